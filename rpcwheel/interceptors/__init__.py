@@ -1,47 +1,47 @@
 """Interceptors for clients and servers of gRPC, and channels with policies, sync and aio.
 
-Put a policy in front of a channel of yours::
+Apply policies to an existing channel::
 
     policy = CallPolicy(
-        timeout=2.0,                                                # every call has a deadline
-        retry=RetryPolicy(retry_on={"UNAVAILABLE"}),                # of idempotent methods only
+        timeout=2.0,                                                # default deadline
+        retry=RetryPolicy(retry_on={"UNAVAILABLE"}),                # idempotent methods only
         methods={
             "/shop.Orders/Get*": MethodPolicy(idempotent=True),     # may be executed twice
             "/shop.Audit/*": MethodPolicy(failback=FailbackPolicy(retry_on="UNAVAILABLE")),
         },
     )
     channel = intercept_channel(grpc.insecure_channel(target), policy)
-    server = grpc.server(pool, interceptors=server_interceptors())  # passes deadlines on
+    server = grpc.server(pool, interceptors=server_interceptors())  # propagates deadlines
 
 `client_interceptors` is for channels that you intercept yourself; it costs more.
 
-A call gives a whole `grpc.Call` and `grpc.Future`: `.future()`, `.with_call()`, `cancel()`,
-metadata, codes and done callbacks work as on the bare channel, and outer interceptors see one call.
-If the policies of a method set no more than a deadline, it is gRPC's own call. A response that no
-server gave has the code OK, says why in its details, and names its maker in its trailing metadata
+Each call is a full `grpc.Call` and `grpc.Future`: `.future()`, `.with_call()`, `cancel()`,
+metadata, codes and done-callbacks work as on a channel without policies, and outer interceptors see
+one call. If a method has only a deadline, the call is gRPC's own. A response that is not from a
+server has the code OK, the reason in its details, and its source in its trailing metadata
 (`rpcwheel-answer`).
 
-The policies, in the order in which they act on a call:
+The policies apply to a call in this order:
 
-1. *Deadline.* The earliest of the caller's `timeout=`, the policy's, and what is left of the call
-   that is being served. All attempts share it. A call whose deadline has passed is not made.
-2. *Retry* or *hedging*, of methods marked `idempotent`, within the target's budget, and as the
-   server asks (`grpc-retry-pushback-ms`). Each further attempt carries its number
-   (`x-retry-attempt`, and gRFC A6's `grpc-previous-rpc-attempts`, which gRPC's core removes if its
-   own retries are on). A response stream is retried until the caller has a message or metadata of
-   it. A request stream is recorded up to `retry.replay_buffer_bytes`, and sent again whole or not
-   at all.
-3. *Default response* or *failback*, after the last attempt has failed: a default for the caller,
-   and with failback a delivery in the background, from a queue of `FailbackQueues`. Never after the
-   caller has got messages. A request stream is queued if its end comes within a second.
+1. *Deadline.* The earliest of the caller's `timeout=`, the policy's timeout, and the deadline of
+   the call that is being served. All attempts share it. If it has passed, the call is not sent.
+2. *Retry* or *hedging*, for methods that are marked `idempotent`, within the retry budget of the
+   target, and with the pushback of the server (`grpc-retry-pushback-ms`). Attempts after the first
+   carry the number of previous ones (`x-retry-attempt`, and `grpc-previous-rpc-attempts` of gRFC
+   A6, which gRPC's core removes if its own retries are enabled). A response stream is retried only
+   before the caller has received a message or metadata. A request stream is buffered up to
+   `retry.replay_buffer_bytes`, and is retried only if the buffer has all of it.
+3. *Default response* or *failback*, after the last attempt has failed: the caller gets a default,
+   and with failback the call is delivered in the background, from a queue of `FailbackQueues`. Not
+   after the caller has received messages. A request stream is queued if it ends within a second.
 
-Canceled calls, and errors without a status (a bug in another interceptor), pass unchanged.
+Canceled calls, and errors without a status (a bug in another interceptor), are not changed.
 
 Users' wait objects, predicates and callbacks run on the caller's thread or on a worker, never on
-gRPC's or the timer's. If one raises, that is the event `CallbackFailed` and changes no call. If one
-blocks, it holds up its own call, and in time others of the same method that have failed.
+gRPC's threads or the timer's. If one raises, the event `CallbackFailed` is emitted and the call is
+not affected. If one blocks, it delays its own call and other failed calls of the same method.
 
-`rpcwheel.interceptors.aio` has the same for `grpc.aio`.
+`rpcwheel.interceptors.aio` has the same functions for `grpc.aio`.
 """
 
 from typing import TYPE_CHECKING

@@ -1,13 +1,12 @@
-"""The interceptors for `grpc.aio`, with the names that `sync.py` has for `grpc`.
+"""Interceptors and channels with policies for `grpc.aio`; `sync.py` has the same for `grpc`.
 
-There are two ways to put policies in front of a channel of yours::
+There are two ways to apply policies to a channel::
 
     channel = intercept_channel(grpc.aio.insecure_channel(target), policy)
     channel = grpc.aio.insecure_channel(target, interceptors=client_interceptors(policy))
 
-The first costs less than an interceptor does, because grpc.aio runs interceptors in a task for
-each call. The second is for channels that grpc.aio itself makes, and for a place among other
-interceptors.
+The first costs less, because grpc.aio runs interceptors in a task for each call. The second is for
+a position between other interceptors.
 """
 
 from __future__ import annotations
@@ -88,18 +87,17 @@ def client_interceptors(
 ) -> list[grpc.aio.ClientInterceptor]:
     """Make the interceptors for one channel: `grpc.aio.insecure_channel(..., interceptors=...)`.
 
-    The first interceptor of a channel is the outermost. Put these behind those that should see a
-    call once, and before those that should see each attempt (fresh tokens, metrics of attempts).
+    The first interceptor of a channel is the outermost. Put these after interceptors that should
+    see a call once, and before those that should see each attempt (fresh tokens, metrics).
 
     Args:
-        policy: What applies to which calls.
-        timer: Any rpcwheel timer; None takes `shared_timer()`.
-        queues: Where calls wait that failback has queued; None makes new ones, which end with the
-            process.
+        policy: The policies of all methods.
+        timer: Any rpcwheel timer; None for `shared_timer()`.
+        queues: The queues of failback; None for new ones, which exist until the process ends.
 
     Returns:
-        Four objects, one for each kind of call; grpc.aio takes no object for several. They have
-        one retry budget: make others for a channel to another target.
+        Four objects, one for each kind of call, because grpc.aio uses an object for one kind only.
+        They share one retry budget, so make new ones for a channel to another target.
     """
     return interceptors_of(client_state(policy, timer, queues, FailbackQueues))
 
@@ -111,12 +109,12 @@ def intercept_channel(
     timer: Timer | None = None,
     queues: FailbackQueues | None = None,
 ) -> grpc.aio.Channel:
-    """Put the policies in front of a channel of the user's; arguments as `client_interceptors`.
+    """Apply policies to a channel; arguments as of `client_interceptors`.
 
     Returns:
-        A channel whose calls follow the policies. Closing it closes the user's.
+        A channel whose calls follow the policies. Closing it closes `channel`.
 
     Raises:
-        TypeError: `channel` is no channel of grpc.aio.
+        TypeError: `channel` is not a channel of grpc.aio.
     """
     return InterceptedChannel(channel, client_state(policy, timer, queues, FailbackQueues))

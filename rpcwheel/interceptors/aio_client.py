@@ -1,7 +1,7 @@
-"""Clients of `grpc.aio`: how `rpcwheel.call.aio_call` gets its attempts.
+"""Policies for a channel of `grpc.aio`: as a channel, or as interceptors.
 
-A channel of `intercept_channel` begins an attempt by a call of the multicallable below. Client
-interceptors await the continuation that grpc.aio gives them.
+Both begin the attempts of `rpcwheel.call.aio_call`. `InterceptedChannel` calls the multicallable of
+the user's channel. An interceptor awaits the continuation that grpc.aio passes to it.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ __all__ = ["InterceptedChannel", "interceptors_of"]
 
 
 class InterceptedChannel(grpc.aio.Channel):
-    """The user's channel, with the policies in front. Closing it closes the user's channel."""
+    """Applies policies to the calls of the user's channel. Closing it closes the user's channel."""
 
     def __init__(self, channel: grpc.aio.Channel, state: ClientState) -> None:
-        """Put the policies in front of a channel.
+        """Apply policies to a channel.
 
         Raises:
-            TypeError: `channel` is no channel of grpc.aio.
+            TypeError: `channel` is not a channel of grpc.aio.
         """
         if not isinstance(channel, grpc.aio.Channel):
             raise TypeError(
-                f"channel must be a grpc.aio channel, not {channel!r}; for those of grpc there is "
+                f"channel must be a grpc.aio channel, not {channel!r}; for a grpc channel use "
                 "rpcwheel.interceptors.intercept_channel"
             )
         self._channel = channel
         self._state = state
         self._on_close: Callable[[], object] | None = None
         self._waiting: weakref.WeakSet[RetryingCall] = weakref.WeakSet()
-        give_lists(self, lists_of(channel))  # what is appended to them runs in each attempt
+        give_lists(self, lists_of(channel))  # interceptors appended to them run in each attempt
 
     async def __aenter__(self) -> Self:
         return self
@@ -67,14 +67,14 @@ class InterceptedChannel(grpc.aio.Channel):
         await self.close()
 
     def on_close(self, callback: Callable[[], object]) -> None:
-        """Call `callback()` when this channel is closed. It replaces the one given before."""
+        """Call `callback()` when this channel is closed. Replaces an earlier callback."""
         self._on_close = callback
 
     async def close(self, grace: float | None = None) -> None:
-        """Close the user's channel, as it would itself; calls between two attempts are canceled."""
+        """Close the user's channel and cancel calls that wait for their next attempt."""
         if self._on_close is not None:
             self._on_close()
-        self._cancel_waiting()  # no attempt is begun any more, whatever the grace
+        self._cancel_waiting()  # no new attempts during the grace
         await self._channel.close(grace)
         self._cancel_waiting()
 
@@ -94,7 +94,7 @@ class InterceptedChannel(grpc.aio.Channel):
         """Wait until the user's channel is ready."""
         await self._channel.channel_ready()
 
-    # These take whatever the user's channel takes: `_registered_method` came with 1.63, for one.
+    # These pass on all arguments, because newer versions add some (`_registered_method` in 1.63).
 
     def unary_unary(self, method: str, *args: Any, **options: Any) -> _UnaryUnary:
         """Make a multicallable."""
@@ -175,10 +175,10 @@ class _StreamStream(_ManyRequests, grpc.aio.StreamStreamMultiCallable):  # type:
 
 
 class _Interceptor:
-    """What the four have in common.
+    """The part that is common to the interceptors of the four kinds of call.
 
-    They are four because grpc.aio registers an object of several kinds for the first of them only
-    (1.60 to 1.85). None awaits the call: grpc.aio lets a caller write its requests only when all
+    There is one for each kind because grpc.aio (1.60 to 1.85) uses an interceptor of several kinds
+    for one of them only. None awaits the call: grpc.aio lets a caller write requests only when all
     interceptors have returned.
     """
 
@@ -189,7 +189,7 @@ class _Interceptor:
         self._calls: dict[bytes | str, CallFactory] = {}
 
     async def intercept(self, continuation: Continuation, given: Any, request: Any) -> Any:
-        """Begin a call, and return what the caller holds."""
+        """Begin a call and return it."""
         calls = self._calls.get(given.method) or self._add(given.method)
         method, credentials = given.method, given.credentials
 
@@ -236,7 +236,7 @@ class _StreamStreamInterceptor(_Interceptor, grpc.aio.StreamStreamClientIntercep
 
 
 def interceptors_of(state: ClientState) -> list[grpc.aio.ClientInterceptor]:
-    """Make one interceptor for each kind of call; they share the state."""
+    """Make one interceptor for each kind of call; all share the state."""
     return [
         _UnaryUnaryInterceptor(state),
         _UnaryStreamInterceptor(state),

@@ -1,8 +1,9 @@
-"""The server interceptor of grpc.aio: every call that is served has its deadline at hand.
+"""The server interceptor for `grpc.aio`: sets the current deadline of each call that is served.
 
-What a handler is, it stays: grpc.aio asks a behavior by `inspect` whether it is a coroutine
-function, a generator of coroutines, or plain, and awaits, iterates or takes it to a thread. Each
-call of the first two runs in a task of its own, and what is set in the task's context ends with it.
+grpc.aio treats a behavior as `inspect` classifies it: it awaits a coroutine function, iterates over
+an asynchronous generator, and runs a plain function in a thread pool. So each wrapper is of the
+same class as the behavior. The first two run in a task for each call, so the deadline is unset
+after the call.
 """
 
 from __future__ import annotations
@@ -40,15 +41,15 @@ def server_interceptors(
 ) -> list[grpc.aio.ServerInterceptor]:
     """Make the interceptors for `grpc.aio.server(interceptors=...)`; put them before all others.
 
-    In a handler, `current_deadline()` is the deadline of its call, and the calls that the handler
-    makes get what is left of it. A call whose deadline passed before its handler could run is
-    refused with DEADLINE_EXCEEDED (event `DeadlineExceededBeforeStart`).
+    In a handler, `current_deadline()` is the deadline of its call, and it limits the calls that the
+    handler makes. A call whose deadline has passed before its handler runs is refused with
+    DEADLINE_EXCEEDED (event `DeadlineExceededBeforeStart`).
 
     Args:
-        policy: Only its `timeout` has an effect: `timeout.timeout` limits the deadline that
-            handlers see, and calls that run longer than `timeout.slow_call_threshold` (a stream:
-            until its end) are reported as `CallSlow`. None: no limits.
-        timer: Any rpcwheel timer; None takes `shared_timer()` when one is needed.
+        policy: Only its `timeout` is used: `timeout.timeout` limits the deadline of handlers, and
+            calls that run longer than `timeout.slow_call_threshold` (a stream: until its end) are
+            reported as `CallSlow`. None for no limits.
+        timer: Any rpcwheel timer; None for `shared_timer()`, which is made when it is needed.
     """
     return [_Interceptor(ServerState(policy, timer=timer))]
 
@@ -57,8 +58,8 @@ class _Interceptor(grpc.aio.ServerInterceptor):
     def __init__(self, state: ServerState) -> None:
         self._state = state
 
-    # No coroutine function: a server of grpc would take the coroutine for a handler, which ends the
-    # thread that serves all calls. What is raised here fails the one call, and is logged.
+    # Not a coroutine function: a server of grpc would use the coroutine as a handler, which ends
+    # the thread that accepts all calls. An exception here fails one call, and is logged.
     def intercept_service(  # type: ignore[override]  # grpc.aio takes None as grpc does
         self,
         continuation: Continuation,
@@ -67,7 +68,7 @@ class _Interceptor(grpc.aio.ServerInterceptor):
         if running_loop() is None:
             raise TypeError(
                 "these interceptors are for grpc.aio.server(), and this is a grpc.server(); use "
-                "those of rpcwheel.Kit, or of rpcwheel.interceptors"
+                "rpcwheel.interceptors.server_interceptors, or rpcwheel.Kit"
             )
         return self._intercepted(continuation, handler_call_details)
 
@@ -81,7 +82,7 @@ class _Interceptor(grpc.aio.ServerInterceptor):
 
 
 def _wrapped(kind: Kind, behavior: Behavior, served: ServedMethod) -> Behavior:
-    """The behavior in one of the same nature; asked in the same order as grpc.aio asks."""
+    """Wrap a behavior in one of the same class; the order of the checks is that of grpc.aio."""
     if inspect.iscoroutinefunction(behavior):
         return _awaited(behavior, served)
     if inspect.isasyncgenfunction(behavior):
@@ -90,7 +91,7 @@ def _wrapped(kind: Kind, behavior: Behavior, served: ServedMethod) -> Behavior:
 
 
 def _awaited(behavior: Behavior, served: ServedMethod) -> Behavior:
-    """For one answer, and for streams in the style of `context.read()` and `context.write()`."""
+    """Wrap a coroutine function, which may use `context.read()` and `context.write()`."""
 
     async def serve(request: object, context: grpc.aio.ServicerContext[object, object]) -> object:
         if not served.begin(context):
@@ -113,20 +114,20 @@ def _generating(behavior: Behavior, served: ServedMethod) -> Behavior:
         if not served.begin(context):
             await _refuse(context)
         timeout = served.watch()
-        answers: AsyncGenerator[object, None] = behavior(request, context)
+        responses: AsyncGenerator[object, None] = behavior(request, context)
         try:
-            async for answer in answers:
-                yield answer
+            async for response in responses:
+                yield response
         finally:
             if timeout is not None:
                 timeout.cancel()
-            await answers.aclose()
+            await responses.aclose()
 
     return serve
 
 
 def _plain(behavior: Behavior, served: ServedMethod) -> Behavior:
-    """For a function that grpc.aio runs in a pool, whose threads have one context for all calls."""
+    """Wrap a plain function, which grpc.aio runs in a pool without a context for each call."""
 
     def serve(request: object, context: grpc.ServicerContext) -> object:
         before = DEADLINE.get()
@@ -146,7 +147,7 @@ def _plain(behavior: Behavior, served: ServedMethod) -> Behavior:
 
 
 def _iterating(behavior: Behavior, served: ServedMethod) -> Behavior:
-    """For a plain function that answers with a stream: called on the loop, iterated in a pool."""
+    """Wrap a plain function with a stream of responses: called on the loop, iterated in a pool."""
 
     def serve(request: object, context: grpc.ServicerContext) -> Iterator[object]:
         own = copy_context()
@@ -155,22 +156,22 @@ def _iterating(behavior: Behavior, served: ServedMethod) -> Behavior:
             return iter(())
         timeout = served.watch()
         try:
-            answers: Iterator[object] = own.run(iter, own.run(behavior, request, context))
+            responses: Iterator[object] = own.run(iter, own.run(behavior, request, context))
         except BaseException:
             if timeout is not None:
                 timeout.cancel()
             raise
-        return _Steps(partial(own.run, next, answers), timeout, _task())
+        return _Responses(partial(own.run, next, responses), timeout, _current_task())
 
     return serve
 
 
-class _Steps(WatchedResponses):
-    """The responses of a blocking handler, each made in the call's own context, on any thread.
+class _Responses(WatchedResponses):
+    """The responses of a blocking handler, each produced in the context of the call.
 
-    They end with the call. Otherwise the thread would queue a response that no coroutine reads, and
-    the next one would block it for ever (`generator_to_async_generator`, grpcio 1.85). That still
-    happens if the client cancels while it has not read an earlier response.
+    They end when the call has ended. Otherwise the thread would block forever: it puts a response
+    into a queue that no coroutine reads (`generator_to_async_generator`, grpcio 1.85). That still
+    happens if the client cancels the call before it has read an earlier response.
     """
 
     __slots__ = ("_task",)
@@ -187,19 +188,18 @@ class _Steps(WatchedResponses):
             task.add_done_callback(lambda _: self.unwatch())
 
     def __next__(self) -> object:
-        response = None if self._left() else super().__next__()
-        if not self._left():
+        response = None if self._call_has_ended() else super().__next__()
+        if not self._call_has_ended():
             return response
-        self._step = iter(()).__next__  # frees the handler
+        self._step = iter(()).__next__  # releases the handler
         raise StopIteration
 
-    def _left(self) -> bool:
-        """Whether the call has ended; asked of the task, whose callbacks may come later."""
+    def _call_has_ended(self) -> bool:
         return self._task is not None and self._task.done()
 
 
-def _task() -> asyncio.Task[object] | None:
-    """The task of the call; None if an interceptor before is a generator, and runs in a pool."""
+def _current_task() -> asyncio.Task[object] | None:
+    """Return the task of the call; None if an outer interceptor is a generator, run in a pool."""
     try:
         return asyncio.current_task()
     except RuntimeError:
@@ -210,11 +210,11 @@ async def _refuse(context: grpc.aio.ServicerContext[object, object]) -> None:
     """End the call; raises, as `abort` does."""
     try:
         await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, LATE)
-    except grpc.aio.InternalError:  # the client has ended the call meanwhile (grpcio 1.85)
-        raise asyncio.CancelledError from None  # anything else is logged as an error of the handler
+    except grpc.aio.InternalError:  # the client has ended the call (grpcio 1.85)
+        raise asyncio.CancelledError from None  # other exceptions are logged as handler errors
 
 
 def _mark_refused(context: grpc.ServicerContext) -> None:
-    """End the call when the handler returns; `abort` would wait in its thread for the loop."""
+    """Set the status for when the handler returns; `abort` would block this thread for the loop."""
     context.set_code(grpc.StatusCode.DEADLINE_EXCEEDED)
     context.set_details(LATE)

@@ -1,8 +1,8 @@
-"""The policies in front of a channel of `grpc`: as a channel, or as interceptors.
+"""Policies for a channel of `grpc`: as a channel, or as an interceptor.
 
-`InterceptedChannel` has multicallables of its own, which look up the configuration of their method
-once, when they are made. A blocking unary call that succeeds is one call of the multicallable
-below it. `ClientInterceptor` is for channels that the user intercepts.
+`InterceptedChannel` has its own multicallables, which look up the configuration of their method
+when they are made. A blocking unary call that succeeds is one call of the inner multicallable.
+`ClientInterceptor` is for channels that the user intercepts.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ class ClientInterceptor(
     def intercept_unary_unary(
         self, continuation: Continuation, client_call_details: Any, request: Any
     ) -> AnyCall:
-        """Carry out a call with one request and one response."""
+        """Make a call with one request and one response."""
         make = partial(ClientCall, self._state, Kind.UNARY_UNARY, continuation)
         blocking = blocks(continuation)
         if not blocking:
             return begin_unary(make(client_call_details, request), known=blocking is not None)
-        # Most calls need no more than their first attempt, so it is made with only its timeout.
+        # Most calls need only their first attempt, so that is made without a `ClientCall`.
         state, method = self._state, client_call_details.method
         config, timeout = state.current_config(method), client_call_details.timeout
         own_ns = None if timeout is None else to_ns(timeout, what="timeout")
@@ -79,7 +79,7 @@ class ClientInterceptor(
     def intercept_stream_unary(
         self, continuation: Continuation, client_call_details: Any, request_iterator: Iterator[Any]
     ) -> AnyCall:
-        """Carry out a call with many requests and one response."""
+        """Make a call with a stream of requests and one response."""
         call = ClientCall(
             self._state, Kind.STREAM_UNARY, continuation, client_call_details, request_iterator
         )
@@ -89,7 +89,7 @@ class ClientInterceptor(
     def intercept_unary_stream(
         self, continuation: Continuation, client_call_details: Any, request: Any
     ) -> AnyCall:
-        """Carry out a call with one request and many responses."""
+        """Begin a call with one request and a stream of responses."""
         kind = Kind.UNARY_STREAM
         return begin_stream(
             ClientCall(self._state, kind, continuation, client_call_details, request)
@@ -98,7 +98,7 @@ class ClientInterceptor(
     def intercept_stream_stream(
         self, continuation: Continuation, client_call_details: Any, request_iterator: Iterator[Any]
     ) -> AnyCall:
-        """Carry out a call with many requests and many responses."""
+        """Begin a call with a stream of requests and a stream of responses."""
         kind = Kind.STREAM_STREAM
         return begin_stream(
             ClientCall(self._state, kind, continuation, client_call_details, request_iterator)
@@ -106,17 +106,17 @@ class ClientInterceptor(
 
 
 class InterceptedChannel(grpc.Channel):
-    """The user's channel, with the policies in front. Closing it closes the user's channel."""
+    """Applies policies to the calls of the user's channel. Closing it closes the user's channel."""
 
     def __init__(self, channel: grpc.Channel, state: ClientState) -> None:
-        """Put the policies in front of a channel.
+        """Apply policies to a channel.
 
         Raises:
-            TypeError: `channel` is no channel of grpc.
+            TypeError: `channel` is not a channel of grpc.
         """
         if not isinstance(channel, grpc.Channel):
             raise TypeError(
-                f"channel must be a grpc channel, not {channel!r}; for those of grpc.aio there is "
+                f"channel must be a grpc channel, not {channel!r}; for a grpc.aio channel use "
                 "rpcwheel.interceptors.aio.intercept_channel, or rpcwheel.aio.Kit"
             )
         self._channel = channel
@@ -125,7 +125,7 @@ class InterceptedChannel(grpc.Channel):
         self._on_close: Callable[[], object] | None = None
 
     def on_close(self, callback: Callable[[], object]) -> None:
-        """Call `callback()` when this channel is closed. It replaces the one given before."""
+        """Call `callback()` when this channel is closed. Replaces an earlier callback."""
         self._on_close = callback
 
     def subscribe(
@@ -133,11 +133,11 @@ class InterceptedChannel(grpc.Channel):
         callback: Callable[[grpc.ChannelConnectivity], None],
         try_to_connect: bool | None = False,
     ) -> None:
-        """As the user's channel."""
+        """Subscribe to the state of the user's channel."""
         self._channel.subscribe(callback, try_to_connect=try_to_connect)
 
     def unsubscribe(self, callback: Callable[[grpc.ChannelConnectivity], None]) -> None:
-        """As the user's channel."""
+        """End a subscription to the state of the user's channel."""
         self._channel.unsubscribe(callback)
 
     def close(self) -> None:
@@ -158,7 +158,7 @@ class InterceptedChannel(grpc.Channel):
     ) -> None:
         self.close()
 
-    # The arguments are those of the channel below: `_registered_method` came with 1.63, for one.
+    # These pass on all arguments, because newer versions add some (`_registered_method` in 1.63).
 
     def unary_unary(self, method: str, *args: Any, **options: Any) -> _UnaryUnary:
         """Make a multicallable."""
@@ -182,7 +182,7 @@ class InterceptedChannel(grpc.Channel):
 
 
 class _Multicallable:
-    """What the four kinds have in common."""
+    """The part that is common to the four kinds of call."""
 
     __slots__ = ("_below", "_config", "_kind", "_method", "_state", "_waiting")
 
@@ -197,17 +197,17 @@ class _Multicallable:
         self._below = below
 
     def _begin(self, name: str, request: Any, *options: Any) -> Any:
-        """Begin a call that the caller holds while it runs."""
+        """Begin a call of `.future()`, or a response stream."""
         start = getattr(self._below, name)
         call = self._call(lambda details, request: start(request, *details[1:]), request, options)
         return begin_stream(call) if self._kind.streams_responses else begin_unary(call)
 
     def _wait(self, name: str, request: Any, *options: Any) -> Any:
-        """Carry out a call on its caller's thread."""
+        """Make a call on the caller's thread and return its response."""
         return _result(name, self._call(self._attempt, request, options).run())
 
     def _attempt(self, details: Details, request: Any) -> AnyCall:
-        """Make one attempt on the caller's thread; gives a call that has ended."""
+        """Make one attempt on the caller's thread. Returns a call that has ended."""
         try:
             return _Succeeded(*self._below.with_call(request, *details[1:]))
         except grpc.RpcError as error:
@@ -221,7 +221,7 @@ class _Multicallable:
 
 
 class _Succeeded:
-    """An attempt that has succeeded."""
+    """A blocking attempt that has succeeded."""
 
     __slots__ = ("call", "response")
 
@@ -230,28 +230,28 @@ class _Succeeded:
         self.call = call
 
     def exception(self) -> None:
-        """There is none."""
+        """Return None: the attempt has succeeded."""
 
     def done(self) -> bool:
-        """It has ended."""
+        """Return True: the attempt has ended."""
         return True
 
     def result(self) -> Any:
-        """The response."""
+        """Return the response."""
         return self.response
 
     def add_done_callback(self, callback: Callable[[Self], object]) -> None:
-        """It has ended."""
+        """Call the callback now: the attempt has ended."""
         callback(self)
 
 
 def _result(name: str, call: AnyCall) -> Any:
-    """What `__call__` or `with_call` returns of a call that has ended, or raise its failure."""
+    """Return what `__call__` or `with_call` returns for a call that has ended; raises its error."""
     if isinstance(call, _Succeeded):
         return call.response if name == "__call__" else (call.response, call.call)
     result = getattr(call, "result", None)
     if result is None:
-        raise call  # an error of an interceptor below, which is no call
+        raise call  # an error of an inner interceptor that is not a call
     response = result()
     return response if name == "__call__" else (response, call)
 
@@ -260,9 +260,9 @@ class _UnaryUnary(_Multicallable, multicallable.UnaryUnary):
     __slots__ = ()
 
     def _wait(self, name: str, request: Any, *options: Any) -> Any:
-        """Carry out a call on its caller's thread.
+        """Make a call on the caller's thread and return its response.
 
-        Most calls need no more than their first attempt, so that is made with only its timeout.
+        Most calls need only their first attempt, so that is made without a `ClientCall`.
         """
         state, timeout = self._state, options[0]
         overridden = CALL_OPTIONS.get() is not None
@@ -289,7 +289,7 @@ class _UnaryUnary(_Multicallable, multicallable.UnaryUnary):
         return _result(name, call)
 
     def _wait_hedged(self, name: str, request: Any, *options: Any) -> Any:
-        """Wait for a call whose attempts run at the same time, and so on gRPC's threads."""
+        """Make a call whose attempts run at the same time, on gRPC's threads."""
         call = self._begin("future", request, *options)
         try:
             return _result(name, call)

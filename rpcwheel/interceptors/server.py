@@ -1,8 +1,8 @@
-"""The server interceptor of grpc: every call that is served has its deadline at hand.
+"""The server interceptor for `grpc`: sets the current deadline of each call that is served.
 
-A threaded server runs each call in a context (`contextvars`) of its own, the body of a generator
-too, so what is set there ends with the call. Proved on grpcio 1.60 and 1.85;
-`tests/contract/interceptors/test_server.py` tells if that changes.
+A threaded server runs each call in its own context (`contextvars`), also the body of a generator,
+so the deadline is unset after the call. Verified on grpcio 1.60 and 1.85;
+`tests/contract/interceptors/test_server.py` fails if that changes.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ def server_interceptors(
 ) -> list[grpc.ServerInterceptor]:
     """Make the interceptors for `grpc.server(..., interceptors=...)`; put them before all others.
 
-    In a handler, `current_deadline()` is the deadline of its call, and the calls that the handler
-    makes get what is left of it. A call whose deadline passed before its handler could run is
-    refused with DEADLINE_EXCEEDED (event `DeadlineExceededBeforeStart`); without a request stream,
-    grpc itself drops such a call and reports nothing.
+    In a handler, `current_deadline()` is the deadline of its call, and it limits the calls that the
+    handler makes. A call whose deadline has passed before its handler runs is refused with
+    DEADLINE_EXCEEDED (event `DeadlineExceededBeforeStart`). If the call has no request stream, grpc
+    itself drops it without an event.
 
     Args:
-        policy: Only its `timeout` has an effect: `timeout.timeout` limits the deadline that
-            handlers see, and calls that run longer than `timeout.slow_call_threshold` (a stream:
-            until its end) are reported as `CallSlow`. None: no limits.
-        timer: Any rpcwheel timer; None takes `shared_timer()` when one is needed.
+        policy: Only its `timeout` is used: `timeout.timeout` limits the deadline of handlers, and
+            calls that run longer than `timeout.slow_call_threshold` (a stream: until its end) are
+            reported as `CallSlow`. None for no limits.
+        timer: Any rpcwheel timer; None for `shared_timer()`, which is made when it is needed.
     """
     return [_Interceptor(ServerState(policy, timer=timer))]
 
@@ -88,8 +88,8 @@ def _iterating(behavior: Behavior, served: ServedMethod) -> Behavior:
             _refuse(context)
         timeout = served.watch()
         if timeout is None:
-            answers: Iterator[object] = behavior(request, context)
-            return answers
+            responses: Iterator[object] = behavior(request, context)
+            return responses
         try:
             return WatchedResponses(partial(next, behavior(request, context)), timeout)
         except BaseException:

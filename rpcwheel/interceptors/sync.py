@@ -1,6 +1,6 @@
-"""The interceptors for `grpc`, and the queues where its calls wait that failback has taken over.
+"""Interceptors and channels with policies for `grpc`, and the queues of failback.
 
-They go on channels and servers of yours::
+Apply them to existing channels and servers::
 
     channel = intercept_channel(grpc.insecure_channel(target), policy)
     server = grpc.server(pool, interceptors=server_interceptors())
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["FailbackQueues", "client_interceptors", "intercept_channel", "server_interceptors"]
 
 HEDGES_FUTURES: Final = (
-    "client_interceptors() hedges calls by .future() only: an interceptor of grpc cannot give up a "
-    "blocking attempt; use intercept_channel()"
+    "client_interceptors() hedges only calls of .future(), because an interceptor of grpc can't "
+    "cancel a blocking attempt; use intercept_channel()"
 )
 
 
@@ -107,19 +107,18 @@ def client_interceptors(
 ) -> list[grpc.UnaryUnaryClientInterceptor]:
     """Make the interceptors for one channel, to be given to `grpc.intercept_channel`.
 
-    The first interceptor of a channel is the outermost. Put these behind those that should see a
-    call once, and before those that should see each attempt (fresh tokens, metrics of attempts).
-    `intercept_channel` costs less, and only there are blocking calls hedged.
+    The first interceptor of a channel is the outermost. Put these after interceptors that should
+    see a call once, and before those that should see each attempt (fresh tokens, metrics).
+    `intercept_channel` costs less, and hedges blocking calls too.
 
     Args:
-        policy: What holds for which calls.
-        timer: Any rpcwheel timer; None takes `shared_timer()`.
-        queues: Where calls wait that failback has taken over; None makes new ones, which end with
-            the process.
+        policy: The policies of all methods.
+        timer: Any rpcwheel timer; None for `shared_timer()`.
+        queues: The queues of failback; None for new ones, which exist until the process ends.
 
     Returns:
-        One object, for all four kinds of call. It has one retry budget: make others for a channel
-        to another target.
+        One object for all four kinds of call. It has one retry budget, so make a new one for a
+        channel to another target.
     """
     state = client_state(policy, timer, queues, FailbackQueues)
     if any(one.hedging is not None for one in (policy, *policy.methods.values())):
@@ -134,12 +133,12 @@ def intercept_channel(
     timer: Timer | None = None,
     queues: FailbackQueues | None = None,
 ) -> grpc.Channel:
-    """Put the policies in front of a channel of the user's; arguments as `client_interceptors`.
+    """Apply policies to a channel; arguments as of `client_interceptors`.
 
     Returns:
-        A channel whose calls follow the policies. Closing it closes the user's.
+        A channel whose calls follow the policies. Closing it closes `channel`.
 
     Raises:
-        TypeError: `channel` is no channel of grpc.
+        TypeError: `channel` is not a channel of grpc.
     """
     return InterceptedChannel(channel, client_state(policy, timer, queues, FailbackQueues))

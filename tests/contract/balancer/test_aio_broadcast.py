@@ -271,7 +271,7 @@ async def test_a_channel_that_is_closed_meanwhile_is_one_of_the_errors(shops, ch
 # The channel
 
 
-async def test_its_state_is_that_of_the_balanced_channel(shops, open_channel, channels):
+async def test_the_state_is_that_of_the_balanced_channel(shops, open_channel, channels):
     channel, ready = BroadcastChannel(open_channel(shops[0])), grpc.ChannelConnectivity.READY
     await channel.channel_ready()
     assert channel.get_state() is ready
@@ -286,14 +286,14 @@ async def test_streams_are_refused(shops, open_channel):
         stream(b"x")
 
 
-async def test_closing_it_leaves_the_balanced_channel_open(shops, open_channel):
+async def test_close_leaves_the_balanced_channel_open(shops, open_channel):
     channel = open_channel(shops[0])
     async with BroadcastChannel(channel):
         pass
     assert not channel.closed
 
 
-async def test_what_is_neither_a_balanced_channel_nor_channels_is_refused(shops, open_channel):
+async def test_other_arguments_than_channels_are_refused(shops, open_channel):
     for wrong in (None, [open_channel(shops[0]), None]):
         with pytest.raises(TypeError, match=r"must be a rpcwheel\.aio\.BalancedChannel, or a list"):
             BroadcastChannel(wrong)
@@ -309,7 +309,7 @@ async def test_what_is_neither_a_balanced_channel_nor_channels_is_refused(shops,
         BroadcastChannel(of_threads)
 
 
-async def test_policies_in_front_of_it(shops, open_channel):
+async def test_policies_apply_to_a_broadcast(shops, open_channel):
     retry = RetryPolicy(retry_on={"INTERNAL"}, max_attempts=2, backoff=0.01)
     methods = {UNARY_UNARY: MethodPolicy(idempotent=True)}
     async with Kit(retry=retry, methods=methods, timeout=WAIT_S) as kit:

@@ -62,7 +62,7 @@ async def test_all_subchannels_connect_at_the_first_call(shops, aio_balanced):
     await call_until(channel, lambda: all(counts(shops)))
 
 
-async def test_its_channel_can_be_reconnected(shops, aio_balanced):
+async def test_the_channel_of_a_subchannel_can_be_reconnected(shops, aio_balanced):
     channel = aio_balanced(shops[0])
     await call_often(channel, 1)
     inner = channel.subchannels[0].channel

@@ -321,8 +321,8 @@ async def test_a_dropped_response_stream_is_not_begun_but_a_dropped_unary_call_i
     assert [seen.method for seen in shops[0].calls] == [UNARY_UNARY]
 
 
-async def test_a_task_that_nobody_else_refers_to_goes_on_waiting(shops, timer):
-    """The loop knows its tasks weakly only; what a task waits for must refer to it."""
+async def test_a_waiting_task_is_kept_alive_by_its_call(shops, timer):
+    """The loop has only weak references to tasks; the call must keep its task alive."""
     policy = BalancerPolicy(pick_timeout=WAIT_S)
     results = []
 

@@ -241,7 +241,7 @@ def test_a_channel_that_is_closed_meanwhile_is_one_of_the_errors(shops, channels
 # The channel
 
 
-def test_its_state_is_that_of_the_balanced_channel(shops, open_channel, channels):
+def test_the_state_is_that_of_the_balanced_channel(shops, open_channel, channels):
     states = []
     channel = BroadcastChannel(open_channel(shops[0]))
     channel.subscribe(states.append)
@@ -261,14 +261,14 @@ def test_streams_and_futures_are_refused(shops, open_channel):
         channel.unary_unary(UNARY_UNARY).future(b"x")
 
 
-def test_closing_it_leaves_the_balanced_channel_open(shops, open_channel):
+def test_close_leaves_the_balanced_channel_open(shops, open_channel):
     channel = open_channel(shops[0])
     with BroadcastChannel(channel):
         pass
     assert not channel.closed
 
 
-def test_what_is_neither_a_balanced_channel_nor_channels_is_refused(shops, open_channel):
+def test_other_arguments_than_channels_are_refused(shops, open_channel):
     for wrong in (None, "127.0.0.1:50051", [open_channel(shops[0]), None]):
         with pytest.raises(TypeError, match=r"must be a rpcwheel\.BalancedChannel, or a list"):
             BroadcastChannel(wrong)

@@ -167,7 +167,7 @@ def test_a_response_stream_that_an_interceptor_made_a_generator_can_be_read(shop
 # State
 
 
-def test_its_state_is_the_best_of_its_subchannels(shops, dead, open_balanced):
+def test_the_state_of_a_channel_is_the_best_of_its_subchannels(shops, dead, open_balanced):
     channel = open_balanced()
     assert channel.get_state() is CONNECTING
     channel.report_error("the registry is away")
@@ -182,7 +182,7 @@ def test_its_state_is_the_best_of_its_subchannels(shops, dead, open_balanced):
     assert channel.get_state() is SHUTDOWN
 
 
-def test_it_connects_when_it_is_asked_for_its_state(shops, dead, open_balanced):
+def test_get_state_may_connect(shops, dead, open_balanced):
     channel = open_balanced(dead, shops[0])
     channel.get_state(try_to_connect=True)
     assert wait_until(lambda: channel.get_state() is READY)
@@ -247,7 +247,7 @@ def test_subscribers_do_not_cost_a_thread_each(shops, open_balanced):
         channel.unsubscribe(callback)
 
 
-def test_its_representation_and_its_name(shops, dead, open_balanced):
+def test_the_representation_has_name_and_state(shops, dead, open_balanced):
     channel = open_balanced(dead, shops[0])
     channel.subchannels[0].mark_unhealthy("the test")
     assert repr(channel) == (
@@ -374,7 +374,7 @@ def test_close_ends_calls_that_wait(open_balanced):
     assert ends == [(grpc.StatusCode.CANCELLED, "Channel closed!")] * 3
 
 
-def test_it_closes_at_the_end_of_a_with_block(shops, timer):
+def test_a_channel_closes_at_the_end_of_a_with_block(shops, timer):
     with BalancedChannel("s", [instance(shops[0])], timer=timer) as channel:
         caller(channel)()
     assert channel.closed
@@ -433,7 +433,7 @@ def test_calls_go_on_while_instances_change(shops, open_balanced):
 
 
 @pytest.mark.parametrize("round_", range(3))
-def test_calls_that_meet_close_end(shops, open_balanced, round_):
+def test_calls_that_are_made_during_close_end(shops, open_balanced, round_):
     channel = open_balanced(*shops)
     calls, ends, begun = calls_of(channel), [], threading.Semaphore(0)
 

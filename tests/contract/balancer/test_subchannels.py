@@ -79,7 +79,7 @@ def test_all_subchannels_connect_at_the_first_call(shops, open_balanced):
     assert wait_until(lambda: [one.state for one in channel.subchannels] == [READY] * 3)
 
 
-def test_an_update_changes_who_is_called_and_leaves_other_connections_alone(shops, open_balanced):
+def test_an_update_changes_only_the_connections_that_differ(shops, open_balanced):
     channel = open_balanced(shops[0], shops[1])
     wait_until_ready(channel)
     call = caller(channel)
@@ -284,7 +284,7 @@ def test_connect_is_called_again_after_it_raised(shops, open_balanced, events):
     assert [event.callback for event in events] == [f"connect {channel.subchannels[0].id}"]
 
 
-def test_a_channel_of_grpc_aio_is_no_connection_for_threads(open_balanced):
+def test_connect_must_not_return_a_channel_of_grpc_aio(open_balanced):
     channel = open_balanced(1, connect=lambda one, options: object())
     code, details = failure(caller(channel))
     assert code == "UNAVAILABLE"
@@ -409,7 +409,7 @@ def test_with_slow_start_a_young_server_gets_more_and_more_calls(shops, open_bal
 # Servers that fail
 
 
-def test_no_call_fails_because_a_server_was_never_there(shops, dead, open_balanced):
+def test_no_call_fails_because_a_server_can_not_be_reached(shops, dead, open_balanced):
     for begin in EVERY.values():
         channel = open_balanced(dead, shops[0])
         assert [begin(channel) for _ in range(3)] == [b"ab"] * 3
@@ -427,7 +427,7 @@ def test_no_call_fails_because_a_server_has_stopped_since(shops, open_balanced):
     assert wait_until(lambda: (caller(channel)(), shops[0].calls)[1])
 
 
-def test_a_call_that_breaks_off_is_not_made_again(shops, open_balanced):
+def test_a_call_whose_connection_breaks_is_not_repeated(shops, open_balanced):
     shops = shops[:2]
     for name in ("unary", "future", "unary_stream"):
         channel = open_balanced(*shops)
@@ -446,7 +446,7 @@ def test_a_call_that_breaks_off_is_not_made_again(shops, open_balanced):
             shop.reset()
 
 
-def test_a_failed_call_is_not_made_again_while_others_connect(shops, open_balanced):
+def test_a_failed_call_is_not_repeated_while_other_subchannels_connect(shops, open_balanced):
     """Other calls let gRPC reconnect at once; the state of the connection proves nothing then."""
     shops = shops[:2]
     channel = open_balanced(*shops)
@@ -523,7 +523,7 @@ def health():
 CHECKED = {"health_check_backoff": 1.0}
 
 
-def test_an_unhealthy_server_gets_calls_again_when_it_answers_that_it_serves(
+def test_an_unhealthy_server_gets_calls_again_when_its_health_check_reports_serving(
     health, shops, open_balanced, timer, events
 ):
     channel = open_balanced(health, shops[0], policy=CHECKED)
@@ -663,7 +663,7 @@ def test_calls_that_meet_their_deadline_eject_a_server(shops, open_balanced):
 # Self-preservation
 
 
-def test_if_all_instances_vanish_the_servers_that_answer_are_kept(
+def test_if_all_instances_disappear_the_servers_that_answer_are_kept(
     shops, dead, open_balanced, events
 ):
     channel = open_balanced(*shops[:2], dead)

@@ -274,7 +274,7 @@ def response(call, kind):
 
 
 @HELD
-def test_a_held_call_is_returned_at_once_and_begins_later(shops, open_balanced, kind):
+def test_a_future_or_stream_is_returned_at_once_and_begins_later(shops, open_balanced, kind):
     channel, called = open_balanced(policy=NO_LIMIT), []
     call = begin(channel, kind)
     assert not call.done()
@@ -291,7 +291,7 @@ def test_a_held_call_is_returned_at_once_and_begins_later(shops, open_balanced, 
 
 
 @HELD
-def test_a_held_call_ends_with_its_wait(open_balanced, kind):
+def test_a_future_or_stream_ends_with_its_wait(open_balanced, kind):
     call = begin(open_balanced(policy={"pick_timeout": 0.05}), kind)
     end = (grpc.StatusCode.UNAVAILABLE, "no instance of test.Shop is known yet")
     assert (call.code(), call.details()) == end
@@ -299,7 +299,9 @@ def test_a_held_call_ends_with_its_wait(open_balanced, kind):
 
 
 @HELD
-def test_a_held_call_can_be_canceled_while_it_waits_and_while_it_runs(shops, open_balanced, kind):
+def test_a_future_or_stream_can_be_canceled_while_it_waits_and_while_it_runs(
+    shops, open_balanced, kind
+):
     channel = open_balanced(policy=NO_LIMIT)
     call = begin(channel, kind)
     assert call.cancel()
@@ -316,7 +318,7 @@ def test_a_held_call_can_be_canceled_while_it_waits_and_while_it_runs(shops, ope
 
 
 @HELD
-def test_a_held_call_that_is_dropped_is_canceled(shops, open_balanced, kind):
+def test_a_dropped_future_or_stream_is_canceled(shops, open_balanced, kind):
     channel = open_balanced(policy=NO_LIMIT)
     begin(channel, kind)
     gc.collect()
@@ -337,7 +339,7 @@ def test_the_wait_for_a_result_may_have_a_timeout(open_balanced):
         call.result(timeout=0.01)
 
 
-def test_what_a_key_function_raises_ends_only_its_call(shops, open_balanced):
+def test_an_exception_of_a_key_function_ends_only_its_call(shops, open_balanced):
     def key(method, request, metadata):
         if metadata:
             raise ValueError("no user")

@@ -43,7 +43,7 @@ async def test_a_call_follows_the_options_under_which_it_began(shop, call):
     assert len(shop.calls) == 1
 
 
-async def test_tasks_that_are_made_inside_have_the_options_and_others_have_not(shop, call):
+async def test_tasks_created_in_the_block_have_the_options(shop, call):
     async def ask():
         return await call(b"")
 

@@ -26,7 +26,7 @@ else:
 PATIENT = RetryPolicy(retry_on="UNAVAILABLE", backoff=30.0, retry_budget=None)
 
 
-async def test_it_is_a_channel_like_the_users(own):
+async def test_an_intercepted_channel_has_the_interface_of_a_channel(own):
     channel = own.retrying()
     assert isinstance(channel, grpc.aio.Channel)
     idle = channel.get_state(try_to_connect=True)
@@ -38,7 +38,7 @@ async def test_it_is_a_channel_like_the_users(own):
     assert channel.get_state() is grpc.ChannelConnectivity.SHUTDOWN
 
 
-async def test_its_members_take_what_those_of_the_user_take(own):
+async def test_multicallables_pass_on_all_arguments(own):
     channel = own.retrying()
     member = channel.unary_unary(
         UNARY_UNARY,
@@ -51,7 +51,7 @@ async def test_its_members_take_what_those_of_the_user_take(own):
     assert await call == "x"
 
 
-async def test_a_call_with_only_a_timeout_is_the_users_own(own):
+async def test_a_call_with_only_a_deadline_is_grpcs_own(own):
     bare = own.open()
     channel = own.retrying(retry=None, timeout=5.0)
     kinds = type(bare.unary_unary(UNARY_UNARY)(b"x")), type(bare.unary_stream(UNARY_STREAM)(b"x"))
@@ -61,7 +61,7 @@ async def test_a_call_with_only_a_timeout_is_the_users_own(own):
     assert await read_all(many) == [b"x"]
 
 
-async def test_a_call_that_goes_well_costs_no_task_of_ours(own):
+async def test_a_successful_call_creates_no_task(own):
     bare = own.open().unary_unary(UNARY_UNARY)
     member = own.retrying(timeout=DeadlinePolicy(slow_call_threshold=9.0)).unary_unary(UNARY_UNARY)
     call = bare(b"x")
@@ -72,7 +72,7 @@ async def test_a_call_that_goes_well_costs_no_task_of_ours(own):
     await call
 
 
-async def test_a_closed_channel_says_so_at_once(own):
+async def test_a_call_on_a_closed_channel_raises(own):
     channel = own.retrying(timeout=DeadlinePolicy(slow_call_threshold=9.0))
     await channel.close()
     with pytest.raises(grpc.aio.UsageError):
@@ -80,7 +80,7 @@ async def test_a_closed_channel_says_so_at_once(own):
 
 
 @doors_but(interceptors=WAITING_ENDS_WITH_ITS_CHANNEL)
-async def test_to_close_the_channel_cancels_what_waits_for_a_retry(shop, doors, timer):
+async def test_closing_the_channel_cancels_a_call_between_two_attempts(shop, doors, timer):
     shop.then("UNAVAILABLE")
     channel = doors.retrying(retry=PATIENT, timer=timer)
     call = channel.unary_unary(UNARY_UNARY)(b"x")
@@ -92,7 +92,7 @@ async def test_to_close_the_channel_cancels_what_waits_for_a_retry(shop, doors, 
     assert not timer.pending
 
 
-async def test_a_retry_that_finds_its_channel_closing_is_cancelled(shop, doors, timer):
+async def test_a_retry_during_the_close_of_its_channel_is_canceled(shop, doors, timer):
     shop.then(hang := Hang(), "UNAVAILABLE")
     channel = doors.retrying(retry=PATIENT, timer=timer)
     other = channel.unary_unary(UNARY_UNARY)(b"o")
@@ -108,7 +108,7 @@ async def test_a_retry_that_finds_its_channel_closing_is_cancelled(shop, doors, 
 
 
 @doors_but(interceptors=WAITING_ENDS_WITH_ITS_CHANNEL)
-async def test_what_fails_while_the_channel_closes_waits_for_no_retry(shop, doors, timer):
+async def test_a_call_that_fails_during_the_close_of_its_channel_is_not_retried(shop, doors, timer):
     shop.then(hang := Hang())
     retry = RetryPolicy(retry_on={"UNAVAILABLE", "CANCELLED"}, backoff=30.0, retry_budget=None)
     channel = doors.retrying(retry=retry, timer=timer)
@@ -124,7 +124,7 @@ async def test_what_fails_while_the_channel_closes_waits_for_no_retry(shop, door
     assert not timer.pending
 
 
-async def test_to_close_the_channel_cancels_what_runs(shop, own):
+async def test_closing_the_channel_cancels_running_calls(shop, own):
     shop.then(hang := Hang())
     channel = own.retrying()
     call = channel.unary_unary(UNARY_UNARY)(b"x")
@@ -138,7 +138,7 @@ async def test_to_close_the_channel_cancels_what_runs(shop, own):
 
 
 @pytest.mark.parametrize("where", ["try", "wait"])
-async def test_who_cancels_its_await_cancels_the_call(shop, own, timer, where):
+async def test_canceling_a_task_that_awaits_a_call_cancels_the_call(shop, own, timer, where):
     shop.then(hang := Hang()) if where == "try" else shop.then("UNAVAILABLE")
     call = own.retrying(retry=PATIENT, timer=timer).unary_unary(UNARY_UNARY)(b"x")
     waiting = asyncio.ensure_future(asyncio.wait_for(call, WAIT_S))
@@ -154,7 +154,7 @@ async def test_who_cancels_its_await_cancels_the_call(shop, own, timer, where):
 
 
 @pytest.mark.parametrize("where", ["try", "wait"])
-async def test_who_cancels_its_read_cancels_the_stream(shop, own, timer, where):
+async def test_canceling_a_task_that_reads_a_stream_cancels_the_stream(shop, own, timer, where):
     shop.then(Silent(after=1) if where == "try" else "UNAVAILABLE")
     call = own.retrying(retry=PATIENT, timer=timer).unary_stream(UNARY_STREAM)(b"xy")
     if where == "try":
@@ -171,7 +171,7 @@ async def test_who_cancels_its_read_cancels_the_stream(shop, own, timer, where):
     await aio_wait_until(shop.calls[0].ended.is_set)
 
 
-async def test_who_stops_waiting_for_the_status_cancels_nothing(shop, own):
+async def test_canceling_a_task_that_waits_for_the_status_does_not_cancel_the_call(shop, own):
     shop.then(hang := Hang())
     call = own.retrying().unary_unary(UNARY_UNARY)(b"x")
     with pytest.raises(TimeoutError):
@@ -182,7 +182,7 @@ async def test_who_stops_waiting_for_the_status_cancels_nothing(shop, own):
     assert not call.cancel()
 
 
-async def test_a_call_between_two_tries_can_be_cancelled(shop, own, timer):
+async def test_a_call_between_two_attempts_can_be_canceled(shop, own, timer):
     shop.then("UNAVAILABLE")
     call = own.retrying(retry=PATIENT, timer=timer).unary_unary(UNARY_UNARY)(b"x")
     await aio_wait_until(lambda: timer.pending)
@@ -193,7 +193,7 @@ async def test_a_call_between_two_tries_can_be_cancelled(shop, own, timer):
     assert len(shop.calls) == 1
 
 
-async def test_a_forgotten_stream_is_cancelled(shop, own):
+async def test_a_dropped_stream_is_canceled(shop, own):
     shop.then(Silent(after=1))
     call = own.retrying().unary_stream(UNARY_STREAM)(b"xy")
     assert await call.read() == b"x"
@@ -205,7 +205,7 @@ async def test_a_forgotten_stream_is_cancelled(shop, own):
 # --- What can be asked while it runs ---
 
 
-async def test_initial_metadata_is_given_before_the_end(shop, own):
+async def test_initial_metadata_is_available_before_the_end(shop, own):
     shop.then(Silent(after=1))
     call = own.retrying().unary_stream(UNARY_STREAM)(b"xy")
     assert await call.initial_metadata() is not None
@@ -213,7 +213,7 @@ async def test_initial_metadata_is_given_before_the_end(shop, own):
     call.cancel()
 
 
-async def test_wait_for_connection_waits_through_the_tries(shop, own):
+async def test_wait_for_connection_continues_over_a_retry(shop, own):
     shop.then("UNAVAILABLE")
     call = own.retrying().unary_unary(UNARY_UNARY)(b"x")
     await call.wait_for_connection()
@@ -228,7 +228,7 @@ async def test_time_remaining_is_that_of_the_whole_call(shop, own):
     assert 0 < channel.unary_unary(UNARY_UNARY)(b"x", timeout=9.0).time_remaining() <= 9.0
 
 
-async def test_the_error_has_all_that_grpcs_own_has(shop, own):
+async def test_the_error_has_the_attributes_of_grpcs_own(shop, own):
     shop.then(*[Fail("UNAVAILABLE", "gone", (("k", "v"),))] * 3)
     call = own.retrying().unary_unary(UNARY_UNARY)(b"x")
     error = await refused(call)
@@ -239,7 +239,7 @@ async def test_the_error_has_all_that_grpcs_own_has(shop, own):
 # --- Loops ---
 
 
-def test_each_thread_may_have_a_loop_and_a_channel(shop):
+def test_each_thread_may_have_its_own_loop_and_channel(shop):
     policy = CallPolicy(retry=RetryPolicy(retry_on="UNAVAILABLE", backoff=0.0), idempotent=True)
 
     async def work():
@@ -258,7 +258,7 @@ def test_each_thread_may_have_a_loop_and_a_channel(shop):
 
 
 @pytest.mark.skipif(uvloop is None, reason="uvloop is not installed")
-def test_it_runs_on_uvloop(shop):
+def test_calls_work_on_uvloop(shop):
     policy = CallPolicy(
         timeout=DeadlinePolicy(
             timeout=WAIT_S, message_timeout=WAIT_S / 2, slow_call_threshold=WAIT_S / 2

@@ -34,7 +34,7 @@ from rpcwheel.timer import WheelTimer
 NO_CONNECTION = "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: refused"
 
 
-async def test_the_server_is_told_how_many_tries_went_before(shop, doors):
+async def test_attempts_carry_the_number_of_previous_attempts(shop, doors):
     shop.then("UNAVAILABLE", "UNAVAILABLE")
     call = doors.retrying().unary_unary(UNARY_UNARY)(b"x", metadata=(("k", "v"),))
     assert await call == b"x"
@@ -88,7 +88,7 @@ async def test_call_options_apply_to_the_calls_begun_inside(shop, doors):
     assert len(shop.calls) == 3
 
 
-async def test_an_attempt_may_have_a_deadline_of_its_own(shop, own):
+async def test_an_attempt_may_have_its_own_timeout(shop, own):
     shop.then(Hang())
     retry = RetryPolicy(
         retry_on="UNAVAILABLE",
@@ -102,7 +102,7 @@ async def test_an_attempt_may_have_a_deadline_of_its_own(shop, own):
     assert all(seen.time_remaining < 1 for seen in shop.calls)
 
 
-async def test_the_server_may_say_how_long_to_wait(shop, own, timer):
+async def test_a_retry_waits_for_the_pushback_of_the_server(shop, own, timer):
     shop.then(Fail("UNAVAILABLE", trailing=(("grpc-retry-pushback-ms", "3000"),)))
     call = own.retrying(timer=timer).unary_unary(UNARY_UNARY)(b"x")
     await aio_wait_until(lambda: timer.pending)
@@ -112,7 +112,7 @@ async def test_the_server_may_say_how_long_to_wait(shop, own, timer):
     assert await call == b"x"
 
 
-async def test_the_server_may_ask_not_to_try_again(shop, own, events):
+async def test_a_negative_pushback_of_the_server_forbids_the_retry(shop, own, events):
     shop.then(Fail("UNAVAILABLE", trailing=(("grpc-retry-pushback-ms", "-1"),)))
     await refused(own.retrying().unary_unary(UNARY_UNARY)(b"x"))
     assert len(shop.calls) == 1
@@ -128,7 +128,7 @@ async def test_a_pushback_above_max_pushback_ends_the_call_at_once(shop, own, ti
     assert "longer than max_pushback (300 s)" in events[0].reason
 
 
-async def test_a_server_that_always_fails_sees_few_retries(shop, own):
+async def test_the_retry_budget_limits_retries_to_a_failing_server(shop, own):
     shop.then(*["UNAVAILABLE"] * 400)
     retry = RetryPolicy(retry_on="UNAVAILABLE", backoff=0.0, retry_budget=0.2, min_retries=0)
     member = own.retrying(retry=retry).unary_unary(UNARY_UNARY)
@@ -147,7 +147,7 @@ async def test_a_method_that_is_not_idempotent_is_not_retried(shop, doors, kind)
     assert len(shop.calls) == 1
 
 
-async def test_a_refused_connection_is_tried_again_for_idempotent_methods_only(shop, own, events):
+async def test_a_refused_connection_is_retried_for_idempotent_methods_only(shop, own, events):
     shop.kill()
     for idempotent in (False, True):
         channel = own.retrying(idempotent=idempotent)
@@ -158,7 +158,7 @@ async def test_a_refused_connection_is_tried_again_for_idempotent_methods_only(s
     assert [type(event) for event in events] == kinds
 
 
-async def test_a_call_is_retried_though_nobody_awaits_it(shop, own):
+async def test_a_call_that_is_not_awaited_is_retried(shop, own):
     async def told(call):
         ended = asyncio.Event()
         call.add_done_callback(lambda _: ended.set())
@@ -185,7 +185,7 @@ async def test_calls_made_in_a_scope_share_its_deadline(shop, own):
     assert shop.calls[0].time_remaining < 1.1 * WAIT_S
 
 
-async def test_a_call_is_not_made_after_its_deadline(shop, doors):
+async def test_a_call_whose_deadline_has_passed_is_not_sent(shop, doors):
     for settings in (
         {},
         {"default_response": DefaultResponsePolicy(on="UNAVAILABLE", default=b"safe")},
@@ -199,13 +199,13 @@ async def test_a_call_is_not_made_after_its_deadline(shop, doors):
     assert not shop.calls
 
 
-async def test_many_may_await_one_call(shop, own):
+async def test_several_tasks_may_await_one_call(shop, own):
     shop.then("UNAVAILABLE")
     call = own.retrying().unary_unary(UNARY_UNARY)(b"x")
     assert await asyncio.gather(*(asyncio.wait_for(call, 9) for _ in range(3))) == [b"x"] * 3
 
 
-async def test_a_call_is_slow_while_it_still_runs(shop, doors, timer, events):
+async def test_a_slow_call_is_reported_while_it_runs(shop, doors, timer, events):
     shop.then(hang := Hang())
     deadline = DeadlinePolicy(slow_call_threshold=1.0)
     call = doors.retrying(timer=timer, timeout=deadline).unary_unary(UNARY_UNARY)(b"x")
@@ -218,7 +218,7 @@ async def test_a_call_is_slow_while_it_still_runs(shop, doors, timer, events):
     assert not timer.pending
 
 
-async def test_a_call_that_has_ended_is_not_slow(shop, doors, timer):
+async def test_a_call_that_has_ended_is_not_reported_as_slow(shop, doors, timer):
     deadline = DeadlinePolicy(slow_call_threshold=1.0)
     channel = doors.retrying(timer=timer, timeout=deadline)
     await channel.unary_unary(UNARY_UNARY)(b"x")
@@ -230,7 +230,7 @@ async def test_a_call_that_has_ended_is_not_slow(shop, doors, timer):
 
 
 @pytest.mark.parametrize("read", ["iterate", "read"])
-async def test_a_stream_is_not_begun_again_after_its_first_message(shop, own, read):
+async def test_a_stream_is_not_retried_after_its_first_message(shop, own, read):
     shop.then(Fail("UNAVAILABLE", after=1))
     call = own.retrying().unary_stream(UNARY_STREAM)(b"xyz")
     messages = call if read == "iterate" else reads(call)
@@ -245,7 +245,9 @@ async def reads(call):
 
 
 @pytest.mark.parametrize("read", ["iterate", "read"])
-async def test_a_silent_stream_is_cancelled_with_a_clear_error(shop, own, events, timer, read):
+async def test_message_timeout_ends_a_stalled_stream_with_deadline_exceeded(
+    shop, own, events, timer, read
+):
     shop.then(silent := Silent(after=1))
     deadline = DeadlinePolicy(message_timeout=2.0)
     call = own.retrying(timer=timer, timeout=deadline).unary_stream(UNARY_STREAM)(b"xyz")
@@ -264,7 +266,7 @@ async def test_a_silent_stream_is_cancelled_with_a_clear_error(shop, own, events
     await aio_wait_until(lambda: StreamStalled(UNARY_STREAM, 2.0) in events)
 
 
-async def test_silence_before_the_first_message_may_be_tried_again(shop, own, timer):
+async def test_a_stream_that_stalls_before_its_first_message_is_retried(shop, own, timer):
     shop.then(Silent())
     retry = RetryPolicy(retry_on="DEADLINE_EXCEEDED", backoff=0.0)
     deadline = DeadlinePolicy(message_timeout=2.0)
@@ -276,7 +278,7 @@ async def test_silence_before_the_first_message_may_be_tried_again(shop, own, ti
     assert len(shop.calls) == 2
 
 
-async def test_a_message_in_the_last_moment_counts(shop, own, timer):
+async def test_a_message_that_arrives_just_before_message_timeout_is_received(shop, own, timer):
     going = DeadlinePolicy(message_timeout=2.0)
     call = own.retrying(timer=timer, timeout=going).stream_stream(STREAM_STREAM)()
     await call.write(b"a")
@@ -290,7 +292,7 @@ async def test_a_message_in_the_last_moment_counts(shop, own, timer):
     assert await call.read() is grpc.aio.EOF
 
 
-async def test_reading_and_iterating_do_not_mix(doors):
+async def test_read_and_iteration_can_not_be_mixed(doors):
     call = doors.retrying().unary_stream(UNARY_STREAM)(b"xy")
     assert await call.read() == b"x"
     if doors.name == "channel":  # grpc.aio's own call round ours lets it pass
@@ -304,7 +306,7 @@ async def test_reading_and_iterating_do_not_mix(doors):
 
 
 @pytest.mark.parametrize(("kind", "doors"), PAIRED, indirect=["doors"])
-async def test_a_default_response_answers_a_failed_call(shop, doors, events, kind):
+async def test_a_failed_call_ends_with_the_default_response(shop, doors, events, kind):
     shop.then(Fail("NOT_FOUND", "gone", (("k", "v"),)))
     default_response = DefaultResponsePolicy(on="NOT_FOUND", default=(b"1", b"2"))
     call = begin(doors.retrying(default_response=default_response), kind)
@@ -320,7 +322,9 @@ async def test_a_default_response_answers_a_failed_call(shop, doors, events, kin
 
 
 @pytest.mark.parametrize(("kind", "doors"), PAIRED, indirect=["doors"])
-async def test_a_default_response_answers_a_call_that_is_late(shop, doors, events, kind):
+async def test_a_call_whose_deadline_has_passed_ends_with_the_default_response(
+    shop, doors, events, kind
+):
     default_response = DefaultResponsePolicy(on="DEADLINE_EXCEEDED", default=[b"safe"])
     channel = doors.retrying(default_response=default_response)
     with deadline_scope(0.0):
@@ -332,7 +336,7 @@ async def test_a_default_response_answers_a_call_that_is_late(shop, doors, event
     assert [type(event) for event in events] == [DefaultResponseUsed]
 
 
-async def test_messages_in_the_callers_hands_are_followed_by_the_failure(shop, own):
+async def test_after_received_messages_the_caller_gets_the_failure(shop, own):
     shop.then(Fail("NOT_FOUND", after=1))
     default_response = DefaultResponsePolicy(on="NOT_FOUND", default=(b"1",))
     call = own.retrying(default_response=default_response).unary_stream(UNARY_STREAM)(b"xyz")
@@ -343,7 +347,7 @@ async def test_messages_in_the_callers_hands_are_followed_by_the_failure(shop, o
 # --- The user's own code ---
 
 
-async def test_a_callback_that_raises_harms_nothing(own, events):
+async def test_a_done_callback_that_raises_is_reported(own, events):
     call = own.retrying().unary_unary(UNARY_UNARY)(b"x")
     told = []
     call.add_done_callback(lambda _: 1 / 0)
@@ -356,7 +360,7 @@ async def test_a_callback_that_raises_harms_nothing(own, events):
     assert isinstance(event.error, ZeroDivisionError)
 
 
-async def test_a_wait_that_raises_leaves_the_failure(shop, own, events):
+async def test_a_backoff_that_raises_ends_the_retries(shop, own, events):
     shop.then("UNAVAILABLE")
     retry = RetryPolicy(retry_on="UNAVAILABLE", backoff=lambda _: 1 / 0)
     error = await refused(own.retrying(retry=retry).unary_unary(UNARY_UNARY)(b"x"))
@@ -377,7 +381,7 @@ async def test_a_predicate_that_raises_leaves_the_failure(shop, own, events):
 # --- Timers that stop ---
 
 
-async def test_a_timer_that_was_stopped_costs_the_retries_and_no_call(shop, own, timer):
+async def test_with_a_stopped_timer_calls_are_not_retried(shop, own, timer):
     timer.stop()
     deadline = DeadlinePolicy(timeout=WAIT_S, slow_call_threshold=1.0, message_timeout=2.0)
     retry = RetryPolicy(retry_on="UNAVAILABLE", backoff=1.0)
@@ -389,7 +393,7 @@ async def test_a_timer_that_was_stopped_costs_the_retries_and_no_call(shop, own,
         assert error.code() is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_calls_end_though_their_timer_is_stopped_before_the_retry(shop, own, timer, events):
+async def test_a_call_ends_if_its_timer_is_stopped_before_the_retry(shop, own, timer, events):
     shop.then(Fail("UNAVAILABLE", "gone"), Fail("UNAVAILABLE", "gone"))
     channel = own.retrying(timer=timer, retry=RetryPolicy(retry_on="UNAVAILABLE", backoff=0.01))
     kinds = ("unary_unary", "unary_stream")
@@ -408,7 +412,7 @@ async def test_calls_end_though_their_timer_is_stopped_before_the_retry(shop, ow
 
 
 @pytest.mark.parametrize("kind", ["unary_unary", "unary_stream"])
-async def test_a_deadline_holds_though_the_timer_of_the_retry_is_busy(shop, own, kind):
+async def test_the_deadline_applies_while_a_task_blocks_the_timer(shop, own, kind):
     shop.then("UNAVAILABLE", Hang())
     free = threading.Event()
     with WheelTimer() as busy:

@@ -52,7 +52,7 @@ async def queues():
 
 
 @pytest.mark.parametrize(("kind", "style", "scenario", "common", "door"), [*rows()])
-async def test_a_call_ends_as_on_the_bare_channel(
+async def test_a_call_ends_as_on_a_channel_without_policies(
     shop, own, queues, *, kind, style, scenario, common, door
 ):
     bare = await play_bare(shop, own, kind, style, scenario)

@@ -42,7 +42,7 @@ class Foreign(grpc.aio.UnaryUnaryClientInterceptor):
     ],
     indirect=["doors"],
 )
-async def test_interceptors_inside_of_ours_see_every_try(shop, doors, gives):
+async def test_inner_interceptors_see_each_attempt(shop, doors, gives):
     shop.then("UNAVAILABLE")
     foreign = Foreign(gives)
     call = doors.retrying(inner=[foreign]).unary_unary(UNARY_UNARY)(b"x")
@@ -52,7 +52,7 @@ async def test_interceptors_inside_of_ours_see_every_try(shop, doors, gives):
 
 
 @pytest.mark.parametrize("gives", ["call", "code", "answer"])
-async def test_interceptors_outside_of_ours_see_one_call(shop, own, gives):
+async def test_outer_interceptors_see_one_call(shop, own, gives):
     shop.then("UNAVAILABLE")
     foreign = Foreign(gives)
     own.name = "interceptors"
@@ -61,7 +61,7 @@ async def test_interceptors_outside_of_ours_see_one_call(shop, own, gives):
 
 
 @BUGS_OF_INTERCEPTORS
-async def test_a_bug_in_an_inner_interceptor_is_the_callers(own, shop):
+async def test_an_exception_of_an_inner_interceptor_is_raised_to_the_caller(own, shop):
     class Broken(grpc.aio.UnaryUnaryClientInterceptor):
         async def intercept_unary_unary(self, continuation, details, request):
             raise KeyError("a bug")
@@ -75,7 +75,7 @@ async def test_a_bug_in_an_inner_interceptor_is_the_callers(own, shop):
     assert not shop.calls
 
 
-async def test_a_request_that_can_not_be_sent_is_the_callers_error(own):
+async def test_a_request_that_can_not_be_serialized_raises_to_the_caller(own):
     call = own.retrying().unary_unary(UNARY_UNARY)(7)
     with pytest.raises(TypeError):
         await call
@@ -99,7 +99,7 @@ class ForeignStream(grpc.aio.UnaryStreamClientInterceptor):
         return messages()
 
 
-async def test_a_stream_in_a_generator_of_others_is_tried_again(shop, doors):
+async def test_a_stream_that_an_inner_interceptor_wraps_in_a_generator_is_retried(shop, doors):
     shop.then("UNAVAILABLE")
     foreign = ForeignStream()
     call = doors.retrying(inner=[foreign]).unary_stream(UNARY_STREAM)(b"xy")
@@ -108,7 +108,7 @@ async def test_a_stream_in_a_generator_of_others_is_tried_again(shop, doors):
     assert (foreign.seen, len(shop.calls)) == (2, 2)
 
 
-async def test_a_stream_in_a_generator_of_others_fails_as_it_is(shop, doors):
+async def test_a_stream_that_an_inner_interceptor_wraps_in_a_generator_fails_unchanged(shop, doors):
     shop.then(Fail("NOT_FOUND", after=1))
     call = doors.retrying(inner=[ForeignStream()]).unary_stream(UNARY_STREAM)(b"xy")
     assert await anext(aiter(call)) == b"X"
@@ -118,7 +118,7 @@ async def test_a_stream_in_a_generator_of_others_fails_as_it_is(shop, doors):
 
 
 @doors_but(channel=BUGS_OF_INTERCEPTORS)
-async def test_an_error_of_others_with_a_status_is_tried_again(shop, doors):
+async def test_an_error_with_a_status_of_an_inner_interceptor_is_retried(shop, doors):
     class Refused(grpc.RpcError):
         def code(self):
             return grpc.StatusCode.UNAVAILABLE
@@ -136,7 +136,7 @@ async def test_an_error_of_others_with_a_status_is_tried_again(shop, doors):
 
 
 @doors_but(channel=BUGS_OF_INTERCEPTORS)
-async def test_a_bug_that_shows_in_a_retry_is_the_callers(shop, doors):
+async def test_an_exception_of_an_inner_interceptor_in_a_retry_is_raised_to_the_caller(shop, doors):
     class Breaking(grpc.aio.UnaryUnaryClientInterceptor):
         tries = 0
 
@@ -170,7 +170,9 @@ class Signs(grpc.aio.UnaryUnaryClientInterceptor):
     [(None, "channel"), ((("k", "v"),), "interceptors"), ("metadata", "channel")],
     indirect=["doors"],
 )
-async def test_what_others_add_to_the_metadata_of_a_try_is_not_in_the_next(shop, doors, given):
+async def test_metadata_that_an_inner_interceptor_adds_is_not_in_the_next_attempt(
+    shop, doors, given
+):
     own = grpc.aio.Metadata(("k", "v")) if given == "metadata" else given
     shop.then("UNAVAILABLE", "UNAVAILABLE")
     queues = FailbackQueues()

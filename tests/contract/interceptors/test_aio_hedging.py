@@ -179,13 +179,13 @@ class IsCanceled(grpc.aio.UnaryUnaryClientInterceptor):
         raise asyncio.CancelledError
 
 
-async def test_an_interceptor_below_may_give_the_response_itself(shop, doors):
+async def test_an_inner_interceptor_may_return_the_response(shop, doors):
     policy = CallPolicy(hedging=HEDGING, idempotent=True)
     channel = doors.open(policy, inner=[AnswersWithTheResponse()])
     assert await channel.unary_unary(UNARY_UNARY)(b"x") == b"x"
 
 
-async def test_a_call_ends_if_an_interceptor_below_is_canceled(shop, doors):
+async def test_a_call_ends_if_an_inner_interceptor_is_canceled(shop, doors):
     policy = CallPolicy(hedging=HEDGING, idempotent=True)
     channel = doors.open(policy, inner=[IsCanceled()])
     with pytest.raises(asyncio.CancelledError):

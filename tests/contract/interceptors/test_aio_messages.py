@@ -23,7 +23,7 @@ LATER = RetryPolicy(retry_on="UNAVAILABLE", backoff=5.0, retry_budget=None)
 TOKENS_METHOD = "/test.Tokens/Get"
 
 
-async def test_messages_of_protobuf_are_sent_and_answered(shop, doors):
+async def test_protobuf_messages_are_sent_and_received(shop, doors):
     shop.then("UNAVAILABLE")
     member = doors.retrying().unary_unary(UNARY_UNARY, **PROTOBUF)
     assert (await member(StringValue(value="as it was"))).value == "as it was"
@@ -35,7 +35,7 @@ async def test_messages_of_protobuf_are_sent_and_answered(shop, doors):
     [("unary_unary", "interceptors"), ("unary_stream", "channel")],
     indirect=["doors"],
 )
-async def test_a_message_that_changes_before_the_retry_is_sent_as_it_was(shop, doors, timer, kind):
+async def test_a_retry_sends_the_message_as_it_was_at_the_call(shop, doors, timer, kind):
     shop.then(Fail("UNAVAILABLE"))
     channel = doors.retrying(timer=timer, retry=LATER)
     method = UNARY_UNARY if kind == "unary_unary" else UNARY_STREAM
@@ -48,7 +48,7 @@ async def test_a_message_that_changes_before_the_retry_is_sent_as_it_was(shop, d
     assert len(shop.calls) == 2
 
 
-async def test_a_message_that_changes_while_the_call_runs_is_delivered_as_it_was(shop, own):
+async def test_failback_delivers_the_message_as_it_was_at_the_call(shop, own):
     async with aio.FailbackQueues() as queues:
         codes = {"UNAVAILABLE", "CANCELLED"}  # how a call fails whose server is stopped
         later = FailbackPolicy(retry_on=codes, backoff=30.0)
@@ -65,7 +65,7 @@ async def test_a_message_that_changes_while_the_call_runs_is_delivered_as_it_was
         assert shop.calls[-1].requests == [WIRE]
 
 
-async def test_only_what_may_be_sent_again_is_copied(own):
+async def test_only_requests_that_may_be_sent_again_are_copied(own):
     copied = []
 
     class Dear:
@@ -81,7 +81,7 @@ async def test_only_what_may_be_sent_again_is_copied(own):
         assert len(copied) == copies
 
 
-async def test_streams_of_one_message_filled_anew_are_sent_again_as_they_were(shop, own):
+async def test_a_retry_sends_each_message_of_a_stream_that_reuses_one_object(shop, own):
     async def filled():
         message = StringValue()
         for text in ("a", "b", "c"):
@@ -154,7 +154,7 @@ def secured(guarded, door, policy, queues):
 
 
 @pytest.mark.parametrize("door", ["interceptors", "channel"])
-async def test_each_try_and_each_delivery_makes_its_own_token(guarded, door):
+async def test_each_attempt_and_each_delivery_gets_a_new_token(guarded, door):
     policy = CallPolicy(
         retry=RetryPolicy(retry_on="UNAVAILABLE", backoff=0.0, max_attempts=2),
         idempotent=True,

@@ -65,7 +65,7 @@ async def test_a_stream_is_retried_up_to_its_limit_of_bytes(shop, own, events, k
     assert "can't be repeated" in events[-1].reason
 
 
-async def test_who_gave_an_iterator_may_not_write(doors):
+async def test_write_is_refused_after_an_iterator_was_given(doors):
     for settings in ({}, {"retry": None, "timeout": DeadlinePolicy(slow_call_threshold=9)}):
         call = doors.retrying(**settings).stream_unary(STREAM_UNARY)(sent(b"a"))
         with pytest.raises(grpc.aio.UsageError):
@@ -149,7 +149,7 @@ async def test_an_iterator_that_raises_cancels_the_call(own):
         assert await call.code() is grpc.StatusCode.CANCELLED
 
 
-async def test_the_servers_status_is_told_though_requests_were_under_way(shop, doors):
+async def test_the_caller_gets_the_servers_status_if_it_ends_the_call_early(shop, doors):
     """grpc.aio tells INTERNAL instead, in every second such call (1.85)."""
     member = doors.retrying(retry=RetryPolicy(retry_on="UNAVAILABLE")).stream_stream(STREAM_STREAM)
     for _ in range(20):

@@ -146,7 +146,7 @@ async def status(target, kind):
 
 
 @pytest.mark.parametrize(("nature", "kind"), HANDLERS)
-async def test_a_handler_sees_the_deadline_of_its_caller_and_of_no_other_call(nature, kind):
+async def test_a_handler_sees_the_deadline_of_its_own_call(nature, kind):
     made = handler(kind, nature(kind, left))
     async with aio_serving(made, interceptors=server_interceptors()) as target:
         assert 0 < seconds(await aio_ask(target, kind)) <= WAIT_S * ROUNDED
@@ -165,7 +165,7 @@ async def test_the_policy_of_the_server_shortens_the_deadline_that_handlers_see(
             assert 1 < given <= WAIT_S * ROUNDED
 
 
-async def test_a_handler_stays_what_it_is():
+async def test_a_wrapped_handler_has_the_class_of_the_handler():
     """A coroutine function, an asynchronous generator, or plain; grpc.aio asks."""
     (interceptor,) = server_interceptors()
     changed = []
@@ -184,7 +184,7 @@ async def test_a_handler_stays_what_it_is():
 
 
 @pytest.mark.parametrize(("nature", "kind"), ADAPTED[1:3])
-async def test_a_scope_in_which_a_server_was_started_is_none_of_its_calls(kind, nature):
+async def test_a_scope_around_the_start_of_a_server_does_not_limit_its_calls(kind, nature):
     made = handler(kind, nature(kind, left))
     with deadline_scope(30):
         async with aio_serving(made, interceptors=server_interceptors()) as target:
@@ -192,9 +192,7 @@ async def test_a_scope_in_which_a_server_was_started_is_none_of_its_calls(kind, 
 
 
 @pytest.mark.parametrize(("nature", "kind"), ADAPTED)
-async def test_a_call_whose_deadline_has_passed_is_not_handed_to_its_handler(
-    kind, nature, events, caplog
-):
+async def test_a_call_whose_deadline_has_passed_is_refused(kind, nature, events, caplog):
     """What waits on a loop that is blocked is not cancelled by grpc before its turn."""
     served, blocked = [], []
 
@@ -230,7 +228,7 @@ class EndedByItsClient:
         raise grpc.aio.InternalError("execute_batch failed")
 
 
-async def test_a_refusal_that_its_client_does_not_wait_for_is_no_error_of_the_handler():
+async def test_a_refused_call_that_its_client_has_ended_is_not_logged_as_an_error():
     async def continuation(_):
         return grpc.unary_unary_rpc_method_handler(behavior)
 
@@ -244,7 +242,7 @@ async def test_a_refusal_that_its_client_does_not_wait_for_is_no_error_of_the_ha
         await made.unary_unary(b"", EndedByItsClient())
 
 
-async def test_a_method_that_does_not_exist_stays_unknown():
+async def test_an_unknown_method_is_unimplemented():
     made = handler("unary_unary", None)
     async with (
         aio_serving(made, interceptors=server_interceptors()) as target,
@@ -304,7 +302,7 @@ async def test_a_status_reaches_the_client_unchanged(kind, ending):
 
 
 @pytest.mark.parametrize("kind", TWO_KINDS)
-async def test_a_bug_in_a_handler_reaches_the_client_as_before(kind):
+async def test_an_exception_of_a_handler_reaches_the_client_unchanged(kind):
     made = handler(kind, failing(kind))
     async with aio_serving(made, interceptors=server_interceptors()) as target:
         code, details, _ = await status(target, kind)
@@ -313,7 +311,7 @@ async def test_a_bug_in_a_handler_reaches_the_client_as_before(kind):
 
 
 @pytest.mark.parametrize(("nature", "kind"), ADAPTED)
-async def test_interceptors_before_and_after_it_do_their_work_on_the_same_context(kind, nature):
+async def test_other_interceptors_get_the_same_context(kind, nature):
     seen = []
 
     def first(context):
@@ -333,7 +331,7 @@ async def test_interceptors_before_and_after_it_do_their_work_on_the_same_contex
     assert 0 < inside <= after <= WAIT_S * ROUNDED
 
 
-async def test_a_plain_stream_sees_what_was_set_before_it_wherever_it_is_advanced():
+async def test_a_plain_stream_sees_context_variables_of_outer_interceptors_on_any_thread():
     def look(_context):
         return LOOKED_AT.get()
 
@@ -343,7 +341,7 @@ async def test_a_plain_stream_sees_what_was_set_before_it_wherever_it_is_advance
         assert await aio_ask(target, "unary_stream") == [b"'first'"]
 
 
-async def test_a_plain_stream_is_served_also_behind_an_interceptor_that_runs_in_the_pool():
+async def test_a_plain_stream_works_behind_an_interceptor_that_runs_in_the_pool():
     class Around(grpc.aio.ServerInterceptor):
         async def intercept_service(self, continuation, details):
             behavior = (await continuation(details)).unary_stream
@@ -363,7 +361,7 @@ async def test_a_plain_stream_is_served_also_behind_an_interceptor_that_runs_in_
 @pytest.mark.parametrize(
     ("style", "kind"), [(aio_answering, "stream_stream"), (reading_and_writing, "unary_stream")]
 )
-async def test_a_client_that_leaves_cancels_the_handler_at_once(kind, style):
+async def test_a_client_that_cancels_cancels_the_handler(kind, style):
     begun, ended = asyncio.Event(), asyncio.Event()
 
     async def hang():
@@ -393,7 +391,7 @@ async def test_a_client_that_leaves_cancels_the_handler_at_once(kind, style):
         await asyncio.wait_for(ended.wait(), WAIT_S)
 
 
-async def test_a_generator_is_closed_with_the_one_around_it():
+async def test_the_generator_of_a_handler_is_closed_with_its_wrapper():
     """Not when the loop finds it dropped."""
     (interceptor,) = server_interceptors()
     closed = []
@@ -501,7 +499,7 @@ async def answers(call, kind):
 
 
 @pytest.mark.parametrize(("nature", "kind"), WAITING)
-async def test_a_call_that_runs_for_long_is_told_while_it_runs(kind, nature, timer, events):
+async def test_a_slow_call_is_reported_while_it_runs(kind, nature, timer, events):
     gate = Gate()
     made = handler(kind, nature(kind, gate, well))
     async with (
@@ -527,7 +525,7 @@ async def test_a_call_that_runs_for_long_is_told_while_it_runs(kind, nature, tim
         )
     ],
 )
-async def test_nothing_waits_for_a_call_that_has_ended(kind, nature, end, timer):
+async def test_no_timeout_remains_after_the_end_of_a_call(kind, nature, end, timer):
     gate = Gate()
     made = handler(kind, nature(kind, gate, end))
     async with (
@@ -546,7 +544,7 @@ async def test_nothing_waits_for_a_call_that_has_ended(kind, nature, end, timer)
 
 
 @pytest.mark.parametrize(("nature", "kind"), WAITING)
-async def test_nothing_waits_for_a_call_that_its_client_left(kind, nature, timer):
+async def test_no_timeout_remains_after_the_client_has_canceled(kind, nature, timer):
     gate = Gate()
     made = handler(kind, nature(kind, gate, well))
     async with (
@@ -566,7 +564,7 @@ async def test_nothing_waits_for_a_call_that_its_client_left(kind, nature, timer
 
 
 @pytest.mark.parametrize(("nature", "kind"), WAITING[1:4:2])
-async def test_a_timer_that_takes_no_more_does_not_harm_a_call(kind, nature):
+async def test_a_timer_that_takes_no_timeout_does_not_affect_calls(kind, nature):
     gate = Gate()
     gate.opened.set()
     timer = ManualTimer()
@@ -576,7 +574,7 @@ async def test_a_timer_that_takes_no_more_does_not_harm_a_call(kind, nature):
         assert (await aio_ask(target, kind))[-1] == b"done"
 
 
-async def test_a_timer_on_the_loop_of_the_server_does_as_well(events):
+async def test_a_timer_on_the_loop_of_the_server_may_be_used(events):
     gate = Gate()
     policy = CallPolicy(timeout=DeadlinePolicy(slow_call_threshold=0.01))
     made = handler("unary_unary", plain("unary_unary", gate, well))
@@ -590,7 +588,7 @@ async def test_a_timer_on_the_loop_of_the_server_does_as_well(events):
         assert await call == [b"done"]
 
 
-async def test_nothing_waits_for_a_plain_stream_that_did_not_come_about(timer):
+async def test_no_timeout_remains_after_a_plain_stream_handler_has_raised(timer):
     kind = "unary_stream"
 
     def behavior(request, context):
@@ -615,7 +613,7 @@ class TellingOfTheEnd(grpc.aio.ServerInterceptor):
         return await continuation(details)
 
 
-async def test_the_thread_of_a_plain_stream_is_given_back_when_its_client_has_left():
+async def test_the_thread_of_a_plain_stream_is_released_after_its_client_has_canceled():
     """Without the interceptor the thread waits for ever; the pool would not shut down."""
     gone, closed = threading.Event(), threading.Event()
 

@@ -148,7 +148,7 @@ class Channel(grpc.aio.Channel):
 
 
 @pytest.mark.parametrize("own", [True, False], ids=["replaced", "stays"])
-def test_the_servers_own_status_ends_a_stream_as_soon_as_it_is_known(own):
+def test_a_stream_ends_as_soon_as_the_servers_own_status_is_known(own):
     """A made-up one that is not replaced ends it after half a second."""
 
     async def call():
@@ -165,7 +165,7 @@ def test_the_servers_own_status_ends_a_stream_as_soon_as_it_is_known(own):
     assert took_s < (0.01 if own else 1.0)
 
 
-async def test_a_delivery_is_judged_by_the_servers_own_status(timer):
+async def test_a_delivery_fails_with_the_servers_own_status(timer):
     """Failback would give the call up after INTERNAL, and goes on after UNAVAILABLE."""
     channel = Channel(own=True)
     async with FailbackQueues(timer) as queues:

@@ -34,7 +34,7 @@ def test_a_timeout_holds_for_the_calls_of_the_block(shop, call):
     assert outside.time_remaining is None
 
 
-def test_the_callers_own_timeout_still_counts(shop, call):
+def test_the_timeout_of_the_call_itself_still_counts(shop, call):
     with call_options(timeout=60.0):
         call(b"", timeout=30.0)
     assert shop.calls[0].time_remaining <= 31
@@ -60,7 +60,7 @@ def test_an_inner_block_takes_what_it_does_not_set_from_the_outer_one(shop, call
 
 
 @pytest.mark.parametrize("style", ["future", "stream"])
-def test_calls_that_are_held_follow_the_options_under_which_they_began(shop, channel, style):
+def test_futures_and_streams_follow_the_options_under_which_they_began(shop, channel, style):
     shop.then("UNAVAILABLE")
     default = DefaultResponsePolicy(on="UNAVAILABLE", default=b"no")
     with call_options(default_response=default, retry=None):
@@ -82,5 +82,5 @@ def test_an_unknown_or_wrong_option_is_refused_before_the_block():
         raise AssertionError
 
 
-def test_it_is_the_same_in_both_worlds():
+def test_both_worlds_export_the_same_function():
     assert aio.call_options is rpcwheel.call_options is call_options

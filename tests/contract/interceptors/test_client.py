@@ -81,14 +81,14 @@ def refused(make) -> grpc.RpcError:
 
 
 @each_style
-def test_the_server_is_told_how_many_attempts_went_before(shop, client, call_of):
+def test_attempts_carry_the_number_of_previous_attempts(shop, client, call_of):
     shop.then("UNAVAILABLE", "UNAVAILABLE")
     assert call_of(client())(b"x") == b"x"
     told = [seen.metadata.get("grpc-previous-rpc-attempts") for seen in shop.calls]
     assert told == [None, "1", "2"]
 
 
-def test_the_events_tell_of_each_retry_and_why_there_is_no_other(shop, client, events):
+def test_events_report_each_retry_and_why_there_is_no_other(shop, client, events):
     shop.then(*["UNAVAILABLE"] * 3)
     refused(lambda: client().unary_unary(UNARY_UNARY)(b"x"))
     wait_until(lambda: len(events) == 3)
@@ -97,7 +97,7 @@ def test_the_events_tell_of_each_retry_and_why_there_is_no_other(shop, client, e
     assert events[-1].reason == "no attempts left"
 
 
-def test_a_failure_that_no_policy_names_is_the_error_of_grpc_itself(shop, client):
+def test_a_failure_that_no_policy_names_is_grpcs_own_error(shop, client):
     shop.then("NOT_FOUND")
     error = refused(lambda: client().unary_unary(UNARY_UNARY)(b"x"))
     assert type(error).__module__ == "grpc._channel"
@@ -113,7 +113,7 @@ def test_a_method_that_is_not_idempotent_is_not_retried(shop, client, call_of):
     assert len(shop.calls) == 1
 
 
-def test_a_refused_connection_is_tried_again_for_idempotent_methods_only(events):
+def test_a_refused_connection_is_retried_for_idempotent_methods_only(events):
     retry = RetryPolicy(retry_on="UNAVAILABLE", backoff=0.0, max_attempts=2)
     methods = {METHOD: MethodPolicy(idempotent=True)}
     with grpc.insecure_channel("127.0.0.1:1", options=IMPATIENT) as bare:
@@ -128,7 +128,7 @@ def test_a_refused_connection_is_tried_again_for_idempotent_methods_only(events)
     assert retried == [METHOD, METHOD]
 
 
-def test_each_method_has_its_own_rules(shop, client):
+def test_each_method_has_its_own_policies(shop, client):
     methods = {STREAM_UNARY: MethodPolicy(retry=None), UNARY_UNARY: MethodPolicy(timeout=WAIT_S)}
     channel = client(methods=methods)
     channel.unary_unary(UNARY_UNARY)(b"x")
@@ -137,7 +137,7 @@ def test_each_method_has_its_own_rules(shop, client):
     assert [seen.time_remaining is not None for seen in shop.calls] == [True, False]
 
 
-def test_a_failing_server_sees_a_fifth_more_calls_at_most(shop, client):
+def test_the_retry_budget_limits_retries_to_a_failing_server(shop, client):
     shop.then(*["UNAVAILABLE"] * 1000)
     retry = RetryPolicy(retry_on="UNAVAILABLE", backoff=0.0, max_attempts=5, min_retries=0)
     member = client(retry=retry).unary_unary(UNARY_UNARY)
@@ -146,7 +146,7 @@ def test_a_failing_server_sees_a_fifth_more_calls_at_most(shop, client):
     assert 200 < len(shop.calls) <= 240
 
 
-def test_a_retry_waits_as_long_as_the_server_asks(shop, client, timer, events):
+def test_a_retry_waits_for_the_pushback_of_the_server(shop, client, timer, events):
     shop.then(Fail("UNAVAILABLE", trailing=(("grpc-retry-pushback-ms", "7000"),)))
     future = client(timer=timer).unary_unary(UNARY_UNARY).future(b"x")
     wait_until(lambda: timer.pending and events)
@@ -157,7 +157,7 @@ def test_a_retry_waits_as_long_as_the_server_asks(shop, client, timer, events):
     assert future.result(WAIT_S) == b"x"
 
 
-def test_a_server_can_forbid_the_retry(shop, client, events):
+def test_a_negative_pushback_of_the_server_forbids_the_retry(shop, client, events):
     shop.then(Fail("UNAVAILABLE", trailing=(("grpc-retry-pushback-ms", "-1"),)))
     refused(lambda: client().unary_unary(UNARY_UNARY)(b"x"))
     assert len(shop.calls) == 1
@@ -194,7 +194,7 @@ def test_all_attempts_share_the_callers_deadline(shop, client, timer):
     assert all(one <= limit for one, limit in zip(left, (101.0, 61.0, 21.0), strict=True))
 
 
-def test_an_attempt_may_have_a_deadline_of_its_own(shop, client):
+def test_an_attempt_may_have_its_own_timeout(shop, client):
     shop.then(Hang())
     retry = RetryPolicy(
         retry_on="UNAVAILABLE",
@@ -207,14 +207,14 @@ def test_an_attempt_may_have_a_deadline_of_its_own(shop, client):
     assert all(seen.time_remaining < 1 for seen in shop.calls)
 
 
-def test_a_call_gets_what_is_left_of_the_scope_it_is_made_in(shop, client):
+def test_a_scope_limits_the_deadline_of_its_calls(shop, client):
     with deadline_scope(WAIT_S):
         client(timeout=100.0).unary_unary(UNARY_UNARY)(b"x", timeout=70.0)
     assert shop.calls[0].time_remaining < 1.1 * WAIT_S
 
 
 @each_style
-def test_a_call_is_not_made_after_its_deadline(shop, client, call_of):
+def test_a_call_whose_deadline_has_passed_is_not_sent(shop, client, call_of):
     for rules in ({}, {"retry": None}):
         channel = client(**rules)
         with deadline_scope(0.0):
@@ -225,7 +225,7 @@ def test_a_call_is_not_made_after_its_deadline(shop, client, call_of):
 
 
 @each_style
-def test_a_default_response_answers_a_call_that_is_late(shop, client, call_of):
+def test_a_call_whose_deadline_has_passed_ends_with_the_default_response(shop, client, call_of):
     default = (b"no",) if call_of is STYLES["stream"] else b"no"
     channel = client(
         default_response=DefaultResponsePolicy(on="DEADLINE_EXCEEDED", default=default)
@@ -234,7 +234,7 @@ def test_a_default_response_answers_a_call_that_is_late(shop, client, call_of):
     assert shop.calls == []
 
 
-def test_failback_delivers_a_call_that_is_late(shop, shop_channel):
+def test_failback_delivers_a_call_whose_deadline_has_passed(shop, shop_channel):
     with FailbackQueues() as queues:
         failback = FailbackPolicy(retry_on="DEADLINE_EXCEEDED", backoff=0.01, default=b"queued")
         channel = intercept_channel(shop_channel, CallPolicy(failback=failback), queues=queues)
@@ -267,7 +267,7 @@ def test_failback_waits_a_second_for_the_end_of_a_request_stream(shop, shop_chan
 # --- Default responses ---
 
 
-def test_a_default_response_is_a_success_that_names_its_maker(shop, client, events):
+def test_a_default_response_names_its_source(shop, client, events):
     shop.then("NOT_FOUND")
     channel = client(default_response=DefaultResponsePolicy(on="NOT_FOUND", default=b"none"))
     answer, call = channel.unary_unary(UNARY_UNARY).with_call(b"x")
@@ -300,7 +300,7 @@ def test_after_its_first_message_a_stream_gets_no_retry_and_no_default(shop, cli
 # --- The user's own code ---
 
 
-def test_a_wait_object_that_raises_costs_the_retries_and_no_more(shop, client, events):
+def test_a_backoff_that_raises_ends_the_retries(shop, client, events):
     def broken(_):
         raise RuntimeError("no idea")
 
@@ -316,7 +316,7 @@ def test_a_wait_object_that_raises_costs_the_retries_and_no_more(shop, client, e
     assert member.future(b"x").result(WAIT_S) == b"x"
 
 
-def test_a_wait_object_that_hangs_holds_up_no_other_call_and_not_the_timer(shop, client):
+def test_a_backoff_that_blocks_delays_neither_other_calls_nor_the_timer(shop, client):
     end, begun = threading.Event(), threading.Event()
 
     def hang(_):
@@ -339,7 +339,7 @@ def test_a_wait_object_that_hangs_holds_up_no_other_call_and_not_the_timer(shop,
     assert stuck.result(WAIT_S) == b"x"
 
 
-def test_a_predicate_that_raises_leaves_the_failure_as_it_was(shop, client, events):
+def test_a_predicate_that_raises_leaves_the_failure(shop, client, events):
     def broken(error):
         raise RuntimeError("no idea")
 
@@ -351,7 +351,7 @@ def test_a_predicate_that_raises_leaves_the_failure_as_it_was(shop, client, even
     assert [event.callback for event in events] == ["default_response.on"]
 
 
-def test_done_callbacks_that_hang_hold_up_no_calls_through_two_interceptors(shop, shop_channel):
+def test_done_callbacks_that_block_do_not_delay_calls_through_two_interceptors(shop, shop_channel):
     retry = RetryPolicy(retry_on="UNAVAILABLE", backoff=0.0, retry_budget=None)
     policy = CallPolicy(timeout=WAIT_S, retry=retry, idempotent=True)
     channel = intercept_channel(intercept_channel(shop_channel, policy), policy)
@@ -372,7 +372,7 @@ def test_done_callbacks_that_hang_hold_up_no_calls_through_two_interceptors(shop
         opened.set()
 
 
-def test_a_sink_that_blocks_does_not_hold_up_the_timer(shop, shop_channel, timer):
+def test_a_sink_that_blocks_does_not_block_the_timer(shop, shop_channel, timer):
     blocked, opened, woken = threading.Event(), threading.Event(), []
 
     def block(event):
@@ -402,9 +402,7 @@ def test_a_sink_that_blocks_does_not_hold_up_the_timer(shop, shop_channel, timer
 
 
 @pytest.mark.parametrize("style", ["blocking", "future", "stream", "retried"])
-def test_a_slow_call_is_told_while_it_runs_and_one_that_ended_is_not(
-    shop, client, timer, events, style
-):
+def test_a_slow_call_is_reported_while_it_runs(shop, client, timer, events, style):
     hang = Hang()
     retry = {} if style == "retried" else {"retry": None}
     channel = client(timeout=DeadlinePolicy(slow_call_threshold=3.0), timer=timer, **retry)
@@ -432,7 +430,7 @@ def test_a_slow_call_is_told_while_it_runs_and_one_that_ended_is_not(
     wait_until(lambda: timer.pending == 0)
 
 
-def test_a_stream_that_is_watched_is_still_cancelled_when_it_is_dropped(shop, client):
+def test_a_dropped_stream_with_slow_call_threshold_is_canceled(shop, client):
     silent = Silent()
     shop.then(silent)
     channel = client(retry=None, timeout=DeadlinePolicy(slow_call_threshold=100.0))
@@ -445,7 +443,7 @@ def test_a_stream_that_is_watched_is_still_cancelled_when_it_is_dropped(shop, cl
 # --- What ends while a call waits for its retry ---
 
 
-def test_an_interrupt_while_a_call_waits_for_its_retry_leaves_nothing_behind(shop, client, timer):
+def test_an_interrupt_during_the_wait_for_a_retry_leaves_no_timeout(shop, client, timer):
     shop.then("UNAVAILABLE")
     retry = RetryPolicy(retry_on="UNAVAILABLE", backoff=5.0)
     channel = client(retry=retry, timeout=DeadlinePolicy(slow_call_threshold=9.0), timer=timer)
@@ -462,7 +460,7 @@ def test_an_interrupt_while_a_call_waits_for_its_retry_leaves_nothing_behind(sho
     assert timer.pending == 0
 
 
-def test_a_timer_that_is_stopped_ends_the_retries_and_no_call(shop, client, timer):
+def test_with_a_stopped_timer_calls_are_not_retried(shop, client, timer):
     retry = RetryPolicy(retry_on="UNAVAILABLE", backoff=5.0)
     channel = client(retry=retry, timeout=DeadlinePolicy(slow_call_threshold=9.0), timer=timer)
     timer.stop()
@@ -473,7 +471,7 @@ def test_a_timer_that_is_stopped_ends_the_retries_and_no_call(shop, client, time
         assert refused(make).code() is grpc.StatusCode.UNAVAILABLE
 
 
-def test_calls_end_though_their_timer_is_stopped_before_the_retry(shop, client, events):
+def test_a_call_ends_if_its_timer_is_stopped_before_the_retry(shop, client, events):
     timer = WheelTimer()
     channel = client(retry=RetryPolicy(retry_on="UNAVAILABLE", backoff=3 * WAIT_S), timer=timer)
     shop.then("UNAVAILABLE", "UNAVAILABLE")
@@ -487,7 +485,7 @@ def test_calls_end_though_their_timer_is_stopped_before_the_retry(shop, client, 
 
 
 @each_style
-def test_a_call_ends_though_the_timer_of_its_retry_is_busy(shop, client, call_of):
+def test_a_call_ends_while_a_task_blocks_the_timer_of_its_retry(shop, client, call_of):
     shop.then("UNAVAILABLE", Hang())
     free = threading.Event()
     with WheelTimer() as busy, ThreadPoolExecutor() as pool:
@@ -501,7 +499,7 @@ def test_a_call_ends_though_the_timer_of_its_retry_is_busy(shop, client, call_of
 
 
 @each_style
-def test_a_channel_that_closes_between_two_attempts_cancels_the_call(shop, timer, call_of):
+def test_closing_the_inner_channel_between_two_attempts_cancels_the_call(shop, timer, call_of):
     plain = grpc.insecure_channel(shop.target, options=IMPATIENT)
     default_response = DefaultResponsePolicy(on=grpc.RpcError, default=b"no")
     retry = RetryPolicy(retry_on="UNAVAILABLE", backoff=9.0)

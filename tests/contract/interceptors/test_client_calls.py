@@ -54,7 +54,7 @@ class Slow(grpc.UnaryStreamClientInterceptor):
         return call
 
 
-def test_a_message_that_was_read_is_handed_on_though_its_call_failed_meanwhile(
+def test_a_message_that_was_read_is_returned_although_the_attempt_has_failed(
     shop, shop_channel, timer
 ):
     shop.then(Fail("UNAVAILABLE", after=1))
@@ -69,7 +69,7 @@ def test_a_message_that_was_read_is_handed_on_though_its_call_failed_meanwhile(
     assert len(shop.calls) == 1
 
 
-def test_a_stream_that_is_silent_is_cancelled_and_says_why(shop, client, timer, events):
+def test_message_timeout_ends_a_stalled_stream_with_the_reason(shop, client, timer, events):
     silent = Silent(after=1)
     shop.then(silent)
     channel = client(timeout=DeadlinePolicy(message_timeout=3.0))
@@ -91,7 +91,7 @@ def test_a_stream_that_is_silent_is_cancelled_and_says_why(shop, client, timer, 
     wait_until(lambda: StreamStalled(UNARY_STREAM, 3.0) in events)
 
 
-def test_a_stream_that_is_silent_from_the_start_is_tried_again(shop, client, timer):
+def test_a_stream_that_stalls_before_its_first_message_is_retried(shop, client, timer):
     silent = Silent()
     shop.then(silent)
     retry = RetryPolicy(retry_on="DEADLINE_EXCEEDED", backoff=0.0, retry_budget=None)
@@ -114,7 +114,7 @@ def caught(give):
     return found.value
 
 
-def test_a_streams_first_metadata_come_before_its_first_message(shop, client):
+def test_initial_metadata_of_a_stream_is_available_before_its_first_message(shop, client):
     stream = client().stream_stream(STREAM_STREAM)(iter([b"a"]))
     assert stream.initial_metadata() == ()
     assert list(stream) == [b"a"]
@@ -139,7 +139,7 @@ def test_a_single_threaded_stream_works_with_every_policy(shop):
 
 
 @both
-def test_a_full_failback_queue_is_the_calls_error(shop, shop_channel, style):
+def test_a_full_failback_queue_is_the_error_of_the_call(shop, shop_channel, style):
     policy = CallPolicy(
         failback=FailbackPolicy(retry_on="UNAVAILABLE", backoff=60.0, max_pending=1)
     )
@@ -187,7 +187,7 @@ class Foreign(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientIntercepto
 
 
 @pytest.mark.parametrize(("style", "stacked"), [("future", 1), ("stream", 2)])
-def test_interceptors_outside_see_a_call_and_those_inside_its_tries(
+def test_outer_interceptors_see_one_call_and_inner_ones_each_attempt(
     shop, shop_channel, style, stacked
 ):
     shop.then("UNAVAILABLE")
@@ -201,7 +201,7 @@ def test_interceptors_outside_see_a_call_and_those_inside_its_tries(
     assert channel.unary_unary(UNARY_UNARY)(b"y") == b"y"
 
 
-def test_a_generator_of_an_interceptor_inside_is_handed_through_and_told_once(
+def test_a_generator_of_an_inner_interceptor_is_passed_on_and_reported_once(
     shop, shop_channel, events
 ):
     class Generating(grpc.UnaryStreamClientInterceptor):
@@ -226,7 +226,7 @@ class ErrorOfAnotherLibrary(ValueError):
 
 
 @pytest.mark.parametrize("error", [ValueError, ErrorOfAnotherLibrary])
-def test_a_bug_in_an_interceptor_inside_is_passed_on_unchanged(shop, shop_channel, error):
+def test_an_exception_of_an_inner_interceptor_is_raised_to_the_caller(shop, shop_channel, error):
     class Broken(grpc.UnaryUnaryClientInterceptor):
         def intercept_unary_unary(self, continuation, details, request):
             raise error("a bug")
@@ -261,7 +261,7 @@ class Wrapped:
             return b"stale"
 
 
-def test_a_message_of_a_try_that_was_given_up_is_nobodys(shop, shop_channel, timer):
+def test_a_message_of_an_abandoned_attempt_is_dropped(shop, shop_channel, timer):
     begun, gate, rest, made = threading.Event(), threading.Event(), threading.Event(), []
 
     class Wrapping(grpc.StreamStreamClientInterceptor):
@@ -287,7 +287,7 @@ def test_a_message_of_a_try_that_was_given_up_is_nobodys(shop, shop_channel, tim
 
 
 @both
-def test_a_try_that_is_made_while_its_call_is_cancelled_is_cancelled_too(
+def test_an_attempt_that_begins_while_its_call_is_canceled_is_canceled(
     shop, shop_channel, timer, style
 ):
     held, made = [], []
@@ -348,7 +348,7 @@ class Quiet:
         pass
 
 
-def test_a_stream_that_never_tells_its_end_ends_when_it_was_read(shop_channel):
+def test_a_stream_that_does_not_report_its_end_ends_when_it_was_read(shop_channel):
     class Quieting(grpc.UnaryStreamClientInterceptor):
         def intercept_unary_stream(self, continuation, details, request):
             return Quiet()
@@ -399,7 +399,7 @@ def test_failback_delivers_the_request_as_it_was_when_the_call_began(shop, shop_
 
 
 @both
-def test_a_call_can_be_cancelled_between_two_tries(shop, client, timer, style):
+def test_a_call_can_be_canceled_between_two_attempts(shop, client, timer, style):
     shop.then("UNAVAILABLE")
     call = begin(client(), style)
     told = []
@@ -441,7 +441,7 @@ def test_closing_the_channel_ends_a_blocking_call_between_two_attempts(shop, cli
 
 
 @both
-def test_a_call_can_be_cancelled_in_its_second_try(shop, client, timer, style):
+def test_a_call_can_be_canceled_in_its_second_attempt(shop, client, timer, style):
     hang = Hang()
     shop.then("UNAVAILABLE", hang)
     call = begin(client(), style)
@@ -452,7 +452,7 @@ def test_a_call_can_be_cancelled_in_its_second_try(shop, client, timer, style):
     assert call.details() == "Locally cancelled by application!"
 
 
-def test_cancelling_wakes_who_waits_for_the_result(shop, client, timer):
+def test_canceling_wakes_a_thread_that_waits_for_the_result(shop, client, timer):
     shop.then("UNAVAILABLE")
     call = begin(client(), "future")
     wait_until(lambda: timer.pending == 1)
@@ -469,7 +469,7 @@ def test_cancelling_wakes_who_waits_for_the_result(shop, client, timer):
     assert sorted(map(str, ends)) == sorted(["FutureCancelledError"] * 3 + ["StatusCode.CANCELLED"])
 
 
-def test_cancelling_wakes_who_waits_for_a_message(shop, client, timer):
+def test_canceling_wakes_a_thread_that_waits_for_a_message(shop, client, timer):
     shop.then("UNAVAILABLE")
     call = begin(client(), "stream")
     wait_until(lambda: timer.pending == 1)
@@ -488,7 +488,7 @@ def ended_by(give):
         return type(error).__name__
 
 
-def test_waiting_for_a_result_ends_in_time_and_the_call_goes_on(shop, client, timer):
+def test_a_timeout_of_result_does_not_end_the_call(shop, client, timer):
     shop.then("UNAVAILABLE")
     call = begin(client(), "future")
     for give in (call.result, call.exception, call.traceback):
@@ -498,7 +498,7 @@ def test_waiting_for_a_result_ends_in_time_and_the_call_goes_on(shop, client, ti
     assert call.result(WAIT_S) == b"x"
 
 
-def test_the_time_that_remains_is_that_of_all_tries(shop, client, timer):
+def test_time_remaining_is_that_of_the_whole_call(shop, client, timer):
     shop.then("UNAVAILABLE")
     call = begin(client(timeout=60.0), "future")
     wait_until(lambda: timer.pending == 1)
@@ -513,7 +513,7 @@ def test_the_time_that_remains_is_that_of_all_tries(shop, client, timer):
 
 
 @both
-def test_a_call_that_is_dropped_is_cancelled(shop, client, style):
+def test_a_dropped_call_is_canceled(shop, client, style):
     hang = Hang()
     shop.then(hang)
     call = begin(client(), style)
@@ -523,7 +523,7 @@ def test_a_call_that_is_dropped_is_cancelled(shop, client, style):
 
 
 @both
-def test_a_call_that_is_dropped_between_two_tries_is_not_made_again(shop, client, timer, style):
+def test_a_call_dropped_between_two_attempts_is_not_retried(shop, client, timer, style):
     shop.then("UNAVAILABLE")
     call = begin(client(), style)
     wait_until(lambda: timer.pending == 1)
@@ -533,7 +533,7 @@ def test_a_call_that_is_dropped_between_two_tries_is_not_made_again(shop, client
     assert len(shop.calls) == 1
 
 
-def test_a_stream_that_is_left_half_read_is_cancelled(shop, client):
+def test_a_stream_dropped_before_its_end_is_canceled(shop, client):
     shop.then(Silent(after=1))
     for message in client().unary_stream(UNARY_STREAM)(b"xyz"):
         assert message == b"x"
@@ -545,7 +545,7 @@ def test_a_stream_that_is_left_half_read_is_cancelled(shop, client):
 
 
 @both
-def test_a_callback_that_raises_or_hangs_stops_no_channel_and_no_call(
+def test_a_callback_that_raises_or_blocks_affects_neither_channel_nor_calls(
     shop, client, timer, events, style
 ):
     end, threads = threading.Event(), []
@@ -578,7 +578,7 @@ def test_a_callback_that_raises_or_hangs_stops_no_channel_and_no_call(
     assert {one.callback for one in events if isinstance(one, CallbackFailed)} == {"done callback"}
 
 
-def test_a_callback_that_is_added_late_is_called_at_once(shop, client):
+def test_a_callback_that_is_added_after_the_end_is_called_at_once(shop, client):
     call = begin(client(), "future")
     call.result(WAIT_S)
     told = []

@@ -39,7 +39,7 @@ def queues():
 
 
 @pytest.mark.parametrize(("kind", "style", "scenario", "common"), [*rows()])
-def test_a_call_ends_as_on_the_bare_channel(
+def test_a_call_ends_as_on_a_channel_without_policies(
     shop, shop_channel, queues, *, kind, style, scenario, common
 ):
     bare = play(shop, shop_channel, kind, style, scenario, bare=True)

@@ -47,7 +47,7 @@ def test_a_retry_sends_all_messages_once_and_in_order(shop, client, call_of):
 
 
 @each_style
-def test_a_retry_goes_on_with_messages_that_come_after_it_began(shop, client, call_of):
+def test_a_retry_sends_messages_that_arrive_after_its_begin(shop, client, call_of):
     source = queue.Queue()
     source.put(b"a")
     shop.then("UNAVAILABLE")
@@ -79,7 +79,7 @@ def test_a_stream_is_retried_up_to_its_limit_of_bytes(shop, client, call_of):
 
 
 @each_style
-def test_an_iterator_that_raises_ends_the_call_as_grpc_does(shop, client, call_of):
+def test_an_iterator_that_raises_ends_the_call_as_in_grpc(shop, client, call_of):
     def broken():
         yield b"a"
         raise ValueError("no more")
@@ -91,7 +91,7 @@ def test_an_iterator_that_raises_ends_the_call_as_grpc_does(shop, client, call_o
     assert len(shop.calls) <= 1
 
 
-def test_without_retries_a_request_stream_is_handed_to_grpc(shop, shop_channel):
+def test_without_retries_a_request_stream_is_passed_to_grpc_unchanged(shop, shop_channel):
     channel = intercept_channel(shop_channel, CallPolicy(timeout=WAIT_S))
     shop.then(Hang())
     call = channel.stream_unary(STREAM_UNARY).future(iter([b"a", b"b"]))
@@ -100,7 +100,7 @@ def test_without_retries_a_request_stream_is_handed_to_grpc(shop, shop_channel):
 
 
 @each_style
-def test_failback_delivers_a_stream_whole(shop, shop_channel, call_of):
+def test_failback_delivers_a_whole_request_stream(shop, shop_channel, call_of):
     default = [b"later"] if call_of is STYLES["stream"] else b"later"
     policy = CallPolicy(
         failback=FailbackPolicy(retry_on="UNAVAILABLE", backoff=60.0, default=default)

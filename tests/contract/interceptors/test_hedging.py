@@ -122,7 +122,7 @@ def test_if_all_attempts_fail_the_caller_gets_the_last_failure(shop, client, beg
     assert len(shop.calls) == 3
 
 
-def test_a_server_that_wants_no_more_attempts_gets_none(shop, client):
+def test_a_negative_pushback_ends_hedging(shop, client):
     shop.then(Fail("UNAVAILABLE", trailing=(("grpc-retry-pushback-ms", "-1"),)))
     assert future(client()).exception(WAIT_S).code() is grpc.StatusCode.UNAVAILABLE
     assert len(shop.calls) == 1
@@ -228,7 +228,7 @@ def test_a_future_through_an_interceptor_is_hedged(shop, shop_channel, timer):
     slow = Hang()
     shop.then(slow)
     policy = CallPolicy(hedging=HEDGING, methods={"*": MethodPolicy(idempotent=True)})
-    with pytest.warns(match="hedges calls by .future\\(\\) only"):
+    with pytest.warns(match="hedges only calls of .future\\(\\)"):
         interceptors = client_interceptors(policy, timer=timer)
     call = future(grpc.intercept_channel(shop_channel, *interceptors))
     assert slow.begun.wait(WAIT_S)

@@ -33,7 +33,7 @@ def wasting(begun, ended):
 
 
 @pytest.mark.parametrize("kind", ["unary_unary", "stream_stream"])
-def test_each_hop_sees_less_than_the_one_before(kind, chain):
+def test_each_hop_has_less_time_than_the_previous_one(kind, chain):
     chain.leaf(kind).hop(kind).hop(kind)
     assert ask(chain.target, kind, timeout=ENTRY) == [b"leaf"]
     entry, middle, leaf = chain.seen
@@ -50,7 +50,7 @@ def test_each_hop_sees_less_than_the_one_before(kind, chain):
         ("stream_stream", False),
     ],
 )
-async def test_each_aio_hop_sees_less_than_the_one_before(kind, intercepted, aio_chain):
+async def test_each_aio_hop_has_less_time_than_the_previous_one(kind, intercepted, aio_chain):
     await aio_chain.leaf(kind)
     await aio_chain.hop(kind, intercepted=intercepted)
     await aio_chain.hop(kind, intercepted=intercepted)
@@ -60,7 +60,7 @@ async def test_each_aio_hop_sees_less_than_the_one_before(kind, intercepted, aio
     assert entry > middle
 
 
-async def test_a_deadline_passes_from_one_world_to_the_other(chain, aio_chain):
+async def test_a_deadline_is_propagated_between_sync_and_aio(chain, aio_chain):
     chain.leaf("unary_unary").hop("unary_unary")
     aio_chain.target = chain.target
     await aio_chain.hop("unary_unary")
@@ -69,14 +69,14 @@ async def test_a_deadline_passes_from_one_world_to_the_other(chain, aio_chain):
     assert aio_chain.seen[0] > chain.seen[0]
 
 
-def test_without_a_deadline_at_the_entry_there_is_none_at_the_leaf(chain):
+def test_without_a_deadline_at_the_first_hop_the_last_has_none(chain):
     kind = "stream_unary"
     chain.leaf(kind).hop(kind).hop(kind)
     assert ask(chain.target, kind, timeout=None) == [b"leaf"]
     assert chain.seen == [None, None, None]
 
 
-async def test_without_a_deadline_at_the_entry_there_is_none_at_the_aio_leaf(aio_chain):
+async def test_without_a_deadline_at_the_first_aio_hop_the_last_has_none(aio_chain):
     kind = "unary_stream"
     await aio_chain.leaf(kind)
     await aio_chain.hop(kind)
@@ -84,7 +84,7 @@ async def test_without_a_deadline_at_the_entry_there_is_none_at_the_aio_leaf(aio
     assert aio_chain.seen == [None, None]
 
 
-def test_a_client_may_be_told_to_pass_no_deadline_on(chain):
+def test_propagate_deadline_can_be_turned_off(chain):
     chain.policy = CallPolicy(timeout=DeadlinePolicy(propagate_deadline=False))
     chain.leaf("unary_unary").hop("unary_unary")
     ask(chain.target, "unary_unary", timeout=ENTRY)
@@ -92,7 +92,7 @@ def test_a_client_may_be_told_to_pass_no_deadline_on(chain):
     assert chain.seen[1] is None
 
 
-def test_a_scope_of_the_caller_is_the_deadline_of_all_hops(chain):
+def test_a_scope_of_the_caller_limits_all_hops(chain):
     chain.leaf("unary_unary").hop("unary_unary")
     call = chain.channel().unary_unary(METHOD)
     with deadline_scope(ENTRY):
@@ -100,7 +100,7 @@ def test_a_scope_of_the_caller_is_the_deadline_of_all_hops(chain):
     assert ENTRY > chain.seen[1] > 0
 
 
-def test_nobody_works_on_after_the_deadline(chain):
+def test_no_hop_works_after_the_deadline(chain):
     """The leaf minds its deadline, and the call to it ends at that time too."""
     begun, ended, codes = [], threading.Event(), []
     chain.serve(handler("unary_unary", wasting(begun, ended)))
@@ -125,7 +125,7 @@ def test_nobody_works_on_after_the_deadline(chain):
     assert codes[0] in {grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}
 
 
-async def test_nobody_works_on_after_the_deadline_in_aio(aio_chain):
+async def test_no_aio_hop_works_after_the_deadline(aio_chain):
     """grpc.aio cancels the handlers; what they were doing ends with them."""
     begun, cancelled = [], []
 
@@ -147,7 +147,7 @@ async def test_nobody_works_on_after_the_deadline_in_aio(aio_chain):
     await aio_wait_until(lambda: cancelled)
 
 
-async def test_a_plain_handler_of_an_aio_server_that_minds_its_deadline_stops(aio_chain):
+async def test_a_plain_handler_of_an_aio_server_that_checks_its_deadline_stops(aio_chain):
     begun, ended = [], threading.Event()
     await aio_chain.serve(handler("unary_unary", wasting(begun, ended)))
     await aio_chain.hop("unary_unary")
@@ -159,7 +159,7 @@ async def test_a_plain_handler_of_an_aio_server_that_minds_its_deadline_stops(ai
     assert await asyncio.to_thread(ended.wait, WAIT_S)
 
 
-def test_a_handler_that_has_no_time_left_asks_nobody(chain):
+def test_a_handler_without_time_left_makes_no_call(chain):
     begun, codes = [], []
     chain.leaf("unary_unary")
     further = chain.channel().unary_unary(METHOD)
@@ -185,7 +185,7 @@ def test_a_handler_that_has_no_time_left_asks_nobody(chain):
     assert chain.seen == []
 
 
-async def test_a_plain_handler_of_an_aio_server_passes_its_deadline_on(chain):
+async def test_a_plain_handler_of_an_aio_server_propagates_its_deadline(chain):
     """It runs in a pool, where the call's own context is not."""
     chain.leaf("unary_unary")
     further = chain.channel().unary_unary(METHOD)
@@ -195,7 +195,7 @@ async def test_a_plain_handler_of_an_aio_server_passes_its_deadline_on(chain):
     assert ENTRY * 1.01 > chain.seen[0] > 0
 
 
-def test_a_thread_that_a_handler_starts_is_not_bound_by_its_deadline(chain):
+def test_a_thread_that_a_handler_starts_does_not_have_its_deadline(chain):
     """Work that outlives the call, on purpose."""
     seen = []
 

@@ -22,17 +22,17 @@ POLICY = CallPolicy(
 TOKEN = grpc.access_token_call_credentials("token")
 
 
-def test_both_worlds_show_the_same_names():
+def test_sync_and_aio_export_the_same_names():
     assert sync.__all__ == aio.__all__ == sorted(sync.__all__)
     assert set(sync.__all__) == set(interceptors.__all__)
 
 
-def test_one_interceptor_of_grpc_is_for_all_four_kinds():
+def test_one_interceptor_of_grpc_handles_all_four_kinds():
     (one,) = client_interceptors(CallPolicy())
     assert all(isinstance(one, getattr(grpc, f"{kind}ClientInterceptor")) for kind in KINDS)
 
 
-def test_grpc_aio_gets_one_interceptor_for_each_kind():
+def test_grpc_aio_has_one_interceptor_for_each_kind():
     """It takes no object for several."""
     kinds = [getattr(grpc.aio, f"{kind}ClientInterceptor") for kind in KINDS]
     ours = aio.client_interceptors(CallPolicy())
@@ -44,7 +44,7 @@ def test_grpc_aio_gets_one_interceptor_for_each_kind():
 # --- What is refused ---
 
 
-async def test_what_is_no_policy_timer_queue_or_drain_is_refused_where_it_is_given():
+async def test_arguments_of_a_wrong_type_are_refused():
     policy = CallPolicy()
     rows = [
         (side, given, others, said)
@@ -68,7 +68,7 @@ async def test_what_is_no_policy_timer_queue_or_drain_is_refused_where_it_is_giv
     assert wrong == []
 
 
-async def test_a_channel_of_the_other_world_is_refused_with_where_to_go():
+async def test_a_channel_of_the_other_world_is_refused_with_a_hint():
     with (
         grpc.insecure_channel("127.0.0.1:1") as bare,
         pytest.raises(TypeError, match="must be a grpc"),
@@ -84,7 +84,7 @@ async def test_a_server_of_grpc_aio_refuses_the_interceptors_of_grpc_before_it_s
         grpc.aio.server(interceptors=sync.server_interceptors())
 
 
-async def test_a_time_that_is_none_is_refused_before_any_queue_is_closed(timer):
+async def test_an_invalid_time_is_refused_before_any_queue_is_closed(timer):
     policy = FailbackPolicy(retry_on=ConnectionError)
     with sync.FailbackQueues(timer) as queues:
         for wrong, error in ((float("nan"), ConfigurationError), ("soon", TypeError)):
@@ -178,7 +178,7 @@ async def test_each_attempt_of_grpc_aio_is_made_with_what_the_caller_gave(own_ch
     assert_given_each_time(shop)
 
 
-def test_a_call_that_waits_for_its_server_is_not_retried_but_waits(shop, shop_channel):
+def test_a_call_with_wait_for_ready_waits_in_its_first_attempt(shop, shop_channel):
     shop.kill()
     note, states = Note(), []
     shop_channel.subscribe(states.append, try_to_connect=True)

@@ -68,7 +68,7 @@ def status(target, kind):
     return error.code(), error.details(), [tuple(pair) for pair in error.trailing_metadata()]
 
 
-def test_interceptors_of_the_other_world_fail_calls_readably_and_the_server_lives(caplog):
+def test_aio_interceptors_on_a_sync_server_fail_calls_with_a_clear_error(caplog):
     behavior = answering("unary_unary", left)
     others = [Once(*aio.server_interceptors())]
     with serving(handler("unary_unary", behavior), interceptors=others) as target:
@@ -86,7 +86,7 @@ def test_a_handler_sees_the_deadline_of_its_caller(kind):
 
 
 @pytest.mark.parametrize("kind", TWO_KINDS)
-def test_a_deadline_does_not_leak_into_the_next_call_on_the_same_thread(kind):
+def test_the_deadline_of_a_call_is_not_seen_by_the_next_call_on_its_thread(kind):
     behavior = answering(kind, left)
     interceptors = server_interceptors()
     with serving(handler(kind, behavior), interceptors=interceptors, workers=1) as target:
@@ -102,7 +102,7 @@ def test_the_policy_of_the_server_shortens_the_deadline_that_handlers_see():
             assert 1 < seconds(ask(target, "unary_unary", timeout=own)) <= WAIT_S * ROUNDED
 
 
-def test_each_method_has_the_limits_of_its_own():
+def test_each_method_has_its_own_limits():
     behavior = answering("unary_unary", left)
     methods = {METHOD: MethodPolicy(timeout=WAIT_S)}
     interceptors = server_interceptors(CallPolicy(timeout=WAIT_S / 3, methods=methods))
@@ -111,7 +111,7 @@ def test_each_method_has_the_limits_of_its_own():
 
 
 @pytest.mark.parametrize("kind", ["stream_unary", "unary_stream"])
-def test_a_call_whose_deadline_passed_before_its_turn_is_not_handed_to_its_handler(kind, events):
+def test_a_call_whose_deadline_has_passed_is_refused(kind, events):
     served, held_up = [], []
     behavior = answering(kind, served.append)
 
@@ -137,7 +137,7 @@ def test_a_call_whose_deadline_passed_before_its_turn_is_not_handed_to_its_handl
     assert late.late_s >= 0
 
 
-def test_a_method_that_does_not_exist_stays_unknown():
+def test_an_unknown_method_is_unimplemented():
     made = handler("unary_unary", None)
     with (
         serving(made, interceptors=server_interceptors()) as target,
@@ -184,7 +184,7 @@ def test_a_status_reaches_the_client_unchanged(kind, look, slow_call_threshold):
         assert status(target, kind) == status(plain, kind)
 
 
-def test_an_abort_raises_in_the_handler_what_it_always_raises():
+def test_abort_raises_grpcs_exception_in_the_handler():
     seen = []
 
     def behavior(request, context):
@@ -201,7 +201,7 @@ def test_an_abort_raises_in_the_handler_what_it_always_raises():
 
 
 @pytest.mark.parametrize("kind", TWO_KINDS)
-def test_interceptors_before_and_after_it_do_their_work_on_the_same_context(kind):
+def test_other_interceptors_get_the_same_context(kind):
     seen = []
 
     def first(context):
@@ -223,8 +223,8 @@ def test_interceptors_before_and_after_it_do_their_work_on_the_same_context(kind
     assert len({context for _, _, context in seen}) == 1
 
 
-def test_what_a_handler_sets_in_its_context_is_seen_by_the_interceptors_around_it():
-    """Access logs rest on it."""
+def test_outer_interceptors_see_context_variables_that_a_handler_sets():
+    """Access logs depend on it."""
     seen = []
 
     class Log(grpc.ServerInterceptor):
@@ -245,7 +245,7 @@ def test_what_a_handler_sets_in_its_context_is_seen_by_the_interceptors_around_i
     assert seen == ["by the handler"]
 
 
-def test_a_handler_runs_in_the_pool_of_its_own():
+def test_a_handler_with_its_own_thread_pool_runs_there():
     with ThreadPoolExecutor(1, thread_name_prefix="its-own") as pool:
         behavior = answering("unary_unary", lambda _context: threading.current_thread().name)
         behavior.experimental_thread_pool = pool
@@ -254,7 +254,7 @@ def test_a_handler_runs_in_the_pool_of_its_own():
             assert b"its-own" in ask(target, "unary_unary")[0]
 
 
-def test_a_handler_that_pushes_its_answers_goes_on_pushing_them():
+def test_a_handler_that_pushes_responses_still_pushes_them():
     def behavior(request, context, push):
         push(repr(left()).encode())
         threading.Thread(target=push, args=(None,)).start()
@@ -265,7 +265,7 @@ def test_a_handler_that_pushes_its_answers_goes_on_pushing_them():
         assert 0 < seconds(ask(target, "stream_stream")) <= WAIT_S * ROUNDED
 
 
-def test_watchers_of_grpcs_health_service_do_not_hold_a_thread_each():
+def test_watchers_of_grpcs_health_service_do_not_block_a_thread_each():
     with ThreadPoolExecutor(2) as pool:
         server = grpc.server(pool, interceptors=server_interceptors())
         servicer = health.HealthServicer()
@@ -313,7 +313,7 @@ def slow_calls(events):
 
 
 @pytest.mark.parametrize("kind", TWO_KINDS)
-def test_a_call_that_runs_for_long_is_told_while_it_runs(kind, timer, events):
+def test_a_slow_call_is_reported_while_it_runs(kind, timer, events):
     gate = Gate()
     interceptors = server_interceptors(SLOW, timer=timer)
     with (
@@ -351,7 +351,7 @@ def fails(context):
         ("unary_stream", fails),
     ],
 )
-def test_nothing_waits_for_a_call_that_has_ended(kind, ending, timer, events):
+def test_no_timeout_remains_after_the_end_of_a_call(kind, ending, timer, events):
     gate = Gate()
     interceptors = server_interceptors(SLOW, timer=timer)
     with (
@@ -371,7 +371,7 @@ def test_nothing_waits_for_a_call_that_has_ended(kind, ending, timer, events):
     assert slow_calls(events) == []
 
 
-def test_nothing_waits_for_a_stream_that_its_client_left(timer):
+def test_no_timeout_remains_after_the_client_has_canceled_a_stream(timer):
     kind = "unary_stream"
 
     def behavior(request, context):
@@ -390,7 +390,7 @@ def test_nothing_waits_for_a_stream_that_its_client_left(timer):
         assert wait_until(lambda: timer.pending == 0)
 
 
-def test_nothing_waits_for_a_stream_that_did_not_come_about(timer):
+def test_no_timeout_remains_after_a_stream_handler_has_raised(timer):
     kind = "stream_stream"
 
     def behavior(request, context):
@@ -405,7 +405,7 @@ def test_nothing_waits_for_a_stream_that_did_not_come_about(timer):
         assert wait_until(lambda: timer.pending == 0)
 
 
-def test_the_time_to_find_the_answers_of_a_stream_counts(timer, events):
+def test_slow_call_threshold_includes_the_time_until_the_first_response(timer, events):
     gate = Gate()
 
     def behavior(request, context):
@@ -436,7 +436,7 @@ def pushing(pushes):
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
-def test_a_stream_of_pushed_answers_counts_until_it_ends(cancelled, timer, events):
+def test_a_stream_of_pushed_responses_is_slow_until_its_end(cancelled, timer, events):
     pushes = []
     interceptors = server_interceptors(SLOW, timer=timer)
     with (
@@ -459,7 +459,7 @@ def test_a_stream_of_pushed_answers_counts_until_it_ends(cancelled, timer, event
     assert slow_calls(events) == []
 
 
-def test_only_the_methods_that_have_a_limit_are_watched(timer):
+def test_only_methods_with_slow_call_threshold_set_a_timeout(timer):
     policy = CallPolicy(methods={"/test.Other/*": MethodPolicy(timeout=SLOW.timeout)})
     made = handler("unary_unary", lambda request, context: request)
     with serving(made, interceptors=server_interceptors(policy, timer=timer)) as target:
@@ -481,7 +481,7 @@ def useless_timer(request):
     [("unary_unary", "stopped"), ("unary_stream", "full")],
     indirect=["useless_timer"],
 )
-def test_a_timer_that_takes_no_more_does_not_harm_a_call(kind, useless_timer):
+def test_a_timer_that_takes_no_timeout_does_not_affect_calls(kind, useless_timer):
     gate = Gate()
     gate.opened.set()
     interceptors = server_interceptors(SLOW, timer=useless_timer)

@@ -9,7 +9,7 @@ UNAVAILABLE = FinishedError(grpc.StatusCode.UNAVAILABLE, "gone", trailing=(("a",
 LATE = FinishedError(grpc.StatusCode.DEADLINE_EXCEEDED, "slow")
 
 
-def test_it_is_an_rpc_error_with_responses_and_errors():
+def test_broadcast_failed_is_an_rpc_error_with_responses_and_errors():
     errors = {"b:1": UNAVAILABLE, "d:1": LATE}
     error = BroadcastFailed("/shop.Cache/Drop", {"c:1": b"ok"}, errors)
     assert isinstance(error, grpc.RpcError)

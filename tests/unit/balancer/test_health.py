@@ -72,7 +72,7 @@ def test_an_unhealthy_subchannel_is_checked_with_a_growing_wait_until_it_answers
     assert len(checked.prober.probes) == 4  # the wait begins anew
 
 
-def test_a_late_answer_of_an_earlier_check_means_nothing(checked, timer):
+def test_the_late_result_of_an_earlier_check_is_ignored(checked, timer):
     checked.mark_unhealthy()
     timer.advance(1.1)
     checked.pool.mark_healthy(checked.one)
@@ -172,7 +172,7 @@ def test_removed_subchannels_and_closed_pools_are_not_checked(checked, timer):
     assert timer.pending == 0
 
 
-def test_an_answer_that_comes_after_the_removal_means_nothing(checked, timer):
+def test_a_result_after_the_removal_is_ignored(checked, timer):
     checked.mark_unhealthy()
     timer.advance(1.1)
     checked.pool.update([at(2)])
@@ -232,7 +232,7 @@ def test_a_dropped_pool_is_not_kept_by_its_checks(checked, timer, make_pool):
         (None, "CANCELLED", False),
     ],
 )
-def test_any_answer_but_that_the_server_does_not_serve_is_one(response, code, answered):
+def test_a_check_is_answered_unless_unreachable_or_not_serving(response, code, answered):
     assert is_answered(response, code) is answered
 
 

@@ -114,7 +114,7 @@ def test_of_two_instances_with_the_same_id_the_last_counts(pool):
     assert ports(pool.subchannels) == [2]
 
 
-def test_an_update_with_something_else_changes_nothing(pool):
+def test_an_update_with_a_wrong_type_is_refused_and_changes_nothing(pool):
     pool.update([at(1)])
     with pytest.raises(TypeError, match="ServiceInstance"):
         pool.update([at(2), "10.0.0.7:3"])
@@ -316,7 +316,7 @@ def test_a_picker_is_prepared_again_only_after_a_change(make_pool):
     assert picker.seen[1:] == [([2], [100])]
 
 
-def test_what_a_picker_raises_in_prepare_is_raised_by_calls_until_a_change(make_pool):
+def test_an_exception_of_prepare_is_raised_by_calls_until_a_change(make_pool):
     class Broken(First):
         def prepare(self, subchannels, weights):
             if 1 in ports(subchannels):
@@ -532,7 +532,7 @@ def test_a_subset_takes_the_preferred_zone_and_keeps_some_of_another(make_pool):
     assert len(subset(pool, instances[:50])) == 8
 
 
-def test_a_subset_prefers_instances_that_want_calls(make_pool):
+def test_a_subset_prefers_instances_that_are_up_and_have_a_weight(make_pool):
     pool = make_pool(subset_size=4)
     unwanted = [{"weight": 0}, {"status": "DRAINING"}]
     instances = [at(port, **unwanted[port % 2]) for port in range(1, 50)]

@@ -48,7 +48,7 @@ def expected(subset, instances, zone, protocol):
 
 @pytest.mark.parametrize(("zone", "protocol"), [("", ""), ("a", ""), ("a", "grpc"), ("", "grpcs")])
 @given(updates=UPDATES)
-def test_updates_give_the_subset_of_all_instances(zone, protocol, updates):
+def test_updates_in_any_order_lead_to_the_subset_of_all_instances(zone, protocol, updates):
     subset = InstanceSubset(size=SIZE, zone=zone, protocol=protocol)
     for update in updates:
         subset.update(update)
@@ -57,7 +57,7 @@ def test_updates_give_the_subset_of_all_instances(zone, protocol, updates):
         assert {one.id for one in subset.chosen()} == expected(subset, last, zone, protocol)
 
 
-def test_what_is_no_instance_is_refused_and_changes_nothing():
+def test_an_argument_of_a_wrong_type_is_refused_and_changes_nothing():
     subset = InstanceSubset(size=SIZE, zone="", protocol="")
     subset.update([instance("a")])
     with pytest.raises(TypeError, match=r"instances must be .*, not 'b:1'"):

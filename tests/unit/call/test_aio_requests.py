@@ -6,7 +6,7 @@ from fixtures.aio_doors import read_all
 from rpcwheel.call.aio_requests import RequestStream
 
 
-async def test_only_the_newest_feed_gets_what_comes():
+async def test_only_the_iterator_of_the_newest_attempt_gets_new_messages():
     gate = asyncio.Event()
 
     async def source():
@@ -28,7 +28,7 @@ async def test_only_the_newest_feed_gets_what_comes():
     assert requests.is_over
 
 
-async def test_a_cancelled_try_takes_no_message_with_it():
+async def test_a_canceled_attempt_loses_no_message():
     gate = asyncio.Event()
 
     async def source():
@@ -43,7 +43,7 @@ async def test_a_cancelled_try_takes_no_message_with_it():
     assert await read_all(requests.replay()) == [b"a"]
 
 
-async def test_a_source_is_read_only_as_fast_as_it_is_sent():
+async def test_an_iterator_is_read_one_message_at_a_time():
     read = []
 
     async def source():
@@ -57,7 +57,7 @@ async def test_a_source_is_read_only_as_fast_as_it_is_sent():
     assert read == [0]
 
 
-async def test_what_is_closed_is_read_no_more():
+async def test_a_closed_stream_is_not_read():
     async def source():
         try:
             await asyncio.Event().wait()

@@ -23,23 +23,23 @@ def taken(one, now_ns=0, tries=1000):
     return sum(one.take(now_ns) for _ in range(tries))
 
 
-def test_a_target_without_calls_has_min_retries():
+def test_without_calls_min_retries_are_allowed():
     assert taken(budget(min_retries=10)) == 10
 
 
-def test_without_calls_and_min_retries_there_are_no_retries():
+def test_without_calls_and_min_retries_no_retry_is_allowed():
     assert taken(budget(min_retries=0)) == 0
 
 
 @pytest.mark.parametrize(("calls", "retries"), [(49, 10), (50, 10), (54, 10), (55, 11), (500, 100)])
-def test_the_share_counts_from_where_it_is_more_than_min_retries(calls, retries):
+def test_the_share_applies_if_it_is_more_than_min_retries(calls, retries):
     one = budget(share=0.2, min_retries=10)
     for _ in range(calls):
         one.call(0)
     assert taken(one) == retries
 
 
-def test_a_part_of_a_retry_is_none():
+def test_the_share_is_rounded_down():
     one = budget(share=0.2, min_retries=0)
     for _ in range(4):
         one.call(0)
@@ -48,7 +48,7 @@ def test_a_part_of_a_retry_is_none():
     assert taken(one) == 1
 
 
-def test_a_share_of_nothing_leaves_min_retries_and_one_of_all_as_many_retries_as_calls():
+def test_a_share_of_zero_allows_min_retries_and_a_share_of_one_a_retry_for_each_call():
     none, all_ = budget(share=0.0, min_retries=3), budget(share=1.0, min_retries=3)
     for _ in range(100):
         none.call(0)
@@ -57,7 +57,7 @@ def test_a_share_of_nothing_leaves_min_retries_and_one_of_all_as_many_retries_as
     assert taken(all_) == 100
 
 
-def test_a_refused_retry_takes_nothing():
+def test_a_refused_retry_is_not_counted():
     one = budget(min_retries=10)
     assert taken(one, tries=10) == 10
     assert taken(one, tries=500) == 0
@@ -66,7 +66,7 @@ def test_a_refused_retry_takes_nothing():
     assert taken(one) == 1
 
 
-def test_retries_come_back_when_the_old_ones_are_ten_seconds_ago():
+def test_retries_stop_counting_after_ten_seconds():
     one = budget(min_retries=10)
     assert taken(one, 0) == 10
     assert taken(one, 10 * S - 1) == 0
@@ -90,7 +90,7 @@ def test_the_window_slides_second_by_second():
 
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 30), st.integers(0, 30)), max_size=20))
-def test_a_jump_by_years_begins_anew_however_full_it_was(story):
+def test_after_a_jump_of_the_clock_by_years_all_counts_are_zero(story):
     one, now_ns = budget(min_retries=2), 0
     for seconds, calls, tries in story:
         now_ns += seconds * S
@@ -104,12 +104,12 @@ def test_a_jump_by_years_begins_anew_however_full_it_was(story):
     assert taken(one, now_ns) == 18
 
 
-def test_a_clock_that_stands_still_gives_no_retries_back():
+def test_while_the_clock_stands_still_no_retries_are_added():
     one = budget(min_retries=10)
     assert taken(one, 5 * S, tries=10_000) == 10
 
 
-def test_a_thread_that_read_the_clock_a_second_ago_changes_nothing_of_the_newer_second():
+def test_an_old_time_does_not_reset_a_newer_second():
     one = budget(min_retries=10)
     assert taken(one, 5 * S) == 10
     one.call(4 * S)
@@ -117,7 +117,7 @@ def test_a_thread_that_read_the_clock_a_second_ago_changes_nothing_of_the_newer_
     assert not one.take(5 * S)
 
 
-def test_a_thread_that_read_the_clock_long_ago_finds_the_budget_as_it_is():
+def test_a_very_old_time_counts_in_the_newer_slot():
     one = budget(share=0.2, min_retries=0)
     for _ in range(50):
         one.call(15 * S)  # in the place that second 5 had
@@ -127,7 +127,7 @@ def test_a_thread_that_read_the_clock_long_ago_finds_the_budget_as_it_is():
 
 
 @pytest.mark.parametrize("rate", [1, 5, 6, 20, 200])
-def test_a_server_that_fails_always_gets_a_fifth_more_calls_at_most(rate):
+def test_a_server_that_always_fails_gets_at_most_a_fifth_more_calls(rate):
     """Each call is retried twice if the budget lets it, at a steady rate for two minutes."""
     one, retries = budget(share=0.2, min_retries=10), 0
     for step in range(120 * rate):
@@ -142,7 +142,7 @@ def test_a_server_that_fails_always_gets_a_fifth_more_calls_at_most(rate):
         assert retries <= 12 * 10
 
 
-def test_bursts_and_pauses_get_min_retries_for_each_window_at_most():
+def test_bursts_get_at_most_min_retries_in_each_window():
     one, calls, retries = budget(share=0.2, min_retries=10), 0, 0
     for burst in range(20):
         for step in range(300):
@@ -199,7 +199,7 @@ TestAgainstAModel = AgainstAModel.TestCase
 
 
 @pytest.mark.usefixtures("hasty_threads")
-def test_threads_that_ask_at_once_never_get_one_too_many():
+def test_concurrent_threads_never_get_more_retries_than_allowed():
     for min_retries in range(1, 30):
         one, got = budget(share=0.0, min_retries=min_retries), []
         run_threads(*[lambda one=one, got=got: got.append(taken(one, 0, 40))] * 4)
@@ -208,7 +208,7 @@ def test_threads_that_ask_at_once_never_get_one_too_many():
 
 
 @pytest.mark.usefixtures("hasty_threads")
-def test_threads_that_hammer_it_while_seconds_pass_leave_nothing_behind():
+def test_after_concurrent_use_all_counts_expire():
     one = budget(share=0.5, min_retries=0)
 
     def hammer():

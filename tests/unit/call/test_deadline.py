@@ -13,11 +13,11 @@ from rpcwheel.errors import ConfigurationError
 from rpcwheel.rpc import DEADLINE
 
 
-def test_there_is_none_outside_a_scope():
+def test_outside_of_scopes_there_is_no_deadline():
     assert current_deadline() is None
 
 
-def test_a_scope_gives_one_deadline_to_all_that_runs_in_it():
+def test_a_scope_has_one_deadline_for_all_code_in_it():
     with deadline_scope(100) as deadline:
         assert current_deadline() == deadline
         assert 99 < current_deadline().remaining() <= 100
@@ -39,25 +39,25 @@ def test_of_two_scopes_the_earlier_deadline_holds(outer, inner):
         assert current_deadline() == first
 
 
-def test_a_scope_ends_with_what_is_raised_in_it():
+def test_a_scope_ends_with_an_exception():
     with pytest.raises(KeyError), deadline_scope(10):
         raise KeyError
     assert current_deadline() is None
 
 
-def test_a_deadline_that_has_passed_has_nothing_left():
+def test_a_deadline_that_has_passed_has_no_time_remaining():
     deadline = Deadline(time.monotonic_ns() - 1)
     assert deadline.expired()
     assert deadline.remaining() == 0.0
 
 
 @pytest.mark.parametrize("timeout", [0, -5])
-def test_a_scope_without_time_has_expired_at_once(timeout):
+def test_a_scope_of_zero_seconds_has_expired(timeout):
     with deadline_scope(timeout):
         assert current_deadline().expired()
 
 
-def test_a_scope_for_ever_never_expires():
+def test_an_infinite_scope_does_not_expire():
     with deadline_scope(float("inf")):
         assert not current_deadline().expired()
         assert current_deadline().remaining() > 1e9
@@ -66,13 +66,13 @@ def test_a_scope_for_ever_never_expires():
 @pytest.mark.parametrize(
     ("timeout", "error"), [("2", TypeError), (None, TypeError), (float("nan"), ConfigurationError)]
 )
-def test_a_scope_refuses_what_is_no_time_and_changes_nothing(timeout, error):
+def test_an_invalid_timeout_is_refused_and_changes_nothing(timeout, error):
     with pytest.raises(error), deadline_scope(timeout):
         pass
     assert current_deadline() is None
 
 
-async def test_a_task_has_the_deadline_of_what_made_it_and_keeps_its_own():
+async def test_a_task_has_the_deadline_of_its_creator_and_may_set_its_own():
     async def inner():
         with deadline_scope(10) as own:
             await asyncio.sleep(0)
@@ -84,7 +84,7 @@ async def test_a_task_has_the_deadline_of_what_made_it_and_keeps_its_own():
         assert current_deadline() == outer
 
 
-async def test_a_thread_has_it_if_it_runs_in_a_copy_of_the_context():
+async def test_a_thread_in_a_copy_of_the_context_has_the_deadline():
     with deadline_scope(100) as deadline, ThreadPoolExecutor(1) as pool:
         assert await asyncio.to_thread(current_deadline) == deadline
         assert pool.submit(current_deadline).result() is None

@@ -42,7 +42,7 @@ def test_the_defaults_of_a_retry():
         ("UNAVAILABLE", grpc.StatusCode.UNAVAILABLE),
     ],
 )
-def test_codes_may_be_given_one_or_many_by_name_or_by_grpc_s_enum(on):
+def test_codes_may_be_names_or_members_of_grpcs_enum(on):
     assert RetryPolicy(retry_on=on).retry_on == {"UNAVAILABLE"}
 
 
@@ -61,19 +61,19 @@ def test_codes_may_be_given_one_or_many_by_name_or_by_grpc_s_enum(on):
         ),
     ],
 )
-def test_codes_that_are_none_are_refused_with_what_is_allowed(on, said):
+def test_unknown_codes_are_refused_with_the_allowed_ones(on, said):
     with pytest.raises(ConfigurationError, match=re.escape(said)):
         RetryPolicy(retry_on=on)
 
 
-def test_without_codes_the_message_says_what_is_retried():
+def test_without_codes_the_error_says_that_they_are_required():
     said = r"`retry_on` is missing; .* only calls of methods that are marked idempotent are retried"
     with pytest.raises(ConfigurationError, match=said):
         RetryPolicy()
 
 
 @pytest.mark.parametrize("on", [14, ConnectionError, [None], lambda error: True])
-def test_what_is_no_code_is_a_type_error(on):
+def test_a_code_of_another_type_is_a_type_error(on):
     with pytest.raises(TypeError, match="`retry_on` must name status codes, such as 'UNAVAILABLE'"):
         RetryPolicy(retry_on=on)
 
@@ -100,7 +100,7 @@ def test_what_is_no_code_is_a_type_error(on):
         ({"attempts": 3}, "did you mean 'max_attempts'?"),
     ],
 )
-def test_a_retry_that_makes_no_sense_is_refused_with_what_is_allowed(settings, said):
+def test_retry_settings_out_of_range_are_refused_with_the_allowed_range(settings, said):
     with pytest.raises(ConfigurationError, match=re.escape(said)):
         RetryPolicy(retry_on="UNAVAILABLE", **settings)
 
@@ -118,13 +118,13 @@ def test_a_setting_of_a_wrong_type_is_a_type_error(settings):
 
 @pytest.mark.parametrize("name", ["message_timeout", "slow_call_threshold"])
 @pytest.mark.parametrize("part", [2.0, timedelta(seconds=3)])
-def test_a_limit_that_the_whole_call_does_not_last_for_is_refused(name, part):
+def test_a_limit_longer_than_the_timeout_is_refused(name, part):
     with pytest.raises(ConfigurationError, match=rf"^{name} .* would never be reached, .*\(2\.0\)"):
         DeadlinePolicy(timeout=2.0, **{name: part})
     assert getattr(DeadlinePolicy(timeout=3.1, **{name: part}), name) == part
 
 
-def test_a_deadline_takes_from_a_more_general_one_what_it_does_not_set():
+def test_settings_that_are_not_set_are_inherited():
     general = DeadlinePolicy(
         timeout=10, message_timeout=2, slow_call_threshold=5, propagate_deadline=False
     )
@@ -135,7 +135,7 @@ def test_a_deadline_takes_from_a_more_general_one_what_it_does_not_set():
     assert DeadlinePolicy(slow_call_threshold=1).over(None) == DeadlinePolicy(slow_call_threshold=1)
 
 
-def test_a_shorter_timeout_leaves_out_what_it_inherits_and_would_not_reach():
+def test_inherited_limits_longer_than_the_timeout_are_ignored():
     general = DeadlinePolicy(timeout=10, message_timeout=2, slow_call_threshold=5)
     shorter = DeadlinePolicy(timeout=3).over(general)
     assert (shorter.timeout, shorter.message_timeout, shorter.slow_call_threshold) == (3, 2, None)

@@ -20,7 +20,7 @@ def failed(code="UNAVAILABLE", **more):
     return AttemptResult(code, **more)
 
 
-def test_an_attempt_is_sent_each_delay_until_there_are_enough():
+def test_an_attempt_is_due_after_each_delay_up_to_max_attempts():
     made = plan(S, max_attempts=3)
     assert made.next_ns == 2 * S
     assert made.due(2 * S - 1) is None
@@ -65,7 +65,7 @@ def test_the_call_ends_with_its_last_attempt_when_all_have_failed():
     assert made.is_over
 
 
-def test_which_failures_are_not_fatal_is_the_policys_to_say():
+def test_the_policy_names_the_non_fatal_codes():
     made = plan(non_fatal_codes={"INTERNAL"}, max_attempts=2)
     assert made.ended(0, failed("INTERNAL")) is False
     assert plan(non_fatal_codes=()).ended(0, failed()) is True
@@ -79,7 +79,7 @@ def test_pushback_delays_the_next_attempt():
     assert made.next_ns == 8 * S
 
 
-def test_a_server_that_wants_no_more_attempts_gets_none():
+def test_a_negative_pushback_ends_hedging():
     made = plan(max_attempts=5)
     assert made.due(S)
     assert made.ended(S, failed(pushback_ns=-1)) is False  # the second attempt still runs
@@ -87,14 +87,14 @@ def test_a_server_that_wants_no_more_attempts_gets_none():
     assert made.ended(S, failed()) is True
 
 
-def test_a_server_may_not_ask_for_a_longer_wait_than_max_pushback():
+def test_a_pushback_longer_than_max_pushback_ends_hedging():
     made = plan(max_attempts=5, max_pushback=10.0)
     assert made.ended(0, failed(pushback_ns=10 * S)) is False
     assert made.due(10 * S)
     assert made.ended(10 * S, failed(pushback_ns=10 * S + 1)) is True
 
 
-def test_an_attempt_over_the_budget_is_not_sent_nor_any_after_it():
+def test_after_an_attempt_over_the_budget_no_more_are_made():
     made = plan(budget=RetryBudget(0.0, 1), max_attempts=5)
     assert made.due(S)
     assert made.due(2 * S) is None

@@ -36,7 +36,7 @@ def test_by_default_nothing_is_switched_on():
     assert policy.policy_for("/shop.Orders/Get") == MethodPolicy()
 
 
-def test_a_plain_time_is_the_timeout():
+def test_a_number_is_the_timeout():
     for timeout in (2.0, timedelta(seconds=2), DeadlinePolicy(timeout=2.0), {"timeout": 2}):
         seconds = CallPolicy(timeout=timeout).policy_for("/a/b").timeout.timeout
         assert seconds in {2.0, timedelta(seconds=2)}
@@ -45,7 +45,7 @@ def test_a_plain_time_is_the_timeout():
 # Which policy holds
 
 
-def test_a_name_goes_before_a_pattern_and_a_longer_pattern_before_a_shorter_one():
+def test_a_name_precedes_a_pattern_and_a_longer_pattern_a_shorter_one():
     methods = {
         "/shop.Orders/Get": MethodPolicy(timeout=1.0),
         "/shop.Orders/Get*": MethodPolicy(timeout=1.5),
@@ -59,7 +59,7 @@ def test_a_name_goes_before_a_pattern_and_a_longer_pattern_before_a_shorter_one(
         assert [policy.policy_for(name).timeout.timeout for name in called] == [1.0, 2.0, 3.0, 4.0]
 
 
-def test_of_two_patterns_that_say_as_much_the_later_one_holds():
+def test_of_two_equally_specific_patterns_the_later_one_applies():
     one, other = (
         ("/shop.A/*b", MethodPolicy(timeout=1.0)),
         ("/shop.A/b*", MethodPolicy(timeout=2.0)),
@@ -68,14 +68,14 @@ def test_of_two_patterns_that_say_as_much_the_later_one_holds():
     assert CallPolicy(methods=dict([other, one])).policy_for("/shop.A/bb").timeout.timeout == 1.0
 
 
-def test_a_method_keeps_what_its_own_policy_does_not_set():
+def test_a_method_inherits_settings_that_its_policy_does_not_set():
     policy = CallPolicy(timeout=2.0, retry=SAFE, methods={"/a/*": IDEMPOTENT})
     assert policy.policy_for("/a/b") == MethodPolicy(timeout=2.0, retry=SAFE, idempotent=True)
     assert policy.policy_for("/a/b").retry is SAFE
     assert policy.policy_for("/x/y") == MethodPolicy(timeout=2.0, retry=SAFE)
 
 
-def test_none_switches_off_what_is_on_for_all():
+def test_none_switches_off_a_policy_of_all_methods():
     off = MethodPolicy(timeout=None, retry=None, failback=None)
     policy = CallPolicy(timeout=2.0, retry=SAFE, failback=FAILBACK, methods={"/a/*": off})
     assert policy.policy_for("/a/b") == MethodPolicy()
@@ -92,7 +92,7 @@ def test_another_timeout_for_a_method_changes_nothing_else_of_its_deadline():
     )
 
 
-def test_the_answer_of_the_more_specific_policy_replaces_the_other_kind():
+def test_a_more_specific_default_response_replaces_failback_and_vice_versa():
     default_response, failback = {"default_response": DEFAULT_RESPONSE}, {"failback": FAILBACK}
     for general, own in ((default_response, failback), (failback, default_response)):
         policy = CallPolicy(**general, methods={"/a/*": MethodPolicy(**own)})
@@ -134,7 +134,7 @@ settings = st.fixed_dictionaries(
 
 
 @given(settings, st.dictionaries(patterns, settings), st.sampled_from(["/a/b", "/ab/bc", "/a/bc"]))
-def test_each_setting_is_that_of_the_most_specific_policy_that_has_it(general, methods, method):
+def test_each_setting_comes_from_the_most_specific_policy_that_sets_it(general, methods, method):
     policy = CallPolicy(
         **general, methods={name: MethodPolicy(**own) for name, own in methods.items()}
     )
@@ -176,7 +176,7 @@ def calls(words: str, error: type[Exception] = ConfigurationError, **settings: o
     return partial(CallPolicy, **settings), error, words
 
 
-def test_what_a_call_policy_refuses():
+def test_contradictory_policies_are_refused():
     slow = RetryPolicy(retry_on="UNAVAILABLE", backoff=2.0)
     cut_off = RetryPolicy(retry_on="UNAVAILABLE", attempt_timeout=2.0)
     no_time = "(2.0) leaves no time for another attempt, because timeout (2.0)"
@@ -236,7 +236,7 @@ def test_all_contradictions_are_reported_at_once():
         CallPolicy(timeout=1.0, retry=slow, methods={"/a/*": MethodPolicy(retry=slow)})
 
 
-def test_limits_that_fit_are_accepted():
+def test_limits_within_the_timeout_are_accepted():
     slow = RetryPolicy(retry_on="UNAVAILABLE", backoff=2.0)
     silent = MethodPolicy(timeout=DeadlinePolicy(message_timeout=5.0))
     for settings in (

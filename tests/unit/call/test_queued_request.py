@@ -26,19 +26,19 @@ PAIRS = (("k", "v"), ("authorization", "old"), ("trace-bin", b"\x00"))
         (-1.0, None, 60.0),
     ],
 )
-def test_a_delivery_has_the_time_that_the_call_had(own, policy, seconds):
+def test_the_timeout_of_a_delivery_is_that_of_the_call_or_the_policy(own, policy, seconds):
     timeout = None if policy is None else DeadlinePolicy(timeout=policy)
     assert delivery_timeout(own, MethodConfig.from_policy(MethodPolicy(timeout=timeout))) == seconds
 
 
-def test_metadata_is_kept_as_the_policy_says():
+def test_the_policy_selects_the_metadata_of_deliveries():
     assert queued_metadata(PAIRS, FailbackPolicy(retry_on="UNAVAILABLE")) == (PAIRS[0], PAIRS[2])
     some = FailbackPolicy(retry_on="UNAVAILABLE", metadata=("auth*", "authorization"))
     assert queued_metadata(PAIRS, some) == (PAIRS[1],)
     assert queued_metadata(None, some) == ()
 
 
-def test_a_request_is_kept_as_it_was():
+def test_a_queued_request_is_a_copy():
     request = {"items": [1]}
     kept = queued_request(request)
     request["items"].append(2)
@@ -46,6 +46,6 @@ def test_a_request_is_kept_as_it_was():
     assert queued_request(data := b"bytes") is data
 
 
-def test_what_can_not_be_copied_is_kept_itself():
+def test_a_request_that_can_not_be_copied_is_queued_itself():
     lock = threading.Lock()
     assert queued_request(lock) is lock

@@ -16,19 +16,19 @@ def recording(*messages, limit=1000):
     return made
 
 
-def test_what_was_too_long_once_stays_so():
+def test_a_buffer_that_has_overflowed_stays_empty():
     made = recording(b"x" * 101, b"", b"y", limit=100)
     assert (made.whole, made.messages) == (False, [])
 
 
 @given(st.lists(st.binary(max_size=9)), st.integers(0, 900))
-def test_a_recording_has_all_messages_or_none(messages, limit):
+def test_a_buffer_has_all_messages_or_none(messages, limit):
     made = recording(*messages, limit=limit)
     assert made.whole is (sum(len(message) + OVERHEAD for message in messages) <= limit)
     assert made.messages == (messages if made.whole else [])
 
 
-def test_a_message_that_is_filled_anew_for_each_send_is_kept_as_it_was_each_time():
+def test_a_message_object_that_is_reused_is_stored_as_it_was_each_time():
     message, made = StringValue(), ReplayBuffer(1000)
     for value in ("first", "second", "third"):
         message.value = value
@@ -38,7 +38,7 @@ def test_a_message_that_is_filled_anew_for_each_send_is_kept_as_it_was_each_time
     assert type(made.messages[0]) is StringValue
 
 
-def test_other_objects_are_kept_as_they_were_too():
+def test_other_objects_are_copied_too():
     order, made = {"items": [1]}, ReplayBuffer(10_000)
     made.add(order)
     order["items"].append(2)
@@ -60,20 +60,20 @@ class NoSize:
         raise ValueError("not initialized")
 
 
-def test_a_stream_with_a_message_that_cannot_be_kept_is_not_whole_and_goes_on():
+def test_a_message_that_can_not_be_copied_empties_the_buffer():
     for odd in (NoCopy(), NoSize(), (n for n in [1])):
         made = recording(b"a", odd, b"b", limit=10_000)
         assert (made.whole, made.messages) == (False, [])
 
 
-def test_the_size_is_that_on_the_wire_or_that_in_memory():
+def test_the_size_of_a_message_is_its_serialized_size_or_its_size_in_memory():
     message, order = StringValue(value="order"), ["order"]
     assert size_of(message) == len(message.SerializeToString())
     assert size_of(b"order") == size_of(bytearray(b"order")) == 5
     assert size_of(order) == sys.getsizeof(order)
 
 
-def test_a_stream_of_as_many_bytes_as_the_limit_is_kept_and_no_longer_one():
+def test_a_stream_of_exactly_the_limit_is_stored():
     assert recording().messages == []
     assert recording().complete is False
     for sizes, whole in (((10,), True), ((4, 6), True), ((11,), False), ((10, 1), False)):

@@ -59,7 +59,7 @@ class OneRetry:
 # --- What a policy means ---
 
 
-def test_the_rules_of_a_policy_without_settings():
+def test_the_defaults_of_a_retry_policy():
     made = RetryConfig.from_policy(RetryPolicy(retry_on="UNAVAILABLE"), idempotent=False)
     assert made.retry_on == {"UNAVAILABLE"}
     assert made.max_attempts == 3
@@ -69,7 +69,7 @@ def test_the_rules_of_a_policy_without_settings():
     assert made.budget == (0.2, 10)
 
 
-def test_by_default_the_wait_is_random_up_to_a_tenth_of_a_second_and_doubles_up_to_two():
+def test_the_default_backoff_is_random_up_to_a_tenth_of_a_second_and_doubles_up_to_two():
     backoff = RetryConfig.from_policy(RetryPolicy(retry_on="UNAVAILABLE"), idempotent=True).backoff
 
     def waits(attempt):
@@ -80,7 +80,7 @@ def test_by_default_the_wait_is_random_up_to_a_tenth_of_a_second_and_doubles_up_
         assert 0.8 * longest <= max(waits(attempt)) <= longest
 
 
-def test_the_rules_keep_what_the_policy_says():
+def test_the_settings_of_a_policy_are_taken_over():
     made = rules(
         retry_on={grpc.StatusCode.ABORTED, "UNKNOWN"},
         max_attempts=7,
@@ -95,7 +95,7 @@ def test_the_rules_keep_what_the_policy_says():
     assert rules(retry_budget=None).budget is None
 
 
-def test_only_the_tries_of_idempotent_methods_have_a_limit_of_their_own():
+def test_only_attempts_of_idempotent_methods_have_attempt_timeout():
     assert rules(attempt_timeout=1.0, idempotent=True).attempt_timeout_ns == S
     made = rules(attempt_timeout=1.0, idempotent=False)
     assert made.attempt_timeout_ns == NEVER
@@ -105,14 +105,14 @@ def test_only_the_tries_of_idempotent_methods_have_a_limit_of_their_own():
 # --- The deadline of an attempt ---
 
 
-def test_a_try_has_its_own_limit_within_the_calls_deadline():
+def test_attempt_timeout_is_limited_by_the_deadline_of_the_call():
     made = plan(1800 * MS, attempt_timeout=1.0)
     assert made.attempt_ns == 1000 * MS
     step = made.ended(1000 * MS, failed("DEADLINE_EXCEEDED"))
     assert step == NextAttempt(2, 1100 * MS, 1800 * MS)
 
 
-def test_without_a_deadline_each_try_has_its_own_limit_counted_from_its_begin():
+def test_attempt_timeout_counts_from_the_begin_of_each_attempt():
     made = plan(attempt_timeout=1.0)
     assert made.ended(S, failed()) == NextAttempt(2, 1100 * MS, 2100 * MS)
 
@@ -120,7 +120,7 @@ def test_without_a_deadline_each_try_has_its_own_limit_counted_from_its_begin():
 # --- What is not retried, and why ---
 
 
-def test_without_rules_there_is_one_try():
+def test_without_retry_settings_there_is_one_attempt():
     made = RetryPlan(0, NEVER, None, None)
     assert made.ended(0, failed()).reason == NOT_NAMED
 
@@ -152,7 +152,7 @@ NO_BUDGET = "the retry budget of the target is used up"
         ({}, failed(pushback_ns=-1), FORBIDDEN),
     ],
 )
-def test_why_a_failure_is_not_tried_again_and_that_it_takes_nothing(settings, outcome, reason):
+def test_a_failure_that_is_not_retried_has_a_reason_and_uses_no_budget(settings, outcome, reason):
     budget = OneRetry()
     made = plan(budget=budget, **settings | {"backoff": NoStrategy()})
     assert made.ended(0, outcome) == Stop(reason)
@@ -167,11 +167,11 @@ def test_why_a_failure_is_not_tried_again_and_that_it_takes_nothing(settings, ou
         ({"attempt_timeout": 5.0}, failed("DEADLINE_EXCEEDED")),
     ],
 )
-def test_what_is_tried_again(settings, outcome):
+def test_failures_that_are_retried(settings, outcome):
     assert plan(**settings).ended(S, outcome).number == 2
 
 
-def test_there_are_as_many_tries_as_attempts_says_and_their_numbers_rise():
+def test_there_are_max_attempts_attempts_with_ascending_numbers():
     made = plan(max_attempts=5)
     steps = [made.ended(0, failed()) for _ in range(6)]
     assert [step.number for step in steps[:4]] == [2, 3, 4, 5]
@@ -179,22 +179,22 @@ def test_there_are_as_many_tries_as_attempts_says_and_their_numbers_rise():
 
 
 @pytest.mark.parametrize("wait", [0.5, 0.7, float("inf")])
-def test_a_wait_that_would_reach_the_deadline_is_the_end_at_once(wait):
+def test_a_backoff_that_reaches_the_deadline_ends_the_call_at_once(wait):
     budget = OneRetry()
     made = plan(S, backoff=wait, budget=budget)
     assert made.ended(500 * MS, failed()) == Stop(NO_TIME)
     assert budget.asked == []
 
 
-def test_a_wait_that_ends_just_before_the_deadline_is_followed_by_a_try():
+def test_a_backoff_that_ends_just_before_the_deadline_is_followed_by_an_attempt():
     assert plan(S, backoff=0.5).ended(500 * MS - 1, failed()) == NextAttempt(2, S - 1, S)
 
 
-def test_an_infinite_wait_is_the_end_even_without_a_deadline():
+def test_an_infinite_backoff_ends_the_call_even_without_a_deadline():
     assert plan(backoff=float("inf")).ended(0, failed()) == Stop(NO_TIME)
 
 
-def test_a_pushback_is_the_wait_exactly_and_the_strategy_is_not_asked():
+def test_a_pushback_replaces_the_backoff():
     made = plan(backoff=NoStrategy())
     assert made.ended(S, failed(pushback_ns=250 * MS)) == NextAttempt(2, 1250 * MS, NEVER)
     assert made.ended(2 * S, failed(pushback_ns=0)) == NextAttempt(3, 2 * S, NEVER)
@@ -226,11 +226,11 @@ def test_a_pushback_up_to_max_pushback_is_waited_for():
     assert unbounded.ended(0, failed(pushback_ns=3601 * S)) == NextAttempt(2, 3601 * S, NEVER)
 
 
-def test_a_pushback_beyond_the_deadline_is_the_end_at_once():
+def test_a_pushback_beyond_the_deadline_ends_the_call_at_once():
     assert plan(S).ended(0, failed(pushback_ns=S)) == Stop(NO_TIME)
 
 
-def test_the_budget_is_asked_last_with_the_time_and_its_no_is_the_end():
+def test_the_budget_is_asked_last_and_its_refusal_ends_the_call():
     budget = OneRetry()
     made = plan(budget=budget)
     assert made.ended(S, failed()) == NextAttempt(2, 1100 * MS, NEVER)
@@ -238,7 +238,7 @@ def test_the_budget_is_asked_last_with_the_time_and_its_no_is_the_end():
     assert budget.asked == [S, 2 * S]
 
 
-def test_a_strategy_sees_the_attempt_the_time_since_the_first_try_and_the_error():
+def test_a_backoff_object_gets_attempt_elapsed_time_and_error():
     seen, error = [], ConnectionError()
 
     def wait(state):
@@ -251,7 +251,7 @@ def test_a_strategy_sees_the_attempt_the_time_since_the_first_try_and_the_error(
     assert seen == [(1, 2.0, error), (2, 3.0, None)]
 
 
-def test_what_a_strategy_raises_comes_out_and_takes_nothing():
+def test_an_exception_of_a_backoff_object_is_raised_and_uses_no_budget():
     budget = OneRetry()
     made = plan(budget=budget, backoff=lambda _: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -259,7 +259,7 @@ def test_what_a_strategy_raises_comes_out_and_takes_nothing():
     assert budget.asked == []
 
 
-def test_a_tenacity_wait_grows_from_try_to_try():
+def test_a_tenacity_wait_grows_from_attempt_to_attempt():
     made = plan(backoff=tenacity.wait_exponential(multiplier=1), max_attempts=4)
     assert [made.ended(0, failed()).at_ns for _ in range(3)] == [S, 2 * S, 4 * S]
 

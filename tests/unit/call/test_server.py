@@ -16,7 +16,7 @@ def served(timer=None, **settings):
 
 
 @pytest.mark.parametrize("end", [StopIteration, KeyError, KeyboardInterrupt])
-def test_a_stream_that_has_ended_is_watched_no_longer(end, timer):
+def test_the_timeout_of_a_stream_is_canceled_at_its_end(end, timer):
     def step():
         raise end
 
@@ -27,7 +27,7 @@ def test_a_stream_that_has_ended_is_watched_no_longer(end, timer):
     assert timer.pending == 0
 
 
-def test_a_stream_that_was_dropped_is_watched_no_longer(timer):
+def test_the_timeout_of_a_dropped_stream_is_canceled(timer):
     answers = WatchedResponses(lambda: b"more", served(timer, slow_call_threshold=2.0).watch())
     assert next(iter(answers)) == b"more"
     assert timer.pending == 1
@@ -46,7 +46,7 @@ def unchanged(kind, behavior, served):
     return serve
 
 
-def test_a_handler_is_wrapped_once_however_often_it_is_called():
+def test_a_handler_is_wrapped_once():
     state = ServerState(None, timer=None)
     original = handler("unary_unary", behavior)
     first = state.wrap(original, METHOD, unchanged)
@@ -56,12 +56,12 @@ def test_a_handler_is_wrapped_once_however_often_it_is_called():
     assert state.wrap(other, METHOD, unchanged).response_streaming
 
 
-def test_a_handler_without_its_behavior_is_left_alone():
+def test_a_handler_without_behavior_is_returned_unchanged():
     broken = handler("unary_unary", None)
     assert ServerState(None, timer=None).wrap(broken, METHOD, unchanged) is broken
 
 
-def test_the_handlers_of_methods_that_clients_make_up_do_not_pile_up(monkeypatch):
+def test_a_bounded_number_of_handlers_is_cached(monkeypatch):
     monkeypatch.setattr("rpcwheel.call.server.MAX_METHODS", 20)
     state = ServerState(None, timer=None)
     original = handler("unary_unary", behavior)

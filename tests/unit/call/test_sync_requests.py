@@ -21,7 +21,9 @@ def from_queue(source):
     return iter(lambda: source.get(timeout=WAIT_S), None)
 
 
-def test_failback_does_not_take_a_stream_whose_end_does_not_come(shop, shop_channel, monkeypatch):
+def test_failback_does_not_queue_a_stream_that_does_not_end_in_time(
+    shop, shop_channel, monkeypatch
+):
     monkeypatch.setattr("rpcwheel.call.sync_requests.READ_TIMEOUT_S", 0.05)
     policy = CallPolicy(failback=FailbackPolicy(retry_on="UNAVAILABLE"))
     source = queue.Queue()
@@ -39,7 +41,7 @@ def test_failback_does_not_take_a_stream_whose_end_does_not_come(shop, shop_chan
 # --- The feed alone ---
 
 
-def test_only_the_live_try_gets_messages():
+def test_only_the_current_attempt_gets_messages():
     feed = RequestStream(iter([b"a", b"b"]), 1000)
     first = feed.for_attempt()
     assert next(first) == b"a"
@@ -48,7 +50,7 @@ def test_only_the_live_try_gets_messages():
     assert list(second) == [b"a", b"b"]
 
 
-def test_what_an_old_try_reads_is_sent_by_the_live_one_even_beyond_the_limit():
+def test_a_message_read_by_an_earlier_attempt_goes_to_the_current_one():
     source = queue.Queue()
     feed = RequestStream(from_queue(source), 3 + OVERHEAD)
     old = feed.for_attempt()
@@ -67,7 +69,7 @@ def test_what_an_old_try_reads_is_sent_by_the_live_one_even_beyond_the_limit():
     assert not feed.replayable
 
 
-def test_a_thread_that_waits_for_another_ones_reading_is_let_go_at_the_end():
+def test_a_thread_that_waits_for_another_reader_returns_at_the_end():
     source = queue.Queue()
     feed = RequestStream(from_queue(source), 1000)
     ends = []
@@ -82,7 +84,7 @@ def test_a_thread_that_waits_for_another_ones_reading_is_let_go_at_the_end():
     assert ends == [[], []]
 
 
-def test_many_tries_one_after_the_other_lose_nothing():
+def test_many_attempts_lose_no_message():
     messages = [bytes([n]) for n in range(200)]
     feed = RequestStream(iter(messages), 100_000)
     for count in (3, 50, 0, 199):

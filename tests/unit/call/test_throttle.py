@@ -47,7 +47,7 @@ def test_the_bucket_must_be_more_than_half_full():
     assert throttle.take(0)
 
 
-def test_successes_put_tokens_back():
+def test_successes_add_tokens():
     throttle = RetryThrottle(10, 0.1)
     failing_call(throttle)
     succeeding_calls(throttle, 10)
@@ -56,13 +56,13 @@ def test_successes_put_tokens_back():
     assert failing_call(throttle) == 2
 
 
-def test_the_bucket_never_holds_more_than_at_the_beginning():
+def test_the_bucket_never_has_more_than_max_tokens():
     throttle = RetryThrottle(10, 1.0)
     succeeding_calls(throttle, 1000)
     assert failing_call(throttle) == 5
 
 
-def test_the_bucket_is_never_less_than_empty():
+def test_the_bucket_never_has_less_than_zero_tokens():
     throttle = RetryThrottle(10, 1.0)
     for _ in range(1000):
         failing_call(throttle)
@@ -70,7 +70,7 @@ def test_the_bucket_is_never_less_than_empty():
     assert failing_call(throttle) == 2
 
 
-def test_a_failure_that_is_not_retryable_takes_no_token_and_puts_none_back():
+def test_a_failure_that_is_not_retryable_changes_no_tokens():
     throttle = RetryThrottle(10, 0.5)
     failing_call(throttle)
     for _ in range(1000):
@@ -80,7 +80,7 @@ def test_a_failure_that_is_not_retryable_takes_no_token_and_puts_none_back():
     assert throttle.take(0)
 
 
-def test_a_server_that_wants_no_retry_takes_a_token_whatever_the_status_is():
+def test_a_negative_pushback_takes_a_token_for_any_status():
     throttle = RetryThrottle(10, 0.1)
     for _ in range(5):
         assert failing_call(throttle, AttemptResult("INTERNAL", pushback_ns=-1)) == 1
@@ -124,7 +124,7 @@ def test_policies_with_equal_throttling_share_one_bucket():
     assert budget_key(RetryPolicy(retry_on="ABORTED", retry_budget=None)) is None
 
 
-def test_a_share_is_no_throttling():
+def test_a_share_makes_a_retry_budget():
     assert budget_key(RetryPolicy(retry_on="ABORTED", retry_budget=1, min_retries=3)) == (1, 3)
     plan = RetryPlan(0, NEVER, RETRY, RetryBudget(0.0, 0))
     assert isinstance(plan.ended(0, UNAVAILABLE), Stop)
