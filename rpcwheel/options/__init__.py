@@ -1,8 +1,9 @@
-"""Options of channels and servers that fit each other, and a check of those that you have.
+"""Options for channels and servers that work together, and a check of your own options.
 
-gRPC takes any option and tells of none that it ignores. Here are presets of those that work
-(`presets.py`), and `check_options`, which says what does not (`check.py`). What is said of gRPC was
-measured with the version in `names.py`; tests/interop/grpcio tells when it is no longer so, and
+gRPC accepts any option and ignores those that it does not know. `channel_options` and
+`server_options` make options that have an effect. `check_options` finds options without an effect,
+and options of a channel and a server that do not fit together. The behavior of gRPC was measured
+with the version in `names.py`; the tests in tests/interop/grpcio fail when it changes, and
 docs/grpcio.md has the figures.
 
     channel = grpc.insecure_channel(target, options=channel_options(preset="lan"))
@@ -10,8 +11,8 @@ docs/grpcio.md has the figures.
     for finding in check_options(channel=my_options, server=its_options):
         print(finding)
 
-Each preset for a channel fits each one for a server. Of two options of one name gRPC takes the
-first: put what is to win before a preset, `[("grpc.keepalive_time_ms", 20_000), *preset]`.
+Each channel preset fits each server preset. If an option is given twice, gRPC uses the first. So
+put options that override a preset before it: `[("grpc.keepalive_time_ms", 20_000), *preset]`.
 """
 
 from .check import Finding, check_options

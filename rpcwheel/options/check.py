@@ -1,7 +1,7 @@
-"""What of a channel's and a server's options does nothing, and what does not fit.
+"""Finds options without an effect, and options of a channel and a server that do not fit together.
 
-Pure: options in, findings out. Each rule is a generator of findings; a test beside it shows over
-real sockets that gRPC does what the rule says (tests/interop/grpcio/test_canaries_options.py).
+Pure. Each rule is a generator of findings. tests/interop/grpcio/test_canaries_options.py shows over
+real sockets that gRPC behaves as the rules say.
 """
 
 from __future__ import annotations
@@ -44,25 +44,25 @@ CONNECTION_IDLE: Final = "grpc.max_connection_idle_ms"
 CONNECT: Final = "grpc.min_reconnect_backoff_ms"
 
 SUSPICIOUS_MS: Final = 100
-"""Less of something in ms was rather meant in seconds."""
+"""Fewer milliseconds were probably meant as seconds."""
 
 MAY_BE_SHORT: Final = {
     "grpc.initial_reconnect_backoff_ms",
     "grpc.max_reconnect_backoff_ms",
-    CONNECT,  # has a rule of its own
+    CONNECT,  # see `_of_channel`
 }
 
 COUNTS: Final = {WITHOUT_CALLS, WITHOUT_DATA, STRIKES_ALLOWED, "grpc.use_local_subchannel_pool"}
-"""Numbers, beside all that ends in `_ms`."""
+"""Options that are integers, in addition to those that end with `_ms`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     """Something that `check_options` found.
 
-    `severity` is "error" (connections break, or the option does nothing), "warning" (hardly meant
-    so) or "note" (good to know); `side` is "channel" or "server", `option` the name as given,
-    `problem` what is so, `remedy` what to do.
+    `severity` is "error" (connections break, or the option has no effect), "warning" (probably a
+    mistake) or "note" (good to know). `side` is "channel" or "server", and `option` the name as
+    given. `problem` says what happens, and `remedy` what to do.
     """
 
     severity: Severity
@@ -78,15 +78,17 @@ class Finding:
 def check_options(
     channel: Iterable[object] = (), server: Iterable[object] | None = None
 ) -> list[Finding]:
-    """Say what does nothing and what does not fit, the worst first; empty if all is well.
+    """Check the options of a channel and of a server.
 
     Args:
-        channel: What `grpc.insecure_channel(options=...)` is given.
-        server: What `grpc.server(options=...)` is given; None: a server that is not yours, with
-            gRPC's defaults.
+        channel: The `options` of `grpc.insecure_channel`.
+        server: The `options` of `grpc.server`. None: gRPC's defaults, as for a server of others.
+
+    Returns:
+        Findings, errors first; empty if there are none.
 
     Raises:
-        TypeError: One of them is no iterable.
+        TypeError: An argument is not iterable.
     """
     near, far = _Side("channel"), _Side("server")
     found = chain(
@@ -105,25 +107,25 @@ def check_options(
 
 @dataclass(slots=True)
 class _Side:
-    """The options of one side, as gRPC reads them: the first of a name counts."""
+    """The options of one side, as gRPC reads them: of two with one name, the first."""
 
     name: Where
     numbers: dict[str, int] = field(default_factory=dict)
 
     def read(self, options: Iterable[object]) -> Iterator[Finding]:
-        """Take them in; what gRPC would refuse or ignore is left out, and told."""
+        """Read options; yield a finding for each that gRPC refuses or ignores, and skip it."""
         seen: set[str] = set()
         for option in options:
             if not isinstance(option, (tuple, list)) or len(option) != 2:  # noqa: PLR2004 - a pair
                 yield self.error(
-                    repr(option), "gRPC raises ValueError for what is no pair", "give (name, value)"
+                    repr(option), "it is not a pair: gRPC raises ValueError", "give (name, value)"
                 )
                 continue
             given = option[0]
             name = given.decode(errors="replace") if isinstance(given, bytes) else str(given)
             if name in seen:
                 yield self.says(
-                    "warning", name, "given twice, and gRPC takes the first", "leave one out"
+                    "warning", name, "given twice; gRPC uses the first", "leave one out"
                 )
             elif finding := self._ill_named(name) or self._ill_typed(name, option[1]):
                 yield finding
@@ -132,12 +134,12 @@ class _Side:
             seen.add(name)
 
     def get(self, name: str, default: int) -> int:
-        """What counts, in the option's own unit."""
+        """Return the value of an option."""
         return self.numbers.get(name, default)
 
     @property
     def interval_ms(self) -> int:
-        """How often this side pings; `INT_MAX` for never (not the server's two hours)."""
+        """The interval of pings; `INT_MAX`: never. A server's default of two hours is ignored."""
         return max(self.get(TIME, INT_MAX), SHORTEST_MS)
 
     def says(self, severity: Severity, option: str, problem: str, remedy: str) -> Finding:
@@ -152,15 +154,15 @@ class _Side:
             if name not in other:
                 return None
             where = "server" if self.name == "channel" else "channel"
-            return self.error(name, f"does nothing in a {self.name}", f"give it to the {where}")
-        problem = f"no option of gRPC (of grpcio {PROVED_ON}), which ignores it without a word"
+            return self.error(name, f"has no effect in a {self.name}", f"give it to the {where}")
+        problem = f"gRPC (grpcio {PROVED_ON}) has no such option and ignores it"
         if name in RETIRED:
-            return self.error(name, problem, f"what does it is {RETIRED[name]}")
+            return self.error(name, problem, f"give {RETIRED[name]} instead")
         near = difflib.get_close_matches(name, KNOWN, n=1, cutoff=0.8)
         near = near or [known for known in (f"grpc.{name}", f"grpc.{name}_ms") if known in KNOWN]
         if near:
             return self.error(name, problem, f"did you mean {near[0]}?")
-        return self.says("warning", name, problem, "leave it out, if you did not mean just that")
+        return self.says("warning", name, problem, "leave it out, unless something else reads it")
 
     def _ill_typed(self, name: str, value: object) -> Finding | None:
         ms = name.endswith("_ms")
@@ -170,14 +172,14 @@ class _Side:
             )
         if (ms or name in COUNTS) and not isinstance(value, int):
             unit = "whole milliseconds, an int" if ms else "an int"
-            return self.error(name, f"gRPC ignores {value!r} without a word", f"give {unit}")
+            return self.error(name, f"gRPC ignores {value!r}", f"give {unit}")
         if ms and isinstance(value, bool):
-            return self.error(name, f"gRPC takes {value} for {value:d} ms", "give milliseconds")
+            return self.error(name, f"gRPC reads {value} as {value:d} ms", "give milliseconds")
         return None
 
 
 def _alone(side: _Side) -> Iterator[Finding]:
-    """What can be said of either side without the other."""
+    """Check one side by itself."""
     for name, value in side.numbers.items():
         if name.endswith("_ms") and 0 < value < SUSPICIOUS_MS and name not in MAY_BE_SHORT:
             meant = f"if {value} s were meant, give {value * 1000}"
@@ -186,20 +188,23 @@ def _alone(side: _Side) -> Iterator[Finding]:
         if PING_TIMEOUT not in side.numbers:
             yield side.error(
                 TIMEOUT,
-                "does nothing for a peer that does not answer: gRPC waits 60 s",
+                "has no effect on a peer that does not answer: gRPC waits 60 s",
                 f"give {PING_TIMEOUT} instead",
             )
         else:
-            yield side.says("note", TIMEOUT, f"{PING_TIMEOUT} is what counts", "leave it out")
+            yield side.says("note", TIMEOUT, f"gRPC uses {PING_TIMEOUT}", "leave it out")
     if side.interval_ms == INT_MAX:
         return
     if PING_TIMEOUT not in side.numbers and TIMEOUT not in side.numbers:
         yield side.says(
-            "note", TIME, "the answer to a ping may take gRPC's 60 s", f"give {PING_TIMEOUT} too"
+            "note", TIME, "gRPC waits 60 s for the answer to a ping", f"give {PING_TIMEOUT} too"
         )
     if side.get(TIME, INT_MAX) <= 0:
         yield side.says(
-            "warning", TIME, "it is not off: gRPC pings every second", f"leave it out, or {INT_MAX}"
+            "warning",
+            TIME,
+            "0 does not switch it off: gRPC pings every second",
+            f"leave it out, or give {INT_MAX}",
         )
     elif side.get(TIME, INT_MAX) < SHORTEST_MS:
         yield side.says("note", TIME, "gRPC pings at most once a second", f"give {SHORTEST_MS}")
@@ -216,22 +221,22 @@ def _of_channel(near: _Side) -> Iterator[Finding]:
             "warning",
             WITHOUT_DATA if WITHOUT_DATA in near.numbers else TIME,
             f"after {near.get(WITHOUT_DATA, STRIKES)} pings without data gRPC pings once a minute "
-            "at most, however dead the server",
+            "at most, also if the server does not answer",
             f"give ({WITHOUT_DATA!r}, 0)",
         )
     if near.get(CONNECT, INT_MAX) < SHORTEST_MS:
         yield near.says(
             "warning",
             CONNECT,
-            f"it is how long an attempt to connect may take, and no wait: "
-            f"{near.numbers[CONNECT]} ms, TLS and a busy server included",
-            "leave it out; grpc.max_reconnect_backoff_ms alone makes gRPC look more often",
+            f"it is not a wait, but the limit of an attempt to connect, with TLS: "
+            f"{near.numbers[CONNECT]} ms",
+            "leave it out; to reconnect sooner give grpc.max_reconnect_backoff_ms",
         )
     if pings and near.get(CLIENT_IDLE, INT_MAX) <= near.interval_ms and near.get(WITHOUT_CALLS, 0):
         yield near.says(
             "warning",
             CLIENT_IDLE,
-            "the channel drops its idle connection before it would ping it",
+            "the channel closes its idle connection before the first ping",
             f"make it longer than {TIME}, or leave out {WITHOUT_CALLS}",
         )
 
@@ -241,21 +246,21 @@ def _of_server(far: _Side) -> Iterator[Finding]:
         yield far.says(
             "note",
             TIME,
-            "clients that die while no call is open are not found",
+            "clients that die while no call is open are not detected",
             f"give ({WITHOUT_CALLS!r}, 1)",
         )
     if far.get(CONNECTION_IDLE, INT_MAX) < INT_MAX:
         yield far.says(
             "note",
             CONNECTION_IDLE,
-            "closes at up to twice the time; pings do not hold it off, but heartbeats that are "
-            "calls do, each time",
-            "with heartbeats, use rpcwheel.idle, which does not count them as use",
+            "closes a connection after up to twice the time; pings do not keep it open, but "
+            "heartbeats that are calls do",
+            "with heartbeats use rpcwheel.idle, which does not count them as use",
         )
 
 
 def _refused(near: _Side, far: _Side) -> Iterator[Finding]:
-    """Pings more often than the server permits."""
+    """Check whether the server refuses the pings of the channel."""
     strikes = far.get(STRIKES_ALLOWED, STRIKES)
     every = near.interval_ms
     if every == INT_MAX or strikes <= 0:
@@ -272,7 +277,8 @@ def _refused(near: _Side, far: _Side) -> Iterator[Finding]:
         yield near.says(
             "warning",
             TIME,
-            "hardly longer than what the server permits; two pings may come closer than they left",
+            "hardly longer than the interval that the server permits; delays in the network may "
+            "shorten the time between two pings",
             f"make it {floor * 11 // 10} or more",
         )
     if near.get(WITHOUT_CALLS, 0) and not far.get(WITHOUT_CALLS, 0) and every < IDLE_FLOOR_MS:

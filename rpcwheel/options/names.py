@@ -1,7 +1,7 @@
-"""Which options gRPC knows, and what it does where nothing is said.
+"""The names of gRPC's options, and gRPC's defaults.
 
-No public list says it. `KNOWN` has the names of gRPC's own header that stand in the binary of the
-version `PROVED_ON`; tests/unit/options/test_names.py looks into the one that is installed.
+gRPC has no public list. `KNOWN` has the names of its own header that are in the binary of the
+version `PROVED_ON`; tests/unit/options/test_names.py compares it with the installed version.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ __all__ = [
 PROVED_ON: Final = "1.85.1"
 
 INT_MAX: Final = (1 << 31) - 1
-"""Milliseconds: for ever, in every option of gRPC."""
+"""Milliseconds that mean "never", in every option of gRPC."""
 
 SHORTEST_MS: Final = 1_000
-"""No side pings more often, whatever it is told."""
+"""The shortest interval of pings. gRPC takes less for this."""
 
 FLOOR_MS: Final = 300_000
-"""What a server permits between two pings if nothing else is said (gRFC A8)."""
+"""The interval of pings that a server permits by default (gRFC A8)."""
 
 IDLE_FLOOR_MS: Final = 7_200_000
 """The same while no call is open, if the server does not permit pings without calls."""
 
 STRIKES: Final = 2
-"""So many pings that come too early are forgiven; the next one ends the connection."""
+"""The pings that may come too early; the next one ends the connection."""
 
 RETIRED: Final = {
     "grpc.http2.min_recv_ping_interval_without_data_ms": (
@@ -49,7 +49,7 @@ RETIRED: Final = {
     "grpc.keepalive_timeout": "grpc.http2.ping_timeout_ms",
     "grpc.ping_timeout_ms": "grpc.http2.ping_timeout_ms",
 }
-"""Names that are often copied and that gRPC does not know (any more): what does it today."""
+"""Names that are often copied and that gRPC does not know, with the names to use instead."""
 
 OF_SERVERS: Final = frozenset(
     {
@@ -63,7 +63,7 @@ OF_SERVERS: Final = frozenset(
         "grpc.so_reuseport",
     }
 )
-"""Nothing comes of these in a channel."""
+"""Options without an effect in a channel."""
 
 OF_CHANNELS: Final = frozenset(
     {
@@ -81,7 +81,7 @@ OF_CHANNELS: Final = frozenset(
         "grpc.use_local_subchannel_pool",
     }
 )
-"""Nothing comes of these in a server."""
+"""Options without an effect in a server."""
 
 _WITHOUT_PREFIX: Final = """
     absolute_max_metadata_size authorization_policy_provider census client_idle_timeout_ms
@@ -119,4 +119,4 @@ _WITHOUT_PREFIX: Final = """
 KNOWN: Final = frozenset(
     {"SingleThreadedUnaryStream"}.union(f"grpc.{name}" for name in _WITHOUT_PREFIX.split())
 )
-"""What is no typing error. The one without "grpc." is read by grpcio's Python code."""
+"""All options. The one without "grpc." is read by grpcio's Python code."""

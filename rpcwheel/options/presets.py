@@ -1,4 +1,4 @@
-"""Options for channels and servers that do what they say, and that fit each other."""
+"""Options for channels and servers that have an effect and fit together."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ServerPreset = Literal["lan", "wan"]
 
 
 class _Channel(NamedTuple):
-    """Seconds."""
+    """A preset of a channel. Times are seconds."""
 
     keepalive: float
     timeout: float = 20
@@ -34,12 +34,12 @@ class _Channel(NamedTuple):
 
 
 _CHANNEL: Final = {
-    "any": _Channel(keepalive=330, while_idle=False),  # a tenth above gRPC's floor, for the jitter
+    "any": _Channel(keepalive=330, while_idle=False),  # the interval that gRPC permits, and a tenth
     "lan": _Channel(keepalive=10, timeout=5, first=0.1, longest=2, connect=5),
     "wan": _Channel(keepalive=60),
 }
 _SERVER: Final = {"lan": (10, 5), "wan": (60, 20)}
-"""Every so many seconds a ping, and so many for its answer."""
+"""Presets of a server: seconds between two pings, and seconds to wait for the answer."""
 
 
 def channel_options(
@@ -54,27 +54,28 @@ def channel_options(
     client_idle: Duration | None = None,
     own_connection: bool = False,
 ) -> list[tuple[str, int]]:
-    """Make the options for a channel; times in seconds or as `timedelta`, None: as the preset says.
+    """Make options for a channel. Times are seconds or a `timedelta`; None: the preset's value.
 
     Args:
-        preset: `"any"` fits every server, also those that permit a ping only every five minutes
-            and none without calls, as by default: 330 s, 20 s for the answer. `"lan"` finds a dead
-            server within 15 s (10 + 5), `"wan"` within 80 s (60 + 20); both want a server with
-            `server_options()`, or one that permits such pings otherwise.
-        keepalive: How long the connection may be silent before a ping, at least 1 s (gRPC does not
-            ping more often). `float("inf")`: no pings.
-        ping_timeout: How long the answer may take before the connection counts as dead; gRPC's own
+        preset: `"any"` fits every server, also with gRPC's defaults, which permit one ping in five
+            minutes and none without calls: 330 s, and 20 s for the answer. `"lan"` detects a dead
+            server within 15 s (10 + 5), `"wan"` within 80 s (60 + 20). Both need a server that
+            permits such pings, for instance by `server_options()`.
+        keepalive: Time of silence on the connection before a ping, at least 1 s, because gRPC does
+            not ping more often. `float("inf")`: no pings.
+        ping_timeout: Time to wait for the answer before the connection counts as dead; gRPC's
             default is 60 s.
-        while_idle: Whether pings go on while no call is open.
-        first_reconnect: The first wait between attempts to connect: 1 s, `"lan"` 0.1 s.
-        longest_reconnect: The longest: 30 s, `"lan"` 2 s.
-        connect_timeout: How long an attempt to connect may take, TLS included: 20 s, `"lan"` 5 s.
-        client_idle: Without calls for so long the channel drops its connection; None leaves gRPC's
-            30 minutes.
-        own_connection: Whether the channel shares its connection with no other of this process.
+        while_idle: Whether to ping while no call is open.
+        first_reconnect: The first wait between two attempts to connect: 1 s, for `"lan"` 0.1 s.
+        longest_reconnect: The longest wait: 30 s, for `"lan"` 2 s.
+        connect_timeout: The limit of an attempt to connect, with TLS: 20 s, for `"lan"` 5 s.
+        client_idle: Time without calls after which the channel closes its connection. None: gRPC's
+            default, 30 minutes.
+        own_connection: Whether the channel has a connection of its own. By default gRPC shares it
+            among equal channels of a process.
 
     Raises:
-        ConfigurationError: An unknown preset, a time out of range.
+        ConfigurationError: The preset is unknown, or a time is out of range.
         TypeError: A value is of a wrong type.
     """
     own = _of(preset, _CHANNEL)
@@ -116,24 +117,24 @@ def server_options(
     connection_age: Duration | None = None,
     connection_grace: Duration | None = None,
 ) -> list[tuple[str, int]]:
-    """Make the options for a server; times in seconds or as `timedelta`.
+    """Make options for a server. Times are seconds or a `timedelta`; None: the preset's value.
 
     Args:
-        preset: `"wan"` finds a dead client within 80 s (60 + 20), `"lan"` within 15 s (10 + 5).
+        preset: `"wan"` detects a dead client within 80 s (60 + 20), `"lan"` within 15 s (10 + 5).
             Both permit the pings of every preset of `channel_options`.
-        keepalive: How long a connection may be silent before the server pings, at least 1 s;
-            `float("inf")`: never.
-        ping_timeout: How long the answer may take before the client counts as dead.
+        keepalive: Time of silence on a connection before the server pings, at least 1 s.
+            `float("inf")`: no pings.
+        ping_timeout: Time to wait for the answer before the client counts as dead.
         while_idle: Whether pings are sent and permitted while no call is open.
-        permit_every: How often clients may ping; gRPC's own default is 300 s. Who does so more
-            often, three times, is cut off with "too_many_pings".
-        connection_idle: Connections without calls are closed after so long (at about twice that
-            after a call; pings are no calls). None: never. `rpcwheel.idle` can do more.
-        connection_age: Connections are ended gracefully after so long (10 % more or less).
-        connection_grace: How long calls may go on after that; None: as long as they take.
+        permit_every: The shortest interval of pings from a client; gRPC's default is 300 s. After
+            three pings at a shorter interval the server ends the connection ("too_many_pings").
+        connection_idle: Time without calls after which a connection is closed; after a call it may
+            take twice as long. Pings are not calls. None: never. See also `rpcwheel.idle`.
+        connection_age: Time after which a connection is closed gracefully, 10 % more or less.
+        connection_grace: Time for which calls may go on after that. None: no limit.
 
     Raises:
-        ConfigurationError: An unknown preset, a time out of range.
+        ConfigurationError: The preset is unknown, or a time is out of range.
         TypeError: A value is of a wrong type.
     """
     every, timeout = _of(preset, _SERVER)
@@ -144,7 +145,7 @@ def server_options(
         "grpc.http2.min_ping_interval_without_data_ms": _ms("permit_every", permit_every, 0),
     }
     if connection_grace is not None and connection_age is None:
-        raise ConfigurationError("connection_grace is the end of connection_age; give both")
+        raise ConfigurationError("connection_grace applies after connection_age; give both")
     for name, value in (
         ("connection_idle", connection_idle),
         ("connection_age", connection_age),
@@ -163,7 +164,7 @@ def _of(preset: str, presets: Mapping[str, T]) -> T:
 
 
 def _ms(what: str, value: Duration | None, default: float, *, least: int = 1) -> int:
-    """Whole milliseconds, at least `least`; for ever is gRPC's own word for it."""
+    """Convert a time to whole milliseconds, at least `least`; infinity to gRPC's value for it."""
     given = default if value is None else value
     if to_ns(given, what=what) == NEVER:
         return INT_MAX

@@ -38,8 +38,8 @@ def test_str_of_a_finding_has_problem_and_remedy():
     (finding,) = check_options([("grpc.keepalive_time", 10)])
     assert isinstance(finding, Finding)
     assert str(finding) == (
-        "error: channel, grpc.keepalive_time: no option of gRPC (of grpcio 1.85.1), which ignores "
-        "it without a word; what does it is grpc.keepalive_time_ms"
+        "error: channel, grpc.keepalive_time: gRPC (grpcio 1.85.1) has no such option and ignores "
+        "it; give grpc.keepalive_time_ms instead"
     )
 
 
@@ -128,7 +128,7 @@ def test_a_value_of_another_type_is_an_error():
         ("10000", "ignores '10000'"),
         (None, "raises for None"),
         (1 << 31, "raises for 2147483648"),
-        (True, "takes True for 1 ms"),
+        (True, "reads True as 1 ms"),
     ]:
         (finding,) = check_options((), [(FLOOR, value)])
         assert finding.severity == "error"
