@@ -23,7 +23,7 @@ help:                      ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
 demo: $(INSTALLED)         ## calls go to a real gRPC server that is killed and restarted; all are delivered
-	$(BIN)/python -m rpcwheel demo
+	$(BIN)/python examples/demo.py
 
 test: .venv/test           ## unit and contract tests: Python and loopback sockets only
 	$(BIN)/python -m pytest $(ARGS) tests/unit tests/contract
@@ -75,7 +75,7 @@ $(VENV):
 # Old binaries are deleted first: if the compiler fails, the installation continues, and Python would load them.
 $(INSTALLED): $(VENV) $(BUILT_FROM)
 	rm -rf build rpcwheel/timer/*.so .venv/installed-*
-	$(BIN)/python -m pip install --quiet --editable '.[cli]'
+	$(BIN)/python -m pip install --quiet --editable '.[cli]' protobuf
 	@$(BIN)/python -c 'from rpcwheel.timer.queue import FORM; print("installed; form of the timer:", FORM)'
 	@touch $@
 
