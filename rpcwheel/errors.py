@@ -62,6 +62,9 @@ class RpcWheelError(Exception):
 class ConfigurationError(RpcWheelError, ValueError):
     """An argument or a setting is invalid; the message says what is allowed."""
 
+    problems: tuple[str, ...] = ()
+    """Each problem in settings of a file or of the environment; empty for other errors."""
+
 
 class TimerError(RpcWheelError):
     """A timer did not accept a timeout. Nothing was started or counted."""

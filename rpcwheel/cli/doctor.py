@@ -1,46 +1,36 @@
-"""`rpcwheel doctor HOST:PORT`: why gRPC does not get there, step by step, in plain words.
+"""`rpcwheel doctor HOST:PORT`: find out why a gRPC server cannot be reached.
 
-gRPC says UNAVAILABLE for nearly all that can be wrong. The doctor looks at one thing after the
-other, from the name to a health check, and stops where nothing further can work. It needs neither
-protobuf nor rich.
+gRPC reports UNAVAILABLE for nearly everything that can be wrong. The doctor checks one step after
+the other, from the name to a health check, and ends where the next step cannot work.
 """
 
-from __future__ import annotations
-
-import argparse
-import math
 import os
 import sys
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Annotated, Final
 
 import grpc
+import typer
 
 from rpcwheel.instance import explicit_target
 
 from . import health, peer
-from .diagnosis import Level, Note, Trouble, as_json, as_lines, healthy, spread, verdict
-from .target import Target, connect, parse_target, resolve
+from .findings import Finding, Level, Problem, as_json, as_lines, distribution, healthy, summary
+from .parameters import check_seconds
+from .target import Address, Target, connect, parse_target, resolve
 from .tls import TlsSettings
 
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+__all__ = ["Settings", "doctor", "examine"]
 
-    from .target import Address
-
-__all__ = ["Settings", "add_to", "examine", "run"]
-
-LONGEST_S: Final = 1e6
-"""Eleven days: more than anybody waits, and less than sockets and threads can."""
-
-PROXIES: Final = ("grpc_proxy", "https_proxy", "http_proxy")
-"""What gRPC reads, in this order; no upper case."""
+PROXY_VARIABLES: Final = ("grpc_proxy", "https_proxy", "http_proxy")
+"""The variables that gRPC reads, in this order; lower case only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the command line said."""
+    """The options of the command line."""
 
     target: Target
     tls: TlsSettings = field(default_factory=TlsSettings)
@@ -49,234 +39,225 @@ class Settings:
     samples: int = 5
     keepalive: float | None = None
 
-    def way(self, address: Address) -> peer.Way:
-        """How to get to one of its addresses."""
+    def endpoint(self, address: Address) -> peer.Endpoint:
+        """Return the endpoint for one of the target's addresses."""
         name = self.tls.servername or self.target.host or "localhost"
-        return peer.Way(address, self.timeout, self.tls, name)
+        return peer.Endpoint(address, self.timeout, self.tls, name)
 
 
-def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command and its arguments."""
-    parser = commands.add_parser(
-        "doctor",
-        help="find out why a gRPC server can't be reached",
-        description="Look at a gRPC server step by step: name, TCP, TLS, HTTP/2, health, round "
-        "trips, and whether it permits keepalive pings. Exit status 0 if calls can work, 1 if "
-        "something breaks them, 2 for a wrong argument.",
-    )
-    parser.set_defaults(run=lambda args: run(settings_of(parser, args), machine=args.json))
-    parser.add_argument("target", type=_target, metavar="HOST:PORT", help="or [IPv6]:PORT, unix:/p")
-    parser.add_argument(
-        "--service", type=_text, default="", help="ask for its health (default: the server's)"
-    )
-    parser.add_argument("--timeout", type=_seconds, default=5.0, metavar="SECONDS",
-                        help="for each step (default 5)")  # fmt: skip
-    parser.add_argument("--samples", type=_samples, default=5, metavar="N",
-                        help="round trips to measure (default 5)")  # fmt: skip
-    parser.add_argument("--keepalive", type=_seconds, metavar="SECONDS",
-                        help="would pings so often be refused? takes 3 times that")  # fmt: skip
-    parser.add_argument(
-        "--tls", action="store_true", help="with TLS; the options below mean it too"
-    )
-    parser.add_argument("--ca", type=Path, metavar="FILE", help="whom to trust, PEM")
-    parser.add_argument("--cert", type=Path, metavar="FILE", help="our certificate (mTLS), PEM")
-    parser.add_argument("--key", type=Path, metavar="FILE", help="its private key, PEM")
-    parser.add_argument("--servername", type=_name, default="", metavar="NAME",
-                        help="whom the certificate has to be for (default: HOST)")  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="one JSON object, for machines")
-
-
-def settings_of(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Settings:
-    """Check what the arguments mean together.
-
-    Raises:
-        SystemExit: With 2, for what can't be.
-    """
-    if (args.cert is None) != (args.key is None):
-        parser.error("--cert and --key go together")
-    wanted = args.tls or any((args.ca, args.cert, args.servername))
-    tls = TlsSettings(wanted, args.ca, args.cert, args.key, args.servername)
+def _check_service(name: str) -> str:
     try:
-        if wanted:
-            tls.context()
+        name.encode()
+    except UnicodeEncodeError:
+        raise typer.BadParameter(f"{name!r} is not valid UTF-8") from None
+    return name
+
+
+def _check_server_name(name: str) -> str:
+    try:
+        name.encode("idna")
+    except UnicodeError as error:
+        raise typer.BadParameter(f"{name!r} is not a valid server name: {error}") from None
+    if "\0" in name or name.startswith("."):
+        raise typer.BadParameter(f"{name!r} is not a valid server name")
+    return name
+
+
+def doctor(
+    target: Annotated[
+        str, typer.Argument(metavar="HOST:PORT", help="The server; or [IPv6]:PORT, unix:/path.")
+    ],
+    service: Annotated[
+        str,
+        typer.Option(callback=_check_service, help="Check the health of this service, not of the "
+                     "server."),
+    ] = "",
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", callback=check_seconds, help="Limit for each step.")
+    ] = 5.0,
+    samples: Annotated[int, typer.Option(min=1, help="How many round trips to measure.")] = 5,
+    keepalive: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", callback=check_seconds, help="Test whether the server "
+                     "refuses keepalive pings at this interval. Takes three times as long."),
+    ] = None,
+    tls: Annotated[
+        bool, typer.Option("--tls", help="Use TLS. The options below imply it.")
+    ] = False,
+    ca: Annotated[Path | None, typer.Option(help="Trusted CA certificates (PEM).")] = None,
+    cert: Annotated[Path | None, typer.Option(help="Client certificate for mTLS (PEM).")] = None,
+    key: Annotated[Path | None, typer.Option(help="Its private key (PEM).")] = None,
+    servername: Annotated[
+        str,
+        typer.Option(callback=_check_server_name, show_default="HOST", help="The name that the "
+                     "certificate must be valid for."),
+    ] = "",
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:  # fmt: skip
+    """Find out why a gRPC server cannot be reached.
+
+    Checks name, TCP, TLS, HTTP/2, health, round trips, and whether the server permits keepalive
+    pings. Exit status: 0 if calls can work, 1 if not, 2 for a wrong argument.
+    """
+    try:
+        parsed = parse_target(target)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="HOST:PORT") from None
+    settings = Settings(
+        parsed,
+        _tls_settings(TlsSettings(tls, ca, cert, key, servername)),
+        service,
+        timeout,
+        samples,
+        keepalive,
+    )
+    raise typer.Exit(run(settings, as_json_object=json))
+
+
+def _tls_settings(given: TlsSettings) -> TlsSettings:
+    if (given.cert is None) != (given.key is None):
+        raise typer.BadParameter("--cert and --key must be given together")
+    enabled = given.enabled or any((given.ca, given.cert, given.servername))
+    settings = TlsSettings(enabled, given.ca, given.cert, given.key, given.servername)
+    try:
+        if enabled:
+            settings.context()
     except (OSError, ValueError) as error:
-        given = ", ".join(str(file) for file in (args.ca, args.cert, args.key) if file)
-        parser.error(f"{given} can't be used: {error}")
-    return Settings(args.target, tls, args.service, args.timeout, args.samples, args.keepalive)
+        files = ", ".join(str(file) for file in (given.ca, given.cert, given.key) if file)
+        raise typer.BadParameter(f"{files} cannot be used: {error}") from None
+    return settings
 
 
-def run(settings: Settings, *, machine: bool = False) -> int:
-    """Examine, and tell as it goes (a machine in the end).
+def run(settings: Settings, *, as_json_object: bool) -> int:
+    """Examine the server and print each finding at once, or all of them as JSON at the end.
 
     Returns:
         The exit status: 0 if calls can work, else 1.
     """
-    notes: list[Note] = []
-    if not machine:
+    findings: list[Finding] = []
+    if not as_json_object:
         print(f"rpcwheel doctor {settings.target}")
-    for note in examine(settings):
-        notes.append(note)
-        if not machine:
-            print("\n".join(as_lines(note)), flush=True)
-        elif note.step == "keepalive" and note.level is Level.NOTE:
-            print(note.said, file=sys.stderr, flush=True)
-    print(as_json(str(settings.target), notes) if machine else verdict(notes))
-    return 0 if healthy(notes) else 1
+    for finding in examine(settings):
+        findings.append(finding)
+        if not as_json_object:
+            print("\n".join(as_lines(finding)), flush=True)
+        elif finding.step == "keepalive" and finding.level is Level.NOTE:
+            print(finding.message, file=sys.stderr, flush=True)
+    print(as_json(str(settings.target), findings) if as_json_object else summary(findings))
+    return 0 if healthy(findings) else 1
 
 
-def examine(settings: Settings) -> Iterator[Note]:
-    """Look at one thing after the other; ends where nothing further can work."""
+def examine(settings: Settings) -> Iterator[Finding]:
+    """Check one step after the other; end where the next step cannot work."""
     yield from _proxy(settings)
     try:
         addresses = resolve(settings.target, settings.timeout)
-    except Trouble as trouble:
-        yield Note.failed("name", trouble)
+    except Problem as problem:
+        yield Finding.failed("name", problem)
         return
     if not settings.target.path:
         listed = [str(address) for address in addresses]
-        said = f"{settings.target.host} is {', '.join(listed)}"
-        yield Note("name", Level.OK, said, facts={"addresses": listed})
-    reached = yield from _reached(addresses, settings)
-    speaking = []
-    for address in reached:
+        message = f"{settings.target.host} resolves to {', '.join(listed)}"
+        yield Finding("name", Level.OK, message, facts={"addresses": listed})
+    reachable = yield from _reachable(addresses, settings)
+    usable = []
+    for address in reachable:
         last = None
-        for last in peer.protocol(settings.way(address)):
+        for last in peer.protocol(settings.endpoint(address)):
             yield last
         if last is not None and last.level is Level.OK:
-            speaking.append(address)
-    if speaking:
-        yield from _in_use(speaking, settings)
+            usable.append(address)
+    if usable:
+        yield from _calls(usable, settings)
 
 
-def _reached(addresses: list[Address], settings: Settings) -> Generator[Note, None, list[Address]]:
-    """Those that a connection can be made to; gRPC too is content with one of them."""
-    reached, troubles = [], []
+def _reachable(
+    addresses: list[Address], settings: Settings
+) -> Generator[Finding, None, list[Address]]:
+    """Return the addresses that accept a connection. gRPC too needs only one of them."""
+    reachable, failed = [], []
     for address in addresses:
         try:
             sock, _ = connect(address, settings.timeout)
-        except Trouble as why:
-            troubles.append((address, why))
+        except Problem as problem:
+            failed.append((address, problem))
         else:
             sock.close()
-            reached.append(address)
-    for address, trouble in troubles:
-        do = "clients go on to the next address" if reached else trouble.do
-        level = Level.NOTE if reached else Level.FAIL
-        yield Note("tcp", level, f"{address}: {trouble.said}", do)
-    for address in reached:
-        yield Note("tcp", Level.OK, f"{address}: connected")
-    return reached
+            reachable.append(address)
+    for address, reason in failed:
+        level = Level.NOTE if reachable else Level.FAIL
+        advice = "clients try the next address" if reachable else reason.advice
+        yield Finding("tcp", level, f"{address}: {reason.message}", advice)
+    for address in reachable:
+        yield Finding("tcp", Level.OK, f"{address}: connected")
+    return reachable
 
 
-def _in_use(addresses: list[Address], settings: Settings) -> Iterator[Note]:
+def _calls(addresses: list[Address], settings: Settings) -> Iterator[Finding]:
     for address in addresses:
-        yield from peer.round_trips(settings.way(address), settings.samples)
+        yield from peer.round_trips(settings.endpoint(address), settings.samples)
     with _channel(settings) as channel:
-        answer, _ = health.ask(channel, settings.service, settings.timeout)
-        yield health.judged(answer, settings.service, settings.timeout)
-        if not _hangs(answer):
-            yield from _timed(channel, answer, settings)
+        result, _ = health.check(channel, settings.service, settings.timeout)
+        yield health.finding_for(result, settings.service, settings.timeout)
+        if not _times_out(result):
+            yield from _latency(channel, result, settings)
     for address in addresses if settings.keepalive else ():
-        yield from peer.pings_permitted(settings.way(address), settings.keepalive or 0)
+        yield from peer.check_keepalive(settings.endpoint(address), settings.keepalive or 0)
 
 
-def _timed(channel: grpc.Channel, first: health.Answer, settings: Settings) -> Iterator[Note]:
-    """How long a health check takes, and whether each has the answer of the first."""
+def _latency(channel: grpc.Channel, first: health.Result, settings: Settings) -> Iterator[Finding]:
+    """Measure health checks, as long as each has the result of the first."""
     times: list[float] = []
     for _ in range(settings.samples):
-        answer, took = health.ask(channel, settings.service, settings.timeout)
-        if health.kind_of(answer) != health.kind_of(first):
-            note = health.judged(answer, settings.service, settings.timeout)
-            yield Note(
+        result, took = health.check(channel, settings.service, settings.timeout)
+        if not health.same(result, first):
+            other = health.finding_for(result, settings.service, settings.timeout)
+            yield Finding(
                 "call",
                 Level.WARN,
-                f"after {len(times)} of {settings.samples} health checks another answer: "
-                f"{note.said}",
-                "it comes and goes: perhaps several servers behind one address, or one that "
-                "restarts; its log",
+                f"a different result after {len(times)} of {settings.samples} health checks: "
+                f"{other.message}",
+                "there may be several servers behind one address, or one that restarts: look into "
+                "its log",
             )
             break
         times.append(took)
     if times:
-        said, facts = spread(times)
-        yield Note("call", Level.OK, f"{said} for a health check", facts=facts)
+        text, facts = distribution(times)
+        yield Finding("call", Level.OK, f"{text} for a health check", facts=facts)
 
 
-def _hangs(answer: health.Answer) -> bool:
-    """Whether more of the same would take a timeout each, or tell nothing."""
-    ends = {grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE}
-    return isinstance(answer, health.Failed) and answer.code in ends
+def _times_out(result: health.Result) -> bool:
+    """Return whether further health checks would take a timeout each, or tell nothing."""
+    codes = {grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE}
+    return isinstance(result, health.CallFailed) and result.code in codes
 
 
 def _channel(settings: Settings) -> grpc.Channel:
     options: list[tuple[str, object]] = [("grpc.use_local_subchannel_pool", 1)]
     target = explicit_target(str(settings.target))
-    if not settings.tls.wanted:
-        plain: grpc.Channel = grpc.insecure_channel(target, options=options)
-        return plain
     if settings.tls.servername:
         options.append(("grpc.ssl_target_name_override", settings.tls.servername))
-    credentials = grpc.ssl_channel_credentials(*settings.tls.pem())
-    channel: grpc.Channel = grpc.secure_channel(target, credentials, options=options)
+    channel: grpc.Channel = (
+        grpc.secure_channel(
+            target, grpc.ssl_channel_credentials(*settings.tls.pem()), options=options
+        )
+        if settings.tls.enabled
+        else grpc.insecure_channel(target, options=options)
+    )
     return channel
 
 
-def _proxy(settings: Settings) -> Iterator[Note]:
-    """Say that gRPC goes through a proxy of the environment, which the doctor does not."""
-    given = next((name for name in PROXIES if os.environ.get(name)), None)
+def _proxy(settings: Settings) -> Iterator[Finding]:
+    """Report that gRPC uses a proxy of the environment, which the doctor does not."""
+    variable = next((name for name in PROXY_VARIABLES if os.environ.get(name)), None)
     exempt = os.environ.get("no_grpc_proxy") or os.environ.get("no_proxy") or ""  # noqa: SIM112
+    suffixes = tuple(filter(None, map(str.strip, exempt.split(","))))
     host = settings.target.host
-    if (
-        given
-        and host
-        and not any(host.endswith(one.strip()) for one in exempt.split(",") if one.strip())
-    ):
-        yield Note(
+    if variable and host and not host.endswith(suffixes):
+        yield Finding(
             "proxy",
             Level.WARN,
-            f"gRPC goes through the proxy of ${given}; name to ping were looked at without it",
+            f"gRPC uses the proxy of ${variable}; the steps from name to ping are without it",
             f'set no_grpc_proxy={host}, or give the channel ("grpc.enable_http_proxy", 0)',
         )
-
-
-def _target(text: str) -> Target:
-    try:
-        return parse_target(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds <= LONGEST_S:
-        raise argparse.ArgumentTypeError(
-            f"give seconds above zero, and at most {LONGEST_S:,.0f}, not {text!r}"
-        )
-    return seconds
-
-
-def _text(text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no text in UTF-8") from None
-    return text
-
-
-def _name(text: str) -> str:
-    try:
-        text.encode("idna")
-    except UnicodeError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} can be no server's name: {error}") from None
-    if "\0" in text or text.startswith("."):
-        raise argparse.ArgumentTypeError(f"{text!r} can be no server's name")
-    return text
-
-
-def _samples(text: str) -> int:
-    if not (text.isascii() and text.isdigit()) or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"give a whole number of 1 or more, not {text!r}")
-    return int(text)

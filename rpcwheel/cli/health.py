@@ -1,4 +1,4 @@
-"""A real gRPC call: `grpc.health.v1.Health/Check`, without protobuf, and what its end means."""
+"""A gRPC call of the doctor: `grpc.health.v1.Health/Check`, and the meaning of its result."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import Final
 
 import grpc
 
-from rpcwheel.heartbeat import HealthProbe
+from rpcwheel.probe import HealthProbe
 
-from .diagnosis import Level, Note, Trouble
+from .findings import Finding, Level, Problem
 
-__all__ = ["Answer", "Failed", "Serving", "ask", "judged", "kind_of", "serving_in"]
+__all__ = ["RESPONSES", "CallFailed", "Result", "ServingStatus", "check", "finding_for", "same"]
 
 HOW_TO_ADD: Final = (
-    "to have one: pip install grpcio-health-checking, and "
+    "to add it: pip install grpcio-health-checking, and "
     "health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), server)"
 )
 
-_HTTP: Final = re.compile(r"Received http2 header with status: (\d+)")
+_HTTP_STATUS: Final = re.compile(r"Received http2 header with status: (\d+)")
 
 
-class Serving(IntEnum):
+class ServingStatus(IntEnum):
     """`HealthCheckResponse.ServingStatus`."""
 
     UNKNOWN = 0
@@ -34,126 +34,119 @@ class Serving(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
-    """The call ended with an error."""
+class CallFailed:
+    """The status of a call that failed."""
 
     code: grpc.StatusCode
     details: str
 
 
-Answer = Serving | Failed | None
-"""What was asked for, why there is none, or None for what is no `HealthCheckResponse`."""
+Result = ServingStatus | CallFailed | None
+"""The result of a health check; None for a response that is not a `HealthCheckResponse`."""
 
 
-def serving_in(response: bytes) -> Serving | None:
-    """`HealthCheckResponse.status`: field 1, a varint; None for what is no such message."""
-    if not response:
-        return Serving.UNKNOWN
-    if len(response) < 2 or response[0] != 0x08 or response[1] not in set(Serving):  # noqa: PLR2004
-        return None
-    return Serving(response[1])
+RESPONSES: Final = {b"": ServingStatus.UNKNOWN} | {
+    bytes((0x08, status)): status for status in ServingStatus
+}
+"""Every valid `HealthCheckResponse`: field 1 as a varint, or nothing for the default. A table needs
+no protobuf."""
 
 
-def ask(channel: grpc.Channel, service: str, timeout: float) -> tuple[Answer, float]:
-    """Ask once; gives the answer or the error, and the seconds it took."""
+def check(channel: grpc.Channel, service: str, timeout: float) -> tuple[Result, float]:
+    """Check the health once, and return the result and the seconds that it took."""
     probe = HealthProbe(service)
-    check = channel.unary_unary(probe.method)
+    call = channel.unary_unary(probe.method)
     began = time.monotonic()
     try:
-        answer: Answer = serving_in(check(probe.request, timeout=timeout))
+        result: Result = RESPONSES.get(call(probe.request, timeout=timeout))
     except grpc.RpcError as error:
-        answer = Failed(error.code(), error.details() or "")  # type: ignore[attr-defined]
-    return answer, time.monotonic() - began
+        result = CallFailed(error.code(), error.details() or "")  # type: ignore[attr-defined]
+    return result, time.monotonic() - began
 
 
-def kind_of(answer: Answer) -> object:
-    """What two answers have in common that mean the same: the status, or the code of the error."""
-    return answer.code if isinstance(answer, Failed) else answer
+def same(one: Result, other: Result) -> bool:
+    """Return whether two results have the same status; the details of failed calls may differ."""
+    if isinstance(one, CallFailed) and isinstance(other, CallFailed):
+        return one.code is other.code
+    return one == other
 
 
-def judged(answer: Answer, service: str, timeout: float) -> Note:
-    """What the answer means."""
-    what = f"service {service!r}" if service else "the server"
-    match answer:
-        case Failed():
-            return _error(answer, service, timeout)
-        case Serving.SERVING:
-            return Note("health", Level.OK, f"{what} is SERVING")
-        case Serving.NOT_SERVING:
+def finding_for(result: Result, service: str, timeout: float) -> Finding:
+    """Return the finding for the result of a health check."""
+    name = f"service {service!r}" if service else "the server"
+    match result:
+        case CallFailed():
+            return _failed_call(result, service, timeout)
+        case ServingStatus.SERVING:
+            return Finding("health", Level.OK, f"{name} is SERVING")
+        case ServingStatus.NOT_SERVING:
             return _fail(
-                f"{what} says NOT_SERVING", "it starts, drains, or misses what it needs: its log"
+                f"{name} is NOT_SERVING",
+                "it starts, shuts down, or lacks a dependency: look into its log",
             )
-        case Serving.SERVICE_UNKNOWN:
-            return _unknown(service)
-        case Serving.UNKNOWN:
-            return Note(
-                "health", Level.WARN, f"{what} says UNKNOWN", "the server never set its health"
-            )
+        case ServingStatus.SERVICE_UNKNOWN:
+            return _unknown_service(service)
+        case ServingStatus.UNKNOWN:
+            return _warn(f"the health of {name} is UNKNOWN", "the server has not set its health")
         case None:
-            return Note(
-                "health",
-                Level.WARN,
-                "the answer is no HealthCheckResponse",
-                f"something else serves {HealthProbe.method}",
+            return _warn(
+                "the response is not a HealthCheckResponse",
+                f"the server implements {HealthProbe.method} differently",
             )
 
 
-def _error(error: Failed, service: str, timeout: float) -> Note:
-    code, details = error.code, error.details
-    if status := _HTTP.search(details):
+def _failed_call(failed: CallFailed, service: str, timeout: float) -> Finding:
+    code, details = failed.code, failed.details
+    if status := _HTTP_STATUS.search(details):
         return _fail(
-            f"HTTP {status[1]} instead of a gRPC answer: a proxy, or a web server, stands between",
-            "check the proxy's route and its backend; it has to pass HTTP/2 on (grpc_pass in nginx)"
+            f"HTTP {status[1]} instead of a gRPC response: a proxy or a web server answers",
+            "check the proxy's route and its backend; it must forward HTTP/2 (nginx: grpc_pass)"
             if status[1] != "404"
-            else "it has no route for gRPC there: check path, host name and port",
+            else "it has no route for gRPC: check path, host name and port",
         )
+    text = f"{code.name} {details}".rstrip()
     match code:
         case grpc.StatusCode.UNIMPLEMENTED:
-            return _without(service)
+            return _no_health_service(service)
         case grpc.StatusCode.NOT_FOUND:
-            return _unknown(service)
+            return _unknown_service(service)
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return _fail(
-                f"no answer to the health check within {timeout:g} s, though the connection stands",
-                "the server hangs: all its threads may be taken, or the event loop blocked; "
-                "py-spy dump --pid PID shows by what",
+                f"no response to the health check within {timeout:g} s, but the connection works",
+                "the server hangs: all its threads may be busy, or its event loop is blocked; "
+                "py-spy dump --pid PID shows the cause",
             )
         case grpc.StatusCode.UNAUTHENTICATED | grpc.StatusCode.PERMISSION_DENIED:
-            return Note(
-                "health",
-                Level.WARN,
-                f"gRPC works, but the health check is refused: {code.name} {details}".rstrip(),
-                "leave health checks open, as load balancers have no credentials either",
+            return _warn(
+                f"gRPC works, but the health check is refused: {text}",
+                "permit health checks without credentials; load balancers have none either",
             )
-        case _:
-            return _fail(
-                f"the health check failed: {code.name} {details}".rstrip(),
-                "look into the server's log",
-            )
+    return _fail(f"the health check failed: {text}", "look into the server's log")
 
 
-def _without(service: str) -> Note:
-    """There is no health service: what was asked for by name could not be looked at."""
+def _no_health_service(service: str) -> Finding:
     if service:
         return _fail(
-            f"gRPC works, but the server has no health service to ask for {service!r}", HOW_TO_ADD
+            f"gRPC works, but the server has no health service to check {service!r}", HOW_TO_ADD
         )
-    return Note("health", Level.NOTE, "gRPC works; the server has no health service", HOW_TO_ADD)
+    return Finding("health", Level.NOTE, "gRPC works; the server has no health service", HOW_TO_ADD)
 
 
-def _unknown(service: str) -> Note:
+def _unknown_service(service: str) -> Finding:
     if service:
         return _fail(
             f"the server's health service does not know {service!r}",
             "check the name: package and service, as in 'shop.Orders'",
         )
-    return Note(
-        "health",
-        Level.WARN,
+    return _warn(
         "gRPC works, but the health of the server as a whole is not set",
         'health_servicer.set("", SERVING)',
     )
 
 
-def _fail(said: str, do: str) -> Note:
-    return Note.failed("health", Trouble(said, do))
+def _fail(message: str, advice: str) -> Finding:
+    return Finding.failed("health", Problem(message, advice))
+
+
+def _warn(message: str, advice: str) -> Finding:
+    return Finding("health", Level.WARN, message, advice)

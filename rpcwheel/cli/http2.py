@@ -1,53 +1,29 @@
-"""Just enough HTTP/2 (RFC 9113) to ask a server what it is: preface, SETTINGS, PING, GOAWAY.
+"""An HTTP/2 connection without streams (RFC 9113), and the detection of other protocols.
 
-gRPC itself tells UNAVAILABLE for whatever goes wrong before the first call, and has no way to send
-a PING. So the doctor (`cli/doctor.py`) speaks for itself: no streams, no headers, one thread.
+gRPC reports UNAVAILABLE for nearly everything that fails before the first call, and has no way to
+send a PING. So the doctor opens connections of its own. hyperframe encodes and decodes the frames.
+(h2 is not suitable: after a GOAWAY it discards the frames that follow in the same segment with a
+ProtocolError, and gRPC servers send a PING right after their GOAWAY.)
 """
 
 from __future__ import annotations
 
-import enum
 import os
 import re
-import struct
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from hyperframe.exceptions import HyperframeError
+from hyperframe.frame import Frame, GoAwayFrame, PingFrame, SettingsFrame
+
 if TYPE_CHECKING:
     import socket
 
-__all__ = [
-    "ACK",
-    "PREFACE",
-    "SETTINGS_NAMES",
-    "Closed",
-    "Connection",
-    "Frame",
-    "GoneAway",
-    "Kind",
-    "OtherProtocol",
-    "protocol_of",
-]
+__all__ = ["PREFACE", "Closed", "Connection", "GoneAway", "OtherProtocol", "protocol_of"]
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-"""What each client says first (RFC 9113, 3.4)."""
-
-ACK: Final = 0x1
-
-_HEADER: Final = 9
-
-_SETTING: Final = struct.Struct(">HI")
-
-_GOAWAY: Final = struct.Struct(">II")
-
-_PING: Final = 8
-
-_SHOWN: Final = 40
-"""Bytes of what is no HTTP/2."""
-
-_MAX_FRAME: Final = 1 << 14
-"""The longest payload we said we take, by saying nothing."""
+"""The first bytes that a client sends (RFC 9113, section 3.4)."""
 
 SETTINGS_NAMES: Final = {
     1: "header_table_size",
@@ -58,214 +34,200 @@ SETTINGS_NAMES: Final = {
     6: "max_header_list_size",
 }
 
-_CODES: Final = ("NO_ERROR", "PROTOCOL_ERROR", "INTERNAL_ERROR", "FLOW_CONTROL_ERROR")
-_CALM: Final = 0xB
+HEADER_SIZE: Final = 9
+MAX_FRAME_SIZE: Final = 1 << 14
+"""The longest payload that a peer may send, as our SETTINGS frame does not change the default."""
 
+SHOWN_BYTES: Final = 40
+"""How many bytes of an unknown protocol a message shows."""
 
-class Kind(enum.IntEnum):
-    """The types of frames that matter here."""
-
-    DATA = 0
-    HEADERS = 1
-    RST_STREAM = 3
-    SETTINGS = 4
-    PING = 6
-    GOAWAY = 7
-    WINDOW_UPDATE = 8
+ERROR_NAMES: Final = {
+    0: "NO_ERROR",
+    1: "PROTOCOL_ERROR",
+    2: "INTERNAL_ERROR",
+    3: "FLOW_CONTROL_ERROR",
+    11: "ENHANCE_YOUR_CALM",
+}
 
 
 class Closed(ConnectionError):
-    """The peer ended the connection, in the middle of nothing."""
+    """The peer closed the connection."""
 
 
 class GoneAway(ConnectionError):
-    """The peer sent GOAWAY: it takes no more streams on this connection."""
+    """The peer sent GOAWAY: it accepts no more streams on this connection."""
 
-    def __init__(self, code: int, debug: str) -> None:
-        """Say which error code it gave, and what it added in words."""
-        super().__init__(code, debug)
+    def __init__(self, code: int, debug_data: str) -> None:
+        """Store the error code and the debug data of the frame."""
+        super().__init__(code, debug_data)
         self.code = code
-        self.debug = debug
+        self.debug_data = debug_data
 
     @property
     def too_many_pings(self) -> bool:
-        """Whether it says that we pinged too often (gRFC A8: ENHANCE_YOUR_CALM)."""
-        return self.code == _CALM or self.debug == "too_many_pings"
+        """Whether the peer refuses the rate of pings (gRFC A8: ENHANCE_YOUR_CALM)."""
+        return ERROR_NAMES.get(self.code) == "ENHANCE_YOUR_CALM" or (
+            self.debug_data == "too_many_pings"
+        )
 
     def __str__(self) -> str:
-        name = "ENHANCE_YOUR_CALM" if self.code == _CALM else f"code {self.code}"
-        name = _CODES[self.code] if self.code < len(_CODES) else name
-        return f"GOAWAY {name}" + (f" ({self.debug!r})" if self.debug else "")
+        name = ERROR_NAMES.get(self.code, f"code {self.code}")
+        return f"GOAWAY {name}" + (f" ({self.debug_data!r})" if self.debug_data else "")
 
 
 class OtherProtocol(Exception):
-    """What came is no SETTINGS frame, or no frame that can be."""
+    """The peer sent bytes that are not HTTP/2, or a frame that is not valid."""
 
-    def __init__(self, first: bytes) -> None:
-        """Keep what came instead."""
-        super().__init__(first)
-        self.first = first
+    def __init__(self, received: bytes) -> None:
+        """Store what the peer sent."""
+        super().__init__(received)
+        self.received = received
 
     def __str__(self) -> str:
-        return f"it sent what is no HTTP/2: {self.first[:_SHOWN]!r}"
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """One frame; flags and stream are 0 unless said."""
-
-    kind: int
-    payload: bytes = b""
-    flags: int = 0
-    stream: int = 0
-
-    def is_whole(self) -> bool:
-        """Whether its payload has a length that its kind may have (RFC 9113, 6)."""
-        size = len(self.payload)
-        match self.kind:
-            case Kind.SETTINGS:
-                return size % _SETTING.size == 0
-            case Kind.PING:
-                return size == _PING
-            case Kind.GOAWAY:
-                return size >= _GOAWAY.size
-        return True
-
-    def encoded(self) -> bytes:
-        """As it goes over the wire."""
-        length = len(self.payload).to_bytes(3, "big")
-        return length + struct.pack(">BBI", self.kind, self.flags, self.stream) + self.payload
+        return f"the peer sent bytes that are not HTTP/2: {self.received[:SHOWN_BYTES]!r}"
 
 
 @dataclass(slots=True)
 class Connection:
-    """Frames over a connected socket, plain or TLS. Times `until` are `time.monotonic()`."""
+    """HTTP/2 frames on a connected socket, plain or TLS. `until` is a `time.monotonic()` value."""
 
     sock: socket.socket
     settings: dict[str, int] = field(default_factory=dict)
-    pings_seen: int = 0
+    """The settings of the peer."""
+    pings_received: int = 0
     _buffer: bytearray = field(default_factory=bytearray)
 
-    def greet(self, until: float) -> None:
-        """Send the preface, take the peer's SETTINGS and acknowledge them.
+    def handshake(self, until: float) -> None:
+        """Send the preface, receive the settings of the server, and acknowledge them.
 
         Raises:
-            OtherProtocol: It answered, but not in HTTP/2.
-            GoneAway: It wants no connection.
-            Closed: It closed without a word.
-            TimeoutError: It said nothing in time.
-            OSError: The socket's own (reset, TLS alert).
+            OtherProtocol: The server does not speak HTTP/2.
+            GoneAway: The server refuses the connection.
+            Closed: The server closed the connection without sending anything.
+            TimeoutError: The server sent nothing in time.
+            OSError: An error of the socket (reset, TLS alert).
         """
-        self.send(Frame(Kind.SETTINGS), before=PREFACE)
-        self._fill_first(until)
-        first = self._buffer[3:5] in (bytes((Kind.SETTINGS, 0)), bytes((Kind.GOAWAY, 0)))
-        if not first or self._buffer[5:9] != bytes(4):
-            raise OtherProtocol(bytes(self._buffer))
-        self.take(self._next(until))
-
-    def ping(self, until: float) -> float:
-        """Send a PING, wait for its answer; gives the seconds it took.
-
-        Raises:
-            GoneAway, OtherProtocol, Closed, TimeoutError, OSError: As they say.
-        """
-        payload = os.urandom(8)
-        began = time.monotonic()
-        self.send(Frame(Kind.PING, payload))
-        while True:
-            frame = self._next(until)
-            took = time.monotonic() - began
-            self.take(frame)
-            if (frame.kind, frame.flags & ACK, frame.payload) == (Kind.PING, ACK, payload):
-                return took
-
-    def listen(self, until: float) -> None:
-        """Take and answer what comes, until then.
-
-        Raises:
-            GoneAway, OtherProtocol, Closed, OSError: As they say.
-        """
-        while True:
-            try:
-                self.take(self._next(until))
-            except TimeoutError:
-                return
-
-    def take(self, frame: Frame) -> None:
-        """Do what the peer may expect for one of its frames.
-
-        Raises:
-            GoneAway: It is a GOAWAY.
-            OtherProtocol: It has not the length that such a frame has.
-        """
-        answer = not frame.flags & ACK
-        if not frame.is_whole():
-            raise OtherProtocol(frame.encoded())
-        if frame.kind == Kind.GOAWAY:
-            _, code = _GOAWAY.unpack_from(frame.payload)
-            raise GoneAway(code, frame.payload[_GOAWAY.size :].decode(errors="replace"))
-        if frame.kind == Kind.PING and answer:
-            self.pings_seen += 1
-            self.send(Frame(Kind.PING, frame.payload, ACK))
-        elif frame.kind == Kind.SETTINGS and answer:
-            for number, value in _SETTING.iter_unpack(frame.payload):
-                self.settings[SETTINGS_NAMES.get(number, str(number))] = value
-            self.send(Frame(Kind.SETTINGS, b"", ACK))
-
-    def send(self, frame: Frame, *, before: bytes = b"") -> None:
-        """Send one frame."""
-        self.sock.sendall(before + frame.encoded())
-
-    def _fill_first(self, until: float) -> None:
-        """Have a frame's header, or all that is to come where the peer ends before."""
+        self.sock.sendall(PREFACE + SettingsFrame().serialize())
         try:
-            self._fill(_HEADER, until)
+            self._fill(HEADER_SIZE, until)
         except (Closed, TimeoutError):
             if not self._buffer:
                 raise
             raise OtherProtocol(bytes(self._buffer)) from None
-
-    def _next(self, until: float) -> Frame:
-        self._fill(_HEADER, until)
-        length = int.from_bytes(self._buffer[:3], "big")
-        if length > _MAX_FRAME:
+        kind, flags, stream = self._buffer[3], self._buffer[4], self._buffer[5:9]
+        if kind not in {SettingsFrame.type, GoAwayFrame.type} or flags or any(stream):
             raise OtherProtocol(bytes(self._buffer))
-        self._fill(_HEADER + length, until)
-        kind, flags, stream = struct.unpack(">BBI", self._buffer[3:_HEADER])
-        payload = bytes(self._buffer[_HEADER : _HEADER + length])
-        del self._buffer[: _HEADER + length]
-        return Frame(kind, payload, flags, stream)
+        self.handle(self.receive(until))
+
+    def ping(self, until: float) -> float:
+        """Send a PING, wait for its acknowledgement, and return the seconds between them.
+
+        Raises:
+            GoneAway, OtherProtocol, Closed, TimeoutError, OSError: As in `handshake`.
+        """
+        payload = os.urandom(8)
+        began = time.monotonic()
+        self.send(PingFrame(opaque_data=payload))
+        while True:
+            frame = self.receive(until)
+            took = time.monotonic() - began
+            self.handle(frame)
+            match frame:
+                case PingFrame(opaque_data=data) if "ACK" in frame.flags and data == payload:
+                    return took
+
+    def listen(self, until: float) -> None:
+        """Receive and handle frames until the given time.
+
+        Raises:
+            GoneAway, OtherProtocol, Closed, OSError: As in `handshake`.
+        """
+        while True:
+            try:
+                self.handle(self.receive(until))
+            except TimeoutError:
+                return
+
+    def handle(self, frame: Frame) -> None:
+        """Acknowledge SETTINGS and PING.
+
+        Raises:
+            GoneAway: The frame is a GOAWAY.
+        """
+        match frame:
+            case GoAwayFrame():
+                raise GoneAway(frame.error_code, frame.additional_data.decode(errors="replace"))
+            case PingFrame() if "ACK" not in frame.flags:
+                self.pings_received += 1
+                self.send(PingFrame(opaque_data=frame.opaque_data, flags=["ACK"]))
+            case SettingsFrame() if "ACK" not in frame.flags:
+                for number, value in frame.settings.items():
+                    self.settings[SETTINGS_NAMES.get(number, str(number))] = value
+                self.send(SettingsFrame(flags=["ACK"]))
+
+    def send(self, frame: Frame) -> None:
+        """Send one frame."""
+        self.sock.sendall(frame.serialize())
+
+    def receive(self, until: float) -> Frame:
+        """Receive one frame.
+
+        Raises:
+            OtherProtocol, Closed, TimeoutError, OSError: As in `handshake`.
+        """
+        self._fill(HEADER_SIZE, until)
+        size = HEADER_SIZE + int.from_bytes(self._buffer[:3], "big")
+        if size > HEADER_SIZE + MAX_FRAME_SIZE:
+            raise OtherProtocol(bytes(self._buffer))
+        received = self.read(size, until)
+        try:
+            frame, _ = Frame.parse_frame_header(memoryview(received[:HEADER_SIZE]))
+            frame.parse_body(memoryview(received[HEADER_SIZE:]))
+        except HyperframeError:
+            raise OtherProtocol(received) from None
+        return frame
+
+    def read(self, size: int, until: float) -> bytes:
+        """Receive exactly so many bytes.
+
+        Raises:
+            Closed, TimeoutError, OSError: As in `handshake`.
+        """
+        self._fill(size, until)
+        received = bytes(self._buffer[:size])
+        del self._buffer[:size]
+        return received
 
     def _fill(self, size: int, until: float) -> None:
         while len(self._buffer) < size:
             left = until - time.monotonic()
             if left <= 0:
-                raise TimeoutError("nothing came in time")
+                raise TimeoutError("the peer sent nothing in time")
             self.sock.settimeout(left)
-            more = self.sock.recv(_MAX_FRAME)
-            if not more:
+            received = self.sock.recv(MAX_FRAME_SIZE)
+            if not received:
                 raise Closed("the peer closed the connection")
-            self._buffer += more
+            self._buffer += received
 
 
-_GREETINGS: Final = (  # what servers that are no gRPC server say first, or to a preface
-    (re.compile(rb"HTTP/1\.\d (?P<said>\d{3}[^\r\n]*)"), "HTTP/1.1"),
-    (re.compile(rb"(?i)(?P<said><(!doctype )?html)"), "HTTP/1.1"),  # http.server: no status line
+FIRST_BYTES: Final = (  # what servers of other protocols send first, or as an answer to the preface
+    (re.compile(rb"HTTP/1\.\d (?P<text>\d{3}[^\r\n]*)"), "HTTP/1.1"),
+    (re.compile(rb"(?i)(?P<text><(!doctype )?html)"), "HTTP/1.1"),  # http.server: no status line
     (re.compile(rb"\x15\x03"), "TLS"),
-    (re.compile(rb"(?P<said>SSH-[^\r\n]*)"), "SSH"),
-    (re.compile(rb"(?P<said>-(ERR|NOAUTH|DENIED)[^\r\n]*)"), "Redis"),
-    (re.compile(rb".{3}\x00\x0a(?P<said>[\x20-\x7e]+)\x00", re.DOTALL), "MySQL"),
+    (re.compile(rb"(?P<text>SSH-[^\r\n]*)"), "SSH"),
+    (re.compile(rb"(?P<text>-(ERR|NOAUTH|DENIED)[^\r\n]*)"), "Redis"),
+    (re.compile(rb".{3}\x00\x0a(?P<text>[\x20-\x7e]+)\x00", re.DOTALL), "MySQL"),
     (re.compile(rb".{3}\x00\xff", re.DOTALL), "MySQL"),
-    (re.compile(rb"(?P<said>220[ -][^\r\n]*)"), "SMTP or FTP"),
+    (re.compile(rb"(?P<text>220[ -][^\r\n]*)"), "SMTP or FTP"),
     (re.compile(rb"AMQP"), "AMQP (RabbitMQ)"),
-    (re.compile(rb"(?P<said>RFB [^\r\n]*)"), "VNC"),
+    (re.compile(rb"(?P<text>RFB [^\r\n]*)"), "VNC"),
 )
 
 
-def protocol_of(first: bytes) -> tuple[str, str]:
-    """What speaks like that: its name (empty where unknown), and what it said in words."""
-    for pattern, name in _GREETINGS:
-        if found := pattern.match(first):
-            said = found.groupdict().get("said") or b""
-            return name, said.decode(errors="replace")
-    return "", repr(first[:40])[1:]
+def protocol_of(received: bytes) -> tuple[str, str]:
+    """Return the protocol that begins with these bytes ("" if unknown), and the text in them."""
+    for pattern, name in FIRST_BYTES:
+        if found := pattern.match(received):
+            text = found.groupdict().get("text") or b""
+            return name, text.decode(errors="replace")
+    return "", repr(received[:SHOWN_BYTES])[1:]

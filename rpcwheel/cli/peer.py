@@ -1,7 +1,6 @@
-"""What listens at an address: HTTP/2 or something else, with TLS or without, and how quickly.
+"""What listens at an address: HTTP/2 or another protocol, with or without TLS, and how fast it is.
 
-Each function opens connections of its own and closes them. What is found is told as notes; nothing
-is printed here.
+Each function opens its own connections, closes them, and returns findings. Nothing is printed here.
 """
 
 from __future__ import annotations
@@ -14,319 +13,313 @@ from typing import TYPE_CHECKING, Final
 from rpcwheel.options.names import STRIKES
 
 from . import tls
-from .diagnosis import Level, Note, Trouble, spread
+from .findings import Finding, Level, Problem, distribution
 from .http2 import Closed, Connection, GoneAway, OtherProtocol, protocol_of
 from .target import connect
 from .tls import TlsSettings
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Iterator
 
     from .target import Address
 
-__all__ = ["KEEPALIVE_PINGS", "Way", "opened", "pings_permitted", "protocol", "round_trips"]
+__all__ = ["Endpoint", "check_keepalive", "open_connection", "protocol", "round_trips"]
 
 KEEPALIVE_PINGS: Final = STRIKES + 2
-"""The first is free, `STRIKES` are forgiven, and one more is too many."""
+"""A server accepts the first ping, tolerates `STRIKES` early ones, and refuses the next."""
 
-OFTEN_S: Final = 1.0
-"""gRPC pings no more often."""
+MIN_KEEPALIVE_S: Final = 1.0
+"""gRPC does not ping more often."""
 
-SOON_DAYS: Final = 14
+EXPIRES_SOON_DAYS: Final = 14
 
-ENDED: Final = (Closed, ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
+CLOSED_BY_PEER: Final = (Closed, ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
 
-WANTS_TLS: Final = Trouble(
-    "the server wants TLS",
+REQUIRES_TLS: Final = Problem(
+    "the server requires TLS",
     "pass --tls (clients: grpc.secure_channel instead of insecure_channel)",
     "tls",
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """How to get there; `name` is whom the certificate has to be for."""
+class Endpoint:
+    """An address, and how to connect to it. The certificate must be valid for `name`."""
 
     address: Address
     timeout: float
     tls: TlsSettings = field(default_factory=TlsSettings)
     name: str = ""
 
-    def connect(self) -> tuple[socket.socket, float]:
-        """TCP only; see `target.connect`."""
-        return connect(self.address, self.timeout)
-
     @property
     def until(self) -> float:
-        """When a step that begins now has taken too long."""
+        """When a step that begins now times out."""
         return time.monotonic() + self.timeout
 
 
-def opened(way: Way) -> tuple[Connection, float]:
-    """Connect and greet; gives the connection, and the seconds that TCP took.
+def open_connection(endpoint: Endpoint) -> tuple[Connection, float]:
+    """Connect, do the handshakes, and return the connection and the seconds that TCP took.
 
     Raises:
-        Trouble: TCP failed, or the server offers no HTTP/2 in TLS, or takes no such client.
-        OtherProtocol, Closed, TimeoutError, ssl.SSLError, OSError: As `Connection.greet`.
+        Problem: TCP failed, the server does not offer HTTP/2 in TLS, or rejects the client.
+        OtherProtocol, Closed, TimeoutError, ssl.SSLError, OSError: As in `Connection.handshake`.
     """
-    sock, took = way.connect()
-    until = way.until
-    if way.tls.wanted:
-        secure = tls.handshake(sock, way.tls.context(), way.name, until)
+    sock, took = connect(endpoint.address, endpoint.timeout)
+    until = endpoint.until
+    if endpoint.tls.enabled:
+        secure = tls.start_tls(sock, endpoint.tls.context(), endpoint.name, until)
         sock = secure
         if secure.selected_alpn_protocol() != "h2":
             secure.close()
-            raise Trouble(
-                "TLS works, but the server does not offer HTTP/2 (ALPN h2), and gRPC insists on it",
-                "have the server, or the proxy that ends TLS, offer h2",
+            raise Problem(
+                "TLS works, but the server does not offer HTTP/2 (ALPN h2), which gRPC requires",
+                "configure the server, or the proxy that terminates TLS, to offer h2",
                 "tls",
             )
     connection = Connection(sock)
     try:
-        connection.greet(until)
+        connection.handshake(until)
     except BaseException as error:
         sock.close()
-        if way.tls.wanted and isinstance(error, ENDED):
-            raise _no_client_of_mine(way) from None
+        if endpoint.tls.enabled and isinstance(error, CLOSED_BY_PEER):
+            raise _closed_after_tls(endpoint) from None
         raise
     return connection, took
 
 
-def protocol(way: Way) -> Iterator[Note]:
-    """Say what speaks there; the last note is about "http2" and OK if and only if gRPC may work."""
+def protocol(endpoint: Endpoint) -> Iterator[Finding]:
+    """Find out the protocol. The last finding is "http2" with OK if and only if gRPC may work."""
     try:
-        connection, _ = opened(way)
-    except Trouble as trouble:
-        yield Note.failed("tcp", trouble)
+        connection, _ = open_connection(endpoint)
+    except Problem as problem:
+        yield Finding.failed("tcp", problem)
     except OtherProtocol as other:
-        yield Note.failed("http2", _other(other.first))
+        yield Finding.failed("http2", _other_protocol(other.received))
     except GoneAway as gone:
-        yield Note.failed("http2", _unwelcome(gone))
+        yield Finding.failed("http2", _refused(gone))
     except ssl.SSLError as error:
-        yield Note.failed("tls", _tls_failed(error, way))
+        yield Finding.failed("tls", _tls_failed(error, endpoint))
     except OSError as error:
-        yield Note.failed("http2", _without_a_word(error, way))
+        yield Finding.failed("http2", _sent_nothing(error, endpoint))
     else:
         with connection.sock as sock:
             if isinstance(sock, ssl.SSLSocket):
                 yield _certificate(sock)
             streams = connection.settings.get("max_concurrent_streams")
             limit = "no limit of" if streams is None else f"at most {streams}"
-            yield Note(
+            yield Finding(
                 "http2",
                 Level.OK,
-                f"{way.address}: HTTP/2, {limit} concurrent calls per connection",
-                facts={"address": str(way.address), "settings": dict(connection.settings)},
+                f"{endpoint.address}: HTTP/2, {limit} concurrent calls per connection",
+                facts={"address": str(endpoint.address), "settings": dict(connection.settings)},
             )
 
 
-def round_trips(way: Way, samples: int) -> Iterator[Note]:
-    """How long TCP takes to connect, and a PING: each over a connection of its own.
+def round_trips(endpoint: Endpoint, samples: int) -> Iterator[Finding]:
+    """Measure how long TCP takes to connect, and a PING, each time on a new connection.
 
-    So that not even a server that permits no pings sees too many.
+    So even a server that permits no pings without calls does not refuse them.
     """
     connects, pings = [], []
     try:
         for _ in range(samples):
-            connection, took = opened(way)
+            connection, took = open_connection(endpoint)
             with connection.sock:
                 connects.append(took)
-                pings.append(connection.ping(way.until))
-    except (Trouble, OtherProtocol, OSError) as error:
-        yield Note(
+                pings.append(connection.ping(endpoint.until))
+    except (Problem, OtherProtocol, OSError) as error:
+        yield Finding(
             "rtt",
             Level.WARN,
-            f"{way.address}: after {len(pings)} of {samples} connections: {_words(error)}",
-            "look again; a limit of connections, or a server that comes and goes",
+            f"{endpoint.address}: failed after {len(pings)} of {samples} connections: "
+            f"{_text(error)}",
+            "try again; there may be a connection limit, or the server restarts",
         )
     for step, times in (("connect", connects), ("ping", pings)):
         if times:
-            said, facts = spread(times)
-            yield Note(step, Level.OK, f"{way.address}: {said}", facts=facts)
+            text, facts = distribution(times)
+            yield Finding(step, Level.OK, f"{endpoint.address}: {text}", facts=facts)
 
 
-def pings_permitted(way: Way, every: float) -> Iterator[Note]:
-    """Ping at that interval, without calls, once more than servers usually forgive."""
-    needs = (KEEPALIVE_PINGS - 1) * every
-    yield Note(
+def check_keepalive(endpoint: Endpoint, every: float) -> Iterator[Finding]:
+    """Ping at this interval without calls, once more than servers tolerate by default."""
+    takes = (KEEPALIVE_PINGS - 1) * every
+    yield Finding(
         "keepalive",
         Level.NOTE,
-        f"{KEEPALIVE_PINGS} pings without calls, one each {every:g} s: takes {needs:g} s",
+        f"{KEEPALIVE_PINGS} pings without calls, one every {every:g} s; takes {takes:g} s",
     )
     began, sent = time.monotonic(), 0
     try:
-        connection, _ = opened(way)
+        connection, _ = open_connection(endpoint)
         with connection.sock:
             for sent in range(1, KEEPALIVE_PINGS + 1):
-                connection.ping(way.until)
+                connection.ping(endpoint.until)
                 last = sent == KEEPALIVE_PINGS
                 connection.listen(time.monotonic() + (min(every, 1.0) if last else every))
     except GoneAway as gone:
-        yield _gone(gone, sent, every)
-    except (Trouble, OtherProtocol, OSError) as error:
-        yield Note(
+        yield _went_away(gone, sent, every)
+    except (Problem, OtherProtocol, OSError) as error:
+        yield Finding(
             "keepalive",
             Level.FAIL,
             f"the connection ended after {time.monotonic() - began:.1f} s and {sent} pings: "
-            f"{_words(error)}",
-            "something closes connections without calls, a load balancer for one: "
-            "ping more often, or let it wait longer",
+            f"{_text(error)}",
+            "something closes connections without calls, such as a load balancer: ping more "
+            "often, or raise its idle timeout",
         )
     else:
-        yield Note(
+        yield Finding(
             "keepalive",
             Level.OK,
-            f"a ping each {every:g} s is permitted, also without calls",
+            f"the server permits a ping every {every:g} s without calls",
             facts={"every": every, "pings": sent},
         )
 
 
-def _gone(gone: GoneAway, sent: int, every: float) -> Note:
+def _went_away(gone: GoneAway, sent: int, every: float) -> Finding:
     if not gone.too_many_pings:
-        return Note(
+        return Finding(
             "keepalive",
             Level.WARN,
-            f"the server ended the connection gracefully at ping {sent}: {gone}",
-            "it limits how long connections are idle or old; clients connect again by themselves",
+            f"the server closed the connection gracefully at ping {sent}: {gone}",
+            "it limits the age or the idle time of connections; clients reconnect by themselves",
         )
-    permit = max(every, OFTEN_S) * 0.9
-    return Note(
+    permit = max(every, MIN_KEEPALIVE_S) * 0.9
+    return Finding(
         "keepalive",
         Level.FAIL,
-        f"the server refuses a ping each {every:g} s without calls: {gone} at ping {sent}",
+        f"the server refuses a ping every {every:g} s without calls: {gone} at ping {sent}",
         f"server: rpcwheel.options.server_options(permit_every={permit:g}) "
         "(Go: EnforcementPolicy, Java: permitKeepAliveTime); or clients: "
-        "rpcwheel.options.channel_options(), which pings each 330 s and only during calls",
+        "rpcwheel.options.channel_options(), which pings every 330 s and only during calls",
         {"every": every, "pings": sent},
     )
 
 
-def _unwelcome(gone: GoneAway) -> Trouble:
-    return Trouble(
-        f"it speaks HTTP/2, and ends the connection as it begins: {gone}",
-        "it is shutting down, or takes no more connections: look into its log",
+def _refused(gone: GoneAway) -> Problem:
+    return Problem(
+        f"the server speaks HTTP/2, but refuses the connection: {gone}",
+        "it shuts down, or accepts no more connections: look into its log",
     )
 
 
-def _no_client_of_mine(way: Way) -> Trouble:
-    """After TLS 1.3 the client has done its part first; gRPC's servers say no by closing."""
-    if way.tls.cert is None:
-        return Trouble(
-            "TLS works, then the server closes at once: most likely it wants a certificate of the "
-            "client (mTLS)",
+def _closed_after_tls(endpoint: Endpoint) -> Problem:
+    """In TLS 1.3 the client is done first. A gRPC server rejects its certificate by closing."""
+    if endpoint.tls.cert is None:
+        return Problem(
+            "TLS works, but the server closes the connection at once: it probably requires a "
+            "client certificate (mTLS)",
             "pass --cert FILE --key FILE",
             "tls",
         )
-    return Trouble(
-        "TLS works, then the server closes at once: most likely it does not take our certificate",
-        "pass a --cert signed by the CA that the server was given, and check its dates",
+    return Problem(
+        "TLS works, but the server closes the connection at once: it probably rejects the client "
+        "certificate",
+        "pass a --cert that is signed by the CA that the server was given, and check its dates",
         "tls",
     )
 
 
-def _certificate(sock: ssl.SSLSocket) -> Note:
+def _certificate(sock: ssl.SSLSocket) -> Finding:
     left = tls.days_left(sock)
-    said = f"{sock.version()}, ALPN h2"
+    message = f"{sock.version()}, ALPN h2"
     if left is None:
-        return Note("tls", Level.OK, said)
+        return Finding("tls", Level.OK, message)
     facts: dict[str, object] = {"version": sock.version(), "days_left": round(left, 1)}
-    said += f", the certificate holds for {left:.0f} days"
-    if left < SOON_DAYS:
-        return Note("tls", Level.WARN, said, "renew it", facts)
-    return Note("tls", Level.OK, said, facts=facts)
+    message += f", the certificate expires in {left:.0f} days"
+    if left < EXPIRES_SOON_DAYS:
+        return Finding("tls", Level.WARN, message, "renew it", facts)
+    return Finding("tls", Level.OK, message, facts=facts)
 
 
-def _other(first: bytes) -> Trouble:
-    name, said = protocol_of(first)
+def _other_protocol(received: bytes) -> Problem:
+    name, text = protocol_of(received)
     match name:
         case "TLS":
-            return WANTS_TLS
+            return REQUIRES_TLS
         case "HTTP/1.1":
-            return Trouble(
-                f"an HTTP/1.1 server answers ({said!r}), which is no gRPC",
-                "check the port; a proxy before a gRPC server has to speak HTTP/2 on this side too",
+            return Problem(
+                f"an HTTP/1.1 server answers ({text!r}), not a gRPC server",
+                "check the port; a proxy in front of a gRPC server must accept HTTP/2",
             )
         case "":
-            return Trouble(f"something else than HTTP/2 answers: {said}", "check the port")
+            return Problem(f"the server does not speak HTTP/2, it sends {text}", "check the port")
         case _:
-            shown = f" ({said!r})" if said else ""
-            return Trouble(f"this is {name}{shown}, no gRPC server", "check host and port")
+            shown = f" ({text!r})" if text else ""
+            return Problem(f"this is {name}{shown}, not a gRPC server", "check host and port")
 
 
-def _tls_failed(error: ssl.SSLError, way: Way) -> Trouble:
+def _tls_failed(error: ssl.SSLError, endpoint: Endpoint) -> Problem:
     names: list[str] = []
     if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code in tls.WRONG_NAME:
-        names = _names(way)
-    return tls.explained(error, way.name, names) or _in_plaintext(error, way)
+        names = _names(endpoint)
+    return tls.explained(error, endpoint.name, names) or _try_plaintext(error, endpoint)
 
 
-def _names(way: Way) -> list[str]:
-    """Whom the certificate is for: a second handshake, which asks for no name."""
+def _names(endpoint: Endpoint) -> list[str]:
+    """Return the names in the certificate, by a second handshake that does not check the name."""
     try:
-        sock, _ = way.connect()
-        context = way.tls.context(check_name=False)
-        with tls.handshake(sock, context, way.name, way.until) as secure:
+        sock, _ = connect(endpoint.address, endpoint.timeout)
+        context = endpoint.tls.context(check_name=False)
+        with tls.start_tls(sock, context, endpoint.name, endpoint.until) as secure:
             return tls.names_of(secure)
-    except (Trouble, OSError):
+    except (Problem, OSError):
         return []
 
 
-def _without_a_word(error: OSError, way: Way) -> Trouble:
-    """It closed, or said nothing: perhaps it waits for TLS, or for plaintext."""
-    if way.tls.wanted:
-        return _in_plaintext(error, way)
+def _sent_nothing(error: OSError, endpoint: Endpoint) -> Problem:
+    """Find out why a server closes or is silent: it may expect TLS, or plaintext."""
+    if endpoint.tls.enabled:
+        return _try_plaintext(error, endpoint)
     try:
-        sock, _ = way.connect()
-        context = way.tls.context(verify=False)
-        tls.handshake(sock, context, "", way.until).close()
+        sock, _ = connect(endpoint.address, endpoint.timeout)
+        context = endpoint.tls.context(verify=False)
+        tls.start_tls(sock, context, "", endpoint.until).close()
     except ssl.SSLError as refused:
-        if tls.explained(refused, "", []) is not None:  # an alert is TLS too
-            return WANTS_TLS
-    except (Trouble, OSError):
+        if tls.explained(refused, "", []) is not None:  # only a TLS server sends an alert
+            return REQUIRES_TLS
+    except (Problem, OSError):
         pass
     else:
-        return WANTS_TLS
-    return _silent(error, way.timeout)
+        return REQUIRES_TLS
+    return _silent(error, endpoint.timeout)
 
 
-def _in_plaintext(error: OSError, way: Way) -> Trouble:
-    """What answers without TLS, where TLS failed."""
+def _try_plaintext(error: OSError, endpoint: Endpoint) -> Problem:
+    """Find out what answers without TLS, after TLS has failed."""
     try:
-        connection, _ = opened(Way(way.address, way.timeout))
+        connection, _ = open_connection(Endpoint(endpoint.address, endpoint.timeout))
+        connection.sock.close()
     except OtherProtocol as other:
-        return (
-            _silent(error, way.timeout)
-            if protocol_of(other.first)[0] == "TLS"
-            else _other(other.first)
-        )
+        if protocol_of(other.received)[0] == "TLS":
+            return _silent(error, endpoint.timeout)
+        return _other_protocol(other.received)
     except GoneAway:
         pass
-    except (Trouble, OSError):
-        return _silent(error, way.timeout)
-    else:
-        connection.sock.close()
-    return Trouble(
+    except (Problem, OSError):
+        return _silent(error, endpoint.timeout)
+    return Problem(
         "the server speaks HTTP/2 without TLS",
         "leave out --tls (clients: grpc.insecure_channel instead of secure_channel)",
         "tls",
     )
 
 
-def _words(error: Exception) -> str:
-    return error.said if isinstance(error, Trouble) else str(error) or type(error).__name__
+def _text(error: Exception) -> str:
+    return str(error) or type(error).__name__
 
 
-def _silent(error: OSError, timeout: float) -> Trouble:
+def _silent(error: OSError, timeout: float) -> Problem:
     if isinstance(error, TimeoutError):
-        return Trouble(
-            f"it takes the connection, and says nothing for {timeout:g} s",
-            "the server is frozen or overloaded, or no gRPC server; check its process and the port",
+        return Problem(
+            f"the server accepts the connection, but sends nothing for {timeout:g} s",
+            "it is frozen, overloaded, or not a gRPC server; check its process and the port",
         )
-    if isinstance(error, ENDED):
-        return Trouble(
-            "it takes the connection, and closes it at once",
-            "no gRPC server, a proxy without a backend, or a limit of connections: look into the "
-            "log of what listens there",
+    if isinstance(error, CLOSED_BY_PEER):
+        return Problem(
+            "the server accepts the connection, and closes it at once",
+            "it is not a gRPC server, a proxy without a backend, or limits its connections: look "
+            "into its log",
         )
-    return Trouble(f"the connection failed: {error}", "look into the server's log")
+    return Problem(f"the connection failed: {error}", "look into the server's log")

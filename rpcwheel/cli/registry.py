@@ -1,196 +1,214 @@
 """`rpcwheel registry ls|watch|register|unregister URL ...`: a registry from the command line.
 
-This module parses the arguments; `registry_jobs.py` does the work. It works with every backend.
+Works with every backend. While a command runs, events (the registry does not answer, a record is
+not valid) are queued, and the main thread prints one line for each. The log is silent meanwhile, so
+that nothing is printed twice.
 """
 
-from __future__ import annotations
-
-import argparse
-import math
+import json
+import logging
 import sys
-from typing import TYPE_CHECKING, Any, Final
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import wraps
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Annotated, Final, NoReturn, ParamSpec
 
-from rpcwheel.errors import ConfigurationError, ExtraMissing, RegistryError
-from rpcwheel.instance import ServiceInstance, started_now
+import typer
+
+from rpcwheel.durations import to_ns, to_seconds
+from rpcwheel.errors import (
+    ConfigurationError,
+    ExtraMissing,
+    InstanceIdConflict,
+    NotPublished,
+    RegistryError,
+    RegistryUnavailable,
+)
+from rpcwheel.events import (
+    InstancePublished,
+    RecordSkipped,
+    RegistryFailed,
+    RegistryRecovered,
+    add_sink,
+    remove_sink,
+)
+from rpcwheel.instance import ServiceInstance, Snapshot, started_now
 from rpcwheel.registry.backends import check_writable
 from rpcwheel.registry.policy import RegistryPolicy
+from rpcwheel.registry.sync import Registration, Registry, open_registry
 from rpcwheel.registry.url import parse_url
 
-from . import registry_jobs
-from .diagnosis import printable
+from .findings import printable
+from .parameters import check_seconds
+from .registry_view import as_document, change_as_json, changes_between, show
 from .target import parse_target
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+__all__ = ["registry"]
 
-__all__ = ["add_to"]
+DRAINING_VISIBLE_S: Final = 0.15
+"""Time between DRAINING and the withdrawal, for clients that poll."""
 
-LONGEST_S: Final = 1e6
-"""The largest value for an option in seconds: eleven days."""
+WITHDRAW_TIMEOUT_S: Final = 2.0
+"""The longest wait for a registry that does not answer."""
+
+SIGNAL_CHECK_INTERVAL_S: Final = 0.5
+"""How often a waiting command checks for signals."""
+
+URL_PREFIXES: Final = ("sqlite:///", "etcd://", "zookeeper://", "redis://", "headless://")
 
 URL_HELP: Final = (
     "sqlite:///FILE, etcd://HOST:PORT, zookeeper://HOST:PORT, redis://HOST:PORT, optionally with "
-    "/SERVICE (sqlite: ?service=SERVICE); headless://HOST:PORT is read only"
+    "/SERVICE (sqlite: ?service=SERVICE); headless://HOST:PORT is read only."
+)
+
+TIMEOUT_S: Final = to_seconds(to_ns(RegistryPolicy().timeout))
+LEASE_TTL_S: Final = to_seconds(to_ns(RegistryPolicy().lease_ttl))
+
+P = ParamSpec("P")
+
+Url = Annotated[
+    str,
+    typer.Argument(metavar="URL", help=URL_HELP, autocompletion=lambda: list(URL_PREFIXES)),
+]
+Timeout = Annotated[
+    float,
+    typer.Option(metavar="SECONDS", callback=check_seconds, help="Limit for each request."),
+]
+
+registry = typer.Typer(
+    no_args_is_help=True,
+    help="Show, watch and change the instances in a registry.\n\nExit status: 0 success; 1 the "
+    "registry does not answer or refuses, or there is no such service or instance; 2 a wrong "
+    "argument or a missing package; 130 after Ctrl-C.",
 )
 
 
-class _IntermixedParser(argparse.ArgumentParser):
-    """Accepts options between the positional arguments, as in `ls URL --json SERVICE`."""
+def command(run: Callable[P, None]) -> Callable[P, None]:
+    """Add a command to `registry`. It prints its errors, and ends with 1 or 2 after one."""
 
-    _inside = False
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        if self._inside:
-            return super().parse_known_args(args, namespace)
-        self._inside = True
+    @registry.command()
+    @wraps(run)
+    def reporting(*args: P.args, **options: P.kwargs) -> None:
         try:
-            return self.parse_known_intermixed_args(args, namespace)
-        finally:
-            self._inside = False
+            run(*args, **options)
+        except (ConfigurationError, ExtraMissing) as error:
+            raise _failed(error, 2) from None
+        except RegistryError as error:
+            raise _failed(error, 1) from None
+
+    return reporting
 
 
-def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command `registry` and its arguments."""
-    parser = commands.add_parser(
-        "registry",
-        help="show, watch and change the instances in a registry",
-        description="Show, watch and change the instances in a registry. Exit status: 0 success; 1 "
-        "the registry does not answer or refuses, or there is no such service or instance; 2 a "
-        "wrong argument or a missing package; 130 after Ctrl-C.",
-    )
-    jobs = parser.add_subparsers(
-        dest="job", required=True, metavar="JOB", parser_class=_IntermixedParser
-    )
-    _add_ls(jobs)
-    _add_watch(jobs)
-    _add_register(jobs)
-    _add_unregister(jobs)
-
-
-def _add_ls(jobs: Any) -> None:
-    parser = _job(
-        jobs,
-        "ls",
-        _ls,
-        "[SERVICE ...]",
-        "show the instances of services",
-        "Show the instances of services; of all services if none is named.",
-    )
-    parser.add_argument("words", nargs="*", default=[], metavar="SERVICE")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
-    parser.add_argument("--plain", action="store_true", help="no colors on a terminal")
-
-
-def _add_watch(jobs: Any) -> None:
-    parser = _job(
-        jobs,
-        "watch",
-        _watch,
-        "SERVICE ...",
-        "show changes of services as they happen",
-        "Show the instances of services, and each change, until Ctrl-C: = present, + added, "
-        "~ changed, ? stale, - removed, ! a message about the registry.",
-    )
-    parser.add_argument("words", nargs="*", default=[], metavar="SERVICE")
-    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
-
-
-def _add_register(jobs: Any) -> None:
-    parser = _job(
-        jobs,
-        "register",
-        _register,
-        "[SERVICE] HOST:PORT",
-        "publish an instance, until Ctrl-C",
-        "Publish an instance and keep it published, whatever happens to the registry, until Ctrl-C "
-        "or SIGTERM; then withdraw it. For servers that do not do so themselves.",
-    )
-    parser.add_argument("words", nargs="+", metavar="SERVICE HOST:PORT")
-    parser.add_argument("--id", default="", help="its id (default HOST:PORT)")
-    parser.add_argument("--weight", type=int, default=100, metavar="N",
-                        help="its share of the calls, 0 to 1000 (default 100)")  # fmt: skip
-    parser.add_argument("--version", default="", metavar="NAME")
-    parser.add_argument("--group", default="", metavar="NAME")
-    parser.add_argument("--zone", default="", metavar="NAME")
-    parser.add_argument("--tls", action="store_true", help="clients connect with TLS")
-    parser.add_argument("--meta", type=_pair, action="append", default=[], metavar="KEY=VALUE",
-                        help="metadata; may be given several times")  # fmt: skip
-    parser.add_argument(
-        "--lease-ttl",
-        type=_seconds,
-        default=RegistryPolicy().lease_ttl,
-        metavar="SECONDS",
-        help="if this process dies, the registry removes the instance after so many seconds "
-        "(default %(default)g)",
-    )
-
-
-def _add_unregister(jobs: Any) -> None:
-    parser = _job(
-        jobs,
-        "unregister",
-        _unregister,
-        "[SERVICE] ID",
-        "remove an instance",
-        "Remove an instance from the registry, whichever process has published it, and show that "
-        "process. If it still runs and uses rpcwheel, it publishes the instance again.",
-    )
-    parser.add_argument("words", nargs="+", metavar="SERVICE ID")
-
-
-def _job(
-    jobs: Any,
-    name: str,
-    action: Callable[[argparse.Namespace], int],
-    words: str,
-    summary: str,
-    description: str,
-) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = jobs.add_parser(
-        name, help=summary, description=description, usage=f"%(prog)s [options] URL {words}"
-    )
-    parser.set_defaults(run=lambda args: _run(action, args))
-    parser.add_argument("url", metavar="URL", help=URL_HELP)
-    parser.add_argument(
-        "--timeout",
-        type=_seconds,
-        default=RegistryPolicy().timeout,
-        metavar="SECONDS",
-        help="limit for each request (default %(default)g)",
-    )
-    return parser
-
-
-def _run(action: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
-    """Run a job and print its error; return the exit status."""
-    try:
-        return action(args)
-    except (ConfigurationError, ExtraMissing) as error:
-        return _failed(error, 2)
-    except RegistryError as error:
-        return _failed(error, 1)
-
-
-def _failed(error: Exception, status: int) -> int:
+def _failed(error: Exception, status: int) -> typer.Exit:
     lines = [printable(line) for line in str(error).splitlines()]
     print("rpcwheel registry:", *lines, file=sys.stderr)
-    return status
+    return typer.Exit(status)
 
 
-def _ls(args: argparse.Namespace) -> int:
-    services = _services(args.url, args.words)
-    return registry_jobs.ls(_access(args), services, as_json=args.json, plain=args.plain)
+# The commands
 
 
-def _watch(args: argparse.Namespace) -> int:
-    services = _services(args.url, args.words)
-    if not services:
+@command
+def ls(
+    url: Url,
+    services: Annotated[
+        list[str] | None, typer.Argument(metavar="SERVICE", help="All if none is named.")
+    ] = None,
+    timeout: Timeout = TIMEOUT_S,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="No colors on a terminal.")] = False,
+) -> None:
+    """Show the instances of services."""
+    named = _services(url, services)
+    events: SimpleQueue[object] = SimpleQueue()
+    found: dict[str, tuple[ServiceInstance, ...]] = {}
+    with _opened(url, _policy(timeout), events) as opened:
+        for service in named or opened.services():
+            try:
+                found[service] = opened.lookup(service).instances
+            except ConfigurationError as error:  # another program has stored an invalid name
+                _warn(f"skipped: {error}")
+    while not events.empty():
+        _report_skipped(events.get())
+    if as_json:
+        print(as_document(opened.url, found))
+    else:
+        show(opened.url, found, sys.stdout, plain=plain)
+    missing = [service for service in named if not found.get(service)]
+    if missing and (as_json or len(missing) < len(named)):  # else the summary says so
+        _warn(f"no instance of {', '.join(missing)} at {opened.url}")
+    raise typer.Exit(1 if missing else 0)
+
+
+@command
+def watch(
+    url: Url,
+    services: Annotated[list[str] | None, typer.Argument(metavar="SERVICE")] = None,
+    timeout: Timeout = TIMEOUT_S,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per line.")
+    ] = False,
+) -> NoReturn:
+    """Show the instances of services and each change, until Ctrl-C.
+
+    Each line begins with one of = present, + added, ~ changed, ? stale, - removed, and ! for a
+    message about the registry.
+    """
+    named = _services(url, services)
+    if not named:
         raise ConfigurationError("name a service: rpcwheel registry watch URL SERVICE")
-    return registry_jobs.watch(_access(args), services, as_json=args.json)
+    events: SimpleQueue[object] = SimpleQueue()
+    snapshots: dict[str, Snapshot] = {}
+    with _opened(url, _policy(timeout), events) as opened:
+        for service in named:
+            opened.lookup(service)
+        for service in named:
+            opened.subscribe(service, events.put)
+        contact = _Contact(as_json=as_json)
+        while True:
+            item = _next(events)
+            if not isinstance(item, Snapshot):
+                contact.report(item)
+                continue
+            before = snapshots.get(item.service)
+            snapshots[item.service] = item
+            for change in changes_between(before, item):
+                _say(change_as_json(change) if as_json else change.line())
+            if before is None and not item.instances and not as_json:
+                _say(f"  {item.service}: no instance")
 
 
-def _register(args: argparse.Namespace) -> int:
-    service, address = _service_and(args, "HOST:PORT")
+@command
+def register(
+    url: Url,
+    words: Annotated[list[str], typer.Argument(metavar="[SERVICE] HOST:PORT")],
+    timeout: Timeout = TIMEOUT_S,
+    lease_ttl: Annotated[
+        float,
+        typer.Option(metavar="SECONDS", callback=check_seconds, help="If this process dies, the "
+                     "registry removes the instance after this time."),
+    ] = LEASE_TTL_S,
+    instance_id: Annotated[str, typer.Option("--id", show_default="HOST:PORT")] = "",
+    weight: Annotated[int, typer.Option(help="Its share of the calls, 0 to 1000.")] = 100,
+    version: Annotated[str, typer.Option(metavar="NAME")] = "",
+    group: Annotated[str, typer.Option(metavar="NAME")] = "",
+    zone: Annotated[str, typer.Option(metavar="NAME")] = "",
+    tls: Annotated[bool, typer.Option("--tls", help="Clients connect with TLS.")] = False,
+    meta: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="Metadata; may be given several times."),
+    ] = None,
+) -> NoReturn:  # fmt: skip
+    """Publish an instance until Ctrl-C or SIGTERM, then withdraw it.
+
+    The instance stays published whatever happens to the registry. For servers that do not publish
+    themselves.
+    """
+    metadata = dict(map(_pair, meta or []))
+    service, address = _service_and(url, words, "register", "HOST:PORT")
     try:
         target = parse_target(address)
     except ValueError as error:
@@ -203,51 +221,63 @@ def _register(args: argparse.Namespace) -> int:
         service=service,
         host=target.host,
         port=target.port,
-        id=args.id,
-        weight=args.weight,
-        version=args.version,
-        group=args.group,
-        zone=args.zone,
-        protocol="grpcs" if args.tls else "grpc",
-        metadata=dict(args.meta),
+        id=instance_id,
+        weight=weight,
+        version=version,
+        group=group,
+        zone=zone,
+        protocol="grpcs" if tls else "grpc",
+        metadata=metadata,
         started_at=started_now(),
     )
-    return registry_jobs.register(_access(args), instance)
+    _publish(url, _policy(timeout).replace(lease_ttl=lease_ttl), instance)
 
 
-def _unregister(args: argparse.Namespace) -> int:
-    service, instance_id = _service_and(args, "ID")
-    return registry_jobs.unregister(_access(args), service, instance_id)
+@command
+def unregister(
+    url: Url,
+    words: Annotated[list[str], typer.Argument(metavar="[SERVICE] ID")],
+    timeout: Timeout = TIMEOUT_S,
+) -> None:
+    """Remove an instance, whichever process has published it, and show that process.
+
+    If that process still runs and uses rpcwheel, it publishes the instance again.
+    """
+    service, instance_id = _service_and(url, words, "unregister", "ID")
+    events: SimpleQueue[object] = SimpleQueue()
+    with _opened(url, _policy(timeout), events) as opened:
+        known = {one.id: one for one in opened.lookup(service).instances}
+        if instance_id not in known:
+            others = f"; there are {', '.join(known)}" if known else ""
+            _warn(f"no instance {instance_id!r} of {service} at {opened.url}{others}")
+            raise typer.Exit(1)
+        one = known[instance_id]
+        opened.unregister(one, wait=timeout)
+    _say(f"withdrew {_owner(one)}; if that process still runs, it publishes it again")
 
 
-def _access(args: argparse.Namespace) -> registry_jobs.RegistryAccess:
-    """The registry, without the snapshot file: only what the registry answers now is shown."""
-    policy = RegistryPolicy(timeout=args.timeout, snapshot=False)
-    if "lease_ttl" in args:
-        policy = policy.replace(lease_ttl=args.lease_ttl)
-    return registry_jobs.RegistryAccess(args.url, policy)
+# Arguments
 
 
-def _services(url: str, words: Sequence[str]) -> list[str]:
-    """The services that the URL and the arguments name, each once."""
+def _services(url: str, words: Sequence[str] | None) -> list[str]:
+    """Return the services that the URL and the arguments name, each once."""
     named = parse_url(url).service
-    services = list(dict.fromkeys([*([named] if named else []), *words]))
+    services = list(dict.fromkeys([*([named] if named else []), *(words or [])]))
     for service in services:
         ServiceInstance(service=service, host="checked", port=1)
     return services
 
 
-def _service_and(args: argparse.Namespace, second: str) -> tuple[str, str]:
-    """The service, which the URL may name too, and a second argument."""
-    url = parse_url(args.url)
-    check_writable(url)
-    named = url.service
-    words = args.words
+def _service_and(url: str, words: list[str], job: str, second: str) -> tuple[str, str]:
+    """Return the service, which the URL may name too, and a second argument."""
+    parsed = parse_url(url)
+    check_writable(parsed)
+    named = parsed.service
     if len(words) == 1 and named:
         words = [named, *words]
     if len(words) != 2:  # noqa: PLR2004 - the service and the second argument
         raise ConfigurationError(
-            f"give a service and {second}: rpcwheel registry {args.job} URL SERVICE {second}"
+            f"give a service and {second}: rpcwheel registry {job} URL SERVICE {second}"
         )
     if named and words[0] != named:
         raise ConfigurationError(f"two services are named: {named!r} in the URL, and {words[0]!r}")
@@ -257,17 +287,170 @@ def _service_and(args: argparse.Namespace, second: str) -> tuple[str, str]:
 def _pair(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not key or not equals:
-        raise argparse.ArgumentTypeError(f"give KEY=VALUE, not {text!r}")
+        raise typer.BadParameter(f"give KEY=VALUE, not {text!r}", param_hint="--meta")
     return key, value
 
 
-def _seconds(text: str) -> float:
+def _policy(timeout: float) -> RegistryPolicy:
+    """Return a policy without the snapshot file: only what the registry answers now is shown."""
+    return RegistryPolicy(timeout=timeout, snapshot=False)
+
+
+# The registry
+
+
+@contextmanager
+def _opened(
+    url: str, policy: RegistryPolicy, events: SimpleQueue[object], *, creates: bool = False
+) -> Iterator[Registry]:
+    """Open the registry and put events into `events`.
+
+    Args:
+        url: The URL of the registry.
+        policy: Its policy.
+        events: The queue.
+        creates: Whether the file of a `sqlite://` URL is created if it does not exist. A command
+            that only reads does not: it may run as another user than the servers.
+
+    Raises:
+        ConfigurationError: The URL is not valid.
+        ExtraMissing: A package is missing.
+        RegistryUnavailable: The file does not exist.
+    """
+    silence, log = logging.NullHandler(), logging.getLogger("rpcwheel")
+    log.addHandler(silence)  # without any handler, logging prints warnings to stderr
+    add_sink(events.put)
     try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds <= LONGEST_S:
-        raise argparse.ArgumentTypeError(
-            f"give seconds above zero, and at most {LONGEST_S:,.0f}, not {text!r}"
+        with open_registry(url, policy=policy) as opened:
+            parsed = parse_url(url)
+            if parsed.scheme == "sqlite" and not creates:
+                _check_file(opened.url, Path(parsed.path).expanduser())
+            if parsed.scheme == "memory":
+                _warn("memory:// is private to each process; instances of others are not visible")
+            yield opened
+    except (RegistryUnavailable, NotPublished) as error:
+        raise _cause(events, error) from None
+    finally:
+        remove_sink(events.put)
+        log.removeHandler(silence)
+
+
+def _check_file(url: str, path: Path) -> None:
+    if not path.exists():
+        raise RegistryUnavailable(
+            f"{url}: there is no such file; the first server or client that uses the registry "
+            "creates it"
         )
-    return seconds
+
+
+def _cause(events: SimpleQueue[object], error: RegistryError) -> RegistryError:
+    """Return the backend's error, which says more than that a wait was too long."""
+    while not events.empty():
+        event = events.get()
+        if isinstance(event, RegistryFailed) and isinstance(event.error, RegistryError):
+            error = event.error
+    return error
+
+
+def _next(events: SimpleQueue[object]) -> object:
+    """Wait for the next item, on the main thread.
+
+    A wait without limit would miss Ctrl-C: a signal that arrives right before the thread begins to
+    wait, or on another thread, does not interrupt the wait (CPython 3.11).
+    """
+    while True:
+        with suppress(Empty):
+            return events.get(timeout=SIGNAL_CHECK_INTERVAL_S)
+
+
+def _publish(url: str, policy: RegistryPolicy, instance: ServiceInstance) -> NoReturn:
+    """Publish an instance until the process is stopped (KeyboardInterrupt, SystemExit).
+
+    Raises:
+        RegistryError: It cannot be published at the start.
+    """
+    events: SimpleQueue[object] = SimpleQueue()
+    with _opened(url, policy, events, creates=True) as opened:
+        for one in opened.lookup(instance.service).instances:
+            if one.id == instance.id:
+                _warn(f"replaces {_owner(one)}")
+        contact = _Contact(as_json=False)
+        try:
+            registration = opened.register(instance)
+        except (KeyboardInterrupt, SystemExit):  # it may be published already
+            _withdraw(opened.register(instance), policy)
+            raise
+        try:
+            opened.register(instance, wait=policy.timeout)
+            _say(f"published {_name(instance)} at {opened.url}; Ctrl-C withdraws it")
+            while True:
+                contact.report(_next(events))
+        finally:
+            _withdraw(registration, policy)
+
+
+def _withdraw(registration: Registration, policy: RegistryPolicy) -> None:
+    """Publish DRAINING first: clients then know that the withdrawal is intended."""
+    registration.update(status="DRAINING")
+    if registration.wait_published(WITHDRAW_TIMEOUT_S / 2):
+        time.sleep(DRAINING_VISIBLE_S)
+    try:
+        registration.unregister(wait=WITHDRAW_TIMEOUT_S / 2)
+    except RegistryError as error:
+        _warn(f"{error}; the instance disappears when its lease of {policy.lease_ttl:g} s ends")
+    else:
+        _say(f"withdrew {_name(registration.instance)}")
+
+
+# Output
+
+
+def _name(one: ServiceInstance) -> str:
+    return f"{one.service}/{one.id}"
+
+
+def _owner(one: ServiceInstance) -> str:
+    since = f", up since {time.ctime(one.started_at)}" if one.started_at else ""
+    return f"{_name(one)} of the process {one.epoch or '(unknown)'} at {one.address}{since}"
+
+
+class _Contact:
+    """Prints once that the registry does not answer, and once that it answers again."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
+        self._is_lost = False
+
+    def report(self, event: object) -> None:
+        """Print an event if it is news."""
+        match event:
+            case RegistryFailed(error=InstanceIdConflict()):
+                _warn(str(event.error))
+            case RegistryFailed() if not self._is_lost:
+                self._is_lost = True
+                self._say("disconnected", f"the registry does not answer: {event.error}")
+            case RegistryRecovered():
+                self._is_lost = False
+                self._say("reconnected", f"the registry answers again after {event.after_s:.1f} s")
+            case InstancePublished() if event.again:
+                name = f"{event.service}/{event.instance}"
+                _say(f"published {name} again: the registry had lost it ({event.again})")
+            case _:
+                _report_skipped(event)
+
+    def _say(self, event: str, words: str) -> None:
+        _say({"event": event, "note": words} if self._as_json else f"! {words}")
+
+
+def _report_skipped(event: object) -> None:
+    if isinstance(event, RecordSkipped):
+        _warn(f"skipped {event.service}/{event.key}, which is not a valid instance: {event.error}")
+
+
+def _say(what: object) -> None:
+    """Print a line, or a JSON object on one line."""
+    print(printable(what) if isinstance(what, str) else json.dumps(what), flush=True)
+
+
+def _warn(line: str) -> None:
+    print("rpcwheel registry:", printable(line), file=sys.stderr, flush=True)

@@ -1,13 +1,13 @@
-"""Output of `rpcwheel registry`: the table of instances, JSON, and the lines of `watch`. Pure."""
+"""Output of `rpcwheel registry`: the table of instances, JSON, and the lines of `watch`."""
 
 from __future__ import annotations
 
 import json
-import os
 import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
-from .diagnosis import printable
+from .findings import printable
+from .table import print_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -18,10 +18,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Change",
     "as_document",
-    "as_text",
     "change_as_json",
     "changes_between",
-    "encodable",
     "show",
 ]
 
@@ -54,61 +52,32 @@ MARKS: Final = {
 
 
 def show(registry: str, found: Found, stream: TextIO, *, plain: bool) -> None:
-    """Print the table and a summary line. A terminal gets colors if rich is installed."""
-    if any(found.values()):
-        if plain or not stream.isatty() or os.environ.get("TERM") == "dumb":
-            _print(as_text(found), stream)
-        else:
-            _show_rich(found, stream)
-        _print("", stream)
-    _print(_summary(registry, found), stream)
+    """Print the table and a summary line."""
+    rows = [_row(one) for instances in found.values() for one in instances]
+    if rows:
+        shown = [
+            name for name in COLUMNS if name not in OPTIONAL_COLUMNS or any(r[name] for r in rows)
+        ]
+        print_table(shown, [[row[name] for name in shown] for row in rows], stream, plain=plain)
+        print(file=stream)
+    print(_summary(registry, found), file=stream, flush=True)
 
 
-def as_text(found: Found) -> str:
-    """The table as plain text; "" without instances."""
-    head, rows = _table(found)
-    if not rows:
-        return ""
-    widths = [max(len(row[at]) for row in [head, *rows]) for at in range(len(head))]
-    lines = [
-        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in [[name.upper() for name in head], *rows]
-    ]
-    return "\n".join(lines)
+def _row(one: ServiceInstance) -> dict[str, str]:
+    address = one.address if one.protocol == "grpc" else f"{one.protocol}://{one.address}"
+    cells = [one.service, one.id, address, str(one.weight), one.version, one.group, one.zone]
+    cells += [one.status, _local_time(one.started_at), _pairs(one.metadata)]
+    return dict(zip(COLUMNS, cells, strict=True))
 
 
 def as_document(registry: str, found: Found) -> str:
-    """One JSON object with the registry and the instances of each service."""
+    """Return one JSON object with the registry and the instances of each service."""
     services = {name: [_as_json(one) for one in instances] for name, instances in found.items()}
     return json.dumps({"registry": registry, "services": services}, indent=2)
 
 
-def encodable(text: str, stream: TextIO) -> str:
-    """The text with escapes for characters that the encoding of the stream does not have."""
-    encoding = stream.encoding or "ascii"
-    return text.encode(encoding, "backslashreplace").decode(encoding)
-
-
-def _table(found: Found) -> tuple[list[str], list[list[str]]]:
-    """The names of the columns, and the rows."""
-    rows = [_row(one) for instances in found.values() for one in instances]
-    shown = [
-        at
-        for at, name in enumerate(COLUMNS)
-        if name not in OPTIONAL_COLUMNS or any(row[at] for row in rows)
-    ]
-    return [COLUMNS[at] for at in shown], [[row[at] for at in shown] for row in rows]
-
-
-def _row(one: ServiceInstance) -> list[str]:
-    address = one.address if one.protocol == "grpc" else f"{one.protocol}://{one.address}"
-    cells = [one.service, one.id, address, str(one.weight), one.version, one.group, one.zone]
-    cells += [one.status, _local_time(one.started_at), _pairs(one.metadata)]
-    return [printable(cell) for cell in cells]
-
-
 def _local_time(seconds: float) -> str:
-    """Date and time; "" for 0 (unknown), "?" for a number that is not a valid time."""
+    """Return date and time; "" for 0 (unknown), "?" for a number that is not a valid time."""
     if not seconds:
         return ""
     try:
@@ -127,22 +96,6 @@ def _summary(registry: str, found: Found) -> str:
         f"{count} instance{'s' if count > 1 else ''} of {len(found)} "
         f"service{'s' if len(found) > 1 else ''} at {registry}"
     )
-
-
-def _show_rich(found: Found, stream: TextIO) -> None:
-    try:
-        from . import registry_rich
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "rich":
-            raise
-        _print(as_text(found), stream)
-    else:
-        registry_rich.show(*_table(found), stream)
-
-
-def _print(line: str, stream: TextIO) -> None:
-    stream.write(encodable(line, stream) + "\n")
-    stream.flush()
 
 
 # Changes, for `watch`

@@ -1,4 +1,4 @@
-"""Where the doctor is to look: `HOST:PORT`, `[IPv6]:PORT` or `unix:/path`, and its addresses."""
+"""Targets of the command line: `HOST:PORT`, `[IPv6]:PORT` or `unix:/path`; lookup and connect."""
 
 from __future__ import annotations
 
@@ -10,23 +10,21 @@ import time
 from dataclasses import dataclass
 from typing import Final, cast
 
-from rpcwheel.instance import explicit_target
+from rpcwheel.instance import LARGEST_PORT, explicit_target
 
-from .diagnosis import Trouble
+from .findings import Problem
 
 __all__ = ["Address", "Target", "connect", "explained", "parse_target", "resolve"]
 
-_PREFIXES: Final = ("dns:///", "dns:", "ipv4:", "ipv6:", "passthrough:///")
-_HIGHEST_PORT: Final = 65535
+SCHEMES: Final = ("dns:///", "dns:", "ipv4:", "ipv6:", "passthrough:///")
 
-
-Place = tuple[str, int] | tuple[str, int, int, int] | str
+SocketAddress = tuple[str, int] | tuple[str, int, int, int] | str
 """What `socket.connect` takes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """`path` for a unix socket, else `host` and `port`."""
+    """`path` for a Unix socket, else `host` and `port`."""
 
     host: str
     port: int
@@ -40,51 +38,50 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """What a socket connects to."""
+    """One address of a target."""
 
     family: socket.AddressFamily
-    place: Place
+    address: SocketAddress
 
     def __str__(self) -> str:
-        return self.place if isinstance(self.place, str) else self.place[0]
+        return self.address if isinstance(self.address, str) else self.address[0]
 
 
 def parse_target(text: str) -> Target:
-    """Read it as `rpcwheel.insecure_channel`: `unix:50051` is the host `unix`.
+    """Parse a target as `rpcwheel.insecure_channel` does: `unix:50051` is the host `unix`.
 
     Raises:
-        ValueError: It is none; the message says what to give.
+        ValueError: The text is not a target; the message shows a valid one.
     """
     text = explicit_target(text)
     if text.startswith("unix:"):
         path = text.removeprefix("unix:").removeprefix("//")
         if not path:
-            raise ValueError("a unix socket has a path: unix:/run/app.sock")
+            raise ValueError("a Unix socket needs a path: unix:/run/app.sock")
         return Target("", 0, path)
-    if "://" in text and not text.startswith(_PREFIXES):
+    if "://" in text and not text.startswith(SCHEMES):
         scheme, _, rest = text.partition("://")
-        raise ValueError(f"leave out {scheme}://, and give HOST:PORT: {rest.rstrip('/')}")
-    prefix = next(filter(text.startswith, _PREFIXES), "")
-    text = text.removeprefix(prefix)
-    host, port = _parts(text)
+        raise ValueError(f"leave out {scheme}://, give HOST:PORT: {rest.rstrip('/')}")
+    text = text.removeprefix(next(filter(text.startswith, SCHEMES), ""))
+    host, port = _host_and_port(text)
     if not host:
         raise ValueError(f"{text!r} has no host; give HOST:PORT, such as localhost:50051")
-    if not (port.isascii() and port.isdigit()) or not 0 < int(port) <= _HIGHEST_PORT:
-        raise ValueError(f"a port is a number from 1 to {_HIGHEST_PORT}, not {port!r}")
+    if not (port.isascii() and port.isdigit()) or not 0 < int(port) <= LARGEST_PORT:
+        raise ValueError(f"the port must be a number from 1 to {LARGEST_PORT}, not {port!r}")
     return Target(host, int(port))
 
 
-def _parts(text: str) -> tuple[str, str]:
+def _host_and_port(text: str) -> tuple[str, str]:
     if text.startswith("["):
         host, bracket, port = text[1:].rpartition("]:")
         if not bracket:
-            raise ValueError(f"{text!r} has no port after the bracket; give [::1]:50051, say")
+            raise ValueError(f"{text!r} has no port; give [HOST]:PORT, such as [::1]:50051")
         return host, port
     host, colon, port = text.rpartition(":")
     if _is_ipv6(text):
-        raise ValueError(f"an IPv6 address stands in brackets, and has a port: [{text}]:50051")
+        raise ValueError(f"an IPv6 address needs brackets and a port: [{text}]:50051")
     if ":" in host:
-        raise ValueError(f"an IPv6 address stands in brackets: [{host}]:{port}")
+        raise ValueError(f"an IPv6 address needs brackets: [{host}]:{port}")
     if not colon and text:
         raise ValueError(f"{text!r} has no port; give HOST:PORT, such as {text}:50051")
     return host, port
@@ -99,54 +96,56 @@ def _is_ipv6(text: str) -> bool:
 
 
 def resolve(target: Target, timeout: float) -> list[Address]:
-    """Find the addresses; gives up after `timeout` seconds (the look-up ends when it likes).
+    """Look up the addresses of a target.
+
+    The lookup runs on a daemon thread, as `getaddrinfo` has no timeout.
 
     Raises:
-        Trouble: There are none.
+        Problem: There is no address, or no answer within `timeout` seconds.
     """
     if target.path:
         return [Address(socket.AF_UNIX, target.path)]
-    answers: queue.SimpleQueue[object] = queue.SimpleQueue()
+    results: queue.SimpleQueue[list[Address] | Exception] = queue.SimpleQueue()
 
     def look_up() -> None:
         try:
             found = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
-            answers.put(error)
+            results.put(error)
         else:
-            answers.put([Address(one[0], cast("Place", one[4])) for one in found])
+            results.put([Address(one[0], cast("SocketAddress", one[4])) for one in found])
 
-    threading.Thread(target=look_up, name="doctor-names", daemon=True).start()
+    threading.Thread(target=look_up, name="doctor-lookup", daemon=True).start()
     try:
-        found = answers.get(timeout=timeout)
+        found = results.get(timeout=timeout)
     except queue.Empty:
-        raise Trouble(
-            f"no answer of the name service within {timeout:g} s", "check /etc/resolv.conf, or DNS"
+        raise Problem(
+            f"the name server does not answer within {timeout:g} s", "check /etc/resolv.conf"
         ) from None
     if isinstance(found, list):
         return list(dict.fromkeys(found))
     if isinstance(found, socket.gaierror) and found.errno == socket.EAI_AGAIN:
-        raise Trouble(
-            f"the name {target.host!r} could not be looked up now ({found.strerror})",
+        raise Problem(
+            f"the lookup of {target.host!r} failed for now ({found.strerror})",
             "check the spelling, and that a name server can be reached (/etc/resolv.conf)",
         )
-    raise Trouble(
+    raise Problem(
         f"the name {target.host!r} is unknown ({getattr(found, 'strerror', found)})",
-        "check the spelling; in Kubernetes, the namespace and the service",
+        "check the spelling; in Kubernetes, check the namespace and the service",
     )
 
 
 def connect(address: Address, timeout: float) -> tuple[socket.socket, float]:
-    """Connect; gives the socket and the seconds it took.
+    """Connect, and return the socket and the seconds that it took.
 
     Raises:
-        Trouble: It is not possible; says why in words.
+        Problem: The connection failed.
     """
     sock = socket.socket(address.family, socket.SOCK_STREAM)
     try:
         sock.settimeout(timeout)
         began = time.monotonic()
-        sock.connect(address.place)
+        sock.connect(address.address)
         took = time.monotonic() - began
         if address.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -156,34 +155,34 @@ def connect(address: Address, timeout: float) -> tuple[socket.socket, float]:
     return sock, took
 
 
-_ERRORS: Final = {
+CLOSED_AT_ONCE: Final = (
+    "the server closed the connection at once",
+    "look into the server's log; a proxy or a connection limit may close it",
+)
+ERRORS: Final = {
     errno.ECONNREFUSED: (
-        "refused: the machine answers, but nothing listens there",
-        "start the server; check its port, and whether it binds 127.0.0.1, seen only from there",
+        "connection refused: the host is up, but nothing listens on this port",
+        "start the server; check its port, and whether it listens on 127.0.0.1 only",
     ),
-    errno.ECONNRESET: (
-        "reset: it ended the connection at once",
-        "look into the server's log; a proxy or a limit of connections may do so",
-    ),
-    errno.EPIPE: (
-        "it ended the connection at once",
-        "look into the server's log; a proxy or a limit of connections may do so",
-    ),
-    errno.ENOENT: ("no such socket", "check the path; is the server running?"),
-    errno.EACCES: ("no permission", "check the rights of the socket and its directories"),
+    errno.ECONNRESET: CLOSED_AT_ONCE,
+    errno.EPIPE: CLOSED_AT_ONCE,
+    errno.ENOENT: ("no such socket", "check the path, and that the server runs"),
+    errno.EACCES: ("no permission", "check the permissions of the socket and its directories"),
     errno.EPERM: ("no permission", "a local firewall may forbid it"),
 }
-_NO_ROUTE: Final = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EADDRNOTAVAIL, errno.ENETDOWN}
+NO_ROUTE: Final = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EADDRNOTAVAIL, errno.ENETDOWN}
 
 
-def explained(error: OSError, timeout: float) -> Trouble:
-    """An error of a socket, in words."""
+def explained(error: OSError, timeout: float) -> Problem:
+    """Return the problem that an error of a socket means."""
     if isinstance(error, TimeoutError):
-        return Trouble(
+        return Problem(
             f"no answer within {timeout:g} s",
-            "check firewalls and security groups, and whether the machine is up",
+            "check firewalls and security groups, and whether the host is up",
         )
-    if error.errno in _NO_ROUTE:
-        return Trouble(f"no way there ({error.strerror})", "check the network, VPN and address")
-    said, do = _ERRORS.get(error.errno or 0, (f"failed: {error}", "look into the server's log"))
-    return Trouble(said, do)
+    if error.errno in NO_ROUTE:
+        return Problem(f"no route to host ({error.strerror})", "check network, VPN and address")
+    message, advice = ERRORS.get(
+        error.errno or 0, (f"connecting failed: {error}", "look into the server's log")
+    )
+    return Problem(message, advice)

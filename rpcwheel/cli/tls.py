@@ -1,4 +1,4 @@
-"""TLS as gRPC does it, with words for what can go wrong: whom it trusts, and what ALPN says."""
+"""TLS with the root certificates that gRPC trusts, and the meaning of its errors."""
 
 from __future__ import annotations
 
@@ -10,37 +10,41 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from .diagnosis import Trouble
+from .findings import Problem
 
 if TYPE_CHECKING:
     import socket
 
-__all__ = ["TlsSettings", "days_left", "explained", "handshake", "roots"]
+__all__ = ["TlsSettings", "days_left", "explained", "names_of", "roots", "start_tls"]
 
+# Verification errors of OpenSSL (x509_vfy.h)
 WRONG_NAME: Final = {62, 64}  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
-EXPIRED, NOT_YET = 10, 9
+EXPIRED, NOT_YET_VALID = 10, 9
 SELF_SIGNED: Final = {18, 19}
 UNKNOWN_CA: Final = {2, 20, 21}
 
-_ALERTS: Final = {
+ALERTS: Final = {
     "CERTIFICATE_REQUIRED": (
-        "the server wants a certificate of the client (mTLS)",
+        "the server requires a client certificate (mTLS)",
         "pass --cert FILE --key FILE",
     ),
-    "BAD_CERTIFICATE": ("the server does not take our certificate", "check --cert"),
+    "BAD_CERTIFICATE": ("the server rejects the client certificate", "check --cert"),
     "UNKNOWN_CA": (
-        "the server does not trust whoever signed our certificate",
-        "pass a --cert signed by the CA that the server was given",
+        "the server does not trust the CA of the client certificate",
+        "pass a --cert that is signed by the CA that the server was given",
     ),
     "HANDSHAKE_FAILURE": (
-        "the server refused the handshake; it may want a certificate of the client",
-        "pass --cert FILE --key FILE; or the two have no cipher in common",
+        "the server refused the handshake; it may require a client certificate",
+        "pass --cert FILE --key FILE; or client and server have no cipher in common",
     ),
     "NO_APPLICATION_PROTOCOL": (
-        "the server knows no HTTP/2 (ALPN h2)",
-        "have the server, or the proxy before it, offer h2",
+        "the server does not offer HTTP/2 (ALPN h2)",
+        "configure the server, or the proxy in front of it, to offer h2",
     ),
-    "PROTOCOL_VERSION": ("the two have no version of TLS in common", "let the server do TLS 1.2"),
+    "PROTOCOL_VERSION": (
+        "client and server have no TLS version in common",
+        "enable TLS 1.2 or 1.3 on the server",
+    ),
     "UNRECOGNIZED_NAME": (
         "the server has no certificate for this name",
         "pass --servername NAME",
@@ -50,25 +54,25 @@ _ALERTS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class TlsSettings:
-    """What the command line said; without `wanted`, plaintext."""
+    """The options for TLS."""
 
-    wanted: bool = False
+    enabled: bool = False
     ca: Path | None = None
     cert: Path | None = None
     key: Path | None = None
     servername: str = ""
 
     def pem(self) -> tuple[bytes, bytes | None, bytes | None]:
-        """Roots, private key and certificate, as `grpc.ssl_channel_credentials` takes them."""
+        """Return roots, private key and certificate for `grpc.ssl_channel_credentials`."""
         key = None if self.key is None else self.key.read_bytes()
         cert = None if self.cert is None else self.cert.read_bytes()
         return roots(self.ca), key, cert
 
     def context(self, *, verify: bool = True, check_name: bool = True) -> ssl.SSLContext:
-        """As Python wants it.
+        """Return the same settings for Python's `ssl`.
 
         Raises:
-            OSError, ssl.SSLError: A file is missing or no PEM.
+            OSError, ssl.SSLError: A file does not exist or is not PEM.
         """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = verify and check_name
@@ -81,7 +85,7 @@ class TlsSettings:
 
 
 def roots(ca: Path | None) -> bytes:
-    """Whom to trust: the file given, or what gRPC trusts: the roots it brings, not the system's."""
+    """Return the given file, or gRPC's own root certificates; gRPC ignores those of the system."""
     if ca is None and (given := os.environ.get("GRPC_DEFAULT_SSL_ROOTS_FILE_PATH")):
         ca = Path(given)
     if ca is not None:
@@ -89,13 +93,13 @@ def roots(ca: Path | None) -> bytes:
     return (resources.files("grpc") / "_cython" / "_credentials" / "roots.pem").read_bytes()
 
 
-def handshake(
+def start_tls(
     sock: socket.socket, context: ssl.SSLContext, name: str, until: float
 ) -> ssl.SSLSocket:
-    """Shake hands; the socket is closed if that fails.
+    """Do the TLS handshake. If it fails, the socket is closed.
 
     Raises:
-        ssl.SSLError, OSError: As Python's.
+        ssl.SSLError, OSError: The handshake failed.
     """
     try:
         sock.settimeout(max(0.001, until - time.monotonic()))
@@ -106,49 +110,52 @@ def handshake(
 
 
 def days_left(peer: ssl.SSLSocket) -> float | None:
-    """How long the certificate will hold; None where it was not checked."""
-    certificate = peer.getpeercert() or {}
-    end = certificate.get("notAfter")
+    """Return the days until the certificate expires; None if it was not verified."""
+    end = (peer.getpeercert() or {}).get("notAfter")
     return None if end is None else (ssl.cert_time_to_seconds(str(end)) - time.time()) / 86400
 
 
 def names_of(peer: ssl.SSLSocket) -> list[str]:
-    """Whom the certificate is for."""
+    """Return the names that the certificate is valid for."""
     names = (peer.getpeercert() or {}).get("subjectAltName", ())
     return [str(pair[1]) for pair in names]
 
 
-def explained(error: ssl.SSLError, name: str, names: list[str]) -> Trouble | None:
-    """What it means, where it is the certificate or an alert; None for what is no TLS."""
+def explained(error: ssl.SSLError, name: str, names: list[str]) -> Problem | None:
+    """Return the meaning of a wrong certificate or a TLS alert; None if the peer sent no TLS."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return _certificate(error.verify_code, error.verify_message, name, names)
     reason = (error.reason or "").upper()
-    for alert, (said, do) in _ALERTS.items():
+    for alert, (message, advice) in ALERTS.items():
         if reason.endswith(alert):
-            return Trouble(said, do)
+            return Problem(message, advice, "tls")
     if "ALERT" in reason:
-        return Trouble(f"the server refused the handshake ({reason})", "look into its log")
+        return Problem(f"the server refused the handshake ({reason})", "look into its log", "tls")
     return None
 
 
-def _certificate(code: int, message: str, name: str, names: list[str]) -> Trouble:
+def _certificate(code: int, text: str, name: str, names: list[str]) -> Problem:
     if code in WRONG_NAME:
-        holders = f", but for {', '.join(names)}" if names else ""
-        return Trouble(
-            f"the certificate is not for {name!r}{holders}",
-            "connect by one of its names, or pass --servername NAME "
-            '(clients: the option ("grpc.ssl_target_name_override", NAME))',
+        valid_for = f", but for {', '.join(names)}" if names else ""
+        message = f"the certificate is not valid for {name!r}{valid_for}"
+        advice = (
+            "connect to one of its names, or pass --servername NAME "
+            '(clients: the option ("grpc.ssl_target_name_override", NAME))'
         )
-    if code == EXPIRED:
-        return Trouble("the certificate has expired", "renew it, and restart the server with it")
-    if code == NOT_YET:
-        return Trouble("the certificate is not valid yet", "check the clocks of both machines")
-    if code in SELF_SIGNED | UNKNOWN_CA:
+    elif code == EXPIRED:
+        message, advice = "the certificate has expired", "renew it, and restart the server"
+    elif code == NOT_YET_VALID:
+        message, advice = "the certificate is not valid yet", "check the clocks of both hosts"
+    elif code in SELF_SIGNED | UNKNOWN_CA:
         kind = "is self-signed" if code in SELF_SIGNED else "is signed by an unknown CA"
-        return Trouble(
-            f"the certificate {kind} ({message}); gRPC trusts the public CAs that it brings, "
-            "not the system's",
-            "pass --ca FILE with the CA's certificate "
-            "(clients: grpc.ssl_channel_credentials(root_certificates=...))",
+        message = (
+            f"the certificate {kind} ({text}); gRPC trusts the public CAs that are part of grpcio, "
+            "not those of the system"
         )
-    return Trouble(f"the certificate is not valid: {message}", "renew it")
+        advice = (
+            "pass --ca FILE with the certificate of the CA "
+            "(clients: grpc.ssl_channel_credentials(root_certificates=...))"
+        )
+    else:
+        message, advice = f"the certificate is not valid: {text}", "renew it"
+    return Problem(message, advice, "tls")

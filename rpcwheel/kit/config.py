@@ -200,10 +200,12 @@ def _policy(tree: dict[str, Any], origin: Callable[[Place], str]) -> KitPolicy:
         for place, message in islice(messages_of(error, KitPolicy), MAX_ERRORS):
             messages.setdefault(origin(tuple(map(str, place))), []).append(message)
         others = error.error_count() - MAX_ERRORS
-    raise ConfigurationError(
-        "; ".join(f"{where}: {'; '.join(these)}" for where, these in messages.items())
-        + (f"; and {others:,} more" if others > 0 else "")
-    )
+    more = [f"and {others:,} more"] if others > 0 else []
+    lines = [f"{where}: {'; '.join(these)}" for where, these in messages.items()]
+    refusal = ConfigurationError("; ".join([*lines, *more]))
+    each = [f"{where}: {message}" for where, these in messages.items() for message in these]
+    refusal.problems = (*each, *more)
+    raise refusal
 
 
 def checked_tree(tree: dict[str, Any], where: str) -> dict[str, Any]:

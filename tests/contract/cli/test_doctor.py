@@ -1,11 +1,9 @@
-"""What the doctor says of real listeners, and how it ends."""
+"""The findings and the exit status of `rpcwheel doctor`, on real listeners."""
 
 import json
 import re
 import socket
 import struct
-import subprocess
-import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,7 +16,7 @@ from fixtures.listeners import answers, checked_by, closes, greeted, http2_answe
 from fixtures.waiting import WAIT_S
 from rpcwheel.cli import main
 
-# Nobody there
+# Nothing listens
 
 
 def free_port():
@@ -26,20 +24,20 @@ def free_port():
         return one.getsockname()[1]
 
 
-def test_where_nothing_listens_it_says_refused(doctor):
+def test_a_closed_port_is_connection_refused(doctor):
     status, found = doctor(f"127.0.0.1:{free_port()}")
     assert (status, list(found)) == (1, ["name", "tcp"])
-    assert "refused" in found["tcp"]["said"]
-    assert "start the server" in found["tcp"]["do"]
+    assert "refused" in found["tcp"]["message"]
+    assert "start the server" in found["tcp"]["advice"]
 
 
-def test_a_name_that_nobody_knows_is_said_to_be_so(doctor):
+def test_an_unknown_name_is_found(doctor):
     status, found = doctor("no-such-host.invalid:50051")
     assert (status, list(found)) == (1, ["name"])
-    assert "no-such-host.invalid" in found["name"]["said"]
+    assert "no-such-host.invalid" in found["name"]["message"]
 
 
-def test_a_machine_that_never_answers_is_given_up_after_the_timeout(doctor):
+def test_a_host_that_does_not_answer_is_found_after_the_timeout(doctor):
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
         waiting = [socket.socket() for _ in range(4)]
         for one in waiting:  # the kernel drops what comes when the queue is full
@@ -52,16 +50,16 @@ def test_a_machine_that_never_answers_is_given_up_after_the_timeout(doctor):
         for one in waiting:
             one.close()
     assert status == 1
-    assert found["tcp"]["said"].endswith(f"no answer within {limit} s")
-    assert "firewalls" in found["tcp"]["do"]
+    assert found["tcp"]["message"].endswith(f"no answer within {limit} s")
+    assert "firewalls" in found["tcp"]["advice"]
 
 
-def test_a_unix_socket_that_is_not_there_is_said_to_be_so(doctor, tmp_path):
+def test_a_missing_unix_socket_is_found(doctor, tmp_path):
     status, found = doctor(f"unix:{tmp_path}/none.sock")
-    assert (status, found["tcp"]["said"]) == (1, f"{tmp_path}/none.sock: no such socket")
+    assert (status, found["tcp"]["message"]) == (1, f"{tmp_path}/none.sock: no such socket")
 
 
-# Somebody else there
+# Another protocol
 
 
 class Page(BaseHTTPRequestHandler):
@@ -71,7 +69,7 @@ class Page(BaseHTTPRequestHandler):
         pass
 
 
-def test_an_http_1_server_is_named(doctor):
+def test_an_http_1_server_is_recognized(doctor):
     with ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -79,23 +77,26 @@ def test_an_http_1_server_is_named(doctor):
         server.shutdown()
         thread.join()
     assert status == 1
-    assert "HTTP/1.1 server answers" in found["http2"]["said"]
+    assert "HTTP/1.1 server answers" in found["http2"]["message"]
 
 
-def test_what_is_no_grpc_server_is_named(doctor, listen):
-    for talk, said in [
-        (says(b"SSH-2.0-OpenSSH_9.6\r\n"), "this is SSH ('SSH-2.0-OpenSSH_9.6'), no gRPC server"),
+def test_other_protocols_are_recognized(doctor, listen):
+    for talk, message in [
+        (
+            says(b"SSH-2.0-OpenSSH_9.6\r\n"),
+            "this is SSH ('SSH-2.0-OpenSSH_9.6'), not a gRPC server",
+        ),
         (answers(b"-ERR unknown command 'PRI'\r\n"), "this is Redis"),
         (says(b"J\0\0\0\x0a8.0.36\0abcdefgh"), "this is MySQL ('8.0.36')"),
         (says(b"220 mail.example ESMTP\r\n"), "this is SMTP or FTP"),
-        (says(b"hello, who are you?"), "something else than HTTP/2 answers: 'hello, who"),
-        (closes, "closes it at once"),
-        (lambda _: None, "closes it at once"),
+        (says(b"hello, who are you?"), "the server does not speak HTTP/2, it sends 'hello, who"),
+        (closes, "and closes it at once"),
+        (lambda _: None, "and closes it at once"),
     ]:
         status, found = doctor(listen(talk).target)
         assert (status, list(found)) == (1, ["name", "tcp", "http2"])
-        assert said in found["http2"]["said"]
-        assert found["http2"]["do"]
+        assert message in found["http2"]["message"]
+        assert found["http2"]["advice"]
 
 
 LIMITS = ("0.5", "8")
@@ -103,7 +104,7 @@ LIMITS = ("0.5", "8")
 before the doctor came to the step that it is to end."""
 
 
-def test_who_says_nothing_is_given_up_after_the_timeout(doctor, listen):
+def test_a_silent_server_is_found_after_the_timeout(doctor, listen):
     heard = threading.Event()
 
     def listens(sock):
@@ -117,10 +118,10 @@ def test_who_says_nothing_is_given_up_after_the_timeout(doctor, listen):
         if heard.is_set():
             break
     assert (status, list(found)) == (1, ["name", "tcp", "http2"])
-    assert f"says nothing for {limit} s" in found["http2"]["said"]
+    assert f"sends nothing for {limit} s" in found["http2"]["message"]
 
 
-def test_a_server_that_comes_and_goes_is_a_warning_with_what_was_measured(doctor, listen):
+def test_a_server_that_fails_at_times_is_a_warning_with_the_samples_until_then(doctor, listen):
     left = [http2_answering(b"200")] * 4  # for TCP, for the protocol, and two that are measured
 
     def twice(sock):
@@ -128,15 +129,15 @@ def test_a_server_that_comes_and_goes_is_a_warning_with_what_was_measured(doctor
 
     _, found = doctor(listen(twice).target, "--samples", "5")
     assert found["rtt"]["level"] == "warn"
-    assert "after 2 of 5 connections" in found["rtt"]["said"]
+    assert "failed after 2 of 5 connections" in found["rtt"]["message"]
     assert found["ping"]["samples"] == 2
 
 
-def test_a_proxy_without_a_backend_is_told_by_its_status(doctor, listen):
+def test_a_proxy_without_a_backend_is_found_by_its_http_status(doctor, listen):
     for code in [b"404", b"503"]:
         status, found = doctor(listen(http2_answering(code)).target)
         assert (status, found["http2"]["level"]) == (1, "ok")
-        assert f"HTTP {code.decode()} instead of a gRPC answer" in found["health"]["said"]
+        assert f"HTTP {code.decode()} instead of a gRPC response" in found["health"]["message"]
 
 
 # A gRPC server
@@ -147,48 +148,48 @@ def test_a_healthy_server_is_healthy(doctor, health_server):
     status, found = doctor(server.target)
     assert status == 0
     assert list(found) == ["name", "tcp", "http2", "connect", "ping", "health", "call"]
-    assert found["health"]["said"] == "the server is SERVING"
+    assert found["health"]["message"] == "the server is SERVING"
     for step in ("connect", "ping", "call"):
         times = found[step]["ms"]
         assert 0 < times["min"] <= times["median"] <= times["max"]
         assert found[step]["samples"] == 2
 
 
-def test_ten_round_trips_are_not_too_many_pings(doctor, health_server):
+def test_the_round_trips_do_not_cause_too_many_pings(doctor, health_server):
     status, found = doctor(health_server().target, "--samples", "10")
     assert (status, found["ping"]["samples"]) == (0, 10)
 
 
-def test_the_limit_of_concurrent_calls_is_told(doctor, health_server):
+def test_the_limit_of_concurrent_calls_is_reported(doctor, health_server):
     _, found = doctor(health_server(options=[("grpc.max_concurrent_streams", 7)]).target)
-    assert "at most 7 concurrent calls" in found["http2"]["said"]
+    assert "at most 7 concurrent calls" in found["http2"]["message"]
     assert found["http2"]["settings"]["max_concurrent_streams"] == 7
 
 
-def test_a_server_that_does_not_serve_is_not_healthy(doctor, health_server):
+def test_a_server_that_is_not_serving_is_not_healthy(doctor, health_server):
     server = health_server()
     server.set("", "NOT_SERVING")
     server.set("shop.Orders", "SERVING")
     status, found = doctor(server.target)
-    assert (status, found["health"]["said"]) == (1, "the server says NOT_SERVING")
+    assert (status, found["health"]["message"]) == (1, "the server is NOT_SERVING")
     status, found = doctor(server.target, "--service", "shop.Orders")
-    assert (status, found["health"]["said"]) == (0, "service 'shop.Orders' is SERVING")
+    assert (status, found["health"]["message"]) == (0, "service 'shop.Orders' is SERVING")
 
 
-def test_a_service_that_nobody_knows_is_told(doctor, health_server):
+def test_an_unknown_service_is_found(doctor, health_server):
     status, found = doctor(health_server().target, "--service", "shop.Order")
     assert status == 1
-    assert "does not know 'shop.Order'" in found["health"]["said"]
+    assert "does not know 'shop.Order'" in found["health"]["message"]
 
 
-def test_a_server_without_health_works_and_is_told_how_to_have_it(doctor, serve):
+def test_a_server_without_health_service_is_healthy_with_a_note(doctor, serve):
     status, found = doctor(serve())
     assert (status, found["health"]["level"]) == (0, "note")
-    assert "grpcio-health-checking" in found["health"]["do"]
+    assert "grpcio-health-checking" in found["health"]["advice"]
     assert "call" in found
 
 
-def test_a_handler_that_hangs_is_told_from_a_dead_connection(doctor, health_server):
+def test_a_handler_that_hangs_is_distinguished_from_a_dead_connection(doctor, health_server):
     entered, gate = threading.Event(), threading.Event()
 
     def hang(request, context):
@@ -203,16 +204,16 @@ def test_a_handler_that_hangs_is_told_from_a_dead_connection(doctor, health_serv
             break
     gate.set()
     assert (status, list(found)[-1]) == (1, "health")
-    assert "though the connection stands" in found["health"]["said"]
+    assert "but the connection works" in found["health"]["message"]
 
 
-def test_a_server_that_wants_credentials_for_health_is_a_warning(doctor, health_server):
+def test_a_health_check_that_needs_credentials_is_a_warning(doctor, health_server):
     def refuse(request, context):
         context.abort(grpc.StatusCode.UNAUTHENTICATED, "who are you?")
 
     status, found = doctor(health_server(service=checked_by(refuse)).target)
     assert (status, found["health"]["level"]) == (0, "warn")
-    assert "UNAUTHENTICATED who are you?" in found["health"]["said"]
+    assert "UNAUTHENTICATED who are you?" in found["health"]["message"]
 
 
 def has_ipv6():
@@ -224,16 +225,16 @@ def has_ipv6():
 
 
 @pytest.mark.skipif(not has_ipv6(), reason="no IPv6 on the loopback")
-def test_ipv6_works_too(doctor, health_server):
+def test_an_ipv6_address_is_examined(doctor, health_server):
     status, found = doctor(health_server(place="[::1]:0").target)
-    assert (status, found["tcp"]["said"]) == (0, "::1: connected")
+    assert (status, found["tcp"]["message"]) == (0, "::1: connected")
 
 
-def test_a_unix_socket_works_too(doctor, health_server, tmp_path):
+def test_a_unix_socket_is_examined(doctor, health_server, tmp_path):
     assert doctor(health_server(place=f"unix:{tmp_path}/app.sock").target)[0] == 0
 
 
-def test_one_address_of_several_is_enough(doctor, health_server, monkeypatch):
+def test_one_reachable_address_of_several_is_enough(doctor, health_server, monkeypatch):
     server = health_server()
     real = socket.getaddrinfo
 
@@ -245,10 +246,10 @@ def test_one_address_of_several_is_enough(doctor, health_server, monkeypatch):
 
     monkeypatch.setattr(socket, "getaddrinfo", both)
     status, found = doctor(f"localhost:{server.port}")
-    assert (status, found["name"]["said"]) == (0, "localhost is 127.0.0.2, 127.0.0.1")
+    assert (status, found["name"]["message"]) == (0, "localhost resolves to 127.0.0.2, 127.0.0.1")
 
 
-def test_a_proxy_in_the_environment_is_told(doctor, health_server, monkeypatch):
+def test_a_proxy_in_the_environment_is_a_warning(doctor, health_server, monkeypatch):
     server = health_server()
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     monkeypatch.setenv("no_proxy", "example.org")
@@ -261,14 +262,14 @@ def test_a_proxy_in_the_environment_is_told(doctor, health_server, monkeypatch):
 # Keepalive
 
 
-def test_a_stock_server_is_found_to_refuse_pings_without_calls(doctor, health_server):
+def test_a_default_server_refuses_pings_without_calls(doctor, health_server):
     status, found = doctor(health_server().target, "--keepalive", "0.1")
     assert (status, found["keepalive"]["level"]) == (1, "fail")
-    assert "too_many_pings') at ping 4" in found["keepalive"]["said"]
-    assert "rpcwheel.options.server_options(permit_every=0.9)" in found["keepalive"]["do"]
+    assert "too_many_pings') at ping 4" in found["keepalive"]["message"]
+    assert "rpcwheel.options.server_options(permit_every=0.9)" in found["keepalive"]["advice"]
 
 
-def test_a_server_that_permits_pings_is_found_to_do_so(doctor, health_server):
+def test_a_server_that_permits_pings_passes_the_keepalive_test(doctor, health_server):
     permitting = [
         ("grpc.http2.min_ping_interval_without_data_ms", 10),
         ("grpc.keepalive_permit_without_calls", 1),
@@ -277,25 +278,25 @@ def test_a_server_that_permits_pings_is_found_to_do_so(doctor, health_server):
     assert (status, found["keepalive"]["level"]) == (0, "ok")
 
 
-def test_a_server_that_ends_idle_connections_is_told_from_one_that_refuses(doctor, health_server):
+def test_a_graceful_goaway_is_distinguished_from_too_many_pings(doctor, health_server):
     server = health_server(options=[("grpc.max_connection_idle_ms", 300)])
     status, found = doctor(server.target, "--keepalive", "0.4")
     assert (status, found["keepalive"]["level"]) == (0, "warn")
-    assert "gracefully" in found["keepalive"]["said"]
+    assert "gracefully" in found["keepalive"]["message"]
 
 
 def test_a_connection_that_is_cut_between_pings_fails_the_keepalive_test(doctor, listen):
     def cut(sock):
         connection = greeted(sock)
-        while not connection.pings_seen:
+        while not connection.pings_received:
             connection.listen(time.monotonic() + 0.05)
 
     _, found = doctor(listen(cut).target, "--keepalive", "0.5")
     assert found["keepalive"]["level"] == "fail"
-    assert re.search(r"and \d pings: the peer closed", found["keepalive"]["said"])
+    assert re.search(r"and \d pings: the peer closed", found["keepalive"]["message"])
 
 
-# Answers that change, or that are made to deceive
+# Results that change, and hostile text
 
 
 def checking(*answers):
@@ -320,29 +321,29 @@ def health_of(health_server):
 SERVING = b"\x08\x01"
 
 
-def test_health_checks_that_do_not_agree_are_not_timed_as_one(doctor, health_of):
+def test_only_health_checks_with_the_same_result_are_measured(doctor, health_of):
     target = health_of(SERVING, SERVING, (grpc.StatusCode.UNAVAILABLE, "only twice"))
     status, found = doctor(target, "--samples", "5")
     assert status == 0
     assert found["call"]["samples"] == 1
 
 
-def test_health_checks_that_do_not_agree_are_told(capsys, health_of):
+def test_a_changed_result_of_the_health_check_is_a_warning(capsys, health_of):
     target = health_of(SERVING, (grpc.StatusCode.UNAVAILABLE, "only once"))
     main(["doctor", target, *QUICK])
     said = capsys.readouterr().out
-    assert "warn  call       after 0 of 2 health checks another answer" in said
+    assert "warn  call       a different result after 0 of 2 health checks" in said
     assert "only once" in said
     assert said.endswith("healthy, with 1 warning.\n")
 
 
-def test_a_service_that_was_asked_for_by_name_and_could_not_be_is_not_healthy(doctor, serve):
+def test_a_named_service_without_health_service_is_not_healthy(doctor, serve):
     status, found = doctor(serve(), "--service", "shop.Orders")
     assert status == 1
-    assert "no health service to ask for 'shop.Orders'" in found["health"]["said"]
+    assert "no health service to check 'shop.Orders'" in found["health"]["message"]
 
 
-def test_what_a_server_says_makes_no_lines_and_no_colours(capsys, health_of):
+def test_control_characters_of_a_server_are_escaped(capsys, health_of):
     forged = "\x1b[2J\nok    health     the server is SERVING"
     main(["doctor", health_of((grpc.StatusCode.INTERNAL, forged)), *QUICK])
     said = capsys.readouterr().out
@@ -351,65 +352,52 @@ def test_what_a_server_says_makes_no_lines_and_no_colours(capsys, health_of):
     assert "\\x1b[2J\\nok" in said
 
 
-def test_one_that_says_goaway_at_once_is_told_so(doctor, listen):
+def test_a_goaway_as_the_first_frame_is_found(doctor, listen):
     debug = struct.pack(">II", 0, 0) + b"going"
     frame = len(debug).to_bytes(3) + bytes([7, 0, 0, 0, 0, 0]) + debug  # GOAWAY, RFC 9113 6.8
     status, found = doctor(listen(says(frame)).target)
     assert (status, found["http2"]["level"]) == (1, "fail")
-    assert "ends the connection as it begins: GOAWAY NO_ERROR ('going')" in found["http2"]["said"]
+    assert "refuses the connection: GOAWAY NO_ERROR ('going')" in found["http2"]["message"]
 
 
-# What it prints, and what it takes
+# Output and arguments
 
 
-def test_people_read_lines_that_say_what_to_do(capsys, health_server):
+def test_the_text_output_has_one_line_per_finding(capsys, health_server):
     server = health_server()
     server.set("", "NOT_SERVING")
     assert main(["doctor", server.target, *QUICK, "--keepalive", "0.1"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"rpcwheel doctor {server.target}"
-    assert "FAIL  health     the server says NOT_SERVING" in lines
-    assert "note  keepalive  4 pings without calls, one each 0.1 s: takes 0.3 s" in lines
+    assert "FAIL  health     the server is NOT_SERVING" in lines
+    assert "note  keepalive  4 pings without calls, one every 0.1 s; takes 0.3 s" in lines
     assert lines[-1] == "NOT healthy: health, keepalive."
 
 
-def test_a_machine_reads_one_object_and_people_beside_it_how_long_it_takes(capsys, health_server):
+def test_the_json_output_is_one_object_and_stderr_has_the_duration(capsys, health_server):
     main(["doctor", health_server().target, *QUICK, "--json", "--keepalive", "0.1"])
     captured = capsys.readouterr()
     assert json.loads(captured.out)["target"].startswith("127.0.0.1:")
-    assert captured.err == "4 pings without calls, one each 0.1 s: takes 0.3 s\n"
+    assert captured.err == "4 pings without calls, one every 0.1 s; takes 0.3 s\n"
 
 
-def test_a_wrong_argument_is_said_at_once(capsys):
-    for arguments, said in [
+def test_a_wrong_argument_ends_with_2(capsys):
+    for arguments, message in [
         (["localhost"], "'localhost' has no port"),
         (["localhost:0"], "from 1 to 65535, not '0'"),
-        (["a:1", "--timeout", "0"], "give seconds above zero"),
-        (
-            ["a:1", "--keepalive", "soon"],
-            "give seconds above zero, and at most 1,000,000, not 'soon'",
-        ),
-        (["a:1", "--timeout", "1e300"], "at most 1,000,000"),
-        (["a:1", "--servername", ".foo"], "'.foo' can be no server's name"),
-        (["a:1", "--servername", "a" * 300], "can be no server's name"),
-        (["a:1", "--servername", "ü..x"], "can be no server's name"),
-        (["a:1", "--service", "\udcff"], "is no text in UTF-8"),
-        (["a:1", "--samples", "0"], "give a whole number of 1 or more"),
-        (["a:1", "--cert", "c.pem"], "--cert and --key go together"),
-        (["a:1", "--ca", "no-such.pem"], "no-such.pem can't be used"),
+        (["a:1", "--timeout", "0"], "'--timeout': give seconds above zero, and at most 1,000,000"),
+        (["a:1", "--timeout", "nan"], "give seconds above zero"),
+        (["a:1", "--keepalive", "1e300"], "at most 1,000,000"),
+        (["a:1", "--servername", ".foo"], "'.foo' is not a valid server name"),
+        (["a:1", "--servername", "a" * 300], "is not a valid server name"),
+        (["a:1", "--servername", "ü..x"], "is not a valid server name"),
+        (["a:1", "--service", "\udcff"], "is not valid UTF-8"),
+        (["a:1", "--samples", "0"], "'--samples'"),
+        (["a:1", "--cert", "c.pem"], "--cert and --key must be given together"),
+        (["a:1", "--ca", "no-such.pem"], "no-such.pem cannot be used"),
         ([], "HOST:PORT"),
     ]:
-        with pytest.raises(SystemExit) as ended:
-            main(["doctor", *arguments])
-        assert ended.value.code == 2
-        assert said in capsys.readouterr().err
-
-
-def test_it_needs_no_protobuf_and_no_rich(health_server):
-    code = (
-        "import sys; sys.modules.update(dict.fromkeys(['google', 'rich']))\n"
-        "from rpcwheel.cli import main; sys.exit(main(sys.argv[1:]))"
-    )
-    command = [sys.executable, "-c", code, "doctor", health_server().target, *QUICK]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=3 * WAIT_S, check=False)
-    assert (run.returncode, run.stdout.splitlines()[-1]) == (0, "healthy."), run.stderr
+        assert main(["doctor", *arguments]) == 2
+        captured = capsys.readouterr()
+        assert message in captured.err
+        assert captured.out == ""

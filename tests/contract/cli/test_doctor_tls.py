@@ -1,4 +1,4 @@
-"""What the doctor says of TLS: asked for or not, and with each kind of certificate."""
+"""The findings of `rpcwheel doctor` about TLS: with and without it, and with wrong certificates."""
 
 import datetime as dt
 import json
@@ -18,7 +18,7 @@ TODAY = dt.datetime.now(dt.UTC)
 
 @pytest.fixture
 def doctor(capfd):
-    """Runs it; gives the exit status, and what it found by step. gRPC's own lines go by."""
+    """Run the doctor, and return the exit status and the findings. Lines of gRPC are ignored."""
 
     def run(target, *arguments):
         capfd.readouterr()
@@ -73,103 +73,105 @@ def own_files(authority, tmp_path):
     return lambda *names: files(authority, tmp_path, *names)
 
 
-def test_a_server_with_tls_says_so_to_who_comes_without(doctor, secure_server):
+def test_a_server_that_requires_tls_is_found_without_tls(doctor, secure_server):
     status, found = doctor(secure_server().target)
-    assert (status, found["tls"]["said"]) == (1, "the server wants TLS")
-    assert "--tls" in found["tls"]["do"]
+    assert (status, found["tls"]["message"]) == (1, "the server requires TLS")
+    assert "--tls" in found["tls"]["advice"]
 
 
-def test_a_server_without_tls_is_told_to_who_comes_with_it(doctor, health_server):
+def test_a_server_without_tls_is_found_with_tls(doctor, health_server):
     status, found = doctor(health_server().target, "--tls")
-    assert (status, found["tls"]["said"]) == (1, "the server speaks HTTP/2 without TLS")
-    assert "leave out --tls" in found["tls"]["do"]
+    assert (status, found["tls"]["message"]) == (1, "the server speaks HTTP/2 without TLS")
+    assert "leave out --tls" in found["tls"]["advice"]
 
 
-def test_something_else_without_tls_is_named_to_who_comes_with_it(doctor, listen):
+def test_another_protocol_is_recognized_with_tls(doctor, listen):
     status, found = doctor(listen(says(b"SSH-2.0-OpenSSH_9.6\r\n")).target, "--tls")
     assert status == 1
-    assert "this is SSH" in found["tls"]["said"]
+    assert "this is SSH" in found["tls"]["message"]
 
 
-def test_with_the_right_ca_all_is_well(doctor, secure_server, ca):
+def test_with_the_right_ca_a_server_is_healthy(doctor, secure_server, ca):
     status, found = doctor(secure_server("127.0.0.1").target, "--ca", ca)
-    assert (status, found["health"]["said"]) == (0, "the server is SERVING")
+    assert (status, found["health"]["message"]) == (0, "the server is SERVING")
     assert found["tls"]["version"].startswith("TLSv1.")
 
 
-def test_the_fixture_of_all_tests_is_well_too(doctor, health_server, certificates, tmp_path):
+def test_a_certificate_for_localhost_is_valid_for_localhost(
+    doctor, health_server, certificates, tmp_path
+):
     (tmp_path / "root.pem").write_bytes(certificates.root)
     server = health_server(credentials=certificates.server_credentials())
     assert doctor(f"localhost:{server.port}", "--ca", str(tmp_path / "root.pem"))[0] == 0
 
 
-def test_a_ca_that_grpc_does_not_know_has_to_be_given(doctor, secure_server):
+def test_an_unknown_ca_is_found(doctor, secure_server):
     status, found = doctor(secure_server().target, "--tls")
     assert status == 1
-    assert "signed by an unknown CA" in found["tls"]["said"]
-    assert "--ca FILE" in found["tls"]["do"]
+    assert "signed by an unknown CA" in found["tls"]["message"]
+    assert "--ca FILE" in found["tls"]["advice"]
 
 
-def test_a_self_signed_certificate_is_told_from_one_of_an_unknown_ca(doctor, listen, tmp_path):
+def test_a_self_signed_certificate_is_distinguished_from_an_unknown_ca(doctor, listen, tmp_path):
     alone = trustme.CA()
     chain, key = tmp_path / "chain.pem", tmp_path / "key.pem"
     alone.cert_pem.write_to_path(str(chain))
     alone.private_key_pem.write_to_path(str(key))
     status, found = doctor(listen(over_tls(says(b""), (chain, key))).target, "--tls")
     assert status == 1
-    assert "is self-signed" in found["tls"]["said"]
+    assert "is self-signed" in found["tls"]["message"]
 
 
-def test_a_certificate_for_another_name_says_for_which(doctor, secure_server, ca):
+def test_a_certificate_for_another_name_is_found_with_its_names(doctor, secure_server, ca):
     target = secure_server("shop.example", "www.shop.example").target
     status, found = doctor(target, "--ca", ca)
     assert status == 1
-    assert "not for '127.0.0.1', but for shop.example, www.shop.exa" in found["tls"]["said"]
+    assert (
+        "not valid for '127.0.0.1', but for shop.example, www.shop.exa" in found["tls"]["message"]
+    )
     assert doctor(target, "--ca", ca, "--servername", "shop.example")[0] == 0
 
 
-def test_a_certificate_that_has_expired_says_so(doctor, secure_server, ca):
+def test_an_expired_certificate_is_found(doctor, secure_server, ca):
     server = secure_server(not_after=TODAY - dt.timedelta(days=1))
     status, found = doctor(server.target, "--ca", ca)
-    assert (status, found["tls"]["said"]) == (1, "the certificate has expired")
+    assert (status, found["tls"]["message"]) == (1, "the certificate has expired")
 
 
 def test_a_certificate_that_expires_soon_is_a_warning(doctor, secure_server, ca):
     server = secure_server(not_after=TODAY + dt.timedelta(days=5, hours=1))
     status, found = doctor(server.target, "--ca", ca)
-    assert (status, found["tls"]["level"], found["tls"]["do"]) == (0, "warn", "renew it")
-    assert "holds for 5 days" in found["tls"]["said"]
+    assert (status, found["tls"]["level"], found["tls"]["advice"]) == (0, "warn", "renew it")
+    assert "expires in 5 days" in found["tls"]["message"]
 
 
-def test_a_server_that_wants_a_certificate_of_the_client_says_so(
-    doctor, secure_server, authority, ca, own_files
-):
+def test_a_missing_client_certificate_is_found(doctor, secure_server, authority, ca, own_files):
     server = secure_server(client_ca=authority.cert_pem.bytes())
     status, found = doctor(server.target, "--ca", ca)
     assert status == 1
-    assert "wants a certificate of the client" in found["tls"]["said"]
+    assert "requires a client certificate" in found["tls"]["message"]
     chain, key = own_files("client.example")
     ours = ["--cert", str(chain), "--key", str(key)]
     assert doctor(server.target, "--ca", ca, *ours)[0] == 0
 
 
-def test_a_certificate_of_a_stranger_is_refused_in_words(
+def test_a_client_certificate_of_an_unknown_ca_is_found(
     doctor, secure_server, authority, ca, tmp_path
 ):
     server = secure_server(client_ca=authority.cert_pem.bytes())
     chain, key = files(trustme.CA(), tmp_path, "client.example")
     status, found = doctor(server.target, "--ca", ca, "--cert", str(chain), "--key", str(key))
     assert status == 1
-    assert "does not take our certificate" in found["tls"]["said"]
+    assert "rejects the client certificate" in found["tls"]["message"]
 
 
 @pytest.mark.parametrize("alpn", [None, "http/1.1"])
-def test_tls_without_http_2_is_not_enough(doctor, listen, ca, own_files, alpn):
+def test_tls_without_alpn_h2_is_found(doctor, listen, ca, own_files, alpn):
     refuse = answers(b"HTTP/1.1 400 Bad Request\r\n\r\n")
     served = over_tls(refuse, own_files("127.0.0.1"), alpn=alpn)
     status, found = doctor(listen(served).target, "--ca", ca)
     assert status == 1
-    assert "ALPN h2" in found["tls"]["said"]
+    assert "ALPN h2" in found["tls"]["message"]
 
 
 def test_tls_is_found_behind_a_server_that_ignores_plaintext(doctor, listen, own_files):
@@ -180,7 +182,7 @@ def test_tls_is_found_behind_a_server_that_ignores_plaintext(doctor, listen, own
             secure(sock)
 
     _, found = doctor(listen(ignores_plaintext).target)
-    assert found["tls"]["said"] == "the server wants TLS"
+    assert found["tls"]["message"] == "the server requires TLS"
 
 
 def test_a_tls_alert_shows_that_the_server_wants_tls(doctor, listen):
@@ -189,4 +191,4 @@ def test_a_tls_alert_shows_that_the_server_wants_tls(doctor, listen):
             sock.sendall(b"\x15\x03\x03\0\2\2\x28")  # fatal: handshake_failure
 
     _, found = doctor(listen(refuses).target)
-    assert found["tls"]["said"] == "the server wants TLS"
+    assert found["tls"]["message"] == "the server requires TLS"

@@ -11,7 +11,7 @@ import pytest
 
 from fixtures.interrupts import Interrupt
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel.cli import main, registry_jobs
+from rpcwheel.cli import main
 from rpcwheel.instance import ServiceInstance
 from rpcwheel.registry import Registry, RegistryPolicy, open_registry
 
@@ -141,17 +141,6 @@ def test_a_terminal_gets_a_rich_table_with_all_text_and_no_markup(
     assert "SERVICE" in shown(url, monkeypatch, Terminal(), "--plain")
 
 
-def test_a_terminal_without_rich_gets_plain_text(url, registry, monkeypatch) -> None:
-    monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.delitem(sys.modules, "rpcwheel.cli.registry_rich", raising=False)
-    monkeypatch.delattr("rpcwheel.cli.registry_rich", raising=False)
-    for name in [name for name in sys.modules if name.partition(".")[0] == "rich"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "rich", None)
-    registered(registry, instance())
-    assert "SERVICE" in shown(url, monkeypatch, Terminal())
-
-
 def test_characters_that_the_encoding_does_not_have_are_escaped(url, registry, monkeypatch) -> None:
     registered(registry, instance(zone="Zürich"))
     pipe = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
@@ -246,17 +235,15 @@ def test_invalid_arguments_are_refused_with_an_explanation(capsys) -> None:
 
 
 def test_a_wrong_argument_ends_with_2(capsys) -> None:
-    for words, said in [
+    for words, message in [
         (["ls"], "URL"),
         (["ls", "memory://", "--timeout", "0"], "seconds above zero"),
         (["register", "memory://", "shop.A", "host:1", "--meta", "k"], "KEY=VALUE"),
-        (["register", "memory://", "shop.A", "host:1", "--weight", "much"], "invalid int"),
-        ([], "JOB"),
+        (["register", "memory://", "shop.A", "host:1", "--weight", "much"], "'--weight'"),
+        ([], "watch"),
     ]:
-        with pytest.raises(SystemExit) as ended:
-            main(["registry", *words])
-        assert ended.value.code == 2
-        assert said in capsys.readouterr().err
+        assert main(["registry", *words]) == 2
+        assert message in capsys.readouterr().err
 
 
 def test_a_missing_package_ends_with_2_and_the_command_that_installs_it(
@@ -274,9 +261,9 @@ def test_a_missing_package_ends_with_2_and_the_command_that_installs_it(
 )
 def test_a_registry_that_can_not_be_reached_ends_with_1_and_the_reason(words, capsys) -> None:
     pytest.importorskip("google.protobuf")
-    with socket.socket() as nobody:  # bound, and not listening
-        nobody.bind(("127.0.0.1", 0))
-        place = f"etcd://user:secret@127.0.0.1:{nobody.getsockname()[1]}"
+    with socket.socket() as closed:  # bound, and not listening
+        closed.bind(("127.0.0.1", 0))
+        place = f"etcd://user:secret@127.0.0.1:{closed.getsockname()[1]}"
         job, *more = words
         assert main(["registry", job, place, *more, "--timeout", "0.3"]) == 1
     captured = capsys.readouterr()
@@ -295,8 +282,8 @@ def test_register_publishes_draining_and_gives_clients_time_to_see_it_before_it_
         pauses.append(seconds)
         wait_until(lambda: ["DRAINING"] in seen)
 
-    monkeypatch.setattr(registry_jobs, "WITHDRAW_TIMEOUT_S", WAIT_S)
-    monkeypatch.setattr(registry_jobs, "time", SimpleNamespace(sleep=pause))
+    monkeypatch.setattr("rpcwheel.cli.registry.WITHDRAW_TIMEOUT_S", WAIT_S)
+    monkeypatch.setattr("rpcwheel.cli.registry.time", SimpleNamespace(sleep=pause))
 
     def look(snapshot):
         seen.append([one.status for one in snapshot.instances])
@@ -311,7 +298,7 @@ def test_register_publishes_draining_and_gives_clients_time_to_see_it_before_it_
     one = f"{url}: published shop.Orders instance 10.0.0.7:50051"
     assert [line for line in caplog.messages if " published " in line] == [
         one,
-        f"{one} with status DRAINING",
+        f"{one}, status DRAINING",
     ]
 
 
@@ -324,7 +311,7 @@ def test_a_signal_during_the_registration_withdraws_it(url, registry, capsys, mo
             raise KeyboardInterrupt  # before the caller has what was returned
         return calls[-1]
 
-    monkeypatch.setattr(registry_jobs, "WITHDRAW_TIMEOUT_S", WAIT_S)
+    monkeypatch.setattr("rpcwheel.cli.registry.WITHDRAW_TIMEOUT_S", WAIT_S)
     monkeypatch.setattr(Registry, "register", interrupted)
     assert main(["registry", "register", url, "shop.Orders", "10.0.0.7:50051"]) == 130
     assert capsys.readouterr().out == "withdrew shop.Orders/10.0.0.7:50051\n"

@@ -4,8 +4,6 @@ from fixtures.heartbeat_clients import TIMEOUT, SyncClient
 from fixtures.server_process import PING
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel import Kit, RetryPolicy, aio
-from rpcwheel.cli.audit_pb2 import Event
-from rpcwheel.cli.audit_pb2_grpc import AuditStub
 from rpcwheel.events import ConnectionAlive, ConnectionDead, ConnectionReplaced
 
 REASON = "no answer to heartbeats"
@@ -134,21 +132,20 @@ def test_a_health_handler_that_hangs_makes_the_connection_dead(start_server):
 
 
 def test_a_kit_retries_idempotent_calls_on_the_new_connection(shop, name, open_client):
-    """A generated stub outlives the connection; its calls are retried on the next one."""
+    """A multicallable outlives the connection, and idempotent calls are retried on the next."""
     frozen, other = shop
     retry = RetryPolicy(retry_on="UNAVAILABLE", max_attempts=5, backoff=0.05)
     make = Kit if open_client.world == "sync" else aio.Kit
     kit = make(retry=retry, idempotent=True)
     client = open_client(name.target, around=kit.intercept_channel)
-    stub = client.do(AuditStub, client.channel)
+    multicallable = client.do(client.channel.unary_unary, PING)
 
-    def push() -> int:
-        answer = client.do(stub.Push, Event(text="order"), timeout=WAIT_S, wait_for_ready=True)
-        return answer.server_pid
+    def ping() -> int:
+        return int(client.do(multicallable, b"", timeout=WAIT_S, wait_for_ready=True))
 
-    assert push() == frozen.pid
+    assert ping() == frozen.pid
     name.to(other.target)
     frozen.stop()
     assert client.begin(PING, timeout=WAIT_S).ended().pid == other.pid
     assert client.bare.number >= 2
-    assert push() == other.pid
+    assert ping() == other.pid

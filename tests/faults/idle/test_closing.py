@@ -9,6 +9,7 @@ from contextlib import ExitStack, suppress
 
 import grpc
 import pytest
+from hyperframe.frame import HeadersFrame
 
 from fixtures.idle_worlds import (
     ECHO,
@@ -24,7 +25,6 @@ from fixtures.leaks import descriptors, left_since
 from fixtures.raw_http2 import raw_client
 from fixtures.timers import run_threads
 from fixtures.waiting import wait_until
-from rpcwheel.cli.http2 import Frame, Kind
 from rpcwheel.events import ConnectionClosed, ConnectionIdle
 from rpcwheel.idle import peers
 from rpcwheel.timer import WheelTimer
@@ -39,7 +39,7 @@ def closed(events) -> set[str]:
     return {event.peer for event in events if isinstance(event, ConnectionClosed)}
 
 
-def headers_of_a_call(method: str, stream: int = 1) -> Frame:
+def headers_of_a_call(method: str, stream: int = 1) -> HeadersFrame:
     """What opens a call in HTTP/2. The numbers of the fields are those of RFC 7541, appendix A."""
 
     def text(value: str) -> bytes:
@@ -50,8 +50,7 @@ def headers_of_a_call(method: str, stream: int = 1) -> Frame:
     fields += b"\x01" + text("localhost")  # ":authority"
     fields += b"\x0f\x10" + text("application/grpc")  # "content-type"
     fields += b"\x00" + text("te") + text("trailers")
-    end_headers = 4
-    return Frame(Kind.HEADERS, fields, end_headers, stream=stream)
+    return HeadersFrame(stream, fields, flags=["END_HEADERS"])
 
 
 @pytest.mark.parametrize(

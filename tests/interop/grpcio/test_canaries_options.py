@@ -36,7 +36,7 @@ def ends_within(connection, *, seconds: float) -> bool:
     end = time.monotonic() + seconds
     try:
         while True:
-            connection._next(end)
+            connection.receive(end)
     except TimeoutError:
         return False
     except ConnectionError:

@@ -1,4 +1,4 @@
-"""Where to look: what is read of the command line, and what a socket's errors mean."""
+"""Targets of the command line: parsing, lookup, and the meaning of a socket's errors."""
 
 import errno
 import socket
@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from fixtures.waiting import WAIT_S
-from rpcwheel.cli.diagnosis import Trouble
+from rpcwheel.cli.findings import Problem
 from rpcwheel.cli.target import Address, Target, connect, explained, parse_target, resolve
 
 
@@ -31,8 +31,8 @@ def test_targets_of_grpc_are_parsed():
         assert parse_target(str(target)) == target
 
 
-def test_what_is_no_target_is_said_with_what_to_give():
-    for text, said in [
+def test_an_invalid_target_is_refused_with_a_valid_one():
+    for text, message in [
         ("", "has no host"),
         ("shop", "'shop' has no port; give HOST:PORT, such as shop:50051"),
         (":50051", "has no host"),
@@ -42,26 +42,26 @@ def test_what_is_no_target_is_said_with_what_to_give():
         ("shop:http", "not 'http'"),
         ("shop:²", "from 1 to 65535"),
         ("shop:-1", "from 1 to 65535"),
-        ("::1", r"has a port: \[::1\]:50051"),
-        ("fe80::1%eth0:50051", r"in brackets: \[fe80::1%eth0\]:50051"),
-        ("[::1]", "no port after the bracket"),
-        ("http://shop:80/", "leave out http://, and give HOST:PORT: shop:80"),
-        ("unix:", "a unix socket has a path"),
+        ("::1", r"brackets and a port: \[::1\]:50051"),
+        ("fe80::1%eth0:50051", r"needs brackets: \[fe80::1%eth0\]:50051"),
+        ("[::1]", "has no port; give \\[HOST\\]:PORT"),
+        ("http://shop:80/", "leave out http://, give HOST:PORT: shop:80"),
+        ("unix:", "a Unix socket needs a path"),
     ]:
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             parse_target(text)
 
 
-def test_a_name_has_its_addresses_once_each():
+def test_a_lookup_returns_each_address_once():
     found = resolve(Target("127.0.0.1", 80), WAIT_S)
     assert found == [Address(socket.AF_INET, ("127.0.0.1", 80))]
     assert resolve(Target("", 0, "/a"), WAIT_S) == [Address(socket.AF_UNIX, "/a")]
 
 
-def test_a_name_without_address_is_told_from_a_name_service_that_is_away(monkeypatch):
+def test_an_unknown_name_is_distinguished_from_a_failed_lookup(monkeypatch):
     for error, said in [
         (socket.gaierror(socket.EAI_NONAME, "not known"), "the name 'shop' is unknown"),
-        (socket.gaierror(socket.EAI_AGAIN, "try again"), "could not be looked up now"),
+        (socket.gaierror(socket.EAI_AGAIN, "try again"), "the lookup of 'shop' failed for now"),
         (UnicodeError("label too long"), "is unknown .label too long"),
     ]:
 
@@ -69,39 +69,39 @@ def test_a_name_without_address_is_told_from_a_name_service_that_is_away(monkeyp
             raise error
 
         monkeypatch.setattr(socket, "getaddrinfo", fail)
-        with pytest.raises(Trouble, match=said):
+        with pytest.raises(Problem, match=said):
             resolve(Target("shop", 80), WAIT_S)
 
 
-def test_a_name_service_that_does_not_answer_is_given_up(monkeypatch):
+def test_a_lookup_has_a_timeout(monkeypatch):
     gate = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: gate.wait(WAIT_S) and [])
-    with pytest.raises(Trouble, match=r"no answer of the name service within 0.05"):
+    with pytest.raises(Problem, match=r"the name server does not answer within 0.05"):
         resolve(Target("shop", 80), 0.05)
     gate.set()
 
 
-def test_each_error_of_a_socket_is_said_in_words_with_what_to_do():
-    for number, said in [
+def test_each_error_of_a_socket_has_message_and_advice():
+    for number, message in [
         (errno.ECONNREFUSED, "refused"),
-        (errno.ECONNRESET, "reset"),
-        (errno.ENETUNREACH, "no way there"),
-        (errno.EHOSTUNREACH, "no way there"),
+        (errno.ECONNRESET, "closed the connection at once"),
+        (errno.ENETUNREACH, "no route to host"),
+        (errno.EHOSTUNREACH, "no route to host"),
         (errno.ENOENT, "no such socket"),
         (errno.EACCES, "no permission"),
         (errno.EIO, "failed"),
     ]:
-        trouble = explained(OSError(number, "in its own words"), 1.0)
-        assert said in trouble.said
-        assert trouble.do
+        problem = explained(OSError(number, "in its own words"), 1.0)
+        assert message in problem.message
+        assert problem.advice
 
 
 def test_a_socket_that_fails_is_closed():
-    with pytest.raises(Trouble, match="no such socket"):
+    with pytest.raises(Problem, match="no such socket"):
         connect(Address(socket.AF_UNIX, "/no/such/place"), WAIT_S)
 
 
-def test_what_is_sent_does_not_wait_for_more():
+def test_tcp_connections_have_no_delay():
     with socket.create_server(("127.0.0.1", 0)) as server:
         sock, took = connect(Address(socket.AF_INET, server.getsockname()), WAIT_S)
         with sock:

@@ -1,0 +1,51 @@
+"""The commands of `rpcwheel`, as a typer application."""
+
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated
+
+import typer
+
+from rpcwheel.timer.queue import FORM
+
+from .config import config
+from .doctor import doctor
+from .registry import registry
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich" if sys.stdout.isatty() else None,
+)
+app.command()(doctor)
+app.add_typer(registry, name="registry")
+app.add_typer(config, name="config")
+
+
+def _print_version(wanted: bool) -> None:
+    if not wanted:
+        return
+    try:
+        installed = version("rpcwheel")
+    except PackageNotFoundError:
+        installed = "(not installed)"
+    form = "compiled" if FORM == "native" else "pure Python"
+    print(f"rpcwheel {installed} ({form} timer)")
+    raise typer.Exit
+
+
+@app.callback()
+def commands(
+    show_version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Show the version, and whether the timer is compiled or pure Python.",
+        ),
+    ] = False,
+) -> None:
+    """Resilience middleware for gRPC: examine servers, registries and settings files."""

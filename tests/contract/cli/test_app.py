@@ -1,0 +1,95 @@
+"""`rpcwheel` as a whole: version, help, suggestions, completion, and a missing extra."""
+
+import os
+import subprocess
+import sys
+from importlib.metadata import version
+
+import pytest
+
+from fixtures.waiting import WAIT_S
+from rpcwheel.cli import main
+
+
+def rpcwheel(*arguments, code=None, **variables) -> subprocess.CompletedProcess[str]:
+    """Run the command line as a process."""
+    run = ["-c", code] if code else ["-m", "rpcwheel"]
+    return subprocess.run(
+        [sys.executable, "-W", "error", *run, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=4 * WAIT_S,
+        check=False,
+        env=os.environ | variables,
+    )
+
+
+@pytest.mark.parametrize(("pure", "form"), [("0", "compiled"), ("1", "pure Python")])
+def test_version_shows_the_form_of_the_timer(pure, form) -> None:
+    shown = rpcwheel("--version", RPCWHEEL_PURE=pure).stdout
+    if form == "compiled" and "pure" in shown:
+        pytest.skip("the timer is not compiled here")
+    assert shown == f"rpcwheel {version('rpcwheel')} ({form} timer)\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "suggestion"),
+    [
+        (["docter"], "Did you mean 'doctor'?"),
+        (["registry", "unregistr"], "Did you mean 'unregister'"),
+        (["doctor", "a:1", "--timeot", "2"], "--timeout"),
+    ],
+)
+def test_a_mistyped_command_or_option_gets_a_suggestion(words, suggestion, capsys) -> None:
+    assert main(words) == 2
+    assert suggestion in capsys.readouterr().err
+
+
+def test_the_shell_completes_commands_and_the_schemes_of_registry_urls() -> None:
+    for words, found in [
+        ("rpcwheel doc", ["doctor"]),
+        ("rpcwheel registry un", ["unregister"]),
+        ("rpcwheel registry ls r", ["redis://"]),
+    ]:
+        completed = rpcwheel(
+            _RPCWHEEL_COMPLETE="complete_bash",
+            COMP_WORDS=words,
+            COMP_CWORD=str(len(words.split()) - 1),
+        )
+        assert completed.stdout.split() == found, completed.stderr
+
+
+@pytest.mark.parametrize("package", ["typer", "rich", "hyperframe"])
+def test_without_the_extra_the_command_line_says_what_to_install(package) -> None:
+    code = (
+        f"import sys; sys.modules[{package!r}] = None\n"
+        "from rpcwheel.cli import main; sys.exit(main())"
+    )
+    run = rpcwheel("--version", code=code)
+    assert (run.returncode, run.stdout) == (2, "")
+    assert run.stderr == (
+        "rpcwheel: the command line needs typer, rich and hyperframe: pip install 'rpcwheel[cli]'\n"
+    )
+
+
+def test_the_command_line_needs_no_protobuf(tmp_path) -> None:
+    code = (
+        "import sys; sys.modules['google'] = None\nfrom rpcwheel.cli import main; sys.exit(main())"
+    )
+    run = rpcwheel("doctor", f"unix:{tmp_path}/none.sock", code=code)
+    assert (run.returncode, run.stderr) == (1, "")
+    assert "no such socket" in run.stdout
+
+
+def test_a_closed_pipe_ends_the_command_without_a_traceback() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    run = subprocess.run(
+        [sys.executable, "-m", "rpcwheel", "config", "schema"],
+        stdout=write,
+        stderr=subprocess.PIPE,
+        timeout=4 * WAIT_S,
+        check=False,
+    )
+    os.close(write)
+    assert (run.returncode, run.stderr) == (1, b"")
