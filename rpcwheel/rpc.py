@@ -19,6 +19,7 @@ __all__ = [
     "CODES",
     "CODES_SCHEMA",
     "DEADLINE",
+    "STATUS_CODES",
     "TRIED",
     "AttemptResult",
     "Kind",
@@ -27,27 +28,29 @@ __all__ = [
     "checked_code",
 ]
 
-CODES: Final = frozenset(
-    {
-        "ABORTED",
-        "ALREADY_EXISTS",
-        "CANCELLED",
-        "DATA_LOSS",
-        "DEADLINE_EXCEEDED",
-        "FAILED_PRECONDITION",
-        "INTERNAL",
-        "INVALID_ARGUMENT",
-        "NOT_FOUND",
-        "OUT_OF_RANGE",
-        "PERMISSION_DENIED",
-        "RESOURCE_EXHAUSTED",
-        "UNAUTHENTICATED",
-        "UNAVAILABLE",
-        "UNIMPLEMENTED",
-        "UNKNOWN",
-    }
+STATUS_CODES: Final = (
+    "OK",
+    "CANCELLED",
+    "UNKNOWN",
+    "INVALID_ARGUMENT",
+    "DEADLINE_EXCEEDED",
+    "NOT_FOUND",
+    "ALREADY_EXISTS",
+    "PERMISSION_DENIED",
+    "RESOURCE_EXHAUSTED",
+    "FAILED_PRECONDITION",
+    "ABORTED",
+    "OUT_OF_RANGE",
+    "UNIMPLEMENTED",
+    "INTERNAL",
+    "UNAVAILABLE",
+    "DATA_LOSS",
+    "UNAUTHENTICATED",
 )
-"""The names of gRPC's status codes that are errors."""
+"""gRPC's status codes, by number."""
+
+CODES: Final = frozenset(STATUS_CODES[1:])
+"""gRPC's status codes that are errors."""
 
 CODES_SCHEMA: Final = {
     "anyOf": [

@@ -1,21 +1,21 @@
-"""All of it in one object: settings in, interceptors for your channels and servers out.
+"""All policies in one object: settings in, channels, servers and interceptors out.
 
     methods = {"/shop.Orders/Get*": MethodPolicy(idempotent=True)}  # only these are retried
     kit = rpcwheel.Kit(timeout=2.0, retry=RetryPolicy(retry_on={"UNAVAILABLE"}), methods=methods)
-    channel = grpc.intercept_channel(grpc.insecure_channel(target), *kit.client_interceptors())
+    channel = kit.intercept_channel(grpc.insecure_channel(target))
     server = grpc.server(pool, interceptors=kit.server_interceptors())
-    kit.close()                              # at the end: [] if every queued call was delivered
+    kit.close()  # at the end; returns the queued calls that were not delivered
 
-With `heartbeat` there is `kit.channel(target)`, whose connection is replaced when it is dead, and
-with `idle` there is `kit.detect_idle(server)`, which closes connections that nobody uses.
+With `heartbeat`, `kit.channel(target)` replaces a dead connection. With `idle`,
+`kit.detect_idle(server)` closes idle connections.
 
-By name: `kit.channel("etcd://127.0.0.1:2379/shop.Orders")` follows a registry, and
-`kit.serve(server, publish="etcd://127.0.0.1:2379", service="shop.Orders", port=50051)` has a server
-published while it serves, and ends it in order at SIGTERM.
+With a registry, `kit.channel("etcd://127.0.0.1:2379/shop.Orders")` calls the instances of a
+service, and `kit.serve(server, publish="etcd://127.0.0.1:2379", service="shop.Orders", port=50051)`
+publishes a server while it serves, and stops it in order at SIGTERM.
 
-`Kit.from_file("shop.toml")` and `Kit.from_env()` take the settings from where operators keep them;
-`config.py` has the rules, `docs/policies.md` every setting. For `grpc.aio` there is
-`rpcwheel.aio.Kit`.
+`Kit.from_file("shop.toml")` and `Kit.from_env()` read the settings from a file and from the
+environment (`config.py`), `Kit.from_service_config()` from a service config of gRPC. All settings
+are in `docs/policies.md`. `rpcwheel.aio.Kit` is the kit for `grpc.aio`.
 """
 
 from typing import TYPE_CHECKING

@@ -260,10 +260,11 @@ class KitBase(
         has the setting, or else from the settings for all methods.
 
         Args:
-            method: The full name: `"/shop.Orders/Get"`.
+            method: The full name, `"/shop.Orders/Get"`; or a pattern, for the settings of all
+                methods that match it.
 
         Raises:
-            ConfigurationError: It is not a full name.
+            ConfigurationError: It is neither.
         """
         return self._policy.policy_for(checked_pattern(method))
 

@@ -37,7 +37,7 @@ from tenacity import wait_exponential
 from rpcwheel.call.policy import HedgingPolicy, MethodPolicy, RetryPolicy, RetryThrottling
 from rpcwheel.errors import ConfigurationError, short_repr
 from rpcwheel.policy import messages_of, path_of
-from rpcwheel.rpc import CODES
+from rpcwheel.rpc import CODES, STATUS_CODES
 
 from .config import checked_tree, read_text
 from .policy import KitPolicy
@@ -51,27 +51,6 @@ __all__ = ["policy_from_service_config"]
 
 MAX_ATTEMPTS: Final = 5
 """A higher `maxAttempts` counts as this (gRFC A6)."""
-
-NUMBERED_CODES: Final = (
-    "OK",
-    "CANCELLED",
-    "UNKNOWN",
-    "INVALID_ARGUMENT",
-    "DEADLINE_EXCEEDED",
-    "NOT_FOUND",
-    "ALREADY_EXISTS",
-    "PERMISSION_DENIED",
-    "RESOURCE_EXHAUSTED",
-    "FAILED_PRECONDITION",
-    "ABORTED",
-    "OUT_OF_RANGE",
-    "UNIMPLEMENTED",
-    "INTERNAL",
-    "UNAVAILABLE",
-    "DATA_LOSS",
-    "UNAUTHENTICATED",
-)
-"""gRPC's status codes in the order of their numbers."""
 
 DURATION: Final = re.compile(r"\d{1,12}(\.\d{1,9})?s", re.ASCII)
 SERVICE: Final = re.compile(r"[\w.-]+", re.ASCII)
@@ -89,8 +68,8 @@ def _seconds(value: object) -> float:
 def _code(value: object) -> str:
     """Return the name of a status code, which is given by name, in any case, or by number."""
     name = value.upper() if isinstance(value, str) else None
-    if type(value) is int and 0 <= value < len(NUMBERED_CODES):
-        name = NUMBERED_CODES[value]
+    if type(value) is int and 0 <= value < len(STATUS_CODES):
+        name = STATUS_CODES[value]
     if name not in CODES:
         raise ConfigurationError(
             "it must be a status code other than OK, by name or number, such as "

@@ -13,8 +13,8 @@ from rpcwheel.kit.config import policy_from_file
 PAGE = Path(__file__).parents[3].joinpath("docs", "policies.md").read_text()
 
 VALID = [
+    *re.findall(r"^```toml\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE),
     "",
-    re.search(r"^## A file$.*?^```toml\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)[1],
     "timeout = { timeout = false, message_timeout = 3 }\nidle = 180\nheartbeat = 10.5",
     "hedging = 0\nidempotent = true\nwait_for_ready = false",
     "[methods.'/shop.Orders/*']\nretry = false\ntimeout = false\nfailback = false",
