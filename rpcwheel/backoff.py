@@ -120,7 +120,7 @@ def failed_state(
 
 
 def _check_wait(wait: Duration | WaitBaseT) -> tuple[WaitBaseT | None, int]:
-    """The strategy or None, and the fixed wait."""
+    """Return the wait object and 0, or None and the fixed wait."""
     if callable(wait) and not isinstance(wait, (type, stop_base)):
         return wait, 0
     if isinstance(wait, bool) or not isinstance(wait, (int, float, timedelta)):
@@ -140,7 +140,7 @@ def _check_stop(stop: StopBaseT | None) -> StopBaseT | None:
         return stop
     raise TypeError(
         "stop must be None or a tenacity stop object such as stop_after_delay(600), "
-        f"not {stop!r}; a number of retries has an argument of its own"
+        f"not {stop!r}; for a number of attempts use max_attempts"
     )
 
 

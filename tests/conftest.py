@@ -7,7 +7,7 @@ import grpc
 
 from rpcwheel.timer.queue import FORM
 
-pytest_plugins = ["fixtures.happenings", "fixtures.leaks", "fixtures.properties"]
+pytest_plugins = ["fixtures.timer_and_events", "fixtures.leaks", "fixtures.properties"]
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell ignores SIGINT in background jobs, but tests interrupt themselves and their processes.

@@ -41,12 +41,12 @@ def test_a_delivery_that_is_not_answered_does_not_hang_the_exit(kind):
 
 
 @pytest.mark.parametrize("kind", HEARTBEATS)
-def test_heartbeats_go_on_for_other_threads_without_a_server_in_the_process(server, kind):  # noqa: F811
+def test_heartbeats_continue_for_other_threads_if_the_process_has_no_server(server, kind):  # noqa: F811
     assert goes_on(kind, server.target) == "went on\n"
 
 
 @pytest.mark.parametrize("kind", FAILBACK)
-def test_failback_goes_on_for_other_threads_without_a_server_in_the_process(dead, kind):  # noqa: F811
+def test_failback_continues_for_other_threads_if_the_process_has_no_server(dead, kind):  # noqa: F811
     assert goes_on(kind, f"127.0.0.1:{dead}") == "went on\n"
 
 
@@ -111,7 +111,7 @@ def test_the_exit_does_not_wait_for_a_delivery_whose_loop_was_closed(timer, back
     background.close(MANY)
 
 
-def test_a_queue_made_after_the_end_refuses_calls_that_fail(background):
+def test_a_queue_created_at_exit_refuses_failed_calls(background):
     def fail():
         raise OSError
 

@@ -42,17 +42,17 @@ def test_max_attempts_counts_the_first_attempt():
         assert answers == [S] * (attempts - 1) + [None, None]
 
 
-def test_a_tenacity_wait_sees_which_try_failed():
+def test_a_tenacity_wait_gets_the_number_of_the_attempt():
     backoff = Backoff(tenacity.wait_exponential(multiplier=1, max=5))
     assert [delay(backoff, n) for n in (1, 2, 3, 4)] == [S, 2 * S, 4 * S, 5 * S]
 
 
-def test_a_tenacity_wait_sees_the_error():
+def test_a_tenacity_wait_gets_the_error():
     backoff = Backoff(tenacity.wait_exception(lambda error: 7.0 if error is BOOM else 0.0))
     assert delay(backoff) == 7 * S
 
 
-def test_sums_and_chains_of_tenacity_waits_are_obeyed():
+def test_sums_and_chains_of_tenacity_waits():
     backoff = Backoff(
         tenacity.wait_chain(tenacity.wait_fixed(1), tenacity.wait_fixed(2)) + tenacity.wait_fixed(3)
     )
@@ -63,25 +63,25 @@ def test_a_plain_function_may_be_the_wait():
     assert delay(Backoff(lambda state: state.attempt_number * 10)) == 10 * S
 
 
-def test_a_stop_counts_the_first_try_as_tenacity_does():
+def test_stop_after_attempt_counts_the_first_attempt():
     backoff = Backoff(1.0, stop=tenacity.stop_after_attempt(3))
     assert [delay(backoff, n) for n in (1, 2, 3)] == [S, S, None]
 
 
-def test_a_stop_measures_from_the_start_of_the_first_try():
+def test_stop_after_delay_counts_from_the_start_of_the_first_attempt():
     backoff = Backoff(1.0, stop=tenacity.stop_after_delay(10))
     assert delay(backoff, 5, elapsed_ns=10 * S - 1_000) == S
     assert delay(backoff, 5, elapsed_ns=10 * S) is None
 
 
-def test_a_stop_sees_the_wait_that_would_follow():
+def test_stop_before_delay_gets_the_next_wait():
     backoff = Backoff(tenacity.wait_fixed(4), stop=tenacity.stop_before_delay(10))
     assert delay(backoff, elapsed_ns=5 * S) == 4 * S
     assert delay(backoff, elapsed_ns=7 * S) is None
     assert delay(Backoff(4.0, stop=tenacity.stop_before_delay(10)), elapsed_ns=7 * S) is None
 
 
-def test_the_first_limit_to_say_stop_is_obeyed():
+def test_attempts_end_with_the_first_of_stop_and_max_attempts():
     for attempts, stop_after, tries in [(3, 9, 2), (9, 3, 2), (None, 3, 2), (3, None, 2)]:
         stop = stop_after and tenacity.stop_after_attempt(stop_after)
         backoff = Backoff(1.0, stop=stop, max_attempts=attempts)
@@ -90,7 +90,7 @@ def test_the_first_limit_to_say_stop_is_obeyed():
         ]
 
 
-def test_strategies_are_asked_with_a_state_as_tenacity_fills_it():
+def test_the_state_for_tenacity_objects_has_all_its_fields():
     seen = []
     Backoff(lambda state: seen.append(state) or 2.0).next_delay_ns(
         4, elapsed_ns=9 * S, error=BOOM, idle_ns=6 * S
@@ -112,23 +112,23 @@ def test_without_an_error_the_outcome_is_a_result_of_none():
     assert state.outcome.result() is None
 
 
-def test_a_negative_answer_of_a_wait_object_is_at_once():
+def test_a_negative_wait_of_a_wait_object_is_zero():
     for answer in [-1, -0.5, timedelta(seconds=-3)]:
         assert delay(Backoff(lambda _, answer=answer: answer)) == 0
 
 
-def test_an_answer_of_a_wait_object_that_is_no_time_raises():
+def test_an_invalid_result_of_a_wait_object_raises():
     for answer in [None, "1", True]:
         with pytest.raises(TypeError, match="the result of the wait object must be seconds"):
             delay(Backoff(lambda _, answer=answer: answer))
 
 
-def test_an_answer_of_nan_raises():
+def test_a_nan_result_of_a_wait_object_raises():
     with pytest.raises(ConfigurationError, match="the result of the wait object is NaN"):
         delay(Backoff(lambda _: float("nan")))
 
 
-def test_a_wait_of_another_kind_is_refused_with_what_to_give():
+def test_a_wait_of_a_wrong_type_is_refused():
     for wait in [None, "5", True, b"5", [5], tenacity.wait_fixed, tenacity.stop_after_attempt(3)]:
         with pytest.raises(
             TypeError, match=r"wait must be seconds .*, a timedelta, or a tenacity wait"
@@ -147,24 +147,24 @@ def test_a_wait_of_nan_is_refused():
         Backoff(float("nan"))
 
 
-def test_a_stop_of_another_kind_is_refused_with_what_to_give():
+def test_a_stop_of_a_wrong_type_is_refused():
     for stop in [3, "never", False, tenacity.stop_after_attempt, tenacity.wait_fixed(1)]:
         with pytest.raises(TypeError, match="stop must be None or a tenacity stop object"):
             Backoff(stop=stop)
 
 
-def test_attempts_of_another_kind_are_refused():
+def test_max_attempts_of_a_wrong_type_is_refused():
     for attempts in [True, 3.0, "3"]:
         with pytest.raises(TypeError, match="max_attempts must be a whole number"):
             Backoff(max_attempts=attempts)
 
 
-def test_less_than_one_attempt_is_refused():
+def test_max_attempts_below_one_is_refused():
     with pytest.raises(ConfigurationError, match="1 or more, or None for no limit, not 0"):
         Backoff(max_attempts=0)
 
 
-def test_a_backoff_shows_its_rhythm():
+def test_the_repr_of_a_backoff_shows_its_settings():
     assert repr(Backoff(2, max_attempts=4)) == "Backoff(wait=2.0, stop=None, max_attempts=4)"
 
 
@@ -173,7 +173,7 @@ def test_a_backoff_shows_its_rhythm():
     attempt=st.integers(1, 10**6),
     elapsed_ns=st.integers(0, 1 << 62),
 )
-def test_no_answer_of_a_wait_object_makes_a_negative_delay(seconds, attempt, elapsed_ns):
+def test_no_wait_object_makes_a_negative_delay(seconds, attempt, elapsed_ns):
     got = Backoff(lambda _: seconds).next_delay_ns(attempt, elapsed_ns=elapsed_ns, error=BOOM)
     assert got is not None
     assert 0 <= got <= NEVER

@@ -24,12 +24,12 @@ def test_whole_seconds_and_whole_microseconds_are_exact(number: int) -> None:
     assert to_ns(timedelta(microseconds=number)) == number * 1000
 
 
-def test_a_negative_time_mirrors_the_positive_one() -> None:
+def test_negative_times_are_rounded_as_positive_ones() -> None:
     for seconds in [0.3, 0.1, 2.675, 1e-9, 1.5]:
         assert to_ns(-seconds) == -to_ns(seconds)
 
 
-def test_infinity_is_never_and_huge_times_saturate() -> None:
+def test_infinity_is_never_and_longer_times_are_max_ns() -> None:
     assert to_ns(float("inf")) == NEVER
     assert to_ns(1e300) == MAX_NS
     assert to_ns(10**30) == MAX_NS
@@ -38,13 +38,13 @@ def test_infinity_is_never_and_huge_times_saturate() -> None:
     assert MAX_NS < NEVER
 
 
-def test_what_is_no_time_is_refused_by_type_and_named() -> None:
+def test_a_wrong_type_is_refused_with_the_name_of_the_argument() -> None:
     for wrong in [None, "1", True, b"1", [1.0], 1j]:
         with pytest.raises(TypeError, match=r"interval must be seconds .* not "):
             to_ns(wrong, what="interval")  # type: ignore[arg-type]
 
 
-def test_nan_is_refused_with_what_to_give_instead() -> None:
+def test_nan_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"NaN; give seconds, or float\('inf'\)"):
         to_ns(float("nan"))
 
@@ -63,6 +63,6 @@ def test_a_long_value_is_shortened_in_the_message() -> None:
         assert len(str(refused.value)) < 300
 
 
-def test_seconds_come_back() -> None:
+def test_to_seconds_reverses_to_ns() -> None:
     assert to_seconds(1_500_000_000) == 1.5
     assert to_seconds(NEVER) == float("inf")

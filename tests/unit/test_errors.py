@@ -9,18 +9,18 @@ import pytest
 from rpcwheel import errors
 
 
-def test_every_exception_has_the_one_root() -> None:
+def test_every_exception_derives_from_rpcwheel_error() -> None:
     for name in errors.__all__:
         assert issubclass(getattr(errors, name), errors.RpcWheelError)
 
 
-def test_every_exception_stands_in_the_tree_of_the_docstring() -> None:
+def test_every_exception_is_in_the_docstring() -> None:
     assert errors.__doc__ is not None
     for name in errors.__all__:
         assert name in errors.__doc__
 
 
-def test_code_that_knows_only_the_standard_errors_catches_ours() -> None:
+def test_exceptions_derive_from_standard_exceptions() -> None:
     for error, standard in [
         (errors.ConfigurationError, ValueError),
         (errors.TimerStopped, RuntimeError),
@@ -37,7 +37,7 @@ def timed_out(**changed: object) -> errors.CallTimeout:
     return errors.CallTimeout(7, **(given | changed))
 
 
-def test_a_call_timeout_is_the_standard_one_too_without_an_errno() -> None:
+def test_a_call_timeout_is_a_timeout_error_without_errno() -> None:
     error = timed_out()
     assert isinstance(error, TimeoutError)
     assert (error.errno, error.args) == (None, ())
@@ -55,7 +55,7 @@ def test_a_call_timeout_says_which_side_was_slow() -> None:
         assert repr(error) == f"CallTimeout({text!r})"
 
 
-def test_a_call_timeout_survives_the_way_between_processes() -> None:
+def test_a_call_timeout_can_be_pickled() -> None:
     error = timed_out()
     error.add_note("at the till")
     copy = pickle.loads(pickle.dumps(error))

@@ -30,7 +30,7 @@ def background():
     return BackgroundCalls()
 
 
-def test_close_waits_for_calls_in_flight_and_then_ends_their_makers(background):
+def test_close_waits_for_calls_in_flight_and_then_ends_their_callers(background):
     happened = []
     maker = Maker(happened)
     assert background.add(maker)
@@ -45,7 +45,7 @@ def test_close_waits_for_calls_in_flight_and_then_ends_their_makers(background):
     assert happened == ["answered", "ended"]
 
 
-def test_close_ends_makers_and_then_cancels_calls_that_do_not_end(background):
+def test_close_ends_callers_and_then_cancels_calls_that_do_not_end(background):
     happened = []
     maker = Maker(happened)
     background.add(maker)
@@ -56,7 +56,7 @@ def test_close_ends_makers_and_then_cancels_calls_that_do_not_end(background):
     background.end_call(other)
 
 
-def test_an_error_of_one_maker_does_not_keep_the_others_from_ending(background, events):
+def test_an_exception_of_one_caller_does_not_prevent_the_end_of_others(background, events):
     happened, error = [], ValueError("broken")
     makers = [Maker(happened, error), Maker(happened, error), Maker(happened)]
     for maker in makers:
@@ -66,9 +66,7 @@ def test_an_error_of_one_maker_does_not_keep_the_others_from_ending(background, 
     assert [event.error for event in events if isinstance(event, TaskFailed)] == [error] * 2
 
 
-def test_an_error_of_a_cancellation_does_not_keep_other_calls_from_being_canceled(
-    background, events
-):
+def test_an_exception_of_a_cancellation_does_not_prevent_other_cancellations(background, events):
     def fail():
         happened.append("canceled")
         raise ValueError
@@ -82,7 +80,7 @@ def test_an_error_of_a_cancellation_does_not_keep_other_calls_from_being_cancele
     assert [type(event) for event in events] == [TaskFailed] * 3
 
 
-def test_a_call_may_be_ended_twice(background):
+def test_end_call_is_idempotent(background):
     call, other = background.begin_call(), background.begin_call()
     background.end_call(call)
     background.end_call(call)
@@ -90,12 +88,12 @@ def test_a_call_may_be_ended_twice(background):
     background.close(MANY)
 
 
-def test_close_does_not_wait_for_a_call_that_nobody_holds(background):
+def test_close_does_not_wait_for_a_call_that_was_garbage_collected(background):
     background.begin_call()
     background.close(MANY)
 
 
-def test_close_neither_waits_for_a_call_that_is_lost_nor_cancels_it(background):
+def test_close_ignores_lost_calls(background):
     canceled = []
     call = background.begin_call()
     call.is_lost = lambda: True
@@ -104,7 +102,7 @@ def test_close_neither_waits_for_a_call_that_is_lost_nor_cancels_it(background):
     assert canceled == []
 
 
-def test_no_call_begins_and_no_maker_is_added_after_close(background):
+def test_no_call_begins_and_no_caller_is_added_after_close(background):
     background.close()
     assert background.begin_call() is None
     assert not background.add(Maker([]))

@@ -14,7 +14,7 @@ from rpcwheel.instance import ServiceInstance, Snapshot, checked_host, joined, s
 ONE = ServiceInstance(service="shop.Orders", host="10.0.0.7", port=50051)
 
 
-def test_what_is_left_out_has_its_default():
+def test_default_values_of_an_instance():
     told = ONE.model_dump(exclude={"epoch"})
     assert told == {
         "service": "shop.Orders",
@@ -36,7 +36,7 @@ def test_what_is_left_out_has_its_default():
     assert ONE.key == ("shop.Orders", "10.0.0.7:50051")
 
 
-def test_a_snapshot_without_more_is_empty_and_live():
+def test_default_values_of_a_snapshot():
     assert Snapshot("a") == Snapshot("a", (), 0, "live", frozenset(), 0.0)
 
 
@@ -53,7 +53,7 @@ def test_all_instances_of_a_process_have_its_epoch_and_a_forked_child_another():
         assert len({pipe.read(), ONE.epoch, ""}) == 3
 
 
-def test_what_json_cannot_say_is_refused_at_once():
+def test_extra_that_is_not_json_is_refused():
     for extra in [{"tags": {1, 2}}, {"a": b"b"}, {"a": float("nan")}, {"a": {1: 2, "b": 3}}]:
         with pytest.raises(ConfigurationError, match="what JSON can say"):
             ServiceInstance(service="a", host="b", port=1, extra=extra)
@@ -61,20 +61,20 @@ def test_what_json_cannot_say_is_refused_at_once():
             ONE.replace(extra=extra)
 
 
-def test_extra_that_contains_itself_is_refused_too():
+def test_extra_that_contains_itself_is_refused():
     loop = {}
     loop["again"] = loop
     with pytest.raises(ConfigurationError, match="what JSON can say"):
         ServiceInstance(service="a", host="b", port=1, extra=loop)
 
 
-def test_a_changed_one_keeps_its_id_and_what_else_was_given():
+def test_a_changed_copy_keeps_the_id_and_the_other_values():
     changed = ONE.replace(port=1, weight=3)
     assert (changed.id, changed.port, changed.weight) == (ONE.id, 1, 3)
     assert changed.epoch == ONE.epoch
 
 
-def test_equal_ones_are_one_key_of_a_dict_and_differing_ones_are_not_equal():
+def test_equal_instances_have_equal_hashes():
     with_more = ONE.replace(metadata={"a": "b"})
     assert {ONE: 1, ONE.replace(): 2, with_more: 3} == {ONE: 2, with_more: 3}
     assert hash(ONE) == hash(with_more)
@@ -185,7 +185,7 @@ def test_a_host_is_a_dns_name_or_an_ip_address():
         assert ServiceInstance.decoded(record_of(host)).host == host
 
 
-def test_any_other_host_is_refused_when_an_instance_is_made_and_when_a_record_is_read():
+def test_other_hosts_are_refused_in_instances_and_in_records():
     for host in NO_HOSTS:
         with pytest.raises(ConfigurationError, match="DNS name or an IP address, without a port"):
             ServiceInstance(service="a", host=host, port=1)
@@ -193,12 +193,12 @@ def test_any_other_host_is_refused_when_an_instance_is_made_and_when_a_record_is
             ServiceInstance.decoded(record_of(host))
 
 
-def test_joining_puts_brackets_where_they_are_needed():
+def test_joined_puts_brackets_around_ipv6_addresses():
     assert joined("::1", 2) == joined("[::1]", 2) == "[::1]:2"
     assert joined("a", 2) == "a:2"
 
 
-def test_what_makes_no_sense_is_refused_with_what_is_allowed():
+def test_invalid_values_are_refused():
     for changed, said in [
         ({"host": "0.0.0.0"}, "host: '0.0.0.0' is an address to listen on, not one to call"),
         ({"host": "0:0::0"}, "is an address to listen on"),
@@ -236,7 +236,7 @@ def test_a_wrong_type_is_a_type_error():
             ServiceInstance(**{"service": "a", "host": "b", "port": 1} | changed)
 
 
-def test_one_bad_host_is_told_once():
+def test_an_invalid_host_is_reported_once():
     with pytest.raises(ConfigurationError) as caught:
         ServiceInstance(service="a", host="a b", port=1)
     assert ";" not in str(caught.value)
@@ -270,11 +270,11 @@ INSTANCES = st.builds(
 
 
 @given(INSTANCES)
-def test_what_is_written_is_read_again(instance):
+def test_decoded_reverses_encoded(instance):
     assert ServiceInstance.decoded(instance.encoded()) == instance
 
 
-def test_the_form_in_the_registry_is_this():
+def test_the_encoded_form():
     """Other programs, and other versions, read it."""
     one = ONE.replace(epoch="e", weight=7, extra={"new": [1]})
     assert json.loads(one.encoded()) == {
@@ -289,14 +289,14 @@ def test_the_form_in_the_registry_is_this():
     }
 
 
-def test_what_a_newer_version_wrote_is_kept():
+def test_fields_of_a_newer_version_are_kept():
     newer = b'{"v": 2, "service": "a", "host": "b", "port": 1, "shiny": {"deep": [true]}}'
     one = ServiceInstance.decoded(newer)
     assert (one.epoch, one.extra) == ("", {"shiny": {"deep": [True]}})
     assert json.loads(one.replace(weight=1).encoded())["shiny"] == {"deep": [True]}
 
 
-def test_what_is_no_instance_is_a_value_error_that_says_why():
+def test_an_invalid_record_raises_value_error_with_the_reason():
     for data, said in [
         (b"\xff", "no JSON: .*utf-8"),
         (b"", "no JSON"),
@@ -315,10 +315,10 @@ def test_what_is_no_instance_is_a_value_error_that_says_why():
 
 
 @given(st.binary(max_size=60) | st.text(max_size=60))
-def test_whatever_stands_in_a_registry_is_an_instance_or_a_value_error(data):
+def test_any_record_is_decoded_or_raises_value_error(data):
     with contextlib.suppress(ValueError):
         assert isinstance(ServiceInstance.decoded(data), ServiceInstance)
 
 
-def test_now_is_seconds_since_1970():
+def test_started_now_is_the_time_since_1970():
     assert started_now() > 1_700_000_000

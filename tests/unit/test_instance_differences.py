@@ -12,14 +12,14 @@ ORDERED = st.sets(st.sampled_from(range(8))).map(
 
 
 @given(before=ORDERED, after=ORDERED)
-def test_what_is_left_holds_all_that_went_and_came(before, after):
+def test_differences_contain_all_removed_and_added_instances(before, after):
     removed, added = differences(before, after)
     assert set(map(id, before)) - set(map(id, removed)) == set(map(id, after)) - set(map(id, added))
     if before == after:
         assert (removed, added) == ((), ())
 
 
-def test_one_change_among_many_is_found_alone():
+def test_differences_of_one_change_contain_one_instance():
     many = tuple(POOL[0].replace(port=port) for port in range(1, 2001))
     changed = many[700].replace(weight=7)
     assert differences(many, (*many[:700], changed, *many[701:])) == ((many[700],), (changed,))

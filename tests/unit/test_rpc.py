@@ -19,7 +19,7 @@ def test_the_codes_are_those_of_grpc_that_are_errors():
     assert {code.name for code in grpc.StatusCode} == CODES | {"OK"}
 
 
-def test_nothing_is_served_by_default():
+def test_there_is_no_served_deadline_by_default():
     assert DEADLINE.get() is None
 
 
@@ -38,7 +38,7 @@ def test_a_kind_says_which_sides_stream(kind, requests, responses):
     assert Kind((requests, responses)) is kind
 
 
-def test_an_outcome_says_no_more_than_it_was_given():
+def test_default_values_of_an_attempt_result():
     assert AttemptResult("OK") == AttemptResult("OK", error=None, pushback_ns=None, committed=False)
 
 
@@ -50,7 +50,7 @@ def test_an_outcome_says_no_more_than_it_was_given():
         (Stop("over"), "reason"),
     ],
 )
-def test_a_word_does_not_change(word, name):
+def test_decisions_are_frozen(word, name):
     with pytest.raises(AttributeError):
         setattr(word, name, None)
     assert not hasattr(word, "__dict__")
@@ -59,25 +59,25 @@ def test_a_word_does_not_change(word, name):
 # --- Names of codes, as users write them ---
 
 
-def test_every_code_may_be_given_by_name_or_as_grpcs_own():
+def test_a_status_code_is_given_by_name_or_as_grpc_enum():
     for code in CODES:
         assert checked_code(code, what="`on`") == code
         assert checked_code(grpc.StatusCode[code], what="`on`") == code
 
 
 @pytest.mark.parametrize("ok", ["OK", grpc.StatusCode.OK])
-def test_ok_is_refused_as_it_is_not_an_error(ok):
+def test_ok_is_refused(ok):
     with pytest.raises(ConfigurationError, match="names the status code OK, which is not an error"):
         checked_code(ok, what="`on`")
 
 
 @pytest.mark.parametrize("name", ["UNAVAILBLE", "unavailable", "Unavailable"])
-def test_a_code_that_is_nearly_one_is_refused_with_the_one_that_was_meant(name):
+def test_a_misspelled_code_is_refused_with_a_suggestion(name):
     with pytest.raises(ConfigurationError, match=rf"^retry names '{name}'.*you mean 'UNAVAILABLE'"):
         checked_code(name, what="retry")
 
 
-def test_a_code_that_is_like_none_is_refused_with_all_there_are():
+def test_an_unknown_code_is_refused_with_the_list_of_codes():
     with pytest.raises(
         ConfigurationError, match="not a gRPC status code; there are ABORTED, ALREADY"
     ):
@@ -87,6 +87,6 @@ def test_a_code_that_is_like_none_is_refused_with_all_there_are():
 @pytest.mark.parametrize(
     "value", [14, None, True, ["UNAVAILABLE"], b"UNAVAILABLE", Kind.UNARY_UNARY]
 )
-def test_what_names_nothing_is_a_type_error_that_says_what_to_give(value):
+def test_a_code_of_a_wrong_type_is_a_type_error(value):
     with pytest.raises(TypeError, match="`on` must name status codes, such as 'UNAVAILABLE', not"):
         checked_code(value, what="`on`")

@@ -2,4 +2,4 @@
 
 from fixtures.echo import echo_server  # noqa: F401 - a fixture
 from fixtures.pending_worlds import world  # noqa: F401 - a fixture
-from fixtures.timers import hasty_threads  # noqa: F401 - a fixture
+from fixtures.timers import frequent_thread_switches  # noqa: F401 - a fixture

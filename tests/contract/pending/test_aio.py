@@ -171,7 +171,7 @@ async def test_a_real_timer_ends_a_call_and_is_not_early(kind):
         timer.stop()
 
 
-async def test_racing_threads_end_each_call_once(hasty_threads):
+async def test_racing_threads_end_each_call_once(frequent_thread_switches):
     with WheelTimer() as timer, PendingCalls(timer) as calls:
         futures, told = [], []
         for key in range(300):

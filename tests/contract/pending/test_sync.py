@@ -206,7 +206,7 @@ def test_a_callback_that_ends_the_program_ends_its_own_thread_only(calls, timer,
 # Threads and time
 
 
-def test_racing_threads_end_each_call_once(hasty_threads):
+def test_racing_threads_end_each_call_once(frequent_thread_switches):
     with WheelTimer() as timer, PendingCalls(timer) as calls:
         futures, told = {}, []
         for key in range(300):
@@ -235,7 +235,7 @@ def test_racing_threads_end_each_call_once(hasty_threads):
         assert timer.pending == 0
 
 
-def test_opening_races_with_losing_and_closing_and_no_call_is_forgotten(hasty_threads):
+def test_opening_races_with_losing_and_closing_and_no_call_is_forgotten(frequent_thread_switches):
     with WheelTimer() as timer:
         calls, futures, going = PendingCalls(timer), [], True
 
@@ -270,7 +270,9 @@ class SlowKey:
         return id(self)
 
 
-def test_other_threads_that_come_while_the_table_looks_up_find_it_whole(calls, hasty_threads):
+def test_other_threads_that_come_while_the_table_looks_up_find_it_whole(
+    calls, frequent_thread_switches
+):
     keys = [SlowKey() for _ in range(100)]
     futures = [calls.open(key, timeout=60.0, connection="a") for key in keys]
     won = [0, 0, 0]

@@ -62,11 +62,11 @@ def requests(backend):
     }
 
 
-def test_as_long_as_it_is_up_it_keeps_the_contract(opened):
+def test_a_flaky_backend_that_is_up_passes_all_checks(opened):
     check_backend(opened)
 
 
-def test_down_each_request_fails_at_once_and_nothing_is_done(opened):
+def test_requests_to_a_backend_that_is_down_fail_at_once(opened):
     backend, other = opened(), opened()
     backend.down("a cable was cut")
     for ask in requests(backend).values():
@@ -78,7 +78,7 @@ def test_down_each_request_fails_at_once_and_nothing_is_done(opened):
     assert other.services() == ["shop.Orders"]
 
 
-def test_refusing_each_request_is_refused(opened):
+def test_refuse_makes_requests_raise_registry_refused(opened):
     backend = opened()
     backend.refuse("wrong password")
     for ask in requests(backend).values():
@@ -86,7 +86,7 @@ def test_refusing_each_request_is_refused(opened):
             ask()
 
 
-def test_a_lost_answer_is_a_failure_though_the_request_was_carried_out(opened):
+def test_lose_answers_executes_requests_and_raises_registry_unavailable(opened):
     backend, other = opened(), opened()
     backend.lose_answers()
     with pytest.raises(RegistryUnavailable, match="the answer was lost"):
@@ -94,7 +94,7 @@ def test_a_lost_answer_is_a_failure_though_the_request_was_carried_out(opened):
     assert list(other.lookup("shop.Orders").records) == [ONE.id]
 
 
-def test_frozen_each_request_hangs_until_its_timeout(opened):
+def test_requests_to_a_frozen_backend_fail_after_their_timeout(opened):
     backend = opened()
     backend.freeze()
     begin = time.monotonic()
@@ -104,7 +104,7 @@ def test_frozen_each_request_hangs_until_its_timeout(opened):
 
 
 @pytest.mark.parametrize("end", ["up", "close"])
-def test_a_request_that_hangs_goes_on_when_the_engine_does_or_ends_with_it(opened, end):
+def test_a_hanging_request_is_executed_after_up_and_fails_after_close(opened, end):
     backend = opened(timeout=2 * WAIT_S)
     backend.freeze()
     ended = []
@@ -124,7 +124,7 @@ def test_a_request_that_hangs_goes_on_when_the_engine_does_or_ends_with_it(opene
     assert ended == ["done" if end == "up" else "closed"]
 
 
-def test_leases_end_while_it_is_down(opened, timer):
+def test_leases_end_while_the_backend_is_down(opened, timer):
     backend = opened()
     backend.publish([ONE])
     backend.down()
@@ -137,7 +137,7 @@ def test_leases_end_while_it_is_down(opened, timer):
     assert backend.renew([ONE]) == {ONE.key: "lease"}
 
 
-def test_a_watcher_learns_at_once_that_it_is_down_and_what_there_is_when_it_is_up(opened):
+def test_a_watcher_gets_contact_lost_after_down_and_a_view_after_up(opened):
     backend, other = opened(), opened()
     backend.publish([ONE])
     other.watch("shop.Orders", told := Told())
@@ -151,7 +151,7 @@ def test_a_watcher_learns_at_once_that_it_is_down_and_what_there_is_when_it_is_u
     assert len(told.news) == 3
 
 
-def test_a_watcher_of_a_frozen_one_hears_nothing_until_it_is_up(opened):
+def test_a_watcher_of_a_frozen_backend_gets_no_call_until_up(opened):
     backend, other = opened(), opened()
     other.watch("shop.Orders", told := Told())
     other.freeze()
@@ -161,7 +161,7 @@ def test_a_watcher_of_a_frozen_one_hears_nothing_until_it_is_up(opened):
     assert told.news == [[], "contact was lost", [ONE.id]]
 
 
-def test_a_watch_that_begins_while_it_is_down_is_told_when_it_is_up(opened):
+def test_a_watch_begun_while_the_backend_is_down_gets_a_view_after_up(opened):
     backend = opened()
     backend.publish([ONE])
     backend.down()
@@ -173,7 +173,7 @@ def test_a_watch_that_begins_while_it_is_down_is_told_when_it_is_up(opened):
     assert told.news[-1] == [ONE.id]
 
 
-def test_what_it_has_forgotten_is_gone_for_all_and_wiped_until_it_is_published_again(opened):
+def test_forget_removes_all_records_and_renew_reports_wiped_until_republished(opened):
     backend, other = opened(), opened()
     backend.publish([ONE])
     other.publish([TWO])
@@ -187,7 +187,7 @@ def test_what_it_has_forgotten_is_gone_for_all_and_wiped_until_it_is_published_a
     assert backend.renew([ONE]) == {}
 
 
-def test_it_may_forget_while_it_is_down(opened):
+def test_forget_while_the_backend_is_down(opened):
     backend = opened()
     backend.publish([ONE])
     backend.watch("shop.Orders", told := Told())
@@ -198,7 +198,7 @@ def test_it_may_forget_while_it_is_down(opened):
     assert backend.renew([ONE]) == {ONE.key: "wiped"}
 
 
-def test_it_remembers_what_was_asked_also_in_vain(opened):
+def test_requests_lists_all_requests_including_failed_ones(opened):
     backend = opened()
     backend.publish([ONE, TWO])
     backend.down()
@@ -215,7 +215,7 @@ def test_it_remembers_what_was_asked_also_in_vain(opened):
     ]
 
 
-def test_closing_it_closes_the_one_inside_in_any_state(opened, timer):
+def test_close_closes_the_inner_backend_in_any_state(opened, timer):
     for spoil in ("up", "down", "freeze"):
         backend = opened()
         backend.publish([ONE])
@@ -229,7 +229,7 @@ def test_closing_it_closes_the_one_inside_in_any_state(opened, timer):
     assert timer.pending == 0
 
 
-def test_it_is_for_reading_only_if_the_inner_backend_is(timer):
+def test_a_flaky_backend_is_read_only_if_the_inner_backend_is(timer):
     settings = Settings(LEASE, 0.05, timer)
     backend = FlakyBackend(open_backend("headless://localhost:1", settings))
     with (
@@ -239,7 +239,7 @@ def test_it_is_for_reading_only_if_the_inner_backend_is(timer):
         registry.register(ONE)
 
 
-def test_it_passes_on_that_a_service_is_to_be_read_again(opened, monkeypatch):
+def test_refresh_is_passed_to_the_inner_backend(opened, monkeypatch):
     backend, services = opened(), []
     monkeypatch.setattr(backend.inner, "refresh", services.append)
     backend.refresh("shop.Orders")

@@ -23,12 +23,12 @@ def failure_of(name, kind, timer):
     return str(failed.value)
 
 
-def test_a_sound_backend_passes_all_checks_and_nothing_is_left(timer):
+def test_a_correct_backend_passes_all_checks(timer):
     check_backend(make(MemoryBackend, timer))
     assert timer.pending == 0
 
 
-def test_a_failure_says_what_was_expected_and_what_was_found(timer, monkeypatch):
+def test_the_message_of_a_failed_check_has_the_expected_and_the_actual_result(timer, monkeypatch):
     class IgnoresWeights(MemoryBackend):
         def publish(self, instances):
             super().publish([one.replace(weight=3) for one in instances])
@@ -44,7 +44,7 @@ def test_a_failure_says_what_was_expected_and_what_was_found(timer, monkeypatch)
     assert "a watcher must see nothing, but was not called (after 0.05 s)" in found
 
 
-def test_a_factory_that_makes_no_backend_is_reported():
+def test_a_factory_that_returns_no_backend_is_reported():
     with pytest.raises(
         AssertionError, match=r"make\(\) must return a .*RegistryBackend, not 'etcd'"
     ):
@@ -87,7 +87,7 @@ def test_errors_that_a_backend_must_not_raise_are_reported(timer):
         check(make(Careless, timer))
 
 
-def test_checks_of_leases_pass_on_a_machine_that_stands_still_for_longer_than_a_lease(timer):
+def test_lease_checks_pass_if_the_process_is_suspended_for_longer_than_a_lease(timer):
     class StandsStill(MemoryBackend):
         publishings = 0
 

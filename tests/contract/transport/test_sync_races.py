@@ -5,7 +5,7 @@ import threading
 import grpc
 import pytest
 
-from fixtures.leaks import descriptors, settle
+from fixtures.leaks import descriptors, wait_until_none
 from fixtures.shop import STREAM_STREAM, STREAM_UNARY, UNARY_STREAM, UNARY_UNARY
 from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
@@ -35,8 +35,8 @@ def channel(shop, timer):
     with ReconnectingChannel(shop.target, backoff=0, timer=timer) as channel:
         yield channel
     assert wait_until(lambda: channel.calls == 0)
-    assert not settle(lambda: sorted(descriptors() - before))
-    assert not settle(lambda: list(others() - threads))
+    assert not wait_until_none(lambda: sorted(descriptors() - before))
+    assert not wait_until_none(lambda: list(others() - threads))
     assert timer.pending == 0
 
 
@@ -104,7 +104,7 @@ def test_no_call_notices_100_replacements_and_each_is_made_once(shop, channel):
     assert len({seen.peer for seen in shop.calls}) > 10
 
 
-def test_a_call_is_never_lost_between_a_connection_and_the_next(channel, hasty_threads):
+def test_a_call_is_never_lost_between_a_connection_and_the_next(channel, frequent_thread_switches):
     """Ended without time to drain: then a call may end with UNAVAILABLE, and with nothing else."""
     done, ends = threading.Event(), []
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 
-from fixtures.leaks import descriptors, settle
+from fixtures.leaks import descriptors, wait_until_none
 from fixtures.shop import (
     STREAM_STREAM,
     STREAM_UNARY,
@@ -156,7 +156,7 @@ def test_a_stream_goes_on_where_it_began_and_its_connection_is_closed_at_its_end
     assert list(stream) == [b"2"]
     assert stream.code() is grpc.StatusCode.OK
     assert wait_until(lambda: timer.pending == 0)  # nothing is left to end
-    assert not settle(lambda: sorted(mine & descriptors()))
+    assert not wait_until_none(lambda: sorted(mine & descriptors()))
     stream_peer, other_peer = (seen.peer for seen in shop.calls)
     assert stream_peer != other_peer
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from fixtures.timers import hasty_threads, run_threads  # noqa: F401 - a fixture
+from fixtures.timers import frequent_thread_switches, run_threads  # noqa: F401 - a fixture
 from rpcwheel.call.retry import RetryBudget
 
 S = 1_000_000_000
@@ -198,7 +198,7 @@ class AgainstAModel(RuleBasedStateMachine):
 TestAgainstAModel = AgainstAModel.TestCase
 
 
-@pytest.mark.usefixtures("hasty_threads")
+@pytest.mark.usefixtures("frequent_thread_switches")
 def test_concurrent_threads_never_get_more_retries_than_allowed():
     for min_retries in range(1, 30):
         one, got = budget(share=0.0, min_retries=min_retries), []
@@ -207,7 +207,7 @@ def test_concurrent_threads_never_get_more_retries_than_allowed():
         assert taken(one, 0) == min_retries - sum(got)  # what none of them got is still there
 
 
-@pytest.mark.usefixtures("hasty_threads")
+@pytest.mark.usefixtures("frequent_thread_switches")
 def test_after_concurrent_use_all_counts_expire():
     one = budget(share=0.5, min_retries=0)
 
@@ -225,7 +225,7 @@ def test_after_concurrent_use_all_counts_expire():
     assert taken(one, 51 * S) == 10
 
 
-@pytest.mark.usefixtures("hasty_threads")
+@pytest.mark.usefixtures("frequent_thread_switches")
 def test_no_call_is_lost_when_threads_count_in_the_same_second():
     one = budget(share=1.0, min_retries=0)
     run_threads(*[lambda: [one.call(3 * S) for _ in range(5000)]] * 4)

@@ -54,7 +54,7 @@ def test_the_name_of_a_callable_has_no_address():
     assert callable_name(Hidden()) == "Hidden"
 
 
-def test_system_exit_is_an_event_only_where_it_is_asked_for(events):
+def test_system_exit_of_a_callback_is_an_event_only_with_catch_base_exception(events):
     with pytest.raises(SystemExit):
         run_callback("orders", fail, SystemExit())
     assert events == []
@@ -62,7 +62,7 @@ def test_system_exit_is_an_event_only_where_it_is_asked_for(events):
     assert [type(event) for event in events] == [CallbackFailed]
 
 
-def test_a_weak_callback_calls_its_object_as_long_as_that_lives():
+def test_a_weak_callback_calls_its_object_while_it_exists():
     counter = Counter()
     calls, callback = counter.calls, weak_callback(counter.call, 1)
     callback(2)
@@ -72,7 +72,7 @@ def test_a_weak_callback_calls_its_object_as_long_as_that_lives():
     assert calls == [(1, 2)]
 
 
-def test_close_callbacks_run_once_and_at_once_after_the_close(closing):
+def test_close_callbacks_run_once_and_those_added_later_run_immediately(closing):
     counter = Counter()
     closing.add(counter.call)
     closing.run()
@@ -91,7 +91,7 @@ def test_a_removed_close_callback_does_not_run(closing):
     assert counter.calls == []
 
 
-def test_a_close_callback_that_raises_does_not_stop_the_others(closing, events):
+def test_close_callbacks_after_one_that_raises_run(closing, events):
     counter, error = Counter(), ValueError("no")
     closing.add(lambda: fail(error))
     closing.add(counter.call)

@@ -69,7 +69,7 @@ def test_a_job_runs_on_a_named_daemon_thread():
     assert thread.daemon
 
 
-def test_jobs_of_a_key_start_in_order_though_only_one_thread_runs_them(hang):
+def test_jobs_of_a_key_start_in_order_on_one_thread(hang):
     pool, first, order = KeyedExecutor("rpcwheel-test", shared_threads=1), hang(), []
     pool.submit("key", first)
     for number in range(5):
@@ -81,14 +81,14 @@ def test_jobs_of_a_key_start_in_order_though_only_one_thread_runs_them(hang):
     assert order == [0, 1, 2, 3, 4]
 
 
-def test_a_key_whose_jobs_hang_does_not_hold_up_another_key(pool, hang):
+def test_hanging_jobs_of_a_key_do_not_delay_another_key(pool, hang):
     for _ in range(5):
         pool.submit("hanging", hang())
     assert run(pool, "other").wait(WAIT_S)
     assert run(pool, "third").wait(WAIT_S)
 
 
-def test_a_key_gets_no_more_than_the_shared_threads(pool, hang):
+def test_a_key_gets_at_most_the_shared_threads(pool, hang):
     jobs = [hang() for _ in range(4)]
     for job in jobs:
         pool.submit("key", job)
@@ -100,7 +100,7 @@ def test_a_key_gets_no_more_than_the_shared_threads(pool, hang):
     assert not jobs[3].began.is_set()
 
 
-def test_a_free_thread_serves_waiting_keys_in_turn(hang):
+def test_a_free_thread_runs_jobs_of_waiting_keys_in_turn(hang):
     pool, order = KeyedExecutor("rpcwheel-test", shared_threads=1), []
     block = {key: hang() for key in "abc"}
     for key, job in block.items():
@@ -116,7 +116,7 @@ def test_a_free_thread_serves_waiting_keys_in_turn(hang):
         assert [number for of, number in order if of == key] == [0, 1]
 
 
-def test_a_job_that_waits_gets_the_thread_of_another_key(pool, hang):
+def test_a_waiting_job_gets_the_thread_of_another_key(pool, hang):
     jobs = [hang() for _ in range(2)]
     for job in jobs:
         pool.submit("hanging", job)
@@ -133,7 +133,7 @@ def test_a_job_that_waits_gets_the_thread_of_another_key(pool, hang):
     assert waiting.began.wait(WAIT_S)
 
 
-def test_a_thread_is_used_again_and_ends_when_idle(pool, monkeypatch):
+def test_a_thread_is_reused_and_ends_when_idle(pool, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(executor, "IDLE_TIMEOUT_S", 3 * WAIT_S)
         for _ in range(20):
@@ -158,7 +158,7 @@ def test_one_idle_thread_does_not_count_for_two_jobs(pool, hang, monkeypatch):
 
 
 @pytest.mark.parametrize("error", [ValueError("boom"), SystemExit(3)])
-def test_a_job_that_raises_ends_only_itself_and_is_reported(events, error):
+def test_an_exception_of_a_job_is_an_event_and_later_jobs_run(events, error):
     pool = KeyedExecutor("rpcwheel-test", shared_threads=1)
 
     def job():
@@ -169,7 +169,7 @@ def test_a_job_that_raises_ends_only_itself_and_is_reported(events, error):
     assert [event.error for event in events if isinstance(event, TaskFailed)] == [error]
 
 
-def test_an_idle_thread_holds_no_job(pool, monkeypatch):
+def test_an_idle_thread_keeps_no_job_alive(pool, monkeypatch):
     class Payload:
         pass
 
@@ -203,7 +203,7 @@ def test_submit_does_not_wait_for_the_new_thread(pool, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_child_that_is_forked_while_a_thread_starts_can_run_jobs(pool, monkeypatch):
+def test_a_child_forked_while_a_thread_starts_can_run_jobs(pool, monkeypatch):
     go, begins = threading.Event(), threading.Thread._bootstrap
 
     def late(thread):
@@ -222,13 +222,13 @@ def test_a_child_that_is_forked_while_a_thread_starts_can_run_jobs(pool, monkeyp
     assert done.wait(WAIT_S)
 
 
-def test_a_process_ends_while_threads_begin():
+def test_a_process_can_exit_while_threads_start():
     program = "from rpcwheel._concurrency.executor import KeyedExecutor as Pool; [{}]"
     submits = "Pool().submit('key', bool) for _ in range(20)"
     subprocess.run([sys.executable, "-c", program.format(submits)], check=True, timeout=3 * WAIT_S)
 
 
-def test_when_the_system_gives_no_thread_the_job_waits_for_one(pool, events, monkeypatch):
+def test_a_job_whose_thread_cannot_start_waits_for_another_thread(pool, events, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", no_thread)
         first = run(pool)
@@ -242,7 +242,7 @@ def no_thread(self):
     raise RuntimeError("can't start new thread")
 
 
-def test_many_threads_submit_and_every_job_runs_once(pool):
+def test_each_job_of_concurrent_threads_runs_once(pool):
     counts = [0] * 4_000
     left = threading.Semaphore(0)
 

@@ -32,7 +32,7 @@ def test_a_closed_loop_calls_nothing():
     assert running_loop() is None
 
 
-async def test_a_future_of_a_thread_goes_on_after_a_timeout():
+async def test_a_timeout_of_await_future_does_not_cancel_the_future():
     future = Future()
     with pytest.raises(TimeoutError):
         await await_future(future, 0.001)
@@ -43,11 +43,11 @@ async def test_a_future_of_a_thread_goes_on_after_a_timeout():
     assert await await_future(future, 0) == 7
 
 
-async def test_work_runs_on_a_worker_and_raises_where_it_is_awaited():
+async def test_on_worker_runs_work_on_another_thread_and_raises_its_exception():
     assert await on_worker(threading.current_thread) is not threading.current_thread()
     with pytest.raises(ZeroDivisionError):
         await on_worker(lambda: 1 / 0)
 
 
-def test_timeouts_that_loops_do_not_take_are_no_limit():
+def test_loop_timeout_is_none_for_timeouts_that_loops_do_not_accept():
     assert [loop_timeout(seconds) for seconds in (None, 1.0, 1e9)] == [None, 1.0, None]

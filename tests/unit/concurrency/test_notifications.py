@@ -34,14 +34,14 @@ def test_events_and_calls_run_in_order_in_one_job(queue, jobs, events):
     assert seen == [((3, 4), 2)]
 
 
-def test_what_a_listener_adds_runs_in_the_same_job(queue, jobs):
+def test_notifications_added_by_a_listener_run_in_the_same_job(queue, jobs):
     seen = []
     queue.call("orders", lambda: queue.call("orders", seen.append, 1))
     jobs.pop()()
     assert (jobs, seen) == ([], [1])
 
 
-def test_a_listener_that_raises_anything_is_an_event(queue, jobs, events):
+def test_any_exception_of_a_listener_is_an_event(queue, jobs, events):
     def broken():
         raise SystemExit
 

@@ -12,7 +12,7 @@ from rpcwheel._concurrency.executor import EXECUTOR, SerialExecutor
 from rpcwheel.events.events import ExecutorRejected, TaskFailed
 
 
-def test_jobs_run_in_order_and_never_two_at_once():
+def test_jobs_run_in_order_one_at_a_time():
     serial, seen, inside = SerialExecutor(), [], threading.Lock()
 
     def job(number):
@@ -26,7 +26,7 @@ def test_jobs_run_in_order_and_never_two_at_once():
     assert seen == list(range(500))
 
 
-def test_a_job_that_hangs_delays_only_those_behind_it():
+def test_a_hanging_job_delays_only_later_jobs():
     one, other, gate, seen = SerialExecutor(), SerialExecutor(), threading.Event(), []
     one.submit(lambda: gate.wait(WAIT_S))
     one.submit(lambda: seen.append("behind"))
@@ -36,7 +36,7 @@ def test_a_job_that_hangs_delays_only_those_behind_it():
     assert wait_until(lambda: seen == ["beside", "behind"])
 
 
-def test_a_job_can_go_before_the_waiting_ones():
+def test_submit_with_first_runs_a_job_before_the_waiting_jobs():
     serial, gate, seen = SerialExecutor(), threading.Event(), []
     serial.submit(lambda: gate.wait(WAIT_S))
     serial.submit(lambda: seen.append("second"))
@@ -45,7 +45,7 @@ def test_a_job_can_go_before_the_waiting_ones():
     assert wait_until(lambda: seen == ["first", "second"])
 
 
-def test_a_job_that_raises_is_reported_and_those_behind_it_run(events):
+def test_an_exception_of_a_job_is_reported_and_later_jobs_run(events):
     serial, seen = SerialExecutor(), []
 
     def fail():
@@ -77,7 +77,7 @@ def test_an_idle_executor_runs_the_next_job():
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_in_a_forked_child_it_is_empty_and_runs_jobs():
+def test_a_serial_executor_is_empty_in_a_forked_child():
     serial, gate, busy = SerialExecutor(), threading.Event(), threading.Event()
     serial.submit(lambda: (busy.set(), gate.wait(WAIT_S)))
     assert busy.wait(WAIT_S)
@@ -92,7 +92,7 @@ def test_in_a_forked_child_it_is_empty_and_runs_jobs():
     assert wait_status_of(child) == 0
 
 
-def test_an_executor_without_a_thread_gets_one_with_the_next_job(monkeypatch, events):
+def test_a_serial_executor_without_a_thread_gets_one_with_the_next_job(monkeypatch, events):
     """Else all heartbeats of a process ended with the first thread that could not be started."""
     serial, seen, gate, done = SerialExecutor(), [], threading.Event(), threading.Event()
     monkeypatch.setattr(executor, "IDLE_TIMEOUT_S", 0)  # no thread waits for a job
@@ -110,7 +110,7 @@ def test_an_executor_without_a_thread_gets_one_with_the_next_job(monkeypatch, ev
     gate.set()
 
 
-def test_added_jobs_wait_for_start_and_wait_tells_when_all_have_run():
+def test_added_jobs_run_after_start_and_wait_returns_when_all_have_run():
     jobs, seen = [], []
     serial = SerialExecutor(run=jobs.append)
     assert serial.wait(0)
@@ -126,7 +126,7 @@ def test_added_jobs_wait_for_start_and_wait_tells_when_all_have_run():
     assert serial.wait(0)
 
 
-def test_jobs_that_run_at_once_go_on_after_one_that_raises():
+def test_jobs_after_one_that_raises_run_with_a_synchronous_run():
     serial, seen = SerialExecutor(run=lambda job: job()), []
 
     def fail():

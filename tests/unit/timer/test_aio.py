@@ -125,7 +125,7 @@ def test_a_thousand_timeouts_have_one_handle_in_the_loop(run, make_queue, calls)
     run(main)
 
 
-def test_it_turns_a_few_times_for_a_timeout_and_never_spins(run, make_queue, calls):
+def test_a_timeout_costs_few_wake_ups(run, make_queue, calls):
     async def main():
         async with AsyncWheelTimer(make_queue()) as timer:
             for delay in (0.0003, 0.0005, 0.0014, 0.0026, 0.005) * 4:
@@ -137,7 +137,7 @@ def test_it_turns_a_few_times_for_a_timeout_and_never_spins(run, make_queue, cal
     run(main)
 
 
-def test_on_uvloop_delays_are_whole_milliseconds_rounded_up():
+def test_uvloop_delays_are_rounded_up_to_milliseconds():
     """It rounds half a millisecond down to none, and would turn without end until the deadline."""
     factory = uvloop_factory()
 
@@ -167,7 +167,7 @@ def test_on_uvloop_delays_are_whole_milliseconds_rounded_up():
         runner.run(main())
 
 
-def test_an_idle_timer_does_not_turn(run, make_queue, calls):
+def test_an_idle_aio_timer_has_no_wake_ups(run, make_queue, calls):
     async def main():
         async with AsyncWheelTimer(make_queue()) as timer:
             for n in range(1000):
@@ -180,7 +180,7 @@ def test_an_idle_timer_does_not_turn(run, make_queue, calls):
     run(main)
 
 
-def test_a_nearer_timeout_from_another_thread_wakes_the_loop_each_time(run, make_queue):
+def test_an_earlier_timeout_of_another_thread_wakes_the_loop(run, make_queue):
     async def main():
         loop = asyncio.get_running_loop()
         async with AsyncWheelTimer(make_queue()) as timer:
@@ -199,8 +199,8 @@ def test_a_nearer_timeout_from_another_thread_wakes_the_loop_each_time(run, make
     run(main)
 
 
-@pytest.mark.usefixtures("hasty_threads")
-def test_threads_that_start_and_cancel_end_each_timeout_once(run, make_queue):
+@pytest.mark.usefixtures("frequent_thread_switches")
+def test_timeouts_of_many_threads_each_fire_or_are_cancelled_once(run, make_queue):
     async def main():
         loop = asyncio.get_running_loop()
         fired, won, started = [], [], []
@@ -222,7 +222,7 @@ def test_threads_that_start_and_cancel_end_each_timeout_once(run, make_queue):
     run(main)
 
 
-def test_a_coroutine_function_is_a_task_and_its_errors_are_reported(run):
+def test_a_task_may_be_a_coroutine_function_and_its_errors_are_reported(run):
     async def main():
         seen, ran = [], []
         async with AsyncWheelTimer(on_error=lambda *args: seen.append(args)) as timer:
@@ -245,7 +245,7 @@ def test_a_coroutine_function_is_a_task_and_its_errors_are_reported(run):
     run(main)
 
 
-def test_aclose_cancels_the_coroutines_that_run_and_leaves_no_task(run):
+def test_aclose_cancels_running_coroutines_and_waits_for_them(run):
     async def main():
         began, ended = asyncio.Event(), []
         timer, before = AsyncWheelTimer(), asyncio.all_tasks()
@@ -289,7 +289,7 @@ def test_a_coroutine_may_stop_its_own_timer(run, way):
     run(main)
 
 
-def test_a_plain_task_may_not_stop_its_own_timer(run):
+def test_a_task_cannot_stop_its_aio_timer(run):
     async def main():
         seen, done = [], asyncio.Event()
         async with AsyncWheelTimer(on_error=lambda *args: seen.append(args)) as timer:
@@ -301,7 +301,7 @@ def test_a_plain_task_may_not_stop_its_own_timer(run):
     run(main)
 
 
-def test_another_thread_may_stop_it_even_while_a_task_runs(run):
+def test_another_thread_may_stop_the_timer_while_a_task_runs(run):
     async def main():
         timer, errors, done = AsyncWheelTimer(), [], asyncio.Event()
         later = timer.new_timeout(print, 60.0)
@@ -326,7 +326,7 @@ def test_another_thread_may_stop_it_even_while_a_task_runs(run):
     run(main)
 
 
-def test_ten_thousand_due_at_once_leave_the_loop_room_for_others(run, make_queue):
+def test_other_callbacks_of_the_loop_run_between_batches_of_tasks(run, make_queue):
     async def main():
         ran, between = [], []
         loop = asyncio.get_running_loop()
@@ -348,7 +348,7 @@ def test_ten_thousand_due_at_once_leave_the_loop_room_for_others(run, make_queue
     run(main)
 
 
-def test_limits_hold_on_a_loop_too(run):
+def test_max_pending_limits_an_aio_timer(run):
     async def main():
         async with AsyncWheelTimer(max_pending=1) as timer:
             timer.new_timeout(print, 60.0)
@@ -358,12 +358,12 @@ def test_limits_hold_on_a_loop_too(run):
     run(main)
 
 
-def test_it_is_made_while_a_loop_runs():
+def test_an_aio_timer_needs_a_running_loop():
     with pytest.raises(RuntimeError, match="create an AsyncWheelTimer inside a coroutine"):
         AsyncWheelTimer()
 
 
-def test_after_its_loop_is_closed_it_takes_nothing(run):
+def test_a_timer_on_a_closed_loop_raises_timer_stopped(run):
     async def main(waiting):
         timer = AsyncWheelTimer()
         for _ in range(waiting):
@@ -380,7 +380,7 @@ def test_after_its_loop_is_closed_it_takes_nothing(run):
         assert len(timer.stop()) == waiting
 
 
-def test_a_timer_dropped_with_timeouts_pending_warns_and_frees_its_tasks(run):
+def test_an_aio_timer_collected_with_pending_timeouts_warns_and_releases_its_tasks(run):
     async def main():
         timer = AsyncWheelTimer()
         task = type("Task", (), {"__call__": lambda self, timeout: None})()

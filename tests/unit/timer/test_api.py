@@ -20,7 +20,7 @@ class Noted:
         self.ran += 1
 
 
-def test_an_object_with_run_is_a_task_and_a_callable_needs_nothing() -> None:
+def test_an_object_with_run_is_a_timer_task() -> None:
     timer, task = ManualTimer(), Noted()
     assert isinstance(task, TimerTask)
     timer.new_timeout(task, 1.0)
@@ -28,7 +28,7 @@ def test_an_object_with_run_is_a_task_and_a_callable_needs_nothing() -> None:
     assert task.ran == 1
 
 
-def test_the_counts_add_up_and_cannot_be_changed() -> None:
+def test_timer_stats_are_frozen_and_add_up() -> None:
     timer = ManualTimer()
     kept = [timer.new_timeout(print, 60.0) for _ in range(5)]
     kept[0].cancel()
@@ -41,7 +41,7 @@ def test_the_counts_add_up_and_cannot_be_changed() -> None:
         stats.pending = 0  # type: ignore[misc]
 
 
-def test_each_lateness_is_in_one_bucket() -> None:
+def test_lateness_has_one_bucket_per_bound_and_one_more() -> None:
     timer = ManualTimer()
     for delay in (0.1, 0.1004, 0.2):
         timer.new_timeout(lambda _: None, delay)

@@ -52,7 +52,7 @@ def all_freed(tasks):
     return wait_until(is_freed)
 
 
-def test_stop_leaves_tasks_to_the_collector(make_queue, start):
+def test_tasks_returned_by_stop_can_be_collected(make_queue, start):
     timer = WheelTimer(make_queue())
     tasks = start_all(start, timer)
     undelivered = timer.stop()
@@ -61,7 +61,7 @@ def test_stop_leaves_tasks_to_the_collector(make_queue, start):
     assert all_freed(tasks)
 
 
-def test_aclose_leaves_tasks_to_the_collector():
+def test_tasks_returned_by_aclose_can_be_collected():
     async def main():
         timer = AsyncWheelTimer()
         tasks = start_all(start_periodic, timer)
@@ -73,7 +73,7 @@ def test_aclose_leaves_tasks_to_the_collector():
 
 @pytest.mark.filterwarnings("ignore:.* was not stopped:ResourceWarning")
 @pytest.mark.parametrize("kind", [WheelTimer, ManualTimer])
-def test_a_dropped_timer_leaves_tasks_to_the_collector(kind, start):
+def test_tasks_of_a_collected_timer_can_be_collected(kind, start):
     timer = kind()
     tasks = start_all(start, timer)
     del timer
@@ -81,14 +81,14 @@ def test_a_dropped_timer_leaves_tasks_to_the_collector(kind, start):
 
 
 @pytest.mark.filterwarnings("ignore:.* was not stopped:ResourceWarning")
-def test_a_dropped_aio_timer_leaves_tasks_to_the_collector(start):
+def test_tasks_of_a_collected_aio_timer_can_be_collected(start):
     async def main():
         return start_all(start, AsyncWheelTimer())
 
     assert all_freed(asyncio.run(main()))
 
 
-def test_tasks_that_a_shut_down_executor_never_runs_are_left_to_the_collector():
+def test_tasks_in_a_shut_down_executor_can_be_collected():
     executor, busy, release = ThreadPoolExecutor(1), threading.Event(), threading.Event()
     executor.submit(lambda: (busy.set(), release.wait(WAIT_S)))
     assert busy.wait(WAIT_S)
@@ -101,7 +101,7 @@ def test_tasks_that_a_shut_down_executor_never_runs_are_left_to_the_collector():
         assert all_freed(tasks)
 
 
-def test_cancel_of_a_timeout_that_stop_returned_drops_its_task_and_returns_false(make_queue):
+def test_cancel_of_a_timeout_returned_by_stop_releases_its_task_and_returns_false(make_queue):
     timer = ManualTimer(make_queue())
     timer.new_timeout(print, 1.0)
     (timeout,) = timer.stop()
@@ -111,7 +111,7 @@ def test_cancel_of_a_timeout_that_stop_returned_drops_its_task_and_returns_false
     assert not timeout.cancel()
 
 
-def test_cancel_keeps_the_task_of_a_timeout_that_an_executor_has_not_run_yet():
+def test_cancel_does_not_remove_a_task_that_waits_in_an_executor():
     ran, submitted = [], []
 
     class Executor:
@@ -128,7 +128,7 @@ def test_cancel_keeps_the_task_of_a_timeout_that_an_executor_has_not_run_yet():
     assert ran == [timeout]
 
 
-def test_a_timeout_that_was_brought_forward_keeps_its_task_when_its_timer_stops(make_queue):
+def test_a_rescheduled_timeout_keeps_its_task_when_its_timer_stops(make_queue):
     timer = ManualTimer(make_queue())
     moved = timer.new_timeout(print, 60.0)
     assert moved.reschedule(1.0)

@@ -47,7 +47,7 @@ def boom(timeout):
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()], ids=repr)
-def test_what_ends_a_program_gets_through_on_the_users_own_thread(error):
+def test_keyboard_interrupt_and_system_exit_of_a_task_are_raised_on_a_users_thread(error):
     seen, ran = [], []
     timer = ManualTimer()
     timer._on_error = lambda *args: seen.append(args)
@@ -66,7 +66,7 @@ def test_what_ends_a_program_gets_through_on_the_users_own_thread(error):
     timer.stop()
 
 
-def test_a_task_that_raises_harms_only_itself(make_timer):
+def test_tasks_after_one_that_raises_are_run(make_timer):
     errors = [ValueError("boom"), SystemExit(3), KeyboardInterrupt()]
     if make_timer.kind is ManualTimer:
         del errors[1:]  # on the user's own thread: the test above
@@ -86,7 +86,7 @@ def test_a_task_that_raises_harms_only_itself(make_timer):
     assert all(timeout.task is None for timeout in failing)
 
 
-def test_without_on_error_what_a_task_raises_is_an_event(events, make_timer):
+def test_without_on_error_an_exception_of_a_task_is_an_event(events, make_timer):
     timer, pass_time = make_timer()
     timer.new_timeout(boom, 0)
     assert pass_time(lambda: of_type(events, TaskFailed))
@@ -96,7 +96,7 @@ def test_without_on_error_what_a_task_raises_is_an_event(events, make_timer):
 
 
 @pytest.mark.parametrize("second", [ZeroDivisionError(), SystemExit(4)])
-def test_an_on_error_that_raises_is_survived_and_reported(events, make_timer, second):
+def test_an_exception_of_on_error_is_an_event(events, make_timer, second):
     def worse(timeout, error):
         raise second
 
@@ -108,9 +108,7 @@ def test_an_on_error_that_raises_is_survived_and_reported(events, make_timer, se
     assert [event.error for event in of_type(events, TaskFailed)] == [second]
 
 
-def test_a_task_that_holds_the_thread_too_long_is_reported_and_the_slowest_kept(
-    events, monkeypatch, make_timer
-):
+def test_a_slow_task_is_an_event_and_the_slowest_is_in_the_stats(events, monkeypatch, make_timer):
     monkeypatch.setattr(core, "SLOW_NS", 1)
     timer, pass_time = make_timer()
     state = timer._timer_state
@@ -133,7 +131,7 @@ def test_a_task_that_holds_the_thread_too_long_is_reported_and_the_slowest_kept(
     assert stats.slowest_task_s == pytest.approx(event.duration_s)
 
 
-def test_a_coroutine_function_on_a_thread_is_refused_in_words_and_awaited_by_nobody():
+def test_a_coroutine_function_on_a_wheel_timer_is_reported_as_a_type_error():
     seen = []
 
     async def task(_):
@@ -149,7 +147,7 @@ def test_a_coroutine_function_on_a_thread_is_refused_in_words_and_awaited_by_nob
     assert "is a coroutine function; use an AsyncWheelTimer" in str(error)
 
 
-def test_with_an_executor_tasks_run_there_and_may_block_and_fail():
+def test_tasks_run_on_the_executor_where_they_may_block_and_fail():
     seen, gate, threads = [], threading.Event(), []
     with (
         ThreadPoolExecutor(1, "hands") as executor,
@@ -177,7 +175,7 @@ class Full:
         raise self.error
 
 
-def test_a_hand_off_that_is_refused_is_an_event_and_counts_and_the_timer_goes_on(events):
+def test_a_task_rejected_by_the_executor_is_an_event_and_the_timer_continues(events):
     error = OSError("full")
     with WheelTimer(executor=Full(error)) as timer:
         timer.new_timeout(boom, 0)
@@ -189,14 +187,14 @@ def test_a_hand_off_that_is_refused_is_an_event_and_counts_and_the_timer_goes_on
         assert timer.stats().fired == 2
 
 
-def test_a_periodic_task_goes_on_after_a_refused_hand_off(events):
+def test_a_periodic_task_continues_after_the_executor_rejected_a_run(events):
     with WheelTimer(executor=Full(RuntimeError("full"))) as timer:
         task = PeriodicTask(timer, 0.002, print).start()
         assert wait_until(lambda: timer.stats().refused >= 3)
         assert task.cancel()
 
 
-def test_a_task_that_raises_when_it_is_told_of_its_refusal_harms_only_itself(events):
+def test_an_exception_of_a_refused_method_is_reported(events):
     class Task:
         def run(self, timeout):
             """Never runs."""
@@ -211,7 +209,7 @@ def test_a_task_that_raises_when_it_is_told_of_its_refusal_harms_only_itself(eve
         assert timer.stats().refused == timer.stats().failed == 2
 
 
-def test_stop_calls_timer_stopped_of_each_waiting_task_and_survives_what_it_raises(events):
+def test_stop_calls_timer_stopped_of_pending_tasks_and_reports_its_exceptions(events):
     told = []
 
     class Task:
@@ -233,7 +231,7 @@ def test_stop_calls_timer_stopped_of_each_waiting_task_and_survives_what_it_rais
     assert told == waiting
 
 
-def test_counts_agree_and_lateness_is_kept_in_buckets(make_timer):
+def test_stats_count_tasks_and_put_their_lateness_into_buckets(make_timer):
     timer, pass_time = make_timer()
     timeouts = [timer.new_timeout(lambda timeout: None, n * 0.001) for n in range(20)]
     kept = timer.new_timeout(boom, 3600.0)
@@ -256,7 +254,7 @@ def test_a_queue_belongs_to_one_timer():
         ManualTimer(queue)
 
 
-def test_options_that_make_no_sense_are_refused_with_what_to_give():
+def test_invalid_options_of_a_timer_are_refused():
     for options, error, says in (
         ({"queue": 3}, TypeError, "queue must be a HashedWheel, .* not 3"),
         ({"max_pending": -1}, ConfigurationError, "1 or more, or None for no limit; not -1"),
@@ -270,7 +268,7 @@ def test_options_that_make_no_sense_are_refused_with_what_to_give():
             WheelTimer(**options)
 
 
-def test_more_than_64_live_timers_are_warned_of_once(events, monkeypatch):
+def test_more_than_64_timers_emit_too_many_timers_once(events, monkeypatch):
     monkeypatch.setattr(core, "_warned", [])
     gc.collect()
     others = len(core._live)
@@ -285,7 +283,7 @@ def test_more_than_64_live_timers_are_warned_of_once(events, monkeypatch):
         timer.stop()
 
 
-def test_a_task_may_cancel_its_sibling_of_the_same_tick_and_that_never_runs(make_queue):
+def test_a_task_may_cancel_another_task_of_the_same_tick(make_queue):
     timer, ran, won = ManualTimer(make_queue()), [], []
     siblings = []
 
@@ -303,7 +301,7 @@ def test_a_task_may_cancel_its_sibling_of_the_same_tick_and_that_never_runs(make
     timer.stop()
 
 
-def test_a_task_may_put_off_and_pull_forward_its_siblings(make_queue):
+def test_a_task_may_reschedule_other_tasks_of_the_same_tick(make_queue):
     timer, ran = ManualTimer(make_queue()), []
     later, sooner = (
         timer.new_timeout(lambda timeout, n=n: ran.append((n, timer.now)), delay)
@@ -321,7 +319,7 @@ def test_a_task_may_put_off_and_pull_forward_its_siblings(make_queue):
     timer.stop()
 
 
-def test_finalizers_of_tasks_may_start_cancel_and_reschedule_inside_a_fire(make_queue):
+def test_finalizers_of_tasks_may_start_cancel_and_reschedule_timeouts(make_queue):
     timer, ran = ManualTimer(make_queue()), []
     others = [timer.new_timeout(ran.append, 1.0) for _ in range(30)]
 
@@ -344,7 +342,7 @@ def test_finalizers_of_tasks_may_start_cancel_and_reschedule_inside_a_fire(make_
     timer.stop()
 
 
-def test_tasks_that_submit_themselves_at_once_do_not_keep_stop_away(make_queue):
+def test_stop_ends_tasks_that_resubmit_themselves_without_delay(make_queue):
     timer = WheelTimer(make_queue())
     again = []
 

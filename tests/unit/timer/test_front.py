@@ -39,7 +39,7 @@ def test_equal_and_alternating_delays_give_their_own_deadlines(timer):
         timeout.cancel()
 
 
-def test_the_same_delay_on_a_manual_timer_counts_from_its_own_time():
+def test_a_repeated_delay_on_a_manual_timer_begins_at_its_present_time():
     with ManualTimer() as timer:
         for _ in range(5):
             delay = 2.0
@@ -54,7 +54,7 @@ def test_a_delay_is_rounded_to_the_nearest_nanosecond(timer):
         assert manual.deadline(seconds) == ns
 
 
-def test_a_timer_whose_thread_cannot_start_keeps_no_trace_and_may_try_again(monkeypatch, timer):
+def test_new_timeout_can_be_repeated_if_the_thread_could_not_start(monkeypatch, timer):
     class NoThread:
         def __init__(self, **options) -> None:
             pass
@@ -72,7 +72,7 @@ def test_a_timer_whose_thread_cannot_start_keeps_no_trace_and_may_try_again(monk
     assert timer.stop() == [timeout]
 
 
-def test_a_handle_tells_what_became_of_it(timer):
+def test_a_timeout_is_pending_expired_or_cancelled(timer):
     timeout = timer.new_timeout(print, 60.0)
     assert timeout.timer is timer
     assert timeout.task is print
@@ -85,7 +85,7 @@ def test_a_handle_tells_what_became_of_it(timer):
     assert timer.stats().cancelled == 1
 
 
-def test_a_handle_of_a_task_that_runs_or_ran_is_expired():
+def test_a_timeout_is_expired_while_its_task_runs_and_afterwards():
     with ManualTimer() as timer:
         seen = []
         timeout = timer.new_timeout(
@@ -101,7 +101,7 @@ def test_a_handle_of_a_task_that_runs_or_ran_is_expired():
         assert timer.stats().cancelled == 0
 
 
-def test_putting_off_is_one_write_and_pulling_forward_a_move(make_queue):
+def test_reschedule_moves_a_timeout_only_if_it_is_earlier(make_queue):
     queue = make_queue()
     with ManualTimer(queue) as timer:
         timeout = timer.new_timeout(print, 1.0)
@@ -115,7 +115,7 @@ def test_putting_off_is_one_write_and_pulling_forward_a_move(make_queue):
         queue.check()
 
 
-def test_what_is_due_at_zero_is_not_taken_for_what_never_is(make_queue):
+def test_a_timeout_due_at_time_zero_fires(make_queue):
     with ManualTimer(make_queue()) as timer:
         ran = []
         timer.new_timeout(print, float("inf"))
@@ -124,7 +124,7 @@ def test_what_is_due_at_zero_is_not_taken_for_what_never_is(make_queue):
         assert len(ran) == 1
 
 
-def test_the_slot_of_the_last_timeout_is_not_used_again_when_the_cursor_has_moved(make_queue):
+def test_the_slot_of_the_last_timeout_is_not_reused_after_the_cursor_moved(make_queue):
     with ManualTimer(make_queue()) as timer:
         ran = []
         timer.new_timeout(print, 0.1).cancel()
@@ -136,7 +136,7 @@ def test_the_slot_of_the_last_timeout_is_not_used_again_when_the_cursor_has_move
         assert ran == [1]
 
 
-def test_the_slot_of_the_last_timeout_is_not_used_again_when_it_was_forgotten(make_queue):
+def test_the_slot_of_the_last_timeout_is_not_reused_after_it_was_removed(make_queue):
     with ManualTimer(make_queue()) as timer:
         timer.new_timeout(print, 0.1).cancel()
         timer.advance(0)
@@ -157,7 +157,7 @@ steps = st.one_of(
 
 @given(script=st.lists(steps, max_size=60))
 @settings(max_examples=100)
-def test_through_the_front_door_every_queue_fires_the_same_at_the_same_times(script):
+def test_all_queues_fire_the_same_timeouts_at_the_same_times(script):
     stories = []
     for make in QUEUES.values():
         queue, fired, started = make(), set(), []

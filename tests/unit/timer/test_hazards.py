@@ -30,14 +30,14 @@ def nothing(timeout: object) -> None:
     """Do it."""
 
 
-def test_a_compiled_timeout_is_out_of_the_cycle_collectors_sight() -> None:
+def test_a_compiled_timeout_in_a_queue_is_not_tracked_by_the_garbage_collector() -> None:
     timer = ManualTimer()
     assert gc.is_tracked(timer.new_timeout(nothing, 1.0)) == (FORM == "pure")
     timer.stop()
 
 
 @pytest.mark.parametrize("wheel", WHEELS)
-def test_no_delay_after_an_endless_one_is_due_at_once(wheel: Any) -> None:
+def test_a_zero_delay_after_an_infinite_one_is_due_at_once(wheel: Any) -> None:
     timer, ran = ManualTimer(wheel()), []
     timer.new_timeout(nothing, float("inf"))
     timer.new_timeout(ran.append, 0)
@@ -46,7 +46,7 @@ def test_no_delay_after_an_endless_one_is_due_at_once(wheel: Any) -> None:
 
 
 @pytest.mark.parametrize("wheel", WHEELS)
-def test_stop_leaves_nothing_pending_though_another_thread_reschedules(wheel: Any) -> None:
+def test_stop_leaves_no_pending_timeout_while_another_thread_reschedules(wheel: Any) -> None:
     for _ in range(5):
         timer = WheelTimer(wheel())
         timeouts = [timer.new_timeout(nothing, 100.0 + i * 0.01) for i in range(2000)]
@@ -64,7 +64,7 @@ def test_stop_leaves_nothing_pending_though_another_thread_reschedules(wheel: An
         assert timer.pending == 0
 
 
-def test_one_look_of_the_sparse_wheel_forgets_a_bounded_number_of_slots() -> None:
+def test_one_next_wake_of_the_sparse_wheel_removes_a_bounded_number_of_slots() -> None:
     queue = SparseWheel()
     timer = ManualTimer(queue)
     timeouts = [timer.new_timeout(nothing, 1.0 + i * 0.001) for i in range(5000)]
@@ -87,7 +87,7 @@ class Unnamable:
         """Do it."""
 
 
-def test_a_task_whose_owner_cannot_be_shown_does_not_end_the_timer() -> None:
+def test_the_timer_continues_after_a_task_whose_repr_raises() -> None:
     with WheelTimer() as timer:
         timer.new_timeout(Unnamable().work, 0)
         done = threading.Event()
@@ -96,7 +96,7 @@ def test_a_task_whose_owner_cannot_be_shown_does_not_end_the_timer() -> None:
         assert wait_until(lambda: timer.stats().slowest_task is not None)
 
 
-def test_a_timeout_has_no_second_handle() -> None:
+def test_a_timeout_cannot_be_copied_or_pickled() -> None:
     timer = ManualTimer()
     with pytest.raises(TypeError, match="can't be copied"):
         copy.copy(timer.new_timeout(nothing, 1.0))
@@ -104,13 +104,13 @@ def test_a_timeout_has_no_second_handle() -> None:
 
 
 @pytest.mark.skipif(FORM == "pure", reason="the pure form raises AttributeError")
-def test_a_timeout_that_no_timer_made_is_at_its_end() -> None:
+def test_a_timeout_created_without_a_timer_is_cancelled() -> None:
     assert not Timeout().cancel()
     assert not Timeout().reschedule(1.0)
     assert Timeout().timer is None
 
 
-def test_a_timer_that_is_used_before_it_was_made_says_so() -> None:
+def test_a_timer_without_init_raises_attribute_error() -> None:
     class Hasty(ManualTimer):
         def __init__(self) -> None:
             self.new_timeout(nothing, 1.0)
@@ -119,7 +119,7 @@ def test_a_timer_that_is_used_before_it_was_made_says_so() -> None:
         Hasty()
 
 
-async def test_an_earlier_deadline_that_comes_while_the_loop_is_aimed_is_not_lost(
+async def test_an_earlier_deadline_set_while_a_wakeup_is_scheduled_is_not_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with AsyncWheelTimer() as timer:
@@ -137,7 +137,7 @@ async def test_an_earlier_deadline_that_comes_while_the_loop_is_aimed_is_not_los
         assert timer._handle.when() - timer._loop.time() < 1.0  # type: ignore[attr-defined]
 
 
-def test_a_periodic_task_keeps_its_place_in_a_full_timer() -> None:
+def test_a_periodic_task_is_resubmitted_to_a_full_timer() -> None:
     timer = WheelTimer(max_pending=1)
     runs = []
     with timer:

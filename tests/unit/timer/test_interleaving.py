@@ -73,7 +73,7 @@ def put(queue, at_ms):
 
 
 @pytest.mark.parametrize("far", [None, 200])
-def test_what_is_filed_after_the_search_and_before_the_cursor_moves_is_found(queue, far):
+def test_a_timeout_added_between_the_search_and_the_cursor_move_is_found(queue, far):
     if far is not None:
         put(queue, far)
     near = []
@@ -82,21 +82,21 @@ def test_what_is_filed_after_the_search_and_before_the_cursor_moves_is_found(que
     queue.check()
 
 
-def test_what_is_filed_before_the_one_that_was_found_comes_first(queue):
+def test_a_timeout_added_before_the_one_that_was_found_fires_first(queue):
     second, first = put(queue, 30), []
     queue.meddle(queue.search, lambda: first.append(put(queue, 20)))
     assert queue.advance(50 * MS) == [*first, second]
     queue.check()
 
 
-def test_what_is_pulled_forward_after_the_search_is_found(queue):
+def test_a_timeout_rescheduled_earlier_after_the_search_is_found(queue):
     timeout = put(queue, 5000)
     queue.meddle(queue.search, lambda: queue.reschedule(timeout, 20 * MS))
     assert queue.pop(50 * MS) is timeout
     queue.check()
 
 
-def test_a_slot_that_went_stale_while_the_cursor_moved_is_looked_up_again(queue):
+def test_a_slot_is_computed_again_if_the_cursor_moved(queue):
     for at in (70, 1000, 20):
         timeout = new(queue, at)
         queue.meddle("_slot", lambda: queue.pop(66 * MS))
@@ -105,7 +105,7 @@ def test_a_slot_that_went_stale_while_the_cursor_moved_is_looked_up_again(queue)
     assert len(queue.advance(1000 * MS)) == 3
 
 
-def test_a_deadline_that_changed_while_it_was_being_filed_is_the_one_that_holds(queue):
+def test_a_deadline_changed_while_the_timeout_is_added_is_used(queue):
     timeout = put(queue, 500)
     queue.meddle("_slot", lambda: queue.reschedule(timeout, 10 * MS))
     assert queue.reschedule(timeout, 300 * MS)
@@ -114,7 +114,7 @@ def test_a_deadline_that_changed_while_it_was_being_filed_is_the_one_that_holds(
     assert queue.advance(10 * MS) == [timeout]
 
 
-def test_one_that_was_cancelled_while_it_was_being_moved_stays_cancelled(queue):
+def test_a_timeout_cancelled_while_it_is_moved_stays_cancelled(queue):
     timeout = put(queue, 500)
     queue.meddle("_slot", timeout.cancel)
     assert not queue.reschedule(timeout, 300 * MS)
@@ -122,7 +122,7 @@ def test_one_that_was_cancelled_while_it_was_being_moved_stays_cancelled(queue):
     assert queue.advance(1000 * MS) == []
 
 
-def test_a_slot_that_was_cleaned_away_while_it_was_being_chosen_is_made_anew():
+def test_a_slot_removed_while_it_is_chosen_is_created_again():
     queue = Sparse(0.001)
     old = put(queue, 20)
 
@@ -156,7 +156,7 @@ class Look(dict):
         return found
 
 
-def test_no_tick_is_left_out_when_the_heap_of_ticks_is_made_anew():
+def test_no_tick_is_lost_when_the_heap_of_ticks_is_rebuilt():
     """Another thread makes a slot while the ticks are collected, and forgets one."""
     queue = Sparse(0.001)
     put(queue, 5000)
@@ -172,7 +172,7 @@ def test_no_tick_is_left_out_when_the_heap_of_ticks_is_made_anew():
     assert queue.advance(50 * MS) == came
 
 
-def test_an_earlier_tick_that_came_while_a_dead_one_was_taken_off_the_heap_is_put_back():
+def test_an_earlier_tick_added_while_an_unused_one_is_removed_is_kept():
     queue = Sparse(0.001)
     queue._by_tick = look = Look()
     put(queue, 20)
@@ -186,7 +186,7 @@ def test_an_earlier_tick_that_came_while_a_dead_one_was_taken_off_the_heap_is_pu
     assert queue.advance(10 * MS) == came
 
 
-def test_what_is_filed_into_a_slot_whose_maker_has_not_told_its_tick_yet_is_found(monkeypatch):
+def test_a_timeout_in_a_slot_whose_tick_is_not_yet_in_the_heap_is_found(monkeypatch):
     """The maker is slow, and is refused in the end, so that it wakes nobody either."""
     queue = Sparse(0.001)
     put(queue, 5000)
@@ -208,7 +208,7 @@ def test_what_is_filed_into_a_slot_whose_maker_has_not_told_its_tick_yet_is_foun
     assert queue.advance(50 * MS) == came
 
 
-def test_what_is_filed_while_the_driver_decides_how_long_to_sleep_is_heeded(queue):
+def test_a_timeout_added_while_the_next_wakeup_is_computed_is_not_missed(queue):
     state = PURE.TimerState(queue, lambda: None, True)
     put(queue, 5000)
     queue.meddle("next_wake", lambda: put(queue, 20))
@@ -232,7 +232,7 @@ class Entries(list):
         return copied
 
 
-def test_what_comes_into_the_heap_during_a_clean_up_is_kept():
+def test_an_entry_added_during_a_clean_up_of_the_heap_is_kept():
     queue = PURE.DeadlineHeap()
     put(queue, 30).cancel()
     queue._entries = entries = Entries(queue._entries)
@@ -243,7 +243,7 @@ def test_what_comes_into_the_heap_during_a_clean_up_is_kept():
     assert queue.advance(20 * MS) == came
 
 
-def test_what_is_pushed_on_a_heap_that_was_just_replaced_is_kept(monkeypatch):
+def test_an_entry_added_to_a_replaced_heap_is_kept(monkeypatch):
     queue = PURE.DeadlineHeap()
     put(queue, 30).cancel()
     push = _heap.heappush
@@ -261,7 +261,7 @@ def test_what_is_pushed_on_a_heap_that_was_just_replaced_is_kept(monkeypatch):
 
 
 @pytest.mark.parametrize("comes", ["filed", "looked at"])
-def test_what_goes_on_the_heap_while_another_thread_has_its_copy_is_kept(monkeypatch, comes):
+def test_an_entry_added_while_another_thread_copies_the_heap_is_kept(monkeypatch, comes):
     """The clean-up begins before it is there, and ends after it: then it was in vain."""
     queue = PURE.DeadlineHeap()
     put(queue, 30).cancel()
@@ -291,7 +291,7 @@ def test_what_goes_on_the_heap_while_another_thread_has_its_copy_is_kept(monkeyp
 
 
 @pytest.mark.parametrize("came", ["rescheduled", "new"])
-def test_who_decides_when_to_look_next_sees_what_goes_on_the_heap_meanwhile(monkeypatch, came):
+def test_an_entry_added_while_the_next_wakeup_is_computed_is_seen(monkeypatch, came):
     """The look begins when it is counted, and not yet there, and ends when it is there."""
 
     class Heap(Meddling, PURE.DeadlineHeap):
@@ -321,7 +321,7 @@ def test_who_decides_when_to_look_next_sees_what_goes_on_the_heap_meanwhile(monk
     assert state.armed_ns == 20 * MS
 
 
-def test_what_is_pulled_forward_on_the_heap_while_it_is_being_put_off_is_found(monkeypatch):
+def test_an_entry_rescheduled_earlier_while_it_is_rescheduled_later_is_found(monkeypatch):
     queue = PURE.DeadlineHeap()
     timeout = put(queue, 20)
     assert queue.reschedule(timeout, 90 * MS)  # one write: its entry is still at 20
@@ -338,7 +338,7 @@ def test_what_is_pulled_forward_on_the_heap_while_it_is_being_put_off_is_found(m
     assert queue.advance(50 * MS) == [timeout]
 
 
-def test_one_pop_moves_a_bounded_number_and_then_lets_others_in():
+def test_one_pop_moves_at_most_a_bounded_number_of_timeouts():
     wheel, put_off = PURE.HierarchicalWheel(0.001), PURE.SparseWheel(0.001)
     for _ in range(2000):
         put(wheel, 400_000)

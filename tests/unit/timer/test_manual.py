@@ -21,7 +21,7 @@ def timer_of_each_queue(make_queue):
         yield timer
 
 
-def test_what_is_due_runs_in_order_on_the_calling_thread_each_at_its_time(timer_of_each_queue):
+def test_advance_runs_due_tasks_in_order_on_the_calling_thread(timer_of_each_queue):
     timer = timer_of_each_queue
     ran = []
     for n in (3, 1, 2, 1):
@@ -33,7 +33,7 @@ def test_what_is_due_runs_in_order_on_the_calling_thread_each_at_its_time(timer_
     assert ran == [(1, 1.0, me), (1, 1.0, me), (2, 2.0, me), (3, 3.0, me)]
 
 
-def test_time_stands_at_the_tick_and_what_tasks_start_is_due_from_there(timer_of_each_queue):
+def test_the_clock_stops_at_a_tick_while_its_tasks_run(timer_of_each_queue):
     timer = timer_of_each_queue
     ran = []
 
@@ -46,7 +46,7 @@ def test_time_stands_at_the_tick_and_what_tasks_start_is_due_from_there(timer_of
     assert ran == [0.25, 0.5, 0.75, 1.0]
 
 
-def test_a_task_is_not_run_before_the_end_of_its_tick():
+def test_a_task_does_not_run_before_the_end_of_its_tick():
     with ManualTimer(HashedWheel(tick=1.0, slots=4)) as timer:
         ran = []
         timer.new_timeout(lambda timeout: ran.append(timer.now), 0.25)
@@ -55,7 +55,7 @@ def test_a_task_is_not_run_before_the_end_of_its_tick():
         assert ran == [1.0]
 
 
-def test_advance_by_zero_runs_what_is_due_and_moves_nothing(timer):
+def test_advance_by_zero_runs_due_tasks(timer):
     ran = []
     assert timer.now == 0
     timer.new_timeout(ran.append, 0)
@@ -65,7 +65,7 @@ def test_advance_by_zero_runs_what_is_due_and_moves_nothing(timer):
     assert timer.now == 0
 
 
-def test_advance_refuses_what_is_no_time_and_nothing_moves(timer):
+def test_advance_refuses_invalid_times(timer):
     timer.new_timeout(print, 0)
     for seconds, error, says in (
         (-1, ConfigurationError, "seconds must be finite and not negative, not -1"),
@@ -79,7 +79,7 @@ def test_advance_refuses_what_is_no_time_and_nothing_moves(timer):
         assert (timer.now, timer.pending) == (0, 1)
 
 
-def test_a_task_may_not_advance_the_time_nor_stop_the_timer(timer):
+def test_a_task_cannot_advance_or_stop_its_manual_timer(timer):
     errors = []
 
     def task(timeout):
@@ -97,7 +97,7 @@ def test_a_task_may_not_advance_the_time_nor_stop_the_timer(timer):
     assert timer.now == 1
 
 
-def test_a_stopped_one_returns_what_waits_and_moves_on_without(timer):
+def test_stop_returns_pending_timeouts_and_advance_then_runs_none(timer):
     late, soon = timer.new_timeout(print, 9), timer.new_timeout(print, 1)
     assert timer.stop() == [soon, late]
     assert timer.stop() == []
@@ -106,7 +106,7 @@ def test_a_stopped_one_returns_what_waits_and_moves_on_without(timer):
         timer.new_timeout(print, 0)
 
 
-def test_a_million_seconds_pass_at_once_with_three_tasks(timer_of_each_queue):
+def test_advance_by_a_million_seconds_is_fast(timer_of_each_queue):
     timer = timer_of_each_queue
     ran = []
     for seconds in (1, 86_400, 999_999):
@@ -115,7 +115,7 @@ def test_a_million_seconds_pass_at_once_with_three_tasks(timer_of_each_queue):
     assert ran == [1, 86_400, 999_999]
 
 
-def test_every_queue_tells_the_same_story_each_time(make_queue):
+def test_all_queues_run_the_same_tasks_at_the_same_manual_times(make_queue):
     def story():
         timer, told = ManualTimer(make_queue()), []
         kept = []

@@ -53,7 +53,7 @@ class Job:
         return answer
 
 
-def test_it_waits_for_its_start_and_then_runs_at_every_interval(timer):
+def test_a_periodic_task_runs_at_each_interval_after_start(timer):
     job = Job(timer)
     task = PeriodicTask(timer, 2.0, job)
     assert task.state == "idle"
@@ -67,7 +67,7 @@ def test_it_waits_for_its_start_and_then_runs_at_every_interval(timer):
     task.cancel()
 
 
-def test_the_first_delay_may_be_another(timer):
+def test_initial_delay_is_the_delay_of_the_first_run(timer):
     for initial, first in ((0, 0.0), (0.5, 0.5), (timedelta(seconds=3), 3.0), (-1, 0.0)):
         start, job = timer.now, Job(timer)
         task = PeriodicTask(timer, 2.0, job, initial_delay=initial).start()
@@ -76,7 +76,7 @@ def test_the_first_delay_may_be_another(timer):
         assert task.cancel()
 
 
-def test_it_goes_on_whatever_a_run_raises_and_that_is_reported(timer, failures):
+def test_a_periodic_task_continues_after_exceptions_which_are_reported(timer, failures):
     errors = [ValueError("boom"), SystemExit(), KeyboardInterrupt()]
     job = Job(timer, *errors, None)
     task = PeriodicTask(timer, 1.0, job).start()
@@ -90,7 +90,7 @@ def test_it_goes_on_whatever_a_run_raises_and_that_is_reported(timer, failures):
     task.cancel()
 
 
-def test_cancel_works_before_the_start(timer):
+def test_cancel_before_start(timer):
     job = Job(timer)
     task = PeriodicTask(timer, 1.0, job)
     assert task.cancel()
@@ -100,7 +100,7 @@ def test_cancel_works_before_the_start(timer):
     assert (task.state, job.at, timer.stats().started) == ("cancelled", [], 0)
 
 
-def test_cancel_works_between_runs_after_many_submissions(timer):
+def test_cancel_between_runs_after_many_submissions(timer):
     """The bug of Dubbo 12022: the owner kept the first handle only."""
     job = Job(timer)
     task = PeriodicTask(timer, 1.0, job).start()
@@ -112,7 +112,7 @@ def test_cancel_works_between_runs_after_many_submissions(timer):
     assert task.state == "cancelled"
 
 
-def test_cancel_works_from_inside(timer, failures):
+def test_a_run_may_cancel_its_task(timer, failures):
     task = PeriodicTask(timer, 1.0, lambda: states.extend([task.state, task.cancel()]))
     states = []
     task.start()
@@ -121,7 +121,7 @@ def test_cancel_works_from_inside(timer, failures):
     assert (task.state, timer.pending, failures) == ("cancelled", 0, [])
 
 
-def test_cancel_while_it_runs_does_not_wait_and_no_run_follows():
+def test_cancel_during_a_run_does_not_wait_and_no_run_follows():
     began, go, ran = threading.Event(), threading.Event(), []
 
     def run():
@@ -142,8 +142,8 @@ def test_cancel_while_it_runs_does_not_wait_and_no_run_follows():
         assert (ran, timer.pending, task.state) == ([1], 0, "cancelled")
 
 
-@pytest.mark.usefixtures("hasty_threads")
-def test_a_cancel_at_any_moment_from_another_thread_leaves_nothing_waiting():
+@pytest.mark.usefixtures("frequent_thread_switches")
+def test_cancel_by_another_thread_leaves_no_pending_timeout():
     with WheelTimer() as timer:
         for _ in range(150):
             ran = []
@@ -157,7 +157,7 @@ def test_a_cancel_at_any_moment_from_another_thread_leaves_nothing_waiting():
         assert timer.pending == 0
 
 
-def test_a_run_may_say_when_the_next_one_is(timer):
+def test_a_run_may_return_the_delay_of_the_next_run(timer):
     job = Job(timer, 5, timedelta(seconds=0.5), 0, -3, 2.5, None)
     task = PeriodicTask(timer, 1.0, job).start()
     timer.advance(11)
@@ -165,7 +165,7 @@ def test_a_run_may_say_when_the_next_one_is(timer):
     task.cancel()
 
 
-def test_an_answer_that_is_no_time_is_reported_and_the_interval_holds(timer, failures):
+def test_an_invalid_delay_returned_by_a_run_is_reported_and_the_interval_is_used(timer, failures):
     job = Job(timer, "soon", float("nan"), True, object())
     task = PeriodicTask(timer, 1.0, job).start()
     timer.advance(5)
@@ -175,7 +175,7 @@ def test_an_answer_that_is_no_time_is_reported_and_the_interval_holds(timer, fai
     task.cancel()
 
 
-def test_an_interval_of_one_tick_is_one_tick_and_not_two():
+def test_an_interval_of_one_tick_runs_at_each_tick():
     """In Dubbo a delay equal to the tick doubles."""
     for offset in (0.0, 2.0, 4.999):
         with ManualTimer(HashedWheel(tick=5.0, slots=4)) as timer:
@@ -187,7 +187,7 @@ def test_an_interval_of_one_tick_is_one_tick_and_not_two():
             task.cancel()
 
 
-def test_the_time_that_runs_take_does_not_add_up(timer):
+def test_the_duration_of_runs_does_not_delay_later_runs(timer):
     def take_a_while():
         timer._timer_state.manual_ns += 300_000_000
 
@@ -198,7 +198,7 @@ def test_the_time_that_runs_take_does_not_add_up(timer):
     task.cancel()
 
 
-def test_a_slow_run_does_not_pile_up(timer):
+def test_runs_missed_during_a_slow_run_are_skipped(timer):
     def slow():
         timer._timer_state.manual_ns += 3_500_000_000
 
@@ -209,7 +209,7 @@ def test_a_slow_run_does_not_pile_up(timer):
     task.cancel()
 
 
-def test_jitter_stays_in_its_bounds_and_spreads(timer):
+def test_jitter_is_within_its_share_of_the_interval(timer):
     random.seed(7)
     delays = []
     for _ in range(300):
@@ -228,14 +228,14 @@ def test_jitter_stays_in_its_bounds_and_spreads(timer):
     task.cancel()
 
 
-def test_there_is_no_jitter_by_default_nor_on_a_first_delay_that_is_given(timer):
+def test_there_is_no_jitter_by_default_and_none_on_initial_delay(timer):
     for jitter in ({}, {"jitter": 1.0}):
         task = PeriodicTask(timer, 10.0, print, initial_delay=4.0, **jitter).start()
         assert task._timeout.deadline - timer.now == 4.0
         task.cancel()
 
 
-def test_arguments_that_make_no_sense_are_refused(timer):
+def test_invalid_arguments_are_refused(timer):
     rows = [
         ((3, 1.0, print), {}, TypeError, r"timer must have new_timeout\(\), as WheelTimer has"),
         ((None, 1.0, 3), {}, TypeError, "run must be callable without arguments, not 3"),
@@ -254,7 +254,7 @@ def test_arguments_that_make_no_sense_are_refused(timer):
             PeriodicTask(timer if args[0] is None else args[0], *args[1:], **options)
 
 
-def test_on_a_timer_that_stops_it_ends_in_silence(failures):
+def test_a_periodic_task_ends_without_an_error_when_its_timer_stops(failures):
     timer = ManualTimer(DeadlineHeap())
     timer._on_error = lambda timeout, error: failures.append(error)
 
@@ -270,7 +270,7 @@ def test_on_a_timer_that_stops_it_ends_in_silence(failures):
         PeriodicTask(timer, 1.0, stop).start()
 
 
-def test_a_full_timer_refuses_its_start_but_not_its_next_submission(failures):
+def test_max_pending_applies_to_the_start_but_not_to_later_submissions(failures):
     ran = []
 
     def fill():
@@ -291,7 +291,7 @@ def test_a_full_timer_refuses_its_start_but_not_its_next_submission(failures):
     assert failures == []
 
 
-async def test_a_coroutine_function_runs_again_when_its_last_run_has_ended():
+async def test_the_next_run_of_a_coroutine_function_follows_the_end_of_the_last():
     ran, errors, at_once = [], [], []
     async with AsyncWheelTimer(on_error=lambda t, error: errors.append(error)) as timer:
 
@@ -312,7 +312,7 @@ async def test_a_coroutine_function_runs_again_when_its_last_run_has_ended():
         assert timer.pending == 0
 
 
-def test_a_retry_goes_on_until_it_succeeds(timer, failures):
+def test_a_retry_task_runs_until_it_succeeds(timer, failures):
     error = ValueError("no")
     job = Job(timer, error, error, "yes")
     task = RetryTask(timer, job, backoff=2.0)
@@ -326,7 +326,7 @@ def test_a_retry_goes_on_until_it_succeeds(timer, failures):
     assert (failures, timer.pending, task.cancel()) == ([], 0, False)
 
 
-def test_a_retry_gives_up_after_its_attempts_and_reports_the_last_error(timer, failures):
+def test_a_retry_task_ends_after_max_attempts_and_reports_the_last_error(timer, failures):
     errors = [ValueError(n) for n in range(5)]
     job = Job(timer, *errors)
     task = RetryTask(timer, job, max_attempts=3, backoff=1, initial_delay=0.5).start()
@@ -336,7 +336,7 @@ def test_a_retry_gives_up_after_its_attempts_and_reports_the_last_error(timer, f
     assert (task.state, task.attempts, task.last_error) == ("done", 3, errors[2])
 
 
-def test_a_retry_takes_the_wait_and_stop_objects_of_tenacity(timer, failures):
+def test_a_retry_task_takes_wait_and_stop_objects_of_tenacity(timer, failures):
     job = Job(timer, *[ValueError(n) for n in range(20)])
     RetryTask(
         timer,
@@ -349,7 +349,7 @@ def test_a_retry_takes_the_wait_and_stop_objects_of_tenacity(timer, failures):
     assert len(failures) == 1
 
 
-def test_a_retry_can_be_cancelled_between_its_tries_and_waits_five_seconds_by_default(timer):
+def test_a_retry_task_waits_five_seconds_by_default_and_can_be_cancelled(timer):
     job = Job(timer, *[ValueError(n) for n in range(20)])
     task = RetryTask(timer, job).start()
     timer.advance(12)
@@ -359,7 +359,7 @@ def test_a_retry_can_be_cancelled_between_its_tries_and_waits_five_seconds_by_de
     assert (len(job.at), task.state, timer.pending) == (3, "cancelled", 0)
 
 
-def test_a_wait_that_raises_ends_the_retry_and_is_reported(timer, failures):
+def test_a_wait_object_that_raises_ends_the_retry_task_and_is_reported(timer, failures):
     def broken(state):
         raise ZeroDivisionError
 
@@ -369,7 +369,7 @@ def test_a_wait_that_raises_ends_the_retry_and_is_reported(timer, failures):
     assert (task.state, timer.pending) == ("done", 0)
 
 
-def test_a_retry_of_less_than_one_attempt_is_refused(timer):
+def test_max_attempts_below_one_is_refused(timer):
     for wrong in (0, -1, True, "3", 1.5):
         with pytest.raises((TypeError, ConfigurationError), match=rf"attempts must be .*{wrong}"):
             RetryTask(timer, print, max_attempts=wrong)

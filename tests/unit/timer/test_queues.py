@@ -262,7 +262,7 @@ def put(form: Form, queue: Any, *deadlines_ns: int) -> list[Any]:
     return timeouts
 
 
-def test_nearer_timeouts_are_seen_past_one_in_the_far_future(made: tuple[Form, Any]) -> None:
+def test_next_wake_is_exact_after_a_timeout_in_the_far_future(made: tuple[Form, Any]) -> None:
     form, queue = made  # the bug of tokio 8334: a wrapped top slot hid all nearer ones
     millisecond = 10**6
     now = (2**30 - 10) * millisecond
@@ -273,14 +273,14 @@ def test_nearer_timeouts_are_seen_past_one_in_the_far_future(made: tuple[Form, A
     assert far in list(queue)
 
 
-def test_a_jump_of_ten_years_costs_what_is_due_and_not_the_ticks(made: tuple[Form, Any]) -> None:
+def test_the_cost_of_a_long_wait_does_not_depend_on_the_ticks(made: tuple[Form, Any]) -> None:
     form, queue = made
     queue.advance(10**18)
     timeouts = put(form, queue, *(10**18 + i * 10**9 for i in range(50)))
     assert queue.advance(10**18 + 315 * 10**15) == timeouts  # replayed ticks would take hours
 
 
-def test_a_cancelled_timeout_lets_go_of_its_task_without_a_collection(
+def test_a_cancelled_timeout_releases_its_task_without_the_garbage_collector(
     made: tuple[Form, Any],
 ) -> None:
     form, queue = made
@@ -302,7 +302,7 @@ def test_a_cancelled_timeout_lets_go_of_its_task_without_a_collection(
         gc.enable()
 
 
-def test_a_finalizer_may_schedule_while_its_task_is_let_go(made: tuple[Form, Any]) -> None:
+def test_a_finalizer_may_schedule_while_its_task_is_released(made: tuple[Form, Any]) -> None:
     form, queue = made
 
     class Task:
@@ -318,7 +318,7 @@ def test_a_finalizer_may_schedule_while_its_task_is_let_go(made: tuple[Form, Any
     assert len(queue) == 100
 
 
-def test_a_full_queue_takes_nothing_and_counts_nothing(made: tuple[Form, Any]) -> None:
+def test_a_full_queue_refuses_timeouts_and_does_not_count_them(made: tuple[Form, Any]) -> None:
     form, queue = made
     queue.limit(2)
     first, _ = put(form, queue, 10**9, 2 * 10**9)
@@ -331,7 +331,7 @@ def test_a_full_queue_takes_nothing_and_counts_nothing(made: tuple[Form, Any]) -
     assert not queue.schedule(make_timeout(form, queue, 1))
 
 
-def test_a_closed_queue_takes_nothing_more(made: tuple[Form, Any]) -> None:
+def test_a_closed_queue_refuses_timeouts(made: tuple[Form, Any]) -> None:
     form, queue = made
     put(form, queue, 10**9)
     queue.limit(-1)
@@ -349,7 +349,7 @@ def test_one_pop_does_a_bounded_amount_of_work(made: tuple[Form, Any]) -> None:
     queue.check()
 
 
-def test_cancelled_timeouts_of_distinct_ticks_leave_little_behind(made: tuple[Form, Any]) -> None:
+def test_slots_of_cancelled_timeouts_are_removed(made: tuple[Form, Any]) -> None:
     form, queue = made
     for index in range(5_000):
         timeout = make_timeout(form, queue, (index + 10) * 10**6)
@@ -361,7 +361,7 @@ def test_cancelled_timeouts_of_distinct_ticks_leave_little_behind(made: tuple[Fo
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
-def test_bad_ticks_and_slots_are_refused_with_what_to_give_instead(form: Form) -> None:
+def test_invalid_ticks_and_slots_are_refused(form: Form) -> None:
     for make in (form.HierarchicalWheel, form.HashedWheel, form.SparseWheel):
         for bad in (0, -1, float("nan"), float("inf")):
             with pytest.raises(ValueError, match="tick"):

@@ -53,7 +53,7 @@ def test_tasks_run_in_the_order_of_their_ticks_and_first_in_first_out(make_queue
     assert ran == [started[n] for n in order]
 
 
-def test_a_coarse_wheel_is_never_early():
+def test_a_task_is_never_early_on_a_wheel_with_long_ticks():
     late_s = []
     with WheelTimer(HashedWheel(tick=0.02, slots=4)) as timer:
         for delay in (0.0, 0.01, 0.05, 0.13):  # more than a round too
@@ -64,7 +64,7 @@ def test_a_coarse_wheel_is_never_early():
     assert min(late_s) >= 0
 
 
-def test_a_delay_of_zero_or_less_is_as_soon_as_possible_but_never_inline(timer):
+def test_a_delay_of_zero_or_less_runs_soon_but_not_in_new_timeout(timer):
     threads = []
     delays = [0, 0.0, -1, -0.5, -INF, timedelta(0), timedelta(days=-3)]
     started = [
@@ -82,7 +82,7 @@ def test_a_timedelta_is_a_delay(timer):
     assert before + 7200 <= timeout.deadline <= time.monotonic() + 7200
 
 
-def test_a_huge_delay_saturates(make_queue):
+def test_the_longest_delay_is_146_years(make_queue):
     with WheelTimer(make_queue()) as timer:
         huge = [timer.new_timeout(nothing, n) for n in (1e18, 10**30, timedelta.max, 1.7e308)]
         near = threading.Event()
@@ -93,7 +93,7 @@ def test_a_huge_delay_saturates(make_queue):
         assert set(timer.stop()) == set(huge)
 
 
-def test_an_infinite_delay_never_fires_but_counts_and_cancels_and_starts_no_thread():
+def test_a_timeout_with_an_infinite_delay_is_pending_and_starts_no_thread():
     with WheelTimer(name="rpcwheel-never") as timer:
         timeout = timer.new_timeout(nothing, INF)
         assert timer.pending == 1
@@ -103,7 +103,7 @@ def test_an_infinite_delay_never_fires_but_counts_and_cancels_and_starts_no_thre
         assert timer.pending == 0
 
 
-def test_arguments_that_make_no_sense_are_refused_and_nothing_is_counted(timer):
+def test_invalid_arguments_of_new_timeout_are_refused_and_not_counted(timer):
     timer.new_timeout(nothing, 1).cancel()  # 1 == True: what was remembered must not mislead
     timeout = timer.new_timeout(nothing, 60)
     before = timeout.deadline
@@ -140,7 +140,7 @@ def test_an_object_with_run_is_a_task(timer):
     assert task.seen == (timeout, task, 0)
 
 
-def test_a_full_timer_rejects_and_keeps_no_trace():
+def test_new_timeout_beyond_max_pending_raises_and_is_counted_as_rejected():
     with WheelTimer(max_pending=2) as timer:
         first = timer.new_timeout(nothing, 60.0)
         timer.new_timeout(nothing, 60.0)
@@ -158,7 +158,7 @@ def test_a_full_timer_rejects_and_keeps_no_trace():
             timer.new_timeout(nothing, 60.0)
 
 
-def test_a_task_that_runs_has_freed_its_place():
+def test_a_running_task_does_not_count_for_max_pending():
     with WheelTimer(max_pending=1) as timer:
         followed = threading.Event()
 
@@ -171,7 +171,7 @@ def test_a_task_that_runs_has_freed_its_place():
     assert timer.stats().failed == 0
 
 
-def test_stop_returns_what_was_not_delivered_by_deadline_cancelled_with_tasks(make_queue):
+def test_stop_returns_pending_timeouts_by_deadline_cancelled_with_tasks(make_queue):
     timer = WheelTimer(make_queue())
     delays = [70.0, 61.0, INF, 3600.0, 62.0, 1e9]
     started = {delay: timer.new_timeout(nothing, delay) for delay in delays}
@@ -189,7 +189,7 @@ def test_stop_returns_what_was_not_delivered_by_deadline_cancelled_with_tasks(ma
     assert timer.pending == 0
 
 
-def test_a_stopped_timer_takes_nothing_and_counts_nothing():
+def test_new_timeout_on_a_stopped_timer_raises_timer_stopped():
     timer = WheelTimer()
     timer.stop()
     assert timer.stop() == []
@@ -199,7 +199,7 @@ def test_a_stopped_timer_takes_nothing_and_counts_nothing():
     assert timer.stats().started == timer.pending == 0
 
 
-def test_stop_waits_for_the_task_that_runs():
+def test_stop_waits_for_the_running_task():
     timer, began, go, ended = WheelTimer(), threading.Event(), threading.Event(), []
 
     def task(timeout):
@@ -217,7 +217,7 @@ def test_stop_waits_for_the_task_that_runs():
     assert after.cancelled() == (after in undelivered) != after.expired()
 
 
-def test_stop_waits_for_the_task_that_runs_though_the_machine_stood_still(monkeypatch):
+def test_stop_waits_for_the_running_task_after_the_process_was_suspended(monkeypatch):
     """Then the limit of a join is over at once, and the task had none of that time."""
     timer, began, go, ended = WheelTimer(), threading.Event(), threading.Event(), []
 
@@ -241,7 +241,7 @@ def test_stop_waits_for_the_task_that_runs_though_the_machine_stood_still(monkey
     assert ended
 
 
-def test_stop_does_not_wait_for_what_is_due_but_has_not_begun():
+def test_stop_does_not_wait_for_due_tasks_that_have_not_begun():
     timer, began, go = WheelTimer(), threading.Event(), threading.Event()
 
     def hold(timeout):
@@ -260,7 +260,7 @@ def test_stop_does_not_wait_for_what_is_due_but_has_not_begun():
     assert returned == due
 
 
-def test_a_task_may_not_stop_its_timer_but_a_thread_it_starts_may(timer):
+def test_a_task_cannot_stop_its_timer_but_a_thread_that_it_starts_can(timer):
     done, seen = threading.Event(), []
 
     def task(timeout):
@@ -279,7 +279,7 @@ def test_a_task_may_not_stop_its_timer_but_a_thread_it_starts_may(timer):
     assert timer.stopped
 
 
-def test_leaving_the_with_statement_stops_the_timer_and_its_daemon_thread():
+def test_the_end_of_a_with_statement_stops_the_timer_and_its_thread():
     with WheelTimer(name="rpcwheel-mine") as timer:
         assert timer._thread is None
         timer.new_timeout(nothing, 60.0)
@@ -300,7 +300,7 @@ def test_an_idle_timer_sleeps_until_its_first_deadline(make_queue):
         assert len(far) == timer.pending
 
 
-def test_a_stream_of_calls_that_start_and_cancel_causes_a_few_wake_ups(make_queue):
+def test_timeouts_that_are_started_and_cancelled_cause_few_wake_ups(make_queue):
     with WheelTimer(make_queue()) as timer:
         for _ in range(20_000):
             assert timer.new_timeout(nothing, 60.0).cancel()
@@ -310,7 +310,7 @@ def test_a_stream_of_calls_that_start_and_cancel_causes_a_few_wake_ups(make_queu
         assert timer.pending == 0
 
 
-def test_a_later_timeout_does_not_wake_the_sleeper_and_a_nearer_one_does():
+def test_only_an_earlier_timeout_wakes_the_thread():
     with WheelTimer() as timer:
         timer.new_timeout(nothing, 3600.0)
         for n in range(50):
@@ -330,7 +330,7 @@ def put_off(timer, task, delay):
             return timeout
 
 
-def test_a_timeout_that_was_put_off_fires_once_at_its_new_deadline():
+def test_a_timeout_rescheduled_later_fires_once_at_its_new_deadline():
     with WheelTimer() as timer:
         fired = []
         timeout = put_off(timer, lambda timeout: fired.append((timeout, time.monotonic())), 0.06)
@@ -342,7 +342,7 @@ def test_a_timeout_that_was_put_off_fires_once_at_its_new_deadline():
     assert at >= due
 
 
-def test_reschedule_to_never_and_back():
+def test_reschedule_to_an_infinite_delay_and_back():
     with WheelTimer() as timer:
         fired = []
         timeout = put_off(timer, fired.append, INF)
@@ -355,7 +355,7 @@ def test_reschedule_to_never_and_back():
         assert wait_until(lambda: timeout in fired)
 
 
-def test_a_timer_dropped_with_timeouts_pending_warns_ends_its_thread_and_frees_all():
+def test_a_timer_collected_with_pending_timeouts_warns_and_ends_its_thread():
     timer = WheelTimer(name="rpcwheel-dropped")
     task = type("Task", (), {"__call__": nothing})()
     gone = weakref.ref(timer), weakref.ref(task)
@@ -377,7 +377,7 @@ def test_a_timer_dropped_with_timeouts_pending_warns_ends_its_thread_and_frees_a
     assert gone[1]() is None
 
 
-def test_a_dropped_timer_ends_though_its_warning_is_an_error(monkeypatch):
+def test_the_thread_of_a_collected_timer_ends_if_the_warning_raises(monkeypatch):
     raised = []
     monkeypatch.setattr(sys, "unraisablehook", lambda args: raised.append(args.exc_type))
     timer = WheelTimer(name="rpcwheel-dropped")
@@ -388,7 +388,7 @@ def test_a_dropped_timer_ends_though_its_warning_is_an_error(monkeypatch):
     assert wait_until(lambda: "rpcwheel-dropped" not in [t.name for t in threading.enumerate()])
 
 
-def test_a_timer_dropped_stopped_or_with_nothing_pending_says_nothing():
+def test_a_timer_collected_stopped_or_without_pending_timeouts_does_not_warn():
     timer = WheelTimer()
     timer.new_timeout(nothing, 60.0)
     timer.stop()
@@ -401,7 +401,7 @@ def test_a_timer_dropped_stopped_or_with_nothing_pending_says_nothing():
     assert wait_until(lambda: "rpcwheel-dropped" not in [t.name for t in threading.enumerate()])
 
 
-def test_the_shared_timer_is_always_the_same_and_cannot_be_stopped():
+def test_the_shared_timer_is_one_object_and_cannot_be_stopped():
     timer = shared_timer()
     timeout = timer.new_timeout(nothing, 60.0)
     with pytest.raises(RuntimeError, match=r"used by the whole process.*use a WheelTimer\(\)"):
@@ -411,7 +411,7 @@ def test_the_shared_timer_is_always_the_same_and_cannot_be_stopped():
     assert shared_timer() is timer
 
 
-def test_the_shared_timer_goes_on_after_a_with_statement_that_refuses_to_stop_it():
+def test_the_shared_timer_continues_after_a_with_statement_that_raises():
     ran = threading.Event()
     with pytest.raises(RuntimeError, match="cannot be stopped"), shared_timer() as timer:
         pass
@@ -419,7 +419,7 @@ def test_the_shared_timer_goes_on_after_a_with_statement_that_refuses_to_stop_it
     assert ran.wait(WAIT_S)
 
 
-def test_a_process_ends_in_silence_though_timeouts_wait_in_the_shared_timer():
+def test_a_process_with_pending_timeouts_in_the_shared_timer_exits_without_warnings():
     script = "import rpcwheel; rpcwheel.shared_timer().new_timeout(print, 3600.0)"
     ran = subprocess.run(
         [sys.executable, "-W", "error", "-c", script],

@@ -18,7 +18,7 @@ from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.timer import TimerStopped, WheelTimer, shared_timer, sync
 from rpcwheel.timer.core import _live
 
-pytestmark = pytest.mark.usefixtures("hasty_threads")
+pytestmark = pytest.mark.usefixtures("frequent_thread_switches")
 
 ROUNDS = 800
 
@@ -69,7 +69,7 @@ def churn(timer: WheelTimer, ledger: Ledger, seed: int, shared: list) -> None:
                 ledger.cancelled.append(other)
 
 
-def test_every_timeout_ends_exactly_once_whatever_four_threads_do_to_it(make_queue):
+def test_each_timeout_of_four_threads_ends_exactly_once(make_queue):
     queue = make_queue()
     timer, ledger, shared = WheelTimer(queue), Ledger(), []
     run_threads(*(lambda seed=s: churn(timer, ledger, seed, shared) for s in range(1, 5)))
@@ -78,7 +78,7 @@ def test_every_timeout_ends_exactly_once_whatever_four_threads_do_to_it(make_que
     assert [t.deadline for t in undelivered] == sorted(t.deadline for t in undelivered)
 
 
-def test_what_is_due_soon_is_all_delivered_after_the_threads_are_done(make_queue):
+def test_all_timeouts_of_four_threads_fire(make_queue):
     timer, ledger, shared = WheelTimer(make_queue()), Ledger(), []
     run_threads(*(lambda seed=s: churn(timer, ledger, seed, shared) for s in range(5, 9)))
     for number, timeout in shared:
@@ -88,7 +88,7 @@ def test_what_is_due_soon_is_all_delivered_after_the_threads_are_done(make_queue
     ledger.settle(timer, timer.stop())
 
 
-def test_a_stop_amid_the_bustle_loses_nothing(make_queue):
+def test_stop_during_concurrent_use_loses_no_timeout(make_queue):
     for round_ in range(6):
         timer, ledger, shared = WheelTimer(make_queue()), Ledger(), []
 
@@ -133,7 +133,7 @@ class Canceller:
         ledger.started.append(started)
 
 
-def test_finalizers_that_cancel_and_start_in_the_middle_of_everything_break_nothing(make_queue):
+def test_finalizers_may_cancel_and_start_timeouts_during_concurrent_use(make_queue):
     timer, ledger = WheelTimer(make_queue()), Ledger()
     before = gc.get_threshold()
     gc.set_threshold(5, 2, 2)
@@ -161,7 +161,7 @@ def test_finalizers_that_cancel_and_start_in_the_middle_of_everything_break_noth
     gc.collect()
 
 
-def test_a_nearer_timeout_wakes_the_sleeper_each_time(make_queue):
+def test_each_earlier_timeout_wakes_the_thread(make_queue):
     with WheelTimer(make_queue()) as timer:
         parked = timer.new_timeout(print, 3600.0)
         for _ in range(500):
@@ -171,7 +171,7 @@ def test_a_nearer_timeout_wakes_the_sleeper_each_time(make_queue):
         assert parked.cancel()
 
 
-def test_timeouts_pulled_forward_by_another_thread_wake_the_sleeper_each_time(make_queue):
+def test_each_timeout_rescheduled_earlier_by_another_thread_wakes_the_thread(make_queue):
     with WheelTimer(make_queue()) as timer:
         for _ in range(300):
             fired = threading.Event()
@@ -180,7 +180,7 @@ def test_timeouts_pulled_forward_by_another_thread_wake_the_sleeper_each_time(ma
             assert fired.wait(WAIT_S), "a wake-up was lost"
 
 
-def test_no_wake_up_is_lost_when_four_threads_bring_nearer_ones_at_once(make_queue):
+def test_earlier_timeouts_of_four_threads_lose_no_wake_up(make_queue):
     with WheelTimer(make_queue()) as timer:
 
         def wait_often() -> None:
@@ -192,7 +192,7 @@ def test_no_wake_up_is_lost_when_four_threads_bring_nearer_ones_at_once(make_que
         run_threads(*[wait_often] * 4)
 
 
-def test_the_first_task_of_a_timer_finds_out_that_it_may_not_stop_it():
+def test_the_first_task_of_a_timer_cannot_stop_it():
     for _ in range(200):
         timer, seen = WheelTimer(), []
 
@@ -210,7 +210,7 @@ def test_the_first_task_of_a_timer_finds_out_that_it_may_not_stop_it():
         assert isinstance(seen[0], RuntimeError), seen
 
 
-def test_a_stop_during_the_first_timeout_waits_for_its_task():
+def test_stop_during_the_first_new_timeout_waits_for_its_task():
     for _ in range(100):
         timer, ended = WheelTimer(), []
 
@@ -238,14 +238,14 @@ def test_stops_from_many_threads_return_each_timeout_once(make_queue):
     assert sorted(map(id, returned)) == sorted(map(id, started))
 
 
-def test_many_threads_get_the_same_shared_timer(monkeypatch):
+def test_concurrent_threads_get_the_same_shared_timer(monkeypatch):
     monkeypatch.setattr(sync._shared, "timer", None)  # as in a process where none was made yet
     got = []
     run_threads(*[lambda: got.append(shared_timer())] * 8)
     assert len(set(map(id, got))) == 1
 
 
-def test_timers_can_be_made_on_many_threads_at_once():
+def test_timers_can_be_created_by_concurrent_threads():
     keep = []
 
     def make() -> None:
@@ -258,7 +258,7 @@ def test_timers_can_be_made_on_many_threads_at_once():
     assert not [timer for timer in _live if not timer.stopped and timer in keep]
 
 
-def test_a_signal_handler_may_start_and_cancel_while_the_main_thread_does():
+def test_a_signal_handler_may_start_and_cancel_timeouts_at_any_time():
     script = """
         import signal
         from rpcwheel.timer import WheelTimer
@@ -303,7 +303,7 @@ def test_a_signal_handler_may_start_and_cancel_while_the_main_thread_does():
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_a_forked_child_starts_clean_and_its_parent_feels_nothing():
+def test_a_forked_child_has_no_pending_timeouts_and_the_parent_keeps_its_own():
     script = """
         import logging, os, random, sys, threading, time
         from rpcwheel.timer import WheelTimer, shared_timer

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fixtures.engine_watchers import RecordingWatcher
-from fixtures.timers import hasty_threads, run_threads  # noqa: F401 - a fixture
+from fixtures.timers import frequent_thread_switches, run_threads  # noqa: F401 - a fixture
 from fixtures.waiting import wait_until
 from rpcwheel.errors import ConfigurationError, RegistryRefused, RegistryUnavailable
 from rpcwheel.events import ExecutorRejected
@@ -256,7 +256,7 @@ def test_the_path_may_begin_at_home_or_in_the_working_directory(opened, tmp_path
     assert {"home.db", "here.db"} <= {one.name for one in tmp_path.iterdir()}
 
 
-@pytest.mark.usefixtures("hasty_threads")
+@pytest.mark.usefixtures("frequent_thread_switches")
 def test_threads_that_create_the_file_at_once_create_one(opened, path):
     for _ in range(5):
         path.unlink(missing_ok=True)
