@@ -1,6 +1,6 @@
 """Fixtures of the tests with other libraries and languages."""
 
+from fixtures.callers import open_caller  # noqa: F401 - fixtures
 from fixtures.certificates import certificates  # noqa: F401 - a fixture
-from fixtures.doors import open_door  # noqa: F401 - fixtures
 from fixtures.foreign_servers import go_binary, go_shop  # noqa: F401
 from fixtures.shop import shop  # noqa: F401

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fixtures.doors import DOORS, KINDS, REQUESTS
+from fixtures.callers import CALLERS, KINDS, REQUESTS
 from fixtures.foreign_servers import BUILD_S
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.call import CallPolicy, DeadlinePolicy, RetryPolicy
@@ -18,9 +18,9 @@ they may not."""
 
 
 def every_kind(turn, kinds=KINDS):
-    """Each kind of call; the doors take turns."""
-    rows = [(kind, DOORS[(number + turn) % len(DOORS)]) for number, kind in enumerate(kinds)]
-    return pytest.mark.parametrize(("kind", "door"), rows)
+    """Each kind of call; the callers take turns."""
+    rows = [(kind, CALLERS[(number + turn) % len(CALLERS)]) for number, kind in enumerate(kinds)]
+    return pytest.mark.parametrize(("kind", "caller"), rows)
 
 
 RETRY = RetryPolicy(retry_on={"UNAVAILABLE"}, max_attempts=3, backoff=0.01)
@@ -28,9 +28,9 @@ PATIENT = CallPolicy(timeout=WAIT_S, retry=RETRY, idempotent=True)
 
 
 @every_kind(0)
-def test_every_kind_of_call_is_answered_under_its_deadline(go_shop, open_door, door, kind):
+def test_every_kind_of_call_is_answered_under_its_deadline(go_shop, open_caller, caller, kind):
     call = go_shop.script()
-    done = open_door(door, go_shop.target, CallPolicy(timeout=WAIT_S)).call(
+    done = open_caller(caller, go_shop.target, CallPolicy(timeout=WAIT_S)).call(
         kind, metadata=call.metadata, timeout=None
     )
     assert (done.answer, done.code) == (ALL, "OK")
@@ -40,9 +40,9 @@ def test_every_kind_of_call_is_answered_under_its_deadline(go_shop, open_door, d
 
 
 @every_kind(1)
-def test_a_retry_succeeds_and_says_which_one_it_is(go_shop, open_door, door, kind):
+def test_a_retry_succeeds_and_says_which_one_it_is(go_shop, open_caller, caller, kind):
     call = go_shop.script("UNAVAILABLE", "reset")
-    done = open_door(door, go_shop.target, PATIENT).call(kind, metadata=call.metadata)
+    done = open_caller(caller, go_shop.target, PATIENT).call(kind, metadata=call.metadata)
     assert (done.answer, done.code, done.trailing["x-attempt"]) == (ALL, "OK", "3")
     seen = go_shop.attempts(call)
     assert [attempt["previous_attempts"] for attempt in seen] == ["", "1", "2"]
@@ -51,9 +51,9 @@ def test_a_retry_succeeds_and_says_which_one_it_is(go_shop, open_door, door, kin
 
 
 @every_kind(2)
-def test_a_method_that_is_not_idempotent_is_not_called_again(go_shop, open_door, door, kind):
+def test_a_method_that_is_not_idempotent_is_not_called_again(go_shop, open_caller, caller, kind):
     call = go_shop.script("UNAVAILABLE")
-    done = open_door(door, go_shop.target, CallPolicy(timeout=WAIT_S, retry=RETRY)).call(
+    done = open_caller(caller, go_shop.target, CallPolicy(timeout=WAIT_S, retry=RETRY)).call(
         kind, metadata=call.metadata
     )
     assert (done.answer, done.code) == (b"", "UNAVAILABLE")
@@ -62,27 +62,27 @@ def test_a_method_that_is_not_idempotent_is_not_called_again(go_shop, open_door,
 
 
 @every_kind(0)
-def test_a_retry_waits_as_long_as_the_server_asks(go_shop, open_door, door, kind):
+def test_a_retry_waits_as_long_as_the_server_asks(go_shop, open_caller, caller, kind):
     call = go_shop.script("UNAVAILABLE/300")
-    done = open_door(door, go_shop.target, PATIENT).call(kind, metadata=call.metadata)
+    done = open_caller(caller, go_shop.target, PATIENT).call(kind, metadata=call.metadata)
     assert done.answer == ALL
     first, second = go_shop.attempts(call)
     assert second["at_ms"] - first["at_ms"] >= 299  # both are cut to whole milliseconds
 
 
 @every_kind(1)
-def test_a_server_can_forbid_the_retry(go_shop, open_door, door, kind):
+def test_a_server_can_forbid_the_retry(go_shop, open_caller, caller, kind):
     call = go_shop.script("UNAVAILABLE/-1")
-    done = open_door(door, go_shop.target, PATIENT).call(kind, metadata=call.metadata)
+    done = open_caller(caller, go_shop.target, PATIENT).call(kind, metadata=call.metadata)
     assert (done.code, done.trailing["grpc-retry-pushback-ms"]) == ("UNAVAILABLE", "-1")
     assert len(go_shop.attempts(call)) == 1
 
 
 @every_kind(2)
-def test_a_call_that_hangs_ends_at_its_deadline_on_both_sides(go_shop, open_door, door, kind):
+def test_a_call_that_hangs_ends_at_its_deadline_on_both_sides(go_shop, open_caller, caller, kind):
     for timeout in IN_TIME:
         call = go_shop.script("hang")
-        done = open_door(door, go_shop.target, CallPolicy(timeout=timeout)).call(
+        done = open_caller(caller, go_shop.target, CallPolicy(timeout=timeout)).call(
             kind, metadata=call.metadata
         )
         # grpc-go resets the stream at its own deadline; 1 of 50 times that is here first.
@@ -94,11 +94,11 @@ def test_a_call_that_hangs_ends_at_its_deadline_on_both_sides(go_shop, open_door
 
 
 @every_kind(1, ["unary_stream", "stream_stream"])
-def test_a_silent_stream_is_cut_after_its_first_message(go_shop, open_door, door, kind):
+def test_a_silent_stream_is_cut_after_its_first_message(go_shop, open_caller, caller, kind):
     for silence in IN_TIME:
         call = go_shop.script("silent")
         policy = CallPolicy(timeout=DeadlinePolicy(timeout=2 * WAIT_S, message_timeout=silence))
-        opened = open_door(door, go_shop.target, policy)
+        opened = open_caller(caller, go_shop.target, policy)
         done = opened.call(kind, metadata=call.metadata, timeout=None)
         assert done.code == "DEADLINE_EXCEEDED"
         assert done.details == f"no message for {silence:g} s (message_timeout)"
@@ -109,9 +109,9 @@ def test_a_silent_stream_is_cut_after_its_first_message(go_shop, open_door, door
 
 
 @every_kind(0)
-def test_a_cancel_reaches_the_server(go_shop, open_door, door, kind):
+def test_a_cancel_reaches_the_server(go_shop, open_caller, caller, kind):
     call = go_shop.script("hang")
-    done = open_door(door, go_shop.target, PATIENT).cancel(
+    done = open_caller(caller, go_shop.target, PATIENT).cancel(
         kind,
         lambda: wait_until(lambda: go_shop.attempts(call, ended=False)),
         metadata=call.metadata,
@@ -121,7 +121,7 @@ def test_a_cancel_reaches_the_server(go_shop, open_door, door, kind):
 
 
 @every_kind(1)
-def test_what_failed_is_answered_at_once_and_delivered_later(go_shop, open_door, door, kind):
+def test_what_failed_is_answered_at_once_and_delivered_later(go_shop, open_caller, caller, kind):
     call = go_shop.script("UNAVAILABLE", "UNAVAILABLE")
     policy = CallPolicy(
         failback=FailbackPolicy(retry_on="UNAVAILABLE", backoff=0.01, default=b"later")
@@ -130,10 +130,10 @@ def test_what_failed_is_answered_at_once_and_delivered_later(go_shop, open_door,
         policy = CallPolicy(
             failback=FailbackPolicy(retry_on="UNAVAILABLE", backoff=0.01, default=[b"later"])
         )
-    door = open_door(door, go_shop.target, policy)
-    done = door.call(kind, metadata=call.metadata)
+    caller = open_caller(caller, go_shop.target, policy)
+    done = caller.call(kind, metadata=call.metadata)
     assert (done.answer, done.code) == (b"later", "OK")
     assert done.trailing["rpcwheel-answer"] == "failback"
-    assert door.flush()
+    assert caller.flush()
     *_, last = go_shop.attempts(call)
     assert (last["ended"], "".join(last["requests"]).encode()) == ("OK", ALL)

@@ -3,7 +3,7 @@
 import grpc
 import pytest
 
-from fixtures.doors import DOORS, KINDS, REQUESTS, AioChannelDoor, SyncDoor
+from fixtures.callers import CALLERS, KINDS, REQUESTS, AioChannelCaller, SyncCaller
 from fixtures.shop import Fail, Hang
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.call import CallPolicy, RetryPolicy
@@ -17,18 +17,18 @@ PACKAGES = {"opentelemetry": {"sync", "aio"}, "grpc_interceptor": {"sync"}}
 """Whose, and the worlds for which they have a client."""
 
 PLACES = [
-    (package, door, place)
+    (package, caller, place)
     for package, worlds in PACKAGES.items()
-    for door in DOORS
+    for caller in CALLERS
     for place in ("outer", "inner")
-    if door.world in worlds and (place == "inner" or door is not AioChannelDoor)
+    if caller.world in worlds and (place == "inner" or caller is not AioChannelCaller)
 ]
 """Theirs before or behind ours. (What stands on the channel that ours wraps is behind.)"""
 
 
-def is_generator(package, door, place, kind) -> bool:
+def is_generator(package, caller, place, kind) -> bool:
     """Whether theirs make a bare generator of a call: it has no status, and nothing to cancel."""
-    return (package, door, kind) == ("opentelemetry", SyncDoor, "unary_stream")
+    return (package, caller, kind) == ("opentelemetry", SyncCaller, "unary_stream")
 
 
 def hides_the_end(*way) -> bool:
@@ -36,20 +36,20 @@ def hides_the_end(*way) -> bool:
     return is_generator(*way) and "inner" in way
 
 
-def asks_too_early(package, door, place, kind) -> bool:
+def asks_too_early(package, caller, place, kind) -> bool:
     """Whether theirs may get a status that grpc.aio makes up: see the canary, INTERNAL."""
-    asks = (package, door.world, place) == ("opentelemetry", "aio", "inner")
+    asks = (package, caller.world, place) == ("opentelemetry", "aio", "inner")
     return asks and kind.startswith("stream")
 
 
-def loses_cancel(package, door, place, kind) -> bool:
+def loses_cancel(package, caller, place, kind) -> bool:
     """Whether theirs alone keep a cancel from the server (opentelemetry-python-contrib #3271)."""
-    forgets = package == "opentelemetry" and door.world == "aio" and kind.endswith("unary")
-    return forgets or is_generator(package, door, place, kind)
+    forgets = package == "opentelemetry" and caller.world == "aio" and kind.endswith("unary")
+    return forgets or is_generator(package, caller, place, kind)
 
 
-def is_future(_, door, __, kind) -> bool:
-    return door is SyncDoor and kind.endswith("unary")
+def is_future(_, caller, __, kind) -> bool:
+    return caller is SyncCaller and kind.endswith("unary")
 
 
 def in_each_place(first, *exceptions, wanted=lambda *_: True):
@@ -73,13 +73,13 @@ def in_each_place(first, *exceptions, wanted=lambda *_: True):
 class Passage:
     """Where calls go through ours and theirs."""
 
-    def __init__(self, way, open_door, target) -> None:
-        package, self.door, self.place, self.kind = way
+    def __init__(self, way, open_caller, target) -> None:
+        package, self.caller, self.place, self.kind = way
         self.theirs = pytest.importorskip(f"fixtures.foreign_{package}").Theirs()
-        self._open, self._target = open_door, target
+        self._open, self._target = open_caller, target
 
     def open(self, policy: CallPolicy):
-        return self._open(self.door, self._target, policy, **{self.place: self.theirs})
+        return self._open(self.caller, self._target, policy, **{self.place: self.theirs})
 
     def saw(self, *, before: list[str], behind: list[str]) -> bool:
         """Whether they come to see the calls that those see who stand there."""
@@ -88,8 +88,8 @@ class Passage:
 
 
 @pytest.fixture
-def passage(request, shop, open_door):
-    return Passage(request.param, open_door, shop.target)
+def passage(request, shop, open_caller):
+    return Passage(request.param, open_caller, shop.target)
 
 
 @in_each_place(0)
@@ -130,10 +130,10 @@ def test_an_answer_by_default_is_a_success_before_ours(passage, shop):
     default = [b"later"] if passage.kind.endswith("stream") else b"later"
     shop.then("UNAVAILABLE")
     policy = FailbackPolicy(retry_on="UNAVAILABLE", backoff=0.01, default=default)
-    door = passage.open(CallPolicy(failback=policy))
-    done = door.call(passage.kind)
+    caller = passage.open(CallPolicy(failback=policy))
+    done = caller.call(passage.kind)
     assert (done.answer, done.code) == (b"later", "OK")
-    assert door.flush()
+    assert caller.flush()
     assert b"".join(shop.calls[1].requests) == ALL
     assert passage.saw(before=["OK"], behind=["UNAVAILABLE", "OK"])
 

@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 import rpcwheel
-from fixtures.aio_doors import others, refused
+from fixtures.aio_policy_channels import others, refused
 from fixtures.balanced_channels import instance
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.grpcio import BUGS_OF_INTERCEPTORS

@@ -9,7 +9,7 @@ import pytest
 from fixtures.aio_balanced_channels import call_until, caller, connect_all, counts, subchannel_of
 from fixtures.aio_channels import ANSWERS, KINDS, STYLES, Stub
 from fixtures.aio_channels import hanging as hanging_call
-from fixtures.aio_doors import others, refused, sent
+from fixtures.aio_policy_channels import others, refused, sent
 from fixtures.balanced_channels import instance
 from fixtures.shop import STREAM_UNARY, UNARY_STREAM, UNARY_UNARY, Fail, Hang, Silent
 from fixtures.waiting import WAIT_S, aio_wait_until

@@ -18,7 +18,7 @@ from fixtures.aio_balanced_channels import (
     subchannel_of,
 )
 from fixtures.aio_channels import KINDS, Stub, steps
-from fixtures.aio_doors import others, refused
+from fixtures.aio_policy_channels import others, refused
 from fixtures.balanced_channels import instance
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.shop import UNARY_UNARY

@@ -14,7 +14,7 @@ from fixtures.aio_balanced_channels import (
     subchannel_of,
 )
 from fixtures.aio_channels import ANSWERS, KINDS, STYLES, Stub
-from fixtures.aio_doors import others, refused
+from fixtures.aio_policy_channels import others, refused
 from fixtures.balanced_channels import instance
 from fixtures.shop import Fail, Shop
 from fixtures.waiting import WAIT_S, aio_wait_until

@@ -17,7 +17,7 @@ from fixtures.aio_balanced_channels import (
     subchannel_of,
 )
 from fixtures.aio_channels import ANSWERS, KINDS, STYLES, Stub, steps
-from fixtures.aio_doors import refused
+from fixtures.aio_policy_channels import refused
 from fixtures.balanced_channels import instance, refusing_port
 from fixtures.shop import STREAM_STREAM, UNARY_STREAM, UNARY_UNARY, Hang
 from fixtures.waiting import WAIT_S, aio_wait_until

@@ -1,6 +1,6 @@
 """Fixtures for the interceptor tests."""
 
-from fixtures.aio_doors import doors, own  # noqa: F401
+from fixtures.aio_policy_channels import channels, own  # noqa: F401
 from fixtures.chains import aio_chain, chain, forget_the_log  # noqa: F401
 from fixtures.shop import shop, shop_channel  # noqa: F401
 from fixtures.shops import memory  # noqa: F401

@@ -5,14 +5,14 @@ import asyncio
 import grpc
 import pytest
 
-from fixtures.aio_doors import refused
+from fixtures.aio_policy_channels import refused
 from fixtures.shop import UNARY_UNARY
 from rpcwheel.aio import call_options
 
 
 @pytest.fixture
-def call(doors):
-    return doors.retrying().unary_unary(UNARY_UNARY)
+def call(channels):
+    return channels.retrying().unary_unary(UNARY_UNARY)
 
 
 async def test_a_timeout_holds_for_the_calls_of_the_block(shop, call):

@@ -7,9 +7,9 @@ import threading
 import grpc
 import pytest
 
-from fixtures.aio_doors import others, read_all, refused, sent
+from fixtures.aio_policy_channels import others, read_all, refused, sent
 from fixtures.grpc_servers import IMPATIENT
-from fixtures.grpcio import WAITING_ENDS_WITH_ITS_CHANNEL, doors_but
+from fixtures.grpcio import WAITING_ENDS_WITH_ITS_CHANNEL, all_channels_but
 from fixtures.shop import STREAM_STREAM, UNARY_STREAM, UNARY_UNARY, Fail, Hang, Silent
 from fixtures.waiting import WAIT_S, aio_wait_until
 from rpcwheel.call import CallPolicy, DeadlinePolicy, RetryPolicy
@@ -79,22 +79,22 @@ async def test_a_call_on_a_closed_channel_raises(own):
         channel.unary_unary(UNARY_UNARY)(b"x")
 
 
-@doors_but(interceptors=WAITING_ENDS_WITH_ITS_CHANNEL)
-async def test_closing_the_channel_cancels_a_call_between_two_attempts(shop, doors, timer):
+@all_channels_but(interceptors=WAITING_ENDS_WITH_ITS_CHANNEL)
+async def test_closing_the_channel_cancels_a_call_between_two_attempts(shop, channels, timer):
     shop.then("UNAVAILABLE")
-    channel = doors.retrying(retry=PATIENT, timer=timer)
+    channel = channels.retrying(retry=PATIENT, timer=timer)
     call = channel.unary_unary(UNARY_UNARY)(b"x")
     await aio_wait_until(lambda: timer.pending)
-    await channel.close(0.1 if doors.name == "channel" else None)
+    await channel.close(0.1 if channels.name == "channel" else None)
     with pytest.raises(asyncio.CancelledError):
         await call
     assert await call.code() is grpc.StatusCode.CANCELLED
     assert not timer.pending
 
 
-async def test_a_retry_during_the_close_of_its_channel_is_canceled(shop, doors, timer):
+async def test_a_retry_during_the_close_of_its_channel_is_canceled(shop, channels, timer):
     shop.then(hang := Hang(), "UNAVAILABLE")
-    channel = doors.retrying(retry=PATIENT, timer=timer)
+    channel = channels.retrying(retry=PATIENT, timer=timer)
     other = channel.unary_unary(UNARY_UNARY)(b"o")
     await aio_wait_until(hang.begun.is_set)
     call = channel.unary_unary(UNARY_UNARY)(b"x")
@@ -107,11 +107,13 @@ async def test_a_retry_during_the_close_of_its_channel_is_canceled(shop, doors, 
     await closing
 
 
-@doors_but(interceptors=WAITING_ENDS_WITH_ITS_CHANNEL)
-async def test_a_call_that_fails_during_the_close_of_its_channel_is_not_retried(shop, doors, timer):
+@all_channels_but(interceptors=WAITING_ENDS_WITH_ITS_CHANNEL)
+async def test_a_call_that_fails_during_the_close_of_its_channel_is_not_retried(
+    shop, channels, timer
+):
     shop.then(hang := Hang())
     retry = RetryPolicy(retry_on={"UNAVAILABLE", "CANCELLED"}, backoff=30.0, retry_budget=None)
-    channel = doors.retrying(retry=retry, timer=timer)
+    channel = channels.retrying(retry=retry, timer=timer)
     call = channel.unary_unary(UNARY_UNARY)(b"x")
     await aio_wait_until(hang.begun.is_set)
     closing = asyncio.ensure_future(channel.close(0.5))

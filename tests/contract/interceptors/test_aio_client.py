@@ -1,6 +1,6 @@
 """Calls of `grpc.aio` with policies: retries, deadlines, default responses, what ends meanwhile.
 
-Rules that concern the adapters run through both doors (`doors`), the others through one (`own`).
+Rules of the adapters run with both APIs (`channels`), the others with one (`own`).
 """
 
 import asyncio
@@ -9,7 +9,7 @@ import threading
 import grpc
 import pytest
 
-from fixtures.aio_doors import PAIRED, answer_of, begin, read_all, refused
+from fixtures.aio_policy_channels import PAIRED, answer_of, begin, read_all, refused
 from fixtures.shop import (
     STREAM_STREAM,
     UNARY_STREAM,
@@ -34,9 +34,9 @@ from rpcwheel.timer import WheelTimer
 NO_CONNECTION = "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: refused"
 
 
-async def test_attempts_carry_the_number_of_previous_attempts(shop, doors):
+async def test_attempts_carry_the_number_of_previous_attempts(shop, channels):
     shop.then("UNAVAILABLE", "UNAVAILABLE")
-    call = doors.retrying().unary_unary(UNARY_UNARY)(b"x", metadata=(("k", "v"),))
+    call = channels.retrying().unary_unary(UNARY_UNARY)(b"x", metadata=(("k", "v"),))
     assert await call == b"x"
     told = [seen.metadata.get("grpc-previous-rpc-attempts") for seen in shop.calls]
     assert told == [None, "1", "2"]
@@ -68,18 +68,18 @@ class NotesWaitForReady(grpc.aio.UnaryUnaryClientInterceptor):
         return await continuation(details, request)
 
 
-async def test_wait_for_ready_of_the_policy_applies_to_calls_that_do_not_set_it(shop, doors):
+async def test_wait_for_ready_of_the_policy_applies_to_calls_that_do_not_set_it(shop, channels):
     for settings in ({}, {"retry": None}):
         notes = NotesWaitForReady()
-        channel = doors.retrying(wait_for_ready=True, inner=[notes], **settings)
+        channel = channels.retrying(wait_for_ready=True, inner=[notes], **settings)
         call = channel.unary_unary(UNARY_UNARY)
         await call(b"x")
         await call(b"x", wait_for_ready=False)
         assert notes.noted == [True, False]
 
 
-async def test_call_options_apply_to_the_calls_begun_inside(shop, doors):
-    call = doors.retrying().unary_unary(UNARY_UNARY)
+async def test_call_options_apply_to_the_calls_begun_inside(shop, channels):
+    call = channels.retrying().unary_unary(UNARY_UNARY)
     shop.then("UNAVAILABLE")
     with call_options(retry=None):
         assert (await refused(call(b"x"))).code() is grpc.StatusCode.UNAVAILABLE
@@ -137,11 +137,11 @@ async def test_the_retry_budget_limits_retries_to_a_failing_server(shop, own):
     assert 200 < len(shop.calls) <= 240
 
 
-@pytest.mark.parametrize(("kind", "doors"), PAIRED, indirect=["doors"])
-async def test_a_method_that_is_not_idempotent_is_not_retried(shop, doors, kind):
+@pytest.mark.parametrize(("kind", "channels"), PAIRED, indirect=["channels"])
+async def test_a_method_that_is_not_idempotent_is_not_retried(shop, channels, kind):
     """Also if the status is worded as gRPC words it when it has no connection."""
     shop.then(Fail("UNAVAILABLE", NO_CONNECTION))
-    call = begin(doors.retrying(idempotent=False), kind)
+    call = begin(channels.retrying(idempotent=False), kind)
     error = await refused(answer_of(call, kind))
     assert error.details() == NO_CONNECTION
     assert len(shop.calls) == 1
@@ -185,12 +185,12 @@ async def test_calls_made_in_a_scope_share_its_deadline(shop, own):
     assert shop.calls[0].time_remaining < 1.1 * WAIT_S
 
 
-async def test_a_call_whose_deadline_has_passed_is_not_sent(shop, doors):
+async def test_a_call_whose_deadline_has_passed_is_not_sent(shop, channels):
     for settings in (
         {},
         {"default_response": DefaultResponsePolicy(on="UNAVAILABLE", default=b"safe")},
     ):
-        channel = doors.retrying(**settings)
+        channel = channels.retrying(**settings)
         with deadline_scope(0.0):
             call = channel.unary_unary(UNARY_UNARY)(b"x")
         error = await refused(call)
@@ -205,10 +205,10 @@ async def test_several_tasks_may_await_one_call(shop, own):
     assert await asyncio.gather(*(asyncio.wait_for(call, 9) for _ in range(3))) == [b"x"] * 3
 
 
-async def test_a_slow_call_is_reported_while_it_runs(shop, doors, timer, events):
+async def test_a_slow_call_is_reported_while_it_runs(shop, channels, timer, events):
     shop.then(hang := Hang())
     deadline = DeadlinePolicy(slow_call_threshold=1.0)
-    call = doors.retrying(timer=timer, timeout=deadline).unary_unary(UNARY_UNARY)(b"x")
+    call = channels.retrying(timer=timer, timeout=deadline).unary_unary(UNARY_UNARY)(b"x")
     await aio_wait_until(hang.begun.is_set)
     timer.advance(1.0)
     await aio_wait_until(lambda: events)
@@ -218,9 +218,9 @@ async def test_a_slow_call_is_reported_while_it_runs(shop, doors, timer, events)
     assert not timer.pending
 
 
-async def test_a_call_that_has_ended_is_not_reported_as_slow(shop, doors, timer):
+async def test_a_call_that_has_ended_is_not_reported_as_slow(shop, channels, timer):
     deadline = DeadlinePolicy(slow_call_threshold=1.0)
-    channel = doors.retrying(timer=timer, timeout=deadline)
+    channel = channels.retrying(timer=timer, timeout=deadline)
     await channel.unary_unary(UNARY_UNARY)(b"x")
     assert await read_all(channel.unary_stream(UNARY_STREAM)(b"xy")) == [b"x", b"y"]
     assert not timer.pending
@@ -292,10 +292,10 @@ async def test_a_message_that_arrives_just_before_message_timeout_is_received(sh
     assert await call.read() is grpc.aio.EOF
 
 
-async def test_read_and_iteration_can_not_be_mixed(doors):
-    call = doors.retrying().unary_stream(UNARY_STREAM)(b"xy")
+async def test_read_and_iteration_can_not_be_mixed(channels):
+    call = channels.retrying().unary_stream(UNARY_STREAM)(b"xy")
     assert await call.read() == b"x"
-    if doors.name == "channel":  # grpc.aio's own call round ours lets it pass
+    if channels.name == "channel":  # grpc.aio's own call round ours lets it pass
         with pytest.raises(grpc.aio.UsageError):
             aiter(call)
     assert await call.read() == b"y"
@@ -305,11 +305,11 @@ async def test_read_and_iteration_can_not_be_mixed(doors):
 # --- Default responses ---
 
 
-@pytest.mark.parametrize(("kind", "doors"), PAIRED, indirect=["doors"])
-async def test_a_failed_call_ends_with_the_default_response(shop, doors, events, kind):
+@pytest.mark.parametrize(("kind", "channels"), PAIRED, indirect=["channels"])
+async def test_a_failed_call_ends_with_the_default_response(shop, channels, events, kind):
     shop.then(Fail("NOT_FOUND", "gone", (("k", "v"),)))
     default_response = DefaultResponsePolicy(on="NOT_FOUND", default=(b"1", b"2"))
-    call = begin(doors.retrying(default_response=default_response), kind)
+    call = begin(channels.retrying(default_response=default_response), kind)
     assert await answer_of(call, kind) == [b"1", b"2"]
     assert await call.code() is grpc.StatusCode.OK
     assert await call.details() == "default response after NOT_FOUND: gone"
@@ -321,12 +321,12 @@ async def test_a_failed_call_ends_with_the_default_response(shop, doors, events,
     assert [type(event) for event in events] == [DefaultResponseUsed]
 
 
-@pytest.mark.parametrize(("kind", "doors"), PAIRED, indirect=["doors"])
+@pytest.mark.parametrize(("kind", "channels"), PAIRED, indirect=["channels"])
 async def test_a_call_whose_deadline_has_passed_ends_with_the_default_response(
-    shop, doors, events, kind
+    shop, channels, events, kind
 ):
     default_response = DefaultResponsePolicy(on="DEADLINE_EXCEEDED", default=[b"safe"])
-    channel = doors.retrying(default_response=default_response)
+    channel = channels.retrying(default_response=default_response)
     with deadline_scope(0.0):
         call = begin(channel, kind)
     assert await answer_of(call, kind) == [b"safe"]

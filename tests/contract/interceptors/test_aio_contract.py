@@ -1,4 +1,4 @@
-"""What comes back through either door does all that a bare channel's calls do."""
+"""Calls of both aio APIs behave like calls of a plain channel."""
 
 import asyncio
 import itertools
@@ -7,7 +7,7 @@ import grpc
 import pytest
 from scenarios.calls import KINDS, MESSAGES, SCENARIOS, answer_of, policy_of, request_of
 
-from fixtures.aio_doors import Doors
+from fixtures.aio_policy_channels import PolicyChannels
 from fixtures.shop import Hang
 from fixtures.waiting import WAIT_S, aio_wait_until
 from rpcwheel.interceptors.aio import FailbackQueues
@@ -28,7 +28,7 @@ metadata is sent. `tests/interop/grpcio/test_canaries_aio.py` has the canary.
 
 
 def rows():
-    """Each scenario in each style; kinds, policies and doors are paired with both."""
+    """Each scenario in each style; kinds, policies and channels are paired with both."""
     for (i, scenario), (j, style) in itertools.product(enumerate(SCENARIOS), enumerate(STYLES)):
         requests = "stream" if style.startswith("write") or (i + j) % 2 else "unary"
         responses = "unary" if style.endswith(("await", "ask")) else "stream"
@@ -36,12 +36,12 @@ def rows():
         if style == "write-read" and scenario.default:
             continue
         common = "all" if (i + j + i // 4) % 2 else "plain"
-        door = "channel" if (i // 2 + j) % 2 else "interceptors"
+        api = "channel" if (i // 2 + j) % 2 else "interceptors"
         if style.startswith("write") and (scenario.attempts > 1 or scenario.default):
-            door = "interceptors"  # where grpc.aio makes an iterator of what is written
+            api = "interceptors"  # where grpc.aio makes an iterator of what is written
         kind = f"{requests}-{responses}"
-        case = pytest.param(kind, style, scenario, common, door)
-        yield case._replace(id=f"{scenario}-{style}-{kind}-{common}-{door}")
+        case = pytest.param(kind, style, scenario, common, api)
+        yield case._replace(id=f"{scenario}-{style}-{kind}-{common}-{api}")
 
 
 @pytest.fixture
@@ -51,16 +51,16 @@ async def queues():
     await queues.close(0)
 
 
-@pytest.mark.parametrize(("kind", "style", "scenario", "common", "door"), [*rows()])
+@pytest.mark.parametrize(("kind", "style", "scenario", "common", "api"), [*rows()])
 async def test_a_call_ends_as_on_a_channel_without_policies(
-    shop, own, queues, *, kind, style, scenario, common, door
+    shop, own, queues, *, kind, style, scenario, common, api
 ):
     bare = await play_bare(shop, own, kind, style, scenario)
     shop.reset()
-    doors = Doors(door, shop.target)
-    channel = doors.open(policy_of(scenario, common), queues=queues)
+    channels = PolicyChannels(api, shop.target)
+    channel = channels.open(policy_of(scenario, common), queues=queues)
     seen = await play(shop, channel, kind, style, scenario)
-    await doors.close()
+    await channels.close()
     assert seen["code"] == scenario.code
     assert scenario.min_attempts <= shop.count_calls(**MARK) <= scenario.attempts
     assert seen["told"]
@@ -74,7 +74,7 @@ async def test_a_call_ends_as_on_a_channel_without_policies(
     if scenario.code == "DEADLINE_EXCEEDED":
         assert "Deadline Exceeded" in seen["details"]
         forget(("details",), bare, seen)  # grpc's own vary
-    if door == "interceptors":
+    if api == "interceptors":
         forget(("read again",), bare, seen)  # grpc.aio's own call round ours says EOF
     if scenario.name == "success":
         assert seen["answer"] == answer_of(kind)

@@ -6,7 +6,7 @@ import itertools
 import grpc
 import pytest
 
-from fixtures.aio_doors import PAIRED, answer_of, begin, refused, sent
+from fixtures.aio_policy_channels import PAIRED, answer_of, begin, refused, sent
 from fixtures.shop import (
     STREAM_UNARY,
     UNARY_UNARY,
@@ -31,10 +31,10 @@ async def queues(timer):
     await queues.close(0)
 
 
-@pytest.mark.parametrize(("kind", "doors"), PAIRED, indirect=["doors"])
-async def test_a_failed_call_is_answered_now_and_delivered_later(shop, doors, queues, kind):
+@pytest.mark.parametrize(("kind", "channels"), PAIRED, indirect=["channels"])
+async def test_a_failed_call_is_answered_now_and_delivered_later(shop, channels, queues, kind):
     shop.then(Fail("UNAVAILABLE", "gone", (("k", "v"),)))
-    channel = doors.retrying(retry=None, failback=LATER, queues=queues)
+    channel = channels.retrying(retry=None, failback=LATER, queues=queues)
     call = begin(channel, kind, b"a", b"b", metadata=(("id", "7"),))
     assert await answer_of(call, kind) == [b"later"]
     assert await call.code() is grpc.StatusCode.OK
@@ -99,10 +99,10 @@ NOT_ALL_KNOWN = {
 @pytest.mark.parametrize("requests", NOT_ALL_KNOWN.values(), ids=NOT_ALL_KNOWN)
 @pytest.mark.parametrize("failback", [OTHERS, LATER.model_copy(update={"max_attempts": 1})])
 async def test_requests_are_not_gathered_for_a_failure_that_failback_is_not_for(
-    shop, doors, queues, requests, failback
+    shop, channels, queues, requests, failback
 ):
     shop.then("UNAVAILABLE")
-    channel = doors.retrying(retry=None, failback=failback, queues=queues)
+    channel = channels.retrying(retry=None, failback=failback, queues=queues)
     call = channel.stream_unary(STREAM_UNARY)(requests())
     error = await refused(call)
     assert error.code() is grpc.StatusCode.UNAVAILABLE
@@ -124,10 +124,12 @@ async def test_a_predicate_is_asked_before_requests_are_gathered(shop, own, queu
     assert [type(event) for event in events] == [CallbackFailed]
 
 
-@pytest.mark.parametrize(("kind", "doors"), PAIRED, indirect=["doors"])
-async def test_a_call_that_began_after_its_deadline_is_delivered_later(shop, doors, queues, kind):
+@pytest.mark.parametrize(("kind", "channels"), PAIRED, indirect=["channels"])
+async def test_a_call_that_began_after_its_deadline_is_delivered_later(
+    shop, channels, queues, kind
+):
     failback = LATER.model_copy(update={"retry_on": "DEADLINE_EXCEEDED"})
-    channel = doors.retrying(failback=failback, queues=queues)
+    channel = channels.retrying(failback=failback, queues=queues)
     with deadline_scope(0.0):
         call = begin(channel, kind)
     assert await answer_of(call, kind) == [b"later"]
@@ -138,11 +140,13 @@ async def test_a_call_that_began_after_its_deadline_is_delivered_later(shop, doo
     assert "grpc-previous-rpc-attempts" not in seen.metadata
 
 
-@pytest.mark.parametrize(("kind", "doors"), PAIRED, indirect=["doors"])
-async def test_a_call_that_can_not_be_queued_fails_with_an_error_of_grpc(shop, doors, queues, kind):
+@pytest.mark.parametrize(("kind", "channels"), PAIRED, indirect=["channels"])
+async def test_a_call_that_can_not_be_queued_fails_with_an_error_of_grpc(
+    shop, channels, queues, kind
+):
     await queues.close()
     shop.then(Fail("UNAVAILABLE", "gone", (("k", "v"),)))
-    call = begin(doors.retrying(retry=None, failback=LATER, queues=queues), kind)
+    call = begin(channels.retrying(retry=None, failback=LATER, queues=queues), kind)
     error = await refused(answer_of(call, kind))
     assert isinstance(error, FailbackClosed)
     assert error.code() is await call.code() is grpc.StatusCode.UNAVAILABLE

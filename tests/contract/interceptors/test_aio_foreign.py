@@ -3,8 +3,8 @@
 import grpc
 import pytest
 
-from fixtures.aio_doors import read_all, refused
-from fixtures.grpcio import BUGS_OF_INTERCEPTORS, doors_but
+from fixtures.aio_policy_channels import read_all, refused
+from fixtures.grpcio import BUGS_OF_INTERCEPTORS, all_channels_but
 from fixtures.shop import UNARY_STREAM, UNARY_UNARY, Fail
 from fixtures.waiting import WAIT_S
 from rpcwheel.call import RetryPolicy
@@ -33,19 +33,19 @@ class Foreign(grpc.aio.UnaryUnaryClientInterceptor):
 
 
 @pytest.mark.parametrize(
-    ("gives", "doors"),
+    ("gives", "channels"),
     [
         ("call", "interceptors"),
         ("code", "channel"),
         ("answer", "channel"),
         ("answer", "interceptors"),
     ],
-    indirect=["doors"],
+    indirect=["channels"],
 )
-async def test_inner_interceptors_see_each_attempt(shop, doors, gives):
+async def test_inner_interceptors_see_each_attempt(shop, channels, gives):
     shop.then("UNAVAILABLE")
     foreign = Foreign(gives)
-    call = doors.retrying(inner=[foreign]).unary_unary(UNARY_UNARY)(b"x")
+    call = channels.retrying(inner=[foreign]).unary_unary(UNARY_UNARY)(b"x")
     assert await call == b"x"
     assert await call.code() is grpc.StatusCode.OK
     assert foreign.seen == 2
@@ -66,8 +66,8 @@ async def test_an_exception_of_an_inner_interceptor_is_raised_to_the_caller(own,
         async def intercept_unary_unary(self, continuation, details, request):
             raise KeyError("a bug")
 
-    for door in ("channel", "interceptors"):
-        own.name = door
+    for api in ("channel", "interceptors"):
+        own.name = api
         call = own.retrying(inner=[Broken()]).unary_unary(UNARY_UNARY)(b"x")
         with pytest.raises(KeyError, match="a bug"):
             await call
@@ -99,26 +99,28 @@ class ForeignStream(grpc.aio.UnaryStreamClientInterceptor):
         return messages()
 
 
-async def test_a_stream_that_an_inner_interceptor_wraps_in_a_generator_is_retried(shop, doors):
+async def test_a_stream_that_an_inner_interceptor_wraps_in_a_generator_is_retried(shop, channels):
     shop.then("UNAVAILABLE")
     foreign = ForeignStream()
-    call = doors.retrying(inner=[foreign]).unary_stream(UNARY_STREAM)(b"xy")
+    call = channels.retrying(inner=[foreign]).unary_stream(UNARY_STREAM)(b"xy")
     assert await read_all(call) == [b"X", b"Y"]
     assert await call.code() is grpc.StatusCode.OK
     assert (foreign.seen, len(shop.calls)) == (2, 2)
 
 
-async def test_a_stream_that_an_inner_interceptor_wraps_in_a_generator_fails_unchanged(shop, doors):
+async def test_a_stream_that_an_inner_interceptor_wraps_in_a_generator_fails_unchanged(
+    shop, channels
+):
     shop.then(Fail("NOT_FOUND", after=1))
-    call = doors.retrying(inner=[ForeignStream()]).unary_stream(UNARY_STREAM)(b"xy")
+    call = channels.retrying(inner=[ForeignStream()]).unary_stream(UNARY_STREAM)(b"xy")
     assert await anext(aiter(call)) == b"X"
     error = await refused(anext(aiter(call)))
     assert error.code() is grpc.StatusCode.NOT_FOUND
     assert await call.code() is error.code()
 
 
-@doors_but(channel=BUGS_OF_INTERCEPTORS)
-async def test_an_error_with_a_status_of_an_inner_interceptor_is_retried(shop, doors):
+@all_channels_but(channel=BUGS_OF_INTERCEPTORS)
+async def test_an_error_with_a_status_of_an_inner_interceptor_is_retried(shop, channels):
     class Refused(grpc.RpcError):
         def code(self):
             return grpc.StatusCode.UNAVAILABLE
@@ -132,11 +134,13 @@ async def test_an_error_with_a_status_of_an_inner_interceptor_is_retried(shop, d
                 raise Refused
             return await continuation(details, request)
 
-    assert await doors.retrying(inner=[Refusing()]).unary_unary(UNARY_UNARY)(b"x") == b"x"
+    assert await channels.retrying(inner=[Refusing()]).unary_unary(UNARY_UNARY)(b"x") == b"x"
 
 
-@doors_but(channel=BUGS_OF_INTERCEPTORS)
-async def test_an_exception_of_an_inner_interceptor_in_a_retry_is_raised_to_the_caller(shop, doors):
+@all_channels_but(channel=BUGS_OF_INTERCEPTORS)
+async def test_an_exception_of_an_inner_interceptor_in_a_retry_is_raised_to_the_caller(
+    shop, channels
+):
     class Breaking(grpc.aio.UnaryUnaryClientInterceptor):
         tries = 0
 
@@ -147,7 +151,7 @@ async def test_an_exception_of_an_inner_interceptor_in_a_retry_is_raised_to_the_
             return await continuation(details, request)
 
     shop.then("UNAVAILABLE")
-    call = doors.retrying(inner=[Breaking()]).unary_unary(UNARY_UNARY)(b"x")
+    call = channels.retrying(inner=[Breaking()]).unary_unary(UNARY_UNARY)(b"x")
     with pytest.raises(KeyError, match="a bug"):
         await call
     assert call.done()
@@ -166,19 +170,19 @@ class Signs(grpc.aio.UnaryUnaryClientInterceptor):
 
 
 @pytest.mark.parametrize(
-    ("given", "doors"),
+    ("given", "channels"),
     [(None, "channel"), ((("k", "v"),), "interceptors"), ("metadata", "channel")],
-    indirect=["doors"],
+    indirect=["channels"],
 )
 async def test_metadata_that_an_inner_interceptor_adds_is_not_in_the_next_attempt(
-    shop, doors, given
+    shop, channels, given
 ):
     own = grpc.aio.Metadata(("k", "v")) if given == "metadata" else given
     shop.then("UNAVAILABLE", "UNAVAILABLE")
     queues = FailbackQueues()
     failback = FailbackPolicy(retry_on="UNAVAILABLE", backoff=30.0)
     retry = RetryPolicy(retry_on="UNAVAILABLE", max_attempts=2, backoff=0.0)
-    channel = doors.retrying(inner=[Signs()], retry=retry, failback=failback, queues=queues)
+    channel = channels.retrying(inner=[Signs()], retry=retry, failback=failback, queues=queues)
     await channel.unary_unary(UNARY_UNARY)(b"x", metadata=own)
     assert await queues.flush(WAIT_S)
     await queues.close(0)

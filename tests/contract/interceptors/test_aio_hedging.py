@@ -5,7 +5,7 @@ import asyncio
 import grpc
 import pytest
 
-from fixtures.aio_doors import refused
+from fixtures.aio_policy_channels import refused
 from fixtures.shop import UNARY_UNARY, Fail, Hang
 from fixtures.waiting import aio_wait_until
 from rpcwheel.call import CallPolicy, DefaultResponsePolicy, HedgingPolicy
@@ -18,12 +18,12 @@ AT_ONCE = HedgingPolicy(delay=0, max_attempts=3, retry_budget=None)
 
 
 @pytest.fixture
-def begin(doors, timer):
+def begin(channels, timer):
     """Begins hedged calls, through a channel of ours and through interceptors."""
 
     def begin(timeout=None, *, queues=None, **settings):
         policy = CallPolicy(**{"hedging": HEDGING, "idempotent": True} | settings)
-        channel = doors.open(policy, timer=timer, queues=queues)
+        channel = channels.open(policy, timer=timer, queues=queues)
         return channel.unary_unary(UNARY_UNARY)(b"x", timeout=timeout)
 
     return begin
@@ -179,15 +179,15 @@ class IsCanceled(grpc.aio.UnaryUnaryClientInterceptor):
         raise asyncio.CancelledError
 
 
-async def test_an_inner_interceptor_may_return_the_response(shop, doors):
+async def test_an_inner_interceptor_may_return_the_response(shop, channels):
     policy = CallPolicy(hedging=HEDGING, idempotent=True)
-    channel = doors.open(policy, inner=[AnswersWithTheResponse()])
+    channel = channels.open(policy, inner=[AnswersWithTheResponse()])
     assert await channel.unary_unary(UNARY_UNARY)(b"x") == b"x"
 
 
-async def test_a_call_ends_if_an_inner_interceptor_is_canceled(shop, doors):
+async def test_a_call_ends_if_an_inner_interceptor_is_canceled(shop, channels):
     policy = CallPolicy(hedging=HEDGING, idempotent=True)
-    channel = doors.open(policy, inner=[IsCanceled()])
+    channel = channels.open(policy, inner=[IsCanceled()])
     with pytest.raises(asyncio.CancelledError):
         await channel.unary_unary(UNARY_UNARY)(b"x")
 

@@ -1,4 +1,4 @@
-"""What is sent through both doors of `grpc.aio`: messages of protobuf, and call credentials."""
+"""What is sent through both channels of `grpc.aio`: messages of protobuf, and call credentials."""
 
 import itertools
 from concurrent.futures import ThreadPoolExecutor
@@ -7,7 +7,7 @@ import grpc
 import pytest
 from google.protobuf.wrappers_pb2 import StringValue
 
-from fixtures.aio_doors import read_all
+from fixtures.aio_policy_channels import read_all
 from fixtures.shop import STREAM_UNARY, UNARY_STREAM, UNARY_UNARY, Fail, Hang
 from fixtures.waiting import WAIT_S, aio_wait_until
 from rpcwheel.call import CallPolicy, DeadlinePolicy, RetryPolicy
@@ -23,21 +23,21 @@ LATER = RetryPolicy(retry_on="UNAVAILABLE", backoff=5.0, retry_budget=None)
 TOKENS_METHOD = "/test.Tokens/Get"
 
 
-async def test_protobuf_messages_are_sent_and_received(shop, doors):
+async def test_protobuf_messages_are_sent_and_received(shop, channels):
     shop.then("UNAVAILABLE")
-    member = doors.retrying().unary_unary(UNARY_UNARY, **PROTOBUF)
+    member = channels.retrying().unary_unary(UNARY_UNARY, **PROTOBUF)
     assert (await member(StringValue(value="as it was"))).value == "as it was"
     assert [seen.requests for seen in shop.calls] == [[WIRE], [WIRE]]
 
 
 @pytest.mark.parametrize(
-    ("kind", "doors"),
+    ("kind", "channels"),
     [("unary_unary", "interceptors"), ("unary_stream", "channel")],
-    indirect=["doors"],
+    indirect=["channels"],
 )
-async def test_a_retry_sends_the_message_as_it_was_at_the_call(shop, doors, timer, kind):
+async def test_a_retry_sends_the_message_as_it_was_at_the_call(shop, channels, timer, kind):
     shop.then(Fail("UNAVAILABLE"))
-    channel = doors.retrying(timer=timer, retry=LATER)
+    channel = channels.retrying(timer=timer, retry=LATER)
     method = UNARY_UNARY if kind == "unary_unary" else UNARY_STREAM
     member = getattr(channel, kind)(method, request_serializer=StringValue.SerializeToString)
     call = member(request := StringValue(value="as it was"))
@@ -144,24 +144,24 @@ def guarded():
     guarded.stop()
 
 
-def secured(guarded, door, policy, queues):
+def secured(guarded, api, policy, queues):
     credentials = grpc.local_channel_credentials()
-    if door == "channel":
+    if api == "channel":
         bare = grpc.aio.secure_channel(guarded.target, credentials)
         return aio.intercept_channel(bare, policy, queues=queues)
     ours = aio.client_interceptors(policy, queues=queues)
     return grpc.aio.secure_channel(guarded.target, credentials, interceptors=ours)
 
 
-@pytest.mark.parametrize("door", ["interceptors", "channel"])
-async def test_each_attempt_and_each_delivery_gets_a_new_token(guarded, door):
+@pytest.mark.parametrize("api", ["interceptors", "channel"])
+async def test_each_attempt_and_each_delivery_gets_a_new_token(guarded, api):
     policy = CallPolicy(
         retry=RetryPolicy(retry_on="UNAVAILABLE", backoff=0.0, max_attempts=2),
         idempotent=True,
         failback=FailbackPolicy(retry_on="UNAVAILABLE", backoff=30.0),
     )
     tokens = grpc.metadata_call_credentials(Tokens())
-    async with aio.FailbackQueues() as queues, secured(guarded, door, policy, queues) as channel:
+    async with aio.FailbackQueues() as queues, secured(guarded, api, policy, queues) as channel:
         member = channel.unary_unary(TOKENS_METHOD)
         guarded.failures = 1
         assert await member(b"x", credentials=tokens) == b"x"

@@ -5,7 +5,7 @@ import asyncio
 import grpc
 import pytest
 
-from fixtures.aio_doors import read_all, refused, sent
+from fixtures.aio_policy_channels import read_all, refused, sent
 from fixtures.shop import STREAM_STREAM, STREAM_UNARY, Fail
 from fixtures.waiting import aio_wait_until
 from rpcwheel.call import DeadlinePolicy, RetryPolicy
@@ -15,18 +15,18 @@ from rpcwheel.interceptors.aio import FailbackQueues
 
 
 @pytest.mark.parametrize(
-    ("requests", "doors"),
+    ("requests", "channels"),
     [(lambda: [b"a", b"b"], "interceptors"), (lambda: sent(b"a", b"b"), "channel")],
-    indirect=["doors"],
+    indirect=["channels"],
 )
-async def test_a_retry_sends_all_messages_again(shop, doors, requests):
+async def test_a_retry_sends_all_messages_again(shop, channels, requests):
     shop.then("UNAVAILABLE", "UNAVAILABLE")
-    assert await doors.retrying().stream_unary(STREAM_UNARY)(requests()) == b"ab"
+    assert await channels.retrying().stream_unary(STREAM_UNARY)(requests()) == b"ab"
     assert len(shop.calls) == 3
     assert shop.calls[-1].requests == [b"a", b"b"]
 
 
-async def test_an_iterator_is_read_once_and_no_message_is_lost(shop, doors):
+async def test_an_iterator_is_read_once_and_no_message_is_lost(shop, channels):
     shop.then("UNAVAILABLE")
     going = asyncio.Event()
 
@@ -36,7 +36,7 @@ async def test_an_iterator_is_read_once_and_no_message_is_lost(shop, doors):
         yield b"b"
         yield b"c"
 
-    call = doors.retrying().stream_unary(STREAM_UNARY)(requests())
+    call = channels.retrying().stream_unary(STREAM_UNARY)(requests())
     await aio_wait_until(lambda: len(shop.calls) == 2)
     going.set()
     assert await call == b"abc"
@@ -65,9 +65,9 @@ async def test_a_stream_is_retried_up_to_its_limit_of_bytes(shop, own, events, k
     assert "can't be repeated" in events[-1].reason
 
 
-async def test_write_is_refused_after_an_iterator_was_given(doors):
+async def test_write_is_refused_after_an_iterator_was_given(channels):
     for settings in ({}, {"retry": None, "timeout": DeadlinePolicy(slow_call_threshold=9)}):
-        call = doors.retrying(**settings).stream_unary(STREAM_UNARY)(sent(b"a"))
+        call = channels.retrying(**settings).stream_unary(STREAM_UNARY)(sent(b"a"))
         with pytest.raises(grpc.aio.UsageError):
             await call.write(b"b")
         with pytest.raises(grpc.aio.UsageError):
@@ -75,9 +75,9 @@ async def test_write_is_refused_after_an_iterator_was_given(doors):
         assert await call == b"a"
 
 
-async def test_without_retries_requests_may_be_written(doors):
+async def test_without_retries_requests_may_be_written(channels):
     settings = {"retry": None, "timeout": DeadlinePolicy(slow_call_threshold=9)}
-    call = doors.retrying(**settings).stream_unary(STREAM_UNARY)()
+    call = channels.retrying(**settings).stream_unary(STREAM_UNARY)()
     await call.write(b"a")
     await call.done_writing()
     assert await call == b"a"
@@ -149,9 +149,11 @@ async def test_an_iterator_that_raises_cancels_the_call(own):
         assert await call.code() is grpc.StatusCode.CANCELLED
 
 
-async def test_the_caller_gets_the_servers_status_if_it_ends_the_call_early(shop, doors):
+async def test_the_caller_gets_the_servers_status_if_it_ends_the_call_early(shop, channels):
     """grpc.aio tells INTERNAL instead, in every second such call (1.85)."""
-    member = doors.retrying(retry=RetryPolicy(retry_on="UNAVAILABLE")).stream_stream(STREAM_STREAM)
+    member = channels.retrying(retry=RetryPolicy(retry_on="UNAVAILABLE")).stream_stream(
+        STREAM_STREAM
+    )
     for _ in range(20):
         shop.then("NOT_FOUND")
         call = member([b"a", b"b"])

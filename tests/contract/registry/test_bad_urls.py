@@ -29,7 +29,7 @@ BAD_URLS = {
 async def test_a_bad_url_is_refused_at_once_by_everything_that_takes_one():
     kit, aio_kit = Kit(), aio.Kit()
     named = {"service": SERVICE}
-    doors = {
+    functions = {
         "open_registry": open_registry,
         "insecure_channel": lambda url: rpcwheel.insecure_channel(url, **named),
         "kit": lambda url: kit.channel(url, **named),
@@ -40,9 +40,9 @@ async def test_a_bad_url_is_refused_at_once_by_everything_that_takes_one():
     }
     wrong = []
     for url, why in BAD_URLS.items():
-        for name, door in doors.items():
+        for name, function in functions.items():
             with pytest.raises(ConfigurationError) as refused:
-                door(url)
+                function(url)
             said = str(refused.value)
             is_address = "://" not in url and "service: only for a service in a registry" in said
             if (why not in said and not is_address) or "pa@ss" in said:

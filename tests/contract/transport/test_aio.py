@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from fixtures.aio_channels import ANSWERS, KINDS, STYLES, Stub, hanging
-from fixtures.aio_doors import others, refused
+from fixtures.aio_policy_channels import others, refused
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.grpcio import BUGS_OF_INTERCEPTORS
 from fixtures.shop import UNARY_STREAM, UNARY_UNARY, Fail, Hang, Silent

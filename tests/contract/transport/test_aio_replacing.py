@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from fixtures.aio_channels import KINDS, Stub, hanging, steps
-from fixtures.aio_doors import refused
+from fixtures.aio_policy_channels import refused
 from fixtures.shop import UNARY_UNARY, Fail, Hang, Silent
 from fixtures.waiting import WAIT_S, aio_wait_until
 from rpcwheel import RetryPolicy, aio

@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from fixtures.aio_channels import ANSWERS, KINDS, STYLES, Stub
-from fixtures.aio_doors import others
+from fixtures.aio_policy_channels import others
 from fixtures.leaks import descriptors
 from fixtures.shop import Silent
 from fixtures.waiting import WAIT_S, aio_wait_until
