@@ -1,7 +1,7 @@
-"""A server closes the connection that does nothing; run it: python examples/idle.py.
+"""A server lists its connections and closes an idle one; run it: python examples/idle.py.
 
-Two clients are connected. One goes on calling, the other falls silent, and its connection is closed
-from the server's side. When it calls again, gRPC connects again: it sees no error.
+Two clients are connected. One keeps calling. The other is silent, and the server closes its
+connection. When it calls again, gRPC reconnects, and the client sees no error.
 """
 
 import sys
@@ -16,48 +16,52 @@ from rpcwheel.events import ConnectionClosed, Event, add_sink
 from rpcwheel.idle import ConnectionTable, IdleConnectionDetector
 from rpcwheel.transport import ReconnectingChannel
 
-IDLE, PATIENCE = 1.0, 10.0  # three minutes, if nothing is said
+IDLE_TIMEOUT, TIME_LIMIT = 1.0, 10.0  # the default of the idle timeout is three minutes
 
 
 class Audit(AuditServicer):
-    """Yours does more."""
+    """A service that stores lines."""
 
     def Push(self, request: Line, context: grpc.ServicerContext) -> Receipt:  # noqa: D102, N802
         return Receipt(number=1)
 
 
-def told(event: Event) -> None:
-    """Print what was closed."""
+def print_closed(event: Event) -> None:
+    """Print which connection was closed."""
     if isinstance(event, ConnectionClosed):
         print(f"    closed: {event.peer} after {event.idle_s:.1f} s: {event.reason}")
 
 
 def main() -> int:
-    """Be the server and both clients, each with a connection of its own."""
-    add_sink(told)
-    connections = ConnectionTable()
-    server = grpc.server(ThreadPoolExecutor(4), interceptors=[connections])
+    """Run the server and both clients, each with a connection of its own."""
+    add_sink(print_closed)
+    table = ConnectionTable()
+    server = grpc.server(ThreadPoolExecutor(4), interceptors=[table])
     add_AuditServicer_to_server(Audit(), server)
-    target = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    port = server.add_insecure_port("127.0.0.1:0")
     server.start()
+    target = f"127.0.0.1:{port}"
     with (
-        IdleConnectionDetector(server, IDLE, connections=connections),
+        IdleConnectionDetector(server, IDLE_TIMEOUT, connections=table, ports=port) as detector,
         ReconnectingChannel(target) as one,
         ReconnectingChannel(target) as other,
     ):
         busy, idle = AuditStub(one), AuditStub(other)
-        idle.Push(Line(text="for now, this is all"))
-        calls, end = 0, time.monotonic() + PATIENCE
-        while not calls or (len(connections.snapshot()) > 1 and time.monotonic() < end):
-            busy.Push(Line(text="and another"))
+        idle.Push(Line(text="a line"))
+        calls, end = 0, time.monotonic() + TIME_LIMIT
+        while not calls or (len(detector.connections()) > 1 and time.monotonic() < end):
+            busy.Push(Line(text="another line"))
             calls += 1
-            time.sleep(IDLE / 5)
-        kept = [connection.calls for connection in connections.snapshot()]
+            time.sleep(IDLE_TIMEOUT / 5)
+        for connection in detector.connections():
+            print(f"    open: {connection.peer}, {connection.user_agent}")
+            print(f"    since {connection.connected_at}, {connection.calls_total} calls")
+        kept = [connection.calls_total for connection in detector.connections()]
         print(f"the busy connection was kept: {kept == [calls]}")
         while other.get_state() is not grpc.ChannelConnectivity.IDLE:
-            time.sleep(0.01)  # it has not heard of it yet
-        idle.Push(Line(text="here again"))
-        print("the other client calls again, and is answered")
+            time.sleep(0.01)  # the client has not noticed yet
+        idle.Push(Line(text="a line after a while"))
+        print("the other client calls again and gets a response")
     server.stop(None).wait()
     return 0 if kept == [calls] else 1
 

@@ -33,7 +33,6 @@ __all__ = [
     "end_call",
     "has_ended",
     "has_receiving_token",
-    "is_plain",
     "is_receiving",
     "is_running",
     "pool_of",
@@ -82,15 +81,6 @@ def is_receiving(context: Any) -> bool:
     """Whether the server waits for a message from the client; False if that can't be known."""
     due = getattr(getattr(context, "_state", None), "due", ())
     return has_receiving_token() and getattr(grpc_server, RECEIVING) in due
-
-
-def is_plain(context: grpc.ServicerContext) -> bool:
-    """Whether the connection of a call is known to be plaintext; for contexts of both worlds."""
-    try:
-        kinds = context.auth_context().get("transport_security_type", ())
-        return list(kinds) == [b"insecure"]
-    except Exception:  # noqa: BLE001 - a context of another package: not known
-        return False
 
 
 def pool_of(server: object) -> weakref.ref[Any] | None:

@@ -503,18 +503,17 @@ class ConnectionIdle(Event):
 
 @dataclass(frozen=True, slots=True)
 class ConnectionClosed(Event):
-    """A server closed an idle connection. `how` is "shutdown" or "goaway"."""
+    """A server closed an idle connection."""
 
     log_line = LogLine(
         CONNECTION,
         INFO,
         "peer",
-        "%(peer)s: connection closed (%(how)s) after %(idle_s).3g s, %(reason)s",
+        "%(peer)s: connection closed, idle for %(idle_s).3g s, %(reason)s",
     )
     peer: str
     reason: str
     idle_s: float
-    how: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Connections that nobody uses are found and closed: a server's side (Dubbo's `CloseTimerTask`).
+"""Connections of a gRPC server: who is connected, and closing what is not used.
 
     from rpcwheel.idle import ConnectionTable, IdleConnectionDetector
 
@@ -8,20 +8,25 @@
     detector = IdleConnectionDetector(server, 180.0, connections=connections, ports=port)
     server.start()
 
-    for connection in connections.snapshot():
-        print(connection.peer, connection.last_read, connection.streams_open)
+    for connection in detector.connections():
+        print(connection.peer, connection.user_agent, connection.state, connection.idle_s)
 
-Idle is not dead: for peers that are gone, have the server send pings. What is told here is what
-calls do. Heartbeats, and the pings of HTTP/2, keep nothing open; a call that is in flight does, a
-stream too, unless the policy says otherwise. `IdlePolicy` has the limits: neither read nor written,
-not read, not written, too old.
+`IdlePolicy` has the limits: no message read or written, not read, not written, too old (Dubbo's
+`CloseTimerTask`). Only calls count as use: heartbeats and HTTP/2 pings do not keep a connection
+open. A call in flight does, and an open stream too, unless the policy says otherwise. Idle is not
+dead: to find clients that are gone, have the server send keepalive pings.
 
-What a connection is, grpc does not say; the process sees it itself, on Linux, for TCP. A connection
-is shut after its streams were ended with UNAVAILABLE and the reason; its client connects again when
-it next wants something. Only sockets on the server's own ports are touched. Two servers that share
-address and port in one process (`SO_REUSEPORT`) can't be told apart.
+gRPC does not expose its connections. They are found among the sockets of the process, on Linux, for
+TCP. A connection is shut down after its streams were ended with UNAVAILABLE and the reason; its
+client reconnects for its next call. Only sockets on the server's own ports are touched. Two servers
+that share address and port in one process (`SO_REUSEPORT`) can't be told apart.
 
-Give `ConnectionTable` first: what other interceptors do with a call is then seen as part of it.
+The shutdown is not preceded by GOAWAY. A client that calls in the same moment may get UNAVAILABLE.
+If that matters, use gRPC's `max_connection_idle` and `max_connection_age`
+(`rpcwheel.options.server_options`).
+
+Give `ConnectionTable` as the first interceptor: what others do with a call then counts as a part of
+it.
 """
 
 from typing import TYPE_CHECKING
@@ -29,18 +34,25 @@ from typing import TYPE_CHECKING
 from rpcwheel._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from .entry import Connection
     from .policy import IdlePolicy
     from .sync import ConnectionTable, IdleConnectionDetector
+    from .table import Connection, ConnectionState, TlsIdentity
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            ".entry": "Connection",
             ".policy": "IdlePolicy",
             ".sync": "ConnectionTable IdleConnectionDetector",
+            ".table": "Connection ConnectionState TlsIdentity",
         },
         submodules="aio sync",
     )
 
-__all__ = ["Connection", "ConnectionTable", "IdleConnectionDetector", "IdlePolicy"]
+__all__ = [
+    "Connection",
+    "ConnectionState",
+    "ConnectionTable",
+    "IdleConnectionDetector",
+    "IdlePolicy",
+    "TlsIdentity",
+]

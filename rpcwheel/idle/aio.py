@@ -1,4 +1,4 @@
-"""The idle connections of a server of grpc.aio: the twins of `ConnectionTable` and the detector.
+"""Idle connections of a `grpc.aio.server`: `ConnectionTable` and `IdleConnectionDetector`.
 
     from rpcwheel.idle.aio import ConnectionTable, IdleConnectionDetector
 
@@ -9,7 +9,17 @@
         await server.start()
         await server.wait_for_termination()
 
-Calls are seen on the loop; the looks at the sockets are a worker's, so that they hold up no call.
+Calls are observed on the event loop. Sockets are examined on a worker thread, so that no call waits
+for that.
+
+A call is in flight from when its handler begins until its task has ended: then its status has been
+sent. It is ended by `abort` from another task, which sends the status at once, whatever the handler
+waits for; the handler gets `CancelledError`, as if the client had left. A plain function in a pool
+can't be ended so, nor is it known when its response has been sent: its call is in flight as long as
+it runs, and the client sees the end of the connection.
+
+What a call holds in gRPC is freed when its task has ended, and to use it afterwards corrupts memory
+(`rpc_state.call`, grpcio 1.85). So the task is checked right before, on the loop.
 """
 
 from __future__ import annotations
@@ -20,7 +30,7 @@ import threading
 import time
 import weakref
 from contextlib import suppress
-from contextvars import ContextVar
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import grpc
@@ -29,265 +39,333 @@ from rpcwheel._concurrency.loop import call_on_loop, on_worker, running_loop
 from rpcwheel._grpc.aio_serving import context_of, is_receiving, is_running
 from rpcwheel._grpc.handlers import behavior_of, kind_of, with_behavior
 
-from .aio_calls import Answers, Context, Served, seen
-from .core import NOTHING
-from .detector import Detector
-from .policy import IDLE_TIMEOUT_S
-from .table import HEARTBEAT_KEY, Connections, late_details
+from .detector import DetectorBase
+from .table import Requests, Responses, ServedCall, Table, late_request_details
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 
     from rpcwheel._grpc.handlers import Behavior
     from rpcwheel.durations import Duration
     from rpcwheel.rpc import Kind
+    from rpcwheel.timer.api import Timer
 
-    from .entry import Connection
-    from .table import Method
+    from .policy import IdlePolicy
+    from .table import Connection
 
     Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler | None]]
     Task = asyncio.Task[Any]
+    Begin = Callable[[bool, Any], "_Call | None"]
 
 __all__ = ["ConnectionTable", "IdleConnectionDetector"]
 
 PAUSE_S: Final = 0.05
-"""What a loop is given for calls that have come in; it is the worker that waits."""
+"""Time for the loop to take calls that have arrived; a worker thread waits for it."""
 
-LAG_S: Final = 0.05
-"""A loop that is later than this was busy, and may have calls waiting that nobody has seen."""
+MAX_DELAY_S: Final = 0.05
+"""If the loop is later than this, calls may have arrived that no interceptor has seen."""
 
-HOPS: Final = 4
-"""From one round of the loop to the next, so many: a call that gRPC has handed over needs two until
-its interceptor runs, and a loop in which something else takes long may not have come to them."""
-
-TASK: Final[ContextVar[Callable[[], Task | None]]] = ContextVar(
-    "rpcwheel_idle_task", default=lambda: None
-)
-"""Gives the task that serves the call, wherever an interceptor has its handler run."""
+LOOP_ROUNDS: Final = 4
+"""A call that gRPC has accepted needs two rounds of the loop until its interceptor runs; a loop in
+which something else takes long may need more."""
 
 
-class ConnectionTable(Connections, grpc.aio.ServerInterceptor):
-    """The connections of one `grpc.aio.server`, as its calls show them: one of its interceptors.
+class ConnectionTable(grpc.aio.ServerInterceptor):
+    """The server interceptor that shows an `IdleConnectionDetector` the calls of its server.
 
-    Give it first: calls that an interceptor before it refuses are not seen, and do not count.
+    Give it first: calls that an interceptor before it refuses do not count as use.
     """
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+    def __init__(self) -> None:
+        self._table = Table()
         self._arriving: dict[Task, int] = {}
-        """Calls whose handler has not begun, and after when each has come in: the `heard_ns` of
-        then. When it was seen says less, as the loop may have been late."""
+        """Calls whose handler has not begun, with the `accounted_ns` of when each was seen. The
+        time when it was seen says less, as the loop may have been late."""
         self._receiving: weakref.WeakKeyDictionary[Task, int] = weakref.WeakKeyDictionary()
         """Calls that wait for their single request, and when they were first found waiting."""
         self._ending: set[Task] = set()
-        self._here = threading.local()
+        self._can_end_late_requests = True
+
+    def __repr__(self) -> str:
+        return f"<rpcwheel.idle.aio.ConnectionTable {len(self._table)} connections>"
 
     def intercept_service(  # type: ignore[override]  # grpc.aio takes None as grpc does
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
     ) -> Awaitable[grpc.RpcMethodHandler | None]:
-        """Have a call seen; for the server.
+        """Observe a call; called by the server.
 
         Raises:
-            TypeError: It is a server of grpc's other world, which would take a coroutine for a
-                handler, and end the thread that serves all calls.
+            TypeError: It is a `grpc.server`, which would take a coroutine for a handler, and end
+                the thread that accepts calls.
         """
         if running_loop() is None:
             raise TypeError(
                 "this ConnectionTable is for grpc.aio.server(), and this is a grpc.server(); use "
                 "that of rpcwheel.idle"
             )
-        return self._intercepted(continuation, handler_call_details)
+        return self._intercept(continuation, handler_call_details)
 
-    async def _intercepted(
+    async def _intercept(
         self, continuation: Continuation, details: grpc.HandlerCallDetails
     ) -> grpc.RpcMethodHandler | None:
         handler = await continuation(details)
         if handler is None:
             return None
-        self.has_intercepted = True
-        made = self.around(handler, details.method, self._wrapped)
-        task = asyncio.current_task()
-        if task is not None:
-            itself = weakref.ref(task)
-            TASK.set(itself)  # a task that its own context held would be a cycle
-            self._arriving[task] = self.heard_ns
-            task.add_done_callback(self._arrived)
-            if not _begins_on_the_loop(made):
-                return self._followed(made, itself)
-        return made
-
-    def _followed(
-        self,
-        handler: Any,
-        task: Callable[[], Task | None],
-    ) -> grpc.RpcMethodHandler:
-        """The handler for this one call, which tells the pool's thread whose task it serves."""
-        behavior: Any = behavior_of(handler)
-
-        def begun(request: object, context: object) -> object:
-            self._here.task = task
-            return behavior(request, context)
-
-        return with_behavior(handler, begun)
+        behavior, task = behavior_of(handler), asyncio.current_task()
+        if behavior is None or task is None:
+            return handler
+        self._table.has_intercepted = True
+        self._arriving[task] = self._table.accounted_ns
+        task.add_done_callback(self._arrived)
+        begin = partial(self._begin, weakref.ref(task), details.method)
+        # grpc.aio asks these questions in this order to tell how to call a behavior.
+        if inspect.iscoroutinefunction(behavior):
+            observe = _observe_coroutine
+        elif inspect.isasyncgenfunction(behavior):
+            observe = _observe_generator
+        else:
+            observe = _observe_plain_function
+        return with_behavior(handler, observe(kind_of(handler), behavior, begin))
 
     def _arrived(self, task: Task) -> None:
         self._arriving.pop(task, None)
 
-    def end_late_requests(self, limit_ns: int) -> None:
-        """End calls that have waited for their single request for `limit_ns`; for the detector."""
-        now_ns, known = self.now_ns(), self._receiving
-        found = [task for task in list(self._arriving) if is_receiving(task)]
-        self._receiving = weakref.WeakKeyDictionary({one: known.get(one, now_ns) for one in found})
-        for task, since_ns in self._receiving.items():
-            if now_ns - since_ns >= limit_ns:
-                call_on_loop(task.get_loop(), self._end_late, task, late_details(limit_ns))
-
-    def _end_late(self, task: Task, details: str) -> None:
-        """Start the task that ends the call. On the loop."""
-        ending = task.get_loop().create_task(self._abort_late(task, details))
-        self._ending.add(ending)
-        ending.add_done_callback(self._ending.discard)
-
-    async def _abort_late(self, task: Task, details: str) -> None:
-        if not is_receiving(task):  # the request has arrived meanwhile
-            return
-        context = context_of(task)
-        if context is None:
-            self.can_end_late_requests = False
-            return
-        task.cancel()  # takes effect in the next round of the loop, when `abort` sends the status
-        with suppress(Exception):  # `abort` always raises
-            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, details)
-
-    def coming_ago_ns(self, settled: bool) -> int:
-        """That of `Look`, if told whether the loop had a moment for what has come in. Any thread.
-
-        Without one, calls may have come of which not even the begin was seen.
-        """
-        nothing = None if settled else self.heard_ns
-        since_ns = min(list(self._arriving.values()), default=nothing)
-        return NOTHING if since_ns is None else time.monotonic_ns() - since_ns
-
-    def _wrapped(self, kind: Kind, behavior: Behavior, method: Method) -> Behavior:
-        """The behavior in one of the same nature; asked in the same order as grpc.aio asks."""
-        if inspect.iscoroutinefunction(behavior):
-            return self._awaited(kind, behavior, method)
-        if inspect.isasyncgenfunction(behavior):
-            return self._generating(kind, behavior, method)
-        return self._plain(kind, behavior, method)
-
-    def _awaited(self, kind: Kind, behavior: Behavior, method: Method) -> Behavior:
-        """For one answer, and for streams in the style of `context.read()` and `.write()`."""
-        streams = kind.streams_requests or kind.streams_responses
-
-        async def serve(request: Any, context: Any) -> object:
-            call = self._begin(context, method, streams=streams)
-            if call is None:
-                return await behavior(request, context)
-            try:
-                if streams:
-                    request, context = seen(kind, request, call), Context(context, call)
-                answer = await behavior(request, context)
-                if not kind.streams_responses:
-                    call.wrote()
-                return answer
-            finally:
-                call.returned()
-
-        return serve
-
-    def _generating(self, kind: Kind, behavior: Behavior, method: Method) -> Behavior:
-        async def serve(request: Any, context: Any) -> AsyncGenerator[object, None]:
-            call = self._begin(context, method, streams=True)
-            if call is not None:
-                request, context = seen(kind, request, call), Context(context, call)
-            answers: AsyncGenerator[object, None] = behavior(request, context)
-            try:
-                async for answer in answers:
-                    yield answer
-                    if call is not None:
-                        call.wrote()
-            finally:
-                if call is not None:
-                    call.returned()
-                await answers.aclose()
-
-        return serve
-
-    def _plain(self, kind: Kind, behavior: Behavior, method: Method) -> Behavior:
-        """For a function that grpc.aio runs in a pool, or calls, to iterate the result there."""
-        streams = kind.streams_requests or kind.streams_responses
-
-        def serve(request: Any, context: Any) -> object:
-            call = self._begin(context, method, streams=streams)
-            if call is None:
-                return behavior(request, context)
-            try:
-                answer = behavior(seen(kind, request, call) if streams else request, context)
-                if kind.streams_responses:
-                    return Answers(iter(answer), call)
-                call.wrote()
-            except BaseException:
-                call.returned()
-                raise
-            call.returned()
-            return answer
-
-        return serve
-
-    def _begin(self, context: Any, method: Method, *, streams: bool) -> Served | None:
-        """Note that a call begins; None if it can't be told where it comes from."""
-        task = TASK.get()()
-        call = None
+    def _begin(
+        self, reference: weakref.ref[Task], method: str, streams: bool, context: Any
+    ) -> _Call | None:
+        """Note that a call begins; None if its connection can't be found out. On any thread."""
+        table, call, task = self._table, None, reference()
         try:
-            beats = method.heartbeat or any(
-                key == HEARTBEAT_KEY for key, _ in context.invocation_metadata()
-            )
+            metadata = context.invocation_metadata()
+            heartbeat = table.is_heartbeat(method, metadata)
             peer = context.peer()
-            if peer:  # else its client has gone
-                call = Served(self, peer, streams=streams, heartbeat=beats)
-                call.served_by(task, context)
-            begun = getattr(self._here, "task", TASK.get())() if task is None else task
-            if begun is not None:  # and after the call was counted
-                self._arrived(begun)
-        except Exception:  # noqa: BLE001 - another's context; the detector tells it, and is careful
-            self.has_hidden()
+            if peer:  # else the client has gone
+                # Only the loop may follow the task. What a pool runs is in flight as long as it
+                # runs, as its context has no way to end it.
+                followed = task if task and task.get_loop() is running_loop() else None
+                call = _Call(table, peer, followed, context, streams, heartbeat)
+                call.describe(context, metadata)
+            if task is not None:  # after the call was counted
+                self._arrived(task)
+        except Exception:  # noqa: BLE001 - a context of another package; the detector reports it
+            table.hidden_call_ns = table.now_ns()
             if call is not None:
                 call.ended()
             return None
         return call
 
+    def _unknown_calls_since_ns(self, paused: bool) -> int | None:
+        """As `DetectorBase`. Without a pause, not even all arriving calls are known. Any thread."""
+        default = None if paused else self._table.accounted_ns
+        return min(list(self._arriving.values()), default=default)
 
-def _begins_on_the_loop(handler: grpc.RpcMethodHandler) -> bool:
-    """Whether the handler is called there: all but plain functions, which wait for a pool."""
-    if kind_of(handler).streams_responses:
-        return True
-    return inspect.iscoroutinefunction(behavior_of(handler))
+    def _end_late_requests(self, limit_ns: int) -> bool:
+        """As `DetectorBase`."""
+        now_ns, known = self._table.now_ns(), self._receiving
+        found = [task for task in list(self._arriving) if is_receiving(task)]
+        self._receiving = weakref.WeakKeyDictionary({one: known.get(one, now_ns) for one in found})
+        for task, since_ns in self._receiving.items():
+            if now_ns - since_ns >= limit_ns:
+                call_on_loop(task.get_loop(), self._end_late_request, task, limit_ns)
+        return self._can_end_late_requests
+
+    def _end_late_request(self, task: Task, limit_ns: int) -> None:
+        """Start a task that ends the call. On the loop."""
+        details = late_request_details(limit_ns)
+        ending = task.get_loop().create_task(self._abort_late_request(task, details))
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
+
+    async def _abort_late_request(self, task: Task, details: str) -> None:
+        if not is_receiving(task):  # the request has arrived meanwhile
+            return
+        context = context_of(task)
+        if context is None:
+            self._can_end_late_requests = False
+            return
+        task.cancel()  # takes effect in the next round of the loop, when `abort` sends the status
+        with suppress(Exception):  # `abort` always raises
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, details)
 
 
-class IdleConnectionDetector(Detector):
-    """Closes the connections of a `grpc.aio.server` that do nothing any more.
+def _observe_coroutine(kind: Kind, behavior: Behavior, begin: Begin) -> Behavior:
+    """For one response, and for streams by `context.read()` and `context.write()`."""
+    streams = kind.streams_requests or kind.streams_responses
 
-    Made on the server's loop. It ends with the server, or by `close()`. What it needs of the system
-    is Linux; elsewhere, and for unix sockets, it tells of idle connections and closes none.
+    async def serve(request: Any, context: Any) -> object:
+        call = begin(streams, context)
+        if call is None:
+            return await behavior(request, context)
+        try:
+            if streams:
+                request, context = _counted(kind, request, call), _Context(context, call)
+            response = await behavior(request, context)
+            if not kind.streams_responses:
+                call.wrote()
+            return response
+        finally:
+            call.returned()
+
+    return serve
+
+
+def _observe_generator(kind: Kind, behavior: Behavior, begin: Begin) -> Behavior:
+    async def serve(request: Any, context: Any) -> AsyncGenerator[object, None]:
+        call = begin(True, context)
+        if call is not None:
+            request, context = _counted(kind, request, call), _Context(context, call)
+        responses: AsyncGenerator[object, None] = behavior(request, context)
+        try:
+            async for response in responses:
+                yield response
+                if call is not None:
+                    call.wrote()
+        finally:
+            if call is not None:
+                call.returned()
+            await responses.aclose()
+
+    return serve
+
+
+def _observe_plain_function(kind: Kind, behavior: Behavior, begin: Begin) -> Behavior:
+    """For a function that grpc.aio runs in a pool, or whose result it iterates there."""
+    streams = kind.streams_requests or kind.streams_responses
+
+    def serve(request: Any, context: Any) -> object:
+        call = begin(streams, context)
+        if call is None:
+            return behavior(request, context)
+        try:
+            response = behavior(_counted(kind, request, call) if streams else request, context)
+            if kind.streams_responses:
+                return Responses(iter(response), call)
+            call.wrote()
+        except BaseException:
+            call.returned()
+            raise
+        call.returned()
+        return response
+
+    return serve
+
+
+def _counted(kind: Kind, request: Any, call: ServedCall) -> Any:
+    """The argument for the handler: the one request, or a stream that counts its messages."""
+    if kind.streams_requests:
+        return Requests(request, call)
+    call.read()
+    return request
+
+
+class _Context:
+    """gRPC's context, with `read` and `write` that count messages."""
+
+    __slots__ = ("_rpcwheel_call", "_rpcwheel_context")
+
+    def __init__(self, context: Any, call: ServedCall) -> None:
+        object.__setattr__(self, "_rpcwheel_context", context)
+        object.__setattr__(self, "_rpcwheel_call", call)
+
+    async def read(self) -> object:
+        message = await self._rpcwheel_context.read()
+        if message is not grpc.aio.EOF:
+            self._rpcwheel_call.read()
+        return message
+
+    async def write(self, message: object) -> None:
+        await self._rpcwheel_context.write(message)
+        self._rpcwheel_call.wrote()
+
+    def add_done_callback(self, callback: Callable[[Any], object]) -> None:
+        """As gRPC's; the callback gets the object that the handler has."""
+        self._rpcwheel_context.add_done_callback(lambda _: callback(self))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._rpcwheel_context, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(self._rpcwheel_context, name, value)
+
+
+class _Call(ServedCall):
+    """A call that is served by a task, or in a pool."""
+
+    __slots__ = ("_context", "_ending", "_task")
+
+    def __init__(
+        self,
+        table: Table,
+        peer: str,
+        task: Task | None,
+        context: Any,
+        streams: bool,
+        heartbeat: bool,
+    ) -> None:
+        self._task = task
+        self._context: Any = None if task is None else context
+        self._ending: Task | None = None
+        super().__init__(table, peer, streams=streams, heartbeat=heartbeat)
+        if task is not None:
+            task.add_done_callback(self._task_ended)
+
+    def _task_ended(self, _: Task) -> None:
+        self.ended()
+        self._task = self._context = None  # no cycle: what a call holds is freed at once
+
+    def takes_no_responses(self) -> bool:
+        task = self._task  # its callbacks come later than its end
+        return self.is_over or (task is not None and task.done())
+
+    def returned(self) -> None:
+        if self._task is None:  # nothing else tells the end of the call
+            self.ended()
+
+    def finish(self, details: str) -> None:
+        task = self._task
+        if task is not None:
+            call_on_loop(task.get_loop(), self._finish, task, details)
+
+    def _finish(self, task: Task, details: str) -> None:
+        """On the loop. The status takes its first step before the handler is cancelled."""
+        is_done = getattr(self._context, "done", None)  # a plain function's context has none
+        if is_done is not None and not is_done():
+            loop = task.get_loop()
+            self._ending = loop.create_task(self._abort(task, is_done, details))
+            loop.call_soon(task.cancel)
+
+    async def _abort(self, task: Task, is_done: Callable[[], bool], details: str) -> None:
+        if task.done() or is_done():
+            return
+        with suppress(Exception):  # `abort` raises; if it failed, the socket is shut down next
+            await self._context.abort(grpc.StatusCode.UNAVAILABLE, details)
+
+
+class IdleConnectionDetector(DetectorBase):
+    """Lists the connections of a `grpc.aio.server`, and closes those that are not used.
+
+    Create it on the server's loop. It ends with the server, or by `close()`. Connections are closed
+    on Linux, and only TCP connections; elsewhere, and for unix sockets, idle connections are
+    reported and not closed.
     """
 
     def __init__(
         self,
         server: grpc.aio.Server,
-        idle_timeout: Duration | None = IDLE_TIMEOUT_S,
+        policy: IdlePolicy | Duration | None = None,
         *,
         connections: ConnectionTable,
-        **settings: Any,
+        ports: int | str | Iterable[int | str] | None = None,
+        timer: Timer | None = None,
     ) -> None:
-        """Begin to look; for the arguments and errors see `rpcwheel.idle.IdleConnectionDetector`.
+        """Check the connections; arguments and errors as in `rpcwheel.idle.IdleConnectionDetector`.
 
         Raises:
-            RuntimeError: No loop is running.
-            TypeError: The server, or the table, is of the other world, or something else.
+            RuntimeError: No event loop runs.
+            TypeError: The server or the table is not one of `grpc.aio`.
         """
         self._loop = asyncio.get_running_loop()
-        self._ran = False
+        self._has_run = False
         if isinstance(server, grpc.Server) or not hasattr(server, "wait_for_termination"):
             raise TypeError(f"server must be what grpc.aio.server() gave, not {server!r}")
         if not isinstance(connections, ConnectionTable):
@@ -295,54 +373,68 @@ class IdleConnectionDetector(Detector):
                 "connections must be the ConnectionTable of rpcwheel.idle.aio among the server's "
                 f"interceptors, not {connections!r}"
             )
-        self._table = connections
-        super().__init__(server, idle_timeout, connections=connections, **settings)
+        self._calls = connections
+        super().__init__(server, policy, table=connections._table, ports=ports, timer=timer)
 
     def _is_over(self) -> bool:
         running = is_running(self._server())
-        self._ran = self._ran or bool(running)
-        return super()._is_over() or self._loop.is_closed() or (self._ran and running is False)
+        self._has_run = self._has_run or bool(running)
+        return super()._is_over() or self._loop.is_closed() or (self._has_run and running is False)
 
-    def _look(self) -> None:
-        self._ask(lambda: None)
-        super()._look()
-
-    def _settle(self) -> bool:
-        """Give the loop a while, in which what has come in before reaches its handler."""
-        passed = threading.Event()
-        if not self._ask(passed.set):  # closed: nobody takes calls in
+    def _pause(self) -> bool:
+        accounted = threading.Event()
+        if not self._account_on_loop(accounted.set):  # closed: it accepts no calls
             return True
-        return passed.wait(PAUSE_S + LAG_S)
+        return accounted.wait(PAUSE_S + MAX_DELAY_S)
 
-    def _ask(self, heard: Callable[[], None]) -> bool:
-        """Have the loop say when it has seen what has come in by now; False if it is closed."""
-        loop, table, asked_ns = self._loop, self._table, time.monotonic_ns()
+    def _account_for_calls(self) -> None:
+        self._account_on_loop(lambda: None)
 
-        def hop(left: int) -> None:
-            if left:
-                loop.call_soon(hop, left - 1)
-                return
-            table.heard_ns = max(table.heard_ns, asked_ns)
-            heard()
-
-        return call_on_loop(loop, loop.call_later, PAUSE_S, hop, HOPS)
-
-    def _coming_ago_ns(self, settled: bool) -> int:
-        return self._table.coming_ago_ns(settled)
-
-    async def check(self) -> list[Connection]:
-        """Look now, and close what is to be closed.
+    def _account_on_loop(self, done: Callable[[], object]) -> bool:
+        """Have the loop note that it has seen all calls that have arrived by now.
 
         Returns:
-            The connections that are idle; none after `close()`. Those that are closed are so within
-            the next tenths of a second.
-
-        On any loop; a worker looks, after a look that is under way.
+            False if the loop is closed.
         """
-        return await on_worker(self._round, key=("idle", id(self)))
+        loop, table, now_ns = self._loop, self._table, time.monotonic_ns()
+
+        def wait_for_rounds(count: int) -> None:
+            if count:
+                loop.call_soon(wait_for_rounds, count - 1)
+                return
+            table.accounted_ns = max(table.accounted_ns, now_ns)
+            done()
+
+        return call_on_loop(loop, loop.call_later, PAUSE_S, wait_for_rounds, LOOP_ROUNDS)
+
+    def _unknown_calls_since_ns(self, paused: bool) -> int | None:
+        return self._calls._unknown_calls_since_ns(paused)
+
+    def _end_late_requests(self, limit_ns: int) -> bool:
+        return self._calls._end_late_requests(limit_ns)
+
+    async def connections(self) -> list[Connection]:
+        """List the connections of the server, oldest first; none after `close()`.
+
+        A worker thread scans the sockets of the process, which takes milliseconds for a thousand
+        connections, after a check that runs. On systems other than Linux only connections on which
+        a call was made are listed, also those that have been closed since.
+        """
+        return await on_worker(self._list_connections, key=("idle", id(self)))
+
+    async def check(self) -> list[Connection]:
+        """Check all connections now, and close those that are idle.
+
+        On any loop. A worker thread checks, after a check that runs.
+
+        Returns:
+            The idle connections, oldest first; none after `close()`. They are closed within the
+            next tenths of a second.
+        """
+        return await on_worker(lambda: self._run_round(check=True), key=("idle", id(self)))
 
     def close(self) -> None:
-        """Look no more; afterwards no connection is touched. Idempotent, any thread, no wait."""
+        """End detection. Afterwards no connection is closed. Idempotent, any thread, no wait."""
         self._stop()
 
     async def __aenter__(self) -> Self:

@@ -1,11 +1,13 @@
-"""Which connection is idle, and what is done about it next; without a socket, a clock or a lock.
+"""Decides which connections are idle, and the next step to close one. No I/O, no clock, no lock.
 
-A connection has two kinds of `Use`, the user's and that of heartbeats. `judge` says whether a limit
-is passed. Whoever acts on that makes a `Mark`, and asks `step` right before each thing it does: a
-connection that was used since it was marked is kept, and so is one that may have a call of which
-nothing is known yet. Only its age closes a connection that is used: its calls may end by
-themselves, for a while, and then are ended. Nothing here is thread-safe: whoever owns a `Seen`
-calls in under a lock of its own. All times are nanoseconds on one clock.
+A connection has two kinds of `Activity`: calls of users, and heartbeats. `idle_reason` says which
+limit of the policy a connection exceeds. The detector then creates a `PendingClose`, and calls
+`next_step` right before each action. A connection that was used since the decision is kept, and so
+is one on which bytes arrived that may be a call which the server has not reported yet. Only its age
+closes a connection that is in use: its calls have a grace period, and are then ended.
+
+Not thread-safe: the owner of a `ConnectionActivity` holds a lock. All times are nanoseconds of one
+clock.
 """
 
 from __future__ import annotations
@@ -14,87 +16,110 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from rpcwheel.durations import NEVER
+from rpcwheel.durations import NEVER, to_ns
 
 if TYPE_CHECKING:
-    from .limits import Limits
+    from rpcwheel.durations import Duration
+
+    from .policy import IdlePolicy
 
 __all__ = [
-    "TRY_NS",
-    "Due",
-    "Look",
-    "Mark",
-    "Reason",
-    "Seen",
+    "ACCEPT_LATENCY_NS",
+    "MAX_AGE_INTERVAL_NS",
+    "NOT_YET",
+    "RETRY_INTERVAL_NS",
+    "STATUS_GRACE_NS",
+    "ConnectionActivity",
+    "IdleLimit",
+    "IdleReason",
+    "Limits",
+    "PendingClose",
+    "SocketState",
     "Step",
-    "Use",
-    "judge",
-    "step",
+    "idle_reason",
+    "next_step",
 ]
 
+NOT_YET: Final = -NEVER
+"""The time of what has not happened yet."""
+
+CHECKS_PER_LIMIT: Final = 3
+"""As Dubbo's `HEARTBEAT_CHECK_TICK`."""
+
 QUIET_NS: Final = 100_000_000
-"""So long nothing must have come in on a connection that is closed: what just came may be a call
-that has not reached a handler yet."""
+"""No bytes may have arrived for this long on a connection that is closed: they may be a call that
+has not reached its handler."""
 
-TRY_NS: Final = 100_000_000
-"""Between two tries to close a connection that something is still on its way to or from."""
+RETRY_INTERVAL_NS: Final = 100_000_000
+"""Between two attempts to close a connection on which bytes are still on their way."""
 
-TRIES: Final = 10
+MAX_ATTEMPTS: Final = 10
 
-LATE_NS: Final = 1_000_000_000
-"""So late a call may be told, beyond what the server is known to have seen: threads of gRPC's wait
-for a processor too."""
+ACCEPT_LATENCY_NS: Final = 1_000_000_000
+"""How late gRPC's threads may report a call whose bytes have arrived."""
 
-NOTHING: Final = -LATE_NS
-"""For a time that has passed since something that was not."""
+STATUS_GRACE_NS: Final = 20_000_000
+"""For the status of a call that was ended to be sent, if new calls arrive meanwhile."""
 
-STATUS_NS: Final = 20_000_000
-"""For the status of a call that was ended to get out, where more calls come meanwhile."""
-
-AGED_NS: Final = 1_000_000_000
-"""Between two looks at one that is too old, and has calls; less where the grace is short."""
+MAX_AGE_INTERVAL_NS: Final = 1_000_000_000
+"""Between two attempts to close a connection that is too old and in use; less if the grace period
+is short."""
 
 
-class Use:
-    """What was seen of one kind of call on a connection."""
+class Limits:
+    """An `IdlePolicy` in nanoseconds; `NEVER` where there is no limit."""
 
-    __slots__ = (
-        "calls",
-        "ended_ns",
-        "messages_in",
-        "messages_out",
-        "moves_in",
-        "moves_out",
-        "read_ns",
-        "streams",
-        "total",
-        "write_ns",
-    )
+    def __init__(self, policy: IdlePolicy) -> None:
+        self.idle_ns = _limit_ns(policy.idle_timeout)
+        self.read_ns = _limit_ns(policy.read_idle)
+        self.write_ns = _limit_ns(policy.write_idle)
+        self.age_ns = _limit_ns(policy.max_age)
+        self.age_grace_ns = to_ns(policy.max_age_grace)
+        self.request_ns = _limit_ns(policy.request_timeout)
+        self.request_check_ns = _third(self.request_ns)
+        if policy.check_interval is None:
+            self.check_ns = _third(min(self.idle_ns, self.read_ns, self.write_ns, self.age_ns))
+        else:
+            self.check_ns = to_ns(policy.check_interval)
+        self.close_streams = policy.close_streams
+        self.count_heartbeats = policy.count_heartbeats
+        self.report_only = policy.action == "report"
+
+
+def _limit_ns(limit: Duration | None) -> int:
+    return NEVER if limit is None else to_ns(limit)
+
+
+def _third(limit_ns: int) -> int:
+    return NEVER if limit_ns == NEVER else max(1, limit_ns // CHECKS_PER_LIMIT)
+
+
+class Activity:
+    """The calls of one kind on a connection. Times are `NOT_YET` before the first call."""
 
     def __init__(self) -> None:
         self.calls = 0
-        """Open ones with one request and one answer."""
+        """Calls in flight with one request and one response."""
         self.streams = 0
-        """Open ones with a stream either way."""
+        """Calls in flight that stream requests or responses."""
         self.total = 0
         self.messages_in = self.messages_out = 0
-        self.moves_in = self.moves_out = 0
-        """Grow with what comes, or goes, and with each call that begins."""
-        self.read_ns: int | None = None
-        self.write_ns: int | None = None
-        self.ended_ns: int | None = None
+        self.read_ns = self.write_ns = NOT_YET
 
     @property
     def open(self) -> int:
-        """How many calls and streams are open."""
+        """How many calls are in flight, streams included."""
         return self.calls + self.streams
 
+    @property
+    def last_ns(self) -> int:
+        """When a call last began or ended, or a message was last read or written."""
+        return max(self.read_ns, self.write_ns)
+
     def begin(self, now_ns: int, *, streams: bool) -> None:
-        """Count a call that begins, which is something read: its headers came."""
-        self.moves_in += 1
-        self.moves_out += 1
+        """Count a call that begins. All limits start again."""
         self.total += 1
-        self.read_ns = now_ns
+        self.read_ns = self.write_ns = now_ns
         if streams:
             self.streams += 1
         else:
@@ -102,68 +127,62 @@ class Use:
             self.messages_in += 1
 
     def read(self, now_ns: int) -> None:
-        """Count a message that came in."""
-        self.moves_in += 1
+        """Count a message that was read."""
         self.messages_in += 1
         self.read_ns = now_ns
 
     def wrote(self, now_ns: int) -> None:
-        """Count a message that goes out."""
-        self.moves_out += 1
+        """Count a message that was written."""
         self.messages_out += 1
         self.write_ns = now_ns
 
-    def end(self, now_ns: int, *, streams: bool) -> None:
-        """Count a call that has ended; from then on the connection may become idle."""
-        self.ended_ns = now_ns
+    def end(self, now_ns: int | None, *, streams: bool) -> None:
+        """Count a call that ends. All limits start again, unless `now_ns` is None."""
         if streams:
             self.streams -= 1
         else:
             self.calls -= 1
+        if now_ns is not None:
+            self.read_ns = self.write_ns = now_ns
 
 
-class Seen:
+class ConnectionActivity:
     """What was seen of one connection since `first_ns`."""
 
-    __slots__ = ("beats", "first_ns", "plain", "share", "user")
-
-    def __init__(self, first_ns: int, share: float = 0.0) -> None:
+    def __init__(self, first_ns: int, age_share: float | None = 0.0) -> None:
         self.first_ns = first_ns
-        self.share = share
-        """From 0 to 1: which part of the tenth that it may grow older than others is its own."""
-        self.plain = False
-        """Whether it is known to be no TLS."""
-        self.user = Use()
-        self.beats = Use()
+        self.age_share = age_share
+        """From 0 to 1: how much of a tenth of `max_age` is added to it for this connection. None:
+        it has no age, as it stands for several connections."""
+        self.user = Activity()
+        self.heartbeats = Activity()
 
-    @property
-    def open(self) -> int:
-        """How many calls and streams of any kind are open."""
-        return self.user.open + self.beats.open
+    def counted(self, limits: Limits) -> tuple[Activity, ...]:
+        """The kinds of activity that keep the connection open."""
+        return (self.user, self.heartbeats) if limits.count_heartbeats else (self.user,)
 
-    def moves(self, limits: Limits, reason: Reason) -> int:
-        """What tells whether the connection was used in between, the way that matters."""
-        uses = self.counted(limits)
-        read = 0 if reason is Reason.WRITE else sum(use.moves_in for use in uses)
-        return read + (0 if reason is Reason.READ else sum(use.moves_out for use in uses))
+    def last_read_ns(self, limits: Limits) -> int:
+        """When it was last read, at the earliest when it began."""
+        return max(self.first_ns, *(one.read_ns for one in self.counted(limits)))
+
+    def last_write_ns(self, limits: Limits) -> int:
+        """When it was last written, at the earliest when it began."""
+        return max(self.first_ns, *(one.write_ns for one in self.counted(limits)))
 
     def is_busy(self, limits: Limits) -> bool:
-        """Whether anything is open that keeps it open."""
-        return any(use.open for use in self.counted(limits))
+        """Whether a call that counts is in flight."""
+        return any(one.open for one in self.counted(limits))
 
-    def counted(self, limits: Limits) -> tuple[Use, ...]:
-        """The kinds of use that keep it open."""
-        return (self.user, self.beats) if limits.count_heartbeats else (self.user,)
-
-    def over_age_ns(self, limits: Limits, now_ns: int) -> int:
-        """By how much it is too old, given its own share of what all are spread over."""
-        if limits.age_ns == NEVER:
-            return -NEVER
-        return now_ns - self.first_ns - limits.age_ns - int(limits.age_ns * self.share) // 10
+    def is_too_old(self, limits: Limits, now_ns: int) -> bool:
+        """Whether it exceeds `max_age` and its share of the spread."""
+        if limits.age_ns == NEVER or self.age_share is None:
+            return False
+        spread_ns = int(limits.age_ns * self.age_share) // 10
+        return now_ns - self.first_ns > limits.age_ns + spread_ns
 
 
-class Reason(enum.Enum):
-    """Which limit was passed; the value is what the client is told."""
+class IdleLimit(enum.Enum):
+    """A limit of the policy. The value is the text for the client and for events."""
 
     IDLE = "connection idle for {} s"
     READ = "nothing read for {} s"
@@ -172,193 +191,127 @@ class Reason(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
-    """A limit is passed."""
+class IdleReason:
+    """The limit that a connection exceeds."""
 
-    reason: Reason
+    limit: IdleLimit
     limit_ns: int
     idle_ns: int
-    """Since the connection was used in any way."""
-    waits: bool = False
-    """Whether it has calls that may still end by themselves: it is too old, not idle."""
+    """Time since the connection was used."""
+    busy: bool = False
+    """Whether calls are in flight: the connection is too old, and not idle."""
 
     @property
     def text(self) -> str:
-        """The reason for people."""
-        return self.reason.value.format(f"{self.limit_ns / 1e9:g}")
+        """The reason in words."""
+        return self.limit.value.format(f"{self.limit_ns / 1e9:g}")
 
 
-def judge(seen: Seen, limits: Limits, now_ns: int) -> Due | None:
-    """Say which limit a connection has passed; None if none, or if what is open holds it."""
-    uses = seen.counted(limits)
-    held = any(use.calls or (use.streams and not limits.close_streams) for use in uses)
-    used = [use.ended_ns for use in uses]
-    read_ns = _latest(seen.first_ns, *used, *(use.read_ns for use in uses))
-    write_ns = _latest(seen.first_ns, *used, *(use.write_ns for use in uses))
+def idle_reason(activity: ConnectionActivity, limits: Limits, now_ns: int) -> IdleReason | None:
+    """Return the limit that a connection exceeds; None if none, or if a call keeps it open."""
+    read_ns, write_ns = activity.last_read_ns(limits), activity.last_write_ns(limits)
     idle_ns = now_ns - max(read_ns, write_ns)
-    if seen.over_age_ns(limits, now_ns) > 0:
-        return Due(Reason.AGE, limits.age_ns, idle_ns, waits=seen.is_busy(limits))
-    if held:
-        return None
-    for reason, limit_ns, silent_ns in (
-        (Reason.IDLE, limits.idle_ns, idle_ns),
-        (Reason.READ, limits.read_ns, now_ns - read_ns),
-        (Reason.WRITE, limits.write_ns, now_ns - write_ns),
+    if activity.is_too_old(limits, now_ns):
+        busy = activity.is_busy(limits)
+        return IdleReason(IdleLimit.AGE, limits.age_ns, idle_ns, busy)
+    for one in activity.counted(limits):
+        if one.calls or (one.streams and not limits.close_streams):
+            return None
+    for limit, limit_ns, silent_ns in (
+        (IdleLimit.IDLE, limits.idle_ns, idle_ns),
+        (IdleLimit.READ, limits.read_ns, now_ns - read_ns),
+        (IdleLimit.WRITE, limits.write_ns, now_ns - write_ns),
     ):
-        if silent_ns > limit_ns:  # strictly, as Dubbo
-            return Due(reason, limit_ns, idle_ns)
+        if silent_ns > limit_ns:  # not >=, as in Dubbo
+            return IdleReason(limit, limit_ns, idle_ns)
     return None
 
 
-class Mark:
-    """A connection that is being closed, and how far that is."""
+class PendingClose:
+    """A decision to close a connection, and how far that is."""
 
-    __slots__ = ("due", "ended_ns", "left_ns", "made_ns", "moves", "next_ns", "tries")
-
-    def __init__(self, due: Due, moves: int, now_ns: int) -> None:
-        self.due = due
-        self.made_ns = now_ns
-        self.moves = moves
-        self.tries = 0
+    def __init__(self, reason: IdleReason, now_ns: int) -> None:
+        self.reason = reason
+        self.decided_ns = now_ns
+        self.attempts = 0
         self.next_ns = now_ns
-        """When to do the next step."""
-        self.left_ns: int | None = None
-        """When the client was asked to leave."""
+        """When to take the next step."""
         self.ended_ns: int | None = None
-        """When its calls were ended."""
+        """When the calls on the connection were ended."""
+
+    def was_used(self, activity: ConnectionActivity, limits: Limits) -> bool:
+        """Whether the connection was used since the decision, in the direction of the limit."""
+        limit = self.reason.limit
+        was_read = activity.last_read_ns(limits) >= self.decided_ns
+        was_written = activity.last_write_ns(limits) >= self.decided_ns
+        return (was_read and limit is not IdleLimit.WRITE) or (
+            was_written and limit is not IdleLimit.READ
+        )
 
 
-class Look(NamedTuple):
-    """What the kernel says of a connection at the last moment."""
+class SocketState(NamedTuple):
+    """A socket right before it is closed, and whether calls may be on it that are not known."""
 
     unread: int
+    """Bytes that gRPC has not read."""
     unsent: int
+    """Bytes that the client has not acknowledged."""
     received_ago_ns: int
-    seen_ago_ns: int = 0
-    """What came in before that, the server has seen."""
-    coming_ago_ns: int = NOTHING
-    """Since the oldest call may have come of which is not known where from; or `NOTHING`."""
-    hidden_ago_ns: int = NEVER
-    """Since there was one of which will never be known where it came from."""
+    accounted_ago_ns: int = 0
+    """All calls whose bytes arrived before this are known."""
+    has_unknown_calls: bool = False
+    """Whether the server has calls of which the connection is not known."""
 
 
 class Step(enum.Enum):
-    """What is to be done next with a connection that is marked."""
+    """The next step with a connection that is to be closed. `KEEP_*` have the reason in words."""
 
     KEEP_USED = "it is used again"
-    KEEP_BUSY = "bytes keep coming in or going out"
-    KEEP_DOUBTFUL = "bytes came in, and may be a call of which is not known where it came from"
+    KEEP_BUSY = "bytes arrive that may be a call"
     WAIT = "try again soon"
-    WAIT_LONG = "the client was asked to leave: give it time"
-    END_CALLS = "end what is open on it"
-    GOAWAY = "ask the client to leave"
-    SHUTDOWN = "close it"
+    WAIT_LONG = "wait for the end of its calls"
+    END_CALLS = "end the calls on it"
+    SHUTDOWN = "shut the socket down"
 
 
-def step(seen: Seen, mark: Mark, look: Look, limits: Limits, now_ns: int) -> Step:
-    """Say what to do next, right before it is done."""
-    if _must(mark, limits, now_ns):
-        return _last(mark, look, now_ns)
-    if mark.left_ns is not None:
-        return _leaving(seen, mark, look, limits, now_ns)
-    idle_ns = mark.due.idle_ns + now_ns - mark.made_ns
-    if mark.due.reason is Reason.AGE:
-        return _aged(seen, look, limits, idle_ns)
-    if seen.moves(limits, mark.due.reason) != mark.moves:
+def next_step(  # noqa: PLR0911 - one for each step
+    activity: ConnectionActivity,
+    pending: PendingClose,
+    socket: SocketState,
+    limits: Limits,
+    now_ns: int,
+) -> Step:
+    """Decide the next step, right before it is taken."""
+    quiet_ns = max(QUIET_NS, socket.accounted_ago_ns)
+    has_received = bool(socket.unread) or socket.received_ago_ns < quiet_ns
+    may_wait = pending.attempts < MAX_ATTEMPTS
+    if pending.reason.limit is IdleLimit.AGE:
+        # The grace period begins when the age is noticed, up to a `check_interval` late.
+        if now_ns - pending.decided_ns >= limits.age_grace_ns:
+            return _force(pending, socket, now_ns)
+        if activity.is_busy(limits) or (socket.has_unknown_calls and has_received):
+            return Step.WAIT_LONG
+        may_wait = True
+    elif pending.was_used(activity, limits):
         return Step.KEEP_USED
-    return _idle(seen, mark, look, limits, now_ns)
+    if may_wait:
+        if has_received:
+            return Step.WAIT
+        if activity.user.open or activity.heartbeats.open:
+            return Step.END_CALLS
+        return Step.WAIT if socket.unsent else Step.SHUTDOWN
+    if not has_received:
+        return Step.SHUTDOWN
+    # Bytes arrive for a second, but no message: on a stream that is only written they are the
+    # window updates of its client.
+    is_written = pending.reason.limit is IdleLimit.READ and not socket.has_unknown_calls
+    return _force(pending, socket, now_ns) if is_written else Step.KEEP_BUSY
 
 
-def _idle(seen: Seen, mark: Mark, look: Look, limits: Limits, now_ns: int) -> Step:
-    """It is not known to be used; what comes in may still be use."""
-    idle_ns = mark.due.idle_ns + now_ns - mark.made_ns
-    if _was_hidden(look, idle_ns):
-        return Step.KEEP_DOUBTFUL
-    patient = mark.tries < TRIES
-    if _may_be_called(look):
-        return Step.WAIT if patient else Step.KEEP_DOUBTFUL
-    if _incoming(look) and not patient:
-        # For a second bytes came, and no message: where it is written, windows that are updated.
-        is_written = mark.due.reason is Reason.READ
-        return _last(mark, look, now_ns) if is_written else Step.KEEP_BUSY
-    ending = _ending(seen, look, patient=patient)
-    asks = patient and limits.goaway and seen.plain
-    return _asking(look) if asks and ending is Step.SHUTDOWN else ending
-
-
-def _must(mark: Mark, limits: Limits, now_ns: int) -> bool:
-    """Whether it is closed although it is used: it is too old, and the grace is over.
-
-    The grace begins when its age is noticed, which may be a whole `check` late.
-    """
-    return mark.due.reason is Reason.AGE and now_ns - mark.made_ns >= limits.age_grace_ns
-
-
-def _last(mark: Mark, look: Look, now_ns: int) -> Step:
-    """End what is open, once, and then it all: calls that come meanwhile would have no end."""
-    if mark.ended_ns is None:
+def _force(pending: PendingClose, socket: SocketState, now_ns: int) -> Step:
+    """End the calls once, and then the connection, however many calls begin meanwhile."""
+    if pending.ended_ns is None:
         return Step.END_CALLS
-    if look.unsent and now_ns - mark.ended_ns < TRIES * TRY_NS:
+    if socket.unsent and now_ns - pending.ended_ns < MAX_ATTEMPTS * RETRY_INTERVAL_NS:
         return Step.WAIT
     return Step.SHUTDOWN
-
-
-def _aged(seen: Seen, look: Look, limits: Limits, idle_ns: int) -> Step:
-    """It is too old: its client is asked to leave, or it goes as soon as nothing is open."""
-    if seen.plain:
-        return _asking(look)
-    if seen.is_busy(limits):
-        return Step.WAIT_LONG
-    if _was_hidden(look, idle_ns) or _may_be_called(look):
-        return Step.WAIT_LONG
-    return _ending(seen, look, patient=True)
-
-
-def _asking(look: Look) -> Step:
-    return Step.WAIT if look.unsent else Step.GOAWAY
-
-
-def _was_hidden(look: Look, idle_ns: int) -> bool:
-    """Whether what came in after it was used last may be use that can't be told."""
-    return look.hidden_ago_ns < idle_ns + QUIET_NS and look.received_ago_ns < idle_ns - QUIET_NS
-
-
-def _may_be_called(look: Look) -> bool:
-    """Whether one of the calls that are not known to be anywhere may be here.
-
-    That the connection was used since its bytes came does not say that they were no call: one may
-    wait for its request, or for a thread, while others come and go.
-    """
-    return look.received_ago_ns < look.coming_ago_ns + LATE_NS
-
-
-def _incoming(look: Look) -> bool:
-    return look.unread > 0 or look.received_ago_ns < max(QUIET_NS, look.seen_ago_ns)
-
-
-def _ending(seen: Seen, look: Look, *, patient: bool) -> Step:
-    """First the calls, then the socket, when nothing is on its way: not a call, no status."""
-    if not patient:
-        return Step.SHUTDOWN
-    if _incoming(look):
-        return Step.WAIT
-    if seen.open:
-        return Step.END_CALLS
-    return Step.WAIT if look.unsent else Step.SHUTDOWN
-
-
-def _leaving(seen: Seen, mark: Mark, look: Look, limits: Limits, now_ns: int) -> Step:
-    """The client was asked to leave: what it has open may end by itself, for a while.
-
-    So may a call that it sent before it heard of that.
-    """
-    left_ns = now_ns if mark.left_ns is None else mark.left_ns
-    if seen.user.open or now_ns - left_ns < limits.goaway_grace_ns:
-        return Step.WAIT_LONG
-    if _may_be_called(look):
-        return Step.WAIT_LONG
-    return Step.WAIT if _incoming(look) and mark.tries < TRIES else Step.SHUTDOWN
-
-
-def _latest(first_ns: int, *others: int | None) -> int:
-    return max(first_ns, *(first_ns if other is None else other for other in others))

@@ -1,36 +1,57 @@
-"""The rounds of an idle detector: look at all connections, decide, tell, and close some.
+"""The rounds of an idle detector: find the connections, decide which are idle, close those.
 
-A round runs on a worker, never on the timer's thread: it asks the kernel about each connection. It
-is a scan of the process's sockets, then a decision for each connection, then a second scan that
-closes those that were marked, each after one more look. What is not over then (a status that is
-still on its way to the client, a client that was asked to leave) is looked at again by a timeout of
-its own, until nothing is marked any more. Rounds come one after the other, under a lock, and the
-timeout of the next is set when one has ended: they never overlap, and never pile up.
+A round runs on a worker thread, never on the timer's: it asks the kernel about each connection. It
+is a scan of the process's sockets, a decision for each connection, and an attempt to close those of
+which that was decided. A connection that can't be closed yet (a status is still on its way to the
+client) is examined again in a later round, until nothing is pending. Rounds are serialized by a
+lock, and the timeout of the next is set when one has ended, so they do not pile up.
+
+The decision is some milliseconds old when a connection is closed. So each is examined again right
+before, under the lock of the table, and the kernel is asked too: a call that has begun meanwhile,
+or bytes that have just arrived and may be one, keep it. The socket is shut down under the same
+lock. Bytes that gRPC has read may be a call that is not in the table yet. So the server is given a
+pause to accept calls first, and bytes that arrived after the pause began keep the connection.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 import warnings
 import weakref
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._concurrency.notifications import NotificationQueue
 from rpcwheel.durations import NEVER, to_seconds
 from rpcwheel.errors import ConfigurationError, TimerError, TimerStopped
-from rpcwheel.events import ConnectionIdle, Event, IdleDetectionLimited
+from rpcwheel.events import (
+    ConnectionClosed,
+    ConnectionIdle,
+    Event,
+    IdleCloseSkipped,
+    IdleDetectionLimited,
+)
 from rpcwheel.timer import shared_timer
 from rpcwheel.timer.clock import checked_timer, clock_of
 
-from .closing import Closing, Settled
-from .core import NOTHING, Mark, judge
-from .limits import Limits
-from .peers import SUPPORTED
-from .policy import IDLE_TIMEOUT_S, IdlePolicy
-from .ports import Ports
-from .scan import Scan
-from .table import Connections
+from .core import (
+    ACCEPT_LATENCY_NS,
+    MAX_AGE_INTERVAL_NS,
+    NOT_YET,
+    RETRY_INTERVAL_NS,
+    STATUS_GRACE_NS,
+    IdleLimit,
+    Limits,
+    PendingClose,
+    SocketState,
+    Step,
+    idle_reason,
+    next_step,
+)
+from .policy import IdlePolicy
+from .sockets import SUPPORTED, ServerPorts, SocketScanner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -39,22 +60,24 @@ if TYPE_CHECKING:
     from rpcwheel.timer import Timeout
     from rpcwheel.timer.api import Timer
 
-    from .entry import Connection, Entry
+    from .sockets import OpenSocket
+    from .table import Connection, Entry, ServedCall, Table
 
-__all__ = ["Detector"]
+__all__ = ["DetectorBase"]
 
-BLIND: Final = (
-    "an interceptor before ConnectionTable hides who calls (context.peer() failed), so that while "
-    "there are such calls connections on which anything comes in are kept; give ConnectionTable "
-    "first"
+HIDDEN_CALLS: Final = (
+    "an interceptor before ConnectionTable hides who calls (context.peer() failed), so connections "
+    "that were idle during such a call are not closed; give ConnectionTable first"
 )
 
-UNSEEN: Final = (
-    "clients say something, but no call was ever seen, so that they are kept: is the "
+NO_CALLS: Final = (
+    "clients send data, but no call was ever seen, so their connections are not closed: is the "
     "ConnectionTable among the server's interceptors?"
 )
 
-TLS: Final = "a client under TLS can't be asked to leave: its connection is shut down"
+NOT_SUPPORTED: Final = (
+    "this system does not show a process its sockets: idle connections are reported, and not closed"
+)
 
 STOPPED: Final = (
     "detection has stopped because its timer was stopped; create a new IdleConnectionDetector with "
@@ -69,98 +92,105 @@ NO_REQUEST_TIMEOUT: Final = (
 )
 
 
-class Detector:
-    """What the twins of `IdleConnectionDetector` have in common."""
+class _WakeUp:
+    """The task of a detector's timeout."""
+
+    __slots__ = ("_on_stopped", "_round")
+
+    def __init__(self, start_round: Callable[[], object], on_stopped: Callable[[], object]) -> None:
+        self._round = start_round
+        self._on_stopped = on_stopped
+
+    def run(self, _: Timeout) -> None:
+        self._round()
+
+    def timer_stopped(self, _: Timeout) -> None:
+        self._on_stopped()
+
+
+class DetectorBase:
+    """What the detectors of `grpc` and `grpc.aio` have in common."""
 
     def __init__(
         self,
         server: object,
-        idle_timeout: Duration | None = IDLE_TIMEOUT_S,
+        policy: IdlePolicy | Duration | None,
         *,
-        connections: Connections,
-        ports: int | str | Iterable[int | str] | None = None,
-        policy: IdlePolicy | None = None,
-        timer: Timer | None = None,
-        **settings: Any,
+        table: Table,
+        ports: int | str | Iterable[int | str] | None,
+        timer: Timer | None,
     ) -> None:
-        """Begin to look, every `check` seconds of the policy, until `close()`.
-
-        Args:
-            server: Whose connections these are. Held weakly; the detector ends with it.
-            idle_timeout: As in `IdlePolicy`; 180 s. None: no such limit.
-            connections: The table that was given to the server, among its `interceptors`. Each
-                server has its own.
-            ports: Where the server listens: what `add_insecure_port()` returned, or the address,
-                which is better where the process listens at the same port of another address. No
-                socket of another address or port is ever touched. None: wherever a call has come
-                in.
-            policy: All settings at once, in place of `idle_timeout` and the others.
-            timer: Any rpcwheel timer; None takes `shared_timer()`.
-            **settings: Those of `IdlePolicy`, by name.
-
-        Raises:
-            TypeError: An argument is of a wrong type.
-            ConfigurationError: A setting is out of range, `policy` and settings are both given, or
-                another detector has the table.
-            OSError: The process has no descriptor left; two are held, so that looks need none.
-        """
-        self._policy = _policy(policy, idle_timeout, settings)
-        self._limits = Limits.from_policy(self._policy)
-        self._ports = Ports.of(ports)
+        self._policy = _checked_policy(policy)
+        self._limits = Limits(self._policy)
+        self._ports = ServerPorts.parse(ports)
         self._timer = checked_timer(timer)
         self._now_ns = clock_of(timer)
         self._server = weakref.ref(server)
-        self._connections = connections
-        self._rounds = threading.RLock()
+        self._table = table
+        self._round_lock = threading.RLock()
         """Held by a round; taken before `_lock`."""
         self._lock = threading.RLock()
-        """Taken before the table's, never after."""
+        """Guards the timeout and the end; taken before the lock of the table."""
         self._closed = False
-        self._next: Timeout | None = None
-        self._again: Timeout | None = None
-        self._requests: Timeout | None = None
+        self._timeout: Timeout | None = None
+        self._next_check_ns = self._next_request_check_ns = NEVER
         self._limited: set[str] = set()
         self._events = NotificationQueue()  # sinks may call `close()`
-        self._say_what_is_not_possible()  # which may raise, where warnings are errors
-        self._scan = Scan(self._ports)
-        try:
-            _own(connections, self)
-        except BaseException:
-            self._free()
-            raise
-        connections.now_ns = self._now_ns
-        connections.set_heartbeats(self._policy.heartbeats)
-        self._arm()
-        self._arm_requests()
+        self._warn_of_limits()  # raises, if warnings are errors
+        self._scanner = SocketScanner(self._ports) if SUPPORTED else None
+        with table.lock:
+            if table.owner is not None:
+                self._free()
+                raise ConfigurationError(
+                    "connections belongs to another detector; close that one first, and give each "
+                    "server a table of its own"
+                )
+            table.owner = self
+        table.now_ns = self._now_ns
+        table.set_heartbeats(self._policy.heartbeats)
+        self._restart_intervals()
 
-    # What a twin knows
+    # What depends on the server
 
     def _is_over(self) -> bool:
-        """Whether the server has ended. On a worker."""
+        """Whether the server has ended. On a worker thread."""
         return self._server() is None
 
-    def _settle(self) -> bool:
-        """Give the server a moment to see the calls that have come in; False if it had none.
+    def _pause(self) -> bool:
+        """Give the server time to accept calls that have arrived; False if that failed.
 
-        On a worker; waits for a tenth of a second at most.
+        On a worker thread; blocks for a tenth of a second at most.
         """
-        return True
+        raise NotImplementedError
 
-    def _coming_ago_ns(self, settled: bool) -> int:
-        """That of `Look`; told whether the server had its moment. Cheap, under the table's lock."""
-        return NOTHING
+    def _unknown_calls_since_ns(self, paused: bool) -> int | None:
+        """When the oldest call may have arrived of which the connection is not known.
+
+        By `time.monotonic_ns`; None if there is no such call. Called under the lock of the table;
+        `paused` is whether a pause succeeded just now.
+        """
+        raise NotImplementedError
+
+    def _account_for_calls(self) -> None:
+        """Note which calls are known. At each check, on a worker thread; does not block."""
+        raise NotImplementedError
+
+    def _end_late_requests(self, limit_ns: int) -> bool:
+        """End calls that have waited for their single request for `limit_ns`.
+
+        The waiting time counts from the first time that this method finds a call waiting.
+
+        Returns:
+            False if that is impossible with this version of grpcio.
+        """
+        raise NotImplementedError
 
     # For users
 
     @property
     def policy(self) -> IdlePolicy:
-        """What it goes by."""
+        """The present policy."""
         return self._policy
-
-    @property
-    def connections(self) -> Connections:
-        """The table it looks after."""
-        return self._connections
 
     @property
     def closed(self) -> bool:
@@ -168,274 +198,283 @@ class Detector:
         return self._closed
 
     def change(self, **settings: Any) -> IdlePolicy:
-        """Change settings of the policy while it runs; connections already marked are judged anew.
+        """Change settings of the policy.
+
+        Connections that are about to be closed are examined again by the new policy. The next check
+        is a whole `check_interval` away. Thread-safe.
 
         Returns:
-            The new policy. The next look is a whole `check` of it away.
+            The new policy.
 
         Raises:
             ConfigurationError, TypeError: As `IdlePolicy`; then nothing has changed.
-
-        Thread-safe.
         """
         with self._lock:
             policy = self._policy.replace(**settings)
-            limits = Limits.from_policy(policy)
-            self._connections.set_heartbeats(policy.heartbeats)
-            with self._connections.lock:  # a round decides by the old ones, or by the new
+            limits = Limits(policy)
+            self._table.set_heartbeats(policy.heartbeats)
+            with self._table.lock:  # a round that runs uses either the old limits or the new
                 self._policy, self._limits = policy, limits
-                for entry in self._connections.entries():
-                    mark = entry.mark
-                    if mark is not None and (mark.left_ns is None or limits.report):
-                        entry.mark = None
-            self._arm()
-            self._arm_requests()
+                for entry in self._table.entries():
+                    entry.pending = None
+            self._restart_intervals()
         return policy
-
-    def _stop(self) -> bool:
-        """Start no more rounds; False if that was done before. Any thread, does not wait."""
-        with self._lock:
-            was, self._closed = self._closed, True
-            for timeout in (self._next, self._again, self._requests):
-                if timeout is not None:
-                    timeout.cancel()
-            self._next = self._again = self._requests = None
-        with self._connections.lock:
-            if self._connections.owner is self:
-                self._connections.owner = None
-                for entry in self._connections.entries():
-                    entry.mark = None
-        if not was:
-            EXECUTOR.submit(("idle", id(self)), self._free)
-        return not was
-
-    def _free(self) -> None:
-        """Give up the descriptors, when no round runs: milliseconds."""
-        with self._rounds:
-            if self._scan.slot is not None:
-                self._scan.slot.close()
 
     def __repr__(self) -> str:
         kind = type(self)
-        state = "closed" if self._closed else f"{len(self._connections.entries())} connections"
+        state = "closed" if self._closed else f"{len(self._table)} connections"
         return f"<{kind.__module__}.{kind.__name__} {state}>"
+
+    def _stop(self) -> None:
+        """Start no more rounds. Idempotent, any thread, does not block."""
+        with self._lock:
+            was_closed, self._closed = self._closed, True
+            self._schedule()
+        with self._table.lock:
+            if self._table.owner is self:
+                self._table.owner = None
+                for entry in self._table.entries():
+                    entry.pending = None
+        if not was_closed:
+            EXECUTOR.submit(("idle", id(self)), self._free)
+
+    def _free(self) -> None:
+        """Free the descriptors. Waits for a round that runs."""
+        with self._round_lock:
+            if self._scanner is not None:
+                self._scanner.close()
 
     # The timer
 
-    def _arm(self) -> None:
+    def _restart_intervals(self) -> None:
         with self._lock:
-            if self._next is not None:
-                self._next.cancel()
-            self._next = self._timeout(self._limits.check_ns, self._round)
+            self._next_check_ns = self._after(self._limits.check_ns)
+            self._next_request_check_ns = self._after(self._limits.request_check_ns)
+            self._schedule()
 
-    def _arm_requests(self) -> None:
+    def _after(self, interval_ns: int) -> int:
+        return NEVER if interval_ns == NEVER else self._now_ns() + interval_ns
+
+    def _schedule(self) -> None:
+        """Set the timeout of the next round."""
         with self._lock:
-            if self._requests is not None:
-                self._requests.cancel()
-            self._requests = self._timeout(self._limits.request_check_ns, self._end_late_requests)
+            if self._timeout is not None:
+                self._timeout.cancel()
+                self._timeout = None
+            if self._closed:
+                return
+            pending = [entry.pending for entry in self._table.entries()]
+            next_ns = min(
+                self._next_check_ns,
+                self._next_request_check_ns,
+                min((one.next_ns for one in pending if one is not None), default=NEVER),
+            )
+            if next_ns == NEVER:
+                return
+            timer = shared_timer() if self._timer is None else self._timer
+            delay_s = to_seconds(max(0, next_ns - self._now_ns()))
+            task = _WakeUp(self._submit_round, self._report_stopped_timer)
+            try:
+                self._timeout = timer.new_timeout(task, delay_s)
+            except TimerStopped:
+                self._report_stopped_timer()
+            except TimerError as error:
+                self._report_limit("timer", f"{PAUSED}: {error}")
 
-    def _arm_again(self) -> None:
-        """Have what is marked looked at when its next step is."""
-        marks = [entry.mark for entry in self._connections.entries()]
-        next_ns = min((mark.next_ns for mark in marks if mark is not None), default=NEVER)
-        with self._lock:
-            if self._again is not None:
-                self._again.cancel()
-            delay_ns = NEVER if next_ns == NEVER else max(0, next_ns - self._now_ns())
-            self._again = self._timeout(delay_ns, self._act)
+    def _submit_round(self) -> None:
+        EXECUTOR.submit(("idle", id(self)), self._run_round)
 
-    def _timeout(self, delay_ns: int, work: Callable[[], object]) -> Timeout | None:
-        if self._closed or delay_ns == NEVER:
-            return None
-        timer = shared_timer() if self._timer is None else self._timer
-        try:
-            return timer.new_timeout(_Look(self, work), to_seconds(delay_ns))
-        except TimerStopped:
-            self.timer_stopped()
-            return None
-        except TimerError as error:
-            self._limit("timer", f"{PAUSED}: {error}")
-            return None
-
-    def hand_over(self, work: Callable[[], object]) -> None:
-        """Internal: run a round on a worker."""
-        EXECUTOR.submit(("idle", id(self)), work)
-
-    def timer_stopped(self) -> None:
-        """Internal: report that detection has stopped."""
-        self._limit("stopped", STOPPED)
+    def _report_stopped_timer(self) -> None:
+        self._report_limit("stopped", STOPPED)
 
     # A round
 
-    def _round(self) -> list[Connection]:
-        """Look at everything; gives those that are idle. On a worker, or on a user's thread."""
-        found: list[Entry] = []
+    def _run_round(self, *, check: bool = False) -> list[Connection]:
+        """Do what is due; with `check` also a check that is not. Returns the idle connections.
+
+        On a worker thread, or on a user's.
+        """
         if not self._closed and self._is_over():
             self._stop()
-        with self._rounds:
+        with self._round_lock:
             if self._closed:
                 return []
             events: list[Event] = []
+            idle: list[Entry] = []
             try:
-                self._look()
-                found = self._decide(events)
-                self._close_marked(events)
+                if self._now_ns() >= self._next_request_check_ns:
+                    self._next_request_check_ns = self._after(self._limits.request_check_ns)
+                    if not self._end_late_requests(self._limits.request_ns):
+                        self._report_limit("requests", NO_REQUEST_TIMEOUT)
+                if check or self._now_ns() >= self._next_check_ns:
+                    check = True
+                    self._scan()
+                    idle = self._decide(events)
+                self._close_pending(events)
             finally:
                 self._events.emit(*events)
-                self._arm()
-                self._arm_again()
-                if self._requests is None:
-                    self._arm_requests()
-        return [entry.connection() for entry in found]
+                if check:
+                    self._next_check_ns = self._after(self._limits.check_ns)
+                self._schedule()
+            return self._table.connections(self._limits, idle)
 
-    def _act(self) -> None:
-        """Go on with what is marked. On a worker."""
-        with self._rounds:
+    def _list_connections(self) -> list[Connection]:
+        """Scan the sockets, and return all connections; none after the end."""
+        with self._round_lock:
             if self._closed:
-                return
-            events: list[Event] = []
-            try:
-                self._close_marked(events)
-            finally:
-                self._events.emit(*events)
-                self._arm_again()
+                return []
+            self._scan()
+            return self._table.connections(self._limits, self._table.entries())
 
-    def _end_late_requests(self) -> None:
-        """End calls whose request does not arrive. On a worker."""
-        if self._is_over():
-            self._stop()
-        with self._rounds:
-            if not self._closed:
-                try:
-                    self._connections.end_late_requests(self._limits.request_ns)
-                    if not self._connections.can_end_late_requests:
-                        self._limit("requests", NO_REQUEST_TIMEOUT)
-                finally:
-                    self._arm_requests()
-
-    def _look(self) -> None:
-        """Scan the sockets, and bring the table up to date."""
-        connections = self._connections
-        if SUPPORTED:
-            unknown = self._scan.look(connections)
-            if unknown is not None:
-                peer, port = unknown
-                where = "" if port is None else f", at port {port}"
-                self._limit(
+    def _scan(self) -> None:
+        """Update the table from the sockets of the process."""
+        self._account_for_calls()
+        table = self._table
+        if self._scanner is not None:
+            scanned_ns = table.now_ns()
+            own, others = self._scanner.scan(table.callers())
+            table.reconcile(own, scanned_ns)
+            for one in others[:1]:
+                ports = ", ".join(map(str, sorted(self._ports.numbers)))
+                self._report_limit(
                     "ports",
-                    f"a call came in from {peer}{where}, but no socket of that peer is open at "
-                    f"port {', '.join(map(str, sorted(self._ports.numbers)))}; are these the "
-                    "server's ports?",
+                    f"a call came in from {one.name}, at port {one.local[1]}, but no socket of "
+                    f"that peer is open at port {ports}; are these the server's ports?",
                 )
-        if connections.uncounted:
-            self._limit("blind", BLIND)
-        apart = [one.peer for one in connections.entries() if one.address is None]
-        if apart:
-            self._limit("system", f"clients at {apart[0]} can't be told apart, nor closed")
+        if table.hidden_call_ns != NOT_YET:
+            self._report_limit("hidden", HIDDEN_CALLS)
+        for entry in table.entries():
+            if entry.address is None:
+                self._report_limit(
+                    "system", f"clients at {entry.peer} can't be told apart, nor closed"
+                )
 
     def _decide(self, events: list[Event]) -> list[Entry]:
-        """Judge each connection, tell of the idle ones, and mark those that are to be closed."""
-        connections, idle = self._connections, []
-        for entry in connections.entries():
-            with connections.lock:
-                if entry.gone or connections.owner is not self:
+        """Find the idle connections, and decide which to close."""
+        table, idle = self._table, []
+        for entry in table.entries():
+            with table.lock:
+                if entry.gone or table.owner is not self:
                     continue
-                limits, now_ns = self._limits, self._now_ns()
-                if entry.address is None:  # all that can't be told apart: it has no age
-                    limits = limits._replace(age_ns=NEVER)
-                due = judge(entry.seen, limits, now_ns)
-                if due is None:
+                limits, now_ns, activity = self._limits, self._now_ns(), entry.activity
+                reason = idle_reason(activity, limits, now_ns)
+                if reason is None:
                     continue
-                was_busy = entry.mark is not None and entry.mark.due.waits
-                is_idle = not (due.waits or was_busy)
-                if is_idle:
+                was_busy = entry.pending is not None and entry.pending.reason.busy
+                if not (reason.busy or was_busy):
                     idle.append(entry)
-                moves = entry.seen.moves(limits, due.reason)
-                if is_idle and entry.is_news(due, moves):
-                    calls, streams = entry.seen.user.calls, entry.seen.user.streams
-                    idle_s = due.idle_ns / 1e9
-                    events.append(ConnectionIdle(entry.peer, due.text, idle_s, calls, streams))
-                closable = entry.inode is not None and not entry.ambiguous and not limits.report
-                if closable and not connections.has_seen_calls() and not entry.is_mute():
-                    self._limit("unseen", UNSEEN)
-                elif closable and entry.mark is None:
-                    entry.mark = Mark(due, moves, now_ns)
-                    if limits.goaway and entry.asked and not entry.seen.plain:
-                        self._limit("goaway", TLS)
+                    if entry.is_news(reason, limits):
+                        calls, streams = activity.user.calls, activity.user.streams
+                        idle_s = reason.idle_ns / 1e9
+                        events.append(
+                            ConnectionIdle(entry.peer, reason.text, idle_s, calls, streams)
+                        )
+                hidden = table.hidden_call_ns >= now_ns - reason.idle_ns
+                if entry.info is None or limits.report_only or hidden:
+                    continue
+                if not (table.has_seen_calls() or entry.had_no_call()):
+                    self._report_limit("calls", NO_CALLS)
+                elif entry.pending is None:
+                    entry.pending = PendingClose(reason, now_ns)
         return idle
 
-    def _close_marked(self, events: list[Event]) -> None:
-        closing = Closing(
-            self._connections, lambda: self._limits, Settled(self._settle), self._coming_ago_ns
-        )
+    def _close_pending(self, events: list[Event]) -> None:
+        """Take the next step with each connection that is due to be closed."""
+        now_ns, scanner = self._table.now_ns(), self._scanner
+        entries = self._table.entries()
+        due = [one for one in entries if one.pending is not None and one.pending.next_ns <= now_ns]
+        if not due or scanner is None:
+            return
+        began_ns = time.monotonic_ns()
+        paused = self._pause()
+        finished: list[tuple[ServedCall, str]] = []
         try:
-            closing.run(self._scan.slot)
+            for entry in due:
+                if entry.info is None:  # by now several sockets have this peer
+                    entry.pending = None
+                    continue
+                with scanner.open(entry.info) as socket, self._table.lock:
+                    if socket is None:  # the client has closed it
+                        self._table.drop(entry)
+                    elif entry.pending is not None and not entry.gone:
+                        state = self._socket_state(socket, began_ns, paused=paused)
+                        self._take_step(entry, entry.pending, socket, state, events, finished)
         finally:
-            events += closing.events
-            for call, details in closing.finished:
+            for call, details in finished:
                 call.finish(details)
+
+    def _socket_state(self, socket: OpenSocket, began_ns: int, *, paused: bool) -> SocketState:
+        unknown_since_ns = self._unknown_calls_since_ns(paused)
+        now_ns = time.monotonic_ns()
+        return SocketState(
+            received_ago_ns=socket.received_ago_ns(),
+            unread=socket.unread(),
+            unsent=socket.unsent(),
+            accounted_ago_ns=now_ns - began_ns
+            if unknown_since_ns is None
+            else now_ns - unknown_since_ns + ACCEPT_LATENCY_NS,
+            has_unknown_calls=unknown_since_ns is not None,
+        )
+
+    def _take_step(
+        self,
+        entry: Entry,
+        pending: PendingClose,
+        socket: OpenSocket,
+        state: SocketState,
+        events: list[Event],
+        finished: list[tuple[ServedCall, str]],
+    ) -> None:
+        now_ns, reason, limits = self._table.now_ns(), pending.reason, self._limits
+        step = next_step(entry.activity, pending, state, limits, now_ns)
+        pending.attempts += 1
+        pending.next_ns = now_ns + RETRY_INTERVAL_NS
+        match step:
+            case Step.WAIT:
+                pass
+            case Step.WAIT_LONG:
+                interval_ns = min(MAX_AGE_INTERVAL_NS, limits.age_grace_ns // 10)
+                pending.next_ns = now_ns + max(RETRY_INTERVAL_NS, interval_ns)
+            case Step.END_CALLS:
+                pending.ended_ns = now_ns
+                if reason.limit is IdleLimit.AGE:
+                    pending.next_ns = now_ns + STATUS_GRACE_NS
+                for call in entry.calls:
+                    if not call.finished:
+                        call.finished = True
+                        finished.append((call, f"closed by the server: {reason.text}"))
+            case Step.SHUTDOWN:
+                socket.shutdown()
+                self._table.drop(entry)
+                events.append(ConnectionClosed(entry.peer, reason.text, reason.idle_ns / 1e9))
+            case Step.KEEP_USED | Step.KEEP_BUSY:
+                entry.pending = None
+                events.append(IdleCloseSkipped(entry.peer, step.value))
 
     # What can't be done
 
-    def _say_what_is_not_possible(self) -> None:
-        said = None
+    def _warn_of_limits(self) -> None:
+        text = None
         if not SUPPORTED:
-            said = "this system does not show a process its sockets: connections are only told of"
-        elif self._ports.others:
-            said = f"clients at {', '.join(self._ports.others)} can't be told apart, nor closed"
-        if said is not None:
-            warnings.warn(f"IdleConnectionDetector: {said}", RuntimeWarning, stacklevel=4)
-            self._limit("system", said)
+            text = NOT_SUPPORTED
+        elif self._ports.unix:
+            text = f"clients at {', '.join(self._ports.unix)} can't be told apart, nor closed"
+        if text is not None:
+            warnings.warn(f"IdleConnectionDetector: {text}", RuntimeWarning, stacklevel=4)
+            self._report_limit("system", text)
 
-    def _limit(self, what: str, said: str) -> None:
-        """Tell once what does not work."""
+    def _report_limit(self, what: str, text: str) -> None:
+        """Report once what does not work."""
         if what not in self._limited:
             self._limited.add(what)
-            self._events.emit(IdleDetectionLimited(said))
+            self._events.emit(IdleDetectionLimited(text))
 
 
-class _Look:
-    """The timer's task that starts a round. The round itself runs on a worker."""
-
-    __slots__ = ("_detector", "_work")
-
-    def __init__(self, detector: Detector, work: Callable[[], object]) -> None:
-        self._detector = detector
-        self._work = work
-
-    def run(self, _: Timeout) -> None:
-        self._detector.hand_over(self._work)
-
-    def timer_stopped(self, _: Timeout) -> None:
-        self._detector.timer_stopped()
-
-
-def _policy(
-    policy: IdlePolicy | None, idle_timeout: Duration | None, settings: dict[str, Any]
-) -> IdlePolicy:
-    if policy is None:
-        return IdlePolicy(idle_timeout=idle_timeout, **settings)
-    if not isinstance(policy, IdlePolicy):
-        raise TypeError(f"policy must be an IdlePolicy, or None, not {policy!r}")
-    if settings or idle_timeout != IDLE_TIMEOUT_S:
-        raise ConfigurationError(
-            "give either policy, or idle_timeout and the other settings, not both; "
-            "policy.replace(...) makes another policy of one"
-        )
-    return policy
-
-
-def _own(connections: Connections, detector: Detector) -> None:
-    """Give a table its detector."""
-    if not isinstance(connections, Connections):
-        raise TypeError(
-            "connections must be the ConnectionTable among the server's interceptors, not "
-            f"{connections!r}"
-        )
-    with connections.lock:
-        if connections.owner is not None:
-            raise ConfigurationError(
-                "connections belongs to another detector; close that one first, and give each "
-                "server a table of its own"
-            )
-        connections.owner = detector
+def _checked_policy(policy: object) -> IdlePolicy:
+    if policy is None or isinstance(policy, IdlePolicy):
+        return policy or IdlePolicy()
+    if isinstance(policy, (int, float, timedelta)) and not isinstance(policy, bool):
+        return IdlePolicy(idle_timeout=policy)
+    raise TypeError(
+        f"policy must be an IdlePolicy, or the seconds of its idle_timeout, not {policy!r}"
+    )

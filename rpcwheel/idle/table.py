@@ -1,251 +1,455 @@
-"""Which connections a server has: fed by its calls, and by looks at the process's own sockets.
+"""The connections of one server: from its calls, and from scans of the process's sockets.
 
-The twins' `ConnectionTable` is a server interceptor on top of this. One entry per connection: known
-by what grpc calls its peer, and, once a scan has seen its socket, by the socket's inode, so that
-another connection from the same port is another entry. A call whose client has left before it was
-asked where it came from (`peer()` is empty then) is no connection's.
+An entry is known by gRPC's name of its peer and, once a scan has found its socket, by the socket's
+inode: another connection from the same port is another entry. A call whose client has left before
+its peer was asked (`peer()` is empty then) belongs to no connection.
 
-One lock for all, held for a few assignments, and while a socket is looked at and shut: so a call
-begins either before the decision, which then sees it, or finds its connection closed. It is
-reentrant, as a signal handler may ask for a snapshot.
+One lock for all, held for a few assignments, and while the detector examines and closes a socket.
+So a call begins either before the decision to close, which then sees it, or on a closed connection.
+The lock is reentrant, because a signal handler may list the connections.
 """
 
 from __future__ import annotations
 
+import enum
+import random
 import threading
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Final
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final, Self
 
-from rpcwheel._grpc.handlers import behavior_of, kind_of, with_behavior
 from rpcwheel.methods import matches
-from rpcwheel.timer.clock import checked_timer, clock_of
 
-from .entry import Entry
-from .peers import parse_peer
-from .policy import HEALTH
+from .core import NOT_YET, ConnectionActivity, IdleLimit
+from .policy import HEALTH_METHODS
+from .sockets import grpc_name, parse_peer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    import grpc
+    from .core import Activity, IdleReason, Limits, PendingClose
+    from .sockets import Address, SocketInfo
 
-    from rpcwheel._grpc.handlers import Behavior
-    from rpcwheel.rpc import Kind
-    from rpcwheel.timer.api import Timer
-
-    from .entry import Call, Connection, Sighting
-    from .peers import Address
-
-__all__ = ["HEARTBEAT_KEY", "Connections", "Method", "late_details"]
+__all__ = [
+    "MAX_METHODS",
+    "Connection",
+    "ConnectionState",
+    "Entry",
+    "Requests",
+    "Responses",
+    "ServedCall",
+    "Table",
+    "TlsIdentity",
+    "late_request_details",
+]
 
 HEARTBEAT_KEY: Final = "rpcwheel-heartbeat"
-"""The metadata of a heartbeat, whatever its method."""
+"""Metadata of a heartbeat, whatever its method."""
 
-MOST_METHODS: Final = 4096
-"""Handlers kept. A generic handler may answer to any name, and clients may make them up."""
+SMALLEST_CALL_BYTES: Final = 200
+"""The first bytes of a gRPC client without a call are about 90, the headers of a call as many."""
 
-MOST_ENTRIES: Final = 1 << 16
-"""Connections kept if nobody looks which of them are gone."""
+MAX_METHODS: Final = 4096
+"""Methods remembered. A generic handler may serve any name that clients send."""
+
+MAX_ENTRIES: Final = 1 << 16
+"""Connections remembered if no scan tells which of them have gone."""
 
 
-def late_details(limit_ns: int) -> str:
+class ConnectionState(enum.Enum):
+    """State of a server's connection."""
+
+    ACTIVE = "active"
+    """Calls are in flight."""
+    IDLE = "idle"
+    """No calls are in flight, except heartbeats."""
+    CLOSING = "closing"
+    """A limit of the policy is exceeded, and the detector closes the connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class TlsIdentity:
+    """The identity in the certificate of a client (mutual TLS), as gRPC tells it."""
+
+    subject: str | None
+    """Such as "CN=shop,O=Example"."""
+    alternative_names: tuple[str, ...]
+    """DNS names, addresses and URIs."""
+
+    @classmethod
+    def from_auth_context(cls, context: Mapping[str, Iterable[bytes]]) -> Self | None:
+        """Convert what `context.auth_context()` returns; None if there was no certificate."""
+        subject, names = (
+            tuple(value.decode(errors="replace") for value in context.get(key, ()))
+            for key in ("x509_subject", "x509_subject_alternative_name")
+        )
+        if not subject and not names:
+            return None
+        return cls(subject[0] if subject else None, names)
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """A connection of a server, at the time of the question.
+
+    gRPC tells who is connected only with a call: until the first call on the connection,
+    `user_agent` and `tls_identity` are None. On systems other than Linux, and for unix sockets,
+    `local_address`, `bytes_in` and `bytes_out` are None.
+    """
+
+    peer: str
+    """As `context.peer()` returns it. All unix sockets together are "unix:"."""
+    local_address: str | None
+    """The server's address, in the same form. None: not known."""
+    user_agent: str | None
+    """From the metadata of the first call."""
+    tls_identity: TlsIdentity | None
+    """None too if the connection is plaintext, or the client gave no certificate."""
+    state: ConnectionState
+    calls_in_flight: int
+    """Streams included."""
+    streams_in_flight: int
+    calls_total: int
+    """All calls so far, streams included. Heartbeats are in none of these numbers."""
+    heartbeats_total: int
+    messages_in: int
+    messages_out: int
+    bytes_in: int | None
+    """What the kernel received, with all that HTTP/2 and TLS add."""
+    bytes_out: int | None
+    connected_at: datetime
+    """UTC. When it was first seen; for a connection that has made no call, the last time at which
+    bytes were received or sent before that."""
+    last_used_at: datetime | None
+    """UTC. When a call last began or ended, or a message was last read or written. None: never."""
+    idle_s: float
+    """Seconds since `last_used_at`, or else since `connected_at`."""
+
+
+class Entry:
+    """One connection. Guarded by the lock of its table."""
+
+    def __init__(self, peer: str, address: Address | None, first_ns: int) -> None:
+        self.peer = peer
+        self.address = address
+        # Without an address it stands for several connections, such as those of a unix socket.
+        self.activity = ConnectionActivity(first_ns, None if address is None else random.random())
+        self.described = False
+        """Whether a call was asked who is connected."""
+        self.user_agent: str | None = None
+        self.tls_identity: TlsIdentity | None = None
+        self.calls: set[ServedCall] = set()
+        """Those in flight."""
+        self.info: SocketInfo | None = None
+        """Its socket, when last scanned; None if it is not known which it is."""
+        self.gone = False
+        """Whether it was removed from the table."""
+        self.pending: PendingClose | None = None
+        self.reported: tuple[IdleLimit, int] | None = None
+        """What was reported last: the limit, and when the connection had been used then."""
+
+    def connection(self, limits: Limits, now_ns: int, now: datetime) -> Connection:
+        """Make the record for users."""
+        user, info, first_ns = self.activity.user, self.info, self.activity.first_ns
+        last_ns = max(one.last_ns for one in self.activity.counted(limits))
+        state = ConnectionState.ACTIVE if user.open else ConnectionState.IDLE
+        return Connection(
+            peer=self.peer,
+            local_address=None if info is None else grpc_name(info.local),
+            user_agent=self.user_agent,
+            tls_identity=self.tls_identity,
+            state=state if self.pending is None else ConnectionState.CLOSING,
+            calls_in_flight=user.open,
+            streams_in_flight=user.streams,
+            calls_total=user.total,
+            heartbeats_total=self.activity.heartbeats.total,
+            messages_in=user.messages_in,
+            messages_out=user.messages_out,
+            bytes_in=None if info is None else info.bytes_in,
+            bytes_out=None if info is None else info.bytes_out,
+            connected_at=now - timedelta(microseconds=(now_ns - first_ns) / 1000),
+            last_used_at=None
+            if last_ns == NOT_YET
+            else now - timedelta(microseconds=(now_ns - last_ns) / 1000),
+            idle_s=(now_ns - max(first_ns, last_ns)) / 1e9,
+        )
+
+    def last_ns(self) -> int:
+        """When anything was last seen of it."""
+        activity = self.activity
+        return max(activity.first_ns, activity.user.last_ns, activity.heartbeats.last_ns)
+
+    def had_no_call(self) -> bool:
+        """Whether too few bytes arrived for a call."""
+        received = None if self.info is None else self.info.bytes_in
+        return received is not None and received < SMALLEST_CALL_BYTES
+
+    def is_news(self, reason: IdleReason, limits: Limits) -> bool:
+        """Whether this reason was not reported since the connection was last used.
+
+        That it is too old is reported once, as use makes it no younger.
+        """
+        is_age = reason.limit is IdleLimit.AGE
+        last_ns = max(one.last_ns for one in self.activity.counted(limits))
+        report = reason.limit, NOT_YET if is_age else last_ns
+        previous, self.reported = self.reported, report
+        return previous != report
+
+
+class ServedCall:
+    """A call that is being served. Thread-safe. The subclasses know how to end it."""
+
+    __slots__ = (
+        "activity",
+        "entry",
+        "finished",
+        "heartbeat",
+        "is_over",
+        "streams",
+        "table",
+    )
+
+    def __init__(self, table: Table, peer: str, *, streams: bool, heartbeat: bool) -> None:
+        self.table = table
+        self.streams = streams
+        self.heartbeat = heartbeat
+        self.is_over = False
+        self.finished = False
+        """Whether the detector ends it: what it does then does not keep the connection open."""
+        self.entry: Entry
+        self.activity: Activity
+        table.enter(self, peer)
+
+    def describe(self, context: Any, metadata: Sequence[tuple[str, str | bytes]]) -> None:
+        """Note who is connected, if this is the first call of the connection."""
+        entry = self.entry
+        if entry.described:
+            return
+        entry.described = True
+        for key, value in metadata:
+            if key == "user-agent":
+                entry.user_agent = str(value)
+        with suppress(Exception):  # a context of another package
+            entry.tls_identity = TlsIdentity.from_auth_context(context.auth_context())
+
+    def read(self) -> None:
+        """Count a message that was read."""
+        with self.table.lock:
+            if not self.finished:
+                self.activity.read(self.table.now_ns())
+
+    def wrote(self) -> None:
+        """Count a message that was written."""
+        with self.table.lock:
+            if not self.finished:
+                self.activity.wrote(self.table.now_ns())
+
+    def ended(self) -> None:
+        """Note the end of the call. Idempotent."""
+        self.is_over = True
+        with self.table.lock:
+            if self in self.entry.calls:
+                self.table.leave(self)
+
+    def returned(self) -> None:
+        """Note that the handler has returned, which need not be the end of the call."""
+
+    def takes_no_responses(self) -> bool:
+        """Whether nobody reads its responses any more. Any thread."""
+        return self.is_over
+
+    def finish(self, details: str) -> None:
+        """End the call with UNAVAILABLE. Any thread; does not block."""
+        raise NotImplementedError
+
+
+class Requests:
+    """A request stream that counts the messages that the handler takes, in either way."""
+
+    __slots__ = ("_call", "_requests")
+
+    def __init__(self, requests: Any, call: ServedCall) -> None:
+        self._requests = requests
+        self._call = call
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> object:
+        request = next(self._requests)
+        self._call.read()
+        return request
+
+    def next(self) -> object:
+        """As gRPC's own."""
+        return next(self)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> object:
+        request = await self._requests.__anext__()
+        self._call.read()
+        return request
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._requests, name)
+
+
+class Responses:
+    """A response stream of a blocking handler that counts the messages that gRPC takes.
+
+    It ends with the call. Else a pool thread of grpc.aio would put a response where nobody reads
+    it, and block for ever (`generator_to_async_generator`, grpcio 1.85).
+    """
+
+    __slots__ = ("_call", "_responses")
+
+    def __init__(self, responses: Iterator[object], call: ServedCall) -> None:
+        self._responses = responses
+        self._call = call
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> object:
+        call = self._call
+        if not call.takes_no_responses():
+            try:
+                response = next(self._responses)
+            except BaseException:  # its end, too
+                call.returned()
+                raise
+            if not call.takes_no_responses():
+                call.wrote()
+                return response
+        self._responses = iter(())
+        raise StopIteration
+
+
+def late_request_details(limit_ns: int) -> str:
     """Status details for a call whose request did not arrive."""
     return f"the request did not arrive within {limit_ns / 1e9:g} s"
 
 
-class Method:
-    """One method as a server serves it."""
+class Table:
+    """The connections of one server."""
 
-    __slots__ = ("heartbeat", "name")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.heartbeat = False
-
-
-class Connections:
-    """The connections of one server: what the twins of `ConnectionTable` have in common.
-
-    For users there is `snapshot()`. All else is for the detector and for calls.
-    """
-
-    def __init__(self, *, timer: Timer | None = None) -> None:
-        """Make an empty table.
-
-        Args:
-            timer: Whose clock it reads; the detector that is given the table brings its own.
-
-        Raises:
-            TypeError: `timer` is none.
-        """
-        self.now_ns: Callable[[], int] = clock_of(checked_timer(timer))
+    def __init__(self) -> None:
+        self.now_ns: Callable[[], int] = time.monotonic_ns
+        """The clock of the detector that uses the table."""
         self.lock = threading.RLock()
         self.owner: object = None
-        """The detector that closes what is in here."""
+        """The detector that closes these connections."""
         self.has_intercepted = False
-        """Whether a call came to the table whose handler may not have begun: only aio tells."""
-        self.uncounted = 0
-        """Calls whose peer could not be told."""
-        self.hidden_ns: int | None = None
-        """When the last of them began."""
+        """Whether a call came in whose handler may not have begun."""
+        self.hidden_call_ns = NOT_YET
+        """When a call last began of which the peer could not be found out."""
         self.open_calls = 0
-        """Those that are known to be open, on all connections together."""
+        """Calls in flight on all connections."""
         self.total = 0
-        """All that were seen."""
-        self.can_end_late_requests = True
-        """False once `end_late_requests` has found that this version of gRPC does not allow it."""
-        self.heard_ns = time.monotonic_ns()
-        """Calls that had come in by then are known, or known to be on their way. The table is made
-        before its server is, so that at first none had."""
+        self.accounted_ns = time.monotonic_ns()
+        """All calls whose bytes arrived before this are known, or known to be on their way. By
+        `time.monotonic_ns`. No call can arrive before the table exists."""
         self._entries: dict[str, Entry] = {}
         self._by_address: dict[Address, Entry] = {}
-        self._heartbeats: tuple[str, ...] = (HEALTH,)
-        self._methods: dict[str, Method] = {}
-        self._made: dict[str, tuple[grpc.RpcMethodHandler, grpc.RpcMethodHandler] | None] = {}
+        self.set_heartbeats((HEALTH_METHODS,))
 
-    def snapshot(self) -> tuple[Connection, ...]:
-        """The connections that are known, oldest first. Any thread; O(connections).
-
-        A connection that has made no call is known after the detector's first look.
-        """
-        found = [entry.connection() for entry in self.entries()]
-        return tuple(sorted(found, key=lambda connection: connection.first))
-
-    def __repr__(self) -> str:
-        kind = type(self)
-        return f"<{kind.__module__}.{kind.__name__} {len(self._entries)} connections>"
+    def __len__(self) -> int:
+        return len(self._entries)
 
     # Calls
 
-    def around(
-        self,
-        handler: grpc.RpcMethodHandler,
-        method: str,
-        wrap: Callable[[Kind, Behavior, Method], Behavior],
-        ready: Callable[[grpc.RpcMethodHandler, Method], None] | None = None,
-    ) -> grpc.RpcMethodHandler:
-        """The handler with what `wrap` puts around its behavior; made once for each handler.
-
-        `ready` is told of it. For methods that have another handler at each call, as many
-        interceptors make them, each is made: what they hold is not kept.
-        """
-        known = self._made.get(method, ())
-        if known and known[0] is handler:
-            return known[1]
-        behavior = behavior_of(handler)
-        if behavior is None:
-            return handler
-        one = self._method(method)
-        made = with_behavior(handler, wrap(kind_of(handler), behavior, one))
-        if ready is not None:
-            ready(made, one)
-        if len(self._made) >= MOST_METHODS:
-            self._made.clear()
-        self._made[method] = (handler, made) if known == () else None
-        return made
-
-    def forget_made(self) -> None:
-        """Make all handlers anew from now on."""
-        self._made.clear()
-
-    def _method(self, name: str) -> Method:
-        with self.lock:
-            if len(self._methods) >= MOST_METHODS:
-                self._methods.clear()
-            method = self._methods.get(name)
-            if method is None:
-                method = self._methods[name] = Method(name)
-                method.heartbeat = self._is_heartbeat(name)
-            return method
-
     def set_heartbeats(self, patterns: tuple[str, ...]) -> None:
-        """Say which methods are heartbeats; for calls that begin from now on."""
-        with self.lock:
-            self._heartbeats = patterns
-            for name, method in self._methods.items():
-                method.heartbeat = self._is_heartbeat(name)
+        """Set which methods are heartbeats, for calls that begin from now on."""
+        self._is_heartbeat_method = lru_cache(MAX_METHODS)(
+            lambda method: any(matches(pattern, method) for pattern in patterns)
+        )
 
-    def _is_heartbeat(self, name: str) -> bool:
-        return any(matches(pattern, name) for pattern in self._heartbeats)
+    def is_heartbeat(self, method: str, metadata: Iterable[tuple[str, str | bytes]]) -> bool:
+        """Whether a call is a heartbeat."""
+        if self._is_heartbeat_method(method):
+            return True
+        for key, _ in metadata:  # noqa: SIM110 - `any` takes three times as long
+            if key == HEARTBEAT_KEY:
+                return True
+        return False
 
-    def enter(self, call: Call, peer: str) -> None:
-        """Note that a call begins; for `Call`."""
+    def enter(self, call: ServedCall, peer: str) -> None:
+        """Add a call that begins."""
         with self.lock:
             entry = self._entries.get(peer)
             if entry is None:
-                entry = self._new(peer, parse_peer(peer), call.began_ns)
-            call.entry = entry
-            call.use = entry.seen.beats if call.heartbeat else entry.seen.user
-            call.use.begin(call.began_ns, streams=call.streams)
-            entry.calls.add(call)
-            self.open_calls += 1
+                entry = self._add(peer, parse_peer(peer), self.now_ns())
+            self._attach(call, entry)
             self.total += 1
 
-    def end_late_requests(self, limit_ns: int) -> None:
-        """End calls that have waited for their single request for `limit_ns`. Any thread.
+    def _attach(self, call: ServedCall, entry: Entry) -> None:
+        call.entry = entry
+        call.activity = entry.activity.heartbeats if call.heartbeat else entry.activity.user
+        call.activity.begin(self.now_ns(), streams=call.streams)
+        entry.calls.add(call)
+        self.open_calls += 1
 
-        Must be called at regular intervals: the waiting time of a call counts from the first time
-        that this method finds it waiting. Implemented by both subclasses.
-        """
-        raise NotImplementedError
-
-    def has_hidden(self) -> None:
-        """Note that a call began of which can't be told where it comes from."""
-        self.uncounted += 1
-        self.hidden_ns = self.now_ns()
+    def leave(self, call: ServedCall) -> None:
+        """Remove a call that has ended. Under the lock."""
+        call.entry.calls.remove(call)
+        self.open_calls -= 1
+        now_ns = None if call.finished else self.now_ns()
+        call.activity.end(now_ns, streams=call.streams)
 
     def has_seen_calls(self) -> bool:
-        """Whether any came by; if not, it may be no interceptor of the server's."""
-        return self.has_intercepted or bool(self.total or self.uncounted)
+        """Whether any call came in. If not, the table may not be an interceptor of the server."""
+        return self.has_intercepted or self.total > 0 or self.hidden_call_ns != NOT_YET
 
-    def is_new(self, call: Call) -> bool:
-        """Whether it is the first call on its connection, of which more may be asked."""
-        entry = call.entry
-        asked, entry.asked = entry.asked, True
-        return not asked
-
-    def _new(self, peer: str, address: Address | None, first_ns: int) -> Entry:
+    def _add(self, peer: str, address: Address | None, first_ns: int) -> Entry:
         entry = None if address is None else self._by_address.get(address)
         if entry is None:
-            if len(self._entries) >= MOST_ENTRIES:
-                self._forget_some()
+            if len(self._entries) >= MAX_ENTRIES:
+                self._drop_oldest()
             entry = Entry(peer, address, first_ns)
             if address is not None:
                 self._by_address[address] = entry
-        else:  # found by a scan, which has not quite grpc's words for it
+        else:  # found by a scan, which may name a scope otherwise than gRPC
             self._entries.pop(entry.peer, None)
             entry.peer = peer
         self._entries[peer] = entry
         return entry
 
-    def _forget_some(self) -> None:
-        for entry in list(self._entries.values())[: MOST_ENTRIES // 2]:
+    def _drop_oldest(self) -> None:
+        for entry in list(self._entries.values())[: MAX_ENTRIES // 2]:
             if not entry.calls:
                 self.drop(entry)
 
-    # Sockets
+    # Connections
 
     def entries(self) -> list[Entry]:
-        """Those of now."""
+        """All connections."""
         with self.lock:
             return list(self._entries.values())
 
-    def addresses(self) -> set[Address]:
-        """Where calls have come from."""
+    def connections(self, limits: Limits, entries: Iterable[Entry]) -> list[Connection]:
+        """Records for users, oldest first."""
+        with self.lock:
+            now_ns, now = self.now_ns(), datetime.now(UTC)
+            ordered = sorted(entries, key=lambda entry: entry.activity.first_ns)
+            return [entry.connection(limits, now_ns, now) for entry in ordered]
+
+    def callers(self) -> set[Address]:
+        """The addresses from which calls came."""
         with self.lock:
             return {
                 address
                 for address, entry in self._by_address.items()
-                if entry.seen.user.total or entry.seen.beats.total
+                if entry.activity.user.total or entry.activity.heartbeats.total
             }
 
-    def find(self, address: Address) -> Entry | None:
-        """The connection from there."""
-        return self._by_address.get(address)
-
     def drop(self, entry: Entry) -> None:
-        """Take one out that is gone."""
+        """Remove a connection that has gone."""
         with self.lock:
             entry.gone = True
             if self._entries.get(entry.peer) is entry:
@@ -253,59 +457,34 @@ class Connections:
             if entry.address is not None and self._by_address.get(entry.address) is entry:
                 del self._by_address[entry.address]
 
-    def reconcile(self, sightings: Iterable[Sighting], began_ns: int) -> list[Entry]:
-        """Take in what a scan has found: all sockets of the server's that were open.
+    def reconcile(self, found: Iterable[SocketInfo], scanned_ns: int) -> None:
+        """Update the table from a scan.
 
         Args:
-            sightings: The sockets.
-            began_ns: When the scan began: what is younger it may have missed.
-
-        Returns:
-            Entries that have open calls although no socket of theirs was found.
+            found: All connections of the server that the scan found.
+            scanned_ns: When the scan began; it may have missed younger connections.
         """
-        sightings = list(sightings)
-        several = Counter(one.peer for one in sightings)
-        now_ns = self.now_ns()
-        for one in sightings:
+        found = list(found)
+        count = Counter(info.peer for info in found)
+        for info in found:
             with self.lock:
-                entry = self._sighted(one, now_ns)
-                entry.ambiguous = several[one.peer] > 1
-                entry.sighted_ns = began_ns
-        lost = []
+                self._update(info, is_unique=count[info.peer] == 1)
         for entry in self.entries():
             with self.lock:
-                if entry.address is None or entry.address in several:
-                    continue
-                if entry.mark is not None:
-                    entry.mark.next_ns = now_ns  # who marked it tells its end
-                elif entry.calls:
-                    lost.append(entry)
-                elif entry.last_ns() < began_ns:
+                has_gone = entry.address is not None and entry.address not in count
+                if has_gone and not entry.calls and entry.last_ns() < scanned_ns:
                     self.drop(entry)
-        return lost
 
-    def _sighted(self, one: Sighting, now_ns: int) -> Entry:
-        entry = self._by_address.get(one.peer)
+    def _update(self, info: SocketInfo, *, is_unique: bool) -> None:
+        entry = self._by_address.get(info.peer)
         if entry is None:
-            silent_s = min(one.info.received_ago_s, one.info.sent_ago_s) if one.info else 0.0
-            entry = self._new(one.text, one.peer, now_ns - int(silent_s * 1e9))
-        elif entry.inode not in (None, one.inode) and not entry.ambiguous:
-            entry = self._replaced(entry, now_ns)
-        if entry.inode is None or not entry.ambiguous:
-            entry.inode, entry.local_port = one.inode, one.local[1]
-        entry.info = one.info
-        return entry
-
-    def _replaced(self, old: Entry, now_ns: int) -> Entry:
-        """Another connection from the same port: it begins anew, with the calls that may be its."""
-        self.drop(old)
-        entry = self._new(old.peer, old.address, now_ns)
-        entry.seen.plain = old.seen.plain
-        for call in [call for call in old.calls if call.began_ns >= old.sighted_ns]:
-            call.ended()
-            call.entry = entry
-            call.use = entry.seen.beats if call.heartbeat else entry.seen.user
-            call.use.begin(now_ns, streams=call.streams)
-            entry.calls.add(call)
-            self.open_calls += 1
-        return entry
+            silent_ns = min(info.received_ago_ns, info.sent_ago_ns)
+            entry = self._add(info.name, info.peer, self.now_ns() - silent_ns)
+        elif is_unique and entry.info is not None and entry.info.inode != info.inode:
+            # Another connection from the same port. Calls that have not ended may be on it.
+            self.drop(entry)
+            calls, entry = entry.calls, self._add(entry.peer, entry.address, self.now_ns())
+            for call in list(calls):
+                self.leave(call)
+                self._attach(call, entry)
+        entry.info = info if is_unique else None  # gRPC does not tell which of two a call is on

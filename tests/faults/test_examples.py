@@ -107,7 +107,7 @@ def test_an_idle_connection_is_closed_and_a_busy_one_is_not(name: str) -> None:
         "connection idle for 1 s"
     ]
     assert "the busy connection was kept: True\n" in told
-    assert told.endswith("the other client calls again, and is answered\n")
+    assert told.endswith("the other client calls again and gets a response\n")
 
 
 @pytest.mark.parametrize("name", ["registry.py", "registry_aio.py", "registry_etcd.py"])

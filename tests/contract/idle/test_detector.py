@@ -7,6 +7,7 @@ import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from datetime import timedelta
 
 import grpc
 import pytest
@@ -60,8 +61,8 @@ def test_an_idle_connection_is_closed_and_its_client_connects_again(server, chan
     server.advance_until(lambda: events_of(events, ConnectionClosed))
     idle, closed = events_of(events, ConnectionIdle), events_of(events, ConnectionClosed)
     assert [(event.peer, event.reason) for event in idle] == [(peer, "connection idle for 30 s")]
-    assert [(event.peer, event.how) for event in closed] == [(peer, "shutdown")]
-    assert server.table.snapshot() == ()
+    assert [event.peer for event in closed] == [peer]
+    assert server.snapshot() == []
     assert wait_until(lambda: answers(channel))  # the client hears of it a moment later
     assert server.connection().peer != peer
 
@@ -71,7 +72,7 @@ def test_a_used_connection_stays_while_an_idle_one_is_closed(server, channel, ev
     other = server.channel()
     echo(other)
     echo(channel)
-    peer = server.table.snapshot()[1].peer
+    peer = server.snapshot()[1].peer
     server.wait_until_quiet()
 
     def is_closed() -> bool:
@@ -88,12 +89,12 @@ def test_a_connection_that_never_made_a_call_is_closed(server, events):
     detector = server.detect()
     with server.raw(detector) as raw:
         raw.settimeout(WAIT_S)
-        assert server.connection().calls == 0
+        assert server.connection().calls_total == 0
         server.wait_until_quiet()
         server.advance_until(lambda: events_of(events, ConnectionClosed))
         while raw.recv(4096):
             pass  # what the server says first
-    assert server.table.snapshot() == ()
+    assert server.snapshot() == []
 
 
 def test_a_call_in_flight_is_not_idle_however_long_it_takes(server, channel, events):
@@ -174,16 +175,16 @@ def test_read_idle_closes_a_stream_that_only_writes(server, channel):
 
 def test_heartbeats_keep_a_connection_open_only_if_they_count(server, channel):
     beat = {"metadata": [("rpcwheel-heartbeat", "1")]}
-    detector = server.detect(close="report")
+    detector = server.detect(action="report")
     echo(channel)
     server.wait_until_quiet()
     for _ in range(3):
         server.advance(10)
         echo(channel, **beat)
-        assert wait_until(lambda: server.table.open_calls == 0)
+        assert wait_until(lambda: server.tracked.open_calls == 0)
         assert detector.check() == []
     server.advance(1)
-    assert [one.heartbeats for one in detector.check()] == [3]
+    assert [one.heartbeats_total for one in detector.check()] == [3]
     detector.change(count_heartbeats=True)
     assert detector.check() == []
 
@@ -192,7 +193,7 @@ def test_heartbeats_keep_a_connection_open_only_if_they_count(server, channel):
 
 
 def test_max_age_closes_a_used_connection(server, channel, events):
-    detector = server.detect(None, max_age=100, check=100)
+    detector = server.detect(None, max_age=100, check_interval=100)
     for _ in range(10):
         echo(channel)
         server.advance(10)
@@ -200,7 +201,7 @@ def test_max_age_closes_a_used_connection(server, channel, events):
         assert detector.check() == []
     server.wait_until_quiet()
     server.timer.advance(11)  # the limit, and at most a tenth of it
-    assert [one.calls for one in detector.check()] == [10]
+    assert [one.calls_total for one in detector.check()] == [10]
     server.advance_until(lambda: events_of(events, ConnectionClosed))
     assert events_of(events, ConnectionClosed)[0].reason == "connection open for 100 s"
     assert wait_until(lambda: answers(channel))
@@ -209,7 +210,7 @@ def test_max_age_closes_a_used_connection(server, channel, events):
 def test_max_age_does_not_report_a_busy_connection_as_idle(timer, certificates, events):
     """Not when it is found too old, and not by a later look at what is being closed already."""
     server = IdleServer(timer, certificates=certificates)
-    detector = server.detect(None, max_age=100, check=100)
+    detector = server.detect(None, max_age=100, check_interval=100)
     server.gate = threading.Event()
     call = server.channel().unary_unary(ECHO).future(b"x")
     server.wait_until_quiet(open_calls=1)
@@ -226,7 +227,7 @@ def test_max_age_does_not_report_a_busy_connection_as_idle(timer, certificates, 
 
 
 def test_a_stream_on_a_connection_that_is_too_old_has_max_age_grace(server, channel):
-    detector = server.detect(None, max_age=100, max_age_grace=50, check=10)
+    detector = server.detect(None, max_age=100, max_age_grace=50, check_interval=10)
     call = down(channel)
     server.wait_until_quiet(open_calls=1)
     server.advance(145)
@@ -245,7 +246,7 @@ def test_a_stream_on_a_connection_that_is_too_old_has_max_age_grace(server, chan
 
 
 def test_report_closes_nothing_and_tells_each_idleness_once(server, channel, events):
-    detector = server.detect(close="report")
+    detector = server.detect(action="report")
     echo(channel)
     server.wait_until_quiet()
     server.advance(31)
@@ -270,7 +271,7 @@ def test_settings_may_change_while_it_runs(server, channel, events):
     server.advance(100)
     assert detector.check() == []
     assert detector.change(idle_timeout=30) is detector.policy
-    assert [one.calls for one in detector.check()] == [1]
+    assert [one.calls_total for one in detector.check()] == [1]
     server.advance_until(lambda: events_of(events, ConnectionClosed))
 
 
@@ -299,15 +300,14 @@ def test_another_connection_from_the_same_port_begins_anew(server):
     server.advance(20)
     reset(first)
     with connect_from(here, server.port):
-        began: list[float] = []
+        idle_s: list[float] = []
 
         def is_seen() -> bool:
-            detector.check()
-            began[:] = [one.first for one in server.table.snapshot()]
-            return began != [] and began[0] > 10
+            idle_s[:] = [one.idle_s for one in detector.connections()]
+            return idle_s != [] and idle_s[0] < 10
 
         assert wait_until(is_seen)
-        server.advance(began[0] + 29 - server.timer.now)
+        server.advance(29 - idle_s[0])
         assert detector.check() == []
 
 
@@ -349,7 +349,7 @@ def test_a_process_without_a_free_descriptor_closes_its_idle_connections(server,
             while True:
                 held.append(os.open(os.devnull, os.O_RDONLY))
         server.advance(31)
-        server.advance_until(lambda: not server.table.snapshot())
+        server.advance_until(lambda: not server.snapshot())
     finally:
         for one in held:
             os.close(one)
@@ -408,10 +408,10 @@ def test_without_ports_those_are_learned_where_calls_come_in(server, channel, ev
     detector = server.detect(ports=None)
     silent = server.raw()
     detector.check()
-    assert server.table.snapshot() == ()
+    assert server.snapshot() == []
     echo(channel)
-    assert wait_until(lambda: detector.check() == [] and len(server.table.snapshot()) == 2)
-    assert {one.local_port for one in server.table.snapshot()} == {server.port}
+    assert wait_until(lambda: detector.check() == [] and len(server.snapshot()) == 2)
+    assert {one.local_address for one in server.snapshot()} == {f"ipv4:127.0.0.1:{server.port}"}
     server.wait_until_quiet()
     server.advance_until(lambda: len(events_of(events, ConnectionClosed)) == 2)
     assert is_open(silent_there)
@@ -466,8 +466,10 @@ def test_an_outgoing_connection_from_the_same_port_of_another_address_is_not_tou
                 detector = server.detect(ports=int(as_text) if as_text.isdecimal() else as_text)
                 echo(channel)
                 detector.check()
-                assert {one.local_port for one in server.table.snapshot()} == {server.port}
-                assert len(server.table.snapshot()) == 1
+                assert {one.local_address for one in server.snapshot()} == {
+                    f"ipv4:127.0.0.1:{server.port}"
+                }
+                assert len(server.snapshot()) == 1
                 server.wait_until_quiet()
                 server.advance_until(lambda: events_of(events, ConnectionClosed))
                 server.advance(100)
@@ -482,7 +484,7 @@ def test_ports_that_are_not_the_servers_are_reported(server, channel, events):
     server.gate = threading.Event()
     detector = server.detect(ports=other.port)
     call = channel.unary_unary(ECHO).future(b"x")
-    assert wait_until(server.table.snapshot)
+    assert wait_until(server.snapshot)
     server.advance(1)
     detector.check()
     assert wait_until(lambda: events_of(events, IdleDetectionLimited))
@@ -495,7 +497,7 @@ def test_ports_that_are_not_the_servers_are_reported(server, channel, events):
 
 
 def test_a_client_at_a_unix_socket_is_reported_and_not_closed(timer, tmp_path, events):
-    table = ConnectionTable(timer=timer)
+    table = ConnectionTable()
     address = f"unix:{tmp_path}/it.sock"
     handler = grpc.unary_unary_rpc_method_handler(lambda request, _: request)
     with ThreadPoolExecutor(2) as pool:
@@ -512,11 +514,11 @@ def test_a_client_at_a_unix_socket_is_reported_and_not_closed(timer, tmp_path, e
         assert warned[0].filename == __file__
         with detector, grpc.insecure_channel(address) as channel:
             echo(channel)
-            assert wait_until(lambda: table.snapshot()[0].calls_open == 0)
+            assert wait_until(lambda: detector.connections()[0].calls_in_flight == 0)
             timer.advance(31)
             detector.check()
             assert wait_until(lambda: events_of(events, ConnectionIdle))
-            assert [one.peer for one in table.snapshot()] == ["unix:"]
+            assert [one.peer for one in detector.connections()] == ["unix:"]
             assert wait_until(lambda: events_of(events, IdleDetectionLimited))
             assert echo(channel) == b"x"
         server.stop(None).wait()
@@ -525,19 +527,16 @@ def test_a_client_at_a_unix_socket_is_reported_and_not_closed(timer, tmp_path, e
 # --- Construction, the timer and the end ---------------------------------------------------------
 
 
-def make(server, **settings) -> IdleConnectionDetector:
-    settings = {"connections": server.table, "timer": server.timer} | settings
-    return IdleConnectionDetector(server.server, **settings)
+def make(server, **arguments) -> IdleConnectionDetector:
+    arguments = {"connections": server.table, "timer": server.timer} | arguments
+    return IdleConnectionDetector(server.server, **arguments)
 
 
 REFUSED = [
-    ({"policy": IdlePolicy(), "read_idle": 5}, ConfigurationError, "not both"),
-    ({"policy": IdlePolicy(), "idle_timeout": 5}, ConfigurationError, "not both"),
-    ({"policy": {"idle_timeout": 5}}, TypeError, "policy must be an IdlePolicy, or None"),
+    ({"policy": {"idle_timeout": 5}}, TypeError, "policy must be an IdlePolicy, or the seconds"),
+    ({"policy": -5}, ConfigurationError, "idle_timeout"),
     ({"connections": object()}, TypeError, "connections must be the ConnectionTable"),
     ({"connections": AioConnectionTable()}, TypeError, "ConnectionTable of rpcwheel.idle among"),
-    ({"idle": 5}, ConfigurationError, "there is no setting 'idle'"),
-    ({"idle_timeout": -5}, ConfigurationError, "idle_timeout"),
     ({"ports": 0}, ConfigurationError, "which is no port"),
     ({"ports": 65536}, ConfigurationError, "which is no port"),
     ({"ports": "shop.example"}, ConfigurationError, '50051, "[::]:50051"'),
@@ -571,12 +570,12 @@ def test_arguments_that_are_refused_begin_nothing(server):
     make(server).close()  # the table is free
 
 
-def test_settings_may_be_given_as_a_policy(server):
-    policy = IdlePolicy(read_idle=5)
-    with make(server, policy=policy) as detector:
-        assert detector.policy is policy
-    with make(server, read_idle=5, close="report") as detector:
-        assert (detector.policy.read_idle, detector.policy.idle_timeout) == (5.0, 180.0)
+def test_a_policy_may_be_given_as_the_seconds_of_its_idle_timeout(server):
+    for given in (5, timedelta(seconds=5)):
+        with make(server, policy=given) as detector:
+            assert detector.policy == IdlePolicy(idle_timeout=given)
+    with make(server) as detector:
+        assert detector.policy == IdlePolicy()
 
 
 def test_a_table_has_one_detector_at_a_time(server):

@@ -139,7 +139,7 @@ async def test_an_aio_handler_may_take_longer_than_a_request_may_take_to_arrive(
                     method = channel.unary_unary("/test.Idle/Slow")
                     calls = [method(b"x") for _ in range(2)]  # one waits for the thread
                     await aio_wait_until(
-                        lambda: (server.table.open_calls, server.waiting_calls()) == (1, 1)
+                        lambda: (server.tracked.open_calls, server.waiting_calls()) == (1, 1)
                     )
                     for _ in range(10):
                         await server.advance(30)
@@ -152,13 +152,13 @@ async def test_an_aio_request_stream_may_be_silent_for_longer_than_the_request_t
         with closing(server.detect(None, request_timeout=30)):
             for name in ("await_up", "read_up"):
                 call = channel.stream_unary(f"/test.Idle/{name}")()
-                await aio_wait_until(lambda: server.table.open_calls == 1)
+                await aio_wait_until(lambda: server.tracked.open_calls == 1)
                 for _ in range(10):
                     await server.advance(30)
                 await call.write(b"late")
                 await call.done_writing()
                 assert await call == b"late"
-                await aio_wait_until(lambda: server.table.open_calls == 0)
+                await aio_wait_until(lambda: server.tracked.open_calls == 0)
 
 
 async def test_an_aio_request_that_arrives_before_its_call_is_ended_is_served(timer):

@@ -2,22 +2,23 @@
 
 import socket
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import grpc
 import pytest
 
 from fixtures.grpc_servers import IMPATIENT
+from fixtures.idle_server import sockets_at
 from fixtures.small_servers import METHOD, small
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel.idle.peers import SUPPORTED, open_sockets, parse_peer
+from rpcwheel.idle.sockets import SUPPORTED, DescriptorSlot, parse_peer
 
 pytestmark = pytest.mark.skipif(not SUPPORTED, reason="sockets are found on Linux only")
 
 
 def found(port: int) -> list[str]:
-    return sorted(found.text for found in open_sockets(lambda peer, local: local == port))
+    return sorted(found.name for found in sockets_at(port))
 
 
 class Asked:
@@ -79,7 +80,7 @@ def test_a_connection_is_found_under_the_name_that_grpc_gives_it():
         with Asked(bind) as server, client_of(host, server.port) as channel:
             name = who(channel)
             assert found(server.port) == [name], case
-            (address,) = [one.peer for one in open_sockets(lambda _, at: at == server.port)]
+            (address,) = [one.peer for one in sockets_at(server.port)]
             assert address == parse_peer(name), case
 
 
@@ -90,9 +91,9 @@ def test_shutdown_frees_the_servers_descriptor_and_touches_no_other_client():
         client_of("127.0.0.1", server.port) as two,
     ):
         first, second = who(one), who(two)
-        for it in open_sockets(lambda _, local: local == server.port):
-            if it.text == first:
-                it.shutdown()
+        (info,) = [one for one in sockets_at(server.port) if one.name == first]
+        with closing(DescriptorSlot()) as slot, slot.open(info.descriptor) as socket_:
+            socket_.shutdown()
         assert wait_until(lambda: found(server.port) == [second])
         assert who(two) == second
         assert who(one) not in (first, second)  # it has connected again by itself

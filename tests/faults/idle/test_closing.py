@@ -26,10 +26,10 @@ from fixtures.raw_http2 import raw_client
 from fixtures.timers import run_threads
 from fixtures.waiting import wait_until
 from rpcwheel.events import ConnectionClosed, ConnectionIdle
-from rpcwheel.idle import peers
+from rpcwheel.idle.sockets import SUPPORTED
 from rpcwheel.timer import WheelTimer
 
-pytestmark = pytest.mark.skipif(not peers.SUPPORTED, reason="sockets are found on Linux only")
+pytestmark = pytest.mark.skipif(not SUPPORTED, reason="sockets are found on Linux only")
 
 KINDS = (ConnectionIdle, ConnectionClosed)
 IDLE_TIMEOUT = 0.6
@@ -108,7 +108,7 @@ def test_connections_of_a_frozen_process_are_closed(world, events):
         world.limit(served, IDLE_TIMEOUT)
         assert wait_until(lambda: not served.peers())
         assert wait_until(lambda: closed(events) == doomed)
-        assert wait_until(lambda: not world.do(served.connections.snapshot))
+        assert wait_until(lambda: not world.connections(served))
 
 
 def test_a_frozen_client_that_takes_nothing_more_is_closed_all_the_same(world):
@@ -136,11 +136,11 @@ def test_a_connection_with_requests_that_never_arrive_is_closed(world, calls, ev
 def test_an_answer_that_its_client_does_not_take_is_a_call_in_flight(world):
     with world.serve(idle_timeout=None) as served, frozen_client(served.target, "big"):
         kept = served.peers()
-        assert wait_until(lambda: [o.calls_open for o in served.connections.snapshot()] == [1])
+        assert wait_until(lambda: [o.calls_in_flight for o in world.connections(served)] == [1])
         world.limit(served, 0.2)
         time.sleep(SLOW_S + 0.5)  # its handler has returned, and twice the timeout has passed
         assert world.check(served) == []
-        assert served.connections.snapshot()[0].calls_open == 1
+        assert world.connections(served)[0].calls_in_flight == 1
         assert served.peers() == kept
 
 
@@ -159,7 +159,7 @@ def test_many_connections_that_come_and_go_leave_nothing(world):
                 world.check(served)
         assert wait_until(lambda: not served.peers())
         assert wait_until(lambda: not world.check(served))
-        assert wait_until(lambda: not world.do(served.connections.snapshot))
+        assert wait_until(lambda: not world.connections(served))
         assert wait_until(lambda: not leaked(before)), leaked(before)
 
 
@@ -212,7 +212,7 @@ def test_looks_changes_and_the_end_may_meet_from_many_threads(world):
 
     def settings() -> None:
         served.detector.change(idle_timeout=random.choice([0.05, 0.2, 5, None]))
-        served.detector.change(close_streams=random.random() < 0.5, close="shutdown")
+        served.detector.change(close_streams=random.random() < 0.5, action="shutdown")
 
     def use() -> None:
         with served.client() as channel, suppress(grpc.RpcError):  # the limits are that short
@@ -228,7 +228,7 @@ def test_looks_changes_and_the_end_may_meet_from_many_threads(world):
 
     with WheelTimer() as timer, world.serve(idle_timeout=0.1, timer=timer) as served, served.raw():
         look = again(lambda: world.check(served))
-        show = again(lambda: repr((served.connections.snapshot(), served.detector)))
+        show = again(lambda: repr((world.connections(served), served.detector)))
         run_threads(look, look, again(settings), show, again(use), again(use), end, end)
         assert served.detector.closed
         assert timer.pending == 0

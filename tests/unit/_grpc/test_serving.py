@@ -17,7 +17,6 @@ from rpcwheel._grpc.serving import (
     calls_held,
     end_call,
     has_ended,
-    is_plain,
     is_receiving,
     is_running,
     pool_of,
@@ -52,20 +51,6 @@ def test_end_call_cancels_a_context_that_is_not_grpcs():
     canceled = []
     end_call(SimpleNamespace(cancel=lambda: canceled.append(1)), "the reason")
     assert canceled
-
-
-@pytest.mark.parametrize(
-    ("auth_context", "plain"),
-    [
-        (lambda: {"transport_security_type": [b"insecure"]}, True),
-        (lambda: {"transport_security_type": [b"ssl"]}, False),
-        (dict, False),
-        (lambda: None, False),
-        (5, False),
-    ],
-)
-def test_a_connection_is_plaintext_only_if_its_context_says_so(auth_context, plain):
-    assert is_plain(SimpleNamespace(auth_context=auth_context)) is plain
 
 
 def test_whether_a_call_receives_is_unknown_without_grpcs_state_or_token(monkeypatch):

@@ -72,7 +72,7 @@ EVENTS = [
     events.ConnectionReplaced("shop:1", 2, "no answer to heartbeats for 180 s", calls=1),
     events.ConnectionAlive("shop:1", after_s=181.0, rtt_s=0.001),
     events.ConnectionIdle("ipv4:10.0.0.1:5", "neither read nor written", 180.0, 0, 1),
-    events.ConnectionClosed("ipv4:10.0.0.1:5", "neither read nor written", 180.0, "shutdown"),
+    events.ConnectionClosed("ipv4:10.0.0.1:5", "connection idle for 180 s", 181.0),
     events.IdleCloseSkipped("ipv4:10.0.0.1:5", "it is in use again"),
     events.IdleDetectionLimited("Unix sockets do not tell their peers"),
     events.LateResponse("orders", "7", "timed out", 0.25),

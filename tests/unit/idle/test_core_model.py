@@ -1,10 +1,18 @@
-"""Random lives of a connection, beside a model that remembers everything."""
+"""Random uses of a connection, compared with a model that remembers everything."""
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from rpcwheel.idle.core import Look, Mark, Reason, Seen, Step, judge, step
-from rpcwheel.idle.limits import Limits
+from rpcwheel.idle.core import (
+    ConnectionActivity,
+    IdleLimit,
+    Limits,
+    PendingClose,
+    SocketState,
+    Step,
+    idle_reason,
+    next_step,
+)
 from rpcwheel.idle.policy import IdlePolicy
 
 MS = 1_000_000
@@ -12,40 +20,40 @@ CHECK = 10
 LIMIT = st.none() | st.integers(CHECK, 60)
 
 
-class Life(RuleBasedStateMachine):
-    """Times in whole milliseconds. A round is a decision and, `lag` later, the step on it."""
+class Connection(RuleBasedStateMachine):
+    """Times in whole milliseconds. A decision to close is followed by a step on it, later."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.now = 0
-        self.seen = Seen(0)
-        self.happened: list[tuple[int, str, bool]] = [(0, "both", True)]  # when, way, the user's
+        self.now = 1
+        self.activity = ConnectionActivity(self.now * MS)
+        self.happened: list[tuple[int, str, bool]] = [(self.now, "both", True)]  # when, way, user's
         self.open: list[tuple[bool, bool]] = []  # streams, the user's
-        self.policy = IdlePolicy(idle_timeout=0.03, check=CHECK / 1000)
-        self.limits = Limits.from_policy(self.policy)
-        self.mark: Mark | None = None
+        self.policy = IdlePolicy(idle_timeout=0.03, check_interval=CHECK / 1000)
+        self.limits = Limits(self.policy)
+        self.pending: PendingClose | None = None
 
     def use(self, users: bool):
-        return self.seen.user if users else self.seen.beats
+        return self.activity.user if users else self.activity.heartbeats
 
-    @rule(idle=LIMIT, read=LIMIT, write=LIMIT, streams=st.booleans(), beats=st.booleans())
-    def change(self, idle, read, write, streams, beats) -> None:
+    @rule(idle=LIMIT, read=LIMIT, write=LIMIT, streams=st.booleans(), heartbeats=st.booleans())
+    def change(self, idle, read, write, streams, heartbeats) -> None:
         self.policy = IdlePolicy(
             idle_timeout=idle and idle / 1000,
             read_idle=read and read / 1000,
             write_idle=write and write / 1000,
-            check=CHECK / 1000,
+            check_interval=CHECK / 1000,
             close_streams=streams,
-            count_heartbeats=beats,
+            count_heartbeats=heartbeats,
         )
-        self.limits = Limits.from_policy(self.policy)
-        self.mark = None
+        self.limits = Limits(self.policy)
+        self.pending = None
 
     @rule(streams=st.booleans(), users=st.booleans())
     def begin(self, streams: bool, users: bool) -> None:
         self.use(users).begin(self.now * MS, streams=streams)
         self.open.append((streams, users))
-        self.happened.append((self.now, "call", users))
+        self.happened.append((self.now, "both", users))
 
     @rule(which=st.integers(0, 9), way=st.sampled_from(["in", "out"]))
     def message(self, which: int, way: str) -> None:
@@ -67,36 +75,35 @@ class Life(RuleBasedStateMachine):
 
     @rule()
     def decide(self) -> None:
-        due = judge(self.seen, self.limits, self.now * MS)
-        assert (due is not None) == self.is_idle()
-        if self.mark is None and due is not None:
-            self.mark = Mark(due, self.seen.moves(self.limits, due.reason), self.now * MS)
-            self.marked_at = len(self.happened)
+        reason = idle_reason(self.activity, self.limits, self.now * MS)
+        assert (reason is not None) == self.is_idle()
+        if self.pending is None and reason is not None:
+            self.pending = PendingClose(reason, self.now * MS)
+            self.decided_at = len(self.happened)
 
     @rule(unread=st.booleans())
     def act(self, unread: bool) -> None:
-        if self.mark is None:
+        if self.pending is None:
             return
-        look = Look(int(unread), 0, 1000 * MS)
-        did = step(self.seen, self.mark, look, self.limits, self.now * MS)
-        since = self.happened[self.marked_at :]
-        matters = {Reason.READ: "in", Reason.WRITE: "out"}.get(self.mark.due.reason)
-        if any(
-            way in (matters, "call") if matters else way != "both"
-            for _, way, users in since
-            if self.counts(users)
-        ):
-            assert did is Step.KEEP_USED
+        socket = SocketState(int(unread), 0, 1000 * MS)
+        step = next_step(self.activity, self.pending, socket, self.limits, self.now * MS)
+        limit = self.pending.reason.limit
+        ways = {IdleLimit.READ: ("in", "both"), IdleLimit.WRITE: ("out", "both")}.get(
+            limit, ("in", "out", "both")
+        )
+        since = self.happened[self.decided_at :]
+        if any(way in ways for _, way, users in since if self.counts(users)):
+            assert step is Step.KEEP_USED
         elif unread:
-            assert did is Step.WAIT
+            assert step is Step.WAIT
         else:
-            assert did is (Step.END_CALLS if self.open else Step.SHUTDOWN)
-        if did in (Step.SHUTDOWN, Step.END_CALLS):
+            assert step is (Step.END_CALLS if self.open else Step.SHUTDOWN)
+        if step in (Step.SHUTDOWN, Step.END_CALLS):
             assert not any(self.counts(users) and not streams for streams, users in self.open)
-        if did is Step.SHUTDOWN:
+        if step is Step.SHUTDOWN:
             self.__init__()  # another connection
-        elif did is Step.KEEP_USED:
-            self.mark = None
+        elif step is Step.KEEP_USED:
+            self.pending = None
 
     # The model
 
@@ -108,8 +115,8 @@ class Life(RuleBasedStateMachine):
             if self.counts(users) and not (streams and self.policy.close_streams):
                 return False
         limits = {
-            ("in", "out", "both", "call"): self.policy.idle_timeout,
-            ("in", "both", "call"): self.policy.read_idle,
+            ("in", "out", "both"): self.policy.idle_timeout,
+            ("in", "both"): self.policy.read_idle,
             ("out", "both"): self.policy.write_idle,
         }
         for ways, limit in limits.items():
@@ -119,4 +126,4 @@ class Life(RuleBasedStateMachine):
         return False
 
 
-TestLife = Life.TestCase
+TestConnection = Connection.TestCase

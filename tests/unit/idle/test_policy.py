@@ -1,4 +1,4 @@
-"""What a user may set for the idle connections of a server."""
+"""The settings of IdlePolicy."""
 
 from datetime import timedelta
 
@@ -11,10 +11,10 @@ def test_the_defaults():
     assert policy.idle_timeout == 180.0
     assert (policy.read_idle, policy.write_idle, policy.max_age) == (None, None, None)
     assert policy.request_timeout == 60.0
-    assert (policy.max_age_grace, policy.check, policy.goaway_grace) == (30.0, None, 5.0)
+    assert (policy.max_age_grace, policy.check_interval) == (30.0, None)
     assert (policy.close_streams, policy.count_heartbeats) == (False, False)
     assert policy.heartbeats == ("/grpc.health.v1.Health/*",)
-    assert policy.close == "shutdown"
+    assert policy.action == "shutdown"
 
 
 REFUSED = [
@@ -27,11 +27,11 @@ REFUSED = [
     ),
     ({"heartbeats": ["Ping"]}, ConfigurationError, "'Ping' names no methods; did you mean"),
     (
-        {"close": "rst"},
+        {"action": "goaway"},
         ConfigurationError,
-        "close: Input should be 'shutdown', 'goaway' or 'report', not 'rst'",
+        "action: Input should be 'shutdown' or 'report', not 'goaway'",
     ),
-    ({"check": 10, "read_idle": 5}, ConfigurationError, "check (10.0) is longer than read_idle"),
+    ({"check_interval": 9, "read_idle": 5}, ConfigurationError, "check_interval (9.0) is longer"),
     ({"request_timeout": 0}, ConfigurationError, "request_timeout: it must be a finite time above"),
     ({"idle": 5}, ConfigurationError, "there is no setting 'idle'; "),
     ({"idle_timeout": "3 min"}, TypeError, "idle_timeout"),
@@ -57,5 +57,5 @@ def test_what_is_accepted():
     assert IdlePolicy(read_idle=timedelta(minutes=1)).read_idle == timedelta(minutes=1)
     assert IdlePolicy(heartbeats="/shop.Orders/Ping").heartbeats == ("/shop.Orders/Ping",)
     assert IdlePolicy(idle_timeout=None).idle_timeout is None
-    assert IdlePolicy(check=100, request_timeout=1).request_timeout == 1
+    assert IdlePolicy(check_interval=100, request_timeout=1).request_timeout == 1
     assert IdlePolicy(max_age=60, max_age_grace=0).max_age_grace == 0

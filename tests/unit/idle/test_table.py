@@ -1,197 +1,140 @@
-"""Which connections a server has: entries that calls make, and sockets that a look has found."""
+"""The connections that a table knows, from calls and from scans."""
 
-import gc
 import sys
+from datetime import UTC, datetime, timedelta
 
-import grpc
 import pytest
 
+from fixtures.idle_server import snapshot_of
 from fixtures.timers import run_threads
-from rpcwheel.idle.entry import Call, Sighting
-from rpcwheel.idle.peers import TcpInfo
-from rpcwheel.idle.table import MOST_METHODS, Connections
+from rpcwheel.idle import ConnectionState, TlsIdentity
+from rpcwheel.idle.core import IdleLimit, IdleReason, Limits, PendingClose
+from rpcwheel.idle.policy import IdlePolicy
+from rpcwheel.idle.sockets import SocketInfo
+from rpcwheel.idle.table import Entry, ServedCall, Table
+from rpcwheel.timer.clock import clock_of
 
+S = 1_000_000_000
 A, B = "ipv4:10.0.0.1:5001", "ipv4:10.0.0.1:5002"
 
 
 @pytest.fixture
-def table(timer):
-    return Connections(timer=timer)
+def table(timer) -> Table:
+    timer.advance(1)
+    table = Table()
+    table.now_ns = clock_of(timer)
+    return table
 
 
-def call(table, peer=A, *, streams=False, heartbeat=False) -> Call:
-    return Call(table, peer, streams=streams, heartbeat=heartbeat)
+def call(table, peer=A, *, streams=False, heartbeat=False) -> ServedCall:
+    return ServedCall(table, peer, streams=streams, heartbeat=heartbeat)
 
 
-def sighting(peer=5001, inode=1, *, silent=0.0, port=50051) -> Sighting:
-    info = TcpInfo(silent, silent, 10, 20)
-    return Sighting(("10.0.0.1", peer), ("10.0.0.9", port), inode, f"ipv4:10.0.0.1:{peer}", info)
+def socket(peer=5001, inode=1, *, silent=0, port=50051, **fields) -> SocketInfo:
+    info = SocketInfo(
+        descriptor=9,
+        inode=inode,
+        peer=("10.0.0.1", peer),
+        local=("10.0.0.9", port),
+        name=f"ipv4:10.0.0.1:{peer}",
+        received_ago_ns=silent * S,
+        sent_ago_ns=silent * S,
+        bytes_in=10,
+        bytes_out=20,
+    )
+    return info._replace(**fields)
 
 
-def look(table, *sightings) -> list:
-    return table.reconcile(list(sightings), table.now_ns())
+def scan(table, *sockets: SocketInfo) -> None:
+    table.reconcile(sockets, table.now_ns())
 
 
 def peers(table) -> list[str]:
-    return [one.peer for one in table.snapshot()]
+    return [one.peer for one in snapshot_of(table)]
 
 
-def test_a_call_makes_an_entry_and_leaves_it_when_it_ends(table):
-    one = call(table)
-    assert table.snapshot()[0].calls_open == 1
-    one.ended()
-    one.ended()
-    assert table.snapshot()[0].calls_open == 0
-    assert peers(table) == [A]
+# --- Calls ---------------------------------------------------------------------------------------
 
 
-def test_a_look_adds_what_never_made_a_call_with_the_time_it_has_been_silent(table, timer):
-    timer.advance(100)
-    look(table, sighting(silent=30.0))
-    (one,) = table.snapshot()
-    assert (one.peer, one.calls, one.first, one.local_port) == (A, 0, 70.0, 50051)
-    assert (one.bytes_in, one.bytes_out) == (10, 20)
+def test_a_call_counts_until_it_ends(table):
+    one, stream = call(table), call(table, streams=True)
+    (seen,) = snapshot_of(table)
+    assert (seen.calls_in_flight, seen.streams_in_flight) == (2, 1)
+    assert seen.state is ConnectionState.ACTIVE
+    for ended in (one, one, stream):
+        ended.ended()
+    (seen,) = snapshot_of(table)
+    assert (seen.calls_in_flight, seen.calls_total, table.open_calls) == (0, 2, 0)
+    assert seen.state is ConnectionState.IDLE
 
 
-def test_a_call_on_a_connection_that_a_look_found_is_the_same_entry(table):
-    look(table, sighting())
-    call(table)
-    assert len(table.snapshot()) == 1
-    assert table.snapshot()[0].calls == 1
-
-
-def test_grpcs_words_for_a_peer_may_be_others_than_ours(table):
-    address = ("fe80::1", 5001)
-    info = TcpInfo(0.0, 0.0, None, None)
-    table.reconcile(
-        [Sighting(address, ("fe80::9", 50051), 1, "ipv6:%5Bfe80::1%254%5D:5001", info)], 0
-    )
-    call(table, "ipv6:%5Bfe80::1%25eth0%5D:5001")
-    assert peers(table) == ["ipv6:%5Bfe80::1%25eth0%5D:5001"]
-
-
-def test_an_entry_whose_socket_is_gone_is_dropped(table, timer):
-    call(table).ended()
-    call(table, B).ended()
-    timer.advance(1)
-    look(table, sighting(5002, 2))
-    assert peers(table) == [B]
-    timer.advance(1)
-    look(table)
-    assert peers(table) == []
-    assert table.find(("10.0.0.1", 5001)) is None
-
-
-def test_an_entry_with_a_call_that_began_during_the_look_is_not_dropped(table, timer):
-    timer.advance(1)
-    began_ns = table.now_ns()
-    timer.advance(1)
-    call(table).ended()
-    table.reconcile([], began_ns)
-    assert peers(table) == [A]
-
-
-def test_an_entry_with_an_open_call_is_not_dropped_but_told(table, timer):
-    one = call(table)
-    timer.advance(1)
-    assert look(table) == [one.entry]
-    assert peers(table) == [A]
-
-
-def test_memory_is_bounded_by_the_connections_that_are_open(table, timer):
-    for port in range(1000):
-        call(table, f"ipv4:10.0.0.1:{port + 1}").ended()
-    assert len(table.snapshot()) == 1000
-    timer.advance(1)
-    look(table, sighting())
-    assert len(table._entries) == len(table._by_address) == 1
-
-
-def test_without_looks_the_oldest_without_calls_are_forgotten(table, monkeypatch):
-    monkeypatch.setattr("rpcwheel.idle.table.MOST_ENTRIES", 10)
-    call(table, "ipv4:10.0.0.1:1")
-    for port in range(2, 100):
-        call(table, f"ipv4:10.0.0.1:{port}").ended()
-    assert len(table.snapshot()) <= 10
-    assert "ipv4:10.0.0.1:1" in peers(table)
-
-
-def test_another_connection_from_the_same_port_is_a_new_one(table, timer):
-    call(table).ended()
-    look(table, sighting(inode=1))
-    timer.advance(60)
-    look(table, sighting(inode=2))
-    (one,) = table.snapshot()
-    assert (one.first, one.calls) == (60.0, 0)
-
-
-def test_a_call_that_may_be_the_new_connections_goes_with_it(table, timer):
-    old = call(table, streams=True)
-    timer.advance(10)
-    look(table, sighting(inode=1))
-    timer.advance(10)
-    new = call(table, streams=True)
-    look(table, sighting(inode=2))
-    (one,) = table.snapshot()
-    assert one.streams_open == 1
-    new.wrote()
-    assert table.snapshot()[0].messages_out == 1
-    old.ended()
-    assert table.snapshot()[0].streams_open == 1
-    new.ended()
-    assert table.snapshot()[0].streams_open == 0
-
-
-def test_two_sockets_of_one_address_are_never_one_connection(table):
-    look(table, sighting(inode=1), sighting(inode=2, port=50052))
-    entry = table.find(("10.0.0.1", 5001))
-    assert entry.ambiguous
-    look(table, sighting(inode=2, port=50052))
-    assert not entry.ambiguous
-
-
-def test_what_a_call_does_while_it_is_ended_by_us_does_not_count(table):
+def test_what_a_call_does_after_the_detector_ended_it_is_no_use(table, timer):
     one = call(table, streams=True)
     one.finished = True
+    timer.advance(5)
     one.read()
     one.wrote()
-    (seen,) = table.snapshot()
-    assert (seen.messages_in, seen.messages_out) == (0, 0)
+    one.ended()
+    (seen,) = snapshot_of(table)
+    assert (seen.messages_in, seen.messages_out, seen.idle_s) == (0, 0, 5.0)
 
 
-def test_methods_that_clients_make_up_take_no_memory_for_ever(table):
-    for number in range(MOST_METHODS + 10):
-        table._method(f"/made/up{number}")
-    assert len(table._methods) <= MOST_METHODS
+def test_times_are_wall_clock_times_and_seconds(table, timer):
+    timer.advance(10)
+    one = call(table)
+    timer.advance(20)
+    one.ended()
+    timer.advance(30)
+    before = datetime.now(UTC)
+    (seen,) = snapshot_of(table)
+    after = datetime.now(UTC)
+    assert before <= seen.connected_at + timedelta(seconds=50) <= after
+    assert before <= seen.last_used_at + timedelta(seconds=30) <= after
+    assert seen.idle_s == 30.0
 
 
-def handlers(table, made) -> list:
-    return [table.around(one, "/a.B/C", lambda kind, behavior, method: behavior) for one in made]
+def test_heartbeats_are_no_use_unless_the_policy_counts_them(table, timer):
+    timer.advance(10)
+    call(table, heartbeat=True).ended()
+    timer.advance(5)
+    (seen,) = snapshot_of(table)
+    assert (seen.heartbeats_total, seen.calls_total, seen.last_used_at) == (1, 0, None)
+    (seen,) = table.connections(Limits(IdlePolicy(count_heartbeats=True)), table.entries())
+    assert (seen.last_used_at is None, seen.idle_s) == (False, 5.0)
 
 
-def made() -> grpc.RpcMethodHandler:
-    held = Held()
-    return grpc.unary_unary_rpc_method_handler(lambda request, context: held)
-
-
-class Held:
-    """What a handler that is made for one call holds."""
-
-
-def test_a_handler_is_made_once_and_those_of_one_call_are_not_kept(table):
-    one = made()
-    assert len({id(handler) for handler in handlers(table, [one] * 3)}) == 1
-    for _ in range(10):
-        handlers(table, [made()])
-    gc.collect()
-    assert sum(isinstance(each, Held) for each in gc.get_objects()) == 1  # that of `one`
-
-
-def test_patterns_of_heartbeats_hold_for_methods_known_before(table):
-    health, other = table._method("/grpc.health.v1.Health/Check"), table._method("/a.B/C")
-    assert (health.heartbeat, other.heartbeat) == (True, False)
+def test_patterns_of_heartbeats_may_change(table):
+    names = ("/grpc.health.v1.Health/Check", "/a.B/C")
+    assert [table.is_heartbeat(name, ()) for name in names] == [True, False]
     table.set_heartbeats(("/a.B/*",))
-    assert (health.heartbeat, other.heartbeat) == (False, True)
+    assert [table.is_heartbeat(name, ()) for name in names] == [False, True]
+    assert table.is_heartbeat("/x.Y/Z", [("rpcwheel-heartbeat", "1")])
+
+
+def test_the_first_call_tells_who_is_connected(table):
+    class Context:
+        def auth_context(self):
+            return {
+                "x509_subject": [b"CN=shop,O=Example"],
+                "x509_subject_alternative_name": [b"shop.example", b"10.0.0.9"],
+            }
+
+    one = call(table)
+    assert snapshot_of(table)[0].user_agent is None
+    one.describe(Context(), [("a", b"b"), ("user-agent", "shop/1")])
+    one.describe(object(), [("user-agent", "another")])
+    (seen,) = snapshot_of(table)
+    assert seen.user_agent == "shop/1"
+    assert seen.tls_identity == TlsIdentity("CN=shop,O=Example", ("shop.example", "10.0.0.9"))
+
+
+@pytest.mark.parametrize("context", [object(), {"transport_security_type": [b"ssl"]}])
+def test_without_a_certificate_there_is_no_tls_identity(table, context):
+    one = call(table)
+    holder = type("Context", (), {"auth_context": lambda self: context})
+    one.describe(holder(), [])
+    (seen,) = snapshot_of(table)
+    assert (seen.user_agent, seen.tls_identity) == (None, None)
 
 
 @pytest.mark.usefixtures("fast_switches")
@@ -204,9 +147,9 @@ def test_calls_of_many_threads_are_all_counted(table):
             one.ended()
 
     run_threads(*[work] * 6)
-    (seen,) = table.snapshot()
-    assert (seen.calls, seen.messages_in, seen.messages_out) == (1800, 1800, 1800)
-    assert seen.streams_open == 0
+    (seen,) = snapshot_of(table)
+    assert (seen.calls_total, seen.messages_in, seen.messages_out) == (1800, 1800, 1800)
+    assert seen.streams_in_flight == 0
 
 
 @pytest.fixture
@@ -215,3 +158,104 @@ def fast_switches():
     sys.setswitchinterval(1e-6)
     yield
     sys.setswitchinterval(before)
+
+
+# --- Scans ---------------------------------------------------------------------------------------
+
+
+def test_a_scan_adds_connections_without_calls_with_the_time_since_their_last_bytes(table, timer):
+    timer.advance(100)
+    scan(table, socket(silent=30))
+    (one,) = snapshot_of(table)
+    assert (one.peer, one.calls_total, one.idle_s, one.last_used_at) == (A, 0, 30.0, None)
+    assert (one.local_address, one.bytes_in, one.bytes_out) == ("ipv4:10.0.0.9:50051", 10, 20)
+
+
+def test_a_call_on_a_connection_that_a_scan_found_is_the_same_entry(table):
+    scan(table, socket())
+    call(table)
+    (one,) = snapshot_of(table)
+    assert (one.calls_total, one.bytes_in) == (1, 10)
+
+
+def test_grpc_may_name_the_scope_of_an_address_otherwise(table):
+    scan(table, socket(peer=5001, name="ipv6:%5Bfe80::1%254%5D:5001")._replace(peer=("fe80::1", 1)))
+    call(table, "ipv6:%5Bfe80::1%25eth0%5D:1")
+    assert peers(table) == ["ipv6:%5Bfe80::1%25eth0%5D:1"]
+
+
+def test_a_connection_whose_socket_is_gone_is_dropped_unless_a_call_is_in_flight(table, timer):
+    for port in range(1000):
+        call(table, f"ipv4:10.0.0.1:{port + 6000}").ended()
+    call(table, A)
+    call(table, B).ended()
+    timer.advance(1)
+    scan(table, socket(5002, 2))
+    assert peers(table) == [A, B]
+    assert len(table._entries) == len(table._by_address) == 2
+
+
+def test_a_connection_that_was_used_during_the_scan_is_not_dropped(table, timer):
+    began_ns = table.now_ns()
+    timer.advance(1)
+    call(table).ended()
+    table.reconcile([], began_ns)
+    assert peers(table) == [A]
+
+
+def test_without_scans_the_oldest_without_calls_are_forgotten(table, monkeypatch):
+    monkeypatch.setattr("rpcwheel.idle.table.MAX_ENTRIES", 10)
+    call(table, "ipv4:10.0.0.1:1")
+    for port in range(2, 100):
+        call(table, f"ipv4:10.0.0.1:{port}").ended()
+    assert len(table) <= 10
+    assert "ipv4:10.0.0.1:1" in peers(table)
+
+
+def test_another_connection_from_the_same_port_is_a_new_one_with_the_calls_in_flight(table, timer):
+    call(table).ended()
+    stream = call(table, streams=True)
+    scan(table, socket(inode=1))
+    timer.advance(60)
+    scan(table, socket(inode=2))
+    (one,) = snapshot_of(table)
+    assert (one.calls_total, one.streams_in_flight, one.idle_s) == (1, 1, 0.0)
+    stream.ended()
+    assert (snapshot_of(table)[0].streams_in_flight, table.open_calls) == (0, 0)
+
+
+def test_of_two_sockets_with_the_same_peer_neither_is_taken_for_the_connection(table):
+    call(table).ended()
+    scan(table, socket(inode=1), socket(inode=2, port=50052))
+    assert snapshot_of(table)[0].local_address is None
+    scan(table, socket(inode=2, port=50052))
+    assert snapshot_of(table)[0].local_address == "ipv4:10.0.0.9:50052"
+
+
+# --- Entries -------------------------------------------------------------------------------------
+
+
+def test_a_connection_that_is_being_closed_has_the_state_closing(table):
+    call(table).ended()
+    (entry,) = table.entries()
+    entry.pending = PendingClose(IdleReason(IdleLimit.IDLE, S, S), table.now_ns())
+    assert snapshot_of(table)[0].state is ConnectionState.CLOSING
+
+
+def test_a_reason_is_news_once_until_the_connection_is_used():
+    entry, limits = Entry(A, ("10.0.0.1", 5001), 0), Limits(IdlePolicy())
+    idle, age = (IdleReason(limit, 1, 2) for limit in (IdleLimit.IDLE, IdleLimit.AGE))
+    assert entry.is_news(idle, limits)
+    assert not entry.is_news(idle, limits)
+    entry.activity.user.begin(5, streams=False)
+    assert entry.is_news(idle, limits)
+    assert entry.is_news(age, limits)
+    entry.activity.user.end(6, streams=False)
+    assert not entry.is_news(age, limits)
+
+
+def test_connections_have_different_shares_of_the_spread_of_max_age():
+    shares = {Entry(A, ("10.0.0.1", 5001), 0).activity.age_share for _ in range(20)}
+    assert len(shares) > 10
+    assert all(0 <= share <= 1 for share in shares)
+    assert Entry("unix:", None, 0).activity.age_share is None

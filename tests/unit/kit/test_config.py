@@ -567,8 +567,8 @@ def test_a_contradiction_names_the_file_and_all_variables(file):
 
 
 def test_a_number_in_a_file_stands_for_a_policy(file):
-    policy = policy_from_file(file("heartbeat = 10\nidle = { close = 'report' }\n"))
-    assert policy == KitPolicy(heartbeat=10, idle=IdlePolicy(close="report"))
+    policy = policy_from_file(file("heartbeat = 10\nidle = { action = 'report' }\n"))
+    assert policy == KitPolicy(heartbeat=10, idle=IdlePolicy(action="report"))
 
 
 def test_a_variable_overrides_one_setting_of_a_policy_given_as_a_number(file):

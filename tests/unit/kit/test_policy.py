@@ -25,9 +25,9 @@ def test_a_number_stands_for_the_interval_the_idle_timeout_and_the_lease():
 
 
 def test_a_dict_stands_for_a_policy():
-    policy = KitPolicy(heartbeat={"interval": 5, "timeout": 20}, idle={"close": "report"})
+    policy = KitPolicy(heartbeat={"interval": 5, "timeout": 20}, idle={"action": "report"})
     assert policy.heartbeat == HeartbeatPolicy(interval=5, timeout=20)
-    assert policy.idle == IdlePolicy(close="report")
+    assert policy.idle == IdlePolicy(action="report")
 
 
 def test_an_error_names_the_place():

@@ -1,4 +1,4 @@
-"""A call of grpc.aio while it is served: its context, its streams, and how it is ended."""
+"""Calls of a grpc.aio server: how the detector ends them, their contexts and their streams."""
 
 import asyncio
 import logging
@@ -8,16 +8,17 @@ import grpc
 import pytest
 
 from fixtures.grpc_servers import IMPATIENT
+from fixtures.idle_server import snapshot_of
 from fixtures.waiting import WAIT_S, aio_wait_until
 from rpcwheel.idle.aio import ConnectionTable
 
 METHOD = "/test.Calls/Call"
 ONE, DOWN = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
-WHY = "closed by the server: for a test"
+DETAILS = "closed by the server: for a test"
 
 
 class Serving:
-    """One handler behind a table; `end` ends all that is open."""
+    """A server with one handler behind a table; `end` ends the call in flight."""
 
     def __init__(self, handler) -> None:
         self.table = ConnectionTable()
@@ -37,12 +38,12 @@ class Serving:
         await self._server.stop(None)
 
     def calls(self):
-        return [call for entry in self.table.entries() for call in entry.calls]
+        return [call for entry in self.table._table.entries() for call in entry.calls]
 
     async def end(self) -> None:
         await aio_wait_until(self.calls)
         (call,) = self.calls()
-        threads = [threading.Thread(target=call.finish, args=(WHY,)) for _ in range(3)]
+        threads = [threading.Thread(target=call.finish, args=(DETAILS,)) for _ in range(3)]
         for thread in threads:
             thread.start()
             thread.join(WAIT_S)
@@ -82,7 +83,7 @@ def styles(ended):
 
 
 @pytest.mark.parametrize("index", range(4), ids=["one", "generator", "by hand", "swallows"])
-async def test_a_call_that_is_ended_has_the_status_and_its_handler_is_cancelled(index, caplog):
+async def test_the_client_gets_the_status_and_the_handler_is_cancelled(index, caplog):
     ended = Ended()
     behavior, kind = list(styles(ended).items())[index]
     async with Serving(kind(behavior)) as serving:
@@ -91,16 +92,15 @@ async def test_a_call_that_is_ended_has_the_status_and_its_handler_is_cancelled(
         else:
             call = serving.channel.unary_stream(METHOD)(b"")
             assert await call.read() == b"open"
-            await aio_wait_until(lambda: serving.table.snapshot()[0].messages_out)
+            await aio_wait_until(lambda: snapshot_of(serving.table._table)[0].messages_out)
         await serving.end()
-        assert (await call.code(), await call.details()) == (grpc.StatusCode.UNAVAILABLE, WHY)
+        assert (await call.code(), await call.details()) == (grpc.StatusCode.UNAVAILABLE, DETAILS)
         await asyncio.wait_for(ended.wait(), WAIT_S)
         await aio_wait_until(lambda: not serving.calls())
-        await asyncio.sleep(0.05)
     assert not [one for one in caplog.records if one.levelno >= logging.ERROR]
 
 
-async def test_a_call_that_has_ended_is_not_touched():
+async def test_a_call_that_has_ended_can_be_ended_again():
     async def echo(request, context):
         seen.append(next(iter(serving.calls())))
         return request
@@ -110,13 +110,12 @@ async def test_a_call_that_has_ended_is_not_touched():
         assert await serving.channel.unary_unary(METHOD)(b"x") == b"x"
         await aio_wait_until(lambda: not serving.calls())
         for _ in range(3):
-            seen[0].finish(WHY)
-            await asyncio.sleep(0.01)
+            seen[0].finish(DETAILS)
         assert await serving.channel.unary_unary(METHOD)(b"y") == b"y"
 
 
-async def test_calls_may_be_ended_at_any_moment_of_theirs():
-    """What a call holds in gRPC is let go when its task has ended: too late would be a crash."""
+async def test_calls_can_be_ended_at_any_moment():
+    """What a call holds in gRPC is freed when its task has ended; to use it later would crash."""
 
     async def work(request, context):
         await asyncio.sleep(int(request) / 1e4)
@@ -128,7 +127,7 @@ async def test_calls_may_be_ended_at_any_moment_of_theirs():
             calls.append(serving.channel.unary_unary(METHOD)(str(number % 20).encode()))
             await asyncio.sleep(0)
             for call in serving.calls()[::2]:
-                call.finish(WHY)
+                call.finish(DETAILS)
             if number % 3 == 0:
                 calls[-1].cancel()
         codes = {await call.code() for call in calls}
@@ -141,7 +140,7 @@ async def test_calls_may_be_ended_at_any_moment_of_theirs():
         await aio_wait_until(lambda: not serving.calls())
 
 
-async def test_a_plain_function_is_left_alone():
+async def test_a_plain_function_in_a_pool_is_not_ended():
     gate = threading.Event()
 
     def plain(request, context):
@@ -155,16 +154,19 @@ async def test_a_plain_function_is_left_alone():
         assert await call == b"x"
 
 
-async def test_a_plain_stream_whose_client_leaves_frees_its_thread():
-    asked, gate, made = threading.Event(), threading.Event(), []
+async def test_a_plain_generator_ends_when_its_client_leaves():
+    asked, gate, made, closed = threading.Event(), threading.Event(), [], []
 
     def plain(request, context):
         yield b"open"
         asked.set()
         gate.wait(WAIT_S)
-        for number in range(100):
-            made.append(number)
-            yield b"more"
+        try:
+            for number in range(100):
+                made.append(number)
+                yield b"more"
+        finally:
+            closed.append(True)
 
     async with Serving(DOWN(plain)) as serving:
         call = serving.channel.unary_stream(METHOD)(b"")
@@ -173,18 +175,17 @@ async def test_a_plain_stream_whose_client_leaves_frees_its_thread():
         call.cancel()
         await aio_wait_until(lambda: not serving.calls())
         gate.set()
-        await aio_wait_until(lambda: made)
-        await asyncio.sleep(0.05)
+        await aio_wait_until(lambda: closed)
         assert made == [0]
 
 
-async def test_a_context_is_grpcs_own_in_all_but_what_is_seen():
+async def test_a_context_behaves_as_grpcs_own():
     gone = asyncio.Event()
 
     async def serve(request, context):
         context.add_done_callback(lambda it: (given.append(it is context), gone.set()))
         context.set_trailing_metadata((("a", "b"),))
-        given.append(context.peer() == serving.table.snapshot()[0].peer)
+        given.append(context.peer() == snapshot_of(serving.table._table)[0].peer)
         given.append(context.time_remaining() > 5)
         with pytest.raises(AttributeError):
             context.nothing  # noqa: B018

@@ -1,0 +1,501 @@
+"""The TCP connections of this process: which belong to a server, what the kernel knows of each.
+
+gRPC has no function that closes one connection of a server. This module finds the connection among
+the descriptors of the process, duplicates the descriptor and works with the duplicate. So a
+descriptor that gRPC closes meanwhile, and whose number is reused, is never taken for the one that
+was examined. Tried with grpcio 1.60 and 1.85.
+
+A process without a free descriptor can't duplicate one. Therefore a `DescriptorSlot` reserves the
+number of the duplicate beforehand.
+
+Descriptors that are not sockets are not touched: closing any duplicate of a file releases the locks
+that the process has on it (fcntl(2)), SQLite's for example.
+
+A socket belongs to a server if its local address is where the server listens, as the user says, or
+where a call of the server was seen. Two servers of one process that share address and port
+(`SO_REUSEPORT`) can't be told apart.
+
+Microseconds per descriptor; any thread. Linux only (`SUPPORTED`).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+import struct
+import sys
+import weakref
+from collections import Counter
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from urllib.parse import unquote
+
+from rpcwheel.errors import ConfigurationError
+
+if sys.platform != "win32":
+    import fcntl
+    import resource
+    import termios
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Set as AbstractSet
+
+__all__ = [
+    "SUPPORTED",
+    "Address",
+    "DescriptorSlot",
+    "OpenSocket",
+    "ServerPorts",
+    "SocketInfo",
+    "SocketScanner",
+    "canonical",
+    "find_sockets",
+    "grpc_name",
+    "parse_peer",
+]
+
+Address: TypeAlias = tuple[str, int]
+"""An IP address in canonical form, and a port.
+
+Without the scope of a link-local address. Two that differ only in it count as one connection, as
+active as both together, so that none is closed wrongly.
+"""
+
+DESCRIPTORS: Final = Path("/proc/self/fd")
+
+SUPPORTED: bool = sys.platform == "linux" and DESCRIPTORS.is_dir()
+"""Whether connections can be found and closed on this system."""
+
+TIMES: Final = struct.Struct("=44xI4xI")
+"""Of `struct tcp_info`: milliseconds since data was last sent, and since it was last received."""
+COUNTS: Final = struct.Struct("=120xQQ")
+"""Of `struct tcp_info` since Linux 4.1: bytes acknowledged by the peer, bytes received."""
+
+IPV4_MAPPED: Final = bytes(10) + b"\xff\xff"
+"""The first 12 bytes of an IPv4 address mapped into IPv6 (RFC 4291, 2.5.5.2)."""
+
+MAX_DESCRIPTORS: Final = 1 << 20
+"""Descriptors examined if they can't be listed."""
+
+# --- Addresses -----------------------------------------------------------------------------------
+
+
+def canonical(ip: str) -> str:
+    """Return the canonical form of an IP address, without scope; a mapped IPv4 address as IPv4.
+
+    Raises:
+        OSError: It is not an IP address.
+    """
+    if ":" not in ip:
+        return socket.inet_ntop(socket.AF_INET, socket.inet_pton(socket.AF_INET, ip))
+    packed = socket.inet_pton(socket.AF_INET6, ip.partition("%")[0])
+    if packed.startswith(IPV4_MAPPED):
+        return socket.inet_ntop(socket.AF_INET, packed[len(IPV4_MAPPED) :])
+    return socket.inet_ntop(socket.AF_INET6, packed)
+
+
+def parse_peer(peer: str) -> Address | None:
+    """Return the address in the result of `context.peer()`; None if it is not a TCP address.
+
+    For every unix socket gRPC says "unix:", so they can't be told apart.
+    """
+    family, _, rest = unquote(peer).partition(":")
+    ip, _, port = rest.rpartition(":")
+    if family not in ("ipv4", "ipv6") or not port.isdecimal():
+        return None
+    try:
+        return canonical(ip.removeprefix("[").removesuffix("]")), int(port)
+    except OSError:
+        return None
+
+
+def grpc_name(address: Address, scope: int = 0) -> str:
+    """Return an address in gRPC's form, such as "ipv4:127.0.0.1:50296"."""
+    ip, port = address
+    if ":" not in ip:
+        return f"ipv4:{ip}:{port}"
+    return f"ipv6:%5B{ip}{f'%25{scope}' if scope else ''}%5D:{port}"
+
+
+# --- One socket ----------------------------------------------------------------------------------
+
+
+class SocketInfo(NamedTuple):
+    """A TCP connection, and what the kernel knows of it. HTTP/2 pings count as bytes too."""
+
+    descriptor: int
+    inode: int
+    """Another connection between the same two addresses, or with the same descriptor, has another
+    inode."""
+    peer: Address
+    local: Address
+    name: str
+    """The peer in gRPC's form."""
+    received_ago_ns: int
+    """Since data was received; since the connection began if none was. 0 if the kernel does not
+    say. In steps of 4 ms."""
+    sent_ago_ns: int
+    bytes_in: int | None
+    bytes_out: int | None
+    """As far as the peer acknowledged them. Both None before Linux 4.1."""
+
+
+class OpenSocket:
+    """The duplicate of a descriptor: it stays the same connection whatever gRPC does meanwhile."""
+
+    def __init__(self, descriptor: int, duplicate: socket.SocketType) -> None:
+        self._descriptor = descriptor
+        self._socket = duplicate
+
+    @property
+    def inode(self) -> int:
+        """The inode of the socket."""
+        return os.fstat(self._socket.fileno()).st_ino
+
+    def addresses(self, listening: set[Address] | None = None) -> tuple[Address, Address, int]:
+        """The address of the peer, the local one, and the scope of the peer's.
+
+        Args:
+            listening: Gets the local address if the socket listens.
+
+        Raises:
+            OSError: It is not a TCP connection, or no longer connected.
+        """
+        own = self._socket
+        is_stream = own.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE) == socket.SOCK_STREAM
+        if own.family not in (socket.AF_INET, socket.AF_INET6) or not is_stream:
+            raise OSError("not TCP")
+        ip, port, *_ = own.getsockname()
+        local = canonical(ip), port
+        is_listening = own.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        if is_listening and listening is not None:
+            listening.add(local)
+        ip, port, *more = own.getpeername()
+        return (canonical(ip), port), local, more[1] if more else 0
+
+    def info(self, peer: Address, local: Address, scope: int) -> SocketInfo:
+        """Ask the kernel."""
+        sent_ms, received_ms, bytes_out, bytes_in = self._tcp_info()
+        return SocketInfo(
+            descriptor=self._descriptor,
+            inode=self.inode,
+            peer=peer,
+            local=local,
+            name=grpc_name(peer, scope),
+            received_ago_ns=received_ms * 1_000_000,
+            sent_ago_ns=sent_ms * 1_000_000,
+            bytes_in=bytes_in,
+            bytes_out=bytes_out,
+        )
+
+    def received_ago_ns(self) -> int:
+        """As `SocketInfo.received_ago_ns`, now."""
+        return self._tcp_info()[1] * 1_000_000
+
+    def _tcp_info(self) -> tuple[int, int, int | None, int | None]:
+        with suppress(OSError, struct.error):
+            found = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+            sent_ms, received_ms = TIMES.unpack_from(found)
+            if len(found) < COUNTS.size:
+                return sent_ms, received_ms, None, None
+            return sent_ms, received_ms, *COUNTS.unpack_from(found)
+        return 0, 0, None, None
+
+    def unread(self) -> int:
+        """Bytes that have arrived and that gRPC has not read."""
+        return self._ioctl(termios.FIONREAD)
+
+    def unsent(self) -> int:
+        """Bytes that gRPC has written and that the peer has not acknowledged."""
+        return self._ioctl(termios.TIOCOUTQ)  # SIOCOUTQ has the same number
+
+    def _ioctl(self, request: int) -> int:
+        try:
+            result = fcntl.ioctl(self._socket, request, bytes(4))
+        except OSError:  # no longer connected
+            return 0
+        return int.from_bytes(result, sys.byteorder)
+
+    def shutdown(self) -> None:
+        """End the connection. gRPC then closes its descriptor and ends the calls on it.
+
+        The client sees the end of the connection, and reconnects for its next call.
+        """
+        with suppress(OSError):  # it has gone already
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+
+class DescriptorSlot:
+    """A reserved descriptor number, for the duplicate of one socket at a time.
+
+    Takes two descriptors: the one of that number, and one that keeps its place in between. Both are
+    closed with the object, at the latest.
+    """
+
+    def __init__(self) -> None:
+        """Reserve it.
+
+        Raises:
+            OSError: The process has no free descriptor.
+        """
+        self._placeholder = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self._number = os.dup(self._placeholder)
+        except OSError:
+            os.close(self._placeholder)
+            raise
+        self._close = weakref.finalize(self, _close_all, self._placeholder, self._number)
+
+    @contextmanager
+    def open(self, descriptor: int) -> Iterator[OpenSocket | None]:
+        """Duplicate a descriptor for the block; None if it is not a socket."""
+        duplicate = self._duplicate(descriptor)
+        if duplicate is None:
+            yield None
+            return
+        try:
+            yield OpenSocket(descriptor, duplicate)
+        finally:
+            duplicate.detach()
+            self._clear()
+
+    def _duplicate(self, descriptor: int) -> socket.SocketType | None:
+        try:
+            if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                return None
+            os.dup2(descriptor, self._number, inheritable=False)
+        except OSError:
+            return None
+        try:
+            # SOCK_NONBLOCK keeps Python from setting a timeout (`socket.setdefaulttimeout`), which
+            # would make the connection itself blocking or not.
+            kind = socket.SOCK_STREAM | socket.SOCK_NONBLOCK
+            # The class of C takes half the time of `socket.socket`; there may be thousands.
+            return socket.SocketType(-1, kind, 0, fileno=self._number)
+        except OSError:
+            self._clear()
+            return None
+
+    def _clear(self) -> None:
+        """Close the duplicate and keep its number reserved."""
+        if self._close.alive:
+            os.dup2(self._placeholder, self._number, inheritable=False)
+
+    def close(self) -> None:
+        """Close both descriptors. Idempotent."""
+        self._close()
+
+
+def _close_all(*descriptors: int) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+# --- All sockets ---------------------------------------------------------------------------------
+
+
+def find_sockets(
+    wanted: Callable[[Address, int], bool],
+    slot: DescriptorSlot,
+    listening: set[Address] | None = None,
+) -> list[SocketInfo]:
+    """Find TCP connections of this process.
+
+    Args:
+        wanted: `wanted(peer, local_port)` says whether a connection is wanted. Called for each,
+            outgoing ones too.
+        slot: For the duplicates.
+        listening: The addresses at which this process listens are added to it.
+    """
+    found = []
+    for number in _descriptors():
+        with slot.open(number) as one, suppress(OSError):
+            if one is not None:
+                peer, local, scope = one.addresses(listening)
+                if wanted(peer, local[1]):
+                    found.append(one.info(peer, local, scope))
+    return found
+
+
+def _descriptors() -> Iterable[int]:
+    """The open descriptors; all possible numbers if there is no free one to list them with."""
+    try:
+        return map(int, os.listdir(DESCRIPTORS))  # noqa: PTH208 - there may be thousands
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return range(
+        MAX_DESCRIPTORS if limit == resource.RLIM_INFINITY else min(limit, MAX_DESCRIPTORS)
+    )
+
+
+# --- The sockets of one server -------------------------------------------------------------------
+
+UNIX_PORT: Final = 1
+"""What gRPC's `add_insecure_port` returns for a unix socket."""
+
+HOSTS: Final = {"localhost": ("127.0.0.1", "::1"), "": (None,), "*": (None,)}
+
+ALL_IPV4: Final = "0.0.0.0"  # noqa: S104 - compared with, never bound
+ALL: Final = "::"  # gRPC accepts IPv4 connections there, too
+
+PORTS_HELP: Final = (
+    "give what add_insecure_port() or add_secure_port() returned, or was given if that names a "
+    'port: 50051, "[::]:50051", "unix:/run/shop.sock", or several; or None for where calls come in'
+)
+
+
+class ServerPorts(NamedTuple):
+    """Where a server listens, as its user says.
+
+    A port without an address is not enough to recognize a socket: servers of one process may listen
+    at the same port of two addresses, and an outgoing connection may have that port.
+    """
+
+    tcp: frozenset[tuple[str | None, int]] | None
+    """Addresses and ports; the address None: any. None: wherever calls were seen."""
+    unix: tuple[str, ...] = ()
+    """Addresses without a port: unix sockets."""
+
+    @classmethod
+    def parse(cls, given: int | str | Iterable[int | str] | None) -> ServerPorts:
+        """Parse the argument of a user.
+
+        Raises:
+            TypeError, ConfigurationError: It names no ports.
+        """
+        if given is None:
+            return cls(None)
+        if isinstance(given, (bytes, bytearray)):  # each of its bytes would be a port
+            raise TypeError(f"ports is {given!r}; {PORTS_HELP}")
+        several = [given] if isinstance(given, (int, str)) else list(given)
+        if not several:
+            raise ConfigurationError(f"ports is empty; {PORTS_HELP}")
+        tcp: set[tuple[str | None, int]] = set()
+        unix: list[str] = []
+        for one in several:
+            found = _parse_port(one)
+            if isinstance(found, str):
+                unix.append(found)
+            else:
+                tcp.update(found)
+        return cls(frozenset(tcp), tuple(unix))
+
+    @property
+    def numbers(self) -> frozenset[int]:
+        """The ports, of any address."""
+        return frozenset(port for _, port in self.tcp or ())
+
+    def has(
+        self, local: Address, learned: AbstractSet[Address], listening: AbstractSet[Address]
+    ) -> bool:
+        """Whether a socket of this process with the local address is the server's.
+
+        Args:
+            local: The local address.
+            learned: Where calls of the server were seen.
+            listening: Where this process listens. A port that was given without an address means
+                the only address at which the process listens on it. If there are several, the port
+                matches no socket.
+        """
+        if local in learned:
+            return True
+        if self.tcp is None:
+            return False
+        ip, port = local
+        if local in self.tcp:
+            return True
+        hosts = [host for host, at in listening if at == port]
+        if (None, port) not in self.tcp or len(hosts) != 1:
+            return False
+        return hosts[0] in {ip, ALL} or (hosts[0] == ALL_IPV4 and ":" not in ip)
+
+
+def _parse_port(given: object) -> tuple[tuple[str | None, int], ...] | str:
+    hosts: tuple[str | None, ...] = (None,)
+    if isinstance(given, str):
+        if given.startswith(("unix:", "unix-abstract:", "vsock:")):
+            return given
+        host, colon, port = given.rpartition(":")
+        if not (colon and port.isdecimal()):
+            raise ConfigurationError(f"ports has {given!r}, which names no port; {PORTS_HELP}")
+        number, hosts = int(port), _addresses(host)
+    elif isinstance(given, int) and not isinstance(given, bool):
+        number = given
+    else:
+        raise TypeError(f"ports has {given!r}; {PORTS_HELP}")
+    if not 0 < number < 1 << 16:
+        raise ConfigurationError(f"ports has {given!r}, which is no port; {PORTS_HELP}")
+    if number == UNIX_PORT:
+        return "a unix socket"
+    return tuple((host, number) for host in hosts)
+
+
+def _addresses(host: str) -> tuple[str | None, ...]:
+    """The addresses of a host; None for all of them, and for a name, which is not resolved."""
+    for prefix in ("ipv4:", "ipv6:", "dns:"):
+        host = host.removeprefix(prefix)
+    host = host.rpartition("/")[2].removeprefix("[").removesuffix("]")
+    if host in HOSTS:
+        return HOSTS[host]
+    try:
+        ip = canonical(host)
+    except OSError:
+        return (None,)
+    return (None,) if ip in {ALL, ALL_IPV4} else (ip,)
+
+
+class SocketScanner:
+    """Finds the sockets of one server. For one thread at a time."""
+
+    def __init__(self, ports: ServerPorts) -> None:
+        """Reserve a descriptor.
+
+        Raises:
+            OSError: The process has no free descriptor.
+        """
+        self._ports = ports
+        self._learned: set[Address] = set()
+        self._slot = DescriptorSlot()
+
+    def scan(self, callers: AbstractSet[Address]) -> tuple[list[SocketInfo], list[SocketInfo]]:
+        """Find the connections of the server.
+
+        Args:
+            callers: The peers of which calls were seen.
+
+        Returns:
+            The connections of the server, and those of `callers` at other ports than it has.
+        """
+        numbers = self._ports.numbers
+        known = numbers | {port for _, port in self._learned}
+        listening: set[Address] = set()
+        found = find_sockets(
+            lambda peer, port: port in known or peer in callers, self._slot, listening
+        )
+        # A local address at which a call came in is the server's, unless the user gave other ports.
+        # A peer with two sockets does not tell which of them made the call.
+        count = Counter(one.peer for one in found)
+        for one in found:
+            is_possible = self._ports.tcp is None or one.local[1] in numbers
+            if is_possible and one.peer in callers and count[one.peer] == 1:
+                self._learned.add(one.local)
+        own = [one for one in found if self._ports.has(one.local, self._learned, listening)]
+        if self._ports.tcp is None:
+            return own, []
+        return own, [one for one in found if one.local[1] not in numbers]
+
+    @contextmanager
+    def open(self, info: SocketInfo) -> Iterator[OpenSocket | None]:
+        """Duplicate the descriptor of a connection for the block; None if it has gone."""
+        with self._slot.open(info.descriptor) as one:
+            yield one if one is not None and one.inode == info.inode else None
+
+    def close(self) -> None:
+        """Free the descriptors. Idempotent."""
+        self._slot.close()

@@ -1,0 +1,128 @@
+"""`detector.connections()`: who is connected to a server, with `grpc` and with `grpc.aio`."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+
+import grpc
+
+from fixtures.certificates import mutual_credentials
+from fixtures.grpc_servers import IMPATIENT
+from fixtures.idle_aio_server import idle_server
+from fixtures.idle_server import echo
+from fixtures.small_servers import METHOD, small
+from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
+from rpcwheel.idle import ConnectionState, ConnectionTable, IdleConnectionDetector, aio
+
+PUBLIC = {"change", "check", "close", "closed", "connections", "policy"}
+
+
+def public(instance: object) -> set[str]:
+    return {name for name in dir(instance) if not name.startswith("_")}
+
+
+def test_a_detector_and_its_table_have_only_documented_public_names(server):
+    assert public(server.detect()) == PUBLIC
+    assert public(server.table) == {"intercept_service"}
+    for kind in (IdleConnectionDetector, aio.IdleConnectionDetector):
+        assert all(getattr(kind, name).__doc__ for name in PUBLIC)
+
+
+async def test_an_aio_detector_and_its_table_have_only_documented_public_names(timer):
+    async with idle_server(timer) as server, server.detect() as detector:
+        assert public(detector) == PUBLIC
+        assert public(server.table) == {"intercept_service"}
+
+
+def test_connections_without_a_call_are_listed_and_what_a_call_tells_is_none(server):
+    detector = server.detect()
+    with server.raw(detector) as raw:
+        (one,) = detector.connections()
+        assert one.peer == f"ipv4:127.0.0.1:{raw.getsockname()[1]}"
+        assert one.local_address == f"ipv4:127.0.0.1:{server.port}"
+        assert (one.user_agent, one.tls_identity, one.last_used_at) == (None, None, None)
+        assert (one.state, one.calls_total) == (ConnectionState.IDLE, 0)
+    server.timer.advance(1)
+    assert wait_until(lambda: detector.connections() == [])
+
+
+def test_a_call_tells_the_user_agent_and_when_the_connection_was_used(server, channel):
+    detector = server.detect()
+    server.gate = threading.Event()
+    call = channel.unary_unary("/test.Idle/Echo").future(b"x")
+    assert wait_until(lambda: server.tracked.open_calls == 1)
+    (one,) = detector.connections()
+    assert (one.state, one.calls_in_flight) == (ConnectionState.ACTIVE, 1)
+    server.gate.set()
+    assert call.result(WAIT_S) == b"x"
+    assert wait_until(server.is_calm)
+    server.timer.advance(20)
+    (one,) = detector.connections()
+    assert one.user_agent.startswith("grpc-python/")
+    assert one.tls_identity is None
+    assert (one.state, one.calls_in_flight, one.calls_total) == (ConnectionState.IDLE, 0, 1)
+    assert one.idle_s == 20.0
+    assert one.last_used_at.tzinfo is UTC
+    assert one.connected_at <= one.last_used_at <= datetime.now(UTC) - timedelta(seconds=20)
+
+
+async def test_an_aio_call_tells_the_user_agent_and_when_the_connection_was_used(timer):
+    async with idle_server(timer) as server, server.detect() as detector, server.channel() as one:
+        call = one.unary_unary("/test.Idle/Wait")(b"x")
+        await aio_wait_until(lambda: server.tracked.open_calls == 1)
+        (seen,) = await detector.connections()
+        assert seen.user_agent.startswith("grpc-python-asyncio/")
+        assert (seen.state, seen.calls_in_flight) == (ConnectionState.ACTIVE, 1)
+        assert seen.local_address == f"ipv4:127.0.0.1:{server.port}"
+        call.cancel()
+        await aio_wait_until(server.is_calm)
+        timer.advance(20)
+        (seen,) = await detector.connections()
+        assert (seen.state, seen.idle_s) == (ConnectionState.IDLE, 20.0)
+        assert seen.last_used_at <= datetime.now(UTC) - timedelta(seconds=20)
+
+
+def test_connections_are_listed_oldest_first_and_none_after_close(server):
+    detector = server.detect()
+    for _ in range(3):
+        echo(server.channel())
+        assert wait_until(server.is_calm)
+        server.timer.advance(1)
+    assert [one.idle_s for one in detector.connections()] == [3.0, 2.0, 1.0]
+    detector.close()
+    assert detector.connections() == []
+
+
+@contextmanager
+def tls_server(credentials):
+    table = ConnectionTable()
+    with ThreadPoolExecutor(2) as pool:
+        server = grpc.server(pool, interceptors=[table])
+        handler = grpc.unary_unary_rpc_method_handler(lambda request, _: request)
+        server.add_generic_rpc_handlers([small(handler)])
+        port = server.add_secure_port("127.0.0.1:0", credentials)
+        server.start()
+        with IdleConnectionDetector(server, connections=table, ports=port) as detector:
+            yield f"127.0.0.1:{port}", detector
+        server.stop(None).wait()
+
+
+def test_the_certificate_of_a_client_is_its_tls_identity(certificates):
+    mutual = mutual_credentials("CN of the client", "shop.example")
+    for server_credentials, channel_credentials, subject, names in (
+        (*mutual, "CN of the client", ("shop.example",)),
+        (certificates.server_credentials(), certificates.channel_credentials(), None, None),
+    ):
+        with (
+            tls_server(server_credentials) as (target, detector),
+            grpc.secure_channel(target, channel_credentials, options=IMPATIENT) as channel,
+        ):
+            assert channel.unary_unary(METHOD)(b"x", timeout=WAIT_S) == b"x"
+            (one,) = detector.connections()
+        assert one.user_agent
+        if subject is None:
+            assert one.tls_identity is None
+        else:
+            assert subject in one.tls_identity.subject
+            assert one.tls_identity.alternative_names == names
