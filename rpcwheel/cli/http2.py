@@ -2,8 +2,9 @@
 
 gRPC reports UNAVAILABLE for nearly everything that fails before the first call, and has no way to
 send a PING. So the doctor opens connections of its own. hyperframe encodes and decodes the frames.
-(h2 is not suitable: after a GOAWAY it discards the frames that follow in the same segment with a
-ProtocolError, and gRPC servers send a PING right after their GOAWAY.)
+
+h2 cannot replace this module (4.4.1): a gRPC server that shuts down sends GOAWAY and PING in one
+segment, and h2 raises ProtocolError for the PING without reporting the GOAWAY.
 """
 
 from __future__ import annotations

@@ -191,11 +191,15 @@ def register(
         typer.Option(metavar="SECONDS", callback=check_seconds, help="If this process dies, the "
                      "registry removes the instance after this time."),
     ] = LEASE_TTL_S,
-    instance_id: Annotated[str, typer.Option("--id", show_default="HOST:PORT")] = "",
+    instance_id: Annotated[str, typer.Option("--id", show_default="HOST:PORT", help="Its id.")] = "",
     weight: Annotated[int, typer.Option(help="Its share of the calls, 0 to 1000.")] = 100,
-    version: Annotated[str, typer.Option(metavar="NAME")] = "",
-    group: Annotated[str, typer.Option(metavar="NAME")] = "",
-    zone: Annotated[str, typer.Option(metavar="NAME")] = "",
+    version: Annotated[
+        str, typer.Option(metavar="NAME", help="Clients can select instances by it.")
+    ] = "",
+    group: Annotated[str, typer.Option(metavar="NAME", help="As --version.")] = "",
+    zone: Annotated[
+        str, typer.Option(metavar="NAME", help="Clients prefer instances of their own zone.")
+    ] = "",
     tls: Annotated[bool, typer.Option("--tls", help="Clients connect with TLS.")] = False,
     meta: Annotated[
         list[str] | None,
@@ -215,7 +219,7 @@ def register(
         raise ConfigurationError(str(error)) from None
     if target.path:
         raise ConfigurationError(
-            f"{address}: other machines cannot reach a unix socket; give HOST:PORT"
+            f"{address}: other hosts cannot reach a Unix socket; give HOST:PORT"
         )
     instance = ServiceInstance(
         service=service,

@@ -1,4 +1,4 @@
-"""What the tests of the command line share: what a doctor may find at a port."""
+"""Fixtures of the command line: `rpcwheel doctor`, and the servers that it examines."""
 
 from fixtures.certificates import certificates  # noqa: F401 - a fixture
 from fixtures.doctors import doctor, no_proxy_of_this_machine  # noqa: F401 - fixtures

@@ -222,7 +222,7 @@ def test_invalid_arguments_are_refused_with_an_explanation(capsys) -> None:
         (["watch", "memory://"], "name a service"),
         (["register", "memory://", "shop.Orders"], "give a service and HOST:PORT"),
         (["register", "memory://", "shop.Orders", "host"], "has no port"),
-        (["register", "memory://", "shop.Orders", "unix:/run/a"], "a unix socket"),
+        (["register", "memory://", "shop.Orders", "unix:/run/a"], "a Unix socket"),
         (["register", "memory://", "shop.Orders", "0.0.0.0:1"], "an address to listen on"),
         (["register", "memory://", "shop.Orders", "host:1", "--weight", "-1"], "weight"),
         (["register", "memory://a/shop.A", "shop.B", "host:1"], "two services are named"),
