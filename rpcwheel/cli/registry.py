@@ -191,7 +191,9 @@ def register(
         typer.Option(metavar="SECONDS", callback=check_seconds, help="If this process dies, the "
                      "registry removes the instance after this time."),
     ] = LEASE_TTL_S,
-    instance_id: Annotated[str, typer.Option("--id", show_default="HOST:PORT", help="Its id.")] = "",
+    instance_id: Annotated[
+        str, typer.Option("--id", show_default="HOST:PORT", help="Its id.")
+    ] = "",
     weight: Annotated[int, typer.Option(help="Its share of the calls, 0 to 1000.")] = 100,
     version: Annotated[
         str, typer.Option(metavar="NAME", help="Clients can select instances by it.")
