@@ -1,4 +1,4 @@
-"""A table of failback: what the server does with a call, and the expected results."""
+"""How a server answers the attempts of a call, and what follows: for `grpc` and `grpc.aio`."""
 
 from dataclasses import dataclass, field
 
@@ -10,59 +10,63 @@ DEFAULT = "for the time being"
 
 @dataclass(frozen=True)
 class Scenario:
-    """One call and its retries until nothing is pending. Each wait is 5 s."""
+    """One call and all its attempts, 5 s apart."""
 
     name: str
-    far_side: tuple[str, ...]
-    """The status of each attempt in turn; further attempts succeed."""
-    caller: str
-    """The result for the caller: "answer", "default", or the name of the raised code."""
-    tries: int
-    """The number of requests that the server gets."""
+    statuses: tuple[str, ...]
+    """The statuses of the first attempts; later attempts succeed."""
+    result: str
+    """What the caller gets: "response", "default", or the name of the status code."""
+    attempts: int
+    """How many requests the server receives."""
     end: str | None = None
-    """The counter that finally counts the call; None if it was not queued."""
+    """The counter for the end of the queued call; None if it is not queued."""
     settings: dict[str, object] = field(default_factory=dict)
 
-    def check(self, answer: object, received: list[bytes], stats: FailbackStats) -> None:
-        """Check the result of the caller, the requests of the server, and the counters."""
-        expected = {"answer": ORDER, "default": DEFAULT}.get(self.caller, self.caller)
-        assert (answer, received) == (expected, [ORDER] * self.tries), self.name
+    def check(self, result: object, received: list[bytes], stats: FailbackStats) -> None:
+        """Compare with the result of the caller, the requests at the server, and the counts."""
+        expected = {"response": ORDER, "default": DEFAULT}.get(self.result, self.result)
+        assert (result, received) == (expected, [ORDER] * self.attempts), self.name
         assert (stats.calls, stats.queued_total) == (1, self.end is not None), self.name
         if self.end is not None:
             assert getattr(stats, self.end) == 1, self.name
-            assert stats.attempts == self.tries - 1, self.name
+            assert stats.attempts == self.attempts - 1, self.name
 
 
 SCENARIOS = [
-    Scenario("a good call is answered", (), "answer", 1),
+    Scenario("a call that succeeds is not queued", (), "response", 1),
     Scenario(
-        "a failed call arrives at its first retry",
+        "a call is delivered at its second attempt",
         ("UNAVAILABLE",),
         "default",
         2,
         "redelivered",
     ),
-    Scenario("a call arrives at its last retry", ("UNAVAILABLE",) * 3, "default", 4, "redelivered"),
     Scenario(
-        "a call is given up after its last retry", ("UNAVAILABLE",) * 9, "default", 4, "gave_up"
+        "a call is delivered at its last attempt", ("UNAVAILABLE",) * 3, "default", 4, "redelivered"
     ),
-    Scenario("another error is the callers", ("INVALID_ARGUMENT",), "INVALID_ARGUMENT", 1),
     Scenario(
-        "another error ends the retries",
+        "a call is given up after its last attempt", ("UNAVAILABLE",) * 9, "default", 4, "gave_up"
+    ),
+    Scenario(
+        "an error that is not named is the caller's", ("INVALID_ARGUMENT",), "INVALID_ARGUMENT", 1
+    ),
+    Scenario(
+        "an error that is not named gives up the call",
         ("UNAVAILABLE", "INVALID_ARGUMENT"),
         "default",
         2,
         "gave_up",
     ),
     Scenario(
-        "without retries the error is the callers",
+        "with one attempt the error is the caller's",
         ("UNAVAILABLE",),
         "UNAVAILABLE",
         1,
         settings={"max_attempts": 1},
     ),
     Scenario(
-        "with one retry there is one",
+        "with two attempts there are two",
         ("UNAVAILABLE",) * 9,
         "default",
         2,
@@ -70,7 +74,7 @@ SCENARIOS = [
         settings={"max_attempts": 2},
     ),
     Scenario(
-        "without a limit it goes on",
+        "without a limit there are any number of attempts",
         ("UNAVAILABLE",) * 12,
         "default",
         13,
@@ -78,7 +82,7 @@ SCENARIOS = [
         settings={"max_attempts": None},
     ),
     Scenario(
-        "any of several codes is tried again",
+        "several codes can be named",
         ("UNAVAILABLE", "RESOURCE_EXHAUSTED"),
         "default",
         3,

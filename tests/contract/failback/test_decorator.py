@@ -1,4 +1,4 @@
-"""One decorator for functions, methods and coroutine functions."""
+"""`with_failback` on functions, methods and coroutine functions."""
 
 import functools
 import inspect
@@ -9,23 +9,29 @@ import grpc
 import pytest
 import tenacity
 
-from fixtures.failback_queues import AsyncFar, Far, all_wait, aplay, play
+from fixtures.failback_queues import (
+    FlakyCoroutine,
+    FlakyFunction,
+    aio_run_until_empty,
+    all_wait,
+    run_until_empty,
+)
 from fixtures.grpc_servers import METHOD
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.events import FailbackDropped, FailbackQueued
 from rpcwheel.failback import FailbackInvoker, FailedCall, aio, with_failback
 
-# --- What it makes of a function ---
+# --- The decorated function ---
 
 
-def test_a_function_is_called_as_before_and_has_its_queue(guard):
-    far = Far(ConnectionError())
+def test_a_decorated_function_is_called_as_before_and_has_a_queue(decorate):
+    function = FlakyFunction(ConnectionError())
 
-    @guard(default="later")
+    @decorate(default="later")
     def push(order, *, urgent=False):
         """Push an order."""
-        return (*far(order), urgent)
+        return (*function(order), urgent)
 
     assert push("first") == "later"
     assert push("second", urgent=True) == ("second", True)
@@ -33,44 +39,44 @@ def test_a_function_is_called_as_before_and_has_its_queue(guard):
     assert str(inspect.signature(push)) == "(order, *, urgent=False)"
     assert isinstance(push.failback, FailbackInvoker)
     assert push.failback.pending == 1
-    play(push.failback)
-    assert far.calls == [("first",), ("second",), ("first",)]
+    run_until_empty(push.failback)
+    assert function.calls == [("first",), ("second",), ("first",)]
     assert push.failback.close() == []
 
 
-async def test_a_coroutine_function_stays_one(guard):
-    far = AsyncFar(ConnectionError())
+async def test_a_decorated_coroutine_function_is_a_coroutine_function(decorate):
+    function = FlakyCoroutine(ConnectionError())
 
-    @guard(default="later")
+    @decorate(default="later")
     async def push(order):
         """Push an order."""
-        return await far(order)
+        return await function(order)
 
     assert inspect.iscoroutinefunction(push)
     assert (push.__name__, push.__doc__) == ("push", "Push an order.")
     assert isinstance(push.failback, aio.FailbackInvoker)
     assert await push("order") == "later"
     assert await push.failback.flush(WAIT_S)
-    assert far.calls == [("order",)] * 2
+    assert function.calls == [("order",)] * 2
     assert await push.failback.close() == []
 
 
-def test_methods_share_the_queue_of_their_class(guard):
+def test_the_methods_of_all_instances_share_a_queue(decorate):
     class Shop:
         def __init__(self, *failures):
-            self.far = Far(*failures)
+            self.function = FlakyFunction(*failures)
 
-        @guard()
+        @decorate()
         def push(self, order):
-            return self.far(order)
+            return self.function(order)
 
         @classmethod
-        @guard()
+        @decorate()
         def of_class(cls, order):
             return cls, order
 
         @staticmethod
-        @guard()
+        @decorate()
         def of_none(order):
             return order
 
@@ -79,89 +85,89 @@ def test_methods_share_the_queue_of_their_class(guard):
     assert open_.push("order") == ("order",)
     assert closed.push.failback is open_.push.failback is Shop.push.failback
     assert Shop.push.failback.pending == 1
-    play(Shop.push.failback)
-    assert closed.far.calls == [("order",)] * 2
+    run_until_empty(Shop.push.failback)
+    assert closed.function.calls == [("order",)] * 2
     assert Shop.of_class("order") == (Shop, "order")
     assert Shop.of_none("order") == "order"
 
 
-async def test_methods_may_be_coroutine_functions(guard):
+async def test_a_method_may_be_a_coroutine_function(decorate):
     class Shop:
         def __init__(self):
-            self.far = AsyncFar(ConnectionError())
+            self.function = FlakyCoroutine(ConnectionError())
 
-        @guard()
+        @decorate()
         async def push(self, order):
-            return await self.far(order)
+            return await self.function(order)
 
     shop = Shop()
     assert await shop.push("order") is None
-    await aplay(shop.push.failback)
-    assert shop.far.calls == [("order",)] * 2
+    await aio_run_until_empty(shop.push.failback)
+    assert shop.function.calls == [("order",)] * 2
 
 
-def test_a_partial_and_an_object_that_is_callable_can_be_guarded(guard):
-    far = Far(ConnectionError())
-    push = guard()(functools.partial(far, "order"))
+def test_a_partial_and_a_callable_object_can_be_decorated(decorate):
+    function = FlakyFunction(ConnectionError())
+    push = decorate()(functools.partial(function, "order"))
     assert push() is None
-    play(push.failback)
-    assert far.calls == [("order",)] * 2
-    assert guard()(Far())(1) == (1,)
+    run_until_empty(push.failback)
+    assert function.calls == [("order",)] * 2
+    assert decorate()(FlakyFunction())(1) == (1,)
 
 
-async def test_an_object_whose_call_is_a_coroutine_function_is_awaited(guard):
-    far = AsyncFar(ConnectionError())
-    push = guard()(far)
+async def test_a_callable_object_may_be_a_coroutine_function(decorate):
+    function = FlakyCoroutine(ConnectionError())
+    push = decorate()(function)
     assert inspect.iscoroutinefunction(push)
     assert await push("order") is None
-    await aplay(push.failback)
-    assert far.calls == [("order",)] * 2
+    await aio_run_until_empty(push.failback)
+    assert function.calls == [("order",)] * 2
 
 
-def test_each_function_gets_a_queue_of_its_own_even_from_one_decorator(guard):
-    decorator = guard()
-    one, other = decorator(Far(ConnectionError())), decorator(Far())
+def test_each_function_has_a_queue_of_its_own_also_from_one_decorator(decorate):
+    decorator = decorate()
+    one, other = decorator(FlakyFunction(ConnectionError())), decorator(FlakyFunction())
     one()
     assert (one.failback.pending, other.failback.pending) == (1, 0)
-    play(one.failback)
+    run_until_empty(one.failback)
 
 
-def test_the_queue_is_named_after_the_function_or_as_told(guard):
+def test_the_queue_has_the_name_of_the_function_or_the_given_one(decorate):
     def push():
         """Nothing."""
 
-    assert repr(guard()(push).failback).endswith(f" '{__name__}.{push.__qualname__}'>")
-    assert repr(guard(name="audit")(push).failback).endswith(" 'audit'>")
+    assert repr(decorate()(push).failback).endswith(f" '{__name__}.{push.__qualname__}'>")
+    assert repr(decorate(name="audit")(push).failback).endswith(" 'audit'>")
 
 
-def test_a_stubs_member_can_be_guarded_directly(guard, grpc_server, channel):
+def test_a_member_of_a_stub_can_be_decorated(decorate, grpc_server, channel):
     grpc_server.script.then("UNAVAILABLE")
-    push = guard()(channel.unary_unary(METHOD))
+    push = decorate()(channel.unary_unary(METHOD))
     assert push(b"order") is None
-    play(push.failback)
+    run_until_empty(push.failback)
     assert grpc_server.script.received == [b"order"] * 2
     assert METHOD in repr(push.failback)
 
 
-def test_a_function_that_returns_grpcs_future_gives_a_future(guard, grpc_server, channel):
+def test_a_function_that_returns_a_future_of_grpc_gives_a_future(decorate, grpc_server, channel):
     grpc_server.script.then("UNAVAILABLE")
     stub = channel.unary_unary(METHOD)
 
-    @guard(default=b"later", retry_on=grpc.StatusCode.UNAVAILABLE)
+    @decorate(default=b"later", retry_on=grpc.StatusCode.UNAVAILABLE)
     def push(order):
         return stub.future(order)
 
     answer = push(b"order")
     assert isinstance(answer, Future)
     assert answer.result(WAIT_S) == b"later"
-    play(push.failback)
+    run_until_empty(push.failback)
     assert grpc_server.script.received == [b"order"] * 2
 
 
 # --- Settings ---
 
 
-def test_the_defaults_are_as_the_manual_says():
+def test_the_defaults_are_those_of_the_documentation():
     shown = inspect.signature(with_failback).parameters
     defaults = {
         name: one.default for name, one in shown.items() if name not in {"bare", "retry_on"}
@@ -181,7 +187,7 @@ def test_the_defaults_are_as_the_manual_says():
 
 
 def test_every_setting_reaches_the_queue(timer, events):
-    far, letters = Far(*[ConnectionError()] * 9), []
+    function, dead = FlakyFunction(*[ConnectionError()] * 9), []
     push = with_failback(
         retry_on=ConnectionError,
         max_attempts=2,
@@ -190,56 +196,56 @@ def test_every_setting_reaches_the_queue(timer, events):
         max_pending=1,
         name="audit",
         overflow="drop",
-        dead_letter=letters.append,
+        dead_letter=dead.append,
         timer=timer,
-    )(far)
+    )(function)
     assert [push(), push()] == ["later", "later"]
     assert [(type(event), event.name) for event in events] == [
         (FailbackQueued, "audit"),
         (FailbackDropped, "audit"),
     ]
     timer.advance(1.25)
-    assert len(far.calls) == 2
+    assert len(function.calls) == 2
     timer.advance(0.25)
     assert wait_until(lambda: push.failback.pending == 0)
-    assert len(far.calls) == 3
-    assert letters[0].attempts == 2
+    assert len(function.calls) == 3
+    assert dead[0].attempts == 2
 
 
-def test_a_stop_replaces_the_default_of_retries_but_not_a_three_that_was_written(timer):
-    for written, tries in (({}, 7), ({"max_attempts": 4}, 4)):
-        far = Far(*[OSError()] * 60)
+def test_stop_replaces_the_default_of_max_attempts_but_not_a_given_4(timer):
+    for given, attempts in (({}, 7), ({"max_attempts": 4}, 4)):
+        function = FlakyFunction(*[OSError()] * 60)
         stop = tenacity.stop_after_delay(6)
-        push = with_failback(retry_on=OSError, backoff=1, stop=stop, timer=timer, **written)(far)
+        push = with_failback(retry_on=OSError, backoff=1, stop=stop, timer=timer, **given)(function)
         push()
         while push.failback.pending:
             timer.advance(1)
             wait_until(lambda push=push: all_wait(push.failback))
-        assert len(far.calls) == tries
+        assert len(function.calls) == attempts
 
 
-def test_tenacitys_objects_are_obeyed(timer):
-    far = Far(*[ConnectionError("busy")] * 9)
-    letters = []
+def test_objects_of_tenacity_can_be_given(timer):
+    function = FlakyFunction(*[ConnectionError("busy")] * 9)
+    dead = []
     push = with_failback(
         retry_on=tenacity.retry_if_exception_message("busy"),
         backoff=tenacity.wait_exponential(multiplier=1),
         stop=tenacity.stop_after_attempt(4),
-        dead_letter=letters.append,
+        dead_letter=dead.append,
         timer=timer,
-    )(far)
+    )(function)
     assert push() is None
     times = []
-    while not letters:
+    while not dead:
         timer.advance(1)
         wait_until(lambda: all_wait(push.failback))
-        times += [timer.now] * (len(far.calls) - 1 - len(times))
+        times += [timer.now] * (len(function.calls) - 1 - len(times))
     assert times == [1, 3, 7]
-    assert isinstance(letters[0], FailedCall)
-    assert letters[0].attempts == 4
+    assert isinstance(dead[0], FailedCall)
+    assert dead[0].attempts == 4
 
 
-# --- What is refused, at decoration ---
+# --- Errors of the decorator ---
 
 
 def generator():
@@ -255,8 +261,8 @@ class Generator:
         yield 1
 
 
-def test_settings_that_make_no_sense_are_refused_before_anything_is_decorated():
-    for settings, error, said in (
+def test_wrong_settings_raise_before_anything_is_decorated():
+    for settings, error, message in (
         ({"retry_on": None, "max_attempts": 4}, TypeError, "say which errors"),
         ({"journal": "sqlite:///calls.db"}, ConfigurationError, "durable journals are not in this"),
         ({"journal": object()}, ConfigurationError, "durable journals are not in this release"),
@@ -266,13 +272,13 @@ def test_settings_that_make_no_sense_are_refused_before_anything_is_decorated():
         ({"overflow": "wait"}, ConfigurationError, "overflow: "),
         ({"timer": 3}, TypeError, "timer must be a WheelTimer"),
     ):
-        with pytest.raises(error, match=said):
+        with pytest.raises(error, match=message):
             with_failback(**{"retry_on": OSError} | settings)
     with pytest.raises(ConfigurationError, match=r"`retry_on` is missing; say which .*StatusCode"):
         with_failback()
 
 
-def test_without_parentheses_the_message_says_what_to_write():
+def test_the_decorator_without_parentheses_raises_with_what_to_write():
     with pytest.raises(TypeError, match=re.escape("@with_failback(retry_on=...)")):
 
         @with_failback
@@ -280,7 +286,7 @@ def test_without_parentheses_the_message_says_what_to_write():
             """Nothing."""
 
 
-def test_what_cannot_be_decorated_is_refused_in_words():
+def test_a_function_that_cannot_be_retried_cannot_be_decorated():
     for thing in (generator, async_generator, functools.partial(generator), Generator()):
         with pytest.raises(TypeError, match="is a generator function: what it has yielded"):
             with_failback(retry_on=OSError)(thing)

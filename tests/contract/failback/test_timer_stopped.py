@@ -1,11 +1,11 @@
-"""A queue whose timer is stopped: its calls are reported, later ones are refused."""
+"""A queue whose timer is stopped: its calls are reported, and calls that fail later are refused."""
 
 import asyncio
 import threading
 
 import pytest
 
-from fixtures.failback_queues import AsyncFar, Far
+from fixtures.failback_queues import FlakyCoroutine, FlakyFunction
 from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
 from rpcwheel.errors import FailbackClosed
 from rpcwheel.events import FailbackLost
@@ -16,19 +16,19 @@ REASON = "its timer was stopped"
 POLICY = FailbackPolicy(retry_on=ConnectionError, backoff=3600, name="audit")
 
 
-def undelivered(events):
+def lost(events):
     return [event for event in events if isinstance(event, FailbackLost)]
 
 
 @pytest.mark.parametrize("kind", [WheelTimer, ManualTimer])
-def test_stopping_the_timer_reports_each_queued_call_and_close_returns_it(kind, events):
+def test_a_stopped_timer_loses_the_queued_calls_and_close_returns_them(kind, events):
     timer = kind()
     failback = FailbackInvoker(POLICY, timer=timer)
     for number in range(3):
-        failback.invoke(Far(ConnectionError()), number)
+        failback.invoke(FlakyFunction(ConnectionError()), number)
     assert len(timer.stop()) == 3
-    assert wait_until(lambda: undelivered(events))
-    assert [(event.name, event.count, event.reason) for event in undelivered(events)] == [
+    assert wait_until(lambda: lost(events))
+    assert [(event.name, event.count, event.reason) for event in lost(events)] == [
         ("audit", 3, REASON)
     ]
     assert (failback.pending, failback.stats().lost) == (0, 3)
@@ -36,49 +36,49 @@ def test_stopping_the_timer_reports_each_queued_call_and_close_returns_it(kind, 
     assert [(call.args, call.attempts, call.reason) for call in left] == [
         ((number,), 1, REASON) for number in range(3)
     ]
-    assert len(undelivered(events)) == 1
+    assert len(lost(events)) == 1
     assert failback.close() == []
 
 
-async def test_stopping_an_aio_timer_reports_each_queued_call_and_close_returns_it(events):
+async def test_a_stopped_aio_timer_loses_the_queued_calls_and_close_returns_them(events):
     timer = AsyncWheelTimer()
     failback = aio.FailbackInvoker(POLICY, timer=timer)
-    await failback.invoke(AsyncFar(ConnectionError()), "order")
+    await failback.invoke(FlakyCoroutine(ConnectionError()), "order")
     await timer.aclose()
-    assert await aio_wait_until(lambda: undelivered(events))
+    assert await aio_wait_until(lambda: lost(events))
     assert [call.args for call in await failback.close()] == [("order",)]
 
 
-def test_a_call_that_fails_after_the_timer_was_stopped_is_refused_with_what_to_do(events):
+def test_a_call_that_fails_after_the_timer_was_stopped_raises_failback_closed(events):
     timer, error = WheelTimer(), ConnectionError("down")
     failback = FailbackInvoker(POLICY, timer=timer)
     timer.stop()
     with pytest.raises(FailbackClosed, match="timer was stopped; make a new queue") as caught:
-        failback.invoke(Far(error))
+        failback.invoke(FlakyFunction(error))
     assert caught.value.__cause__ is error
-    assert failback.invoke(Far(), 1) == (1,)
+    assert failback.invoke(FlakyFunction(), 1) == (1,)
     assert failback.stats().rejected == 1
     assert events == []
 
 
-def test_close_right_after_the_timer_was_stopped_returns_every_queued_call():
+def test_close_right_after_the_timer_was_stopped_returns_all_queued_calls():
     timer = WheelTimer()
     failback = FailbackInvoker(POLICY, timer=timer)
     for number in range(20):
-        failback.invoke(Far(ConnectionError()), number)
+        failback.invoke(FlakyFunction(ConnectionError()), number)
     timer.stop()
     assert [call.args for call in failback.close(drain_timeout=0)] == [
         (number,) for number in range(20)
     ]
 
 
-def test_a_call_whose_retry_fails_after_the_timer_was_stopped_is_returned_by_close(events):
-    timer, begun, goes_on, dead = WheelTimer(), threading.Event(), threading.Event(), []
+def test_close_returns_a_call_whose_attempt_fails_after_the_timer_was_stopped(events):
+    timer, begun, release, dead = WheelTimer(), threading.Event(), threading.Event(), []
 
     def order(number):
         if threading.current_thread() is not threading.main_thread():
             begun.set()
-            goes_on.wait(WAIT_S)
+            release.wait(WAIT_S)
         raise ConnectionError("down")
 
     policy = FailbackPolicy(
@@ -88,20 +88,20 @@ def test_a_call_whose_retry_fails_after_the_timer_was_stopped_is_returned_by_clo
     failback.invoke(order, 1)
     assert begun.wait(WAIT_S)
     timer.stop()
-    goes_on.set()
-    assert wait_until(lambda: undelivered(events))
+    release.set()
+    assert wait_until(lambda: lost(events))
     assert [(call.args, call.reason) for call in failback.close()] == [((1,), REASON)]
     assert dead == []
 
 
-def test_calls_that_wait_in_the_timer_of_a_closed_loop_are_reported_at_the_next_failure(events):
+def test_calls_in_the_timer_of_a_closed_loop_are_reported_at_the_next_failure(events):
     async def main():
         failback = aio.FailbackInvoker(POLICY, timer=AsyncWheelTimer())
-        await failback.invoke(AsyncFar(ConnectionError()), "first")
+        await failback.invoke(FlakyCoroutine(ConnectionError()), "first")
         return failback
 
     failback = asyncio.run(main())
     with pytest.raises(FailbackClosed):
-        asyncio.run(failback.invoke(AsyncFar(ConnectionError()), "second"))
-    assert [event.count for event in undelivered(events)] == [1]
+        asyncio.run(failback.invoke(FlakyCoroutine(ConnectionError()), "second"))
+    assert [event.count for event in lost(events)] == [1]
     assert [call.args for call in asyncio.run(failback.close())] == [("first",)]

@@ -32,7 +32,7 @@ async def queues(timer):
 
 
 @pytest.mark.parametrize(("kind", "channels"), PAIRED, indirect=["channels"])
-async def test_a_failed_call_is_answered_now_and_delivered_later(shop, channels, queues, kind):
+async def test_a_failed_call_gets_the_default_and_is_redelivered(shop, channels, queues, kind):
     shop.then(Fail("UNAVAILABLE", "gone", (("k", "v"),)))
     channel = channels.retrying(retry=None, failback=LATER, queues=queues)
     call = begin(channel, kind, b"a", b"b", metadata=(("id", "7"),))
@@ -49,7 +49,7 @@ async def test_a_failed_call_is_answered_now_and_delivered_later(shop, channels,
     assert queues.stats()["*"].redelivered == 1
 
 
-async def test_a_delivery_that_fails_is_made_again(shop, own, queues, timer):
+async def test_a_redelivery_that_fails_is_retried(shop, own, queues, timer):
     shop.then("UNAVAILABLE", "UNAVAILABLE")
     channel = own.retrying(retry=None, failback=LATER, queues=queues)
     await channel.unary_unary(UNARY_UNARY)(b"x", timeout=WAIT_S)
@@ -62,7 +62,7 @@ async def test_a_delivery_that_fails_is_made_again(shop, own, queues, timer):
     assert shop.calls[-1].time_remaining < 1.1 * WAIT_S
 
 
-async def test_failback_waits_a_second_for_the_end_of_a_request_stream(shop, own, queues):
+async def test_failback_waits_at_most_1_s_for_the_end_of_a_request_stream(shop, own, queues):
     """Or until the deadline. Requests without end leave the call with its failure."""
 
     async def endless():
@@ -98,7 +98,7 @@ NOT_ALL_KNOWN = {
 
 @pytest.mark.parametrize("requests", NOT_ALL_KNOWN.values(), ids=NOT_ALL_KNOWN)
 @pytest.mark.parametrize("failback", [OTHERS, LATER.model_copy(update={"max_attempts": 1})])
-async def test_requests_are_not_gathered_for_a_failure_that_failback_is_not_for(
+async def test_the_request_stream_is_not_read_on_for_an_error_that_is_not_queued(
     shop, channels, queues, requests, failback
 ):
     shop.then("UNAVAILABLE")
@@ -112,7 +112,9 @@ async def test_requests_are_not_gathered_for_a_failure_that_failback_is_not_for(
             await call.write(b"late")
 
 
-async def test_a_predicate_is_asked_before_requests_are_gathered(shop, own, queues, events):
+async def test_a_predicate_is_called_before_the_request_stream_is_read_on(
+    shop, own, queues, events
+):
     def broken(error):
         raise RuntimeError("no idea")
 
@@ -125,9 +127,7 @@ async def test_a_predicate_is_asked_before_requests_are_gathered(shop, own, queu
 
 
 @pytest.mark.parametrize(("kind", "channels"), PAIRED, indirect=["channels"])
-async def test_a_call_that_began_after_its_deadline_is_delivered_later(
-    shop, channels, queues, kind
-):
+async def test_a_call_that_begins_after_its_deadline_is_queued(shop, channels, queues, kind):
     failback = LATER.model_copy(update={"retry_on": "DEADLINE_EXCEEDED"})
     channel = channels.retrying(failback=failback, queues=queues)
     with deadline_scope(0.0):
@@ -141,9 +141,7 @@ async def test_a_call_that_began_after_its_deadline_is_delivered_later(
 
 
 @pytest.mark.parametrize(("kind", "channels"), PAIRED, indirect=["channels"])
-async def test_a_call_that_can_not_be_queued_fails_with_an_error_of_grpc(
-    shop, channels, queues, kind
-):
+async def test_a_call_that_cannot_be_queued_fails_with_an_rpc_error(shop, channels, queues, kind):
     await queues.close()
     shop.then(Fail("UNAVAILABLE", "gone", (("k", "v"),)))
     call = begin(channels.retrying(retry=None, failback=LATER, queues=queues), kind)
@@ -155,7 +153,7 @@ async def test_a_call_that_can_not_be_queued_fails_with_an_error_of_grpc(
     assert "was not queued" in str(error)
 
 
-async def test_stale_tokens_are_left_out(shop, own, queues):
+async def test_authorization_metadata_is_not_sent_again(shop, own, queues):
     shop.then("UNAVAILABLE")
     channel = own.retrying(retry=None, failback=LATER, queues=queues)
     await channel.unary_unary(UNARY_UNARY)(b"x", metadata=(("authorization", "old"), ("k", "v")))
@@ -166,14 +164,14 @@ async def test_stale_tokens_are_left_out(shop, own, queues):
     assert second.metadata["k"] == "v"
 
 
-async def test_retries_come_before_failback(shop, own, queues):
+async def test_a_call_is_queued_after_its_retries(shop, own, queues):
     shop.then(*["UNAVAILABLE"] * 3)
     channel = own.retrying(failback=LATER, queues=queues)
     await channel.unary_unary(UNARY_UNARY)(b"x")
     assert (len(shop.calls), queues.pending) == (3, 1)
 
 
-async def test_a_server_that_is_down_gets_the_whole_stream_later(shop, own, queues):
+async def test_the_whole_request_stream_is_sent_again(shop, own, queues):
     shop.kill()
     channel = own.retrying(retry=None, failback=LATER, queues=queues)
     assert await channel.stream_unary(STREAM_UNARY)(sent(b"a", b"b")) == (b"later",)
@@ -185,7 +183,7 @@ async def test_a_server_that_is_down_gets_the_whole_stream_later(shop, own, queu
     assert shop.calls[-1].requests == [b"a", b"b"]
 
 
-async def test_a_stream_too_big_to_keep_fails(shop, own, queues):
+async def test_a_call_whose_request_stream_exceeds_the_buffer_is_not_queued(shop, own, queues):
     shop.then("UNAVAILABLE")
     big = [b"x" * 600_000] * 2
     channel = own.retrying(retry=None, failback=LATER, queues=queues)
@@ -194,14 +192,14 @@ async def test_a_stream_too_big_to_keep_fails(shop, own, queues):
     assert not queues.pending
 
 
-async def test_failures_that_failback_does_not_name_are_the_callers(shop, own, queues):
+async def test_an_error_that_retry_on_does_not_name_is_the_callers(shop, own, queues):
     shop.then("NOT_FOUND")
     channel = own.retrying(failback=LATER, queues=queues)
     error = await refused(channel.unary_unary(UNARY_UNARY)(b"x"))
     assert error.code() is grpc.StatusCode.NOT_FOUND
 
 
-async def test_a_full_queue_says_so(shop, own, queues):
+async def test_a_full_queue_raises_failback_full(shop, own, queues):
     full = LATER.model_copy(update={"max_pending": 1})
     member = own.retrying(retry=None, failback=full, queues=queues).unary_unary(UNARY_UNARY)
     shop.then("UNAVAILABLE", "UNAVAILABLE")
@@ -213,7 +211,7 @@ async def test_a_full_queue_says_so(shop, own, queues):
     assert await call.code() is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_a_predicate_that_raises_leaves_the_failure(shop, own, queues, events):
+async def test_a_predicate_that_raises_leaves_the_error_unchanged(shop, own, queues, events):
     shop.then("NOT_FOUND")
     broken = FailbackPolicy(retry_on=lambda _: 1 / 0)
     channel = own.retrying(failback=broken, queues=queues)
@@ -222,7 +220,7 @@ async def test_a_predicate_that_raises_leaves_the_failure(shop, own, queues, eve
     await aio_wait_until(lambda: CallbackFailed in map(type, events))
 
 
-async def test_what_the_caller_cancelled_is_not_parked(shop, own, queues):
+async def test_a_call_that_the_caller_canceled_is_not_queued(shop, own, queues):
     shop.then(hang := Hang())
     cancelled = FailbackPolicy(retry_on="CANCELLED")
     retry = RetryPolicy(retry_on={"CANCELLED", "UNAVAILABLE"})
@@ -236,7 +234,7 @@ async def test_what_the_caller_cancelled_is_not_parked(shop, own, queues):
     assert len(shop.calls) == 1
 
 
-async def test_a_request_that_changes_later_is_delivered_as_it_was(shop, own, queues):
+async def test_a_request_is_kept_as_it_was_when_the_call_failed(shop, own, queues):
     shop.then("UNAVAILABLE")
     channel = own.retrying(retry=None, failback=LATER, queues=queues)
     member = channel.unary_unary(UNARY_UNARY, request_serializer=b"".join)
@@ -257,7 +255,7 @@ def policy(**settings):
 
 
 class Far:
-    """What a parked call calls."""
+    """A coroutine function that raises the given errors one by one."""
 
     def __init__(self, *failures) -> None:
         self.failures = list(failures)
@@ -269,7 +267,7 @@ class Far:
             raise self.failures.pop()
 
 
-async def test_each_policy_has_one_queue_of_its_own(timer):
+async def test_each_policy_has_one_queue(timer):
     async with aio.FailbackQueues(timer) as queues:
         one, other = policy(), policy()
         assert queues.queue_for(one, "/a/B") is queues.queue_for(one, "/a/C")
@@ -279,7 +277,7 @@ async def test_each_policy_has_one_queue_of_its_own(timer):
         assert repr(queues) == "<FailbackQueues ['/a/B', '/a/B (2)', 'mine'] pending=0>"
 
 
-async def test_flush_delivers_what_waits_in_all_queues(timer):
+async def test_entries_and_flush_cover_all_queues(timer):
     async with aio.FailbackQueues(timer) as queues:
         far = Far()
         for one in (policy(), policy()):
@@ -292,7 +290,7 @@ async def test_flush_delivers_what_waits_in_all_queues(timer):
         assert (queues.pending, far.calls) == (0, 2)
 
 
-async def test_close_reports_what_was_not_delivered(timer):
+async def test_close_returns_the_calls_that_were_not_delivered(timer):
     queues = aio.FailbackQueues(timer)
     for one in (policy(), policy()):
         queues.queue_for(one, "/a/B").enqueue(GONE, Far(GONE, GONE, GONE, GONE))
@@ -300,14 +298,16 @@ async def test_close_reports_what_was_not_delivered(timer):
     assert await queues.close() == []
 
 
-async def test_a_queue_that_is_asked_for_after_the_close_is_closed(timer):
+async def test_a_queue_that_is_created_after_close_is_closed(timer):
     queues = aio.FailbackQueues(timer)
     await queues.close()
     with pytest.raises(FailbackClosed):
         queues.queue_for(policy(), "/a/B").enqueue(GONE, Far())
 
 
-async def test_a_parked_call_whose_channel_was_closed_is_given_up_and_says_why(shop, timer, events):
+async def test_a_queued_call_whose_channel_was_closed_is_given_up_with_a_reason(
+    shop, timer, events
+):
     shop.then("UNAVAILABLE")
     async with aio.FailbackQueues(timer) as queues, grpc.aio.insecure_channel(shop.target) as bare:
         channel = aio.intercept_channel(
@@ -321,7 +321,7 @@ async def test_a_parked_call_whose_channel_was_closed_is_given_up_and_says_why(s
     assert event.reason.startswith("its channel was closed;")
 
 
-async def test_one_whose_channel_is_closed_in_the_middle_of_a_delivery_says_so_too(
+async def test_a_call_whose_channel_is_closed_during_an_attempt_is_given_up_with_a_reason(
     shop, timer, events
 ):
     hang = Hang()

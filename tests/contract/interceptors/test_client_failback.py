@@ -33,7 +33,9 @@ def client(shop_channel, queues):
     return make
 
 
-def test_a_parked_call_is_delivered_with_what_the_caller_gave(shop, client, queues, timer):
+def test_a_queued_call_is_sent_again_with_its_request_metadata_and_timeout(
+    shop, client, queues, timer
+):
     shop.then("UNAVAILABLE")
     metadata = (("k", "v"), ("authorization", "stale"))
     assert client().unary_unary(UNARY_UNARY)(b"x", timeout=WAIT_S, metadata=metadata) == b"later"
@@ -50,7 +52,7 @@ def test_a_parked_call_is_delivered_with_what_the_caller_gave(shop, client, queu
     assert second.time_remaining <= 1.1 * WAIT_S
 
 
-def test_a_method_with_failback_is_answered_after_one_attempt_though_all_methods_retry(
+def test_failback_of_a_method_switches_off_the_retries_of_all_methods(
     shop, shop_channel, queues, events
 ):
     shop.then("UNAVAILABLE")
@@ -65,7 +67,7 @@ def test_a_method_with_failback_is_answered_after_one_attempt_though_all_methods
     assert [type(event) for event in events] == [FailbackQueued]
 
 
-def test_a_delivery_has_a_deadline_of_its_own_if_nobody_gave_one(shop, client, queues):
+def test_each_redelivery_has_a_deadline_of_its_own(shop, client, queues):
     shop.then("UNAVAILABLE", "UNAVAILABLE")
     client().unary_unary(UNARY_UNARY)(b"x")
     client(timeout=WAIT_S / 2).unary_unary(UNARY_UNARY)(b"x")
@@ -75,7 +77,7 @@ def test_a_delivery_has_a_deadline_of_its_own_if_nobody_gave_one(shop, client, q
     assert 0.51 * WAIT_S < second <= 60.6
 
 
-def test_a_delivery_that_fails_is_made_again_in_the_policys_rhythm(shop, client, queues, timer):
+def test_a_redelivery_that_fails_is_retried_after_the_backoff(shop, client, queues, timer):
     shop.then("UNAVAILABLE", "UNAVAILABLE")
     assert list(client().unary_stream(UNARY_STREAM)(b"x")) == [b"later"]
     timer.advance(60.0)
@@ -86,7 +88,7 @@ def test_a_delivery_that_fails_is_made_again_in_the_policys_rhythm(shop, client,
     assert tries == [None, "1", "2"]
 
 
-def test_what_failback_does_not_name_is_the_callers(shop, client, queues):
+def test_an_error_that_retry_on_does_not_name_is_the_callers(shop, client, queues):
     shop.then("NOT_FOUND")
     with pytest.raises(grpc.RpcError) as caught:
         client().unary_unary(UNARY_UNARY)(b"x")
@@ -102,7 +104,7 @@ def test_what_failback_does_not_name_is_the_callers(shop, client, queues):
     ],
 )
 @pytest.mark.parametrize("style", ["blocking", "future"])
-def test_requests_are_not_gathered_for_a_failure_that_failback_is_not_for(
+def test_the_request_stream_is_not_read_on_for_an_error_that_is_not_queued(
     shop, client, failback, style
 ):
     gone = threading.Event()
@@ -120,7 +122,7 @@ def test_requests_are_not_gathered_for_a_failure_that_failback_is_not_for(
     assert not hasattr(caught.value, "__notes__")  # else it was gathered, and not known to its end
 
 
-def test_a_predicate_of_failback_that_raises_leaves_the_failure_as_it_was(shop, client, events):
+def test_a_predicate_that_raises_leaves_the_error_unchanged(shop, client, events):
     def broken(error):
         raise RuntimeError("no idea")
 
@@ -134,7 +136,7 @@ def test_a_predicate_of_failback_that_raises_leaves_the_failure_as_it_was(shop, 
 # --- Queues ---
 
 
-def test_a_policy_has_one_queue_named_after_it_or_as_told(queues):
+def test_a_policy_has_one_queue_with_its_name_or_its_pattern(queues):
     named, other = (
         FailbackPolicy(retry_on="UNAVAILABLE", name="audit"),
         FailbackPolicy(retry_on="UNAVAILABLE"),
@@ -146,7 +148,7 @@ def test_a_policy_has_one_queue_named_after_it_or_as_told(queues):
     assert list(queues.stats()) == ["audit", "/a/*", "/a/* (2)"]
 
 
-def test_a_queue_is_named_after_the_pattern_of_its_policy_whoever_fails_first(
+def test_a_queue_has_the_first_pattern_of_its_policy_whichever_call_fails_first(
     shop, shop_channel, queues
 ):
     twice = FailbackPolicy(retry_on="UNAVAILABLE", backoff=60.0)
@@ -166,7 +168,7 @@ def test_a_queue_is_named_after_the_pattern_of_its_policy_whoever_fails_first(
     assert parked == {"/test.Shop/*Stream": 2, "*": 1}
 
 
-def test_closing_reports_what_all_queues_could_not_deliver(shop, client, queues):
+def test_close_returns_the_calls_that_were_not_delivered(shop, client, queues):
     shop.then(*["UNAVAILABLE"] * 2)
     client().unary_unary(UNARY_UNARY)(b"x")
     client(FailbackPolicy(retry_on="UNAVAILABLE", name="b")).stream_unary(STREAM_UNARY)(
@@ -182,10 +184,10 @@ def test_closing_reports_what_all_queues_could_not_deliver(shop, client, queues)
     assert queues.close() == []
 
 
-def test_a_parked_call_whose_channel_was_closed_is_given_up_and_says_why(shop, queues, events):
+def test_a_queued_call_whose_channel_was_closed_is_given_up_with_a_reason(shop, queues, events):
     shop.then("UNAVAILABLE", "UNAVAILABLE")
-    letters = []
-    policy = CallPolicy(failback=AUDIT.model_copy(update={"dead_letter": letters.append}))
+    received = []
+    policy = CallPolicy(failback=AUDIT.model_copy(update={"dead_letter": received.append}))
     with grpc.insecure_channel(shop.target) as bare:
         channel = intercept_channel(bare, policy, queues=queues)
         channel.unary_unary(UNARY_UNARY)(b"x")
@@ -193,11 +195,11 @@ def test_a_parked_call_whose_channel_was_closed_is_given_up_and_says_why(shop, q
     assert queues.flush(WAIT_S)
     wait_until(lambda: sum(isinstance(event, FailbackGaveUp) for event in events) == 2)
     reasons = {event.reason for event in events if isinstance(event, FailbackGaveUp)}
-    assert reasons == {failed.reason for failed in letters}
+    assert reasons == {failed.reason for failed in received}
     assert [reason.partition(";")[0] for reason in reasons] == ["its channel was closed"]
 
 
-def test_closing_tells_nothing_of_what_was_given_up_before(shop, client, queues):
+def test_close_does_not_return_calls_that_were_given_up_before(shop, client, queues):
     shop.then("UNAVAILABLE", "NOT_FOUND")
     client().unary_unary(UNARY_UNARY)(b"x")
     assert queues.flush(WAIT_S)
@@ -205,7 +207,7 @@ def test_closing_tells_nothing_of_what_was_given_up_before(shop, client, queues)
     assert (queues.close(), stats.gave_up) == ([], 1)
 
 
-def test_closing_delivers_what_it_can(shop, client, queues):
+def test_close_delivers_the_queued_calls(shop, client, queues):
     shop.then("UNAVAILABLE", "UNAVAILABLE")
     client().unary_unary(UNARY_UNARY)(b"x")
     client(FailbackPolicy(retry_on="UNAVAILABLE")).unary_unary(UNARY_UNARY)(b"y")
@@ -213,7 +215,7 @@ def test_closing_delivers_what_it_can(shop, client, queues):
     assert {seen.requests[0] for seen in shop.calls[2:]} == {b"x", b"y"}
 
 
-def test_a_call_that_fails_after_the_end_says_so(shop, client, queues):
+def test_a_call_that_fails_after_close_raises_failback_closed(shop, client, queues):
     queues.close()
     shop.then("UNAVAILABLE")
     with pytest.raises(FailbackClosed) as caught:
@@ -246,9 +248,7 @@ class Outer(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor)
     ],
     ids=["blocking", "with_call-wrapped", "future-wrapped", "stream", "stream-wrapped"],
 )
-def test_a_call_that_can_not_be_queued_fails_with_an_error_of_grpc(
-    shop, client, queues, make, wrapped
-):
+def test_a_call_that_cannot_be_queued_fails_with_an_rpc_error(shop, client, queues, make, wrapped):
     queues.close()
     shop.then(Fail("UNAVAILABLE", "gone", (("k", "v"),)))
     channel, outer = client(), Outer()
@@ -263,7 +263,7 @@ def test_a_call_that_can_not_be_queued_fails_with_an_error_of_grpc(
     assert outer.codes == [grpc.StatusCode.UNAVAILABLE] * wrapped
 
 
-def test_queues_close_as_a_context(shop, shop_channel):
+def test_the_end_of_a_with_statement_closes_the_queues(shop, shop_channel):
     with FailbackQueues() as queues:
         channel = intercept_channel(shop_channel, CallPolicy(failback=AUDIT), queues=queues)
         shop.then("UNAVAILABLE")
@@ -271,7 +271,7 @@ def test_queues_close_as_a_context(shop, shop_channel):
     assert len(shop.calls) == 2
 
 
-def test_requests_of_other_kinds_are_kept_as_they_were(shop, shop_channel, queues):
+def test_a_request_is_kept_as_it_was_when_the_call_failed(shop, shop_channel, queues):
     channel = intercept_channel(shop_channel, CallPolicy(failback=AUDIT), queues=queues)
     member = channel.unary_unary(UNARY_UNARY, request_serializer=bytes)
     shop.then("UNAVAILABLE")
@@ -286,7 +286,7 @@ class Interrupted(Exception):
     """What Ctrl-C is to a program with a handler of its own."""
 
 
-def test_a_flush_of_several_queues_can_be_interrupted(shop, shop_channel, queues):
+def test_flush_of_several_queues_can_be_interrupted(shop, shop_channel, queues):
     def interrupt(*_):
         raise Interrupted
 
@@ -308,14 +308,14 @@ def test_a_flush_of_several_queues_can_be_interrupted(shop, shop_channel, queues
     try:
         bell.start()
         with pytest.raises(Interrupted):
-            queues.flush()  # the retries fail too, so it would last for ever
+            queues.flush()  # the retries fail too, so flush would never end
     finally:
         bell.join()
         signal.signal(signal.SIGUSR1, before)
     assert queues.pending == 2
 
 
-def test_all_queues_drain_at_the_same_time_when_they_are_closed(shop, shop_channel, queues):
+def test_close_drains_all_queues_at_the_same_time(shop, shop_channel, queues):
     policies = {
         f"/test.Shop/{kind}": {"failback": FailbackPolicy(retry_on="UNAVAILABLE", backoff=60.0)}
         for kind in ("UnaryUnary", "StreamUnary", "UnaryStream")

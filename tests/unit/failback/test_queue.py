@@ -149,6 +149,13 @@ def test_a_named_error_is_retried_though_the_channel_was_closed(timer):
     assert queue.add(error=ValueError("Cannot invoke RPC on closed channel!"))
 
 
+def test_a_predicate_that_raises_after_the_first_attempt_raises_to_the_caller(timer):
+    queue = RecordingQueue(timer, retry_on=lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        queue.add()
+    assert queue.stats() == FailbackStats(calls=1, failed=1)
+
+
 def test_a_wait_object_that_raises_after_a_further_attempt_ends_the_call_with_a_reason(
     timer, events
 ):
@@ -169,8 +176,11 @@ def test_a_full_queue_refuses_or_drops_as_the_policy_says(timer, events):
     refuses = RecordingQueue(timer, max_pending=1)
     refuses.add()
     refuses.start_attempt(next(iter(refuses._calls)))  # calls with a running attempt count
-    with pytest.raises(FailbackFull, match=r"push failed and was not queued, because max_pending"):
+    with pytest.raises(
+        FailbackFull, match=r"push failed and was not queued, because max"
+    ) as caught:
         refuses.add()
+    assert caught.value.__cause__ is GONE
     drops = RecordingQueue(timer, max_pending=1, overflow="drop")
     assert drops.add()
     assert drops.add()
@@ -184,8 +194,22 @@ def test_a_full_queue_refuses_or_drops_as_the_policy_says(timer, events):
 def test_a_closed_queue_refuses_calls_even_if_a_full_one_drops_them(timer):
     queue = RecordingQueue(timer, overflow="drop")
     queue.begin_close(0)
-    with pytest.raises(FailbackClosed):
+    with pytest.raises(FailbackClosed) as caught:
         queue.add()
+    assert caught.value.__cause__ is GONE
+
+
+def test_a_closed_queue_returns_errors_of_calls_that_have_one_attempt(timer):
+    queue = RecordingQueue(timer, max_attempts=1)
+    queue.begin_close(0)
+    assert not queue.add()
+
+
+def test_a_call_that_cannot_be_made_again_is_not_queued_and_its_error_has_a_note(queue):
+    error = ConnectionError("gone")
+    assert not queue.add(iter([b"a"]), error=error)
+    assert error.__notes__[0].startswith("q: not queued, argument 0 is an iterator")
+    assert queue.stats() == FailbackStats(calls=1, failed=1)
 
 
 def test_a_full_timer_makes_the_queue_full(events):
@@ -319,13 +343,14 @@ def test_a_dead_letter_hook_that_raises_ends_the_call_with_an_event(timer, event
     assert queue.counts(pending=0, gave_up=1)
 
 
-def test_close_does_not_return_a_call_that_the_dead_letter_hook_has(timer):
-    queue = RecordingQueue(timer, max_attempts=2, dead_letter=print)
+def test_close_returns_the_queued_calls_but_not_those_that_the_dead_letter_hook_got(timer):
+    queue = RecordingQueue(timer, dead_letter=print)
     queue.add("hook")
-    timer.advance(5)
-    queue.failed(queue.started[0], GONE)
-    queue.add("waits")
-    assert args_of(queue.end_close()) == [("waits",)]
+    queue.add("queued")
+    queue.begin_close(5)
+    assert queue.failed(queue.started[0], ValueError()) is not None
+    assert queue.failed(queue.started[1], GONE) is None
+    assert args_of(queue.end_close()) == [("queued",)]
     assert queue.counts(gave_up=1, lost=1, pending=0)
 
 
@@ -362,8 +387,9 @@ def test_during_close_no_wait_is_longer_than_half_of_the_time_left(
     assert len(queue.started) == 2
 
 
-def test_during_close_attempts_are_not_limited_and_50_ms_apart(timer, events):
-    queue = RecordingQueue(timer, max_attempts=2, backoff=0)
+@pytest.mark.parametrize("limit", [{"max_attempts": 2}, {"stop": tenacity.stop_after_attempt(2)}])
+def test_during_close_attempts_are_not_limited_and_50_ms_apart(timer, events, limit):
+    queue = RecordingQueue(timer, backoff=0, **limit)
     queue.add()
     queue.begin_close(10)
     for number in range(5):
@@ -371,6 +397,18 @@ def test_during_close_attempts_are_not_limited_and_50_ms_apart(timer, events):
         assert events[-1].delay_s == 0.05
         timer.advance(0.05)
     assert queue.counts(attempts=6, pending=1)
+
+
+def test_a_close_that_is_interrupted_as_it_begins_reports_the_calls(queue, events, monkeypatch):
+    def interrupted(call):
+        raise KeyboardInterrupt
+
+    queue.add()
+    monkeypatch.setattr(queue, "start_attempt", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        queue.begin_close(5)
+    assert type(events[-1]) is FailbackLost
+    assert queue.pending == 0
 
 
 def test_close_without_time_starts_no_attempt(queue):

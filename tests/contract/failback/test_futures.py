@@ -1,4 +1,4 @@
-"""Functions that return futures: grpc's over real sockets, and ones completed by the test."""
+"""Failback for functions that return futures: gRPC's own, and futures completed by the test."""
 
 import contextvars
 import threading
@@ -8,73 +8,71 @@ import pytest
 from google.protobuf.wrappers_pb2 import StringValue
 from scenarios.failback import DEFAULT
 
-from fixtures.failback_queues import Far, Hang, play
+from fixtures.failback_queues import FlakyFunction, HangingFunction, run_until_empty
 from fixtures.grpc_servers import METHOD
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import FailbackFull
 
 
-def test_a_future_is_answered_by_a_future(invoker):
+def test_the_caller_gets_a_future_with_the_same_result(invoker):
     inner = Future()
     outer = invoker().invoke(lambda: inner)
     assert isinstance(outer, Future)
     assert not outer.done()
-    inner.set_result("answer")
-    assert outer.result(WAIT_S) == "answer"
+    inner.set_result("response")
+    assert outer.result(WAIT_S) == "response"
 
 
-def test_a_future_that_fails_is_answered_with_the_default_and_called_again(invoker, timer):
-    answers = [Future(), Future()]
-    failback, left = invoker(), list(answers)
+def test_a_failed_future_gives_the_default_and_the_function_is_called_again(invoker, timer):
+    futures = [Future(), Future()]
+    failback, left = invoker(), list(futures)
     outer = failback.invoke(lambda: left.pop(0))
-    answers[0].set_exception(ConnectionError())
+    futures[0].set_exception(ConnectionError())
     assert outer.result(WAIT_S) == DEFAULT
     timer.advance(5)
     wait_until(lambda: not left)
     assert failback.pending == 1
-    answers[1].set_result("arrived")
+    futures[1].set_result("response")
     assert failback.flush(WAIT_S)
     assert failback.stats().redelivered == 1
 
 
-def test_a_future_that_fails_otherwise_is_answered_with_that_error(invoker):
-    for error in [ValueError(), SystemExit(3)]:
-        inner = Future()
-        outer = invoker().invoke(lambda inner=inner: inner)
-        inner.set_exception(error)
-        assert outer.exception(WAIT_S) is error
+@pytest.mark.parametrize("error", [ValueError(), SystemExit(3)])
+def test_an_error_that_retry_on_does_not_name_is_the_futures(invoker, error):
+    inner = Future()
+    outer = invoker().invoke(lambda: inner)
+    inner.set_exception(error)
+    assert outer.exception(WAIT_S) is error
 
 
-def test_a_future_that_finds_the_queue_full_is_answered_with_that(invoker):
+def test_a_future_whose_call_finds_the_queue_full_fails(invoker):
     failback, inner, error = invoker(max_pending=1), Future(), ConnectionError()
-    failback.invoke(Far(ConnectionError()))
+    failback.invoke(FlakyFunction(ConnectionError()))
     outer = failback.invoke(lambda: inner)
     inner.set_exception(error)
     assert isinstance(outer.exception(WAIT_S), FailbackFull)
     assert outer.exception().__cause__ is error
 
 
-def test_what_the_caller_does_to_a_message_while_its_future_is_open_is_not_seen(invoker):
-    seen, answers = [], [Future(), Future()]
+def test_a_message_is_kept_as_it_was_when_the_function_returned_its_future(invoker):
+    seen, futures = [], [Future(), Future()]
 
     def push(message):
         seen.append(message.value)
-        return answers[len(seen) - 1]
+        return futures[len(seen) - 1]
 
     failback, message = invoker(), StringValue(value="order")
     context = contextvars.copy_context()
     outer = context.run(failback.invoke, push, message)
     message.value = "something else"
-    answers[0].set_exception(ConnectionError())
-    answers[1].set_result(None)
+    futures[0].set_exception(ConnectionError())
+    futures[1].set_result(None)
     assert outer.result(WAIT_S) == DEFAULT
-    play(failback)
+    run_until_empty(failback)
     assert seen == ["order", "order"]
 
 
-def test_cancelling_the_future_cancels_the_call_and_nothing_is_retried(
-    invoker, grpc_server, channel
-):
+def test_canceling_the_future_cancels_the_call_which_is_not_retried(invoker, grpc_server, channel):
     never = threading.Event()
     grpc_server.script.then(never)
     failback, inner = invoker(retry_on=Exception), []
@@ -92,11 +90,10 @@ def test_cancelling_the_future_cancels_the_call_and_nothing_is_retried(
     with pytest.raises(CancelledError):
         outer.result(WAIT_S)
     wait_until(lambda: failback.stats().calls == 1)
-    assert failback.stats().failed == 1
-    assert failback.pending == 0
+    assert (failback.stats().failed, failback.pending) == (1, 0)
 
 
-def test_a_call_that_was_cancelled_beneath_is_cancelled_above(invoker):
+def test_the_future_is_canceled_if_the_call_is_canceled_otherwise(invoker):
     failback, inner = invoker(retry_on=Exception), Future()
     outer = failback.invoke(lambda: inner)
     inner.cancel()
@@ -105,53 +102,35 @@ def test_a_call_that_was_cancelled_beneath_is_cancelled_above(invoker):
     assert failback.pending == 0
 
 
-def test_nothing_of_the_users_runs_on_the_thread_that_completes_a_call(
-    invoker, grpc_server, channel
-):
-    threads = []
+def test_user_code_never_runs_on_the_thread_that_completes_the_future(invoker, timer):
+    threads, futures = [], [Future(), Future()]
 
     def note(*_):
         threads.append(threading.current_thread().name)
         return True
 
-    grpc_server.script.then(*["UNAVAILABLE"] * 2)
-    failback = invoker(retry_on=note, max_attempts=2, dead_letter=note)
-    outer = failback.invoke(channel.unary_unary(METHOD).future, b"order")
-    assert outer.result(WAIT_S) == DEFAULT
-    play(failback)
-    wait_until(lambda: len(threads) == 3)
-    assert all(name.startswith("rpcwheel-worker-") for name in threads)
-
-
-def test_whoever_completes_a_future_runs_nothing_of_the_users(invoker, timer):
-    threads, answers = [], [Future(), Future()]
-
-    def note(*_):
-        threads.append(threading.current_thread().name)
-        return True
-
-    left = list(answers)
+    left = list(futures)
     failback = invoker(retry_on=note, max_attempts=2, dead_letter=note)
     outer = failback.invoke(lambda: left.pop(0))
     outer.add_done_callback(note)
-    answers[0].set_exception(ConnectionError())  # on this thread
+    futures[0].set_exception(ConnectionError())  # on this thread
     assert outer.result(WAIT_S) == DEFAULT
     timer.advance(5)
-    wait_until(lambda: answers[1]._done_callbacks)
-    answers[1].set_exception(ConnectionError())
+    wait_until(lambda: futures[1]._done_callbacks)
+    futures[1].set_exception(ConnectionError())
     assert failback.flush(WAIT_S)
     wait_until(lambda: len(threads) == 4)
     assert all(name.startswith("rpcwheel-worker-") for name in threads)
 
 
-def test_a_hanging_retry_does_not_hold_up_the_futures_of_its_queue(invoker, timer):
-    failback, hang = invoker(), Hang(8)
+def test_attempts_that_hang_do_not_delay_the_futures_of_their_queue(invoker, timer):
+    failback, hanging = invoker(), HangingFunction(8)
     for _ in range(8):
-        failback.invoke(hang)
+        failback.invoke(hanging)
     timer.advance(5)
     inner = Future()
     outer = failback.invoke(lambda: inner)
-    inner.set_result("answer")
-    assert outer.result(WAIT_S) == "answer"
-    hang.end.set()
+    inner.set_result("response")
+    assert outer.result(WAIT_S) == "response"
+    hanging.end.set()
     assert failback.flush(WAIT_S)

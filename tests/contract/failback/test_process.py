@@ -1,4 +1,4 @@
-"""An end that is never silent: forgotten invokers, ended programs, forked children."""
+"""Queued calls when an invoker is dropped, a process forks or a process exits."""
 
 import gc
 import os
@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from fixtures.failback_queues import Far, play
+from fixtures.failback_queues import FlakyFunction, run_until_empty
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.failback import FailbackInvoker, FailbackPolicy, aio, sync, with_failback
 from rpcwheel.timer import WheelTimer
@@ -19,57 +19,57 @@ def make(timer, **settings):
     return FailbackInvoker(FailbackPolicy(**{"retry_on": ConnectionError} | settings), timer=timer)
 
 
-def test_an_invoker_dropped_with_calls_pending_warns_and_they_go_on(timer):
-    failback, far = make(timer, name="audit"), Far(ConnectionError())
-    failback.invoke(far)
+def test_an_invoker_that_is_dropped_with_pending_calls_warns_and_they_are_retried(timer):
+    failback, function = make(timer, name="audit"), FlakyFunction(ConnectionError())
+    failback.invoke(function)
     with pytest.warns(ResourceWarning, match=r"'audit'> was dropped with 1 calls pending.*close"):
         del failback
     timer.advance(5)
-    wait_until(lambda: len(far.calls) == 2)
+    wait_until(lambda: len(function.calls) == 2)
 
 
-def test_a_decorated_function_dropped_with_calls_pending_warns_too(timer):
-    push = with_failback(retry_on=ConnectionError, timer=timer)(Far(ConnectionError()))
+def test_a_decorated_function_that_is_dropped_with_pending_calls_warns(timer):
+    push = with_failback(retry_on=ConnectionError, timer=timer)(FlakyFunction(ConnectionError()))
     push()
     with pytest.warns(ResourceWarning, match="1 calls pending"):
         del push
 
 
-def test_an_invoker_dropped_with_nothing_pending_is_freed_in_silence(timer):
+def test_an_invoker_that_is_dropped_without_pending_calls_does_not_warn(timer):
     failback = make(timer)
-    failback.invoke(Far(ConnectionError()))
-    play(failback)
+    failback.invoke(FlakyFunction(ConnectionError()))
+    run_until_empty(failback)
     del failback
     gc.collect()
 
 
-def test_an_invoker_that_could_not_be_made_is_freed_in_silence():
+def test_an_invoker_that_could_not_be_made_does_not_warn():
     with pytest.raises(TypeError):
         make(timer=5)
     gc.collect()
 
 
-def test_an_invoker_shows_its_world_and_name(timer):
+def test_the_repr_of_an_invoker_has_its_class_and_name(timer):
     assert repr(make(timer, name="audit")) == "<rpcwheel.failback.sync.FailbackInvoker 'audit'>"
     assert repr(make(timer)) == "<rpcwheel.failback.sync.FailbackInvoker 'failback'>"
 
 
-def test_a_forked_child_starts_with_an_empty_queue_that_works():
+def test_a_forked_child_has_an_empty_queue_that_works():
     with WheelTimer() as timer:
-        failback, far = make(timer, backoff=0.01), Far(ConnectionError())
-        parked = make(timer, backoff=3600)
-        parked.invoke(Far(ConnectionError()), "the parent's")
+        failback, function = make(timer, backoff=0.01), FlakyFunction(ConnectionError())
+        queued = make(timer, backoff=3600)
+        queued.invoke(FlakyFunction(ConnectionError()), "the parent's")
         child = os.fork()
         if child == 0:
-            failback.invoke(far, "the child's")
-            good = parked.pending == parked.stats().calls == 0 and failback.flush(WAIT_S)
-            os._exit(0 if good and len(far.calls) == 2 and parked.close() == [] else 1)
+            failback.invoke(function, "the child's")
+            good = queued.pending == queued.stats().calls == 0 and failback.flush(WAIT_S)
+            os._exit(0 if good and len(function.calls) == 2 and queued.close() == [] else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert parked.pending == 1
-        assert [one.args for one in parked.close(drain_timeout=0)] == [("the parent's",)]
+        assert queued.pending == 1
+        assert [one.args for one in queued.close(drain_timeout=0)] == [("the parent's",)]
 
 
-# --- The end of a program ---
+# --- Process exit ---
 
 
 def run(program, *flags):
@@ -85,7 +85,7 @@ def run(program, *flags):
     return done.returncode, done.stdout, done.stderr
 
 
-def test_a_program_that_ends_with_calls_pending_says_so_and_ends_at_once():
+def test_pending_calls_are_logged_at_exit_and_do_not_delay_it():
     status, _, log = run("""
         from rpcwheel.failback import with_failback
 
@@ -101,17 +101,17 @@ def test_a_program_that_ends_with_calls_pending_says_so_and_ends_at_once():
     )
 
 
-def test_a_program_that_ends_while_retries_hang_says_so_and_ends_at_once():
+def test_attempts_that_hang_are_logged_at_exit_and_do_not_delay_it():
     status, _, log = run("""
         import threading
         from rpcwheel.failback import with_failback
 
-        tries, begun = [], threading.Event()
+        attempts, begun = [], threading.Event()
 
         @with_failback(retry_on=ConnectionError, backoff=0)
         def push():
-            tries.append(1)
-            if len(tries) == 1:
+            attempts.append(1)
+            if len(attempts) == 1:
                 raise ConnectionError
             begun.set()
             threading.Event().wait()
@@ -123,7 +123,7 @@ def test_a_program_that_ends_while_retries_hang_says_so_and_ends_at_once():
     assert "1 call(s) not delivered, the program ended during an attempt" in log
 
 
-def test_a_program_that_ends_with_a_loop_says_what_its_loop_left():
+def test_pending_calls_of_an_ended_loop_are_logged_at_exit():
     status, _, log = run("""
         import asyncio
         from rpcwheel.failback import with_failback
@@ -138,24 +138,24 @@ def test_a_program_that_ends_with_a_loop_says_what_its_loop_left():
     assert "__main__.push: 1 call(s) not delivered, the program ended" in log
 
 
-def test_a_program_that_delivered_all_ends_without_a_word():
+def test_without_pending_calls_nothing_is_written_at_exit():
     status, out, log = run(
         """
         from rpcwheel.failback import with_failback
 
-        tries = []
+        attempts = []
 
         @with_failback(retry_on=ConnectionError, backoff=0.01)
         def push():
-            tries.append(1)
-            if len(tries) < 3:
+            attempts.append(1)
+            if len(attempts) < 3:
                 raise ConnectionError
 
         import logging
         logging.disable()
         push()
         assert push.failback.close() == []
-        print(len(tries))
+        print(len(attempts))
         """,
         "-X",
         "dev",
@@ -165,7 +165,7 @@ def test_a_program_that_delivered_all_ends_without_a_word():
     assert (status, out, log) == (0, "3\n", "")
 
 
-def test_a_program_that_ends_while_grpc_calls_hang_in_retries_ends_well(grpc_server):
+def test_a_grpc_call_that_hangs_in_an_attempt_does_not_break_the_exit(grpc_server):
     """A thread that comes back from gRPC's core into an interpreter that is gone could abort."""
     end = threading.Event()
     grpc_server.script.then("UNAVAILABLE", end)
@@ -180,16 +180,16 @@ def test_a_program_that_ends_while_grpc_calls_hang_in_retries_ends_well(grpc_ser
         push(b"order", timeout=600)
         while push.failback.stats().attempts == 0:
             time.sleep(0.001)
-        time.sleep(0.1)  # the try is in gRPC's core, or on its way there: either must end well
+        time.sleep(0.1)  # the attempt is in gRPC's core, or on its way there: either must end well
     """)
     end.set()
     assert status == 0, log
     assert "1 call(s) not delivered, the program ended during an attempt" in log
 
 
-def test_what_is_no_policy_is_refused():
-    for world in [sync, aio]:
+def test_an_object_that_is_not_a_policy_is_refused():
+    for module in [sync, aio]:
         with pytest.raises(
             TypeError, match=r"policy must be a FailbackPolicy.* not \{'max_attempts'"
         ):
-            world.FailbackInvoker({"max_attempts": 4})
+            module.FailbackInvoker({"max_attempts": 4})
