@@ -1,7 +1,7 @@
-"""Calls of a transport of your own that wait for their answers, with timeouts (`DefaultFuture`).
+"""Pending calls of your own transport, with timeouts (Dubbo `DefaultFuture`).
 
-For a transport whose answers carry the id of their request, `PendingCalls` keeps the calls that
-wait (Dubbo's `DefaultFuture`). A `CallFuture` always ends: with the answer, with an error, or with
+For a transport whose responses carry the id of their request. `PendingCalls` keeps the calls that
+wait for a response. Each `CallFuture` ends exactly once: with the response, with an error, or with
 a `CallTimeout` that says whether the request was sent::
 
     from rpcwheel.pending import PendingCalls      # or rpcwheel.pending.aio
@@ -9,13 +9,15 @@ a `CallTimeout` that says whether the request was sent::
     calls = PendingCalls()
     future = calls.open(7, timeout=2.0, connection=sock)
     sock.sendall(request)
-    calls.sent(7)                             # from now on a timeout is the server's
+    calls.sent(7)                             # a timeout from now on is the server's
     ...
-    calls.received(7, answer)                 # on the thread that reads
-    calls.lost(sock, ConnectionError("gone")) # ends all calls of that socket, at once
+    calls.received(7, response)               # on the thread that reads
+    calls.lost(sock, ConnectionError("gone")) # fails all calls of that socket at once
 
-A table belongs to the process that made it: a forked child starts with a timer in which nothing
-waits, and makes its own table for its own connections.
+A forked child must create its own `PendingCalls` for its own connections; the timeouts of its
+parent's calls do not expire there.
+
+`table.py` has what is the same for `sync.py` (threads) and `aio.py` (coroutines).
 """
 
 from typing import TYPE_CHECKING
@@ -23,12 +25,12 @@ from typing import TYPE_CHECKING
 from rpcwheel._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from .core import PendingStats
     from .sync import CallFuture, PendingCalls
+    from .table import PendingStats
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
-        {".core": "PendingStats", ".sync": "CallFuture PendingCalls"},
+        {".sync": "CallFuture PendingCalls", ".table": "PendingStats"},
         submodules="aio sync",
     )
 

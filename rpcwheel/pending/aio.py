@@ -1,7 +1,7 @@
-"""Pending calls for coroutines: the twin of `sync.py`, with the same names.
+"""Pending calls for coroutines, with the same names as in `sync.py`.
 
-The future is an `asyncio.Future` of the loop on which the call was opened. The transport may be
-anywhere: what ends a call on another thread ends it soon on that loop.
+The future is an `asyncio.Future` of the loop on which the call was opened. The transport may run on
+another thread: a call that ends there ends soon on its loop.
 """
 
 from __future__ import annotations
@@ -22,35 +22,34 @@ T = TypeVar("T")
 
 
 class CallFuture(asyncio.Future[T]):
-    """The answer to a pending call, to await. Made by `PendingCalls.open`, ended by its table.
+    """The future of a pending call. Created by `PendingCalls.open`, and ended by its table.
 
-    An `asyncio.Future` in every respect: callbacks run on its loop, and it is not thread-safe. A
-    task that is cancelled while it awaits the call cancels the call.
+    An `asyncio.Future`: callbacks run on its loop, and it is not thread-safe. If a task is canceled
+    while it awaits the future, the call is canceled.
     """
 
-    def __init__(self, calls: PendingTable[Any, Any], key: Hashable, number: int) -> None:
-        """For `PendingCalls.open`; a loop must be running."""
+    def __init__(self, calls: PendingTable[Any, Any], key: Hashable) -> None:
+        """For `PendingCalls.open`; an event loop must be running."""
         super().__init__(loop=asyncio.get_running_loop())
         self._calls = calls
         self._key = key
-        self._number = number
 
     def cancel(self, msg: Any | None = None) -> bool:
-        """Give the call up: its entry and its timeout are gone at once. The peer is not told.
+        """Cancel the call: removes it and its timeout at once. The server does not learn of it.
 
         Returns:
-            Whether this has cancelled it; False if it had ended, or another thread has just ended
-            it. Then nothing changes.
+            Whether this call canceled it; False, and nothing changes, if it has ended, perhaps a
+            moment ago on another thread.
         """
-        return self._calls.withdraw(self._key, self._number) and super().cancel(msg)
+        return self._calls.withdraw(self._key, self) and super().cancel(msg)
 
 
 class PendingCalls(PendingTable[CallFuture[V], V]):
-    """The calls of a transport that wait for their answers, by key (Dubbo `DefaultFuture`).
+    """The pending calls of a transport, by key (Dubbo `DefaultFuture`).
 
-    `PendingCalls[bytes]` says for type checkers what the answers are.
+    For type checkers: `PendingCalls[bytes]` is one whose responses are bytes.
 
-    `open` must be called on a loop, everything else may be called from any thread.
+    `open` must be called on an event loop, everything else may be called on any thread.
 
     Example::
 
@@ -63,10 +62,10 @@ class PendingCalls(PendingTable[CallFuture[V], V]):
             calls.sent(key)
             return await future
 
-        async def read() -> None:                 # in a task of the transport's
-            async for key, answer in frames(reader):
-                calls.received(key, answer)
-            calls.lost(writer, ConnectionError("the server has gone"))
+        async def read() -> None:                 # in a task of the transport
+            async for key, response in frames(reader):
+                calls.received(key, response)
+            calls.lost(writer, ConnectionError("the server closed the connection"))
     """
 
     async def __aenter__(self) -> Self:
@@ -75,26 +74,26 @@ class PendingCalls(PendingTable[CallFuture[V], V]):
     async def __aexit__(self, *_: object) -> None:
         self.close()
 
-    def _future(self, key: Hashable, number: int) -> CallFuture[V]:
-        return CallFuture(self, key, number)
+    def _new_future(self, key: Hashable) -> CallFuture[V]:
+        return CallFuture(self, key)
 
     def _end(
         self, future: CallFuture[V], value: object, error: BaseException | None, *, here: bool
     ) -> None:
-        del here  # callbacks run on the future's loop, always
+        del here  # callbacks always run on the future's loop
         loop = future.get_loop()
         if running_loop() is loop:
-            _conclude(future, value, error)
+            _end_on_loop(future, value, error)
         else:
-            call_on_loop(loop, _conclude, future, value, error)
+            call_on_loop(loop, _end_on_loop, future, value, error)
 
 
-def _conclude(future: CallFuture[Any], value: object, error: BaseException | None) -> None:
-    if future.done():  # the user has set it, against all custom
+def _end_on_loop(future: CallFuture[Any], value: object, error: BaseException | None) -> None:
+    if future.done():  # the user has ended it, which only the table should do
         return
     if error is None:
         future.set_result(value)
-    elif isinstance(error, StopIteration):  # asyncio takes none: it would end the awaiting
+    elif isinstance(error, StopIteration):  # asyncio refuses it
         wrapped = RuntimeError("the call failed with StopIteration")
         wrapped.__cause__ = error
         future.set_exception(wrapped)

@@ -21,115 +21,115 @@ T = TypeVar("T")
 
 
 class CallFuture(Future[T]):
-    """The answer to a pending call, to come. Made by `PendingCalls.open`, and ended by its table.
+    """The future of a pending call. Created by `PendingCalls.open`, and ended by its table.
 
-    A `concurrent.futures.Future` in every respect, for `wait` and `as_completed` and
-    `asyncio.wrap_future` too. Callbacks run on the thread that gives the answer (or cancels), as
-    with any such future; if the call timed out, lost its connection or was closed, on a worker of
-    rpcwheel's, never on the timer's thread. What one raises becomes a `CallbackFailed` event.
+    A `concurrent.futures.Future`, also for `wait`, `as_completed` and `asyncio.wrap_future`.
+    Callbacks run on the thread that delivers the response or cancels the call, as with any such
+    future. If the call timed out, lost its connection or was closed, they run on a worker thread,
+    never on the timer's thread. What a callback raises becomes a `CallbackFailed` event.
     """
 
-    def __init__(self, calls: PendingTable[Any, Any], key: Hashable, number: int) -> None:
+    def __init__(self, calls: PendingTable[Any, Any], key: Hashable) -> None:
         """For `PendingCalls.open`."""
         super().__init__()
         self._calls = calls
         self._key = key
-        self._number = number
-        self._here = True
-        self._hooks: list[Callable[[Future[T]], object]] = []
-        super().add_done_callback(_ended)
+        self._ended_here = True  # whether the thread that ends it may run callbacks
+        self._callbacks: list[Callable[[Future[T]], object]] = []
+        super().add_done_callback(_run_callbacks)
 
     def cancel(self) -> bool:
-        """Give the call up: its entry and its timeout are gone at once. The peer is not told.
+        """Cancel the call: removes it and its timeout at once. The server does not learn of it.
 
         Returns:
-            Whether the call is cancelled; False if it has ended otherwise, then nothing changes.
+            Whether the call is canceled; False, and nothing changes, if it ended otherwise.
         """
-        if not self._calls.withdraw(self._key, self._number):
+        if not self._calls.withdraw(self._key, self):
             return self.cancelled()
         if not super().cancel():
-            return False  # the user has ended it, against all custom
+            return False  # the user has ended it, which only the table should do
         return not self.set_running_or_notify_cancel()  # wakes `concurrent.futures.wait`
 
     def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
-        """Call `fn(future)` when the call has ended; at once, on this thread, if it has."""
+        """Call `fn(future)` when the call has ended; if it has, at once on this thread."""
         with self._condition:
             if not self.done():
-                self._hooks.append(fn)
+                self._callbacks.append(fn)
                 return
         self._run([fn])
 
     def result(self, timeout: float | None = None) -> T:
-        """Wait for the answer.
+        """Wait for the response.
 
         Args:
-            timeout: Seconds to wait; the call goes on afterwards, and you may wait again.
+            timeout: Seconds to wait. The call stays pending afterwards.
 
         Returns:
             The value that was received.
 
         Raises:
-            CallTimeout: No answer came in time.
-            TimeoutError: `timeout` is over, and the call goes on (`done()` is False).
-            concurrent.futures.CancelledError: The call was cancelled.
-            BaseException: What `failed`, `lost` or `close` were given.
+            CallTimeout: The call timed out.
+            TimeoutError: `timeout` has passed, and the call is pending (`done()` is False).
+            concurrent.futures.CancelledError: The call was canceled.
+            BaseException: The error given to `failed`, `lost` or `close`.
 
-        If the wait is interrupted, by Ctrl-C for one, the call is cancelled: nobody waits for it
-        any more.
+        If the wait is interrupted, for example by Ctrl-C, the call is canceled.
         """
         try:
             return super().result(timeout)
         except BaseException as error:
-            self._interrupted(error)
+            self._cancel_if_interrupted(error)
             raise
         finally:
-            del self  # an error's traceback that held its future, which holds the error: a cycle
+            del self  # else a cycle: the error, its traceback, this frame, and the future
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for the end, and give the error or None; otherwise as `result`."""
+        """Wait for the end, and return the error or None; otherwise as `result`."""
         try:
             return super().exception(timeout)
         except BaseException as error:
-            self._interrupted(error)
+            self._cancel_if_interrupted(error)
             raise
         finally:
             del self
 
-    def _interrupted(self, error: BaseException) -> None:
+    def _cancel_if_interrupted(self, error: BaseException) -> None:
         if not isinstance(error, TimeoutError) and not self.done():
             self.cancel()
 
-    def _conclude(self, value: Any, error: BaseException | None, *, here: bool) -> None:
-        self._here = here
-        with contextlib.suppress(InvalidStateError):  # as above
+    def end(self, value: Any, error: BaseException | None, *, here: bool) -> None:
+        """Internal: for the table; `here` as there."""
+        self._ended_here = here
+        with contextlib.suppress(InvalidStateError):  # the user has ended it
             if error is None:
                 self.set_result(value)
             else:
                 self.set_exception(error)
 
-    def _tell(self) -> None:
-        hooks, self._hooks = self._hooks, []  # it has ended: nobody appends any more
-        if self._here or not hooks:
-            self._run(hooks)
+    def run_callbacks(self) -> None:
+        """Internal: run the callbacks on this thread or on a worker thread."""
+        callbacks, self._callbacks = self._callbacks, []
+        if self._ended_here or not callbacks:
+            self._run(callbacks)
         else:
-            EXECUTOR.submit(self._calls, partial(self._run, hooks))
+            EXECUTOR.submit(self._calls, partial(self._run, callbacks))
 
-    def _run(self, hooks: list[Callable[[Future[T]], object]]) -> None:
-        # Ctrl-C and sys.exit() are for the user's thread that gave the answer.
-        catch = Exception if self._here else BaseException
-        for hook in hooks:
-            run_callback(self._calls.name, hook, self, name="done callback", catch=catch)
+    def _run(self, callbacks: list[Callable[[Future[T]], object]]) -> None:
+        # On a thread of the user, Ctrl-C and sys.exit() in a callback are the user's.
+        catch = Exception if self._ended_here else BaseException
+        for callback in callbacks:
+            run_callback(self._calls.name, callback, self, name="done callback", catch=catch)
 
 
-def _ended(future: Future[Any]) -> None:
+def _run_callbacks(future: Future[Any]) -> None:
     if isinstance(future, CallFuture):
-        future._tell()  # noqa: SLF001
+        future.run_callbacks()
 
 
 class PendingCalls(PendingTable[CallFuture[V], V]):
-    """The calls of a transport that wait for their answers, by key (Dubbo `DefaultFuture`).
+    """The pending calls of a transport, by key (Dubbo `DefaultFuture`).
 
-    `PendingCalls[bytes]` says for type checkers what the answers are.
+    For type checkers: `PendingCalls[bytes]` is one whose responses are bytes.
 
     Example::
 
@@ -142,15 +142,15 @@ class PendingCalls(PendingTable[CallFuture[V], V]):
             return future.result()
 
         def read() -> None:                       # on the transport's thread
-            for key, answer in frames(sock):
-                calls.received(key, answer)
-            calls.lost(sock, ConnectionError("the server has gone"))
+            for key, response in frames(sock):
+                calls.received(key, response)
+            calls.lost(sock, ConnectionError("the server closed the connection"))
     """
 
-    def _future(self, key: Hashable, number: int) -> CallFuture[V]:
-        return CallFuture(self, key, number)
+    def _new_future(self, key: Hashable) -> CallFuture[V]:
+        return CallFuture(self, key)
 
     def _end(
         self, future: CallFuture[V], value: object, error: BaseException | None, *, here: bool
     ) -> None:
-        future._conclude(value, error, here=here)  # noqa: SLF001
+        future.end(value, error, here=here)

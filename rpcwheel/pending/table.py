@@ -1,29 +1,33 @@
-"""What the twins of `PendingCalls` have in common: the book under a lock, and the timeouts.
+"""The table of pending calls, as far as it is the same for threads and coroutines.
 
-The lock is held for dictionary work only: no future ends under it, no timer is called. It is
-reentrant, because a finalizer that cancels a call may run at any moment. A timeout's task knows
-the key, the number and, weakly, the table: neither a value nor a future waits for a timer to let
-it go (Dubbo #4040, #4129), and a table that is dropped can go too.
+Each call ends once: the thread that takes its entry out of the table ends its future. Other threads
+find no entry. A key may be used again, so entries are compared by identity.
+
+The lock is held for work on dictionaries only, never while a future ends or a timer is called. It
+is reentrant because a finalizer may cancel a call at any time. A timeout refers to the table and to
+the entry weakly: neither a value nor a future is kept alive by a timer (Dubbo #4040, #4129), and a
+table that was dropped is freed.
 """
 
 from __future__ import annotations
 
-import itertools
+import enum
 import sys
 import threading
 import time
 import warnings
 import weakref
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from abc import ABC, abstractmethod
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
 from rpcwheel.durations import NEVER, to_ns, to_seconds
-from rpcwheel.errors import CallsClosed, ConfigurationError
+from rpcwheel.errors import CallsClosed, CallTimeout, ConfigurationError, DuplicateKey, TooManyCalls
 from rpcwheel.events import LateResponse, UnmatchedResponse, emit
 from rpcwheel.rpc import DEADLINE
 from rpcwheel.timer import shared_timer
 from rpcwheel.timer.clock import checked_timer, clock_of
-
-from .core import Book, Ending, Entry, Stray
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -32,9 +36,7 @@ if TYPE_CHECKING:
     from rpcwheel.timer import Timeout
     from rpcwheel.timer.api import Timer
 
-    from .core import PendingStats
-
-__all__ = ["PendingTable", "V"]
+__all__ = ["PendingStats", "PendingTable", "V"]
 
 F = TypeVar("F")
 if TYPE_CHECKING:  # typing's has no `default` before Python 3.13
@@ -42,195 +44,288 @@ if TYPE_CHECKING:  # typing's has no `default` before Python 3.13
 else:
     V = TypeVar("V")
 
+REMEMBERED_CALLS: Final = 1024
+"""How many keys of calls without a response are remembered, to recognize late responses."""
 
-class PendingTable(Generic[F, V]):
-    """The calls that wait for an answer, by key. Thread-safe; a context manager that closes."""
+
+class Ending(enum.Enum):
+    """How a call ended; the value completes "the call had ..."."""
+
+    ANSWERED = "been answered"
+    FAILED = "failed"
+    TIMED_OUT = "timed out"
+    CANCELLED = "been cancelled"
+    LOST = "lost its connection"
+    CLOSED = "been closed"
+
+
+WITHOUT_RESPONSE: Final = frozenset(Ending) - {Ending.ANSWERED, Ending.FAILED}
+"""After these a response may still arrive."""
+
+
+@dataclass(frozen=True, slots=True)
+class PendingStats:
+    """Counts of calls; `opened == pending + answered + failed + timed_out + cancelled`.
+
+    `failed` includes calls whose connection was lost, and those that `close()` ended. `late` counts
+    responses to calls that had ended without one. `unknown` counts all other responses without a
+    pending call: a second response, one to a call that was never opened, or a very late one.
+    """
+
+    pending: int
+    opened: int
+    answered: int
+    failed: int
+    timed_out: int
+    cancelled: int
+    late: int
+    unknown: int
+
+
+@dataclass(slots=True, weakref_slot=True, eq=False)
+class Entry:
+    """A pending call."""
+
+    key: Hashable
+    future: Any
+    connection: Hashable | None
+    started_ns: int
+    timeout_ns: int
+    sent_ns: int | None = None
+    timeout: Timeout | None = None
+
+    def cancel_timeout(self) -> None:
+        """Cancel it, if there is one."""
+        if self.timeout is not None:
+            self.timeout.cancel()
+
+    def timeout_error(self, now_ns: int, name: str) -> CallTimeout:
+        """The error of a call without a response in time.
+
+        If the request was sent only after the timeout, the client was slow (Dubbo #13001).
+        """
+        sent_ns = self.sent_ns
+        in_time = sent_ns is not None and sent_ns - self.started_ns < self.timeout_ns
+        return CallTimeout(
+            key=self.key,
+            side="server" if in_time else "client",
+            timeout=max(0.0, to_seconds(self.timeout_ns)),
+            elapsed=(now_ns - self.started_ns) / 1e9,
+            start=self.started_ns / 1e9,
+            sent=None if sent_ns is None else sent_ns / 1e9,
+            name=name,
+        )
+
+
+class PendingTable(ABC, Generic[F, V]):
+    """The pending calls, by key. Thread-safe. A context manager that closes the table."""
 
     def __init__(
         self, timer: Timer | None = None, *, name: str = "calls", max_pending: int | None = None
     ) -> None:
-        """Make an empty table.
+        """Create an empty table.
 
         Args:
-            timer: Any rpcwheel timer; None takes `shared_timer()` when the first call is opened.
-                Close the table before you stop the timer: a stopped timer ends no call.
+            timer: A timer of rpcwheel; None: `shared_timer()`. Close the table before you stop the
+                timer: on a stopped timer no call times out.
             name: For events, logs and errors.
-            max_pending: At most so many calls wait; None for no limit.
+            max_pending: The largest number of pending calls; None: no limit.
 
         Raises:
             TypeError: An argument is of the wrong type.
             ConfigurationError: `max_pending` is below 1.
         """
-        _check(name, max_pending)
+        if not isinstance(name, str):
+            raise TypeError(f"name must be a string, not {name!r}")
+        _check_max_pending(max_pending)
         self.name = name
-        self._book = Book(name, max_pending)
         self._timer = checked_timer(timer)
         self._now_ns = clock_of(timer)
+        self._max_pending = NEVER if max_pending is None else max_pending
         self._lock = threading.RLock()
-        self._numbers = itertools.count(1)
-        self._me = weakref.ref(self)
+        self._closed = False
+        self._entries: dict[Hashable, Entry] = {}
+        self._by_connection: dict[Hashable, dict[Hashable, Entry]] = {}
+        self._without_response: dict[Hashable, tuple[Ending, int]] = {}  # ending and time, by key
+        self._opened = self._late = self._unknown = 0
+        self._ended: Counter[Ending] = Counter()
 
-    # What a twin is
+    # In the adapters
 
-    def _future(self, key: Hashable, number: int) -> F:
-        """Make the future of a call."""
-        raise NotImplementedError
+    @abstractmethod
+    def _new_future(self, key: Hashable) -> F:
+        """Create the future of a call."""
 
+    @abstractmethod
     def _end(self, future: F, value: object, error: BaseException | None, *, here: bool) -> None:
-        """End a future that nobody else will end, with `error`, or with `value` if that is None.
+        """End a future with `error`, or with `value` if that is None.
 
         Args:
-            future: Its entry was just taken out.
-            value: What it gives.
-            error: What it raises.
-            here: Whether this thread may run callbacks of the user's.
+            future: Of an entry that was just taken out of the table.
+            value: The result.
+            error: The exception.
+            here: Whether this thread may run callbacks of the user.
         """
-        raise NotImplementedError
 
-    # The caller's side
+    # For callers
 
     def open(
         self, key: Hashable, *, timeout: Duration | None, connection: Hashable | None = None
     ) -> F:
-        """Begin to wait for the answer to a call; then send the request.
+        """Add a call; send its request after that.
 
-        If the time is over already (a `timeout` of zero or less, or `current_deadline()` has
-        passed), the future has ended when this returns: look at `done()` before you send.
+        If the timeout has passed already (it is zero or less, or `current_deadline()` has passed),
+        the future is done when this returns. Check `done()` before you send.
 
         Args:
-            key: What the answer will be known by, such as a request id; anything hashable. Do not
-                use one again soon: a late answer would be taken for the new call's.
-            timeout: Seconds, or a `timedelta`; None for no limit of its own. The earlier of this
-                and `current_deadline()` holds.
-            connection: What `lost` will be told; anything hashable, such as the transport.
+            key: Identifies the response, such as a request id; hashable. Do not use a key again
+                soon: a late response would be taken for that of the new call.
+            timeout: Seconds or a `timedelta`; None: no limit. If `current_deadline()` is earlier,
+                it applies.
+            connection: The argument of `lost`, such as the socket; hashable.
 
         Returns:
-            The future. Its `cancel()` takes the call and its timeout out at once.
+            The future. Its `cancel()` removes the call and its timeout at once.
 
         Raises:
-            TypeError: `timeout` is no time; `key` or `connection` is not hashable.
+            TypeError: `timeout` is not a duration; `key` or `connection` is not hashable.
             ConfigurationError: `timeout` is NaN.
-            DuplicateKey: A call with this key is pending; it goes on.
+            DuplicateKey: A call with this key is pending, and stays so.
             TooManyCalls: `max_pending` calls are pending.
             CallsClosed: After `close()`.
             TooManyTimeouts, TimerStopped: The timer did not take the timeout.
 
-        Whatever is raised, nothing was begun and nothing counted. O(1).
+        After an error nothing has changed, and no count either. O(1).
         """
-        timeout_ns = _limit_ns(timeout)
-        number = next(self._numbers)
-        future = self._future(key, number)
-        entry = Entry(key, number, future, self._now_ns(), timeout_ns)
+        timeout_ns = _effective_timeout_ns(timeout)
+        future = self._new_future(key)
+        entry = Entry(key, future, connection, self._now_ns(), timeout_ns)
         with self._lock:
-            self._book.open(entry, connection)
+            self._add(entry)
         if timeout_ns <= 0:
-            self._expired(key, number)
+            self.expire(entry)
         elif timeout_ns != NEVER:
-            self._arm(entry)
+            self._start_timeout(entry)
         return future
 
-    def withdraw(self, key: Hashable, number: int) -> bool:
-        """Take out a call that is being cancelled; for `CallFuture.cancel`, which you call.
+    def withdraw(self, key: Hashable, future: F) -> bool:
+        """Remove a call that is canceled. For `CallFuture.cancel`; call that instead.
 
         Returns:
-            Whether it was pending: if so, the future is the caller's to end.
+            Whether it was pending: if so, the caller ends the future.
         """
         with self._lock:
-            entry = self._book.end(key, number, Ending.CANCELLED, self._now_ns())
-        return entry is not None and _disarm(entry)
+            entry = self._entries.get(key)
+            if entry is None or entry.future is not future:
+                return False
+            self._take(entry, Ending.CANCELLED)
+        entry.cancel_timeout()
+        return True
 
-    # The transport's side
+    # For the transport
 
     def sent(self, key: Hashable) -> bool:
-        """Note that the request of a call has been written; from now on the server is waited for.
+        """Note that the request of a call was written. A timeout from now on is the server's.
 
         Returns:
-            False if the call is not pending any more. Only the first time counts.
+            Whether the call is pending. Only the first time counts.
         """
         with self._lock:
-            return self._book.sent(key, self._now_ns())
+            entry = self._entries.get(key)
+            if entry is not None and entry.sent_ns is None:
+                entry.sent_ns = self._now_ns()
+            return entry is not None
 
     def received(self, key: Hashable, value: V) -> bool:
-        """End a call with the value that it gives.
+        """End a call with its response. Any thread.
 
         Returns:
-            Whether it was pending. If not, the answer is late or unknown; that is counted, told as
-            an event (`LateResponse`, `UnmatchedResponse`), and changes nothing.
-
-        Any thread.
+            Whether it was pending. If not, nothing changes: the response is counted as late or
+            unknown and reported as an event (`LateResponse`, `UnmatchedResponse`).
         """
         return self._answer(key, Ending.ANSWERED, value, None)
 
     def failed(self, key: Hashable, error: BaseException) -> bool:
-        """End a call with an error: one the peer answered, or one met while sending.
+        """End a call with an error: one in the response, or one while sending.
 
         Args:
-            key: The call's.
+            key: Of the call.
             error: What the future raises.
 
         Returns:
             As `received`.
 
         Raises:
-            TypeError: `error` is no exception.
+            TypeError: `error` is not an exception.
         """
-        return self._answer(key, Ending.FAILED, None, _checked(error))
+        _check_error(error)
+        return self._answer(key, Ending.FAILED, None, error)
 
     def lost(self, connection: Hashable, error: BaseException) -> int:
-        """End every call of a connection at once, not at its timeout (Dubbo #2185).
+        """End all calls of a connection at once, before their timeouts (Dubbo #2185).
 
         Args:
             connection: As given to `open`.
-            error: What the futures raise: this very object, all of them.
+            error: What the futures raise; the same object for all.
 
         Returns:
-            How many calls that were; 0 for a connection without any. Calls may be opened on it
-            again, or still, by a thread that does not know yet: what ends those is that sending
-            them fails.
+            The number of calls. A thread that does not know yet may still open calls on this
+            connection; end those with `failed` when sending fails.
 
         Raises:
-            TypeError: `error` is no exception, or `connection` is None.
+            TypeError: `error` is not an exception, or `connection` is None.
 
-        O(calls of this connection). Any thread; callbacks run elsewhere.
+        O(calls of this connection). Any thread; callbacks run on another one.
         """
         if connection is None:
             raise TypeError("connection must be one that calls were opened with, not None")
-        _checked(error)
+        _check_error(error)
         with self._lock:
-            entries = self._book.lose(connection, self._now_ns())
+            entries = self._take_all(self._by_connection.get(connection, {}), Ending.LOST)
         self._end_all(entries, error)
         return len(entries)
 
-    # The end, and what is there to see
+    # End and state
 
     def close(self, error: BaseException | None = None) -> list[Hashable]:
-        """Fail what is pending, and take no more calls. Idempotent; waits for nothing.
+        """End all pending calls, and accept no more. Idempotent; does not block.
 
         Args:
-            error: What the futures raise; None is a `CallsClosed` for each.
+            error: What the futures raise; None: a `CallsClosed` for each.
 
         Returns:
             The keys of the calls that were pending, oldest first; empty the second time.
 
         Raises:
-            TypeError: `error` is no exception.
+            TypeError: `error` is not an exception.
         """
         if error is not None:
-            _checked(error)
+            _check_error(error)
         with self._lock:
-            entries = self._book.close(self._now_ns())
+            self._closed = True
+            entries = self._take_all(self._entries, Ending.CLOSED)
         self._end_all(entries, error)
         return [entry.key for entry in entries]
 
     @property
     def pending(self) -> int:
-        """How many calls wait for an answer."""
-        return len(self._book)
+        """How many calls are pending."""
+        return len(self._entries)
 
     def stats(self) -> PendingStats:
-        """Count what has become of every call so far."""
+        """Count the calls so far, by how they ended."""
         with self._lock:
-            return self._book.stats()
+            ended = self._ended
+            return PendingStats(
+                pending=len(self._entries),
+                opened=self._opened,
+                answered=ended[Ending.ANSWERED],
+                failed=ended[Ending.FAILED] + ended[Ending.LOST] + ended[Ending.CLOSED],
+                timed_out=ended[Ending.TIMED_OUT],
+                cancelled=ended[Ending.CANCELLED],
+                late=self._late,
+                unknown=self._unknown,
+            )
 
     def __enter__(self) -> Self:
         return self
@@ -243,130 +338,165 @@ class PendingTable(Generic[F, V]):
         return f"<{kind.__module__}.{kind.__name__} {self.name!r} {self.pending} pending>"
 
     def __del__(self) -> None:
-        """End what nobody else can end any more, and leave no timeout behind."""
-        book: Book | None = getattr(self, "_book", None)
-        if not book or sys.is_finalizing():
+        """Warn if calls are pending, and end them."""
+        if not getattr(self, "_entries", None) or sys.is_finalizing():
             return
-        said = f"{self!r} was dropped with calls pending; call close()"
-        self._end_all(book.close(self._now_ns()), None)  # no lock: nobody else is here
-        warnings.warn(said, ResourceWarning, source=self, stacklevel=1)
+        message = f"{self!r} was dropped with calls pending; call close()"
+        self.close()
+        warnings.warn(message, ResourceWarning, source=self, stacklevel=1)
 
-    # Inside
+    # Entries; under the lock
 
-    def _arm(self, entry: Entry) -> None:
-        """Have the timer end the call; not under the lock, so it may have ended meanwhile."""
+    def _add(self, entry: Entry) -> None:
+        key, connection = entry.key, entry.connection
+        if self._closed:
+            raise CallsClosed(f"{self.name}: closed; create another one for a new connection")
+        if key in self._entries:
+            raise DuplicateKey(
+                f"{self.name}: a call with the key {key!r} is pending; use a key for each call"
+            )
+        if len(self._entries) >= self._max_pending:
+            raise TooManyCalls(
+                f"{self.name}: {self._max_pending} calls are pending (max_pending); wait until "
+                "some have ended, or increase the limit"
+            )
+        if connection is not None:
+            self._by_connection.setdefault(connection, {})[key] = entry
+        self._entries[key] = entry
+        self._without_response.pop(key, None)
+        self._opened += 1
+
+    def _take(self, entry: Entry, ending: Ending | None) -> bool:
+        """Remove an entry; False if it was removed before. `ending` None: it was never opened."""
+        key, connection = entry.key, entry.connection
+        if self._entries.get(key) is not entry:
+            return False
+        del self._entries[key]
+        if connection is not None:
+            entries = self._by_connection[connection]
+            del entries[key]
+            if not entries:
+                del self._by_connection[connection]
+        if ending is None:
+            self._opened -= 1
+            return True
+        self._ended[ending] += 1
+        if ending in WITHOUT_RESPONSE:
+            self._without_response[key] = ending, self._now_ns()
+            if len(self._without_response) > REMEMBERED_CALLS:
+                del self._without_response[next(iter(self._without_response))]
+        return True
+
+    def _take_all(self, entries: dict[Hashable, Entry], ending: Ending) -> list[Entry]:
+        return [entry for entry in list(entries.values()) if self._take(entry, ending)]
+
+    # Timeouts and ends; without the lock
+
+    def _start_timeout(self, entry: Entry) -> None:
         timer = shared_timer() if self._timer is None else self._timer
-        task = _Expiry(self._me, entry.key, entry.number)
+        task = _Expiry(weakref.ref(self), weakref.ref(entry))
         try:
             timeout = timer.new_timeout(task, to_seconds(entry.timeout_ns))
         except BaseException:
             with self._lock:
-                self._book.revoke(entry)
+                self._take(entry, None)
             raise
         with self._lock:
-            armed = self._book.arm(entry, timeout)
-        if not armed:
+            entry.timeout = timeout
+            pending = self._entries.get(entry.key) is entry
+        if not pending:
             timeout.cancel()
 
-    def _expired(self, key: Hashable, number: int) -> None:
-        """End a call whose time is over. On the timer's thread, or by `open`: no user's code."""
+    def expire(self, entry: Entry) -> None:
+        """Internal: end a call whose timeout has passed. Must not run user code: timer's thread."""
         now_ns = self._now_ns()
         with self._lock:
-            entry = self._book.end(key, number, Ending.TIMED_OUT, now_ns)
-        if entry is not None:
-            self._end(entry.future, None, entry.overdue(now_ns, self.name), here=False)
+            taken = self._take(entry, Ending.TIMED_OUT)
+        if taken:
+            self._end(entry.future, None, entry.timeout_error(now_ns, self.name), here=False)
 
     def _answer(
         self, key: Hashable, ending: Ending, value: object, error: BaseException | None
     ) -> bool:
         with self._lock:
-            found = self._book.answer(key, ending, self._now_ns())
-        if isinstance(found, Stray):
-            self._tell(key, found)
-            return False
-        _disarm(found)
-        self._end(found.future, value, error, here=True)
-        return True
+            entry = self._entries.get(key)
+            if entry is None:
+                known = self._without_response.pop(key, None)
+                self._late += known is not None
+                self._unknown += known is None
+            else:
+                known = None
+                self._take(entry, ending)
+        if entry is not None:
+            entry.cancel_timeout()
+            self._end(entry.future, value, error, here=True)
+        elif known is None:
+            emit(UnmatchedResponse(self.name, _key_text(key)))
+        else:
+            how, ended_ns = known
+            late_s = (self._now_ns() - ended_ns) / 1e9
+            emit(LateResponse(self.name, _key_text(key), how.value, late_s))
+        return entry is not None
 
     def _end_all(self, entries: list[Entry], error: BaseException | None) -> None:
         for entry in entries:
-            _disarm(entry)
-            reason = self._closed() if error is None else error
-            self._end(entry.future, None, reason, here=False)
-
-    def _closed(self) -> CallsClosed:
-        return CallsClosed(f"{self.name}: closed while the call waited for its answer")
-
-    def _tell(self, key: Hashable, stray: Stray) -> None:
-        if stray.ending is None:
-            emit(UnmatchedResponse(self.name, _label(key)))
-        else:
-            emit(LateResponse(self.name, _label(key), stray.ending.value, stray.late_ns / 1e9))
+            entry.cancel_timeout()
+            closed = CallsClosed(f"{self.name}: closed while the call was pending")
+            self._end(entry.future, None, closed if error is None else error, here=False)
 
 
-PendingTable.open.__qualname__ = "PendingCalls.open"  # Python's own errors name what users know
+PendingTable.open.__qualname__ = "PendingCalls.open"  # for the texts of Python's own errors
 
 
 class _Expiry:
-    """The timer's task: which call to end, and nothing of what the call holds."""
+    """The timer's task, which keeps neither the table nor the call alive."""
 
-    __slots__ = ("_key", "_number", "_table")
+    __slots__ = ("_entry", "_table")
 
     def __init__(
-        self, table: weakref.ref[PendingTable[Any, Any]], key: Hashable, number: int
+        self, table: weakref.ref[PendingTable[Any, Any]], entry: weakref.ref[Entry]
     ) -> None:
         self._table = table
-        self._key = key
-        self._number = number
+        self._entry = entry
 
     def run(self, _: Timeout) -> None:
         """End the call."""
-        table = self._table()
-        if table is not None:
-            table._expired(self._key, self._number)  # noqa: SLF001
+        table, entry = self._table(), self._entry()
+        if table is not None and entry is not None:
+            table.expire(entry)
 
     def refused(self, timeout: Timeout, _: BaseException) -> None:
-        """End the call although the timer's executor is full (Dubbo #15671 leaked it)."""
+        """End the call although the timer's executor is full (leaked in Dubbo #15671)."""
         self.run(timeout)
 
 
-def _disarm(entry: Entry) -> bool:
-    if entry.timeout is not None:
-        entry.timeout.cancel()
-    return True
-
-
-def _limit_ns(timeout: Duration | None) -> int:
-    """How long a call may take that begins now."""
-    limit_ns = NEVER if timeout is None else to_ns(timeout, what="timeout")
+def _effective_timeout_ns(timeout: Duration | None) -> int:
+    """The timeout of a call that begins now: the earlier of this one and the deadline."""
+    timeout_ns = NEVER if timeout is None else to_ns(timeout, what="timeout")
     deadline_ns = DEADLINE.get()
     if deadline_ns is None or deadline_ns == NEVER:
-        return limit_ns
-    return min(limit_ns, deadline_ns - time.monotonic_ns())
+        return timeout_ns
+    return min(timeout_ns, deadline_ns - time.monotonic_ns())
 
 
-def _checked(error: BaseException) -> BaseException:
+def _check_error(error: object) -> None:
     if not isinstance(error, BaseException):
         raise TypeError(f"error must be an exception, not {error!r}")
-    return error
 
 
-def _check(name: object, max_pending: object) -> None:
-    if not isinstance(name, str):
-        raise TypeError(f"name must be a string, not {name!r}")
+def _check_max_pending(max_pending: object) -> None:
     if max_pending is None:
         return
     if isinstance(max_pending, bool) or not isinstance(max_pending, int):
-        raise TypeError(f"max_pending must be a whole number, or None; not {max_pending!r}")
+        raise TypeError(f"max_pending must be a whole number or None, not {max_pending!r}")
     if max_pending < 1:
         raise ConfigurationError(
             f"max_pending must be 1 or more, or None for no limit; not {max_pending!r}"
         )
 
 
-def _label(key: Hashable) -> str:
-    """The key for people, whatever its `__repr__` does."""
+def _key_text(key: Hashable) -> str:
     try:
         return repr(key)[:80]
-    except Exception:  # noqa: BLE001 - the user's code; a late answer must still be told
+    except Exception:  # noqa: BLE001 - user code; the event must still be emitted
         return f"a {type(key).__name__}"

@@ -478,7 +478,13 @@ def test_heartbeats_that_cannot_be_sent_do_not_lead_to_death(
 
 
 @IN_SYNC
-def test_calls_that_only_wait_for_a_connection_are_not_ended(world, server, channel, timer):
+@pytest.mark.parametrize(
+    ("state", "was_read", "drain_timeout"),
+    [("TRANSIENT_FAILURE", True, None), ("CONNECTING", False, None), ("CONNECTING", True, 7.5)],
+)
+def test_calls_that_only_wait_for_a_connection_are_not_ended(
+    world, server, channel, timer, state, was_read, drain_timeout
+):
     given = []
     real = channel.reconnect
     channel.reconnect = lambda reason, **options: given.append(options) or real(reason, **options)
@@ -487,9 +493,11 @@ def test_calls_that_only_wait_for_a_connection_are_not_ended(world, server, chan
     world.call(channel)
     server.answer = NOT_SERVING
     advance_until(timer, heartbeat, until=lambda: heartbeat.state is SUSPECT)
-    channel.get_state = lambda *_: grpc.ChannelConnectivity.TRANSIENT_FAILURE
+    channel.get_state = lambda *_: grpc.ChannelConnectivity[state]
+    if not was_read:
+        channel.activity.last_read_ns = None
     advance_until(timer, heartbeat, until=lambda: given)
-    assert given[0] == {"drain_timeout": None}
+    assert given[0] == {"drain_timeout": drain_timeout}
     del channel.get_state
     world.do(manager.close)
     server.answer = SERVING

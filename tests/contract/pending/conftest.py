@@ -1,4 +1,4 @@
-"""What this room's tests share: both twins of the pending calls, and a server to call."""
+"""Fixtures of pending calls."""
 
 from fixtures.echo import echo_server  # noqa: F401 - a fixture
 from fixtures.pending_worlds import world  # noqa: F401 - a fixture

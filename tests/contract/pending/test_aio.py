@@ -1,4 +1,4 @@
-"""Pending calls for coroutines: futures of their loop, ended from anywhere."""
+"""Pending calls for coroutines: futures of an event loop that end on any thread."""
 
 import asyncio
 import threading
@@ -21,23 +21,23 @@ def calls(timer):
         yield calls
 
 
-async def test_a_call_is_a_future_of_the_loop_on_which_it_was_opened(calls):
+async def test_a_call_is_a_future_of_its_loop(calls):
     future = calls.open(7, timeout=2.0)
     assert isinstance(future, asyncio.Future)
     assert future.get_loop() is asyncio.get_running_loop()
     calls.received(7, "answer")
-    assert future.done()  # on the loop it ends at once
+    assert future.done()  # at once, on the loop
     assert await future == "answer"
 
 
-def test_off_every_loop_no_call_can_be_opened_and_no_trace_is_left(calls):
+def test_open_without_a_running_loop_raises_and_changes_nothing(calls):
     with pytest.raises(RuntimeError, match="no running event loop"):
         calls.open(7, timeout=2.0)
     assert calls.stats().opened == 0
 
 
 @pytest.mark.parametrize("end", ["received", "failed", "timed out", "lost", "closed"])
-async def test_what_ends_a_call_on_another_thread_wakes_its_loop(calls, timer, end):
+async def test_a_call_that_ends_on_another_thread_wakes_its_loop(calls, timer, end):
     future = calls.open(7, timeout=2.0, connection="a")
     ends = {
         "received": lambda: calls.received(7, 1),
@@ -46,8 +46,8 @@ async def test_what_ends_a_call_on_another_thread_wakes_its_loop(calls, timer, e
         "lost": lambda: calls.lost("a", LOST),
         "closed": calls.close,
     }
-    told = []
-    future.add_done_callback(lambda _: told.append(threading.get_ident()))
+    called = []
+    future.add_done_callback(lambda _: called.append(threading.get_ident()))
     other = threading.Thread(target=ends[end])
     other.start()
     other.join()
@@ -61,10 +61,10 @@ async def test_what_ends_a_call_on_another_thread_wakes_its_loop(calls, timer, e
     }
     assert isinstance(error, expected.get(end, ConnectionError))
     await asyncio.sleep(0)
-    assert told == [threading.get_ident()]
+    assert called == [threading.get_ident()]
 
 
-async def test_a_task_that_is_cancelled_leaves_no_entry_behind(calls, timer):
+async def test_canceling_the_awaiting_task_cancels_the_call(calls, timer):
     async def wait():
         await calls.open(7, timeout=None, connection="a")
 
@@ -77,14 +77,14 @@ async def test_a_task_that_is_cancelled_leaves_no_entry_behind(calls, timer):
     assert (calls.pending, timer.pending, calls.stats().cancelled) == (0, 0, 1)
 
 
-async def test_a_wait_with_a_limit_of_its_own_gives_the_call_up(calls, timer):
+async def test_wait_for_cancels_the_call(calls, timer):
     with pytest.raises(TimeoutError) as raised:
         await asyncio.wait_for(calls.open(7, timeout=60.0), 0.001)
     assert not isinstance(raised.value, CallTimeout)
     assert (calls.pending, timer.pending) == (0, 0)
 
 
-async def test_a_shielded_call_goes_on(calls):
+async def test_a_shielded_call_stays_pending(calls):
     future = calls.open(7, timeout=2.0)
     task = asyncio.create_task(asyncio.wait_for(asyncio.shield(future), 0.001))
     with pytest.raises(TimeoutError):
@@ -94,7 +94,7 @@ async def test_a_shielded_call_goes_on(calls):
     assert await future == 1
 
 
-async def test_a_task_cancelled_just_after_another_thread_has_ended_its_call_is_cancelled(calls):
+async def test_a_task_canceled_after_its_call_ended_on_another_thread_is_canceled(calls):
     async def wait():
         await calls.open(7, timeout=2.0)
 
@@ -109,7 +109,7 @@ async def test_a_task_cancelled_just_after_another_thread_has_ended_its_call_is_
     assert calls.stats().answered == 1
 
 
-async def test_a_callback_that_raises_harms_no_other(calls):
+async def test_a_callback_that_raises_is_reported_to_the_loop(calls):
     loop, reported, ran = asyncio.get_running_loop(), [], []
     loop.set_exception_handler(lambda _, context: reported.append(context["exception"]))
     error = ZeroDivisionError()
@@ -122,19 +122,19 @@ async def test_a_callback_that_raises_harms_no_other(calls):
     assert (ran, reported) == ([future], [error])
 
 
-async def test_a_future_that_its_user_has_ended_does_not_disturb_the_table(calls, timer):
+async def test_a_future_that_the_user_ended_does_not_break_the_table(calls, timer):
     ended, cancelled = calls.open(1, timeout=2.0), calls.open(2, timeout=2.0)
     ended.set_result("mine")
     cancelled.set_result("mine")
     assert not cancelled.cancel()
     calls.open(3, timeout=2.0).set_result("mine")
-    calls.received(3, "yours")  # raises nothing
+    calls.received(3, "yours")  # does not raise
     timer.advance(2)
     assert (await ended, await cancelled) == ("mine", "mine")
     assert (calls.pending, timer.pending) == (0, 0)
 
 
-async def test_an_error_that_asyncio_does_not_take_ends_the_call_all_the_same(calls):
+async def test_stop_iteration_becomes_the_cause_of_a_runtime_error(calls):
     future = calls.open(7, timeout=2.0)
     error = StopIteration()
     calls.failed(7, error)
@@ -143,7 +143,7 @@ async def test_an_error_that_asyncio_does_not_take_ends_the_call_all_the_same(ca
     assert raised.value.__cause__ is error
 
 
-def test_a_loop_that_is_closed_hinders_no_other(calls, timer):
+def test_a_call_of_a_closed_loop_ends_without_an_error(calls, timer):
     async def open_one(key):
         return calls.open(key, timeout=2.0, connection="a")
 
@@ -154,7 +154,7 @@ def test_a_loop_that_is_closed_hinders_no_other(calls, timer):
     assert calls.stats().timed_out == 1
 
 
-async def test_the_table_is_an_async_context_manager_too(timer):
+async def test_the_table_is_an_async_context_manager(timer):
     async with PendingCalls(timer) as calls:
         future = calls.open(7, timeout=2.0)
     with pytest.raises(CallsClosed):
@@ -162,7 +162,7 @@ async def test_the_table_is_an_async_context_manager_too(timer):
 
 
 @pytest.mark.parametrize("kind", ["thread", "loop", "shared"])
-async def test_a_real_timer_ends_a_call_and_is_not_early(kind):
+async def test_a_real_timer_does_not_end_a_call_early(kind):
     timer = {"thread": WheelTimer, "loop": AsyncWheelTimer, "shared": lambda: None}[kind]()
     with PendingCalls(timer) as calls, pytest.raises(CallTimeout) as raised:
         await calls.open(7, timeout=0.02)
@@ -173,10 +173,10 @@ async def test_a_real_timer_ends_a_call_and_is_not_early(kind):
 
 async def test_racing_threads_end_each_call_once(frequent_thread_switches):
     with WheelTimer() as timer, PendingCalls(timer) as calls:
-        futures, told = [], []
+        futures, called = [], []
         for key in range(300):
             futures.append(calls.open(key, timeout=0.02 + key / 10_000, connection="ab"[key % 2]))
-            futures[-1].add_done_callback(told.append)
+            futures[-1].add_done_callback(called.append)
         won = {"received": 0, "failed": 0, "lost": 0}
 
         def each(name, act):
@@ -192,7 +192,7 @@ async def test_racing_threads_end_each_call_once(frequent_thread_switches):
 
         await asyncio.to_thread(race)
         cancelled = sum(future.cancel() for future in futures)
-        await aio_wait_until(lambda: len(told) == 300)
+        await aio_wait_until(lambda: len(called) == 300)
         stats = calls.stats()
         assert stats.answered == won["received"]
         assert stats.failed == won["failed"] + won["lost"]
@@ -205,7 +205,7 @@ async def test_racing_threads_end_each_call_once(frequent_thread_switches):
 # Over a real socket
 
 
-async def test_answers_that_come_out_of_order_find_their_calls(echo_server):
+async def test_responses_out_of_order_end_their_calls(echo_server):
     payloads = [b"hold 1", b"hold 2", b"hold 3", b"go"]
     async with await AioEchoClient.connect(echo_server.address) as client:
         assert await asyncio.gather(*map(client.call, payloads)) == payloads
@@ -218,7 +218,7 @@ async def test_a_thousand_calls_at_once_share_one_connection(echo_server):
         assert await asyncio.gather(*map(client.call, payloads)) == payloads
 
 
-async def test_a_server_that_keeps_silent_is_the_slow_side_and_the_others_go_on(echo_server, timer):
+async def test_the_timeout_of_an_unanswered_request_names_the_server(echo_server, timer):
     async with await AioEchoClient.connect(echo_server.address, timer) as client:
         dropped = client.call(b"drop", timeout=2.0)
         assert await client.call(b"x") == b"x"
@@ -227,7 +227,7 @@ async def test_a_server_that_keeps_silent_is_the_slow_side_and_the_others_go_on(
             await dropped
 
 
-async def test_a_late_answer_over_the_wire_is_counted(echo_server):
+async def test_a_late_response_over_the_socket_is_counted(echo_server):
     async with await AioEchoClient.connect(echo_server.address) as client:
         with pytest.raises(CallTimeout):
             await client.call(b"hold", timeout=0.01)
@@ -235,7 +235,7 @@ async def test_a_late_answer_over_the_wire_is_counted(echo_server):
         await aio_wait_until(lambda: client.calls.stats().late == 1)
 
 
-async def test_a_refusal_and_a_hang_up_end_the_calls(echo_server):
+async def test_an_error_response_and_a_closed_connection_fail_the_calls(echo_server):
     async with await AioEchoClient.connect(echo_server.address) as client:
         with pytest.raises(Refused):
             await client.call(b"fail")

@@ -1,4 +1,4 @@
-"""Pending calls for threads: a real future, callbacks that harm nothing, waiters that go away."""
+"""Pending calls for threads: futures, callbacks, interrupted waits, and a real socket."""
 
 import asyncio
 import concurrent.futures
@@ -28,10 +28,10 @@ def calls(timer):
         yield calls
 
 
-# A future like any other
+# Futures
 
 
-def test_a_waiter_gets_the_answer_of_another_thread(calls):
+def test_result_returns_the_response_received_on_another_thread(calls):
     future = calls.open(7, timeout=2.0)
     assert isinstance(future, concurrent.futures.Future)
     answers = []
@@ -39,7 +39,7 @@ def test_a_waiter_gets_the_answer_of_another_thread(calls):
     assert answers == ["answer"]
 
 
-def test_the_end_of_the_wait_is_not_the_end_of_the_call(calls):
+def test_a_wait_that_times_out_does_not_end_the_call(calls):
     future = calls.open(7, timeout=2.0)
     for wait in (future.result, future.exception):
         with pytest.raises(TimeoutError) as raised:
@@ -51,7 +51,7 @@ def test_the_end_of_the_wait_is_not_the_end_of_the_call(calls):
 
 
 @pytest.mark.parametrize("end", ["received", "failed", "cancelled", "timed out", "lost", "closed"])
-def test_whoever_waits_for_many_futures_sees_each_end(calls, timer, end):
+def test_as_completed_and_wait_see_each_kind_of_end(calls, timer, end):
     future = calls.open(7, timeout=2.0, connection="a")
     ends = {
         "received": lambda: calls.received(7, 1),
@@ -68,42 +68,42 @@ def test_whoever_waits_for_many_futures_sees_each_end(calls, timer, end):
     assert concurrent.futures.wait([future], 0).done == {future}
 
 
-async def test_a_coroutine_can_wait_for_it_and_a_cancelled_one_cancels_it(calls):
+async def test_a_canceled_coroutine_cancels_the_wrapped_future(calls):
     future = calls.open(7, timeout=2.0)
     waiting = asyncio.ensure_future(asyncio.wrap_future(future))
     await asyncio.sleep(0)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    await asyncio.sleep(0)  # asyncio tells the other future in a turn of the loop
+    await asyncio.sleep(0)  # asyncio cancels the other future in the next iteration of the loop
     assert future.cancelled()
     assert calls.pending == 0
 
 
-def test_cancelling_twice_is_cancelling_once(calls):
+def test_cancel_is_idempotent(calls):
     future = calls.open(7, timeout=2.0)
     assert [future.cancel(), future.cancel()] == [True, True]
     assert calls.stats().cancelled == 1
 
 
-def test_a_future_that_its_user_has_ended_does_not_disturb_the_table(calls, timer):
+def test_a_future_that_the_user_ended_does_not_break_the_table(calls, timer):
     ended, cancelled = calls.open(1, timeout=2.0), calls.open(2, timeout=2.0)
     ended.set_result("mine")
     cancelled.set_result("mine")
     assert not cancelled.cancel()
     calls.open(3, timeout=2.0).set_result("mine")
-    calls.received(3, "yours")  # raises nothing
+    calls.received(3, "yours")  # does not raise
     timer.advance(2)
     assert (ended.result(), cancelled.result()) == ("mine", "mine")
     assert (calls.pending, timer.pending) == (0, 0)
 
 
-# Interrupted waiters
+# Interrupted waits
 
 
 @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="needs signals to threads")
 @pytest.mark.parametrize("wait", [CallFuture.result, CallFuture.exception])
-def test_a_wait_that_is_interrupted_gives_the_call_up(calls, timer, wait):
+def test_an_interrupted_wait_cancels_the_call(calls, timer, wait):
     future = calls.open(7, timeout=None, connection="a")
     main = threading.main_thread().ident
 
@@ -120,7 +120,7 @@ def test_a_wait_that_is_interrupted_gives_the_call_up(calls, timer, wait):
     assert (calls.pending, timer.pending) == (0, 0)
 
 
-def test_an_error_of_the_call_itself_is_no_interrupt(calls):
+def test_a_keyboard_interrupt_as_the_result_of_a_call_cancels_nothing(calls):
     future = calls.open(7, timeout=2.0)
     calls.failed(7, KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
@@ -131,7 +131,7 @@ def test_an_error_of_the_call_itself_is_no_interrupt(calls):
 # Callbacks
 
 
-def test_callbacks_run_in_order_on_the_thread_that_gives_the_answer(calls):
+def test_callbacks_run_in_order_on_the_thread_that_delivers_the_response(calls):
     future = calls.open(7, timeout=2.0)
     ran = []
     for name in "ab":
@@ -143,7 +143,7 @@ def test_callbacks_run_in_order_on_the_thread_that_gives_the_answer(calls):
 
 
 @pytest.mark.parametrize("end", ["timed out", "lost", "closed"])
-def test_callbacks_of_calls_that_nobody_answered_run_on_a_worker(calls, timer, end):
+def test_callbacks_of_calls_without_a_response_run_on_a_worker_thread(calls, timer, end):
     future = calls.open(7, timeout=2.0, connection="a")
     ran = []
     for name in "ab":
@@ -161,7 +161,7 @@ def test_callbacks_of_calls_that_nobody_answered_run_on_a_worker(calls, timer, e
     assert all(thread.startswith("rpcwheel-worker") for _, thread in ran)
 
 
-def test_callbacks_that_hang_hold_up_no_other_call(calls, timer):
+def test_callbacks_that_hang_delay_no_other_call(calls, timer):
     go = threading.Event()
     futures = [calls.open(key, timeout=2.0, connection="a") for key in range(10)]
     for future in futures:
@@ -176,7 +176,7 @@ def test_callbacks_that_hang_hold_up_no_other_call(calls, timer):
 
 
 @pytest.mark.parametrize("end", ["received", "timed out"])
-def test_a_callback_that_raises_is_told_and_the_next_one_runs(calls, timer, events, end):
+def test_a_callback_that_raises_is_reported_and_the_next_one_runs(calls, timer, events, end):
     error, ran = ZeroDivisionError(), []
     future = calls.open(7, timeout=2.0)
     future.add_done_callback(lambda _: (_ for _ in ()).throw(error))
@@ -186,7 +186,7 @@ def test_a_callback_that_raises_is_told_and_the_next_one_runs(calls, timer, even
     assert events == [CallbackFailed("orders", "done callback", error)]
 
 
-def test_a_callback_that_ends_the_program_ends_its_own_thread_only(calls, timer, events):
+def test_system_exit_in_a_callback_reaches_only_threads_of_the_user(calls, timer, events):
     def leave(_):
         raise SystemExit
 
@@ -208,11 +208,11 @@ def test_a_callback_that_ends_the_program_ends_its_own_thread_only(calls, timer,
 
 def test_racing_threads_end_each_call_once(frequent_thread_switches):
     with WheelTimer() as timer, PendingCalls(timer) as calls:
-        futures, told = {}, []
+        futures, called = {}, []
         for key in range(300):
             connection = "ab"[key % 2]
             futures[key] = calls.open(key, timeout=0.02 + key / 10_000, connection=connection)
-            futures[key].add_done_callback(told.append)
+            futures[key].add_done_callback(called.append)
         won = {"received": 0, "failed": 0, "cancelled": 0, "lost": 0}
 
         def each(name, act):
@@ -230,12 +230,12 @@ def test_racing_threads_end_each_call_once(frequent_thread_switches):
         assert (stats.answered, stats.cancelled) == (won["received"], won["cancelled"])
         assert stats.failed == won["failed"] + won["lost"]
         assert sum(won.values()) + stats.timed_out == 300
-        assert wait_until(lambda: len(told) == 300)
-        assert {id(future) for future in told} == {id(future) for future in futures.values()}
+        assert wait_until(lambda: len(called) == 300)
+        assert {id(future) for future in called} == {id(future) for future in futures.values()}
         assert timer.pending == 0
 
 
-def test_opening_races_with_losing_and_closing_and_no_call_is_forgotten(frequent_thread_switches):
+def test_calls_opened_while_others_are_lost_and_closed_all_end(frequent_thread_switches):
     with WheelTimer() as timer:
         calls, futures, going = PendingCalls(timer), [], True
 
@@ -263,14 +263,14 @@ def test_opening_races_with_losing_and_closing_and_no_call_is_forgotten(frequent
 
 
 class SlowKey:
-    """Lets other threads run whenever the table looks something up."""
+    """Lets other threads run whenever it is looked up."""
 
     def __hash__(self):
         time.sleep(0)
         return id(self)
 
 
-def test_other_threads_that_come_while_the_table_looks_up_find_it_whole(
+def test_the_table_is_consistent_while_a_hash_function_runs_other_threads(
     calls, frequent_thread_switches
 ):
     keys = [SlowKey() for _ in range(100)]
@@ -290,14 +290,14 @@ def test_other_threads_that_come_while_the_table_looks_up_find_it_whole(
     assert calls.stats().answered == won[0] + won[1]
 
 
-def test_a_real_timer_ends_a_call_and_is_not_early():
+def test_a_real_timer_does_not_end_a_call_early():
     with PendingCalls() as calls:  # on the shared timer
         error = calls.open(7, timeout=0.02).exception(WAIT_S)
         assert isinstance(error, CallTimeout)
         assert error.elapsed >= 0.02
 
 
-def test_an_error_that_was_raised_keeps_nobody_alive(calls, timer):
+def test_a_raised_error_does_not_keep_the_future_alive(calls, timer):
     future = calls.open(7, timeout=2.0)
     timer.advance(2)
     with pytest.raises(CallTimeout):
@@ -313,7 +313,7 @@ def test_an_error_that_was_raised_keeps_nobody_alive(calls, timer):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
-def test_a_forked_child_makes_its_own_table_on_the_shared_timer():
+def test_a_forked_child_can_use_the_shared_timer():
     with PendingCalls() as calls:
         calls.open(7, timeout=60.0)
         child = os.fork()
@@ -336,7 +336,7 @@ def client(echo_server):
     client.close()
 
 
-def test_answers_that_come_out_of_order_find_their_calls(client):
+def test_responses_out_of_order_end_their_calls(client):
     payloads = [b"hold 1", b"hold 2", b"hold 3", b"go"]
     order = []
     futures = [client.call(payload) for payload in payloads]
@@ -356,7 +356,7 @@ def test_many_threads_share_one_socket(client):
     assert client.calls.stats().answered == 400
 
 
-def test_a_server_that_keeps_silent_is_the_slow_side_and_the_others_go_on(echo_server, timer):
+def test_the_timeout_of_an_unanswered_request_names_the_server(echo_server, timer):
     client = EchoClient(echo_server.address, timer)
     dropped = client.call(b"drop", timeout=2.0)
     assert client.call(b"x").result(WAIT_S) == b"x"
@@ -366,19 +366,19 @@ def test_a_server_that_keeps_silent_is_the_slow_side_and_the_others_go_on(echo_s
     client.close()
 
 
-def test_a_late_answer_over_the_wire_is_counted(client):
+def test_a_late_response_over_the_socket_is_counted(client):
     late = client.call(b"hold", timeout=0.01)
     assert isinstance(late.exception(WAIT_S), CallTimeout)
     client.call(b"go").result(WAIT_S)
     assert wait_until(lambda: client.calls.stats().late == 1)
 
 
-def test_an_error_that_the_server_answers_is_the_calls(client):
+def test_an_error_in_the_response_fails_the_call(client):
     with pytest.raises(Refused):
         client.call(b"fail").result(WAIT_S)
 
 
-def test_a_server_that_hangs_up_fails_all_calls_at_once(client):
+def test_a_closed_connection_fails_all_calls(client):
     futures = [client.call(b"hold"), client.call(b"drop", timeout=60.0), client.call(b"die")]
     for future in futures:
         with pytest.raises(ConnectionError):

@@ -1,4 +1,4 @@
-"""What both twins promise: every call ends once, and its end leaves nothing behind."""
+"""`PendingCalls` in both worlds: each call ends once, and leaves nothing behind."""
 
 import gc
 import weakref
@@ -10,6 +10,7 @@ import pytest
 from fixtures.pending_worlds import CANCELLED, PENDING, outcome
 from fixtures.waiting import wait_until
 from rpcwheel.call import deadline_scope
+from rpcwheel.durations import NEVER
 from rpcwheel.errors import (
     CallsClosed,
     CallTimeout,
@@ -20,14 +21,16 @@ from rpcwheel.errors import (
     TooManyTimeouts,
 )
 from rpcwheel.events import LateResponse, UnmatchedResponse
+from rpcwheel.pending.table import REMEMBERED_CALLS, Entry
 from rpcwheel.timer import ManualTimer, WheelTimer
 
 LOST = ConnectionError("gone")
+S = 10**9
 
 
 @pytest.fixture
 def calls(world, timer):
-    with world.twin.PendingCalls(timer, name="orders") as calls:
+    with world.module.PendingCalls(timer, name="orders") as calls:
         yield calls
     world.do(lambda: None)
     assert (calls.pending, timer.pending) == (0, 0)
@@ -50,7 +53,7 @@ def test_an_error_ends_its_call_and_its_timeout(world, calls, timer):
     assert timer.pending == 0
 
 
-def test_a_call_that_was_never_sent_times_out_by_the_clients_fault(world, calls, timer):
+def test_a_timeout_before_the_request_was_sent_names_the_client(world, calls, timer):
     timer.advance(10)
     future = world.do(calls.open, 7, timeout=timedelta(seconds=2))
     world.do(timer.advance, 1.999)
@@ -63,7 +66,7 @@ def test_a_call_that_was_never_sent_times_out_by_the_clients_fault(world, calls,
     assert calls.stats().timed_out == 1
 
 
-def test_a_call_that_was_sent_times_out_by_the_servers_fault(world, calls, timer):
+def test_a_timeout_after_the_request_was_sent_names_the_server(world, calls, timer):
     future = world.do(calls.open, 7, timeout=2.0)
     timer.advance(0.5)
     assert calls.sent(7)
@@ -75,7 +78,7 @@ def test_a_call_that_was_sent_times_out_by_the_servers_fault(world, calls, timer
 
 
 @pytest.mark.parametrize("timeout", [None, float("inf")])
-def test_a_call_without_limit_waits_on_without_a_timer(world, calls, timer, timeout):
+def test_a_call_without_a_timeout_does_not_use_the_timer(world, calls, timer, timeout):
     future = world.do(calls.open, 7, timeout=timeout)
     assert timer.pending == 0
     world.do(timer.advance, 1e6)
@@ -83,14 +86,14 @@ def test_a_call_without_limit_waits_on_without_a_timer(world, calls, timer, time
 
 
 @pytest.mark.parametrize("timeout", [0, -1.0])
-def test_a_call_whose_time_is_over_has_ended_when_open_returns(world, calls, timer, timeout):
+def test_a_call_with_a_timeout_of_zero_has_ended_when_open_returns(world, calls, timer, timeout):
     future = world.do(lambda: (future := calls.open(7, timeout=timeout), future.done()))
     assert future[1]
     assert (outcome(future[0]).side, outcome(future[0]).timeout) == ("client", 0.0)
     assert (calls.pending, timer.pending) == (0, 0)
 
 
-def test_a_lost_connection_fails_its_calls_at_once_and_no_others(world, calls, timer):
+def test_a_lost_connection_fails_only_its_own_calls(world, calls, timer):
     mine = [world.do(calls.open, key, timeout=2.0, connection="a") for key in range(3)]
     others = [
         world.do(calls.open, key, timeout=2.0, connection=connection)
@@ -103,7 +106,7 @@ def test_a_lost_connection_fails_its_calls_at_once_and_no_others(world, calls, t
     assert world.do(calls.lost, "a", LOST) == 0
 
 
-def test_closing_fails_what_is_pending_and_refuses_what_comes(world, calls, timer):
+def test_close_fails_pending_calls_and_refuses_new_ones(world, calls, timer):
     futures = [world.do(calls.open, key, timeout=2.0) for key in "ab"]
     assert world.do(calls.close) == ["a", "b"]
     assert all(isinstance(outcome(future), CallsClosed) for future in futures)
@@ -114,20 +117,20 @@ def test_closing_fails_what_is_pending_and_refuses_what_comes(world, calls, time
         world.do(calls.open, "c", timeout=2.0)
 
 
-def test_closing_fails_with_the_error_that_it_is_given(world, calls):
+def test_close_fails_pending_calls_with_the_given_error(world, calls):
     future = world.do(calls.open, 7, timeout=2.0)
     world.do(calls.close, LOST)
     assert outcome(future) is LOST
 
 
-def test_cancelling_takes_the_call_and_its_timeout_out_at_once(world, calls, timer):
+def test_cancel_removes_the_call_and_its_timeout(world, calls, timer):
     future = world.do(calls.open, 7, timeout=2.0)
     assert world.do(future.cancel)
     assert (outcome(future), calls.pending, timer.pending) == (CANCELLED, 0, 0)
     assert calls.stats().cancelled == 1
 
 
-def test_cancelling_a_call_that_has_ended_changes_nothing(world, calls):
+def test_cancel_of_a_call_that_has_ended_changes_nothing(world, calls):
     future = world.do(calls.open, 7, timeout=2.0)
     world.do(calls.received, 7, "answer")
     assert not world.do(future.cancel)
@@ -135,7 +138,7 @@ def test_cancelling_a_call_that_has_ended_changes_nothing(world, calls):
     assert calls.stats().cancelled == 0
 
 
-def test_cancelling_does_not_reach_a_later_call_of_the_same_key(world, calls):
+def test_cancel_does_not_affect_a_later_call_with_the_same_key(world, calls):
     old = world.do(calls.open, 7, timeout=2.0)
     world.do(calls.received, 7, "answer")
     new = world.do(calls.open, 7, timeout=2.0)
@@ -143,11 +146,11 @@ def test_cancelling_does_not_reach_a_later_call_of_the_same_key(world, calls):
     assert outcome(new) == PENDING
 
 
-# Late and unknown answers
+# Late and unmatched responses
 
 
 @pytest.mark.parametrize("answer", ["received", "failed"])
-def test_a_late_answer_is_told_and_changes_nothing(world, calls, timer, events, answer):
+def test_a_late_response_is_an_event_and_changes_nothing(world, calls, timer, events, answer):
     future = world.do(calls.open, 7, timeout=2.0)
     world.do(timer.advance, 2)
     timer.advance(0.5)
@@ -158,13 +161,13 @@ def test_a_late_answer_is_told_and_changes_nothing(world, calls, timer, events, 
     assert calls.stats().late == 1
 
 
-def test_an_answer_to_nothing_is_told_and_changes_nothing(world, calls, events):
+def test_an_unmatched_response_is_an_event_and_changes_nothing(world, calls, events):
     assert not world.do(calls.received, "7", "answer")
     assert events == [UnmatchedResponse("orders", "'7'")]
     assert calls.stats().unknown == 1
 
 
-def test_a_key_that_cannot_be_shown_does_no_harm(world, calls, timer, events):
+def test_a_key_whose_repr_raises_is_named_by_its_type(world, calls, timer, events):
     class Mute:
         def __repr__(self):
             raise ZeroDivisionError
@@ -180,7 +183,7 @@ def test_a_key_that_cannot_be_shown_does_no_harm(world, calls, timer, events):
 # Deadlines
 
 
-def test_the_earlier_deadline_holds(world, calls, timer):
+def test_the_earlier_of_timeout_and_deadline_applies(world, calls, timer):
     with deadline_scope(60.0):
         short = world.do(calls.open, 1, timeout=2.0)
         scoped = world.do(calls.open, 2, timeout=100.0)
@@ -192,22 +195,22 @@ def test_the_earlier_deadline_holds(world, calls, timer):
     assert outcome(unlimited).timeout <= 60.0
 
 
-def test_a_deadline_that_has_passed_ends_the_call_before_it_is_sent(world, calls):
+def test_a_call_after_the_deadline_has_ended_when_open_returns(world, calls):
     with deadline_scope(0):
         future = world.do(calls.open, 7, timeout=2.0)
     assert outcome(future).side == "client"
 
 
-def test_a_scope_without_end_is_no_limit(world, calls, timer):
+def test_an_infinite_deadline_is_no_limit(world, calls, timer):
     with deadline_scope(float("inf")):
         world.do(calls.open, 7, timeout=None)
     assert timer.pending == 0
 
 
-# What is refused
+# Refused arguments
 
 
-def test_what_makes_no_sense_is_refused_and_leaves_no_trace(world, calls, timer):
+def test_invalid_arguments_of_open_are_refused_and_change_nothing(world, calls, timer):
     refused = [
         (TypeError, {"timeout": "2"}),
         (ConfigurationError, {"timeout": float("nan")}),
@@ -245,42 +248,44 @@ def test_an_error_must_be_an_exception(world, calls):
         (ConfigurationError, {"max_pending": 0}),
     ],
 )
-def test_a_table_says_what_is_wrong_with_its_arguments(world, error, given):
+def test_invalid_arguments_of_the_table_are_refused(world, error, given):
     with pytest.raises(error):
-        world.twin.PendingCalls(**given)
+        world.module.PendingCalls(**given)
 
 
-def test_a_timeout_that_is_left_out_is_told_by_the_name_that_users_know(calls):
+def test_the_error_for_a_missing_timeout_names_the_public_method(calls):
     with pytest.raises(TypeError, match=r"^PendingCalls\.open\(\) missing .* 'timeout'"):
         calls.open(7)
 
 
-def test_a_table_may_say_of_what_its_answers_are(world, timer):
-    with world.twin.PendingCalls[bytes](timer) as calls:
-        assert type(calls) is world.twin.PendingCalls
+def test_the_class_can_be_subscripted_with_the_response_type(world, timer):
+    with world.module.PendingCalls[bytes](timer) as calls:
+        assert type(calls) is world.module.PendingCalls
 
 
 def test_a_pending_key_is_refused_and_its_timeout_stays(world, calls, timer):
     future = world.do(calls.open, 7, timeout=2.0)
-    with pytest.raises(DuplicateKey, match="7 waits already"):
+    with pytest.raises(DuplicateKey, match="the key 7 is pending"):
         world.do(calls.open, 7, timeout=1.0)
     assert timer.pending == 1
     world.do(calls.received, 7, 1)
     assert outcome(future) == (1,)
 
 
-def test_a_full_table_refuses(world, timer):
-    with world.twin.PendingCalls(timer, max_pending=1) as calls:
+def test_a_full_table_refuses_calls_until_one_has_ended(world, timer):
+    with world.module.PendingCalls(timer, max_pending=1) as calls:
         world.do(calls.open, 1, timeout=2.0)
         with pytest.raises(TooManyCalls):
             world.do(calls.open, 2, timeout=2.0)
         assert timer.pending == 1
+        world.do(calls.received, 1, "response")
+        world.do(calls.open, 2, timeout=2.0)
     world.do(lambda: None)
 
 
-def test_a_timer_that_is_full_or_stopped_refuses_the_call_and_no_entry_is_left(world):
+def test_a_call_that_the_timer_refuses_leaves_no_entry(world):
     timer = WheelTimer(max_pending=1)
-    calls = world.twin.PendingCalls(timer)
+    calls = world.module.PendingCalls(timer)
     world.do(calls.open, 1, timeout=60.0, connection="a")
     with pytest.raises(TooManyTimeouts):
         world.do(calls.open, 2, timeout=60.0, connection="a")
@@ -291,24 +296,24 @@ def test_a_timer_that_is_full_or_stopped_refuses_the_call_and_no_entry_is_left(w
     assert world.do(calls.lost, "a", LOST) == 1
 
 
-def test_a_call_ends_in_time_although_the_timers_executor_refuses_the_task(world):
+def test_a_call_times_out_although_the_timers_executor_refuses_the_task(world):
     pool = ThreadPoolExecutor()
     pool.shutdown()
-    with WheelTimer(executor=pool) as timer, world.twin.PendingCalls(timer) as calls:
+    with WheelTimer(executor=pool) as timer, world.module.PendingCalls(timer) as calls:
         future = world.do(calls.open, 1, timeout=0.001)
         assert wait_until(lambda: world.do(future.done))
         assert isinstance(outcome(future), CallTimeout)
         assert calls.pending == 0
 
 
-# What is left behind
+# Memory
 
 
 class Value:
-    """Something that can be seen to go."""
+    """An object with weak references."""
 
 
-def test_an_answered_call_frees_its_value_and_future_although_time_is_left(world, calls):
+def test_an_answered_call_frees_its_value_and_future_before_its_timeout(world, calls):
     value = Value()
     future = world.do(calls.open, 7, timeout=1e6)
     world.do(calls.received, 7, value)
@@ -321,8 +326,8 @@ def test_an_answered_call_frees_its_value_and_future_although_time_is_left(world
         gc.enable()
 
 
-def test_the_timers_task_knows_neither_future_nor_table(world, timer):
-    calls = world.twin.PendingCalls(timer)
+def test_the_timers_task_holds_neither_future_nor_table(world, timer):
+    calls = world.module.PendingCalls(timer)
     future = world.do(calls.open, 7, timeout=1e6)
     (waiting,) = timer._timer_state.queue
     held = gc.get_referents(waiting.task)
@@ -332,8 +337,8 @@ def test_the_timers_task_knows_neither_future_nor_table(world, timer):
     world.do(lambda: None)
 
 
-def test_a_table_that_is_dropped_warns_and_leaves_no_timeout(world, timer):
-    calls = world.twin.PendingCalls(timer)
+def test_a_dropped_table_warns_and_ends_its_calls(world, timer):
+    calls = world.module.PendingCalls(timer)
     ended = []
     world.do(calls.open, 7, timeout=1e6).add_done_callback(ended.append)
     holder = [calls]
@@ -350,8 +355,8 @@ def test_a_table_that_is_dropped_warns_and_leaves_no_timeout(world, timer):
     assert isinstance(outcome(ended[0]), CallsClosed)
 
 
-def test_a_table_lives_as_long_as_someone_waits_for_one_of_its_calls(world, timer):
-    future = world.do(world.twin.PendingCalls(timer).open, 7, timeout=2.0)
+def test_a_pending_future_keeps_its_table_alive(world, timer):
+    future = world.do(world.module.PendingCalls(timer).open, 7, timeout=2.0)
     gc.collect()
     world.do(timer.advance, 2)
     assert isinstance(outcome(future), CallTimeout)
@@ -364,12 +369,77 @@ def test_a_hundred_thousand_answered_calls_leave_nothing(world, calls, timer):
             calls.received(key, key)
 
     world.do(flood)
-    book = calls._book
-    left = (book._entries, book._of, book._gone, timer._timer_state.queue)
+    tables = (calls._entries, calls._by_connection, calls._without_response)
+    left = (*tables, timer._timer_state.queue)
     assert [len(part) for part in left] == [0] * 4
     assert calls.stats().answered == 100_000
 
 
-def test_a_manual_timer_made_of_nothing_else_is_enough(world):
-    with ManualTimer() as timer, world.twin.PendingCalls(timer) as calls:
-        assert repr(calls) == f"<{world.twin.__name__}.PendingCalls 'calls' 0 pending>"
+def test_a_key_is_remembered_for_the_last_calls_without_a_response(world, calls):
+    for key in range(REMEMBERED_CALLS + 1):
+        world.do(calls.open, key, timeout=0)
+    for key in (0, 1):
+        world.do(calls.received, key, "response")
+    assert (calls.stats().unknown, calls.stats().late) == (1, 1)
+
+
+# Timeouts that meet the end of their call
+
+
+class Recorder(ManualTimer):
+    """Notes the tasks of its timeouts."""
+
+    def __init__(self):
+        super().__init__()
+        self.tasks = []
+
+    def new_timeout(self, task, delay):
+        self.tasks.append(task)
+        return super().new_timeout(task, delay)
+
+
+def test_an_expired_timeout_does_not_affect_a_later_call_with_the_same_key(world):
+    with Recorder() as timer, world.module.PendingCalls(timer) as calls:
+        world.do(calls.open, 7, timeout=2.0)
+        world.do(calls.received, 7, "response")
+        later = world.do(calls.open, 7, timeout=5.0)
+        world.do(timer.tasks[0].run, None)
+        assert outcome(later) == PENDING
+        world.do(calls.received, 7, "response")
+
+
+class Answering(ManualTimer):
+    """Takes a timeout while the response arrives."""
+
+    calls = None
+
+    def new_timeout(self, task, delay):
+        self.calls.received(7, "response")
+        return super().new_timeout(task, delay)
+
+
+def test_a_call_that_ends_while_its_timeout_is_created_leaves_no_timeout(world):
+    with Answering() as timer, world.module.PendingCalls(timer) as calls:
+        timer.calls = calls
+        future = world.do(calls.open, 7, timeout=2.0)
+        assert (outcome(future), timer.pending) == (("response",), 0)
+
+
+@pytest.mark.parametrize(
+    ("timeout_ns", "sent_ns", "side"),
+    [
+        (2 * S, None, "client"),
+        (2 * S, 2 * S - 1, "server"),
+        (2 * S, 2 * S, "client"),
+        (2 * S, 0, "server"),
+        (NEVER, 10 * S, "server"),
+    ],
+)
+def test_the_timeout_error_names_the_client_if_the_request_was_sent_too_late(
+    timeout_ns, sent_ns, side
+):
+    entry = Entry(7, None, None, 0, timeout_ns, sent_ns)
+    error = entry.timeout_error(3 * S, "orders")
+    assert (error.side, error.elapsed, error.start) == (side, 3.0, 0.0)
+    assert error.sent == (None if sent_ns is None else sent_ns / 1e9)
+    assert (error.key, error.name) == (7, "orders")

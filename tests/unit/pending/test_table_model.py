@@ -1,4 +1,4 @@
-"""Random scripts for both twins, beside a model of one dictionary."""
+"""Random operations in both worlds, compared with a model of one dictionary."""
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -23,23 +23,23 @@ class Pending(RuleBasedStateMachine):
         remove_sink(log_event)
         self.world = self.world_of()
         self.timer = ManualTimer(DeadlineHeap())
-        self.calls = self.world.twin.PendingCalls(self.timer)
+        self.calls = self.world.module.PendingCalls(self.timer)
         self.now = 0
         self.closed = False
         self.waiting: dict[int, tuple[object, object, int, int | None, int | None]] = {}
         self.remembered: set[int] = set()
         self.ends: list[tuple[object, object]] = []  # each future and how it must have ended
-        self.told: list[object] = []  # by the futures' callbacks
+        self.called: list[object] = []  # futures whose callbacks were called
         self.counts = dict.fromkeys(
             ("opened", "answered", "failed", "timed_out", "cancelled", "late", "unknown"), 0
         )
 
     def teardown(self) -> None:
         self.world.do(self.calls.close)
-        assert wait_until(lambda: self.world.do(lambda: len(self.told) == self.counts["opened"]))
-        assert len({id(future) for future in self.told}) == len(self.told)  # each told once
-        for future in self.told:
-            outcome(future)  # or asyncio complains that nobody has looked
+        assert wait_until(lambda: self.world.do(lambda: len(self.called) == self.counts["opened"]))
+        assert len({id(future) for future in self.called}) == len(self.called)  # each once
+        for future in self.called:
+            outcome(future)  # asyncio reports exceptions that were never retrieved
         self.timer.stop()
         self.world.end()
         add_sink(log_event)
@@ -69,7 +69,7 @@ class Pending(RuleBasedStateMachine):
         self.counts["opened"] += 1
         if timeout is not None and timeout <= 0:
             self.ended(key, "client", "timed_out", remember=True)
-        future.add_done_callback(self.told.append)
+        future.add_done_callback(self.called.append)
         self.world.do(lambda: None)
 
     @rule(key=KEYS)
@@ -113,7 +113,7 @@ class Pending(RuleBasedStateMachine):
     def cancel_an_ended_one(self, which: int) -> None:
         if self.ends:
             future, how = self.ends[which % len(self.ends)]
-            again = self.world_of is SyncWorld and how == CANCELLED  # asyncio says False to it
+            again = self.world_of is SyncWorld and how == CANCELLED  # asyncio returns False
             assert self.world.do(future.cancel) == again
 
     @rule(step=st.integers(0, 80))
@@ -134,18 +134,18 @@ class Pending(RuleBasedStateMachine):
             self.ended(key, CallsClosed if error is None else error, "failed", remember=True)
 
     @invariant()
-    def agrees(self) -> None:
+    def counts_agree(self) -> None:
         stats = self.calls.stats()
         assert {name: getattr(stats, name) for name in self.counts} == self.counts
         assert self.calls.pending == stats.pending == len(self.waiting)
         assert stats.opened == stats.pending + len(self.ends)
         assert self.timer.pending == sum(call[3] is not None for call in self.waiting.values())
         of = {call[1] for call in self.waiting.values()} - {None}
-        assert self.calls._book._of.keys() == of
+        assert self.calls._by_connection.keys() == of
         assert all(outcome(call[0]) == PENDING for call in self.waiting.values())
 
     @invariant()
-    def every_end_is_as_it_should_be(self) -> None:
+    def every_call_ended_as_expected(self) -> None:
         for future, how in self.ends:
             got = outcome(future)
             if how in ("client", "server"):
@@ -158,7 +158,7 @@ class Pending(RuleBasedStateMachine):
 
 
 class PendingOnALoop(Pending):
-    """The same, of the other twin."""
+    """The same for coroutines."""
 
     world_of = AioWorld
 
