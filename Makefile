@@ -30,8 +30,8 @@ test: .venv/test           ## unit and contract tests: Python and loopback socke
 
 test-all: test test-rest test-pure  ## every test; starts the registry engines that are installed
 
-test-rest: .venv/test      ## faults, interop and legacy tests
-	$(BIN)/python -m pytest $(ARGS) tests/faults tests/interop tests/legacy
+test-rest: .venv/test      ## faults and interop tests
+	$(BIN)/python -m pytest $(ARGS) tests/faults tests/interop
 
 test-etcd: .venv/test      ## the tests of etcd, with a newer etcd that is built first; needs go
 	RPCWHEEL_ETCD="$$(.ci/build_etcd)" && export RPCWHEEL_ETCD && \
