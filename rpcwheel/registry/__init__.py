@@ -1,4 +1,4 @@
-"""Services that stay published, and clients that find them, whatever happens to the registry.
+"""Service discovery: servers stay published and clients find them while the registry fails.
 
 ::
 

@@ -48,7 +48,7 @@ LOOP_CHECK_S: Final = 0.2
 """How often a thread that waits for a call on the loop looks whether the loop was closed."""
 
 LOOP_END_TIMEOUT_S: Final = 4 * HURRIED_TIMEOUT_S
-"""For which the end of a loop is held up, until the server is withdrawn."""
+"""The longest delay of the end of an event loop, for the withdrawal of the server."""
 
 
 class _LoopServer:
@@ -202,7 +202,7 @@ class Publisher(PublisherBase[Registry]):
     async def stop(
         self, grace: Duration | None = None, *, reason: str = "stop() was called", wait: bool = True
     ) -> None:
-        """Stop in order, any number of times; as in the sync twin. If canceled, the stop goes on.
+        """Stop in order, as the sync class. Idempotent. If canceled, the stop continues.
 
         Args:
             grace: Seconds for which running calls may go on. Of all that were given, the smallest

@@ -46,14 +46,14 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, repr=False)
 class Registration:
-    """An instance that a registry keeps published. Thread-safe; goes on without this object."""
+    """An instance that a registry keeps published, also without this object. Thread-safe."""
 
     _owner: Registry
     _blocking: blocking.Registration
 
     @property
     def instance(self) -> ServiceInstance:
-        """What is to be published, or was last."""
+        """The instance that is to be published, or was published last."""
         return self._blocking.instance
 
     @property
@@ -128,7 +128,7 @@ class Subscription:
 
     @property
     def snapshot(self) -> Snapshot | None:
-        """What is known now; None: nothing yet."""
+        """The present snapshot; None if there is none yet."""
         return self._blocking.snapshot
 
     async def wait(self, timeout: Duration | None = None) -> Snapshot:  # noqa: ASYNC109 - as in sync
@@ -242,7 +242,7 @@ class Registry:
         self._session = self._blocking._session
         self._subscriptions: weakref.WeakSet[Subscription] = weakref.WeakSet()
         self.policy = self._blocking.policy
-        """As it was given, or the defaults."""
+        """The given policy, or the default one."""
 
     @property
     def url(self) -> str:
@@ -261,7 +261,7 @@ class Registry:
 
     @property
     def registrations(self) -> tuple[Registration, ...]:
-        """What is registered, or not withdrawn yet."""
+        """The registrations, including those that are not withdrawn yet."""
         return tuple(Registration(self, one) for one in self._blocking.registrations)
 
     async def register(
@@ -324,7 +324,7 @@ class Registry:
             return last
 
     async def services(self) -> list[str]:
-        """Return the names of all services in the registry, in order; asks the registry."""
+        """Request the names of all services in the registry, in order."""
         names = await self._answer(self._session.services(), self._blocking._timeout_s)
         return list(names)
 

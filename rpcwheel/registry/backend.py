@@ -53,9 +53,9 @@ class View:
     """All records of one service in the engine. Immutable."""
 
     records: Mapping[str, bytes]
-    """The stored bytes by id: `ServiceInstance.encoded()`, or whatever else was found there."""
+    """The stored bytes by id: `ServiceInstance.encoded()`, or bytes that another program stored."""
     revision: int = 0
-    """Of the engine, if it has one; it only decreases if the engine lost its data."""
+    """The revision of the engine, if it has one. It decreases only if the engine lost its data."""
     changed: frozenset[str] | None = None
     """Ids whose records differ from those of the previous view given to the same watcher, including
     removed ones. None: not known, so the two views are compared. With it the cost of an update is

@@ -80,7 +80,7 @@ def changed_ids(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> froz
 
 
 class _Stale(NamedTuple):
-    """When the registry had lost an instance, and for how long it had answered by then."""
+    """The time at which an instance was lost, and the time of contact until then."""
 
     since_ns: int
     contact_ns: int
@@ -140,7 +140,7 @@ class ServiceCache:
         self._vanished: dict[str, int] = {}  # within the last lease, without DRAINING
         self._live = False  # the registry has answered
         self._written_ns: int | None = None  # age of what `remember` was given
-        self._uses_file = False  # what was remembered is shown
+        self._uses_file = False  # the instances from the file are shown
         self._suspect_ns: int | None = None  # contact, or the data, was lost then, and is not back
         self._contact_ns: int | None = None  # since then it has answered
         self._contact_before_ns = 0  # in all, before that
@@ -157,7 +157,7 @@ class ServiceCache:
             return self._begun_ns + FILE_DELAY_NS
         return self._until_ns if self._stale else NEVER
 
-    # What happens. Each method returns the events to emit.
+    # Inputs. Each method returns the events to emit.
 
     def remember(
         self, instances: Iterable[ServiceInstance], age_ns: int, now_ns: int
@@ -230,12 +230,12 @@ class ServiceCache:
         return [*events, *self.step(now_ns)]
 
     def step(self, now_ns: int) -> list[Event]:
-        """Do what is due at this time."""
+        """Perform the actions that are due."""
         waited = self._suspect_ns is not None or now_ns >= self._begun_ns + FILE_DELAY_NS
         if not self._live and self._written_ns is not None and waited:
             self._uses_file = True
         if self._stale and now_ns >= self._until_ns:
-            if now_ns - self._until_ns > FILE_DELAY_NS:  # this process stood still: what the
+            if now_ns - self._until_ns > FILE_DELAY_NS:  # the process was suspended: what the
                 self._until_ns = now_ns + FILE_DELAY_NS  # registry sent meanwhile is yet to come
                 return self._show()
             for key in self._stale:
@@ -305,7 +305,7 @@ class ServiceCache:
         return self._contact_before_ns + contact_ns
 
     def _forget_long_missing(self) -> None:
-        """If contact is back: remove what was missing for twice `stale_timeout` of contact."""
+        """If contact is back, remove instances missing for twice `stale_timeout` of contact."""
         if self._suspect_ns is None:
             return
         limit_ns = self._contact_before_ns - 2 * self._rules.stale_timeout_ns

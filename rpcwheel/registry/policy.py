@@ -98,7 +98,7 @@ RENEWALS_PER_LEASE: Final = 3
 FIRST_RETRY_S: Final = 0.2
 LONGEST_RETRY_NS: Final = 30_000_000_000
 LEAST_RETRY_NS: Final = 10_000_000
-"""Whatever the policy says: a dead registry that refuses at once must not cost a core."""
+"""A lower bound for every policy: a registry that refuses immediately must not cost a core."""
 
 LONGEST_JITTER_NS: Final = 5_000_000_000
 """Ten thousand instances in this time are 2,000 a second: one small etcd takes 2,400."""
@@ -151,7 +151,7 @@ class RegistryRules:
         """
         try:
             delay_ns = self.backoff.next_delay_ns(attempt, elapsed_ns=elapsed_ns, error=error)
-        except BaseException:  # noqa: BLE001 - a strategy of the user's; attempts must go on
+        except BaseException:  # noqa: BLE001 - an object of the user; attempts continue
             delay_ns = None
         if delay_ns is None or delay_ns == NEVER:
             delay_ns = self.longest_retry_ns

@@ -69,10 +69,10 @@ __all__ = ["Publisher", "PublisherBase", "ServerAdapter", "ServerGone"]
 R = TypeVar("R")
 
 CONNECT_TIMEOUT_S: Final = 1.0
-"""For one connection to the server's own port."""
+"""The timeout of a connection to the server's own port."""
 
 WITHDRAW_TIMEOUT_S: Final = 2.0
-"""For the registries, all at once."""
+"""The timeout of the withdrawal from all registries together."""
 
 DRAINING_NOTICE_S: Final = 0.25
 """Between DRAINING and the withdrawal, so that clients whose registry is polled see the former: two
@@ -139,7 +139,7 @@ class ServerAdapter(Protocol):
         """
 
     def stop(self, grace_s: float) -> threading.Event:
-        """Accept no more calls, let running ones go on for so long; the event is set afterwards.
+        """Accept no more calls, and let running calls continue for a time; then the event is set.
 
         A second call may only shorten the grace to 0.
 
@@ -326,7 +326,7 @@ class PublisherBase(Generic[R]):
 
     @property
     def instances(self) -> tuple[ServiceInstance, ...]:
-        """What is published, one instance for each service; () before the start."""
+        """The published instances, one for each service; () before the start."""
         return self._instances
 
     @property

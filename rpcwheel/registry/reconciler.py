@@ -109,20 +109,20 @@ class RegistrationRecord:
     """One registration: its desired and its known state. Changed by the `Reconciler` only."""
 
     instance: ServiceInstance
-    """What is to be published, or was last."""
+    """The instance that is to be published, or was published last."""
     wanted: bool = True
     generation: int = 1
     state: State = State.PENDING
     due_ns: int = NEVER
     """When its next request is due."""
     sent: dict[str, ServiceInstance] = field(default_factory=dict)
-    """What the registry may hold of it, by epoch."""
+    """The instances that the registry may have, by epoch."""
     doubt_ns: int = 0
-    """Until then a request that failed may take effect, after those that followed it."""
+    """Until this time a failed request may take effect, also after later requests."""
     lost_reason: str = ""
     """Why it was lost, until it is published again."""
     seen_ns: int | None = None
-    """When the registry was last asked and had it, in any form."""
+    """The time of the last request to which the registry answered that it has the key."""
     conflict: IdConflict = field(default_factory=IdConflict)
     attempts: int = 0
     """Failed requests in a row, of it alone."""
@@ -156,12 +156,12 @@ class BackendHealth:
         self._rules = rules
         self.up = False
         self.failures = 0
-        """In a row."""
+        """Failed requests in a row."""
         self.failed_ns = 0
         self.since_ns: int | None = None
-        """Since when it does not answer."""
+        """The time since which the registry does not answer; None if it answers."""
         self.error: BaseException | None = None
-        """Of the last request, if it has failed."""
+        """The error of the last request, if it failed."""
         self.pause_ns = 0
         """Until then, no requests but renewals."""
         self.renewal_pause_ns = 0
@@ -174,7 +174,7 @@ class BackendHealth:
         return self.answered(now_ns)
 
     def answered(self, now_ns: int) -> list[RegistryRecovered]:
-        """Note a sign of life. Pauses go on, or the requests of all processes would come at once.
+        """Note that the registry answers. Pauses continue, so that requests stay spread out.
 
         Returns the events to emit.
         """
@@ -236,7 +236,7 @@ class Reconciler:
     # The desired state
 
     def records(self) -> tuple[RegistrationRecord, ...]:
-        """What is wanted, or not gone yet."""
+        """The records that are desired, or not removed yet."""
         return tuple(one for one in self._records.values() if one.state is not State.GONE)
 
     def set_desired(self, instance: ServiceInstance, now_ns: int) -> RegistrationRecord:
@@ -329,7 +329,7 @@ class Reconciler:
         return self._begin("publish" if batch[0].wanted else "withdraw", batch, now_ns)
 
     def next_wake_ns(self) -> int:
-        """When to call `next_request` again, if nothing happens before."""
+        """The time of the next call of `next_request`, without other input."""
         if self._under_way is not None:
             return NEVER
         return min(
@@ -493,7 +493,7 @@ class Reconciler:
                 record.error = error
                 record.attempts += concerns_one
                 self._plan(record, now_ns + delay_ns * concerns_one)
-        if self.closing and not self._closing_attempts:  # nobody waits for it any more
+        if self.closing and not self._closing_attempts:  # no caller waits for it
             self._due.clear()
             return []
         return [self._failure(request, error, delay_ns)]
@@ -537,7 +537,7 @@ class Reconciler:
         return due[0][0] if due else NEVER
 
     def _take_due(self, now_ns: int) -> list[RegistrationRecord]:
-        """Take the first that are due, of one kind; `done` plans them anew."""
+        """Take the first due records with one kind of request; `done` schedules them again."""
         batch: list[RegistrationRecord] = []
         while len(batch) < self._max_batch and self._first_due_ns() <= now_ns:
             record = self._due[0][2]

@@ -51,14 +51,14 @@ KEY_FIELDS: Final = {"service", "id", "epoch"}
 
 @dataclass(frozen=True, repr=False)
 class Registration:
-    """An instance that a registry keeps published. Thread-safe; goes on without this object."""
+    """An instance that a registry keeps published, also without this object. Thread-safe."""
 
     _owner: Registry
     _record: RegistrationRecord
 
     @property
     def instance(self) -> ServiceInstance:
-        """What is to be published, or was last."""
+        """The instance that is to be published, or was published last."""
         return self._record.instance
 
     @property
@@ -168,7 +168,7 @@ class Subscription:
 
     @property
     def snapshot(self) -> Snapshot | None:
-        """What is known now; None: nothing yet."""
+        """The present snapshot; None if there is none yet."""
         return self._watch.snapshot
 
     def wait(self, timeout: Duration | None = None) -> Snapshot:
@@ -200,7 +200,7 @@ class Subscription:
 
 
 class Registry:
-    """A registry that keeps instances published whatever happens to it.
+    """A registry that keeps instances published while its backend fails.
 
     What is registered stays published through failures, restarts, wipes and expired leases of the
     registry, until it is unregistered. Failed requests are repeated without limit.
@@ -246,7 +246,7 @@ class Registry:
 
     @property
     def registrations(self) -> tuple[Registration, ...]:
-        """What is registered, or not withdrawn yet."""
+        """The registrations, including those that are not withdrawn yet."""
         return tuple(Registration(self, record) for record in self._session.records())
 
     def register(self, instance: ServiceInstance, *, wait: Duration | None = None) -> Registration:
@@ -333,7 +333,7 @@ class Registry:
             return last
 
     def services(self) -> list[str]:
-        """Return the names of all services in the registry, in order; asks the registry.
+        """Request the names of all services in the registry, in order.
 
         Raises:
             RegistryUnavailable, RegistryRefused: It can't be asked, or refuses to answer.
@@ -413,7 +413,7 @@ class Registry:
         self._session.check_open()
 
     def _known(self, service: str, wait: Duration | None) -> tuple[Snapshot | None, float]:
-        """What is known of a service that is watched, and how long to wait for an answer."""
+        """Return the snapshot of a watched service, and the time to wait for one."""
         wait_s = checked_wait(wait)
         self._check_service(service)
         known = self._session.watches.known(service)

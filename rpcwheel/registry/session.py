@@ -99,7 +99,7 @@ class LookupQueue:
         self._waiting: dict[str | None, Lookup] = {}
         self._answers: dict[str, _Answer] = {}
         self._unreadable: dict[str, ServiceCache] = {}
-        """Of services none of whose records can be read, each of which is reported once."""
+        """Services without readable records; each record is reported once."""
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
@@ -265,7 +265,7 @@ class Session:
             self._backend.refresh(service)
 
     def records(self) -> tuple[RegistrationRecord, ...]:
-        """What is registered, or not withdrawn yet."""
+        """The registrations, including those that are not withdrawn yet."""
         with self._lock:
             return self._reconciler.records()
 
@@ -361,7 +361,7 @@ class Session:
 
     @contextmanager
     def _changing(self, *, flush_now: bool = False) -> Iterator[int]:
-        """Hold the lock; then have a worker do what is due, and answer waiters."""
+        """Hold the lock; then let a worker perform due requests, and release waiters."""
         with self._lock:
             yield self._alarm.now_ns()
             if flush_now:
@@ -369,7 +369,7 @@ class Session:
         self._schedule()
 
     def _schedule(self) -> None:
-        """Have a worker do what is due, or set the timeout for it."""
+        """Let a worker perform due requests, or set a timeout for them."""
         with self._lock:
             settled = self._take_settled()
             wake_ns = 0 if self.closed or self.lookups else self._reconciler.next_wake_ns()
@@ -414,7 +414,7 @@ class Session:
             while self._make_next_request():
                 self._schedule()
             self._schedule()
-        except BaseException:  # reported by the executor; renewals must go on
+        except BaseException:  # reported by the executor; renewals continue
             with self._lock:
                 self._working = False
                 self._alarm.wake(self._alarm.now_ns() + BUG_RETRY_NS)

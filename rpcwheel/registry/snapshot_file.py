@@ -92,7 +92,7 @@ ROOT: Final = 0
 
 
 class _Kept(NamedTuple):
-    """What is known of a service in this process."""
+    """The instances of a service that this process knows."""
 
     written_s: float
     instances: tuple[ServiceInstance, ...]
@@ -138,17 +138,17 @@ class SnapshotFile:
         self._closed = False
         self._reported: set[str] = set()  # what fails, and was reported
         self._skipped: dict[str, frozenset[int]] = {}
-        """By service: hashes of the unreadable records in the file, which were reported."""
+        """Hashes of the unreadable records in the file that were reported, by service."""
         self._content: tuple[object, dict[str, _Entry]] = None, {}  # by the look of the file
         self._kept: dict[str, _Kept] = {}
         self._encoded: dict[str, dict[int, tuple[ServiceInstance, str]]] = {}
-        """By service and `id()`: its instances in JSON."""
+        """Instances and their JSON, by service and `id()` of the instance."""
         self._pause_s = 0.0
         self.reset()
         reset_after_fork(self)
 
     def reset(self) -> None:
-        """Begin anew in a forked child."""
+        """Forget everything, in a forked child."""
         self._lock = threading.Lock()
         self._dirty: set[str] = set()
         self._writing = False
@@ -203,7 +203,7 @@ class SnapshotFile:
             self._arm(max(DEBOUNCE_S, self._pause_s))
 
     def close(self) -> None:
-        """Write what is not written yet, and end. Idempotent; at most a second; never raises."""
+        """Write pending changes and end. Idempotent; takes at most a second; never raises."""
         with self._lock:
             self._closed = True
             self._alarm.clear()
@@ -453,7 +453,7 @@ def _is_entry(entry: object) -> bool:
 
 
 def _look_of(status: os.stat_result) -> tuple[int, int, int]:
-    """What tells one content of the file from another."""
+    """Values of `os.stat` by which a changed file is recognized."""
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 

@@ -215,7 +215,7 @@ def _path_is_own(scheme: str) -> bool:
         return False
     for one in entry_points(group=GROUP):
         if one.name == scheme:
-            with suppress(Exception):  # `open_backend` reports what is wrong with it
+            with suppress(Exception):  # `open_backend` reports the error
                 return bool(getattr(one.load(), "path_is_own", False))
     return False
 

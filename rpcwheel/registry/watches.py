@@ -56,7 +56,7 @@ MAX_PENDING: Final = 64
 dropped, never the first or the last."""
 
 FILE_TIMEOUT_S: Final = 0.5
-"""For the snapshot file, which is read before the first view counts: its disk may hang."""
+"""The longest wait for the snapshot file, which is read first. Its disk may hang."""
 
 
 class Listener:
@@ -96,7 +96,7 @@ class _Pending(NamedTuple):
     records: Mapping[str, bytes]
     changed: frozenset[str] | None
     last_records: Mapping[str, bytes] = NO_RECORDS
-    """Of instances that came and went in views that were merged into this one."""
+    """The records of instances that appeared and disappeared within the merged views."""
 
     def merged_with(self, earlier: _Pending) -> _Pending:
         """Return one view in place of two."""
@@ -112,7 +112,7 @@ class _Pending(NamedTuple):
 
 
 class ServiceWatch:
-    """What is known of one service. Thread-safe; the `Watcher` that the backend notifies.
+    """The known instances of one service. Thread-safe; the `Watcher` that the backend notifies.
 
     Close the backend's watch first, then this, then the `SnapshotFile`. A forked child has what was
     known and gets no updates, because the backend's threads are not there.
@@ -166,19 +166,19 @@ class ServiceWatch:
             self._updates.submit(partial(self._load, snapshots))
 
     def reset(self) -> None:
-        """Begin anew in a forked child."""
+        """Forget everything, in a forked child."""
         self._changed = threading.Condition()
         self._alarm = OneShotTimer(self._timer, self._wake, self._refused)
         self._pending: list[_Pending | str] = []  # views and reasons, no two of a kind in a row
 
     @property
     def snapshot(self) -> Snapshot | None:
-        """What is known, with its present age; None: nothing yet. Takes no lock."""
+        """The snapshot with its present age; None if there is none yet. Takes no lock."""
         shown = self._shown
         return None if shown is None else shown.at(self._clock())
 
     def add_listener(self, function: Callable[[Snapshot], object]) -> Listener:
-        """Call a function with what is known, if anything is, and at each change.
+        """Call a function with the snapshot, if there is one, and at each change.
 
         It is called on a worker, one call at a time, each with all that is known then: of several
         changes it may see only the last. What it raises is an event, `CallbackFailed`.
@@ -380,7 +380,7 @@ class WatchManager:
         reset_after_fork(self)
 
     def reset(self) -> None:
-        """Begin anew in a forked child, where no watch runs."""
+        """Forget everything, in a forked child, where no watch runs."""
         self._lock = threading.RLock()
         self._alarm = OneShotTimer(self._timer, self._rang, self._refused)
         self._watches: dict[str, ServiceWatch] = {}
@@ -417,7 +417,7 @@ class WatchManager:
         self._jobs.start()
 
     def known(self, service: str) -> Snapshot | None:
-        """What is known of a service that is watched."""
+        """The snapshot of a watched service."""
         with self._lock:
             watch = self._watches.get(service)
         return None if watch is None else watch.snapshot

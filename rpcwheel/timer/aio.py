@@ -6,7 +6,6 @@ import asyncio
 import inspect
 import math
 import time
-import warnings
 import weakref
 from typing import TYPE_CHECKING, Self
 
@@ -41,6 +40,8 @@ class AsyncWheelTimer(TimerCore):
         RuntimeError: No loop is running.
         TypeError, ConfigurationError: An argument is invalid.
     """
+
+    _how_to_stop = "call `await timer.aclose()`"
 
     def __init__(
         self,
@@ -83,7 +84,7 @@ class AsyncWheelTimer(TimerCore):
             RuntimeError: Called by a task of this timer (a coroutine may call it).
         """
         if running_loop() is self._loop:
-            self._forbid_inside_task()
+            self._forbid_inside_task(inside=self._running)
         self._stopped = True
         while self._serving and not self._running:
             time.sleep(0.0005)  # the loop, on another thread, reads the queue
@@ -110,23 +111,6 @@ class AsyncWheelTimer(TimerCore):
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self.aclose()
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.stop()
-
-    def __del__(self) -> None:
-        if not getattr(self, "_stopped", True):
-            self._stopped = True
-            pending = self.pending
-            self._end()
-            if pending:  # last: a warning may raise
-                warnings.warn(
-                    f"{self!r} was not stopped and has {pending} pending timeouts; "
-                    "call `await timer.aclose()`",
-                    ResourceWarning,
-                    source=self,
-                    stacklevel=1,
-                )
 
     def _wake(self, deadline_ns: int) -> None:
         if running_loop() is self._loop:

@@ -7,6 +7,7 @@ what it does with the result of a task (`_finish`).
 from __future__ import annotations
 
 import sys
+import warnings
 import weakref
 from bisect import bisect_left
 from collections.abc import Callable
@@ -43,6 +44,7 @@ class TimerCore(TimerBase):
     """The base class of `WheelTimer`, `AsyncWheelTimer` and `ManualTimer`."""
 
     _on_users_thread = True  # whether a KeyboardInterrupt of a task is raised to the user's code
+    _how_to_stop = ""  # for the ResourceWarning; "": no warning
 
     def __init__(
         self,
@@ -103,8 +105,30 @@ class TimerCore(TimerBase):
             slowest_task_s=self._slowest_ns / 1e9,
         )
 
+    def stop(self) -> list[Timeout]:
+        """Stop the timer, and return the pending timeouts."""
+        raise NotImplementedError
+
     def __enter__(self) -> Self:
         return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.stop()
+
+    def __del__(self) -> None:
+        """Release the pending tasks, which the garbage collector does not see in compiled form."""
+        if getattr(self, "_stopped", True):
+            return
+        description, pending = repr(self), self.pending
+        self._stopped = True
+        self._end()
+        if pending and self._how_to_stop:  # last: a warning may raise
+            warnings.warn(
+                f"{description} was not stopped; {self._how_to_stop}",
+                ResourceWarning,
+                source=self,
+                stacklevel=1,
+            )
 
     def __repr__(self) -> str:
         state = "stopped" if self.stopped else f"{self.pending} pending"
@@ -258,8 +282,8 @@ class TimerCore(TimerBase):
             except Exception as error:  # noqa: BLE001 - the user's method
                 self._report(timeout, error)
 
-    def _forbid_inside_task(self) -> None:
-        if self._running:
+    def _forbid_inside_task(self, *, inside: bool) -> None:
+        if inside:
             raise RuntimeError(
                 f"{self.name}: a task cannot stop the timer that runs it; use another thread"
             )

@@ -71,18 +71,9 @@ class ManualTimer(TimerCore):
         Raises:
             RuntimeError: Called by a task of this timer.
         """
-        self._forbid_inside_task()
+        self._forbid_inside_task(inside=self._running)
         self._stopped = True
         return self._end()
-
-    def __del__(self) -> None:
-        """Release the pending tasks, which the garbage collector does not see in compiled form."""
-        if not getattr(self, "_stopped", True):
-            self._stopped = True
-            self._end()
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.stop()
 
     def _wake(self, deadline_ns: int) -> None:
         """Do nothing: `advance` reads the queue."""

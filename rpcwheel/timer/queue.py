@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Literal
@@ -84,21 +85,15 @@ def load_form(name: Literal["native", "pure"]) -> Form:
 
 
 def _selected_form() -> Form:
-    form = _native_form_or_pure()  # loading the native form switches the GIL on
+    form = None
+    if os.environ.get("RPCWHEEL_PURE", "0") in {"", "0"}:
+        with suppress(ImportError):
+            form = load_form("native")  # switches the GIL on
     if not getattr(sys, "_is_gil_enabled", lambda: True)():
         raise ImportError(
             "rpcwheel's timer relies on the GIL: run this free-threaded Python with PYTHON_GIL=1"
         )
-    return form
-
-
-def _native_form_or_pure() -> Form:
-    if os.environ.get("RPCWHEEL_PURE", "0") not in {"", "0"}:
-        return load_form("pure")
-    try:
-        return load_form("native")
-    except ImportError:
-        return load_form("pure")
+    return form or load_form("pure")
 
 
 _form = _selected_form()

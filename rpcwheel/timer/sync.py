@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-import warnings
 import weakref
 from typing import TYPE_CHECKING
 
@@ -51,7 +50,7 @@ class WheelTimer(TimerCore):
     """
 
     _on_users_thread = False
-    _warns_if_dropped = True
+    _how_to_stop = "call stop(), or use it in a with statement"
 
     def __init__(
         self,
@@ -78,10 +77,7 @@ class WheelTimer(TimerCore):
         Raises:
             RuntimeError: Called by a task on the timer's own thread.
         """
-        if self._thread is threading.current_thread():
-            raise RuntimeError(
-                f"{self.name}: a task cannot stop the timer that runs it; use another thread"
-            )
+        self._forbid_inside_task(inside=self._thread is threading.current_thread())
         self._stopped = True
         self._timer_state.queue.limit(-1)
         self._wake_thread()
@@ -96,23 +92,10 @@ class WheelTimer(TimerCore):
         with self._ending:
             return self._end()
 
-    def __exit__(self, *exc_info: object) -> None:
-        self.stop()
-
-    def __del__(self) -> None:
-        if not getattr(self, "_stopped", True):
-            self._stopped = True
-            pending = self.pending
-            self._end()
-            self._wake_thread()
-            if pending and self._warns_if_dropped:  # last: a warning may raise
-                warnings.warn(
-                    f"{self!r} was not stopped and has {pending} pending timeouts; "
-                    "call stop(), or use it in a with statement",
-                    ResourceWarning,
-                    source=self,
-                    stacklevel=1,
-                )
+    def _end(self) -> list[Timeout]:
+        undelivered = super()._end()
+        self._wake_thread()  # to end
+        return undelivered
 
     def _reset_thread(self) -> None:
         self._thread: threading.Thread | None = None
@@ -194,7 +177,7 @@ def _run_thread(
 class _SharedTimer(WheelTimer):
     """The timer of `shared_timer()`, which is never stopped."""
 
-    _warns_if_dropped = False
+    _how_to_stop = ""
 
     def stop(self) -> list[Timeout]:
         """Raise RuntimeError: the whole process uses this timer."""

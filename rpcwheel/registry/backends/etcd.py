@@ -41,10 +41,10 @@ if TYPE_CHECKING:
 __all__ = ["EtcdBackend"]
 
 MAX_OPERATIONS: Final = 128
-"""In one transaction; etcd's default for `--max-txn-ops`."""
+"""Operations in one transaction: etcd's default for `--max-txn-ops`."""
 
 MAX_BYTES: Final = 1_000_000
-"""Of records in one transaction; etcd's default for `--max-request-bytes` is 1.5 MiB."""
+"""Bytes of records in one transaction. etcd's default for `--max-request-bytes` is 1.5 MiB."""
 
 REVOKE_TIMEOUT_S: Final = 1.0
 

@@ -93,7 +93,7 @@ INVALID_TOKEN: Final = (
     "revision of auth store is old",
     "user name is empty",
 )
-"""In etcd's error text if it does not know the token any more, or has begun to require one."""
+"""Texts in errors of etcd if the token has expired, or if etcd has begun to require one."""
 
 TLS_FAILURES: Final = (
     "TSI_PROTOCOL_FAILURE",  # in the handshake: CERTIFICATE_VERIFY_FAILED, WRONG_VERSION_NUMBER

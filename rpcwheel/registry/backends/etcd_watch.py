@@ -205,7 +205,7 @@ class EtcdWatches:
                 reason = "etcd has ended the stream"
             except RegistryError as error:
                 reason = str(error)
-            except Exception as error:  # noqa: BLE001 - a bug of ours; the watches must go on
+            except Exception as error:  # noqa: BLE001 - a bug in this package; watches continue
                 emit(TaskFailed(timer="etcd", task="watch", error=error))
                 reason = repr(error)
             with self._changed:

@@ -142,9 +142,9 @@ class WatchResponse:
     """A response on the stream."""
 
     number: int
-    """Of the watch; below zero if the response is for no watch, or does not tell for which."""
+    """The number of the watch; negative if the response is for no watch or has no number."""
     revision: int
-    """etcd's when it responded."""
+    """The revision of etcd at the time of the response."""
     created: bool = False
     canceled: bool = False
     reason: str = ""
@@ -294,7 +294,7 @@ class WatchCore:
         return self._notify_contact_lost(self._watches, why)
 
     def tick(self, now_ns: int) -> list[Action]:
-        """Do what is due; nothing before `next_wake_ns`."""
+        """Perform the due actions; none is due before `next_wake_ns`."""
         if now_ns < self.next_wake_ns or self.next_wake_ns == NEVER:
             return []
         if not self._is_open:
@@ -361,7 +361,7 @@ class WatchCore:
         return [NotifyView(number, dict(watch.records), watch.revision, changed)]
 
     def _read_if_needed(self) -> list[Action]:
-        """Read what is not read yet, as soon as no create request is without a response."""
+        """Read pending services, as soon as each create request has a response."""
         missing = {
             number: watch.prefix
             for number, watch in self._watches.items()

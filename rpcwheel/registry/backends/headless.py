@@ -48,7 +48,7 @@ __all__ = ["HeadlessBackend"]
 
 INTERVAL_S: Final = 30.0
 MIN_INTERVAL_S: Final = 5.0
-"""Between resolutions that `refresh` asks for. grpc-go and gRPC's core wait for 30 s."""
+"""Between resolutions requested by `refresh`. grpc-go and gRPC core wait for 30 s."""
 
 NO_ADDRESSES: Final = frozenset({socket.EAI_NONAME, getattr(socket, "EAI_NODATA", None)})
 """Errors by which the resolver says that the name does not exist, or has no addresses. If no name
@@ -98,7 +98,7 @@ class HeadlessBackend(RegistryBackend):
         reset_after_fork(self)
 
     def reset(self) -> None:
-        """Start anew in a forked child, where no resolution is under way."""
+        """Forget the running resolution, in a forked child."""
         self._lock = threading.RLock()  # a call that ends in a finalizer may call `refresh`
         self._running: Future[tuple[_Endpoint, ...]] | None = None
 

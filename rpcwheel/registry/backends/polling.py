@@ -108,7 +108,7 @@ class PollingWatcher:
             self._add_pending(self._watches if service is None else (service,))
 
     def report_contact_lost(self, reason: str) -> None:
-        """Tell all watchers, once until they get a view again, and read everything anew."""
+        """Call `on_contact_lost` of all watchers, once until their next view, and read again."""
         with self._lock:
             self._lost_reason = reason
             self._add_pending(self._watches, full=True)

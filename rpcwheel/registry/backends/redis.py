@@ -83,7 +83,7 @@ JOIN_TIMEOUT_S: Final = 0.3
 
 FIRST_RETRY_S: Final = 0.1
 LONGEST_RETRY_S: Final = 5.0
-"""Until the listener connects anew, at most; twice as long after each failure."""
+"""The longest wait until the listener reconnects; it doubles after each failure."""
 
 CLUSTER: Final = "Redis Cluster is not supported: give the URL of a Redis server outside a cluster"
 
@@ -120,7 +120,7 @@ class RedisBackend(RegistryBackend):
         reset_after_fork(self)
 
     def reset(self) -> None:
-        """Connect anew, also in a forked child: the sockets are the parent's there."""
+        """Reconnect; also in a forked child, where the sockets belong to the parent."""
         # Without a retry policy, redis-py repeats a request for up to 15 s.
         self._client = redis.Redis(**self._options, retry=Retry(NoBackoff(), 0))
         self._register, self._unregister, self._renew, self._check, self._reader = (
@@ -198,7 +198,7 @@ class RedisBackend(RegistryBackend):
         self._client.close()  # also ends a release that hangs
 
     def _release(self) -> None:
-        """Remove what is still published. Gives up at the first error."""
+        """Remove the instances that are still published. Ends at the first error."""
         with contextlib.suppress(RegistryError):
             self._remove(tuple(self._published.values()), self._owner)
 
@@ -333,7 +333,7 @@ def _options_of(url: RegistryUrl, settings: Settings) -> dict[str, Any]:
 
 
 def _is_read_only(error: RedisError) -> bool:
-    """Whether the server is a replica. Before Redis 7 only the text of a script's error tells."""
+    """Whether the server is a replica. Before Redis 7 only the text of the error says so."""
     return isinstance(error, ReadOnlyError) or "-READONLY " in str(error)
 
 
@@ -376,7 +376,7 @@ def _fields_and_epochs(instances: Iterable[ServiceInstance]) -> list[str]:
 
 
 class ChangeListener:
-    """A thread that receives the messages of one channel, and connects anew after errors.
+    """A thread that receives the messages of one channel, and reconnects after errors.
 
     redis-py's `PubSub.run_in_thread` (8.1.0) does not do: it sends pings, but does not notice that
     they are not answered; it does not tell that it has connected anew, after which messages may
@@ -431,7 +431,7 @@ class ChangeListener:
         thread = self._thread
         end = time.monotonic() + timeout_s
         while thread is not None and thread.is_alive() and time.monotonic() < end:
-            self._client.connection_pool.disconnect()  # again: it may just have connected anew
+            self._client.connection_pool.disconnect()  # again: it may just have reconnected
             thread.join(0.02)
 
     def _run(self) -> None:

@@ -129,7 +129,7 @@ class SqliteFile:
             return True
 
     def close(self) -> None:
-        """Close the connection for good, after the request that is running. Idempotent."""
+        """Close the connection after the running request. Idempotent."""
         with self._lock:
             self._closed = True
             self._drop()

@@ -34,7 +34,7 @@ class Tls:
     ca: str | None = None
     """File of the root certificates to trust; None: the system's."""
     cert: str | None = None
-    """File of the client's certificate chain, if the server wants one."""
+    """File of the client's certificate chain, if the server requires one."""
     key: str | None = None
     """File of the client's private key."""
     server_name: str | None = None

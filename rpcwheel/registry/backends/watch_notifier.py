@@ -53,7 +53,7 @@ class WatchNotifier:
         self._executor.add(self._call)
 
     def start(self) -> None:
-        """Call the watcher with what was added."""
+        """Call the watcher with the added items."""
         self._executor.start()
 
     def close(self) -> None:

@@ -3,9 +3,9 @@
 kazoo (2.11) reconnects with its own `KazooRetry`. What `Handler` adds was measured to be needed:
 
 * A server that has lost its data, or is behind the others, ends each connection of a client that
-  has seen more than it has. kazoo offers the same `last_zxid` again and stays SUSPENDED for ever
-  (kazoo #42). After a server hung up without an answer, the client offers 0, and is told that its
-  session has ended.
+  has seen more than it has. kazoo offers the same `last_zxid` again and stays SUSPENDED forever
+  (kazoo #42). After a server closed the connection without an answer, the client offers 0, and
+  the server answers that the session has ended.
 * A server that is just starting may never answer a connection. kazoo would wait for the timeout of
   the session, divided by the number of hosts: 15 s with one host and the default lease.
 * A server that is frozen is found by kazoo's pings. kazoo sends none while requests are sent more
@@ -248,7 +248,7 @@ class Session:
             return
         self.connection += 1
         self._lost_ns = self._lost_ns or time.monotonic_ns()
-        self._max_zxid = max(self._max_zxid, client.last_zxid)  # kazoo forgets it with the session
+        self._max_zxid = max(self._max_zxid, client.last_zxid)  # kazoo resets it with the session
         self._login_refused = client.client_state == KeeperState.AUTH_FAILED
         reason = "the session has ended" if state == KazooState.LOST else "the connection is lost"
         detail = "" if handler.error is None else f": {handler.error}"
@@ -286,7 +286,7 @@ def _stop(client: KazooClient) -> None:
 
 
 class Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types
-    """kazoo's threads and sockets, with names, and as the module's docstring says.
+    """kazoo's threads and sockets, with names and with the changes in the module's docstring.
 
     It also keeps the error of the last connection, and closes the socket of a TLS handshake that
     fails, which kazoo leaves to the garbage collector.
@@ -304,9 +304,9 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no
         self.error: Exception | None = None
         """Why the last attempt to connect failed."""
         self.heard_ns = 0
-        """When something last arrived on the connection, or it was made."""
+        """The time at which data last arrived on the connection, or the connection was made."""
         # Used by kazoo's connecting thread only
-        self._answer_timeout_s = timeout_s  # doubles, so that a slow server is not asked more often
+        self._answer_timeout_s = timeout_s  # doubles, to give a slow server time
         self._answer_end_s: float | None = None  # while the server has not answered a connection
 
     def spawn(self, func: Callable[..., object], *args: object, **options: object) -> Any:

@@ -362,7 +362,7 @@ def test_a_timer_collected_with_pending_timeouts_warns_and_ends_its_thread():
     timeout = timer.new_timeout(task, 3600.0)
     assert timeout.timer is timer
     del task
-    with pytest.warns(ResourceWarning, match="has 1 pending timeouts; call s") as warned:  # noqa: PT031
+    with pytest.warns(ResourceWarning, match="1 pending> was not stopped; call s") as warned:  # noqa: PT031
         del timer
         assert wait_until(
             lambda got=warned.list: got
