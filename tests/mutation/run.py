@@ -30,7 +30,7 @@ def tests_of(tree: Path, module: str) -> list[str]:
     if len(path.parts) == 1:
         return [f"tests/unit/test_{name}.py", "tests/unit/timer", "tests/unit/failback"]
     found = []
-    for layer in ("unit", "contract", "legacy"):
+    for layer in ("unit", "contract"):
         directory = Path("tests", layer, path.parent)
         own = sorted((tree / directory).glob(f"test_{name}*.py"))
         found += [str(file.relative_to(tree)) for file in own]
