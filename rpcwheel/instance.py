@@ -33,7 +33,7 @@ __all__ = [
 LARGEST_PORT: Final = 65535
 
 VERSION: Final = 1
-"""Of the JSON; a newer one is read as far as it is understood."""
+"""The version of the JSON form. Of a newer version, known fields are read."""
 
 MOST_METADATA: Final = 8192
 """Characters of all metadata together."""
@@ -54,7 +54,7 @@ GRPC_SCHEMES: Final = frozenset(
 
 
 class _Epoch:
-    """A word for this process; a forked child has its own."""
+    """The random epoch of this process; a forked child has its own."""
 
     def __init__(self) -> None:
         self.renew()
@@ -69,9 +69,9 @@ if hasattr(os, "register_at_fork"):
 
 
 class ServiceInstance(Policy):
-    """One server of a service, as the registry has it.
+    """One server of a service.
 
-    Immutable; `changed(weight=10)` makes another, of the same `id`. Can be a key of a dict.
+    Immutable and hashable. `replace(weight=10)` returns a copy with the same `id`.
 
     Raises:
         ConfigurationError: A value is out of range; the message says what is allowed.
@@ -81,28 +81,28 @@ class ServiceInstance(Policy):
     service: StrictStr
     """`"shop.Orders"`: letters, digits, `.`, `_` and `-`."""
     host: StrictStr
-    """Where clients reach it: a DNS name or an IP address. An address to listen on, such as
-    `0.0.0.0`, is refused."""
+    """The DNS name or IP address for clients. An address to listen on, such as `0.0.0.0`, is
+    refused."""
     port: Annotated[StrictInt, Field(ge=1, le=65535)]
     id: StrictStr = ""
-    """Known by in its service; `host:port` if left out, so that a restart replaces itself."""
+    """Unique in the service. The default is `host:port`, so a restarted server replaces itself."""
     group: StrictStr = ""
     version: StrictStr = ""
     weight: Annotated[StrictInt, Field(ge=0, le=1000)] = 100
-    """Its share of the calls, relative to the others'. 0: none, as long as others have more."""
+    """Its share of the calls, relative to other instances. 0: none, unless all have 0."""
     protocol: Literal["grpc", "grpcs"] = "grpc"
-    """`grpcs` is over TLS."""
+    """`grpcs`: gRPC over TLS."""
     zone: StrictStr = ""
     metadata: dict[StrictStr, StrictStr] = Field(default_factory=dict)
     """Values for clients: at most 8192 characters, keys and values together."""
     status: Literal["UP", "DRAINING"] = "UP"
-    """DRAINING: it goes on answering, and wants no new calls."""
+    """DRAINING: it still serves, but is to get no new calls."""
     epoch: StrictStr = Field(default_factory=lambda: _epoch.word)
-    """Of the process that published it, so that a late withdrawal does not delete a successor."""
+    """Identifies the process that published it. A late withdrawal does not delete a successor."""
     started_at: Annotated[Number, Field(ge=0, allow_inf_nan=False)] = 0.0
-    """When it began to serve: seconds since 1970 on its own clock. 0: unknown."""
+    """The start of the server: seconds since 1970 on its clock. 0: unknown."""
     extra: dict[StrictStr, Any] = Field(default_factory=dict)
-    """What a newer version of this package has written; kept as it is."""
+    """Fields that a newer version of this package has written. They are kept."""
 
     @field_validator("service")
     @classmethod
@@ -134,14 +134,14 @@ class ServiceInstance(Policy):
 
     @field_validator("extra")
     @classmethod
-    def _is_none_of_ours(cls, value: dict[str, Any]) -> dict[str, Any]:
+    def _has_no_known_names(cls, value: dict[str, Any]) -> dict[str, Any]:
         if ours := value.keys() & {*cls.model_fields, "v"}:
-            raise ConfigurationError(f"{', '.join(sorted(ours))}: give it by its own name")
+            raise ConfigurationError(f"{', '.join(sorted(ours))}: use the argument of that name")
         try:
             if value:
                 json.dumps(value, sort_keys=True, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
-            raise ConfigurationError(f"it must be what JSON can say: {error}") from None
+            raise ConfigurationError(f"it must be JSON: {error}") from None
         return value
 
     @model_validator(mode="before")
@@ -167,7 +167,7 @@ class ServiceInstance(Policy):
 
     @property
     def address(self) -> str:
-        """Host and port, to show: `10.0.0.7:50051`, `[::1]:50051`, `shop.example:50051`."""
+        """Host and port, such as `10.0.0.7:50051`, `[::1]:50051` or `shop.example:50051`."""
         return joined(self.host, self.port)
 
     @property
@@ -177,11 +177,11 @@ class ServiceInstance(Policy):
 
     @property
     def key(self) -> tuple[str, str]:
-        """Service and id: what there is one of in a registry."""
+        """Service and id, which are unique in a registry."""
         return self.service, self.id
 
     def encoded(self) -> bytes:
-        """As JSON, in the form that all engines keep."""
+        """Return the JSON that all registries store."""
         record = self.model_dump(exclude_defaults=True, exclude={"extra"})
         record |= {"epoch": self.epoch, "id": self.id}
         return json.dumps({**self.extra, **record, "v": VERSION}, sort_keys=True).encode()
@@ -210,8 +210,8 @@ class ServiceInstance(Policy):
 
 
 Source = Literal["live", "stale", "cache"]
-"""Where a snapshot comes from: the registry; the registry, with instances in it that are missing
-there for now (`Snapshot.stale`); a file of an earlier run, as the registry was not reached yet."""
+"""The source of a snapshot. "live": the registry. "stale": the registry, and instances that it has
+lost (`Snapshot.stale`). "cache": the file of an earlier run; the registry has not answered yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,14 +220,14 @@ class Snapshot:
 
     service: str
     instances: tuple[ServiceInstance, ...] = ()
-    """In the order of their ids."""
+    """Sorted by id."""
     revision: int = 0
-    """Counts up with each change that this process has seen."""
+    """Increases with each change that this process has seen."""
     source: Source = "live"
     stale: frozenset[str] = frozenset()
-    """The ids of those that the registry has lost, and that are kept until that is sure."""
+    """Ids of instances that the registry may have lost by accident; they are kept for a time."""
     age_s: float = 0.0
-    """Since the registry was last heard to agree; of a file, since it was written."""
+    """The time since the registry last confirmed the snapshot, or since the file was written."""
 
 
 def record_epoch(data: bytes) -> str | None:
@@ -244,7 +244,7 @@ Instances = tuple[ServiceInstance, ...]
 
 
 def differences(before: Instances, after: Instances) -> tuple[Instances, Instances]:
-    """Return two tuples without their common beginning and end: what went and what came.
+    """Return two tuples without their common beginning and end: removed and added instances.
 
     Compares objects by identity, in C: about 20 ns for each.
     """
@@ -303,9 +303,9 @@ def grpc_target(host: str, port: int) -> str:
 def explicit_target(target: str) -> str:
     """Return a target of gRPC in which no host name is read as a scheme.
 
-    gRPC reads one in `unix:50051` and in `dns:50051`: it connects to the Unix socket `50051` of the
-    working directory, and to the host `50051`. If what follows a scheme and a colon is a port, the
-    target is `host:port` here: `dns:///unix:50051`. That Unix socket is `unix:./50051`.
+    gRPC reads a scheme in `unix:50051` and in `dns:50051`: it connects to the Unix socket `50051`
+    of the working directory, and to the host `50051`. Here a scheme, a colon and a port mean
+    `host:port`, and become `dns:///unix:50051`. The target of that Unix socket is `unix:./50051`.
 
     All other targets are returned as they are.
     """
@@ -324,11 +324,11 @@ def _is_unspecified(host: str) -> bool:
 
 
 def joined(host: str, port: int) -> str:
-    """`host:port`, with brackets where an IPv6 address needs them."""
+    """Return `host:port`, with brackets around an IPv6 address."""
     host = host.removeprefix("[").removesuffix("]")
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def started_now() -> float:
-    """For `started_at`."""
+    """Return the present time for `started_at`."""
     return round(time.time(), 3)

@@ -1,25 +1,34 @@
-"""One timer for everything that waits: start and cancel in O(1), one thread for a million timeouts.
+"""Timers: start and cancel timeouts in O(1), on one thread for a million of them.
 
-A timer is a *queue* (which structure holds the timeouts) in a *driver* (what turns it)::
+A timer consists of a *queue* of timeouts and a *driver* that runs them::
 
     from rpcwheel.timer import HashedWheel, WheelTimer
 
     with WheelTimer() as timer:                               # a thread, and the fastest queue
         timeout = timer.new_timeout(lambda timeout: print("late"), 2.0)
-        timeout.cancel()                                      # True: it will never start
+        timeout.cancel()                                      # True: the task will never start
 
-    netty = WheelTimer(HashedWheel(tick=0.1, slots=512))      # any queue goes with any driver
+    netty = WheelTimer(HashedWheel(tick=0.1, slots=512))      # any queue works with any driver
     netty.stop()
 
-Drivers: `WheelTimer` (a thread), `AsyncWheelTimer` (an event loop), `ManualTimer` (your hand, for
-tests); `shared_timer()` is the one of this process. Queues: `HierarchicalWheel` (levels of 64
-slots: the default where compiled), `SparseWheel` (a slot for each tick in use: the default in pure
-Python), `HashedWheel` (one ring and rounds: Netty's and Dubbo's), `DeadlineHeap` (a heap, exact to
-the nanosecond: asyncio's, kept as the yardstick). Jobs that come again are `PeriodicTask` and
-`RetryTask`: one-shot tasks that submit themselves once more.
+Drivers:
 
-Promises: never early; late by less than a tick and the wake-up; `cancel()` that returns True means
-the task will never start; no wake-ups without need; what a task raises harms only itself.
+- `WheelTimer` runs tasks on a thread. `shared_timer()` is the one of this process.
+- `AsyncWheelTimer` runs tasks on an event loop.
+- `ManualTimer` runs tasks when a test advances its clock.
+
+Queues:
+
+- `HierarchicalWheel`: levels of 64 slots. The default in compiled form.
+- `SparseWheel`: a dict of slots. The default in pure Python.
+- `HashedWheel`: one ring of slots, as in Netty and Dubbo.
+- `DeadlineHeap`: a heap, exact to the nanosecond, as in asyncio.
+
+`PeriodicTask` and `RetryTask` run a function repeatedly.
+
+Guarantees: A task never starts early, and late by less than a tick plus the wake-up. If `cancel()`
+returns True, the task never starts. Without due timeouts there are no wake-ups. An exception of a
+task does not affect other tasks.
 """
 
 from typing import TYPE_CHECKING

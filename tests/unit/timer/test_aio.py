@@ -387,9 +387,7 @@ def test_an_aio_timer_collected_with_pending_timeouts_warns_and_releases_its_tas
         gone = weakref.ref(timer), weakref.ref(task)
         timeout = timer.new_timeout(task, 0.01)
         del task
-        with pytest.warns(
-            ResourceWarning, match="1 pending> was not stopped; call `await"
-        ):
+        with pytest.warns(ResourceWarning, match="1 pending> was not stopped; call `await"):
             del timer
         assert timeout.cancelled()
         await asyncio.sleep(0.02)  # the handle is still in the loop, and does nothing
