@@ -90,7 +90,7 @@ class KitBase(
         Publisher,
     ]
 ):
-    """A kit without the methods that wait, and without those that make channels."""
+    """Everything of a kit except `channel`, `client_interceptors`, `flush` and `close`."""
 
     _world: ClassVar[str]
     """The name of the modules of this world: "sync" or "aio"."""

@@ -1,5 +1,6 @@
 """What a kit is in both worlds: its settings, where they come from, what it shows of itself."""
 
+import inspect
 from functools import partial
 
 import pytest
@@ -19,6 +20,8 @@ from rpcwheel import (
     RetryPolicy,
 )
 from rpcwheel.kit import KitPolicy
+from rpcwheel.options import server_options
+from rpcwheel.registry.publisher import PublisherBase
 
 RETRY = RetryPolicy(retry_on={"UNAVAILABLE"}, max_attempts=4)
 
@@ -148,3 +151,29 @@ def test_invalid_settings_are_refused(kind):
         (partial(kind.from_policy, None), TypeError, of_a_policy),
     ]
     assert not_refused_so(rows) == []
+
+
+def parameters_of(function):
+    return {one.name: one.default for one in inspect.signature(function).parameters.values()}
+
+
+def test_serve_has_the_parameters_of_a_publisher(kind):
+    publisher = parameters_of(PublisherBase.__init__)
+    renamed = {"registry", "services", "policy", "timer", "on_serving", "signals"}
+    assert parameters_of(kind.serve).items() >= {
+        (name, default) for name, default in publisher.items() if name not in renamed
+    }
+
+
+def test_server_options_has_the_parameters_of_the_function(kind):
+    own = parameters_of(kind.server_options)
+    del own["self"]
+    assert own == parameters_of(server_options)
+
+
+def test_channel_has_the_parameters_of_insecure_channel(kind):
+    renamed = {"registry", "policy", "registry_policy", "on_subchannel", "on_removed", "timer"}
+    assert (
+        parameters_of(rpcwheel.insecure_channel).keys() - renamed
+        <= parameters_of(kind.channel).keys()
+    )
