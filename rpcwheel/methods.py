@@ -10,7 +10,7 @@ from pydantic import AfterValidator, WithJsonSchema
 
 from rpcwheel.errors import ConfigurationError
 
-__all__ = ["MethodPattern", "checked_pattern", "matches", "specificity"]
+__all__ = ["PATTERN_SCHEMA", "MethodPattern", "checked_pattern", "matches", "specificity"]
 
 _FORM: Final = re.compile(r"\*|/[\w.*]+/[\w*]+", re.ASCII)
 """Names of protobuf and `*`. Other wildcards would be accepted and never match."""
@@ -36,11 +36,10 @@ def checked_pattern(pattern: str) -> str:
     raise ConfigurationError(f"{pattern!r} names no methods; {hint} {_KNOWN}")
 
 
-MethodPattern = Annotated[
-    str,
-    AfterValidator(checked_pattern),
-    WithJsonSchema({"type": "string", "pattern": r"^(\*|/[A-Za-z0-9_.*]+/[A-Za-z0-9_*]+)$"}),
-]
+PATTERN_SCHEMA: Final = {"type": "string", "pattern": r"^(\*|/[A-Za-z0-9_.*]+/[A-Za-z0-9_*]+)$"}
+"""The JSON schema of a pattern."""
+
+MethodPattern = Annotated[str, AfterValidator(checked_pattern), WithJsonSchema(PATTERN_SCHEMA)]
 """`"/package.Service/Method"`, where `*` stands for any number of characters; or `"*"`."""
 
 

@@ -211,7 +211,9 @@ def _delay(value: object) -> object:
         if not seconds:
             return 0.0
         if seconds < 0:
-            raise ConfigurationError(f"it must be zero or a finite time above, not {shown(value)}")
+            raise ConfigurationError(
+                f"it must be a finite time of zero or more, not {shown(value)}"
+            )
     return _seconds(value)
 
 

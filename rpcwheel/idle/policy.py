@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Annotated, ClassVar, Final, Literal, Self
 
-from pydantic import BeforeValidator, StrictBool, model_validator
+from pydantic import BeforeValidator, StrictBool, WithJsonSchema, model_validator
 
-from rpcwheel.durations import NEVER, Duration, to_ns
+from rpcwheel.durations import Duration, to_ns
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.methods import MethodPattern
-from rpcwheel.policy import Policy, Seconds, checked
+from rpcwheel.methods import PATTERN_SCHEMA, MethodPattern
+from rpcwheel.policy import Delay, Policy, Seconds
 
 __all__ = ["HEALTH_METHODS", "IdlePolicy"]
 
@@ -21,17 +20,11 @@ def _as_tuple(patterns: object) -> object:
     return (patterns,) if isinstance(patterns, str) else patterns
 
 
-def _not_negative(value: object) -> object:
-    """Refuse a negative or infinite time."""
-    if isinstance(value, (int, float, timedelta)) and not isinstance(value, bool):
-        value_ns = checked(lambda given: to_ns(given, what="it"), value)
-        if value_ns < 0 or value_ns == NEVER:
-            raise ConfigurationError(f"it must be a finite time of zero or more, not {value!r}")
-    return value
-
-
-Patterns = Annotated[tuple[MethodPattern, ...], BeforeValidator(_as_tuple)]
-GracePeriod = Annotated[float | timedelta, BeforeValidator(_not_negative)]
+Patterns = Annotated[
+    tuple[MethodPattern, ...],
+    BeforeValidator(_as_tuple),
+    WithJsonSchema({"anyOf": [PATTERN_SCHEMA, {"type": "array", "items": PATTERN_SCHEMA}]}),
+]
 
 
 class IdlePolicy(Policy):
@@ -68,7 +61,7 @@ class IdlePolicy(Policy):
     no call is in flight. gRPC's `max_connection_age` (`server_options(connection_age=...)`) asks
     the client with GOAWAY to leave first. None: no limit."""
 
-    max_age_grace: GracePeriod = 30.0
+    max_age_grace: Delay = 30.0
     """Seconds that calls on a connection which is too old may still take. Then they end with
     UNAVAILABLE, and the connection is closed."""
 

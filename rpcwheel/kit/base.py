@@ -232,7 +232,7 @@ class KitBase(
         self._timer = checked_timer(timer)
         for one in (policy, *policy.methods.values()):
             if one.failback is not None:
-                self._load("failback").FailbackInvoker(one.failback)  # refuses it now if it must
+                self._load("failback").FailbackInvoker(one.failback)  # checks dead_letter
         self._queues: Any = self._load("interceptors").FailbackQueues(self._timer)
         self._manager: Any = None
         if policy.heartbeat is not None:

@@ -36,7 +36,7 @@ REFUSED = [
     ({"timeout": 60}, "timeout (60.0) is less than twice interval (60.0)"),
     (
         {"drain_timeout": -0.1},
-        "drain_timeout: it must be zero or a finite time above, not -0.1",
+        "drain_timeout: it must be a finite time of zero or more, not -0.1",
     ),
     (
         {"drain_timeout": float("inf")},

@@ -16,6 +16,7 @@ VALID = [
     *re.findall(r"^```toml\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE),
     "",
     "timeout = { timeout = false, message_timeout = 3 }\nidle = 180\nheartbeat = 10.5",
+    "idle = { heartbeats = '/shop.Orders/Ping', max_age_grace = 0 }",
     "hedging = 0\nidempotent = true\nwait_for_ready = false",
     "[methods.'/shop.Orders/*']\nretry = false\ntimeout = false\nfailback = false",
     "registry = { lease_ttl = 5, backoff = { initial = 1, max = 2, multiplier = 3 } }",
@@ -37,6 +38,7 @@ INVALID = [
     "failback = { retry_on = 'UNAVAILABLE', max_attempts = false }",
     "failback = { retry_on = 'UNAVAILABLE', overflow = 'wait' }",
     "idempotent = 1",
+    "idle = { max_age_grace = -1 }",
     "[methods.'shop.Orders/Get']\ntimeout = 1",
     "[methods.'/shop.Orders/Get']\nheartbeat = 1",
 ]
