@@ -593,8 +593,8 @@ def report_end(call: Any, pool: _Pool, subchannel: Subchannel) -> None:
 
 def _code_of(call: Any) -> str:
     """The name of its status code; "" if it has none."""
-    tell = getattr(call, "code", None)
-    code = tell() if callable(tell) else None
+    get_code = getattr(call, "code", None)
+    code = get_code() if callable(get_code) else None
     return getattr(code, "name", "")
 
 

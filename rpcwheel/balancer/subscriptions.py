@@ -1,7 +1,7 @@
 """Subscriptions to the state of a balanced channel of `grpc`.
 
 gRPC's own way costs a thread for each subchannel. Here the states are read five times a second, and
-whenever something is known to have changed, as long as somebody subscribes. A worker reads them and
+whenever something is known to have changed, while there is a subscriber. A worker reads them and
 calls the subscribers one after the other.
 """
 

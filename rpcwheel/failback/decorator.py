@@ -271,7 +271,7 @@ class _EitherInvoker(sync.FailbackInvoker):
 
 
 class _AwaitableList(list[Any]):
-    """The result of a `close` before the first call has told whether `close` is to be awaited."""
+    """The result of a `close` before the first call has shown whether `close` must be awaited."""
 
     def __await__(self) -> Generator[None, None, list[Any]]:
         yield from ()

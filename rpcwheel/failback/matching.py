@@ -34,7 +34,7 @@ def wanted(setting: str) -> str:
 
 
 class Matcher:
-    """Tells whether a setting names an error. Immutable; runs the user's predicates."""
+    """Decides whether a setting names an error. Immutable; runs the user's predicates."""
 
     __slots__ = ("_codes", "_predicates", "_strategies", "_types")
 
@@ -70,7 +70,7 @@ class Matcher:
             raise ConfigurationError(f"`{setting}` is empty; {wanted(setting)}")
 
     def __call__(self, error: BaseException, *, attempt: int, elapsed_ns: int) -> bool:
-        """Tell whether to retry after `error`, with which the `attempt`-th attempt ended.
+        """Return whether to retry after `error`, with which the `attempt`-th attempt ended.
 
         An error that is not an `Exception` never matches: KeyboardInterrupt, SystemExit, asyncio's
         CancelledError.

@@ -1,4 +1,4 @@
-"""One queued call: what is kept to make it again, its state, and what users are told of it.
+"""One queued call: the data to make it again, its state, and its description for users.
 
 A protobuf message among the arguments is kept as bytes and parsed again for every attempt: the
 caller may reuse it at once, and no attempt sees what an earlier one did to it. All other arguments

@@ -99,7 +99,7 @@ class Kit(Base):
         self._warn_not_probed(stacklevel=2)
         return client_interceptors(self._policy, timer=self._timer, queues=self._queues)
 
-    async def flush(self, timeout: Duration | None = None) -> bool:  # noqa: ASYNC109 - as the twin
+    async def flush(self, timeout: Duration | None = None) -> bool:  # noqa: ASYNC109 - as with grpc
         """Retry each queued call now, and wait until none is queued; as `rpcwheel.Kit.flush`."""
         return bool(await self._queues.flush(timeout))
 

@@ -168,12 +168,12 @@ class Publisher(PublisherBase[Registry]):
         return tuple(Registration(registry, blocking) for registry, blocking in self._published)
 
     async def start(self) -> None:
-        """Start the server if it does not run, and publish its services; as in the sync twin.
+        """Start the server if it does not run, and publish its services, as `Publisher` of grpc.
 
         If this is canceled, it is undone.
 
         Raises:
-            ConfigurationError: As in the sync twin; or with `signals=True`, the loop has a handler
+            ConfigurationError: As with `grpc`; or with `signals=True`, the loop has a handler
                 of its `add_signal_handler()`, which would be called as well.
         """
         if self._signals and (name := signal_handled_by_loop()):
@@ -216,7 +216,7 @@ class Publisher(PublisherBase[Registry]):
                 EXECUTOR.retry(self)  # it may have been refused a thread
             SIGNAL_HANDLERS.remove(self._signal_names.put)  # the main thread restores handlers
 
-    async def wait(self, timeout: Duration | None = None) -> bool:  # noqa: ASYNC109 - as the twin
+    async def wait(self, timeout: Duration | None = None) -> bool:  # noqa: ASYNC109 - as with grpc
         """Wait until it is closed, at most `timeout` seconds; returns whether it is."""
         closed: Future[None] = Future()
         remove = self._on_closed.add(partial(closed.set_result, None))

@@ -379,7 +379,7 @@ class ChangeListener:
     """A thread that receives the messages of one channel, and reconnects after errors.
 
     redis-py's `PubSub.run_in_thread` (8.1.0) does not do: it sends pings, but does not notice that
-    they are not answered; it does not tell that it has connected anew, after which messages may
+    they are not answered; it does not report that it has connected again, after which messages may
     have been missed; it connects on the caller's thread; and `stop` waits for its sleep to end.
     """
 
