@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
 from rpcwheel._concurrency.executor import EXECUTOR
-from rpcwheel._concurrency.loop import await_future, call_on_loop
+from rpcwheel._concurrency.loop import await_future, call_on_loop, running_loop
 
 from .queue import InvokerBase
 from .queued_call import SavedCall, State
@@ -139,15 +139,18 @@ async def _wait_empty(queue: RetryQueue, seconds: float) -> bool:
     return True
 
 
-def follow(
-    queue: RetryQueue, attempt: Callable[[], object], call: SavedCall, started_ns: int
-) -> Awaitable[Any]:
-    """Get an awaitable for the result of a first attempt: a task, if a loop is running."""
-    result = _first_result(queue, attempt, lambda: call, started_ns)
-    try:
-        return asyncio.get_running_loop().create_task(result)
-    except RuntimeError:
-        return result
+def follow(queue: RetryQueue, begun: object, call: SavedCall, started_ns: int) -> Awaitable[Any]:
+    """Get an awaitable for the result of a call that has begun: a task, if a loop is running.
+
+    Args:
+        queue: Takes the call if it fails.
+        begun: What the function returned.
+        call: The call, saved.
+        started_ns: When it began.
+    """
+    result = _first_result(queue, lambda: begun, lambda: call, started_ns)
+    loop = running_loop()
+    return result if loop is None else loop.create_task(result)
 
 
 async def _first_result(

@@ -243,17 +243,15 @@ class _EitherInvoker(sync.FailbackInvoker):
         if not self._awaits:
             return super().invoke(function, *args, **kwargs)
         started_ns = self._queue.now_ns()
-        attempt: Callable[[], object]
         try:
-            attempt = functools.partial(_given, function(*args, **kwargs))
+            result = function(*args, **kwargs)
         except Exception as error:  # noqa: BLE001 - raised where the result is awaited
-            attempt = functools.partial(_raise, error)
-        call = SavedCall.save(function, args, kwargs)
-        return aio.follow(self._queue, attempt, call, started_ns)
+            result = _raise(error)
+        return self._await(result, SavedCall.save(function, args, kwargs), started_ns)
 
     def _await(self, result: Any, call: SavedCall, started_ns: int) -> Any:
         self._awaits = True
-        return aio.follow(self._queue, functools.partial(_given, result), call, started_ns)
+        return aio.follow(self._queue, result, call, started_ns)
 
     def flush(self, timeout: Duration | None = None) -> Any:
         return aio.flush(self._queue, timeout) if self._awaits else super().flush(timeout)
@@ -278,11 +276,7 @@ class _AwaitableList(list[Any]):
         return self
 
 
-def _given(result: object) -> object:
-    return result
-
-
-def _raise(error: Exception) -> object:
+async def _raise(error: Exception) -> None:
     raise error
 
 

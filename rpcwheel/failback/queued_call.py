@@ -151,11 +151,11 @@ class QueuedCall:
     """Starts the next attempt; None if no timeout is pending."""
     background: BackgroundCall | None = None
     """The attempt that runs."""
+    label: str = field(init=False)
+    """The name in events and logs."""
 
-    @property
-    def label(self) -> str:
-        """The name in events and logs."""
-        return label_of(self.saved.function)
+    def __post_init__(self) -> None:
+        self.label = label_of(self.saved.function)
 
     def entry(self, now_ns: int) -> QueueEntry:
         """Describe the call for users."""

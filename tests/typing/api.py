@@ -14,7 +14,7 @@ from rpcwheel import aio as rpcwheel_aio
 from rpcwheel.call import Deadline, DeadlinePolicy, RetryPolicy, current_deadline, deadline_scope
 from rpcwheel.errors import CallTimeout
 from rpcwheel.events import Event, FailbackGaveUp, add_sink
-from rpcwheel.failback import FailbackInvoker
+from rpcwheel.failback import FailbackInvoker, QueueEntry
 from rpcwheel.options import Finding, channel_options, check_options, server_options
 from rpcwheel.pending import CallFuture, PendingCalls, PendingStats
 from rpcwheel.pending import aio as deadline_aio
@@ -71,7 +71,9 @@ async def failback() -> None:
     assert_type(push("a", urgent=True), bytes | None)
     push(1)  # type: ignore[arg-type]
     assert_type(push.failback.pending, int)
+    assert_type(push.failback.entries(), list[QueueEntry])
     assert_type(await count("a"), int)
+    assert_type(count.failback.entries()[0].next_attempt_s, float | None)
     await count.failback.close(drain_timeout=1.0)
     assert_type(FailbackInvoker(FailbackPolicy(retry_on=OSError)).flush(1.0), bool)
     assert_type(

@@ -23,7 +23,7 @@ from rpcwheel import (
     RetryPolicy,
     aio,
 )
-from rpcwheel.failback import FailbackStats, FailedCall
+from rpcwheel.failback import FailbackStats, FailedCall, QueueEntry
 from rpcwheel.heartbeat import Heartbeat
 from rpcwheel.idle import IdleConnectionDetector
 from rpcwheel.idle import aio as aio_idle
@@ -78,6 +78,7 @@ def at_work(mine: grpc.Channel) -> None:
         assert_type(kit.policy_for("/shop.Orders/Get"), MethodPolicy)
         assert_type(kit.pending, int)
         assert_type(kit.stats(), dict[str, FailbackStats])
+        assert_type(kit.entries(), dict[str, list[QueueEntry]])
         assert_type(kit.channel("orders:50051", grpc.ssl_channel_credentials()), grpc.Channel)
         assert_type(kit.heartbeats, tuple[Heartbeat, ...])
         server = grpc.server(ThreadPoolExecutor(), options=kit.server_options())
