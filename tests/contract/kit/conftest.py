@@ -1,4 +1,4 @@
-"""What the tests of the kit share."""
+"""Fixtures of the contract tests of kits."""
 
 from fixtures.shop import shop, shop_channel  # noqa: F401 - fixtures
 from fixtures.shops import make_aio_shop, make_shop, memory  # noqa: F401 - fixtures

@@ -1,10 +1,10 @@
-"""The kit at work between real channels and a real server, with `grpc.aio`."""
+"""A kit of `grpc.aio` in calls to a real server."""
 
 import grpc
 import pytest
 
 from fixtures.grpc_servers import IMPATIENT
-from fixtures.shop import UNARY_UNARY
+from fixtures.shop import SERVICE, UNARY_UNARY
 from fixtures.waiting import WAIT_S, aio_wait_until
 from rpcwheel.aio import (
     DefaultResponsePolicy,
@@ -17,6 +17,21 @@ from rpcwheel.aio import (
 from rpcwheel.errors import FailbackClosed
 
 RETRY = RetryPolicy(retry_on="UNAVAILABLE", backoff=0)
+SERVICE_CONFIG = {
+    "methodConfig": [
+        {
+            "name": [{"service": SERVICE}],
+            "timeout": "60s",
+            "retryPolicy": {
+                "maxAttempts": 4,
+                "initialBackoff": "0.001s",
+                "maxBackoff": "0.01s",
+                "backoffMultiplier": 2,
+                "retryableStatusCodes": ["UNAVAILABLE"],
+            },
+        }
+    ]
+}
 QUICK = FailbackPolicy(retry_on="UNAVAILABLE", backoff=0.01, max_attempts=None)
 PATIENT = FailbackPolicy(retry_on="UNAVAILABLE", backoff=60)
 
@@ -49,6 +64,13 @@ async def test_the_deadline_is_the_earlier_of_policy_and_caller(shop, through):
 async def test_calls_of_idempotent_methods_are_retried(shop, through):
     methods = {UNARY_UNARY: MethodPolicy(idempotent=True)}
     async with Kit(retry=RETRY, methods=methods) as kit, through(kit, shop) as channel:
+        shop.then("UNAVAILABLE", "UNAVAILABLE")
+        assert await channel.unary_unary(UNARY_UNARY)(b"a") == b"a"
+    assert len(shop.calls) == 3
+
+
+async def test_calls_are_retried_as_a_service_config_says(shop):
+    async with Kit.from_service_config(SERVICE_CONFIG) as kit, in_front(kit, shop) as channel:
         shop.then("UNAVAILABLE", "UNAVAILABLE")
         assert await channel.unary_unary(UNARY_UNARY)(b"a") == b"a"
     assert len(shop.calls) == 3

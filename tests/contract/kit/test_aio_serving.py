@@ -1,4 +1,4 @@
-"""The same of grpc.aio: a kit serves under a name, and calls by one."""
+"""A kit of `grpc.aio` publishes servers, and makes channels by name."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a kit is in both worlds: its settings, where they come from, what it shows of itself."""
+"""The settings and parameters of the kits of `grpc` and `grpc.aio`."""
 
 import inspect
 from functools import partial

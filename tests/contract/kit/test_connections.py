@@ -1,4 +1,4 @@
-"""Connections of a kit, with `grpc`: channels that it makes, servers that it looks after."""
+"""Heartbeats and idle detection of a kit of `grpc`."""
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""`options=None` is gRPC's own default; our channels take it, too."""
+"""`options=None`, gRPC's default, is accepted by all channels."""
 
 import rpcwheel
 import rpcwheel.aio

@@ -1,4 +1,4 @@
-"""A kit publishes servers, and makes channels by name with its policies and heartbeats."""
+"""A kit of `grpc` publishes servers, and makes channels by name."""
 
 import socket
 

@@ -1,4 +1,4 @@
-"""The kit at work between real channels and a real server, with `grpc`."""
+"""A kit of `grpc` in calls to a real server."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from fixtures.grpc_servers import IMPATIENT
-from fixtures.shop import UNARY_UNARY
+from fixtures.shop import SERVICE, UNARY_UNARY
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel import (
     DefaultResponsePolicy,
@@ -20,6 +20,21 @@ from rpcwheel import (
 from rpcwheel.errors import FailbackClosed
 
 RETRY = RetryPolicy(retry_on="UNAVAILABLE", backoff=0)
+SERVICE_CONFIG = {
+    "methodConfig": [
+        {
+            "name": [{"service": SERVICE}],
+            "timeout": "60s",
+            "retryPolicy": {
+                "maxAttempts": 4,
+                "initialBackoff": "0.001s",
+                "maxBackoff": "0.01s",
+                "backoffMultiplier": 2,
+                "retryableStatusCodes": ["UNAVAILABLE"],
+            },
+        }
+    ]
+}
 QUICK = FailbackPolicy(retry_on="UNAVAILABLE", backoff=0.01, max_attempts=None)
 PATIENT = FailbackPolicy(retry_on="UNAVAILABLE", backoff=60)
 
@@ -50,6 +65,14 @@ def test_calls_of_idempotent_methods_are_retried(shop, shop_channel, through):
         shop.then("UNAVAILABLE", "UNAVAILABLE")
         assert call(b"a") == b"a"
     assert len(shop.calls) == 3
+
+
+def test_calls_are_retried_as_a_service_config_says(shop, shop_channel):
+    with Kit.from_service_config(SERVICE_CONFIG) as kit:
+        shop.then("UNAVAILABLE", "UNAVAILABLE")
+        assert kit.intercept_channel(shop_channel).unary_unary(UNARY_UNARY)(b"a") == b"a"
+    assert len(shop.calls) == 3
+    assert 0 < shop.calls[0].time_remaining <= 60
 
 
 def test_a_failed_call_gets_the_default_response(shop, shop_channel):

@@ -1,4 +1,4 @@
-"""A kit at servers that freeze: its channels move on, by address and by name."""
+"""Channels of a kit, by address and by name, to servers that freeze."""
 
 import asyncio
 

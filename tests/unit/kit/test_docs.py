@@ -1,4 +1,4 @@
-"""The pages say what is so: every setting and default, a file, variables, and every event."""
+"""The documents list every setting with its default, and every event; their examples work."""
 
 import logging
 import re

@@ -1,4 +1,4 @@
-"""The settings of connections beside those of calls."""
+"""`KitPolicy`: a `CallPolicy` with settings of connections."""
 
 from datetime import timedelta
 

@@ -1,4 +1,4 @@
-"""What gRPC's service config means for a kit."""
+"""The policy that is made from a service config of gRPC."""
 
 import json
 import re
