@@ -60,6 +60,7 @@ from .retry import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from datetime import timedelta
+    from typing import Unpack
 
     from rpcwheel.durations import Duration
     from rpcwheel.failback.policy import FailbackPolicy
@@ -67,7 +68,7 @@ if TYPE_CHECKING:
     from rpcwheel.timer import Timeout
     from rpcwheel.timer.api import Timer
 
-    from .policy import CallPolicy
+    from .policy import CallPolicy, MethodSettings
 
 __all__ = [
     "ANSWER_KEY",
@@ -276,7 +277,7 @@ CALL_OPTIONS: Final[ContextVar[CallOptions | None]] = ContextVar("rpcwheel_optio
 
 
 @contextmanager
-def call_options(**options: Any) -> Iterator[None]:
+def call_options(**options: Unpack[MethodSettings]) -> Iterator[None]:
     """Set other policies for the calls that begin in a `with` block, sync and aio.
 
     Applies to calls through channels and interceptors of rpcwheel. An argument of the call itself

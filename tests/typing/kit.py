@@ -67,6 +67,13 @@ def settings() -> None:
     RetryPolicy(retry_on="UNAVAILABLE", max_attempts="3")  # type: ignore[arg-type]
 
 
+def options_of_calls() -> None:
+    with call_options(timeout=timedelta(seconds=2), retry=None, idempotent=True):
+        pass
+    call_options(timout=2.0)  # type: ignore[call-arg]
+    call_options(timeout="2")  # type: ignore[arg-type]
+
+
 def at_work(mine: grpc.Channel) -> None:
     with Kit(timeout=2.0) as kit:
         assert_type(kit, Kit)
