@@ -23,6 +23,7 @@ from rpcwheel import (
     RetryPolicy,
     aio,
 )
+from rpcwheel.call import call_options
 from rpcwheel.failback import FailbackStats, FailedCall, QueueEntry
 from rpcwheel.heartbeat import Heartbeat
 from rpcwheel.idle import IdleConnectionDetector
