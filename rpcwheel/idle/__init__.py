@@ -1,4 +1,4 @@
-"""Connections of a gRPC server: who is connected, and closing what is not used.
+"""Connections of a gRPC server: lists them, and closes those that are not used.
 
     from rpcwheel.idle import ConnectionTable, IdleConnectionDetector
 
@@ -13,13 +13,13 @@
 
 `IdlePolicy` has the limits: no message read or written, not read, not written, too old (Dubbo's
 `CloseTimerTask`). Only calls count as use: heartbeats and HTTP/2 pings do not keep a connection
-open. A call in flight does, and an open stream too, unless the policy says otherwise. Idle is not
-dead: to find clients that are gone, have the server send keepalive pings.
+open. A call in flight does, and an open stream too, unless the policy says otherwise. Idle
+does not mean dead: to find clients that are frozen or cut off, use keepalive pings of the server.
 
 gRPC does not expose its connections. They are found among the sockets of the process, on Linux, for
 TCP. A connection is shut down after its streams were ended with UNAVAILABLE and the reason; its
 client reconnects for its next call. Only sockets on the server's own ports are touched. Two servers
-that share address and port in one process (`SO_REUSEPORT`) can't be told apart.
+that share address and port in one process (`SO_REUSEPORT`) cannot be distinguished.
 
 The shutdown is not preceded by GOAWAY. A client that calls in the same moment may get UNAVAILABLE.
 If that matters, use gRPC's `max_connection_idle` and `max_connection_age`

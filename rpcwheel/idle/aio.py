@@ -15,8 +15,8 @@ for that.
 A call is in flight from when its handler begins until its task has ended: then its status has been
 sent. It is ended by `abort` from another task, which sends the status at once, whatever the handler
 waits for; the handler gets `CancelledError`, as if the client had left. A plain function in a pool
-can't be ended so, nor is it known when its response has been sent: its call is in flight as long as
-it runs, and the client sees the end of the connection.
+cannot be ended so, and it is not known when its response has been sent: its call is in flight as
+long as it runs, and the client sees the end of the connection.
 
 What a call holds in gRPC is freed when its task has ended, and to use it afterwards corrupts memory
 (`rpc_state.call`, grpcio 1.85). So the task is checked right before, on the loop.
@@ -86,9 +86,6 @@ class ConnectionTable(grpc.aio.ServerInterceptor):
         self._ending: set[Task] = set()
         self._can_end_late_requests = True
 
-    def __repr__(self) -> str:
-        return f"<rpcwheel.idle.aio.ConnectionTable {len(self._table)} connections>"
-
     def intercept_service(  # type: ignore[override]  # grpc.aio takes None as grpc does
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
     ) -> Awaitable[grpc.RpcMethodHandler | None]:
@@ -114,7 +111,7 @@ class ConnectionTable(grpc.aio.ServerInterceptor):
         behavior, task = behavior_of(handler), asyncio.current_task()
         if behavior is None or task is None:
             return handler
-        self._table.has_intercepted = True
+        self._table.has_seen_calls = True
         self._arriving[task] = self._table.accounted_ns
         task.add_done_callback(self._arrived)
         begin = partial(self._begin, weakref.ref(task), details.method)
@@ -133,7 +130,7 @@ class ConnectionTable(grpc.aio.ServerInterceptor):
     def _begin(
         self, reference: weakref.ref[Task], method: str, streams: bool, context: Any
     ) -> _Call | None:
-        """Note that a call begins; None if its connection can't be found out. On any thread."""
+        """Note that a call begins; None if its connection is not known. Any thread."""
         table, call, task = self._table, None, reference()
         try:
             metadata = context.invocation_metadata()
@@ -342,7 +339,7 @@ class _Call(ServedCall):
 
 
 class IdleConnectionDetector(DetectorBase):
-    """Lists the connections of a `grpc.aio.server`, and closes those that are not used.
+    """A list of the connections of a `grpc.aio.server`, which closes those that are not used.
 
     Create it on the server's loop. It ends with the server, or by `close()`. Connections are closed
     on Linux, and only TCP connections; elsewhere, and for unix sockets, idle connections are
@@ -418,12 +415,12 @@ class IdleConnectionDetector(DetectorBase):
 
         A worker thread scans the sockets of the process, which takes milliseconds for a thousand
         connections, after a check that runs. On systems other than Linux only connections on which
-        a call was made are listed, also those that have been closed since.
+        a call was made are listed, even if they are closed by now.
         """
         return await on_worker(self._list_connections, key=("idle", id(self)))
 
     async def check(self) -> list[Connection]:
-        """Check all connections now, and close those that are idle.
+        """Check all connections now, and close idle ones.
 
         On any loop. A worker thread checks, after a check that runs.
 

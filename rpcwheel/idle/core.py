@@ -76,11 +76,13 @@ class Limits:
         self.age_ns = _limit_ns(policy.max_age)
         self.age_grace_ns = to_ns(policy.max_age_grace)
         self.request_ns = _limit_ns(policy.request_timeout)
-        self.request_check_ns = _third(self.request_ns)
+        self.check_ns = _limit_ns(policy.check_interval)
         if policy.check_interval is None:
-            self.check_ns = _third(min(self.idle_ns, self.read_ns, self.write_ns, self.age_ns))
-        else:
-            self.check_ns = to_ns(policy.check_interval)
+            shortest_ns = min(
+                self.idle_ns, self.read_ns, self.write_ns, self.age_ns, self.request_ns
+            )
+            if shortest_ns != NEVER:
+                self.check_ns = max(1, shortest_ns // CHECKS_PER_LIMIT)
         self.close_streams = policy.close_streams
         self.count_heartbeats = policy.count_heartbeats
         self.report_only = policy.action == "report"
@@ -88,10 +90,6 @@ class Limits:
 
 def _limit_ns(limit: Duration | None) -> int:
     return NEVER if limit is None else to_ns(limit)
-
-
-def _third(limit_ns: int) -> int:
-    return NEVER if limit_ns == NEVER else max(1, limit_ns // CHECKS_PER_LIMIT)
 
 
 class Activity:

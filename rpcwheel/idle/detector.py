@@ -2,7 +2,7 @@
 
 A round runs on a worker thread, never on the timer's: it asks the kernel about each connection. It
 is a scan of the process's sockets, a decision for each connection, and an attempt to close those of
-which that was decided. A connection that can't be closed yet (a status is still on its way to the
+which that was decided. A connection that cannot be closed yet (a status is still on its way to the
 client) is examined again in a later round, until nothing is pending. Rounds are serialized by a
 lock, and the timeout of the next is set when one has ended, so they do not pile up.
 
@@ -87,7 +87,7 @@ STOPPED: Final = (
 PAUSED: Final = "detection has stopped until check() or change() is called"
 
 NO_REQUEST_TIMEOUT: Final = (
-    "request_timeout has no effect with this version of grpcio: rpcwheel can't find or end calls "
+    "request_timeout has no effect with this version of grpcio: rpcwheel cannot find or end calls "
     "whose request has not arrived; install an older grpcio"
 )
 
@@ -133,7 +133,7 @@ class DetectorBase:
         """Guards the timeout and the end; taken before the lock of the table."""
         self._closed = False
         self._timeout: Timeout | None = None
-        self._next_check_ns = self._next_request_check_ns = NEVER
+        self._next_check_ns = NEVER
         self._limited: set[str] = set()
         self._events = NotificationQueue()  # sinks may call `close()`
         self._warn_of_limits()  # raises, if warnings are errors
@@ -148,7 +148,7 @@ class DetectorBase:
             table.owner = self
         table.now_ns = self._now_ns
         table.set_heartbeats(self._policy.heartbeats)
-        self._restart_intervals()
+        self._restart_interval()
 
     # What depends on the server
 
@@ -217,7 +217,7 @@ class DetectorBase:
                 self._policy, self._limits = policy, limits
                 for entry in self._table.entries():
                     entry.pending = None
-            self._restart_intervals()
+            self._restart_interval()
         return policy
 
     def __repr__(self) -> str:
@@ -246,14 +246,10 @@ class DetectorBase:
 
     # The timer
 
-    def _restart_intervals(self) -> None:
-        with self._lock:
-            self._next_check_ns = self._after(self._limits.check_ns)
-            self._next_request_check_ns = self._after(self._limits.request_check_ns)
-            self._schedule()
-
-    def _after(self, interval_ns: int) -> int:
-        return NEVER if interval_ns == NEVER else self._now_ns() + interval_ns
+    def _restart_interval(self) -> None:
+        interval_ns = self._limits.check_ns
+        self._next_check_ns = NEVER if interval_ns == NEVER else self._now_ns() + interval_ns
+        self._schedule()
 
     def _schedule(self) -> None:
         """Set the timeout of the next round."""
@@ -264,11 +260,7 @@ class DetectorBase:
             if self._closed:
                 return
             pending = [entry.pending for entry in self._table.entries()]
-            next_ns = min(
-                self._next_check_ns,
-                self._next_request_check_ns,
-                min((one.next_ns for one in pending if one is not None), default=NEVER),
-            )
+            next_ns = min([self._next_check_ns, *(one.next_ns for one in pending if one)])
             if next_ns == NEVER:
                 return
             timer = shared_timer() if self._timer is None else self._timer
@@ -301,21 +293,19 @@ class DetectorBase:
                 return []
             events: list[Event] = []
             idle: list[Entry] = []
+            check = check or self._now_ns() >= self._next_check_ns
             try:
-                if self._now_ns() >= self._next_request_check_ns:
-                    self._next_request_check_ns = self._after(self._limits.request_check_ns)
-                    if not self._end_late_requests(self._limits.request_ns):
-                        self._report_limit("requests", NO_REQUEST_TIMEOUT)
-                if check or self._now_ns() >= self._next_check_ns:
-                    check = True
+                if check:
                     self._scan()
+                    self._check_requests()
                     idle = self._decide(events)
                 self._close_pending(events)
             finally:
                 self._events.emit(*events)
                 if check:
-                    self._next_check_ns = self._after(self._limits.check_ns)
-                self._schedule()
+                    self._restart_interval()
+                else:
+                    self._schedule()
             return self._table.connections(self._limits, idle)
 
     def _list_connections(self) -> list[Connection]:
@@ -346,8 +336,13 @@ class DetectorBase:
         for entry in table.entries():
             if entry.address is None:
                 self._report_limit(
-                    "system", f"clients at {entry.peer} can't be told apart, nor closed"
+                    "system", f"clients at {entry.peer} cannot be distinguished or closed"
                 )
+
+    def _check_requests(self) -> None:
+        limit_ns = self._limits.request_ns
+        if limit_ns != NEVER and not self._end_late_requests(limit_ns):
+            self._report_limit("requests", NO_REQUEST_TIMEOUT)
 
     def _decide(self, events: list[Event]) -> list[Entry]:
         """Find the idle connections, and decide which to close."""
@@ -372,7 +367,7 @@ class DetectorBase:
                 hidden = table.hidden_call_ns >= now_ns - reason.idle_ns
                 if entry.info is None or limits.report_only or hidden:
                     continue
-                if not (table.has_seen_calls() or entry.had_no_call()):
+                if not (table.has_seen_calls or entry.had_no_call()):
                     self._report_limit("calls", NO_CALLS)
                 elif entry.pending is None:
                     entry.pending = PendingClose(reason, now_ns)
@@ -451,14 +446,14 @@ class DetectorBase:
                 entry.pending = None
                 events.append(IdleCloseSkipped(entry.peer, step.value))
 
-    # What can't be done
+    # What is not possible
 
     def _warn_of_limits(self) -> None:
         text = None
         if not SUPPORTED:
             text = NOT_SUPPORTED
         elif self._ports.unix:
-            text = f"clients at {', '.join(self._ports.unix)} can't be told apart, nor closed"
+            text = f"clients at {', '.join(self._ports.unix)} cannot be distinguished or closed"
         if text is not None:
             warnings.warn(f"IdleConnectionDetector: {text}", RuntimeWarning, stacklevel=4)
             self._report_limit("system", text)

@@ -48,7 +48,7 @@ class IdlePolicy(Policy):
 
     request_timeout: Seconds | None = 60.0
     """Seconds that the request of a unary or response-streaming call may take to arrive, counted
-    from when the server waits for it, and up to a third more. Then the call ends with
+    from when the server waits for it, and up to two check intervals more. Then the call ends with
     DEADLINE_EXCEEDED, whatever `action` is. Its connection and other calls are not affected.
     Without a limit, a client that sends the headers of a call and no request keeps the connection
     open and occupies a thread of a threaded server for ever. Calls with a request stream have no
@@ -67,8 +67,7 @@ class IdlePolicy(Policy):
 
     check_interval: Seconds | None = None
     """Seconds between two checks of all connections, and so how late a limit may be noticed. None:
-    a third of the shortest of `idle_timeout`, `read_idle`, `write_idle` and `max_age`, as in
-    Dubbo."""
+    a third of the shortest of the limits above, as in Dubbo."""
 
     close_streams: StrictBool = False
     """Whether a stream that is open but silent is idle. It then ends with UNAVAILABLE and the

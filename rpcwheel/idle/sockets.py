@@ -5,7 +5,7 @@ the descriptors of the process, duplicates the descriptor and works with the dup
 descriptor that gRPC closes meanwhile, and whose number is reused, is never taken for the one that
 was examined. Tried with grpcio 1.60 and 1.85.
 
-A process without a free descriptor can't duplicate one. Therefore a `DescriptorSlot` reserves the
+A process without a free descriptor cannot duplicate one. Therefore a `DescriptorSlot` reserves the
 number of the duplicate beforehand.
 
 Descriptors that are not sockets are not touched: closing any duplicate of a file releases the locks
@@ -13,7 +13,7 @@ that the process has on it (fcntl(2)), SQLite's for example.
 
 A socket belongs to a server if its local address is where the server listens, as the user says, or
 where a call of the server was seen. Two servers of one process that share address and port
-(`SO_REUSEPORT`) can't be told apart.
+(`SO_REUSEPORT`) cannot be distinguished.
 
 Microseconds per descriptor; any thread. Linux only (`SUPPORTED`).
 """
@@ -79,7 +79,7 @@ IPV4_MAPPED: Final = bytes(10) + b"\xff\xff"
 """The first 12 bytes of an IPv4 address mapped into IPv6 (RFC 4291, 2.5.5.2)."""
 
 MAX_DESCRIPTORS: Final = 1 << 20
-"""Descriptors examined if they can't be listed."""
+"""Descriptors examined if they cannot be listed."""
 
 # --- Addresses -----------------------------------------------------------------------------------
 
@@ -101,7 +101,7 @@ def canonical(ip: str) -> str:
 def parse_peer(peer: str) -> Address | None:
     """Return the address in the result of `context.peer()`; None if it is not a TCP address.
 
-    For every unix socket gRPC says "unix:", so they can't be told apart.
+    For every unix socket gRPC says "unix:", so they cannot be distinguished.
     """
     family, _, rest = unquote(peer).partition(":")
     ip, _, port = rest.rpartition(":")
@@ -339,8 +339,6 @@ def _descriptors() -> Iterable[int]:
 UNIX_PORT: Final = 1
 """What gRPC's `add_insecure_port` returns for a unix socket."""
 
-HOSTS: Final = {"localhost": ("127.0.0.1", "::1"), "": (None,), "*": (None,)}
-
 ALL_IPV4: Final = "0.0.0.0"  # noqa: S104 - compared with, never bound
 ALL: Final = "::"  # gRPC accepts IPv4 connections there, too
 
@@ -441,8 +439,8 @@ def _addresses(host: str) -> tuple[str | None, ...]:
     for prefix in ("ipv4:", "ipv6:", "dns:"):
         host = host.removeprefix(prefix)
     host = host.rpartition("/")[2].removeprefix("[").removesuffix("]")
-    if host in HOSTS:
-        return HOSTS[host]
+    if host == "localhost":
+        return ("127.0.0.1", "::1")
     try:
         ip = canonical(host)
     except OSError:

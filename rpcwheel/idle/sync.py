@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 __all__ = ["ConnectionTable", "IdleConnectionDetector"]
 
 PAUSE_NS: Final = 50_000_000
-"""Time for the thread that accepts calls to accept those that have arrived."""
+"""Time for the thread that accepts calls."""
 
 MAX_DELAY_NS: Final = 50_000_000
 """If a pause takes longer by this, another thread held the interpreter all the time."""
@@ -66,9 +66,6 @@ class ConnectionTable(grpc.ServerInterceptor):
         self._observed: dict[str, tuple[grpc.RpcMethodHandler, grpc.RpcMethodHandler] | None] = {}
         """Handlers and what they were wrapped in. None: the method has a new handler for each call,
         as many interceptors create them, and none is kept in memory."""
-
-    def __repr__(self) -> str:
-        return f"<rpcwheel.idle.ConnectionTable {len(self._table)} connections>"
 
     def intercept_service(
         self,
@@ -141,8 +138,9 @@ class ConnectionTable(grpc.ServerInterceptor):
         streams: bool,
         awaits_request: bool = False,
     ) -> _Call | None:
-        """Note that a call begins; None if its connection can't be found out."""
+        """Note that a call begins; None if its connection is not known."""
         table, call = self._table, None
+        table.has_seen_calls = True
         try:
             metadata = context.invocation_metadata()
             heartbeat = table.is_heartbeat(method, metadata)
@@ -204,7 +202,7 @@ class _Call(ServedCall):
 
 
 class IdleConnectionDetector(DetectorBase):
-    """Lists the connections of a `grpc.server`, and closes those that are not used.
+    """A list of the connections of a `grpc.server`, which closes those that are not used.
 
         connections = ConnectionTable()
         server = grpc.server(pool, interceptors=[connections])
@@ -300,12 +298,12 @@ class IdleConnectionDetector(DetectorBase):
 
         Any thread. Scans the sockets of the process, which takes milliseconds for a thousand
         connections, and waits for a check that runs. On systems other than Linux only connections
-        on which a call was made are listed, also those that have been closed since.
+        on which a call was made are listed, even if they are closed by now.
         """
         return self._list_connections()
 
     def check(self) -> list[Connection]:
-        """Check all connections now, and close those that are idle.
+        """Check all connections now, and close idle ones.
 
         Any thread. Waits for a check that runs; milliseconds for a thousand connections.
 

@@ -259,7 +259,7 @@ class ServedCall:
         """Note that the handler has returned, which need not be the end of the call."""
 
     def takes_no_responses(self) -> bool:
-        """Whether nobody reads its responses any more. Any thread."""
+        """Whether its responses are no longer read. Any thread."""
         return self.is_over
 
     def finish(self, details: str) -> None:
@@ -303,8 +303,8 @@ class Requests:
 class Responses:
     """A response stream of a blocking handler that counts the messages that gRPC takes.
 
-    It ends with the call. Else a pool thread of grpc.aio would put a response where nobody reads
-    it, and block for ever (`generator_to_async_generator`, grpcio 1.85).
+    It ends with the call. Otherwise a pool thread of grpc.aio would block for ever on a queue that
+    is not read (`generator_to_async_generator`, grpcio 1.85).
     """
 
     __slots__ = ("_call", "_responses")
@@ -345,13 +345,12 @@ class Table:
         self.lock = threading.RLock()
         self.owner: object = None
         """The detector that closes these connections."""
-        self.has_intercepted = False
-        """Whether a call came in whose handler may not have begun."""
+        self.has_seen_calls = False
+        """Whether any call came in. If not, the table may not be an interceptor of the server."""
         self.hidden_call_ns = NOT_YET
-        """When a call last began of which the peer could not be found out."""
+        """When a call last began of which the peer is not known."""
         self.open_calls = 0
         """Calls in flight on all connections."""
-        self.total = 0
         self.accounted_ns = time.monotonic_ns()
         """All calls whose bytes arrived before this are known, or known to be on their way. By
         `time.monotonic_ns`. No call can arrive before the table exists."""
@@ -386,7 +385,6 @@ class Table:
             if entry is None:
                 entry = self._add(peer, parse_peer(peer), self.now_ns())
             self._attach(call, entry)
-            self.total += 1
 
     def _attach(self, call: ServedCall, entry: Entry) -> None:
         call.entry = entry
@@ -401,10 +399,6 @@ class Table:
         self.open_calls -= 1
         now_ns = None if call.finished else self.now_ns()
         call.activity.end(now_ns, streams=call.streams)
-
-    def has_seen_calls(self) -> bool:
-        """Whether any call came in. If not, the table may not be an interceptor of the server."""
-        return self.has_intercepted or self.total > 0 or self.hidden_call_ns != NOT_YET
 
     def _add(self, peer: str, address: Address | None, first_ns: int) -> Entry:
         entry = None if address is None else self._by_address.get(address)

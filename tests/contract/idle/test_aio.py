@@ -26,7 +26,7 @@ COUNTS = {"call": (1, 1), "down": (1, 3), "up": (2, 1), "both": (2, 2)}
 # --- What is seen --------------------------------------------------------------------------------
 
 
-async def test_the_messages_of_each_kind_and_style_are_counted():
+async def test_messages_of_each_kind_and_style_are_counted():
     wrong = []
     for style in [style.__name__ for style in STYLES]:
         with ManualTimer() as timer:
@@ -44,7 +44,7 @@ async def test_the_messages_of_each_kind_and_style_are_counted():
     assert not wrong
 
 
-async def test_a_handler_keeps_its_nature_and_name():
+async def test_a_wrapped_handler_has_the_kind_and_name_of_the_original():
     table = ConnectionTable()
     for style in STYLES:
         handler = KINDS[style.__name__.rpartition("_")[2].capitalize()](style)
@@ -67,7 +67,7 @@ async def test_a_handler_keeps_its_nature_and_name():
         assert behavior.__name__ == style.__name__
 
 
-async def test_a_call_is_open_while_it_runs_and_no_longer(timer):
+async def test_a_call_is_in_flight_until_it_ends(timer):
     async with idle_server(timer) as server, server.channel() as channel:
         call = channel.unary_unary("/test.Idle/Wait")(b"")
         stream = channel.unary_stream("/test.Idle/Hold")(b"")
@@ -109,7 +109,7 @@ async def test_calls_leave_no_cycle_for_the_collector(timer):
             gc.enable()
 
 
-async def test_an_interceptor_that_hides_who_calls_harms_no_call(timer, events):
+async def test_a_hidden_peer_is_reported_and_no_connection_is_closed(timer, events):
     class Hidden(grpc.aio.ServerInterceptor):
         async def intercept_service(self, continuation, details):
             handler = await continuation(details)
@@ -128,7 +128,7 @@ async def test_an_interceptor_that_hides_who_calls_harms_no_call(timer, events):
         assert "context.peer() failed" in events_of(events, IdleDetectionLimited)[0].reason
 
 
-async def test_a_handler_that_an_interceptor_runs_in_a_task_of_its_own_is_open_as_long(timer):
+async def test_a_handler_in_a_task_of_an_interceptor_is_in_flight_until_its_call_ends(timer):
     class Apart(grpc.aio.ServerInterceptor):
         async def intercept_service(self, continuation, details):
             handler = await continuation(details)
@@ -152,7 +152,7 @@ async def test_a_handler_that_an_interceptor_runs_in_a_task_of_its_own_is_open_a
 # --- The wrong world -----------------------------------------------------------------------------
 
 
-def test_a_threaded_server_is_told_which_table_to_take():
+def test_a_threaded_server_refuses_an_aio_table():
     with pytest.raises(TypeError, match=r"that of rpcwheel\.idle$"):
         ConnectionTable().intercept_service(lambda details: None, None)
 
@@ -163,7 +163,7 @@ async def test_a_table_of_the_other_world_is_refused():
         IdleConnectionDetector(server, connections=idle.ConnectionTable())
 
 
-def test_a_detector_is_made_on_a_loop():
+def test_an_aio_detector_needs_a_running_loop():
     with pytest.raises(RuntimeError, match="no running event loop"):
         IdleConnectionDetector(object(), connections=ConnectionTable())
 
@@ -181,30 +181,8 @@ async def test_an_idle_connection_is_closed(timer, events):
         await aio_wait_until(lambda: not server.snapshot())
 
 
-async def test_check_gives_the_idle_connections(timer):
-    async with idle_server(timer) as server, server.channel() as channel:
-        detector = server.detect(action="report")
-        await use(channel, "await_call")
-        await server.wait_until_quiet()
-        assert await detector.check() == []
-        await server.advance(31)
-        (one,) = await detector.check()
-        assert one.peer == server.connection().peer
-        assert one.bytes_in > 0
-        detector.close()
-        assert await detector.check() == []
-
-
-async def test_a_check_that_is_given_up_harms_nothing(timer, events):
-    async with idle_server(timer) as server, server.detect() as detector:
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(detector.check(), 0)
-        assert await detector.check() == []
-        assert events == []
-
-
 @pytest.mark.parametrize("method", ["Wait", "Hold"])
-async def test_what_is_open_ends_with_the_reason_and_its_handler_is_cancelled(timer, method):
+async def test_calls_end_with_the_reason_and_their_handlers_are_cancelled(timer, method):
     async with idle_server(timer) as server, server.channel() as channel:
         detector = server.detect(None, max_age=20, max_age_grace=1)
         kind = channel.unary_unary if method == "Wait" else channel.unary_stream
@@ -222,11 +200,11 @@ async def test_what_is_open_ends_with_the_reason_and_its_handler_is_cancelled(ti
 
 
 TRIES = (31, 0.1, 0.1)
-"""The limit passes, and a detector tries to close what is idle more than once."""
+"""The idle timeout passes, and the detector makes several attempts to close the connection."""
 
 
-async def test_a_call_that_waits_for_a_busy_loop_is_not_lost(timer, events):
-    """It has come in, but no handler has seen it, and the kernel has nothing to read any more."""
+async def test_a_call_that_waits_for_a_blocked_loop_keeps_its_connection(timer, events):
+    """gRPC has read its bytes, but no interceptor has seen it."""
     with ExitStack() as stack:
         async with idle_server(timer) as server, server.detect() as detector:
             target = f"127.0.0.1:{server.port}"
@@ -245,7 +223,7 @@ async def test_a_call_that_waits_for_a_busy_loop_is_not_lost(timer, events):
     assert not events_of(events, ConnectionClosed)
 
 
-async def test_a_call_whose_request_is_on_its_way_is_not_lost(timer, events):
+async def test_a_call_whose_request_has_not_arrived_keeps_its_connection(timer, events):
     async with idle_server(timer) as server, server.channel() as channel:
         detector = server.detect()
         await use(channel, "await_call")
@@ -264,10 +242,8 @@ async def test_a_call_whose_request_is_on_its_way_is_not_lost(timer, events):
     assert not events_of(events, ConnectionClosed)
 
 
-async def test_a_call_that_a_late_loop_saw_and_whose_request_is_on_its_way_is_not_lost(
-    timer, events
-):
-    """When it was seen says nothing of when it came."""
+async def test_a_call_that_a_blocked_loop_saw_late_keeps_its_connection(timer, events):
+    """When a call was seen does not tell when it arrived."""
     come = threading.Event()
 
     def requests():
@@ -294,8 +270,8 @@ async def test_a_call_that_a_late_loop_saw_and_whose_request_is_on_its_way_is_no
     assert not events_of(events, ConnectionClosed)
 
 
-async def test_a_plain_function_that_waits_for_its_pool_is_not_lost(timer, events):
-    """It has come in whole, but no thread is free to begin it."""
+async def test_a_plain_function_that_waits_for_a_thread_keeps_its_connection(timer, events):
+    """Its request has arrived, but no thread is free."""
     gate = threading.Event()
 
     def slow(request, context):
@@ -322,7 +298,7 @@ async def test_a_plain_function_that_waits_for_its_pool_is_not_lost(timer, event
     assert not events_of(events, ConnectionClosed)
 
 
-async def test_arguments_that_are_refused_begin_nothing(timer):
+async def test_refused_arguments_start_nothing(timer):
     server, table = grpc.aio.server(), ConnectionTable()
     threaded = grpc.server(ThreadPoolExecutor(1))
     for given, settings, text in (
@@ -339,7 +315,7 @@ async def test_arguments_that_are_refused_begin_nothing(timer):
         with pytest.raises(TypeError, match=text):
             IdleConnectionDetector(given, **{"connections": table, "timer": timer} | settings)
     assert timer.pending == 0
-    with pytest.warns(RuntimeWarning, match="can't be told apart, nor closed") as warned:
+    with pytest.warns(RuntimeWarning, match="cannot be distinguished or closed") as warned:
         detector = IdleConnectionDetector(
             server, connections=table, ports="unix:/run/x.sock", timer=timer
         )
@@ -347,7 +323,7 @@ async def test_arguments_that_are_refused_begin_nothing(timer):
     detector.close()
 
 
-async def test_it_ends_with_its_server(timer):
+async def test_detection_ends_with_the_server(timer):
     server = AioIdleServer(timer)
     detector = server.detect()
     assert await detector.check() == []
@@ -361,7 +337,7 @@ async def test_it_ends_with_its_server(timer):
     assert timer.pending == 0
 
 
-async def test_it_ends_with_the_block_and_leaves_nothing_on_the_timer(timer):
+async def test_detection_ends_with_the_block_and_leaves_no_timeout(timer):
     async with idle_server(timer) as server:
         async with server.detect() as detector:
             assert timer.pending == 1

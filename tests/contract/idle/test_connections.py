@@ -35,7 +35,7 @@ async def test_an_aio_detector_and_its_table_have_only_documented_public_names(t
         assert public(server.table) == {"intercept_service"}
 
 
-def test_connections_without_a_call_are_listed_and_what_a_call_tells_is_none(server):
+def test_before_the_first_call_user_agent_and_tls_identity_are_none(server):
     detector = server.detect()
     with server.raw(detector) as raw:
         (one,) = detector.connections()

@@ -1,4 +1,4 @@
-"""`request_timeout` of IdlePolicy: calls whose only request does not arrive, in both worlds."""
+"""`request_timeout` of IdlePolicy: calls whose single request does not arrive."""
 
 import asyncio
 import threading
@@ -30,7 +30,7 @@ def small_server(timer):
 
 
 def headers_only(opened: ExitStack, channel: grpc.Channel, method: str):
-    """A call whose request follows, if ever, at the end of the test, and what lets it go on."""
+    """A call without its request, and the event that sends the request."""
     go_on = threading.Event()
     opened.callback(go_on.set)
     requests = iter(lambda: go_on.wait(WAIT_S) and b"late", None)
@@ -80,7 +80,7 @@ def test_a_request_stream_may_be_silent_for_longer_than_the_request_timeout(smal
         call.cancel()
 
 
-def test_the_request_timeout_may_be_changed_and_taken_away(small_server):
+def test_the_request_timeout_can_be_changed_and_removed(small_server):
     detector = small_server.detect(None, request_timeout=None)
     assert small_server.timer.pending == 0
     detector.change(request_timeout=30)

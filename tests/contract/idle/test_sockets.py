@@ -1,4 +1,4 @@
-"""The sockets of a gRPC server, as the process finds them, and what closing one does to gRPC."""
+"""The sockets of a gRPC server: how they are found, and what a shutdown does to gRPC."""
 
 import socket
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +22,7 @@ def found(port: int) -> list[str]:
 
 
 class Asked:
-    """A gRPC server that answers with who asks."""
+    """A gRPC server that responds with the peer of the call."""
 
     def __init__(self, host: str) -> None:
         self._pool = ThreadPoolExecutor(2)
@@ -73,7 +73,7 @@ CASES = {
 }
 
 
-def test_a_connection_is_found_under_the_name_that_grpc_gives_it():
+def test_a_connection_has_the_name_that_grpc_gives_its_peer():
     for case, (bind, host) in CASES.items():
         if ("::1]" in host and not has_ipv6()) or "[None]" in host:
             continue  # this machine has no such address
@@ -84,7 +84,7 @@ def test_a_connection_is_found_under_the_name_that_grpc_gives_it():
             assert address == parse_peer(name), case
 
 
-def test_shutdown_frees_the_servers_descriptor_and_touches_no_other_client():
+def test_shutdown_frees_the_descriptor_of_one_connection():
     with (
         Asked("127.0.0.1") as server,
         client_of("127.0.0.1", server.port) as one,

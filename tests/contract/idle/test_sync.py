@@ -1,7 +1,8 @@
-"""ConnectionTable on a threaded server: what it counts, and which calls hold a connection."""
+"""Calls of a threaded server: what is counted, and which keep their connection open."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -18,30 +19,7 @@ ECHO = "/test.Idle/Echo"
 # --- What is seen --------------------------------------------------------------------------------
 
 
-def test_a_call_is_seen_with_its_messages_and_its_end(server, channel):
-    server.timer.advance(5)
-    assert echo(channel) == b"x"
-    assert wait_until(server.is_calm)
-    one = server.connection()
-    assert one.peer.startswith("ipv4:127.0.0.1:")
-    assert (one.calls_total, one.messages_in, one.messages_out, one.heartbeats_total) == (
-        1,
-        1,
-        1,
-        0,
-    )
-
-
-def test_a_call_is_open_until_its_answer_is_out(server, channel):
-    server.gate = threading.Event()
-    call = channel.unary_unary("/test.Idle/Echo").future(b"x")
-    assert wait_until(lambda: server.snapshot() and server.connection().calls_in_flight == 1)
-    server.gate.set()
-    assert call.result(WAIT_S) == b"x"
-    assert wait_until(server.is_calm)
-
-
-def test_the_messages_of_each_kind_of_stream_are_seen(server, channel):
+def test_messages_of_each_kind_of_stream_are_counted(server, channel):
     ups = channel.stream_unary("/test.Idle/Up")
     assert ups(iter([b"a", b"b"])) == b"read"
     boths = channel.stream_stream("/test.Idle/Both")
@@ -51,7 +29,7 @@ def test_the_messages_of_each_kind_of_stream_are_seen(server, channel):
     assert (one.calls_total, one.messages_in, one.messages_out) == (2, 5, 4)
 
 
-def test_a_stream_that_its_client_leaves_is_no_longer_open(server, channel):
+def test_a_stream_that_its_client_cancels_is_not_in_flight(server, channel):
     call = down(channel)
     assert server.connection().streams_in_flight == 1
     call.cancel()
@@ -68,7 +46,7 @@ def test_heartbeats_are_recognized_by_method_and_by_metadata(server, channel):
     assert (server.connection().calls_total, server.connection().heartbeats_total) == (1, 2)
 
 
-def test_a_health_watch_keeps_its_nature_and_holds_no_thread(timer):
+def test_a_health_watch_occupies_no_thread(timer):
     table = ConnectionTable()
     pool = ThreadPoolExecutor(1)
     server = grpc.server(pool, interceptors=[table])
@@ -89,7 +67,7 @@ def test_a_health_watch_keeps_its_nature_and_holds_no_thread(timer):
     pool.shutdown()
 
 
-def test_the_end_of_a_stream_that_is_pushed_is_no_message(timer):
+def test_the_end_of_a_pushed_stream_is_not_counted_as_a_message(timer):
     def pushing(request, context, push):
         for answer in (b"a", b"b", None):
             push(answer)
@@ -104,7 +82,7 @@ def test_the_end_of_a_stream_that_is_pushed_is_no_message(timer):
     server.close()
 
 
-def test_an_interceptor_that_hides_who_calls_harms_no_call(timer, events):
+def test_a_hidden_peer_is_reported_and_no_connection_is_closed(timer, events):
     server = IdleServer(timer, before=[around(Hidden)])
     channel = server.channel()
     assert echo(channel) == b"x"
@@ -120,71 +98,31 @@ def test_an_interceptor_that_hides_who_calls_harms_no_call(timer, events):
     server.close()
 
 
-def test_a_context_that_does_not_tell_what_it_is_takes_no_call_from_the_count(timer, events):
-    class Context:
-        """Of another's make: all that a table needs, and no more."""
+@pytest.mark.parametrize(
+    ("change", "calls", "hidden"),
+    [
+        ({"auth_context": None}, [1], False),
+        ({"add_callback": lambda callback: False}, [1], False),  # as gRPC: the call is over
+        ({"peer": lambda: ""}, [], False),  # the client has gone
+        ({"peer": None}, [], True),
+        ({"add_callback": None}, [1], True),
+    ],
+    ids=["no auth_context", "over", "client gone", "no peer", "no add_callback"],
+)
+def test_contexts_of_other_packages_leave_no_call_in_flight(timer, change, calls, hidden):
+    def context(inner):
+        names = ("peer", "add_callback", "invocation_metadata", "auth_context")
+        return SimpleNamespace(**{name: getattr(inner, name) for name in names} | change)
 
-        def __init__(self, inner):
-            self.peer, self.add_callback = inner.peer, inner.add_callback
-            self.invocation_metadata = inner.invocation_metadata
-
-    server = IdleServer(timer, before=[around(Context)])
+    server = IdleServer(timer, before=[around(context)])
     assert echo(server.channel()) == b"x"
     assert wait_until(server.is_calm)
-    server.detect().check()
-    assert server.connection().calls_total == 1
-    assert server.tracked.hidden_call_ns == NOT_YET
+    assert [one.calls_total for one in server.snapshot()] == calls
+    assert (server.tracked.hidden_call_ns != NOT_YET) is hidden
     server.close()
 
 
-def test_a_call_that_is_over_before_its_handler_begins_is_not_open_for_ever(timer):
-    class Context:
-        def __init__(self, inner):
-            self.peer, self.auth_context = inner.peer, inner.auth_context
-            self.invocation_metadata = inner.invocation_metadata
-
-        def add_callback(self, callback):
-            return False  # as grpc's own: it is over
-
-    server = IdleServer(timer, before=[around(Context)])
-    assert echo(server.channel()) == b"x"
-    assert server.is_calm()
-    server.close()
-
-
-@pytest.mark.parametrize("broken", ["add_callback", "peer"])
-def test_what_fails_while_a_call_is_counted_leaves_nothing_open(timer, broken):
-    class Context:
-        def __init__(self, inner):
-            self.peer, self.add_callback = inner.peer, inner.add_callback
-            self.invocation_metadata = inner.invocation_metadata
-            setattr(self, broken, None)
-
-    server = IdleServer(timer, before=[around(Context)])
-    assert echo(server.channel()) == b"x"
-    assert server.tracked.hidden_call_ns != NOT_YET
-    assert server.tracked.open_calls == 0
-    server.close()
-
-
-def test_a_call_whose_client_has_gone_is_no_connection(timer):
-    class Context:
-        def __init__(self, inner):
-            self.invocation_metadata = inner.invocation_metadata
-
-        def peer(self):
-            return ""
-
-    server = IdleServer(timer, before=[around(Context)])
-    assert echo(server.channel()) == b"x"
-    assert server.snapshot() == []
-    assert server.tracked.hidden_call_ns == NOT_YET
-    server.close()
-
-
-def test_calls_whose_peer_is_hidden_keep_connections_only_as_long_as_they_may_be_on_them(
-    timer, events
-):
+def test_a_hidden_call_does_not_keep_connections_that_are_used_after_it(timer, events):
     hide = around(lambda inner: inner)
     server = IdleServer(timer, before=[hide])
     server.detect()
@@ -201,7 +139,7 @@ def test_calls_whose_peer_is_hidden_keep_connections_only_as_long_as_they_may_be
 
 
 def around(context):
-    """An interceptor that gives handlers this context, made of grpc's."""
+    """An interceptor that gives handlers `context(gRPC's context)`."""
 
     class Around(grpc.ServerInterceptor):
         def intercept_service(self, continuation, details):
@@ -218,7 +156,7 @@ def around(context):
 
 
 class Hidden:
-    """A context that tells nothing."""
+    """A context without the methods of gRPC's."""
 
     def __init__(self, inner):
         self.inner = inner
@@ -228,7 +166,7 @@ class Hidden:
 
 
 class Handing(grpc.ServerInterceptor):
-    """Makes a handler of its own for each call, as most interceptors do."""
+    """Creates a handler of its own for each call, as most interceptors do."""
 
     def intercept_service(self, continuation, details):
         handler = continuation(details)
@@ -240,7 +178,7 @@ class Handing(grpc.ServerInterceptor):
 
 
 def let_the_limit_pass(server, detector, open_calls: int) -> None:
-    """And a detector try more than once."""
+    """Let the idle timeout pass, and the detector make several attempts to close connections."""
     server.wait_until_quiet(open_calls)
     server.advance(31)
     detector.check()
@@ -271,24 +209,6 @@ def test_a_connection_whose_first_call_waits_for_a_thread_is_kept(timer, before,
 
 
 @BEFORE
-def test_a_connection_whose_next_call_waits_for_a_thread_is_kept(timer, before, events):
-    server = IdleServer(timer, workers=1, before=before)
-    detector = server.detect()
-    channel = server.channel()
-    assert echo(channel) == b"x"
-    server.gate = threading.Event()
-    calls = [server.channel().unary_unary(ECHO).future(b"y")]
-    assert wait_until(lambda: server.tracked.open_calls == 1)
-    calls.append(channel.unary_unary(ECHO).future(b"y"))
-    assert wait_until(lambda: server.received_calls() == 2)
-    let_the_limit_pass(server, detector, open_calls=1 if before else 2)
-    server.gate.set()
-    assert [call.result(WAIT_S) for call in calls] == [b"y", b"y"]
-    assert not events_of(events, ConnectionClosed)
-    server.close()
-
-
-@BEFORE
 def test_a_connection_with_a_call_whose_request_has_not_arrived_is_kept(timer, before, events):
     server = IdleServer(timer, before=before)
     detector = server.detect()
@@ -306,7 +226,7 @@ def test_a_connection_with_a_call_whose_request_has_not_arrived_is_kept(timer, b
     server.close()
 
 
-def test_waiting_calls_are_counted_once_and_no_longer_than_they_last(timer):
+def test_a_call_that_waits_for_a_thread_is_counted_once(timer):
     server = IdleServer(timer, workers=1)
     server.detect()
     server.gate = threading.Event()
@@ -322,7 +242,7 @@ def test_waiting_calls_are_counted_once_and_no_longer_than_they_last(timer):
     server.close()
 
 
-def test_where_the_table_is_not_among_the_interceptors_nothing_in_use_is_closed(timer, events):
+def test_a_server_without_the_table_as_interceptor_keeps_its_connections(timer, events):
     gate = threading.Event()
     server = IdleServer(timer)
     with ThreadPoolExecutor(2) as pool:

@@ -1,4 +1,4 @@
-"""Idle connections of real servers lose their sockets, and no others do; of either world."""
+"""Idle connections of real servers are closed, and no others, with `grpc` and `grpc.aio`."""
 
 import os
 import random
@@ -14,20 +14,19 @@ from hyperframe.frame import HeadersFrame
 from fixtures.idle_worlds import (
     ECHO,
     HOLD,
-    SLOW_S,
     AioWorld,
     SyncWorld,
     echo,
     frozen_client,
     has_ipv6,
 )
-from fixtures.leaks import descriptors, left_since
+from fixtures.leaks import descriptors, opened_since
 from fixtures.raw_http2 import raw_client
 from fixtures.timers import run_threads
 from fixtures.waiting import wait_until
 from rpcwheel.events import ConnectionClosed, ConnectionIdle
 from rpcwheel.idle.sockets import SUPPORTED
-from rpcwheel.timer import WheelTimer
+from rpcwheel.timer import ManualTimer, WheelTimer
 
 pytestmark = pytest.mark.skipif(not SUPPORTED, reason="sockets are found on Linux only")
 
@@ -40,7 +39,7 @@ def closed(events) -> set[str]:
 
 
 def headers_of_a_call(method: str, stream: int = 1) -> HeadersFrame:
-    """What opens a call in HTTP/2. The numbers of the fields are those of RFC 7541, appendix A."""
+    """The frame that opens a call in HTTP/2; field numbers as in RFC 7541, appendix A."""
 
     def text(value: str) -> bytes:
         return bytes([len(value)]) + value.encode()
@@ -59,7 +58,7 @@ def headers_of_a_call(method: str, stream: int = 1) -> HeadersFrame:
     ids=["sync", "aio with TLS", "aio with IPv6"],
 )
 def test_exactly_the_idle_connections_are_closed(world, count, transport, certificates, events):
-    """Those that stay have an open stream, and so stay however long the machine stands still."""
+    """The others have an open stream, so they are kept however long the machine is stalled."""
     if transport == "IPv6" and not has_ipv6():
         pytest.skip("this machine has no ::1")
     settings = {
@@ -111,8 +110,8 @@ def test_connections_of_a_frozen_process_are_closed(world, events):
         assert wait_until(lambda: not world.connections(served))
 
 
-def test_a_frozen_client_that_takes_nothing_more_is_closed_all_the_same(world):
-    """Its kernel has no room any more, so the status of its stream never gets through."""
+def test_a_frozen_client_with_a_full_receive_buffer_is_disconnected(world):
+    """The status of its stream cannot be sent."""
     with (
         world.serve(idle_timeout=None, close_streams=True) as served,
         frozen_client(served.target, "Flood"),
@@ -133,14 +132,17 @@ def test_a_connection_with_requests_that_never_arrive_is_closed(world, calls, ev
         assert echo(served.client()) == b"x"
 
 
-def test_an_answer_that_its_client_does_not_take_is_a_call_in_flight(world):
-    with world.serve(idle_timeout=None) as served, frozen_client(served.target, "big"):
+def test_a_call_is_in_flight_until_its_client_has_read_the_response(world):
+    with (
+        ManualTimer() as timer,
+        world.serve(idle_timeout=30, timer=timer) as served,
+        frozen_client(served.target, "big"),
+    ):
         kept = served.peers()
-        assert wait_until(lambda: [o.calls_in_flight for o in world.connections(served)] == [1])
-        world.limit(served, 0.2)
-        time.sleep(SLOW_S + 0.5)  # its handler has returned, and twice the timeout has passed
+        assert wait_until(lambda: [one.messages_out for one in world.connections(served)] == [1])
+        timer.advance(31)
         assert world.check(served) == []
-        assert world.connections(served)[0].calls_in_flight == 1
+        assert [one.calls_in_flight for one in world.connections(served)] == [1]
         assert served.peers() == kept
 
 
@@ -164,16 +166,16 @@ def test_many_connections_that_come_and_go_leave_nothing(world):
 
 
 def leaked(before):
-    """What was opened since, but for the detector's own hand, which may have held a socket then."""
+    """Descriptors opened since, except the detector's own, which may have been a socket then."""
     numbers = {number for number, _ in before}
-    return [one for one in left_since(before) if one[1] != os.devnull or one[0] not in numbers]
+    return [one for one in opened_since(before) if one[1] != os.devnull or one[0] not in numbers]
 
 
 def test_no_call_fails_of_a_client_that_was_active_lately(world, events):
-    """They call at random times around the timeout, so that calls and closings meet.
+    """Clients call at random times around the timeout, so that calls and shutdowns coincide.
 
-    Nobody knows when a closing and a call met, but it was after the call before had begun, and
-    before the failure was seen: if less than the timeout lies between, the server was wrong.
+    A call that fails had its connection closed after the previous call began and before the failure
+    was seen. If less than the timeout lies between, the connection was not idle.
     """
     idle_timeout = 0.4
     failed, gaps = [], []
@@ -200,7 +202,7 @@ def test_no_call_fails_of_a_client_that_was_active_lately(world, events):
     assert len([gap for gap in gaps if gap > idle_timeout]) > 5
 
 
-def test_looks_changes_and_the_end_may_meet_from_many_threads(world):
+def test_checks_changes_and_close_can_run_at_the_same_time(world):
     over = threading.Event()
 
     def again(work):

@@ -1,3 +1,3 @@
-"""What these tests share: a threaded server with a table of its connections."""
+"""Fixtures: a threaded server whose connections are tracked."""
 
 from fixtures.idle_server import channel, server  # noqa: F401 - fixtures

@@ -35,11 +35,11 @@ def exceeded(activity: ConnectionActivity, at: int, **settings) -> IdleLimit | N
 
 
 def test_the_check_interval_is_a_third_of_the_shortest_limit():
-    assert limits().check_ns == 60 * S
+    assert limits().check_ns == 20 * S
+    assert limits(request_timeout=None).check_ns == 60 * S
     assert limits(idle_timeout=90, read_idle=30, max_age=60).check_ns == 10 * S
     assert limits(check_interval=7).check_ns == 7 * S
-    assert limits(idle_timeout=None, request_timeout=30).check_ns == NEVER
-    assert limits(request_timeout=30).request_check_ns == 10 * S
+    assert limits(idle_timeout=None, request_timeout=None).check_ns == NEVER
 
 
 def test_a_connection_is_idle_after_the_limit_and_not_at_it():

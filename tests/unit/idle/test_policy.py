@@ -6,7 +6,7 @@ from rpcwheel.errors import ConfigurationError
 from rpcwheel.idle import IdlePolicy
 
 
-def test_the_defaults():
+def test_defaults():
     policy = IdlePolicy()
     assert policy.idle_timeout == 180.0
     assert (policy.read_idle, policy.write_idle, policy.max_age) == (None, None, None)
@@ -39,7 +39,7 @@ REFUSED = [
 ]
 
 
-def test_what_is_refused_is_told_with_what_is_allowed():
+def test_refused_settings_are_named_with_what_is_allowed():
     wrong = []
     for settings, error, text in REFUSED:
         try:
@@ -53,7 +53,7 @@ def test_what_is_refused_is_told_with_what_is_allowed():
     assert not wrong
 
 
-def test_what_is_accepted():
+def test_accepted_settings():
     assert IdlePolicy(read_idle=timedelta(minutes=1)).read_idle == timedelta(minutes=1)
     assert IdlePolicy(heartbeats="/shop.Orders/Ping").heartbeats == ("/shop.Orders/Ping",)
     assert IdlePolicy(idle_timeout=None).idle_timeout is None
