@@ -236,16 +236,19 @@ class RetryingCall(Relay):
 
     def first_attempt(self, timeout: float | None) -> Any:
         """Make the first attempt. Returns this call, or a coroutine that returns it."""
-        try:
-            metadata = None if self._metadata is None else grpc.aio.Metadata(*self._metadata)
-            attempt = self._begin_attempt(timeout, metadata)
-        except BaseException:  # such as `UsageError` of a closed channel
-            self._release()
-            raise
+        attempt = self._begin_first(timeout)
         if isinstance(attempt, CoroutineType):
             return self._first_awaited(attempt)
         self.begin(attempt)
         return self
+
+    def _begin_first(self, timeout: float | None) -> Any:
+        try:
+            metadata = None if self._metadata is None else grpc.aio.Metadata(*self._metadata)
+            return self._begin_attempt(timeout, metadata)
+        except BaseException:  # such as `UsageError` of a closed channel
+            self._release()
+            raise
 
     async def _first_awaited(self, attempt: Any) -> RetryingCall:
         try:
@@ -384,32 +387,40 @@ class RetryingCall(Relay):
             return
         step = self._failed[2]
         self._failed = None
-        self._attempts = step.number
-        left_s = seconds_left(step.deadline_ns, self._state.now_ns())
-        metadata = grpc.aio.Metadata(*with_attempt(self._metadata, step.number))
-        try:
-            attempt = self._begin_attempt(left_s, metadata)
-        except Exception as error:  # noqa: BLE001 - for the caller
-            attempt = self._failed_to_begin(error)
+        attempt = self._begin_next(step)
         if isinstance(attempt, CoroutineType):
             self._task = asyncio.get_running_loop().create_task(self._begin_awaited(attempt))
         else:
             self.begin(attempt)
 
-    async def _begin_awaited(self, attempt: Any) -> None:
+    def _begin_next(self, step: NextAttempt) -> Any:
+        """Begin an attempt after the first one. Returns a call, or a coroutine that returns it."""
+        self._attempts = step.number
+        left_s = seconds_left(step.deadline_ns, self._state.now_ns())
+        metadata = grpc.aio.Metadata(*with_attempt(self._metadata, step.number))
         try:
-            call = await attempt
-        except asyncio.CancelledError as error:
-            if self._task is None:  # canceled by `_release`
-                raise
-            call = failed_call(self.kind, error)
+            return self._begin_attempt(left_s, metadata)
         except Exception as error:  # noqa: BLE001 - for the caller
-            call = self._failed_to_begin(error)
+            return self._failed_to_begin(error)
+
+    async def _begin_awaited(self, attempt: Any) -> None:
+        call = await self._awaited(attempt)
         self._task = None
         if self.done():
             call.cancel()
         else:
             self.begin(call)
+
+    async def _awaited(self, attempt: Any) -> Any:
+        """Return the call of a coroutine, or a failed call if it raised."""
+        try:
+            return await attempt
+        except asyncio.CancelledError as error:
+            if self.done():  # canceled by `_release`
+                raise
+            return failed_call(self.kind, error)
+        except Exception as error:  # noqa: BLE001 - for the caller
+            return self._failed_to_begin(error)
 
     def _failed_to_begin(self, error: Exception) -> FinishedCall:
         if isinstance(error, grpc.aio.UsageError):  # the channel was closed
@@ -591,12 +602,7 @@ class _HedgedCall(_UnaryUnary):
             TRIED.reset(token)
 
     def first_attempt(self, timeout: float | None) -> Any:
-        try:
-            metadata = None if self._metadata is None else grpc.aio.Metadata(*self._metadata)
-            attempt = self._begin_attempt(timeout, metadata)
-        except BaseException:
-            self._release()
-            raise
+        attempt = self._begin_first(timeout)
         if self._factory.waiting is not None:
             self._factory.waiting.add(self)
         self._follow(attempt)
@@ -623,15 +629,7 @@ class _HedgedCall(_UnaryUnary):
         attempt.close()  # for a task that was canceled before its first step
 
     async def _begin_awaited(self, attempt: Any) -> None:
-        try:
-            call = await attempt
-        except asyncio.CancelledError as error:
-            if self.done():
-                raise
-            call = failed_call(self.kind, error)
-        except Exception as error:  # noqa: BLE001 - for the caller
-            call = self._failed_to_begin(error)
-        self._follow(call)
+        self._follow(await self._awaited(attempt))
 
     def end_waiting(self) -> None:
         self._hedges.stop()
@@ -667,15 +665,8 @@ class _HedgedCall(_UnaryUnary):
     def _send_due(self) -> None:
         """Make the attempts that are due, schedule the next one, or end the call."""
         while not self.done() and (step := self._hedges.due(self._state.now_ns())) is not None:
-            self._attempts = step.number
             emit(HedgeSent(self.method, step.number))
-            left_s = seconds_left(step.deadline_ns, self._state.now_ns())
-            metadata = grpc.aio.Metadata(*with_attempt(self._metadata, step.number))
-            try:
-                attempt = self._begin_attempt(left_s, metadata)
-            except Exception as error:  # noqa: BLE001 - for the caller
-                attempt = self._failed_to_begin(error)
-            self._follow(attempt)
+            self._follow(self._begin_next(step))
         if self.done():
             return
         if self._hedges.is_over:
