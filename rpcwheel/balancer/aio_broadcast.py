@@ -42,25 +42,25 @@ class BroadcastChannel(UnaryOnly, grpc.aio.Channel):
     """A channel whose unary calls go to all servers at once, and return a dict of the responses.
 
     Its keys are the addresses of the servers (`10.0.0.7:50051`), or the targets of the channels if
-    it was made of several (`channel` for those of `grpc.aio`, which do not tell theirs). If two are
-    the same, the second key is `"10.0.0.7:50051 #2"`, and so on. If the call fails on a server,
-    raises `BroadcastFailed`, which has the other responses.
+    it was made of several (`channel` for channels of `grpc.aio`, which do not have their target).
+    If two are the same, the second key is `"10.0.0.7:50051 #2"`, and so on. If the call fails on a
+    server, raises `BroadcastFailed`, which has the other responses.
 
-    Each server gets the call over the connection of its own, whatever its state: also unhealthy
-    ones and those that are DRAINING. With more instances than `BalancerPolicy.subset_size` the
-    channel has subchannels for some of them only; set it to None to reach all.
+    All subchannels get the call, in any state, including unhealthy and DRAINING ones. With more
+    instances than `BalancerPolicy.subset_size` the channel has subchannels for only some of them;
+    set it to None to reach all.
 
-    Streams are refused. (Dubbo's `broadcast` asks the servers one after the other.)
+    Streams are refused. (Dubbo's `broadcast` calls the servers one after the other.)
     """
 
     def __init__(self, channel: BalancedChannel | Sequence[grpc.aio.Channel]) -> None:
-        """Make the channel; closing it does not close what it is made of.
+        """Make the channel. Closing it does not close the given channels.
 
         Args:
-            channel: A `BalancedChannel`; or channels, one for each server.
+            channel: A `BalancedChannel`, or a list of channels, one for each server.
 
         Raises:
-            TypeError, ConfigurationError: It is neither.
+            TypeError, ConfigurationError: `channel` is neither.
         """
         self._channel: BalancedChannel | tuple[grpc.aio.Channel, ...] = checked_broadcast(
             channel, BalancedChannel, grpc.aio.Channel, ("rpcwheel.aio", "rpcwheel")
@@ -76,7 +76,7 @@ class BroadcastChannel(UnaryOnly, grpc.aio.Channel):
         return _Broadcast(method, partial(_begin_on_channels, names, methods))
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
-        """The state of the `BalancedChannel`.
+        """Return the state of the `BalancedChannel`.
 
         Raises:
             ConfigurationError: It was made of several channels.
@@ -84,20 +84,20 @@ class BroadcastChannel(UnaryOnly, grpc.aio.Channel):
         return self._balanced().get_state(try_to_connect)
 
     async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
-        """As `get_state`."""
+        """Wait for another state of the `BalancedChannel`; raises as `get_state`."""
         await self._balanced().wait_for_state_change(last_observed_state)
 
     async def channel_ready(self) -> None:
-        """As `get_state`."""
+        """Wait until the `BalancedChannel` is READY; raises as `get_state`."""
         await self._balanced().channel_ready()
 
     def _balanced(self) -> BalancedChannel:
         if isinstance(self._channel, BalancedChannel):
             return self._channel
-        raise ConfigurationError("each of the channels has a state of its own; ask there")
+        raise ConfigurationError("each of the channels has its own state; read that")
 
     async def close(self, grace: float | None = None) -> None:
-        """Do nothing: what it is made of is yours to close."""
+        """Do nothing: the given channels stay open."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -133,7 +133,7 @@ class _Broadcast(grpc.aio.UnaryUnaryMultiCallable):  # type: ignore[type-arg]  #
             raise grpc.aio.UsageError(CLOSED)
         options = {
             "timeout": timeout,
-            "metadata": None if metadata is None else metadata_of(metadata),  # for each server
+            "metadata": None if metadata is None else metadata_of(metadata),  # may be an iterator
             "credentials": credentials,
             "wait_for_ready": wait_for_ready,
             "compression": compression,
@@ -142,7 +142,7 @@ class _Broadcast(grpc.aio.UnaryUnaryMultiCallable):  # type: ignore[type-arg]  #
 
 
 class _BroadcastCall(AwaitedRelay, grpc.aio.UnaryUnaryCall[Any, Any]):
-    """The call that the caller holds. A task begins those on the servers and awaits them."""
+    """The call of the caller. A task begins the calls on the servers and awaits them."""
 
     kind = KIND
 
@@ -158,13 +158,13 @@ class _BroadcastCall(AwaitedRelay, grpc.aio.UnaryUnaryCall[Any, Any]):
             outcomes = await asyncio.gather(*map(_outcome_of, calls.values()))
         except asyncio.CancelledError:
             self.cancel()
-        except Exception as error:  # noqa: BLE001 - the caller gets it
+        except Exception as error:  # noqa: BLE001 - for the caller
             self.finish(failed_call(KIND, error))
         else:
             self._finish_with(dict(zip(calls, outcomes, strict=True)))
         finally:
             for call in calls.values():
-                call.cancel()  # those that still run
+                call.cancel()  # if the task was canceled
 
     def _finish_with(self, outcomes: dict[str, tuple[Any, grpc.RpcError | None]]) -> None:
         responses = {name: response for name, (response, error) in outcomes.items() if not error}
@@ -222,7 +222,7 @@ async def _begin_on_channels(
 
 
 async def _outcome_of(call: Any) -> tuple[Any, grpc.RpcError | None]:
-    """The response of a call, or its error."""
+    """Return the response of a call, or its error."""
     cancels = cancel_count()
     try:
         return await call, None
@@ -230,5 +230,5 @@ async def _outcome_of(call: Any) -> tuple[Any, grpc.RpcError | None]:
         if cancel_count() > cancels:
             raise
         return None, failed_with(CANCELLED, CANCELLED_HERE)  # its channel was closed
-    except Exception as error:  # noqa: BLE001 - of an interceptor, too
+    except Exception as error:  # noqa: BLE001 - an interceptor may raise any
         return None, status_of(error)

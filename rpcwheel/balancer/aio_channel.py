@@ -1,11 +1,11 @@
 """`BalancedChannel` for `grpc.aio`: one channel for all servers of a service, on one event loop.
 
-A call is handed to one subchannel, which is READY at that moment, and stays there. If none is
-READY, the call begins when one is; its caller holds it meanwhile. While calls wait, the states of
-the subchannels are read every few milliseconds.
+A call is sent on a subchannel that is READY, and never moves to another one. If none is READY, the
+call begins when one is. While calls wait, the states of the subchannels are read every few
+milliseconds.
 
-All of it is on the loop but what says that it may be called on any thread: that is handed over to
-the loop. Before there is a loop, it waits for the first call.
+All code runs on the event loop. Methods that may be called on any thread submit their work to the
+loop; before the first call, when the loop is not known, the work is queued.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from rpcwheel._grpc.aio_relay import (
     WrittenRelay,
     cancel_count,
 )
+from rpcwheel._grpc.calls import ask
 from rpcwheel.call.config import copy_of
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.events import CallbackFailed, emit
@@ -83,7 +84,7 @@ if TYPE_CHECKING:
     Options: TypeAlias = list[tuple[str, Any]]
     Job: TypeAlias = Callable[[], object]
     _Begun: TypeAlias = tuple["Subchannel", ReconnectingChannel, AioTransport, Any]
-    """A subchannel, its channel, its transport, and gRPC's call on it."""
+    """A subchannel, its channel, its transport, and gRPC's call."""
 
 __all__ = ["BalancedChannel", "Subchannel"]
 
@@ -93,18 +94,18 @@ class Subchannel(SubchannelBase):
 
     @property
     def channel(self) -> ReconnectingChannel:
-        """Its own channel, made when it is first needed. On the loop.
+        """Its own channel, made at the first use. On the loop.
 
         Raises:
             grpc.aio.UsageError: The subchannel was removed.
-            Exception: What `connect` raised.
+            Exception: Whatever `connect` raised.
         """
         channel: ReconnectingChannel = self._pool.connection_of(self)
         return channel
 
 
 class _Pool(SubchannelPool[Subchannel]):
-    """The subchannels of one channel, their connections, and the calls that wait for one."""
+    """The subchannels of one channel, their connections, and the calls that wait."""
 
     subchannel_class = Subchannel
     channel_class = ReconnectingChannel
@@ -112,26 +113,26 @@ class _Pool(SubchannelPool[Subchannel]):
     def __init__(self, *args: Any, timer: Timer | None, **settings: Any) -> None:
         super().__init__(*args, timer=timer, **settings)
         self.appended: Interceptors = {kind: [] for kind in Kind}
-        """Interceptors that were appended to the channel's; they run on each subchannel's."""
+        """Interceptors that were appended to the lists of the channel; used on all subchannels."""
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._jobs: list[Job] = []  # until there is a loop
+        self._jobs: list[Job] = []  # queued until the loop is known
         self._waiting: dict[weakref.ref[_BalancedCall], _BalancedCall | None] = {}
-        # Without the call itself for a response stream: if its caller drops it, it is not begun.
+        # None for a response stream, so that its caller can drop it.
         self._poll_handle: asyncio.TimerHandle | None = None
         self._explaining: asyncio.Task[None] | None = None
         self._probes: set[asyncio.Task[None]] = set()
         self._to_close: list[ReconnectingChannel] = []
         self.signal = Signal()
-        """Given when the state of the whole may have changed."""
+        """Notified when the state of the channel may have changed."""
         self.checker = HealthChecker(self, timer)
 
     # --- The loop ---
 
     def enter(self) -> asyncio.AbstractEventLoop:
-        """The running loop, which is the channel's from now on.
+        """Return the running loop and use it from now on.
 
         Raises:
-            RuntimeError: None runs.
+            RuntimeError: No loop is running.
         """
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
@@ -143,7 +144,7 @@ class _Pool(SubchannelPool[Subchannel]):
         return loop
 
     def run_soon(self, check: Job) -> None:
-        """Run a job on the loop: now if this is the loop's thread, else soon."""
+        """Run a job on the loop: now if this is its thread, else soon."""
         here = running_loop()
         with self.lock:
             loop = self._loop
@@ -175,7 +176,7 @@ class _Pool(SubchannelPool[Subchannel]):
         return grpc.aio.UsageError(CLOSED)
 
     def was_closed(self, subchannel: Subchannel, error: grpc.aio.UsageError) -> bool:
-        """Whether a call was refused because its subchannel was removed, or its channel closed."""
+        """Whether a call was refused because its subchannel was removed or its channel closed."""
         if str(error) != CLOSED:
             return False
         connection = subchannel.connection
@@ -184,7 +185,7 @@ class _Pool(SubchannelPool[Subchannel]):
     # --- Calls that wait ---
 
     def hold(self, call: _BalancedCall, *, weakly: bool) -> None:
-        """Let a call wait: its `look_for_subchannel` is called until it is released."""
+        """Add a waiting call; its `try_begin` is called until `release`."""
         reference = weakref.ref(call)
         if reference not in self._waiting:
             self._poll_s = FIRST_POLL_S
@@ -192,16 +193,16 @@ class _Pool(SubchannelPool[Subchannel]):
         self._waiting[reference] = None if weakly else call
 
     def release(self, call: _BalancedCall) -> None:
-        """A call waits no more."""
+        """Remove a waiting call."""
         self._waiting.pop(weakref.ref(call), None)
 
     async def wait_for_subchannels(
         self,
-        timeout: float | None,  # noqa: ASYNC109 - that of the call, for its status
+        timeout: float | None,  # noqa: ASYNC109 - of the call, for its status
         *,
         wait_for_ready: bool,
     ) -> tuple[Subchannel, ...]:
-        """Wait until there are subchannels, whatever their states.
+        """Wait until there are subchannels, in any state.
 
         Raises:
             grpc.aio.AioRpcError: The call fails.
@@ -239,7 +240,7 @@ class _Pool(SubchannelPool[Subchannel]):
         self._poll_handle = self.enter().call_later(delay_s, self._poll)
 
     def _poll(self) -> None:
-        """Read the states, and let calls that wait look again."""
+        """Read the states and let waiting calls pick again."""
         self._poll_handle = None
         if not self.closed:
             self.refresh()
@@ -249,13 +250,13 @@ class _Pool(SubchannelPool[Subchannel]):
             if call is None:  # dropped by its caller
                 del self._waiting[reference]
             else:
-                call.look_for_subchannel(refusal)
+                call.try_begin(refusal)
         if self._waiting and self._poll_handle is None:
             self._poll_soon(self._poll_s)
             self._poll_s = min(1.5 * self._poll_s, MAX_POLL_S)
 
     def explains(self) -> bool:
-        """Whether servers that can't be reached are being asked for the reason."""
+        """Start probes that find out why servers can't be reached; False if there is a result."""
         if self._explaining is not None:
             return True
         now_s = time.monotonic()
@@ -266,7 +267,7 @@ class _Pool(SubchannelPool[Subchannel]):
         return True
 
     async def _explain(self) -> None:
-        """Not with the user's request, which must not be sent now."""
+        """Probe servers that can't be reached. The user's request must not be sent for that."""
         failing = [
             one
             for one in self.subchannels[:MAX_EXPLAINED]
@@ -304,12 +305,11 @@ class _Pool(SubchannelPool[Subchannel]):
             response = await call(PROBE.request, timeout=self.check_timeout_s, metadata=MARK)
             answered = is_answered(response, "OK")
         except grpc.RpcError as error:
-            code = error.code() if hasattr(error, "code") else None
-            answered = is_answered(None, getattr(code, "name", "CANCELLED"))
+            answered = is_answered(None, getattr(ask(error, "code"), "name", "CANCELLED"))
         except asyncio.CancelledError:
             if cancel_count():
                 raise
-            answered = False  # the user closed its connection
+            answered = False  # the user has closed the connection
         except Exception as error:  # noqa: BLE001 - closed meanwhile, or the user's `connect`
             if not isinstance(error, grpc.aio.UsageError):
                 emit(CallbackFailed(self.name, f"connect {subchannel.id}", error))
@@ -319,7 +319,7 @@ class _Pool(SubchannelPool[Subchannel]):
     # --- The end ---
 
     async def close(self, grace: float | None) -> None:
-        """See `BalancedChannel.close`."""
+        """Close the pool; see `BalancedChannel.close`."""
         self.enter()
         self.closing = True
         until_s = time.monotonic() + (grace or 0)
@@ -344,7 +344,7 @@ class _Pool(SubchannelPool[Subchannel]):
             await self._close(grace)
 
     async def _close(self, grace: float | None) -> None:
-        """End the waiting calls, close all connections, and wait for what was probing."""
+        """End the waiting calls, close all connections, and wait for the probes."""
         for reference in tuple(self._waiting):
             call = reference()
             if call is not None:
@@ -366,7 +366,7 @@ class _Pool(SubchannelPool[Subchannel]):
 
 
 async def _connect_error(connection: ReconnectingChannel) -> str:
-    """Why a connection that is in TRANSIENT_FAILURE can't be made; "" if that can't be known."""
+    """Return why a connection is in TRANSIENT_FAILURE; "" if that is not known."""
     try:
         probe = connection.heartbeat_call(PROBE.method)
         await probe(PROBE.request, timeout=EXPLAIN_TIMEOUT_S, metadata=MARK)
@@ -381,7 +381,7 @@ async def _connect_error(connection: ReconnectingChannel) -> str:
 
 
 class _BalancedCall(TransportCall):
-    """A call on one subchannel, which it may have to wait for. The base of the four kinds."""
+    """A call on one subchannel, which may have to wait for it. The base class of the four kinds."""
 
     _subchannel: Subchannel | None = None
     _waiting: tuple[Any, ...] | None = None
@@ -403,28 +403,26 @@ class _BalancedCall(TransportCall):
         *,
         wait_for_ready: bool,
     ) -> None:
-        """Begin when a subchannel is READY."""
+        """Wait until a subchannel is READY, then begin."""
         self._began_s = time.monotonic()
         timeout_s, metadata = options["timeout"], options["metadata"]
         self._timeout_s = None if timeout_s is None else max(0.0, timeout_s)
-        if not self.kind.streams_requests:  # its caller may change it before it is sent
+        if not self.kind.streams_requests:  # the caller may change it before it is sent
             request = (copy_of(request[0]),)
         options["metadata"] = None if metadata is None else grpc.aio.Metadata(*metadata)
         self._waiting = request, options, wait_for_ready, TRIED.get(), copy_context()
         self._method.pool.hold(self, weakly=self._cancels_when_dropped)
 
     async def _wait_for_change(self) -> None:
-        if (
-            self._waiting is not None
-        ):  # a caller awaits it, maybe in a task that only this call refers to
+        if self._waiting is not None:  # the task that awaits may have no other reference
             self._method.pool.hold(self, weakly=False)
         await super()._wait_for_change()
 
-    def look_for_subchannel(self, refusal: Refusal | None) -> None:
-        """Begin the attempt if a subchannel is READY; end the call if it is to wait no longer.
+    def try_begin(self, refusal: Refusal | None) -> None:
+        """Begin the attempt if a subchannel is READY; end the call if it must not wait longer.
 
         Args:
-            refusal: Why a call without `wait_for_ready` fails if none is.
+            refusal: The status of a call without `wait_for_ready` if none is READY.
         """
         if self._waiting is None:
             return
@@ -434,7 +432,7 @@ class _BalancedCall(TransportCall):
             self.cancel()
             return
         try:
-            begun = context.run(self._look, request, options, tried)
+            begun = context.run(self._pick_and_begin, request, options, tried)
         except BaseException as error:  # noqa: BLE001 - a key function's, or an interceptor's
             self._end_waiting(failed_call(self.kind, error))
             return
@@ -448,7 +446,7 @@ class _BalancedCall(TransportCall):
         if limit_s is not None and time.monotonic() - self._began_s >= limit_s:
             self._fail(pool.timed_out(self._timeout_s, limit_s))
 
-    def _look(
+    def _pick_and_begin(
         self, request: tuple[Any, ...], options: dict[str, Any], tried: list[object] | None
     ) -> bool:
         method, metadata = self._method, options["metadata"]
@@ -496,9 +494,9 @@ class _BalancedCall(TransportCall):
     def _release(self) -> None:
         subchannel = self._subchannel
         if subchannel is None:
-            return  # it was never begun
+            return  # the call has not begun
         if self._final is self._call and not self._has_failed:
-            subchannel.failures = 0  # `succeeded`, without another call
+            subchannel.failures = 0  # like `succeeded`, without a call
             subchannel.successes += 1
         super()._release()
 
@@ -524,7 +522,7 @@ class _StreamStreamCall(
 
 
 class _Method:
-    """One method of a stub. The base of the four multicallables."""
+    """A method of the channel; the base class of the four multicallables."""
 
     kind: Kind
     call_class: type[_BalancedCall]
@@ -532,7 +530,7 @@ class _Method:
     def __init__(
         self, channel: BalancedChannel, pool: _Pool, method: str, *args: Any, **options: Any
     ) -> None:
-        self._channel = channel  # lives as long as a stub does: it is what gets updates
+        self._channel = channel  # a stub keeps the channel alive, which gets the updates
         self.pool = pool
         self.name = method
         self._spec = MethodSpec(self.kind, method, *args, **options)
@@ -541,7 +539,7 @@ class _Method:
     def start(
         self, subchannel: Subchannel, request: tuple[Any, ...], options: dict[str, Any]
     ) -> _Begun | None:
-        """Begin gRPC's call on a subchannel; None if that was removed or closed meanwhile."""
+        """Begin gRPC's call on a subchannel; None if it was removed or closed meanwhile."""
         made = self._made.get(subchannel)
         try:
             if made is None or made.channel is not subchannel.connection:
@@ -566,7 +564,7 @@ class _Method:
             raise grpc.aio.UsageError(CLOSED)
         wait_for_ready = bool(options["wait_for_ready"])
         if wait_for_ready:
-            options["wait_for_ready"] = False  # or it might wait at one server
+            options["wait_for_ready"] = False  # so that it does not wait for one server
         message = None if self.kind.streams_requests else request[0]
         metadata, tried = options["metadata"], TRIED.get()
         while True:
@@ -656,7 +654,7 @@ _MULTICALLABLES: Final[dict[Kind, type[_Method]]] = {
 
 
 class BalancedChannel(BalancedChannelBase[Subchannel], grpc.aio.Channel):
-    """A channel whose calls are spread over the servers of a service, which may come and go."""
+    """A channel that distributes its calls over the servers of a service."""
 
     _title = "BalancedChannel of grpc.aio"
     _pool: _Pool
@@ -680,7 +678,7 @@ class BalancedChannel(BalancedChannelBase[Subchannel], grpc.aio.Channel):
         """Make the channel, on a loop or before there is one. It connects at the first call.
 
         Args:
-            name: Of the service, `"shop.Orders"`: for events and status details.
+            name: The name of the service, such as `"shop.Orders"`, for events and status details.
             instances: The servers; None if they are not known yet, so that calls wait for `update`.
             lb_policy: Which server gets a call: `"round_robin"`, `"weighted_round_robin"`,
                 `"weighted_random"`, `"least_request"`, `"ring_hash:HEADER"`, or a `Picker`.
@@ -689,18 +687,19 @@ class BalancedChannel(BalancedChannelBase[Subchannel], grpc.aio.Channel):
                 FAILED_PRECONDITION.
             options: As gRPC takes them, for the connection of each subchannel.
             compression: As gRPC takes it.
-            interceptors: As gRPC takes them; they run after the pick.
-            connect: Makes the channel of each subchannel in your own way: `connect(instance,
-                options)` returns a new `grpc.aio.Channel`. On the loop; a server for which it
-                raises counts as unreachable. Instances of both protocols are used.
-            on_subchannel: Called with each subchannel when its channel is made; on the loop. A
-                plain function.
-            on_removed: Called with each subchannel whose instance is gone; on the loop.
-            policy: None: the defaults.
+            interceptors: As gRPC takes them. They run after the pick.
+            connect: Makes the channels of subchannels: `connect(instance, options)` returns a new
+                `grpc.aio.Channel`. It runs on the loop. If it raises, the server counts as
+                unreachable. Instances of both protocols are used.
+            on_subchannel: A plain function, called on the loop with each subchannel when its
+                channel is made.
+            on_removed: A plain function, called on the loop with each subchannel whose instance
+                was removed.
+            policy: The settings; None for the defaults.
             timer: For health checks and drain timeouts; None for `shared_timer()`.
 
         Raises:
-            TypeError, ConfigurationError: An argument makes no sense.
+            TypeError, ConfigurationError: An argument is invalid.
         """
         own = {
             "credentials": credentials,
@@ -722,7 +721,7 @@ class BalancedChannel(BalancedChannelBase[Subchannel], grpc.aio.Channel):
         if instances is not None:
             self.update(instances)
 
-    # --- A channel of grpc.aio. It takes whatever gRPC's takes: `_registered_method`, for one. ---
+    # --- A channel of grpc.aio; passes on all arguments (newer: `_registered_method`) ---
 
     def unary_unary(self, method: str, *args: Any, **options: Any) -> Any:
         """Make a multicallable."""
@@ -744,14 +743,14 @@ class BalancedChannel(BalancedChannelBase[Subchannel], grpc.aio.Channel):
         return _MULTICALLABLES[kind](self, self._pool, method, *args, **options)
 
     async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
-        """Wait until the state is another. It is read every few milliseconds."""
+        """Wait for another state, which is read every few milliseconds."""
         await self._wait_until(lambda: self.get_state() is not last_observed_state)
 
     async def channel_ready(self) -> None:
-        """Wait until a subchannel is READY, and let all of them connect.
+        """Connect all subchannels and wait until one is READY.
 
         Raises:
-            grpc.aio.UsageError: The channel is closed, or is closed meanwhile.
+            grpc.aio.UsageError: The channel is closed, or is closed during the wait.
         """
         ready = {READY, SHUTDOWN}
         await self._wait_until(lambda: self.get_state(try_to_connect=True) in ready)
@@ -771,11 +770,12 @@ class BalancedChannel(BalancedChannelBase[Subchannel], grpc.aio.Channel):
     # --- The end ---
 
     async def close(self, grace: float | None = None) -> None:
-        """Accept no more calls, and end those that run, on all subchannels, as grpc.aio does.
+        """Accept no more calls, and end the running calls on all subchannels.
 
         Args:
-            grace: Seconds that they may go on; None or 0: they are canceled now. So they are if
-                this is canceled while it waits, or called again without a grace.
+            grace: The seconds that running calls may continue; None or 0: they are canceled now.
+                They are also canceled if this coroutine is canceled, or if `close` is called again
+                without a grace.
 
         Raises:
             ConfigurationError: `grace` is negative.

@@ -1,4 +1,4 @@
-"""What the balanced channels of both worlds have in common."""
+"""The part that the balanced channels of both worlds have in common."""
 
 from __future__ import annotations
 
@@ -25,55 +25,55 @@ class BalancedChannelBase(Generic[S]):
     _pool: SubchannelPool[S]
 
     def update(self, instances: Iterable[ServiceInstance]) -> None:
-        """Set the servers; changes only what differs. Any thread; on a closed channel, nothing.
+        """Set the instances; changes only what differs. Any thread. Ignored on a closed channel.
 
-        A change of weight, zone, status or metadata keeps a subchannel; one of host, port or
-        protocol makes another. One whose instance is gone gets no new calls; calls in flight have
-        `policy.drain_timeout` seconds. If all are gone, those that still answer are kept, with
-        `policy.self_preservation`.
+        A subchannel is kept if the weight, zone, status or metadata of its instance change, and
+        replaced if host, port or protocol change. A subchannel whose instance was removed gets no
+        new calls; calls in flight have `policy.drain_timeout` seconds. If all instances are
+        removed, `policy.self_preservation` keeps those that still answer.
 
         Raises:
-            TypeError: One is no `ServiceInstance`; nothing has changed.
+            TypeError: An element is not a `ServiceInstance`; nothing has changed.
         """
         self._pool.update(tuple(instances))
 
     def report_error(self, error: str, *, wait: bool = False) -> None:
-        """Report why the instances can't be known; nothing if they are. Any thread.
+        """Report why the instances are not known. Ignored if they are known. Any thread.
 
         Args:
-            error: For the status of calls, which end with UNAVAILABLE now instead of waiting for
-                `update`.
-            wait: Whether they go on waiting, and the error is for those that have waited too long.
+            error: For the status of calls. Waiting calls end with UNAVAILABLE now.
+            wait: Whether calls continue to wait, and only calls that have waited too long get the
+                error.
         """
         self._pool.report_error(error, wait=wait)
 
     def add_listener(
         self, on_subchannel: Callable[[S], object], on_removed: Callable[[S], object]
     ) -> None:
-        """Internal: call these as `on_subchannel` and `on_removed` of the constructor.
+        """Internal: add callbacks like `on_subchannel` and `on_removed` of the constructor.
 
-        The first also with each subchannel that has a channel by now.
+        `on_subchannel` is also called with each subchannel that has a channel already.
         """
         self._pool.add_listener(on_subchannel, on_removed)
 
     @property
     def subchannels(self) -> tuple[S, ...]:
-        """In the order of their ids; without those whose instance is gone."""
+        """The subchannels in the order of their ids, without those whose instance was removed."""
         return self._pool.subchannels
 
     @property
     def name(self) -> str:
-        """Of the service."""
+        """The name of the service."""
         return self._pool.name
 
     @property
     def target(self) -> str:
-        """The name of the service: for code that asks a channel for its target."""
+        """The name of the service, for code that reads the target of a channel."""
         return self._pool.name
 
     @property
     def calls(self) -> int:
-        """How many calls are in flight, also on subchannels whose instance is gone."""
+        """The number of calls in flight, also on subchannels whose instance was removed."""
         return sum(one.calls for one in (*self._pool.subchannels, *self._pool.leaving))
 
     @property
@@ -82,12 +82,13 @@ class BalancedChannelBase(Generic[S]):
         return self._pool.closing
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
-        """The best state of any subchannel, as gRPC's round_robin has it; SHUTDOWN once closed.
+        """Return the best state of all subchannels, as gRPC's round_robin does.
 
-        CONNECTING until the instances are known; TRANSIENT_FAILURE if there are none.
+        CONNECTING until the instances are known, TRANSIENT_FAILURE if there are none, SHUTDOWN if
+        the channel is closed.
 
         Args:
-            try_to_connect: Whether to connect those that are IDLE, if none is READY.
+            try_to_connect: Whether to connect IDLE subchannels if none is READY.
         """
         state = self._pool.whole_state()
         if try_to_connect and state is not READY:
@@ -97,8 +98,8 @@ class BalancedChannelBase(Generic[S]):
     def on_close(self, callback: Callable[[], object]) -> Callable[[], None]:
         """Call `callback()` once when the channel is closed, before its calls are ended.
 
-        On the thread that closes it, or on the loop; now if it is closed. If it raises, that is
-        the event `CallbackFailed`.
+        Runs on the thread that closes the channel, or on the loop; now if the channel is closed. If
+        it raises, the event `CallbackFailed` is emitted.
 
         Returns:
             A function that removes the callback.

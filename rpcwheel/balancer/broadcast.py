@@ -31,22 +31,22 @@ class BroadcastChannel(UnaryOnly, grpc.Channel):
     it was made of several. If two are the same, the second key is `"10.0.0.7:50051 #2"`, and so on.
     If the call fails on a server, raises `BroadcastFailed`, which has the other responses.
 
-    Each server gets the call over the connection of its own, whatever its state: also unhealthy
-    ones and those that are DRAINING. With more instances than `BalancerPolicy.subset_size` the
-    channel has subchannels for some of them only; set it to None to reach all.
+    All subchannels get the call, in any state, including unhealthy and DRAINING ones. With more
+    instances than `BalancerPolicy.subset_size` the channel has subchannels for only some of them;
+    set it to None to reach all.
 
-    The calls block: `.future()` and streams are refused. (Dubbo's `broadcast` asks the servers one
+    The calls block; `.future()` and streams are refused. (Dubbo's `broadcast` calls the servers one
     after the other.)
     """
 
     def __init__(self, channel: BalancedChannel | Sequence[grpc.Channel]) -> None:
-        """Make the channel; closing it does not close what it is made of.
+        """Make the channel. Closing it does not close the given channels.
 
         Args:
-            channel: A `BalancedChannel`; or channels, one for each server.
+            channel: A `BalancedChannel`, or a list of channels, one for each server.
 
         Raises:
-            TypeError, ConfigurationError: It is neither.
+            TypeError, ConfigurationError: `channel` is neither.
         """
         self._channel: BalancedChannel | tuple[grpc.Channel, ...] = checked_broadcast(
             channel, BalancedChannel, grpc.Channel, ("rpcwheel", "rpcwheel.aio")
@@ -72,16 +72,16 @@ class BroadcastChannel(UnaryOnly, grpc.Channel):
             ConfigurationError: It was made of several channels.
         """
         if not isinstance(self._channel, BalancedChannel):
-            raise ConfigurationError("each of the channels has a state of its own; subscribe there")
+            raise ConfigurationError("each of the channels has its own state; subscribe to them")
         self._channel.subscribe(callback, try_to_connect)
 
     def unsubscribe(self, callback: Callable[[grpc.ChannelConnectivity], None]) -> None:
-        """Call it no more."""
+        """End a subscription."""
         if isinstance(self._channel, BalancedChannel):
             self._channel.unsubscribe(callback)
 
     def close(self) -> None:
-        """Do nothing: what it is made of is yours to close."""
+        """Do nothing: the given channels stay open."""
 
     def __enter__(self) -> Self:
         return self
@@ -96,7 +96,7 @@ class BroadcastChannel(UnaryOnly, grpc.Channel):
 
 
 class BroadcastFailedRpc(BroadcastFailed, FinishedError):
-    """`BroadcastFailed` as a call, which is what interceptors of grpc get of one that failed."""
+    """`BroadcastFailed` as a call: grpc passes a failed call to interceptors as its error."""
 
     def __init__(self, method: str, responses: dict[str, Any], errors: dict[str, Any]) -> None:
         BroadcastFailed.__init__(self, method, responses, errors)
@@ -122,13 +122,13 @@ class _Broadcast(grpc.UnaryUnaryMultiCallable):
         wait_for_ready: bool | None = None,
         compression: grpc.Compression | None = None,
     ) -> Any:
-        metadata = None if metadata is None else metadata_of(metadata)  # read once for each server
+        metadata = None if metadata is None else metadata_of(metadata)  # may be an iterator
         options = timeout, metadata, credentials, wait_for_ready, compression
         calls: dict[str, Any] = {}
         responses, errors = {}, {}
         try:
             for name, call in self._begin(request, *options):
-                calls[name] = call  # noqa: PERF403 - if one can't begin, the others are canceled
+                calls[name] = call  # noqa: PERF403 - if the next one raises, these are canceled
             for name, call in calls.items():
                 error = failure_of(call)
                 if error is None:
@@ -137,7 +137,7 @@ class _Broadcast(grpc.UnaryUnaryMultiCallable):
                     errors[name] = _as_rpc_error(error)
         finally:
             for call in calls.values():
-                call.cancel()  # those that still run: the wait was interrupted
+                call.cancel()  # if the wait was interrupted
         if errors:
             raise BroadcastFailedRpc(self._method, responses, errors)
         return responses, FinishedResponse(responses, "")
@@ -184,7 +184,7 @@ def _begin_on_channels(
 
 
 def _as_rpc_error(error: BaseException) -> BaseException:
-    """An error with a status; that of an interceptor may be any exception."""
+    """Return an error with a status; an interceptor may raise any exception."""
     if isinstance(error, grpc.RpcError) and hasattr(error, "code"):
         return error
     if isinstance(error, grpc.FutureCancelledError):

@@ -1,4 +1,4 @@
-"""What broadcasts of both worlds have in common: their error, and how servers are named."""
+"""The part that the broadcasts of both worlds have in common: their error, and names of servers."""
 
 from __future__ import annotations
 
@@ -16,44 +16,44 @@ __all__ = ["BroadcastFailed", "UnaryOnly", "checked_broadcast", "distinct_names"
 
 
 class BroadcastFailed(grpc.RpcError):
-    """A broadcast failed on one server at least; the others have carried it out.
+    """A broadcast failed on at least one server; `responses` has the responses of the others.
 
-    Its code and metadata are those of the first error, in the order of the keys of `errors`.
+    Its code and metadata are those of the first error, in the order of the names in `errors`.
     """
 
     def __init__(
         self, method: str, responses: Mapping[str, Any], errors: Mapping[str, grpc.RpcError]
     ) -> None:
-        """Make it.
+        """Make the error.
 
         Args:
-            method: The method's full name.
-            responses: By server, with the keys that `BroadcastChannel` uses.
-            errors: By server; one at least.
+            method: The full name of the method.
+            responses: The responses by the name of the server.
+            errors: The errors by the name of the server; at least one.
         """
         grpc.RpcError.__init__(self)
         self.method = method
         self.responses = dict(responses)
-        """By server, with the keys that `BroadcastChannel` uses."""
+        """The responses by the name of the server; see `BroadcastChannel`."""
         self.errors = dict(errors)
-        """By server, with the same keys."""
+        """The errors by the name of the server."""
         self._first: Any = self.errors[min(self.errors)]
 
     def code(self) -> grpc.StatusCode:
-        """The status code of the first error."""
+        """Return the status code of the first error."""
         code: grpc.StatusCode = self._first.code()
         return code
 
     def details(self) -> str:
-        """How many servers failed, and the status of each."""
+        """Return how many servers failed, and the status of each."""
         return str(self)
 
     def initial_metadata(self) -> Any:
-        """Of the first error."""
+        """Return the initial metadata of the first error."""
         return self._first.initial_metadata()
 
     def trailing_metadata(self) -> Any:
-        """Of the first error."""
+        """Return the trailing metadata of the first error."""
         return self._first.trailing_metadata()
 
     def __str__(self) -> str:
@@ -67,7 +67,7 @@ class BroadcastFailed(grpc.RpcError):
 
 
 def distinct_names(names: Iterable[str]) -> list[str]:
-    """Return the names in their order; the second of the same name is `"name #2"`, and so on."""
+    """Return the names in their order; the second `"name"` becomes `"name #2"`, and so on."""
     counts: dict[str, int] = {}
     distinct = []
     for name in names:
@@ -77,11 +77,11 @@ def distinct_names(names: Iterable[str]) -> list[str]:
 
 
 class UnaryOnly:
-    """Refuses streams when they are called: stubs make multicallables for all their methods."""
+    """Refuses calls with streams. Not their multicallables: stubs make those for all methods."""
 
     def _refuse(self, method: str, *_: Any, **__: Any) -> Any:
-        """Make a multicallable that refuses to be called: only unary calls are broadcast."""
-        return partial(_refuse, f"{method} streams; a BroadcastChannel is for unary calls")
+        """Make a multicallable whose calls are refused."""
+        return partial(_refuse, f"{method} is a stream; a BroadcastChannel is for unary calls")
 
     unary_stream = stream_unary = stream_stream = _refuse
 
@@ -93,16 +93,19 @@ def _refuse(text: str, *_: Any, **__: Any) -> NoReturn:
 def checked_broadcast(
     channel: Any, balanced: type[Any], plain: type[Any], names: tuple[str, str]
 ) -> Any:
-    """Return what a `BroadcastChannel` is made of: a balanced channel, or a tuple of channels.
+    """Check the argument of a `BroadcastChannel`.
 
     Args:
-        channel: What the user gave.
+        channel: The argument.
         balanced: The `BalancedChannel` of this world.
-        plain: The channels of this world.
-        names: Of the modules of this world and of the other one, for errors.
+        plain: The class of channels of this world.
+        names: The modules of this world and of the other one, for errors.
+
+    Returns:
+        A balanced channel, or a tuple of channels.
 
     Raises:
-        TypeError: It is neither.
+        TypeError: The argument is neither.
         ConfigurationError: There are no channels.
     """
     if isinstance(channel, balanced):
@@ -112,10 +115,10 @@ def checked_broadcast(
             raise ConfigurationError("channel must not be an empty list")
         return tuple(channel)
     here, other = names
-    hint = f"for channels of the other kind there is {other}.BroadcastChannel"
+    hint = f"for other channels use {other}.BroadcastChannel"
     if isinstance(channel, plain):
         hint = (
-            "interceptors hide the subchannels of a channel, so put them in front: "
+            "interceptors hide the subchannels of a channel, so apply them to the result: "
             "kit.intercept_channel(BroadcastChannel(channel))"
         )
     raise TypeError(

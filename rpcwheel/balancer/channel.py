@@ -1,12 +1,11 @@
 """`BalancedChannel` for `grpc`: one channel for all servers of a service, used by any thread.
 
-A call is handed to one subchannel, which is READY at that moment, and stays there. If none is
-READY, a blocking call waits on its caller's thread, and a call that the caller holds while it runs
-(`.future()`, response streams) is a `RetryingCall` that begins when one is READY. While calls wait,
-a worker reads the states of the subchannels; gRPC's own notifications would cost a thread for each.
+A call is sent on a subchannel that is READY, and never moves to another one. If none is READY, a
+blocking call waits on its caller's thread. A call of `.future()` and a response stream are then a
+`RetryingCall`, which begins when a subchannel is READY. While calls wait, a worker reads the states
+of the subchannels; gRPC's own notifications need a thread for each subchannel.
 
-Locks: that of the pool, which is held for a few steps only. Under it run no user code and nothing
-of gRPC but reads of a state.
+The only lock is that of the pool. No user code runs under it, except `Picker.prepare`.
 """
 
 from __future__ import annotations
@@ -65,10 +64,10 @@ if TYPE_CHECKING:
 __all__ = ["BalancedChannel", "Subchannel"]
 
 CLOSED_MEANWHILE: Final = "Channel closed!"
-"""The details of a call that waits when its channel is closed, as gRPC has them."""
+"""gRPC's details of a call whose channel is closed while it runs."""
 
 WAKE_INTERVAL_S: Final = 1.0
-"""How long a blocked call waits at most before it looks by itself."""
+"""The maximum time that a blocked call waits for the worker before it reads the states itself."""
 
 T = TypeVar("T")
 
@@ -78,18 +77,18 @@ class Subchannel(SubchannelBase):
 
     @property
     def channel(self) -> ReconnectingChannel:
-        """Its own channel, made when it is first needed.
+        """Its own channel, made at the first use.
 
         Raises:
             ValueError: The subchannel was removed.
-            Exception: What `connect` raised.
+            Exception: Whatever `connect` raised.
         """
         channel: ReconnectingChannel = self._pool.connection_of(self)
         return channel
 
 
 class _Pool(SubchannelPool[Subchannel]):
-    """The subchannels of one channel, their connections, and the calls that wait for one."""
+    """The subchannels of one channel, their connections, and the calls that wait."""
 
     subchannel_class = Subchannel
     channel_class = ReconnectingChannel
@@ -97,7 +96,7 @@ class _Pool(SubchannelPool[Subchannel]):
     def __init__(self, *args: Any, timer: Timer | None, **settings: Any) -> None:
         super().__init__(*args, timer=timer, **settings)
         self._version = threading.Condition(self.lock)
-        self._blocked = 0  # threads that wait for a subchannel
+        self._blocked = 0  # number of threads that wait for a subchannel
         self._held: dict[WaitingCall, None] = {}
         self._polling = False
         self._polls = 0
@@ -105,9 +104,9 @@ class _Pool(SubchannelPool[Subchannel]):
         self._explaining = threading.Lock()
         self.checker = HealthChecker(self, timer)
         self.state = ClientState(CallPolicy(), timer=timer, queue_of=_no_queue)
-        """Of calls that wait: without a retry policy."""
+        """The state of waiting calls, without policies."""
         self.on_change: Callable[[], object] = _nothing
-        """Called when the state of the whole may have changed."""
+        """Called when the state of the channel may have changed."""
 
     # --- Connections ---
 
@@ -118,14 +117,14 @@ class _Pool(SubchannelPool[Subchannel]):
         return ValueError(CLOSED)
 
     def was_closed(self, subchannel: Subchannel, before: Any, error: ValueError) -> bool:
-        """Whether a call was refused because its subchannel was removed, or its channel closed.
+        """Whether a call was refused because its subchannel was removed or its channel closed.
 
-        gRPC has begun nothing then.
+        gRPC has not begun the call then.
 
         Args:
-            subchannel: The one that it was to begin on.
-            before: The connection of it, read before its multicallable.
-            error: What was raised.
+            subchannel: The subchannel that was picked.
+            before: Its connection, read before the multicallable.
+            error: The exception of the call.
         """
         if not str(error).startswith("Cannot invoke RPC"):
             return False
@@ -134,7 +133,7 @@ class _Pool(SubchannelPool[Subchannel]):
         return subchannel.removed or replaced
 
     def close(self) -> None:
-        """See `BalancedChannel.close`."""
+        """Close the pool; see `BalancedChannel.close`."""
         connections = self.close_all()
         self.changed()
         try:
@@ -148,15 +147,15 @@ class _Pool(SubchannelPool[Subchannel]):
     def wait_for(
         self, find: Callable[[], T | None], timeout: float | None, *, wait_for_ready: bool
     ) -> tuple[T, float | None]:
-        """Wait on this thread until `find()` returns what a call needs: a READY subchannel.
+        """Wait on this thread until `find()` returns something, such as a READY subchannel.
 
         Returns:
-            What it returned, and what is left of the timeout.
+            The result of `find`, and the rest of the timeout.
 
         Raises:
-            FinishedError: The call fails.
-            ValueError: The channel is closed; FinishedError, if it is closed meanwhile.
-            Exception: What a key function raised.
+            FinishedError: The call fails, also if the channel is closed during the wait.
+            ValueError: The channel is closed.
+            Exception: Whatever a key function raised.
         """
         if self.closed:
             raise ValueError(CLOSED)
@@ -172,7 +171,7 @@ class _Pool(SubchannelPool[Subchannel]):
                 if found is not None:
                     left_s = None if timeout is None else began_s + timeout - time.monotonic()
                     return found, None if left_s is None else max(0.0, left_s)
-                if self.closed:  # as gRPC ends calls that run at that moment
+                if self.closed:  # end like a running call of gRPC
                     raise FinishedError(grpc.StatusCode.CANCELLED, CLOSED_MEANWHILE)
                 self.check_refusal(wait_for_ready=wait_for_ready)
                 left_s = WAKE_INTERVAL_S
@@ -182,7 +181,7 @@ class _Pool(SubchannelPool[Subchannel]):
                         raise self.late(timeout, limit_s)
                 with self._version:
                     was_polled = self._polls != version or self._version.wait(left_s)
-                if not was_polled:  # there is no thread for the worker
+                if not was_polled:  # the worker has no thread
                     self.refresh()
                 is_first = False
         finally:
@@ -190,15 +189,15 @@ class _Pool(SubchannelPool[Subchannel]):
                 self._blocked -= 1
 
     def late(self, timeout: float | None, limit: float | None) -> FinishedError:
-        """The end of a call that has waited for too long; see `timed_out`."""
+        """Return the error of a call that has waited for too long; see `timed_out`."""
         end = self.timed_out(timeout, limit)
         return FinishedError(end.code, end.details)
 
     def check_refusal(self, *, wait_for_ready: bool) -> None:
-        """Return if a call that got no subchannel is to wait.
+        """Raise if a call that got no subchannel must not wait.
 
         Raises:
-            FinishedError: It is to fail now.
+            FinishedError: The call fails now.
             ValueError: The channel is closed.
         """
         if self.closed:
@@ -211,9 +210,9 @@ class _Pool(SubchannelPool[Subchannel]):
         raise FinishedError(refusal.code, refusal.details)
 
     def _explain(self) -> Refusal | None:
-        """Ask servers that can't be reached for the reason: gRPC's state does not have it.
+        """Find out by probes why servers can't be reached; the state of gRPC has no reason.
 
-        Not with the user's request, which must not be sent now.
+        The user's request must not be sent for that.
         """
         if self._explaining.acquire(timeout=EXPLAIN_TIMEOUT_S):
             try:
@@ -233,7 +232,7 @@ class _Pool(SubchannelPool[Subchannel]):
                 one.error_text = _connect_error(one.connection, left_s) or one.error_text
 
     def _start_polling(self) -> int:
-        """Have a worker read the states until no call waits. Returns the count of its readings."""
+        """Start the worker that reads states while calls wait. Returns the number of its reads."""
         with self.lock:
             self._poll_s = FIRST_POLL_S
             starts = not self._polling
@@ -244,10 +243,10 @@ class _Pool(SubchannelPool[Subchannel]):
         return version
 
     def poll(self) -> float | None:
-        """Read the states, and let calls that wait look again.
+        """Read the states and let waiting calls pick again.
 
         Returns:
-            After how many seconds to do so again; None: no call waits.
+            The seconds until the next read; None if no call waits.
         """
         with self.lock:
             if self.closed or not (self._blocked or self._held):
@@ -263,17 +262,17 @@ class _Pool(SubchannelPool[Subchannel]):
             self._polls += 1
             self._version.notify_all()
         for call in held:
-            call.look_for_subchannel()
+            call.try_begin()
         return poll_s
 
     def hold(self, call: WaitingCall) -> None:
-        """Let a call wait; the worker calls its `look_for_subchannel`."""
+        """Add a waiting call; the worker calls its `try_begin`."""
         with self.lock:
             self._held[call] = None
         self._start_polling()
 
     def release(self, call: WaitingCall) -> None:
-        """A call waits no more."""
+        """Remove a waiting call."""
         with self.lock:
             self._held.pop(call, None)
 
@@ -306,13 +305,13 @@ class _Pool(SubchannelPool[Subchannel]):
 
 
 def _poll(pool: weakref.ref[_Pool], wake: threading.Event) -> None:
-    """On a worker, which does not keep the channel alive."""
+    """Poll on a worker, without a reference to the channel between the reads."""
     while True:
         wake.clear()
         alive = pool()
         try:
             poll_s = None if alive is None else alive.poll()
-        except BaseException:  # a `SystemExit` of the user's code, which is reported
+        except BaseException:  # such as `SystemExit` of the user's code; the executor reports it
             EXECUTOR.submit(wake, partial(_poll, pool, wake))
             raise
         del alive
@@ -327,7 +326,7 @@ def _probed(
     done: Callable[[bool | None], object],
     probe: Any,
 ) -> None:
-    """On gRPC's thread."""
+    """Handle the end of a health check. On gRPC's thread."""
     BACKGROUND.end_call(background)
     submit(lambda: done(_is_answered(probe)))
 
@@ -336,14 +335,13 @@ def _is_answered(probe: Any) -> bool:
     try:
         return is_answered(probe.result(timeout=0), "OK")
     except grpc.RpcError as error:
-        code = error.code() if hasattr(error, "code") else None
-        return is_answered(None, getattr(code, "name", "CANCELLED"))
-    except Exception:  # noqa: BLE001 - canceled, or of an interceptor's own future
+        return is_answered(None, _code_of(error) or "CANCELLED")
+    except Exception:  # noqa: BLE001 - canceled, or of an interceptor
         return False
 
 
 def _connect_error(connection: ReconnectingChannel, timeout_s: float) -> str:
-    """Why a connection that is in TRANSIENT_FAILURE can't be made; "" if that can't be known."""
+    """Return why a connection is in TRANSIENT_FAILURE; "" if that is not known."""
     try:
         connection.heartbeat_call(PROBE.method)(PROBE.request, timeout_s, MARK)
     except grpc.RpcError as error:
@@ -357,7 +355,7 @@ def _connect_error(connection: ReconnectingChannel, timeout_s: float) -> str:
 
 
 class WaitingCall(CallAttempts):
-    """The one attempt of a call that begins when a subchannel is READY."""
+    """A call that begins its only attempt when a subchannel is READY."""
 
     def __init__(
         self,
@@ -372,7 +370,7 @@ class WaitingCall(CallAttempts):
         state, now_ns = method.pool.state, method.pool.state.now_ns()
         deadline_ns = NEVER if timeout is None else now_ns + max(0, to_ns(timeout, what="timeout"))
         if not method.kind.streams_requests:
-            request = copy_of(request)  # its caller may change it before it is sent
+            request = copy_of(request)  # the caller may change it before it is sent
         details = Details(method.name, timeout, metadata, credentials, False, compression)
         config = state.configs.config_for(method.name)
         begun = config, now_ns, deadline_ns, deadline_ns
@@ -389,21 +387,21 @@ class WaitingCall(CallAttempts):
         self._looking = threading.Lock()
         pool.hold(self)
 
-    def look_for_subchannel(self) -> None:
-        """Begin the attempt if a subchannel is READY; end the call if it is to wait no longer.
+    def try_begin(self) -> None:
+        """Begin the attempt if a subchannel is READY; end the call if it must not wait longer.
 
-        On a worker; in the context of the caller.
+        Runs on a worker, in the context of the caller.
         """
         if self._looking.acquire(blocking=False):
             try:
                 if self.final is None and self._attempt is None:
-                    self._run(self._look)
+                    self._run(self._pick_and_begin)
             finally:
                 self._looking.release()
         if self.final is not None or self._attempt is not None:
             self._method.pool.release(self)
 
-    def _look(self) -> None:
+    def _pick_and_begin(self) -> None:
         method, pool = self._method, self._method.pool
         request, metadata, credentials, compression = self._given
         waited_s = time.monotonic() - self._began_s
@@ -415,7 +413,8 @@ class WaitingCall(CallAttempts):
             options = metadata, credentials, False, compression
             attempt = method.begin_on(subchannel, self._name, request, left_s, options)
             if attempt is not None:
-                self._follow(attempt if hasattr(attempt, "add_done_callback") else _Bare(attempt))
+                is_call = hasattr(attempt, "add_done_callback")
+                self._follow(attempt if is_call else _Generator(attempt))
                 return
         try:
             pool.check_refusal(wait_for_ready=self._waits_for_ready)
@@ -432,10 +431,10 @@ class WaitingCall(CallAttempts):
         return max(0.0, self._began_s + self._timeout_s - time.monotonic())
 
 
-class _Bare(FinishedResponse):
-    """A response stream that an interceptor made a generator of (OpenTelemetry's does).
+class _Generator(FinishedResponse):
+    """A response stream that an interceptor has wrapped in a generator, as OpenTelemetry's does.
 
-    It has no status but OK; its reader sees its end.
+    Its status is OK; its end is known only to its reader.
     """
 
     def __init__(self, messages: Any) -> None:
@@ -452,13 +451,13 @@ class _Bare(FinishedResponse):
         return False
 
     def cancel(self) -> bool:
-        with contextlib.suppress(ValueError, AttributeError):  # it runs on another thread
+        with contextlib.suppress(ValueError, AttributeError):  # it is running on another thread
             self._messages.close()
         return True
 
 
 class _Method:
-    """One method of a stub. The base of the four multicallables."""
+    """A method of the channel; the base class of the four multicallables."""
 
     __slots__ = ("_given", "_made", "name", "pool")
 
@@ -471,10 +470,10 @@ class _Method:
         self._made: dict[Subchannel, tuple[ReconnectingChannel, Any]] = {}
 
     def on(self, subchannel: Subchannel) -> Any:
-        """The same method of a subchannel's own channel.
+        """Return the multicallable of this method on the channel of a subchannel.
 
         Raises:
-            ValueError: The subchannel was removed; with gRPC's text.
+            ValueError: The subchannel was removed; has gRPC's text.
         """
         known = self._made.get(subchannel)
         if known is not None and known[0] is subchannel.connection:
@@ -489,7 +488,7 @@ class _Method:
     def pick(
         self, request: Any, metadata: Any, tried: list[object] | None, waited_s: float = 0.0
     ) -> Subchannel | None:
-        """Pick a READY subchannel; with `tried`, preferably one that is not in it."""
+        """Pick a READY subchannel; see `SubchannelPool.pick_other`."""
         seen = None if self.kind.streams_requests else request
         return self.pool.pick_other(tried, self.name, seen, metadata, waited_s)
 
@@ -503,7 +502,7 @@ class _Method:
         wait_for_ready: bool | None,
         compression: Any,
     ) -> Any:
-        """Make a call on its caller's thread."""
+        """Make a call on the caller's thread and return its response."""
         pool = self.pool
         seen = None if self.kind.streams_requests else request
         subchannel = pool.pick(self.name, seen, metadata)
@@ -511,10 +510,10 @@ class _Method:
             pick = partial(pool.pick_again, self.name, seen, metadata)
             found, timeout = pool.wait_for(pick, timeout, wait_for_ready=bool(wait_for_ready))
             subchannel = found
-        ready = False if wait_for_ready else wait_for_ready  # or it might wait at this server
+        ready = False if wait_for_ready else wait_for_ready  # it must not wait for this server
         began_s, before = time.monotonic(), subchannel.connection
         try:
-            known = self._made.get(subchannel)  # as `on`, without another call
+            known = self._made.get(subchannel)  # like `on`, without a call
             made = known[1] if known is not None and known[0] is before else self.on(subchannel)
             response = made.wait_for(
                 name, request, timeout, metadata, credentials, ready, compression
@@ -535,9 +534,9 @@ class _Method:
         )
 
     def _begin(self, name: str, request: Any, timeout: float | None, *options: Any) -> Any:
-        """Begin a call that the caller holds while it runs."""
+        """Begin a call of `.future()`, or a response stream."""
         metadata, credentials, wait_for_ready, compression = options
-        ready = False if wait_for_ready else wait_for_ready  # or it might wait at one server
+        ready = False if wait_for_ready else wait_for_ready  # it must not wait for one server
         given, tried = (metadata, credentials, ready, compression), TRIED.get()
         while True:
             subchannel = self.pick(request, metadata, tried)
@@ -559,7 +558,7 @@ class _Method:
         timeout: float | None,
         options: tuple[Any, ...],
     ) -> Any:
-        """Begin a call on a subchannel; None if that was removed or closed meanwhile."""
+        """Begin a call on a subchannel; None if the subchannel was removed or closed meanwhile."""
         before = subchannel.connection
         try:
             call = getattr(self.on(subchannel), name)(request, timeout, *options)
@@ -572,14 +571,14 @@ class _Method:
 
 
 def report_end(call: Any, pool: _Pool, subchannel: Subchannel) -> None:
-    """Report how a call ends to the pool; the call is not kept alive for that."""
+    """Report the end of a call to the pool, without keeping the call alive."""
     try:
         alive = weakref.ref(call)
-    except TypeError:  # an interceptor's own
+    except TypeError:  # of an interceptor
         return
 
     def ended() -> None:
-        """On gRPC's thread, or on the one that ends it."""
+        """Runs on gRPC's thread, or on the thread that ends the call."""
         over = alive()
         code = "" if over is None else _code_of(over)
         if code == "OK":
@@ -592,7 +591,7 @@ def report_end(call: Any, pool: _Pool, subchannel: Subchannel) -> None:
 
 
 def _code_of(call: Any) -> str:
-    """The name of its status code; "" if it has none."""
+    """Return the name of the status code of a call; "" if it has none."""
     get_code = getattr(call, "code", None)
     code = get_code() if callable(get_code) else None
     return getattr(code, "name", "")
@@ -634,10 +633,9 @@ class _StreamStream(_Method, multicallable.StreamStream):
 
 
 class BalancedChannel(BalancedChannelBase[Subchannel], grpc.Channel):
-    """A channel whose calls are spread over the servers of a service, which may come and go.
+    """A channel that distributes its calls over the servers of a service.
 
-    Thread-safe. In a forked child make another one: as with any channel of gRPC, this one's
-    connections and threads are the parent's.
+    Thread-safe. It can't be used in a forked child process, like any channel of gRPC.
     """
 
     _title = "BalancedChannel"
@@ -661,7 +659,7 @@ class BalancedChannel(BalancedChannelBase[Subchannel], grpc.Channel):
         """Make the channel. Its subchannels connect at the first call.
 
         Args:
-            name: Of the service, `"shop.Orders"`: for events and status details.
+            name: The name of the service, such as `"shop.Orders"`, for events and status details.
             instances: The servers; None if they are not known yet, so that calls wait for `update`.
             lb_policy: Which server gets a call: `"round_robin"`, `"weighted_round_robin"`,
                 `"weighted_random"`, `"least_request"`, `"ring_hash:HEADER"`, or a `Picker`.
@@ -670,17 +668,16 @@ class BalancedChannel(BalancedChannelBase[Subchannel], grpc.Channel):
                 FAILED_PRECONDITION.
             options: As gRPC takes them, for the connection of each subchannel.
             compression: As gRPC takes it.
-            connect: Makes the channel of each subchannel in your own way: `connect(instance,
-                options)` returns a new `grpc.Channel`. On a thread that calls, or reconnects; a
-                server for which it raises counts as unreachable. Instances of both protocols are
-                used.
+            connect: Makes the channels of subchannels: `connect(instance, options)` returns a new
+                `grpc.Channel`. It runs on the thread of a call, or on one that reconnects. If it
+                raises, the server counts as unreachable. Instances of both protocols are used.
             on_subchannel: Called with each subchannel when its channel is made, on that thread.
-            on_removed: Called with each subchannel whose instance is gone.
-            policy: None: the defaults.
+            on_removed: Called with each subchannel whose instance was removed.
+            policy: The settings; None for the defaults.
             timer: For health checks and drain timeouts; None for `shared_timer()`.
 
         Raises:
-            TypeError, ConfigurationError: An argument makes no sense.
+            TypeError, ConfigurationError: An argument is invalid.
         """
         self._pool = _Pool(
             name,
@@ -694,7 +691,7 @@ class BalancedChannel(BalancedChannelBase[Subchannel], grpc.Channel):
             on_removed=on_removed,
         )
         self._subscriptions = Subscriptions(name, self.get_state, timer)
-        self._pool.on_change = self._subscriptions.look_soon
+        self._pool.on_change = self._subscriptions.read_soon
         if instances is not None:
             self.update(instances)
 
@@ -729,24 +726,24 @@ class BalancedChannel(BalancedChannelBase[Subchannel], grpc.Channel):
     ) -> None:
         """Call `callback(state)` now and at each change; see `get_state`.
 
-        On a worker, one callback at a time; a change is seen within 0.2 s. If one raises, that is
-        the event `CallbackFailed`, and it is called again at the next change.
+        Callbacks run on a worker, one at a time, within 0.2 s after a change. If one raises, the
+        event `CallbackFailed` is emitted, and it is called again at the next change.
 
         Args:
-            callback: Gets the state.
-            try_to_connect: Whether to connect as long as no subchannel is READY.
+            callback: Called with the state.
+            try_to_connect: Whether to connect subchannels while none is READY.
         """
         self._subscriptions.add(callback, try_to_connect=bool(try_to_connect))
 
     def unsubscribe(self, callback: Callable[[grpc.ChannelConnectivity], None]) -> None:
-        """Call it no more. Unknown ones are no error."""
+        """Remove a callback. Ignores unknown callbacks."""
         self._subscriptions.remove(callback)
 
     def close(self) -> None:
-        """End all calls, as any channel of gRPC, and close all connections. A second time, nothing.
+        """End all calls and close all connections. Idempotent.
 
-        Not to be called where gRPC runs done-callbacks: like any channel of gRPC, it would wait
-        there for itself.
+        Must not be called on the thread on which gRPC runs done-callbacks: like any channel of
+        gRPC, it would wait for itself.
         """
         self._subscriptions.close()
         self._pool.close()

@@ -1,10 +1,14 @@
 """Health checks of subchannels that are unhealthy or stale, for both worlds.
 
-An unhealthy subchannel is checked, with a backoff between the checks, until it answers; then it
-gets calls again. A stale one is checked every few seconds while it is READY, until it no longer
-answers or can't be reached; then it is removed. Any status but UNAVAILABLE, DEADLINE_EXCEEDED and
-CANCELLED is an answer, unless the server reports that it does not serve. A healthy one is checked
-once if its calls are all canceled, which hedging does to those that a frozen server got.
+* An unhealthy subchannel is checked, with a backoff between the checks, until it answers. Then it
+  gets calls again.
+* A stale subchannel is checked every few seconds while it is READY. If it does not answer or can't
+  be reached, it is removed.
+* A healthy subchannel is checked once if all its calls are canceled: hedging cancels the attempts
+  on a frozen server.
+
+Any status but UNAVAILABLE, DEADLINE_EXCEEDED and CANCELLED is an answer, unless the server reports
+that it does not serve.
 """
 
 from __future__ import annotations
@@ -38,7 +42,7 @@ STALE_INTERVAL_NS: Final = 5_000_000_000
 """How often a stale subchannel is checked."""
 
 FALLBACK_DELAY_NS: Final = 1_000_000_000
-"""Until the next check, if the user's wait object raises."""
+"""The delay of the next check if the user's wait object raises."""
 
 S = TypeVar("S", bound=SubchannelBase)
 
@@ -47,22 +51,24 @@ class HealthChecker(Generic[S]):
     """The health checks of one channel."""
 
     def __init__(self, pool: SubchannelPool[S], timer: Timer | None) -> None:
-        """Begin without checks.
+        """Make a checker; checks nothing yet.
 
         Args:
-            pool: Its subchannels; sends the checks.
-            timer: Where they wait, and know the checker weakly; None for `shared_timer()`.
+            pool: The subchannels; it also sends the checks.
+            timer: The timer of the checks; None for `shared_timer()`. Its timeouts have only weak
+                references.
         """
         self._pool = pool
         self._timer = timer
         self._timeouts: dict[S, Timeout] = {}  # under the pool's lock
 
     def check_later(self, subchannel: S, delay_ns: int | None = None) -> None:
-        """Check it after a delay, in place of an earlier check.
+        """Check a subchannel after a delay. Replaces a check that is scheduled.
 
         Args:
-            subchannel: An unhealthy or stale one.
-            delay_ns: None: that of the backoff; of a stale one, `STALE_INTERVAL_NS`.
+            subchannel: An unhealthy, stale or suspected subchannel.
+            delay_ns: The delay; None for that of the backoff, or `STALE_INTERVAL_NS` if it is
+                stale.
         """
         pool = self._pool
         if pool.closed:
@@ -83,7 +89,7 @@ class HealthChecker(Generic[S]):
         except (TimerError, RuntimeError) as error:  # stopped, full, or no thread can be started
             emit(CallbackFailed(pool.name, "the timer of health checks", error))
             if not subchannel.healthy:
-                pool.mark_healthy(subchannel)  # its next call shows whether it works
+                pool.mark_healthy(subchannel)  # the next call shows whether it works
             return
         with pool.lock:
             if pool.wants_check(subchannel, generation):
@@ -112,7 +118,7 @@ class HealthChecker(Generic[S]):
             timeout.cancel()
 
     def close(self) -> None:
-        """Cancel all."""
+        """Cancel all checks."""
         with self._pool.lock:
             timeouts, self._timeouts = list(self._timeouts.values()), {}
         for timeout in timeouts:
@@ -133,7 +139,7 @@ class HealthChecker(Generic[S]):
             pool.probe(subchannel, partial(self._checked, subchannel, generation))
         elif subchannel.stale and state is FAILING:
             pool.remove_stale(subchannel)
-        elif subchannel.ejected:  # from now on its state keeps calls away
+        elif subchannel.ejected:  # it gets no calls, as it is not READY
             self._answered(subchannel)
         else:
             if not subchannel.healthy:
@@ -170,8 +176,8 @@ def is_answered(response: bytes | None, code: str) -> bool:
     """Whether a health check was answered by a server that serves.
 
     Args:
-        response: What came, None if the check failed.
-        code: The name of its status code if it failed.
+        response: The response; None if the check failed.
+        code: The name of the status code if the check failed.
     """
     if response is None:
         return code not in UNANSWERED
@@ -179,13 +185,14 @@ def is_answered(response: bytes | None, code: str) -> bool:
 
 
 def error_text(error: Any) -> str:
-    """Why an address could not be reached, from the error of a call; "" if it does not say that.
+    """Return why an address can't be reached, from the error of a call; "" if it does not say so.
 
-    From `failed to connect to all addresses; last error: UNKNOWN: ipv4:10.0.0.7:50051: Failed to
-    connect to remote host: connect: Connection refused (111)` (grpcio 1.60 to 1.85).
+    Taken from the details `failed to connect to all addresses; last error: UNKNOWN:
+    ipv4:10.0.0.7:50051: Failed to connect to remote host: connect: Connection refused (111)`
+    (grpcio 1.60 to 1.85).
     """
     code, details = getattr(error, "code", None), getattr(error, "details", None)
     if not callable(code) or not callable(details) or code() is not grpc.StatusCode.UNAVAILABLE:
-        return ""  # the call was too short, for one
+        return ""  # such as DEADLINE_EXCEEDED
     text = (details() or "").rpartition("last error: ")[2]
     return text.rpartition("Failed to connect to remote host: ")[2].strip()

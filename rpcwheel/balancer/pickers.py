@@ -1,17 +1,17 @@
 """Pickers: which subchannel gets the next call.
 
-A `Picker` makes a function from a list of subchannels and their weights; that function is called
-for each call. It takes no lock and may be called on any number of threads at once. A picker keeps
-nothing of its channel, so that several channels may share one.
+`Picker.prepare` makes a function from a list of subchannels and their weights. The function is
+called for each call. It takes no lock and may be called on several threads at once. Several
+channels may share one picker.
 
 ======================  ==============  ===========================================================
 `RoundRobin`            O(1)            In turn. Weights are ignored.
-`WeightedRoundRobin`    O(log n)        In turn, each as often as its weight says (gRFC A58).
-`WeightedRandom`        O(log n)        At random, each as often as its weight says.
-`LeastRequest`          O(log n)        Draws a few by weight and takes the one with the fewest
+`WeightedRoundRobin`    O(log n)        In turn, in proportion to the weights (gRFC A58).
+`WeightedRandom`        O(log n)        At random, in proportion to the weights.
+`LeastRequest`          O(log n)        Draws eight by weight and picks the one with the fewest
                                         calls in flight (gRFC A48).
-`RingHash`              O(log n)        The same key, the same subchannel (gRFC A42). In
-                                        `rpcwheel.balancer.ring_hash`.
+`RingHash`              O(log n)        Calls with the same key go to the same subchannel (gRFC
+                                        A42). In `rpcwheel.balancer.ring_hash`.
 ======================  ==============  ===========================================================
 
 n is the number of subchannels.
@@ -43,7 +43,7 @@ __all__ = [
 
 
 class Candidate(Protocol):
-    """What a picker may read of a subchannel."""
+    """The attributes of a subchannel that a picker may read."""
 
     @property
     def id(self) -> str:
@@ -60,33 +60,33 @@ class Candidate(Protocol):
 
 M = TypeVar("M", bound=Candidate)
 Pick: TypeAlias = Callable[[str, Any, Any], M | None]
-"""`pick(method, request, metadata)`. For a call with a stream of requests `request` is None.
+"""`pick(method, request, metadata)` returns a subchannel, or None to let the call wait.
 
-If it returns None, the call waits, as it does while no subchannel is READY.
+For a call with a stream of requests `request` is None.
 """
 
 CHOICE_COUNT: Final = 8
-"""Subchannels that `LeastRequest` draws for one pick. gRFC A48 allows 2 to 10, 2 is its default.
+"""Subchannels that `LeastRequest` draws for one pick. gRFC A48 allows 2 to 10; its default is 2.
 
-Simulated, as the 99th percentile of the latency over the mean service time, with 2, 8 and all: 3
-subchannels of which one is five times slower, 99, 14 and 14; 32 of which three are, 7.9, 5.9 and
-5.8; 200 of which twenty are, 7.6, 6.0 and 5.8.
+The 99th percentile of the latency, divided by the mean service time, in simulations in which some
+subchannels are five times slower, with 2, 8 and all subchannels drawn: 3 subchannels of which 1 is
+slow: 99, 14, 14; 32 of which 3 are slow: 7.9, 5.9, 5.8; 200 of which 20 are slow: 7.6, 6.0, 5.8.
 """
 
 CIRCLE: Final = 1 << 64
 GOLDEN_STEP: Final = 0x9E3779B97F4A7C15
-"""`CIRCLE` over the golden ratio. Steps of this length spread evenly over the circle, however many
-are taken."""
+"""`CIRCLE` divided by the golden ratio. Any number of steps of this length are spread evenly over
+the circle."""
 
 
 class Picker(ABC):
     """A load balancing policy. Derive from it to write your own."""
 
     sees_all_states: ClassVar[bool] = False
-    """Whether `prepare` is given the subchannels of all states, or only those that are READY.
+    """Whether `prepare` gets the subchannels of all states, or only those that are READY.
 
-    If True, the state of the returned subchannel decides what happens to the call. READY: it is
-    sent there. IDLE or CONNECTING: the subchannel is connected, and the call waits for it.
+    If True, the state of the returned subchannel decides what happens to the call. READY: the call
+    is sent. IDLE or CONNECTING: the subchannel is connected, and the call waits for it.
     TRANSIENT_FAILURE: the call fails; return such a subchannel only if all are in that state.
     """
 
@@ -103,8 +103,8 @@ class Picker(ABC):
         Returns:
             `pick(method, request, metadata)`, which returns one of the subchannels, or None to let
             the call wait. It is called for each call, on the thread or event loop of the caller. It
-            must not block, and may be called on several threads at once. If it raises, the call
-            raises that.
+            must not block, and may be called on several threads at once. The call raises its
+            exceptions.
         """
 
     def __repr__(self) -> str:
@@ -112,13 +112,13 @@ class Picker(ABC):
 
 
 class RoundRobin(Picker):
-    """In turn. Weights are ignored.
+    """Picks the subchannels in turn. Weights are ignored.
 
-    It begins at a random subchannel; otherwise all clients would begin at the same one.
+    Begins at a random subchannel; otherwise all clients would begin at the same one.
     """
 
     def prepare(self, subchannels: Sequence[M], weights: Sequence[int]) -> Pick[M]:
-        """Return a function that goes round the list."""
+        """Return a function that picks in the order of the list."""
         row, size = tuple(subchannels), len(subchannels)
         turn = itertools.count(random.randrange(size)).__next__  # atomic
 
@@ -129,17 +129,17 @@ class RoundRobin(Picker):
 
 
 class WeightedRoundRobin(Picker):
-    """In turn, each subchannel as often as its weight says, spread evenly over time.
+    """Picks the subchannels in turn, in proportion to their weights, spread evenly over time.
 
-    With equal weights this is `RoundRobin`. With others, the number of times that a subchannel
-    was picked is at all times within a few picks of its share. gRFC A58 is the same policy, with
-    static strides for the order; strides pass over light subchannels, up to all of them for one
-    pick if one weight is much greater than the others (measured: 13 us a pick with a weight of 100
-    among 1,999 of 1, against 0.3 us here).
+    With equal weights this is `RoundRobin`. With others, the number of picks of a subchannel is
+    always within a few picks of its share. gRFC A58 has the same policy with static strides.
+    Strides skip subchannels with small weights, up to all of them for one pick if one weight is
+    much greater than the others (measured: 13 us a pick with one weight of 100 and 1,999 of 1; here
+    0.3 us).
     """
 
     def prepare(self, subchannels: Sequence[M], weights: Sequence[int]) -> Pick[M]:
-        """Lay the weights end to end round a circle and go along it in golden steps."""
+        """Return a function that walks in golden steps along a circle divided by the weights."""
         if min(weights) == max(weights):
             return RoundRobin().prepare(subchannels, weights)
         row, total = tuple(subchannels), sum(weights)
@@ -153,10 +153,10 @@ class WeightedRoundRobin(Picker):
 
 
 class WeightedRandom(Picker):
-    """At random, each subchannel as often as its weight says."""
+    """Picks at random, in proportion to the weights."""
 
     def prepare(self, subchannels: Sequence[M], weights: Sequence[int]) -> Pick[M]:
-        """Return a function that draws one."""
+        """Return a function that draws a subchannel."""
         draw = _weighted_draw(subchannels, weights)
 
         def pick(_: str, __: Any, ___: Any) -> M:
@@ -166,10 +166,10 @@ class WeightedRandom(Picker):
 
 
 class LeastRequest(Picker):
-    """The subchannel with the fewest calls in flight, of eight drawn at random by weight.
+    """Draws eight subchannels by weight and picks the one with the fewest calls in flight.
 
-    Slow servers get fewer calls, without any measurement. The first drawn subchannel without a
-    call is taken at once.
+    Slow servers get fewer calls without any measurement. The first drawn subchannel without calls
+    in flight is picked at once.
     """
 
     def prepare(self, subchannels: Sequence[M], weights: Sequence[int]) -> Pick[M]:

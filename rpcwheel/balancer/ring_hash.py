@@ -1,11 +1,11 @@
 """Ring hash: calls with the same key go to the same subchannel (gRFC A42).
 
-Each subchannel has points on a circle of 64-bit hashes, as many as its weight says, and owns the
-keys between each of its points and the point before it. Ids and keys are hashed alike in every
-process, so that all clients find the same owner.
+Each subchannel has points on a circle of 64-bit hashes, in proportion to its weight. It owns the
+keys between each of its points and the previous point. The hashes of ids and keys are the same in
+every process, so that all clients find the same owner.
 
-A ring of 2,000 subchannels has 320,000 points and takes 0.4 s to build. Therefore a ring is made
-from the one before it while few subchannels change, which takes 0.01 s for each.
+A ring of 2,000 subchannels has 320,000 points and takes 0.4 s to build. If only a few subchannels
+change, the previous ring is updated, which takes 0.01 s for each of them.
 """
 
 from __future__ import annotations
@@ -41,30 +41,30 @@ DEFAULT_POINTS: Final = 160
 MAX_POINTS: Final = 1600
 
 HASHES: Final = struct.Struct(">8Q")
-"""What a digest holds."""
+"""The hashes in one digest."""
 
 HASHES_PER_DIGEST: Final = 8
 
 MAX_UPDATES: Final = 32
-"""If more subchannels change at once, building a ring anew is faster."""
+"""If more subchannels change at once, it is faster to build a new ring."""
 
 MAX_STEPS: Final = 8
-"""Points on the way along the ring at which one state each is read, before all states are."""
+"""How many points along the ring are examined, one state at each, before all states are read."""
 
 
 class RingHash(Picker):
-    """The same key goes to the same subchannel, in every process (gRFC A42).
+    """Sends calls with the same key to the same subchannel, in every process (gRFC A42).
 
-    When a subchannel leaves, only its keys move; when it returns, they come back. While the owner
-    of a key is IDLE or CONNECTING, the call waits for it. While it is in TRANSIENT_FAILURE, the
-    call goes to the next owner along the ring that is not. Calls without a key go in turn, weights
-    ignored, in the same way.
+    If a subchannel is removed, only its keys move to others; if it returns, they move back. If the
+    owner of a key is IDLE or CONNECTING, the call waits for it. If the owner is in
+    TRANSIENT_FAILURE, the call goes to the next owner along the ring that is not. For calls without
+    a key the subchannels take turns, without regard to weights.
 
     Args:
         key: The name of the metadata header whose value is the key, such as `"x-user-id"`; or a
-            function `key(method, request, metadata)` that returns the key, or None for none. (For
-            a call with a stream of requests `request` is None.) The function is called on the
-            thread of the caller, who gets what it raises.
+            function `key(method, request, metadata)` that returns the key, or None. (For a call
+            with a stream of requests `request` is None.) The function is called on the thread of
+            the caller, and the call raises its exceptions.
 
     Raises:
         TypeError: `key` is neither.
@@ -139,7 +139,7 @@ def _next_usable(failed: M, others: Iterator[M], subchannels: Sequence[M]) -> M:
 
 
 class Ring:
-    """The points of all subchannels, sorted, and the owner of each. Immutable."""
+    """The sorted points of all subchannels and the owner of each point. Immutable."""
 
     __slots__ = ("_counts", "owner_ids", "points")
 
@@ -149,7 +149,7 @@ class Ring:
         self._counts: dict[str, int] = {}
 
     def updated(self, counts: Mapping[str, int]) -> Ring:
-        """Return the ring with these numbers of points by id; self if they are the same."""
+        """Return a ring with these numbers of points by id; self if nothing changes."""
         before = self._counts
         ids = dict.fromkeys([*before, *counts])
         changed = [id_ for id_ in ids if before.get(id_) != counts.get(id_)]
@@ -182,21 +182,21 @@ class Ring:
 def point_count(weight: int) -> int:
     """Return the number of points for a weight.
 
-    It does not depend on the weights of others: otherwise all keys would move when the heaviest
-    subchannel leaves.
+    It does not depend on the weights of other subchannels. Otherwise all keys would move if the
+    subchannel with the greatest weight is removed.
     """
     digests = DEFAULT_POINTS * weight // DEFAULT_WEIGHT // HASHES_PER_DIGEST
     return min(max(digests, 1) * HASHES_PER_DIGEST, MAX_POINTS)
 
 
 def points_of(id_: str, count: int) -> list[int]:
-    """Return the points of an id. Fewer points are the first of more."""
+    """Return the points of an id. With a smaller count it returns a prefix of the same list."""
     digests = range(count // HASHES_PER_DIGEST)
     return [point for number in digests for point in _hashes(f"{id_}#{number}")]
 
 
 def hash_of(key: object) -> int:
-    """Return the place of a key on the circle."""
+    """Return the position of a key on the circle."""
     return _hashes(key)[0]
 
 

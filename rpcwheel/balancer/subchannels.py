@@ -1,8 +1,8 @@
 """The subchannels of one balanced channel, and which of them gets the next call. For both worlds.
 
-A subchannel stands for one instance of the service, known by its id, with a connection of its own.
-A pick returns a subchannel whose connection is READY; its state is read at the pick. Most pickers
-choose among the READY subchannels of the best level:
+Each instance of the service has a subchannel with its own connection. A pick returns a subchannel
+whose connection is READY; its state is read at the pick. Most pickers choose among the READY
+subchannels of the best level:
 
 1. healthy, in the preferred zone (if there is one),
 2. healthy,
@@ -10,12 +10,13 @@ choose among the READY subchannels of the best level:
 4. healthy, DRAINING,
 5. unhealthy: marked so by the user, by a heartbeat or by outlier ejection.
 
-All subchannels of the first level that has one connect at the first call; those of the next level
-when all before have failed, or none has become READY for `FAILOVER_NS`. With very many instances a
-channel has subchannels for some of them only (gRFC A68).
+At the first call all subchannels of the best level connect. Those of the next level connect if all
+of the better levels have failed, or none of them has become READY for `FAILOVER_NS`. With very many
+instances a channel has subchannels for only some of them (gRFC A68).
 
-The lock guards all but the picking itself, which reads attributes that are replaced as a whole.
-Under it run no user code but `Picker.prepare`, and nothing of gRPC but reads of a state.
+The lock guards everything except the pick itself, which reads attributes that are replaced as a
+whole. The only user code under the lock is `Picker.prepare`, and the only calls of gRPC read a
+state.
 """
 
 from __future__ import annotations
@@ -66,60 +67,60 @@ SHUTDOWN: Final = grpc.ChannelConnectivity.SHUTDOWN
 ORDER: Final = (READY, CONNECTING, IDLE, FAILING)
 
 FAILURES: Final = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED"})
-"""Statuses that show that a server may not work. Every other one is an answer."""
+"""Statuses that show that a server may not work. Every other status is an answer."""
 
 UNDECIDED: Final = frozenset({"CANCELLED", ""})
-"""Ends of calls that show nothing."""
+"""Statuses that show neither; "" is a call without a status."""
 
 RECHECK_NS: Final = 100_000_000
 RECHECK_CONNECTING_NS: Final = 2_000_000
-"""How often the states are read again, while calls are made and not all subchannels are READY; the
-second while one is connecting."""
+"""How often calls read the states again while not all subchannels are READY; the second value
+applies while a subchannel is connecting."""
 
 FAILOVER_NS: Final = 1_000_000_000
 """How long the subchannels of a level may take to become READY before the next level connects."""
 
 LOST_NS: Final = 60_000_000_000
-"""How long instances that left the registry are remembered for self-preservation: longer than the
-leases of servers that are cut off at the same time differ."""
+"""How long instances that left the registry are remembered for self-preservation. If several
+servers are cut off at the same time, their leases end within this time."""
 
 RECONNECT_NS: Final = 1_000_000_000
-"""How long to wait after `connect` raised before it is called again."""
+"""The wait before `connect` is called again after it raised."""
 
 FIRST_POLL_S: Final = 0.0005
 MAX_POLL_S: Final = 0.05
-"""How often states are read while calls wait: at first, and after a while."""
+"""How often states are read while calls wait; the interval grows from the first to the second."""
 
 OTHER_TIMEOUT_S: Final = 1.0
-"""How long an attempt of a hedged call waits at most for a subchannel that was not tried."""
+"""The maximum wait of an attempt of a hedged call for a subchannel that was not tried."""
 
 EXPLAIN_TIMEOUT_S: Final = 0.03
 MAX_EXPLAINED: Final = 3
 EXPLAIN_AGAIN_S: Final = 1.0
-"""How long the probes may take that ask why servers can't be reached; of how many servers; and for
-how long the answer holds."""
+"""Probes find out why servers can't be reached: their timeout, the number of servers that are
+probed, and for how long the result is used."""
 
 SLOW_START_STEPS: Final = 20
-"""In how many steps a weight grows."""
+"""The number of steps in which a weight grows."""
 
 MAX_BACKOFF_ATTEMPTS: Final = 64
-"""Health checks after which the backoff grows no more: wait objects may overflow."""
+"""The number of attempts after which the backoff no longer grows: wait objects may overflow."""
 
 MIN_CHECK_DELAY_NS: Final = 10_000_000
-"""Between health checks of a subchannel, whatever the backoff is."""
+"""The minimum delay between health checks of a subchannel."""
 
 MAX_RECONNECT_BACKOFF: Final = ("grpc.max_reconnect_backoff_ms", 3_000)
-"""gRPC's default lets a server that was away for long wait up to two minutes for its calls."""
+"""With gRPC's default, a server that was away for long gets its first call up to 2 minutes late."""
 
 CANCELED_CALLS: Final = 5
-"""So many calls that are canceled without one that is answered lead to a health check."""
+"""The number of canceled calls, without an answer in between, that leads to a health check."""
 
 MAX_REPICKS: Final = 3
-"""Picks of one call whose subchannel turns out not to be READY."""
+"""The maximum number of picks of one call if the picked subchannel is not READY."""
 
 
 class SubchannelBase:
-    """One server of a balanced channel; what both worlds have in common."""
+    """One server of a balanced channel; the part that both worlds have in common."""
 
     _unhealthy_ns: int | None = None
     _unhealthy_reason = ""
@@ -130,34 +131,34 @@ class SubchannelBase:
         self._pool = pool
         self.instance = instance
         self.started_ns = started_ns
-        """When the instance started, on the timer's clock; `-NEVER`: long ago."""
+        """When the instance started, on the timer's clock; `-NEVER` if that is not known."""
         self.connection: Any = None
-        """Internal: its `ReconnectingChannel`, once there is one."""
+        """Internal: its `ReconnectingChannel`; None until it is made."""
         self.stale = False
-        """Whether its instance has left the registry; it is kept because it still answers."""
+        """Whether its instance has left the registry and it is kept because it still answers."""
         self.removed = False
-        """Whether it gets no more calls, because its instance is gone or the channel is closed."""
+        """Whether it was removed, because its instance was removed or the channel is closed."""
         self.error_text = ""
-        """Internal: why its last connection attempt failed, as far as known."""
+        """Internal: why its last connection attempt failed; "" if that is not known."""
         self.connect_after_ns = 0
-        """Internal: when `connect` may be called again after it raised; on the monotonic clock."""
+        """Internal: when `connect` may be called again after it raised, on the monotonic clock."""
         self.ejected = False
         """Whether it is unhealthy because its calls failed."""
         self.ejections = 0
         self.taken_back_ns = 0
         self.generation = 0
-        """Internal: counts the times that it became unhealthy or stale. Late results of health
-        checks belong to an earlier one."""
+        """Internal: incremented when the subchannel becomes unhealthy, healthy or stale. Results of
+        health checks of an earlier generation are ignored."""
         self.checks = 0
-        """Internal: health checks since then that failed."""
+        """Internal: the number of failed health checks of this generation."""
         self.canceled = self.canceled_since = 0
-        """Internal: calls canceled in a row, and `successes` when the first was."""
+        """Internal: the number of calls canceled in a row, and `successes` at the first of them."""
         self.suspected = False
-        """Internal: whether it is checked while healthy, because its calls are canceled."""
+        """Internal: whether it is checked although healthy, because its calls are canceled."""
         self.checking = False
         """Internal: whether a health check is under way."""
         self.failures = 0
-        """Internal: calls that failed in a row."""
+        """Internal: the number of calls that failed in a row."""
         self.successes = 0
         self.window_ns = 0
         self.window_failures = 0
@@ -165,26 +166,26 @@ class SubchannelBase:
 
     @property
     def id(self) -> str:
-        """Of its instance."""
+        """The id of its instance."""
         return self.instance.id
 
     @property
     def address(self) -> str:
-        """Host and port of its instance: `10.0.0.7:50051`."""
+        """Host and port of its instance, such as `10.0.0.7:50051`."""
         return self.instance.address
 
     @property
     def calls(self) -> int:
-        """Calls in flight."""
+        """The number of calls in flight."""
         return 0 if self.connection is None else int(self.connection.calls)
 
     @property
     def state(self) -> grpc.ChannelConnectivity:
-        """The state of its connection. If `connect` made a channel that hides it: READY."""
+        """The state of its connection. READY if `connect` made a channel that hides its state."""
         if self.removed:
             return SHUTDOWN
         if self.is_ready():
-            return READY  # first, because it is the most frequent one, and quicker to read
+            return READY  # first, because this is frequent and fast
         connection = self.connection
         if connection is None or not connection.accepts_calls:  # or the user closed or drained it
             return FAILING if time.monotonic_ns() < self.connect_after_ns else IDLE
@@ -198,7 +199,7 @@ class SubchannelBase:
 
     @property
     def healthy(self) -> bool:
-        """Whether it may get calls: it was not marked unhealthy, or answers again."""
+        """Whether it is healthy. Unhealthy subchannels get calls only if no other is READY."""
         return self._unhealthy_ns is None
 
     @property
@@ -209,15 +210,15 @@ class SubchannelBase:
     def mark_unhealthy(self, reason: str = "asked for") -> None:
         """Give it no calls while a healthy subchannel is READY, until it answers a health check.
 
-        Nothing if it is unhealthy already, or removed. Any thread.
+        Ignored if it is unhealthy already, or removed. Any thread.
 
         Args:
-            reason: For the event.
+            reason: The reason for the event.
         """
         self._pool.mark_unhealthy(self, reason)
 
     def mark_healthy(self) -> None:
-        """Let it get calls again, at once; nothing if it is healthy. Any thread."""
+        """Give it calls again at once. Ignored if it is healthy. Any thread."""
         self._pool.mark_healthy(self)
 
     def is_ready(self) -> bool:
@@ -226,12 +227,12 @@ class SubchannelBase:
         return connection is not None and bool(connection.is_ready())
 
     def succeeded(self) -> None:
-        """Internal: a call was answered."""
+        """Internal: count a call that was answered."""
         self.failures = 0
         self.successes += 1
 
     def level(self, zone: str) -> int:
-        """Internal: which calls it gets; see the module."""
+        """Internal: return its level; see the module docstring. 0 is the best."""
         instance = self.instance
         if self._unhealthy_ns is not None:
             return 4
@@ -242,13 +243,13 @@ class SubchannelBase:
         return int(bool(zone) and instance.zone != zone)
 
     def set_unhealthy(self, reason: str, now_ns: int) -> None:
-        """Internal: under the pool's lock."""
+        """Internal: make it unhealthy. Under the pool's lock."""
         self._unhealthy_ns, self._unhealthy_reason = now_ns, reason
         self.generation += 1
         self.checks = 0
 
     def set_healthy(self, now_ns: int) -> int:
-        """Internal: under the pool's lock. Returns for how long it was unhealthy."""
+        """Internal: make it healthy; returns for how long it was not. Under the pool's lock."""
         since_ns = now_ns if self._unhealthy_ns is None else self._unhealthy_ns
         self._unhealthy_ns, self._unhealthy_reason = None, ""
         self.generation += 1
@@ -272,48 +273,47 @@ S_contra = TypeVar("S_contra", contravariant=True)
 
 
 class _Change(NamedTuple, Generic[S]):
-    """What follows from an update."""
+    """The consequences of an update."""
 
     removed: tuple[S, ...]
-    """They get no more calls and are to be drained."""
+    """The removed subchannels, which are drained."""
     to_check: tuple[S, ...]
-    """They are to be checked now: they are stale, or unhealthy and were published again by another
-    process."""
+    """The subchannels whose health is checked now: they are stale, or they are unhealthy and their
+    instance was published again by another process."""
     returned: tuple[S, ...] = ()
-    """They were stale, and were published again."""
+    """The subchannels that were stale and whose instances were published again."""
     stale: bool = False
-    """Whether `to_check` are kept although no instance is left."""
+    """Whether `to_check` are stale subchannels that are kept."""
 
 
 class Checks(Protocol[S_contra]):
     """The health checks of a pool."""
 
     def check_later(self, subchannel: S_contra, delay_ns: int | None = None) -> None:
-        """Check an unhealthy or stale subchannel after a delay, None: after the usual one."""
+        """Check a subchannel after a delay; None for the usual delay."""
 
     def forget(self, subchannel: S_contra) -> None:
-        """Check it no more."""
+        """Cancel the check of a subchannel."""
 
     def close(self) -> None:
-        """Check none any more."""
+        """Cancel all checks."""
 
 
 class Refusal(NamedTuple):
-    """Why a call gets no subchannel."""
+    """The status of a call that gets no subchannel."""
 
     code: grpc.StatusCode
     details: str
     unreachable: bool = False
     """Whether all connection attempts have failed."""
     final: bool = False
-    """Whether it holds for calls with `wait_for_ready`, too."""
+    """Whether it applies to calls with `wait_for_ready` too."""
 
 
 class SubchannelPool(Generic[S]):
     """The subchannels of one channel. Thread-safe.
 
-    The worlds' pools say where connections are made and health checks are sent, and keep the calls
-    that wait.
+    The subclasses of the two worlds make connections, send health checks and hold waiting calls.
     """
 
     subchannel_class: ClassVar[type[Any]]
@@ -321,12 +321,12 @@ class SubchannelPool(Generic[S]):
     """The `ReconnectingChannel` of the world."""
     checker: Checks[S]
     on_unreachable: Callable[[], object] | None = None
-    """Called again and again while calls are made and a server can't be reached, or none is known;
-    any thread. Must not block or raise."""
+    """Called repeatedly while calls are made and a server can't be reached or none is known. Any
+    thread. Must not block or raise."""
     _is_unreachable = False
 
     closing = False
-    """Whether `close` was called: no new calls begin. In aio, those that wait still may."""
+    """Whether `close` was called: new calls are refused. In aio, waiting calls may still begin."""
     closed = False
     _known = False
     _error = ""
@@ -334,11 +334,11 @@ class SubchannelPool(Generic[S]):
     _mixed: Refusal | None = None
     _pick: Pick[S] | None = None
     _unsettled = True
-    """Whether states or weights must be looked at again at `_recheck_ns`."""
+    """Whether states or weights must be read again at `_recheck_ns`."""
     _recheck_ns = 0
     _reweigh_ns = NEVER
     _unready_ns: int | None = None
-    """Since when none is READY, on the monotonic clock."""
+    """Since when no subchannel is READY, on the monotonic clock."""
 
     def __init__(
         self,
@@ -353,16 +353,16 @@ class SubchannelPool(Generic[S]):
         on_subchannel: Callable[[S], object] | None,
         on_removed: Callable[[S], object] | None,
     ) -> None:
-        """Check the arguments, which are those of the channel; begin without subchannels.
+        """Check the arguments of the channel; begin without subchannels.
 
         Args:
-            name: Of the service.
-            lb_policy: The load-balancing policy.
-            policy: How subchannels are treated.
-            timer: Its clock counts for slow start, ejection and health.
+            name: The name of the service.
+            lb_policy: As for the channel.
+            policy: As for the channel.
+            timer: The timer whose clock is used for slow start, ejection and health.
             connect: As for the channel.
             options: As for the channel.
-            own: The other arguments of each connection, which can't be together with `connect`.
+            own: The other arguments of each connection; not allowed together with `connect`.
             on_subchannel: As for the channel.
             on_removed: As for the channel.
         """
@@ -389,7 +389,7 @@ class SubchannelPool(Generic[S]):
         ]
         self.close_callbacks = CloseCallbacks(name)
         self._connecting: set[S] = set()
-        self._replaced: list[Any] = []  # connections that the user closed or drained
+        self._replaced: list[Any] = []  # connections that the user has closed or drained
         self._poll_s = FIRST_POLL_S
         self._explained_s = -EXPLAIN_AGAIN_S
         self._instances = InstanceSubset(
@@ -397,27 +397,27 @@ class SubchannelPool(Generic[S]):
             zone=self.policy.zone,
             protocol=self._protocol,
         )
-        self.lock = threading.RLock()  # finalizers end calls anywhere
+        self.lock = threading.RLock()  # a finalizer may end a call on any thread
         self._by_id: dict[str, S] = {}
         self.subchannels: tuple[S, ...] = ()
-        """Those that may get calls, in the order of their ids."""
+        """The subchannels that may get calls, in the order of their ids."""
         self.leaving: list[S] = []
-        """Those that were removed and still have calls."""
+        """The removed subchannels that still have calls."""
         self.empty_reason = ""
         """Why there are no instances, for the status of calls."""
         self._lost: dict[str, tuple[int, ServiceInstance]] = {}
-        """Instances that left the registry without notice, and when."""
+        """Instances that left the registry without DRAINING, and when."""
         self._chosen: tuple[list[S], list[int]] = ([], [])
-        """What `_pick` was prepared with."""
+        """The subchannels and weights that `_pick` was prepared with."""
 
-    # --- For the worlds; none is called under the lock, none may raise ---
+    # --- For subclasses to override; not called under the lock, must not raise ---
 
     def connect(self, subchannels: Iterable[S]) -> None:
-        """Begin to connect those that are IDLE, as `connect_now`."""
+        """Call `connect_now`, on the right thread."""
         raise NotImplementedError
 
     def drain(self, subchannels: Iterable[S]) -> None:
-        """Close the connections of removed subchannels, as `drain_now`."""
+        """Call `drain_now`, on the right thread."""
         raise NotImplementedError
 
     def changed(self) -> None:
@@ -431,19 +431,19 @@ class SubchannelPool(Generic[S]):
     def probe(self, subchannel: S, done: Callable[[bool | None], object]) -> None:
         """Send a health check on a connection that is READY.
 
-        Calls `done(answered)` on a worker, or on the loop; `done(None)` if no check may be sent any
-        more.
+        Calls `done(answered)` on a worker, or on the loop. If the process is exiting, calls
+        `done(None)`.
         """
         raise NotImplementedError
 
     def closed_error(self) -> Exception:
-        """What gRPC raises for a call on a closed channel."""
+        """Return the exception that gRPC raises for a call on a closed channel."""
         raise NotImplementedError
 
     # --- Connections ---
 
     def connect_now(self, subchannels: Iterable[S]) -> None:
-        """Begin to connect those that are IDLE, on this thread."""
+        """Connect the subchannels that are IDLE, on this thread; does not wait for connections."""
         now_ns = time.monotonic_ns()
         with self.lock:
             mine = [
@@ -457,7 +457,7 @@ class SubchannelPool(Generic[S]):
                 connection = self.connection_of(one)
                 with suppress(Exception):  # a channel of `connect` that hides its state
                     if connection.get_state(try_to_connect=True) is SHUTDOWN:
-                        connection.drain(0)  # the user closed what `connect` made: once more
+                        connection.drain(0)  # the user closed its channel; make another
             except BaseException as error:
                 self.connect_failed(one, error)
                 if not isinstance(error, Exception):
@@ -467,11 +467,11 @@ class SubchannelPool(Generic[S]):
                     self._connecting.discard(one)
 
     def connection_of(self, subchannel: S) -> Any:
-        """The channel of a subchannel; a new one if there is none, or the user has closed it.
+        """Return the channel of a subchannel; makes one if there is none, or the user closed it.
 
         Raises:
-            ValueError, grpc.aio.UsageError: The subchannel was removed; with gRPC's text.
-            Exception: What `connect` raised.
+            ValueError, grpc.aio.UsageError: The subchannel was removed; has gRPC's text.
+            Exception: Whatever `connect` raised.
         """
         known = subchannel.connection
         if known is not None and (known.accepts_calls or subchannel.removed):
@@ -485,7 +485,7 @@ class SubchannelPool(Generic[S]):
             if is_used:
                 self._replaced = [one for one in self._replaced if not one.closed]
                 if known is not None and not known.closed:
-                    self._replaced.append(known)  # its calls go on
+                    self._replaced.append(known)  # its calls continue
                 subchannel.connection = made
         if not is_used:
             made.drain(0)
@@ -498,7 +498,7 @@ class SubchannelPool(Generic[S]):
     def add_listener(
         self, on_subchannel: Callable[[S], object], on_removed: Callable[[S], object]
     ) -> None:
-        """Call these, too, from now on; the first also with each that has a channel by now."""
+        """Add callbacks; calls `on_subchannel` with each subchannel that has a channel already."""
         with self.lock:
             self._listeners.append((on_subchannel, on_removed))
             connected = [one for one in self.subchannels if one.connection is not None]
@@ -529,7 +529,7 @@ class SubchannelPool(Generic[S]):
                 self.leaving.remove(subchannel)
 
     def connect_failed(self, subchannel: S, error: BaseException) -> None:
-        """Note that the user's `connect` raised; nothing if the subchannel was removed."""
+        """Record that the user's `connect` raised. Ignored if the subchannel was removed."""
         if subchannel.removed:
             return
         subchannel.error_text = f"connect raised {error!r}"
@@ -542,7 +542,7 @@ class SubchannelPool(Generic[S]):
         """Set the instances; changes only what differs.
 
         Raises:
-            TypeError: One is no `ServiceInstance`; nothing has changed.
+            TypeError: An element is not a `ServiceInstance`; nothing has changed.
         """
         change = self._update(instances)
         if change is None:
@@ -606,11 +606,11 @@ class SubchannelPool(Generic[S]):
                 one.instance = instance
                 kept[instance.id] = one
             removed = self._replace(kept)
-            self._note_lost([one.instance for one in removed if one.id not in known], known)
+            self._remember_lost([one.instance for one in removed if one.id not in known], known)
         return _Change(removed, tuple(renewed), tuple(returned))
 
     def _has_just(self, instances: list[ServiceInstance]) -> bool:
-        """Whether the subchannels are of just these instances, with nothing changed."""
+        """Whether the subchannels have exactly these instances, without any change."""
         if len(instances) != len(self._by_id):
             return False
         for instance in instances:
@@ -619,8 +619,8 @@ class SubchannelPool(Generic[S]):
                 return False
         return True
 
-    def _note_lost(self, lost: list[ServiceInstance], given: Container[str]) -> None:
-        """Remember instances that left without being DRAINING, for `LOST_NS`."""
+    def _remember_lost(self, lost: list[ServiceInstance], given: Container[str]) -> None:
+        """Remember instances that left without DRAINING, for `LOST_NS`."""
         now_ns = self.now_ns()
         self._lost = {
             id_: (since_ns, one)
@@ -630,13 +630,13 @@ class SubchannelPool(Generic[S]):
         self._lost |= {one.id: (now_ns, one) for one in lost if one.status != "DRAINING"}
 
     def _last_ones(self) -> dict[str, S]:
-        """The subchannels to keep, now that no instance is left in the registry.
+        """Return the subchannels to keep when no instance is left in the registry.
 
-        Also of instances that were lost just before: if all servers are cut off from the registry,
-        their leases end one after the other.
+        Includes instances that were lost shortly before: if all servers are cut off from the
+        registry, their leases end one after the other.
         """
         kept = {id_: one for id_, one in self._by_id.items() if one.instance.status != "DRAINING"}
-        self._note_lost([], kept)
+        self._remember_lost([], kept)
         lost, self._lost = self._lost, {}
         for id_, (_, instance) in lost.items():
             kept[id_] = self._new_subchannel(instance)
@@ -651,7 +651,7 @@ class SubchannelPool(Generic[S]):
         return _Change(self._replace(kept), found, stale=bool(found))
 
     def _replace(self, kept: dict[str, S]) -> tuple[S, ...]:
-        """Use these subchannels from now on. Returns those that are not among them."""
+        """Use these subchannels from now on; returns the removed ones."""
         remaining = set(kept.values())
         removed = tuple(one for one in self.subchannels if one not in remaining)
         for one in removed:
@@ -664,10 +664,10 @@ class SubchannelPool(Generic[S]):
         return removed
 
     def _selected(self) -> list[ServiceInstance]:
-        """The instances that get a subchannel.
+        """Return the instances that get a subchannel.
 
-        A channel without TLS connects to none while some instances require TLS: an attacker who can
-        write to the registry could otherwise have requests sent in plain text.
+        If an instance requires TLS, a channel without TLS connects to none. Otherwise an attacker
+        who can write to the registry could have requests sent in plain text.
         """
         self._mixed = None
         known, usable = len(self._instances.known), len(self._instances.usable)
@@ -696,7 +696,7 @@ class SubchannelPool(Generic[S]):
         return made
 
     def report_error(self, error: str, *, wait: bool) -> None:
-        """Note why the instances are not known; nothing if they are."""
+        """Record why the instances are not known. Ignored if they are known."""
         with self.lock:
             if self._known:
                 return
@@ -704,7 +704,7 @@ class SubchannelPool(Generic[S]):
         self.changed()
 
     def close_all(self) -> list[Any]:
-        """Have no subchannels any more. Returns the connections to close; a second time, none."""
+        """Remove all subchannels. Returns the connections to close; none at the second call."""
         with self.lock:
             if self.closed:
                 return []
@@ -723,7 +723,7 @@ class SubchannelPool(Generic[S]):
         """Pick a READY subchannel for a call; None if there is none now.
 
         Raises:
-            Exception: What the key function of a picker raised.
+            Exception: Whatever the key function of a picker raised.
         """
         if self._unsettled:
             self._settle()
@@ -731,13 +731,13 @@ class SubchannelPool(Generic[S]):
         if pick is not None:
             chosen = pick(method, request, metadata)
             if chosen is not None:
-                connection = chosen.connection  # as `is_ready`, without another call
+                connection = chosen.connection  # like `is_ready`, without a call
                 if connection is not None and connection.is_ready():
                     return chosen
         return self._pick_anew(method, request, metadata)
 
     def _pick_anew(self, method: str, request: Any, metadata: Any) -> S | None:
-        """Pick after the states were read."""
+        """Read the states and pick."""
         for _ in range(MAX_REPICKS):
             self.refresh()
             chosen = self.pick_again(method, request, metadata)
@@ -746,7 +746,7 @@ class SubchannelPool(Generic[S]):
         return None
 
     def pick_again(self, method: str, request: Any, metadata: Any) -> S | None:
-        """As `pick`, for a call that waits: the states were just read, for all that wait."""
+        """Like `pick`, for a waiting call: the states were just read for all waiting calls."""
         pick = self._pick
         chosen = None if pick is None else pick(method, request, metadata)
         if chosen is None or chosen.is_ready():
@@ -766,18 +766,19 @@ class SubchannelPool(Generic[S]):
         """Pick a subchannel that the call was not sent to, if there is one, and add it to `tried`.
 
         Args:
-            tried: The subchannels that the attempts of the call were sent to; None: any will do.
-            method: As `pick`.
-            request: As `pick`.
-            metadata: As `pick`.
-            waited_s: For how long the attempt has waited. For `OTHER_TIMEOUT_S` it waits while
-                there is one that is connecting. Then it goes to one that was tried.
+            tried: The subchannels that the attempts of the call were sent to; None for a call that
+                is not hedged.
+            method: As of `pick`.
+            request: As of `pick`.
+            metadata: As of `pick`.
+            waited_s: How long the attempt has waited. While another subchannel is connecting, it
+                waits for `OTHER_TIMEOUT_S`; then a subchannel that was tried is picked.
         """
         picked = (self.pick_again if waited_s else self.pick)(method, request, metadata)
         if picked is None or tried is None:
             return picked
         connecting = None
-        with self.lock:  # for attempts that begin at the same time
+        with self.lock:  # two attempts may begin at the same time
             if picked in tried:
                 others = self._others(picked, tried)
                 ready = [one for one in others if one.is_ready()]
@@ -793,7 +794,7 @@ class SubchannelPool(Generic[S]):
         return picked
 
     def _others(self, picked: S, tried: list[object]) -> list[S]:
-        """Those of the same level that were not tried, from the one that follows `picked`."""
+        """Return the untried subchannels of the level of `picked`, beginning after it."""
         zone, row = self.policy.zone, self.subchannels
         at = row.index(picked) if picked in row else 0
         level = picked.level(zone)
@@ -802,7 +803,7 @@ class SubchannelPool(Generic[S]):
         ]
 
     def _settle(self) -> None:
-        """Read states and weights again if it is time to."""
+        """Read states and weights again if the interval has passed."""
         if time.monotonic_ns() < self._recheck_ns and self.now_ns() < self._reweigh_ns:
             return
         with self.lock:
@@ -812,7 +813,7 @@ class SubchannelPool(Generic[S]):
         self._act_on_states(idle)
 
     def refresh(self) -> None:
-        """Read all states, prepare the picker anew if needed, and connect what is to be."""
+        """Read all states, prepare the picker after changes, and connect IDLE subchannels."""
         with self.lock:
             idle = self._refresh()
         self._act_on_states(idle)
@@ -824,7 +825,7 @@ class SubchannelPool(Generic[S]):
             self.connect(idle)
         for one in self.subchannels:
             if one.stale and one.state is FAILING:
-                self._check_stale(one)  # which removes it if it still can't be reached
+                self._check_stale(one)  # removes it if it still can't be reached
 
     def _check_stale(self, subchannel: S) -> None:
         if subchannel.stale and not subchannel.checking:
@@ -832,12 +833,12 @@ class SubchannelPool(Generic[S]):
             self.checker.check_later(subchannel, 0)
 
     def _choose_anew(self) -> None:
-        """Read all states after a change; the next call connects what is to be. Under the lock."""
+        """Read all states after a change; the next call connects subchannels. Under the lock."""
         if self._refresh():
             self._recheck_ns = 0
 
     def _refresh(self) -> list[S]:
-        """Read all states. Returns the subchannels that are to connect. Under the lock."""
+        """Read all states; returns the IDLE subchannels to connect. Under the lock."""
         now_ns = time.monotonic_ns()
         levels: dict[int, list[tuple[S, grpc.ChannelConnectivity]]] = {}
         for one in self.subchannels:
@@ -872,7 +873,7 @@ class SubchannelPool(Generic[S]):
     def _idle(
         self, levels: dict[int, list[tuple[S, grpc.ChannelConnectivity]]], now_ns: int
     ) -> list[S]:
-        """Those that are to connect: level by level, until one is READY or may become so."""
+        """Return the subchannels to connect: by level, until one is READY or may become so."""
         if self._picker.sees_all_states:
             return []  # connected when picked
         idle = []
@@ -890,7 +891,7 @@ class SubchannelPool(Generic[S]):
         levels: dict[int, list[tuple[S, grpc.ChannelConnectivity]]],
         ready_level: int | None,
     ) -> None:
-        """Prepare the picker with the candidates, if they or their weights have changed."""
+        """Prepare the picker if the candidates or their weights have changed."""
         if self._picker.sees_all_states:
             best = min(
                 (
@@ -911,7 +912,7 @@ class SubchannelPool(Generic[S]):
         self._chosen = chosen, weights
         try:
             self._pick = self._prepared(chosen, weights) if chosen else None
-        except Exception as error:  # noqa: BLE001 - of a picker of the user's: for its calls
+        except Exception as error:  # noqa: BLE001 - of a user's picker; raised by calls
             self._pick = partial(_raise, error.with_traceback(None))
 
     def _prepared(self, chosen: list[S], weights: list[int]) -> Pick[S]:
@@ -924,7 +925,7 @@ class SubchannelPool(Generic[S]):
         return pick
 
     def _weight(self, subchannel: S) -> int:
-        """Its weight now, 1 at least (Dubbo `AbstractLoadBalance`)."""
+        """Return its weight now, at least 1 (Dubbo `AbstractLoadBalance`)."""
         weight, slow_start_ns = subchannel.instance.weight, self._slow_start_ns
         if slow_start_ns:
             uptime_ns = self.now_ns() - subchannel.started_ns
@@ -933,7 +934,7 @@ class SubchannelPool(Generic[S]):
         return max(1, weight)
 
     def _next_weights_ns(self) -> int:
-        """When weights have grown by a step, on the timer's clock; `NEVER`: none grows."""
+        """Return when weights have grown by a step, on the timer's clock; `NEVER` if none grows."""
         slow_start_ns = self._slow_start_ns
         if not slow_start_ns:
             return NEVER
@@ -943,11 +944,7 @@ class SubchannelPool(Generic[S]):
         return now_ns + max(1, slow_start_ns // SLOW_START_STEPS)
 
     def refusal(self) -> Refusal | None:
-        """Why a call that got no subchannel fails now; None: it waits.
-
-        Raises:
-            ValueError: The channel is closed.
-        """
+        """Return the status of a call that got no subchannel; None if the call waits."""
         if self._mixed is not None:
             return self._mixed
         unavailable = grpc.StatusCode.UNAVAILABLE
@@ -975,22 +972,22 @@ class SubchannelPool(Generic[S]):
         return f"{which} of {self.name} {verb}" + (f": {said}{more}" if said else "")
 
     def limit_of(self, timeout: float | None, *, wait_for_ready: bool) -> float | None:
-        """How many seconds a call may wait for a subchannel; None: without limit."""
+        """Return how many seconds a call may wait for a subchannel; None for no limit."""
         if wait_for_ready:
             return timeout
         return self._pick_timeout_s if timeout is None else min(timeout, self._pick_timeout_s)
 
     def timed_out(self, timeout: float | None, limit: float | None) -> Refusal:
-        """The end of a call that has waited for too long.
+        """Return the status of a call that has waited for too long.
 
         Args:
-            timeout: That of the call, in seconds.
-            limit: What `limit_of` returned for it.
+            timeout: The timeout of the call in seconds.
+            limit: The result of `limit_of` for it.
         """
         late = grpc.StatusCode.DEADLINE_EXCEEDED
         code = late if limit == timeout else grpc.StatusCode.UNAVAILABLE
         refusal = self.refusal()
-        if refusal is not None:  # the call has waited nevertheless, with `wait_for_ready`
+        if refusal is not None:  # a call with `wait_for_ready`
             return Refusal(code, refusal.details)
         if self._known:
             return Refusal(code, f"no connection to a server of {self.name} became ready in time")
@@ -1000,10 +997,10 @@ class SubchannelPool(Generic[S]):
     # --- The ends of calls ---
 
     def failed(self, subchannel: S, code: str) -> None:
-        """Note a call that did not succeed, with the name of its status code. Any thread."""
+        """Record a call that did not succeed, with the name of its status code. Any thread."""
         if code in UNDECIDED:
             if code == "CANCELLED":
-                self._note_canceled(subchannel)
+                self._count_canceled(subchannel)
             return
         if code not in FAILURES:
             subchannel.succeeded()
@@ -1018,11 +1015,11 @@ class SubchannelPool(Generic[S]):
         if failures:
             self.mark_unhealthy(subchannel, f"{failures} calls failed: {code}", ejects=True)
 
-    def _note_canceled(self, subchannel: S) -> None:
-        """Check a subchannel whose calls are all canceled: it may be why they are.
+    def _count_canceled(self, subchannel: S) -> None:
+        """Check a subchannel whose calls are all canceled.
 
-        With hedging, the calls to a frozen server are canceled when another attempt is answered, so
-        that none of them fails.
+        With hedging, the attempts on a frozen server do not fail: they are canceled when another
+        attempt is answered.
         """
         if self.policy.outlier_ejection is None:
             return
@@ -1036,7 +1033,7 @@ class SubchannelPool(Generic[S]):
             self.checker.check_later(subchannel, 0)
 
     def _outlier_failures(self, subchannel: S) -> str:
-        """Count a failure. If the subchannel is to be ejected, returns which calls failed."""
+        """Count a failure. Returns the failures that cause an ejection; "" for no ejection."""
         ejection = self.policy.outlier_ejection
         if ejection is None or subchannel.removed:
             return ""
@@ -1066,7 +1063,7 @@ class SubchannelPool(Generic[S]):
     # --- Health ---
 
     def mark_unhealthy(self, subchannel: S, reason: str, *, ejects: bool = False) -> None:
-        """Give it no calls while a healthy one is READY, until a health check is answered."""
+        """Give a subchannel no calls while a healthy one is READY; check its health."""
         with self.lock:
             if subchannel.removed or not subchannel.healthy or self.closed:
                 return
@@ -1083,7 +1080,7 @@ class SubchannelPool(Generic[S]):
         self.changed()
 
     def _eject(self, subchannel: S, now_ns: int) -> int | None:
-        """Returns for how long; None if as many as may be are ejected. Under the lock."""
+        """Eject a subchannel and return for how long; None if too many are. Under the lock."""
         ejection = self.policy.outlier_ejection
         ejected = sum(one.ejected for one in self.subchannels) + 1
         if ejection is None or ejected * 100 > ejection.max_ejection_percent * len(
@@ -1098,7 +1095,7 @@ class SubchannelPool(Generic[S]):
         return min(max_ns, to_ns(ejection.base_ejection_time) * subchannel.ejections)
 
     def mark_healthy(self, subchannel: S) -> None:
-        """Let it get calls again; nothing if it is healthy."""
+        """Give a subchannel calls again. Ignored if it is healthy."""
         with self.lock:
             if subchannel.removed or subchannel.healthy or self.closed:
                 return
@@ -1111,23 +1108,23 @@ class SubchannelPool(Generic[S]):
         self.changed()
 
     def wants_check(self, subchannel: S, generation: int) -> bool:
-        """Whether a health check that belongs to this generation is still wanted."""
+        """Whether a health check of this generation is still needed."""
         if subchannel.removed or self.closed or subchannel.generation != generation:
             return False
         return subchannel.stale or subchannel.suspected or not subchannel.healthy
 
     def check_delay_ns(self, subchannel: S) -> int:
-        """How long to wait before the next health check.
+        """Return how long to wait before the next health check.
 
         Raises:
-            Exception: What a wait object of the user's raised.
+            Exception: Whatever the user's wait object raised.
         """
         attempt = min(subchannel.checks + 1, MAX_BACKOFF_ATTEMPTS)
         delay_ns = self._check_backoff.next_delay_ns(attempt, elapsed_ns=0, error=None)
         return NEVER if delay_ns is None else max(delay_ns, MIN_CHECK_DELAY_NS)
 
     def whole_state(self) -> grpc.ChannelConnectivity:
-        """The best state of any subchannel, as gRPC's round_robin has it."""
+        """Return the best state of all subchannels, as gRPC's round_robin does."""
         if self.closed:
             return SHUTDOWN
         if not self._known and not (self._error and self._error_is_final):
@@ -1141,10 +1138,10 @@ def _raise(error: Exception, *_: object) -> Any:
 
 
 def subchannel_options(options: object) -> list[tuple[str, Any]]:
-    """The options of each subchannel's connection.
+    """Return the options of the connections of subchannels.
 
     Raises:
-        TypeError: They are no pairs.
+        TypeError: An option is not a pair.
     """
     checked = checked_options(options)
     given = {name for name, _ in checked}

@@ -1,8 +1,8 @@
 """Subscriptions to the state of a balanced channel of `grpc`.
 
-gRPC's own way costs a thread for each subchannel. Here the states are read five times a second, and
-whenever something is known to have changed, while there is a subscriber. A worker reads them and
-calls the subscribers one after the other.
+gRPC's own subscriptions need a thread for each subchannel. Here a worker reads the states five
+times a second, and after known changes, while there are subscribers. It calls them one after the
+other.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Subscriptions"]
 
-LOOK_INTERVAL_S: Final = 0.2
+POLL_INTERVAL_S: Final = 0.2
 
 
 class _Subscription:
@@ -45,12 +45,12 @@ class Subscriptions:
     """The subscribers to one channel's state. Thread-safe."""
 
     def __init__(self, name: str, get_state: Callable[[bool], State], timer: Timer | None) -> None:
-        """Begin without subscribers.
+        """Make a list without subscribers.
 
         Args:
-            name: Of the channel.
-            get_state: Gives the state; `get_state(True)` lets subchannels connect.
-            timer: When to look again; None for `shared_timer()`.
+            name: The name of the channel.
+            get_state: Returns the state; `get_state(True)` also connects subchannels.
+            timer: The timer that schedules the reads; None for `shared_timer()`.
         """
         self._name = name
         self._get_state = get_state
@@ -59,18 +59,18 @@ class Subscriptions:
         self._all: list[_Subscription] = []
         self._timeout: Timeout | None = None
         self._closed = False
-        self._worker = SerialExecutor(limit=1)  # what waits there is the same for all
+        self._worker = SerialExecutor(limit=1)  # one read serves all that wait
 
     def add(self, callback: Callback, *, try_to_connect: bool) -> None:
-        """Call `callback(state)` now, and at each change."""
+        """Call `callback(state)` soon and after each change, on a worker."""
         with self._lock:
             if self._closed:
                 return
             self._all.append(_Subscription(callback, connects=try_to_connect))
-        self.look_soon()
+        self.read_soon()
 
     def remove(self, callback: Callback) -> None:
-        """Remove it once, if it was added more than once. Unknown ones are no error."""
+        """Remove a callback; once, if it was added several times. Ignores unknown callbacks."""
         with self._lock:
             for one in self._all:
                 if one.callback == callback:
@@ -82,7 +82,7 @@ class Subscriptions:
             timeout.cancel()
 
     def close(self) -> None:
-        """Call none any more."""
+        """Remove all callbacks."""
         with self._lock:
             self._closed = True
             self._all = []
@@ -90,15 +90,15 @@ class Subscriptions:
         if timeout is not None:
             timeout.cancel()
 
-    def look_soon(self) -> None:
-        """Read the state soon, because something may have changed."""
+    def read_soon(self) -> None:
+        """Read the state on a worker, because it may have changed."""
         if self._all:
-            self._worker.submit(self._look)
+            self._worker.submit(self._read)
 
-    def _look(self) -> None:
+    def _read(self) -> None:
         """On a worker, one at a time."""
         self._report()
-        self._look_later()
+        self._read_later()
 
     def _report(self) -> None:
         with self._lock:
@@ -115,14 +115,14 @@ class Subscriptions:
         for one in changed:
             run_callback(self._name, one.callback, state, catch=BaseException)
 
-    def _look_later(self) -> None:
+    def _read_later(self) -> None:
         with self._lock:
             if not self._all or self._timeout is not None:
                 return
-        look = weak_callback(self._due)
+        due = weak_callback(self._due)
         try:
             timer = shared_timer() if self._timer is None else self._timer
-            timeout: Timeout | None = timer.new_timeout(look, LOOK_INTERVAL_S)
+            timeout: Timeout | None = timer.new_timeout(due, POLL_INTERVAL_S)
         except (TimerError, RuntimeError) as error:  # stopped, full, or no thread can be started
             emit(CallbackFailed(self._name, "the timer of subscriptions", error))
             return
@@ -135,4 +135,4 @@ class Subscriptions:
     def _due(self, _: Timeout) -> None:
         with self._lock:
             self._timeout = None
-        self.look_soon()
+        self.read_soon()

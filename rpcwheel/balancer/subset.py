@@ -1,8 +1,9 @@
 """The instances of a channel, and which of them get a subchannel. Pure.
 
-With many instances each channel uses a subset (gRFC A68), by rendezvous hashing with a random seed
-per channel: a change moves as few subchannels as possible. DRAINING instances and those of weight 0
-come last, those of other zones before them. The cost of an update is proportional to what changed.
+With many instances each channel uses a subset (gRFC A68). It is chosen by rendezvous hashing with a
+random seed for each channel, so a change replaces as few subchannels as possible. Instances of
+other zones rank after those of the preferred zone. DRAINING instances and those with weight 0 rank
+last. The cost of an update is proportional to the number of changed instances.
 """
 
 from __future__ import annotations
@@ -22,37 +23,37 @@ if TYPE_CHECKING:
 __all__ = ["InstanceSubset"]
 
 SPARE_SHARE: Final = 4
-"""One part in so many of a subset is for other zones, if it would be of one zone only."""
+"""One in four places of a subset is for other zones, if it would have only the preferred zone."""
 
 
 class InstanceSubset:
     """All instances of a channel, ranked. Not thread-safe."""
 
     def __init__(self, *, size: int | None, zone: str, protocol: str) -> None:
-        """Begin without instances.
+        """Make a subset without instances.
 
         Args:
-            size: Of the subset; None: no limit.
-            zone: Preferred; "": none.
-            protocol: Of the instances that are usable; "": any.
+            size: The size of the subset; None for no limit.
+            zone: The preferred zone; "" for no preference.
+            protocol: The protocol that instances must have; "" for any.
         """
         self.known: dict[str, ServiceInstance] = {}
         """All instances, by id."""
         self.usable: dict[str, ServiceInstance] = {}
-        """Those of the protocol."""
+        """The instances of the protocol, by id."""
         self._size = size
         self._zone = zone
         self._protocol = protocol
         self._seed = secrets.token_bytes(8)
         self._source: tuple[ServiceInstance, ...] = ()
-        self._ranking: list[Rank] = []  # of the usable ones; without a size, empty
+        self._ranking: list[Rank] = []  # of the usable instances; empty without a size
         self._ranks: dict[str, Rank] = {}
 
     def update(self, instances: Iterable[ServiceInstance]) -> None:
-        """Set the instances. Of several by one id the last one counts.
+        """Set the instances. Of several with the same id the last one counts.
 
         Raises:
-            TypeError: One is no `ServiceInstance`; nothing has changed.
+            TypeError: An element is not a `ServiceInstance`; nothing has changed.
         """
         given = tuple(instances)
         removed, added = differences(self._source, given)
@@ -60,7 +61,8 @@ class InstanceSubset:
             if not isinstance(one, ServiceInstance):
                 raise TypeError(f"instances must be rpcwheel.registry.ServiceInstance, not {one!r}")
         gone, ids = {one.id for one in removed}, {one.id for one in added}
-        if len(ids) != len(added) or any(id_ in self.known for id_ in ids - gone):  # an id twice
+        if len(ids) != len(added) or any(id_ in self.known for id_ in ids - gone):
+            # an id occurs twice
             given = tuple({one.id: one for one in given}.values())
             removed, added = differences(self._source, given)
         self._source = given
@@ -70,12 +72,12 @@ class InstanceSubset:
             self._add(one)
 
     def chosen(self) -> list[ServiceInstance]:
-        """Return those that get a subchannel."""
+        """Return the instances that get a subchannel."""
         size = self._size
         if size is None or len(self.usable) <= size:
             return list(self.usable.values())
         ranks = self._ranking[:size]
-        if self._zone and ranks[-1][:2] == (False, False):  # of the zone only
+        if self._zone and ranks[-1][:2] == (False, False):  # only of the zone
             first = bisect_left(self._ranking, (False, True))
             last = bisect_left(self._ranking, (True,))
             spare = self._ranking[first : min(last, first + size // SPARE_SHARE)]

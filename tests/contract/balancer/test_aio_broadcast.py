@@ -276,7 +276,7 @@ async def test_the_state_is_that_of_the_balanced_channel(shops, open_channel, ch
     await channel.channel_ready()
     assert channel.get_state() is ready
     await channel.wait_for_state_change(grpc.ChannelConnectivity.IDLE)
-    with pytest.raises(ConfigurationError, match="ask there"):
+    with pytest.raises(ConfigurationError, match="has its own state"):
         BroadcastChannel(channels).get_state()
 
 
@@ -300,7 +300,7 @@ async def test_other_arguments_than_channels_are_refused(shops, open_channel):
     with pytest.raises(ConfigurationError, match="empty list"):
         BroadcastChannel([])
     async with Kit() as kit:
-        with pytest.raises(TypeError, match="put them in front"):
+        with pytest.raises(TypeError, match="apply them to the result"):
             BroadcastChannel(kit.intercept_channel(open_channel(shops[0])))
     with (
         rpcwheel.transport.ReconnectingChannel("127.0.0.1:50051") as of_threads,

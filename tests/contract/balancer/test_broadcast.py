@@ -247,7 +247,7 @@ def test_the_state_is_that_of_the_balanced_channel(shops, open_channel, channels
     channel.subscribe(states.append)
     wait_until(lambda: states)
     channel.unsubscribe(states.append)
-    with pytest.raises(ConfigurationError, match="subscribe there"):
+    with pytest.raises(ConfigurationError, match="has its own state"):
         BroadcastChannel(channels).subscribe(states.append)
     BroadcastChannel(channels).unsubscribe(states.append)
 
@@ -274,7 +274,7 @@ def test_other_arguments_than_channels_are_refused(shops, open_channel):
             BroadcastChannel(wrong)
     with pytest.raises(ConfigurationError, match="empty list"):
         BroadcastChannel([])
-    with Kit() as kit, pytest.raises(TypeError, match="put them in front"):
+    with Kit() as kit, pytest.raises(TypeError, match="apply them to the result"):
         BroadcastChannel(kit.intercept_channel(open_channel(shops[0])))
 
 
