@@ -15,7 +15,7 @@ from benchmarks.calls.subjects import Skipped
 
 
 def output_of(
-    module: str, *arguments: str, patience_s: float, env: Mapping[str, str] | None = None
+    module: str, *arguments: str, timeout_s: float, env: Mapping[str, str] | None = None
 ) -> list[dict[str, Any]] | str:
     """The output of `python -m MODULE ARGUMENTS`; a string if it failed."""
     try:
@@ -25,7 +25,7 @@ def output_of(
             env=os.environ | (env or {}),
             stdout=subprocess.PIPE,
             check=True,
-            timeout=patience_s,
+            timeout=timeout_s,
         )
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
         return str(error)
@@ -38,11 +38,11 @@ def rows(
     module: str,
     arguments: Sequence[str],
     *,
-    patience_s: float,
+    timeout_s: float,
     env: Mapping[str, str] | None = None,
 ) -> list[Row | Skipped]:
     """The rows of a module; or one `Skipped` with the name `what` and the reason."""
-    answer = output_of(module, *arguments, patience_s=patience_s, env=env)
+    answer = output_of(module, *arguments, timeout_s=timeout_s, env=env)
     if isinstance(answer, str):
         return [Skipped(what, answer)]
     return [Row(**row) for row in answer]

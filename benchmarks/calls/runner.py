@@ -31,6 +31,6 @@ def run(only: frozenset[str], scale: str) -> Iterator[Row | Skipped]:
         if name in only:
             began = time.monotonic()
             yield from _child.rows(
-                name, "benchmarks.calls.child", (*step, scale), patience_s=TIMEOUT_S
+                name, "benchmarks.calls.child", (*step, scale), timeout_s=TIMEOUT_S
             )
             print(f"{name}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)

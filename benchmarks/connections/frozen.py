@@ -62,7 +62,7 @@ def _is_fast(times: list[Times], scale: Scale) -> bool:
 
 
 def _values(times: list[Times], scale: Scale) -> dict[str, float]:
-    values = {"waited_s": scale.patience_s}
+    values = {"waited_s": scale.timeout_s}
     found = [each for each in times if each is not None]
     if found:
         values["found_s"] = median(each[0] for each in found)
@@ -92,9 +92,9 @@ def _sync(names: Sequence[str], far: Far, other: Far, relay: Relay, scale: Scale
 def _find(channel: grpc.Channel, scale: Scale) -> Times:
     call, began = channel.unary_unary(UNARY_UNARY), time.monotonic()
     found_s = None
-    while (passed := time.monotonic() - began) < scale.patience_s:
+    while (passed := time.monotonic() - began) < scale.timeout_s:
         try:
-            call(PAYLOAD, timeout=scale.patience_s - passed, wait_for_ready=found_s is not None)
+            call(PAYLOAD, timeout=scale.timeout_s - passed, wait_for_ready=found_s is not None)
         except grpc.RpcError as error:
             if error.code() is not grpc.StatusCode.UNAVAILABLE:
                 return None
@@ -130,10 +130,10 @@ async def _aio(
 async def _aio_find(channel: grpc.aio.Channel, scale: Scale) -> Times:
     call, began = channel.unary_unary(UNARY_UNARY), time.monotonic()
     found_s = None
-    while (passed := time.monotonic() - began) < scale.patience_s:
+    while (passed := time.monotonic() - began) < scale.timeout_s:
         try:
             await call(
-                PAYLOAD, timeout=scale.patience_s - passed, wait_for_ready=found_s is not None
+                PAYLOAD, timeout=scale.timeout_s - passed, wait_for_ready=found_s is not None
             )
         except grpc.RpcError as error:
             if error.code() is not grpc.StatusCode.UNAVAILABLE:

@@ -33,7 +33,7 @@ How it is measured:
   the measurement.
 * A frozen server: it is stopped with SIGSTOP, {freezes} times. New connections to its address
   reach another server. Heartbeats and pings are sent each {beat:g} s, and a connection is dead
-  after {dead:g} s of silence. The limit is {patience:g} s; a subject that reached it was not
+  after {dead:g} s of silence. The limit is {timeout:g} s; a subject that reached it was not
   measured again.
 * The detector: {connections:,} gRPC channels that were used; one check is `check()`. Then half of
   them are used again, and a check closes the other half. "all freed" is when their descriptors
@@ -58,6 +58,6 @@ def notes(scale: Scale) -> str:
         freezes=scale.freezes,
         beat=scale.beat_s,
         dead=scale.dead_s,
-        patience=scale.patience_s,
+        timeout=scale.timeout_s,
         connections=scale.connections,
     )

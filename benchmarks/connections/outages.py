@@ -30,7 +30,7 @@ from benchmarks.connections.subjects import (
 
 SUBJECTS = (RENEWED, LOCAL, GLOBAL, UNTOUCHED)
 PAUSE_S = 0.05
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 """Longer than gRPC's waits grow here."""
 
 
@@ -83,7 +83,7 @@ def _recover(name: str, held: Held) -> float:
     began = time.monotonic()
     if name != UNTOUCHED:
         held.renew()
-    held.call(wait_s=PATIENCE_S)
+    held.call(wait_s=TIMEOUT_S)
     return time.monotonic() - began
 
 
@@ -113,5 +113,5 @@ async def _aio_recover(name: str, held: AioHeld) -> float:
     began = time.monotonic()
     if name != UNTOUCHED:
         await held.renew()
-    await held.call(wait_s=PATIENCE_S)
+    await held.call(wait_s=TIMEOUT_S)
     return time.monotonic() - began

@@ -13,7 +13,7 @@ from benchmarks.calls.scale import Row, World
 from benchmarks.calls.subjects import Skipped
 from benchmarks.connections.subjects import PSUTIL, WORLDS, beating, has_psutil
 
-PATIENCE_S = 600.0
+TIMEOUT_S = 600.0
 
 STEPS = ("heartbeats", "frozen", "calls", "replacing", "outages", "serving", "rounds", "churn")
 """The steps."""
@@ -64,4 +64,4 @@ def rows_of(job: Job) -> list[Row | Skipped]:
     what = " ".join((job.step, job.world, *job.who))
     quiet = {"GRPC_VERBOSITY": "NONE"}  # it logs each lost connection
     module = "benchmarks.connections.child"
-    return _child.rows(what, module, arguments, patience_s=PATIENCE_S, env=quiet)
+    return _child.rows(what, module, arguments, timeout_s=TIMEOUT_S, env=quiet)

@@ -21,7 +21,7 @@ class Scale:
     freezes: int
     beat_s: float  # the interval of heartbeats and pings to a server that freezes
     dead_s: float  # after so much silence it is dead
-    patience_s: float  # the limit for the detection
+    timeout_s: float  # the limit for the detection
     connections: int  # of the server whose connections are looked at
     looks: int  # at all of them
     closings: int  # of half of them
@@ -44,7 +44,7 @@ FULL = Scale(
     freezes=3,
     beat_s=1.0,
     dead_s=3.0,
-    patience_s=65.0,
+    timeout_s=65.0,
     connections=2000,
     looks=21,
     closings=3,
@@ -66,7 +66,7 @@ QUICK = Scale(
     freezes=1,
     beat_s=1.0,
     dead_s=3.0,
-    patience_s=8.0,
+    timeout_s=8.0,
     connections=2000,
     looks=7,
     closings=1,
@@ -88,7 +88,7 @@ TINY = Scale(
     freezes=1,
     beat_s=0.2,
     dead_s=0.6,
-    patience_s=4.0,
+    timeout_s=4.0,
     connections=6,
     looks=2,
     closings=1,

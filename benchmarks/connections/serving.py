@@ -30,7 +30,7 @@ from benchmarks.connections.subjects import (
     has_psutil,
 )
 
-PATIENCE_S = 10.0
+TIMEOUT_S = 10.0
 
 
 def measure(world: World, scale: Scale) -> list[Row]:
@@ -81,7 +81,7 @@ def _close_half(far: Far, channels: list[grpc.Channel], idle_s: float) -> dict[s
     looked: dict[str, float] = far.ask("look", DETECTOR)
     far.ask("idle", DETECTOR, str(LONG_S))
     while (closed := before - far.ask("state", DETECTOR)["descriptors"]) < half:
-        if time.monotonic() - began > PATIENCE_S:
+        if time.monotonic() - began > TIMEOUT_S:
             break
         time.sleep(0.01)
     gone_ms = 1e3 * (time.monotonic() - began)

@@ -52,7 +52,7 @@ class Tally:
         return saw
 
     def seconds(
-        self, act: Callable[[], object], wanted: Callable[[rivals.Seen], bool], patience_s: float
+        self, act: Callable[[], object], wanted: Callable[[rivals.Seen], bool], timeout_s: float
     ) -> float | None:
         """How long it takes from the act until all have seen it; None: longer than that."""
         with self._changed:
@@ -60,7 +60,7 @@ class Tally:
         began = time.monotonic()
         act()
         with self._changed:
-            seen = self._changed.wait_for(lambda: not self._left, patience_s)
+            seen = self._changed.wait_for(lambda: not self._left, timeout_s)
         return time.monotonic() - began if seen else None
 
 
@@ -87,8 +87,8 @@ def _values(publisher: Registry, tally: Tally, scale: Scale, *, by_value: bool) 
     def publish() -> None:
         registrations.extend(map(publisher.register, instances))
 
-    all_s = tally.seconds(publish, lambda seen: len(seen) == scale.instances, scale.patience_s)
-    values["waited_s"] = scale.patience_s
+    all_s = tally.seconds(publish, lambda seen: len(seen) == scale.instances, scale.timeout_s)
+    values["waited_s"] = scale.timeout_s
     if all_s is None:
         return values
     values |= {"all_s": all_s, "cpu_s": (time.process_time_ns() - cpu_ns) / 1e9}
@@ -103,7 +103,7 @@ def _changes(last: Registration, tally: Tally, scale: Scale) -> list[float | Non
     name, taken = last.instance.id, []
     for weight in range(1, scale.changes + 1):
         act, wanted = _change(last, weight), _shows(name, weight)
-        taken.append(tally.seconds(act, wanted, scale.patience_s))
+        taken.append(tally.seconds(act, wanted, scale.timeout_s))
     return taken
 
 
@@ -126,7 +126,7 @@ def _withdrawals(
     for number, instance in enumerate(instances[: min(scale.changes, len(instances) // 3)], 1):
         left = scale.instances - number
         act, wanted = _withdraw(publisher, instance), _counts(left)
-        taken.append(tally.seconds(act, wanted, scale.patience_s))
+        taken.append(tally.seconds(act, wanted, scale.timeout_s))
     return taken
 
 

@@ -43,7 +43,7 @@ def measure(engine: str, subject: str, scale: Scale) -> list[Row]:
             for number, instance in enumerate(instances)
         ]
         for registration in took:
-            if not registration.wait_published(scale.patience_s):
+            if not registration.wait_published(scale.timeout_s):
                 raise RuntimeError(f"{registration.instance.id} was not published")
         looker = open_backend(place.url, settings)
         stack.callback(looker.close)
@@ -68,7 +68,7 @@ def _arrivals(looker: RegistryBackend, scale: Scale) -> Arrivals:
     began, found = time.monotonic(), [(0.0, 0)]
     while found[-1][1] < scale.instances:
         at = time.monotonic() - began
-        if at > scale.patience_s:
+        if at > scale.timeout_s:
             break
         try:
             found.append((at, len(looker.lookup(SERVICE).records)))
@@ -86,7 +86,7 @@ def _values(arrivals: Arrivals, scale: Scale) -> dict[str, float]:
     values = {
         "back": arrivals[-1][1],
         "window_s": scale.window_s,
-        "waited_s": scale.patience_s,
+        "waited_s": scale.timeout_s,
         "busiest": max(came.values(), default=0),
         "bins": len(came),
     }

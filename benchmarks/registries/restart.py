@@ -43,7 +43,7 @@ def measure(engine: str, subject: str, scale: Scale) -> list[Row]:
         restart = stack.enter_context(_publisher(place.url, scale))
         if subject == CHANNEL:
             channel = rpcwheel.insecure_channel(place.url, service=SERVICE, registry_policy=POLICY)
-            stack.enter_context(channel).unary_unary(METHOD)(b"", timeout=scale.patience_s)
+            stack.enter_context(channel).unary_unary(METHOD)(b"", timeout=scale.timeout_s)
         else:
             stack.enter_context(rivals.WATCH[engine](place.url, SERVICE, ()))
         time.sleep(SETTLE_S)

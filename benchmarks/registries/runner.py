@@ -20,7 +20,7 @@ from benchmarks.registries.subjects import (
     watching,
 )
 
-PATIENCE_S = 400.0
+TIMEOUT_S = 400.0
 
 STEPS: dict[str, tuple[tuple[str, ...], ...]] = {
     "calls": (("sync",), ("aio",)),
@@ -52,4 +52,4 @@ def rows_of(scale: str, step: str, *who: str) -> list[Row | Skipped]:
     """Run one process."""
     quiet = {"GRPC_VERBOSITY": "NONE"}  # it logs each lost connection
     module, what = "benchmarks.registries.child", " ".join((step, *who))
-    return _child.rows(what, module, (scale, step, *who), patience_s=PATIENCE_S, env=quiet)
+    return _child.rows(what, module, (scale, step, *who), timeout_s=TIMEOUT_S, env=quiet)

@@ -25,7 +25,7 @@ class Scale:
     sessions: int  # of subscribers
     subscribers: int  # of all sessions together
     changes: int  # of one instance
-    patience_s: float  # for any of that
+    timeout_s: float  # for any of that
     publishers: int  # sessions that publish again
     lease_s: float  # theirs
     window_s: float  # over which they spread it
@@ -48,7 +48,7 @@ FULL = Scale(
     sessions=20,
     subscribers=1000,
     changes=21,
-    patience_s=60.0,
+    timeout_s=60.0,
     publishers=10,
     lease_s=15.0,
     window_s=5.0,
@@ -70,7 +70,7 @@ QUICK = Scale(
     sessions=10,
     subscribers=1000,
     changes=7,
-    patience_s=30.0,
+    timeout_s=30.0,
     publishers=10,
     lease_s=6.0,
     window_s=2.0,
@@ -92,7 +92,7 @@ TINY = Scale(
     sessions=2,
     subscribers=4,
     changes=1,
-    patience_s=20.0,
+    timeout_s=20.0,
     publishers=2,
     lease_s=1.5,
     window_s=0.4,

@@ -16,7 +16,7 @@ from rpcwheel.timer.queue import FORM
 
 SPREAD_S = 0.1  # what is fired was due within so long: a hundred ticks
 LEAST_S, MOST_S = 0.001, 0.1  # delays whose lateness is measured
-PATIENCE_S = 0.3  # then the last has run, in the coarsest queue too
+TIMEOUT_S = 0.3  # then the last has run, in the coarsest queue too
 LATER = 60  # so often as much again, on a machine that stands still meanwhile
 
 
@@ -67,11 +67,11 @@ def _latenesses(subject: Subject, count: int) -> tuple[float, float, float]:
             subject.start(delay, Late(time.monotonic() + delay, noted))
 
     subject.inside(work)
-    subject.let_pass(MOST_S + PATIENCE_S)
+    subject.let_pass(MOST_S + TIMEOUT_S)
     for _ in range(LATER):
         if len(noted) == count:
             break
-        subject.let_pass(PATIENCE_S)
+        subject.let_pass(TIMEOUT_S)
     else:
         raise RuntimeError(f"{subject.name}: {len(noted)} of {count} timeouts ran in time")
     cuts = quantiles(noted, n=100)

@@ -19,7 +19,7 @@ from benchmarks.timer.subjects import NETTY
 VERSION = "4.2.10.Final"
 FOLDER = Path(__file__).parent.parent / "netty"
 CALLS = 100_000  # a burst: what the worker links at one tick
-PATIENCE_S = 300.0
+TIMEOUT_S = 300.0
 
 
 class Unavailable(Exception):
@@ -65,13 +65,13 @@ def _compiled() -> Path:
 def _run(*command: str) -> str:
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, check=True, timeout=PATIENCE_S, cwd=FOLDER
+            command, capture_output=True, text=True, check=True, timeout=TIMEOUT_S, cwd=FOLDER
         )
     except subprocess.CalledProcessError as error:
         output = (error.stderr or error.stdout).strip().splitlines() or ["no message"]
         raise Unavailable(f"{command[0]} failed: {output[0]}") from error
     except subprocess.TimeoutExpired as error:
-        raise Unavailable(f"{command[0]} took longer than {PATIENCE_S:.0f} s") from error
+        raise Unavailable(f"{command[0]} took longer than {TIMEOUT_S:.0f} s") from error
     return done.stdout
 
 

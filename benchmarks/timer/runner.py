@@ -28,7 +28,7 @@ from benchmarks.timer.subjects import (
 from rpcwheel.timer.queue import load_form
 
 IDLE_AT_ONCE = 7  # idle processes don't disturb each other
-PATIENCE_S = 600.0
+TIMEOUT_S = 600.0
 
 LOOPS = (ASYNC, ASYNC_UVLOOP, ASYNCIO, UVLOOP)
 STEPS = {
@@ -116,9 +116,7 @@ def _groups(step: str, form: str, forms: list[str]) -> list[tuple[str, ...]]:
 
 def _child(step: str, scale: str, form: str, names: tuple[str, ...]) -> list[Row | Skipped]:
     env = {"RPCWHEEL_PURE": "1" if form == "pure" else "0"}
-    answer = output_of(
-        "benchmarks.timer.child", step, scale, *names, patience_s=PATIENCE_S, env=env
-    )
+    answer = output_of("benchmarks.timer.child", step, scale, *names, timeout_s=TIMEOUT_S, env=env)
     if isinstance(answer, str):
         return [Skipped(f"{step} of {', '.join(names)} ({form})", answer)]
     return [Row(**row) for row in answer]

@@ -1,9 +1,8 @@
 """Events and their sinks.
 
-Each time rpcwheel loses, delays or saves work, it emits an event: a frozen record such as
-`FailbackQueued` or `TaskSlow`. One sink is installed by default, `log_event`, which writes to the
-loggers `rpcwheel.timer`, `rpcwheel.failback`, `rpcwheel.call`, `rpcwheel.connection` and
-`rpcwheel.registry`. Add your own::
+rpcwheel emits an event when a call, connection, instance or task fails, is delayed or recovers. An
+event is a frozen record such as `FailbackQueued`. A sink is a function that is called with each
+event. By default there is one, `log_event`, which writes log lines. Add your own::
 
     from rpcwheel.events import FailbackGaveUp, Event, add_sink
 
@@ -13,8 +12,8 @@ loggers `rpcwheel.timer`, `rpcwheel.failback`, `rpcwheel.call`, `rpcwheel.connec
 
     add_sink(count_losses)
 
-A sink runs on the thread where the event happened and must be quick. If it raises, that is logged
-once, and has no effect on the call or the timer.
+A sink runs on the thread on which the event happened, and must not block. If a sink raises an
+exception, that is logged once, and the call or the timer is not affected.
 """
 
 from .events import (

@@ -1,8 +1,7 @@
-"""The sinks: passes each event to all of them, and contains their exceptions.
+"""The sinks of this process, and `emit`, which calls them.
 
-A sink runs on the thread where the event happened, often a timer's or a worker's, so it must be
-quick and must not block. The tuple of sinks is replaced as a whole under a lock and read without
-one, so `emit` costs one call per sink.
+Sinks are added and removed under a lock. `emit` reads the tuple of sinks without a lock, so it
+costs one call per sink.
 """
 
 import logging
@@ -19,8 +18,8 @@ Sink: TypeAlias = Callable[[Event], None]
 _LOG: Final = logging.getLogger("rpcwheel")
 
 
-class _Hub:
-    """The sinks of this process, and which of them have been reported as broken."""
+class SinkList:
+    """A list of sinks, and those whose exceptions were reported."""
 
     def __init__(self) -> None:
         self._sinks: tuple[Sink, ...] = (log_event,)
@@ -28,23 +27,23 @@ class _Hub:
         self.new_lock()
 
     def new_lock(self) -> None:
-        """Take a fresh lock: in a forked child the old one may be held for ever."""
+        """Replace the lock, in a forked child, where the old one may never be released."""
         self._lock = threading.Lock()
 
     def emit(self, event: Event) -> None:
-        """Pass `event` to every sink. Thread-safe; an exception of a sink is logged, not raised."""
+        """Call every sink with `event`. Thread-safe. Exceptions of sinks are logged, not raised."""
         for sink in self._sinks:
             try:
                 sink(event)
-            except Exception:  # noqa: BLE001 - a user's sink must not hurt a call or a timer
+            except Exception:  # noqa: BLE001 - a user's sink
                 self._report(sink)
 
     def add_sink(self, sink: Sink) -> None:
-        """Pass every event from now on to `sink`; adding it a second time changes nothing.
+        """Call `sink` with every event from now on. Adding a sink twice has no effect.
 
         Args:
-            sink: Called as `sink(event)` on whichever thread the event happened; must not block.
-                If it raises, that is logged once, and it is still called.
+            sink: Called as `sink(event)` on the thread on which the event happened; must not block.
+                If it raises an exception, that is logged once, and it is still called.
 
         Raises:
             TypeError: `sink` is not callable.
@@ -56,7 +55,7 @@ class _Hub:
                 self._sinks = (*self._sinks, sink)
 
     def remove_sink(self, sink: Sink) -> None:
-        """Pass no more events to `sink`, which may be `log_event`; an unknown sink is no error."""
+        """Stop calling `sink`, which may be `log_event`. An unknown sink is no error."""
         with self._lock:
             self._sinks = tuple(known for known in self._sinks if known != sink)
             self._broken = tuple(known for known in self._broken if known != sink)
@@ -67,14 +66,15 @@ class _Hub:
                 return
             self._broken = (*self._broken, sink)
         _LOG.exception(
-            "the event sink %r raised; it is still called, but this is logged only once", sink
+            "the event sink %r raised; it is still called, but later exceptions are not logged",
+            sink,
         )
 
 
-_HUB: Final = _Hub()
-emit: Final = _HUB.emit
-add_sink: Final = _HUB.add_sink
-remove_sink: Final = _HUB.remove_sink
+_SINKS: Final = SinkList()
+emit: Final = _SINKS.emit
+add_sink: Final = _SINKS.add_sink
+remove_sink: Final = _SINKS.remove_sink
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_HUB.new_lock)
+    os.register_at_fork(after_in_child=_SINKS.new_lock)

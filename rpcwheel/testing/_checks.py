@@ -24,17 +24,17 @@ MANY: Final = 300
 """More than etcd accepts in one transaction (128 operations)."""
 
 ROUNDS: Final = 10
-"""Attempts at renewing a lease in time. One fails if the machine stands still."""
+"""Attempts to renew a lease in time. An attempt fails if the process is suspended."""
 
 SILENCE_S: Final = 0.5
-"""Seconds in which an unwanted call would have arrived."""
+"""Seconds within which a call that must not happen would have happened."""
 
 
 # Publishing
 
 
 def published_instances_are_found(harness: ConformanceHarness) -> None:
-    """By every backend, with all values unchanged."""
+    """Every backend finds them, with all values unchanged."""
     publisher, other = harness.new(), harness.new()
     one = harness.instance(1, zone="west", metadata={"a": "1"}, started_at=1.5, protocol="grpcs")
     two = harness.instance(2, status="DRAINING", group="g", version="2")
@@ -44,7 +44,7 @@ def published_instances_are_found(harness: ConformanceHarness) -> None:
 
 
 def publishing_again_replaces_an_instance(harness: ConformanceHarness) -> None:
-    """From the same process, and from another one with another epoch."""
+    """By the same process, and by another one with another epoch."""
     before, after = harness.new(), harness.new()
     one = harness.instance()
     harness.publish(before, one)
@@ -59,7 +59,7 @@ def publishing_again_replaces_an_instance(harness: ConformanceHarness) -> None:
 
 
 def many_instances_are_published_at_once(harness: ConformanceHarness) -> None:
-    """As after the engine has lost its data."""
+    """As a registry does after the engine has lost its data."""
     publisher, other = harness.new(), harness.new()
     many = [harness.instance(number) for number in range(MANY)]
     harness.publish(publisher, *many)
@@ -71,7 +71,7 @@ def many_instances_are_published_at_once(harness: ConformanceHarness) -> None:
 
 
 def withdrawn_instances_are_removed(harness: ConformanceHarness) -> None:
-    """Withdrawing twice, or what was never there, is no error. Other instances stay."""
+    """Withdrawing an instance twice, or an unknown one, is no error. Other instances stay."""
     publisher, other = harness.new(), harness.new()
     one, two, never = (harness.instance(number) for number in (1, 2, 3))
     harness.publish(publisher, one, two)
@@ -116,13 +116,13 @@ def services_have_instances(harness: ConformanceHarness) -> None:
     names = [f"{harness.service}.{name}" for name in ("b", "a", "c")]
     instances = [harness.instance(number, name) for name in names for number in (1, 2)]
     harness.publish(publisher, *instances)
-    of_us = _services(harness, other)
-    require(of_us == sorted(names), f"services() must give {sorted(names)} in order, not {of_us}")
+    found = _services(harness, other)
+    require(found == sorted(names), f"services() must return {sorted(names)} in order, not {found}")
     harness.withdraw(publisher, *instances[:2])
     left = sorted(names[1:])
     harness.wait_until(
         lambda: _services(harness, other) == left,
-        lambda: f"services() must give {left}, not {_services(harness, other)}",
+        lambda: f"services() must return {left}, not {_services(harness, other)}",
     )
 
 
@@ -155,7 +155,7 @@ def all_ids_and_texts_are_kept(harness: ConformanceHarness) -> None:
 
 
 def a_renewed_lease_does_not_end(harness: ConformanceHarness) -> None:
-    """If it is renewed every third of it. Takes more than two leases."""
+    """If it is renewed after every third of the lease. Takes more than two leases."""
     publisher, other = harness.new(), harness.new()
     one = harness.instance()
     rounds = 0
@@ -172,15 +172,15 @@ def a_renewed_lease_does_not_end(harness: ConformanceHarness) -> None:
             late_s = harness.now - start - 2.2 * harness.lease_s
             if rounds == ROUNDS or late_s < harness.lease_s / 4:
                 raise
-            continue  # the machine stood still and the connection was lost
+            continue  # the process was suspended, and the connection was lost
         if rounds == ROUNDS or max(*pauses, harness.now - began) < harness.lease_s / 4:
-            break  # else the machine stood still for so long that the lease may have ended
-    require(not lost, f"renew must find what was renewed in time, but returned {dict(lost)}")
-    require(found == [one], f"lookup must find what was renewed in time, but found {shown(found)}")
+            break  # else the process was suspended, and the lease may have ended
+    require(not lost, f"renew must find instances renewed in time, but returned {dict(lost)}")
+    require(found == [one], f"lookup must find instances renewed in time, but found {shown(found)}")
 
 
 def a_lease_that_is_not_renewed_ends(harness: ConformanceHarness) -> None:
-    """As of a killed process. Lookups, watchers and a late `renew` show that it has ended."""
+    """As that of a killed process. Lookups, watchers and a late `renew` show that it has ended."""
     publisher, other, watcher = harness.new(), harness.new(), RecordingWatcher()
     if publisher.keeps_alive:  # then the lease ends only with the process
         return
@@ -201,7 +201,7 @@ def _publish_until_seen(
     watcher: RecordingWatcher,
     one: ServiceInstance,
 ) -> None:
-    """Publish, and repeat it if the lease has ended because the machine stood still."""
+    """Publish, and again if the lease ended because the process was suspended."""
 
     def seen() -> bool:
         if publisher.renew([one]):
@@ -216,7 +216,7 @@ def _publish_until_seen(
 
 
 def renew_reports_missing_instances(harness: ConformanceHarness) -> None:
-    """Instances that were never published, or that others have removed, until published again."""
+    """Instances never published or removed by others, until they are published again."""
     publisher, other = harness.new(), harness.new()
     one, two, never = (harness.instance(number) for number in (1, 2, 3))
     _require_lost(publisher, [never], [never], "was never published")
@@ -243,7 +243,9 @@ def a_view_does_not_change(harness: ConformanceHarness) -> None:
     view = backend.lookup(harness.service)
     before = dict(view.records)
     harness.publish(backend, harness.instance(1, weight=3), harness.instance(2))
-    require(dict(view.records) == before, "a View that lookup gave was changed by a later publish")
+    require(
+        dict(view.records) == before, "a View that lookup returned was changed by a later publish"
+    )
 
 
 def methods_may_be_called_on_any_thread(harness: ConformanceHarness) -> None:
@@ -329,7 +331,7 @@ def _require_lost(
     lost = backend.renew(asked)
     require(
         set(lost) == {one.key for one in wanted},
-        f"renew must report what {why}: {shown(wanted)}; but returned {dict(lost)}",
+        f"renew must report each instance that {why}: {shown(wanted)}; but returned {dict(lost)}",
     )
     known = {"missing", "taken", "lease", "session", "wiped"}
     require(

@@ -20,7 +20,7 @@ TIMEOUT_S: Final = 15.0
 """Seconds until a check fails. A correct backend takes a small part of it."""
 
 STEP_S: Final = 0.05
-"""The steps in which a `ManualTimer` is moved while a check waits."""
+"""The steps in which a `ManualTimer` is advanced while a check waits."""
 
 
 def require(holds: object, otherwise: str) -> None:
@@ -61,7 +61,7 @@ class ConformanceHarness:
     """The backends of one check, all on one engine. A context manager that closes them.
 
     Instances that are published through it are renewed while the check waits, so that no lease ends
-    on a slow machine. If the backends have a `ManualTimer`, waiting moves it.
+    on a slow machine. If the backends have a `ManualTimer`, waiting advances it.
     """
 
     def __init__(self, make: Callable[[], RegistryBackend]) -> None:
@@ -179,7 +179,7 @@ class ConformanceHarness:
         return self._timers[0].now if self._timers else time.monotonic()
 
     def advance(self, seconds: float) -> None:
-        """Move the `ManualTimer`s of the backends."""
+        """Advance the `ManualTimer`s of the backends."""
         for timer in self._timers:
             timer.advance(seconds)
 
@@ -254,7 +254,7 @@ def decoded(view: View) -> list[ServiceInstance]:
         try:
             one = ServiceInstance.decoded(record)
         except ValueError as error:
-            raise AssertionError(f"the record of {key!r} is not what was stored: {error}") from None
+            raise AssertionError(f"the record of {key!r} is not the stored one: {error}") from None
         require(one.id == key, f"the record of {one.id!r} is found under {key!r}")
         found.append(one)
     return by_id(found)

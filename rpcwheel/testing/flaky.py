@@ -2,9 +2,9 @@
 
     backend = FlakyBackend(open_backend("memory://", Settings(lease_s=6.0, timeout_s=1.0)))
     registry = Registry(backend)
-    backend.down()         # and see what your program does
+    backend.down()         # then test your program
 
-Everything happens on the calling thread. Only requests to a frozen backend wait for real time.
+All calls run on the calling thread. Only requests to a frozen backend wait in real time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["FlakyBackend"]
 
 R = TypeVar("R")
-State = Literal["up", "down", "refusing", "frozen", "mute"]
+State = Literal["up", "down", "refusing", "frozen", "losing answers"]
 CUT: Final = frozenset({"down", "frozen"})
 """States in which watchers get no views."""
 
@@ -52,33 +52,33 @@ class FlakyBackend(RegistryBackend):
         self._changed = threading.Condition()
         self._state: State = "up"
         self._reason = ""
-        self._gone: set[tuple[str, str]] = set()  # removed by `forget` until published
+        self._gone: set[tuple[str, str]] = set()  # removed by `forget`, until published again
         self._watches: list[_Watch] = []
 
     # Commands
 
     def down(self, reason: str = "the engine is down") -> None:
         """Let each request fail at once with `RegistryUnavailable`, and call `on_contact_lost`."""
-        self._become("down", reason)
+        self._set_state("down", reason)
 
     def refuse(self, reason: str = "the engine refuses") -> None:
         """Let each request fail at once with `RegistryRefused`. Watches continue."""
-        self._become("refusing", reason)
+        self._set_state("refusing", reason)
 
     def freeze(self) -> None:
         """Let each request hang for `timeout_s` real seconds and then fail.
 
-        Requests that hang when `up` is called are carried out. Watchers are not called.
+        Requests that hang when `up` is called are executed. Watchers are not called.
         """
-        self._become("frozen", "the engine does not answer")
+        self._set_state("frozen", "the engine does not answer")
 
     def lose_answers(self) -> None:
-        """Let each request be carried out, and then fail with `RegistryUnavailable`."""
-        self._become("mute", "the answer was lost")
+        """Execute each request, and then fail it with `RegistryUnavailable`."""
+        self._set_state("losing answers", "the answer was lost")
 
     def up(self) -> None:
-        """End all failures. Watchers get the present view if contact was lost."""
-        self._become("up", "")
+        """End all failures. If contact was lost, watchers get the present view."""
+        self._set_state("up", "")
 
     def forget(self) -> None:
         """Remove all records from the engine, also those of others.
@@ -97,7 +97,7 @@ class FlakyBackend(RegistryBackend):
                 self._gone.update(one.key for one in taken)
             self.inner.withdraw(taken)
         for watch in () if cut else watches:
-            watch.mend()
+            watch.resume()
 
     # Requests
 
@@ -109,12 +109,12 @@ class FlakyBackend(RegistryBackend):
             with self._changed:
                 self._gone.difference_update(one.key for one in instances)
 
-        self._ask("publish", [one.id for one in instances], done)
+        self._request("publish", [one.id for one in instances], done)
 
     def withdraw(self, instances: Sequence[ServiceInstance]) -> None:
         """As `RegistryBackend.withdraw`."""
         ids = [one.id for one in instances]
-        self._ask("withdraw", ids, lambda: self.inner.withdraw(instances))
+        self._request("withdraw", ids, lambda: self.inner.withdraw(instances))
 
     def renew(self, instances: Collection[ServiceInstance]) -> Mapping[tuple[str, str], Lost]:
         """As `RegistryBackend.renew`."""
@@ -124,15 +124,15 @@ class FlakyBackend(RegistryBackend):
             with self._changed:
                 return {key: "wiped" if key in self._gone else why for key, why in lost.items()}
 
-        return self._ask("renew", [one.id for one in instances], done)
+        return self._request("renew", [one.id for one in instances], done)
 
     def lookup(self, service: str) -> View:
         """As `RegistryBackend.lookup`."""
-        return self._ask("lookup", [service], lambda: self.inner.lookup(service))
+        return self._request("lookup", [service], lambda: self.inner.lookup(service))
 
     def services(self) -> Sequence[str]:
         """As `RegistryBackend.services`."""
-        return self._ask("services", [], self.inner.services)
+        return self._request("services", [], self.inner.services)
 
     def watch(self, service: str, watcher: Watcher) -> Watch:
         """As `RegistryBackend.watch`."""
@@ -159,7 +159,7 @@ class FlakyBackend(RegistryBackend):
             watch.close()
         self.inner.close()
 
-    def _ask(self, method: str, what: Sequence[str], done: Callable[[], R]) -> R:
+    def _request(self, method: str, what: Sequence[str], done: Callable[[], R]) -> R:
         with self._changed:
             self._check_open()
             self.requests.append((method, tuple(what)))
@@ -174,11 +174,11 @@ class FlakyBackend(RegistryBackend):
         if state in CUT:
             raise RegistryUnavailable(f"{self.url}: {reason}")
         answer = done()
-        if state == "mute":
+        if state == "losing answers":
             raise RegistryUnavailable(f"{self.url}: {reason}")
         return answer
 
-    def _become(self, state: State, reason: str) -> None:
+    def _set_state(self, state: State, reason: str) -> None:
         with self._changed:
             self._state, self._reason = state, reason
             self._changed.notify_all()
@@ -188,11 +188,11 @@ class FlakyBackend(RegistryBackend):
             if state in CUT:
                 watch.cut(reason if state == "down" else None)
             else:
-                watch.mend()
+                watch.resume()
 
 
 class _Watch:
-    """Passes calls of the inner backend on to a watcher, except while contact is cut."""
+    """Passes calls of the inner backend to a watcher, except while contact is cut."""
 
     def __init__(self, watcher: Watcher, *, cut: bool) -> None:
         self.notifier = WatchNotifier(watcher)
@@ -216,7 +216,7 @@ class _Watch:
         self.notifier.start()
 
     def cut(self, reason: str | None) -> None:
-        """Pass nothing on. With a reason, call `on_contact_lost` first."""
+        """Pass no calls to the watcher. With a reason, call `on_contact_lost` first."""
         with self._lock:
             self._cut = True
             if reason is not None:
@@ -224,8 +224,8 @@ class _Watch:
                 self.notifier.add(reason)
         self.notifier.start()
 
-    def mend(self) -> None:
-        """Pass calls on again, and the last view that was held back."""
+    def resume(self) -> None:
+        """Pass calls to the watcher again, and the last view of the time before."""
         with self._lock:
             was, self._cut = self._cut, False
             if was and not self._suspected:

@@ -62,7 +62,7 @@ def test_records_that_are_changed_or_have_another_id_are_reported(timer):
 
     name = "published_instances_are_found"
     assert "'127.0.0.1:50001' is found under '127.0.0.1:500010'" in failure_of(name, Renames, timer)
-    assert "'127.0.0.1:50001' is not what was stored" in failure_of(name, Garbles, timer)
+    assert "'127.0.0.1:50001' is not the stored one" in failure_of(name, Garbles, timer)
 
 
 def test_check_backend_ends_with_the_first_failure(timer):

@@ -7,14 +7,14 @@ import threading
 import pytest
 
 from rpcwheel.events import TooManyTimers, add_sink, emit, log_event, remove_sink
-from rpcwheel.events.hub import _Hub
+from rpcwheel.events.hub import SinkList
 
 EVENT = TooManyTimers(live=65, limit=64)
 
 
 @pytest.fixture
 def hub():
-    hub = _Hub()
+    hub = SinkList()
     hub.remove_sink(log_event)
     return hub
 
@@ -129,9 +129,9 @@ def test_log_event_can_be_removed(caplog):
 
 
 def test_a_child_forked_while_the_lock_was_held_can_add_sinks(hub):
-    from rpcwheel.events.hub import _HUB
+    from rpcwheel.events.hub import _SINKS
 
-    with _HUB._lock:
+    with _SINKS._lock:
         child = os.fork()
         if child == 0:
             add_sink(print)

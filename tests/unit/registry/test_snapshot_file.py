@@ -33,7 +33,7 @@ posix = pytest.mark.skipif(sys.platform == "win32", reason="locks and modes of P
 
 
 @pytest.fixture(autouse=True)
-def patience(monkeypatch):
+def long_timeouts(monkeypatch):
     """Wait for writes and for locks as long as it takes."""
     monkeypatch.setattr(module, "CLOSE_TIMEOUT_S", 3600.0)
     monkeypatch.setattr(module, "LOCK_TIMEOUT_S", 3600.0)
