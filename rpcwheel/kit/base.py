@@ -658,13 +658,15 @@ class SubchannelHeartbeats:
 def _state_changed(
     reference: weakref.ref[Any], _: object, __: HeartbeatState, state: HeartbeatState
 ) -> None:
+    from rpcwheel.heartbeat.rules import HeartbeatState
+
     subchannel = reference()
     if subchannel is None:
         return
-    match state.name:
-        case "SUSPECT":
+    match state:
+        case HeartbeatState.SUSPECT:
             subchannel.mark_unhealthy("a heartbeat was not answered")
-        case "DEAD":
+        case HeartbeatState.DEAD:
             subchannel.mark_unhealthy("its connection is dead")
-        case "ALIVE":
+        case HeartbeatState.ALIVE:
             subchannel.mark_healthy()
