@@ -150,8 +150,8 @@ class Storm:
                 self.calm.set()
                 if not unused:
                     return
-            told = f"{deaths} deaths, {self._relayed} relayed, {repeated} repeated"
-            assert time.monotonic() < end, f"{told}, never executed: {unused}"
+            progress = f"{deaths} deaths, {self._relayed} relayed, {repeated} repeated"
+            assert time.monotonic() < end, f"{progress}, never executed: {unused}"
             time.sleep(0.1)
 
     def executed_twice(self):

@@ -40,24 +40,24 @@ def story(name: str) -> str:
 
 @pytest.mark.parametrize("name", ["failback_sync.py", "failback_aio.py"])
 def test_a_failback_example_delivers_what_it_queued(name: str) -> None:
-    told = story(name)
-    before, _, after = told.partition("up again")
+    printed = story(name)
+    before, _, after = printed.partition("up again")
     assert "up: the server answers number: 1" in before
     assert re.findall(r"killed: None after .* ms; in the queue: (\d)", before) == ["1", "2", "3"]
     assert len(re.findall(r"queued: __main__.*push, \d+ attempt\(s\) in \d+.\d+ s", before)) == 3
     assert sorted(re.findall(r"server: order (\d)", after)) == ["2", "3", "4"]
-    assert told.endswith("all delivered: True\n")
+    assert printed.endswith("all delivered: True\n")
 
 
 def test_the_failback_interceptor_answers_at_once_and_delivers_later() -> None:
-    told = story("failback_interceptor.py")
-    before, _, after = told.partition("up again")
+    printed = story("failback_interceptor.py")
+    before, _, after = printed.partition("up again")
     assert "up: the server answers number: 1" in before
     assert re.findall(r"killed: queued=True after .* ms; waiting: (\d)", before) == ["1", "2", "3"]
     methods = ", ".join(["/shop.Audit/Push"] * 3)
     assert f"the queue /shop.Audit/Push has: {methods}\n" in before
     assert sorted(re.findall(r"server: order (\d)", after)) == ["2", "3", "4"]
-    assert told.endswith("all delivered: True\n")
+    assert printed.endswith("all delivered: True\n")
 
 
 @pytest.mark.parametrize("name", ["deadlines.py", "deadlines_aio.py"])
@@ -69,14 +69,14 @@ def test_a_deadline_shrinks_from_hop_to_hop(name: str) -> None:
 
 
 def test_retries_tell_the_server_how_many_went_before_and_end_before_the_deadline() -> None:
-    told = story("retry.py")
-    assert re.findall(r"order 1; attempts before: (.*);", told) == ["none", "1", "2"]
-    assert "answered: number: 1\n" in told
-    attempts = re.findall(r"order 2; attempts before: (.*); (.*) s left", told)
+    printed = story("retry.py")
+    assert re.findall(r"order 1; attempts before: (.*);", printed) == ["none", "1", "2"]
+    assert "answered: number: 1\n" in printed
+    attempts = re.findall(r"order 2; attempts before: (.*); (.*) s left", printed)
     assert [before for before, _ in attempts] == ["none", "1", "2", "3"][: len(attempts)]
     left = [float(seconds) for _, seconds in attempts]
     assert left == sorted(left, reverse=True)
-    assert re.search(r"failed: .*\nafter .* s, of 1.75\n$", told)
+    assert re.search(r"failed: .*\nafter .* s, of 1.75\n$", printed)
 
 
 def test_a_silent_stream_is_cut_on_both_sides() -> None:
@@ -90,24 +90,24 @@ def test_a_silent_stream_is_cut_on_both_sides() -> None:
 
 @pytest.mark.parametrize("name", ["heartbeat.py", "heartbeat_aio.py"])
 def test_a_frozen_server_is_replaced_by_the_other(name: str) -> None:
-    told = story(name)
-    assert re.findall(r"(\w+): (order \d)", told) == [  # a worker may print before the line ends
+    printed = story(name)
+    assert re.findall(r"(\w+): (order \d)", printed) == [  # a worker may print before the line ends
         ("one", "order 1"),
         ("two", "order 3"),
     ]
-    assert re.search(r"order 2: UNAVAILABLE after .* s, .*no answer to heartbeats", told)
-    assert "DEAD" in told
-    assert "order 3: answered on connection 2" in told  # a worker may print before the line ends
+    assert re.search(r"order 2: UNAVAILABLE after .* s, .*no answer to heartbeats", printed)
+    assert "DEAD" in printed
+    assert "order 3: answered on connection 2" in printed  # a worker may print before the line ends
 
 
 @pytest.mark.parametrize("name", ["idle.py", "idle_aio.py"])
 def test_an_idle_connection_is_closed_and_a_busy_one_is_not(name: str) -> None:
-    told = story(name)
-    assert re.findall(r"closed: ipv4:127.0.0.1:\d+ after \d.\d s: (.*)", told) == [
+    printed = story(name)
+    assert re.findall(r"closed: ipv4:127.0.0.1:\d+ after \d.\d s: (.*)", printed) == [
         "connection idle for 1 s"
     ]
-    assert "the busy connection was kept: True\n" in told
-    assert told.endswith("the other client calls again and gets a response\n")
+    assert "the busy connection was kept: True\n" in printed
+    assert printed.endswith("the other client calls again and gets a response\n")
 
 
 @pytest.mark.parametrize("name", ["registry.py", "registry_aio.py", "registry_etcd.py"])

@@ -65,7 +65,7 @@ def test_a_server_process_ends_with_the_process_that_made_it_though_it_is_frozen
 
 
 def has_ended(pid):
-    """Though nobody may have waited for it yet."""
+    """Also if nothing has waited for it yet."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except (FileNotFoundError, ProcessLookupError):

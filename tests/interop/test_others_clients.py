@@ -67,10 +67,10 @@ def in_each_place(first, *exceptions, wanted=lambda *_: True):
         )
         ways += [way for way in (next(able, None),) if way is not None]
     names = ["-".join((w[0], w[1].__name__, *w[2:])) for w in ways]
-    return pytest.mark.parametrize("passage", ways, indirect=True, ids=names)
+    return pytest.mark.parametrize("position", ways, indirect=True, ids=names)
 
 
-class Passage:
+class Position:
     """Where calls go through ours and theirs."""
 
     def __init__(self, way, open_caller, target) -> None:
@@ -88,82 +88,82 @@ class Passage:
 
 
 @pytest.fixture
-def passage(request, shop, open_caller):
-    return Passage(request.param, open_caller, shop.target)
+def position(request, shop, open_caller):
+    return Position(request.param, open_caller, shop.target)
 
 
 @in_each_place(0)
-def test_a_call_that_succeeds_is_one_call_for_them_too(passage):
-    done = passage.open(PATIENT).call(passage.kind)
+def test_a_call_that_succeeds_is_one_call_for_them_too(position):
+    done = position.open(PATIENT).call(position.kind)
     assert (done.answer, done.code) == (ALL, "OK")
-    assert passage.saw(before=["OK"], behind=["OK"])
+    assert position.saw(before=["OK"], behind=["OK"])
 
 
 @in_each_place(1, asks_too_early)
-def test_an_error_comes_out_as_the_server_sent_it(passage, shop):
+def test_an_error_comes_out_as_the_server_sent_it(position, shop):
     shop.then(Fail("NOT_FOUND", "no such order", (("request-id", "7"),)))
-    done = passage.open(PATIENT).call(passage.kind)
+    done = position.open(PATIENT).call(position.kind)
     assert (done.messages, done.code, done.details) == ([], "NOT_FOUND", "no such order")
     assert done.trailing["request-id"] == "7"
-    assert passage.saw(before=["NOT_FOUND"], behind=["NOT_FOUND"])
+    assert position.saw(before=["NOT_FOUND"], behind=["NOT_FOUND"])
 
 
 @in_each_place(2, hides_the_end, asks_too_early)
-def test_a_retry_is_seen_behind_ours_and_not_before(passage, shop):
+def test_a_retry_is_seen_behind_ours_and_not_before(position, shop):
     shop.then("UNAVAILABLE")
-    done = passage.open(PATIENT).call(passage.kind)
+    done = position.open(PATIENT).call(position.kind)
     assert (done.answer, done.code) == (ALL, "OK")
-    assert passage.saw(before=["OK"], behind=["UNAVAILABLE", "OK"])
-    assert [len(call.requests) for call in shop.calls[1:]] == [3 if passage.kind[0] == "s" else 1]
+    assert position.saw(before=["OK"], behind=["UNAVAILABLE", "OK"])
+    assert [len(call.requests) for call in shop.calls[1:]] == [3 if position.kind[0] == "s" else 1]
 
 
 @in_each_place(3)
-def test_a_deadline_of_ours_ends_the_call_for_them(passage, shop):
+def test_a_deadline_of_ours_ends_the_call_for_them(position, shop):
     shop.then(Hang())
-    done = passage.open(CallPolicy(timeout=0.2)).call(passage.kind, timeout=None)
+    done = position.open(CallPolicy(timeout=0.2)).call(position.kind, timeout=None)
     assert (done.messages, done.code) == ([], "DEADLINE_EXCEEDED")
-    assert passage.saw(before=["DEADLINE_EXCEEDED"], behind=["DEADLINE_EXCEEDED"])
+    assert position.saw(before=["DEADLINE_EXCEEDED"], behind=["DEADLINE_EXCEEDED"])
 
 
 @in_each_place(0, hides_the_end, asks_too_early)
-def test_an_answer_by_default_is_a_success_before_ours(passage, shop):
-    default = [b"later"] if passage.kind.endswith("stream") else b"later"
+def test_an_answer_by_default_is_a_success_before_ours(position, shop):
+    default = [b"later"] if position.kind.endswith("stream") else b"later"
     shop.then("UNAVAILABLE")
     policy = FailbackPolicy(retry_on="UNAVAILABLE", backoff=0.01, default=default)
-    caller = passage.open(CallPolicy(failback=policy))
-    done = caller.call(passage.kind)
+    caller = position.open(CallPolicy(failback=policy))
+    done = caller.call(position.kind)
     assert (done.answer, done.code) == (b"later", "OK")
     assert caller.flush()
     assert b"".join(shop.calls[1].requests) == ALL
-    assert passage.saw(before=["OK"], behind=["UNAVAILABLE", "OK"])
+    assert position.saw(before=["OK"], behind=["UNAVAILABLE", "OK"])
 
 
 @in_each_place(1, loses_cancel)
-def test_a_cancel_reaches_the_server(passage, shop):
+def test_a_cancel_reaches_the_server(position, shop):
     hang = Hang()
     shop.then(hang)
-    done = passage.open(PATIENT).cancel(passage.kind, lambda: hang.begun.wait(WAIT_S))
+    done = position.open(PATIENT).cancel(position.kind, lambda: hang.begun.wait(WAIT_S))
     assert done.messages == []
     assert shop.calls[0].ended.wait(WAIT_S)
     assert len(shop.calls) == 1
 
 
 @in_each_place(0, wanted=is_future)
-def test_a_future_calls_back_when_it_is_answered(passage, shop):
+def test_a_future_calls_back_when_it_is_answered(position, shop):
     shop.then("UNAVAILABLE")
-    told = []
-    done = passage.open(PATIENT).future(passage.kind, told.append)
+    done_calls = []
+    done = position.open(PATIENT).future(position.kind, done_calls.append)
     assert (done.answer, done.code) == (ALL, "OK")
-    assert wait_until(lambda: told)
-    assert isinstance(told[0], grpc.Future)
-    assert (told[0].result(), told[0].code()) == (ALL, grpc.StatusCode.OK)
+    assert wait_until(lambda: done_calls)
+    assert isinstance(done_calls[0], grpc.Future)
+    assert (done_calls[0].result(), done_calls[0].code()) == (ALL, grpc.StatusCode.OK)
 
 
 @in_each_place(2, wanted=is_future)
-def test_a_future_calls_back_when_it_has_failed(passage, shop):
+def test_a_future_calls_back_when_it_has_failed(position, shop):
     shop.then("NOT_FOUND")
-    told = []
-    done = passage.open(PATIENT).future(passage.kind, told.append)
+    done_calls = []
+    done = position.open(PATIENT).future(position.kind, done_calls.append)
     assert (done.messages, done.code) == ([], "NOT_FOUND")
-    assert wait_until(lambda: told)
-    assert told[0].code() is grpc.StatusCode.NOT_FOUND
+    assert wait_until(lambda: done_calls)
+    assert done_calls[0].code() is grpc.StatusCode.NOT_FOUND

@@ -29,14 +29,14 @@ def each_with_one_kind(turn):
 
 @pytest.fixture
 def theirs(request):
-    """Somebody else's interceptors."""
+    """Interceptors of another library."""
     return pytest.importorskip(f"fixtures.foreign_{request.param}").Theirs()
 
 
 def in_order(first, theirs, world):
     """Both, one first."""
-    twin = sync if world == "sync" else aio
-    both = [*twin.server_interceptors(CallPolicy()), theirs.server_interceptor(world)]
+    module = sync if world == "sync" else aio
+    both = [*module.server_interceptors(CallPolicy()), theirs.server_interceptor(world)]
     return both if first == "ours" else both[::-1]
 
 

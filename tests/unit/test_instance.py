@@ -15,8 +15,8 @@ ONE = ServiceInstance(service="shop.Orders", host="10.0.0.7", port=50051)
 
 
 def test_default_values_of_an_instance():
-    told = ONE.model_dump(exclude={"epoch"})
-    assert told == {
+    fields = ONE.model_dump(exclude={"epoch"})
+    assert fields == {
         "service": "shop.Orders",
         "host": "10.0.0.7",
         "port": 50051,

@@ -73,9 +73,9 @@ def test_ls_json_has_all_values_of_an_instance(url, registry, capsys) -> None:
     one = instance(id="a", weight=3, zone="b", metadata={"k": "v"}, started_at=12.5)
     registered(registry, one)
     main(["registry", "ls", url, "--json"])
-    (told,) = json.loads(capsys.readouterr().out)["services"]["shop.Orders"]
-    assert told.pop("address") == "10.0.0.7:50051"
-    assert ServiceInstance(**told) == one
+    (record,) = json.loads(capsys.readouterr().out)["services"]["shop.Orders"]
+    assert record.pop("address") == "10.0.0.7:50051"
+    assert ServiceInstance(**record) == one
 
 
 def test_ls_prints_a_table_and_a_summary(url, registry, capsys) -> None:

@@ -61,7 +61,18 @@ def url(tmp_path):
 
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_register_publishes_until_a_signal_and_then_withdraws(url, signum, status) -> None:
-    told = ["--weight", "7", "--zone", "b", "--meta", "a=1", "--meta", "b=x=y", "--version", "v2"]
+    options = [
+        "--weight",
+        "7",
+        "--zone",
+        "b",
+        "--meta",
+        "a=1",
+        "--meta",
+        "b=x=y",
+        "--version",
+        "v2",
+    ]
     words = [
         url,
         "shop.Orders",
@@ -71,7 +82,7 @@ def test_register_publishes_until_a_signal_and_then_withdraws(url, signum, statu
         "--tls",
         "--group",
         "g",
-        *told,
+        *options,
     ]
     with open_registry(url, policy=ALONE) as registry, job("register", *words) as process:
         assert process.stdout.readline().startswith("published shop.Orders/10.0.0.7:50051 at")
@@ -122,7 +133,7 @@ def test_a_registry_that_never_answers_is_reported_in_one_line() -> None:
         silent.listen()
         place = f"redis://127.0.0.1:{silent.getsockname()[1]}"
         with job("ls", place, "shop.Orders", "--timeout", "0.3") as process:
-            _, told = process.communicate(timeout=WAIT_S)
+            _, printed = process.communicate(timeout=WAIT_S)
     assert process.returncode == 1
-    (line,) = told.splitlines()  # and none of the log
+    (line,) = printed.splitlines()  # and none of the log
     assert line.endswith("Timeout reading from socket")  # the cause, not: no answer yet

@@ -80,24 +80,24 @@ async def test_a_canceled_caller_does_not_affect_others(registry, backend):
 
 @pytest.mark.parametrize("kind", ["plain", "coroutine"])
 async def test_a_listener_runs_on_the_loop_one_call_at_a_time(registry, kind):
-    told, running, loop_thread = [], [], threading.current_thread()
+    snapshots, running, loop_thread = [], [], threading.current_thread()
 
     async def awaits(snapshot):
         assert not running
         running.append(snapshot)
         await asyncio.sleep(0.001)
         running.clear()
-        told.append(snapshot)
+        snapshots.append(snapshot)
 
     def plain(snapshot):
         assert threading.current_thread() is loop_thread
-        told.append(snapshot)
+        snapshots.append(snapshot)
 
     async with registry.subscribe("shop.Orders", plain if kind == "plain" else awaits) as following:
         assert (await following.wait(WAIT_S)).instances == ()
         for port in range(1, 6):
             await registry.register(instance(port), wait=WAIT_S)
-        await aio_wait_until(lambda: told and len(told[-1].instances) == 5)
+        await aio_wait_until(lambda: snapshots and len(snapshots[-1].instances) == 5)
 
 
 async def test_a_listener_that_raises_is_an_event_and_is_called_again(registry, events):

@@ -51,9 +51,9 @@ async def flaky(memory):
 def serve(make_aio_shop, registry):
     """Start a server and publish it; gives its instance."""
 
-    async def serve(name, shop=None, **told) -> ServiceInstance:
+    async def serve(name, shop=None, **fields) -> ServiceInstance:
         shop = shop or make_aio_shop(name)
-        instance = ServiceInstance(service=SERVICE, host="127.0.0.1", port=shop.listen(), **told)
+        instance = ServiceInstance(service=SERVICE, host="127.0.0.1", port=shop.listen(), **fields)
         await shop.server.start()
         await registry.register(instance, wait=WAIT_S)
         return instance
@@ -68,7 +68,7 @@ async def who(to_service, times=1):
 
 async def wait_until_called(to_service, names):
     async with asyncio.timeout(WAIT_S):
-        while await who(to_service, 2 * len(names)) != names:  # noqa: ASYNC110 - it tells nobody
+        while await who(to_service, 2 * len(names)) != names:  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.01)
 
 
@@ -130,7 +130,7 @@ async def test_a_stub_whose_channel_was_dropped_follows_the_changes(serve, regis
     await serve("b")
     await registry.unregister(one, wait=WAIT_S)
     async with asyncio.timeout(WAIT_S):
-        while await ask(b"", timeout=WAIT_S) != b"b":  # noqa: ASYNC110 - it tells nobody
+        while await ask(b"", timeout=WAIT_S) != b"b":  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.01)
 
 

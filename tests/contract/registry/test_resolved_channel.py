@@ -36,7 +36,7 @@ def registry(memory):
 
 @pytest.fixture
 def flaky(memory):
-    """A backend with an engine that fails when told to, and a registry over it."""
+    """A backend with an engine that fails when fields to, and a registry over it."""
     backend = FlakyBackend(open_backend(memory, Settings(lease_s=1800.0, timeout_s=1.0)))
     with Registry(backend, policy=POLICY) as registry:
         yield backend, registry
@@ -47,9 +47,9 @@ def flaky(memory):
 def serve(make_shop, registry):
     """Start a server and publish it; gives its instance."""
 
-    def serve(name, shop=None, **told) -> ServiceInstance:
+    def serve(name, shop=None, **fields) -> ServiceInstance:
         shop = shop or make_shop(name)
-        instance = ServiceInstance(service=SERVICE, host="127.0.0.1", port=shop.listen(), **told)
+        instance = ServiceInstance(service=SERVICE, host="127.0.0.1", port=shop.listen(), **fields)
         shop.server.start()
         registry.register(instance, wait=WAIT_S)
         return instance
@@ -115,10 +115,10 @@ def test_group_version_and_zone_select_the_servers(serve, memory):
 def test_a_group_without_instances_is_named_in_the_status(serve, memory):
     serve("a")
     serve("b", group="blue", version="1")
-    told = r"no instance of .* is known: it has 2, but none of group 'bleu' and version '1'"
+    fields = r"no instance of .* is known: it has 2, but none of group 'bleu' and version '1'"
     with (
         channel(f"{memory}/{SERVICE}", group="bleu", version="1") as to_service,
-        pytest.raises(grpc.RpcError, match=told),
+        pytest.raises(grpc.RpcError, match=fields),
     ):
         to_service.unary_unary(WHO)(b"", timeout=WAIT_S)
 
@@ -214,7 +214,7 @@ def test_a_closed_channel_leaves_no_timeout(flaky, timer):
 
 
 def test_calls_fail_at_once_while_the_registry_refuses_access(serve, memory):
-    class Nobody:
+    class NoInstances:
         """A watcher that heeds nothing."""
 
         def on_view(self, view): ...
@@ -222,11 +222,11 @@ def test_calls_fail_at_once_while_the_registry_refuses_access(serve, memory):
         def on_contact_lost(self, reason): ...
 
     class Locked(FlakyBackend):
-        """As engines do, it lets nobody watch who is refused."""
+        """Like an engine, it refuses watches after a refusal."""
 
         def watch(self, service, watcher):
             self.watcher = watcher
-            return self.inner.watch("nobody", Nobody())
+            return self.inner.watch("nobody", NoInstances())
 
         def unlock(self):
             self.up()

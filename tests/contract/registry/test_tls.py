@@ -31,7 +31,7 @@ def registry(memory):
 def publish(make_shop, registry, certificates):
     """Start a server with TLS or without and publish it; gives its registration."""
 
-    def publish(name, *, tls, **told):
+    def publish(name, *, tls, **fields):
         shop = make_shop(name)
         add, *credentials = (
             (shop.server.add_secure_port, certificates.server_credentials())
@@ -42,7 +42,7 @@ def publish(make_shop, registry, certificates):
         shop.server.start()
         protocol = "grpcs" if tls else "grpc"
         instance = ServiceInstance(
-            service=SERVICE, host="127.0.0.1", port=port, protocol=protocol, **told
+            service=SERVICE, host="127.0.0.1", port=port, protocol=protocol, **fields
         )
         return registry.register(instance, wait=WAIT_S)
 

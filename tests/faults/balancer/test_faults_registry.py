@@ -54,6 +54,6 @@ def test_servers_that_are_cut_off_from_the_registry_are_called_as_long_as_they_a
             load.ends_what_is_on_its_way()
             load.failures.clear()
             assert load.wait_for_answers_of(stays.pid)
-            world.mend("cut off")
+            world.end_fault("cut off")
             assert load.wait_for_answers_of(stays.pid)
             assert load.failures == []

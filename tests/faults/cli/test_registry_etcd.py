@@ -49,15 +49,15 @@ def test_register_and_watch_report_data_loss_and_register_publishes_again() -> N
         with job(*register) as publisher:
             assert publisher.stdout.readline().startswith("published shop.Orders/10.0.0.7:50051")
             with job("watch", etcd.url(), "shop.Orders", "--json") as watcher:
-                told = [json.loads(watcher.stdout.readline())]
+                lines = [json.loads(watcher.stdout.readline())]
                 etcd.wipe()
                 assert any(" again: the registry had lost it" in line for line in publisher.stdout)
-                while told[-1]["event"] != "reconnected":
-                    told.append(json.loads(watcher.stdout.readline()))
+                while lines[-1]["event"] != "reconnected":
+                    lines.append(json.loads(watcher.stdout.readline()))
                 assert ended(watcher, signal.SIGINT)[0] == 130
-            assert told[0]["event"] == "present"
-            assert "disconnected" in [one["event"] for one in told]
-            assert "removed" not in [one["event"] for one in told]
+            assert lines[0]["event"] == "present"
+            assert "disconnected" in [one["event"] for one in lines]
+            assert "removed" not in [one["event"] for one in lines]
             with open_registry(etcd.url(), policy=ALONE) as registry:
                 assert wait_until(lambda: registry.lookup("shop.Orders").instances)
                 assert ended(publisher, signal.SIGTERM)[0] == 143

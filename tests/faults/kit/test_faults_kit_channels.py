@@ -114,7 +114,7 @@ async def test_a_frozen_server_gets_no_aio_calls_until_it_answers(memory, events
 
                 async def at_last(wanted):
                     async with asyncio.timeout(WAIT_S):
-                        while await pids() != wanted:  # noqa: ASYNC110 - it tells nobody
+                        while await pids() != wanted:  # noqa: ASYNC110 - there is no event
                             await asyncio.sleep(0.01)
 
                 await at_last({frozen.pid, other.pid})

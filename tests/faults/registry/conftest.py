@@ -1,4 +1,4 @@
-"""What this room's tests share: small servers, registries of their own, and certificates."""
+"""Fixtures of the registry tests: small servers, registries, and certificates."""
 
 from fixtures.certificates import certificates  # noqa: F401 - a fixture
 from fixtures.flaky_backends import backend  # noqa: F401 - a fixture

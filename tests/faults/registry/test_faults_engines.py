@@ -23,7 +23,7 @@ from rpcwheel.registry.backends import open_backend
 from rpcwheel.registry.url import parse_url
 
 STOCK = "shop.Stock"
-"""Another service, which nobody calls."""
+"""Another service, which is not called."""
 
 HEAVY = 700
 
@@ -67,9 +67,9 @@ def serve(opened, make_shop):
         registry = opened(**settings)
         for name in "abc":
             shop = make_shop(name)
-            told = {"service": SERVICE, "id": name, "host": "127.0.0.1", "port": shop.listen()}
+            fields = {"service": SERVICE, "id": name, "host": "127.0.0.1", "port": shop.listen()}
             shop.server.start()
-            registry.register(ServiceInstance(**told), wait=WAIT_S)
+            registry.register(ServiceInstance(**fields), wait=WAIT_S)
         return registry
 
     return serve
@@ -128,13 +128,13 @@ def test_after_a_fault_the_registry_holds_what_is_wanted_and_no_call_fails_meanw
         published.register(item("changes", weight=HEAVY))
         published.register(item("comes"))
         published.register(item("passes")).unregister()
-        if fault != "flush":  # which nobody notices before the next look
+        if fault != "flush":  # which is noticed at the next check
             new_clients_start_from_the_snapshot_file(world, opened)
             assert wait_until(lambda: not published.up)
         if fault in OF_LEASES:
             time.sleep(max(0.0, fails_at + LEASE_ENDS_S - time.monotonic()))
         calls.goes_on()
-        world.mend(fault)
+        world.end_fault(fault)
 
         wanted = {"stays", "changes", "comes"}
         assert wait_until(lambda: witness.views[-1].records.keys() == wanted)
@@ -187,15 +187,15 @@ def test_a_process_that_starts_while_the_registry_is_dead_calls_whom_an_earlier_
 
     def start():
         command = [sys.executable, "-P", "-W", "error", "-c", CLIENT]
-        told = [world.url(SERVICE), str(world.snapshot), str(WAIT_S)]
-        return subprocess.run([*command, *told], capture_output=True, text=True, check=False)
+        arguments = [world.url(SERVICE), str(world.snapshot), str(WAIT_S)]
+        return subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
 
     first = start()
     world.fail("crash")
     for ran in (first, start()):
         assert (ran.returncode, ran.stdout) == (0, "a b c\na b c\n"), ran.stderr
         assert "Traceback" not in ran.stderr  # that lookups fail is logged
-    world.mend("crash")
+    world.end_fault("crash")
 
 
 CLIENT = """
@@ -220,4 +220,4 @@ async def main():
 
 asyncio.run(main())
 """
-"""Whom it calls, in both worlds."""
+"""The instances that it calls, with `grpc` and `grpc.aio`."""

@@ -35,7 +35,7 @@ IMPATIENT = POLICY.replace(timeout=0.4)
 
 ONE = ServiceInstance(service=SERVICE, host="10.0.0.1", port=1)
 LONG = BalancerPolicy(pick_timeout=600)
-"""Who is told something, is told at once."""
+"""Refusals are reported at once."""
 
 
 async def refusals(url, balancer, why, policy):
@@ -118,11 +118,11 @@ async def test_wrong_credentials_are_told_at_once_and_the_right_ones_still_work(
     assert "secret" not in caplog.text
 
 
-# Nobody there
+# Nothing listens
 
 
 @contextlib.contextmanager
-def nobody():
+def closed_port():
     yield free_port()
 
 
@@ -154,7 +154,7 @@ def babble(listening):
 
 @pytest.mark.parametrize(
     ("scheme", "who"),
-    [("etcd", mute), ("etcd", stranger), ("zookeeper", nobody), ("redis", stranger)],
+    [("etcd", mute), ("etcd", stranger), ("zookeeper", closed_port), ("redis", stranger)],
 )
 async def test_each_error_of_an_engine_that_is_not_there_names_its_address(scheme, who):
     with who() as port:

@@ -100,8 +100,8 @@ def test_a_second_signal_hurries_the_stop(world, url):
 
 
 def test_a_dead_registry_does_not_delay_the_exit():
-    nobody = "redis://127.0.0.1:1"
-    with ServingProcess("sync", nobody, lame_duck=0.1, host="127.0.0.1") as process:
+    unreachable = "redis://127.0.0.1:1"
+    with ServingProcess("sync", unreachable, lame_duck=0.1, host="127.0.0.1") as process:
         process.send(signal.SIGTERM)
         assert process.wait() == 0
         assert process.lines[1:] == [*STEPS, "left"]

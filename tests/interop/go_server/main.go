@@ -126,11 +126,11 @@ func nameOf(err error) string {
 
 // act does what the script says for this attempt.
 func (s *shop) act(stream grpc.ServerStream, seen *attempt, number int) error {
-	told := metadata.Pairs("x-attempt", strconv.Itoa(number), "x-previous-attempts", seen.PreviousAttempts)
+	trailer := metadata.Pairs("x-attempt", strconv.Itoa(number), "x-previous-attempts", seen.PreviousAttempts)
 	if seen.DeadlineMs != nil {
-		told.Set("x-deadline-ms", strconv.FormatInt(*seen.DeadlineMs, 10))
+		trailer.Set("x-deadline-ms", strconv.FormatInt(*seen.DeadlineMs, 10))
 	}
-	stream.SetTrailer(told)
+	stream.SetTrailer(trailer)
 	word := ""
 	if script := strings.Fields(first(stream, "x-script")); number <= len(script) {
 		word = script[number-1]
@@ -141,7 +141,7 @@ func (s *shop) act(stream grpc.ServerStream, seen *attempt, number int) error {
 	}
 	switch name {
 	case "":
-		stream.SetHeader(told)
+		stream.SetHeader(trailer)
 		return s.echo(stream, seen, -1)
 	case "hang":
 		<-stream.Context().Done()

@@ -153,11 +153,11 @@ def test_the_attempts_header_may_be_sent_by_an_application(shop, shop_channel):
     Names that begin with "grpc-" are reserved by gRPC. While its own retries are enabled (the
     default), gRPC removes this one, so a retry also sends `x-retry-attempt`.
     """
-    told = [("grpc-previous-rpc-attempts", "2")]
-    shop_channel.unary_unary(UNARY_UNARY)(b"x", metadata=told)
+    header = [("grpc-previous-rpc-attempts", "2")]
+    shop_channel.unary_unary(UNARY_UNARY)(b"x", metadata=header)
     assert shop.calls[0].metadata["grpc-previous-rpc-attempts"] == "2"
     with grpc.insecure_channel(shop.target) as by_default:
-        by_default.unary_unary(UNARY_UNARY)(b"x", metadata=told)
+        by_default.unary_unary(UNARY_UNARY)(b"x", metadata=header)
     assert "grpc-previous-rpc-attempts" not in shop.calls[1].metadata
 
 
@@ -191,10 +191,10 @@ def test_a_timeout_of_the_service_config_is_not_sent_to_the_server(shop):
 def test_a_call_without_a_connection_differs_only_in_its_details(target, details):
     """A server can send the same text and metadata, so they do not prove that none got the call."""
     failure = failure_of(target)
-    told = failure.trailing_metadata(), failure.initial_metadata()
+    both = failure.trailing_metadata(), failure.initial_metadata()
     assert failure.code() is grpc.StatusCode.UNAVAILABLE
     assert failure.details().startswith(details)
-    assert told == ((), ())
+    assert both == ((), ())
 
 
 SPIN = """

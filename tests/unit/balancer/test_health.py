@@ -12,7 +12,7 @@ from rpcwheel.events import CallbackFailed
 
 
 class Prober:
-    """Runs checks at once, and answers as it is told; `None`: later."""
+    """Runs checks at once and answers as set by a test; `None`: later."""
 
     def __init__(self):
         self.answers = []

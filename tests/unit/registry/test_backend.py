@@ -16,7 +16,7 @@ SETTINGS = Settings(lease_s=2.0, timeout_s=1.0)
 
 
 class Mine(MemoryBackend):
-    """Somebody's own."""
+    """A backend of another package."""
 
     schemes = ("mine",)
 

@@ -33,7 +33,7 @@ def instance(port: int, weight: int = 100, epoch: str = "first") -> ServiceInsta
 
 
 class Engine:
-    """Does what it is told, when it gets to it."""
+    """Executes requests later."""
 
     def __init__(self):
         self.holds: dict = {}

@@ -140,8 +140,8 @@ def test_a_service_that_is_not_in_the_file_has_no_entry(make, events):
 
 
 def test_all_fields_of_an_instance_are_in_the_file(make):
-    told = instance("a").encoded()[:-1] + b', "newer": {"than": "us"}}'
-    given = type(instance("a")).decoded(told)
+    reported = instance("a").encoded()[:-1] + b', "newer": {"than": "us"}}'
+    given = type(instance("a")).decoded(reported)
     first = make()
     first.keep(SERVICE, [given])
     first.close()
@@ -176,8 +176,8 @@ def test_a_torn_file_is_ignored_reported_once_and_replaced(make, path, events, t
     snapshots = make()
     assert snapshots.load(SERVICE) is None
     assert snapshots.load("shop.Bills") is None
-    (told,) = failures(events)
-    assert (told.registry, told.path) == (REGISTRY, str(path))
+    (reported,) = failures(events)
+    assert (reported.registry, reported.path) == (REGISTRY, str(path))
     snapshots.keep(SERVICE, instances("a"))
     snapshots.close()
     assert make().load(SERVICE).instances == instances("a")
@@ -186,17 +186,17 @@ def test_a_torn_file_is_ignored_reported_once_and_replaced(make, path, events, t
 
 def test_an_invalid_entry_does_not_affect_others(make, path):
     good = json.loads(instance("a").encoded())
-    told = {
+    reported = {
         SERVICE: {"written": time.time(), "instances": [good, {"v": 1}, 7, None]},
         "x": 5,
         "y": {"written": "today", "instances": []},
         "z": {"written": 1.0, "instances": 3},
         **{str(n): {"written": n, "instances": [good]} for n in (10**400, math.inf, math.nan)},
     }
-    put(path, {"v": 1, "services": told})
+    put(path, {"v": 1, "services": reported})
     snapshots = make()
     assert snapshots.load(SERVICE).instances == instances("a")
-    assert not [name for name in told if name != SERVICE and snapshots.load(name)]
+    assert not [name for name in reported if name != SERVICE and snapshots.load(name)]
 
 
 @posix
@@ -209,8 +209,8 @@ def test_a_file_that_others_can_write_is_not_read_and_is_replaced(make, path, ev
     second = make()
     assert second.load(SERVICE) is None
     assert second.load(SERVICE) is None
-    (told,) = failures(events)
-    assert str(told.error) == (
+    (reported,) = failures(events)
+    assert str(reported.error) == (
         f"the file is not read because its mode {mode:04o} lets other users write to it: delete "
         f"the file, or run: chmod 600 {path}"
     )
@@ -235,8 +235,8 @@ def test_a_file_of_another_user_is_not_read_unless_it_is_of_root(
     monkeypatch.setattr(module, "ROOT", owner + 1)
     monkeypatch.setattr(module.os, "geteuid", lambda: owner + 2)
     assert make().load(SERVICE) is None
-    (told,) = failures(events)
-    assert str(told.error) == (
+    (reported,) = failures(events)
+    assert str(reported.error) == (
         f"the file is not read because its owner is the user {owner}, not the user {owner + 2} of "
         f"this process or root: delete the file, or run as root: chown {owner + 2} {path}"
         + (f"; chmod 600 {path}" if mode == 0o666 else "")

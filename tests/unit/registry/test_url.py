@@ -139,18 +139,18 @@ def test_two_databases_of_one_host_have_two_names():
 
 @pytest.fixture
 def backend_in_files(tmp_path, monkeypatch):
-    """A package of somebody's, with a backend that has the path for itself."""
+    """An installed package with a backend that uses the path of its URLs."""
     code = """
 from rpcwheel.registry.backends.memory import MemoryBackend
 class FileBackend(MemoryBackend):
     schemes, path_is_own = ("file",), True
 """
     (tmp_path / "filed_registry.py").write_text(code)
-    told = tmp_path / "filed_registry-1.dist-info"
-    told.mkdir()
-    (told / "METADATA").write_text("Metadata-Version: 2.1\nName: filed-registry\nVersion: 1\n")
+    directory = tmp_path / "filed_registry-1.dist-info"
+    directory.mkdir()
+    (directory / "METADATA").write_text("Metadata-Version: 2.1\nName: filed-registry\nVersion: 1\n")
     points = "[rpcwheel.registry]\nfile = filed_registry:FileBackend\nbad = filed_registry:No\n"
-    (told / "entry_points.txt").write_text(points)
+    (directory / "entry_points.txt").write_text(points)
     monkeypatch.syspath_prepend(tmp_path)
 
 

@@ -18,6 +18,6 @@ def test_a_host_that_is_named_as_a_scheme_is_looked_up_in_dns(tmp_path, monkeypa
         backend = open_backend("etcd://unix:2379", Settings(15.0, 3.0))
         with pytest.raises(RegistryUnavailable):
             backend.lookup("shop.Orders")
-        with pytest.raises(BlockingIOError):  # nobody has connected
+        with pytest.raises(BlockingIOError):  # no client has connected
             listener.accept()
         backend.close()

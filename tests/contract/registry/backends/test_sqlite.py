@@ -374,7 +374,7 @@ def test_a_missing_directory_is_unavailable_until_it_exists(opened, tmp_path):
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_a_file_without_write_permission_is_refused(opened):
-    place = Path(tempfile.mkdtemp())  # pytest's are for nobody else to enter
+    place = Path(tempfile.mkdtemp())  # other users cannot enter those of pytest
     place.chmod(0o755)
     path = place / "registry.db"
     keep(first := opened(at=path), 1)

@@ -144,7 +144,7 @@ def test_children_that_are_forked_while_etcd_is_frozen_do_not_crash(opened):
                 assert follower.stdout.readline() == "forked\n"
                 engine.thaw()
                 in_the_end(lambda: publisher.publish([instance(1), instance(2)]))
-                told, _ = follower.communicate("\n", timeout=3 * WAIT_S)
-                assert int(told) == CHILDREN
+                printed, _ = follower.communicate("\n", timeout=3 * WAIT_S)
+                assert int(printed) == CHILDREN
             finally:
                 follower.kill()
