@@ -169,11 +169,12 @@ def settings_schema() -> dict[str, Any]:
 class _SettingsSchema(GenerateJsonSchema):
     """The schema of a file: times are numbers, and `false` means None."""
 
-    ignored_warning_kinds = {"non-serializable-default", "skipped-choice"}  # noqa: RUF012 - as base
-
     def field_title_should_be_set(self, schema: Any) -> bool:
         """Leave out titles, which repeat the names."""
         return False
+
+    def emit_warning(self, kind: object, detail: str) -> None:
+        """Do not warn of defaults that JSON cannot express, such as a tenacity object."""
 
     def timedelta_schema(self, schema: core_schema.TimedeltaSchema) -> JsonSchemaValue:
         """Leave out `timedelta`, which pydantic would describe as text."""
