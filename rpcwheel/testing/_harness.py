@@ -269,5 +269,6 @@ def shown(instances: Sequence[ServiceInstance]) -> str:
     """Describe instances in a message."""
     if not instances:
         return "nothing"
-    few = ", ".join(f"{one.service}/{one.id} (weight {one.weight})" for one in instances[:4])
-    return few if len(instances) <= 4 else f"{few} and {len(instances) - 4} more"  # noqa: PLR2004
+    first, others = instances[:4], instances[4:]
+    text = ", ".join(f"{one.service}/{one.id} (weight {one.weight})" for one in first)
+    return f"{text} and {len(others)} more" if others else text

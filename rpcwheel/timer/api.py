@@ -18,9 +18,10 @@ __all__ = ["LATENESS_BOUNDS_S", "Lateness", "TaskLike", "Timer", "TimerStats", "
 class TimerTask(Protocol):
     """A task as an object; a callable `task(timeout)` is a task too.
 
-    If its class has a method `timer_stopped(timeout)`, the method is called when the timer stops
-    while the task is pending. It runs on the thread that stops the timer, so it must not block. Its
-    exceptions are reported as those of tasks.
+    Two optional methods of its class are called if the task will not run: `timer_stopped(timeout)`
+    when the timer stops while the task is pending, on the thread that stops it, and
+    `refused(timeout, error)` when the timer's executor did not accept the task. They must not
+    block. Their exceptions are reported as those of tasks.
     """
 
     def run(self, timeout: Timeout, /) -> object:

@@ -209,12 +209,7 @@ class TimerCore(TimerBase):
         except Exception as error:  # noqa: BLE001 - any executor
             self._refused += 1
             emit(ExecutorRejected(self.name, callable_name(timeout._task), error))
-            try:
-                refused = getattr(timeout._task, "refused", None)
-                if refused is not None:
-                    refused(timeout, error)
-            except Exception as second:  # noqa: BLE001 - the user's method
-                self._report(timeout, second)
+            self._notify(timeout, "refused", error)
             timeout._let_go()
 
     def _run_on_executor(self, timeout: Timeout) -> None:
@@ -270,15 +265,15 @@ class TimerCore(TimerBase):
         undelivered = queue.drain()
         if not sys.is_finalizing():
             for timeout in undelivered:
-                self._call_timer_stopped(timeout)
+                self._notify(timeout, "timer_stopped")
         return undelivered
 
-    def _call_timer_stopped(self, timeout: Timeout) -> None:
-        """Call `timer_stopped(timeout)` of the task, if its class has that method."""
-        timer_stopped = getattr(type(timeout._task), "timer_stopped", None)
-        if timer_stopped is not None:
+    def _notify(self, timeout: Timeout, method: str, *args: object) -> None:
+        """Call a method of the task, if its class has it. Its exceptions are reported."""
+        function = getattr(type(timeout._task), method, None)
+        if function is not None:
             try:
-                timer_stopped(timeout._task, timeout)
+                function(timeout._task, timeout, *args)
             except Exception as error:  # noqa: BLE001 - the user's method
                 self._report(timeout, error)
 

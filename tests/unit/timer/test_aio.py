@@ -49,28 +49,28 @@ def make_queue(request):
 
 
 class Calls:
-    """Counts the handles of ours that wait in the loop, and the turns of the timer."""
+    """Counts the pending handles of the timer in the loop, and its wake-ups."""
 
     def __init__(self, monkeypatch) -> None:
-        self.turns = 0
+        self.wakeups = 0
         self.made = []
         self.most = 0
-        turn = aio._on_wakeup
+        on_wakeup = aio._on_wakeup
 
         def counted(timer_ref):
-            self.turns += 1
-            turn(timer_ref)
+            self.wakeups += 1
+            on_wakeup(timer_ref)
 
         monkeypatch.setattr(aio, "_on_wakeup", counted)
-        aim = AsyncWheelTimer._schedule_wakeup
+        schedule = AsyncWheelTimer._schedule_wakeup
 
-        def aimed(timer, wake_ns):
-            aim(timer, wake_ns)
+        def scheduled(timer, wake_ns):
+            schedule(timer, wake_ns)
             self.made.append(timer._handle)
             alive = [h for h in self.made if not h.cancelled() and not over(h)]
             self.most = max(self.most, len(alive))
 
-        monkeypatch.setattr(AsyncWheelTimer, "_schedule_wakeup", aimed)
+        monkeypatch.setattr(AsyncWheelTimer, "_schedule_wakeup", scheduled)
 
 
 def over(handle) -> bool:
@@ -132,7 +132,7 @@ def test_a_timeout_costs_few_wake_ups(run, make_queue, calls):
                 done = asyncio.Event()
                 timer.new_timeout(lambda timeout, done=done: done.set(), delay)
                 await done.wait()
-            assert calls.turns <= 20 * 3
+            assert calls.wakeups <= 20 * 3
 
     run(main)
 
@@ -175,7 +175,7 @@ def test_an_idle_aio_timer_has_no_wake_ups(run, make_queue, calls):
             for _ in range(5000):
                 timer.new_timeout(print, 1800.0).cancel()
             await asyncio.sleep(0.1)  # a timer that polls would turn often
-            assert calls.turns <= 3
+            assert calls.wakeups <= 3
 
     run(main)
 

@@ -28,9 +28,9 @@ def nothing(timeout):
     """Do nothing."""
 
 
-def test_a_task_runs_once_and_never_early(make_queue):
+def test_a_task_runs_once_and_never_early():
     ran = []
-    with WheelTimer(make_queue()) as timer:
+    with WheelTimer() as timer:
         for n in range(200):
             timer.new_timeout(lambda timeout: ran.append((timeout, time.monotonic_ns())), n * 3e-4)
         assert wait_until(lambda: timer.pending == 0)
@@ -82,8 +82,8 @@ def test_a_timedelta_is_a_delay(timer):
     assert before + 7200 <= timeout.deadline <= time.monotonic() + 7200
 
 
-def test_the_longest_delay_is_146_years(make_queue):
-    with WheelTimer(make_queue()) as timer:
+def test_the_longest_delay_is_146_years():
+    with WheelTimer() as timer:
         huge = [timer.new_timeout(nothing, n) for n in (1e18, 10**30, timedelta.max, 1.7e308)]
         near = threading.Event()
         timer.new_timeout(lambda timeout: near.set(), 0.001)
@@ -289,9 +289,9 @@ def test_the_end_of_a_with_statement_stops_the_timer_and_its_thread():
     assert not thread.is_alive()
 
 
-def test_an_idle_timer_sleeps_until_its_first_deadline(make_queue):
+def test_an_idle_timer_sleeps_until_its_first_deadline():
     """A machine that stands still adds no wake-up, a thread that polls many."""
-    with WheelTimer(make_queue()) as timer:
+    with WheelTimer() as timer:
         far = [timer.new_timeout(nothing, 3600.0 + n / 7) for n in range(1000)]
         passed = threading.Event()
         timer.new_timeout(lambda timeout: passed.set(), 0.2)
@@ -300,8 +300,8 @@ def test_an_idle_timer_sleeps_until_its_first_deadline(make_queue):
         assert len(far) == timer.pending
 
 
-def test_timeouts_that_are_started_and_cancelled_cause_few_wake_ups(make_queue):
-    with WheelTimer(make_queue()) as timer:
+def test_timeouts_that_are_started_and_cancelled_cause_few_wake_ups():
+    with WheelTimer() as timer:
         for _ in range(20_000):
             assert timer.new_timeout(nothing, 60.0).cancel()
         # If the thread wakes up between a cancel and the next start, it finds nothing, and is woken
