@@ -94,7 +94,8 @@ CHILDREN = 40
 
 FOLLOWER = """
 import os, signal, sys, time
-from rpcwheel import RegistryPolicy, ServiceInstance, open_registry
+from rpcwheel import RegistryPolicy, open_registry
+from rpcwheel.registry import ServiceInstance
 from fixtures.waiting import WAIT_S, wait_until
 
 policy = RegistryPolicy(lease_ttl=3.0, timeout=1.0, snapshot=False)
