@@ -1,19 +1,19 @@
 """Channels whose connection can be replaced while stubs and calls live on: `ReconnectingChannel`.
 
-A stub made of such a channel works as long as the channel does, whatever happens to the connection.
-`reconnect()` puts a new one in the place of the old: new calls use it at once, calls in flight end
-where they began. The new one shares nothing with the old, not even gRPC's memory of failed attempts
-to connect. `rpcwheel.heartbeat` replaces connections whose peer no longer answers.
+`reconnect()` creates a new connection. New calls use it at once, while calls in flight continue on
+the old connection. Stubs of the channel work as long as the channel is open. The connections share
+no state, also not gRPC's backoff after failed attempts to connect. `rpcwheel.heartbeat` reconnects
+channels whose server no longer answers.
 
 `rpcwheel.transport.aio` has the same for `grpc.aio`.
 
 ==================  ================================================================================
-`state.py`          Which connection serves the next call: pure, for both worlds.
+`state.py`          Which connection serves the next call; no I/O, for both worlds.
 `sync.py`           The channel for `grpc`.
-`subscriptions.py`  Its state, reported to subscribers across reconnects.
+`subscriptions.py`  Subscriptions to its state, across reconnects.
 `aio.py`            The channel for `grpc.aio`.
 `drain_timer.py`    The timeout that ends a drain, for both.
-`arguments.py`      Checks of what both are given.
+`arguments.py`      Checks of the arguments of both.
 ==================  ================================================================================
 """
 

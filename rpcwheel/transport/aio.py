@@ -1,12 +1,13 @@
-"""`ReconnectingChannel` for `grpc.aio`: a channel of gRPC's in every respect, on one event loop.
+"""`ReconnectingChannel` for `grpc.aio`: a `grpc.aio.Channel` on one event loop.
 
-The multicallables look up the active transport for each call. The caller holds a `Relay`
-(`rpcwheel._grpc.aio_relay`) with one attempt, gRPC's own call: grpc.aio can't end a call with a
-status of ours, and a call that is canceled with its connection would raise a `CancelledError` that
-its caller did not cause. No call costs a task. Serializers stamp what was read and written.
+The multicallables look up the active transport for each call. The caller gets a `Relay`
+(`rpcwheel._grpc.aio_relay`) with one attempt, gRPC's own call, for two reasons: grpc.aio can't end
+a call with a status that is not its own, and a call that is canceled with its connection would
+raise a `CancelledError` that its caller did not cause. A call needs no task. Serializers stamp
+reads and writes.
 
-Everything runs on the loop. The timer's thread and the garbage collector hand over to it; the timer
-keeps no channel alive.
+Everything runs on the loop. The timer's thread and the garbage collector only schedule calls there.
+The timer does not keep a channel alive.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import asyncio
 import threading
 import weakref
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 import grpc
 
@@ -71,54 +72,44 @@ CLOSED: Final = "Channel is closed."
 READY: Final = grpc.ChannelConnectivity.READY
 
 
-class Endable(Protocol):
-    """A call that runs on a transport."""
-
-    def end_with(self, details: str) -> None:
-        """End it with UNAVAILABLE, as its connection is closed."""
-
-    def cancel(self) -> object:
-        """Cancel it, as its channel is closed."""
-
-
 class AioTransport(Transport[grpc.aio.Channel]):
-    """A channel of grpc.aio, and the calls that run on it."""
+    """A channel of grpc.aio, and the calls on it."""
 
     __slots__ = ("_own_interceptors", "running")
 
     def __init__(self, channel: grpc.aio.Channel, now_ns: Callable[[], int]) -> None:
         super().__init__(channel, now_ns)
-        self.running: dict[int, weakref.ref[Endable]] = {}
-        """By `id`; each call removes itself. (A `WeakSet` takes more than a microsecond a call.)"""
+        self.running: dict[int, weakref.ref[TransportCall]] = {}
+        """Calls in flight by `id`; each removes itself. (A `WeakSet` costs 1 µs per call.)"""
         self._own_interceptors = {kind: len(own) for kind, own in lists_of(channel).items()}
 
     def append(self, kind: Kind, appended: list[Any]) -> None:
-        """Have calls of this kind run these interceptors after the channel's own.
+        """Run these interceptors in calls of this kind, after the channel's own.
 
         Raises:
-            ConfigurationError: The channel is not gRPC's own and has no such list.
+            ConfigurationError: `connect` returned a channel without a list of interceptors.
         """
         own = self._own_interceptors.get(kind)
         if own is None:
             raise ConfigurationError(
-                f"{LISTS[kind]}: {appended!r} can't be appended, as connect made {self.channel!r}, "
-                "which has no such list; give it these interceptors in connect"
+                f"{LISTS[kind]}: {appended!r} can't be appended, because connect returned "
+                f"{self.channel!r}, which has no such list; pass the interceptors to it in connect"
             )
         interceptors = lists_of(self.channel)[kind]
         if interceptors[own:] != appended:
             interceptors[own:] = appended
 
     def end_calls(self) -> None:
-        """End all that runs on it with UNAVAILABLE and the reason."""
+        """End its calls with UNAVAILABLE and the reason."""
         for call in self._running_calls():
             call.end_with(self.end_details)
 
     def cancel_calls(self) -> None:
-        """Cancel all that runs on it."""
+        """Cancel its calls."""
         for call in self._running_calls():
             call.cancel()
 
-    def _running_calls(self) -> list[Endable]:
+    def _running_calls(self) -> list[TransportCall]:
         calls = [reference() for reference in list(self.running.values())]
         return [call for call in calls if call is not None]
 
@@ -126,8 +117,8 @@ class AioTransport(Transport[grpc.aio.Channel]):
 class ReconnectingChannel(ChannelStatus, grpc.aio.Channel):
     """A channel whose connection can be replaced while stubs and calls live on.
 
-    Only `target`, `number`, `calls`, `closed`, `accepts_calls` and `activity` may be read on other
-    threads than the loop's.
+    On other threads than the loop's only `target`, `number`, `calls`, `closed`, `accepts_calls` and
+    `activity` may be read.
     """
 
     def __init__(
@@ -142,24 +133,23 @@ class ReconnectingChannel(ChannelStatus, grpc.aio.Channel):
         backoff: Duration | WaitBaseT = DEFAULT_BACKOFF,
         timer: Timer | None = None,
     ) -> None:
-        """Make the channel. It connects when it is first used, as any channel of gRPC.
+        """Create the channel. It connects when it is first used, as any channel of gRPC.
 
         Args:
-            target: As gRPC takes it: `"127.0.0.1:50051"`, `"dns:///orders:50051"`.
-            credentials: For TLS and such; None for none, as `grpc.aio.insecure_channel`.
-            options: As gRPC takes them. `grpc.use_local_subchannel_pool` is always set, so that no
+            target: A target of gRPC: `"127.0.0.1:50051"`, `"dns:///orders:50051"`.
+            credentials: None: as `grpc.aio.insecure_channel`.
+            options: Of the channel. `grpc.use_local_subchannel_pool` is always set, so that no
                 connection is shared.
-            compression: As gRPC takes it.
-            interceptors: As gRPC takes them.
-            connect: Makes the channel of each connection in your own way: `connect(options)`, with
-                the options above. It takes the place of `credentials`, `compression` and
-                `interceptors`.
+            compression: Of the channel.
+            interceptors: Of the channel.
+            connect: Called as `connect(options)`, with the options above, to create the channel of
+                each connection. Replaces `credentials`, `compression` and `interceptors`.
             backoff: Between reconnects while the server never answers: seconds, a `timedelta`, or a
                 tenacity wait object. A connection that has worked is replaced at once.
-            timer: Limits how long calls drain; None for `shared_timer()`.
+            timer: For `drain_timeout`; None: `shared_timer()`.
 
         Raises:
-            TypeError, ConfigurationError: An argument makes no sense.
+            TypeError, ConfigurationError: An argument is not valid.
         """
         self._target = checked_target(target)
         refuse_both(
@@ -167,7 +157,7 @@ class ReconnectingChannel(ChannelStatus, grpc.aio.Channel):
         )
         self._options = checked_options(options)
         self._connect = connect or partial(_connect, target, credentials, compression, interceptors)
-        rhythm = checked_backoff(backoff)
+        checked = checked_backoff(backoff)
         self._timer = checked_timer(timer)
         self._now_ns = clock_of(timer)
         self._drain_timeouts: dict[AioTransport, Timeout] = {}
@@ -180,23 +170,23 @@ class ReconnectingChannel(ChannelStatus, grpc.aio.Channel):
         self._replaced_or_closed = Signal()
         self.append_to({kind: [] for kind in Kind})
         self.connections: ConnectionManager[AioTransport] = ConnectionManager(
-            self._new_transport(), self._now_ns, rhythm
+            self._new_transport(), self._now_ns, checked
         )
-        """Internal: which transport takes which call."""
+        """Internal: which transport serves the next call."""
 
     def _new_transport(self) -> AioTransport:
         channel: object = self._connect(list(self._options))
         if not isinstance(channel, grpc.aio.Channel):
             raise TypeError(
-                f"connect must return a new grpc.aio.Channel, not {channel!r}; for those of grpc "
-                "there is rpcwheel.transport"
+                f"connect must return a new grpc.aio.Channel, not {channel!r}; for channels of "
+                "grpc use rpcwheel.transport"
             )
         return AioTransport(channel, self._now_ns)
 
     def append_to(self, lists: Interceptors) -> None:
-        """Internal: have calls run the interceptors in these lists, after those of `connect`.
+        """Internal: run the interceptors in these lists in all calls, after those of `connect`.
 
-        Callers may append to the lists later.
+        The lists may be appended to later.
         """
         self.appended = lists
         give_lists(self, lists)
@@ -210,25 +200,24 @@ class ReconnectingChannel(ChannelStatus, grpc.aio.Channel):
         drain_timeout: Duration | None = None,
         force: bool = False,
     ) -> bool:
-        """Put a new connection in the place of the active one; new calls use it at once.
+        """Replace the active connection by a new one, which new calls use at once.
 
-        On the loop. Emits `ConnectionReplaced`.
+        Call it on the loop. Emits `ConnectionReplaced`.
 
         Args:
-            reason: Why; for the event, and for the status of calls that are ended.
-            drain_timeout: Seconds that calls may go on on the old connection. Then they are ended
-                with UNAVAILABLE, "connection replaced: <reason>". 0: they are ended now. None: as
-                long as they take.
-            force: Whether to reconnect although the backoff forbids it.
+            reason: Why; part of the event, and of the status of calls that are ended.
+            drain_timeout: Seconds for which calls may continue on the old connection. Then they end
+                with UNAVAILABLE, "connection replaced: <reason>". 0: they end now. None: no limit.
+            force: Whether to reconnect even if the backoff forbids it.
 
         Returns:
-            False, and nothing has happened, if the backoff forbids it, or if the channel is closed
+            False, and nothing has changed, if the backoff forbids it, or if the channel is closed
             or drains.
 
         Raises:
-            TypeError, ConfigurationError: `drain_timeout` is no length of time, or negative.
+            TypeError, ConfigurationError: `drain_timeout` is not a duration, or is negative.
             RuntimeError: Not called on an event loop.
-            Exception: What `connect`, or the wait object, raised; nothing has happened.
+            Exception: Of `connect` or of the wait object; nothing has changed.
         """
         checked_reason(reason)
         drain_ns = checked_drain_ns(drain_timeout)
@@ -239,7 +228,7 @@ class ReconnectingChannel(ChannelStatus, grpc.aio.Channel):
         backoff_ns = connections.next_backoff_ns()
         new = self._new_transport()
         if any(new.channel is known.channel for known in connections.open_transports):
-            raise ConfigurationError("connect must make a new channel each time")
+            raise ConfigurationError("connect must return a new channel each time")
         calls = connections.active.calls
         old, over = connections.reconnect(new, drain_ns, reason, backoff_ns)
         if new.connection_wanted:
@@ -253,19 +242,19 @@ class ReconnectingChannel(ChannelStatus, grpc.aio.Channel):
         return True
 
     def drain(self, drain_timeout: Duration | None = None, *, reason: str = "asked for") -> None:
-        """Accept no more calls, and close when the last of those in flight has ended.
+        """Accept no more calls, and close the channel when all calls in flight have ended.
 
-        Calls from now on raise as on a closed channel. On the loop; nothing waits for it, but
-        `close` may. On a closed channel, nothing.
+        New calls raise as on a closed channel. Call it on the loop. This does not wait; `close`
+        does. Does nothing on a closed channel.
 
         Args:
-            drain_timeout: Seconds that calls in flight may go on. Then they are ended with
-                UNAVAILABLE, "channel drained: <reason>". 0: they are ended now. None: as long as
-                they take. A second call can only make it shorter.
+            drain_timeout: Seconds for which calls in flight may continue. Then they end with
+                UNAVAILABLE, "channel drained: <reason>". 0: they end now. None: no limit. A second
+                call can only make it shorter.
             reason: Why; that of the first call counts.
 
         Raises:
-            TypeError, ConfigurationError: `drain_timeout` is no length of time, or negative.
+            TypeError, ConfigurationError: `drain_timeout` is not a duration, or is negative.
             RuntimeError: Not called on an event loop.
         """
         drain_ns = checked_drain_ns(drain_timeout)
@@ -290,7 +279,7 @@ class ReconnectingChannel(ChannelStatus, grpc.aio.Channel):
         self._drain_timeouts[transport] = timeout
 
     def expire(self, transport: AioTransport, _: object = None) -> None:
-        """Internal: end the calls on a transport, as its time to drain is over."""
+        """Internal: end the calls on a transport whose drain timeout has passed."""
         if self.connections.expire(transport):
             self._close_transport(transport)
 
@@ -301,7 +290,7 @@ class ReconnectingChannel(ChannelStatus, grpc.aio.Channel):
         transport.end_calls()
         if self._loop is not None and not self._loop.is_closed():
             self._close_soon(self._loop, transport)
-        # else gRPC's channel closes itself when it is dropped
+        # else gRPC's channel is closed when it is garbage-collected
         if self.connections.drained and not self.connections.closed:
             self.connections.close()
             self._close_callbacks.run()
@@ -317,11 +306,11 @@ class ReconnectingChannel(ChannelStatus, grpc.aio.Channel):
     # Closing
 
     async def close(self, grace: float | None = None) -> None:
-        """Accept no more calls, and end those that run, on all connections, as grpc.aio does.
+        """Accept no more calls, and end those in flight on all connections, as grpc.aio does.
 
         Args:
-            grace: Seconds that they may go on; None or 0: they are canceled now. So they are if
-                this is canceled while it waits, or called again without a grace.
+            grace: Seconds for which calls may continue; None or 0: they are canceled now. They are
+                also canceled if this is canceled while it waits, or called again without a grace.
 
         Raises:
             ConfigurationError: `grace` is negative.
@@ -334,14 +323,14 @@ class ReconnectingChannel(ChannelStatus, grpc.aio.Channel):
         self._drain_timeouts.clear()
         try:
             self._close_callbacks.run()
-        finally:  # whatever a callback raises, be it `SystemExit`
+        finally:  # also if a callback raises SystemExit
             self._closed_transports += transports
             for transport in transports:
                 self._close_soon(asyncio.get_running_loop(), transport, grace)
             await self._wait_closed(grace)
 
     async def _wait_closed(self, grace: float | None) -> None:
-        """Wait until all is closed; gRPC's own `close` does not end what a former one has left."""
+        """Wait until all is closed. gRPC's own second `close` does not end calls in their grace."""
         closing = list(self._closing)
         try:
             if not grace:
@@ -374,7 +363,7 @@ class ReconnectingChannel(ChannelStatus, grpc.aio.Channel):
     def on_close(self, callback: Callable[[], object]) -> Callable[[], None]:
         """Call `callback()` once when the channel is closed, before its calls are ended.
 
-        On the loop; now if it is closed. If it raises, that is the event `CallbackFailed`.
+        On the loop; at once if it is closed. An exception becomes a `CallbackFailed` event.
 
         Returns:
             A function that removes the callback. It does not keep the channel alive.
@@ -384,11 +373,11 @@ class ReconnectingChannel(ChannelStatus, grpc.aio.Channel):
     # State
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
-        """The state of the active connection; SHUTDOWN once closed.
+        """The state of the active connection; SHUTDOWN if the channel is closed.
 
         Args:
-            try_to_connect: Whether to connect if it is idle; if it is replaced before it is ready,
-                so does the next one.
+            try_to_connect: Whether to connect if it is IDLE. If it is replaced before it is READY,
+                the next connection is also made at once.
         """
         transport = self.connections.active
         state = transport.channel.get_state(try_to_connect)
@@ -397,22 +386,22 @@ class ReconnectingChannel(ChannelStatus, grpc.aio.Channel):
         return state
 
     def is_ready(self) -> bool:
-        """Whether calls may begin and the active connection is READY, or hides its state."""
+        """Whether calls may start and the active connection is READY, or its state is not known."""
         connections = self.connections
         try:
             return connections.accepts_calls and connections.active.channel.get_state() is READY
-        except Exception:  # noqa: BLE001 - of a channel that `connect` made
+        except Exception:  # noqa: BLE001 - a channel of another type, by `connect`
             return True
 
     def is_idle(self) -> bool:
-        """Whether there is no connection and none is wanted; False where it can't be known."""
+        """Whether the active connection is IDLE; False if its state is not known."""
         try:
             return bool(self.get_state() is grpc.ChannelConnectivity.IDLE)
-        except Exception:  # noqa: BLE001 - closed, or of another make
+        except Exception:  # noqa: BLE001 - closed, or a channel of another type
             return False
 
     async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
-        """Wait until the state is another, be it that of a new connection."""
+        """Wait until the state changes, also by a reconnect."""
         while True:
             channel = self.connections.active.channel
             if channel.get_state() is not last_observed_state:
@@ -420,7 +409,7 @@ class ReconnectingChannel(ChannelStatus, grpc.aio.Channel):
             await self._changed_or_replaced(channel.wait_for_state_change(last_observed_state))
 
     async def _changed_or_replaced(self, change: Coroutine[Any, Any, None]) -> None:
-        replaced = self._replaced_or_closed.waiter()  # before anything else may run
+        replaced = self._replaced_or_closed.waiter()  # before other tasks run
         changing = asyncio.ensure_future(change)
         try:
             await asyncio.wait([changing, replaced], return_when=asyncio.FIRST_COMPLETED)
@@ -432,7 +421,7 @@ class ReconnectingChannel(ChannelStatus, grpc.aio.Channel):
             await asyncio.gather(changing, return_exceptions=True)
 
     async def channel_ready(self) -> None:
-        """Wait until there is a connection, and have it made."""
+        """Connect, and wait until the channel is READY."""
         while (state := self.get_state(try_to_connect=True)) is not READY:
             await self.wait_for_state_change(state)
 
@@ -442,48 +431,48 @@ class ReconnectingChannel(ChannelStatus, grpc.aio.Channel):
             f"{self.get_state().name}, calls in flight: {self.calls}>"
         )
 
-    # Multicallables. They take whatever gRPC's channel takes: `_registered_method`, for one.
+    # Multicallables. They accept all arguments of gRPC's own, such as `_registered_method`.
 
     def unary_unary(self, method: str, *args: Any, **options: Any) -> Any:
-        """Make a multicallable."""
+        """Create a multicallable."""
         return _UnaryUnary(self, MethodSpec(Kind.UNARY_UNARY, method, *args, **options))
 
     def unary_stream(self, method: str, *args: Any, **options: Any) -> Any:
-        """Make a multicallable."""
+        """Create a multicallable."""
         return _UnaryStream(self, MethodSpec(Kind.UNARY_STREAM, method, *args, **options))
 
     def stream_unary(self, method: str, *args: Any, **options: Any) -> Any:
-        """Make a multicallable."""
+        """Create a multicallable."""
         return _StreamUnary(self, MethodSpec(Kind.STREAM_UNARY, method, *args, **options))
 
     def stream_stream(self, method: str, *args: Any, **options: Any) -> Any:
-        """Make a multicallable."""
+        """Create a multicallable."""
         return _StreamStream(self, MethodSpec(Kind.STREAM_STREAM, method, *args, **options))
 
     def heartbeat_call(self, method: str) -> Any:
-        """Make a multicallable for heartbeats: of bytes, on the connection that is active then.
+        """Create a multicallable for heartbeats, with bytes as messages.
 
-        Its calls are no use of the connection, and not in flight. One that meets a reconnect ends
-        with UNAVAILABLE, as the others do.
+        Its calls use the connection that is active when they start. They count neither as use of
+        the connection nor as calls in flight. A reconnect may end them with UNAVAILABLE.
         """
         return _HeartbeatCall(self, MethodSpec(Kind.UNARY_UNARY, method))
 
     # For multicallables
 
     def end_call(self, transport: AioTransport) -> None:
-        """Internal: a call has ended. On the loop."""
+        """Internal: note that a call has ended. On the loop."""
         if self.connections.end_call(transport):
             self._close_transport(transport)
 
     def end_call_soon(self, transport: AioTransport) -> None:
-        """Internal: as `end_call`, from any thread.
+        """Internal: as `end_call`, on any thread.
 
-        Before the first reconnect or drain it is done on that thread: nothing follows from it.
+        Before the first reconnect or drain it runs on that thread, because it only counts.
         """
         if self._loop is None or threading.get_ident() == self.thread:
             connections = self.connections
             if transport is connections.active and connections.accepts_calls:
-                transport.calls -= 1  # `end_call`, without another call
+                transport.calls -= 1  # as `end_call`, inlined for speed
                 connections.calls -= 1
             elif connections.end_call(transport):
                 self._close_transport(transport)
@@ -492,7 +481,7 @@ class ReconnectingChannel(ChannelStatus, grpc.aio.Channel):
 
 
 class TransportCall(Relay):
-    """A call on one transport, which counts it until its end. The base of the four kinds."""
+    """A call on a transport, which counts it until it ends. The base of the four kinds."""
 
     _call: Any = None
     _counted = False
@@ -505,7 +494,7 @@ class TransportCall(Relay):
         self._transport = transport
 
     def run(self, call: Any, *, counted: bool) -> Self:
-        """Make gRPC's call the only attempt."""
+        """Use gRPC's call as the only attempt."""
         self._call = call
         self._counted = counted
         self._transport.running[id(self)] = weakref.ref(self)
@@ -513,7 +502,7 @@ class TransportCall(Relay):
         return self
 
     def end_with(self, details: str) -> None:
-        """End it with UNAVAILABLE, with its transport."""
+        """End it with UNAVAILABLE, because its transport is closed."""
         self.end(finished_call(self.kind, grpc.StatusCode.UNAVAILABLE, details))
 
     def time_remaining(self) -> float | None:
@@ -524,14 +513,14 @@ class TransportCall(Relay):
         self._has_failed = True
         try:
             error = failure_of(call) if error is None else error
-        except WouldBlockError:  # a call of another make, which says that it is done and is not
+        except WouldBlockError:  # a call of another type, which is not done although it says so
             self.finish(call)
             return
-        except BaseException as raised:  # noqa: BLE001 - an interceptor's; the caller gets it
+        except BaseException as raised:  # noqa: BLE001 - of an interceptor; the caller gets it
             error = raised
         if isinstance(error, grpc.aio.AioRpcError):
             self._saw_status(error.code())
-            if self.kind.streams_requests:  # or grpc.aio may report another status later
+            if self.kind.streams_requests:  # else grpc.aio may report another status later
                 self.finish(failed_call(self.kind, error), source=call)
                 return
         elif isinstance(error, asyncio.CancelledError):
@@ -539,17 +528,17 @@ class TransportCall(Relay):
         self.finish(call if error is None or has_ended(call) else failed_call(self.kind, error))
 
     def _saw_status(self, code: grpc.StatusCode) -> None:
-        """Note the status of a failure."""
+        """Stamp the activity with the status of a failure."""
         self._transport.activity.saw_status(code)
 
     def _release(self) -> None:
-        """Count it no more; on any thread, if its caller has dropped it."""
+        """End its count. On any thread, if its caller has dropped it."""
         transport = self._transport
         transport.running.pop(id(self), None)
         if self._counted:
             self._counted = False
             if self._final is self._call and not (self._has_failed or self.kind.streams_responses):
-                activity = transport.activity  # here, as a deserializer for it takes longer
+                activity = transport.activity  # here, because stamping in a deserializer is slower
                 activity.last_read_ns = activity.last_use_ns = activity.now_ns()
             self._reconnecting.end_call_soon(transport)
 
@@ -575,7 +564,7 @@ class _StreamStreamCall(
 
 
 class _Multicallable:
-    """One method of a stub. The base of the four kinds."""
+    """A method of a stub. The base of the four kinds of multicallables."""
 
     _call_class: type[TransportCall]
     _stamps = True
@@ -600,30 +589,32 @@ class _Multicallable:
         return made
 
     def start(self, request: tuple[Any, ...], options: dict[str, Any]) -> tuple[AioTransport, Any]:
-        """Internal: begin gRPC's own call on the active transport; returns both.
+        """Internal: start gRPC's own call on the active transport; returns both.
 
-        `end_call` of the channel is to follow.
+        Call `end_call` of the channel when the call has ended.
         """
         connections = self.channel.connections
         if not connections.accepts_calls:
             raise grpc.aio.UsageError(CLOSED)
         transport = connections.active
-        transport.calls += 1  # `begin_call`, without another call
+        transport.calls += 1  # as `begin_call`, inlined for speed
         connections.calls += 1
         bound, method = self._bound
         try:
             if bound is not transport or self._appended:
                 method = self._on(transport)
             call = method(*request, **options)
-        except BaseException:  # such as `UsageError`, if the user has closed what `connect` made
+        except (
+            BaseException
+        ):  # such as UsageError, if the user has closed the channel from `connect`
             self.channel.end_call(transport)
             raise
         activity = transport.activity
-        activity.last_write_ns = activity.last_use_ns = activity.now_ns()  # `saw_write`
+        activity.last_write_ns = activity.last_use_ns = activity.now_ns()  # as `saw_write`
         return transport, call
 
     def __call__(self, *request: Any, **options: Any) -> Any:
-        """Begin a call, with the arguments of gRPC's multicallable."""
+        """Start a call, with the arguments of gRPC's multicallable."""
         transport, call = self.start(request, options)
         return self._call_class(self, transport).run(call, counted=True)
 
@@ -645,7 +636,7 @@ class _StreamStream(_Multicallable, grpc.aio.StreamStreamMultiCallable):  # type
 
 
 class _HeartbeatCall(_UnaryUnary):
-    """Heartbeats: neither use of the connection nor calls in flight."""
+    """Heartbeats, which count neither as use of the connection nor as calls in flight."""
 
     _stamps = False
 
@@ -661,7 +652,7 @@ MULTICALLABLES: Final = {
     Kind.STREAM_UNARY: _StreamUnary,
     Kind.STREAM_STREAM: _StreamStream,
 }
-"""Internal: the multicallable of each kind; made of a channel and a `MethodSpec`."""
+"""Internal: the class of multicallables of each kind, for a channel and a `MethodSpec`."""
 
 
 def _connect(
@@ -671,7 +662,7 @@ def _connect(
     interceptors: Sequence[grpc.aio.ClientInterceptor] | None,
     options: Options,
 ) -> grpc.aio.Channel:
-    # By name: OpenTelemetry's replacement for these functions looks for `interceptors` there.
+    # As keyword arguments, where OpenTelemetry's replacement of these functions looks for them.
     given: dict[str, Any] = {
         "options": options,
         "compression": compression,

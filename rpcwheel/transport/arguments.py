@@ -1,4 +1,4 @@
-"""Checks of the arguments of both channels."""
+"""Checks of the arguments of `ReconnectingChannel`, for both worlds."""
 
 from __future__ import annotations
 
@@ -28,18 +28,19 @@ __all__ = [
 ]
 
 OWN_CONNECTION: Final = ("grpc.use_local_subchannel_pool", 1)
-"""Without it gRPC gives a new channel the connection, and the backoff, of another one to the same
-target (measured on grpcio 1.85)."""
+"""Without this option gRPC shares a connection and its backoff between channels to the same target
+(measured on grpcio 1.85)."""
 
 DEFAULT_BACKOFF: Final = wait_random_exponential(multiplier=1, max=60)
-"""Full jitter: a thousand clients of a server that is down do not reconnect at once."""
+"""With full jitter, so that a thousand clients of a failed server do not reconnect together."""
 
 
 def checked_target(target: object) -> str:
-    """Give it back.
+    """Return `target`.
 
     Raises:
-        TypeError, ConfigurationError: It is no string, or an empty one.
+        TypeError: It is not a string.
+        ConfigurationError: It is empty.
     """
     if not isinstance(target, str):
         raise TypeError(f'target must be a string such as "127.0.0.1:50051", not {target!r}')
@@ -49,19 +50,19 @@ def checked_target(target: object) -> str:
 
 
 def checked_credentials(credentials: object) -> None:
-    """Raise `TypeError` if these are no credentials of a channel."""
+    """Raise `TypeError` if these are not channel credentials."""
     if not isinstance(credentials, grpc.ChannelCredentials):
         raise TypeError(
-            f"credentials must be grpc.ChannelCredentials, not {credentials!r}; without any use "
-            "insecure_channel"
+            f"credentials must be grpc.ChannelCredentials, not {credentials!r}; without any "
+            "use insecure_channel"
         )
 
 
 def refuse_both(connect: object, **others: object) -> None:
-    """Check that `connect` is not given beside what it takes the place of.
+    """Check that `connect` is not given together with the arguments that it replaces.
 
     Raises:
-        TypeError: One is of a wrong type.
+        TypeError: An argument is of the wrong type.
         ConfigurationError: Both were given.
     """
     credentials, compression = others["credentials"], others["compression"]
@@ -76,16 +77,16 @@ def refuse_both(connect: object, **others: object) -> None:
     given = [name for name, value in others.items() if value is not None]
     if given:
         raise ConfigurationError(
-            f"{' and '.join(given)}: not together with connect, which makes the channel; give it "
-            "there"
+            f"{' and '.join(given)}: not allowed together with connect; pass it to the channel "
+            "that connect creates"
         )
 
 
 def checked_options(options: object) -> Options:
-    """Add the option that gives a channel a connection of its own. None is none, as with gRPC.
+    """Add the option that gives a channel its own connection. None: no options, as with gRPC.
 
     Raises:
-        TypeError: They are no pairs.
+        TypeError: They are not pairs of a name and a value.
     """
     if options is None:
         options = ()
@@ -105,10 +106,10 @@ def _is_option(pair: object) -> bool:
 
 
 def checked_backoff(wait: Any) -> Backoff:
-    """Make a `Backoff` of it.
+    """Create a `Backoff`.
 
     Raises:
-        TypeError, ConfigurationError: As `Backoff`, with the argument's name.
+        TypeError, ConfigurationError: As `Backoff`, with the name of the argument.
     """
     try:
         return Backoff(wait)
@@ -117,10 +118,10 @@ def checked_backoff(wait: Any) -> Backoff:
 
 
 def checked_reason(reason: object) -> str:
-    """Give it back.
+    """Return `reason`.
 
     Raises:
-        TypeError: It is no string.
+        TypeError: It is not a string.
     """
     if not isinstance(reason, str):
         raise TypeError(f"reason must be a string, not {reason!r}")
@@ -128,15 +129,15 @@ def checked_reason(reason: object) -> str:
 
 
 def checked_drain_ns(drain_timeout: Duration | None) -> int:
-    """How long calls in flight may go on, in nanoseconds: `NEVER` for None.
+    """Convert to nanoseconds; None is `NEVER`.
 
     Raises:
-        TypeError, ConfigurationError: It is no length of time, or negative.
+        TypeError: It is not a duration.
+        ConfigurationError: It is negative or NaN.
     """
     drain_ns = NEVER if drain_timeout is None else to_ns(drain_timeout, what="drain_timeout")
     if drain_ns < 0:
         raise ConfigurationError(
-            "drain_timeout must be 0 seconds or more, or None for as long as it takes, not "
-            f"{drain_timeout!r}"
+            f"drain_timeout must be 0 seconds or more, or None for no limit, not {drain_timeout!r}"
         )
     return drain_ns

@@ -1,4 +1,4 @@
-"""The timeout after which calls on an old connection are ended, for both worlds."""
+"""The timeout after which calls on an old connection are ended, in both worlds."""
 
 from __future__ import annotations
 

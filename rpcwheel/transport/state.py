@@ -1,9 +1,9 @@
-"""Which connection serves the next call: one is active, those before it drain, none is shared.
+"""Which connection of a channel serves the next call: one is active, older ones drain.
 
-A `Transport` is one of gRPC's channels, with a connection of its own. A `ConnectionManager` has
-those of one `ReconnectingChannel`; the newest takes the new calls. Nothing here does I/O or reads a
-clock by itself, and only `ActivityStamps` are thread-safe: the channel that owns a manager calls it
-under a lock, or on one event loop.
+A `Transport` is a channel of gRPC with its own connection. A `ConnectionManager` has the transports
+of one `ReconnectingChannel`; the newest one is active and serves new calls. Nothing here does I/O
+or reads a clock by itself. Only `ActivityStamps` are thread-safe: the channel that owns a manager
+calls it under a lock, or on one event loop.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ C = TypeVar("C")
 T = TypeVar("T", bound="Transport[Any]")
 
 MAX_BACKOFF_ATTEMPTS: Final = 64
-"""Reconnects in a row after which the backoff grows no more: wait objects may overflow."""
+"""Reconnects in a row after which the backoff no longer grows, as wait objects may overflow."""
 
 SERVER_CODES: Final = frozenset(
     {
@@ -42,18 +42,18 @@ SERVER_CODES: Final = frozenset(
         "UNIMPLEMENTED",
     }
 )
-"""Status codes that only a server gives, so that the connection works.
+"""Status codes that only a server sets, so they show that the connection works.
 
-gRPC makes the others on the client's side too: UNKNOWN if an iterator of requests raises,
-RESOURCE_EXHAUSTED for a message that is too large to send, INTERNAL for one that can't be
-serialized, UNAUTHENTICATED if call credentials fail.
+gRPC also sets the other ones in the client: UNKNOWN if a request iterator raises,
+RESOURCE_EXHAUSTED if a message is too large to send, INTERNAL if one can't be serialized,
+UNAUTHENTICATED if call credentials fail.
 """
 
 
 class ActivityStamps:
-    """When a connection was last read, written and used, on the timer's clock; None: never yet.
+    """When a connection was last read, written and used, on the timer's clock; None: never.
 
-    Stamped by any thread without a lock: each stamp is one assignment.
+    Any thread may set a stamp without a lock, as each is one assignment.
     """
 
     __slots__ = ("last_read_ns", "last_use_ns", "last_write_ns", "now_ns")
@@ -61,53 +61,53 @@ class ActivityStamps:
     def __init__(self, now_ns: Callable[[], int]) -> None:
         self.now_ns = now_ns
         self.last_read_ns: int | None = None
-        """A message or a status from the server, also to a heartbeat: the peer works."""
+        """The last message or status from the server, also for a heartbeat."""
         self.last_write_ns: int | None = None
-        """A message to the server, also a heartbeat."""
+        """The last message to the server, also of a heartbeat."""
         self.last_use_ns: int | None = None
-        """The begin of a user's call, or one of its messages either way."""
+        """The last start of a call, or message of one in either direction; not of heartbeats."""
 
     def saw_read(self) -> None:
-        """A message of a user's call came in."""
+        """Note that a message of a call was read."""
         self.last_read_ns = self.last_use_ns = self.now_ns()
 
     def saw_write(self) -> None:
-        """A message of a user's call goes out, or a call begins."""
+        """Note that a call starts, or that a message of one is written."""
         self.last_write_ns = self.last_use_ns = self.now_ns()
 
     def saw_status(self, code: object) -> None:
-        """A user's call has failed with this code: a read if only a server gives it.
+        """Note that a call failed: a read, if only a server sets this status.
 
         Args:
-            code: A `grpc.StatusCode`, or whatever an interceptor has made of one.
+            code: A `grpc.StatusCode`, or any object from an interceptor.
         """
         if getattr(code, "name", None) in SERVER_CODES:
             self.saw_read()
 
     def writing(self, serializer: Convert | None) -> Convert:
-        """Make a serializer that also stamps each message that could be serialized."""
+        """Wrap a serializer so that it stamps each message after it was serialized."""
         now_ns = self.now_ns
 
         def write(message: Any) -> Any:
             data = message if serializer is None else serializer(message)
-            self.last_write_ns = self.last_use_ns = now_ns()  # `saw_write`, without another call
+            self.last_write_ns = self.last_use_ns = now_ns()  # as `saw_write`, inlined for speed
             return data
 
         return write
 
     def reading(self, deserializer: Convert | None) -> Convert:
-        """Make a deserializer that also stamps each message, be it valid or not."""
+        """Wrap a deserializer so that it stamps each message, valid or not."""
         now_ns = self.now_ns
 
         def read(data: Any) -> Any:
-            self.last_read_ns = self.last_use_ns = now_ns()  # `saw_read`, without another call
+            self.last_read_ns = self.last_use_ns = now_ns()  # as `saw_read`, inlined for speed
             return data if deserializer is None else deserializer(data)
 
         return read
 
 
 class MethodSpec:
-    """What a multicallable is made of, on whichever channel."""
+    """The arguments from which a multicallable is created on each connection."""
 
     __slots__ = ("_args", "_deserializer", "_options", "_serializer", "kind", "method")
 
@@ -130,13 +130,13 @@ class MethodSpec:
     def make(
         self, channel: Any, activity: ActivityStamps | None, *, stamps_response: bool = True
     ) -> Any:
-        """Make gRPC's multicallable.
+        """Create gRPC's multicallable.
 
         Args:
             channel: Of `grpc` or `grpc.aio`.
-            activity: Where messages are stamped; None: nowhere. The one request of a unary request
-                is not stamped: the begin of the call is.
-            stamps_response: Whether the one response of a unary response is stamped.
+            activity: Where messages are stamped; None: nowhere. A unary request is not stamped,
+                because the start of its call is.
+            stamps_response: Whether a unary response is stamped.
         """
         serializer, deserializer = self._serializer, self._deserializer
         if activity is not None:
@@ -149,7 +149,7 @@ class MethodSpec:
 
 
 class Transport(Generic[C]):
-    """One of gRPC's channels, with a connection of its own, and the number of calls on it."""
+    """A channel of gRPC with its own connection, and the number of calls on it."""
 
     __slots__ = (
         "__weakref__",
@@ -168,26 +168,26 @@ class Transport(Generic[C]):
     def __init__(self, channel: C, now_ns: Callable[[], int]) -> None:
         self.channel = channel
         self.read_state: Callable[[bool], int]
-        """Reads the state of the connection; in `grpc` only."""
+        """Reads the state of the connection; only in `grpc`."""
         self.number = 1
-        """1 for the first of a `ReconnectingChannel`."""
+        """1 for the first transport of a `ReconnectingChannel`."""
         self.activity = ActivityStamps(now_ns)
         self.calls = 0
-        """The user's calls that run on it."""
+        """Number of calls in flight on it, without heartbeats."""
         self.drain_until_ns = NEVER
-        """When calls that still run are ended; `NEVER` while it is active."""
+        """When calls in flight are ended; `NEVER` while it is active."""
         self.ended = False
-        """Whether it is closed, or is to be closed now: nothing may be begun or made on it."""
+        """Whether it is closed or about to be: no call or multicallable may use it."""
         self.replaced = False
-        """Whether another one is active in its place."""
+        """Whether another transport is active instead."""
         self.reason = ""
-        """Why it was replaced, or its channel drained."""
+        """Why it was replaced, or why its channel drains."""
         self.connection_wanted = False
-        """Whether it was asked to connect, and was not seen connected since."""
+        """Whether it was asked to connect, and was not READY since."""
 
     @property
     def end_details(self) -> str:
-        """The status details of calls that are ended with it."""
+        """The status details of the calls that are ended with it."""
         return f"{'connection replaced' if self.replaced else 'channel drained'}: {self.reason}"
 
 
@@ -197,39 +197,39 @@ class ConnectionManager(Generic[T]):
     def __init__(self, first: T, now_ns: Callable[[], int], backoff: Backoff) -> None:
         self._now_ns = now_ns
         self._backoff = backoff
-        self._unanswered = 0  # transports in a row that were replaced and had never been read from
+        self._unanswered = 0  # transports in a row that were replaced before anything was read
         self._not_before_ns = -NEVER
         self.active = first
         self.draining_transports: list[T] = []
-        """Those that take no new calls and wait for the end of theirs."""
+        """Transports that accept no new calls and are closed when their calls have ended."""
         self.closed = False
         self.draining = False
-        """Whether `drain` was called: the channel is closed once the calls have ended."""
+        """Whether `drain` was called: the channel is closed when all calls have ended."""
         self.accepts_calls = True
-        """Whether calls may begin, and `reconnect` may be called: neither of the two is set."""
+        """Whether calls may start, and `reconnect` be called: not `closed`, not `draining`."""
         self.calls = 0
-        """The calls that run, on all transports, also on those that are to be closed."""
+        """Number of calls in flight on all transports, also on those about to be closed."""
 
     @property
     def drained(self) -> bool:
-        """Whether `drain` was called and no transport is left open: the channel is to be closed."""
+        """Whether `drain` was called and no transport is open: the channel is to be closed."""
         return self.draining and not self.draining_transports
 
     @property
     def open_transports(self) -> list[T]:
-        """Those that are not to be closed yet."""
+        """Transports that are not about to be closed."""
         draining = self.draining_transports
         return list(draining) if self.draining else [self.active, *draining]
 
     def begin_call(self) -> T:
-        """Count a call that begins now; returns its transport."""
+        """Count a call that starts now, and return its transport."""
         transport = self.active
         transport.calls += 1
         self.calls += 1
         return transport
 
     def end_call(self, transport: T) -> bool:
-        """Count a call that has ended; True if its transport is to be closed now."""
+        """Count a call that has ended; returns whether its transport must be closed now."""
         transport.calls -= 1
         self.calls -= 1
         if transport is self.active and not self.draining:
@@ -237,16 +237,16 @@ class ConnectionManager(Generic[T]):
         return not transport.calls and self.expire(transport)
 
     def backoff_left_ns(self) -> int:
-        """How long the backoff still forbids `reconnect`; 0 if it allows it now."""
+        """How long the backoff still forbids `reconnect`; 0: it allows it now."""
         if self.active.activity.last_read_ns is not None:
-            return 0  # this connection has worked: its failure is a new one
+            return 0  # this connection has worked, so its failure is a new one
         return max(0, self._not_before_ns - self._now_ns())
 
     def next_backoff_ns(self) -> int:
-        """How long the backoff is to forbid another `reconnect` after one that is made now.
+        """How long the backoff forbids another `reconnect` after one that is done now.
 
         Raises:
-            Exception: Whatever a wait object of the user raises; so ask before anything is done.
+            Exception: Of a wait object of the user; so call this before anything is changed.
         """
         attempt = min(self._unanswered_with_active() + 1, MAX_BACKOFF_ATTEMPTS)
         backoff_ns = self._backoff.next_delay_ns(attempt, elapsed_ns=0, error=None)
@@ -258,17 +258,17 @@ class ConnectionManager(Generic[T]):
     def reconnect(
         self, new: T, drain_ns: int, reason: str = "", backoff_ns: int | None = None
     ) -> tuple[T, bool]:
-        """Put a new transport in the place of the active one.
+        """Replace the active transport.
 
         Args:
-            new: The new one.
-            drain_ns: How long calls may go on on the old one; `NEVER` for as long as they take.
+            new: The new transport.
+            drain_ns: How long calls may continue on the old one; `NEVER`: no limit.
             reason: Why.
-            backoff_ns: What `next_backoff_ns()` returned; None to ask it now.
+            backoff_ns: The result of `next_backoff_ns()`; None: call it now.
 
         Returns:
-            The old one, and whether it is to be closed now: it has no calls, or no time for them.
-            If it is `connection_wanted`, the new one is to connect in its place.
+            The old transport, and whether it must be closed now: it has no calls, or `drain_ns` is
+            0. If it is `connection_wanted`, the new one must connect at once.
         """
         backoff_ns = self.next_backoff_ns() if backoff_ns is None else backoff_ns
         old, now_ns = self.active, self._now_ns()
@@ -287,7 +287,7 @@ class ConnectionManager(Generic[T]):
         return old, False
 
     def expire(self, transport: T) -> bool:
-        """End the time that a transport has to drain; True if it is to be closed now."""
+        """End the drain of a transport; returns whether it must be closed now."""
         if transport not in self.draining_transports:
             return False
         self.draining_transports.remove(transport)
@@ -298,12 +298,12 @@ class ConnectionManager(Generic[T]):
         """Accept no more calls; the active transport drains too from now on.
 
         Args:
-            drain_ns: How long calls may go on at most, on all transports; `NEVER` for as long as
-                they take. A second call can only make it shorter.
+            drain_ns: How long calls may continue on all transports; `NEVER`: no limit. A second
+                call can only make it shorter.
             reason: Why; that of the first call counts.
 
         Returns:
-            The transports that are to be closed now, and those whose time has become shorter.
+            The transports that must be closed now, and those whose drain became shorter.
         """
         over: list[T] = []
         shorter: list[T] = []
@@ -324,9 +324,9 @@ class ConnectionManager(Generic[T]):
         return over, shorter
 
     def close(self) -> list[T]:
-        """Accept no more calls; returns the transports that are to be closed now.
+        """Accept no more calls; returns the transports that must be closed now.
 
-        A second time, none.
+        Idempotent: a second call returns none.
         """
         if self.closed:
             return []
@@ -338,14 +338,14 @@ class ConnectionManager(Generic[T]):
 
 
 class ChannelStatus:
-    """The properties that `ReconnectingChannel` has in both worlds."""
+    """Properties of `ReconnectingChannel` in both worlds."""
 
     connections: ConnectionManager[Any]
     _target: str
 
     @property
     def target(self) -> str:
-        """As it was given."""
+        """The target, as given to the constructor."""
         return self._target
 
     @property
@@ -356,17 +356,17 @@ class ChannelStatus:
 
     @property
     def calls(self) -> int:
-        """How many calls are in flight, on all connections."""
+        """Number of calls in flight, on all connections."""
         return self.connections.calls
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed, or `drain` was called and all calls have ended since."""
+        """Whether `close` was called, or `drain` was called and all calls have ended."""
         return self.connections.closed
 
     @property
     def accepts_calls(self) -> bool:
-        """Whether calls may begin: neither `drain` nor `close` was called."""
+        """Whether calls may start: neither `drain` nor `close` was called."""
         return self.connections.accepts_calls
 
     @property

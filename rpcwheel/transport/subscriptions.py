@@ -1,12 +1,12 @@
-"""Subscriptions to the state of a `grpc` channel, across replacements of its connection.
+"""Subscriptions to the state of a `grpc` channel, across reconnects.
 
-gRPC's thread that polls for the state runs only while somebody subscribes. It reports the state of
-the active transport, and a worker calls the subscribers: one at a time, each change in the order in
-which it came. States of transports that are no longer active are dropped.
+gRPC runs a thread that polls for the state while there is a subscription. It reports the state of
+the active transport, and a worker thread calls the subscribers, one at a time and in the order of
+the changes. States of transports that are no longer active are ignored.
 
-At the interpreter's exit that polling thread is stopped wherever it is, and gRPC would wait for it
-for ever when the garbage collector closes the channel. So nothing is watched from then on, and the
-exit waits until the threads have ended.
+When the interpreter exits, the polling thread is stopped at any point, and gRPC would wait for it
+forever when the garbage collector closes the channel. So from then on no transport is watched, and
+the exit waits until the polling threads have ended.
 """
 
 from __future__ import annotations
@@ -70,19 +70,19 @@ class Subscriptions:
             if self._watched is None:
                 try:
                     self._follow()
-                except BaseException:  # a channel of the user's make that can't do it
+                except BaseException:  # a channel of another type that does not support it
                     self._all.remove(subscription)
                     raise
                 return
             if try_to_connect:
-                transport, watch = self._watched  # gRPC connects by a subscription only
+                transport, watch = self._watched  # gRPC connects only by a subscription
                 transport.channel.unsubscribe(watch)
                 transport.channel.subscribe(watch, try_to_connect=True)
             if self._state is not None:
                 self._report(subscription, self._state)
 
     def remove(self, callback: Callback) -> None:
-        """Remove it once, if it was added more than once. Unknown ones are no error."""
+        """Remove it once, if it was added more than once; an unknown one is not an error."""
         with self._lock:
             for subscription in self._all:
                 if subscription.callback == callback:
@@ -94,7 +94,7 @@ class Subscriptions:
         self.follow()
 
     def close(self) -> None:
-        """Call none any more."""
+        """Call no subscriber any more."""
         with self._lock:
             self._closed = True
             for subscription in self._all:
@@ -103,14 +103,14 @@ class Subscriptions:
         self.follow()
 
     def follow(self) -> None:
-        """Watch the active transport, if anybody subscribes, and no other.
+        """Watch the active transport, and no other one, if there are subscriptions.
 
-        That a channel of the user's make can't be watched is the event `CallbackFailed`; the next
-        one is tried again.
+        If a channel from `connect` can't be watched, that is a `CallbackFailed` event. The next
+        transport is tried again.
         """
         try:
             self._follow()
-        except Exception as error:  # noqa: BLE001 - reported as an event; the connection goes on
+        except Exception as error:  # noqa: BLE001 - reported as an event
             emit(CallbackFailed(self._target, callback="subscribe", error=error))
 
     def _follow(self) -> None:
@@ -134,7 +134,7 @@ class Subscriptions:
                     raise
 
     def changed(self, number: int, state: State) -> None:
-        """The connection of this number has this state now. On gRPC's thread."""
+        """Internal: the connection with this number has this state now. On gRPC's thread."""
         with self._lock:
             watched = self._watched
             if watched is None or watched[0].number != number:
@@ -156,7 +156,7 @@ class Subscriptions:
 
 
 class _Exit:
-    """Ends gRPC's polling threads at the interpreter's exit."""
+    """Ends gRPC's polling threads when the interpreter exits."""
 
     def __init__(self) -> None:
         self._exiting = False
@@ -166,9 +166,9 @@ class _Exit:
         atexit.register(self.begin)
 
     def allows(self, subscriptions: Subscriptions, transport: SyncTransport) -> bool:
-        """Whether a transport may be watched; a thread polls for its state then, and a while after.
+        """Whether a transport may be watched: a thread polls for its state until a while after.
 
-        Both are known weakly.
+        Refers to both weakly.
         """
         with self._lock:
             if not self._exiting:
@@ -177,7 +177,7 @@ class _Exit:
             return not self._exiting
 
     def begin(self) -> None:
-        """Watch nothing any more, and wait until no polling thread is left."""
+        """Watch no transport any more, and wait until no polling thread is left."""
         with self._lock:
             self._exiting = True
             everyone, transports = tuple(self._all), tuple(self._watched)

@@ -1,13 +1,13 @@
-"""`ReconnectingChannel` for `grpc`: a channel of gRPC's in every respect, used by any thread.
+"""`ReconnectingChannel` for `grpc`: a `grpc.Channel` that any thread may use.
 
 The multicallables look up the active transport for each call; the calls are gRPC's own objects. A
-call is begun again on the next transport only if gRPC refused to begin it, because its transport
-was closed at that moment; never after a status. Serializers stamp what was read and written.
+call is started again on the next transport only if gRPC refused to start it because its transport
+was being closed, never after a status. Serializers stamp reads and writes.
 
-Locks: `_lock` guards the `ConnectionManager` and is held for a few steps only; nothing that blocks,
-and no code of the user's or of gRPC's, runs under it. `_making` keeps a transport from being closed
-while a multicallable of it is made: grpcio 1.85 crashes then. Workers close transports, because
-gRPC waits there until its own thread has reported the end of every call.
+Locks: `_lock` guards the `ConnectionManager`. Nothing that blocks, and no code of the user or of
+gRPC, runs under it. `_making` prevents that a transport is closed while a multicallable is created
+on it: grpcio 1.85 crashes then. Worker threads close transports, because gRPC waits there until its
+own thread has reported the end of each call.
 """
 
 from __future__ import annotations
@@ -86,47 +86,49 @@ class ReconnectingChannel(ChannelStatus, grpc.Channel):
         backoff: Duration | WaitBaseT = DEFAULT_BACKOFF,
         timer: Timer | None = None,
     ) -> None:
-        """Make the channel. It connects when it is first used, as any channel of gRPC.
+        """Create the channel. It connects when it is first used, as any channel of gRPC.
 
         Args:
-            target: As gRPC takes it: `"127.0.0.1:50051"`, `"dns:///orders:50051"`.
-            credentials: For TLS and such; None for none, as `grpc.insecure_channel`.
-            options: As gRPC takes them. `grpc.use_local_subchannel_pool` is always set, so that no
+            target: A target of gRPC: `"127.0.0.1:50051"`, `"dns:///orders:50051"`.
+            credentials: None: as `grpc.insecure_channel`.
+            options: Of the channel. `grpc.use_local_subchannel_pool` is always set, so that no
                 connection is shared.
-            compression: As gRPC takes it.
-            connect: Makes the channel of each connection in your own way: `connect(options)`, with
-                the options above. It runs on the thread that reconnects, and takes the place of
-                `credentials` and `compression`.
+            compression: Of the channel.
+            connect: Called as `connect(options)`, with the options above, to create the channel of
+                each connection, on the thread that reconnects. Replaces `credentials` and
+                `compression`.
             backoff: Between reconnects while the server never answers: seconds, a `timedelta`, or a
                 tenacity wait object. A connection that has worked is replaced at once.
-            timer: Limits how long calls drain; None for `shared_timer()`.
+            timer: For `drain_timeout`; None: `shared_timer()`.
 
         Raises:
-            TypeError, ConfigurationError: An argument makes no sense.
+            TypeError, ConfigurationError: An argument is not valid.
         """
         self._target = checked_target(target)
         refuse_both(connect, credentials=credentials, compression=compression)
         self._options = checked_options(options)
         self._connect = connect or partial(_connect, target, credentials, compression)
-        rhythm = checked_backoff(backoff)
+        reconnect_backoff = checked_backoff(backoff)
         self._timer = checked_timer(timer)
         self._now_ns = clock_of(timer)
-        self._lock = threading.RLock()  # the garbage collector may end a call at any time
+        self._lock = (
+            threading.RLock()
+        )  # reentrant: the garbage collector may end a call at any time
         self._making = threading.RLock()
         self._drain_timeouts: dict[SyncTransport, Timeout] = {}
         self._close_callbacks = CloseCallbacks(target)
         self.connections: ConnectionManager[SyncTransport] = ConnectionManager(
-            self._new_transport(), self._now_ns, rhythm
+            self._new_transport(), self._now_ns, reconnect_backoff
         )
-        """Internal: which transport takes which call."""
+        """Internal: which transport serves the next call."""
         self._subscriptions = Subscriptions(target, self.connections)
 
     def _new_transport(self) -> SyncTransport:
         channel: object = self._connect(list(self._options))
         if not isinstance(channel, grpc.Channel):
             raise TypeError(
-                f"connect must return a new grpc.Channel, not {channel!r}; for those of grpc.aio "
-                "there is rpcwheel.transport.aio"
+                f"connect must return a new grpc.Channel, not {channel!r}; for channels of "
+                "grpc.aio use rpcwheel.transport.aio"
             )
         transport = Transport(channel, self._now_ns)
         transport.read_state = state_reader(channel)
@@ -141,25 +143,25 @@ class ReconnectingChannel(ChannelStatus, grpc.Channel):
         drain_timeout: Duration | None = None,
         force: bool = False,
     ) -> bool:
-        """Put a new connection in the place of the active one; new calls use it at once.
+        """Replace the active connection by a new one, which new calls use at once.
 
-        A call that begins meanwhile uses either and fails on neither. Thread-safe; takes as long as
-        `connect` does, and delays no calls. Emits `ConnectionReplaced` on this thread.
+        A call that starts meanwhile uses one of the two and does not fail. Thread-safe. Blocks only
+        for `connect`, and delays no calls. Emits `ConnectionReplaced` on this thread.
 
         Args:
-            reason: Why; for the event, and for the status of calls that are ended.
-            drain_timeout: Seconds that calls may go on on the old connection. Then they are ended
-                with UNAVAILABLE, "connection replaced: <reason>". 0: they are ended now, by a
-                worker; while the state is subscribed to, within 0.2 s. None: as long as they take.
-            force: Whether to reconnect although the backoff forbids it.
+            reason: Why; part of the event, and of the status of calls that are ended.
+            drain_timeout: Seconds for which calls may continue on the old connection. Then they end
+                with UNAVAILABLE, "connection replaced: <reason>". 0: they end now, on a worker
+                thread; if the state is subscribed to, within 0.2 s. None: no limit.
+            force: Whether to reconnect even if the backoff forbids it.
 
         Returns:
-            False, and nothing has happened, if the backoff forbids it, if another thread did it
-            meanwhile (not with `force`), or if the channel is closed or drains.
+            False, and nothing has changed, if the backoff forbids it, if another thread has just
+            reconnected (not with `force`), or if the channel is closed or drains.
 
         Raises:
-            TypeError, ConfigurationError: `drain_timeout` is no length of time, or negative.
-            Exception: What `connect`, or the wait object, raised; nothing has happened.
+            TypeError, ConfigurationError: `drain_timeout` is not a duration, or is negative.
+            Exception: Of `connect` or of the wait object; nothing has changed.
         """
         checked_reason(reason)
         drain_ns = checked_drain_ns(drain_timeout)
@@ -167,11 +169,11 @@ class ReconnectingChannel(ChannelStatus, grpc.Channel):
         seen = connections.active
         if not connections.accepts_calls or (not force and connections.backoff_left_ns()):
             return False
-        backoff_ns = connections.next_backoff_ns()  # code of the user's: not under the lock
+        backoff_ns = connections.next_backoff_ns()  # user code: not under the lock
         new = self._new_transport()
         with self._lock:
             if any(new.channel is known.channel for known in connections.open_transports):
-                raise ConfigurationError("connect must make a new channel each time")
+                raise ConfigurationError("connect must return a new channel each time")
             calls, reconnected = connections.active.calls, None
             if (force or connections.active is seen) and connections.accepts_calls:
                 reconnected = connections.reconnect(new, drain_ns, reason, backoff_ns)
@@ -190,19 +192,19 @@ class ReconnectingChannel(ChannelStatus, grpc.Channel):
         return True
 
     def drain(self, drain_timeout: Duration | None = None, *, reason: str = "asked for") -> None:
-        """Accept no more calls, and close when the last of those in flight has ended.
+        """Accept no more calls, and close the channel when all calls in flight have ended.
 
-        Calls from now on raise as on a closed channel. A worker closes it; nothing waits for that.
-        Thread-safe; on a closed channel, nothing.
+        New calls raise as on a closed channel. A worker thread closes it; this does not wait.
+        Thread-safe. Does nothing on a closed channel.
 
         Args:
-            drain_timeout: Seconds that calls in flight may go on. Then they are ended with
-                UNAVAILABLE, "channel drained: <reason>". 0: they are ended now. None: as long as
-                they take. A second call can only make it shorter.
+            drain_timeout: Seconds for which calls in flight may continue. Then they end with
+                UNAVAILABLE, "channel drained: <reason>". 0: they end now. None: no limit. A second
+                call can only make it shorter.
             reason: Why; that of the first call counts.
 
         Raises:
-            TypeError, ConfigurationError: `drain_timeout` is no length of time, or negative.
+            TypeError, ConfigurationError: `drain_timeout` is not a duration, or is negative.
         """
         drain_ns = checked_drain_ns(drain_timeout)
         checked_reason(reason)
@@ -232,7 +234,7 @@ class ReconnectingChannel(ChannelStatus, grpc.Channel):
         EXECUTOR.submit(self, partial(self.expire, transport))
 
     def expire(self, transport: SyncTransport) -> None:
-        """Internal: end the calls on a transport, as its time to drain is over."""
+        """Internal: end the calls on a transport whose drain timeout has passed."""
         with self._lock:
             over = self.connections.expire(transport)
         if over:
@@ -248,7 +250,7 @@ class ReconnectingChannel(ChannelStatus, grpc.Channel):
     def _close_transport(self, transport: SyncTransport) -> None:
         self._subscriptions.follow()
         self._wait_until_made()
-        wait_unpolled(transport.channel)  # to close it would take as long anyway
+        wait_unpolled(transport.channel)  # else `close` would wait as long
         try:
             end_calls(transport.channel, transport.end_details)
         finally:
@@ -256,16 +258,16 @@ class ReconnectingChannel(ChannelStatus, grpc.Channel):
                 self.close()
 
     def _wait_until_made(self) -> None:
-        """Wait until no multicallable of a transport is being made that has ended by now."""
+        """Wait until no multicallable is being created on a transport that has ended."""
         with self._making:
             pass
 
     # Closing
 
     def close(self) -> None:
-        """End all calls, as any channel of gRPC, and close all connections. A second time, nothing.
+        """End all calls, as gRPC's channels do, and close all connections. Idempotent.
 
-        Not to be called where gRPC runs done-callbacks: like any channel of gRPC, it would wait
+        Must not be called in a done callback of a call: like gRPC's own channels it would wait
         there for itself.
         """
         with self._lock:
@@ -276,7 +278,7 @@ class ReconnectingChannel(ChannelStatus, grpc.Channel):
         self._subscriptions.close()
         try:
             self._close_callbacks.run()
-        finally:  # whatever a callback raises, be it `SystemExit`
+        finally:  # also if a callback raises SystemExit
             self._wait_until_made()
             wait_unpolled(*(transport.channel for transport in transports))
             for transport in transports:
@@ -296,8 +298,8 @@ class ReconnectingChannel(ChannelStatus, grpc.Channel):
     def on_close(self, callback: Callable[[], object]) -> Callable[[], None]:
         """Call `callback()` once when the channel is closed, before its calls are ended.
 
-        On the thread that closes it; now if it is closed. If it raises, that is the event
-        `CallbackFailed`.
+        On the thread that closes it; at once if it is closed. An exception becomes a
+        `CallbackFailed` event.
 
         Returns:
             A function that removes the callback. It does not keep the channel alive.
@@ -307,14 +309,14 @@ class ReconnectingChannel(ChannelStatus, grpc.Channel):
     # State
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity | None:
-        """The state of the active connection; SHUTDOWN once closed.
+        """The state of the active connection; SHUTDOWN if the channel is closed.
 
         Args:
-            try_to_connect: Whether to connect if it is idle; if it is replaced before it is ready,
-                so does the next one.
+            try_to_connect: Whether to connect if it is IDLE. If it is replaced before it is READY,
+                the next connection is also made at once.
 
         Returns:
-            None if it can't be known, because `connect` made a channel that hides it.
+            None if it is not known, because `connect` returned a channel of another type.
         """
         if self.connections.closed:
             return grpc.ChannelConnectivity.SHUTDOWN
@@ -328,9 +330,9 @@ class ReconnectingChannel(ChannelStatus, grpc.Channel):
                 return state
 
     def is_ready(self) -> bool:
-        """Whether calls may begin and the active connection is READY, or hides its state.
+        """Whether calls may start and the active connection is READY, or its state is not known.
 
-        As `get_state`, but quicker: a balancer asks for each call.
+        As `get_state`, but faster: a balancer calls it for each call.
         """
         connections = self.connections
         try:
@@ -340,7 +342,7 @@ class ReconnectingChannel(ChannelStatus, grpc.Channel):
         return is_ready and connections.accepts_calls
 
     def is_idle(self) -> bool:
-        """Whether there is no connection and none is wanted; False where it can't be known."""
+        """Whether the active connection is IDLE; False if its state is not known."""
         return self.get_state() is grpc.ChannelConnectivity.IDLE
 
     def subscribe(
@@ -350,18 +352,18 @@ class ReconnectingChannel(ChannelStatus, grpc.Channel):
     ) -> None:
         """Call `callback(state)` now and at each change, across reconnects.
 
-        On a worker, one callback of a channel at a time. If one raises, that is the event
-        `CallbackFailed`, and it is called again at the next change. None is called any more once
-        the interpreter exits (`atexit`).
+        On a worker thread, one callback of a channel at a time. An exception becomes a
+        `CallbackFailed` event, and the callback is called again at the next change. When the
+        interpreter exits (`atexit`), no callback is called any more.
 
         Args:
-            callback: Gets the state of the active connection, never of an old one.
-            try_to_connect: Whether to connect now; new connections too, from then on.
+            callback: Takes the state of the active connection, never that of an old one.
+            try_to_connect: Whether to connect now, and also after each reconnect.
         """
         self._subscriptions.add(callback, try_to_connect=bool(try_to_connect))
 
     def unsubscribe(self, callback: Callable[[grpc.ChannelConnectivity], None]) -> None:
-        """Call it no more. Unknown ones are no error."""
+        """Call this callback no more; an unknown one is not an error."""
         self._subscriptions.remove(callback)
 
     def __repr__(self) -> str:
@@ -371,45 +373,45 @@ class ReconnectingChannel(ChannelStatus, grpc.Channel):
             f"{'UNKNOWN' if state is None else state.name}, calls in flight: {self.calls}>"
         )
 
-    # Multicallables. They take whatever gRPC's channel takes: `_registered_method`, for one.
+    # Multicallables. They accept all arguments of gRPC's own, such as `_registered_method`.
 
     def unary_unary(self, method: str, *args: Any, **options: Any) -> grpc.UnaryUnaryMultiCallable:
-        """Make a multicallable."""
+        """Create a multicallable."""
         return _UnaryUnary(self, MethodSpec(Kind.UNARY_UNARY, method, *args, **options))
 
     def unary_stream(
         self, method: str, *args: Any, **options: Any
     ) -> grpc.UnaryStreamMultiCallable:
-        """Make a multicallable."""
+        """Create a multicallable."""
         return _UnaryStream(self, MethodSpec(Kind.UNARY_STREAM, method, *args, **options))
 
     def stream_unary(
         self, method: str, *args: Any, **options: Any
     ) -> grpc.StreamUnaryMultiCallable:
-        """Make a multicallable."""
+        """Create a multicallable."""
         return _StreamUnary(self, MethodSpec(Kind.STREAM_UNARY, method, *args, **options))
 
     def stream_stream(
         self, method: str, *args: Any, **options: Any
     ) -> grpc.StreamStreamMultiCallable:
-        """Make a multicallable."""
+        """Create a multicallable."""
         return _StreamStream(self, MethodSpec(Kind.STREAM_STREAM, method, *args, **options))
 
     def heartbeat_call(self, method: str) -> grpc.UnaryUnaryMultiCallable:
-        """Make a multicallable for heartbeats: of bytes, on the connection that is active then.
+        """Create a multicallable for heartbeats, with bytes as messages.
 
-        Its calls are no use of the connection, and not in flight. One that meets a reconnect may
-        end with UNAVAILABLE.
+        Its calls use the connection that is active when they start. They count neither as use of
+        the connection nor as calls in flight. A reconnect may end them with UNAVAILABLE.
         """
         return _HeartbeatCall(self, MethodSpec(Kind.UNARY_UNARY, method))
 
     # For multicallables
 
     def begin_call(self) -> SyncTransport:
-        """Internal: the transport for a call that begins now; `end_call` is to follow.
+        """Internal: the transport for a call that starts now. Call `end_call` when it has ended.
 
         Raises:
-            ValueError: The channel is closed or drains; with gRPC's text.
+            ValueError: The channel is closed or drains, with gRPC's text.
         """
         with self._lock:
             if not self.connections.accepts_calls:
@@ -417,17 +419,17 @@ class ReconnectingChannel(ChannelStatus, grpc.Channel):
             return self.connections.begin_call()
 
     def end_call(self, transport: SyncTransport) -> None:
-        """Internal: a call has ended. Any thread."""
+        """Internal: note that a call has ended. Any thread."""
         with self._lock:
             over = self.connections.end_call(transport)
         if over:
             self._close_soon(transport)
 
     def active_transport(self) -> SyncTransport:
-        """Internal: the transport for a heartbeat; also while it drains.
+        """Internal: the transport for a heartbeat, also while it drains.
 
         Raises:
-            ValueError: It is closed; with gRPC's text.
+            ValueError: It is closed, with gRPC's text.
         """
         transport = self.connections.active
         if self.connections.closed or (self.connections.draining and transport.ended):
@@ -435,10 +437,10 @@ class ReconnectingChannel(ChannelStatus, grpc.Channel):
         return transport
 
     def make(self, spec: MethodSpec, transport: SyncTransport, *, stamps: bool) -> Any:
-        """Internal: make gRPC's multicallable.
+        """Internal: create gRPC's multicallable.
 
         Raises:
-            ValueError: The transport was closed meanwhile; with gRPC's text.
+            ValueError: The transport was closed meanwhile, with gRPC's text.
         """
         with self._making:
             if transport.ended:
@@ -446,9 +448,9 @@ class ReconnectingChannel(ChannelStatus, grpc.Channel):
             return spec.make(transport.channel, transport.activity if stamps else None)
 
     def has_moved(self, transport: SyncTransport, error: BaseException | None) -> bool:
-        """Internal: whether gRPC began nothing on a transport, as it was closed meanwhile.
+        """Internal: whether gRPC started nothing because the transport was closed meanwhile.
 
-        Then `begin_call` gives another one, or raises because the channel is closed.
+        Then `begin_call` returns another one, or raises because the channel is closed.
         """
         if not isinstance(error, ValueError) or not str(error).startswith("Cannot invoke RPC"):
             return False
@@ -456,7 +458,7 @@ class ReconnectingChannel(ChannelStatus, grpc.Channel):
 
 
 class _Multicallable:
-    """One method of a stub. The base of the four multicallable."""
+    """A method of a stub. The base of the four kinds of multicallables."""
 
     __slots__ = ("_bound", "_channel", "_spec")
 
@@ -488,7 +490,7 @@ class _Multicallable:
                     raise
 
     def _wait(self, name: str, request: Any, *options: Any) -> Any:
-        """Make a call on its caller's thread."""
+        """Make a blocking call."""
         channel = self._channel
         transport, made = self._begin_call()
         try:
@@ -506,10 +508,10 @@ class _Multicallable:
             channel.end_call(transport)
         return self._wait(name, request, *options)
 
-    wait_for = _wait  # for the balancer, which spares a frame of each call so
+    wait_for = _wait  # for the balancer: one frame less per call
 
     def _begin(self, name: str, request: Any, *options: Any) -> Any:
-        """Begin a call that goes on by itself."""
+        """Start a call that does not block."""
         channel = self._channel
         transport, made = self._begin_call()
         try:
@@ -523,22 +525,22 @@ class _Multicallable:
             return self._begin(name, request, *options)
         end: Callable[[], object] = partial(channel.end_call, transport)
         if is_single_threaded(call):
-            # One that is dropped or canceled reports no end. On a worker, as the garbage
-            # collector's thread may hold any lock.
+            # Such a call reports no end if it is dropped or canceled. `end` runs on a worker
+            # thread, because the thread of the garbage collector may hold any lock.
             finalizer = weakref.finalize(call, EXECUTOR.submit, channel, end)
             finalizer.atexit = False
             end = partial(_end_once, finalizer, end)
         call_at_end(call, end)
-        # Interceptors on the transport's own channel make a call of what is raised below them.
+        # Interceptors on the transport's own channel turn an exception below them into a call.
         if transport.ended and has_ended(call) and channel.has_moved(transport, failure_of(call)):
             return _ended_with(transport)
         return call
 
 
 def _ended_with(transport: SyncTransport) -> FinishedError:
-    """How a call ends whose transport was closed while interceptors of its own channel ran.
+    """The result of a call whose transport was closed while interceptors of its own channel ran.
 
-    They may have made other calls before, this one among them, so it is not begun again.
+    The interceptors may have sent the request already, so the call is not started again.
     """
     return FinishedError(grpc.StatusCode.UNAVAILABLE, transport.end_details)
 
@@ -565,7 +567,7 @@ class _StreamStream(_Multicallable, multicallable.StreamStream):
 
 
 class _HeartbeatCall(_Multicallable, multicallable.UnaryUnary):
-    """Heartbeats: neither use of the connection nor calls in flight."""
+    """Heartbeats, which count neither as use of the connection nor as calls in flight."""
 
     __slots__ = ()
 

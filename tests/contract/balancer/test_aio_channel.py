@@ -54,7 +54,11 @@ PATIENT = BalancerPolicy(pick_timeout=WAIT_S)
         ({"options": {"a": 1}}, TypeError, "options must be pairs"),
         ({"credentials": "secret"}, TypeError, "credentials"),
         ({"timer": 5}, TypeError, "timer"),
-        ({"connect": print, "interceptors": ()}, ConfigurationError, "not together with connect"),
+        (
+            {"connect": print, "interceptors": ()},
+            ConfigurationError,
+            "not allowed together with connect",
+        ),
     ],
 )
 async def test_wrong_arguments_are_refused(given, error, message):

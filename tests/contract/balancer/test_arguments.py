@@ -25,7 +25,7 @@ REFUSED = [
     (
         {"connect": print, "compression": grpc.Compression.Gzip},
         ConfigurationError,
-        "compression: not together with connect",
+        "compression: not allowed together with connect",
     ),
 ]
 

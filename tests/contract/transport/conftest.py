@@ -1,4 +1,4 @@
-"""A server to call, and channels of `grpc.aio` to it."""
+"""Fixtures of channels: a server, and channels of `grpc.aio` to it."""
 
 from fixtures.aio_channels import channel, make  # noqa: F401 - fixtures
 from fixtures.shop import shop  # noqa: F401

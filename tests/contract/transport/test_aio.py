@@ -1,4 +1,4 @@
-"""A channel of grpc.aio is one of grpc in every respect, before and after a replacement."""
+"""`ReconnectingChannel` of grpc.aio behaves like a channel of gRPC, also after a reconnect."""
 
 import asyncio
 import gc
@@ -28,7 +28,7 @@ MADE_BY_CLIENTS = {
     "UNAVAILABLE",
     "UNKNOWN",
 }
-"""Statuses that gRPC may give without a server."""
+"""Statuses that gRPC may set without a server."""
 
 
 class Foreign(grpc.aio.UnaryUnaryClientInterceptor):
@@ -49,12 +49,12 @@ WAYS = {
     "below a kit": lambda made: KIT.intercept_channel(made()),
     "with a kit's interceptors": lambda made: made(interceptors=KIT.client_interceptors()),
 }
-"""What stubs are made of."""
+"""A channel for stubs."""
 
 
 @pytest.fixture(params=WAYS.values(), ids=WAYS.keys())
 def both(request, make):
-    """What stubs are made of, and the channel below."""
+    """A channel for stubs, and the channel below it."""
     made = []
 
     def noting(**given):
@@ -67,7 +67,7 @@ def both(request, make):
 # Calls
 
 
-async def test_a_stub_made_before_a_replacement_works_after_it(both):
+async def test_a_stub_works_after_a_reconnect(both):
     outer, channel = both
     stub = Stub(outer)
     for number, style in enumerate(STYLES.values(), 1):
@@ -77,7 +77,7 @@ async def test_a_stub_made_before_a_replacement_works_after_it(both):
         assert channel.reconnect()
 
 
-async def test_a_new_connection_is_another_one_of_tcp():
+async def test_a_reconnect_makes_a_new_tcp_connection():
     async def peer(request, context):
         return context.peer().encode()
 
@@ -95,7 +95,7 @@ async def test_a_new_connection_is_another_one_of_tcp():
     assert len(set(peers)) == 3
 
 
-async def test_calls_in_flight_are_counted_until_their_end(shop, channel):
+async def test_calls_in_flight_are_counted(shop, channel):
     calls = [await hanging(shop, channel, kind) for kind in KINDS]
     assert channel.calls == len(KINDS)
     for call in calls:
@@ -104,7 +104,7 @@ async def test_calls_in_flight_are_counted_until_their_end(shop, channel):
     assert all(call.cancelled() for call in calls)
 
 
-async def test_a_call_that_nobody_awaits_runs_to_its_end_and_is_counted_down(channel):
+async def test_a_call_that_is_not_awaited_runs_and_is_counted_until_its_end(channel):
     channel.unary_unary(UNARY_UNARY)(b"x")
     assert channel.calls == 1
     await aio_wait_until(lambda: channel.calls == 0)
@@ -113,7 +113,7 @@ async def test_a_call_that_nobody_awaits_runs_to_its_end_and_is_counted_down(cha
 @pytest.mark.parametrize(
     ("reads", "drains"), [("not begun", True), ("read", False), ("iterated", True)]
 )
-async def test_a_stream_that_its_caller_has_forgotten_is_cancelled(shop, channel, drains, reads):
+async def test_a_dropped_stream_is_canceled(shop, channel, drains, reads):
     shop.then(silent := Silent(after=1))
     call = channel.unary_stream(UNARY_STREAM)(b"ab")
     if reads == "read":
@@ -132,7 +132,7 @@ async def test_a_stream_that_its_caller_has_forgotten_is_cancelled(shop, channel
     await aio_wait_until(shop.calls[-1].ended.is_set)
 
 
-async def test_a_call_costs_no_task_of_its_own(shop, channel):
+async def test_a_call_needs_no_task(shop, channel):
     bare, bare_tasks = grpc.aio.insecure_channel(shop.target), 0
     for one in (bare, channel):
         shop.then(*(hangs := [Hang(), Hang()]))
@@ -149,7 +149,7 @@ async def test_a_call_costs_no_task_of_its_own(shop, channel):
     await bare.close()
 
 
-async def test_a_failure_is_told_as_on_a_bare_channel(shop, channel):
+async def test_a_failure_is_reported_as_on_a_channel_of_grpc(shop, channel):
     for code in ("NOT_FOUND", "UNAVAILABLE"):
         shop.then(Fail(code, "no such thing", trailing=(("why", "so"),)))
         error = await refused(channel.unary_unary(UNARY_UNARY)(b"x"))
@@ -159,7 +159,7 @@ async def test_a_failure_is_told_as_on_a_bare_channel(shop, channel):
 
 
 @BUGS_OF_INTERCEPTORS
-async def test_a_call_of_which_an_interceptor_makes_nothing_is_not_counted_for_ever(make):
+async def test_a_call_that_an_interceptor_does_not_start_is_not_counted(make):
     class Broken(grpc.aio.UnaryUnaryClientInterceptor):
         async def intercept_unary_unary(self, continuation, details, request):
             raise KeyError("a bug")
@@ -170,12 +170,12 @@ async def test_a_call_of_which_an_interceptor_makes_nothing_is_not_counted_for_e
         await member(b"awaited")
     assert channel.calls == 0
     loop = asyncio.get_running_loop()
-    loop.set_exception_handler(lambda *_: None)  # grpc.aio's own callback breaks
+    loop.set_exception_handler(lambda *_: None)  # a callback of grpc.aio raises
     member(b"forgotten")
     await aio_wait_until(lambda: (gc.collect(), channel.calls)[1] == 0)
 
 
-async def test_what_begins_no_call_is_not_counted(channel):
+async def test_a_call_that_raises_at_its_start_is_not_counted(channel):
     with pytest.raises(TypeError):
         channel.unary_unary(UNARY_UNARY)(b"x", wrong=True)
     with pytest.raises(TypeError):
@@ -186,7 +186,7 @@ async def test_what_begins_no_call_is_not_counted(channel):
     assert channel.calls == 0
 
 
-async def test_the_time_that_a_call_has_left_is_told(shop, channel):
+async def test_time_remaining_of_a_call(shop, channel):
     shop.then(Hang())
     call = channel.unary_unary(UNARY_UNARY)(b"x", timeout=500)
     assert 400 < call.time_remaining() <= 500
@@ -194,7 +194,7 @@ async def test_the_time_that_a_call_has_left_is_told(shop, channel):
     assert channel.unary_unary(UNARY_UNARY)(b"x").time_remaining() is None
 
 
-async def test_serializers_are_kept_and_a_call_without_them_is_of_bytes(channel):
+async def test_serializers_are_used_and_without_them_messages_are_bytes(channel):
     member = channel.unary_unary(UNARY_UNARY, str.encode, bytes.decode)
     assert await member("text") == "text"
     registered = channel.unary_unary(UNARY_UNARY, str.encode, bytes.decode, True)
@@ -213,7 +213,7 @@ async def test_serializers_are_kept_and_a_call_without_them_is_of_bytes(channel)
 # Activity
 
 
-async def test_messages_stamp_the_traffic_of_the_active_connection(channel, timer):
+async def test_messages_stamp_the_activity_of_the_active_connection(channel, timer):
     activity = channel.activity
     assert (activity.last_read_ns, activity.last_write_ns, activity.last_use_ns) == (
         None,
@@ -228,7 +228,7 @@ async def test_messages_stamp_the_traffic_of_the_active_connection(channel, time
     assert channel.activity.last_use_ns is None
 
 
-async def test_an_answer_stamps_it_too_if_more_was_asked_before(channel, timer):
+async def test_a_response_stamps_the_activity_after_other_calls_on_the_call_object(channel, timer):
     for number, question in enumerate(("code", "initial_metadata", "add_done_callback"), start=1):
         channel.reconnect(force=True)
         call = channel.unary_unary(UNARY_UNARY)(b"x")
@@ -242,14 +242,14 @@ async def test_an_answer_stamps_it_too_if_more_was_asked_before(channel, timer):
         assert activity.last_read_ns == activity.last_use_ns == 5 * 10**9 * number
 
 
-async def test_a_call_that_is_cancelled_is_no_sign_of_life(shop, channel):
+async def test_a_canceled_call_is_not_a_read(shop, channel):
     call = await hanging(shop, channel)
     call.add_done_callback(lambda _: None)
     assert call.cancel()
     assert channel.activity.last_read_ns is None
 
 
-async def test_the_begin_of_a_request_stream_is_use_before_there_is_a_request(shop, channel):
+async def test_the_start_of_a_request_stream_is_use_before_the_first_request(shop, channel):
     shop.then(Hang())
     call = Stub(channel).stream_stream()
     assert channel.activity.last_use_ns is not None
@@ -257,7 +257,7 @@ async def test_the_begin_of_a_request_stream_is_use_before_there_is_a_request(sh
     call.cancel()
 
 
-async def test_only_a_status_that_no_client_makes_up_is_a_sign_of_life(shop, channel):
+async def test_only_a_status_that_no_client_sets_is_a_read(shop, channel):
     read, stub = {}, Stub(channel)
     codes = [code.name for code in grpc.StatusCode if code is not grpc.StatusCode.OK]
     for number, code in enumerate(codes * len(KINDS)):
@@ -270,7 +270,7 @@ async def test_only_a_status_that_no_client_makes_up_is_a_sign_of_life(shop, cha
     assert read == {code: {code not in MADE_BY_CLIENTS} for code in codes}
 
 
-async def test_a_failure_on_this_side_is_no_sign_of_life(make):
+async def test_a_failure_in_the_client_is_not_a_read(make):
     channel = make(options=[("grpc.max_send_message_length", 10)])
     error = await refused(channel.unary_unary(UNARY_UNARY)(b"x" * 100))
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -280,7 +280,7 @@ async def test_a_failure_on_this_side_is_no_sign_of_life(make):
 # For the heartbeat
 
 
-async def test_a_heartbeats_call_is_neither_use_nor_in_flight(shop, channel, timer):
+async def test_a_heartbeat_is_neither_use_nor_a_call_in_flight(shop, channel, timer):
     ping = channel.heartbeat_call(UNARY_UNARY)
     call = ping(b"hello", timeout=9)
     assert channel.calls == 0
@@ -289,7 +289,7 @@ async def test_a_heartbeats_call_is_neither_use_nor_in_flight(shop, channel, tim
     assert channel.activity.last_read_ns is None
 
 
-async def test_a_heartbeat_goes_to_the_connection_of_the_moment(shop, channel):
+async def test_a_heartbeat_uses_the_active_connection(shop, channel):
     ping = channel.heartbeat_call(UNARY_UNARY)
     assert await ping(b"1") == b"1"
     shop.then(hang := Hang())
@@ -304,7 +304,7 @@ async def test_a_heartbeat_goes_to_the_connection_of_the_moment(shop, channel):
 # Replacing
 
 
-async def test_it_tells_what_it_is(channel, shop, events):
+async def test_repr_of_the_channel(channel, shop, events):
     await channel.channel_ready()
     call = await hanging(shop, channel)
     seen = (channel.target, channel.number, channel.calls, channel.closed)
@@ -315,7 +315,7 @@ async def test_it_tells_what_it_is(channel, shop, events):
     call.cancel()
 
 
-async def test_one_that_never_worked_is_replaced_again_only_after_a_while(make, timer):
+async def test_the_backoff_delays_reconnects_of_connections_that_never_answered(make, timer):
     channel = make(backoff=2.0)
     assert [channel.reconnect(), channel.reconnect()] == [True, False]
     timer.advance(2.0)
@@ -325,7 +325,7 @@ async def test_one_that_never_worked_is_replaced_again_only_after_a_while(make, 
     assert channel.reconnect()
 
 
-async def test_what_connect_raises_comes_out_and_nothing_has_changed(make, shop):
+async def test_an_exception_of_connect_is_raised_and_changes_nothing(make, shop):
     answers = [grpc.aio.insecure_channel, OSError("no way"), lambda *_: None]
 
     def connect(options):
@@ -344,7 +344,7 @@ async def test_what_connect_raises_comes_out_and_nothing_has_changed(make, shop)
     assert await channel.unary_unary(UNARY_UNARY)(b"x") == b"x"
 
 
-async def test_connect_must_not_give_the_same_channel_twice(make, shop):
+async def test_connect_must_return_a_new_channel(make, shop):
     bare = grpc.aio.insecure_channel(shop.target)
     channel = make(connect=lambda _: bare)
     with pytest.raises(ConfigurationError, match="a new channel each time"):
@@ -352,7 +352,7 @@ async def test_connect_must_not_give_the_same_channel_twice(make, shop):
     assert await channel.unary_unary(UNARY_UNARY)(b"x") == b"x"
 
 
-async def test_connect_must_not_give_a_channel_that_drains(make, shop):
+async def test_connect_must_not_return_a_channel_that_drains(make, shop):
     bare = [grpc.aio.insecure_channel(shop.target) for _ in range(2)]
     turns = [*bare, bare[0]]
     channel = make(connect=lambda _: turns.pop(0))
@@ -365,19 +365,19 @@ async def test_connect_must_not_give_a_channel_that_drains(make, shop):
     assert await channel.unary_unary(UNARY_UNARY)(b"x") == b"x"
 
 
-async def test_what_a_wait_object_raises_comes_out_and_nothing_has_changed(make):
+async def test_an_exception_of_a_wait_object_is_raised_and_changes_nothing(make):
     channel = make(backoff=lambda _: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         channel.reconnect()
     assert channel.number == 1
 
 
-async def test_tls_is_as_of_any_channel(make):
+async def test_tls_credentials(make):
     channel = make(credentials=grpc.ssl_channel_credentials())
     assert channel.reconnect()
 
 
-def test_it_is_replaced_on_a_loop_only():
+def test_reconnect_needs_a_running_loop():
     made = []
 
     async def use():
@@ -388,5 +388,5 @@ def test_it_is_replaced_on_a_loop_only():
         made[0].reconnect()
 
 
-def test_the_default_backoff_is_full_jitter_up_to_a_minute():
+def test_the_default_backoff_has_full_jitter_up_to_a_minute():
     assert (DEFAULT_BACKOFF.multiplier, DEFAULT_BACKOFF.max, DEFAULT_BACKOFF.min) == (1, 60, 0)

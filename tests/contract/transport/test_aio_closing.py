@@ -1,4 +1,4 @@
-"""The end of a channel of grpc.aio: closed, drained, dropped."""
+"""`close`, `drain` and garbage collection of channels of grpc.aio."""
 
 import asyncio
 import gc
@@ -21,7 +21,7 @@ SHUTDOWN = grpc.ChannelConnectivity.SHUTDOWN
 
 
 @pytest.mark.parametrize("grace", [None, 0.05])
-async def test_close_ends_the_calls_on_all_connections_as_grpc_does(shop, channel, timer, grace):
+async def test_close_cancels_the_calls_on_all_connections(shop, channel, timer, grace):
     async def awaited(call):
         return await call
 
@@ -41,7 +41,7 @@ async def test_close_ends_the_calls_on_all_connections_as_grpc_does(shop, channe
     await channel.close()
 
 
-async def test_the_grace_of_close_is_for_all_connections(shop, channel):
+async def test_the_grace_of_close_applies_to_all_connections(shop, channel):
     calls = [await hanging(shop, channel)]
     channel.reconnect()
     calls.append(await hanging(shop, channel))
@@ -55,7 +55,7 @@ async def test_the_grace_of_close_is_for_all_connections(shop, channel):
     assert [call.done() and not call.cancelled() for call in calls] == [True, True]
 
 
-async def test_a_close_that_is_cancelled_ends_all_at_once(shop, channel):
+async def test_a_canceled_close_cancels_all_calls(shop, channel):
     calls = [await hanging(shop, channel)]
     channel.reconnect()
     calls.append(await hanging(shop, channel))
@@ -65,7 +65,7 @@ async def test_a_close_that_is_cancelled_ends_all_at_once(shop, channel):
     await aio_wait_until(lambda: (channel.calls, channel.get_state()) == (0, SHUTDOWN))
 
 
-async def test_a_second_close_has_the_last_word_on_the_grace(shop, channel):
+async def test_a_second_close_changes_the_grace(shop, channel):
     call = await hanging(shop, channel)
     first = asyncio.create_task(channel.close(60))
     await asyncio.sleep(0)
@@ -74,7 +74,7 @@ async def test_a_second_close_has_the_last_word_on_the_grace(shop, channel):
     assert call.cancelled()
 
 
-async def test_whatever_a_callback_raises_the_channel_is_closed(shop, channel):
+async def test_the_channel_is_closed_although_a_close_callback_raises(shop, channel):
     call = await hanging(shop, channel)
 
     def callback():
@@ -86,7 +86,7 @@ async def test_whatever_a_callback_raises_the_channel_is_closed(shop, channel):
     assert call.cancelled()
 
 
-async def test_who_asked_is_told_of_the_close_once(channel, events):
+async def test_close_callbacks_are_called_once(channel, events):
     told = []
     channel.on_close(lambda: 1 / 0)
     channel.on_close(lambda: told.append(1))
@@ -102,7 +102,7 @@ async def test_who_asked_is_told_of_the_close_once(channel, events):
     assert isinstance(event, CallbackFailed)
 
 
-async def test_what_forgets_a_callback_keeps_no_channel_alive(shop):
+async def test_the_function_that_removes_a_callback_does_not_keep_the_channel_alive(shop):
     channel = ReconnectingChannel(shop.target)
     forget, gone = channel.on_close(print), weakref.ref(channel)
     del channel
@@ -110,15 +110,15 @@ async def test_what_forgets_a_callback_keeps_no_channel_alive(shop):
     forget()
 
 
-async def test_one_that_is_dropped_is_gone_though_the_timer_holds_a_drain(shop, timer):
+async def test_a_dropped_channel_is_freed_although_a_drain_timeout_is_pending(shop, timer):
     async def dropped():
-        # On its own: before 1.83 grpc.aio asks for the variables of all that waits when it closes a
-        # channel, and Python up to 3.12 keeps those answers.
+        # Not in a coroutine that waits: before 1.83 grpc.aio reads the variables of all waiting
+        # frames when it closes a channel, and Python up to 3.12 keeps them.
         channel = ReconnectingChannel(shop.target, timer=timer)
         call = await hanging(shop, channel)
         channel.reconnect(drain_timeout=600)
         call.cancel()
-        await aio_wait_until(lambda: timer.pending == 0)  # no lambda that would hold the channel
+        await aio_wait_until(lambda: timer.pending == 0)  # the lambda must not hold the channel
         return weakref.ref(channel)
 
     gone = await dropped()
@@ -128,7 +128,7 @@ async def test_one_that_is_dropped_is_gone_though_the_timer_holds_a_drain(shop, 
 # Retired
 
 
-async def test_a_drained_channel_lets_calls_end_and_takes_no_more(shop, channel, timer):
+async def test_a_draining_channel_finishes_calls_and_refuses_new_ones(shop, channel, timer):
     calls, told = {kind: await hanging(shop, channel, kind) for kind in KINDS}, []
     channel.on_close(lambda: told.append(channel.calls))
     channel.drain()
@@ -148,7 +148,7 @@ async def test_a_drained_channel_lets_calls_end_and_takes_no_more(shop, channel,
     await aio_wait_until(lambda: channel.get_state() is SHUTDOWN)
 
 
-async def test_a_drained_channel_without_calls_is_closed_at_once(channel):
+async def test_drain_closes_a_channel_without_calls_at_once(channel):
     await channel.unary_unary(UNARY_UNARY)(b"x")
     channel.drain(30.0)
     assert channel.closed
@@ -158,7 +158,7 @@ async def test_a_drained_channel_without_calls_is_closed_at_once(channel):
     assert channel.get_state() is SHUTDOWN
 
 
-async def test_when_the_time_is_over_calls_end_with_the_reason(shop, channel, timer):
+async def test_calls_end_with_the_reason_after_the_drain_timeout(shop, channel, timer):
     calls = {kind: await hanging(shop, channel, kind) for kind in KINDS}
     channel.drain(3.0, reason="10.0.0.7:50051 was removed")
     timer.advance(2.9)
@@ -173,14 +173,14 @@ async def test_when_the_time_is_over_calls_end_with_the_reason(shop, channel, ti
     await aio_wait_until(lambda: all(seen.ended.is_set() for seen in shop.calls))
 
 
-async def test_without_time_they_are_ended_now(shop, channel):
+async def test_a_drain_timeout_of_zero_ends_calls_at_once(shop, channel):
     call = await hanging(shop, channel)
     channel.drain(0)
     assert channel.closed
     assert (await refused(call)).details() == "channel drained: asked for"
 
 
-async def test_the_time_can_only_become_shorter(shop, channel, timer):
+async def test_a_second_drain_can_only_shorten_the_timeout(shop, channel, timer):
     call = await hanging(shop, channel)
     for drain in (None, 9.0, 2.0, 60.0):
         channel.drain(drain, reason=f"within {drain}")
@@ -189,7 +189,7 @@ async def test_the_time_can_only_become_shorter(shop, channel, timer):
     assert (await refused(call)).details() == "channel drained: within None"
 
 
-async def test_calls_on_connections_that_were_replaced_are_waited_for_too(shop, channel, timer):
+async def test_drain_waits_for_calls_on_replaced_connections(shop, channel, timer):
     old = await hanging(shop, channel)
     channel.reconnect("silent", drain_timeout=60.0)
     new = await hanging(shop, channel)
@@ -202,7 +202,7 @@ async def test_calls_on_connections_that_were_replaced_are_waited_for_too(shop, 
     assert (channel.closed, timer.pending) == (True, 0)
 
 
-async def test_close_ends_what_still_drains(shop, channel, timer):
+async def test_close_ends_a_drain(shop, channel, timer):
     call = await hanging(shop, channel)
     channel.drain(60.0)
     await channel.close()
@@ -210,7 +210,7 @@ async def test_close_ends_what_still_drains(shop, channel, timer):
     channel.drain(1.0)
 
 
-async def test_one_that_is_dropped_while_it_drains_is_gone(shop, timer):
+async def test_a_channel_that_is_dropped_while_it_drains_is_freed(shop, timer):
     channel = ReconnectingChannel(shop.target, timer=timer)
     call = await hanging(shop, channel)
     channel.drain(600)

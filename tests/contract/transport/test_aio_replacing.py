@@ -1,6 +1,6 @@
-"""Calls of grpc.aio in flight when their connection is replaced go on, or end with the reason.
+"""Calls of grpc.aio in flight during a reconnect: they continue, or end with the reason.
 
-A call that ends with its connection is told from one that its caller cancels.
+A call that ends with its connection is distinguished from a call that its caller cancels.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ def passing(kind):
 
 @pytest.fixture(params=["plain", "interceptors", "kit"])
 def way(request, make):
-    """What stubs are made of, and the channel below."""
+    """A channel for stubs, and the channel below it."""
     given = [passing(kind) for kind in KINDS] if request.param == "interceptors" else None
     channel = make(interceptors=given)
     if request.param == "kit":
@@ -62,11 +62,11 @@ WAITS = (
     ("unary_stream", iterate),
     ("stream_stream", iterate),
 )
-"""How the answer is waited for, by kind."""
+"""The ways to wait for the response, by kind."""
 
 
 def begin(outer, kind):
-    """A call that may or may not be on its way."""
+    """Start a call; it may not have been sent yet."""
     return getattr(Stub(outer), kind)(b"x" if kind.startswith("unary") else None)
 
 
@@ -78,7 +78,7 @@ def task_of(wait, call):
 
 
 async def end_of(task):
-    """What the task raises."""
+    """The exception of the task."""
     await asyncio.wait([task], timeout=WAIT_S)
     try:
         return task.exception() if task.done() else None
@@ -87,7 +87,7 @@ async def end_of(task):
 
 
 def has_reason(error):
-    """Whether it is the status of a call that was ended with its connection."""
+    """Whether this is the status of a call that was ended with its connection."""
     if not isinstance(error, grpc.aio.AioRpcError):
         return False
     return (error.code().name, error.details()) == ("UNAVAILABLE", REASON)
@@ -96,7 +96,7 @@ def has_reason(error):
 # Drain
 
 
-async def test_calls_without_a_limit_go_on_for_as_long_as_they_take(shop, make, timer):
+async def test_without_a_drain_timeout_calls_continue_after_a_reconnect(shop, make, timer):
     made = []
 
     def connect(options):
@@ -109,7 +109,7 @@ async def test_calls_without_a_limit_go_on_for_as_long_as_they_take(shop, make, 
     timer.advance(10**6)
     assert (channel.calls, timer.pending) == (len(KINDS), 0)
     for seen in shop.calls:
-        seen.ended.set()  # the server's handler goes on, and ends the call
+        seen.ended.set()  # the server's handler continues and ends the call
     for kind, call in calls.items():
         if kind.startswith("stream"):
             await call.done_writing()
@@ -119,7 +119,7 @@ async def test_calls_without_a_limit_go_on_for_as_long_as_they_take(shop, make, 
 
 
 @pytest.mark.parametrize("drain", [0, 3.0])
-async def test_calls_that_are_out_of_time_end_with_the_reason(shop, channel, timer, drain):
+async def test_calls_end_with_the_reason_after_the_drain_timeout(shop, channel, timer, drain):
     calls = {kind: await hanging(shop, channel, kind) for kind in KINDS}
     waiting = [task_of(itself if kind.endswith("unary") else read, calls[kind]) for kind in KINDS]
     await steps()
@@ -136,7 +136,7 @@ async def test_calls_that_are_out_of_time_end_with_the_reason(shop, channel, tim
     await aio_wait_until(lambda: all(seen.ended.is_set() for seen in shop.calls))
 
 
-async def test_a_time_to_drain_that_is_not_needed_is_forgotten(shop, channel, timer):
+async def test_the_drain_timeout_is_canceled_when_the_last_call_has_ended(shop, channel, timer):
     channel.reconnect(drain_timeout=5)
     assert timer.pending == 0
     await channel.unary_unary(UNARY_UNARY)(b"x")
@@ -147,9 +147,7 @@ async def test_a_time_to_drain_that_is_not_needed_is_forgotten(shop, channel, ti
     await aio_wait_until(lambda: timer.pending == 0)
 
 
-async def test_calls_end_at_once_if_the_timer_that_limits_the_drain_is_stopped(
-    shop, make, timer, events
-):
+async def test_calls_end_at_once_if_the_timer_is_stopped(shop, make, timer, events):
     timer.stop()
     channel = make()
     call = await hanging(shop, channel)
@@ -158,7 +156,7 @@ async def test_calls_end_at_once_if_the_timer_that_limits_the_drain_is_stopped(
     assert any(isinstance(event, ExecutorRejected) for event in events)
 
 
-async def test_without_a_timer_the_shared_one_ends_what_is_left(shop, make):
+async def test_without_a_timer_the_shared_timer_ends_the_drain(shop, make):
     channel = make(timer=None)
     call = await hanging(shop, channel)
     channel.reconnect(drain_timeout=0.05)
@@ -172,7 +170,7 @@ async def test_a_call_ended_with_its_connection_raises_its_status(shop, way):
     outer, channel = way
     calls = [await hanging(shop, outer, kind) for kind, _ in WAITS]
     shop.then(*[Hang()] * len(WAITS))
-    calls += [begin(outer, kind) for kind, _ in WAITS]  # these may not be on their way
+    calls += [begin(outer, kind) for kind, _ in WAITS]  # these may not have been sent
     waiting = [task_of(wait, call) for (_, wait), call in zip(WAITS * 2, calls, strict=True)]
     await asyncio.sleep(0)
     channel.reconnect("it is dead", drain_timeout=0, force=True)
@@ -198,7 +196,7 @@ SCOPES = {
 }
 
 
-async def test_the_scope_in_which_it_is_awaited_changes_nothing(shop, channel):
+async def test_a_call_ended_with_its_connection_raises_its_status_in_every_scope(shop, channel):
     for name, scope in SCOPES.items():
         calls = [await hanging(shop, channel, kind) for kind, _ in WAITS]
         waiting = [
@@ -211,7 +209,7 @@ async def test_the_scope_in_which_it_is_awaited_changes_nothing(shop, channel):
             assert has_reason(await end_of(task)), name
 
 
-async def test_in_a_group_it_is_one_failure_among_others(shop, channel):
+async def test_in_a_task_group_the_status_is_one_of_the_exceptions(shop, channel):
     calls = [await hanging(shop, channel) for _ in range(3)]
 
     async def awaited(call):
@@ -229,7 +227,7 @@ async def test_in_a_group_it_is_one_failure_among_others(shop, channel):
     assert {error.code() for error in caught.value.exceptions} == {grpc.StatusCode.UNAVAILABLE}
 
 
-async def test_a_cancelled_group_takes_its_calls_along(shop, channel):
+async def test_a_canceled_task_group_cancels_its_calls(shop, channel):
     call = await hanging(shop, channel)
 
     async def awaited():
@@ -250,13 +248,13 @@ async def test_a_cancelled_group_takes_its_calls_along(shop, channel):
     assert any(isinstance(error, KeyError) for error in caught.value.exceptions)
 
 
-async def test_a_caller_that_is_cancelled_stays_cancelled(shop, way):
+async def test_a_canceled_caller_stays_canceled(shop, way):
     outer, channel = way
     for when in ("alone", "before", "after", "a step before", "a step after"):
         calls = [await hanging(shop, outer, kind) for kind, _ in WAITS]
         waiting = [task_of(wait, call) for (_, wait), call in zip(WAITS, calls, strict=True)]
         await steps()
-        if "after" in when:  # the replacement is first
+        if "after" in when:  # the reconnect comes first
             channel.reconnect("it is dead", drain_timeout=0, force=True)
         if when == "a step after":
             await asyncio.sleep(0)
@@ -267,15 +265,15 @@ async def test_a_caller_that_is_cancelled_stays_cancelled(shop, way):
             channel.reconnect("it is dead", drain_timeout=0, force=True)
         for task, was_cancelled in zip(waiting, cancelled, strict=True):
             end = await end_of(task)
-            if when == "a step after":  # it may have been told already
+            if when == "a step after":  # it may have been reported already
                 assert has_reason(end) or (was_cancelled and task.cancelled())
             else:
                 assert task.cancelled(), when
         await aio_wait_until(lambda: channel.calls == 0)
 
 
-async def test_a_call_made_while_a_cancelled_task_cleans_up_raises_its_status(shop, way):
-    """Such a task says for good that it was cancelled. It may be so a second time."""
+async def test_a_call_in_the_cleanup_of_a_canceled_task_raises_its_status(shop, way):
+    """Such a task always reports that it was canceled. It may be canceled a second time."""
     outer, channel = way
     for again in (False, True):
         begun, ends = [], []
@@ -288,7 +286,7 @@ async def test_a_call_made_while_a_cancelled_task_cleans_up_raises_its_status(sh
                 begun.append(call)
                 try:
                     await wait(call)
-                except BaseException as error:  # noqa: BLE001 - whatever it is
+                except BaseException as error:  # noqa: BLE001 - any exception
                     ends.append(error)
                 raise
 
@@ -311,7 +309,7 @@ async def test_a_call_made_while_a_cancelled_task_cleans_up_raises_its_status(sh
         )
 
 
-async def test_a_call_written_while_a_cancelled_task_cleans_up_ends(shop, channel):
+async def test_a_write_in_the_cleanup_of_a_canceled_task_ends(shop, channel):
     writing, ends = asyncio.Event(), []
 
     async def clean_up():
@@ -322,8 +320,8 @@ async def test_a_call_written_while_a_cancelled_task_cleans_up_ends(shop, channe
             writing.set()
             try:
                 while True:
-                    await call.write(bytes(10**6))  # more than fits into any window
-            except BaseException as error:  # noqa: BLE001 - whatever it is
+                    await call.write(bytes(10**6))  # more than the flow-control window
+            except BaseException as error:  # noqa: BLE001 - any exception
                 ends.append(error)
             raise
 
@@ -337,7 +335,7 @@ async def test_a_call_written_while_a_cancelled_task_cleans_up_ends(shop, channe
     assert isinstance(end, (grpc.aio.AioRpcError, asyncio.InvalidStateError))
 
 
-async def test_a_time_limit_that_is_over_with_the_replacement_raises_either(shop, channel):
+async def test_a_timeout_at_the_same_time_as_a_reconnect_raises_one_of_both(shop, channel):
     async def within(call):
         async with asyncio.timeout(0.05):
             return await call
@@ -353,7 +351,7 @@ async def test_a_time_limit_that_is_over_with_the_replacement_raises_either(shop
 # What else is asked of a call that ends with its connection
 
 
-async def test_its_status_and_metadata_are_told(shop, way):
+async def test_status_and_metadata_of_a_call_ended_with_its_connection(shop, way):
     outer, channel = way
     asks = ("code", "details", "trailing_metadata", "initial_metadata")
     shop.then(*[Silent()] * len(asks))
@@ -368,7 +366,7 @@ async def test_its_status_and_metadata_are_told(shop, way):
     assert (code, details) == (grpc.StatusCode.UNAVAILABLE, REASON)
 
 
-async def test_waiting_for_its_connection_ends(shop, channel):
+async def test_wait_for_connection_ends_with_its_connection(shop, channel):
     shop.then(*[Hang()] * len(KINDS))
     calls = [begin(channel, kind) for kind in KINDS]
     waiting = [task_of(lambda call: call.wait_for_connection(), call) for call in calls]
@@ -377,15 +375,15 @@ async def test_waiting_for_its_connection_ends(shop, channel):
     assert [has_reason(await end_of(task)) for task in waiting] == [True] * len(KINDS)
 
 
-async def test_writing_to_it_ends(shop, way):
-    """A bare call of grpc.aio 1.85 that is cancelled before it is on its way hangs who writes."""
+async def test_write_ends_with_its_connection(shop, way):
+    """In grpc.aio 1.85 `write` hangs if the call is canceled before it was sent."""
     outer, channel = way
 
     async def write(call):
         while True:
-            await call.write(bytes(10**6))  # more than fits into any window
+            await call.write(bytes(10**6))  # more than the flow-control window
 
-    # Those that may never reach the server come last: the server hangs with the first that does.
+    # Calls that may never reach the server come last: the server hangs in the first one.
     for begun, kind in itertools.product((True, False), ("stream_unary", "stream_stream")):
         shop.then(hang := Hang())
         call = begin(outer, kind)
@@ -400,7 +398,7 @@ async def test_writing_to_it_ends(shop, way):
         await asyncio.wait_for(call.done_writing(), WAIT_S)
 
 
-async def test_messages_that_were_read_stay_read(shop, channel):
+async def test_messages_that_were_read_before_the_end_are_delivered(shop, channel):
     shop.then(Silent(after=2))
     call = Stub(channel).unary_stream(b"ab")
     assert [await call.read(), await call.read()] == [b"a", b"b"]
@@ -409,7 +407,7 @@ async def test_messages_that_were_read_stay_read(shop, channel):
         await call.read()
 
 
-async def test_a_status_that_came_first_stays(shop, channel):
+async def test_a_status_that_arrived_before_the_end_is_kept(shop, channel):
     shop.then(Fail("NOT_FOUND", "no such thing"))
     call = channel.unary_unary(UNARY_UNARY)(b"x")
     await aio_wait_until(call.done)
@@ -418,7 +416,7 @@ async def test_a_status_that_came_first_stays(shop, channel):
         await call
 
 
-async def test_a_request_iterator_is_closed_with_its_call(shop, channel):
+async def test_the_request_iterator_is_closed_with_its_call(shop, channel):
     closed = asyncio.Event()
 
     async def requests():

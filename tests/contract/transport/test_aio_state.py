@@ -1,4 +1,4 @@
-"""What is seen of a channel of grpc.aio: its state across replacements."""
+"""The state of a channel of grpc.aio across reconnects."""
 
 import asyncio
 import itertools
@@ -15,7 +15,7 @@ IDLE, READY, FAILING, SHUTDOWN = (
 )
 
 
-async def test_its_state_is_that_of_the_active_connection(channel):
+async def test_the_state_is_that_of_the_active_connection(channel):
     assert channel.get_state() is IDLE
     assert channel.is_idle()
     await asyncio.wait_for(channel.channel_ready(), WAIT_S)
@@ -27,8 +27,8 @@ async def test_its_state_is_that_of_the_active_connection(channel):
     assert not channel.is_idle()
 
 
-async def test_a_replacement_is_a_change_of_state(shop, channel):
-    call = await hanging(shop, channel)  # so that the old connection stays as it is
+async def test_wait_for_state_change_returns_after_a_reconnect(shop, channel):
+    call = await hanging(shop, channel)  # so that the old connection stays open
     waiting = [asyncio.create_task(channel.wait_for_state_change(READY)) for _ in range(3)]
     await steps(5)
     assert not any(task.done() for task in waiting)
@@ -38,7 +38,7 @@ async def test_a_replacement_is_a_change_of_state(shop, channel):
     call.cancel()
 
 
-async def test_who_waits_for_another_state_is_woken_by_no_old_connection(shop, channel):
+async def test_wait_for_state_change_ignores_old_connections(shop, channel):
     waiting = asyncio.create_task(channel.wait_for_state_change(IDLE))
     await steps(5)
     channel.reconnect(force=True)  # idle again
@@ -48,18 +48,18 @@ async def test_who_waits_for_another_state_is_woken_by_no_old_connection(shop, c
     await asyncio.wait_for(waiting, WAIT_S)
 
 
-async def test_ready_is_waited_for_across_replacements(make, shop):
+async def test_channel_ready_waits_across_reconnects(make, shop):
     targets = ["127.0.0.1:1", shop.target]
     channel = make(connect=lambda options: grpc.aio.insecure_channel(targets.pop(0), options))
     waiting = asyncio.create_task(channel.channel_ready())
     await steps(20)
-    assert not waiting.done()  # nobody listens at the first target
+    assert not waiting.done()  # no server listens on the first target
     channel.reconnect()
     await asyncio.wait_for(waiting, WAIT_S)
     assert channel.get_state() is READY
 
 
-async def test_close_wakes_who_waits_as_grpc_does(shop, channel):
+async def test_close_ends_waits_for_a_state(shop, channel):
     bare = grpc.aio.insecure_channel(shop.target)
     told = []
     for one in (bare, channel):
@@ -73,7 +73,7 @@ async def test_close_wakes_who_waits_as_grpc_does(shop, channel):
     assert [repr(end) for end in told[1]] == [repr(end) for end in told[0]]
 
 
-async def test_to_stop_waiting_leaves_nothing(channel):
+async def test_a_canceled_wait_leaves_no_task(channel):
     before = asyncio.all_tasks()
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(channel.wait_for_state_change(IDLE), 0.01)
@@ -81,8 +81,8 @@ async def test_to_stop_waiting_leaves_nothing(channel):
 
 
 @pytest.mark.parametrize("busy", [False, True])
-async def test_ready_comes_at_whatever_step_the_connection_is_replaced(shop, make, busy):
-    """A step of the loop may be between any two of who waits."""
+async def test_channel_ready_returns_if_reconnected_at_any_step_of_the_loop(shop, make, busy):
+    """Every number of loop iterations between the two."""
     for count, drain in itertools.product(range(7), (None, 0)):
         channel = make(backoff=0)
         call = await hanging(shop, channel) if busy else None
@@ -97,12 +97,12 @@ async def test_ready_comes_at_whatever_step_the_connection_is_replaced(shop, mak
         await channel.close()
 
 
-async def test_a_loop_of_state_changes_sees_ready_at_whatever_step(make):
+async def test_repeated_waits_see_ready_if_reconnected_at_any_step_of_the_loop(make):
     async def ready(channel):
         state = channel.get_state(try_to_connect=True)
         while state is not READY:
             await channel.wait_for_state_change(state)
-            state = channel.get_state()  # it was asked for once
+            state = channel.get_state()  # after one request to connect
 
     for count in range(5):
         channel = make(backoff=0)
@@ -112,14 +112,14 @@ async def test_a_loop_of_state_changes_sees_ready_at_whatever_step(make):
         channel.reconnect(force=True)
         await asyncio.wait_for(waiting, WAIT_S)
         channel.reconnect(force=True)
-        assert channel.get_state() is IDLE  # the last one had its connection
+        assert channel.get_state() is IDLE  # the last connection was READY
         await channel.close()
 
 
-async def test_no_replacement_is_missed_by_who_waits_for_a_change(shop, make):
+async def test_wait_for_state_change_misses_no_reconnect(shop, make):
     for count in range(4):
         channel = make()
-        call = await hanging(shop, channel)  # so that the old connection stays as it is
+        call = await hanging(shop, channel)  # so that the old connection stays open
         waiting = asyncio.create_task(channel.wait_for_state_change(READY))
         await steps(count)
         channel.reconnect()
@@ -128,7 +128,7 @@ async def test_no_replacement_is_missed_by_who_waits_for_a_change(shop, make):
         await channel.close()
 
 
-async def test_it_says_what_it_is(shop, channel):
+async def test_repr_of_the_channel(shop, channel):
     said = repr(channel)
     await channel.unary_unary(UNARY_UNARY)(b"x")
     channel.reconnect()

@@ -1,4 +1,4 @@
-"""Many replacements under many calls: none of them fails, and nothing is left."""
+"""Many reconnects during many calls: no call fails, and nothing is left."""
 
 import asyncio
 import gc
@@ -25,7 +25,7 @@ REPLACEMENTS = 100
 
 
 async def storm(channel):
-    """Replace the connection under busy tasks; gives what went wrong, and how many went well."""
+    """Reconnect under busy tasks; returns the failures, and the number of successes."""
     stub, wrong, well, over = Stub(channel), [], 0, False
 
     async def work(number):
@@ -64,7 +64,7 @@ async def test_no_call_fails_and_nothing_is_left(channel):
 
 
 @pytest.mark.skipif(uvloop is None, reason="uvloop is not installed")
-def test_it_is_the_same_on_uvloop(shop, timer):
+def test_no_call_fails_on_uvloop(shop, timer):
     async def main():
         async with ReconnectingChannel(shop.target, timer=timer) as channel:
             wrong, well = await storm(channel)

@@ -1,4 +1,4 @@
-"""What both ReconnectingChannels refuse, and with which message."""
+"""Arguments that `ReconnectingChannel` refuses in both worlds, and the messages."""
 
 import grpc
 import pytest
@@ -21,12 +21,12 @@ NEW = [
     (
         {"connect": print, "compression": grpc.Compression.Gzip},
         ConfigurationError,
-        "compression: not together with connect",
+        "compression: not allowed together with connect",
     ),
     (
         {"connect": print, "credentials": grpc.ssl_channel_credentials()},
         ConfigurationError,
-        "credentials: not together with connect",
+        "credentials: not allowed together with connect",
     ),
     ({"backoff": "1 s"}, TypeError, "backoff: wait must be seconds"),
     ({"backoff": -1}, ConfigurationError, "backoff: wait must not be negative"),
@@ -36,7 +36,7 @@ NEW_AIO = [
     (
         {"connect": print, "interceptors": [object()]},
         ConfigurationError,
-        "interceptors: not together with connect",
+        "interceptors: not allowed together with connect",
     ),
 ]
 METHODS = [

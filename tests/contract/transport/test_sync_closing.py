@@ -1,4 +1,4 @@
-"""The end of a channel for threads: closed, drained, forgotten at the exit of its program."""
+"""`close` and `drain` of channels of grpc, and the exit of programs that close none."""
 
 import subprocess
 import sys
@@ -22,7 +22,7 @@ def channel(shop, timer):
 
 
 def hanging(shop, channel):
-    """A call that the server has begun and does not answer."""
+    """A call that the server does not answer."""
     shop.then(hang := Hang())
     running = channel.unary_unary(UNARY_UNARY).future(b"x")
     assert hang.begun.wait(WAIT_S)
@@ -32,7 +32,7 @@ def hanging(shop, channel):
 # Closed
 
 
-def test_closing_ends_all_calls_on_all_connections_as_grpc_does(shop, channel, timer):
+def test_close_cancels_the_calls_on_all_connections(shop, channel, timer):
     def begun():
         shop.then(silent := Silent())
         stream = channel.stream_stream(STREAM_STREAM)(iter([b"x"]))
@@ -51,7 +51,7 @@ def test_closing_ends_all_calls_on_all_connections_as_grpc_does(shop, channel, t
     assert wait_until(lambda: channel.calls == 0)
 
 
-def test_listeners_are_told_of_the_end_once(channel):
+def test_close_callbacks_are_called_once(channel):
     told = []
     channel.on_close(lambda: told.append(1))
     forget = channel.on_close(lambda: told.append(2))
@@ -65,7 +65,7 @@ def test_listeners_are_told_of_the_end_once(channel):
     assert told == [1, True, 3]
 
 
-def test_whatever_a_listener_raises_the_channel_is_closed(shop):
+def test_the_channel_is_closed_although_a_close_callback_raises(shop):
     inner = []
 
     def connect(options):
@@ -85,7 +85,7 @@ def test_whatever_a_listener_raises_the_channel_is_closed(shop):
             each(b"x")
 
 
-def test_a_listener_that_raises_does_not_keep_the_others_from_being_told(channel, events):
+def test_the_other_close_callbacks_are_called_although_one_raises(channel, events):
     told = []
     channel.on_close(lambda: 1 / 0)
     channel.on_close(lambda: told.append(1))
@@ -95,7 +95,7 @@ def test_a_listener_that_raises_does_not_keep_the_others_from_being_told(channel
     assert (type(event).__name__, type(event.error)) == ("CallbackFailed", ZeroDivisionError)
 
 
-def test_what_forgets_a_callback_keeps_no_channel_alive(shop):
+def test_the_function_that_removes_a_callback_does_not_keep_the_channel_alive(shop):
     class Listener:
         def closed(self):
             pass
@@ -113,7 +113,7 @@ def test_what_forgets_a_callback_keeps_no_channel_alive(shop):
 # Retired
 
 
-def test_a_drained_channel_without_calls_is_closed(channel):
+def test_drain_closes_a_channel_without_calls(channel):
     channel.drain()
     assert wait_until(lambda: channel.closed)
     assert channel.get_state() is grpc.ChannelConnectivity.SHUTDOWN
@@ -121,7 +121,7 @@ def test_a_drained_channel_without_calls_is_closed(channel):
     assert channel.closed
 
 
-def test_a_drained_channel_lets_calls_end_and_takes_no_more(channel, shop):
+def test_a_draining_channel_finishes_calls_and_refuses_new_ones(channel, shop):
     told = []
     channel.on_close(lambda: told.append(channel.calls))
     shop.then(silent := Silent(after=1))
@@ -135,12 +135,12 @@ def test_a_drained_channel_lets_calls_end_and_takes_no_more(channel, shop):
             begin(b"y")
     assert not channel.reconnect("late", force=True)
     assert (channel.calls, channel.closed, told) == (1, False, [])
-    shop.calls[0].ended.set()  # the server's handler goes on, and ends the call
+    shop.calls[0].ended.set()  # the server's handler continues and ends the call
     assert list(stream) == [b"b"]
     assert wait_until(lambda: (channel.closed, channel.calls, told) == (True, 0, [0]))
 
 
-def test_when_the_time_is_over_calls_end_with_the_reason(channel, shop, timer):
+def test_calls_end_with_the_reason_after_the_drain_timeout(channel, shop, timer):
     running = hanging(shop, channel)
     channel.drain(drain_timeout=5, reason="orders-1 is gone")
     timer.advance(4.9)
@@ -148,13 +148,13 @@ def test_when_the_time_is_over_calls_end_with_the_reason(channel, shop, timer):
     timer.advance(0.2)
     error = running.exception(timeout=WAIT_S)
     assert error.code() is UNAVAILABLE
-    assert "channel drained: orders-1 is gone" in error.details()  # core may add its own words
+    assert "channel drained: orders-1 is gone" in error.details()  # gRPC may add text
     assert wait_until(lambda: channel.closed)
 
 
-def test_a_connection_that_was_replaced_before_ends_by_then_too(channel, shop, timer):
+def test_the_drain_timeout_applies_to_replaced_connections(channel, shop, timer):
     running = hanging(shop, channel)
-    channel.reconnect("dead")  # may take as long as it takes
+    channel.reconnect("dead")  # no drain timeout
     channel.drain(drain_timeout=5)
     assert not channel.closed
     timer.advance(5.1)
@@ -162,7 +162,7 @@ def test_a_connection_that_was_replaced_before_ends_by_then_too(channel, shop, t
     assert wait_until(lambda: channel.closed)
 
 
-def test_asked_again_the_time_can_become_shorter(channel, shop, timer):
+def test_a_second_drain_can_shorten_the_timeout(channel, shop, timer):
     running = hanging(shop, channel)
     channel.drain(drain_timeout=50)
     channel.drain(drain_timeout=5)
@@ -171,7 +171,7 @@ def test_asked_again_the_time_can_become_shorter(channel, shop, timer):
     assert running.exception(timeout=WAIT_S).code() is UNAVAILABLE
 
 
-def test_subscribers_do_not_hold_it_up(channel):
+def test_subscribers_do_not_delay_the_drain(channel):
     states = []
     channel.subscribe(states.append, try_to_connect=True)
     assert wait_until(lambda: grpc.ChannelConnectivity.READY in states)
@@ -179,7 +179,7 @@ def test_subscribers_do_not_hold_it_up(channel):
     assert wait_until(lambda: channel.closed)
 
 
-def test_a_heartbeat_goes_on_while_it_drains_and_not_after(channel, shop):
+def test_heartbeats_work_while_the_channel_drains_and_not_after(channel, shop):
     running = hanging(shop, channel)
     channel.drain()
     ping = channel.heartbeat_call(UNARY_UNARY)
@@ -248,8 +248,8 @@ time.sleep(0.3)
     [SUBSCRIBED, OPEN, SUBSCRIBED_BY_THREADS],
     ids=["subscribed", "open", "by threads"],
 )
-def test_a_program_ends_though_its_channels_were_not_closed(shop, pytestconfig, program):
-    """gRPC's polling thread is stopped at the exit, and who closes its channel waits for it."""
+def test_a_program_exits_although_its_channels_were_not_closed(shop, pytestconfig, program):
+    """gRPC's polling thread is stopped at exit, and closing its channel waits for it."""
     run = subprocess.run(
         [sys.executable, "-c", f"{BEGIN}{program}print('end')", shop.target],
         cwd=pytestconfig.rootpath,

@@ -1,4 +1,4 @@
-"""Calls, replacements and closing from many threads at once: each call once, nothing left."""
+"""Calls, reconnects and `close` on many threads: each call is sent once, nothing is left."""
 
 import threading
 
@@ -16,7 +16,7 @@ ENDED = {
     ("UNAVAILABLE", "connection replaced: race"),
     ("UNAVAILABLE", "Stream removed (connection replaced: race)"),
 }
-"""In our words, or in those of grpc's core for a call that has only just begun."""
+"""Our text, or that of gRPC's core for a call that has just started."""
 
 CLOSED = {
     "Cannot invoke RPC on closed channel!",
@@ -28,7 +28,7 @@ CLOSED = {
 @pytest.fixture
 def channel(shop, timer):
     def others():
-        """Threads but those of the server, whose pool grows."""
+        """Threads, without those of the server's pool."""
         return {one for one in threading.enumerate() if not one.name.startswith("shop")}
 
     before, threads = descriptors(), others()
@@ -41,8 +41,8 @@ def channel(shop, timer):
 
 
 def state_of(channel):
-    """The state of a channel of grpc's, or of one around it."""
-    while not hasattr(channel, "check_connectivity_state"):  # grpcio's own, of its core
+    """The state of a channel of gRPC, or of the one below it."""
+    while not hasattr(channel, "check_connectivity_state"):  # the channel of gRPC's core
         channel = channel._channel
     try:
         number = channel.check_connectivity_state(False)
@@ -52,7 +52,7 @@ def state_of(channel):
 
 
 def end_of(call):
-    """What the caller sees of it."""
+    """The result for the caller."""
     try:
         return call()
     except grpc.RpcError as error:
@@ -75,7 +75,7 @@ def calls_of(channel, serializer=None):
     )
 
 
-def test_no_call_notices_100_replacements_and_each_is_made_once(shop, channel):
+def test_calls_during_100_reconnects_succeed_and_are_sent_once(shop, channel):
     done, made, errors = threading.Event(), [], []
 
     def replace():
@@ -100,12 +100,14 @@ def test_no_call_notices_100_replacements_and_each_is_made_once(shop, channel):
     run_threads(replace, *[call] * 8)
     assert channel.number == 101
     assert len(shop.calls) == len(made) > 100
-    # Of nine replacements in a row, at most eight can be let pass by calls that had begun before.
+    # At most eight of nine reconnects in a row can wait for calls that had started before.
     assert len({seen.peer for seen in shop.calls}) > 10
 
 
-def test_a_call_is_never_lost_between_a_connection_and_the_next(channel, frequent_thread_switches):
-    """Ended without time to drain: then a call may end with UNAVAILABLE, and with nothing else."""
+def test_calls_end_with_unavailable_at_most_if_connections_are_not_drained(
+    channel, frequent_thread_switches
+):
+    """With a drain timeout of zero a call may end with UNAVAILABLE, and with no other status."""
     done, ends = threading.Event(), []
 
     def replace():
@@ -129,12 +131,12 @@ class Closes(
     grpc.StreamUnaryClientInterceptor,
     grpc.StreamStreamClientInterceptor,
 ):
-    """Has the connection closed that a call is about to be made on."""
+    """Closes the connection on which a call is about to start."""
 
     def __init__(self, options, shop) -> None:
         self._options, self._shop = options, shop
         self.inner = grpc.insecure_channel(shop.target, options)
-        self.channel = None  # ours, if it is to be done
+        self.channel = None  # the channel to reconnect; None: do nothing
 
     def close_under_call(self) -> None:
         channel, self.channel = self.channel, None
@@ -152,8 +154,10 @@ class Closes(
     )
 
 
-def test_a_call_whose_connection_closes_as_it_begins_is_made_on_the_next(shop):
-    for way in range(3):  # grpc makes the first message of a request stream after the call's begin
+def test_a_call_whose_connection_closes_at_its_start_uses_the_next_one(shop):
+    for way in range(
+        3
+    ):  # grpc serializes the first message of a request stream after the start of the call
         made = []
 
         def connect(options, made=made):
@@ -168,8 +172,8 @@ def test_a_call_whose_connection_closes_as_it_begins_is_made_on_the_next(shop):
         assert (len(shop.calls), len(made)) == (way + 1, 2)
 
 
-def test_interceptors_whose_connection_closes_under_them_are_not_run_again(shop):
-    """They may have made the call before."""
+def test_interceptors_of_a_connection_that_closes_are_not_run_again(shop):
+    """They may have sent the call before."""
     for way in range(5):
         made = []
 
@@ -184,7 +188,7 @@ def test_interceptors_whose_connection_closes_under_them_are_not_run_again(shop)
 
 
 class Slow(grpc.Channel):
-    """Makes a multi-callable when `goes_on` is set, and notes its state by then."""
+    """Creates a multicallable when `goes_on` is set, and notes its state then."""
 
     def __init__(self, inner) -> None:
         self._channel = inner
@@ -203,8 +207,8 @@ class Slow(grpc.Channel):
         self._channel.close()
 
 
-def test_a_channel_is_not_closed_while_something_is_made_of_it(shop):
-    """`_registered_method` on a closed channel of grpcio 1.85 ends the whole process."""
+def test_a_channel_is_not_closed_while_a_multicallable_is_created(shop):
+    """`_registered_method` on a closed channel of grpcio 1.85 crashes the process."""
     made = []
 
     def connect(options):
@@ -225,12 +229,12 @@ def test_a_channel_is_not_closed_while_something_is_made_of_it(shop):
         assert wait_until(lambda: state_of(made[0]) is shutdown)
 
 
-def test_many_who_replace_one_connection_replace_it_once(shop, timer, events):
+def test_concurrent_reconnects_replace_a_connection_once(shop, timer, events):
     gate, answers, connected = threading.Barrier(8), [], []
 
     def connect(options):
         if connected:
-            gate.wait(WAIT_S)  # all have asked the backoff before
+            gate.wait(WAIT_S)  # after all have read the backoff
         connected.append(grpc.insecure_channel(shop.target, options))
         return connected[-1]
 
@@ -241,7 +245,7 @@ def test_many_who_replace_one_connection_replace_it_once(shop, timer, events):
         assert (channel.number, len(events)) == (2, 1)
 
 
-def test_each_forced_replacement_is_one(channel, events):
+def test_each_forced_reconnect_replaces_the_connection(channel, events):
     run_threads(*[lambda: channel.reconnect(force=True)] * 8)
     assert channel.number == 9
     assert sorted(event.number for event in events) == [*range(2, 10)]
@@ -250,7 +254,7 @@ def test_each_forced_replacement_is_one(channel, events):
 # A thread of grpc's that begins to poll for the state of a channel just closed raises.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("drain", [None, 0])
-def test_closing_amid_calls_and_replacements_ends_in_one_state(shop, channel, drain, events):
+def test_close_during_calls_and_reconnects_closes_everything(shop, channel, drain, events):
     ends = []
 
     def replace():
@@ -281,7 +285,7 @@ def test_closing_amid_calls_and_replacements_ends_in_one_state(shop, channel, dr
 
 
 @pytest.mark.parametrize("closes", [False, True])
-def test_connect_that_hangs_holds_up_neither_calls_nor_closing(shop, closes):
+def test_connect_that_hangs_delays_neither_calls_nor_close(shop, closes):
     hangs, goes_on, made = threading.Event(), threading.Event(), []
 
     def connect(options):
@@ -307,7 +311,7 @@ def test_connect_that_hangs_holds_up_neither_calls_nor_closing(shop, closes):
         assert answers == [not closes]
         if not closes:
             assert (call(b"y"), channel.number) == (b"y", 2)
-    for inner in made:  # the one that came too late, too; a worker closes what was replaced
+    for inner in made:  # also the one that was too late; a worker thread closes replaced ones
         assert wait_until(lambda: is_closed(inner))  # noqa: B023
 
 
@@ -317,12 +321,12 @@ def is_closed(channel):
     except ValueError as error:
         return "closed" in str(error) or "replaced" in str(error)
     except grpc.RpcError:
-        return False  # it was being closed
+        return False  # it is being closed
     return False
 
 
-def test_a_subscribed_channel_is_replaced_in_silence(channel, capfd):
-    """grpc's thread raises if its channel is closed while it polls (grpc #18995)."""
+def test_a_subscribed_channel_reconnects_without_an_error_in_grpcs_thread(channel, capfd):
+    """gRPC's thread raises if its channel is closed while it polls (grpc #18995)."""
     told = []
     channel.subscribe(told.append, try_to_connect=True)
     for _ in range(30):

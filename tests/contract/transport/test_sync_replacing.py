@@ -1,4 +1,4 @@
-"""Calls in flight when their connection is replaced go on, or end so that callers see why."""
+"""Calls of grpc in flight during a reconnect: they continue, or end with the reason."""
 
 import re
 import threading
@@ -30,7 +30,7 @@ MADE_BY_CLIENTS = {
     "UNAVAILABLE",
     "UNKNOWN",
 }
-"""Statuses that gRPC may give without a server."""
+"""Statuses that gRPC may set without a server."""
 
 
 @pytest.fixture
@@ -50,19 +50,19 @@ def failure(call):
     try:
         return call()
     except grpc.RpcError as error:
-        words = error.details()  # which grpc's core hands on as they are, or in words of its own
+        words = error.details()  # unchanged, or with text of gRPC's core
         return error.code().name, re.sub(r"^Stream removed \((.*)\)$", r"\1", words)
 
 
 def gated(gate, messages):
-    """The messages, each when the gate lets one through."""
+    """Requests, each sent when the gate allows one."""
     for message in messages:
         assert gate.acquire(timeout=WAIT_S)
         yield message
 
 
 def begin(shop, channel, threads, name):
-    """Begin a call that hangs in the server; gives what waits for how it ends."""
+    """Start a call that hangs in the server; returns a function that waits for its end."""
     hang = Silent() if name in {"unary_stream", "stream_stream"} else Hang()
     shop.then(hang)
     unary, pushed = channel.unary_unary(UNARY_UNARY), channel.stream_unary(STREAM_UNARY)
@@ -104,7 +104,7 @@ KINDS = [
 # Drain
 
 
-def test_calls_without_time_to_drain_end_now_and_say_why(shop, channel, threads, events):
+def test_a_drain_timeout_of_zero_ends_calls_with_the_reason(shop, channel, threads, events):
     ends = {name: begin(shop, channel, threads, name) for name in KINDS}
     assert channel.reconnect("no answer for 3 s", drain_timeout=0)
     said = ("UNAVAILABLE", "connection replaced: no answer for 3 s")
@@ -114,13 +114,15 @@ def test_calls_without_time_to_drain_end_now_and_say_why(shop, channel, threads,
     assert events == [ConnectionReplaced(channel.target, 2, "no answer for 3 s", len(KINDS))]
 
 
-def test_calls_with_time_to_drain_end_when_it_is_over(shop, channel, threads, timer):
+def test_calls_end_with_the_reason_after_the_drain_timeout(shop, channel, threads, timer):
     ends = {name: begin(shop, channel, threads, name) for name in KINDS}
     channel.reconnect("moved", drain_timeout=3)
     assert timer.pending == 1
     timer.advance(2.999)
     assert channel.unary_unary(UNARY_UNARY)(b"x") == b"x"
-    assert wait_until(lambda: channel.calls == len(KINDS))  # the answer comes before the end
+    assert wait_until(
+        lambda: channel.calls == len(KINDS)
+    )  # a response arrives before the end is reported
     timer.advance(0.001)
     said = ("UNAVAILABLE", "connection replaced: moved")
     assert {name: end() for name, end in ends.items()} == dict.fromkeys(KINDS, said)
@@ -128,7 +130,7 @@ def test_calls_with_time_to_drain_end_when_it_is_over(shop, channel, threads, ti
 
 
 @pytest.mark.parametrize("drain", [None, 60])
-def test_calls_that_end_in_time_do_not_notice(shop, channel, timer, drain):
+def test_calls_that_end_before_the_drain_timeout_are_not_affected(shop, channel, timer, drain):
     goes_on = threading.Semaphore(1)
     call = channel.stream_unary(STREAM_UNARY).future(gated(goes_on, [b"a", b"b"]))
     assert wait_until(lambda: shop.calls)
@@ -139,9 +141,7 @@ def test_calls_that_end_in_time_do_not_notice(shop, channel, timer, drain):
     assert wait_until(lambda: (channel.calls, timer.pending) == (0, 0))
 
 
-def test_a_stream_goes_on_where_it_began_and_its_connection_is_closed_at_its_end(
-    shop, channel, timer
-):
+def test_a_stream_stays_on_its_connection_which_is_closed_when_it_ends(shop, channel, timer):
     before = descriptors()
     goes_on = threading.Semaphore(1)
     stream = channel.stream_stream(STREAM_STREAM)(gated(goes_on, [b"0", b"1", b"2"]))
@@ -155,13 +155,13 @@ def test_a_stream_goes_on_where_it_began_and_its_connection_is_closed_at_its_end
     goes_on.release()
     assert list(stream) == [b"2"]
     assert stream.code() is grpc.StatusCode.OK
-    assert wait_until(lambda: timer.pending == 0)  # nothing is left to end
+    assert wait_until(lambda: timer.pending == 0)  # no drain is left
     assert not wait_until_none(lambda: sorted(mine & descriptors()))
     stream_peer, other_peer = (seen.peer for seen in shop.calls)
     assert stream_peer != other_peer
 
 
-def test_calls_end_at_once_if_the_timer_that_limits_the_drain_is_stopped(shop, timer, events):
+def test_calls_end_at_once_if_the_timer_is_stopped(shop, timer, events):
     timer.stop()
     with ReconnectingChannel(shop.target, timer=timer) as channel:
         shop.then(hang := Hang())
@@ -172,7 +172,7 @@ def test_calls_end_at_once_if_the_timer_that_limits_the_drain_is_stopped(shop, t
     assert any(isinstance(event, ExecutorRejected) for event in events)
 
 
-def test_each_replacement_has_its_own_time_to_drain(shop, channel, threads, timer):
+def test_each_reconnect_has_its_own_drain_timeout(shop, channel, threads, timer):
     first = begin(shop, channel, threads, "unary future")
     channel.reconnect("one", drain_timeout=5, force=True)
     second = begin(shop, channel, threads, "unary future")
@@ -184,8 +184,8 @@ def test_each_replacement_has_its_own_time_to_drain(shop, channel, threads, time
     assert first() == ("UNAVAILABLE", "connection replaced: one")
 
 
-def test_a_done_callback_may_replace_the_connection_it_was_on(shop, channel):
-    """It runs on the thread of grpc's that has to tell the end of every call there."""
+def test_a_done_callback_may_reconnect(shop, channel):
+    """It runs on gRPC's thread, which reports the end of all calls of a channel."""
     hangs, ran_on, goes_on = Hang(), [], threading.Semaphore(0)
 
     def replace(_):
@@ -204,13 +204,13 @@ def test_a_done_callback_may_replace_the_connection_it_was_on(shop, channel):
     assert ran_on != [threading.current_thread()]
 
 
-def test_a_reason_that_is_no_text_ends_calls_too(shop, channel, threads):
+def test_a_reason_that_is_not_valid_unicode_ends_calls(shop, channel, threads):
     ends = begin(shop, channel, threads, "unary")
     channel.reconnect("\udc80", drain_timeout=0)
     assert ends() == ("UNAVAILABLE", "connection replaced: \\udc80")
 
 
-def test_calls_on_a_channel_that_hides_its_core_are_cancelled(shop, threads):
+def test_calls_on_a_channel_of_another_type_are_canceled(shop, threads):
     with ReconnectingChannel("x", connect=lambda options: Hidden(shop.target, options)) as channel:
         ends = begin(shop, channel, threads, "unary")
         channel.reconnect(drain_timeout=0)
@@ -219,7 +219,7 @@ def test_calls_on_a_channel_that_hides_its_core_are_cancelled(shop, threads):
 
 
 class Hidden(grpc.Channel):
-    """A channel of somebody's own make."""
+    """A channel of another type."""
 
     def __init__(self, target, options) -> None:
         self._inside = grpc.insecure_channel(target, options)
@@ -240,7 +240,7 @@ class Hidden(grpc.Channel):
 # What was read and written
 
 
-def test_each_message_is_seen_as_traffic_of_its_connection(shop, channel, timer):
+def test_messages_stamp_the_activity_of_their_connection(shop, channel, timer):
     seen = channel.activity
     assert (seen.last_read_ns, seen.last_write_ns, seen.last_use_ns) == (None, None, None)
     timer.advance(1)
@@ -259,7 +259,7 @@ def test_each_message_is_seen_as_traffic_of_its_connection(shop, channel, timer)
     assert list(stream) == []
 
 
-def test_only_a_status_that_no_client_makes_up_is_seen_as_read(shop, channel):
+def test_only_a_status_that_no_client_sets_is_a_read(shop, channel):
     read = {}
     for code in grpc.StatusCode:
         if code is grpc.StatusCode.OK:
@@ -272,7 +272,7 @@ def test_only_a_status_that_no_client_makes_up_is_seen_as_read(shop, channel):
     assert {name for name, seen in read.items() if not seen} == MADE_BY_CLIENTS
 
 
-def test_a_failure_on_this_side_is_not_seen_as_read(shop, channel):
+def test_a_failure_in_the_client_is_not_a_read(shop, channel):
     def requests():
         yield b"x"
         raise KeyError("the user's")
@@ -287,7 +287,7 @@ def test_a_heartbeat_is_neither_use_nor_a_call_in_flight(shop, channel):
     call = beat.future(b"x")
     assert hang.begun.wait(WAIT_S)
     assert channel.calls == 0
-    assert channel.reconnect(drain_timeout=None)  # nothing in flight: it is closed at once
+    assert channel.reconnect(drain_timeout=None)  # no call in flight: it is closed at once
     assert failure(call.result)[0] in {"UNAVAILABLE", "CANCELLED"}
     assert (beat(b"x"), beat.with_call(b"y")[0], beat.future(b"z").result()) == (b"x", b"y", b"z")
     assert channel.activity.last_use_ns is None

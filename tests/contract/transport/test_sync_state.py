@@ -1,4 +1,4 @@
-"""The state of a channel whose connection is replaced, for all who ask or subscribe."""
+"""`get_state` and `subscribe` of channels of grpc across reconnects."""
 
 import asyncio
 import gc
@@ -28,7 +28,7 @@ def channel(shop, timer):
 
 
 def threads_since(before):
-    """Those of the client: the server's pool grows by itself."""
+    """Threads of the client, as the server's pool grows by itself."""
     return [
         one
         for one in threading.enumerate()
@@ -37,7 +37,7 @@ def threads_since(before):
 
 
 class Switched:
-    """A server that is there when `up`, under one name, for new connections."""
+    """A name for a server that accepts new connections when `up`."""
 
     def __init__(self, shop) -> None:
         self.shop = shop
@@ -66,10 +66,10 @@ def test_the_state_is_that_of_the_active_connection(channel):
 # Subscribed
 
 
-def test_a_subscriber_is_told_each_state_in_order_across_replacements(channel):
+def test_a_subscriber_gets_each_state_in_order_across_reconnects(channel):
     told = []
     channel.subscribe(told.append, try_to_connect=True)
-    for number in range(1, 5):  # each connection begins as IDLE
+    for number in range(1, 5):  # each connection starts as IDLE
         assert wait_until(lambda n=number: told[-1:] == [READY] and told.count(IDLE) == n)
         channel.reconnect(force=True)
     for before, after in itertools.pairwise(told):
@@ -77,7 +77,7 @@ def test_a_subscriber_is_told_each_state_in_order_across_replacements(channel):
         assert (before, after) not in {(READY, CONNECTING), (CONNECTING, IDLE)}
 
 
-def test_states_of_an_old_connection_are_not_told(shop):
+def test_states_of_an_old_connection_are_not_reported(shop):
     at = Switched(shop)
     with ReconnectingChannel("shop", connect=at.connect) as channel:
         told = []
@@ -89,12 +89,12 @@ def test_states_of_an_old_connection_are_not_told(shop):
         at.up = False
         channel.reconnect()
         assert wait_until(lambda: told[-1] is FAILING)
-        assert told.count(READY) == 1  # the old connection is ready all the time
+        assert told.count(READY) == 1  # the old connection is always READY
         assert (running.done(), channel.calls) == (False, 1)
         running.cancel()
 
 
-def test_a_subscriber_who_does_not_ask_for_it_makes_no_connection(shop, channel):
+def test_a_subscription_without_try_to_connect_does_not_connect(shop, channel):
     told = []
     channel.subscribe(told.append)
     assert wait_until(lambda: told == [IDLE])
@@ -106,13 +106,15 @@ def test_a_subscriber_who_does_not_ask_for_it_makes_no_connection(shop, channel)
     assert wait_until(lambda: told.count(READY) == 3)
 
 
-def test_grpcs_thread_runs_only_while_somebody_subscribes(channel):
+def test_grpcs_polling_thread_runs_only_while_there_is_a_subscription(channel):
     told, more = [], []
     before = set(threading.enumerate())
     channel.subscribe(told.append)
     channel.subscribe(more.append)
     assert wait_until(lambda: told and more)
-    assert wait_until(lambda: len(threads_since(before)) == 1)  # workers end, it does not
+    assert wait_until(
+        lambda: len(threads_since(before)) == 1
+    )  # worker threads end, gRPC's thread does not
     channel.unsubscribe(told.append)
     channel.unsubscribe(told.append)
     channel.unsubscribe(print)
@@ -123,7 +125,7 @@ def test_grpcs_thread_runs_only_while_somebody_subscribes(channel):
     assert wait_until(lambda: not threads_since(before))
 
 
-def test_one_who_subscribes_late_is_told_the_state_of_the_moment(channel):
+def test_a_late_subscriber_gets_the_present_state(channel):
     first, second = [], []
     channel.subscribe(first.append, try_to_connect=True)
     assert wait_until(lambda: first[-1:] == [READY])
@@ -135,7 +137,7 @@ def test_one_who_subscribes_late_is_told_the_state_of_the_moment(channel):
     assert wait_until(lambda: second == [READY, READY])
 
 
-def test_subscribers_are_called_one_at_a_time_and_on_no_thread_of_grpcs(channel):
+def test_subscribers_are_called_one_at_a_time_and_not_on_grpcs_thread(channel):
     threads, inside, overlaps, told = set(), [], [], []
 
     def callback(state):
@@ -154,7 +156,7 @@ def test_subscribers_are_called_one_at_a_time_and_on_no_thread_of_grpcs(channel)
     assert (threads, overlaps) == ({"rpcwheel"}, [])
 
 
-def test_a_subscriber_that_raises_is_told_of_and_goes_on_being_called(channel, events):
+def test_a_subscriber_that_raises_is_reported_and_called_again(channel, events):
     told = []
 
     def callback(state):
@@ -167,7 +169,7 @@ def test_a_subscriber_that_raises_is_told_of_and_goes_on_being_called(channel, e
     assert {type(event) for event in events} == {CallbackFailed}
 
 
-def test_whatever_a_subscriber_raises_the_others_are_told(channel, events):
+def test_the_other_subscribers_are_called_although_one_raises(channel, events):
     told, errors = [], {SystemExit, asyncio.CancelledError, KeyboardInterrupt}
 
     def raising(error):
@@ -185,7 +187,7 @@ def test_whatever_a_subscriber_raises_the_others_are_told(channel, events):
     assert {type(event.error) for event in events} == errors
 
 
-def test_a_subscriber_may_unsubscribe_and_close_within_its_call(channel):
+def test_a_subscriber_may_unsubscribe_and_close_the_channel(channel):
     told = []
 
     def callback(state):
@@ -212,7 +214,7 @@ def test_a_subscribed_channel_that_is_dropped_leaves_no_thread(shop):
     gc.collect()
 
 
-def test_a_channel_of_somebodys_that_can_not_be_subscribed_to_says_so_itself():
+def test_subscribe_raises_what_a_channel_of_another_type_raises():
     class Deaf(type(grpc.insecure_channel("127.0.0.1:1"))):
         def subscribe(self, callback, try_to_connect=None):
             raise NotImplementedError
@@ -226,7 +228,7 @@ def test_a_channel_of_somebodys_that_can_not_be_subscribed_to_says_so_itself():
         assert channel.reconnect()
 
 
-def test_a_connection_that_can_not_be_watched_is_told_of_and_used(shop, events, caplog):
+def test_a_connection_that_cannot_be_watched_is_reported_and_used(shop, events, caplog):
     class Deaf(type(grpc.insecure_channel("127.0.0.1:1"))):
         def subscribe(self, callback, try_to_connect=None):
             raise NotImplementedError
@@ -242,7 +244,7 @@ def test_a_connection_that_can_not_be_watched_is_told_of_and_used(shop, events, 
         assert wait_until(lambda: told.count(READY) == 2)
     failed = [event.error for event in events if isinstance(event, CallbackFailed)]
     assert {type(error) for error in failed} == {NotImplementedError}
-    caplog.clear()  # errors keep their frames, and those the server's sockets
+    caplog.clear()  # the frames of errors keep the server's sockets
 
 
 # Ready
@@ -255,16 +257,16 @@ class Passing(grpc.UnaryUnaryClientInterceptor):
         return continuation(details, request)
 
 
-def test_a_connection_that_was_asked_for_is_asked_of_the_next_too(channel):
+def test_a_request_to_connect_applies_to_the_next_connection(channel):
     assert channel.get_state(try_to_connect=True) is IDLE
     channel.reconnect()
     channel.reconnect(force=True)
     assert wait_until(lambda: channel.get_state() is READY)
     channel.reconnect(force=True)
-    assert channel.get_state() is IDLE  # there was a connection
+    assert channel.get_state() is IDLE  # it was connected
 
 
-def test_waiting_for_a_connection_goes_on_across_replacements(shop):
+def test_channel_ready_future_waits_across_reconnects(shop):
     at = Switched(shop)
     at.up = False
     with ReconnectingChannel("shop", connect=at.connect, backoff=0) as channel:
@@ -278,10 +280,10 @@ def test_waiting_for_a_connection_goes_on_across_replacements(shop):
         assert channel.get_state() is READY
 
 
-def test_a_server_that_comes_back_is_found_without_a_replacement(channel, shop):
+def test_a_restarted_server_is_found_without_a_reconnect(channel, shop):
     call = channel.unary_unary(UNARY_UNARY)
     call(b"x")
     shop.kill()
-    assert wait_until(channel.is_idle)  # what a heartbeat must not fight: nobody asks for more
+    assert wait_until(channel.is_idle)  # stays IDLE without a request to connect
     shop.start()
     assert call(b"x", wait_for_ready=True, timeout=WAIT_S) == b"x"

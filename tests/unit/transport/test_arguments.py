@@ -1,4 +1,4 @@
-"""Conversion of the arguments of both channels; their refusal is in the contract tests."""
+"""Conversion of arguments; refused arguments are in the contract tests."""
 
 from datetime import timedelta
 
@@ -13,20 +13,20 @@ from rpcwheel.transport.arguments import (
 )
 
 
-def test_valid_values_pass():
+def test_valid_values_are_accepted():
     assert checked_target("dns:///shop:50051") == "dns:///shop:50051"
     assert checked_reason("") == ""
     assert checked_backoff(2.5).next_delay_ns(1, elapsed_ns=0, error=None) == 2_500_000_000
 
 
-def test_options_ask_for_a_connection_of_the_channels_own():
+def test_the_options_disable_shared_connections():
     other = ("grpc.keepalive_time_ms", 10_000)
     assert checked_options([other]) == [other, OWN_CONNECTION]
     assert checked_options(((OWN_CONNECTION[0], 0), other)) == [other, OWN_CONNECTION]
     assert OWN_CONNECTION == ("grpc.use_local_subchannel_pool", 1)
 
 
-def test_drain_is_in_seconds_and_none_is_without_limit():
+def test_drain_timeout_is_in_seconds_and_none_is_no_limit():
     values = {
         None: NEVER,
         float("inf"): NEVER,

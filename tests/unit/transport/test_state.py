@@ -31,7 +31,7 @@ class Clock:
 
 
 class Connections(ConnectionManager[Transport]):
-    """One whose transports are made of any object in the place of a channel."""
+    """A manager whose transports have any object as a channel."""
 
     def __init__(self, first, clock, backoff) -> None:
         super().__init__(Transport(first, clock), clock, backoff)
@@ -41,7 +41,7 @@ class Connections(ConnectionManager[Transport]):
         return super().reconnect(Transport(channel, self.clock), *args, **options)
 
     def expire_overdue(self):
-        """Those whose time to drain is over, which are to be closed."""
+        """Transports whose drain timeout has passed."""
         known = tuple(self.draining_transports)
         overdue = [one for one in known if one.drain_until_ns <= self.clock()]
         return [one for one in overdue if self.expire(one)]
@@ -60,7 +60,7 @@ def connections(clock):
 # Activity
 
 
-def test_of_a_new_connection_nothing_was_seen(connections):
+def test_a_new_connection_has_no_activity(connections):
     activity = connections.active.activity
     assert (activity.last_read_ns, activity.last_write_ns, activity.last_use_ns) == (
         None,
@@ -69,7 +69,7 @@ def test_of_a_new_connection_nothing_was_seen(connections):
     )
 
 
-def test_a_read_and_a_write_are_both_a_use(connections, clock):
+def test_reads_and_writes_are_use(connections, clock):
     activity = connections.active.activity
     activity.saw_write()
     wrote_ns = clock.now_ns
@@ -81,14 +81,14 @@ def test_a_read_and_a_write_are_both_a_use(connections, clock):
     assert activity.last_use_ns == clock.now_ns
 
 
-def test_what_comes_in_on_an_old_connection_says_nothing_of_the_new_one(connections):
+def test_reads_on_an_old_connection_do_not_count_for_the_new_one(connections):
     old = connections.begin_call()
     connections.reconnect("second", NEVER)
     old.activity.saw_read()
     assert connections.active.activity.last_read_ns is None
 
 
-def test_only_what_no_client_makes_up_is_an_answer(connections, clock):
+def test_only_a_status_that_no_client_sets_is_a_read(connections, clock):
     made_here = {"CANCELLED", "DEADLINE_EXCEEDED", "INTERNAL", "RESOURCE_EXHAUSTED"}
     made_here |= {"UNAUTHENTICATED", "UNAVAILABLE", "UNKNOWN"}
     assert {code.name for code in grpc.StatusCode} - SERVER_CODES == {"OK", *made_here}
@@ -99,7 +99,7 @@ def test_only_what_no_client_makes_up_is_an_answer(connections, clock):
     assert connections.active.activity.last_read_ns == clock.now_ns
 
 
-def test_a_message_that_could_not_be_made_was_not_written_and_one_that_came_was_read():
+def test_an_unserializable_message_is_no_write_and_an_invalid_response_is_a_read():
     now = iter(range(1, 10))
     activity = ActivityStamps(lambda: next(now))
     with pytest.raises(ValueError, match="invalid literal"):
@@ -114,7 +114,7 @@ def test_a_message_that_could_not_be_made_was_not_written_and_one_that_came_was_
 # Calls
 
 
-def test_a_call_that_begins_after_a_reconnect_is_on_the_new_connection(connections):
+def test_a_call_after_a_reconnect_uses_the_new_connection(connections):
     before = connections.begin_call()
     connections.reconnect("second", NEVER)
     after = connections.begin_call()
@@ -128,7 +128,7 @@ def test_a_connection_without_calls_is_closed_when_it_is_replaced(connections):
     assert not connections.draining_transports
 
 
-def test_a_connection_with_calls_is_closed_when_the_last_has_ended(connections):
+def test_a_replaced_connection_is_closed_when_its_last_call_has_ended(connections):
     calls = [connections.begin_call(), connections.begin_call()]
     old, over = connections.reconnect("second", NEVER)
     assert (over, old.ended, connections.draining_transports) == (False, False, [old])
@@ -136,14 +136,14 @@ def test_a_connection_with_calls_is_closed_when_the_last_has_ended(connections):
     assert (old.ended, connections.draining_transports, connections.calls) == (True, [], 0)
 
 
-def test_a_connection_without_time_for_its_calls_is_closed_at_once(connections):
+def test_a_connection_with_a_drain_timeout_of_zero_is_closed_at_once(connections):
     call = connections.begin_call()
     _, over = connections.reconnect("second", 0)
     assert over
     assert not connections.end_call(call)  # it was closed already
 
 
-def test_a_connection_is_closed_when_its_time_is_over(connections, clock):
+def test_a_connection_is_closed_after_its_drain_timeout(connections, clock):
     call = connections.begin_call()
     old, _ = connections.reconnect("second", SECOND)
     clock.pass_(0.999)
@@ -155,7 +155,7 @@ def test_a_connection_is_closed_when_its_time_is_over(connections, clock):
     assert not connections.end_call(call)
 
 
-def test_time_to_drain_that_is_infinite_is_never_over(connections, clock):
+def test_an_infinite_drain_timeout_does_not_expire(connections, clock):
     connections.begin_call()
     connections.reconnect("second", NEVER)
     clock.pass_(1e9)
@@ -166,7 +166,7 @@ def test_the_end_of_a_call_does_not_close_the_active_connection(connections):
     assert not connections.end_call(connections.begin_call())
 
 
-def test_closing_gives_every_open_connection_once(connections):
+def test_close_returns_each_open_connection_once(connections):
     connections.begin_call()
     old, _ = connections.reconnect("second", NEVER)
     assert connections.close() == [connections.active, old]
@@ -176,7 +176,7 @@ def test_closing_gives_every_open_connection_once(connections):
     assert old.ended
 
 
-def test_the_end_of_a_call_after_closing_closes_nothing(connections):
+def test_the_end_of_a_call_after_close_closes_nothing(connections):
     calls = [connections.begin_call(), connections.begin_call()]
     connections.reconnect("second", NEVER)
     connections.close()
@@ -186,11 +186,11 @@ def test_the_end_of_a_call_after_closing_closes_nothing(connections):
 # Backoff
 
 
-def test_the_first_reconnect_is_never_forbidden(connections):
+def test_the_backoff_allows_the_first_reconnect(connections):
     assert connections.backoff_left_ns() == 0
 
 
-def test_each_reconnect_of_a_silent_connection_waits_longer(connections, clock):
+def test_the_backoff_grows_while_connections_are_silent(connections, clock):
     waits = []
     for number in range(2, 8):
         connections.reconnect(number, NEVER)
@@ -200,7 +200,7 @@ def test_each_reconnect_of_a_silent_connection_waits_longer(connections, clock):
     assert waits == [2, 4, 8, 16, 32, 60]
 
 
-def test_a_connection_that_worked_is_replaced_at_once_and_the_wait_begins_anew(connections, clock):
+def test_a_connection_that_worked_resets_the_backoff(connections, clock):
     for number in range(2, 6):
         connections.reconnect(number, NEVER)
     assert connections.backoff_left_ns() > 10 * SECOND
@@ -210,13 +210,13 @@ def test_a_connection_that_worked_is_replaced_at_once_and_the_wait_begins_anew(c
     assert connections.backoff_left_ns() == SECOND
 
 
-def test_what_is_only_written_proves_nothing_of_a_connection(connections):
+def test_writes_do_not_reset_the_backoff(connections):
     connections.reconnect("second", NEVER)
     connections.active.activity.saw_write()
     assert connections.backoff_left_ns() > 0
 
 
-def test_a_backoff_that_stops_allows_no_more(clock):
+def test_a_backoff_that_stops_forbids_reconnects(clock):
     connections = Connections("first", clock, Backoff(1.0, stop_after_attempt(3)))
     for number in (2, 3):
         assert connections.backoff_left_ns() == 0
@@ -226,7 +226,7 @@ def test_a_backoff_that_stops_allows_no_more(clock):
     assert connections.backoff_left_ns() > 0
 
 
-def test_the_wait_grows_no_more_where_wait_objects_would_overflow(clock):
+def test_the_backoff_stops_growing_before_wait_objects_overflow(clock):
     asked = []
 
     def wait(state):
@@ -253,12 +253,12 @@ def test_a_wait_object_that_raises_changes_nothing(clock):
     ) == ("first", False, 0)
 
 
-def test_the_wait_may_be_asked_before(connections):
+def test_next_backoff_can_be_computed_before_the_reconnect(connections):
     connections.reconnect("second", NEVER, "why", backoff_ns=5 * SECOND)
     assert connections.backoff_left_ns() == 5 * SECOND
 
 
-def test_a_connection_that_is_wanted_is_wanted_of_the_next_until_there_was_one(connections):
+def test_a_request_to_connect_is_passed_on_until_a_connection_worked(connections):
     old = connections.active
     old.connection_wanted = True
     connections.reconnect("second", NEVER)
@@ -272,13 +272,13 @@ def test_a_connection_that_is_wanted_is_wanted_of_the_next_until_there_was_one(c
 # Drained
 
 
-def test_without_calls_it_is_over_at_once(connections):
+def test_a_drain_without_calls_ends_at_once(connections):
     active = connections.active
     assert connections.drain(NEVER, "why") == ([active], [])
     assert (active.ended, connections.drained, connections.accepts_calls) == (True, True, False)
 
 
-def test_it_is_over_when_the_last_call_has_ended(connections):
+def test_a_drain_ends_when_the_last_call_has_ended(connections):
     calls = [connections.begin_call(), connections.begin_call()]
     connections.drain(NEVER, "why")
     assert (connections.drained, connections.open_transports) == (False, [calls[0]])
@@ -286,7 +286,7 @@ def test_it_is_over_when_the_last_call_has_ended(connections):
     assert (connections.drained, connections.calls) == (True, 0)
 
 
-def test_calls_on_a_connection_that_was_replaced_before_count_too(connections):
+def test_a_drain_waits_for_calls_on_replaced_connections(connections):
     old = connections.begin_call()
     connections.reconnect("second", NEVER)
     over, _ = connections.drain(NEVER)
@@ -296,7 +296,7 @@ def test_calls_on_a_connection_that_was_replaced_before_count_too(connections):
     assert connections.drained
 
 
-def test_calls_are_ended_when_their_time_is_over(connections, clock):
+def test_calls_end_after_the_drain_timeout(connections, clock):
     transport = connections.begin_call()
     assert connections.drain(2 * SECOND) == ([], [transport])
     clock.now_ns += 2 * SECOND
@@ -305,13 +305,13 @@ def test_calls_are_ended_when_their_time_is_over(connections, clock):
     assert not connections.end_call(transport)
 
 
-def test_without_time_calls_are_ended_at_once(connections):
+def test_a_drain_timeout_of_zero_ends_calls_at_once(connections):
     transport = connections.begin_call()
     assert connections.drain(0) == ([transport], [])
     assert connections.drained
 
 
-def test_the_time_can_only_become_shorter(connections):
+def test_a_second_drain_can_only_shorten_the_timeout(connections):
     transport = connections.begin_call()
     connections.drain(5 * SECOND, "first")
     assert connections.drain(9 * SECOND, "second") == ([], [])
@@ -320,7 +320,7 @@ def test_the_time_can_only_become_shorter(connections):
     assert connections.drain(0) == ([transport], [])
 
 
-def test_an_old_connection_that_ends_sooner_anyway_does(connections):
+def test_a_drain_does_not_extend_the_timeout_of_a_replaced_connection(connections):
     connections.begin_call()
     old, _ = connections.reconnect("second", SECOND, "dead")
     connections.begin_call()
@@ -328,14 +328,14 @@ def test_an_old_connection_that_ends_sooner_anyway_does(connections):
     assert (old.drain_until_ns, old.end_details) == (11 * SECOND, "connection replaced: dead")
 
 
-def test_it_can_be_closed_while_it_drains(connections):
+def test_a_channel_can_be_closed_while_it_drains(connections):
     transport = connections.begin_call()
     connections.drain(NEVER)
     assert connections.close() == [transport]
     assert connections.drain(0) == ([], [])
 
 
-def test_what_is_over_leaves_nothing_to_close(connections):
+def test_after_a_drain_close_returns_nothing(connections):
     connections.drain(NEVER)
     assert connections.close() == []
 
@@ -344,15 +344,15 @@ def test_what_is_over_leaves_nothing_to_close(connections):
 
 
 class Model(RuleBasedStateMachine):
-    """Beside it: what each call is on, and for each connection what must have become of it."""
+    """A model: the connection of each call, and the expected end of each connection."""
 
     def __init__(self) -> None:
         super().__init__()
         self.clock = Clock()
         self.connections = Connections(1, self.clock, Backoff(0))
-        self.calls: list[object] = []  # connections, one for each call that runs
+        self.calls: list[object] = []  # the connection of each call in flight
         self.open = {1: self.connections.active}
-        self.until: dict[int, int] = {}  # of those that drain
+        self.until: dict[int, int] = {}  # when their drain timeout passes
         self.ended: list[int] = []
         self.active = 1
         self.shut = False
@@ -416,7 +416,7 @@ class Model(RuleBasedStateMachine):
     @rule(often=st.integers(0, 9))
     def close(self, often: int) -> None:
         if often:
-            return  # else nothing would ever happen
+            return  # so that more happens
         connections = self.connections.close()
         assert {transport.channel for transport in connections} == (
             set() if self.shut else set(self.open)
@@ -446,7 +446,7 @@ TestModel.settings = settings(max_examples=50)
 
 
 class Draining(RuleBasedStateMachine):
-    """At random: every transport is closed exactly once, and none while it has calls and time."""
+    """Random sequences: each transport is closed once, and not while calls may continue on it."""
 
     def __init__(self):
         super().__init__()
