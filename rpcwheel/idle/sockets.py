@@ -151,7 +151,6 @@ class OpenSocket:
         self._descriptor = descriptor
         self._socket = duplicate
 
-    @property
     def inode(self) -> int:
         """The inode of the socket."""
         return os.fstat(self._socket.fileno()).st_ino
@@ -182,7 +181,7 @@ class OpenSocket:
         sent_ms, received_ms, bytes_out, bytes_in = self._tcp_info()
         return SocketInfo(
             descriptor=self._descriptor,
-            inode=self.inode,
+            inode=self.inode(),
             peer=peer,
             local=local,
             name=grpc_name(peer, scope),
@@ -228,6 +227,10 @@ class OpenSocket:
         with suppress(OSError):  # it has gone already
             self._socket.shutdown(socket.SHUT_RDWR)
 
+    def detach(self) -> None:
+        """Let go of the descriptor without closing it."""
+        self._socket.detach()
+
 
 class DescriptorSlot:
     """A reserved descriptor number, for the duplicate of one socket at a time.
@@ -250,20 +253,8 @@ class DescriptorSlot:
             raise
         self._close = weakref.finalize(self, _close_all, self._placeholder, self._number)
 
-    @contextmanager
-    def open(self, descriptor: int) -> Iterator[OpenSocket | None]:
-        """Duplicate a descriptor for the block; None if it is not a socket."""
-        duplicate = self._duplicate(descriptor)
-        if duplicate is None:
-            yield None
-            return
-        try:
-            yield OpenSocket(descriptor, duplicate)
-        finally:
-            duplicate.detach()
-            self._clear()
-
-    def _duplicate(self, descriptor: int) -> socket.SocketType | None:
+    def duplicate(self, descriptor: int) -> OpenSocket | None:
+        """Duplicate a descriptor until `release`; None if it is not a socket."""
         try:
             if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
                 return None
@@ -275,13 +266,18 @@ class DescriptorSlot:
             # would make the connection itself blocking or not.
             kind = socket.SOCK_STREAM | socket.SOCK_NONBLOCK
             # The class of C takes half the time of `socket.socket`; there may be thousands.
-            return socket.SocketType(-1, kind, 0, fileno=self._number)
+            duplicate = socket.SocketType(-1, kind, 0, fileno=self._number)
         except OSError:
             self._clear()
             return None
+        return OpenSocket(descriptor, duplicate)
+
+    def release(self, duplicate: OpenSocket) -> None:
+        """Close the duplicate and keep its number reserved."""
+        duplicate.detach()
+        self._clear()
 
     def _clear(self) -> None:
-        """Close the duplicate and keep its number reserved."""
         if self._close.alive:
             os.dup2(self._placeholder, self._number, inheritable=False)
 
@@ -313,11 +309,17 @@ def find_sockets(
     """
     found = []
     for number in _descriptors():
-        with slot.open(number) as one, suppress(OSError):
-            if one is not None:
-                peer, local, scope = one.addresses(listening)
-                if wanted(peer, local[1]):
-                    found.append(one.info(peer, local, scope))
+        one = slot.duplicate(number)
+        if one is None:
+            continue
+        try:
+            peer, local, scope = one.addresses(listening)
+            if wanted(peer, local[1]):
+                found.append(one.info(peer, local, scope))
+        except OSError:  # not TCP, or no longer connected
+            pass
+        finally:
+            slot.release(one)
     return found
 
 
@@ -491,8 +493,12 @@ class SocketScanner:
     @contextmanager
     def open(self, info: SocketInfo) -> Iterator[OpenSocket | None]:
         """Duplicate the descriptor of a connection for the block; None if it has gone."""
-        with self._slot.open(info.descriptor) as one:
-            yield one if one is not None and one.inode == info.inode else None
+        one = self._slot.duplicate(info.descriptor)
+        try:
+            yield one if one is not None and one.inode() == info.inode else None
+        finally:
+            if one is not None:
+                self._slot.release(one)
 
     def close(self) -> None:
         """Free the descriptors. Idempotent."""

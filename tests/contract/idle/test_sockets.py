@@ -92,8 +92,10 @@ def test_shutdown_frees_the_descriptor_of_one_connection():
     ):
         first, second = who(one), who(two)
         (info,) = [one for one in sockets_at(server.port) if one.name == first]
-        with closing(DescriptorSlot()) as slot, slot.open(info.descriptor) as socket_:
-            socket_.shutdown()
+        with closing(DescriptorSlot()) as slot:
+            duplicate = slot.duplicate(info.descriptor)
+            duplicate.shutdown()
+            slot.release(duplicate)
         assert wait_until(lambda: found(server.port) == [second])
         assert who(two) == second
         assert who(one) not in (first, second)  # it has connected again by itself

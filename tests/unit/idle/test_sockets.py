@@ -51,8 +51,10 @@ def info_of(sock: socket.socket) -> SocketInfo:
 
 @contextmanager
 def duplicate(sock: socket.socket):
-    with closing(DescriptorSlot()) as slot, slot.open(sock.fileno()) as one:
+    with closing(DescriptorSlot()) as slot:
+        one = slot.duplicate(sock.fileno())
         yield one
+        slot.release(one)
 
 
 def reset_on_close(sock: socket.socket) -> None:
