@@ -15,7 +15,7 @@ from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._concurrency.loop import await_future, call_on_loop, running_loop
 
 from .queue import InvokerBase
-from .queued_call import SavedCall, State
+from .queued_call import QueuedCall, SavedCall, State
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rpcwheel.durations import Duration
 
     from .queue import RetryQueue
-    from .queued_call import FailedCall, QueuedCall
+    from .queued_call import FailedCall
 
 __all__ = ["FailbackInvoker"]
 
@@ -78,10 +78,8 @@ class FailbackInvoker(InvokerBase):
 
         Call it on the loop on which the further attempts are to run.
         """
-        queue = self._queue
-        save = partial(SavedCall.save, function, args, kwargs)
-        start = partial(_start, queue, asyncio.get_running_loop())
-        return queue.enqueue(error, save, queue.now_ns(), start)
+        queue, saved = self._queue, SavedCall.save(function, args, kwargs)
+        return _enqueue(queue, saved, error, queue.now_ns())
 
     async def flush(self, timeout: Duration | None = None) -> bool:  # noqa: ASYNC109 - as for grpc
         """Start an attempt of every queued call now, and wait until no call is pending.
@@ -165,8 +163,7 @@ async def _first_result(
         queue.count("failed")
         raise
     except Exception as error:
-        start = partial(_start, queue, asyncio.get_running_loop())
-        if queue.enqueue(error, save, started_ns, start):
+        if _enqueue(queue, save(), error, started_ns):
             return queue.policy.default
         raise
     queue.count("succeeded")
@@ -174,6 +171,11 @@ async def _first_result(
 
 
 # --- Further attempts ---
+
+
+def _enqueue(queue: RetryQueue, call: SavedCall, error: BaseException, started_ns: int) -> bool:
+    start = partial(_start, queue, asyncio.get_running_loop())
+    return queue.enqueue(QueuedCall(call, error, started_ns, start))
 
 
 def _start(queue: RetryQueue, loop: asyncio.AbstractEventLoop, call: QueuedCall) -> None:

@@ -81,7 +81,7 @@ if TYPE_CHECKING:
     from rpcwheel.timer import Timeout
     from rpcwheel.timer.api import Timer
 
-    from .queued_call import FailedCall, QueueEntry, SavedCall
+    from .queued_call import FailedCall, QueueEntry
 
 __all__ = ["FailbackStats", "InvokerBase", "RetryQueue"]
 
@@ -172,7 +172,8 @@ class RetryQueue:
         self._matches = Matcher(policy.retry_on)
         self._backoff = Backoff(policy.backoff, policy.stop, policy.limit)
         self._unlimited_backoff = Backoff(policy.backoff)
-        self._closed = False
+        self._closes_at_ns: int | None = None
+        """When the drain of `close` ends or has ended; None while the queue is open."""
         self._timer_stop_seen = False
         self._begin()
         _QUEUES.add(self)
@@ -184,7 +185,6 @@ class RetryQueue:
         self._calls: dict[QueuedCall, None] = {}  # in the order in which they were queued
         self._counts = dict.fromkeys((field.name for field in fields(FailbackStats)), 0)
         self._waiters: list[Future[None]] = []
-        self._closes_at_ns: int | None = None
         self._to_return: list[tuple[QueuedCall, int, str]] = []
         """Ended calls that `close` returns, each with the time and the reason of its end."""
 
@@ -239,50 +239,38 @@ class RetryQueue:
             self._counts["calls"] += 1
             self._counts[counter] += 1
 
-    def enqueue(
-        self,
-        error: BaseException,
-        save: Callable[[], SavedCall],
-        started_ns: int,
-        start: Callable[[QueuedCall], None],
-    ) -> bool:
+    def enqueue(self, call: QueuedCall) -> bool:
         """Queue a call whose first attempt has failed, and set the timeout for the next attempt.
-
-        Args:
-            error: How the first attempt failed.
-            save: Gives the saved call; called only if the call is to be attempted again.
-            started_ns: When the first attempt began, by `now_ns`.
-            start: Starts an attempt on a worker or loop, from any thread, and returns at once.
 
         Returns:
             Whether the caller gets the policy's default (the call was queued, or dropped). If not,
-            the caller gets `error`.
+            the caller gets the call's error.
 
         Raises:
-            FailbackFull: From `error`: the queue, or the timer, is full.
-            FailbackClosed: From `error`: the queue is closed, or its timer was stopped.
+            FailbackFull: From the call's error: the queue, or the timer, is full.
+            FailbackClosed: From the call's error: the queue is closed, or its timer was stopped.
             Exception: A predicate, wait or stop object of the user's raised it.
         """
         now_ns = self.now_ns()
         try:
-            delay_ns = self._next_delay_ns(error, now_ns, started_ns)
+            delay_ns = self._next_delay_ns(call, call.error, now_ns)
         except Exception:
             self.count("failed")
             raise
+        obstacle = call.saved.obstacle
+        if obstacle is not None and not isinstance(delay_ns, Stop):
+            call.error.add_note(f"{self.name}: not queued, {obstacle}")
+            delay_ns = Stop(obstacle)
         if isinstance(delay_ns, Stop):
             self.count("failed")
             return False
-        saved = save()
-        if saved.obstacle is not None:
-            error.add_note(f"{self.name}: not queued, {saved.obstacle}")
-            self.count("failed")
-            return False
-        call = QueuedCall(saved, error, started_ns, start, now_ns, now_ns + delay_ns)
+        call.waiting_since_ns, call.next_attempt_ns = now_ns, now_ns + delay_ns
         pending = self._admit(call)
         if pending is not None:
             self._set_first_timeout(call, delay_ns)
-            emit(FailbackQueued(self.name, call.label, error, to_seconds(delay_ns), pending))
-            _drop_frames(error)
+            delay_s = to_seconds(delay_ns)
+            emit(FailbackQueued(self.name, call.label, call.error, delay_s, pending))
+            _drop_frames(call.error)
         return True
 
     def _admit(self, call: QueuedCall) -> int | None:
@@ -290,7 +278,7 @@ class RetryQueue:
         drops = self.policy.overflow == "drop"
         with self._lock:
             pending = len(self._calls)
-            closed, full = self._closed, pending >= self.policy.max_pending
+            closed, full = self._closes_at_ns is not None, pending >= self.policy.max_pending
             if not closed and not full:
                 self._calls[call] = None
                 self.count("queued_total")
@@ -332,15 +320,7 @@ class RetryQueue:
     def _refusal(self, kind: type[FailbackError], call: QueuedCall, why: str) -> FailbackError:
         return kind(f"{self.name}: {call.label} failed and was not queued, because {why}")
 
-    def _next_delay_ns(
-        self,
-        error: BaseException,
-        now_ns: int,
-        started_ns: int,
-        *,
-        attempts: int = 1,
-        idle_ns: int = 0,
-    ) -> int | Stop:
+    def _next_delay_ns(self, call: QueuedCall, error: BaseException, now_ns: int) -> int | Stop:
         """Decide how long to wait before the next attempt, or that there is none.
 
         During `close`, the number of attempts of queued calls is not limited, and no wait is longer
@@ -351,8 +331,8 @@ class RetryQueue:
         Raises:
             Exception: A predicate, wait or stop object of the user's raised it.
         """
+        attempts, elapsed_ns, idle_ns = call.attempts, now_ns - call.started_ns, call.idle_ns
         closes_at_ns = self._closes_at_ns
-        elapsed_ns = now_ns - started_ns
         if not self._matches(error, attempt=attempts, elapsed_ns=elapsed_ns):
             return _why_not_retried(error)
 
@@ -476,9 +456,7 @@ class RetryQueue:
     def _wait_again(self, call: QueuedCall, error: BaseException, now_ns: int) -> Stop | None:
         """Let a call wait for its next attempt, or say why not. None also if it has ended."""
         try:
-            delay_ns = self._next_delay_ns(
-                error, now_ns, call.started_ns, attempts=call.attempts, idle_ns=call.idle_ns
-            )
+            delay_ns = self._next_delay_ns(call, error, now_ns)
         except Exception as raised:  # noqa: BLE001 - user code; the call must not be lost with it
             return Stop(f"its policy's `retry_on`, `backoff` or `stop` raised {raised!r}")
         if isinstance(delay_ns, Stop):
@@ -580,9 +558,8 @@ class RetryQueue:
 
     def _close(self, drain_ns: int) -> bool:
         with self._lock:
-            if self._closed:
+            if self._closes_at_ns is not None:
                 return False
-            self._closed = True
             self._closes_at_ns = self.now_ns() + drain_ns
             return True
 
@@ -598,7 +575,6 @@ class RetryQueue:
             waiting, running = self._in_state(State.WAITING), self._in_state(State.RUNNING)
             for call in list(self._calls):
                 self._remove(call, call.outcome or "lost")
-            self._closes_at_ns = None
         for call in waiting:
             if call.timeout is not None:
                 call.timeout.cancel()

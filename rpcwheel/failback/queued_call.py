@@ -137,13 +137,13 @@ class QueuedCall:
     """When the first attempt began."""
     start: Callable[[QueuedCall], None] = field(repr=False)
     """Starts an attempt on a worker or loop, from any thread, and returns at once."""
-    waiting_since_ns: int
-    next_attempt_ns: int
-    """When the next attempt is due, while WAITING."""
     attempts: int = 1
     """Attempts begun, the first one included."""
     idle_ns: int = 0
     """How long the call has waited between attempts, in total."""
+    waiting_since_ns: int = 0
+    next_attempt_ns: int = 0
+    """When the next attempt is due, while WAITING."""
     state: State = State.WAITING
     outcome: str | None = None
     """The counter of `FailbackStats` for how the call ends, once that is decided."""

@@ -19,7 +19,7 @@ from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel.errors import ConfigurationError
 
 from .queue import InvokerBase
-from .queued_call import SavedCall, State, label_of
+from .queued_call import QueuedCall, SavedCall, State, label_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from .policy import FailbackPolicy
     from .queue import RetryQueue
-    from .queued_call import FailedCall, QueuedCall
+    from .queued_call import FailedCall
 
 __all__ = ["FailbackInvoker"]
 
@@ -84,18 +84,18 @@ class FailbackInvoker(InvokerBase):
             FailbackClosed: After `close()`; chained to the call's error.
             Exception: An error that `retry_on` does not name, unchanged.
         """
-        queue, save = self._queue, partial(SavedCall.save, function, args, kwargs)
+        queue = self._queue
         started_ns = queue.now_ns()
         try:
             result = function(*args, **kwargs)
         except Exception as error:
-            if queue.enqueue(error, save, started_ns, partial(_start, queue)):
+            if _enqueue(queue, SavedCall.save(function, args, kwargs), error, started_ns):
                 return queue.policy.default
             raise
         if inspect.isawaitable(result):
-            return self._await(result, save(), started_ns)
+            return self._await(result, SavedCall.save(function, args, kwargs), started_ns)
         if _is_future(result):
-            return _follow(queue, result, save(), started_ns)
+            return _follow(queue, result, SavedCall.save(function, args, kwargs), started_ns)
         queue.count("succeeded")
         return result
 
@@ -117,9 +117,8 @@ class FailbackInvoker(InvokerBase):
         Raises:
             FailbackFull, FailbackClosed: As `invoke`; chained to `error`.
         """
-        queue = self._queue
-        save = partial(SavedCall.save, function, args, kwargs)
-        return queue.enqueue(error, save, queue.now_ns(), partial(_start, queue))
+        queue, saved = self._queue, SavedCall.save(function, args, kwargs)
+        return _enqueue(queue, saved, error, queue.now_ns())
 
     def _await(self, result: Any, call: SavedCall, started_ns: int) -> Any:
         raise _not_awaitable_here(call, result)
@@ -262,7 +261,7 @@ def _first_result(queue: RetryQueue, inner: Any, call: SavedCall, started_ns: in
     try:
         result = inner.result()
     except BaseException as error:
-        if queue.enqueue(error, lambda: call, started_ns, partial(_start, queue)):
+        if _enqueue(queue, call, error, started_ns):
             return queue.policy.default
         raise
     queue.count("succeeded")
@@ -270,6 +269,10 @@ def _first_result(queue: RetryQueue, inner: Any, call: SavedCall, started_ns: in
 
 
 # --- Further attempts ---
+
+
+def _enqueue(queue: RetryQueue, call: SavedCall, error: BaseException, started_ns: int) -> bool:
+    return queue.enqueue(QueuedCall(call, error, started_ns, partial(_start, queue)))
 
 
 def _start(queue: RetryQueue, call: QueuedCall) -> None:

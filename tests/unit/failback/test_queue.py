@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import threading
-from functools import partial
 
 import hypothesis.strategies as st
 import pytest
@@ -24,7 +23,7 @@ from rpcwheel.events import (
 )
 from rpcwheel.failback import FailbackPolicy, FailbackStats
 from rpcwheel.failback.queue import RetryQueue
-from rpcwheel.failback.queued_call import SavedCall, State
+from rpcwheel.failback.queued_call import QueuedCall, SavedCall, State
 from rpcwheel.timer import ManualTimer, WheelTimer
 
 GONE = ConnectionError("gone")
@@ -49,9 +48,9 @@ class RecordingQueue(RetryQueue):
 
     def add(self, *args, error=GONE, started_ns=None):
         """Queue a call of `push`."""
-        save = partial(SavedCall.save, push, args, {})
         started_ns = self.now_ns() if started_ns is None else started_ns
-        return self.enqueue(error, save, started_ns, self.started.append)
+        saved = SavedCall.save(push, args, {})
+        return self.enqueue(QueuedCall(saved, error, started_ns, self.started.append))
 
     def counts(self, **expected):
         stats = self.stats()
@@ -243,6 +242,12 @@ def test_a_queued_error_keeps_no_frames(queue):
         error = caught
         queue.add(error=error)
     assert error.__traceback__ is None
+    queue.begin_flush(None)
+    try:
+        raise error
+    except ConnectionError:
+        queue.failed(queue.started[0], error)
+    assert error.__traceback__ is None
 
 
 # --- Events, entries and the log ---
@@ -330,6 +335,18 @@ def test_a_call_is_pending_until_its_dead_letter_hook_has_ended(timer):
     assert failed.reason == "no attempts left"
 
 
+def test_a_dead_letter_hook_that_is_interrupted_ends_the_call_and_raises(timer, events):
+    queue = RecordingQueue(timer, dead_letter=print)
+    queue.add()
+    timer.advance(5)
+    (call,) = queue.started
+    queue.failed(call, ValueError())
+    with pytest.raises(KeyboardInterrupt), queue.dead_letter(call):
+        raise KeyboardInterrupt
+    assert type(events[-1]) is DeadLetterFailed
+    assert queue.pending == 0
+
+
 def test_a_dead_letter_hook_that_raises_ends_the_call_with_an_event(timer, events):
     queue = RecordingQueue(timer, max_attempts=2, dead_letter=print)
     queue.add()
@@ -387,15 +404,18 @@ def test_during_close_no_wait_is_longer_than_half_of_the_time_left(
     assert len(queue.started) == 2
 
 
+@pytest.mark.parametrize(("backoff_s", "wait_s"), [(0, 0.05), (1, 1.0)])
 @pytest.mark.parametrize("limit", [{"max_attempts": 2}, {"stop": tenacity.stop_after_attempt(2)}])
-def test_during_close_attempts_are_not_limited_and_50_ms_apart(timer, events, limit):
-    queue = RecordingQueue(timer, backoff=0, **limit)
+def test_during_close_attempts_are_not_limited_and_at_least_50_ms_apart(
+    timer, events, backoff_s, wait_s, limit
+):
+    queue = RecordingQueue(timer, backoff=backoff_s, **limit)
     queue.add()
-    queue.begin_close(10)
+    queue.begin_close(100)
     for number in range(5):
         queue.failed(queue.started[number], GONE)
-        assert events[-1].delay_s == 0.05
-        timer.advance(0.05)
+        assert events[-1].delay_s == wait_s
+        timer.advance(wait_s)
     assert queue.counts(attempts=6, pending=1)
 
 
@@ -501,6 +521,26 @@ def test_when_empty_is_done_as_soon_as_no_call_is_pending(queue):
 # --- Threads and processes ---
 
 
+@pytest.mark.parametrize("fails_again", [False, True])
+def test_a_timeout_is_canceled_if_flush_started_the_attempt_before_it_was_set(
+    queue, timer, monkeypatch, fails_again
+):
+    new_timeout = timer.new_timeout
+
+    def new_timeout_and_flush(task, delay):
+        timeout = new_timeout(task, delay)
+        monkeypatch.setattr(timer, "new_timeout", new_timeout, raising=False)
+        queue.begin_flush(None)  # as by another thread
+        if fails_again:
+            queue.failed(queue.started[0], GONE)
+        return timeout
+
+    monkeypatch.setattr(timer, "new_timeout", new_timeout_and_flush, raising=False)
+    queue.add()
+    assert len(queue.started) == 1
+    assert timer.pending == fails_again
+
+
 def test_many_threads_start_and_end_each_call_once(timer):
     queue = RecordingQueue(timer, max_pending=50)
     for _ in range(50):
@@ -572,6 +612,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.model = {}  # the state of each call
         self.refused = 0
         self.is_closed = False
+        self.is_draining = False
 
     def teardown(self):
         self.queue.end_close()
@@ -620,7 +661,7 @@ class AnyOrder(RuleBasedStateMachine):
         hook = self.queue.failed(call, GONE if named else ValueError())
         if self.model[call] is State.RUNNING:
             self.model[call] = State.WAITING if hook is None else State.ENDING
-            assert (hook is None) == (named and (call.attempts < 3 or self.closing))
+            assert (hook is None) == (named and (call.attempts < 3 or self.is_draining))
         else:
             assert hook is None
 
@@ -646,15 +687,11 @@ class AnyOrder(RuleBasedStateMachine):
             self.queue.lost(call, "its event loop is closed")
             self.model[call] = State.DONE
 
-    @property
-    def closing(self):
-        return self.queue._closes_at_ns is not None
-
     @precondition(lambda self: not self.is_closed)
     @rule(drain_s=st.sampled_from([0, 60]))
     def it_is_closed(self, drain_s):
         self.queue.begin_close(drain_s)
-        self.is_closed = True
+        self.is_closed = self.is_draining = True
         self.note_started()
 
     @precondition(lambda self: self.is_closed)
@@ -663,6 +700,7 @@ class AnyOrder(RuleBasedStateMachine):
         left = self.in_state(State.WAITING, State.RUNNING)
         lost = self.queue.stats().lost
         self.queue.end_close()
+        self.is_draining = False
         assert self.queue.stats().lost == lost + len(left)
         for call in self.model:
             self.model[call] = State.DONE

@@ -24,8 +24,8 @@ def saved(*args, **kwargs):
 
 
 def queued(*args, **settings):
-    times = {"started_ns": 1_000_000_000, "waiting_since_ns": 0, "next_attempt_ns": 9_000_000_000}
-    return QueuedCall(saved(*args), GONE, start=print, **times | settings)
+    settings = {"next_attempt_ns": 9_000_000_000} | settings
+    return QueuedCall(saved(*args), GONE, started_ns=1_000_000_000, start=print, **settings)
 
 
 def test_a_saved_call_is_made_with_its_arguments():
