@@ -1,4 +1,4 @@
-"""Calls that rpcwheel makes in the background when the program ends, in processes of their own.
+"""Background calls at the exit of a process, in separate processes.
 
 A call that reaches a `grpc.server` of the process after `concurrent.futures` was shut down hangs
 the process; see docs/grpcio.md.
@@ -55,7 +55,7 @@ def test_failback_continues_for_other_threads_if_the_process_has_no_server(dead,
 
 @pytest.fixture
 def background(monkeypatch):
-    """Those of this test alone."""
+    """The background calls of this test."""
     background = BackgroundCalls()
     for module in ("heartbeat.monitor", "failback.queue"):
         monkeypatch.setattr(f"rpcwheel.{module}.BACKGROUND", background)
@@ -63,7 +63,7 @@ def background(monkeypatch):
 
 
 def run_and_close(coroutine):
-    """Run it on a loop that is then closed while tasks of it wait."""
+    """Run a coroutine on a loop that is then closed while tasks are pending."""
     loop = asyncio.new_event_loop()
     try:
         loop.run_until_complete(coroutine)
@@ -72,7 +72,7 @@ def run_and_close(coroutine):
 
 
 MANY = 10**6
-"""Steps for which the exit would wait: more than a test may take."""
+"""Steps of waiting; together longer than a test may take."""
 
 
 def test_the_exit_does_not_wait_for_a_heartbeat_whose_loop_was_closed(server, timer, background):  # noqa: F811

@@ -1,4 +1,4 @@
-"""How long to wait before the next try, and when to stop."""
+"""`Backoff`."""
 
 from datetime import timedelta
 

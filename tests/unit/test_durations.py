@@ -1,4 +1,4 @@
-"""Seconds in, nanoseconds out."""
+"""Conversion of durations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tree of exceptions."""
+"""The exceptions."""
 
 from __future__ import annotations
 

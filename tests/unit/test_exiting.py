@@ -1,4 +1,4 @@
-"""The end of all background calls of a process, before its servers' thread pools are shut down."""
+"""`BackgroundCalls`."""
 
 import threading
 
@@ -9,11 +9,11 @@ from rpcwheel.events import TaskFailed
 from rpcwheel.exiting import BackgroundCalls
 
 MANY = 10**6
-"""Steps of waiting: more than a test may take."""
+"""Steps of waiting; together longer than a test may take."""
 
 
-class Maker:
-    """Makes calls, and notes what happens to it."""
+class Caller:
+    """A caller that records `end_at_exit`."""
 
     def __init__(self, happened, error=None):
         self.happened = happened
@@ -32,8 +32,8 @@ def background():
 
 def test_close_waits_for_calls_in_flight_and_then_ends_their_callers(background):
     happened = []
-    maker = Maker(happened)
-    assert background.add(maker)
+    caller = Caller(happened)
+    assert background.add(caller)
     first, second = background.begin_call(), background.begin_call()
     background.end_call(first)
     closing = threading.Thread(target=background.close, args=(MANY,))
@@ -47,8 +47,8 @@ def test_close_waits_for_calls_in_flight_and_then_ends_their_callers(background)
 
 def test_close_ends_callers_and_then_cancels_calls_that_do_not_end(background):
     happened = []
-    maker = Maker(happened)
-    background.add(maker)
+    caller = Caller(happened)
+    background.add(caller)
     stuck, other = background.begin_call(), background.begin_call()
     stuck.cancel = lambda: happened.append("canceled")
     background.close(1)
@@ -58,9 +58,9 @@ def test_close_ends_callers_and_then_cancels_calls_that_do_not_end(background):
 
 def test_an_exception_of_one_caller_does_not_prevent_the_end_of_others(background, events):
     happened, error = [], ValueError("broken")
-    makers = [Maker(happened, error), Maker(happened, error), Maker(happened)]
-    for maker in makers:
-        background.add(maker)
+    callers = [Caller(happened, error), Caller(happened, error), Caller(happened)]
+    for caller in callers:
+        background.add(caller)
     background.close()
     assert happened == ["ended"] * 3
     assert [event.error for event in events if isinstance(event, TaskFailed)] == [error] * 2
@@ -105,13 +105,13 @@ def test_close_ignores_lost_calls(background):
 def test_no_call_begins_and_no_caller_is_added_after_close(background):
     background.close()
     assert background.begin_call() is None
-    assert not background.add(Maker([]))
+    assert not background.add(Caller([]))
 
 
 def test_a_forked_child_begins_calls_and_has_none_of_its_parent(background):
     happened = []
-    maker = Maker(happened)
-    background.add(maker)
+    caller = Caller(happened)
+    background.add(caller)
     of_parent = background.begin_call()
     background.close(1)
     background.reset()

@@ -1,4 +1,4 @@
-"""What an instance may say, and how it is written for others and for later versions."""
+"""`ServiceInstance`: values, targets, encoding."""
 
 import contextlib
 import json
@@ -199,7 +199,7 @@ def test_joined_puts_brackets_around_ipv6_addresses():
 
 
 def test_invalid_values_are_refused():
-    for changed, said in [
+    for changed, message in [
         ({"host": "0.0.0.0"}, "host: '0.0.0.0' is an address to listen on, not one to call"),
         ({"host": "0:0::0"}, "is an address to listen on"),
         ({"host": "*"}, "it must be a DNS name or an IP address"),
@@ -226,7 +226,7 @@ def test_invalid_values_are_refused():
         ({"extra": {"weight": 5}}, "extra: weight: use the argument of that name"),
         ({"wieght": 5}, "there is no setting 'wieght'; did you mean 'weight'"),
     ]:
-        with pytest.raises(ConfigurationError, match=said):
+        with pytest.raises(ConfigurationError, match=message):
             ServiceInstance(**{"service": "a", "host": "b", "port": 1} | changed)
 
 
@@ -275,7 +275,7 @@ def test_decoded_reverses_encoded(instance):
 
 
 def test_the_encoded_form():
-    """Other programs, and other versions, read it."""
+    """The form is read by other programs and versions."""
     one = ONE.replace(epoch="e", weight=7, extra={"new": [1]})
     assert json.loads(one.encoded()) == {
         "v": 1,
@@ -297,7 +297,7 @@ def test_fields_of_a_newer_version_are_kept():
 
 
 def test_an_invalid_record_raises_value_error_with_the_reason():
-    for data, said in [
+    for data, message in [
         (b"\xff", "no JSON: .*utf-8"),
         (b"", "no JSON"),
         (b"hello", "no JSON"),
@@ -310,7 +310,7 @@ def test_an_invalid_record_raises_value_error_with_the_reason():
         (b'{"v": 1, "service": "a", "host": "b", "port": "1"}', "port"),
         (b'{"v": 1, "service": "a", "host": "b", "port": 1, "started_at": NaN}', "started_at"),
     ]:
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             ServiceInstance.decoded(data)
 
 

@@ -1,4 +1,4 @@
-"""What differs between two ordered tuples of instances."""
+"""`differences` of two tuples of instances."""
 
 from hypothesis import given
 from hypothesis import strategies as st

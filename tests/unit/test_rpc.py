@@ -1,4 +1,4 @@
-"""The words of a call."""
+"""Status codes, kinds of calls and results of attempts."""
 
 import grpc
 import pytest

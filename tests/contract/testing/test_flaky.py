@@ -1,4 +1,4 @@
-"""A registry that fails on command does so in each way that real ones do."""
+"""`FlakyBackend`."""
 
 import threading
 import time
@@ -23,22 +23,22 @@ ONE = ServiceInstance(service="shop.Orders", host="10.0.0.1", port=1)
 TWO = ServiceInstance(service="shop.Orders", host="10.0.0.2", port=1)
 
 
-class Told:
-    """What a watcher was told: ids, and doubts as text."""
+class RecordingWatcher:
+    """Records views as lists of ids, and reasons of lost contact."""
 
     def __init__(self):
-        self.news = []
+        self.calls = []
 
     def on_view(self, view):
-        self.news.append(sorted(view.records))
+        self.calls.append(sorted(view.records))
 
     def on_contact_lost(self, reason):
-        self.news.append(reason)
+        self.calls.append(reason)
 
 
 @pytest.fixture
 def opened(timer):
-    """Open flaky backends on one engine; closed in the end."""
+    """A function that opens flaky backends on one engine; closed after the test."""
     made = []
 
     def opened(timeout=0.05):
@@ -52,7 +52,7 @@ def opened(timer):
 
 
 def requests(backend):
-    """One of each kind."""
+    """One request of each kind."""
     return {
         "publish": lambda: backend.publish([TWO]),
         "withdraw": lambda: backend.withdraw([TWO]),
@@ -140,47 +140,47 @@ def test_leases_end_while_the_backend_is_down(opened, timer):
 def test_a_watcher_gets_contact_lost_after_down_and_a_view_after_up(opened):
     backend, other = opened(), opened()
     backend.publish([ONE])
-    other.watch("shop.Orders", told := Told())
+    other.watch("shop.Orders", watcher := RecordingWatcher())
     other.down("cut")
     backend.publish([TWO])
-    assert told.news == [[ONE.id], "cut"]
+    assert watcher.calls == [[ONE.id], "cut"]
     other.up()
-    assert told.news == [[ONE.id], "cut", [ONE.id, TWO.id]]
+    assert watcher.calls == [[ONE.id], "cut", [ONE.id, TWO.id]]
     other.up()
     other.lose_answers()
-    assert len(told.news) == 3
+    assert len(watcher.calls) == 3
 
 
 def test_a_watcher_of_a_frozen_backend_gets_no_call_until_up(opened):
     backend, other = opened(), opened()
-    other.watch("shop.Orders", told := Told())
+    other.watch("shop.Orders", watcher := RecordingWatcher())
     other.freeze()
     backend.publish([ONE])
-    assert told.news == [[]]
+    assert watcher.calls == [[]]
     other.up()
-    assert told.news == [[], "contact was lost", [ONE.id]]
+    assert watcher.calls == [[], "contact was lost", [ONE.id]]
 
 
 def test_a_watch_begun_while_the_backend_is_down_gets_a_view_after_up(opened):
     backend = opened()
     backend.publish([ONE])
     backend.down()
-    watch = backend.watch("shop.Orders", told := Told())
+    watch = backend.watch("shop.Orders", watcher := RecordingWatcher())
     backend.up()
-    assert told.news[-1] == [ONE.id]
+    assert watcher.calls[-1] == [ONE.id]
     watch.close()
     backend.withdraw([ONE])
-    assert told.news[-1] == [ONE.id]
+    assert watcher.calls[-1] == [ONE.id]
 
 
 def test_forget_removes_all_records_and_renew_reports_wiped_until_republished(opened):
     backend, other = opened(), opened()
     backend.publish([ONE])
     other.publish([TWO])
-    backend.watch("shop.Orders", told := Told())
+    backend.watch("shop.Orders", watcher := RecordingWatcher())
     backend.forget()
     assert other.services() == []
-    assert told.news == [[ONE.id, TWO.id], "the engine has lost its data", []]
+    assert watcher.calls == [[ONE.id, TWO.id], "the engine has lost its data", []]
     assert backend.renew([ONE]) == backend.renew([ONE]) == {ONE.key: "wiped"}
     assert other.renew([TWO]) == {TWO.key: "missing"}
     backend.publish([ONE])
@@ -190,11 +190,11 @@ def test_forget_removes_all_records_and_renew_reports_wiped_until_republished(op
 def test_forget_while_the_backend_is_down(opened):
     backend = opened()
     backend.publish([ONE])
-    backend.watch("shop.Orders", told := Told())
+    backend.watch("shop.Orders", watcher := RecordingWatcher())
     backend.down("cut")
     backend.forget()
     backend.up()
-    assert told.news == [[ONE.id], "cut", "the engine has lost its data", []]
+    assert watcher.calls == [[ONE.id], "cut", "the engine has lost its data", []]
     assert backend.renew([ONE]) == {ONE.key: "wiped"}
 
 
@@ -204,7 +204,7 @@ def test_requests_lists_all_requests_including_failed_ones(opened):
     backend.down()
     with pytest.raises(RegistryUnavailable):
         backend.renew([ONE])
-    backend.watch("a", Told())
+    backend.watch("a", RecordingWatcher())
     with pytest.raises(RegistryUnavailable):
         backend.lookup("b")
     assert backend.requests == [
@@ -219,7 +219,7 @@ def test_close_closes_the_inner_backend_in_any_state(opened, timer):
     for spoil in ("up", "down", "freeze"):
         backend = opened()
         backend.publish([ONE])
-        backend.watch("shop.Orders", Told())
+        backend.watch("shop.Orders", RecordingWatcher())
         getattr(backend, spoil)()
         backend.close()
         backend.close()

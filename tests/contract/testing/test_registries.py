@@ -1,4 +1,4 @@
-"""The conformance checks as a whole, and the messages of their failures."""
+"""`check_backend`, and the messages of failed checks."""
 
 import re
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ def make(kind, timer):
 
 
 def failure_of(name, kind, timer):
-    """The message of a check that fails."""
+    """Return the message of a check that fails."""
     with pytest.raises(AssertionError) as failed:
         BACKEND_CHECKS[name](make(kind, timer))
     return str(failed.value)
@@ -70,10 +70,10 @@ def test_check_backend_ends_with_the_first_failure(timer):
         def watch(self, service, watcher):
             raise RegistryUnavailable("no watches here")
 
-    said = (
+    text = (
         "^a_lease_that_is_not_renewed_ends: a request failed: RegistryUnavailable: no watches here"
     )
-    with pytest.raises(AssertionError, match=said):
+    with pytest.raises(AssertionError, match=text):
         check_backend(make(Deaf, timer))
 
 

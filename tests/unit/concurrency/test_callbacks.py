@@ -1,4 +1,4 @@
-"""User callbacks, and callbacks that keep no object alive."""
+"""Names, calls and weak references of user callbacks."""
 
 import functools
 import gc

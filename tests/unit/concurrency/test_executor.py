@@ -1,4 +1,4 @@
-"""The worker threads."""
+"""`KeyedExecutor`."""
 
 import itertools
 import os
@@ -23,12 +23,12 @@ def pool():
 
 
 def threads_of(pool):
-    """Those that live; `submit` decides at once whether it starts another."""
+    """The threads of an executor. `submit` starts a thread at once or never."""
     return [one for one in threading.enumerate() if one.name.startswith(f"{pool._name}-")]
 
 
 class Hang:
-    """A job that begins, and ends when told."""
+    """A job that ends when `end` is set."""
 
     def __init__(self):
         self.began = threading.Event()
@@ -126,8 +126,8 @@ def test_a_waiting_job_gets_the_thread_of_another_key(pool, hang):
     assert other.began.wait(WAIT_S)
     pool.submit("other", waiting)
     assert len(threads_of(pool)) == 3
-    jobs[0].end.set()  # two are busy still: the shared threads
-    assert wait_until(lambda: len(threads_of(pool)) == 2)  # the third found nothing to do
+    jobs[0].end.set()  # two are still busy: the shared threads
+    assert wait_until(lambda: len(threads_of(pool)) == 2)  # the third has ended
     assert not waiting.began.is_set()
     jobs[1].end.set()
     assert waiting.began.wait(WAIT_S)
@@ -149,7 +149,7 @@ def test_one_idle_thread_does_not_count_for_two_jobs(pool, hang, monkeypatch):
     monkeypatch.setattr(executor, "IDLE_TIMEOUT_S", 3 * WAIT_S)
     assert run(pool).wait(WAIT_S)
     assert wait_until(lambda: pool._idle)
-    with pool._changed:  # both come before the thread wakes up
+    with pool._changed:  # both are submitted before the thread wakes up
         pool.submit("hanging", hang())
         done = run(pool, "other")
     assert done.wait(WAIT_S)
@@ -268,7 +268,7 @@ def test_a_forked_child_starts_without_threads_and_jobs(hang):
     job = hang()
     EXECUTOR.submit("key", job)
     assert job.began.wait(WAIT_S)
-    with EXECUTOR._changed:  # held by this thread when it forks, as another might
+    with EXECUTOR._changed:  # held at the fork, as another thread might hold it
         child = os.fork()
         if child == 0:
             os._exit(0 if run(EXECUTOR).wait(WAIT_S) else 1)

@@ -1,4 +1,4 @@
-"""Calls on a loop from other threads, and their results on the loop."""
+"""Calls on an event loop by other threads, and results awaited on a loop."""
 
 import asyncio
 import threading

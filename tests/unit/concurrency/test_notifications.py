@@ -1,4 +1,4 @@
-"""Events and listeners, in order, away from the thread where they arise."""
+"""`NotificationQueue`."""
 
 import threading
 

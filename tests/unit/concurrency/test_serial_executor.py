@@ -1,4 +1,4 @@
-"""Jobs that run one after the other."""
+"""`SerialExecutor`."""
 
 import os
 import threading
@@ -81,7 +81,7 @@ def test_a_serial_executor_is_empty_in_a_forked_child():
     serial, gate, busy = SerialExecutor(), threading.Event(), threading.Event()
     serial.submit(lambda: (busy.set(), gate.wait(WAIT_S)))
     assert busy.wait(WAIT_S)
-    serial._changed.acquire()  # as if another thread had it at that moment
+    serial._changed.acquire()  # as if another thread held it
     child = os.fork()
     if not child:
         done = threading.Event()
@@ -93,10 +93,10 @@ def test_a_serial_executor_is_empty_in_a_forked_child():
 
 
 def test_a_serial_executor_without_a_thread_gets_one_with_the_next_job(monkeypatch, events):
-    """Else all heartbeats of a process ended with the first thread that could not be started."""
+    """Otherwise all heartbeats of a process would end when a thread could not be started."""
     serial, seen, gate, done = SerialExecutor(), [], threading.Event(), threading.Event()
     monkeypatch.setattr(executor, "IDLE_TIMEOUT_S", 0)  # no thread waits for a job
-    EXECUTOR.submit(object(), lambda: gate.wait(WAIT_S))  # which may hang for ever
+    EXECUTOR.submit(object(), lambda: gate.wait(WAIT_S))  # which may hang
     assert wait_until(lambda: not EXECUTOR._idle)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", no_thread)

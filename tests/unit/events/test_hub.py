@@ -13,47 +13,47 @@ EVENT = TooManyTimers(live=65, limit=64)
 
 
 @pytest.fixture
-def hub():
-    hub = SinkList()
-    hub.remove_sink(log_event)
-    return hub
+def sink_list():
+    sink_list = SinkList()
+    sink_list.remove_sink(log_event)
+    return sink_list
 
 
-def test_sinks_are_called_in_the_order_in_which_they_were_added(hub):
+def test_sinks_are_called_in_the_order_in_which_they_were_added(sink_list):
     got = []
-    hub.add_sink(lambda event: got.append(("first", event)))
-    hub.add_sink(lambda event: got.append(("second", event)))
-    hub.emit(EVENT)
+    sink_list.add_sink(lambda event: got.append(("first", event)))
+    sink_list.add_sink(lambda event: got.append(("second", event)))
+    sink_list.emit(EVENT)
     assert got == [("first", EVENT), ("second", EVENT)]
 
 
-def test_a_sink_added_twice_is_called_once(hub):
+def test_a_sink_added_twice_is_called_once(sink_list):
     got = []
-    hub.add_sink(got.append)
-    hub.add_sink(got.append)
-    hub.emit(EVENT)
+    sink_list.add_sink(got.append)
+    sink_list.add_sink(got.append)
+    sink_list.emit(EVENT)
     assert got == [EVENT]
 
 
-def test_a_removed_sink_is_not_called_and_can_be_removed_again(hub):
+def test_a_removed_sink_is_not_called_and_can_be_removed_again(sink_list):
     got = []
-    hub.add_sink(got.append)
-    hub.remove_sink(got.append)
-    hub.remove_sink(got.append)
-    hub.emit(EVENT)
+    sink_list.add_sink(got.append)
+    sink_list.remove_sink(got.append)
+    sink_list.remove_sink(got.append)
+    sink_list.emit(EVENT)
     assert got == []
 
 
-def test_an_exception_of_a_sink_is_logged_once_and_other_sinks_get_the_event(hub, caplog):
+def test_an_exception_of_a_sink_is_logged_once_and_other_sinks_get_the_event(sink_list, caplog):
     got = []
 
     def broken(event):
         raise ZeroDivisionError
 
-    hub.add_sink(broken)
-    hub.add_sink(got.append)
+    sink_list.add_sink(broken)
+    sink_list.add_sink(got.append)
     for _ in range(3):
-        hub.emit(EVENT)
+        sink_list.emit(EVENT)
     assert got == [EVENT] * 3
     (record,) = caplog.records
     assert record.name == "rpcwheel"
@@ -62,51 +62,53 @@ def test_an_exception_of_a_sink_is_logged_once_and_other_sinks_get_the_event(hub
     assert record.exc_info[0] is ZeroDivisionError
 
 
-def test_an_exception_of_a_sink_that_was_added_again_is_logged_again(hub, caplog):
+def test_an_exception_of_a_sink_that_was_added_again_is_logged_again(sink_list, caplog):
     def broken(event):
         raise ZeroDivisionError
 
     for _ in range(2):
-        hub.add_sink(broken)
-        hub.emit(EVENT)
-        hub.remove_sink(broken)
+        sink_list.add_sink(broken)
+        sink_list.emit(EVENT)
+        sink_list.remove_sink(broken)
     assert len(caplog.records) == 2
 
 
-def test_a_sink_that_emits_recursively_does_not_raise_in_the_emitter(hub):
-    hub.add_sink(hub.emit)
-    hub.emit(EVENT)
+def test_a_sink_that_emits_recursively_does_not_raise_in_the_emitter(sink_list):
+    sink_list.add_sink(sink_list.emit)
+    sink_list.emit(EVENT)
 
 
-def test_a_sink_may_remove_itself_while_it_is_called(hub):
+def test_a_sink_may_remove_itself_while_it_is_called(sink_list):
     got = []
 
     def once(event):
         got.append(event)
-        hub.remove_sink(once)
+        sink_list.remove_sink(once)
 
-    hub.add_sink(once)
-    hub.emit(EVENT)
-    hub.emit(EVENT)
+    sink_list.add_sink(once)
+    sink_list.emit(EVENT)
+    sink_list.emit(EVENT)
     assert got == [EVENT]
 
 
-def test_adding_a_sink_that_is_not_callable_raises_type_error(hub):
+def test_adding_a_sink_that_is_not_callable_raises_type_error(sink_list):
     with pytest.raises(TypeError, match=r"callable as sink\(event\), not 'stdout'"):
-        hub.add_sink("stdout")
+        sink_list.add_sink("stdout")
 
 
-def test_sinks_added_by_concurrent_threads_are_all_called(hub):
+def test_sinks_added_by_concurrent_threads_are_all_called(sink_list):
     sinks = [[] for _ in range(64)]
     threads = [
-        threading.Thread(target=lambda part: [hub.add_sink(s.append) for s in part], args=(part,))
+        threading.Thread(
+            target=lambda part: [sink_list.add_sink(s.append) for s in part], args=(part,)
+        )
         for part in (sinks[:32], sinks[32:])
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    hub.emit(EVENT)
+    sink_list.emit(EVENT)
     assert all(sink == [EVENT] for sink in sinks)
 
 
@@ -128,7 +130,7 @@ def test_log_event_can_be_removed(caplog):
     assert not caplog.records
 
 
-def test_a_child_forked_while_the_lock_was_held_can_add_sinks(hub):
+def test_a_child_forked_while_the_lock_was_held_can_add_sinks(sink_list):
     from rpcwheel.events.hub import _SINKS
 
     with _SINKS._lock:

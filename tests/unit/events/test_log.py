@@ -352,9 +352,9 @@ def test_dropped_calls_are_logged_once_a_second_per_queue_with_their_number(capl
     monkeypatch.setattr(log.time, "monotonic", lambda: next(seconds))
     for name in ("a", "a", "b", "a", "a", "a"):
         log_event(events.FailbackDropped(name, "push", BOOM, pending=100))
-    said = "push failed and was dropped, the queue is full with 100 calls: ValueError: no such shop"
+    text = "push failed and was dropped, the queue is full with 100 calls: ValueError: no such shop"
     more = "; 2 more suppressed since the last such line"
-    assert caplog.messages == [f"a: {said}", f"b: {said}", f"a: {said}{more}", f"a: {said}"]
+    assert caplog.messages == [f"a: {text}", f"b: {text}", f"a: {text}{more}", f"a: {text}"]
 
 
 def test_an_error_whose_str_raises_is_logged_with_its_class(caplog):
@@ -446,8 +446,8 @@ def test_failures_of_a_registry_are_logged_once_a_minute_and_the_recovery_after_
     up = events.RegistryRecovered(REGISTRY, after_s=2.0)
     for event in (failed, failed, elsewhere, up, up):
         log_event(event)
-    said = [(record.event, "more suppressed" in record.getMessage()) for record in caplog.records]
-    assert said == [(failed, False), (elsewhere, False), (up, False)]
+    text = [(record.event, "more suppressed" in record.getMessage()) for record in caplog.records]
+    assert text == [(failed, False), (elsewhere, False), (up, False)]
 
 
 def test_an_instance_id_conflict_has_a_rate_limit_apart_from_other_registry_failures(

@@ -1,4 +1,4 @@
-"""Each check of the backend contract fails a backend that breaks its rule, and names the rule."""
+"""Each conformance check fails for a backend that breaks its rule, and names the rule."""
 
 import re
 import threading
@@ -185,7 +185,7 @@ class HasNoSettings(MemoryBackend):
 
 
 class Filter:
-    """A watcher that passes on what `lets` says."""
+    """A watcher that passes on the calls that `lets` accepts."""
 
     def __init__(self, watcher, lets):
         self.watcher = watcher
@@ -253,7 +253,7 @@ class RefusesToBeClosedInACall(MemoryBackend):
 
 
 class Unordered(WatchNotifier):
-    """Calls the watcher on whichever thread there is."""
+    """Calls the watcher on the calling thread."""
 
     def add(self, news):
         self._view = news
@@ -317,15 +317,15 @@ def test_each_check_fails_a_backend_that_breaks_its_rule_and_names_the_rule(monk
     wrong = []
     for name, kinds in BROKEN.items():
         for broken in kinds:
-            said = failure_of(name, broken, monkeypatch)
-            if not re.match(rf"{name}: \w.{{20}}", said):
-                wrong.append((name, broken.__name__, said))
+            text = failure_of(name, broken, monkeypatch)
+            if not re.match(rf"{name}: \w.{{20}}", text):
+                wrong.append((name, broken.__name__, text))
     ended.set()
     assert wrong == []
 
 
 def failure_of(name, broken, monkeypatch):
-    """What the check says of this backend."""
+    """Return the message of the check for a backend."""
     url = parse_url(f"memory://{broken.__name__}")
     with ManualTimer() as timer, monkeypatch.context() as patch:
         if broken is TellsAtOnce:

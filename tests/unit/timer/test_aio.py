@@ -1,4 +1,4 @@
-"""The timer on a loop, asyncio's and uvloop's: one handle, no spin, threads, coroutines, end."""
+"""`AsyncWheelTimer` on asyncio and uvloop: handles, wake-ups, threads, coroutines, stop."""
 
 import asyncio
 import functools
@@ -31,7 +31,7 @@ def uvloop_factory():
 
 @pytest.fixture(params=["asyncio", "uvloop"])
 def run(request):
-    """Run a coroutine function on a new loop of either kind."""
+    """Run a coroutine function on a new event loop, of asyncio and of uvloop."""
     factory = uvloop_factory() if request.param == "uvloop" else asyncio.new_event_loop
 
     def run(main):
@@ -99,7 +99,7 @@ def test_tasks_run_on_the_thread_of_the_loop_in_order_and_never_early(run, make_
 
     ran = run(main)
     ticks = [-(-t._deadline_ns // queue._tick_ns) for *_, t in ran]
-    assert ticks == sorted(ticks)  # as they were made, in time or not
+    assert ticks == sorted(ticks)  # also if some were late
     assert sorted(n for n, *_ in ran) == [-5, 0, 10, 20, 30]
     assert {ident for _, ident, *_ in ran} == {threading.get_ident()}
     assert all(at >= t._deadline_ns for *_, at, t in ran)
@@ -138,7 +138,7 @@ def test_a_timeout_costs_few_wake_ups(run, make_queue, calls):
 
 
 def test_uvloop_delays_are_rounded_up_to_milliseconds():
-    """It rounds half a millisecond down to none, and would turn without end until the deadline."""
+    """uvloop rounds half a millisecond to 0: the timer would not pause until the deadline."""
     factory = uvloop_factory()
 
     async def main():
@@ -174,7 +174,7 @@ def test_an_idle_aio_timer_has_no_wake_ups(run, make_queue, calls):
                 timer.new_timeout(print, 3600.0 + n / 7)
             for _ in range(5000):
                 timer.new_timeout(print, 1800.0).cancel()
-            await asyncio.sleep(0.1)  # a timer that polls would turn often
+            await asyncio.sleep(0.1)  # a timer that polls would wake up often
             assert calls.wakeups <= 3
 
     run(main)

@@ -1,4 +1,4 @@
-"""What a timer tells of itself."""
+"""The types of a timer's interface, and its stats."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rpcwheel.timer.api import LATENESS_BOUNDS_S
 
 
 class Noted:
-    """A task with a method."""
+    """A task as an object."""
 
     def __init__(self) -> None:
         self.ran = 0
@@ -49,5 +49,5 @@ def test_lateness_has_one_bucket_per_bound_and_one_more() -> None:
     lateness = timer.stats().lateness
     assert sum(lateness.buckets) == lateness.count == 3
     assert len(lateness.buckets) == len(LATENESS_BOUNDS_S) + 1
-    assert 0.0005 < lateness.max_s < 0.001  # 100.4 ms waits for the tick at 101
+    assert 0.0005 < lateness.max_s < 0.001  # a timeout at 100.4 ms fires at the tick 101
     assert lateness.buckets[:2] == (2, 1)

@@ -1,4 +1,4 @@
-"""Which clock a component reads, and what is no timer."""
+"""`clock_of` and `checked_timer`."""
 
 import time
 

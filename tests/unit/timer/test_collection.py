@@ -1,4 +1,4 @@
-"""Tasks that refer to their own timeout are freed once their timer is gone, in both forms."""
+"""Tasks that refer to their own timeout are garbage-collected, in both forms."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TASKS = 20
 
 
 class SelfResubmittingTask:
-    """A task of a user: refers to its timeout, and to its timer only through that."""
+    """A user's task that refers to its timeout, and through it to its timer."""
 
     def __init__(self, timer, delay):
         self.timeout = timer.new_timeout(self, delay)

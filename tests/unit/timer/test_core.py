@@ -1,4 +1,4 @@
-"""What every timer does alike: errors, slow tasks, hand-offs, counts, limits, re-entrancy, fork."""
+"""`TimerCore`: errors, slow tasks, executors, stats, limits, tasks that use their timer."""
 
 import functools
 import gc
@@ -18,7 +18,7 @@ from rpcwheel.timer.api import LATENESS_BOUNDS_S
 
 @pytest.fixture(params=[WheelTimer, ManualTimer])
 def make_timer(request):
-    """Make a timer, and a function that lets the time pass that its tasks need."""
+    """Make a timer, and a function that waits until its tasks have run."""
     made = []
 
     def make(queue=None, **options):
@@ -69,7 +69,7 @@ def test_keyboard_interrupt_and_system_exit_of_a_task_are_raised_on_a_users_thre
 def test_tasks_after_one_that_raises_are_run(make_timer):
     errors = [ValueError("boom"), SystemExit(3), KeyboardInterrupt()]
     if make_timer.kind is ManualTimer:
-        del errors[1:]  # on the user's own thread: the test above
+        del errors[1:]  # raised on the user's thread, as in the test above
     seen, ran = [], []
     timer, pass_time = make_timer(on_error=lambda *args: seen.append(args))
 
@@ -115,7 +115,7 @@ def test_a_slow_task_is_an_event_and_the_slowest_is_in_the_stats(events, monkeyp
 
     def slow(timeout):
         if state.manual_ns >= 0:
-            state.manual_ns += 10**6  # as long as a task of a manual timer can take
+            state.manual_ns += 10**6  # the duration of a task on a manual timer
         else:
             sum(range(1000))
 
@@ -135,7 +135,7 @@ def test_a_coroutine_function_on_a_wheel_timer_is_reported_as_a_type_error():
     seen = []
 
     async def task(_):
-        """Never runs."""
+        """Not called."""
 
     with warnings.catch_warnings(), WheelTimer(on_error=lambda *args: seen.append(args)) as timer:
         warnings.simplefilter("error")
@@ -166,7 +166,7 @@ def test_tasks_run_on_the_executor_where_they_may_block_and_fail():
 
 
 class Full:
-    """An executor that takes nothing."""
+    """An executor that rejects all tasks."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -197,7 +197,7 @@ def test_a_periodic_task_continues_after_the_executor_rejected_a_run(events):
 def test_an_exception_of_a_refused_method_is_reported(events):
     class Task:
         def run(self, timeout):
-            """Never runs."""
+            """Not called."""
 
         def refused(self, timeout, error):
             raise ValueError("boom")
@@ -210,14 +210,14 @@ def test_an_exception_of_a_refused_method_is_reported(events):
 
 
 def test_stop_calls_timer_stopped_of_pending_tasks_and_reports_its_exceptions(events):
-    told = []
+    notified = []
 
     class Task:
         def run(self, timeout):
-            """Never runs."""
+            """Not called."""
 
         def timer_stopped(self, timeout):
-            told.append(timeout)
+            notified.append(timeout)
             raise ValueError("boom")
 
     timer = ManualTimer()
@@ -225,10 +225,10 @@ def test_stop_calls_timer_stopped_of_pending_tasks_and_reports_its_exceptions(ev
     waiting = [timer.new_timeout(Task(), delay) for delay in (2.0, 3.0)]
     timer.new_timeout(print, 4.0)
     assert timer.stop()[:2] == waiting
-    assert told == waiting
+    assert notified == waiting
     assert len(of_type(events, TaskFailed)) == 2
     assert timer.stop() == []
-    assert told == waiting
+    assert notified == waiting
 
 
 def test_stats_count_tasks_and_put_their_lateness_into_buckets(make_timer):
@@ -289,7 +289,7 @@ def test_a_task_may_cancel_another_task_of_the_same_tick(make_queue):
 
     def first(timeout):
         won.append(siblings[2].cancel())
-        won.append(siblings[0].cancel())  # itself: it runs already
+        won.append(siblings[0].cancel())  # itself, which runs
         won.append(siblings[2].cancel())
 
     siblings += [timer.new_timeout(first, 1.0)]

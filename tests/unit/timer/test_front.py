@@ -1,4 +1,4 @@
-"""The front door: what it checks, what it remembers of delays, what it leaves when it fails."""
+"""`new_timeout`: conversion of delays, reuse of slots, errors; states of timeouts."""
 
 import functools
 import random
@@ -148,7 +148,7 @@ def test_the_slot_of_the_last_timeout_is_not_reused_after_it_was_removed(make_qu
 DELAYS = [0, 1, 1, 2, 7, 8, 9, 63, 64, 65, 500, 4096, float("inf"), -3]  # in ms
 steps = st.one_of(
     st.tuples(st.just("start"), st.sampled_from(DELAYS)),
-    st.tuples(st.just("start"), st.sampled_from(DELAYS[:4])),  # streams of equal delays
+    st.tuples(st.just("start"), st.sampled_from(DELAYS[:4])),  # repeated delays
     st.tuples(st.just("cancel"), st.integers(0, 60)),
     st.tuples(st.just("put"), st.tuples(st.integers(0, 60), st.sampled_from(DELAYS))),
     st.tuples(st.just("advance"), st.sampled_from([0, 1, 1, 3, 64, 1000])),

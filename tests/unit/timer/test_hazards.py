@@ -1,4 +1,4 @@
-"""Regressions: each of these failed before its fix."""
+"""Regression tests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WHEELS = [HierarchicalWheel, SparseWheel, HashedWheel]
 
 
 def nothing(timeout: object) -> None:
-    """Do it."""
+    """Do nothing."""
 
 
 def test_a_compiled_timeout_in_a_queue_is_not_tracked_by_the_garbage_collector() -> None:
@@ -78,13 +78,13 @@ def test_one_next_wake_of_the_sparse_wheel_removes_a_bounded_number_of_slots() -
 
 
 class Unnamable:
-    """An object that can't be shown, with a task as a method."""
+    """An object whose `repr` raises, with a task as a method."""
 
     def __repr__(self) -> str:
         raise RecursionError
 
     def work(self, timeout: object) -> None:
-        """Do it."""
+        """Do nothing."""
 
 
 def test_the_timer_continues_after_a_task_whose_repr_raises() -> None:
@@ -127,7 +127,7 @@ async def test_an_earlier_deadline_set_while_a_wakeup_is_scheduled_is_not_lost(
         aim = aio.AsyncWheelTimer._schedule_wakeup
 
         def interrupted(self: AsyncWheelTimer, wake_ns: int) -> None:
-            if again:  # as a finalizer or a signal handler would
+            if again:  # as a finalizer or a signal handler may do
                 timer.new_timeout(nothing, again.pop())
             aim(self, wake_ns)
 

@@ -1,6 +1,6 @@
-"""The moments at which another thread may come in between, played by hand, one after the other.
+"""Switches to another thread at given moments, simulated on one thread.
 
-Only the pure form lets a test step in; the compiled one is built from the same lines.
+Only the pure form can be interrupted by a test; the compiled form has the same source.
 """
 
 import threading
@@ -16,38 +16,38 @@ PURE = load_form("pure")
 MS = 1_000_000
 
 
-class Meddling:
-    """Lets something happen right after the next call of a method named here."""
+class CallsAfter:
+    """Calls a function right after the next call of a given method."""
 
-    STEPS = ("_find", "_first", "_earliest", "_slot", "next_wake")
+    METHODS = ("_find", "_first", "_earliest", "_slot", "next_wake")
 
-    def meddle(self, step: str, happen: Callable[[], object]) -> None:
-        self.waiting = {step: happen}
+    def call_after(self, method: str, function: Callable[[], object]) -> None:
+        self.waiting = {method: function}
 
     def __getattribute__(self, name: str):
         found = super().__getattribute__(name)
-        if name not in Meddling.STEPS:
+        if name not in CallsAfter.METHODS:
             return found
 
-        def stepped(*args):
+        def called(*args):
             result = found(*args)
-            happen = self.__dict__.get("waiting", {}).pop(name, None)
-            if happen is not None:
-                happen()
+            function = self.__dict__.get("waiting", {}).pop(name, None)
+            if function is not None:
+                function()
             return result
 
-        return stepped
+        return called
 
 
-class Hierarchical(Meddling, PURE.HierarchicalWheel):
+class Hierarchical(CallsAfter, PURE.HierarchicalWheel):
     search = "_find"
 
 
-class Sparse(Meddling, PURE.SparseWheel):
+class Sparse(CallsAfter, PURE.SparseWheel):
     search = "_first"
 
 
-class Hashed(Meddling, PURE.HashedWheel):
+class Hashed(CallsAfter, PURE.HashedWheel):
     search = "_earliest"
 
 
@@ -77,21 +77,21 @@ def test_a_timeout_added_between_the_search_and_the_cursor_move_is_found(queue, 
     if far is not None:
         put(queue, far)
     near = []
-    queue.meddle(queue.search, lambda: near.append(put(queue, 20)))
+    queue.call_after(queue.search, lambda: near.append(put(queue, 20)))
     assert queue.pop(50 * MS) is near[0]
     queue.check()
 
 
 def test_a_timeout_added_before_the_one_that_was_found_fires_first(queue):
     second, first = put(queue, 30), []
-    queue.meddle(queue.search, lambda: first.append(put(queue, 20)))
+    queue.call_after(queue.search, lambda: first.append(put(queue, 20)))
     assert queue.advance(50 * MS) == [*first, second]
     queue.check()
 
 
 def test_a_timeout_rescheduled_earlier_after_the_search_is_found(queue):
     timeout = put(queue, 5000)
-    queue.meddle(queue.search, lambda: queue.reschedule(timeout, 20 * MS))
+    queue.call_after(queue.search, lambda: queue.reschedule(timeout, 20 * MS))
     assert queue.pop(50 * MS) is timeout
     queue.check()
 
@@ -99,7 +99,7 @@ def test_a_timeout_rescheduled_earlier_after_the_search_is_found(queue):
 def test_a_slot_is_computed_again_if_the_cursor_moved(queue):
     for at in (70, 1000, 20):
         timeout = new(queue, at)
-        queue.meddle("_slot", lambda: queue.pop(66 * MS))
+        queue.call_after("_slot", lambda: queue.pop(66 * MS))
         assert queue.schedule(timeout)
         queue.check()
     assert len(queue.advance(1000 * MS)) == 3
@@ -107,7 +107,7 @@ def test_a_slot_is_computed_again_if_the_cursor_moved(queue):
 
 def test_a_deadline_changed_while_the_timeout_is_added_is_used(queue):
     timeout = put(queue, 500)
-    queue.meddle("_slot", lambda: queue.reschedule(timeout, 10 * MS))
+    queue.call_after("_slot", lambda: queue.reschedule(timeout, 10 * MS))
     assert queue.reschedule(timeout, 300 * MS)
     queue.check()
     assert queue.next_wake() <= 10 * MS
@@ -116,7 +116,7 @@ def test_a_deadline_changed_while_the_timeout_is_added_is_used(queue):
 
 def test_a_timeout_cancelled_while_it_is_moved_stays_cancelled(queue):
     timeout = put(queue, 500)
-    queue.meddle("_slot", timeout.cancel)
+    queue.call_after("_slot", timeout.cancel)
     assert not queue.reschedule(timeout, 300 * MS)
     queue.check()
     assert queue.advance(1000 * MS) == []
@@ -130,42 +130,42 @@ def test_a_slot_removed_while_it_is_chosen_is_created_again():
         old.cancel()
         assert queue.next_wake() == (1 << 63) - 1
 
-    queue.meddle("_slot", clean_away)
+    queue.call_after("_slot", clean_away)
     timeout = put(queue, 20)
     queue.check()
     assert queue.advance(20 * MS) == [timeout]
 
 
 class Look(dict):
-    """A dict that lets something happen right after the next look into it, or walk."""
+    """A dict that calls a function right after the next lookup or iteration."""
 
-    happen = None
-    happen_after_a_walk = None
+    function = None
+    call_after_iteration = None
 
     def __iter__(self):
         yield from list(super().__iter__())
-        happen, self.happen_after_a_walk = self.happen_after_a_walk, None
-        if happen is not None:
-            happen()
+        function, self.call_after_iteration = self.call_after_iteration, None
+        if function is not None:
+            function()
 
     def get(self, key, default=None):
         found = super().get(key, default)
-        happen, self.happen = self.happen, None
-        if happen is not None:
-            happen()
+        function, self.function = self.function, None
+        if function is not None:
+            function()
         return found
 
 
 def test_no_tick_is_lost_when_the_heap_of_ticks_is_rebuilt():
-    """Another thread makes a slot while the ticks are collected, and forgets one."""
+    """Another thread adds a slot while the ticks are collected, and removes one."""
     queue = Sparse(0.001)
     put(queue, 5000)
     put(queue, 9000).cancel()
     queue._by_tick = look = Look(queue._by_tick)
-    queue._ticks.clear()  # fewer than slots: it will be made anew
+    queue._ticks.clear()  # fewer than slots: the heap will be rebuilt
     came = []
 
-    look.happen_after_a_walk = lambda: came.append(put(queue, 20))  # which forgets 9000
+    look.call_after_iteration = lambda: came.append(put(queue, 20))  # which removes 9000
     queue.next_wake()
     assert queue.next_wake() == 20 * MS
     queue.check()
@@ -176,18 +176,18 @@ def test_an_earlier_tick_added_while_an_unused_one_is_removed_is_kept():
     queue = Sparse(0.001)
     queue._by_tick = look = Look()
     put(queue, 20)
-    look.pop(20)._next._prev = None  # its slot was forgotten by another thread just now
+    look.pop(20)._next._prev = None  # another thread has just removed its slot
     queue._filed -= 1
     put(queue, 90)
     came = []
-    look.happen = lambda: came.append(put(queue, 10))
+    look.function = lambda: came.append(put(queue, 10))
     assert queue.next_wake() == 10 * MS
     queue.check()
     assert queue.advance(10 * MS) == came
 
 
 def test_a_timeout_in_a_slot_whose_tick_is_not_yet_in_the_heap_is_found(monkeypatch):
-    """The maker is slow, and is refused in the end, so that it wakes nobody either."""
+    """The thread that added the slot is slow, and its timeout is refused, so it wakes no timer."""
     queue = Sparse(0.001)
     put(queue, 5000)
     put(queue, 9000).cancel()  # its tick outlives its slot, so that ticks are no fewer than slots
@@ -211,24 +211,24 @@ def test_a_timeout_in_a_slot_whose_tick_is_not_yet_in_the_heap_is_found(monkeypa
 def test_a_timeout_added_while_the_next_wakeup_is_computed_is_not_missed(queue):
     state = PURE.TimerState(queue, lambda: None, True)
     put(queue, 5000)
-    queue.meddle("next_wake", lambda: put(queue, 20))
+    queue.call_after("next_wake", lambda: put(queue, 20))
     assert state.arm() == 20 * MS
     assert state.armed_ns == 20 * MS
     pulled = put(queue, 6000)
-    queue.meddle("next_wake", lambda: queue.reschedule(pulled, 10 * MS))
+    queue.call_after("next_wake", lambda: queue.reschedule(pulled, 10 * MS))
     assert state.arm() == 10 * MS
 
 
 class Entries(list):
-    """A list that lets something happen right after it was copied."""
+    """A list that calls a function right after it was copied."""
 
-    happen = None
+    function = None
 
     def copy(self):
         copied = super().copy()
-        happen, self.happen = self.happen, None
-        if happen is not None:
-            happen()
+        function, self.function = self.function, None
+        if function is not None:
+            function()
         return copied
 
 
@@ -237,7 +237,7 @@ def test_an_entry_added_during_a_clean_up_of_the_heap_is_kept():
     put(queue, 30).cancel()
     queue._entries = entries = Entries(queue._entries)
     came = []
-    entries.happen = lambda: came.append(put(queue, 20))
+    entries.function = lambda: came.append(put(queue, 20))
     queue._clean_up()
     queue.check()
     assert queue.advance(20 * MS) == came
@@ -262,13 +262,13 @@ def test_an_entry_added_to_a_replaced_heap_is_kept(monkeypatch):
 
 @pytest.mark.parametrize("comes", ["filed", "looked at"])
 def test_an_entry_added_while_another_thread_copies_the_heap_is_kept(monkeypatch, comes):
-    """The clean-up begins before it is there, and ends after it: then it was in vain."""
+    """The clean-up begins before the entry is added, and ends afterwards: it has no effect."""
     queue = PURE.DeadlineHeap()
     put(queue, 30).cancel()
     kept = [put(queue, 20)] if comes == "looked at" else []
     queue._entries = entries = Entries(queue._entries)
     copied, go_on = threading.Event(), threading.Event()
-    entries.happen = lambda: (copied.set(), go_on.wait(WAIT_S))
+    entries.function = lambda: (copied.set(), go_on.wait(WAIT_S))
     cleaner = threading.Thread(target=queue._clean_up)
     push = _heap.heappush
 
@@ -284,7 +284,7 @@ def test_an_entry_added_while_another_thread_copies_the_heap_is_kept(monkeypatch
     else:
         assert queue.pop(10 * MS) is None
     go_on.set()
-    if cleaner.ident is not None:  # who only looks may touch nothing
+    if cleaner.ident is not None:  # the thread that only reads changes nothing
         cleaner.join(WAIT_S)
     queue.check()
     assert queue.advance(50 * MS) == kept
@@ -292,16 +292,16 @@ def test_an_entry_added_while_another_thread_copies_the_heap_is_kept(monkeypatch
 
 @pytest.mark.parametrize("came", ["rescheduled", "new"])
 def test_an_entry_added_while_the_next_wakeup_is_computed_is_seen(monkeypatch, came):
-    """The look begins when it is counted, and not yet there, and ends when it is there."""
+    """The reading begins after the entry was counted, and ends after it was added."""
 
-    class Heap(Meddling, PURE.DeadlineHeap):
+    class Heap(CallsAfter, PURE.DeadlineHeap):
         pass
 
     queue = Heap()
     state = PURE.TimerState(queue, object, manual=True)
     timeout = put(queue, 5000)
     looked, is_there = threading.Event(), threading.Event()
-    queue.meddle("next_wake", lambda: (looked.set(), is_there.wait(WAIT_S)))
+    queue.call_after("next_wake", lambda: (looked.set(), is_there.wait(WAIT_S)))
     driver = threading.Thread(target=state.arm)
     push = _heap.heappush
 

@@ -1,4 +1,4 @@
-"""The timer moved by hand: order, exact times, and what it refuses."""
+"""`ManualTimer`: order of tasks, exact times, invalid arguments."""
 
 import threading
 from datetime import timedelta
@@ -117,11 +117,11 @@ def test_advance_by_a_million_seconds_is_fast(timer_of_each_queue):
 
 def test_all_queues_run_the_same_tasks_at_the_same_manual_times(make_queue):
     def story():
-        timer, told = ManualTimer(make_queue()), []
+        timer, ran = ManualTimer(make_queue()), []
         kept = []
 
         def task(timeout, n):
-            told.append((n, round(timer.now, 6)))
+            ran.append((n, round(timer.now, 6)))
             if n < 40:
                 kept.append(timer.new_timeout(lambda t: task(t, n + 3), (n % 7) / 100 + 0.001))
             if n % 5 == 0 and kept:
@@ -133,7 +133,7 @@ def test_all_queues_run_the_same_tasks_at_the_same_manual_times(make_queue):
             timer.new_timeout(lambda t, n=n: task(t, n), 0.1 * n)
         timer.advance(100)
         timer.stop()
-        return told
+        return ran
 
     first = story()
     assert story() == first

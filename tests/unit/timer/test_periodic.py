@@ -1,4 +1,4 @@
-"""Jobs that come again: when, whatever they raise, until they are cancelled, from wherever."""
+"""`PeriodicTask` and `RetryTask`: times, exceptions, cancellation."""
 
 import asyncio
 import contextlib
@@ -38,7 +38,7 @@ def timer(failures):
 
 
 class Job:
-    """Notes when it ran; answers, or raises, what it was told, in turn."""
+    """Records when it ran; returns or raises the given values, in order."""
 
     def __init__(self, timer, *answers) -> None:
         self.timer, self.answers, self.at = timer, list(answers), []
@@ -81,7 +81,7 @@ def test_a_periodic_task_continues_after_exceptions_which_are_reported(timer, fa
     job = Job(timer, *errors, None)
     task = PeriodicTask(timer, 1.0, job).start()
     for _ in range(4):
-        with contextlib.suppress(SystemExit, KeyboardInterrupt):  # they go on to who advances
+        with contextlib.suppress(SystemExit, KeyboardInterrupt):  # raised by `advance`
             timer.advance(1)
         timer.advance(0)
     assert len(job.at) == 4
@@ -101,7 +101,7 @@ def test_cancel_before_start(timer):
 
 
 def test_cancel_between_runs_after_many_submissions(timer):
-    """The bug of Dubbo 12022: the owner kept the first handle only."""
+    """As in Dubbo 12022, where the owner kept only the first handle."""
     job = Job(timer)
     task = PeriodicTask(timer, 1.0, job).start()
     timer.advance(100)
@@ -176,7 +176,7 @@ def test_an_invalid_delay_returned_by_a_run_is_reported_and_the_interval_is_used
 
 
 def test_an_interval_of_one_tick_runs_at_each_tick():
-    """In Dubbo a delay equal to the tick doubles."""
+    """In Dubbo, a delay equal to the tick takes two ticks."""
     for offset in (0.0, 2.0, 4.999):
         with ManualTimer(HashedWheel(tick=5.0, slots=4)) as timer:
             timer.advance(offset)
@@ -221,7 +221,7 @@ def test_jitter_is_within_its_share_of_the_interval(timer):
     job = Job(timer)
     task = PeriodicTask(timer, 10.0, job, jitter=0.3).start()
     timer.advance(10_000)
-    assert len(job.at) == pytest.approx(1000, abs=2)  # it does not add up
+    assert len(job.at) == pytest.approx(1000, abs=2)  # the deviations are not added
     gaps = {b - a for a, b in itertools.pairwise(job.at)}
     assert len(gaps) > 900
     assert 4 <= min(gaps) <= max(gaps) <= 16

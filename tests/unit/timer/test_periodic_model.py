@@ -1,4 +1,4 @@
-"""Random scripts for a periodic task, beside a model of two numbers."""
+"""A model-based test of `PeriodicTask`."""
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -10,7 +10,7 @@ MS = 1_000_000
 
 
 class Periodic(RuleBasedStateMachine):
-    """Times in whole milliseconds; `due` is when the next run is, `None` when there is none."""
+    """Times are milliseconds; `due` is the time of the next run, `None` if there is none."""
 
     @initialize(interval=st.integers(1, 50), initial=st.none() | st.integers(0, 60))
     def make(self, interval: int, initial: int | None) -> None:

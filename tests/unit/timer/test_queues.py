@@ -1,7 +1,8 @@
-"""Random scripts over every queue, in both forms, against a model too simple to be wrong.
+"""Model-based tests of all queues, in both forms.
 
-The model is a dict and `min()`. Each queue has a model of its own, since what is put off has no
-fixed place within its tick; the script is the same for all. Times lean to where wheels break.
+The model is a dict and `min()`. All queues get the same operations. Each has its own model, since
+the position of a rescheduled timeout within its tick is not defined. Times are chosen near the
+limits of slots and levels.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from rpcwheel.timer.queue import Form, load_form
 
 
 def forms() -> list[Form]:
-    """The pure form, and the native one where it was built."""
+    """The pure form, and the native one if it was built."""
     found = [load_form("pure")]
     with contextlib.suppress(ImportError):
         found.append(load_form("native"))
@@ -34,7 +35,7 @@ KINDS = ("HierarchicalWheel", "SparseWheel", "HashedWheel", "DeadlineHeap")
 
 
 def make_queue(form: Form, kind: str, tick_ns: int = 1_000_000, slots: int = 8) -> Any:
-    """A queue of that kind; the heap is exact, so its tick is always a nanosecond."""
+    """Make a queue. The tick of a heap is always a nanosecond."""
     if kind == "DeadlineHeap":
         return form.DeadlineHeap()
     tick = tick_ns / 1e9
@@ -44,7 +45,7 @@ def make_queue(form: Form, kind: str, tick_ns: int = 1_000_000, slots: int = 8) 
 
 
 def make_timeout(form: Form, queue: Any, deadline_ns: int, task: object = print) -> Any:
-    """A timeout as the front door makes it, but at a time that the test chooses."""
+    """Make a timeout as `new_timeout` does, with a given deadline."""
     timeout = form.Timeout()
     timeout._task = task
     timeout._deadline_ns = deadline_ns
@@ -56,7 +57,7 @@ def make_timeout(form: Form, queue: Any, deadline_ns: int, task: object = print)
 
 @dataclass(eq=False)
 class Entry:
-    """What the model knows of one timeout in one queue."""
+    """One timeout in the model of one queue."""
 
     timeout: Any
     deadline_ns: int
@@ -86,7 +87,7 @@ class Twin:
         return [entry for entry in self.entries if entry.state == "pending"]
 
     def fired(self, entry: Entry, target: int) -> None:
-        """Check that this one had to be next, and note that it fired."""
+        """Check that this timeout was due next, and note that it fired."""
         pending = self.pending()
         assert entry in pending, f"{self}: fired twice, or after a cancel"
         key = self.key(entry)
@@ -131,7 +132,7 @@ delays = st.tuples(edge_ticks, st.sampled_from([-1, 0, 1]))
 
 
 class Queues(RuleBasedStateMachine):
-    """Eight queues (four without a compiler), one script."""
+    """Eight queues (four without a compiler) with the same operations."""
 
     timeouts = Bundle("timeouts")
 
@@ -263,7 +264,7 @@ def put(form: Form, queue: Any, *deadlines_ns: int) -> list[Any]:
 
 
 def test_next_wake_is_exact_after_a_timeout_in_the_far_future(made: tuple[Form, Any]) -> None:
-    form, queue = made  # the bug of tokio 8334: a wrapped top slot hid all nearer ones
+    form, queue = made  # as in tokio 8334, where a slot of the top level hid earlier timeouts
     millisecond = 10**6
     now = (2**30 - 10) * millisecond
     queue.advance(now)
@@ -277,7 +278,9 @@ def test_the_cost_of_a_long_wait_does_not_depend_on_the_ticks(made: tuple[Form, 
     form, queue = made
     queue.advance(10**18)
     timeouts = put(form, queue, *(10**18 + i * 10**9 for i in range(50)))
-    assert queue.advance(10**18 + 315 * 10**15) == timeouts  # replayed ticks would take hours
+    assert (
+        queue.advance(10**18 + 315 * 10**15) == timeouts
+    )  # a loop over all ticks would take hours
 
 
 def test_a_cancelled_timeout_releases_its_task_without_the_garbage_collector(
@@ -345,7 +348,9 @@ def test_one_pop_does_a_bounded_amount_of_work(made: tuple[Form, Any]) -> None:
     second = 10**9
     queue.advance(second)
     put(form, queue, *([400 * second] * 1_000))
-    assert len(queue.advance(400 * second)) == 1_000  # across levels: 1,000 moves in many pops
+    assert (
+        len(queue.advance(400 * second)) == 1_000
+    )  # 1,000 moves between levels in many calls of `pop`
     queue.check()
 
 

@@ -1,4 +1,4 @@
-"""The timer on a thread: when tasks run, how it sleeps, how it ends, what it refuses."""
+"""`WheelTimer`: times of tasks, wake-ups, stop, invalid arguments; `shared_timer`."""
 
 import gc
 import os
@@ -43,7 +43,7 @@ def test_tasks_run_in_the_order_of_their_ticks_and_first_in_first_out(make_queue
     with WheelTimer(queue) as timer:
         begun, go = threading.Event(), threading.Event()
         timer.new_timeout(lambda _: begun.set() or go.wait(WAIT_S), 0.0)
-        assert begun.wait(WAIT_S)  # none of the following runs while others are still started
+        assert begun.wait(WAIT_S)  # no task runs while others are started
         delays = (0.09, 0.03, 0.06, *[0.12] * 200, 0.05)
         started = [timer.new_timeout(ran.append, delay) for delay in delays]
         go.set()
@@ -56,7 +56,7 @@ def test_tasks_run_in_the_order_of_their_ticks_and_first_in_first_out(make_queue
 def test_a_task_is_never_early_on_a_wheel_with_long_ticks():
     late_s = []
     with WheelTimer(HashedWheel(tick=0.02, slots=4)) as timer:
-        for delay in (0.0, 0.01, 0.05, 0.13):  # more than a round too
+        for delay in (0.0, 0.01, 0.05, 0.13):  # the last is more than a round
             timer.new_timeout(
                 lambda timeout: late_s.append(time.monotonic() - timeout.deadline), delay
             )
@@ -104,7 +104,7 @@ def test_a_timeout_with_an_infinite_delay_is_pending_and_starts_no_thread():
 
 
 def test_invalid_arguments_of_new_timeout_are_refused_and_not_counted(timer):
-    timer.new_timeout(nothing, 1).cancel()  # 1 == True: what was remembered must not mislead
+    timer.new_timeout(nothing, 1).cancel()  # 1 == True: the delay converted last must not be used
     timeout = timer.new_timeout(nothing, 60)
     before = timeout.deadline
     for delay, error, says in (
@@ -205,7 +205,7 @@ def test_stop_waits_for_the_running_task():
     def task(timeout):
         began.set()
         go.wait(WAIT_S)
-        time.sleep(0.02)  # so that a stop() that does not wait is over before
+        time.sleep(0.02)  # a `stop` that does not wait would return before
         ended.append(True)
 
     timer.new_timeout(task, 0)
@@ -218,7 +218,7 @@ def test_stop_waits_for_the_running_task():
 
 
 def test_stop_waits_for_the_running_task_after_the_process_was_suspended(monkeypatch):
-    """Then the limit of a join is over at once, and the task had none of that time."""
+    """Then a join may time out at once, before the task had any time to run."""
     timer, began, go, ended = WheelTimer(), threading.Event(), threading.Event(), []
 
     def task(timeout):
@@ -290,7 +290,7 @@ def test_the_end_of_a_with_statement_stops_the_timer_and_its_thread():
 
 
 def test_an_idle_timer_sleeps_until_its_first_deadline():
-    """A machine that stands still adds no wake-up, a thread that polls many."""
+    """A suspended process adds no wake-ups; a thread that polls has many."""
     with WheelTimer() as timer:
         far = [timer.new_timeout(nothing, 3600.0 + n / 7) for n in range(1000)]
         passed = threading.Event()
@@ -314,7 +314,9 @@ def test_only_an_earlier_timeout_wakes_the_thread():
     with WheelTimer() as timer:
         timer.new_timeout(nothing, 3600.0)
         for n in range(50):
-            assert wait_until(lambda: timer._timer_state.armed_ns)  # it sleeps, or is about to
+            assert wait_until(
+                lambda: timer._timer_state.armed_ns
+            )  # the thread sleeps, or is about to
             timer.new_timeout(nothing, 3601.0 + n)
         before = timer.stats().wakeups
         assert before <= 4
@@ -323,7 +325,7 @@ def test_only_an_earlier_timeout_wakes_the_thread():
 
 
 def put_off(timer, task, delay):
-    """A timeout that was put off before it was due, however slow this thread is."""
+    """Make a timeout that was rescheduled before it was due, also if this thread is slow."""
     while True:
         timeout = timer.new_timeout(task, 0.02)
         if timeout.reschedule(delay):
@@ -348,7 +350,7 @@ def test_reschedule_to_an_infinite_delay_and_back():
         timeout = put_off(timer, fired.append, INF)
         assert timeout.deadline == INF
         later = threading.Event()
-        timer.new_timeout(lambda timeout: later.set(), 0.04)  # due after what was put off
+        timer.new_timeout(lambda timeout: later.set(), 0.04)  # due after the rescheduled timeout
         assert later.wait(WAIT_S)
         assert timeout not in fired
         assert timeout.reschedule(0.01)
@@ -366,7 +368,7 @@ def test_a_timer_collected_with_pending_timeouts_warns_and_ends_its_thread():
         del timer
         assert wait_until(
             lambda got=warned.list: got
-        )  # by the timer's thread, if that held it last
+        )  # by the timer's thread, if it had the last reference
     assert timeout.cancelled()
     del warned
     assert wait_until(lambda: "rpcwheel-dropped" not in [t.name for t in threading.enumerate()])

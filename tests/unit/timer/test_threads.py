@@ -1,4 +1,4 @@
-"""Many threads, finalizers and signals at once: each timeout ends once, and no wake-up is lost."""
+"""Concurrent threads, finalizers and signal handlers: timeouts end once, wake-ups are not lost."""
 
 import gc
 import itertools
@@ -24,7 +24,7 @@ ROUNDS = 800
 
 
 class Ledger:
-    """How each timeout ended. `list.append` is atomic; nothing else is shared."""
+    """The end of each timeout. `list.append` is atomic; nothing else is shared."""
 
     def __init__(self) -> None:
         self.fired: list[int] = []
@@ -35,7 +35,7 @@ class Ledger:
         return lambda timeout: self.fired.append(number)
 
     def settle(self, timer: WheelTimer, undelivered: list) -> None:
-        """Every timeout ended in exactly one way, and the timer counted the same."""
+        """Check that each timeout ended in exactly one way, and that the stats agree."""
         left = [timeout for timeout in self.started if timeout in undelivered]
         ends = Counter(self.fired) + Counter(self.cancelled)
         assert not [number for number, count in ends.items() if count > 1], "ended twice"
@@ -54,7 +54,7 @@ class Ledger:
 
 
 def churn(timer: WheelTimer, ledger: Ledger, seed: int, shared: list) -> None:
-    """Start, put off, pull forward and cancel, one's own and those of others."""
+    """Start, reschedule and cancel timeouts, also those of other threads."""
     dice = random.Random(seed)
     for step in range(ROUNDS):
         number = seed * 1_000_000 + step
@@ -112,7 +112,7 @@ numbers = itertools.count(10**9)
 
 
 class Canceller:
-    """Cancels another timeout when it is freed, as an object of the user's may."""
+    """Cancels another timeout when it is freed."""
 
     def __init__(self, timer, ledger, number, victim) -> None:
         self.say = (timer, ledger, number, victim)
@@ -143,7 +143,7 @@ def test_finalizers_may_cancel_and_start_timeouts_during_concurrent_use(make_que
         for step in range(400):
             number = -(seed * 100_000 + step)
             task = Canceller(timer, ledger, number, last)
-            task.circle = task  # only the collector frees it, in the middle of something
+            task.circle = task  # only the garbage collector frees it, at any time
             timeout = timer.new_timeout(task, dice.choice([0, 0.001, 0.002, 60.0]))
             ledger.started.append(timeout)
             last = (number, timeout)
@@ -239,7 +239,7 @@ def test_stops_from_many_threads_return_each_timeout_once(make_queue):
 
 
 def test_concurrent_threads_get_the_same_shared_timer(monkeypatch):
-    monkeypatch.setattr(sync._shared, "timer", None)  # as in a process where none was made yet
+    monkeypatch.setattr(sync._shared, "timer", None)  # as in a process without a shared timer
     got = []
     run_threads(*[lambda: got.append(shared_timer())] * 8)
     assert len(set(map(id, got))) == 1
@@ -310,7 +310,7 @@ def test_a_forked_child_has_no_pending_timeouts_and_the_parent_keeps_its_own():
         from fixtures.timers import QUEUES
         from fixtures.waiting import WAIT_S
 
-        logging.disable()  # a fork in the middle of a line on stderr may leave its lock taken
+        logging.disable()  # a fork while a line is written may leave the lock of stderr locked
         sys.setswitchinterval(1e-5)
         for make in QUEUES.values():
             timer, over = WheelTimer(make()), False
