@@ -79,7 +79,7 @@ def test_retries_tell_the_server_how_many_went_before_and_end_before_the_deadlin
     assert re.search(r"failed: .*\nafter .* s, of 1.75\n$", printed)
 
 
-def test_a_silent_stream_is_cut_on_both_sides() -> None:
+def test_a_silent_stream_is_ended_on_both_sides() -> None:
     lines = story("silent_stream.py").splitlines()
     assert lines[:3] == [f"received: order {number}" for number in (1, 2, 3)]
     assert lines[3:] == [
@@ -111,7 +111,7 @@ def test_an_idle_connection_is_closed_and_a_busy_one_is_not(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["registry.py", "registry_aio.py", "registry_etcd.py"])
-def test_a_client_by_name_goes_on_while_servers_stop_die_and_come(name: str) -> None:
+def test_a_client_by_name_continues_while_servers_stop_crash_and_start(name: str) -> None:
     if name == "registry_etcd.py" and not os.environ.get("ETCD_URL") and not shutil.which("etcd"):
         pytest.skip("etcd is not installed (Debian: apt-get install etcd-server)")
     assert story(name).splitlines() == [
@@ -142,7 +142,7 @@ def test_the_example_on_etcd_says_what_is_missing(tmp_path: Path) -> None:
     [path for path in EXAMPLES.glob("*.py") if path.stem not in SHARED and "_pb2" not in path.stem],
     ids=lambda path: path.name,
 )
-def test_an_example_is_short_and_tells_how_to_run_it(path: Path) -> None:
+def test_an_example_is_short_and_documents_its_command(path: Path) -> None:
     text = path.read_text()
     assert len(text.splitlines()) <= 80 or path.stem == "demo"
     assert f"run it: python examples/{path.name}." in text

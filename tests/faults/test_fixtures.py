@@ -20,7 +20,7 @@ from fixtures.waiting import WAIT_S, wait_until
 etcd = engine_fixture(EtcdEngine, scope="function")
 
 
-def test_nothing_is_left_of_an_engine_though_it_is_frozen(etcd):
+def test_a_frozen_engine_is_removed_completely(etcd):
     etcd.freeze()
     etcd.close()
     assert not etcd.running
@@ -37,7 +37,7 @@ class Broken(EtcdEngine):
         return ["sh", "-c", "echo no such flag; exit 2"]
 
 
-def test_an_engine_says_why_it_is_not_there():
+def test_a_missing_engine_gives_a_reason():
     assert Absent.available() == (
         "no-such-program is not installed (Debian: apt-get install no-such-package)"
     )
@@ -48,7 +48,7 @@ def test_an_engine_says_why_it_is_not_there():
 # Server processes
 
 
-def test_a_server_process_ends_with_the_process_that_made_it_though_it_is_frozen():
+def test_a_frozen_server_process_ends_with_its_parent_process():
     script = (
         "import sys, time; sys.path.insert(0, sys.argv[1])\n"
         "from fixtures.server_process import KillableServer\n"

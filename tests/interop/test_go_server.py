@@ -40,7 +40,7 @@ def test_every_kind_of_call_is_answered_under_its_deadline(go_shop, open_caller,
 
 
 @every_kind(1)
-def test_a_retry_succeeds_and_says_which_one_it_is(go_shop, open_caller, caller, kind):
+def test_a_retry_succeeds_and_sends_its_number(go_shop, open_caller, caller, kind):
     call = go_shop.script("UNAVAILABLE", "reset")
     done = open_caller(caller, go_shop.target, PATIENT).call(kind, metadata=call.metadata)
     assert (done.answer, done.code, done.trailing["x-attempt"]) == (ALL, "OK", "3")
@@ -94,7 +94,7 @@ def test_a_call_that_hangs_ends_at_its_deadline_on_both_sides(go_shop, open_call
 
 
 @every_kind(1, ["unary_stream", "stream_stream"])
-def test_a_silent_stream_is_cut_after_its_first_message(go_shop, open_caller, caller, kind):
+def test_a_silent_stream_is_ended_after_its_first_message(go_shop, open_caller, caller, kind):
     for silence in IN_TIME:
         call = go_shop.script("silent")
         policy = CallPolicy(timeout=DeadlinePolicy(timeout=2 * WAIT_S, message_timeout=silence))
@@ -121,7 +121,9 @@ def test_a_cancel_reaches_the_server(go_shop, open_caller, caller, kind):
 
 
 @every_kind(1)
-def test_what_failed_is_answered_at_once_and_delivered_later(go_shop, open_caller, caller, kind):
+def test_a_failed_call_gets_the_default_at_once_and_is_delivered_later(
+    go_shop, open_caller, caller, kind
+):
     call = go_shop.script("UNAVAILABLE", "UNAVAILABLE")
     policy = CallPolicy(
         failback=FailbackPolicy(retry_on="UNAVAILABLE", backoff=0.01, default=b"later")

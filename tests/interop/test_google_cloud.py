@@ -58,7 +58,7 @@ CHANNELS = {
 
 
 @pytest.mark.parametrize("maker", CHANNELS.values(), ids=CHANNELS)
-async def test_a_google_cloud_client_is_retried_on_our_channel(maker):
+async def test_a_google_cloud_client_is_retried_on_a_channel_of_rpcwheel(maker):
     emulator = Emulator()
     async with (
         emulator.serving() as target,

@@ -93,14 +93,14 @@ def position(request, shop, open_caller):
 
 
 @in_each_place(0)
-def test_a_call_that_succeeds_is_one_call_for_them_too(position):
+def test_other_interceptors_see_one_successful_call(position):
     done = position.open(PATIENT).call(position.kind)
     assert (done.answer, done.code) == (ALL, "OK")
     assert position.saw(before=["OK"], behind=["OK"])
 
 
 @in_each_place(1, asks_too_early)
-def test_an_error_comes_out_as_the_server_sent_it(position, shop):
+def test_an_error_reaches_the_caller_unchanged(position, shop):
     shop.then(Fail("NOT_FOUND", "no such order", (("request-id", "7"),)))
     done = position.open(PATIENT).call(position.kind)
     assert (done.messages, done.code, done.details) == ([], "NOT_FOUND", "no such order")
@@ -109,7 +109,7 @@ def test_an_error_comes_out_as_the_server_sent_it(position, shop):
 
 
 @in_each_place(2, hides_the_end, asks_too_early)
-def test_a_retry_is_seen_behind_ours_and_not_before(position, shop):
+def test_only_interceptors_behind_rpcwheel_see_each_attempt(position, shop):
     shop.then("UNAVAILABLE")
     done = position.open(PATIENT).call(position.kind)
     assert (done.answer, done.code) == (ALL, "OK")
@@ -118,7 +118,7 @@ def test_a_retry_is_seen_behind_ours_and_not_before(position, shop):
 
 
 @in_each_place(3)
-def test_a_deadline_of_ours_ends_the_call_for_them(position, shop):
+def test_a_deadline_of_the_policy_ends_the_call_for_other_interceptors(position, shop):
     shop.then(Hang())
     done = position.open(CallPolicy(timeout=0.2)).call(position.kind, timeout=None)
     assert (done.messages, done.code) == ([], "DEADLINE_EXCEEDED")
@@ -126,7 +126,7 @@ def test_a_deadline_of_ours_ends_the_call_for_them(position, shop):
 
 
 @in_each_place(0, hides_the_end, asks_too_early)
-def test_an_answer_by_default_is_a_success_before_ours(position, shop):
+def test_interceptors_before_rpcwheel_see_a_default_response_as_success(position, shop):
     default = [b"later"] if position.kind.endswith("stream") else b"later"
     shop.then("UNAVAILABLE")
     policy = FailbackPolicy(retry_on="UNAVAILABLE", backoff=0.01, default=default)

@@ -90,7 +90,7 @@ async def test_an_aio_handler_sees_its_deadline(theirs, first, kind):
 
 
 @each_with_one_kind(2)
-def test_an_abort_comes_out_as_it_is(theirs, first, kind):
+def test_an_abort_reaches_the_client_unchanged(theirs, first, kind):
     served = handler(kind, aborting(kind))
     with (
         serving(served, interceptors=in_order(first, theirs, "sync")) as target,
@@ -102,7 +102,7 @@ def test_an_abort_comes_out_as_it_is(theirs, first, kind):
 
 
 @each_with_one_kind(3)
-async def test_an_aio_abort_comes_out_as_it_is(theirs, first, kind):
+async def test_an_aio_abort_reaches_the_client_unchanged(theirs, first, kind):
     served = handler(kind, aio_aborting(kind))
     async with aio_serving(served, interceptors=in_order(first, theirs, "aio")) as target:
         with pytest.raises(grpc.RpcError, match="no such order") as failed:

@@ -171,7 +171,7 @@ def leaked(before):
     return [one for one in opened_since(before) if one[1] != os.devnull or one[0] not in numbers]
 
 
-def test_no_call_fails_of_a_client_that_was_active_lately(world, events):
+def test_no_call_of_a_recently_active_client_fails(world, events):
     """Clients call at random times around the timeout, so that calls and shutdowns coincide.
 
     A call that fails had its connection closed after the previous call began and before the failure

@@ -106,7 +106,7 @@ def heavy(subscription):
     [pytest.param(engine, fault, id=f"{engine}-{fault}") for engine, fault in ENGINES_AND_FAULTS],
     indirect=["world"],
 )
-def test_after_a_fault_the_registry_holds_what_is_wanted_and_no_call_fails_meanwhile(
+def test_after_a_fault_all_instances_are_published_and_no_call_has_failed(
     world, fault, opened, serve
 ):
     published = serve()
@@ -180,9 +180,7 @@ def new_clients_start_from_the_snapshot_file(world, opened):
 
 
 @pytest.mark.parametrize("world", ["etcd"], indirect=True)
-def test_a_process_that_starts_while_the_registry_is_dead_calls_whom_an_earlier_one_saw(
-    world, serve
-):
+def test_a_process_that_starts_while_the_registry_is_down_uses_the_snapshot_file(world, serve):
     serve(lease_ttl=60.0)
 
     def start():

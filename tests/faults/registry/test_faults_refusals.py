@@ -87,7 +87,7 @@ def locked(name):
 
 
 @pytest.mark.parametrize("name", ["etcd", "zookeeper", "redis"])
-async def test_wrong_credentials_are_told_at_once_and_the_right_ones_still_work(name, caplog):
+async def test_wrong_credentials_are_reported_at_once_and_valid_ones_still_work(name, caplog):
     caplog.set_level(logging.INFO, "rpcwheel")
     engine, why = locked(name)
     if reason := engine.available():
@@ -156,7 +156,7 @@ def babble(listening):
     ("scheme", "who"),
     [("etcd", mute), ("etcd", stranger), ("zookeeper", closed_port), ("redis", stranger)],
 )
-async def test_each_error_of_an_engine_that_is_not_there_names_its_address(scheme, who):
+async def test_each_error_of_a_missing_engine_names_its_address(scheme, who):
     with who() as port:
         url = f"{scheme}://127.0.0.1:{port}"
         with open_registry(url, policy=IMPATIENT) as registry:

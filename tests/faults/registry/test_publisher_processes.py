@@ -86,7 +86,7 @@ def test_sigint_stops_in_order_and_the_previous_handlers_are_restored(world, url
 
 
 @pytest.mark.parametrize("world", ["sync", "aio"])
-def test_a_second_signal_hurries_the_stop(world, url):
+def test_a_second_signal_stops_the_server_at_once(world, url):
     with ServingProcess(world, url, lame_duck=600, grace=600, hang=True) as process:
         with grpc.insecure_channel(f"127.0.0.1:{process.port}") as to_server:
             call = to_server.unary_unary(WHO).future(b"")

@@ -10,7 +10,7 @@ PAGE = HERE.parents[2] / "docs" / "grpcio.md"
 
 
 @pytest.mark.skipif(not PAGE.exists(), reason="the docs are not installed")
-def test_the_page_names_every_canary_and_no_other():
+def test_grpcio_md_names_each_canary():
     named = set(re.findall(r"`(test_\w+)`", PAGE.read_text()))
     files = HERE.glob("test_canaries_[!d]*.py")
     there = {name for file in files for name in re.findall(r"def (test_\w+)", file.read_text())}

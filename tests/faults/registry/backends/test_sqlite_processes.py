@@ -75,7 +75,7 @@ def test_instances_of_a_killed_process_are_removed_at_the_end_of_its_lease_only(
     assert not any(isinstance(news, str) for news in watcher.news)
 
 
-def test_a_process_stopped_for_longer_than_its_lease_is_told_that_the_lease_is_lost(backend, path):
+def test_a_process_stopped_for_longer_than_its_lease_notices_that_the_lease_is_lost(backend, path):
     backend.watch(SERVICE, watcher := RecordingWatcher())
     with process(path, "a", lease=1.0) as a:
         assert watcher.sees("a:1")

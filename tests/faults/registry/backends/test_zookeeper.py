@@ -189,7 +189,9 @@ def test_two_registries_of_one_process_have_separate_sessions(zookeeper, opened,
 # Logins and URLs
 
 
-def test_nodes_created_with_credentials_are_closed_to_others(zookeeper, opened, namespace, caplog):
+def test_nodes_created_with_credentials_cannot_be_read_without_them(
+    zookeeper, opened, namespace, caplog
+):
     caplog.set_level(logging.DEBUG)
     logging.getLogger("kazoo").setLevel(logging.WARNING)  # the operator's own
     owner = opened(zookeeper.url(namespace=namespace, user="ann:sesame"))

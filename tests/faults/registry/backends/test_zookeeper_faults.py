@@ -88,7 +88,7 @@ def test_after_a_wipe_renew_reports_all_and_they_can_be_published_again(zookeepe
     assert watcher.sees(A, B)
 
 
-def test_after_a_server_hung_up_the_client_offers_zxid_0(zookeeper, opened):
+def test_after_a_server_has_closed_the_connection_the_client_sends_zxid_0(zookeeper, opened):
     proxy = zookeeper.proxy()
     with _server_without_answers() as (port, offers):
         url = zookeeper.url(port=proxy.port).replace("//", f"//127.0.0.1:{port},")
@@ -158,7 +158,7 @@ def test_a_connection_without_an_answer_is_replaced_after_the_timeout(zookeeper,
     assert backend.renew([A]) == {}
 
 
-def test_a_silent_server_is_left_for_another_although_requests_go_on(zookeeper, opened):
+def test_a_client_leaves_a_silent_server_although_it_sends_requests(zookeeper, opened):
     """kazoo sends no pings while requests are sent."""
     proxies = zookeeper.proxy(), zookeeper.proxy()
     hosts = ",".join(f"127.0.0.1:{proxy.port}" for proxy in proxies)
