@@ -1,4 +1,4 @@
-"""Calls of a balanced channel of grpc.aio: each goes to one READY subchannel and stays there."""
+"""Calls of a balanced channel of grpc.aio: each is sent on one READY subchannel."""
 
 import gc
 import weakref
@@ -19,7 +19,7 @@ from rpcwheel.balancer.aio import BalancedChannel
 
 
 class Passing:
-    """Interceptors that note each attempt that passes."""
+    """Interceptors that record each attempt."""
 
     def __init__(self, name, seen):
         self._name = name

@@ -45,7 +45,7 @@ def states(channel):
 
 
 async def call_often(channel, count):
-    """Make so many calls, one after the other."""
+    """Make calls one after the other."""
     call = caller(channel)
     for _ in range(count):
         assert await call() == b"x"
@@ -181,7 +181,7 @@ async def test_an_update_within_connect_leaves_no_connection_open(shops, aio_bal
 
 
 async def rolling_restart(channel, shops):
-    """Restart all servers one after the other under load. Returns what went wrong."""
+    """Restart all servers one after the other under load; return the failures."""
     stub, wrong, over = Stub(channel), [], False
 
     async def work(number):

@@ -62,7 +62,7 @@ STYLES = {
 
 
 def calls_of(channel):
-    """Every way to make a call of each kind, as functions that return the response."""
+    """Functions that make a call of each kind in each style and return the response."""
     unary = channel.unary_unary(UNARY_UNARY)
     unary_stream = channel.unary_stream(UNARY_STREAM)
     stream_unary = channel.stream_unary(STREAM_UNARY)

@@ -1,4 +1,4 @@
-"""Subchannels come and go while calls run, fail and come back; the picker chooses among them."""
+"""Subchannels of a balanced channel: connections, updates, picking, health."""
 
 import contextlib
 import threading
@@ -447,7 +447,7 @@ def test_a_call_whose_connection_breaks_is_not_repeated(shops, open_balanced):
 
 
 def test_a_failed_call_is_not_repeated_while_other_subchannels_connect(shops, open_balanced):
-    """Other calls let gRPC reconnect at once; the state of the connection proves nothing then."""
+    """Other calls make gRPC reconnect, so the state does not show whether a call was sent."""
     shops = shops[:2]
     channel = open_balanced(*shops)
     wait_until_ready(channel)

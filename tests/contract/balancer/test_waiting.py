@@ -1,4 +1,4 @@
-"""Calls wait while no subchannel is READY but one may become so, no longer than they may."""
+"""Calls that begin while no subchannel is READY."""
 
 import gc
 import socket
@@ -377,7 +377,7 @@ def test_a_picker_runs_without_the_lock_of_the_channel(shops, open_balanced):
 
 
 def test_a_callback_may_call_the_channel(shops, open_balanced):
-    """User code runs without the locks of the channel, and may make calls that wait."""
+    """User code runs without the lock of the channel, so it may make calls that wait."""
     made = []
 
     def on_subchannel(subchannel):

@@ -1,4 +1,4 @@
-"""Fixtures for the interceptor tests."""
+"""Fixtures of the tests of interceptors."""
 
 from fixtures.aio_policy_channels import channels, own  # noqa: F401
 from fixtures.chains import aio_chain, chain, forget_the_log  # noqa: F401

@@ -1,4 +1,4 @@
-"""Interceptors appended to the private lists of our aio channels, as google-cloud does it."""
+"""Interceptors appended to the private lists of rpcwheel's aio channels, as google-cloud does."""
 
 import grpc
 import pytest
@@ -20,7 +20,7 @@ SETTINGS = {
 
 
 class Tagging:
-    """Adds its name to the metadata of each call that passes."""
+    """Adds its name to the metadata of each call."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -57,7 +57,7 @@ INTERCEPTORS = {
 
 
 def append(channel: grpc.aio.Channel, name: str = "appended") -> dict[str, Tagging]:
-    """Append one interceptor of each kind; gives them by kind."""
+    """Append one interceptor of each kind; return them by kind."""
     made = {kind: interceptor(name) for kind, interceptor in INTERCEPTORS.items()}
     for kind, interceptor in made.items():
         getattr(channel, f"_{kind}_interceptors").append(interceptor)
@@ -69,7 +69,7 @@ def instance_of(shop) -> ServiceInstance:
 
 
 def passed(shop) -> list[list[str]]:
-    """The interceptors that each call passed that came in."""
+    """The names of the interceptors of each call that the server received."""
     return [call.metadata.get("passed") for call in shop.calls]
 
 
@@ -81,7 +81,7 @@ async def kit():
 
 @pytest.fixture
 async def url(memory, shop):
-    """The shop by its name."""
+    """The registry URL of the server."""
     async with open_registry(memory) as registry:
         await registry.register(instance_of(shop), wait=WAIT_S)
         yield f"{memory}/{SERVICE}"
@@ -89,7 +89,7 @@ async def url(memory, shop):
 
 @pytest.fixture
 async def named(kit, url):
-    """A channel of the kit to the shop by its name."""
+    """A channel of the kit to the server by its registry URL."""
     return kit.channel(url)
 
 
@@ -197,7 +197,7 @@ async def test_an_appended_interceptor_sees_the_message_and_not_its_bytes(named,
 
 
 class Opaque(grpc.aio.Channel):
-    """A channel of the user's own make, without gRPC's private lists."""
+    """A channel of a user's class, without gRPC's private lists."""
 
     def __init__(self, channel) -> None:
         self._inner = channel
@@ -239,5 +239,5 @@ async def test_interceptors_that_connect_leaves_no_place_for_are_refused(shop):
         call = channel.unary_unary(UNARY_UNARY)
         assert await call(b"a") == b"a"
         append(channel)
-        with pytest.raises(ConfigurationError, match="give it these interceptors in connect"):
+        with pytest.raises(ConfigurationError, match="pass the interceptors to it in connect"):
             await call(b"a")

@@ -1,4 +1,4 @@
-"""The own channel of `grpc.aio`: what it hands through, and how it ends."""
+"""`intercept_channel` of `grpc.aio`: the interface of the channel, cancellation, close."""
 
 import asyncio
 import gc
@@ -139,12 +139,12 @@ async def test_closing_the_channel_cancels_running_calls(shop, own):
 # --- Cancelling ---
 
 
-@pytest.mark.parametrize("where", ["try", "wait"])
+@pytest.mark.parametrize("where", ["attempt", "backoff"])
 async def test_canceling_a_task_that_awaits_a_call_cancels_the_call(shop, own, timer, where):
-    shop.then(hang := Hang()) if where == "try" else shop.then("UNAVAILABLE")
+    shop.then(hang := Hang()) if where == "attempt" else shop.then("UNAVAILABLE")
     call = own.retrying(retry=PATIENT, timer=timer).unary_unary(UNARY_UNARY)(b"x")
     waiting = asyncio.ensure_future(asyncio.wait_for(call, WAIT_S))
-    await aio_wait_until(hang.begun.is_set if where == "try" else lambda: timer.pending)
+    await aio_wait_until(hang.begun.is_set if where == "attempt" else lambda: timer.pending)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
@@ -155,15 +155,15 @@ async def test_canceling_a_task_that_awaits_a_call_cancels_the_call(shop, own, t
     assert len(shop.calls) == 1
 
 
-@pytest.mark.parametrize("where", ["try", "wait"])
+@pytest.mark.parametrize("where", ["attempt", "backoff"])
 async def test_canceling_a_task_that_reads_a_stream_cancels_the_stream(shop, own, timer, where):
-    shop.then(Silent(after=1) if where == "try" else "UNAVAILABLE")
+    shop.then(Silent(after=1) if where == "attempt" else "UNAVAILABLE")
     call = own.retrying(retry=PATIENT, timer=timer).unary_stream(UNARY_STREAM)(b"xy")
-    if where == "try":
+    if where == "attempt":
         assert await call.read() == b"x"
     reading = asyncio.ensure_future(call.read())
     await asyncio.sleep(0)  # it reads
-    if where == "wait":
+    if where == "backoff":
         await aio_wait_until(lambda: timer.pending)
     reading.cancel()
     with pytest.raises(asyncio.CancelledError):

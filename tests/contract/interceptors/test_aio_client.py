@@ -38,13 +38,13 @@ async def test_attempts_carry_the_number_of_previous_attempts(shop, channels):
     shop.then("UNAVAILABLE", "UNAVAILABLE")
     call = channels.retrying().unary_unary(UNARY_UNARY)(b"x", metadata=(("k", "v"),))
     assert await call == b"x"
-    told = [seen.metadata.get("grpc-previous-rpc-attempts") for seen in shop.calls]
-    assert told == [None, "1", "2"]
+    previous = [seen.metadata.get("grpc-previous-rpc-attempts") for seen in shop.calls]
+    assert previous == [None, "1", "2"]
     assert [seen.metadata["k"] for seen in shop.calls] == ["v"] * 3
 
 
 async def test_a_call_is_not_retried_after_its_deadline(shop, own, timer):
-    """A wait that would pass it is not begun; each attempt gets no more than what is left."""
+    """A backoff that would exceed it is not begun; each attempt has the remaining time."""
     shop.then(*["UNAVAILABLE"] * 4)
     retry = RetryPolicy(retry_on="UNAVAILABLE", backoff=40.0, max_attempts=9, retry_budget=None)
     member = own.retrying(timer=timer, retry=retry).unary_unary(UNARY_UNARY)
@@ -139,7 +139,7 @@ async def test_the_retry_budget_limits_retries_to_a_failing_server(shop, own):
 
 @pytest.mark.parametrize(("kind", "channels"), PAIRED, indirect=["channels"])
 async def test_a_method_that_is_not_idempotent_is_not_retried(shop, channels, kind):
-    """Also if the status is worded as gRPC words it when it has no connection."""
+    """Also if its details are those of gRPC without a connection."""
     shop.then(Fail("UNAVAILABLE", NO_CONNECTION))
     call = begin(channels.retrying(idempotent=False), kind)
     error = await refused(answer_of(call, kind))
@@ -159,7 +159,7 @@ async def test_a_refused_connection_is_retried_for_idempotent_methods_only(shop,
 
 
 async def test_a_call_that_is_not_awaited_is_retried(shop, own):
-    async def told(call):
+    async def done_callback(call):
         ended = asyncio.Event()
         call.add_done_callback(lambda _: ended.set())
         await ended.wait()
@@ -169,7 +169,7 @@ async def test_a_call_that_is_not_awaited_is_retried(shop, own):
         lambda call: call.details(),
         lambda call: call.trailing_metadata(),
         lambda call: aio_wait_until(call.done),
-        told,
+        done_callback,
     ):
         shop.reset()
         shop.then("UNAVAILABLE")
@@ -349,12 +349,12 @@ async def test_after_received_messages_the_caller_gets_the_failure(shop, own):
 
 async def test_a_done_callback_that_raises_is_reported(own, events):
     call = own.retrying().unary_unary(UNARY_UNARY)(b"x")
-    told = []
+    called = []
     call.add_done_callback(lambda _: 1 / 0)
-    call.add_done_callback(told.append)
+    call.add_done_callback(called.append)
     assert await call == b"x"
-    await aio_wait_until(lambda: told and events)
-    assert told == [call]
+    await aio_wait_until(lambda: called and events)
+    assert called == [call]
     (event,) = events
     assert isinstance(event, CallbackFailed)
     assert isinstance(event.error, ZeroDivisionError)

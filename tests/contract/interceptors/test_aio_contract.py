@@ -1,4 +1,4 @@
-"""Calls of both aio APIs behave like calls of a plain channel."""
+"""Calls of `grpc.aio` with policies behave like calls of a channel without policies."""
 
 import asyncio
 import itertools
@@ -13,7 +13,7 @@ from fixtures.waiting import WAIT_S, aio_wait_until
 from rpcwheel.interceptors.aio import FailbackQueues
 
 MARK = {"with": "policies"}
-"""Metadata that tells the calls with policies from bare ones that reach the server late."""
+"""Metadata of the calls with policies; calls without it may reach the server late."""
 
 STYLES = ("await", "ask", "write-await", "iterate", "read", "write-read")
 """Ways to make a call: three for one response, three for a stream of them.
@@ -63,8 +63,10 @@ async def test_a_call_ends_as_on_a_channel_without_policies(
     await channels.close()
     assert seen["code"] == scenario.code
     assert scenario.min_attempts <= shop.count_calls(**MARK) <= scenario.attempts
-    assert seen["told"]
-    forget(("told",), bare, seen)  # grpc.aio may tell another status later, and so twice
+    assert seen["called back"]
+    forget(
+        ("called back",), bare, seen
+    )  # grpc.aio may replace the status later, and then calls back twice
     if scenario.default:
         assert seen["answer"] == answer_of(kind, default=True)
         assert queues.pending == 1
@@ -81,8 +83,8 @@ async def test_a_call_ends_as_on_a_channel_without_policies(
     assert seen == bare
 
 
-def forget(names, *told):
-    for one in told:
+def forget(names, *shown):
+    for one in shown:
         for name in names:
             one.pop(name, None)
 
@@ -101,7 +103,7 @@ async def play_bare(shop, own, kind, style, scenario):
 
 
 async def play(shop, channel, kind, style, scenario, *, bare=False):
-    """Make the call and tell all that a caller can see of it."""
+    """Make the call and return everything that a caller can see of it."""
     deeds = (scenario.bare if bare and scenario.bare else scenario.deeds)()
     shop.then(*deeds)
     member = getattr(channel, kind.replace("-", "_"))(KINDS[kind])
@@ -128,7 +130,7 @@ async def play(shop, channel, kind, style, scenario, *, bare=False):
         writing.cancel()
     seen |= await ended(call)
     await aio_wait_until(lambda: ends)
-    return seen | {"told": ends == [call]}
+    return seen | {"called back": ends == [call]}
 
 
 async def write(call):
@@ -162,7 +164,7 @@ async def result_of(awaitable):
 
 
 async def ended(call):
-    """What every call that has ended tells."""
+    """Return what every call that has ended shows."""
     late = []
     call.add_done_callback(late.append)
     assert late == [call]

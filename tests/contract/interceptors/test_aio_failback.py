@@ -1,4 +1,4 @@
-"""Failback on a loop: the caller has its answer, the call is delivered later."""
+"""Failback of `grpc.aio`: the caller gets a default, the call is delivered later."""
 
 import asyncio
 import itertools
@@ -57,13 +57,13 @@ async def test_a_redelivery_that_fails_is_retried(shop, own, queues, timer):
     await aio_wait_until(lambda: len(shop.calls) == 2 and timer.pending == 1)
     timer.advance(60.0)
     await aio_wait_until(lambda: queues.pending == 0)
-    told = [seen.metadata.get("grpc-previous-rpc-attempts") for seen in shop.calls]
-    assert told == [None, "1", "2"]
+    previous = [seen.metadata.get("grpc-previous-rpc-attempts") for seen in shop.calls]
+    assert previous == [None, "1", "2"]
     assert shop.calls[-1].time_remaining < 1.1 * WAIT_S
 
 
 async def test_failback_waits_at_most_1_s_for_the_end_of_a_request_stream(shop, own, queues):
-    """Or until the deadline. Requests without end leave the call with its failure."""
+    """Or until the deadline. If the requests do not end, the caller gets the failure."""
 
     async def endless():
         yield b"a"

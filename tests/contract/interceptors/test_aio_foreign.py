@@ -1,4 +1,4 @@
-"""Interceptors of others before and behind ours, on a loop."""
+"""Interceptors of other libraries outside and inside of rpcwheel's, with `grpc.aio`."""
 
 import grpc
 import pytest
@@ -13,7 +13,7 @@ from rpcwheel.interceptors.aio import FailbackQueues
 
 
 class Foreign(grpc.aio.UnaryUnaryClientInterceptor):
-    """Waits for the call, as many do; gives the call, or the bare answer."""
+    """Awaits the call, as many interceptors do; returns the call, or the response."""
 
     def __init__(self, gives: str) -> None:
         self.gives = gives
@@ -83,7 +83,7 @@ async def test_a_request_that_can_not_be_serialized_raises_to_the_caller(own):
 
 
 class ForeignStream(grpc.aio.UnaryStreamClientInterceptor):
-    """Hands the messages on in a generator, as many do."""
+    """Wraps the messages in a generator, as many interceptors do."""
 
     def __init__(self) -> None:
         self.seen = 0
@@ -142,11 +142,11 @@ async def test_an_exception_of_an_inner_interceptor_in_a_retry_is_raised_to_the_
     shop, channels
 ):
     class Breaking(grpc.aio.UnaryUnaryClientInterceptor):
-        tries = 0
+        attempts = 0
 
         async def intercept_unary_unary(self, continuation, details, request):
-            self.tries += 1
-            if self.tries > 1:
+            self.attempts += 1
+            if self.attempts > 1:
                 raise KeyError("a bug")
             return await continuation(details, request)
 
@@ -158,7 +158,7 @@ async def test_an_exception_of_an_inner_interceptor_in_a_retry_is_raised_to_the_
 
 
 class Signs(grpc.aio.UnaryUnaryClientInterceptor):
-    """Adds a token to the metadata that it is given, a new one for every try."""
+    """Adds a new token to the metadata of each attempt."""
 
     def __init__(self) -> None:
         self.made = 0

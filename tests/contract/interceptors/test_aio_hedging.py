@@ -19,7 +19,7 @@ AT_ONCE = HedgingPolicy(delay=0, max_attempts=3, retry_budget=None)
 
 @pytest.fixture
 def begin(channels, timer):
-    """Begins hedged calls, through a channel of ours and through interceptors."""
+    """Begins hedged calls, through `intercept_channel` and through interceptors."""
 
     def begin(timeout=None, *, queues=None, **settings):
         policy = CallPolicy(**{"hedging": HEDGING, "idempotent": True} | settings)
@@ -38,7 +38,7 @@ async def ended(*calls):
 
 
 async def hedge(timer):
-    """Let the next attempt be due."""
+    """Advance the timer until the next attempt is due."""
     await aio_wait_until(lambda: timer.pending)
     timer.advance(5.0)
 

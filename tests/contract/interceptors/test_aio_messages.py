@@ -1,4 +1,4 @@
-"""What is sent through both channels of `grpc.aio`: messages of protobuf, and call credentials."""
+"""Protobuf messages and call credentials, with both APIs of `grpc.aio`."""
 
 import itertools
 from concurrent.futures import ThreadPoolExecutor
@@ -100,7 +100,7 @@ async def test_a_retry_sends_each_message_of_a_stream_that_reuses_one_object(sho
 
 
 class Tokens(grpc.AuthMetadataPlugin):
-    """A fresh token for each try."""
+    """A new token for each attempt."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
@@ -110,7 +110,7 @@ class Tokens(grpc.AuthMetadataPlugin):
 
 
 class Guarded:
-    """A server on a secure port that notes the tokens, and fails so many calls first."""
+    """A server with TLS that records the tokens, and fails the first calls."""
 
     def __init__(self) -> None:
         self.seen = []

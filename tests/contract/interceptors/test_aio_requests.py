@@ -1,4 +1,4 @@
-"""Request streams of `grpc.aio`: a retry sends them whole, or is not made."""
+"""Request streams of `grpc.aio`: a retry sends the whole stream, or is not made."""
 
 import asyncio
 
@@ -44,7 +44,7 @@ async def test_an_iterator_is_read_once_and_no_message_is_lost(shop, channels):
 
 @pytest.mark.parametrize("kind", ["stream_unary", "stream_stream"])
 async def test_a_stream_is_retried_up_to_its_limit_of_bytes(shop, own, events, kind):
-    """One that outgrows it arrives whole the first time."""
+    """A longer stream is sent once, completely."""
     messages = [b"aa", b"bb"]
     method = STREAM_UNARY if kind == "stream_unary" else STREAM_STREAM
     for limit, attempts in ((10_000, 2), (3, 1)):
@@ -150,7 +150,7 @@ async def test_an_iterator_that_raises_cancels_the_call(own):
 
 
 async def test_the_caller_gets_the_servers_status_if_it_ends_the_call_early(shop, channels):
-    """grpc.aio tells INTERNAL instead, in every second such call (1.85)."""
+    """Without rpcwheel every second such call ends with INTERNAL (grpcio 1.85)."""
     member = channels.retrying(retry=RetryPolicy(retry_on="UNAVAILABLE")).stream_stream(
         STREAM_STREAM
     )

@@ -1,4 +1,4 @@
-"""The server interceptor of `grpc.aio`, on real servers: handlers of every nature, slow calls."""
+"""The server interceptor of `grpc.aio` on real servers: all classes of handlers, slow calls."""
 
 import asyncio
 import functools
@@ -102,7 +102,7 @@ ADAPTED = [
 
 
 class Other(grpc.aio.ServerInterceptor):
-    """An interceptor of somebody else's, that calls `look` before each answer's making."""
+    """Another interceptor, which calls `look` before each response."""
 
     def __init__(self, kind, look):
         self.kind, self.look = kind, look
@@ -138,7 +138,7 @@ def seconds(answers):
 
 
 async def status(target, kind):
-    """What a client sees of a call that fails."""
+    """Return what a client sees of a call that fails."""
     with pytest.raises(grpc.RpcError) as caught:
         await asyncio.to_thread(ask, target, kind)  # grpc.aio's own may fail in writing first
     error = caught.value
@@ -166,7 +166,7 @@ async def test_the_policy_of_the_server_shortens_the_deadline_that_handlers_see(
 
 
 async def test_a_wrapped_handler_has_the_class_of_the_handler():
-    """A coroutine function, an asynchronous generator, or plain; grpc.aio asks."""
+    """grpc.aio treats coroutine functions, generators and plain functions differently."""
     (interceptor,) = server_interceptors()
     changed = []
     for nature, kind in itertools.product(NATURES, KINDS):
@@ -193,7 +193,7 @@ async def test_a_scope_around_the_start_of_a_server_does_not_limit_its_calls(kin
 
 @pytest.mark.parametrize(("nature", "kind"), ADAPTED)
 async def test_a_call_whose_deadline_has_passed_is_refused(kind, nature, events, caplog):
-    """What waits on a loop that is blocked is not cancelled by grpc before its turn."""
+    """grpc does not cancel a call that waits because the loop is blocked."""
     served, blocked = [], []
 
     def block(context):
@@ -392,7 +392,7 @@ async def test_a_client_that_cancels_cancels_the_handler(kind, style):
 
 
 async def test_the_generator_of_a_handler_is_closed_with_its_wrapper():
-    """Not when the loop finds it dropped."""
+    """Not only when the garbage collector finds it."""
     (interceptor,) = server_interceptors()
     closed = []
 
@@ -421,7 +421,7 @@ SLOW = CallPolicy(timeout=DeadlinePolicy(slow_call_threshold=2.0))
 
 
 class Gate:
-    """Where handlers of any nature wait; opened from the loop."""
+    """A gate for handlers of any class; opened from the loop."""
 
     def __init__(self):
         self.entered = threading.Event()
@@ -603,7 +603,7 @@ async def test_no_timeout_remains_after_a_plain_stream_handler_has_raised(timer)
 
 
 class TellingOfTheEnd(grpc.aio.ServerInterceptor):
-    """Has `over` called at the end of the call's task, before all who asked for that later."""
+    """Calls `over` at the end of the call's task, before done-callbacks that are added later."""
 
     def __init__(self, over):
         self.over = over
@@ -614,7 +614,7 @@ class TellingOfTheEnd(grpc.aio.ServerInterceptor):
 
 
 async def test_the_thread_of_a_plain_stream_is_released_after_its_client_has_canceled():
-    """Without the interceptor the thread waits for ever; the pool would not shut down."""
+    """Without the interceptor the thread waits forever, and the pool can't shut down."""
     gone, closed = threading.Event(), threading.Event()
 
     def behavior(request, context):
@@ -627,7 +627,7 @@ async def test_the_thread_of_a_plain_stream_is_released_after_its_client_has_can
 
     def over(_task):
         gone.set()
-        closed.wait(WAIT_S)  # the loop has not told anybody else yet
+        closed.wait(WAIT_S)  # the loop has not run other callbacks yet
 
     interceptors = [TellingOfTheEnd(over), *server_interceptors()]
     async with (

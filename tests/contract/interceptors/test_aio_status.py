@@ -1,4 +1,4 @@
-"""A status that grpc.aio makes up, and replaces by the server's own without telling."""
+"""A status that grpc.aio makes up and later replaces by the server's own, without a callback."""
 
 import asyncio
 import selectors
@@ -29,7 +29,7 @@ class SkippingSelector(selectors.DefaultSelector):
 
 
 class SkippingLoop(asyncio.SelectorEventLoop):
-    """Its time is the sum of the waits for its timers; how long the code takes does not count."""
+    """Its time is the sum of its timer delays; the duration of the code does not count."""
 
     def __init__(self):
         self.clock = SkippingSelector()
@@ -93,7 +93,7 @@ class Refused(grpc.aio.StreamStreamCall):
     trailing_metadata = initial_metadata
 
     async def wait_for_connection(self):
-        """It was sent."""
+        """Do nothing."""
 
     async def __aiter__(self):
         await self._changed.wait()
@@ -141,15 +141,15 @@ class Channel(grpc.aio.Channel):
         return grpc.ChannelConnectivity.READY
 
     async def wait_for_state_change(self, last_observed_state):
-        """There is none."""
+        """Do nothing: the state never changes."""
 
     async def channel_ready(self):
-        """It is."""
+        """Do nothing: the channel is READY."""
 
 
 @pytest.mark.parametrize("own", [True, False], ids=["replaced", "stays"])
 def test_a_stream_ends_as_soon_as_the_servers_own_status_is_known(own):
-    """A made-up one that is not replaced ends it after half a second."""
+    """If the made-up status is not replaced, the stream ends after half a second."""
 
     async def call():
         policy = CallPolicy(idempotent=True, retry=RetryPolicy(retry_on="RESOURCE_EXHAUSTED"))
@@ -166,7 +166,7 @@ def test_a_stream_ends_as_soon_as_the_servers_own_status_is_known(own):
 
 
 async def test_a_delivery_fails_with_the_servers_own_status(timer):
-    """Failback would give the call up after INTERNAL, and goes on after UNAVAILABLE."""
+    """After INTERNAL failback would abandon the call; after UNAVAILABLE it retries."""
     channel = Channel(own=True)
     async with FailbackQueues(timer) as queues:
         policy = CallPolicy(

@@ -84,8 +84,8 @@ def refused(make) -> grpc.RpcError:
 def test_attempts_carry_the_number_of_previous_attempts(shop, client, call_of):
     shop.then("UNAVAILABLE", "UNAVAILABLE")
     assert call_of(client())(b"x") == b"x"
-    told = [seen.metadata.get("grpc-previous-rpc-attempts") for seen in shop.calls]
-    assert told == [None, "1", "2"]
+    previous = [seen.metadata.get("grpc-previous-rpc-attempts") for seen in shop.calls]
+    assert previous == [None, "1", "2"]
 
 
 def test_events_report_each_retry_and_why_there_is_no_other(shop, client, events):
@@ -106,7 +106,7 @@ def test_a_failure_that_no_policy_names_is_grpcs_own_error(shop, client):
 
 @each_style
 def test_a_method_that_is_not_idempotent_is_not_retried(shop, client, call_of):
-    """Also if the status is worded as gRPC words it when it has no connection."""
+    """Also if its details are those of gRPC without a connection."""
     shop.then(Fail("UNAVAILABLE", "failed to connect to all addresses; last error: UNKNOWN"))
     error = refused(lambda: call_of(client(idempotent=False))(b"x"))
     assert error.code() is grpc.StatusCode.UNAVAILABLE
@@ -181,7 +181,7 @@ def test_a_pushback_above_max_pushback_ends_the_call_at_once(shop, client, timer
 
 
 def test_all_attempts_share_the_callers_deadline(shop, client, timer):
-    """A wait that would pass it is not begun."""
+    """A backoff that would exceed it is not begun."""
     shop.then(*["UNAVAILABLE"] * 4)
     retry = RetryPolicy(retry_on="UNAVAILABLE", backoff=40.0, max_attempts=9, retry_budget=None)
     call = client(retry=retry, timer=timer).unary_unary(UNARY_UNARY).future(b"x", timeout=100.0)
@@ -244,7 +244,7 @@ def test_failback_delivers_a_call_whose_deadline_has_passed(shop, shop_channel):
 
 
 def test_failback_waits_a_second_for_the_end_of_a_request_stream(shop, shop_channel):
-    """Requests without end leave the call with its failure."""
+    """If the requests do not end, the caller gets the failure."""
     opened = threading.Event()
 
     def endless():

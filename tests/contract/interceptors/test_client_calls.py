@@ -1,4 +1,4 @@
-"""Calls of `grpc` that the caller holds: canceled, dropped, watched, among other interceptors."""
+"""Futures and response streams of `grpc`: cancellation, message_timeout, other interceptors."""
 
 import gc
 import logging
@@ -36,7 +36,7 @@ def client(shop_channel, timer):
 
 
 class Slow(grpc.UnaryStreamClientInterceptor):
-    """Hands on a message some time after its call has failed."""
+    """Returns a message after its call has failed."""
 
     def intercept_unary_stream(self, continuation, details, request):
         call = continuation(details, request)
@@ -168,7 +168,7 @@ def ended_of(call, style):
 
 
 class Foreign(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
-    """Notes calls, and their ends by a done callback, as tracing does."""
+    """Records calls, and their ends by done-callbacks, as tracing does."""
 
     def __init__(self) -> None:
         self.made = self.ended = 0
@@ -219,7 +219,7 @@ def test_a_generator_of_an_inner_interceptor_is_passed_on_and_reported_once(
 
 
 class ErrorOfAnotherLibrary(ValueError):
-    """It names its codes as grpc does, and is no `grpc.RpcError`."""
+    """It has gRPC's codes, but is not a `grpc.RpcError`."""
 
     def code(self):
         return grpc.StatusCode.UNAVAILABLE
@@ -244,7 +244,7 @@ def test_an_exception_of_an_inner_interceptor_is_raised_to_the_caller(shop, shop
 
 
 class Wrapped:
-    """A stream as some interceptors wrap it; its first message waits until it is told."""
+    """A stream wrapped by an interceptor; the test releases its first message."""
 
     def __init__(self, call, begun, gate) -> None:
         self._call, self._begun, self._gate = call, begun, gate
@@ -333,7 +333,7 @@ def test_a_retry_is_made_in_the_callers_context(shop, shop_channel, timer, style
 
 
 class Quiet:
-    """A stream of some interceptor's that never tells its end."""
+    """A stream of an interceptor that never reports its end."""
 
     def __init__(self) -> None:
         self._messages = iter([b"a"])
@@ -364,7 +364,7 @@ def test_a_stream_that_does_not_report_its_end_ends_when_it_was_read(shop_channe
 
 
 def begin_with(channel, style, message):
-    """Begin a call that is held, with a message of protobuf."""
+    """Begin a future or stream with a protobuf message."""
     given = {"request_serializer": StringValue.SerializeToString}
     if style == "future":
         return channel.unary_unary(UNARY_UNARY, **given).future(message)
@@ -402,8 +402,8 @@ def test_failback_delivers_the_request_as_it_was_when_the_call_began(shop, shop_
 def test_a_call_can_be_canceled_between_two_attempts(shop, client, timer, style):
     shop.then("UNAVAILABLE")
     call = begin(client(), style)
-    told = []
-    call.add_done_callback(told.append)
+    called = []
+    call.add_done_callback(called.append)
     wait_until(lambda: timer.pending == 1)
     assert call.running()
     assert call.is_active()
@@ -413,7 +413,7 @@ def test_a_call_can_be_canceled_between_two_attempts(shop, client, timer, style)
     with pytest.raises(grpc.FutureCancelledError):
         call.result()
     wait_until(lambda: timer.pending == 0)  # the worker may be just about to wait
-    wait_until(lambda: told == [call])
+    wait_until(lambda: called == [call])
     assert len(shop.calls) == 1
 
 
@@ -581,7 +581,7 @@ def test_a_callback_that_raises_or_blocks_affects_neither_channel_nor_calls(
 def test_a_callback_that_is_added_after_the_end_is_called_at_once(shop, client):
     call = begin(client(), "future")
     call.result(WAIT_S)
-    told = []
-    call.add_done_callback(told.append)
-    assert told == [call]
-    assert not call.add_callback(told.clear)
+    called = []
+    call.add_done_callback(called.append)
+    assert called == [call]
+    assert not call.add_callback(called.clear)

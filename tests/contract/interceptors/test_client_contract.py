@@ -1,4 +1,4 @@
-"""What comes back through the interceptors does all that a bare channel's calls do."""
+"""Calls of a channel with policies behave like calls of a channel without policies."""
 
 import contextlib
 import itertools
@@ -13,7 +13,7 @@ from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.interceptors import FailbackQueues, intercept_channel
 
 MARK = {"with": "policies"}
-"""Metadata that tells the calls with policies from bare ones that reach the server late."""
+"""Metadata of the calls with policies; calls without it may reach the server late."""
 
 STYLES = ("blocking", "with_call", "future", "iterator", "held")
 """Ways to make a call: three for one response, two for a stream of them."""
@@ -63,14 +63,14 @@ def test_a_call_ends_as_on_a_channel_without_policies(
     assert seen == bare
 
 
-def forget(names, *told):
-    for one in told:
+def forget(names, *shown):
+    for one in shown:
         for name in names:
             one.pop(name, None)
 
 
 def play(shop, channel, kind, style, scenario, *, bare=False):
-    """Make the call and tell all that a caller can see of it."""
+    """Make the call and return everything that a caller can see of it."""
     deeds = (scenario.bare if bare and scenario.bare else scenario.deeds)()
     shop.then(*deeds)
     member = getattr(channel, kind.replace("-", "_"))(KINDS[kind])
@@ -100,7 +100,7 @@ def waited_for(member, style, request, given):
 
 
 class Ends:
-    """Who was told of a call's end."""
+    """The callbacks that were called at the end of a call."""
 
     def __init__(self, call) -> None:
         self._call = call
@@ -116,12 +116,12 @@ class Ends:
 
     def all(self):
         assert self._both.wait(WAIT_S)
-        told = sorted(self._got, key=len)
-        return told == [()] * self.added + [(self._call,)]
+        shown = sorted(self._got, key=len)
+        return shown == [()] * self.added + [(self._call,)]
 
 
 def held(call, style):
-    """What a call that is held gives, from its start to its end."""
+    """Return what a future or stream shows, from its start to its end."""
     seen = {}
     if style == "future":
         seen["answer"] = result_of(call.result)
@@ -154,8 +154,8 @@ def error_of(error):
 
 
 def ended(call):
-    """What every call that has ended tells."""
-    told = {
+    """Return what every call that has ended shows."""
+    shown = {
         "code": call.code().name,
         "details": call.details(),
         "trailing_metadata": tuple(call.trailing_metadata() or ()),
@@ -166,9 +166,9 @@ def ended(call):
         "cancel at the end": call.cancel(),
     }
     with contextlib.suppress(NotImplementedError):  # by the errors of grpc's blocking calls
-        told["is_active"] = call.is_active()
+        shown["is_active"] = call.is_active()
     assert str(call)
     late = []
     call.add_done_callback(late.append)
     wait_until(lambda: late)
-    return told
+    return shown

@@ -84,8 +84,8 @@ def test_a_redelivery_that_fails_is_retried_after_the_backoff(shop, client, queu
     wait_until(lambda: len(shop.calls) == 2 and timer.pending == 1)
     timer.advance(60.0)
     wait_until(lambda: queues.pending == 0)
-    tries = [seen.metadata.get("grpc-previous-rpc-attempts") for seen in shop.calls]
-    assert tries == [None, "1", "2"]
+    attempts = [seen.metadata.get("grpc-previous-rpc-attempts") for seen in shop.calls]
+    assert attempts == [None, "1", "2"]
 
 
 def test_an_error_that_retry_on_does_not_name_is_the_callers(shop, client, queues):
@@ -283,7 +283,7 @@ def test_a_request_is_kept_as_it_was_when_the_call_failed(shop, shop_channel, qu
 
 
 class Interrupted(Exception):
-    """What Ctrl-C is to a program with a handler of its own."""
+    """The exception of a program's own handler for Ctrl-C."""
 
 
 def test_flush_of_several_queues_can_be_interrupted(shop, shop_channel, queues):

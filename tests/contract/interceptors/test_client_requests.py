@@ -1,4 +1,4 @@
-"""Request streams of `grpc`: a retry or a delivery sends them whole, or is not made."""
+"""Request streams of `grpc`: a retry or delivery sends the whole stream, or is not made."""
 
 import queue
 import threading

@@ -28,7 +28,7 @@ def client(shop_channel, timer):
 
 
 class Blocking:
-    """A blocking call, on a thread of its own."""
+    """A blocking call on its own thread."""
 
     def __init__(self, channel, **given):
         self._result = self._error = None
@@ -58,7 +58,7 @@ each_style = pytest.mark.parametrize("begin", [Blocking, future])
 
 
 def hedge(timer):
-    """Let the next attempt be due."""
+    """Advance the timer until the next attempt is due."""
     wait_until(lambda: timer.pending)
     timer.advance(5.0)
 

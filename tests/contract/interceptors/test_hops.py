@@ -1,4 +1,4 @@
-"""A calls B, B calls C: one deadline from the entry to the leaf, and nobody works on after it."""
+"""A calls B, B calls C: the deadline is propagated, and no handler works after it."""
 
 import asyncio
 import threading
@@ -19,7 +19,7 @@ ENTRY = 9.5
 
 
 def wasting(begun, ended):
-    """What a handler that minds its deadline does with more work than it has time for."""
+    """Work in steps until `current_deadline()` has expired."""
 
     def work(request, context):
         begun.append(request)
@@ -101,7 +101,7 @@ def test_a_scope_of_the_caller_limits_all_hops(chain):
 
 
 def test_no_hop_works_after_the_deadline(chain):
-    """The leaf minds its deadline, and the call to it ends at that time too."""
+    """The last handler checks its deadline, and the call to it ends at the same time."""
     begun, ended, codes = [], threading.Event(), []
     chain.serve(handler("unary_unary", wasting(begun, ended)))
     further = chain.channel().unary_unary(METHOD)
@@ -126,7 +126,7 @@ def test_no_hop_works_after_the_deadline(chain):
 
 
 async def test_no_aio_hop_works_after_the_deadline(aio_chain):
-    """grpc.aio cancels the handlers; what they were doing ends with them."""
+    """grpc.aio cancels the handlers, and so the calls that they await."""
     begun, cancelled = [], []
 
     async def endless(request, context):
@@ -186,7 +186,7 @@ def test_a_handler_without_time_left_makes_no_call(chain):
 
 
 async def test_a_plain_handler_of_an_aio_server_propagates_its_deadline(chain):
-    """It runs in a pool, where the call's own context is not."""
+    """It runs in a thread pool, without the context of the call."""
     chain.leaf("unary_unary")
     further = chain.channel().unary_unary(METHOD)
     made = handler("unary_unary", lambda request, context: further(request))

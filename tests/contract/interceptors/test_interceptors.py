@@ -1,4 +1,4 @@
-"""What the interceptors of both worlds show, take and refuse, and pass on with each attempt."""
+"""The interceptors of both worlds: names, wrong arguments, and the arguments of each attempt."""
 
 import grpc
 import pytest
@@ -33,7 +33,7 @@ def test_one_interceptor_of_grpc_handles_all_four_kinds():
 
 
 def test_grpc_aio_has_one_interceptor_for_each_kind():
-    """It takes no object for several."""
+    """grpc.aio uses an object for one kind only."""
     kinds = [getattr(grpc.aio, f"{kind}ClientInterceptor") for kind in KINDS]
     ours = aio.client_interceptors(CallPolicy())
     assert [[isinstance(one, kind) for kind in kinds] for one in ours] == [
@@ -47,9 +47,9 @@ def test_grpc_aio_has_one_interceptor_for_each_kind():
 async def test_arguments_of_a_wrong_type_are_refused():
     policy = CallPolicy()
     rows = [
-        (side, given, others, said)
+        (side, given, others, message)
         for side in ("client_interceptors", "server_interceptors")
-        for given, others, said in (
+        for given, others, message in (
             ({"timeout": 2}, {}, "CallPolicy(timeout=2.0), not {'timeout': 2}"),
             (2, {}, "policy must be a CallPolicy"),
             (policy, {"timer": 3}, "timer must be a WheelTimer"),
@@ -60,10 +60,10 @@ async def test_arguments_of_a_wrong_type_are_refused():
     )
     wrong = []
     for world in (sync, aio):
-        for side, given, others, said in rows:
+        for side, given, others, message in rows:
             with pytest.raises(TypeError) as caught:
                 getattr(world, side)(given, **others)
-            if said not in str(caught.value):
+            if message not in str(caught.value):
                 wrong.append((world, side, given, others, str(caught.value)))
     assert wrong == []
 
@@ -106,30 +106,30 @@ async def test_an_invalid_time_is_refused_before_any_queue_is_closed(timer):
         assert await queues.flush(WAIT_S)
 
 
-# --- What each attempt is made with ---
+# --- The arguments of each attempt ---
 
 
-class Note(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
-    """Stands inside, and keeps what each attempt is made with."""
+class Recorder(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
+    """An inner interceptor that records the arguments of each attempt."""
 
     def __init__(self) -> None:
-        self.saw = []
+        self.attempts = []
 
     def intercept_unary_unary(self, continuation, details, request):
-        self.saw.append((details.wait_for_ready, details.compression, details.credentials))
+        self.attempts.append((details.wait_for_ready, details.compression, details.credentials))
         return continuation(details._replace(credentials=None), request)  # no TLS here
 
     intercept_unary_stream = intercept_unary_unary
 
 
-class AioNote(grpc.aio.UnaryUnaryClientInterceptor):
-    """The same of grpc.aio, which shows no more than this."""
+class AioRecorder(grpc.aio.UnaryUnaryClientInterceptor):
+    """The same for grpc.aio, which does not pass the compression."""
 
     def __init__(self) -> None:
-        self.saw = []
+        self.attempts = []
 
     async def intercept_unary_unary(self, continuation, details, request):
-        self.saw.append(details.wait_for_ready)
+        self.attempts.append(details.wait_for_ready)
         return await continuation(details, request)
 
 
@@ -141,7 +141,7 @@ def assert_given_each_time(shop):
 
 @pytest.mark.parametrize("kind", ["blocking", "future", "stream"])
 def test_each_attempt_is_made_with_what_the_caller_gave(kind, shop, shop_channel):
-    note = Note()
+    note = Recorder()
     channel = intercept_channel(grpc.intercept_channel(shop_channel, note), POLICY)
     shop.then("UNAVAILABLE", "UNAVAILABLE")
     given = {
@@ -157,13 +157,13 @@ def test_each_attempt_is_made_with_what_the_caller_gave(kind, shop, shop_channel
             channel.unary_unary(UNARY_UNARY).future(b"x", **given).result(WAIT_S)
         case "stream":
             list(channel.unary_stream(UNARY_STREAM)(b"x", **given))
-    assert note.saw == [(True, grpc.Compression.Gzip, TOKEN)] * 3
+    assert note.attempts == [(True, grpc.Compression.Gzip, TOKEN)] * 3
     assert_given_each_time(shop)
 
 
 @pytest.mark.parametrize("own_channel", [False, True])
 async def test_each_attempt_of_grpc_aio_is_made_with_what_the_caller_gave(own_channel, shop):
-    note = AioNote()
+    note = AioRecorder()
     ours = [] if own_channel else aio.client_interceptors(POLICY)
     async with grpc.aio.insecure_channel(
         shop.target, options=IMPATIENT, interceptors=[*ours, note]
@@ -174,13 +174,13 @@ async def test_each_attempt_of_grpc_aio_is_made_with_what_the_caller_gave(own_ch
             b"x", wait_for_ready=True, compression=grpc.Compression.Gzip, metadata=(("k", "v"),)
         )
         assert await call == b"x"
-    assert note.saw == [True] * 3
+    assert note.attempts == [True] * 3
     assert_given_each_time(shop)
 
 
 def test_a_call_with_wait_for_ready_waits_in_its_first_attempt(shop, shop_channel):
     shop.kill()
-    note, states = Note(), []
+    note, states = Recorder(), []
     shop_channel.subscribe(states.append, try_to_connect=True)
     channel = intercept_channel(grpc.intercept_channel(shop_channel, note), POLICY)
     future = channel.unary_unary(UNARY_UNARY).future(b"x", wait_for_ready=True)
@@ -188,5 +188,5 @@ def test_a_call_with_wait_for_ready_waits_in_its_first_attempt(shop, shop_channe
     assert not future.done()
     shop.start()
     assert future.result(WAIT_S) == b"x"
-    assert len(note.saw) == 1
+    assert len(note.attempts) == 1
     shop_channel.unsubscribe(states.append)

@@ -25,7 +25,7 @@ LOOKED_AT = ContextVar("looked_at", default=None)
 
 
 class Other(grpc.ServerInterceptor):
-    """An interceptor of somebody else's, that calls `look` before each answer's making."""
+    """Another interceptor, which calls `look` before each response."""
 
     def __init__(self, kind, look):
         self.kind, self.look = kind, look
@@ -41,7 +41,7 @@ class Other(grpc.ServerInterceptor):
 
 
 class Once(grpc.ServerInterceptor):
-    """Has another interceptor asked for the first call only."""
+    """Calls the inner interceptor for the first call only."""
 
     def __init__(self, other):
         self.asked = iter([other.intercept_service])
@@ -61,7 +61,7 @@ def seconds(answers):
 
 
 def status(target, kind):
-    """What a client sees of a call that fails."""
+    """Return what a client sees of a call that fails."""
     with pytest.raises(grpc.RpcError) as caught:
         ask(target, kind)
     error = caught.value
@@ -292,7 +292,7 @@ SLOW = CallPolicy(timeout=DeadlinePolicy(slow_call_threshold=2.0))
 
 
 def waiting(kind, gate, act=lambda context: None):
-    """A behavior that waits at the gate before it answers, in a stream after the first answer."""
+    """A behavior that waits at the gate before its response; a stream, after its first response."""
 
     def unary(request, context):
         gate(request)
@@ -425,7 +425,7 @@ def test_slow_call_threshold_includes_the_time_until_the_first_response(timer, e
 
 
 def pushing(pushes):
-    """A behavior that pushes one answer, and leaves the rest to `pushes`."""
+    """A behavior that pushes one response; the test pushes the others through `pushes`."""
 
     def behavior(request, context, push):
         push(b"first")

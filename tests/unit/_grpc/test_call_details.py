@@ -121,12 +121,12 @@ def test_attempts_after_the_first_carry_the_number_of_previous_attempts():
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "expected"),
     [([("grpc.enable_retries", 0)], ("2", "2")), ([], (None, "2"))],
     ids=["without gRPC's own retries", "by default"],
 )
 async def test_the_server_gets_x_retry_attempt_also_if_grpc_removes_its_own_header(
-    shop, options, told
+    shop, options, expected
 ):
     with grpc.insecure_channel(shop.target, options) as channel:
         channel.unary_unary(UNARY_UNARY)(b"order", metadata=with_attempt(None, 3))
@@ -137,7 +137,7 @@ async def test_the_server_gets_x_retry_attempt_also_if_grpc_removes_its_own_head
         tuple(map(seen.metadata.get, ("grpc-previous-rpc-attempts", "x-retry-attempt")))
         for seen in shop.calls
     )
-    assert retry == of_aio == told
+    assert retry == of_aio == expected
     assert first == (None, None)
 
 

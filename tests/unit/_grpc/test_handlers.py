@@ -90,10 +90,10 @@ def test_a_handler_may_have_no_behavior():
 
 
 @pytest.mark.parametrize(
-    ("left", "told"), [(1.5, 1.5), (0, 0), (None, None), (9.2e18, None), (3e9, 3e9)]
+    ("left", "expected"), [(1.5, 1.5), (0, 0), (None, None), (9.2e18, None), (3e9, 3e9)]
 )
-def test_a_call_without_deadline_has_no_time_left_in_both_worlds(left, told):
-    assert time_left(SimpleNamespace(time_remaining=lambda: left)) == told
+def test_a_call_without_deadline_has_no_time_left_in_both_worlds(left, expected):
+    assert time_left(SimpleNamespace(time_remaining=lambda: left)) == expected
 
 
 def test_the_delay_since_the_deadline_is_zero_for_contexts_without_it():

@@ -1,4 +1,4 @@
-"""When unhealthy and stale subchannels are checked, and what follows from the answer."""
+"""When unhealthy and stale subchannels are checked, and the consequences of the result."""
 
 import gc
 
@@ -12,7 +12,7 @@ from rpcwheel.events import CallbackFailed
 
 
 class Prober:
-    """Runs checks at once and answers as set by a test; `None`: later."""
+    """Runs checks at once with the result that the test sets; None for no result yet."""
 
     def __init__(self):
         self.answers = []

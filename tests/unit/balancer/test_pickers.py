@@ -1,4 +1,4 @@
-"""Each picker picks every subchannel as often as it promises."""
+"""The pickers: how often each subchannel is picked."""
 
 import random
 import threading
@@ -30,7 +30,7 @@ def same_random_numbers_each_time():
 
 
 def random_parts(*parts):
-    """Have the picker draw these parts of the sum of all weights."""
+    """Replace random numbers by these parts of the sum of all weights."""
     return patch.object(random, "random", side_effect=parts)
 
 

@@ -23,7 +23,7 @@ from rpcwheel.events import StaleInstancesKept, SubchannelHealthy, SubchannelUnh
 
 
 class First(Picker):
-    """Always the first one. Notes what it is prepared with."""
+    """Picks the first subchannel, and records the arguments of `prepare`."""
 
     def __init__(self):
         self.seen = []

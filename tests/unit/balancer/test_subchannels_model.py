@@ -1,4 +1,4 @@
-"""A pool of subchannels through random changes, next to a plain model of it."""
+"""A pool of subchannels under random changes, compared with a simple model."""
 
 import time
 from types import SimpleNamespace

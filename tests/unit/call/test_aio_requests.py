@@ -1,4 +1,4 @@
-"""Request streams on a loop: sent again whole or not at all, and read once."""
+"""Request streams of `grpc.aio` that several attempts may send."""
 
 import asyncio
 
@@ -51,8 +51,8 @@ async def test_an_iterator_is_read_one_message_at_a_time():
             read.append(number)
             yield number
 
-    feed = RequestStream(source(), 100).replay()
-    await anext(feed)
+    requests = RequestStream(source(), 100).replay()
+    await anext(requests)
     await asyncio.sleep(0)
     assert read == [0]
 

@@ -1,4 +1,4 @@
-"""How many retries a target gets: a share of its recent calls, and `min_retries` in any case."""
+"""`RetryBudget`: a share of the recent calls of a target, and at least `min_retries`."""
 
 from collections import deque
 
@@ -18,9 +18,9 @@ def budget(share=0.2, min_retries=10):
     return RetryBudget(share, min_retries)
 
 
-def taken(one, now_ns=0, tries=1000):
-    """How many retries are given when so many are asked for."""
-    return sum(one.take(now_ns) for _ in range(tries))
+def taken(one, now_ns=0, count=1000):
+    """Return how many of `count` retries are allowed."""
+    return sum(one.take(now_ns) for _ in range(count))
 
 
 def test_without_calls_min_retries_are_allowed():
@@ -59,8 +59,8 @@ def test_a_share_of_zero_allows_min_retries_and_a_share_of_one_a_retry_for_each_
 
 def test_a_refused_retry_is_not_counted():
     one = budget(min_retries=10)
-    assert taken(one, tries=10) == 10
-    assert taken(one, tries=500) == 0
+    assert taken(one, count=10) == 10
+    assert taken(one, count=500) == 0
     for _ in range(55):
         one.call(0)
     assert taken(one) == 1
@@ -77,7 +77,7 @@ def test_calls_count_for_ten_seconds():
     one = budget(share=1.0, min_retries=0)
     for _ in range(7):
         one.call(0)
-    assert taken(one, 9 * S, tries=3) == 3
+    assert taken(one, 9 * S, count=3) == 3
     assert taken(one, 10 * S) == 0
 
 
@@ -92,11 +92,11 @@ def test_the_window_slides_second_by_second():
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 30), st.integers(0, 30)), max_size=20))
 def test_after_a_jump_of_the_clock_by_years_all_counts_are_zero(story):
     one, now_ns = budget(min_retries=2), 0
-    for seconds, calls, tries in story:
+    for seconds, calls, retries in story:
         now_ns += seconds * S
         for _ in range(calls):
             one.call(now_ns)
-        taken(one, now_ns, tries)
+        taken(one, now_ns, retries)
     now_ns += 30 * YEAR
     assert taken(one, now_ns) == 2
     for _ in range(100):
@@ -106,7 +106,7 @@ def test_after_a_jump_of_the_clock_by_years_all_counts_are_zero(story):
 
 def test_while_the_clock_stands_still_no_retries_are_added():
     one = budget(min_retries=10)
-    assert taken(one, 5 * S, tries=10_000) == 10
+    assert taken(one, 5 * S, count=10_000) == 10
 
 
 def test_an_old_time_does_not_reset_a_newer_second():
@@ -122,13 +122,13 @@ def test_a_very_old_time_counts_in_the_newer_slot():
     for _ in range(50):
         one.call(15 * S)  # in the place that second 5 had
     one.call(5 * S)
-    assert taken(one, 5 * S, tries=4) == 4
+    assert taken(one, 5 * S, count=4) == 4
     assert taken(one, 15 * S) == 6
 
 
 @pytest.mark.parametrize("rate", [1, 5, 6, 20, 200])
 def test_a_server_that_always_fails_gets_at_most_a_fifth_more_calls(rate):
-    """Each call is retried twice if the budget lets it, at a steady rate for two minutes."""
+    """Each call is retried twice if the budget allows it, at a constant rate for two minutes."""
     one, retries = budget(share=0.2, min_retries=10), 0
     for step in range(120 * rate):
         now_ns = step * S // rate
@@ -155,7 +155,7 @@ def test_bursts_get_at_most_min_retries_in_each_window():
 
 
 class AgainstAModel(RuleBasedStateMachine):
-    """The same as a queue of all that happened in the last ten seconds of whole slots."""
+    """A model: a queue of all calls and retries of the last ten seconds."""
 
     @initialize(share=st.sampled_from([0.0, 0.2, 0.5, 1.0]), min_retries=st.integers(0, 12))
     def begin(self, share, min_retries):
@@ -229,4 +229,4 @@ def test_after_concurrent_use_all_counts_expire():
 def test_no_call_is_lost_when_threads_count_in_the_same_second():
     one = budget(share=1.0, min_retries=0)
     run_threads(*[lambda: [one.call(3 * S) for _ in range(5000)]] * 4)
-    assert taken(one, 3 * S, tries=20_001) == 20_000
+    assert taken(one, 3 * S, count=20_001) == 20_000

@@ -1,4 +1,4 @@
-"""The deadline of the work at hand."""
+"""`deadline_scope` and `current_deadline`."""
 
 import asyncio
 import threading

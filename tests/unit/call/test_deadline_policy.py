@@ -1,4 +1,4 @@
-"""What a user may set for the time of a call and for its retries."""
+"""The settings of `DeadlinePolicy` and `RetryPolicy`."""
 
 import re
 from datetime import timedelta
@@ -47,7 +47,7 @@ def test_codes_may_be_names_or_members_of_grpcs_enum(on):
 
 
 @pytest.mark.parametrize(
-    ("on", "said"),
+    ("on", "message"),
     [
         (
             "UNAVAILBLE",
@@ -61,14 +61,16 @@ def test_codes_may_be_names_or_members_of_grpcs_enum(on):
         ),
     ],
 )
-def test_unknown_codes_are_refused_with_the_allowed_ones(on, said):
-    with pytest.raises(ConfigurationError, match=re.escape(said)):
+def test_unknown_codes_are_refused_with_the_allowed_ones(on, message):
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
         RetryPolicy(retry_on=on)
 
 
 def test_without_codes_the_error_says_that_they_are_required():
-    said = r"`retry_on` is missing; .* only calls of methods that are marked idempotent are retried"
-    with pytest.raises(ConfigurationError, match=said):
+    message = (
+        r"`retry_on` is missing; .* only calls of methods that are marked idempotent are retried"
+    )
+    with pytest.raises(ConfigurationError, match=message):
         RetryPolicy()
 
 
@@ -79,7 +81,7 @@ def test_a_code_of_another_type_is_a_type_error(on):
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"max_attempts": 0}, "max_attempts: Input should be greater than or equal to 1, not 0"),
         ({"backoff": -1}, "wait must not be negative"),
@@ -100,8 +102,8 @@ def test_a_code_of_another_type_is_a_type_error(on):
         ({"attempts": 3}, "did you mean 'max_attempts'?"),
     ],
 )
-def test_retry_settings_out_of_range_are_refused_with_the_allowed_range(settings, said):
-    with pytest.raises(ConfigurationError, match=re.escape(said)):
+def test_retry_settings_out_of_range_are_refused_with_the_allowed_range(settings, message):
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
         RetryPolicy(retry_on="UNAVAILABLE", **settings)
 
 

@@ -1,4 +1,4 @@
-"""When the attempts of a hedged call are sent, and which end it (gRFC A6)."""
+"""The plan of a hedged call: when attempts are made, and which of them end it (gRFC A6)."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""One policy for all calls and others for some: what holds for which method, and what can't be."""
+"""`CallPolicy`: which settings apply to which method, and which are refused."""
 
 import copy
 import pickle
@@ -249,7 +249,7 @@ def test_limits_within_the_timeout_are_accepted():
 
 
 def test_a_retry_is_accepted_before_a_method_is_marked_idempotent():
-    """It may be for methods that are marked later, or by `call_options`."""
+    """The method may be marked by `call_options`."""
     assert CallPolicy(retry=RetryPolicy(retry_on="RESOURCE_EXHAUSTED")).retry
 
 

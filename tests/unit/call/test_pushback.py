@@ -44,7 +44,7 @@ def test_pushback_is_in_milliseconds_and_an_invalid_value_forbids_retries(traili
 
 
 class Bare(grpc.RpcError):
-    """As an interceptor may raise it."""
+    """An error of an interceptor, without a code."""
 
 
 class CodeOnly(grpc.RpcError):

@@ -1,4 +1,4 @@
-"""What is kept of a call that is delivered later."""
+"""The timeout, metadata and request of a call that failback delivers."""
 
 import threading
 from datetime import timedelta

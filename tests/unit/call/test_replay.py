@@ -1,4 +1,4 @@
-"""What is kept of a request stream."""
+"""The buffer of a request stream."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""What is decided about the time and the tries of one call."""
+"""The plan of a call: the deadlines of its attempts, and what follows a failed attempt."""
 
 from datetime import timedelta
 
@@ -33,14 +33,14 @@ def failed(code="UNAVAILABLE", **more):
 
 
 class NoStrategy:
-    """A wait strategy that must not be asked."""
+    """A backoff that must not be called."""
 
     def __call__(self, _):
         raise AssertionError("the wait was asked for")
 
 
 class OneRetry:
-    """A budget that must be asked once at most."""
+    """A budget that must be asked at most once."""
 
     def __init__(self):
         self.asked = []
@@ -271,7 +271,7 @@ ON = {"UNAVAILABLE", "RESOURCE_EXHAUSTED"}
 
 
 class AnyStory(RuleBasedStateMachine):
-    """One call of any policy, whose tries end in any way."""
+    """One call with any policy, whose attempts end in any way."""
 
     @initialize(
         deadline_ns=st.just(NEVER) | st.integers(1, 3 * S),
@@ -292,7 +292,7 @@ class AnyStory(RuleBasedStateMachine):
         self.limit_ns = NEVER if limit is None else round(limit * S) + 1
         self.on = ON if limit is None else ON | {"DEADLINE_EXCEEDED"}
         self.budget = RetryBudget(0.0, self.reserve)
-        self.now_ns = self.tries = 0
+        self.now_ns = self.number = 0
         retry = rules(retry_on=ON, idempotent=idempotent, **settings)
         self.plan = RetryPlan(0, deadline_ns, retry, self.budget)
         self.take(NextAttempt(1, 0, self.plan.attempt_ns))
@@ -300,8 +300,8 @@ class AnyStory(RuleBasedStateMachine):
     def take(self, step):
         self.step = step
         if isinstance(step, NextAttempt):
-            self.tries += 1
-            assert step.number == self.tries <= self.attempts
+            self.number += 1
+            assert step.number == self.number <= self.attempts
             assert self.now_ns <= step.at_ns < step.deadline_ns <= self.deadline_ns
             assert step.deadline_ns <= step.at_ns + self.limit_ns
             assert self.idempotent or step.deadline_ns == self.deadline_ns
@@ -327,7 +327,7 @@ class AnyStory(RuleBasedStateMachine):
 
     def teardown(self):
         left = sum(self.budget.take(self.now_ns) for _ in range(9))
-        assert left == self.reserve - max(0, self.tries - 1)
+        assert left == self.reserve - max(0, self.number - 1)
 
 
 TestAnyStory = AnyStory.TestCase

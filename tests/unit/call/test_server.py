@@ -1,4 +1,4 @@
-"""What both servers decide about a call, without a server."""
+"""The decisions of both server interceptors, without a server."""
 
 import pytest
 from scenarios.served import handler

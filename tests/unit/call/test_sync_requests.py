@@ -1,4 +1,4 @@
-"""Request streams: sent again whole or not at all, whichever thread is in the user's iterator."""
+"""Request streams of `grpc` that several attempts may send."""
 
 import itertools
 import queue
@@ -17,7 +17,7 @@ from rpcwheel.interceptors import FailbackQueues, intercept_channel
 
 
 def from_queue(source):
-    """Messages as they come, until None: a generator that blocks."""
+    """An iterator that blocks until the queue has a message; None ends it."""
     return iter(lambda: source.get(timeout=WAIT_S), None)
 
 
@@ -35,50 +35,50 @@ def test_failback_does_not_queue_a_stream_that_does_not_end_in_time(
             channel.stream_unary(STREAM_UNARY)(from_queue(source))
         assert "not all requests are known" in caught.value.__notes__[0]
         assert queues.pending == 0
-    source.put(None)  # whoever reads lets go
+    source.put(None)  # ends the thread that reads
 
 
-# --- The feed alone ---
+# --- The requests alone ---
 
 
 def test_only_the_current_attempt_gets_messages():
-    feed = RequestStream(iter([b"a", b"b"]), 1000)
-    first = feed.for_attempt()
+    requests = RequestStream(iter([b"a", b"b"]), 1000)
+    first = requests.for_attempt()
     assert next(first) == b"a"
-    second = feed.for_attempt()
+    second = requests.for_attempt()
     assert list(first) == []
     assert list(second) == [b"a", b"b"]
 
 
 def test_a_message_read_by_an_earlier_attempt_goes_to_the_current_one():
     source = queue.Queue()
-    feed = RequestStream(from_queue(source), 3 + OVERHEAD)
-    old = feed.for_attempt()
+    requests = RequestStream(from_queue(source), 3 + OVERHEAD)
+    old = requests.for_attempt()
     source.put(b"ab")
     assert next(old) == b"ab"
     got = []
     reader = threading.Thread(target=lambda: got.extend(old))
     reader.start()
-    wait_until(lambda: feed._reading)
-    live = feed.for_attempt()
-    source.put(b"cd")  # too much to keep; `live` has sent nothing yet
+    wait_until(lambda: requests._reading)
+    current = requests.for_attempt()
+    source.put(b"cd")  # too much to keep; `current` has sent nothing yet
     source.put(None)
-    assert list(live) == [b"ab", b"cd"]
+    assert list(current) == [b"ab", b"cd"]
     reader.join(WAIT_S)
     assert got == []
-    assert not feed.replayable
+    assert not requests.replayable
 
 
 def test_a_thread_that_waits_for_another_reader_returns_at_the_end():
     source = queue.Queue()
-    feed = RequestStream(from_queue(source), 1000)
+    requests = RequestStream(from_queue(source), 1000)
     ends = []
-    for sender in (feed.for_attempt(), feed.for_attempt()):
+    for sender in (requests.for_attempt(), requests.for_attempt()):
         thread = threading.Thread(target=lambda sender=sender: ends.append(list(sender)))
         thread.start()
-        if not feed._reading:
-            wait_until(lambda: feed._reading or ends)
-    feed.close()
+        if not requests._reading:
+            wait_until(lambda: requests._reading or ends)
+    requests.close()
     source.put(b"late")
     wait_until(lambda: len(ends) == 2)
     assert ends == [[], []]
@@ -86,8 +86,8 @@ def test_a_thread_that_waits_for_another_reader_returns_at_the_end():
 
 def test_many_attempts_lose_no_message():
     messages = [bytes([n]) for n in range(200)]
-    feed = RequestStream(iter(messages), 100_000)
+    requests = RequestStream(iter(messages), 100_000)
     for count in (3, 50, 0, 199):
-        assert list(itertools.islice(feed.for_attempt(), count)) == messages[:count]
-    assert list(feed.for_attempt()) == messages
-    assert feed.read_rest("key") == messages
+        assert list(itertools.islice(requests.for_attempt(), count)) == messages[:count]
+    assert list(requests.for_attempt()) == messages
+    assert requests.read_rest("key") == messages

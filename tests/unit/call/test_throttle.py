@@ -18,7 +18,7 @@ UNAVAILABLE = AttemptResult("UNAVAILABLE")
 
 
 def failing_call(throttle, result=UNAVAILABLE):
-    """A call whose attempts all fail; gives the number of its attempts."""
+    """Make a call whose attempts all fail; return the number of attempts."""
     throttle.call(0)
     plan = RetryPlan(0, NEVER, RETRY, throttle)
     attempts = 1
@@ -136,7 +136,7 @@ def test_throttling_may_be_given_as_a_table():
 
 
 @pytest.mark.parametrize(
-    ("given", "error", "said"),
+    ("given", "error", "message"),
     [
         ({"max_tokens": 0, "token_ratio": 1.0}, ConfigurationError, "max_tokens: Input should be"),
         ({"max_tokens": 1001, "token_ratio": 1}, ConfigurationError, "max_tokens: Input should be"),
@@ -148,6 +148,6 @@ def test_throttling_may_be_given_as_a_table():
         (True, TypeError, "not True"),
     ],
 )
-def test_other_budgets_are_refused(given, error, said):
-    with pytest.raises(error, match=f"retry_budget: .*{said}"):
+def test_other_budgets_are_refused(given, error, message):
+    with pytest.raises(error, match=f"retry_budget: .*{message}"):
         RetryPolicy(retry_on="ABORTED", retry_budget=given)
