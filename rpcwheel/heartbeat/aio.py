@@ -27,6 +27,8 @@ __all__ = ["Heartbeat", "HeartbeatManager"]
 class Heartbeat(HeartbeatBase):
     """The heartbeat of one connection; created by `HeartbeatManager.attach`. Thread-safe."""
 
+    _metadata: ClassVar[Any] = grpc.aio.Metadata(*MARK)
+
     def __init__(self, channel: Any, **settings: Any) -> None:
         """For `HeartbeatManager.attach`; an event loop must be running."""
         self._loop = asyncio.get_running_loop()
@@ -43,8 +45,6 @@ class Heartbeat(HeartbeatBase):
                 self._core.close()
                 self._clear()
             self._forget(self)
-
-    _metadata: ClassVar[Any] = grpc.aio.Metadata(*MARK)
 
     def _start(self, multicallable: Any, options: dict[str, Any], report: Report) -> Any:
         call = multicallable(self._probe.request, **options)
@@ -78,7 +78,7 @@ class HeartbeatManager(HeartbeatManagerBase[Heartbeat]):
 
     Args:
         timer: The timer to use, also one of another thread; None: `shared_timer()`. Close the
-            manager before you stop it: a stopped timer ends the heartbeats.
+            manager before you stop its timer, because nothing reports that heartbeats stop with it.
         interval: Seconds. A heartbeat is sent if nothing was read, or nothing written, for longer.
             None: never.
         timeout: Seconds. A connection is dead if nothing was read for longer. None: three times
@@ -96,9 +96,9 @@ class HeartbeatManager(HeartbeatManagerBase[Heartbeat]):
     """
 
     _heartbeat: ClassVar[type[Heartbeat]] = Heartbeat
-    _other_world: ClassVar[tuple[type[Any], str]] = (
+    _refused: ClassVar[tuple[type[Any], str]] = (
         grpc.Channel,
-        "rpcwheel.heartbeat.HeartbeatManager",
+        "connection must be a grpc.aio.Channel; for grpc use rpcwheel.heartbeat",
     )
 
     async def __aenter__(self) -> Self:

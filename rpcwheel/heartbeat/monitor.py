@@ -53,12 +53,12 @@ if TYPE_CHECKING:
     from rpcwheel.timer.api import Timer
 
     Report = Callable[[int, str, object], None]
+    """Takes the time of the end of a heartbeat, the name of its status, and the response."""
 
 __all__ = ["HeartbeatBase", "HeartbeatManagerBase", "Work", "channel_below_interceptors"]
 
 GRPC_TIMEOUT_MARGIN_S: Final = 1.0
-"""How much longer gRPC's own deadline of a heartbeat is than the time for which its answer counts.
-"""
+"""How long after its answer no longer counts gRPC's own deadline ends a heartbeat."""
 
 H = TypeVar("H", bound="HeartbeatBase")
 
@@ -459,8 +459,9 @@ class HeartbeatBase(ABC):
             result, answer = ProbeResult(alive=False), code
             # gRPC says UNAVAILABLE when a connection breaks, a proxy when its own connection does,
             # and gRPC again without call credentials. Only the first makes the channel not READY.
-            ready = self._connectivity() is grpc.ChannelConnectivity.READY
-            is_silence = not (code == "UNAVAILABLE" and ready)
+            is_silence = (
+                code != "UNAVAILABLE" or self._connectivity() is not grpc.ChannelConnectivity.READY
+            )
         elif isinstance(response, bytes):
             result = self._judge(response)
         with self._lock:
@@ -527,8 +528,8 @@ class HeartbeatManagerBase(Generic[H]):
 
     _heartbeat: ClassVar[type[Any]]
     """The class of its heartbeats."""
-    _other_world: ClassVar[tuple[type[Any], str]]
-    """Channels that it refuses, and the manager for those."""
+    _refused: ClassVar[tuple[type[Any], str]]
+    """The type of channels that it refuses, and the text that says so."""
 
     def __init__(
         self,
@@ -605,16 +606,17 @@ class HeartbeatManagerBase(Generic[H]):
             Its heartbeat, which ends with `detach()`, `close()`, or the channel.
 
         Raises:
-            TypeError: It is not a channel, or one of the other world; the probe is not a probe.
+            TypeError: It is not a channel, or needs the manager for `grpc.aio` or for `grpc`; the
+                probe is not a probe.
             RuntimeError: This manager is closed.
             TimerStopped, TooManyTimeouts: The timer does not take the timeout; nothing is attached.
         """
         if not callable(getattr(connection, "unary_unary", None)):
             raise TypeError(f"connection must be a gRPC channel, not {connection!r}")
         channel = channel_below_interceptors(connection)
-        other, manager = self._other_world
-        if isinstance(channel, other):
-            raise TypeError(f"{channel!r} is a channel of the other world: use {manager}")
+        refused, text = self._refused
+        if isinstance(channel, refused):
+            raise TypeError(f"{text}; not {channel!r}")
         probe = self._probe if probe is None else checked_probe(probe)
         self._detach_ended()  # the id of a channel that was dropped may be that of this one
         key = id(channel)

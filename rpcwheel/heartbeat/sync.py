@@ -37,6 +37,8 @@ event handler that hangs does not delay it for longer."""
 class Heartbeat(HeartbeatBase):
     """The heartbeat of one connection; created by `HeartbeatManager.attach`. Thread-safe."""
 
+    _metadata: ClassVar[Any] = MARK
+
     def _submit(self, work: Work, job: Callable[[], object]) -> None:
         match work:
             case Work.BOOKKEEPING:
@@ -55,8 +57,6 @@ class Heartbeat(HeartbeatBase):
     def _run_after_events(self, job: Callable[[], object]) -> None:
         self._notifications.wait(EVENTS_TIMEOUT_S)
         job()
-
-    _metadata: ClassVar[Any] = MARK
 
     def _start(self, multicallable: Any, options: dict[str, Any], report: Report) -> Any:
         future = multicallable.future(self._probe.request, **options)
@@ -92,8 +92,8 @@ class HeartbeatManager(HeartbeatManagerBase[Heartbeat]):
     """Sends heartbeats on silent connections, and replaces dead ones; see `rpcwheel.heartbeat`.
 
     Args:
-        timer: The timer to use; None: `shared_timer()`. Close the manager before you stop it:
-            a stopped timer ends the heartbeats.
+        timer: The timer to use; None: `shared_timer()`. Close the manager before you stop its
+            timer, because nothing reports that heartbeats stop with it.
         interval: Seconds. A heartbeat is sent if nothing was read, or nothing written, for longer.
             None: never.
         timeout: Seconds. A connection is dead if nothing was read for longer. None: three times
@@ -110,9 +110,9 @@ class HeartbeatManager(HeartbeatManagerBase[Heartbeat]):
     """
 
     _heartbeat: ClassVar[type[Heartbeat]] = Heartbeat
-    _other_world: ClassVar[tuple[type[Any], str]] = (
+    _refused: ClassVar[tuple[type[Any], str]] = (
         grpc.aio.Channel,
-        "rpcwheel.heartbeat.aio.HeartbeatManager",
+        "connection must be a grpc.Channel; for grpc.aio use rpcwheel.heartbeat.aio",
     )
 
     def __enter__(self) -> Self:

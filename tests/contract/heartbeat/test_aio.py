@@ -115,11 +115,9 @@ async def test_heartbeats_on_a_new_connection_wait_for_it(server, timer):
     assert waits == [None, True]
 
 
-async def test_a_channel_of_the_other_world_is_refused(server, timer):
+async def test_a_channel_of_grpc_is_refused(server, timer):
     manager = HeartbeatManager(timer)
-    refused = pytest.raises(
-        TypeError, match=r"other world: use rpcwheel\.heartbeat\.HeartbeatManager"
-    )
+    refused = pytest.raises(TypeError, match=r"for grpc use rpcwheel\.heartbeat;")
     with SyncChannel(server.target) as channel, refused:
         manager.attach(channel)
     assert timer.pending == 0
