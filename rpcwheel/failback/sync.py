@@ -227,8 +227,8 @@ def _follow(queue: RetryQueue, inner: Any, call: SavedCall, started_ns: int) -> 
     """Make the future that the caller gets for `inner`."""
     outer: Future[Any] = Future()
 
-    def on_outer_done(_: object) -> None:
-        if outer.cancelled():
+    def on_outer_done(done: Future[Any]) -> None:
+        if done.cancelled():
             inner.cancel()
 
     def on_inner_done(_: object) -> None:  # on gRPC's thread

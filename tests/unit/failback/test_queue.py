@@ -501,6 +501,16 @@ def test_a_call_whose_attempts_can_run_nowhere_is_lost(queue, timer, events):
     assert queue.counts(lost=1, pending=0)
 
 
+def test_a_call_whose_attempt_fails_after_the_timer_was_stopped_is_lost(queue, timer, events):
+    queue.add("order")
+    timer.advance(5)
+    timer.stop()
+    assert queue.failed(queue.started[0], GONE) is None
+    assert events[-1] == FailbackLost("q", (PUSH,), 1, 5.0, "its timer was stopped")
+    assert queue.counts(lost=1, pending=0)
+    assert args_of(queue.end_close()) == [("order",)]
+
+
 def test_when_empty_is_done_as_soon_as_no_call_is_pending(queue):
     assert queue.when_empty().done()
     queue.add()
