@@ -81,10 +81,6 @@ class ConnectionTable(grpc.aio.ServerInterceptor):
         self._arriving: dict[Task, int] = {}
         """Calls whose handler has not begun, with the `accounted_ns` of when each was seen. The
         time when it was seen says less, as the loop may have been late."""
-        self._receiving: weakref.WeakKeyDictionary[Task, int] = weakref.WeakKeyDictionary()
-        """Calls that wait for their single request, and when they were first found waiting."""
-        self._ending: set[Task] = set()
-        self._can_end_late_requests = True
 
     def intercept_service(  # type: ignore[override]  # grpc.aio takes None as grpc does
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
@@ -150,39 +146,6 @@ class ConnectionTable(grpc.aio.ServerInterceptor):
                 call.ended()
             return None
         return call
-
-    def _unknown_calls_since_ns(self, paused: bool) -> int | None:
-        """As `DetectorBase`. Without a pause, not even all arriving calls are known. Any thread."""
-        default = None if paused else self._table.accounted_ns
-        return min(list(self._arriving.values()), default=default)
-
-    def _end_late_requests(self, limit_ns: int) -> bool:
-        """As `DetectorBase`."""
-        now_ns, known = self._table.now_ns(), self._receiving
-        found = [task for task in list(self._arriving) if is_receiving(task)]
-        self._receiving = weakref.WeakKeyDictionary({one: known.get(one, now_ns) for one in found})
-        for task, since_ns in self._receiving.items():
-            if now_ns - since_ns >= limit_ns:
-                call_on_loop(task.get_loop(), self._end_late_request, task, limit_ns)
-        return self._can_end_late_requests
-
-    def _end_late_request(self, task: Task, limit_ns: int) -> None:
-        """Start a task that ends the call. On the loop."""
-        details = late_request_details(limit_ns)
-        ending = task.get_loop().create_task(self._abort_late_request(task, details))
-        self._ending.add(ending)
-        ending.add_done_callback(self._ending.discard)
-
-    async def _abort_late_request(self, task: Task, details: str) -> None:
-        if not is_receiving(task):  # the request has arrived meanwhile
-            return
-        context = context_of(task)
-        if context is None:
-            self._can_end_late_requests = False
-            return
-        task.cancel()  # takes effect in the next round of the loop, when `abort` sends the status
-        with suppress(Exception):  # `abort` always raises
-            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, details)
 
 
 def _observe_coroutine(kind: Kind, behavior: Behavior, begin: Begin) -> Behavior:
@@ -339,7 +302,7 @@ class _Call(ServedCall):
 
 
 class IdleConnectionDetector(DetectorBase):
-    """A list of the connections of a `grpc.aio.server`, which closes those that are not used.
+    """The detector of a `grpc.aio.server`: lists its connections and closes those that are idle.
 
     Create it on the server's loop. It ends with the server, or by `close()`. Connections are closed
     on Linux, and only TCP connections; elsewhere, and for unix sockets, idle connections are
@@ -370,7 +333,12 @@ class IdleConnectionDetector(DetectorBase):
                 "connections must be the ConnectionTable of rpcwheel.idle.aio among the server's "
                 f"interceptors, not {connections!r}"
             )
-        self._calls = connections
+        self._arriving = connections._arriving
+        self._receiving: weakref.WeakKeyDictionary[Task, int] = weakref.WeakKeyDictionary()
+        """Calls that wait for their single request, and when they were first found waiting."""
+        self._ending: set[Task] = set()
+        """Tasks that end calls, which the loop does not keep alive."""
+        self._can_end_late_requests = True
         super().__init__(server, policy, table=connections._table, ports=ports, timer=timer)
 
     def _is_over(self) -> bool:
@@ -405,10 +373,36 @@ class IdleConnectionDetector(DetectorBase):
         return call_on_loop(loop, loop.call_later, PAUSE_S, wait_for_rounds, LOOP_ROUNDS)
 
     def _unknown_calls_since_ns(self, paused: bool) -> int | None:
-        return self._calls._unknown_calls_since_ns(paused)
+        # Without a pause, not even all arriving calls are known.
+        default = None if paused else self._table.accounted_ns
+        return min(list(self._arriving.values()), default=default)
 
     def _end_late_requests(self, limit_ns: int) -> bool:
-        return self._calls._end_late_requests(limit_ns)
+        now_ns, known = self._table.now_ns(), self._receiving
+        found = [task for task in list(self._arriving) if is_receiving(task)]
+        self._receiving = weakref.WeakKeyDictionary({one: known.get(one, now_ns) for one in found})
+        for task, since_ns in self._receiving.items():
+            if now_ns - since_ns >= limit_ns:
+                call_on_loop(task.get_loop(), self._end_late_request, task, limit_ns)
+        return self._can_end_late_requests
+
+    def _end_late_request(self, task: Task, limit_ns: int) -> None:
+        """Start a task that ends the call. On the loop."""
+        details = late_request_details(limit_ns)
+        ending = task.get_loop().create_task(self._abort_late_request(task, details))
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
+
+    async def _abort_late_request(self, task: Task, details: str) -> None:
+        if not is_receiving(task):  # the request has arrived meanwhile
+            return
+        context = context_of(task)
+        if context is None:
+            self._can_end_late_requests = False
+            return
+        task.cancel()  # takes effect in the next round of the loop, when `abort` sends the status
+        with suppress(Exception):  # `abort` always raises
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, details)
 
     async def connections(self) -> list[Connection]:
         """List the connections of the server, oldest first; none after `close()`.

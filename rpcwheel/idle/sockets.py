@@ -379,11 +379,14 @@ class ServerPorts(NamedTuple):
         tcp: set[tuple[str | None, int]] = set()
         unix: list[str] = []
         for one in several:
-            found = _parse_port(one)
-            if isinstance(found, str):
-                unix.append(found)
+            if isinstance(one, str) and one.startswith(("unix:", "unix-abstract:", "vsock:")):
+                unix.append(one)
+                continue
+            host, port = _parse_port(one)
+            if port == UNIX_PORT:
+                unix.append("a unix socket")
             else:
-                tcp.update(found)
+                tcp.update((address, port) for address in _addresses(host))
         return cls(frozenset(tcp), tuple(unix))
 
     @property
@@ -416,24 +419,19 @@ class ServerPorts(NamedTuple):
         return hosts[0] in {ip, ALL} or (hosts[0] == ALL_IPV4 and ":" not in ip)
 
 
-def _parse_port(given: object) -> tuple[tuple[str | None, int], ...] | str:
-    hosts: tuple[str | None, ...] = (None,)
+def _parse_port(given: object) -> tuple[str, int]:
     if isinstance(given, str):
-        if given.startswith(("unix:", "unix-abstract:", "vsock:")):
-            return given
-        host, colon, port = given.rpartition(":")
-        if not (colon and port.isdecimal()):
+        host, colon, text = given.rpartition(":")
+        if not (colon and text.isdecimal()):
             raise ConfigurationError(f"ports has {given!r}, which names no port; {PORTS_HELP}")
-        number, hosts = int(port), _addresses(host)
+        port = int(text)
     elif isinstance(given, int) and not isinstance(given, bool):
-        number = given
+        host, port = "", given
     else:
         raise TypeError(f"ports has {given!r}; {PORTS_HELP}")
-    if not 0 < number < 1 << 16:
+    if not 0 < port < 1 << 16:
         raise ConfigurationError(f"ports has {given!r}, which is no port; {PORTS_HELP}")
-    if number == UNIX_PORT:
-        return "a unix socket"
-    return tuple((host, number) for host in hosts)
+    return host, port
 
 
 def _addresses(host: str) -> tuple[str | None, ...]:

@@ -202,7 +202,7 @@ class _Call(ServedCall):
 
 
 class IdleConnectionDetector(DetectorBase):
-    """A list of the connections of a `grpc.server`, which closes those that are not used.
+    """The detector of a `grpc.server`: lists its connections and closes those that are idle.
 
         connections = ConnectionTable()
         server = grpc.server(pool, interceptors=[connections])
