@@ -65,7 +65,7 @@ def wheel(session: nox.Session) -> None:
     session.install(f"{built}[test]")
     for name in ("benchmarks", "docs", "examples", "tests"):
         shutil.copytree(HERE / name, place / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md"):
+    for name in ("pyproject.toml", "README.md", "CHANGELOG.md", "CONTRIBUTING.md"):
         shutil.copy(HERE / name, place)
     session.chdir(place)
     session.run("pytest", "-n", "2", *session.posargs, env={"RPCWHEEL_EXPECT": "native"})
