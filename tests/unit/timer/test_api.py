@@ -6,26 +6,8 @@ import dataclasses
 
 import pytest
 
-from rpcwheel.timer import ManualTimer, TimerTask
+from rpcwheel.timer import ManualTimer
 from rpcwheel.timer.api import LATENESS_BOUNDS_S
-
-
-class Noted:
-    """A task as an object."""
-
-    def __init__(self) -> None:
-        self.ran = 0
-
-    def run(self, timeout: object) -> None:
-        self.ran += 1
-
-
-def test_an_object_with_run_is_a_timer_task() -> None:
-    timer, task = ManualTimer(), Noted()
-    assert isinstance(task, TimerTask)
-    timer.new_timeout(task, 1.0)
-    timer.advance(1.0)
-    assert task.ran == 1
 
 
 def test_timer_stats_are_frozen_and_add_up() -> None:

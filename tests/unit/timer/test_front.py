@@ -158,7 +158,7 @@ steps = st.one_of(
 @given(script=st.lists(steps, max_size=60))
 @settings(max_examples=100)
 def test_all_queues_fire_the_same_timeouts_at_the_same_times(script):
-    stories = []
+    results = []
     for make in QUEUES.values():
         queue, fired, started = make(), set(), []
         with ManualTimer(queue) as timer:
@@ -178,5 +178,5 @@ def test_all_queues_fire_the_same_timeouts_at_the_same_times(script):
                     started[value[0] % len(started)].reschedule(value[1] / 1000)
                 queue.check()
             timer.advance(10)
-            stories.append((fired, timer.pending, timer.stats().cancelled))
-    assert all(story == stories[-1] for story in stories)
+            results.append((fired, timer.pending, timer.stats().cancelled))
+    assert all(result == results[-1] for result in results)

@@ -113,29 +113,3 @@ def test_advance_by_a_million_seconds_is_fast(timer_of_each_queue):
         timer.new_timeout(lambda timeout: ran.append(timer.now), seconds)
     assert timer.advance(1_000_000) == 3
     assert ran == [1, 86_400, 999_999]
-
-
-def test_all_queues_run_the_same_tasks_at_the_same_manual_times(make_queue):
-    def story():
-        timer, ran = ManualTimer(make_queue()), []
-        kept = []
-
-        def task(timeout, n):
-            ran.append((n, round(timer.now, 6)))
-            if n < 40:
-                kept.append(timer.new_timeout(lambda t: task(t, n + 3), (n % 7) / 100 + 0.001))
-            if n % 5 == 0 and kept:
-                kept.pop(0).cancel()
-            if n % 4 == 1 and kept:
-                kept[-1].reschedule(0.123)
-
-        for n in range(3):
-            timer.new_timeout(lambda t, n=n: task(t, n), 0.1 * n)
-        timer.advance(100)
-        timer.stop()
-        return ran
-
-    first = story()
-    assert story() == first
-    assert len(first) > 10
-    assert [at for _, at in first] == sorted(at for _, at in first)

@@ -13,7 +13,14 @@ import pytest
 
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.timer import HashedWheel, TimerStopped, TooManyTimeouts, WheelTimer, shared_timer
+from rpcwheel.timer import (
+    HashedWheel,
+    TimerStopped,
+    TimerTask,
+    TooManyTimeouts,
+    WheelTimer,
+    shared_timer,
+)
 
 INF = float("inf")
 
@@ -135,6 +142,7 @@ def test_an_object_with_run_is_a_task(timer):
             self.ran.set()
 
     task = Task()
+    assert isinstance(task, TimerTask)
     timeout = timer.new_timeout(task, 0)
     assert task.ran.wait(WAIT_S)
     assert task.seen == (timeout, task, 0)
