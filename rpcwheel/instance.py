@@ -275,7 +275,7 @@ def checked_host(host: str) -> str:
     else:
         if not percent:
             return str(address)
-        if address.version == 6 and _ZONE.fullmatch(zone):  # noqa: PLR2004 - IPv6
+        if isinstance(address, ipaddress.IPv6Address) and _ZONE.fullmatch(zone):
             return f"{address}%{zone}"
     raise ConfigurationError(
         "it must be a DNS name or an IP address, without a port, such as 'shop.example', "

@@ -119,7 +119,7 @@ def _report(count: Suppressed) -> None:
         line.logger.log(
             line.level,
             "%s: %d more %s not logged within %.3g s",
-            count.subject or line.logger.name,
+            _plain(count.subject) or line.logger.name,
             count.number,
             count.kind.__name__,
             count.period_s,

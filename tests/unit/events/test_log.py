@@ -252,6 +252,17 @@ def test_a_line_has_at_most_600_characters(caplog):
     assert [message for message in caplog.messages if len(message) > 600] == []
 
 
+def test_a_line_with_a_count_has_at_most_600_characters(caplog, monkeypatch):
+    caplog.set_level("INFO")
+    monkeypatch.setattr(log.time, "monotonic", lambda: 0.0)
+    for _ in range(12):
+        log_event(events.InstanceWithdrawn("x" * 1_000, "y" * 1_000, "z" * 1_000))
+    monkeypatch.setattr(log.time, "monotonic", lambda: 100.0)
+    log_event(events.TooManyTimers(65, 64))
+    assert "2 more InstanceWithdrawn not logged" in caplog.messages[-1]
+    assert [message for message in caplog.messages if len(message) > 600] == []
+
+
 # The rate
 
 
