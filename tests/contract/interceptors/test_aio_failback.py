@@ -7,6 +7,7 @@ import grpc
 import pytest
 
 from fixtures.aio_policy_channels import PAIRED, answer_of, begin, refused, sent
+from fixtures.failback_queues import FlakyCoroutine
 from fixtures.shop import (
     STREAM_UNARY,
     UNARY_UNARY,
@@ -254,46 +255,25 @@ def policy(**settings):
     return FailbackPolicy(**{"retry_on": ConnectionError, "backoff": 30.0} | settings)
 
 
-class Far:
-    """A coroutine function that raises the given errors one by one."""
-
-    def __init__(self, *failures) -> None:
-        self.failures = list(failures)
-        self.calls = 0
-
-    async def __call__(self, *_):
-        self.calls += 1
-        if self.failures:
-            raise self.failures.pop()
-
-
-async def test_each_policy_has_one_queue(timer):
-    async with aio.FailbackQueues(timer) as queues:
-        one, other = policy(), policy()
-        assert queues.queue_for(one, "/a/B") is queues.queue_for(one, "/a/C")
-        assert queues.queue_for(other, "/a/B") is not queues.queue_for(one, "/a/B")
-        assert list(queues.stats()) == ["/a/B", "/a/B (2)"]
-        queues.queue_for(policy(name="mine"), "/a/B")
-        assert repr(queues) == "<FailbackQueues ['/a/B', '/a/B (2)', 'mine'] pending=0>"
-
-
 async def test_entries_and_flush_cover_all_queues(timer):
     async with aio.FailbackQueues(timer) as queues:
-        far = Far()
+        function = FlakyCoroutine()
         for one in (policy(), policy()):
-            assert queues.queue_for(one, "/a/B").enqueue(GONE, far)
-        assert queues.pending == 2
-        names = {name: [one.function for one in found] for name, found in queues.entries().items()}
-        far_name = f"{__name__}.Far"
-        assert names == {"/a/B": [far_name], "/a/B (2)": [far_name]}
+            assert queues.queue_for(one, "/a/B").enqueue(GONE, function)
+        assert repr(queues) == "<FailbackQueues ['/a/B', '/a/B (2)'] pending=2>"
+        entries = queues.entries()
+        assert [(name, len(queued)) for name, queued in entries.items()] == [
+            ("/a/B", 1),
+            ("/a/B (2)", 1),
+        ]
         assert await queues.flush(WAIT_S)
-        assert (queues.pending, far.calls) == (0, 2)
+        assert (queues.pending, len(function.calls)) == (0, 2)
 
 
 async def test_close_returns_the_calls_that_were_not_delivered(timer):
     queues = aio.FailbackQueues(timer)
     for one in (policy(), policy()):
-        queues.queue_for(one, "/a/B").enqueue(GONE, Far(GONE, GONE, GONE, GONE))
+        queues.queue_for(one, "/a/B").enqueue(GONE, FlakyCoroutine(*[GONE] * 4))
     assert len(await queues.close(0)) == 2
     assert await queues.close() == []
 
@@ -302,7 +282,7 @@ async def test_a_queue_that_is_created_after_close_is_closed(timer):
     queues = aio.FailbackQueues(timer)
     await queues.close()
     with pytest.raises(FailbackClosed):
-        queues.queue_for(policy(), "/a/B").enqueue(GONE, Far())
+        queues.queue_for(policy(), "/a/B").enqueue(GONE, FlakyCoroutine())
 
 
 async def test_a_queued_call_whose_channel_was_closed_is_given_up_with_a_reason(

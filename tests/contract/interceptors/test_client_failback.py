@@ -164,8 +164,8 @@ def test_a_queue_has_the_first_pattern_of_its_policy_whichever_call_fails_first(
     channel.stream_unary(STREAM_UNARY)(iter([b"x"]))
     list(channel.unary_stream(UNARY_STREAM)(b"x"))
     channel.unary_unary(UNARY_UNARY)(b"x")
-    parked = {name: stats.queued_total for name, stats in queues.stats().items()}
-    assert parked == {"/test.Shop/*Stream": 2, "*": 1}
+    queued = {name: stats.queued_total for name, stats in queues.stats().items()}
+    assert queued == {"/test.Shop/*Stream": 2, "*": 1}
 
 
 def test_close_returns_the_calls_that_were_not_delivered(shop, client, queues):
