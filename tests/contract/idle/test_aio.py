@@ -79,19 +79,6 @@ async def test_a_call_is_in_flight_until_it_ends(timer):
         await aio_wait_until(server.is_calm)
 
 
-async def test_heartbeats_are_recognized_by_method_and_by_metadata(timer):
-    async with idle_server(timer) as server, server.channel() as channel:
-        detector = server.detect(heartbeats="/test.Idle/await_*")
-        await use(channel, "await_call")
-        assert (server.connection().calls_total, server.connection().heartbeats_total) == (0, 1)
-        detector.change(heartbeats=())
-        await use(channel, "await_call")
-        call = channel.unary_unary("/test.Idle/plain_call")
-        await call(b"", metadata=[("rpcwheel-heartbeat", "1")])
-        assert (server.connection().calls_total, server.connection().heartbeats_total) == (1, 2)
-        detector.close()
-
-
 async def test_calls_leave_no_cycle_for_the_collector(timer):
     async with idle_server(timer) as server, server.channel() as channel:
         await use(channel, "await_call")
@@ -157,12 +144,6 @@ def test_a_threaded_server_refuses_an_aio_table():
         ConnectionTable().intercept_service(lambda details: None, None)
 
 
-async def test_a_table_of_the_other_world_is_refused():
-    server = grpc.aio.server()
-    with pytest.raises(TypeError, match=r"ConnectionTable of rpcwheel\.idle\.aio"):
-        IdleConnectionDetector(server, connections=idle.ConnectionTable())
-
-
 def test_an_aio_detector_needs_a_running_loop():
     with pytest.raises(RuntimeError, match="no running event loop"):
         IdleConnectionDetector(object(), connections=ConnectionTable())
@@ -181,15 +162,11 @@ async def test_an_idle_connection_is_closed(timer, events):
         await aio_wait_until(lambda: not server.snapshot())
 
 
-@pytest.mark.parametrize("method", ["Wait", "Hold"])
-async def test_calls_end_with_the_reason_and_their_handlers_are_cancelled(timer, method):
+async def test_a_call_ends_with_the_reason_and_its_handler_is_cancelled(timer):
     async with idle_server(timer) as server, server.channel() as channel:
         detector = server.detect(None, max_age=20, max_age_grace=1)
-        kind = channel.unary_unary if method == "Wait" else channel.unary_stream
-        call = kind(f"/test.Idle/{method}")(b"")
+        call = channel.unary_unary("/test.Idle/Wait")(b"")
         await aio_wait_until(lambda: server.contexts)
-        if method == "Hold":
-            assert await call.read() == b"open"
         await server.wait_until_quiet(open_calls=1)
         await server.advance(30)
         await server.advance_until(lambda: server.ends)

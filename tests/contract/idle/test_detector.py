@@ -79,18 +79,6 @@ def test_a_connection_without_calls_is_closed(server, events):
     assert server.snapshot() == []
 
 
-def test_a_call_in_flight_is_not_idle_however_long_it_takes(server, channel, events):
-    detector = server.detect(close_streams=True)
-    server.gate = threading.Event()
-    call = channel.unary_unary(ECHO).future(b"x")
-    server.wait_until_quiet(open_calls=1)
-    server.advance(1000)
-    assert detector.check() == []
-    server.gate.set()
-    assert call.result(WAIT_S) == b"x"
-    assert not events_of(events, ConnectionIdle)
-
-
 def test_close_streams_ends_a_silent_stream_before_its_connection(server, channel, events):
     server.detect(close_streams=True)
     call = down(channel)
@@ -196,13 +184,6 @@ def test_a_change_that_is_refused_changes_nothing(server):
     with pytest.raises(ConfigurationError):
         detector.change(idle_timeout=-1)
     assert detector.policy is before
-
-
-def test_without_a_limit_no_timeout_is_set(server):
-    detector = server.detect(None, request_timeout=None)
-    assert server.timer.pending == 0
-    detector.change(idle_timeout=30)
-    assert server.timer.pending == 1
 
 
 # --- Connections, descriptors, events ------------------------------------------------------------
