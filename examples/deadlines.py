@@ -1,7 +1,7 @@
 """One deadline for a whole chain of calls; run it: python examples/deadlines.py.
 
 A calls B with a timeout of one second. B works for a while and calls C without a timeout. The call
-to C gets what is left of the second.
+to C gets the rest of the second.
 """
 
 import sys
@@ -16,7 +16,7 @@ from audit_pb2_grpc import AuditServicer, AuditStub, add_AuditServicer_to_server
 
 from rpcwheel import Kit, current_deadline
 
-KIT = Kit()  # deadlines are passed on without a setting
+KIT = Kit()  # propagates deadlines by default
 TIMEOUT, WORK = 1.0, 0.3
 
 

@@ -1,7 +1,7 @@
 """One deadline for a whole chain of aio calls; run it: python examples/deadlines_aio.py.
 
 A calls B with a timeout of one second. B works for a while and calls C without a timeout. The call
-to C gets what is left of the second.
+to C gets the rest of the second.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from rpcwheel import current_deadline
 from rpcwheel.aio import Kit
 
 Context = grpc.aio.ServicerContext[Line, Receipt]
-KIT = Kit()  # deadlines are passed on without a setting
+KIT = Kit()  # propagates deadlines by default
 TIMEOUT, WORK = 1.0, 0.3
 
 

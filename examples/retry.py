@@ -1,8 +1,8 @@
 """Retries within one deadline; run it: python examples/retry.py.
 
 A server fails twice and then succeeds, so the first call succeeds. Then the server always fails:
-the second call ends with the error of its last attempt, as soon as the next attempt could not begin
-before the deadline. Only methods marked idempotent are retried: here `Push`.
+the second call ends with the error of its last attempt, as soon as a further attempt can't begin
+before the deadline. Only methods that are marked idempotent are retried: here `Push`.
 """
 
 import sys
@@ -39,7 +39,7 @@ class Failing(AuditServicer):
 
 
 def main() -> int:
-    """Make one call that succeeds at last, and one that does not."""
+    """Make a call that succeeds in its third attempt, and one that fails."""
     servicer, server = Failing(), grpc.server(ThreadPoolExecutor(1))
     add_AuditServicer_to_server(servicer, server)
     target = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"

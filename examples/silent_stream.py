@@ -1,4 +1,4 @@
-"""A response stream that becomes silent is ended; run it: python examples/silent_stream.py.
+"""`message_timeout` ends a response stream that stalls; run it: python examples/silent_stream.py.
 
 The server sends three lines, then nothing, and does not end the call. gRPC would wait forever.
 """
@@ -18,7 +18,7 @@ KIT = Kit(timeout=DeadlinePolicy(message_timeout=2.0))  # the stream itself has 
 
 
 class Silent(AuditServicer):
-    """Sends three lines, then waits until its client has gone."""
+    """Sends three lines, then waits until its client has canceled the call."""
 
     left = threading.Event()
 

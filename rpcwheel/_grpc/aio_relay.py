@@ -279,7 +279,7 @@ class Relay(grpc.aio.Call):
         self._attempt = None
 
     def finish(self, call: Any, source: Any = None) -> None:
-        """End with the status of a finished call. Later calls have no effect.
+        """End with the status of a finished call. Only the first `finish` has an effect.
 
         Args:
             call: The finished call.

@@ -53,11 +53,6 @@ def _hint(name: str, header: str) -> str:
             return f"did you mean {meant!r}? Or RingHash(key) with a function of your own"
         case "least_active":
             return "did you mean 'least_request'?"
-        case "core":
-            return (
-                "to use gRPC's own load balancing, give the target to grpc.insecure_channel() or "
-                "grpc.secure_channel()"
-            )
         case written:
             close = difflib.get_close_matches(written, PICKERS, n=1)
             return f"did you mean {close[0]!r}?" if close else f"there are {', '.join(NAMES)}"

@@ -236,19 +236,16 @@ class RetryingCall(Relay):
 
     def first_attempt(self, timeout: float | None) -> Any:
         """Make the first attempt. Returns this call, or a coroutine that returns it."""
-        attempt = self._begin_first(timeout)
+        try:
+            metadata = None if self._metadata is None else grpc.aio.Metadata(*self._metadata)
+            attempt = self._begin_attempt(timeout, metadata)
+        except BaseException:  # such as `UsageError` of a closed channel
+            self._release()
+            raise
         if isinstance(attempt, CoroutineType):
             return self._first_awaited(attempt)
         self.begin(attempt)
         return self
-
-    def _begin_first(self, timeout: float | None) -> Any:
-        try:
-            metadata = None if self._metadata is None else grpc.aio.Metadata(*self._metadata)
-            return self._begin_attempt(timeout, metadata)
-        except BaseException:  # such as `UsageError` of a closed channel
-            self._release()
-            raise
 
     async def _first_awaited(self, attempt: Any) -> RetryingCall:
         try:
@@ -602,7 +599,12 @@ class _HedgedCall(_UnaryUnary):
             TRIED.reset(token)
 
     def first_attempt(self, timeout: float | None) -> Any:
-        attempt = self._begin_first(timeout)
+        try:
+            metadata = None if self._metadata is None else grpc.aio.Metadata(*self._metadata)
+            attempt = self._begin_attempt(timeout, metadata)
+        except BaseException:
+            self._release()
+            raise
         if self._factory.waiting is not None:
             self._factory.waiting.add(self)
         self._follow(attempt)

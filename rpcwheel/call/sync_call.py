@@ -798,7 +798,11 @@ class CallAttempts(_RetryingState):
 
     def _on_done(self, attempt: AnyCall, _: object) -> None:  # a call below, if this one is wrapped
         """Record the end of an attempt. On gRPC's thread, or on the thread that canceled it."""
-        self._attempt_ended(attempt, _end_of(attempt))
+        try:
+            failure = failure_of(attempt)
+        except BaseException as error:  # noqa: BLE001 - of an inner interceptor
+            failure = error
+        self._attempt_ended(attempt, failure)
 
     def _attempt_ended(self, attempt: AnyCall, failure: BaseException | None) -> None:
         with self._changed:
@@ -1133,7 +1137,10 @@ class HedgedAttempts(_RetryingState):
 
     def _on_done(self, attempt: AnyCall, _: object) -> None:
         """Record the end of an attempt. On gRPC's thread, or on the thread that canceled it."""
-        failure = _end_of(attempt)
+        try:
+            failure = failure_of(attempt)
+        except BaseException as error:  # noqa: BLE001 - of an inner interceptor
+            failure = error
         with self._changed:
             if self.final is not None or self._ending or attempt not in self._running:
                 return
@@ -1184,14 +1191,6 @@ class HedgedAttempts(_RetryingState):
     def initial_metadata(self) -> Metadata:
         """Wait for the end, which decides whose metadata the caller gets."""
         return metadata_of(self.wait().initial_metadata())
-
-
-def _end_of(attempt: AnyCall) -> BaseException | None:
-    """Return the failure of an attempt; None if it succeeded. Never raises."""
-    try:
-        return failure_of(attempt)
-    except BaseException as error:  # noqa: BLE001 - of an inner interceptor
-        return error
 
 
 def _raised(error: BaseException) -> FinishedError:

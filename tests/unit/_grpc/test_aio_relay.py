@@ -346,7 +346,7 @@ async def test_an_attempt_that_raised_no_status_is_reported_as_failed(relay):
 # Signals and tasks
 
 
-async def test_a_signal_wakes_the_tasks_that_wait_when_it_is_given():
+async def test_notify_completes_the_futures_of_the_tasks_that_wait():
     signal = Signal()
     first, second = signal.waiter(), signal.waiter()
     signal.forget(second)

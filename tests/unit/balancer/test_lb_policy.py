@@ -46,7 +46,6 @@ def test_a_picker_of_the_user_is_returned():
         ("ring_hash: x", "name of a metadata header"),
         ("least_active", "did you mean 'least_request'?"),
         ("consistent_hash:x-user", "did you mean 'ring_hash:x-user'"),
-        ("core", r"grpc\.insecure_channel\(\) or grpc\.secure_channel\(\)"),
     ],
 )
 def test_a_name_that_does_not_exist_is_refused_with_a_suggestion(value, message):
