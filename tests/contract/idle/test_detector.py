@@ -379,9 +379,11 @@ def test_ports_that_are_not_the_servers_are_reported(server, channel, events):
     server.advance(1)
     detector.check()
     assert wait_until(lambda: events_of(events, IdleDetectionLimited))
-    told = events_of(events, IdleDetectionLimited)[0].reason
-    assert f"at port {server.port}, but no socket of that peer is open at port {other.port}" in told
-    assert "are these the server's ports?" in told
+    reason = events_of(events, IdleDetectionLimited)[0].reason
+    assert (
+        f"at port {server.port}, but no socket of that peer is open at port {other.port}" in reason
+    )
+    assert "are these the server's ports?" in reason
     server.gate.set()
     assert call.result(WAIT_S) == b"x"
     other.close()

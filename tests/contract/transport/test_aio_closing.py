@@ -87,17 +87,17 @@ async def test_the_channel_is_closed_although_a_close_callback_raises(shop, chan
 
 
 async def test_close_callbacks_are_called_once(channel, events):
-    told = []
+    notified = []
     channel.on_close(lambda: 1 / 0)
-    channel.on_close(lambda: told.append(1))
-    forget = channel.on_close(lambda: told.append("never"))
+    channel.on_close(lambda: notified.append(1))
+    forget = channel.on_close(lambda: notified.append("never"))
     forget()
     forget()
     await channel.close()
     await channel.close()
-    assert told == [1]
-    channel.on_close(lambda: told.append(2))
-    assert told == [1, 2]
+    assert notified == [1]
+    channel.on_close(lambda: notified.append(2))
+    assert notified == [1, 2]
     (event,) = events
     assert isinstance(event, CallbackFailed)
 
@@ -129,14 +129,14 @@ async def test_a_dropped_channel_is_freed_although_a_drain_timeout_is_pending(sh
 
 
 async def test_a_draining_channel_finishes_calls_and_refuses_new_ones(shop, channel, timer):
-    calls, told = {kind: await hanging(shop, channel, kind) for kind in KINDS}, []
-    channel.on_close(lambda: told.append(channel.calls))
+    calls, notified = {kind: await hanging(shop, channel, kind) for kind in KINDS}, []
+    channel.on_close(lambda: notified.append(channel.calls))
     channel.drain()
     for kind in KINDS:
         with pytest.raises(grpc.aio.UsageError, match=r"Channel is closed\."):
             getattr(Stub(channel), kind)(b"")
     assert not channel.reconnect(force=True)
-    assert (channel.closed, channel.calls, timer.pending, told) == (False, len(KINDS), 0, [])
+    assert (channel.closed, channel.calls, timer.pending, notified) == (False, len(KINDS), 0, [])
     for seen in shop.calls:
         seen.ended.set()
     for kind, call in calls.items():
@@ -144,7 +144,7 @@ async def test_a_draining_channel_finishes_calls_and_refuses_new_ones(shop, chan
             await call.done_writing()
         assert await call.code() is grpc.StatusCode.OK
     await aio_wait_until(lambda: channel.closed)
-    assert (channel.calls, told) == (0, [0])
+    assert (channel.calls, notified) == (0, [0])
     await aio_wait_until(lambda: channel.get_state() is SHUTDOWN)
 
 

@@ -61,16 +61,18 @@ async def test_channel_ready_waits_across_reconnects(make, shop):
 
 async def test_close_ends_waits_for_a_state(shop, channel):
     bare = grpc.aio.insecure_channel(shop.target)
-    told = []
+    results = []
     for one in (bare, channel):
         await one.channel_ready()
         change = asyncio.create_task(one.wait_for_state_change(READY))
         await steps(20)
         await one.close()
-        told.append(await asyncio.wait_for(asyncio.gather(change, return_exceptions=True), WAIT_S))
+        results.append(
+            await asyncio.wait_for(asyncio.gather(change, return_exceptions=True), WAIT_S)
+        )
         after = one.wait_for_state_change(SHUTDOWN)
-        told[-1] += await asyncio.gather(after, one.channel_ready(), return_exceptions=True)
-    assert [repr(end) for end in told[1]] == [repr(end) for end in told[0]]
+        results[-1] += await asyncio.gather(after, one.channel_ready(), return_exceptions=True)
+    assert [repr(end) for end in results[1]] == [repr(end) for end in results[0]]
 
 
 async def test_a_canceled_wait_leaves_no_task(channel):

@@ -52,17 +52,17 @@ def test_close_cancels_the_calls_on_all_connections(shop, channel, timer):
 
 
 def test_close_callbacks_are_called_once(channel):
-    told = []
-    channel.on_close(lambda: told.append(1))
-    forget = channel.on_close(lambda: told.append(2))
-    channel.on_close(lambda: told.append(channel.closed))
+    notified = []
+    channel.on_close(lambda: notified.append(1))
+    forget = channel.on_close(lambda: notified.append(2))
+    channel.on_close(lambda: notified.append(channel.closed))
     forget()
     forget()
     channel.close()
     channel.close()
-    assert told == [1, True]
-    channel.on_close(lambda: told.append(3))
-    assert told == [1, True, 3]
+    assert notified == [1, True]
+    channel.on_close(lambda: notified.append(3))
+    assert notified == [1, True, 3]
 
 
 def test_the_channel_is_closed_although_a_close_callback_raises(shop):
@@ -86,11 +86,11 @@ def test_the_channel_is_closed_although_a_close_callback_raises(shop):
 
 
 def test_the_other_close_callbacks_are_called_although_one_raises(channel, events):
-    told = []
+    notified = []
     channel.on_close(lambda: 1 / 0)
-    channel.on_close(lambda: told.append(1))
+    channel.on_close(lambda: notified.append(1))
     channel.close()
-    assert told == [1]
+    assert notified == [1]
     (event,) = events
     assert (type(event).__name__, type(event.error)) == ("CallbackFailed", ZeroDivisionError)
 
@@ -122,8 +122,8 @@ def test_drain_closes_a_channel_without_calls(channel):
 
 
 def test_a_draining_channel_finishes_calls_and_refuses_new_ones(channel, shop):
-    told = []
-    channel.on_close(lambda: told.append(channel.calls))
+    notified = []
+    channel.on_close(lambda: notified.append(channel.calls))
     shop.then(silent := Silent(after=1))
     stream = channel.unary_stream(UNARY_STREAM)(b"ab")
     assert next(stream) == b"a"
@@ -134,10 +134,10 @@ def test_a_draining_channel_finishes_calls_and_refuses_new_ones(channel, shop):
         with pytest.raises(ValueError, match="on closed channel"):
             begin(b"y")
     assert not channel.reconnect("late", force=True)
-    assert (channel.calls, channel.closed, told) == (1, False, [])
+    assert (channel.calls, channel.closed, notified) == (1, False, [])
     shop.calls[0].ended.set()  # the server's handler continues and ends the call
     assert list(stream) == [b"b"]
-    assert wait_until(lambda: (channel.closed, channel.calls, told) == (True, 0, [0]))
+    assert wait_until(lambda: (channel.closed, channel.calls, notified) == (True, 0, [0]))
 
 
 def test_calls_end_with_the_reason_after_the_drain_timeout(channel, shop, timer):

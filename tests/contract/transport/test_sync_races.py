@@ -271,10 +271,10 @@ def test_close_during_calls_and_reconnects_closes_everything(shop, channel, drai
         channel.close()
 
     def subscribe():
-        told = []
+        reported = []
         while not channel.closed:
-            channel.subscribe(told.append, try_to_connect=True)
-            channel.unsubscribe(told.append)
+            channel.subscribe(reported.append, try_to_connect=True)
+            channel.unsubscribe(reported.append)
 
     run_threads(replace, replace, call, call, close, close, subscribe)
     assert set(ends) <= {b"ab", *ENDED, *CLOSED}
@@ -327,8 +327,8 @@ def is_closed(channel):
 
 def test_a_subscribed_channel_reconnects_without_an_error_in_grpcs_thread(channel, capfd):
     """gRPC's thread raises if its channel is closed while it polls (grpc #18995)."""
-    told = []
-    channel.subscribe(told.append, try_to_connect=True)
+    reported = []
+    channel.subscribe(reported.append, try_to_connect=True)
     for _ in range(30):
         channel.reconnect(force=True)
         channel.unary_unary(UNARY_UNARY)(b"x")

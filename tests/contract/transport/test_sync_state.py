@@ -67,12 +67,12 @@ def test_the_state_is_that_of_the_active_connection(channel):
 
 
 def test_a_subscriber_gets_each_state_in_order_across_reconnects(channel):
-    told = []
-    channel.subscribe(told.append, try_to_connect=True)
+    states = []
+    channel.subscribe(states.append, try_to_connect=True)
     for number in range(1, 5):  # each connection starts as IDLE
-        assert wait_until(lambda n=number: told[-1:] == [READY] and told.count(IDLE) == n)
+        assert wait_until(lambda n=number: states[-1:] == [READY] and states.count(IDLE) == n)
         channel.reconnect(force=True)
-    for before, after in itertools.pairwise(told):
+    for before, after in itertools.pairwise(states):
         assert before is not after
         assert (before, after) not in {(READY, CONNECTING), (CONNECTING, IDLE)}
 
@@ -80,47 +80,47 @@ def test_a_subscriber_gets_each_state_in_order_across_reconnects(channel):
 def test_states_of_an_old_connection_are_not_reported(shop):
     at = Switched(shop)
     with ReconnectingChannel("shop", connect=at.connect) as channel:
-        told = []
-        channel.subscribe(told.append, try_to_connect=True)
-        assert wait_until(lambda: told[-1:] == [READY])
+        states = []
+        channel.subscribe(states.append, try_to_connect=True)
+        assert wait_until(lambda: states[-1:] == [READY])
         shop.then(hang := Hang())
         running = channel.unary_unary(UNARY_UNARY).future(b"x")
         assert hang.begun.wait(WAIT_S)
         at.up = False
         channel.reconnect()
-        assert wait_until(lambda: told[-1] is FAILING)
-        assert told.count(READY) == 1  # the old connection is always READY
+        assert wait_until(lambda: states[-1] is FAILING)
+        assert states.count(READY) == 1  # the old connection is always READY
         assert (running.done(), channel.calls) == (False, 1)
         running.cancel()
 
 
 def test_a_subscription_without_try_to_connect_does_not_connect(shop, channel):
-    told = []
-    channel.subscribe(told.append)
-    assert wait_until(lambda: told == [IDLE])
+    states = []
+    channel.subscribe(states.append)
+    assert wait_until(lambda: states == [IDLE])
     channel.reconnect()
-    channel.subscribe(told.append)
-    assert wait_until(lambda: told == [IDLE, IDLE])
+    channel.subscribe(states.append)
+    assert wait_until(lambda: states == [IDLE, IDLE])
     assert channel.get_state() is IDLE
-    channel.subscribe(told.append, try_to_connect=True)
-    assert wait_until(lambda: told.count(READY) == 3)
+    channel.subscribe(states.append, try_to_connect=True)
+    assert wait_until(lambda: states.count(READY) == 3)
 
 
 def test_grpcs_polling_thread_runs_only_while_there_is_a_subscription(channel):
-    told, more = [], []
+    states, more = [], []
     before = set(threading.enumerate())
-    channel.subscribe(told.append)
+    channel.subscribe(states.append)
     channel.subscribe(more.append)
-    assert wait_until(lambda: told and more)
+    assert wait_until(lambda: states and more)
     assert wait_until(
         lambda: len(threads_since(before)) == 1
     )  # worker threads end, gRPC's thread does not
-    channel.unsubscribe(told.append)
-    channel.unsubscribe(told.append)
+    channel.unsubscribe(states.append)
+    channel.unsubscribe(states.append)
     channel.unsubscribe(print)
     channel.get_state(try_to_connect=True)
     assert wait_until(lambda: more[-1] is READY)
-    assert told == [IDLE]
+    assert states == [IDLE]
     channel.unsubscribe(more.append)
     assert wait_until(lambda: not threads_since(before))
 
@@ -138,7 +138,7 @@ def test_a_late_subscriber_gets_the_present_state(channel):
 
 
 def test_subscribers_are_called_one_at_a_time_and_not_on_grpcs_thread(channel):
-    threads, inside, overlaps, told = set(), [], [], []
+    threads, inside, overlaps, states = set(), [], [], []
 
     def callback(state):
         threads.add(threading.current_thread().name.split("-")[0])
@@ -146,31 +146,31 @@ def test_subscribers_are_called_one_at_a_time_and_not_on_grpcs_thread(channel):
         inside.append(1)
         time.sleep(0.002)
         inside.pop()
-        told.append(state)
+        states.append(state)
 
     for _ in range(4):
         channel.subscribe(callback, try_to_connect=True)
     for _ in range(4):
         channel.reconnect(force=True)
-    assert wait_until(lambda: told[-4:] == [READY] * 4)
+    assert wait_until(lambda: states[-4:] == [READY] * 4)
     assert (threads, overlaps) == ({"rpcwheel"}, [])
 
 
 def test_a_subscriber_that_raises_is_reported_and_called_again(channel, events):
-    told = []
+    states = []
 
     def callback(state):
-        told.append(state)
+        states.append(state)
         raise KeyError(state)
 
     channel.subscribe(callback, try_to_connect=True)
-    assert wait_until(lambda: told[-1:] == [READY])
-    assert wait_until(lambda: len(events) == len(told))
+    assert wait_until(lambda: states[-1:] == [READY])
+    assert wait_until(lambda: len(events) == len(states))
     assert {type(event) for event in events} == {CallbackFailed}
 
 
 def test_the_other_subscribers_are_called_although_one_raises(channel, events):
-    told, errors = [], {SystemExit, asyncio.CancelledError, KeyboardInterrupt}
+    states, errors = [], {SystemExit, asyncio.CancelledError, KeyboardInterrupt}
 
     def raising(error):
         def callback(_):
@@ -181,33 +181,33 @@ def test_the_other_subscribers_are_called_although_one_raises(channel, events):
     for error in errors:
         channel.subscribe(raising(error))
     assert wait_until(lambda: len(events) == len(errors))
-    channel.subscribe(told.append, try_to_connect=True)
-    assert wait_until(lambda: told[-1:] == [READY])
+    channel.subscribe(states.append, try_to_connect=True)
+    assert wait_until(lambda: states[-1:] == [READY])
     assert {type(event) for event in events} == {CallbackFailed}
     assert {type(event.error) for event in events} == errors
 
 
 def test_a_subscriber_may_unsubscribe_and_close_the_channel(channel):
-    told = []
+    states = []
 
     def callback(state):
-        told.append(state)
+        states.append(state)
         channel.unsubscribe(callback)
         channel.close()
 
     channel.subscribe(callback)
     assert wait_until(lambda: channel.closed)
-    channel.subscribe(told.append)
-    channel.unsubscribe(told.append)
-    assert told == [IDLE]
+    channel.subscribe(states.append)
+    channel.unsubscribe(states.append)
+    assert states == [IDLE]
 
 
 def test_a_subscribed_channel_that_is_dropped_leaves_no_thread(shop):
     before = set(threading.enumerate())
-    told = []
+    states = []
     channel = ReconnectingChannel(shop.target)
-    channel.subscribe(told.append, try_to_connect=True)
-    assert wait_until(lambda: told[-1:] == [READY])
+    channel.subscribe(states.append, try_to_connect=True)
+    assert wait_until(lambda: states[-1:] == [READY])
     assert threads_since(before)
     del channel
     assert wait_until(lambda: not threads_since(before))
@@ -235,13 +235,13 @@ def test_a_connection_that_cannot_be_watched_is_reported_and_used(shop, events, 
 
     kinds = [grpc.insecure_channel, lambda *given: Deaf(*given, None, None), grpc.insecure_channel]
     with ReconnectingChannel("x", connect=lambda o: kinds.pop(0)(shop.target, o)) as channel:
-        told, call = [], channel.unary_unary(UNARY_UNARY)
-        channel.subscribe(told.append, try_to_connect=True)
-        assert wait_until(lambda: told[-1:] == [READY])
+        states, call = [], channel.unary_unary(UNARY_UNARY)
+        channel.subscribe(states.append, try_to_connect=True)
+        assert wait_until(lambda: states[-1:] == [READY])
         assert channel.reconnect()
         assert call(b"x") == b"x"
         assert channel.reconnect()
-        assert wait_until(lambda: told.count(READY) == 2)
+        assert wait_until(lambda: states.count(READY) == 2)
     failed = [event.error for event in events if isinstance(event, CallbackFailed)]
     assert {type(error) for error in failed} == {NotImplementedError}
     caplog.clear()  # the frames of errors keep the server's sockets

@@ -185,9 +185,9 @@ class AgainstAModel(RuleBasedStateMachine):
     @rule(number=st.integers(1, 5))
     def take(self, number):
         for _ in range(number):
-            room = self.recent(self.retries) + 1 <= self.limit()
-            assert self.budget.take(self.now_ns) is room
-            if room:
+            allowed = self.recent(self.retries) + 1 <= self.limit()
+            assert self.budget.take(self.now_ns) is allowed
+            if allowed:
                 self.retries.append(self.now_ns // S)
 
     @invariant()

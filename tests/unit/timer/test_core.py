@@ -150,7 +150,7 @@ def test_a_coroutine_function_on_a_wheel_timer_is_reported_as_a_type_error():
 def test_tasks_run_on_the_executor_where_they_may_block_and_fail():
     seen, gate, threads = [], threading.Event(), []
     with (
-        ThreadPoolExecutor(1, "hands") as executor,
+        ThreadPoolExecutor(1, "worker") as executor,
         WheelTimer(executor=executor, on_error=lambda *args: seen.append(args)) as timer,
     ):
         timer.new_timeout(lambda timeout: gate.wait(WAIT_S), 0)
@@ -159,7 +159,7 @@ def test_tasks_run_on_the_executor_where_they_may_block_and_fail():
         assert wait_until(lambda: timer.stats().fired == 3)
         gate.set()
         assert wait_until(lambda: threads)
-        assert threads[0].startswith("hands")
+        assert threads[0].startswith("worker")
         assert [timeout for timeout, _ in seen] == [failing]
         assert failing.task is None
         assert timer.stats().failed == 1

@@ -67,7 +67,7 @@ class Entry:
 
 
 @dataclass
-class Twin:
+class Subject:
     """A queue and its model."""
 
     form: Form
@@ -146,19 +146,19 @@ class Queues(RuleBasedStateMachine):
         self.now = origin
         self.tick_ns = tick_ns
         self.count = 0
-        self.twins = [
-            Twin(form, kind, make_queue(form, kind, tick_ns, slots), tick_ns)
+        self.subjects = [
+            Subject(form, kind, make_queue(form, kind, tick_ns, slots), tick_ns)
             for form in FORMS
             for kind in kinds
         ]
-        for twin in self.twins:
-            twin.advance(origin, NEVER)
+        for subject in self.subjects:
+            subject.advance(origin, NEVER)
 
     def add(self, deadline_ns: int) -> int:
-        for twin in self.twins:
-            timeout = make_timeout(twin.form, twin.queue, deadline_ns)
-            assert twin.queue.schedule(timeout)
-            twin.entries.append(Entry(timeout, deadline_ns, self.count))
+        for subject in self.subjects:
+            timeout = make_timeout(subject.form, subject.queue, deadline_ns)
+            assert subject.queue.schedule(timeout)
+            subject.entries.append(Entry(timeout, deadline_ns, self.count))
         self.count += 1
         return self.count - 1
 
@@ -176,8 +176,8 @@ class Queues(RuleBasedStateMachine):
 
     @rule(number=timeouts)
     def cancel(self, number: int) -> None:
-        for twin in self.twins:
-            entry = twin.entries[number]
+        for subject in self.subjects:
+            entry = subject.entries[number]
             won = entry.timeout.cancel()
             assert won == (entry.state == "pending")
             assert entry.timeout.task is None or not won
@@ -188,9 +188,9 @@ class Queues(RuleBasedStateMachine):
     @rule(number=timeouts, delay=st.one_of(delays, st.none()))
     def reschedule(self, number: int, delay: tuple[int, int] | None) -> None:
         deadline_ns = NEVER if delay is None else self.at(delay)
-        for twin in self.twins:
-            entry = twin.entries[number]
-            won = twin.queue.reschedule(entry.timeout, deadline_ns)
+        for subject in self.subjects:
+            entry = subject.entries[number]
+            won = subject.queue.reschedule(entry.timeout, deadline_ns)
             assert won == (entry.state == "pending")
             if won:
                 entry.deadline_ns, entry.put_off = deadline_ns, True
@@ -198,29 +198,29 @@ class Queues(RuleBasedStateMachine):
     @rule(delay=delays, limit=st.sampled_from([0, 1, 2, 3, NEVER, NEVER]))
     def advance(self, delay: tuple[int, int], limit: int) -> None:
         self.now = max(self.now, self.at(delay))
-        for twin in self.twins:
-            twin.advance(self.now, limit)
+        for subject in self.subjects:
+            subject.advance(self.now, limit)
 
     @rule()
     def advance_to_the_next_wake(self) -> None:
-        wake = min(twin.queue.next_wake() for twin in self.twins)
+        wake = min(subject.queue.next_wake() for subject in self.subjects)
         if wake <= MAX_NS:
             self.now = max(self.now, wake)
-            for twin in self.twins:
-                twin.advance(self.now, NEVER)
+            for subject in self.subjects:
+                subject.advance(self.now, NEVER)
 
     @rule(back=st.integers(1, 10**12))
     def go_back_in_time(self, back: int) -> None:
         earlier = max(0, self.now - back)
-        for twin in self.twins:
-            if earlier // self.tick_ns < twin.cursor:
-                assert twin.queue.advance(earlier) == []
+        for subject in self.subjects:
+            if earlier // self.tick_ns < subject.cursor:
+                assert subject.queue.advance(earlier) == []
 
     @rule()
     def drain(self) -> None:
-        for twin in self.twins:
-            drained = twin.queue.drain()
-            pending = twin.pending()
+        for subject in self.subjects:
+            drained = subject.queue.drain()
+            pending = subject.pending()
             assert {id(t) for t in drained} == {id(e.timeout) for e in pending}
             deadlines = [t._deadline_ns for t in drained]
             assert deadlines == sorted(deadlines)
@@ -230,14 +230,14 @@ class Queues(RuleBasedStateMachine):
 
     @invariant()
     def agrees(self) -> None:
-        for twin in getattr(self, "twins", []):
-            twin.queue.check()
-            pending = twin.pending()
-            assert len(twin.queue) == len(pending)
-            assert {id(t) for t in twin.queue} == {id(e.timeout) for e in pending}
-            finite = [twin.key(e) for e in pending if e.deadline_ns != NEVER]
-            wake = twin.queue.next_wake()
-            assert wake <= min(finite, default=NEVER) * twin.tick_ns
+        for subject in getattr(self, "subjects", []):
+            subject.queue.check()
+            pending = subject.pending()
+            assert len(subject.queue) == len(pending)
+            assert {id(t) for t in subject.queue} == {id(e.timeout) for e in pending}
+            finite = [subject.key(e) for e in pending if e.deadline_ns != NEVER]
+            wake = subject.queue.next_wake()
+            assert wake <= min(finite, default=NEVER) * subject.tick_ns
             assert finite or any(e.put_off for e in pending) or wake == NEVER
 
 

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("frequent_thread_switches")
 ROUNDS = 800
 
 
-class Ledger:
+class Record:
     """The end of each timeout. `list.append` is atomic; nothing else is shared."""
 
     def __init__(self) -> None:
@@ -53,48 +53,48 @@ class Ledger:
         assert len(queue) == 0
 
 
-def churn(timer: WheelTimer, ledger: Ledger, seed: int, shared: list) -> None:
+def churn(timer: WheelTimer, record: Record, seed: int, shared: list) -> None:
     """Start, reschedule and cancel timeouts, also those of other threads."""
     dice = random.Random(seed)
     for step in range(ROUNDS):
         number = seed * 1_000_000 + step
-        timeout = timer.new_timeout(ledger.task(number), dice.choice([0, 0.001, 0.003, 0.02, 60.0]))
-        ledger.started.append(timeout)
+        timeout = timer.new_timeout(record.task(number), dice.choice([0, 0.001, 0.003, 0.02, 60.0]))
+        record.started.append(timeout)
         shared.append((number, timeout))
         for _ in range(2):
             other, chosen = shared[dice.randrange(len(shared))]
             if dice.random() < 0.5:
                 chosen.reschedule(dice.choice([0, 0.0005, 0.002, 0.01, 30.0, float("inf")]))
             elif chosen.cancel():
-                ledger.cancelled.append(other)
+                record.cancelled.append(other)
 
 
 def test_each_timeout_of_four_threads_ends_exactly_once(make_queue):
     queue = make_queue()
-    timer, ledger, shared = WheelTimer(queue), Ledger(), []
-    run_threads(*(lambda seed=s: churn(timer, ledger, seed, shared) for s in range(1, 5)))
+    timer, record, shared = WheelTimer(queue), Record(), []
+    run_threads(*(lambda seed=s: churn(timer, record, seed, shared) for s in range(1, 5)))
     undelivered = timer.stop()
-    ledger.settle(timer, undelivered)
+    record.settle(timer, undelivered)
     assert [t.deadline for t in undelivered] == sorted(t.deadline for t in undelivered)
 
 
 def test_all_timeouts_of_four_threads_fire(make_queue):
-    timer, ledger, shared = WheelTimer(make_queue()), Ledger(), []
-    run_threads(*(lambda seed=s: churn(timer, ledger, seed, shared) for s in range(5, 9)))
+    timer, record, shared = WheelTimer(make_queue()), Record(), []
+    run_threads(*(lambda seed=s: churn(timer, record, seed, shared) for s in range(5, 9)))
     for number, timeout in shared:
         if timeout.deadline - time.monotonic() > 1 and timeout.cancel():
-            ledger.cancelled.append(number)
+            record.cancelled.append(number)
     assert wait_until(lambda: timer.pending == 0)
-    ledger.settle(timer, timer.stop())
+    record.settle(timer, timer.stop())
 
 
 def test_stop_during_concurrent_use_loses_no_timeout(make_queue):
     for round_ in range(6):
-        timer, ledger, shared = WheelTimer(make_queue()), Ledger(), []
+        timer, record, shared = WheelTimer(make_queue()), Record(), []
 
-        def bustle(seed, timer=timer, ledger=ledger, shared=shared):
+        def bustle(seed, timer=timer, record=record, shared=shared):
             try:
-                churn(timer, ledger, seed, shared)
+                churn(timer, record, seed, shared)
             except TimerStopped:
                 return
 
@@ -105,7 +105,7 @@ def test_stop_during_concurrent_use_loses_no_timeout(make_queue):
             undelivered += timer.stop()
 
         run_threads(lambda: bustle(1), lambda: bustle(2), lambda: bustle(3), stop)
-        ledger.settle(timer, undelivered)
+        record.settle(timer, undelivered)
 
 
 numbers = itertools.count(10**9)
@@ -114,27 +114,27 @@ numbers = itertools.count(10**9)
 class Canceller:
     """Cancels another timeout when it is freed."""
 
-    def __init__(self, timer, ledger, number, victim) -> None:
-        self.say = (timer, ledger, number, victim)
+    def __init__(self, timer, record, number, victim) -> None:
+        self.say = (timer, record, number, victim)
 
     def __call__(self, timeout):
         self.say[1].fired.append(self.say[2])
 
     def __del__(self) -> None:
-        timer, ledger, _, victim = self.say
+        timer, record, _, victim = self.say
         if victim is not None and victim[1].cancel():
-            ledger.cancelled.append(victim[0])
+            record.cancelled.append(victim[0])
         if timer.stopped or random.random() < 0.9:
             return
         try:
-            started = timer.new_timeout(ledger.task(next(numbers)), 0.001)
+            started = timer.new_timeout(record.task(next(numbers)), 0.001)
         except TimerStopped:
             return
-        ledger.started.append(started)
+        record.started.append(started)
 
 
 def test_finalizers_may_cancel_and_start_timeouts_during_concurrent_use(make_queue):
-    timer, ledger = WheelTimer(make_queue()), Ledger()
+    timer, record = WheelTimer(make_queue()), Record()
     before = gc.get_threshold()
     gc.set_threshold(5, 2, 2)
 
@@ -142,21 +142,21 @@ def test_finalizers_may_cancel_and_start_timeouts_during_concurrent_use(make_que
         dice, last = random.Random(seed), None
         for step in range(400):
             number = -(seed * 100_000 + step)
-            task = Canceller(timer, ledger, number, last)
+            task = Canceller(timer, record, number, last)
             task.circle = task  # only the garbage collector frees it, at any time
             timeout = timer.new_timeout(task, dice.choice([0, 0.001, 0.002, 60.0]))
-            ledger.started.append(timeout)
+            record.started.append(timeout)
             last = (number, timeout)
             if dice.random() < 0.5 and timeout.cancel():
-                ledger.cancelled.append(number)
+                record.cancelled.append(number)
 
     try:
         run_threads(*(lambda seed=s: work(seed) for s in (1, 2, 3, 4)))
         undelivered = timer.stop()
     finally:
         gc.set_threshold(*before)
-    ledger.settle(timer, undelivered)
-    ledger.started.clear()
+    record.settle(timer, undelivered)
+    record.started.clear()
     undelivered.clear()
     gc.collect()
 
