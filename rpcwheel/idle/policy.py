@@ -51,7 +51,7 @@ class IdlePolicy(Policy):
     from when the server waits for it, and up to two check intervals more. Then the call ends with
     DEADLINE_EXCEEDED, whatever `action` is. Its connection and other calls are not affected.
     Without a limit, a client that sends the headers of a call and no request keeps the connection
-    open and occupies a thread of a threaded server for ever. Calls with a request stream have no
+    open and occupies a thread of a threaded server forever. Calls with a request stream have no
     such limit. A threaded server needs `ConnectionTable` as the first interceptor. None: no
     limit."""
 

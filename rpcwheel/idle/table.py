@@ -303,7 +303,7 @@ class Requests:
 class Responses:
     """A response stream of a blocking handler that counts the messages that gRPC takes.
 
-    It ends with the call. Otherwise a pool thread of grpc.aio would block for ever on a queue that
+    It ends with the call. Otherwise a pool thread of grpc.aio would block forever on a queue that
     is not read (`generator_to_async_generator`, grpcio 1.85).
     """
 

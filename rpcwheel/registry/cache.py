@@ -13,7 +13,7 @@ The view of the registry is used as it is, with these exceptions:
   default, and knows only the empty list.)
 * An instance that was missing for twice `stale_timeout` of contact in all, and is missing again
   when contact is back, is removed. Otherwise a registry that is lost each minute would keep dead
-  instances for ever.
+  instances forever.
 * An instance that was DRAINING before it disappeared is removed at once.
 * A record that can't be read is skipped. An instance whose record can't be read any more stays as
   it was read last, because its key is still there. If none of the first records can be read,

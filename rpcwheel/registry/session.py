@@ -181,7 +181,7 @@ class LookupQueue:
         before = Snapshot(service) if known is None else known.snapshot
         changed = (shown.instances, shown.stale) != (before.instances, before.stale)
         snapshot = replace(shown, revision=before.revision + changed)
-        if known is not None or shown.instances:  # else any made-up name would be kept for ever
+        if known is not None or shown.instances:  # else any made-up name would be kept forever
             self._answers[service] = _Answer(cache, snapshot, now_ns)
             if self._snapshots is not None:
                 self._snapshots.keep(service, snapshot.instances)

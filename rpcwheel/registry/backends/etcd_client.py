@@ -416,7 +416,7 @@ class WatchStream:
         except grpc.RpcError as error:
             failure = self._client.error_of(error, self._connection)
             # gRPC's error is the call itself. In a cycle with its traceback it would live until the
-            # interpreter ends, where its finalizer can wait for ever (grpcio 1.85).
+            # interpreter ends, where its finalizer can wait forever (grpcio 1.85).
             error.__traceback__ = None
         else:
             return

@@ -9,7 +9,7 @@ kazoo (2.11) reconnects with its own `KazooRetry`. What `Handler` adds was measu
 * A server that is just starting may never answer a connection. kazoo would wait for the timeout of
   the session, divided by the number of hosts: 15 s with one host and the default lease.
 * A server that is frozen is found by kazoo's pings. kazoo sends none while requests are sent more
-  often than it would ping, so a client that retries stays on that server for ever. A connection on
+  often than it would ping, so a client that retries stays on that server forever. A connection on
   which nothing arrives while a request times out is ended; kazoo goes to the next server.
 
 If neither helps, the client is replaced by a new one.

@@ -125,7 +125,7 @@ async def play(shop, channel, kind, style, scenario, *, bare=False):
         seen["read again"] = await result_of(call.read())
     elif kind.endswith("unary"):
         assert await result_of(call) == seen["answer"]
-    if writing is not None:  # who writes to a bare call may wait for ever: see `give_up`
+    if writing is not None:  # who writes to a bare call may wait forever: see `give_up`
         await asyncio.wait([writing], timeout=HANGS_S if scenario.cancel else WAIT_S)
         writing.cancel()
     seen |= await ended(call)

@@ -80,7 +80,7 @@ def test_after_a_crash_the_session_and_all_nodes_are_still_there(zookeeper, watc
 def test_after_a_wipe_renew_reports_all_and_they_can_be_published_again(zookeeper, watched):
     backend, watcher = watched
     zookeeper.wipe()
-    # kazoo alone would offer its zxid, and be refused, for ever
+    # kazoo alone would offer its zxid, and be refused, forever
     assert in_the_end(lambda: backend.renew([A, B])) == {A.key: "wiped", B.key: "wiped"}
     in_the_end(lambda: backend.publish([A, B]))
     assert in_the_end(lambda: backend.renew([A, B])) == {}
