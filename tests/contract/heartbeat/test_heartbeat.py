@@ -19,7 +19,7 @@ from fixtures.heartbeats import (
     advance_until,
     has_unanswered,
     kinds,
-    settled,
+    wait_until_settled,
 )
 from fixtures.timers import run_threads
 from fixtures.waiting import wait_until
@@ -178,7 +178,7 @@ def test_a_heartbeat_has_at_most_one_timeout(world, server, channel, manager, ti
     for _ in range(30):
         timer.advance(45.0)
         heartbeat.beat()
-        settled(timer, heartbeat)
+        wait_until_settled(timer, heartbeat)
         assert timer.pending == 1
     heartbeat.detach()
     assert timer.pending == 0
