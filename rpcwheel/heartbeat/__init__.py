@@ -19,7 +19,7 @@ server closed because it was idle.
 
 ==============  ====================================================================================
 `policy.py`     The settings.
-`rules.py`      States and their transitions, times derived from the settings, actions.
+`rules.py`      States, times derived from the settings, actions.
 `core.py`       Decides when a heartbeat is sent, and when a connection is dead. No I/O.
 `monitor.py`    Heartbeats and their manager, as far as they are the same for both worlds.
 `sync.py`       The adapter for `grpc`.

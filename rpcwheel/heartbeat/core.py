@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final
 from rpcwheel.durations import NEVER, to_seconds
 from rpcwheel.events.events import ConnectionAlive, ConnectionDead, HeartbeatMissed
 
-from .rules import TRANSITIONS, HeartbeatState, Reconnect, Send, StateChanged
+from .rules import HeartbeatState, Reconnect, Send, StateChanged
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +45,7 @@ MISSES_UNTIL_DEAD: Final = 2
 MAX_IN_FLIGHT: Final = 8
 """Heartbeats in flight at a time. Beyond that the youngest one is given up for the next one."""
 
-_INACTIVE: Final = frozenset({HeartbeatState.OFF, HeartbeatState.WITHDRAWN, HeartbeatState.CLOSED})
+_INACTIVE: Final = frozenset({HeartbeatState.OFF, HeartbeatState.CLOSED})
 _NOT_ANSWERING: Final = frozenset({HeartbeatState.SUSPECT, HeartbeatState.DEAD})
 
 
@@ -371,21 +371,11 @@ class HeartbeatCore:
         self._is_requested = True
         return True
 
-    def withdraw(self) -> None:
-        """Send no more heartbeats, and do not reconnect."""
-        self._end(HeartbeatState.WITHDRAWN)
-
-    def close(self) -> bool:
-        """End; False if it had ended."""
-        return self._end(HeartbeatState.CLOSED)
-
-    def _end(self, state: HeartbeatState) -> bool:
-        if state not in TRANSITIONS[self.state]:
-            return False
+    def close(self) -> None:
+        """End: nothing is due any more. Idempotent."""
         self.awaiting_answer = False
         self.in_flight.clear()
-        self._set_state(state)
-        return True
+        self._set_state(HeartbeatState.CLOSED)
 
     def _set_state(self, state: HeartbeatState) -> None:
         old = self.state

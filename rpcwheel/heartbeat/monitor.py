@@ -239,13 +239,6 @@ class HeartbeatBase(ABC):
             self._submit(Work.BOOKKEEPING, self._act)
         return wanted
 
-    def withdraw(self) -> None:
-        """Send no more heartbeats and do not reconnect: the target was removed on purpose."""
-        with self._lock:
-            self._core.withdraw()
-            self._clear()
-        self._notify()
-
     def detach(self) -> None:
         """End the heartbeat; the channel stays open. Idempotent, any thread, never blocks."""
         with self._lock:

@@ -1,4 +1,4 @@
-"""Values of `HeartbeatCore`: states and transitions, the rules of a policy, actions."""
+"""Values of `HeartbeatCore`: states, the rules of a policy, actions."""
 
 from __future__ import annotations
 
@@ -9,12 +9,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from rpcwheel.durations import NEVER, to_ns
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from .policy import HeartbeatPolicy
 
 __all__ = [
-    "TRANSITIONS",
     "HeartbeatRules",
     "HeartbeatState",
     "LastActivity",
@@ -51,27 +48,8 @@ class HeartbeatState(enum.StrEnum):
     """A heartbeat was missed. The next ones follow each tick, a third of the interval."""
     DEAD = "dead"
     """Nothing was read for longer than the timeout. Ends when something is read."""
-    WITHDRAWN = "withdrawn"
-    """The target was removed on purpose: no more heartbeats, no reconnects."""
     CLOSED = "closed"
     """Detached, or the channel was closed."""
-
-
-_S: Final = HeartbeatState
-
-_ENDS: Final = frozenset({_S.WITHDRAWN, _S.CLOSED})
-
-TRANSITIONS: Final[Mapping[HeartbeatState, frozenset[HeartbeatState]]] = {
-    _S.OFF: _ENDS,
-    _S.UNUSED: _ENDS | {_S.ALIVE, _S.PROBING},
-    _S.ALIVE: _ENDS | {_S.PROBING, _S.UNUSED},
-    _S.PROBING: _ENDS | {_S.ALIVE, _S.SUSPECT},
-    _S.SUSPECT: _ENDS | {_S.ALIVE, _S.DEAD, _S.UNUSED},
-    _S.DEAD: _ENDS | {_S.ALIVE},
-    _S.WITHDRAWN: frozenset({_S.CLOSED}),
-    _S.CLOSED: frozenset(),
-}
-"""For each state the states that may follow it."""
 
 
 @dataclass(frozen=True, slots=True)

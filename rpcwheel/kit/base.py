@@ -652,7 +652,7 @@ class SubchannelHeartbeats:
         """End the heartbeat of a subchannel whose instance is gone."""
         _, heartbeat = self._heartbeats.pop(subchannel, (None, None))
         if heartbeat is not None:
-            heartbeat.withdraw()
+            heartbeat.detach()
 
 
 def _state_changed(

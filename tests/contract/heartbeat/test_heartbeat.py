@@ -404,24 +404,6 @@ def test_a_reconnect_that_fails_is_reported_and_tried_again(
     events.clear()
 
 
-@IN_AIO
-def test_after_withdraw_there_are_no_heartbeats_and_no_reconnects(
-    world, server, channel, manager, timer
-):
-    server.answer = NOT_SERVING
-    heartbeat = world.do(manager.attach, channel, probe=STRICT)
-    world.call(channel)
-    advance_until(timer, heartbeat, until=lambda: heartbeat.state is SUSPECT)
-    heartbeat.withdraw()
-    sent = heartbeat.sent
-    assert (heartbeat.state, timer.pending) == (HeartbeatState.WITHDRAWN, 0)
-    timer.advance(10_000)
-    assert (heartbeat.sent, channel.number) == (sent, 1)
-    heartbeat.withdraw()
-    heartbeat.detach()
-    assert heartbeat.state is CLOSED
-
-
 def test_a_dead_plain_channel_is_reported_and_not_replaced(world, server, manager, timer, events):
     channel = world.do(world.plain, server.target)
     heartbeat = world.do(manager.attach, channel, probe=STRICT)
@@ -571,7 +553,6 @@ def test_concurrent_detach_close_and_reconnect_end_in_state_closed(world, server
         run_threads(
             heartbeat.detach,
             heartbeat.beat,
-            heartbeat.withdraw,
             lambda channel=channel: world.do(channel.reconnect, force=True),
             lambda channel=channel: world.do(channel.close),
             lambda: timer.advance(100.0),

@@ -312,20 +312,20 @@ def test_a_requested_heartbeat_is_sent_although_something_was_read_meanwhile():
     assert isinstance(driver.step(), Send)
 
 
-def test_after_withdraw_or_close_nothing_is_due():
-    for end in ("withdraw", "close"):
-        driver = Driver().called(at=0)
-        driver.step(at=60 * S + 1)
-        getattr(driver.core, end)()
-        assert not driver.core.in_flight
-        assert driver.next_at() == NEVER
-        assert driver.step(at=1000 * S) is None
-        assert not driver.core.request()
-        assert not driver.core.record_answer(1000 * S, 1, rtt_ns=1, serving=None)
-        assert driver.core.close() is (end == "withdraw")
-        assert not driver.core.close()
-        driver.core.withdraw()
-        assert driver.state is HeartbeatState.CLOSED
+def test_after_close_nothing_is_due():
+    driver = Driver().called(at=0)
+    driver.step(at=60 * S + 1)
+    driver.core.close()
+    assert not driver.core.in_flight
+    assert driver.next_at() == NEVER
+    assert driver.step(at=1000 * S) is None
+    assert not driver.core.request()
+    assert not driver.core.record_answer(1000 * S, 1, rtt_ns=1, serving=None)
+    driver.read()
+    driver.core.observe(driver.now, driver.activity)
+    driver.core.close()
+    assert driver.state is HeartbeatState.CLOSED
+    assert [report.new for report in driver.reports].count(HeartbeatState.CLOSED) == 1
 
 
 def test_without_an_interval_nothing_is_due():

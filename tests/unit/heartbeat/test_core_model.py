@@ -10,7 +10,6 @@ from rpcwheel.durations import NEVER
 from rpcwheel.events import ConnectionDead, HeartbeatMissed
 from rpcwheel.heartbeat.core import MAX_IN_FLIGHT, MISSES_UNTIL_DEAD
 from rpcwheel.heartbeat.rules import (
-    TRANSITIONS,
     HeartbeatState,
     Reconnect,
     Send,
@@ -18,7 +17,17 @@ from rpcwheel.heartbeat.rules import (
 )
 
 MS = 10**6
-ENDED = {HeartbeatState.WITHDRAWN, HeartbeatState.CLOSED}
+_S, CLOSED = HeartbeatState, HeartbeatState.CLOSED
+TRANSITIONS = {
+    _S.OFF: {CLOSED},
+    _S.UNUSED: {CLOSED, _S.ALIVE, _S.PROBING},
+    _S.ALIVE: {CLOSED, _S.PROBING, _S.UNUSED},
+    _S.PROBING: {CLOSED, _S.ALIVE, _S.SUSPECT},
+    _S.SUSPECT: {CLOSED, _S.ALIVE, _S.DEAD, _S.UNUSED},
+    _S.DEAD: {CLOSED, _S.ALIVE},
+    CLOSED: set(),
+}
+"""For each state the states that may follow it."""
 NOT_ANSWERING = {HeartbeatState.SUSPECT, HeartbeatState.DEAD}
 
 
@@ -116,7 +125,7 @@ class Connection(RuleBasedStateMachine):
         driver, rules = self.driver, self.driver.rules
         assert not self.awaiting_answer
         assert not self.reconnecting
-        assert driver.state not in ENDED
+        assert driver.state is not CLOSED
         assert (
             not driver.idle or self.is_new or self.requested or driver.state is HeartbeatState.DEAD
         )
@@ -161,7 +170,7 @@ class Connection(RuleBasedStateMachine):
         if self.reads and self.reads[-1] > self.last_observed():
             self.silent_misses, self.is_new, self.awaiting_answer, self.stalled = 0, False, False, 0
             self.observed_read = self.reads[-1]
-        if self.driver.state not in ENDED and self.reconnecting:
+        if self.driver.state is not CLOSED and self.reconnecting:
             self.reconnecting = self.driver.confirm_dead()
 
     observed_read = -1
@@ -217,7 +226,7 @@ class Connection(RuleBasedStateMachine):
         else:
             self.driver.core.reconnect_refused()
 
-    @precondition(lambda self: self.driver.state not in ENDED)
+    @precondition(lambda self: self.driver.state is not CLOSED)
     @rule()
     def user_reconnects(self):
         self.reconnecting = False
@@ -240,14 +249,14 @@ class Connection(RuleBasedStateMachine):
     def request(self):
         wanted = self.driver.core.request()
         assert wanted is (
-            self.driver.state not in ENDED and not self.awaiting_answer and not self.reconnecting
+            self.driver.state is not CLOSED and not self.awaiting_answer and not self.reconnecting
         )
         self.requested = self.requested or wanted
 
-    @rule(which=st.sampled_from(["withdraw", "close"]), really=st.integers(0, 9))
-    def end(self, which, really):
+    @rule(really=st.integers(0, 9))
+    def close(self, really):
         if really == 0:
-            getattr(self.driver.core, which)()
+            self.driver.core.close()
             self.in_flight, self.awaiting_answer, self.reconnecting = set(), False, False
 
     # Invariants
@@ -278,7 +287,7 @@ class Connection(RuleBasedStateMachine):
         core, rules, now = self.driver.core, self.driver.rules, self.driver.now
         assert (core.sent, core.answered) == (self.sent, self.answered)
         assert (core.in_flight, core.awaiting_answer) == (self.in_flight, self.awaiting_answer)
-        if self.driver.state in ENDED or self.reconnecting:
+        if self.driver.state is CLOSED or self.reconnecting:
             assert self.driver.next_at() == NEVER
             return
         assert self.driver.next_at() <= now + 3 * rules.timeout_ns

@@ -1,11 +1,11 @@
-"""The states, and the figures that are derived from a policy."""
+"""The names of states, and the times that are derived from a policy."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rpcwheel.durations import NEVER
 from rpcwheel.heartbeat import HeartbeatPolicy
-from rpcwheel.heartbeat.rules import TRANSITIONS, HeartbeatRules, HeartbeatState
+from rpcwheel.heartbeat.rules import HeartbeatRules, HeartbeatState
 
 S = 10**9
 
@@ -45,15 +45,7 @@ def test_the_latest_heartbeat_leaves_time_for_two_misses(interval_us, more_us):
     assert late_ns + 2 * rules.tick_ns <= rules.timeout_ns
 
 
-def test_every_state_but_closed_has_transitions():
-    assert TRANSITIONS.keys() == set(HeartbeatState)
-    assert TRANSITIONS[HeartbeatState.CLOSED] == frozenset()
-    for state, following in TRANSITIONS.items():
-        assert state not in following
-        assert state is HeartbeatState.CLOSED or HeartbeatState.CLOSED in following
-
-
 def test_states_are_strings_for_logs_and_metrics():
     assert [str(state) for state in HeartbeatState] == [
-        *("off", "unused", "alive", "probing", "suspect", "dead", "withdrawn", "closed")
+        *("off", "unused", "alive", "probing", "suspect", "dead", "closed")
     ]
