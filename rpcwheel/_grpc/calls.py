@@ -116,7 +116,7 @@ def blocks(continuation: object) -> bool | None:
 
     Decided by the names of gRPC's own closures (1.60 to 1.85, a canary in
     `tests/interop/grpcio/test_canaries_client.py`). For other functions it is not known; after the
-    call, `has_ended` tells.
+    call, use `has_ended`.
     """
     name = getattr(continuation, "__qualname__", "")
     if name.endswith("._with_call.<locals>.continuation"):

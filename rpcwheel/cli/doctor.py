@@ -228,7 +228,7 @@ def _latency(channel: grpc.Channel, first: health.Result, settings: Settings) ->
 
 
 def _times_out(result: health.Result) -> bool:
-    """Return whether further health checks would take a timeout each, or tell nothing."""
+    """Return whether further health checks would take a timeout each, or show nothing new."""
     codes = {grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE}
     return isinstance(result, health.CallFailed) and result.code in codes
 

@@ -335,7 +335,7 @@ class StreamStalled(Event):
 class DeadlineExceededBeforeStart(Event):
     """A server refused a call, because its deadline had passed before the handler could start.
 
-    `late_s` is 0.0 with `grpc.aio`, which does not tell it.
+    `late_s` is 0.0 with `grpc.aio`, which does not provide it.
     """
 
     log_line = LogLine(

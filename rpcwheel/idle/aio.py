@@ -111,7 +111,7 @@ class ConnectionTable(grpc.aio.ServerInterceptor):
         self._arriving[task] = self._table.accounted_ns
         task.add_done_callback(self._arrived)
         begin = partial(self._begin, weakref.ref(task), details.method)
-        # grpc.aio asks these questions in this order to tell how to call a behavior.
+        # grpc.aio checks these conditions in this order to decide how to call a behavior.
         if inspect.iscoroutinefunction(behavior):
             observe = _observe_coroutine
         elif inspect.isasyncgenfunction(behavior):
@@ -278,7 +278,7 @@ class _Call(ServedCall):
         return self.is_over or (task is not None and task.done())
 
     def returned(self) -> None:
-        if self._task is None:  # nothing else tells the end of the call
+        if self._task is None:  # nothing else reports the end of the call
             self.ended()
 
     def finish(self, details: str) -> None:

@@ -477,7 +477,7 @@ class SocketScanner:
             lambda peer, port: port in known or peer in callers, self._slot, listening
         )
         # A local address at which a call came in is the server's, unless the user gave other ports.
-        # A peer with two sockets does not tell which of them made the call.
+        # If a peer has two sockets, it is not known which of them made the call.
         count = Counter(one.peer for one in found)
         for one in found:
             is_possible = self._ports.tcp is None or one.local[1] in numbers

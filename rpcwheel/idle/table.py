@@ -57,7 +57,7 @@ MAX_METHODS: Final = 4096
 """Methods remembered. A generic handler may serve any name that clients send."""
 
 MAX_ENTRIES: Final = 1 << 16
-"""Connections remembered if no scan tells which of them have gone."""
+"""Connections remembered if no scan shows which of them are closed."""
 
 
 class ConnectionState(enum.Enum):
@@ -73,7 +73,7 @@ class ConnectionState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class TlsIdentity:
-    """The identity in the certificate of a client (mutual TLS), as gRPC tells it."""
+    """The identity in the certificate of a client (mutual TLS), as gRPC provides it."""
 
     subject: str | None
     """Such as "CN=shop,O=Example"."""
@@ -96,7 +96,7 @@ class TlsIdentity:
 class Connection:
     """A connection of a server, at the time of the question.
 
-    gRPC tells who is connected only with a call: until the first call on the connection,
+    gRPC describes the client only with a call: until the first call on the connection,
     `user_agent` and `tls_identity` are None. On systems other than Linux, and for unix sockets,
     `local_address`, `bytes_in` and `bytes_out` are None.
     """
@@ -481,4 +481,4 @@ class Table:
             for call in list(calls):
                 self.leave(call)
                 self._attach(call, entry)
-        entry.info = info if is_unique else None  # gRPC does not tell which of two a call is on
+        entry.info = info if is_unique else None  # gRPC does not say on which of two a call is
