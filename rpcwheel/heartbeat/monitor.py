@@ -446,7 +446,7 @@ class HeartbeatBase(ABC):
     ) -> None:
         """A heartbeat has ended. Never blocks: this may be gRPC's thread."""
         result, answer, is_silence = ALIVE, "NOT_SERVING", True
-        if not code.isupper():  # the name of an exception: nothing was sent
+        if not code.isupper():  # an exception in this process
             result, answer, is_silence = ProbeResult(alive=False), code, False
         elif code in UNANSWERED:
             result, answer = ProbeResult(alive=False), code

@@ -39,16 +39,6 @@ def test_calls_in_flight_end_and_the_next_call_reaches_the_other_server(
     assert REASON in replaced.reason
 
 
-def test_a_dead_connection_is_replaced_without_a_call(shop, name, open_client):
-    frozen, other = shop
-    client = open_client(name.target)
-    assert client.ping().pid == frozen.pid
-    name.to(other.target)
-    frozen.stop()
-    assert wait_until(lambda: client.bare.number >= 2 and client.state == "ALIVE")
-    assert client.ping().pid == other.pid
-
-
 def test_the_new_connection_uses_the_other_address(shop, open_client):
     frozen, other = shop
     client = open_client(f"ipv4:{frozen.target},{other.target}")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import rpcwheel
-from fixtures.proxy import TO_CLIENT, TO_SERVER
+from fixtures.proxy import TO_SERVER
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.events import ConnectionDead
 
@@ -50,14 +50,6 @@ def test_a_connection_that_the_network_forgot_is_replaced(client, network, serve
     assert client.ping().pid == server.pid
     assert wait_until(lambda: client.state == "ALIVE")
     assert client.bare.number >= 2
-
-
-def test_a_half_open_connection_is_replaced(client, network, server):
-    call = client.slow()
-    network.half_open(TO_SERVER if client.world == "sync" else TO_CLIENT)
-    ended = call.ended()
-    assert (ended.code, REASON in ended.details) == ("UNAVAILABLE", True)
-    assert client.ping().pid == server.pid
 
 
 def test_a_connection_with_incoming_messages_is_not_dead(client, network):
