@@ -232,8 +232,6 @@ class ConnectionManager(Generic[T]):
         """Count a call that has ended; returns whether its transport must be closed now."""
         transport.calls -= 1
         self.calls -= 1
-        if transport is self.active and not self.draining:
-            return False
         return not transport.calls and self.expire(transport)
 
     def backoff_left_ns(self) -> int:

@@ -162,10 +162,6 @@ def test_an_infinite_drain_timeout_does_not_expire(connections, clock):
     assert connections.expire_overdue() == []
 
 
-def test_the_end_of_a_call_does_not_close_the_active_connection(connections):
-    assert not connections.end_call(connections.begin_call())
-
-
 def test_close_returns_each_open_connection_once(connections):
     connections.begin_call()
     old, _ = connections.reconnect("second", NEVER)
@@ -174,13 +170,6 @@ def test_close_returns_each_open_connection_once(connections):
     assert connections.closed
     assert connections.active.ended
     assert old.ended
-
-
-def test_the_end_of_a_call_after_close_closes_nothing(connections):
-    calls = [connections.begin_call(), connections.begin_call()]
-    connections.reconnect("second", NEVER)
-    connections.close()
-    assert [connections.end_call(transport) for transport in calls] == [False, False]
 
 
 # Backoff
@@ -272,12 +261,6 @@ def test_a_request_to_connect_is_passed_on_until_a_connection_worked(connections
 # Drained
 
 
-def test_a_drain_without_calls_ends_at_once(connections):
-    active = connections.active
-    assert connections.drain(NEVER, "why") == ([active], [])
-    assert (active.ended, connections.drained, connections.accepts_calls) == (True, True, False)
-
-
 def test_a_drain_ends_when_the_last_call_has_ended(connections):
     calls = [connections.begin_call(), connections.begin_call()]
     connections.drain(NEVER, "why")
@@ -305,12 +288,6 @@ def test_calls_end_after_the_drain_timeout(connections, clock):
     assert not connections.end_call(transport)
 
 
-def test_a_drain_timeout_of_zero_ends_calls_at_once(connections):
-    transport = connections.begin_call()
-    assert connections.drain(0) == ([transport], [])
-    assert connections.drained
-
-
 def test_a_second_drain_can_only_shorten_the_timeout(connections):
     transport = connections.begin_call()
     connections.drain(5 * SECOND, "first")
@@ -333,11 +310,6 @@ def test_a_channel_can_be_closed_while_it_drains(connections):
     connections.drain(NEVER)
     assert connections.close() == [transport]
     assert connections.drain(0) == ([], [])
-
-
-def test_after_a_drain_close_returns_nothing(connections):
-    connections.drain(NEVER)
-    assert connections.close() == []
 
 
 # At random
