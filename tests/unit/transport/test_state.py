@@ -167,6 +167,7 @@ def test_close_returns_each_open_connection_once(connections):
     old, _ = connections.reconnect("second", NEVER)
     assert connections.close() == [connections.active, old]
     assert connections.close() == []
+    assert connections.drain(0) == ([], [])
     assert connections.closed
     assert connections.active.ended
     assert old.ended
