@@ -1,8 +1,8 @@
 """The documents list every setting with its default, and every event; their examples work."""
 
+import ast
 import logging
 import re
-import tomllib
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from rpcwheel.balancer import BalancerPolicy, OutlierEjectionPolicy
 from rpcwheel.call import RetryThrottling
 from rpcwheel.kit import KitPolicy
 from rpcwheel.kit.config import policy_from_env, policy_from_file
+from rpcwheel.policy import Policy
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT.joinpath("docs", "policies.md").read_text()
@@ -119,12 +120,14 @@ def missing_or_wrong(kind):
         if field.is_required():
             right = cell == "required"
         elif "initial" in cell:
-            table = tomllib.loads(f"wait = {cell.strip('`')}")["wait"]
+            table = ast.literal_eval(cell.strip("`"))
             default = field.get_default()
             right = (default.multiplier, default.max) == (table["initial"], table["max"])
         else:
             default = field.get_default(call_default_factory=True)
-            right = cell.replace('"', "'") == f"`{default!r}`"
+            is_plain = isinstance(default, Policy) and default == type(default)()
+            shown = f"{type(default).__name__}()" if is_plain else repr(default)
+            right = cell.replace('"', "'") == f"`{shown}`"
         if not right:
             yield f"{kind.__name__}.{name}: {cell}"
 
