@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
+from rpcwheel._concurrency.executor import EXECUTOR, reset_after_fork
 from rpcwheel.durations import NEVER, to_seconds
 from rpcwheel.errors import TimerError, TimerStopped
+from rpcwheel.events import RegistryFailed, emit
 from rpcwheel.timer import shared_timer
 from rpcwheel.timer.clock import checked_timer, clock_of
 
@@ -22,40 +26,49 @@ __all__ = ["OneShotTimer"]
 class OneShotTimer:
     """Calls a function at the earliest of the times that it is given.
 
-    The owner's lock is held for all methods; the functions are called without it, unless it says
-    so. A user's timer that is full is replaced by `shared_timer()` for that one timeout, so that no
-    lease is lost. One that was stopped is not replaced: it is reported once, and nothing is called
-    any more.
+    Thread-safe; the function is called without a lock. A user's timer that is full is replaced by
+    `shared_timer()` for that one timeout, so that no lease is lost. One that was stopped is not
+    replaced: it is reported once, and nothing is called any more. In a forked child nothing is set.
     """
 
     def __init__(
         self,
         timer: Timer | None,
         expired: Callable[[], object],
-        refused: Callable[[TimerError], object] | None = None,
+        registry: str = "",
+        request: str = "watch",
     ) -> None:
         """Set nothing yet.
 
         Args:
             timer: None for `shared_timer()`, when it is first needed.
-            expired: Called on the timer's thread; must not block. It takes the lock, and calls
-                `clear`.
-            refused: Called if the timer is full or stopped, perhaps under the lock; must not block.
-                None: not reported.
+            expired: Called on the timer's thread; must not block.
+            registry: The registry's name in the event if the timer is full or stopped. "": that is
+                not reported.
+            request: The request that the event names, as in `RegistryFailed`.
         """
         self.now_ns = clock_of(timer)
         self._timer = checked_timer(timer)
         self._expired = expired
-        self._refused = refused or (lambda _: None)
+        self._registry, self._request = registry, request
+        self._is_stopped = False
+        self.reset()
+        reset_after_fork(self)
+
+    def reset(self) -> None:
+        """Forget the timeout, in a forked child, where the timer has dropped it."""
+        self._lock = threading.RLock()  # a finalizer may call `clear`
         self._timeout: Timeout | None = None
         self._wake_ns = NEVER
-        self._is_stopped = False
 
     def wake(self, wake_ns: int) -> None:
         """Call the function then, or earlier; `NEVER` changes nothing."""
-        if wake_ns >= self._wake_ns or self._is_stopped:
-            return
-        self.clear()
+        with self._lock:
+            if wake_ns < self._wake_ns and not self._is_stopped:
+                self.clear()
+                self._add_timeout(wake_ns)
+
+    def _add_timeout(self, wake_ns: int) -> None:
         delay_s = to_seconds(max(0, wake_ns - self.now_ns()))
         try:
             timer = shared_timer() if self._timer is None else self._timer
@@ -66,7 +79,7 @@ class OneShotTimer:
         except TimerStopped:
             self._stopped()
         except TimerError as error:
-            self._refused(error)
+            self._report(error, 0.0)
             with suppress(TimerError):  # the program ends
                 self._timeout = shared_timer().new_timeout(self, delay_s)
         if self._timeout is not None:
@@ -74,20 +87,25 @@ class OneShotTimer:
 
     def set(self, wake_ns: int) -> None:
         """Call the function then, and not earlier; `NEVER`: do not call it."""
-        if wake_ns != self._wake_ns:
-            self.clear()
-            self.wake(wake_ns)
+        with self._lock:
+            if wake_ns != self._wake_ns:
+                self.clear()
+                self.wake(wake_ns)
 
     def clear(self) -> None:
-        """Do not call the function. When it is called, it does this first."""
-        if self._timeout is not None:
-            self._timeout.cancel()
-        self._timeout, self._wake_ns = None, NEVER
+        """Do not call the function; one call may be running."""
+        with self._lock:
+            if self._timeout is not None:
+                self._timeout.cancel()
+            self._timeout, self._wake_ns = None, NEVER
 
     # As a task of the timer
 
-    def run(self, _: Timeout) -> None:
+    def run(self, timeout: Timeout) -> None:
         """The timeout has expired."""
+        with self._lock:
+            if timeout is self._timeout:
+                self.clear()
         self._expired()
 
     def timer_stopped(self, _: Timeout) -> None:
@@ -97,9 +115,13 @@ class OneShotTimer:
     def _stopped(self) -> None:
         if not self._is_stopped:
             self._is_stopped = True
-            self._refused(
-                TimerStopped(
-                    "the timer was stopped, so nothing is renewed, retried or refreshed any more; "
-                    "give a timer that outlives this registry, or none"
-                )
+            error = TimerStopped(
+                "the timer was stopped, so nothing is renewed, retried or refreshed any more; "
+                "give a timer that outlives this registry, or none"
             )
+            self._report(error, None)
+
+    def _report(self, error: TimerError, delay_s: float | None) -> None:
+        if self._registry:
+            failed = RegistryFailed(self._registry, self._request, error, delay_s)
+            EXECUTOR.submit(self, partial(emit, failed))

@@ -161,7 +161,8 @@ class Resolver:
             registry = SESSIONS.acquire(self._key, make)
         self._registry = registry
         self._lock = threading.RLock()
-        self._alarm = OneShotTimer(timer, self._wait_is_over)
+        look_up_again = partial(EXECUTOR.submit, self, partial(self._look_up, wait=False))
+        self._alarm = OneShotTimer(timer, look_up_again)
         self._subscription: Subscription | None = None
         self._closed = False
         self._dropped = weakref.finalize(channel, EXECUTOR.submit, self, self.close)
@@ -220,9 +221,3 @@ class Resolver:
             with self._lock:
                 if wait and not self._closed:
                     self._alarm.wake(self._alarm.now_ns() + self._wait_ns)
-
-    def _wait_is_over(self) -> None:
-        """Runs on the timer's thread."""
-        with self._lock:
-            self._alarm.clear()
-        EXECUTOR.submit(self, partial(self._look_up, wait=False))

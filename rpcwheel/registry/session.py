@@ -42,7 +42,6 @@ from .watches import WatchManager
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from rpcwheel.errors import TimerError
     from rpcwheel.events import Event
     from rpcwheel.timer.api import Timer
 
@@ -210,7 +209,7 @@ class Session:
         self._snapshots = snapshots
         self._reconciler = Reconciler(self.name, self.rules, random_fraction)
         self.health = self._reconciler.health
-        self._alarm = OneShotTimer(timer, self._rang, self._refused)
+        self._alarm = OneShotTimer(timer, self._schedule, self.name, "renew")
         self._notifications = NotificationQueue()
         self.emit = self._notifications.emit
         self.lookups = LookupQueue(backend, self.rules, snapshots, self._alarm.now_ns, self.emit)
@@ -239,7 +238,6 @@ class Session:
     def reset(self) -> None:
         """Be closed in a forked child: the lease and the sockets are the parent's."""
         self._begin()
-        self._alarm.clear()
         self.closed = self._finished = True
         self._reconciler.give_up()
         self._over.set_result(True)
@@ -396,15 +394,6 @@ class Session:
                 kept.append(waiter)
         self._waiters = kept
         return settled
-
-    def _rang(self) -> None:
-        """On the timer's thread."""
-        with self._lock:
-            self._alarm.clear()
-        self._schedule()
-
-    def _refused(self, error: TimerError) -> None:
-        self.emit(RegistryFailed(self.name, "renew", error, 0.0))
 
     # On the worker
 

@@ -26,6 +26,7 @@ import stat
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -34,7 +35,6 @@ from rpcwheel.durations import to_ns, to_seconds
 from rpcwheel.events import emit
 from rpcwheel.events.events import RecordSkipped, SnapshotFailed
 from rpcwheel.instance import ServiceInstance, Snapshot
-from rpcwheel.timer.clock import checked_timer
 
 from .one_shot_timer import OneShotTimer
 from .policy import RegistryRules
@@ -132,9 +132,9 @@ class SnapshotFile:
         """
         self.path = Path(path).expanduser()
         self._registry = registry
-        self._timer = checked_timer(timer)
         self._refresh_s = refresh_s
         self._serial = SerialExecutor()
+        self._alarm = OneShotTimer(timer, partial(self._serial.submit, self._write))
         self._closed = False
         self._reported: set[str] = set()  # what fails, and was reported
         self._skipped: dict[str, frozenset[int]] = {}
@@ -152,7 +152,6 @@ class SnapshotFile:
         self._lock = threading.Lock()
         self._dirty: set[str] = set()
         self._writing = False
-        self._alarm = OneShotTimer(self._timer, self._due)
 
     def load(self, service: str) -> Snapshot | None:
         """Return the last known instances of a service.
@@ -216,12 +215,6 @@ class SnapshotFile:
         """Write then, or earlier. Under the lock."""
         if not self._closed:
             self._alarm.wake(self._alarm.now_ns() + to_ns(delay_s))
-
-    def _due(self) -> None:
-        """On the timer's thread."""
-        with self._lock:
-            self._alarm.clear()
-        self._serial.submit(self._write)
 
     # On workers
 

@@ -29,7 +29,7 @@ from rpcwheel._concurrency.notifications import NotificationQueue
 from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import RegistryClosed
 from rpcwheel.events import RegistryFailed
-from rpcwheel.timer.clock import checked_timer, clock_of
+from rpcwheel.timer.clock import clock_of
 
 from .cache import NO_RECORDS, ServiceCache, TimedSnapshot, changed_ids
 from .one_shot_timer import OneShotTimer
@@ -37,7 +37,6 @@ from .one_shot_timer import OneShotTimer
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from rpcwheel.errors import TimerError
     from rpcwheel.instance import ServiceInstance, Snapshot
     from rpcwheel.timer.api import Timer
 
@@ -141,9 +140,8 @@ class ServiceWatch:
             on_contact_lost: The same, with the reason, when contact is lost.
         """
         self.service = service
-        self._registry = registry
-        self._timer = checked_timer(timer)
         self._clock = clock_of(timer)
+        self._alarm = OneShotTimer(timer, self._wake, registry)
         self._snapshots = snapshots
         self._on_view = on_view
         self._on_contact_lost = on_contact_lost
@@ -168,7 +166,6 @@ class ServiceWatch:
     def reset(self) -> None:
         """Forget everything, in a forked child."""
         self._changed = threading.Condition()
-        self._alarm = OneShotTimer(self._timer, self._wake, self._refused)
         self._pending: list[_Pending | str] = []  # views and reasons, no two of a kind in a row
 
     @property
@@ -322,12 +319,7 @@ class ServiceWatch:
 
     def _wake(self) -> None:
         """On the timer's thread."""
-        with self._changed:
-            self._alarm.clear()
         self._updates.submit(partial(self._apply, self._cache.step))
-
-    def _refused(self, error: TimerError) -> None:
-        self._events.emit(RegistryFailed(self._registry, "watch", error, None))
 
     def _agrees(self, instances: tuple[ServiceInstance, ...]) -> bool | None:
         """Whether the registry still has just these; None: unknown, because this is closed."""
@@ -367,7 +359,6 @@ class WatchManager:
         self._backend = backend
         self._registry = str(backend.url)
         self._rules = rules
-        self._timer = timer
         self._emit = emit
         self._on_unused = on_unused
         self._new_watch = partial(
@@ -375,6 +366,7 @@ class WatchManager:
             snapshots=snapshots, on_view=on_view, on_contact_lost=on_contact_lost,
         )  # fmt: skip
         self._closed = False
+        self._alarm = OneShotTimer(timer, self._rang, self._registry)
         self._jobs = SerialExecutor()
         self.reset()
         reset_after_fork(self)
@@ -382,7 +374,6 @@ class WatchManager:
     def reset(self) -> None:
         """Forget everything, in a forked child, where no watch runs."""
         self._lock = threading.RLock()
-        self._alarm = OneShotTimer(self._timer, self._rang, self._refused)
         self._watches: dict[str, ServiceWatch] = {}
 
     def acquire(self, service: str, user: object) -> ServiceWatch:
@@ -439,13 +430,9 @@ class WatchManager:
         watch.ended = True
         self._jobs.add(partial(self._end, watch))
 
-    def _refused(self, error: TimerError) -> None:
-        self._emit(RegistryFailed(self._registry, "watch", error, 0.0))
-
     def _rang(self) -> None:
         """On the timer's thread."""
         with self._lock:
-            self._alarm.clear()
             now_ns = self._alarm.now_ns()
             for watch in self._watches.values():
                 if watch.due_ns <= now_ns:

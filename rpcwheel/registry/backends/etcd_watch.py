@@ -8,7 +8,6 @@ queue or end the stream, neither of which blocks.
 from __future__ import annotations
 
 import threading
-from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,7 +15,6 @@ from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel.durations import NEVER, to_ns
 from rpcwheel.errors import RegistryError, RegistryUnavailable
 from rpcwheel.events import TaskFailed, emit
-from rpcwheel.events.events import RegistryFailed
 from rpcwheel.registry.backend import View
 from rpcwheel.registry.one_shot_timer import OneShotTimer
 from rpcwheel.timer.clock import clock_of
@@ -40,7 +38,6 @@ from .watch_notifier import WatchNotifier
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from rpcwheel.errors import TimerError
     from rpcwheel.registry.backend import Settings, Watcher
 
     from .etcd_client import EtcdClient, WatchStream
@@ -91,7 +88,7 @@ class EtcdWatches:
         self._requests: SimpleQueue[object] = SimpleQueue()
         self._must_open = False
         self._closed = False
-        self._timer = OneShotTimer(settings.timer, self._tick, self._timer_failed)
+        self._timer = OneShotTimer(settings.timer, self._tick, client.where)
 
     def watch(self, prefix: bytes, watcher: Watcher) -> WatchNotifier:
         """Notify the watcher of all keys below a prefix from now on.
@@ -184,15 +181,10 @@ class EtcdWatches:
 
     # On the timer's thread
 
-    def _timer_failed(self, error: TimerError) -> None:
-        failed = RegistryFailed(self._client.where, "watch", error, None)
-        EXECUTOR.submit(failed, partial(emit, failed))
-
     def _tick(self) -> None:
         if self._client.forked:
             return
         with self._changed:
-            self._timer.clear()
             if not self._closed:
                 self._perform(self._core.tick(self._clock()))
 

@@ -87,6 +87,7 @@ class HeadlessBackend(RegistryBackend):
         interval_s = url.seconds("interval", default=INTERVAL_S)
         self._now_ns = clock_of(settings.timer)
         self._polling = PollingWatcher(
+            url,
             self._read,
             timer=settings.timer,
             period_s=interval_s,

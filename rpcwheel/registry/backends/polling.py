@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Final
 from rpcwheel._concurrency.executor import EXECUTOR, reset_after_fork
 from rpcwheel.durations import NEVER, to_ns
 from rpcwheel.errors import RegistryError, RegistryUnavailable
-from rpcwheel.events import ExecutorRejected, emit
 from rpcwheel.registry.one_shot_timer import OneShotTimer
 from rpcwheel.registry.policy import JITTER
 
@@ -25,8 +24,8 @@ from .watch_notifier import WatchNotifier
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from rpcwheel.errors import TimerError
     from rpcwheel.registry.backend import View, Watcher
+    from rpcwheel.registry.url import RegistryUrl
     from rpcwheel.timer.api import Timer
 
 __all__ = ["PollingWatcher"]
@@ -42,6 +41,7 @@ class PollingWatcher:
 
     def __init__(
         self,
+        url: RegistryUrl,
         read: Callable[[str, View | None], View],
         *,
         timer: Timer | None,
@@ -53,6 +53,7 @@ class PollingWatcher:
         """Start no timer and no job.
 
         Args:
+            url: The registry's, for events.
             read: Reads a service from the engine. Gets the view that it returned last, or None if
                 everything must be read again. It may return that very view. `View.changed` must be
                 relative to that view. May raise RegistryError.
@@ -65,7 +66,7 @@ class PollingWatcher:
                 RegistryError.
         """
         self._read = read
-        self._timer = timer
+        self._alarm = OneShotTimer(timer, self._alarm_due, str(url))
         self._period_s = period_s
         self._retry_s = retry_s
         self._full_every = full_every
@@ -87,7 +88,6 @@ class PollingWatcher:
         self._running = False
         self._failures = 0
         self._periods = 0
-        self._alarm = OneShotTimer(self._timer, self._alarm_due, self._timer_refused)
         self._period_ns = self._retry_ns = NEVER
 
     def watch(self, service: str, watcher: Watcher) -> WatchNotifier:
@@ -158,7 +158,6 @@ class PollingWatcher:
 
     def _alarm_due(self) -> None:
         with self._lock:
-            self._alarm.clear()
             now_ns = self._alarm.now_ns()
             if now_ns >= self._retry_ns:
                 self._retry_ns = NEVER
@@ -174,10 +173,6 @@ class PollingWatcher:
                     self._start_job()
                 self._schedule_period()
             self._alarm.wake(min(self._period_ns, self._retry_ns))
-
-    def _timer_refused(self, error: TimerError) -> None:
-        event = ExecutorRejected(timer="registry", task=repr(self._read), error=error)
-        EXECUTOR.submit(event, partial(emit, event))
 
     # On a thread of EXECUTOR
 

@@ -109,6 +109,7 @@ class RedisBackend(RegistryBackend):
         self._prefix = f"{{{url.namespace}}}:"
         self._now = clock_of(settings.timer)
         self._polling = PollingWatcher(
+            url,
             self._read,
             timer=settings.timer,
             period_s=settings.lease_s / 3,

@@ -77,6 +77,7 @@ class SqliteBackend(RegistryBackend):
         self._file = SqliteFile(url.path, settings.timeout_s)
         self._watched = SqliteFile(url.path, settings.timeout_s)  # sees what `_file` writes
         self._polling = PollingWatcher(
+            url,
             self._read,
             timer=settings.timer,
             period_s=poll_s,

@@ -89,6 +89,7 @@ class ZookeeperBackend(RegistryBackend):
         self._root = f"/{url.namespace}/v1"
         self._session = Session(url, settings, self._contact_changed)
         self._polling = PollingWatcher(
+            url,
             self._read_watched,
             timer=settings.timer,
             period_s=settings.lease_s / 3,

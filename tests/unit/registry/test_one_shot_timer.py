@@ -17,12 +17,7 @@ def rung():
 
 
 def made(timer, rung):
-    def ring():
-        rung.append(timer.now)
-        alarm.clear()
-
-    alarm = OneShotTimer(timer, ring, rung.append)
-    return alarm
+    return OneShotTimer(timer, lambda: rung.append(timer.now))
 
 
 def test_the_callback_is_called_at_the_earliest_time(timer, rung):
@@ -48,28 +43,31 @@ def test_never_and_clear_leave_no_timeout(timer, rung):
     assert (rung, timer.pending) == ([], 0)
 
 
-def test_a_stopped_timer_is_reported_once_and_the_callback_is_not_called(rung):
+def test_a_stopped_timer_is_reported_once_and_the_callback_is_not_called(rung, events):
     own = WheelTimer()
-    alarm = OneShotTimer(own, lambda: rung.append("rang"), rung.append)
+    alarm = OneShotTimer(own, lambda: rung.append("rang"), "memory://", "renew")
     alarm.wake(alarm.now_ns() + 60 * SECOND)
     own.stop()
-    assert wait_until(lambda: rung)
+    assert wait_until(lambda: events)
     alarm.wake(alarm.now_ns() + 1)
-    assert ([type(one) for one in rung], shared_timer().pending) == ([TimerStopped], 0)
+    assert (rung, len(events), shared_timer().pending) == ([], 1, 0)
+    (failed,) = events
+    assert (failed.registry, failed.request, failed.delay_s) == ("memory://", "renew", None)
+    assert type(failed.error) is TimerStopped
 
 
-def test_a_timer_that_was_stopped_before_is_reported(rung):
+def test_a_timer_that_was_stopped_before_is_reported(rung, events):
     with WheelTimer() as own:
         pass
-    alarm = OneShotTimer(own, lambda: rung.append("rang"), rung.append)
+    alarm = OneShotTimer(own, lambda: rung.append("rang"), "memory://")
     alarm.wake(alarm.now_ns() + 1)
-    assert [type(one) for one in rung] == [TimerStopped]
+    assert wait_until(lambda: [type(one.error) for one in events] == [TimerStopped])
 
 
-def test_a_timeout_that_a_full_timer_refuses_waits_in_the_shared_timer(rung):
+def test_a_timeout_that_a_full_timer_refuses_waits_in_the_shared_timer(rung, events):
     with WheelTimer(max_pending=1) as own:
         own.new_timeout(lambda _: None, 60.0)
-        alarm = OneShotTimer(own, lambda: rung.append("rang"), rung.append)
+        alarm = OneShotTimer(own, lambda: rung.append("rang"), "memory://")
         alarm.wake(alarm.now_ns() + 1)
         assert wait_until(lambda: "rang" in rung)
-    assert [type(one) for one in rung[:-1]] == [TooManyTimeouts]
+    assert wait_until(lambda: [type(one.error) for one in events] == [TooManyTimeouts])

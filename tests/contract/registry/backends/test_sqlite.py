@@ -17,7 +17,7 @@ from fixtures.engine_watchers import RecordingWatcher
 from fixtures.timers import frequent_thread_switches, run_threads  # noqa: F401 - a fixture
 from fixtures.waiting import wait_until
 from rpcwheel.errors import ConfigurationError, RegistryRefused, RegistryUnavailable
-from rpcwheel.events import ExecutorRejected
+from rpcwheel.events import RegistryFailed
 from rpcwheel.instance import ServiceInstance
 from rpcwheel.registry.backend import Settings
 from rpcwheel.registry.backends import open_backend
@@ -201,7 +201,7 @@ def test_watches_continue_with_a_full_timer(opened, events):
         publisher.publish([TWO])
         assert watcher.sees(ONE, TWO)
         other.close()
-    assert wait_until(lambda: any(isinstance(event, ExecutorRejected) for event in events))
+    assert wait_until(lambda: any(isinstance(event, RegistryFailed) for event in events))
 
 
 # What is in the file

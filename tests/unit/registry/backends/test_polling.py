@@ -13,12 +13,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from fixtures.engine_watchers import RecordingWatcher
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import RegistryRefused, RegistryUnavailable
-from rpcwheel.events import ExecutorRejected
+from rpcwheel.events import RegistryFailed
 from rpcwheel.registry.backend import View
 from rpcwheel.registry.backends.polling import FIRST_RETRY_S, PollingWatcher
+from rpcwheel.registry.url import parse_url
 from rpcwheel.timer import ManualTimer, WheelTimer
 from rpcwheel.timer.clock import clock_of
 
+URL = parse_url("memory://")
 PERIOD = 10.0
 RETRY = 4.0
 TICK_NS = 10_000_000
@@ -62,7 +64,7 @@ class CheckedWatcher(RecordingWatcher):
 
 
 def polling_of(engine: Engine, timer: ManualTimer, **options: object) -> PollingWatcher:
-    return PollingWatcher(engine.read, timer=timer, period_s=PERIOD, retry_s=RETRY, **options)
+    return PollingWatcher(URL, engine.read, timer=timer, period_s=PERIOD, retry_s=RETRY, **options)
 
 
 def wait_until_quiet(polling: PollingWatcher) -> bool:
@@ -220,7 +222,7 @@ def test_the_delay_after_a_failed_read_grows_up_to_its_limit(polling, engine, ti
 def test_watches_continue_on_the_shared_timer_if_theirs_is_full(engine, events):
     with WheelTimer(max_pending=1) as timer:
         timer.new_timeout(print, 1000)
-        polling = PollingWatcher(engine.read, timer=timer, period_s=0.1, retry_s=0.1)
+        polling = PollingWatcher(URL, engine.read, timer=timer, period_s=0.1, retry_s=0.1)
         a = RecordingWatcher()
         engine.error = RegistryUnavailable("gone")
         polling.watch("a", a)
@@ -232,7 +234,7 @@ def test_watches_continue_on_the_shared_timer_if_theirs_is_full(engine, events):
         polling.close()
         assert wait_until_quiet(polling)
     assert wait_until(lambda: events)
-    assert {type(event) for event in events} == {ExecutorRejected}
+    assert {type(event) for event in events} == {RegistryFailed}
 
 
 def test_a_refusal_of_one_service_does_not_affect_others(polling, engine, timer, watch):
