@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     Event: TypeAlias = InstancesChanged | InstancesRetained | RecordSkipped
 
-__all__ = ["RecordDecoder", "ServiceCache", "TimedSnapshot", "changed_ids"]
+__all__ = ["ServiceCache", "TimedSnapshot", "changed_ids"]
 
 FILE_DELAY_NS: Final = 1_000_000_000
 """How long the instances of an earlier run wait for a live answer, which takes milliseconds. An
@@ -86,41 +86,6 @@ class _Stale(NamedTuple):
     contact_ns: int
 
 
-class RecordDecoder:
-    """Decodes the records of one service, each content once."""
-
-    def __init__(self, registry: str, service: str) -> None:
-        """`registry` is its name in events."""
-        self._registry = registry
-        self._service = service
-        self._known: dict[str, tuple[bytes, ServiceInstance | None]] = {}
-
-    def decode(self, key: str, data: bytes, skipped: list[RecordSkipped]) -> ServiceInstance | None:
-        """Return the instance, the same object for the same content; None: it can't be read.
-
-        Adds an event to `skipped` the first time that a content can't be read.
-        """
-        known = self._known.get(key)
-        if known is None or known[0] != data:
-            known = self._known[key] = data, self.read(key, data, skipped)
-        return known[1]
-
-    def forget(self, key: str) -> None:
-        """Forget a record that was removed."""
-        self._known.pop(key, None)
-
-    def read(self, key: str, data: bytes, skipped: list[RecordSkipped]) -> ServiceInstance | None:
-        """As `decode`, and remember nothing."""
-        try:
-            instance = ServiceInstance.decoded(data)
-            if (instance.service, instance.id) != (self._service, key):
-                raise ValueError(f"it is of {instance.service!r}, {instance.id!r}")  # noqa: TRY301
-        except Exception as error:  # noqa: BLE001 - any content; the other records count; reported
-            skipped.append(RecordSkipped(self._registry, self._service, key, error))
-            return None
-        return instance
-
-
 class ServiceCache:
     """Local view of one service. See the module for the rules; one thread at a time."""
 
@@ -129,7 +94,6 @@ class ServiceCache:
         self._registry = registry
         self._service = service
         self._rules = rules
-        self._decoder = RecordDecoder(registry, service)
         self._begun_ns = now_ns
         self._records: Mapping[str, bytes] = NO_RECORDS  # the last view of the registry
         self._present: set[str] = set()  # ids in that view which are readable, or were before
@@ -191,10 +155,10 @@ class ServiceCache:
             changed = {*records, *self._records, *self._instances}
         elif changed is None:
             changed = changed_ids(self._records, records)
-        self._records = records
+        before, self._records = self._records, records
         self._mark_draining(last_records)
         gone = [key for key in changed if key not in records]
-        found, skipped = self._decode(records, changed)
+        found, skipped = self._decode(before, changed)
         events += skipped
         known = self._live or self._instances
         if records and not (found or known) and self._rules.self_preservation:
@@ -244,20 +208,32 @@ class ServiceCache:
         return self._show()
 
     def _decode(
-        self, records: Mapping[str, bytes], changed: Iterable[str]
+        self, before: Mapping[str, bytes], changed: Iterable[str]
     ) -> tuple[dict[str, ServiceInstance], list[RecordSkipped]]:
-        """Return the instances of changed records, and what can't be read."""
+        """Return the instances of changed records, and what can't be read.
+
+        A record that is the same as `before` is neither decoded nor reported again.
+        """
         skipped: list[RecordSkipped] = []
         found: dict[str, ServiceInstance] = {}
-        for key in sorted(changed):
-            data = records.get(key)
-            if data is None:
-                self._decoder.forget(key)
-                continue
-            instance = self._decoder.decode(key, data, skipped) or self._instances.get(key)
+        for key in sorted(self._records.keys() & changed):
+            data = self._records[key]
+            instance = None if before.get(key) == data else self._read(key, data, skipped)
+            instance = instance or self._instances.get(key)
             if instance is not None:
                 found[key] = instance
         return found, skipped
+
+    def _read(self, key: str, data: bytes, skipped: list[RecordSkipped]) -> ServiceInstance | None:
+        """Decode a record; None, and an event in `skipped`: it can't be read."""
+        try:
+            instance = ServiceInstance.decoded(data)
+            if (instance.service, instance.id) != (self._service, key):
+                raise ValueError(f"it is of {instance.service!r}, {instance.id!r}")  # noqa: TRY301
+        except Exception as error:  # noqa: BLE001 - any content; the other records count; reported
+            skipped.append(RecordSkipped(self._registry, self._service, key, error))
+            return None
+        return instance
 
     # The instances, in the order of their ids
 
@@ -287,7 +263,7 @@ class ServiceCache:
         """Note which instances were DRAINING before they disappeared between two views."""
         for key, data in last_records.items():
             if key in self._instances and key not in self._records:
-                last = self._decoder.read(key, data, [])
+                last = self._read(key, data, [])
                 if last is not None and last.status == "DRAINING":
                     self._set(last)
                     if self._stale.pop(key, None) is not None:

@@ -73,10 +73,6 @@ class SharedRegistries:
                 del self._open[key]
             return users == 1
 
-    def __len__(self) -> int:
-        with self._lock:
-            return len(self._open)
-
 
 SESSIONS: Final = SharedRegistries()
 """The shared registries of this process."""

@@ -64,18 +64,6 @@ __all__ = [
 
 PORT: Final = 2379
 
-RESPONSES: Final = {
-    "KV/Range": "RangeResponse",
-    "KV/Txn": "TxnResponse",
-    "Lease/LeaseGrant": "LeaseGrantResponse",
-    "Lease/LeaseRevoke": "LeaseRevokeResponse",
-    "Lease/LeaseKeepAlive": "LeaseKeepAliveResponse",
-    "Auth/Authenticate": "AuthenticateResponse",
-}
-"""Response message of each unary method. LeaseKeepAlive is a bidirectional stream in etcd's API.
-With one request and one response a stream looks like a unary call on the wire, and here it needs
-no thread."""
-
 REFUSALS: Final = {
     grpc.StatusCode.UNAUTHENTICATED,
     grpc.StatusCode.PERMISSION_DENIED,
@@ -368,10 +356,13 @@ class EtcdClient:
     def _call(
         self, connection: _Connection, method: str, request: object, token: str, timeout_s: float
     ) -> Any:
+        # LeaseKeepAlive is a bidirectional stream in etcd's API. With one request and one response
+        # a stream looks like a unary call on the wire, and here it needs no thread.
+        response_class = getattr(self._messages, f"{method.partition('/')[2]}Response")
         call = connection.channel.unary_unary(
             f"/etcdserverpb.{method}",
             request_serializer=_serialize,
-            response_deserializer=getattr(self._messages, RESPONSES[method]).FromString,
+            response_deserializer=response_class.FromString,
         )
         try:
             response = call(request, timeout=timeout_s, metadata=_metadata(token))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rpcwheel._concurrency.callbacks import run_callback
@@ -23,8 +23,8 @@ class WatchNotifier:
     `add` does not call the watcher, so a lock may be held. `start`, without locks, calls
     the watcher on this thread, unless another thread is already calling it; then that one goes on.
 
-    If the watcher is slow, only the last view waits. A view with the same records as the last one
-    that the watcher got is left out, unless contact was lost in between.
+    A view with the same records as the last one that the watcher got is left out, unless contact
+    was lost in between.
 
     `View.changed` of an added view is relative to the view that was added before. The watcher gets
     it relative to the view that it got before: exactly the ids that differ, or None.
@@ -36,21 +36,13 @@ class WatchNotifier:
         """Create a notifier; `closed(self)` is called when the watch is closed."""
         self._watcher = watcher
         self._on_close = closed
-        self._executor = SerialExecutor(limit=1, run=lambda job: job())
-        self._lock = threading.RLock()  # guards what waits
-        self._contact_lost: str | None = None
-        self._view: View | None = None  # comes after `_contact_lost`
+        self._executor = SerialExecutor(run=lambda job: job())
         self._previous: View | None = None  # which the watcher got last since contact was lost
         self.closed = False
 
     def add(self, news: View | str) -> None:
         """Add a view, or the reason why contact was lost. Not by two threads at once."""
-        with self._lock:
-            if isinstance(news, str):
-                self._contact_lost, self._view = news, None
-            else:
-                self._view = _merged(self._view, news)
-        self._executor.add(self._call)
+        self._executor.add(partial(self._call, news))
 
     def start(self) -> None:
         """Call the watcher with the added items."""
@@ -62,26 +54,15 @@ class WatchNotifier:
         if not closed and self._on_close is not None:
             self._on_close(self)
 
-    def _call(self) -> None:
-        with self._lock:
-            reason, view = self._contact_lost, self._view
-            self._contact_lost = self._view = None
-        if reason is not None and not self.closed:
+    def _call(self, news: View | str) -> None:
+        if self.closed:
+            return
+        if isinstance(news, str):
             self._previous = None
-            run_callback("registry", self._watcher.on_contact_lost, reason)
-        view = view and _relative(view, self._previous)
-        if view is not None and not self.closed:
+            run_callback("registry", self._watcher.on_contact_lost, news)
+        elif view := _relative(news, self._previous):
             self._previous = view
             run_callback("registry", self._watcher.on_view, view)
-
-
-def _merged(first: View | None, second: View) -> View:
-    """Return the second view, relative to the view before the first one."""
-    if first is None:
-        return second
-    if first.changed is None or second.changed is None:
-        return View(second.records, second.revision)
-    return View(second.records, second.revision, first.changed | second.changed)
 
 
 def _relative(view: View, previous: View | None) -> View | None:

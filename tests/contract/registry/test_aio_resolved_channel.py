@@ -220,20 +220,20 @@ async def test_channels_of_one_registry_url_share_a_session_until_the_last_is_cl
     memory,
 ):
     gc.collect()
-    await aio_wait_until(lambda: len(SESSIONS) == 0)
+    await aio_wait_until(lambda: len(SESSIONS._open) == 0)
     one, other, blocking = (
         channel(f"{memory}/shop.Orders"),
         channel(f"{memory}/shop.Audit?group=blue"),
         rpcwheel.insecure_channel(f"{memory}/shop.Orders"),
     )
-    assert len(SESSIONS) == 1
+    assert len(SESSIONS._open) == 1
     with_policy = channel(f"{memory}/shop.Orders", registry_policy=RegistryPolicy(lease_ttl=20.0))
-    assert len(SESSIONS) == 2
+    assert len(SESSIONS._open) == 2
     await with_policy.close()
     await one.close()
     await one.close()
     blocking.close()
-    assert len(SESSIONS) == 1
+    assert len(SESSIONS._open) == 1
     del other
     gc.collect()
-    await aio_wait_until(lambda: len(SESSIONS) == 0)
+    await aio_wait_until(lambda: len(SESSIONS._open) == 0)

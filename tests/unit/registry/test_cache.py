@@ -15,7 +15,7 @@ from fixtures.cache_worlds import (
 )
 from rpcwheel.durations import NEVER
 from rpcwheel.events.events import InstancesChanged, InstancesRetained, RecordSkipped
-from rpcwheel.registry.cache import FILE_DELAY_NS, RecordDecoder
+from rpcwheel.registry.cache import FILE_DELAY_NS
 
 
 @pytest.fixture
@@ -294,20 +294,19 @@ def test_no_content_of_a_record_raises():
         instance("b").encoded(),
         instance("a").replace(service="shop.Bills").encoded(),
     ):
-        skipped = []
-        assert RecordDecoder(REGISTRY, SERVICE).decode("a", data, skipped) is None, data
-        assert [one.key for one in skipped] == ["a"]
+        driver = CacheDriver()
+        driver.events += driver.cache.update({"a": data}, 0)
+        assert driver.ids is None, data
+        assert [one.key for one in driver.take_events(RecordSkipped)] == ["a"]
 
 
-def test_the_same_content_is_decoded_and_reported_once():
-    decoder, skipped = RecordDecoder(REGISTRY, SERVICE), []
-    first = decoder.decode("a", instance("a").encoded(), skipped)
-    assert decoder.decode("a", instance("a").encoded(), skipped) is first
-    assert decoder.decode("a", instance("a", weight=1).encoded(), skipped).weight == 1
-    assert (
-        decoder.decode("b", UNREADABLE, skipped) is decoder.decode("b", UNREADABLE, skipped) is None
-    )
-    assert [one.key for one in skipped] == ["b"]
+def test_the_same_content_is_decoded_and_reported_once(driver):
+    before = {**records("a"), "b": UNREADABLE}
+    driver.events += driver.cache.update(before, 0)
+    (first,) = driver.snapshot.instances
+    driver.events += driver.cache.update({**before, **records("c")}, 1, changed=frozenset("abc"))
+    assert driver.snapshot.instances[0] is first
+    assert [one.key for one in driver.take_events(RecordSkipped)] == ["b"]
 
 
 def test_there_is_no_snapshot_if_no_record_of_the_first_view_is_readable(driver):
