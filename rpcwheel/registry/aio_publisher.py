@@ -165,7 +165,7 @@ class Publisher(PublisherBase[Registry]):
     @property
     def registrations(self) -> tuple[Registration, ...]:
         """The `Registration` of each instance in each registry; () before the start."""
-        return tuple(Registration(registry, blocking) for registry, blocking in self._published)
+        return tuple(Registration(registry, one._record) for registry, one in self._published)
 
     async def start(self) -> None:
         """Start the server if it does not run, and publish its services, as `Publisher` of grpc.

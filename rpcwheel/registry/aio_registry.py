@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import inspect
 import weakref
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Self, TypeVar
 
@@ -26,7 +25,7 @@ from rpcwheel.events import CallbackFailed
 
 from . import registry as blocking
 from .reconciler import State
-from .registry import checked_close, checked_wait
+from .registry import RegistrationBase, RegistryBase, checked_close, checked_wait
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -44,38 +43,8 @@ __all__ = ["Registration", "Registry", "Subscription", "open_registry"]
 R = TypeVar("R")
 
 
-@dataclass(frozen=True, repr=False)
-class Registration:
+class Registration(RegistrationBase):
     """An instance that a registry keeps published, also without this object. Thread-safe."""
-
-    _owner: Registry
-    _blocking: blocking.Registration
-
-    @property
-    def instance(self) -> ServiceInstance:
-        """The instance that is to be published, or was published last."""
-        return self._blocking.instance
-
-    @property
-    def state(self) -> str:
-        """The state, as in `rpcwheel.registry.Registration`."""
-        return self._blocking.state
-
-    @property
-    def error(self) -> BaseException | None:
-        """Why the last request for it failed; None: it succeeded."""
-        return self._blocking.error
-
-    def update(
-        self,
-        *,
-        weight: int | None = None,
-        status: str | None = None,
-        metadata: dict[str, str] | None = None,
-        **others: object,
-    ) -> None:
-        """Publish it with other values, as `rpcwheel.Registration.update`. Does not wait."""
-        self._blocking.update(weight=weight, status=status, metadata=metadata, **others)
 
     async def wait_published(self, timeout: Duration | None = None) -> bool:  # noqa: ASYNC109 - as in sync
         """Wait until the registry has it, as `rpcwheel.Registration.wait_published`."""
@@ -85,11 +54,8 @@ class Registration:
         """Withdraw it; as `Registry.unregister`."""
         await self._owner.unregister(self, wait=wait)
 
-    def __repr__(self) -> str:
-        return repr(self._blocking)
-
     async def _reaches(self, state: State, wait_s: float | None) -> bool:
-        reached = self._blocking._when(state)
+        reached = self._when(state)
         try:
             return await await_future(reached, wait_s)
         except TimeoutError:
@@ -225,7 +191,7 @@ def _was_asked_to_end(task: asyncio.Future[object]) -> bool:
     return isinstance(task, asyncio.Task) and task.cancelling() > 0
 
 
-class Registry:
+class Registry(RegistryBase):
     """As `rpcwheel.registry.Registry`, with coroutines where that blocks.
 
     An async context manager that closes.
@@ -245,45 +211,28 @@ class Registry:
         """The given policy, or the default one."""
 
     @property
-    def url(self) -> str:
-        """Where the registry is, without the password; its name in events."""
-        return self._blocking.url
-
-    @property
-    def up(self) -> bool:
-        """Whether the registry answered the last request; False before the first."""
-        return self._blocking.up
-
-    @property
-    def closed(self) -> bool:
-        """Whether `close()` was called."""
-        return self._blocking.closed
-
-    @property
     def registrations(self) -> tuple[Registration, ...]:
         """The registrations, including those that are not withdrawn yet."""
-        return tuple(Registration(self, one) for one in self._blocking.registrations)
+        return tuple(Registration(self, record) for record in self._session.records())
 
     async def register(
         self, instance: ServiceInstance, *, wait: Duration | None = None
     ) -> Registration:
         """Keep an instance published, as `rpcwheel.Registry.register`."""
-        blocking, wait_s = self._blocking._set_desired(instance, wait)
-        registration = Registration(self, blocking)
+        record, wait_s = self._set_desired(instance, wait)
+        registration = Registration(self, record)
         if wait_s is not None and not await registration.wait_published(wait_s):
-            raise blocking._not_published(wait_s)
+            raise registration._not_published(wait_s)
         return registration
 
     async def unregister(
         self, what: ServiceInstance | Registration, *, wait: Duration | None = None
     ) -> None:
         """Withdraw an instance, as `rpcwheel.Registry.unregister`."""
-        given = what._blocking if isinstance(what, Registration) else what
-        blocking, wait_s = self._blocking._remove(given, wait)
-        if wait_s is not None and not await Registration(self, blocking)._reaches(
-            State.GONE, wait_s
-        ):
-            raise blocking._not_withdrawn(wait_s)
+        record, wait_s = self._remove(what, wait)
+        registration = Registration(self, record)
+        if wait_s is not None and not await registration._reaches(State.GONE, wait_s):
+            raise registration._not_withdrawn(wait_s)
 
     def subscribe(
         self, service: str, listener: Callable[[Snapshot], object] | None = None
@@ -301,18 +250,14 @@ class Registry:
             RuntimeError: No loop runs here.
             TypeError, ConfigurationError: The name is not valid; the listener can't be called.
         """
-        self._blocking._check_service(service, listener)
+        self._check_service(service, listener)
         subscription = Subscription(self, service, listener)
         self._subscriptions.add(subscription)
         return subscription
 
-    def unsubscribe(self, subscription: Subscription) -> None:
-        """As `subscription.close()`."""
-        subscription.close()
-
     async def lookup(self, service: str, *, wait: Duration | None = None) -> Snapshot:
         """Return the present instances of a service, as `rpcwheel.Registry.lookup`."""
-        known, wait_s = self._blocking._known(service, wait)
+        known, wait_s = self._known(service, wait)
         if known is not None:
             return known
         try:
@@ -325,7 +270,7 @@ class Registry:
 
     async def services(self) -> list[str]:
         """Request the names of all services in the registry, in order."""
-        names = await self._answer(self._session.services(), self._blocking._timeout_s)
+        names = await self._answer(self._session.services(), self._timeout_s)
         return list(names)
 
     async def close(self, timeout: Duration = 2.0) -> None:  # noqa: ASYNC109 - as in sync
@@ -350,14 +295,11 @@ class Registry:
     async def __aexit__(self, *exc_info: object) -> None:
         await self.close()
 
-    def __repr__(self) -> str:
-        return repr(self._blocking)
-
     async def _answer(self, asked: Future[R], wait_s: float) -> R:
         try:
             return await await_future(asked, wait_s)
         except TimeoutError:
-            raise self._blocking._no_answer(wait_s) from None
+            raise self._no_answer(wait_s) from None
 
 
 def open_registry(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from rpcwheel.durations import positive_ns, to_ns, to_seconds
 from rpcwheel.errors import (
@@ -50,10 +50,10 @@ KEY_FIELDS: Final = {"service", "id", "epoch"}
 
 
 @dataclass(frozen=True, repr=False)
-class Registration:
-    """An instance that a registry keeps published, also without this object. Thread-safe."""
+class RegistrationBase:
+    """What the registrations of both worlds have in common."""
 
-    _owner: Registry
+    _owner: Any
     _record: RegistrationRecord
 
     @property
@@ -100,36 +100,13 @@ class Registration:
             )
         self._owner._session.change(self._record, changes)
 
-    def wait_published(self, timeout: Duration | None = None) -> bool:
-        """Wait until the registry has it, with its last change.
-
-        Args:
-            timeout: Seconds; None: as long as it takes.
-
-        Returns:
-            Whether it has; False too if it was unregistered meanwhile, or the registry closed.
-        """
-        return self._reaches(State.PUBLISHED, checked_wait(timeout, "timeout"))
-
-    def unregister(self, wait: Duration | None = None) -> None:
-        """Withdraw it; as `Registry.unregister`."""
-        self._owner.unregister(self, wait=wait)
-
     def __repr__(self) -> str:
         instance = self.instance
         return f"<Registration of {instance.service}/{instance.id}: {self.state}>"
 
     def _when(self, state: State) -> Future[bool]:
-        return self._owner._session.when(self._record, state)
-
-    def _reaches(self, state: State, wait_s: float | None) -> bool:
-        reached = self._when(state)
-        try:
-            return reached.result(wait_s)
-        except TimeoutError:
-            return False
-        finally:
-            reached.cancel()
+        reached: Future[bool] = self._owner._session.when(self._record, state)
+        return reached
 
     def _not_published(self, wait_s: float) -> RegistryError:
         """The error of a `register` that did not wait long enough; its cause is the last error."""
@@ -147,6 +124,34 @@ class Registration:
             )
         session = self._owner._session
         return _with_cause(RegistryUnavailable, "withdrawn from", session, record, wait_s)
+
+
+class Registration(RegistrationBase):
+    """An instance that a registry keeps published, also without this object. Thread-safe."""
+
+    def wait_published(self, timeout: Duration | None = None) -> bool:
+        """Wait until the registry has it, with its last change.
+
+        Args:
+            timeout: Seconds; None: as long as it takes.
+
+        Returns:
+            Whether it has; False too if it was unregistered meanwhile, or the registry closed.
+        """
+        return self._reaches(State.PUBLISHED, checked_wait(timeout, "timeout"))
+
+    def unregister(self, wait: Duration | None = None) -> None:
+        """Withdraw it; as `Registry.unregister`."""
+        self._owner.unregister(self, wait=wait)
+
+    def _reaches(self, state: State, wait_s: float | None) -> bool:
+        reached = self._when(state)
+        try:
+            return reached.result(wait_s)
+        except TimeoutError:
+            return False
+        finally:
+            reached.cancel()
 
 
 class Subscription:
@@ -199,7 +204,79 @@ class Subscription:
         return f"<Subscription of {self.service} at {self._owner.url}>"
 
 
-class Registry:
+class RegistryBase:
+    """What the registries of both worlds have in common: state, and checks of arguments."""
+
+    _session: Session
+
+    @property
+    def url(self) -> str:
+        """Where the registry is, without the password; its name in events."""
+        return self._session.name
+
+    @property
+    def up(self) -> bool:
+        """Whether the registry answered the last request; False before the first."""
+        return self._session.health.up
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close()` was called."""
+        return self._session.closed
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else "up" if self.up else "down"
+        registered = len(self._session.records())
+        return f"<{type(self).__name__} {self.url}: {state}, {registered} registered>"
+
+    def _set_desired(
+        self, instance: ServiceInstance, wait: Duration | None
+    ) -> tuple[RegistrationRecord, float | None]:
+        """Have it published. Returns also how many seconds to wait."""
+        wait_s = checked_wait(wait)
+        if not isinstance(instance, ServiceInstance):
+            raise TypeError(f"instance must be a ServiceInstance, not {instance!r}")
+        return self._session.set_desired(instance, flush_now=wait is not None), wait_s
+
+    def _remove(
+        self, what: ServiceInstance | RegistrationBase, wait: Duration | None
+    ) -> tuple[RegistrationRecord, float | None]:
+        """Have it withdrawn. Returns also how many seconds to wait."""
+        wait_s = checked_wait(wait)
+        given: ServiceInstance | RegistrationRecord
+        if isinstance(what, RegistrationBase):
+            if what._owner._session is not self._session:
+                raise ConfigurationError(f"{what!r} belongs to another registry, {what._owner!r}")
+            given = what._record
+        elif isinstance(what, ServiceInstance):
+            given = what
+        else:
+            raise TypeError(f"give a ServiceInstance or a Registration, not {what!r}")
+        return self._session.remove(given, flush_now=wait is not None), wait_s
+
+    def _check_service(self, service: str, listener: object = None) -> None:
+        """Check arguments, and that the registry is open."""
+        ServiceInstance(service=service, host="checked", port=1)
+        if listener is not None and not callable(listener):
+            raise TypeError(f"a listener must be callable as listener(snapshot), not {listener!r}")
+        self._session.check_open()
+
+    def _known(self, service: str, wait: Duration | None) -> tuple[Snapshot | None, float]:
+        """Return the snapshot of a watched service, and the time to wait for one."""
+        wait_s = checked_wait(wait)
+        self._check_service(service)
+        known = self._session.watches.known(service)
+        return known, self._timeout_s if wait_s is None else wait_s
+
+    @property
+    def _timeout_s(self) -> float:
+        return to_seconds(self._session.rules.timeout_ns)
+
+    def _no_answer(self, wait_s: float) -> RegistryUnavailable:
+        return RegistryUnavailable(f"{self.url} has not answered within {wait_s:g} s")
+
+
+class Registry(RegistryBase):
     """A registry that keeps instances published while its backend fails.
 
     What is registered stays published through failures, restarts, wipes and expired leases of the
@@ -230,21 +307,6 @@ class Registry:
         self._session = Session(opened, policy, timer=timer, snapshots=snapshots)
 
     @property
-    def url(self) -> str:
-        """Where the registry is, without the password; its name in events."""
-        return self._session.name
-
-    @property
-    def up(self) -> bool:
-        """Whether the registry answered the last request; False before the first."""
-        return self._session.health.up
-
-    @property
-    def closed(self) -> bool:
-        """Whether `close()` was called."""
-        return self._session.closed
-
-    @property
     def registrations(self) -> tuple[Registration, ...]:
         """The registrations, including those that are not withdrawn yet."""
         return tuple(Registration(self, record) for record in self._session.records())
@@ -262,7 +324,8 @@ class Registry:
             RegistryClosed: After `close()`.
             TypeError: It is no `ServiceInstance`.
         """
-        registration, wait_s = self._set_desired(instance, wait)
+        record, wait_s = self._set_desired(instance, wait)
+        registration = Registration(self, record)
         if wait_s is not None and not registration.wait_published(wait_s):
             raise registration._not_published(wait_s)
         return registration
@@ -282,7 +345,8 @@ class Registry:
             RegistryClosed: After `close()`.
             TypeError, ConfigurationError: It is neither; it belongs to another registry.
         """
-        registration, wait_s = self._remove(what, wait)
+        record, wait_s = self._remove(what, wait)
+        registration = Registration(self, record)
         if wait_s is not None and not registration._reaches(State.GONE, wait_s):
             raise registration._not_withdrawn(wait_s)
 
@@ -303,10 +367,6 @@ class Registry:
         """
         self._check_service(service, listener)
         return Subscription(self, service, listener)
-
-    def unsubscribe(self, subscription: Subscription) -> None:
-        """As `subscription.close()`."""
-        subscription.close()
 
     def lookup(self, service: str, *, wait: Duration | None = None) -> Snapshot:
         """Return the present instances of a service.
@@ -366,11 +426,6 @@ class Registry:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def __repr__(self) -> str:
-        state = "closed" if self.closed else "up" if self.up else "down"
-        registered = len(self._session.records())
-        return f"<{type(self).__name__} {self.url}: {state}, {registered} registered>"
-
     def __del__(self) -> None:
         session = getattr(self, "_session", None)
         if session is not None and not session.closed:
@@ -382,55 +437,11 @@ class Registry:
                 stacklevel=1,
             )
 
-    def _set_desired(
-        self, instance: ServiceInstance, wait: Duration | None
-    ) -> tuple[Registration, float | None]:
-        """Have it published. Returns also how many seconds to wait."""
-        wait_s = checked_wait(wait)
-        if not isinstance(instance, ServiceInstance):
-            raise TypeError(f"instance must be a ServiceInstance, not {instance!r}")
-        record = self._session.set_desired(instance, flush_now=wait is not None)
-        return Registration(self, record), wait_s
-
-    def _remove(self, what: object, wait: Duration | None) -> tuple[Registration, float | None]:
-        """Have it withdrawn. Returns also how many seconds to wait."""
-        wait_s = checked_wait(wait)
-        if isinstance(what, Registration):
-            if what._owner is not self:
-                raise ConfigurationError(f"{what!r} belongs to another registry, {what._owner!r}")
-            self._session.remove(what._record, flush_now=wait is not None)
-            return what, wait_s
-        if not isinstance(what, ServiceInstance):
-            raise TypeError(f"give a ServiceInstance or a Registration, not {what!r}")
-        record = self._session.remove(what, flush_now=wait is not None)
-        return Registration(self, record), wait_s
-
-    def _check_service(self, service: str, listener: object = None) -> None:
-        """Check arguments, and that the registry is open."""
-        ServiceInstance(service=service, host="checked", port=1)
-        if listener is not None and not callable(listener):
-            raise TypeError(f"a listener must be callable as listener(snapshot), not {listener!r}")
-        self._session.check_open()
-
-    def _known(self, service: str, wait: Duration | None) -> tuple[Snapshot | None, float]:
-        """Return the snapshot of a watched service, and the time to wait for one."""
-        wait_s = checked_wait(wait)
-        self._check_service(service)
-        known = self._session.watches.known(service)
-        return known, self._timeout_s if wait_s is None else wait_s
-
-    @property
-    def _timeout_s(self) -> float:
-        return to_seconds(self._session.rules.timeout_ns)
-
     def _answer(self, answer: Future[R], wait_s: float) -> R:
         try:
             return answer.result(wait_s)
         except TimeoutError:
             raise self._no_answer(wait_s) from None
-
-    def _no_answer(self, wait_s: float) -> RegistryUnavailable:
-        return RegistryUnavailable(f"{self.url} has not answered within {wait_s:g} s")
 
 
 def open_registry(

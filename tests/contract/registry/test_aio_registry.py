@@ -179,7 +179,7 @@ async def test_snapshots_can_be_iterated_until_the_subscription_is_closed(regist
     await aio_wait_until(lambda: seen == [[]])
     await registry.register(instance(), wait=WAIT_S)
     await aio_wait_until(lambda: seen == [[], [1]])
-    registry.unsubscribe(subscription)
+    subscription.close()
     await task
 
 

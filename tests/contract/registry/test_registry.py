@@ -226,7 +226,7 @@ def test_one_watch_serves_all_subscribers_of_a_service_until_the_last_is_closed(
     assert subscriptions[0].wait(WAIT_S) == subscriptions[2].wait(WAIT_S)
     assert [method for method, _ in backend.requests] == ["watch"]
     for subscription in subscriptions[:2]:
-        registry.unsubscribe(subscription)
+        subscription.close()
     registry.register(instance(), wait=WAIT_S)
     assert wait_until(lambda: subscriptions[2].snapshot.instances)
     subscriptions[2].close()
