@@ -52,8 +52,9 @@ async def test_the_code_in_the_manual_runs(block):
         server.add_generic_rpc_handlers((HANDLERS,))
         with rpcwheel.open_registry(url) as registry:
             names = {
-                "rpcwheel": rpcwheel, "server": server, "kit": kit, "registry": registry,
-                "instance": INSTANCE, "OrdersStub": Stub, "CacheStub": Stub, "request": b"",
+                "grpc": grpc, "rpcwheel": rpcwheel, "server": server, "kit": kit,
+                "registry": registry, "instance": INSTANCE, "OrdersStub": Stub, "CacheStub": Stub,
+                "request": b"",
             }  # fmt: skip
             code = compile(runnable(block, url), "registries.md", "exec",
                            flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)  # fmt: skip
