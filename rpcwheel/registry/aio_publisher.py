@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
     from rpcwheel.durations import Duration
 
-    from . import registry as blocking
 
 __all__ = ["Publisher"]
 
@@ -265,9 +264,6 @@ class Publisher(PublisherBase[Registry]):
         if not isinstance(server, grpc.aio.Server):
             raise TypeError(f"server must be what grpc.aio.server() gave, not {server!r}")
         return _LoopServer(server)
-
-    def _blocking(self, registry: Registry) -> blocking.Registry:
-        return registry._blocking
 
     def _close(self, registry: Registry, timeout_s: float) -> None:
         asyncio.run(registry.close(timeout_s))  # ends its subscriptions, too

@@ -83,7 +83,7 @@ class Subscription:
         self._latest: Snapshot | None = None
         self._news = asyncio.Event()  # replaced when it is set
         self._task: asyncio.Future[object] | None = None  # of the listener, which awaits something
-        self._blocking = owner._blocking.subscribe(
+        self._blocking: blocking.Subscription = owner._blocking.subscribe(
             service, lambda snapshot: call_on_loop(self._loop, self._arrived, snapshot)
         )
 

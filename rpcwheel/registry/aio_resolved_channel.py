@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from rpcwheel._concurrency.loop import on_worker, running_loop
 from rpcwheel.balancer.aio_channel import BalancedChannel
-from rpcwheel.instance import explicit_target
 from rpcwheel.transport.aio import ReconnectingChannel
-from rpcwheel.transport.arguments import checked_credentials, checked_target
+from rpcwheel.transport.arguments import checked_credentials
 
 from .aio_registry import Registry
-from .resolver import Resolver, check_registry, resolution_of
-from .target import names_service
+from .resolver import new_channel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,6 +26,7 @@ if TYPE_CHECKING:
     from rpcwheel.timer.api import Timer
 
     from .policy import RegistryPolicy
+    from .resolver import Resolver
 
 __all__ = ["ResolvedChannel", "insecure_channel", "secure_channel"]
 
@@ -60,7 +59,7 @@ def insecure_channel(
         RuntimeError: A channel by name is made where no event loop runs.
         ConfigurationError, ExtraMissing, TypeError: As `rpcwheel.insecure_channel`.
     """
-    return new_channel(credentials=None, **locals())
+    return new_channel(ReconnectingChannel, ResolvedChannel, Registry, credentials=None, **locals())
 
 
 def secure_channel(
@@ -87,46 +86,7 @@ def secure_channel(
     All other arguments, the result and the errors are those of `insecure_channel`.
     """
     checked_credentials(credentials)
-    return new_channel(**locals())
-
-
-def new_channel(
-    target: str,
-    credentials: grpc.ChannelCredentials | None,
-    *,
-    options: Sequence[tuple[str, Any]] | None,
-    compression: grpc.Compression | None,
-    interceptors: Sequence[grpc.aio.ClientInterceptor] | None,
-    timer: Timer | None,
-    registry: Registry | None = None,
-    **named: Any,
-) -> ReconnectingChannel | ResolvedChannel:
-    """Make the channel of `insecure_channel` and `secure_channel`; `named` are the other settings.
-
-    Raises:
-        RuntimeError, ConfigurationError, ExtraMissing, TypeError: As `insecure_channel`.
-    """
-    if not names_service(target, {"registry": registry, **named}):
-        return ReconnectingChannel(
-            explicit_target(checked_target(target)),
-            credentials,
-            options=options,
-            compression=compression,
-            interceptors=interceptors,
-            timer=timer,
-        )
-    if running_loop() is None:
-        raise RuntimeError("no event loop runs here: make the channel in a coroutine")
-    check_registry(registry, Registry, "rpcwheel.registry.aio.Registry")
-    blocking = None if registry is None else registry._blocking  # noqa: SLF001 - shared by both worlds
-    resolution, settings = resolution_of(
-        target, credentials=credentials, options=options, timer=timer, registry=blocking, **named
-    )
-    channel = ResolvedChannel(
-        resolution.target.service, compression=compression, interceptors=interceptors, **settings
-    )
-    channel.start(Resolver(channel, resolution))
-    return channel
+    return new_channel(ReconnectingChannel, ResolvedChannel, Registry, **locals())
 
 
 class ResolvedChannel(BalancedChannel):
@@ -137,16 +97,11 @@ class ResolvedChannel(BalancedChannel):
 
     _resolver: Resolver | None = None
 
-    def start(self, resolver: Resolver) -> None:
-        """Have a resolver update this channel; callbacks are called on the running loop.
-
-        Raises:
-            RegistryClosed: The registry is closed.
-        """
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        if running_loop() is None:
+            raise RuntimeError("no event loop runs here: make the channel in a coroutine")
+        super().__init__(*args, **settings)
         self._pool.enter()
-        self._resolver = resolver
-        self._pool.on_unreachable = resolver.refresh
-        resolver.start()
 
     async def close(self, grace: float | None = None) -> None:
         """End all calls, close all connections, and release the registry. Idempotent.

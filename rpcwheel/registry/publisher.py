@@ -51,7 +51,7 @@ from .netinfo import (
     listening_addresses,
     port_binding,
 )
-from .registry import Registration, Registry, checked_wait
+from .registry import Registration, Registry, RegistryBase, checked_wait
 from .signals import SIGNAL_HANDLERS, is_main_thread
 from .url import parse_url
 
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Publisher", "PublisherBase", "ServerAdapter", "ServerGone"]
 
-R = TypeVar("R")
+R = TypeVar("R", bound=RegistryBase)
 
 CONNECT_TIMEOUT_S: Final = 1.0
 """The timeout of a connection to the server's own port."""
@@ -311,9 +311,6 @@ class PublisherBase(Generic[R]):
         """Check the type of the server, and return its adapter."""
         raise NotImplementedError
 
-    def _blocking(self, registry: R) -> Registry:
-        raise NotImplementedError
-
     def _close(self, registry: R, timeout_s: float) -> None:
         raise NotImplementedError
 
@@ -381,7 +378,7 @@ class PublisherBase(Generic[R]):
                 if isinstance(one, str):
                     own.append(self._registry_type(one, policy=policy, timer=self._timer))
                 registries.append(own[-1] if isinstance(one, str) else one)
-                self._blocking(registries[-1])._session.check_writable()
+                registries[-1]._session.check_writable()
         except BaseException:
             for registry in own:
                 EXECUTOR.submit(registry, partial(self._close, registry, CLOSE_TIMEOUT_S))
@@ -514,7 +511,7 @@ class PublisherBase(Generic[R]):
         self._is_published = True
         for registry in self._registries:
             for instance in self._instances:
-                registration = self._blocking(registry).register(instance)
+                registration = registry._blocking.register(instance)
                 self._published.append((registry, registration))
         if self._on_serving is not None:
             self._undo_on_serving = self._server.call(self._on_serving, self)
@@ -609,7 +606,7 @@ class PublisherBase(Generic[R]):
             if any(one.state != "GONE" for one in listed):
                 errors = (one.error for one in listed)
                 error = next((one for one in errors if one is not None), None)
-                url = self._blocking(registry).url
+                url = registry.url
                 self._events.emit(WithdrawalFailed(self._name(), url, error))
 
     def _begin_step(
@@ -647,7 +644,7 @@ class PublisherBase(Generic[R]):
 
         What the user has unregistered stays so, and so do changes that the user has made.
         """
-        blocking = self._blocking(registry)
+        blocking = registry._blocking
         with suppress(RegistryError):  # it is dead, which it reports itself; or the user closed it
             draining: list[Registration] = []
             for one, registration in self._published:
@@ -819,9 +816,6 @@ class Publisher(PublisherBase[Registry]):
         if has_ended(server):
             raise ConfigurationError("the server was stopped before; make another")
         return _ThreadedServer(server)
-
-    def _blocking(self, registry: Registry) -> Registry:
-        return registry
 
     def _close(self, registry: Registry, timeout_s: float) -> None:
         registry.close(timeout_s)

@@ -208,6 +208,8 @@ class RegistryBase:
     """What the registries of both worlds have in common: state, and checks of arguments."""
 
     _session: Session
+    _blocking: Any
+    """The `Registry` that makes the requests: the same, or that of the one for `grpc.aio`."""
 
     @property
     def url(self) -> str:
@@ -289,6 +291,8 @@ class Registry(RegistryBase):
     (`ResourceWarning`) and goes on. At the interpreter's exit it does nothing, and its lease runs
     out. In a forked child it is closed, and makes no requests: open another there.
     """
+
+    _blocking = property(lambda self: self)
 
     def __init__(
         self,

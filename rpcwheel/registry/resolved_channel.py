@@ -13,13 +13,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rpcwheel.balancer.channel import BalancedChannel
-from rpcwheel.instance import explicit_target
-from rpcwheel.transport.arguments import checked_credentials, checked_target
+from rpcwheel.transport.arguments import checked_credentials
 from rpcwheel.transport.sync import ReconnectingChannel
 
 from .registry import Registry
-from .resolver import Resolver, check_registry, resolution_of
-from .target import names_service
+from .resolver import new_channel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,6 +30,7 @@ if TYPE_CHECKING:
     from rpcwheel.timer.api import Timer
 
     from .policy import RegistryPolicy
+    from .resolver import Resolver
 
 __all__ = ["ResolvedChannel", "insecure_channel", "secure_channel"]
 
@@ -93,7 +92,7 @@ def insecure_channel(
         ExtraMissing: A package that the registry needs is not installed.
         TypeError: An argument is of a wrong type.
     """
-    return new_channel(credentials=None, **locals())
+    return new_channel(ReconnectingChannel, ResolvedChannel, Registry, credentials=None, **locals())
 
 
 def secure_channel(
@@ -119,42 +118,7 @@ def secure_channel(
     All other arguments, the result and the errors are those of `insecure_channel`.
     """
     checked_credentials(credentials)
-    return new_channel(**locals())
-
-
-def new_channel(
-    target: str,
-    credentials: grpc.ChannelCredentials | None,
-    *,
-    options: Sequence[tuple[str, Any]] | None,
-    compression: grpc.Compression | None,
-    timer: Timer | None,
-    **named: Any,
-) -> ReconnectingChannel | ResolvedChannel:
-    """Make the channel of `insecure_channel` and `secure_channel`; `named` are the other settings.
-
-    Raises:
-        ConfigurationError, ExtraMissing, TypeError: As `insecure_channel`.
-    """
-    if not names_service(target, named):
-        return ReconnectingChannel(
-            explicit_target(checked_target(target)),
-            credentials,
-            options=options,
-            compression=compression,
-            timer=timer,
-        )
-    check_registry(named.get("registry"), Registry, "rpcwheel.registry.Registry")
-    resolution, settings = resolution_of(
-        target, credentials=credentials, options=options, timer=timer, **named
-    )
-    channel = ResolvedChannel(resolution.target.service, compression=compression, **settings)
-    try:
-        channel.start(Resolver(channel, resolution))
-    except BaseException:
-        channel.close()
-        raise
-    return channel
+    return new_channel(ReconnectingChannel, ResolvedChannel, Registry, **locals())
 
 
 class ResolvedChannel(BalancedChannel):
@@ -164,16 +128,6 @@ class ResolvedChannel(BalancedChannel):
     """
 
     _resolver: Resolver | None = None
-
-    def start(self, resolver: Resolver) -> None:
-        """Have a resolver update this channel.
-
-        Raises:
-            RegistryClosed: The registry is closed.
-        """
-        self._resolver = resolver
-        self._pool.on_unreachable = resolver.refresh
-        resolver.start()
 
     def close(self) -> None:
         """End all calls, close all connections, and release the registry. Idempotent.

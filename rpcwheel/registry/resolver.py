@@ -1,4 +1,4 @@
-"""Updates the channels of both worlds with the instances of a service.
+"""Makes the channels of both worlds, and updates those by name with the instances of a service.
 
 Channels with the URL of one registry share its session: the first opens it, the last closes it.
 """
@@ -9,31 +9,33 @@ import os
 import threading
 import weakref
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel.balancer.policy import checked_policy
 from rpcwheel.durations import to_ns
 from rpcwheel.errors import RegistryError, RegistryRefused
-from rpcwheel.transport.arguments import checked_options
+from rpcwheel.instance import explicit_target
+from rpcwheel.transport.arguments import checked_options, checked_target
 
 from .one_shot_timer import OneShotTimer
 from .registry import Registry, check_policy
-from .target import Target
+from .target import Target, names_service
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
     import grpc
 
-    from rpcwheel.balancer.policy import BalancerPolicy
     from rpcwheel.instance import Snapshot
     from rpcwheel.timer.api import Timer
 
     from .policy import RegistryPolicy
-    from .registry import Subscription
+    from .registry import RegistryBase, Subscription
 
-__all__ = ["SESSIONS", "Resolution", "Resolver", "check_registry", "resolution_of"]
+__all__ = ["SESSIONS", "Resolver", "new_channel"]
+
+C = TypeVar("C")
 
 AUTHORITY_OPTIONS: Final = frozenset({"grpc.default_authority", "grpc.ssl_target_name_override"})
 
@@ -78,62 +80,67 @@ SESSIONS: Final = SharedRegistries()
 """The shared registries of this process."""
 
 
-def check_registry(registry: object, registry_class: type[Any], name: str) -> None:
-    """Raise `TypeError` if it is neither of this class nor None."""
-    if registry is not None and not isinstance(registry, registry_class):
-        raise TypeError(f"registry must be a {name} or None, not {registry!r}")
-
-
-class Resolution(NamedTuple):
-    """Which instances a channel by name uses."""
-
-    target: Target
-    registry: Registry | None
-    """The user's own; None: that of the target's URL."""
-    policy: RegistryPolicy | None
-    timer: Timer | None
-    wait_ns: int
-    """How long calls wait at most for the first instances."""
-
-
-def resolution_of(
-    target: str,
+def new_channel(
+    channel_class: Callable[..., C],
+    resolved_class: Callable[..., C],
+    registry_class: type[RegistryBase],
     *,
+    target: str,
     credentials: grpc.ChannelCredentials | None,
     options: Sequence[tuple[str, Any]] | None,
-    service: str | None = None,
-    registry: Registry | None = None,
-    group: str | None = None,
-    version: str | None = None,
-    registry_policy: RegistryPolicy | None = None,
-    zone: str | None = None,
-    policy: BalancerPolicy | None = None,
-    timer: Timer | None = None,
+    timer: Timer | None,
     **settings: Any,
-) -> tuple[Resolution, dict[str, Any]]:
-    """Check and split the arguments of a channel by name; see `rpcwheel.insecure_channel`.
+) -> C:
+    """Make the channel of `insecure_channel` and `secure_channel`, whose other arguments follow.
 
-    Returns:
-        Which instances the channel uses, and the settings of the `BalancedChannel`.
+    Args:
+        channel_class: Of a channel to an address.
+        resolved_class: Of a channel to a service by its name.
+        registry_class: Of a registry of the user's.
+        target: This and all others: see `rpcwheel.insecure_channel`.
+        credentials: None: without encryption.
+        options: For each connection.
+        timer: None for `shared_timer()`.
+        **settings: The others, also those that are None.
 
     Raises:
-        TypeError, ConfigurationError: An argument is not valid.
+        RuntimeError, ConfigurationError, ExtraMissing, TypeError: As `insecure_channel`.
     """
-    check_policy(registry_policy, "registry_policy")
-    named = Target.of(
-        target, has_registry=registry is not None, service=service, group=group, version=version
-    )
+    names = {"compression", "interceptors"} & settings.keys()
+    shared = {"credentials": credentials, "timer": timer, **{n: settings.pop(n) for n in names}}
+    if not names_service(target, settings):
+        address = explicit_target(checked_target(target))
+        return channel_class(address, options=options, **shared)
+    registry = settings.pop("registry")
+    if registry is not None and not isinstance(registry, registry_class):
+        package = f"rpcwheel.registry{'' if registry_class is Registry else '.aio'}"
+        raise TypeError(f"registry must be a {package}.Registry or None, not {registry!r}")
+    blocking = None if registry is None else registry._blocking  # noqa: SLF001 - not for users
+    selection = {name: settings.pop(name) for name in ("service", "group", "version")}
+    named = Target.of(target, has_registry=registry is not None, **selection)
     if credentials is not None:
         named = named.with_tls()
     if named.authority is not None:
-        checked = checked_options(options)
-        if not {name for name, _ in checked} & AUTHORITY_OPTIONS:
-            options = [*checked, ("grpc.default_authority", named.authority)]
-    policy = checked_policy(policy)
-    resolution = Resolution(named, registry, registry_policy, timer, to_ns(policy.pick_timeout))
-    settings |= {"credentials": credentials, "options": options, "timer": timer}
-    settings |= {"policy": policy if zone is None else policy.replace(zone=zone)}
-    return resolution, {name: one for name, one in settings.items() if one is not None}
+        options = checked_options(options)
+        if not {name for name, _ in options} & AUTHORITY_OPTIONS:
+            options = [*options, ("grpc.default_authority", named.authority)]
+    policy, zone = checked_policy(settings.pop("policy")), settings.pop("zone")
+    registry_policy = settings.pop("registry_policy")
+    check_policy(registry_policy, "registry_policy")
+    resolver = Resolver(named, blocking, registry_policy, timer, to_ns(policy.pick_timeout))
+    try:
+        channel = resolved_class(
+            named.service,
+            options=options,
+            policy=policy if zone is None else policy.replace(zone=zone),
+            **shared,
+            **{name: one for name, one in settings.items() if one is not None},
+        )
+        resolver.start(channel)
+    except BaseException:
+        resolver.close()
+        raise
+    return channel
 
 
 class Resolver:
@@ -142,34 +149,52 @@ class Resolver:
     On worker threads, also a channel of `grpc.aio`, which takes updates on any thread.
     """
 
-    def __init__(self, channel: Any, resolution: Resolution) -> None:
+    def __init__(
+        self,
+        target: Target,
+        registry: Registry | None,
+        policy: RegistryPolicy | None,
+        timer: Timer | None,
+        wait_ns: int,
+    ) -> None:
         """Open the registry of the target if none is given. Does nothing else before `start`.
+
+        Args:
+            target: The service and its registry.
+            registry: The user's own; None: that of the target's URL.
+            policy: For a registry that is given by URL; None: the defaults.
+            timer: None for `shared_timer()`.
+            wait_ns: How long calls wait at most for the first instances.
 
         Raises:
             ConfigurationError, ExtraMissing: The registry can't be opened.
         """
-        self._channel = weakref.ref(channel)
-        self._target, registry, policy, timer, self._wait_ns = resolution
-        self._key = self._target.registry_key, policy, id(timer)
-        if registry is None:
-            url: Any = self._target.url
-            make = partial(Registry, url, policy=policy, timer=timer)
-            registry = SESSIONS.acquire(self._key, make)
-        self._registry = registry
+        self._target, self._wait_ns = target, wait_ns
+        self._key = target.registry_key, policy, id(timer)
+        url: Any = target.url
+        self._registry = (
+            SESSIONS.acquire(self._key, partial(Registry, url, policy=policy, timer=timer))
+            if registry is None
+            else registry
+        )
         self._lock = threading.RLock()
         look_up_again = partial(EXECUTOR.submit, self, partial(self._look_up, wait=False))
         self._alarm = OneShotTimer(timer, look_up_again)
         self._subscription: Subscription | None = None
         self._closed = False
-        self._dropped = weakref.finalize(channel, EXECUTOR.submit, self, self.close)
-        self._dropped.atexit = False
+        self._dropped: weakref.finalize[..., Any] | None = None
 
-    def start(self) -> None:
-        """Subscribe, until the channel is dropped or this is closed.
+    def start(self, channel: Any) -> None:
+        """Update a channel until it is closed or dropped, or this is closed.
 
         Raises:
             RegistryClosed: The registry is closed.
         """
+        self._channel = weakref.ref(channel)
+        self._dropped = weakref.finalize(channel, EXECUTOR.submit, self, self.close)
+        self._dropped.atexit = False
+        channel._resolver = self  # noqa: SLF001 - not for users, as below
+        channel._pool.on_unreachable = self.refresh  # noqa: SLF001
         self._subscription = self._registry.subscribe(self._target.service, self._update)
         EXECUTOR.submit(self, self._look_up)
 
@@ -180,7 +205,8 @@ class Resolver:
                 return
             self._closed = True
             self._alarm.clear()
-        self._dropped.detach()
+        if self._dropped is not None:
+            self._dropped.detach()
         if self._subscription is not None:
             self._subscription.close()
         if self._target.url is not None and SESSIONS.release(self._key, self._registry):
