@@ -96,7 +96,7 @@ READERS_TIMEOUT_S: Final = 0.5
 """How long to wait, after an attempt has failed, for threads that still read its last message."""
 
 TRAILERS_TIMEOUT_S: Final = 0.02
-"""How long to wait, after empty initial metadata, for a failure that may follow immediately."""
+"""How long to wait, after empty initial metadata, for a failure that may follow at once."""
 
 CHANNEL_CLOSED: Final = Stop("its channel was closed")
 NO_STATUS: Final = Stop("it failed without a status")
@@ -694,7 +694,7 @@ class _RetryingState:
         """Continue without the timer if it is late or was stopped."""
 
     def end_waiting(self) -> None:
-        """Stop to wait for the next attempt, because the channel is closed."""
+        """Stop waiting for the next attempt, because the channel is closed."""
         raise NotImplementedError
 
     def seconds_left(self) -> float | None:
@@ -796,7 +796,8 @@ class CallAttempts(_RetryingState):
             attempt.cancel()  # the call was canceled while this attempt was made
         attempt.add_done_callback(InternalCallback(self._on_done, attempt))
 
-    def _on_done(self, attempt: AnyCall, _: object) -> None:  # a call below, if this one is wrapped
+    # The second argument is the call that gRPC passes: the inner one, if `attempt` is a wrapper.
+    def _on_done(self, attempt: AnyCall, _: object) -> None:
         """Record the end of an attempt. On gRPC's thread, or on the thread that canceled it."""
         try:
             failure = failure_of(attempt)
