@@ -297,6 +297,27 @@ class Relay(grpc.aio.Call):
         for callback in callbacks or ():
             _call_back(callback, self)
 
+    def finish_failed(self, call: Any, error: BaseException) -> None:
+        """End with the failure of an attempt.
+
+        A call with a stream of requests ends with a copy of the status: if a request can't be
+        written, grpc.aio (1.85) replaces the status of the attempt, even by `MADE_UP_DETAILS`.
+
+        Args:
+            call: The attempt.
+            error: What awaiting it raises.
+        """
+        if not has_ended(call):
+            self.finish(failed_call(self.kind, error))
+        elif not self.kind.streams_requests:
+            self.finish(call)
+        elif isinstance(error, grpc.RpcError):
+            self.finish(failed_call(self.kind, error), source=call)
+        elif isinstance(error, asyncio.CancelledError):
+            self.finish(finished_call(self.kind, CANCELLED, CANCELLED_HERE), source=call)
+        else:
+            self.finish(call)
+
     def end(self, call: FinishedCall) -> None:
         """End with the status of a finished call and cancel the running attempt.
 
@@ -430,7 +451,7 @@ class Relay(grpc.aio.Call):
                 self.received = self.received or bool(metadata)
                 return metadata
             if call is self._attempt:
-                await self._wait_for_change()  # for the decision what follows
+                await self._wait_for_change()  # for the decision about a retry
         return await self._final.initial_metadata()
 
     async def trailing_metadata(self) -> Any:
@@ -482,7 +503,7 @@ def _call_back(callback: Callback, call: Relay) -> None:
 
 
 def _report(relays: list[Relay], number: int, _: object) -> None:
-    """Report the end of an attempt, and empty `relays`: the attempt keeps this callback."""
+    """Report the end of an attempt, once; attempts keep their callbacks, so `relays` is emptied."""
     if relays and (relays[0].is_awaited or relays[0].attempt_ended(number)):
         relays.clear()
 
@@ -551,7 +572,7 @@ class AwaitedRelay(Relay):
         return bool(self.kind.streams_requests) and has_ended(call)
 
     def _until_decided(self, call: Any) -> Generator[Any, None, None]:
-        """Wait for the decision what follows an attempt that has ended."""
+        """Wait for the decision that follows the end of an attempt."""
         while call is self._attempt:
             yield from self._wait_for_change().__await__()
 
@@ -560,11 +581,11 @@ class ReadRelay(Relay):
     """A call with a stream of responses."""
 
     _cancels_when_dropped = True
-    _unread: Any = None
-    _unread_of: Any = None
-    _iterator: AsyncIterator[Any] | None = None
-    _reads = False
-    _over = False
+    _messages: Any = None  # the iterator of the attempt that was read last
+    _messages_of: Any = None  # that attempt
+    _iterator: AsyncIterator[Any] | None = None  # of the caller
+    _uses_read = False  # the caller has called `read`
+    _at_end = False  # the caller has reached the end, or got the failure
 
     def __del__(self) -> None:
         if self._attempt is not None:
@@ -573,21 +594,21 @@ class ReadRelay(Relay):
             self._release()
 
     def __aiter__(self) -> AsyncIterator[Any]:
-        if self._reads:
+        if self._uses_read:
             raise grpc.aio.UsageError(MIXED)
         if self._iterator is None:
             self._iterator = self._iterate()
         return self._iterator
 
     async def read(self) -> Any:
-        if self._over:
+        if self._at_end:
             failure = None if self._final is None else failure_of(self._final)
             if failure is not None:
                 raise failure
             return grpc.aio.EOF
         if self._iterator is not None and self._final is None:
             raise grpc.aio.UsageError(MIXED)
-        self._reads = True
+        self._uses_read = True
         return await self._next()
 
     async def _iterate(self) -> AsyncIterator[Any]:
@@ -606,7 +627,7 @@ class ReadRelay(Relay):
                     message = await self._receive(call)
                 except Exception as error:  # noqa: BLE001 - raised if nothing follows
                     self._attempt_raised(call, error)
-                    # Wait for the decision what follows. If a scheduled retry is abandoned, this
+                    # Wait for the decision about a retry. If a scheduled retry is abandoned, this
                     # attempt becomes the end, and its iterator has nothing more to raise.
                     while call is self._attempt or (self._attempt is None and self._source is None):
                         await self._wait_for_change()
@@ -614,15 +635,15 @@ class ReadRelay(Relay):
                         raise self._failure_of(error) from None
                     continue
                 if call is self._source or call is self._attempt:
-                    self._over = message is grpc.aio.EOF
-                    self.received = self.received or not self._over
+                    self._at_end = message is grpc.aio.EOF
+                    self.received = self.received or not self._at_end
                     return message
         except asyncio.CancelledError:
-            self._over = True
+            self._at_end = True
             self.cancel()
             raise
         except Exception:
-            self._over = True
+            self._at_end = True
             raise
 
     def _failure_of(self, error: Exception) -> BaseException:
@@ -631,11 +652,11 @@ class ReadRelay(Relay):
         return error if own is None else own
 
     async def _receive(self, call: Any) -> Any:
-        if call is not self._unread_of:
-            self._unread_of, self._unread = call, call.__aiter__()
-        listening, cancels = self._limit_silence(call), cancel_count()
+        if call is not self._messages_of:
+            self._messages_of, self._messages = call, call.__aiter__()
+        limit, cancels = self._limit_silence(call), cancel_count()
         try:
-            return await self._unread.__anext__()
+            return await self._messages.__anext__()
         except StopAsyncIteration:
             return grpc.aio.EOF
         except asyncio.CancelledError:
@@ -643,8 +664,8 @@ class ReadRelay(Relay):
                 raise
             return None
         finally:
-            if listening is not None:
-                listening.cancel()
+            if limit is not None:
+                limit.cancel()
 
 
 class WrittenRelay(Relay):

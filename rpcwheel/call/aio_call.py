@@ -283,10 +283,8 @@ class RetryingCall(Relay):
                 return
         if error is None:
             self.finish(call)
-        elif not isinstance(error, grpc.RpcError):
-            self.finish(call if has_ended(call) else failed_call(self.kind, error))
-        elif not self._config.handles_failures:
-            self._fail(call, error)
+        elif not isinstance(error, grpc.RpcError) or not self._config.handles_failures:
+            self.finish_failed(call, error)
         else:  # later: this runs inside of grpc, and not in the caller's context
             soon = asyncio.get_running_loop().call_soon
             soon(self._decide, call, error, context=self._context)
@@ -450,21 +448,13 @@ class RetryingCall(Relay):
             received=self.received,
         )
         if policy is None:
-            self._fail(call, error)
+            self.finish_failed(call, error)
         elif isinstance(policy, DefaultResponsePolicy):
             self._respond(policy, error)
         elif self.kind.streams_requests:
             self._enqueue_stream(policy, call, error)
         else:
             self._enqueue(policy, call, error, queued_request(self._request))
-
-    def _fail(self, call: Any, error: grpc.RpcError) -> None:
-        """End with the failure of the attempt."""
-        if self.kind.streams_requests:
-            # grpc.aio may replace the status of `call` later
-            self.finish(failed_call(self.kind, error), source=call)
-        else:
-            self.finish(call)
 
     def _respond(
         self, policy: FailbackPolicy | DefaultResponsePolicy, error: grpc.RpcError
@@ -492,7 +482,7 @@ class RetryingCall(Relay):
         requests = self._requests
         is_known = requests is not None and requests.is_known
         if not is_known and not self._state.is_queued(self.method, self._config, error):
-            self._fail(call, error)
+            self.finish_failed(call, error)
             return
         if requests is not None and requests.is_plain and not is_known:
             requests.read_plain_rest()
@@ -522,7 +512,7 @@ class RetryingCall(Relay):
             return
         why = "its requests were written" if self._was_written else "not all requests are known"
         error.add_note(f"{self.method}: not queued by failback, as {why}")
-        self._fail(call, error)
+        self.finish_failed(call, error)
 
     def _enqueue(
         self, policy: FailbackPolicy, call: Any, error: grpc.RpcError, *requests: object
@@ -547,7 +537,7 @@ class RetryingCall(Relay):
         if queued:
             self._respond(policy, error)
         else:
-            self._fail(call, error)
+            self.finish_failed(call, error)
 
     # --- message_timeout ---
 

@@ -770,7 +770,7 @@ class CallAttempts(_RetryingState):
     def __init__(self, call: ClientCall) -> None:
         super().__init__(call)
         self._attempt: Any = None  # the running attempt, or the last one
-        self._deciding = False  # the attempt has failed; the decision what follows is pending
+        self._deciding = False  # the attempt has failed; the decision about a retry is pending
         self._received = False  # the caller has received a message or metadata of the attempt
         self._readers = 0  # threads that wait for a message of the attempt
         self._stalled: Any = None  # an attempt that was canceled by message_timeout

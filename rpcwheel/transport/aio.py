@@ -22,7 +22,7 @@ import grpc
 
 from rpcwheel._concurrency.callbacks import CloseCallbacks, weak_callback
 from rpcwheel._concurrency.loop import call_on_loop
-from rpcwheel._grpc.aio_finished import failed_call, finished_call
+from rpcwheel._grpc.aio_finished import finished_call
 from rpcwheel._grpc.aio_interceptors import LISTS, Interceptors, give_lists, lists_of
 from rpcwheel._grpc.aio_relay import (
     AwaitedRelay,
@@ -32,7 +32,6 @@ from rpcwheel._grpc.aio_relay import (
     WouldBlockError,
     WrittenRelay,
     failure_of,
-    has_ended,
 )
 from rpcwheel.durations import NEVER
 from rpcwheel.errors import ConfigurationError
@@ -518,14 +517,14 @@ class TransportCall(Relay):
             return
         except BaseException as raised:  # noqa: BLE001 - of an interceptor; the caller gets it
             error = raised
+        if error is None:
+            self.finish(call)
+            return
         if isinstance(error, grpc.aio.AioRpcError):
             self._saw_status(error.code())
-            if self.kind.streams_requests:  # else grpc.aio may report another status later
-                self.finish(failed_call(self.kind, error), source=call)
-                return
         elif isinstance(error, asyncio.CancelledError):
             self._saw_status(grpc.StatusCode.CANCELLED)
-        self.finish(call if error is None or has_ended(call) else failed_call(self.kind, error))
+        self.finish_failed(call, error)
 
     def _saw_status(self, code: grpc.StatusCode) -> None:
         """Stamp the activity with the status of a failure."""

@@ -123,7 +123,7 @@ async def play(shop, channel, kind, style, scenario, *, bare=False):
     seen["answer"] = await result_of(answer(call, style, kind))
     if style.endswith("read"):
         seen["read again"] = await result_of(call.read())
-    elif kind.endswith("unary"):
+    elif kind.endswith("unary") and not bare:  # grpc.aio may replace the status of a bare call
         assert await result_of(call) == seen["answer"]
     if writing is not None:  # who writes to a bare call may wait forever: see `give_up`
         await asyncio.wait([writing], timeout=HANGS_S if scenario.cancel else WAIT_S)

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from fixtures.waiting import WAIT_S, aio_wait_until
-from rpcwheel._grpc.aio_finished import failed_call, finished_call
+from rpcwheel._grpc.aio_finished import CANCELLED_HERE, failed_call, finished_call
 from rpcwheel._grpc.aio_relay import (
     AwaitedRelay,
     ReadRelay,
@@ -19,6 +19,7 @@ from rpcwheel._grpc.aio_relay import (
     Signal,
     WrittenRelay,
     cancel_count,
+    failure_of,
 )
 from rpcwheel.events import CallbackFailed
 from rpcwheel.rpc import Kind
@@ -295,6 +296,25 @@ async def test_a_status_made_up_by_grpc_is_replaced_by_the_servers_own():
     attempt.call_back()
     ((call, _),) = relay.failures
     assert await call.code() is grpc.StatusCode.UNAVAILABLE
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "raises"),
+    [
+        ("CANCELLED", CANCELLED_HERE, asyncio.CancelledError),
+        ("UNAVAILABLE", "gone", grpc.aio.AioRpcError),
+    ],
+)
+async def test_a_status_made_up_by_grpc_does_not_replace_the_end_of_a_call(code, details, raises):
+    relay = StreamUnaryRelay()
+    relay.begin(attempt := RunningAttempt())
+    attempt.end_as(failure(code, details, Kind.STREAM_UNARY))
+    relay.finish_failed(attempt, failure_of(attempt.end))
+    attempt.end = failure("INTERNAL", MADE_UP, Kind.STREAM_UNARY)
+    assert (await relay.code(), await relay.details()) == (grpc.StatusCode[code], details)
+    assert relay.cancelled() is (code == "CANCELLED")
+    with pytest.raises(raises):
+        await relay
 
 
 @pytest.mark.parametrize("finishes_first", [False, True])
