@@ -50,11 +50,11 @@ LOOP_END_TIMEOUT_S: Final = 4 * HURRIED_TIMEOUT_S
 """The longest delay of the end of an event loop, for the withdrawal of the server."""
 
 
-class _LoopServer:
+class _LoopServer(ServerAdapter):
     """Adapts a `grpc.aio.Server`: runs calls on its event loop, and waits for them on a thread."""
 
     def __init__(self, server: grpc.aio.Server) -> None:
-        self._server = server
+        super().__init__(server)
         self.loop: asyncio.AbstractEventLoop | None = None
         """The server's, once it is known."""
         self._is_abandoned = False

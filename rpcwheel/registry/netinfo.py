@@ -64,8 +64,7 @@ def port_binding(
     *,
     listening_ports: Collection[int],
     server_runs: bool,
-    host_is_elsewhere: bool,
-    host_answers: bool,
+    host_forwards: bool,
 ) -> PortBinding:
     """Decide who listens on the port that is published.
 
@@ -73,8 +72,8 @@ def port_binding(
         port: The port that is published; 0 for any.
         listening_ports: The ports on which this process listens.
         server_runs: Whether the server runs, so no port can be added to it.
-        host_is_elsewhere: Whether a host was given that is not this machine.
-        host_answers: Whether a host was given that accepts connections on the port.
+        host_forwards: Whether a host was given that may forward to this process: it is not this
+            machine, or accepts connections on the port.
 
     Raises:
         ConfigurationError: No server listens there and none can, or it can't be found out.
@@ -82,14 +81,14 @@ def port_binding(
     if port and port in listening_ports:
         return PortBinding.OWN
     if server_runs:
-        if port and (host_is_elsewhere or host_answers):
+        if port and host_forwards:
             return PortBinding.PROXY
         raise ConfigurationError(
             f"port is {port}, and nothing in this process listens there, but the server runs "
             "already; give the port that add_insecure_port() or add_secure_port() returned, or, "
             "if it is reached through another machine or a proxy, say where: host="
         )
-    if port and listening_ports and (host_answers or host_is_elsewhere):
+    if port and listening_ports and host_forwards:
         return PortBinding.PROXY
     # Without a port of this process no proxy can forward to it: another server has answered.
     return PortBinding.BIND

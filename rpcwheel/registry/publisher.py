@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Self, TypeVar
 
 import grpc
 import grpc.aio
@@ -117,19 +117,28 @@ class ServerGone(Exception):
     """The event loop of a server has ended, so nothing can be done with the server any more."""
 
 
-class ServerAdapter(Protocol):
-    """What differs between servers of `grpc` and of `grpc.aio`. Blocking; not for event loops."""
+class ServerAdapter:
+    """What differs between servers of `grpc`, as here, and of `grpc.aio`.
+
+    Blocking; not for event loops.
+    """
+
+    def __init__(self, server: Any) -> None:
+        self._server = server
 
     @property
     def is_gone(self) -> bool:
         """Whether `call` and `stop` have no effect any more."""
+        return False
 
     @property
     def is_running(self) -> bool:
         """Whether the server was started and not stopped."""
+        return bool(is_running(self._server))
 
     def service_names(self) -> tuple[str, ...]:
         """The services that the server has handlers for; () if that can't be known."""
+        return services_of(self._server)
 
     def call(self, function: Callable[..., Any], *args: object) -> Any:
         """Call a method of the server, or user code, where the server runs; returns the result.
@@ -137,6 +146,7 @@ class ServerAdapter(Protocol):
         Raises:
             ServerGone: The server's event loop has ended.
         """
+        return function(*args)
 
     def stop(self, grace_s: float) -> threading.Event:
         """Accept no more calls, and let running calls continue for a time; then the event is set.
@@ -146,6 +156,8 @@ class ServerAdapter(Protocol):
         Raises:
             ServerGone: The server's event loop has ended.
         """
+        stopped: threading.Event = self._server.stop(grace_s)
+        return stopped
 
 
 class State(enum.Enum):
@@ -452,7 +464,8 @@ class PublisherBase(Generic[R]):
 
     def _find_binding(self) -> PortBinding:
         host, port = self._host, self._port
-        host_answers = bool(host and port and not connect_error(host, port, CONNECT_TIMEOUT_S))
+        is_elsewhere = host is not None and not is_local(host)
+        answers = bool(host and port and not connect_error(host, port, CONNECT_TIMEOUT_S))
         own = listening_addresses()
         if own is None:  # the system does not show it
             error = connect_error("localhost", port, CONNECT_TIMEOUT_S)
@@ -461,8 +474,7 @@ class PublisherBase(Generic[R]):
             port,
             listening_ports={own_port for _, own_port in own},
             server_runs=self._ran_before,
-            host_is_elsewhere=host is not None and not is_local(host),
-            host_answers=host_answers,
+            host_forwards=is_elsewhere or answers,
         )
 
     def _bind(self) -> None:
@@ -522,7 +534,7 @@ class PublisherBase(Generic[R]):
         self, reason: str = "begin_stop() was called", grace: Duration | None = None
     ) -> None:
         """Begin the stop, and return at once; from any thread. Arguments as in `stop()`."""
-        grace_s = None if grace is None else _checked_seconds(grace, "grace")
+        grace_s = checked_wait(grace, "grace")
         if self._is_forked():
             return
         if self._server.is_gone:
@@ -702,29 +714,6 @@ class PublisherBase(Generic[R]):
                 self._undo_on_serving()
 
 
-class _ThreadedServer:
-    """Adapts a `grpc.Server`."""
-
-    is_gone = False
-
-    def __init__(self, server: grpc.Server) -> None:
-        self._server = server
-
-    @property
-    def is_running(self) -> bool:
-        return bool(is_running(self._server))
-
-    def service_names(self) -> tuple[str, ...]:
-        return services_of(self._server)
-
-    def call(self, function: Callable[..., Any], *args: object) -> Any:
-        return function(*args)
-
-    def stop(self, grace_s: float) -> threading.Event:
-        stopped: threading.Event = self._server.stop(grace_s)
-        return stopped
-
-
 class Publisher(PublisherBase[Registry]):
     """Publishes the services of a `grpc.server()` while it serves, and stops both in order.
 
@@ -815,7 +804,7 @@ class Publisher(PublisherBase[Registry]):
             raise TypeError(f"server must be what grpc.server() gave, not {server!r}")
         if has_ended(server):
             raise ConfigurationError("the server was stopped before; make another")
-        return _ThreadedServer(server)
+        return ServerAdapter(server)
 
     def _close(self, registry: Registry, timeout_s: float) -> None:
         registry.close(timeout_s)

@@ -50,9 +50,11 @@ if TYPE_CHECKING:
     from .reconciler import Request
     from .snapshot_file import SnapshotFile
 
+    Lookup = tuple[str | None, Future[Any]]
+    """A service (None: the names of all services), and its answer."""
     Waiter = tuple[RegistrationRecord, State, Future[bool]]
 
-__all__ = ["Lookup", "LookupQueue", "Session", "UnreadableRecords"]
+__all__ = ["LookupQueue", "Session", "UnreadableRecords"]
 
 BUG_RETRY_NS: Final = 1_000_000_000
 """After an error that is a bug of ours."""
@@ -60,14 +62,6 @@ BUG_RETRY_NS: Final = 1_000_000_000
 
 class UnreadableRecords(RegistryUnavailable):
     """The registry has answered, but none of its records can be decoded."""
-
-
-class Lookup(NamedTuple):
-    """A one-shot question."""
-
-    service: str | None
-    """None: for the names of all services."""
-    answer: Future[Any]
 
 
 class _Answer(NamedTuple):
@@ -95,7 +89,7 @@ class LookupQueue:
         self._emit = emit
         self._snapshots = snapshots
         self._now_ns = now_ns
-        self._waiting: dict[str | None, Lookup] = {}
+        self._waiting: dict[str | None, Future[Any]] = {}
         self._answers: dict[str, _Answer] = {}
         self._unreadable: dict[str, ServiceCache] = {}
         """Services without readable records; each record is reported once."""
@@ -105,36 +99,30 @@ class LookupQueue:
 
     def add(self, service: str | None) -> Future[Any]:
         """Return the future of the answer, which several callers may share."""
-        lookup = self._waiting.get(service)
-        if lookup is None:
-            lookup = self._waiting[service] = Lookup(service, Future())
-        return lookup.answer
+        return self._waiting.setdefault(service, Future())
 
     def take(self) -> Lookup | None:
         """Take the oldest lookup, to be carried out."""
-        if not self._waiting:
-            return None
-        return self._waiting.pop(next(iter(self._waiting)))
+        service = next(iter(self._waiting), None)
+        return (service, self._waiting.pop(service)) if self._waiting else None
 
     def carry_out(self, lookup: Lookup) -> BaseException | None:
         """Ask the backend, and set the answer. Returns the error, if there was one."""
+        service, answer = lookup
         try:
-            if lookup.service is None:
-                answer: object = tuple(self._backend.services())
-            else:
-                answer = self._look_up(lookup.service)
+            found = tuple(self._backend.services()) if service is None else self._look_up(service)
         except BaseException as error:  # noqa: BLE001 - for the caller
             if not isinstance(error, RegistryClosed):  # closed by its user: no failure
                 self._emit(RegistryFailed(self._registry, "lookup", error, None))
-            lookup.answer.set_exception(error)
+            answer.set_exception(error)
             return error
-        lookup.answer.set_result(answer)
+        answer.set_result(found)
         return None
 
     def refuse(self, error: BaseException) -> None:
         """End all waiting lookups with an error."""
         while lookup := self.take():
-            lookup.answer.set_exception(error)
+            lookup[1].set_exception(error)
 
     def last(self, service: str) -> Snapshot | None:
         """The last answer, of this run or an earlier one; None: none. May read a file."""

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 from rpcwheel.durations import NEVER
 from rpcwheel.registry.policy import JITTER
@@ -54,13 +54,19 @@ UNUSED: Final = "no watch is left"
 DATA_LOST: Final = "the registry has lost its data: its revision decreased"
 
 
+class Action:
+    """What is to be done for the watches."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
-class OpenStream:
+class OpenStream(Action):
     """Open a stream; `opened` or `ended` follows."""
 
 
 @dataclass(frozen=True, slots=True)
-class CreateWatch:
+class CreateWatch(Action):
     """Ask etcd to watch all keys below the prefix from now on."""
 
     number: int
@@ -68,19 +74,19 @@ class CreateWatch:
 
 
 @dataclass(frozen=True, slots=True)
-class CancelWatch:
+class CancelWatch(Action):
     """Ask etcd to end this watch."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
-class SendProbe:
+class SendProbe(Action):
     """Ask etcd for a response."""
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class Read(Action):
     """Read all records below the prefixes; `read` follows. Responses wait until then."""
 
     prefixes: Mapping[int, bytes]
@@ -88,7 +94,7 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True)
-class EndStream:
+class EndStream(Action):
     """End the stream; `ended` follows."""
 
     unresponsive: bool = False
@@ -96,7 +102,7 @@ class EndStream:
 
 
 @dataclass(frozen=True, slots=True)
-class NotifyView:
+class NotifyView(Action):
     """Give the watcher all records of its service."""
 
     number: int
@@ -108,23 +114,11 @@ class NotifyView:
 
 
 @dataclass(frozen=True, slots=True)
-class NotifyContactLost:
+class NotifyContactLost(Action):
     """Tell the watcher that contact was lost."""
 
     number: int
     reason: str
-
-
-Action: TypeAlias = (
-    OpenStream
-    | CreateWatch
-    | CancelWatch
-    | SendProbe
-    | Read
-    | EndStream
-    | NotifyView
-    | NotifyContactLost
-)
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ def test_waiting_lookups_of_one_service_share_a_request(driver):
     assert queue.add(SERVICE) is queue.add(SERVICE)
     assert queue.add(None) is queue.add(None)
     first, second = queue.take(), queue.take()
-    assert (first.service, second.service, queue.take()) == (SERVICE, None, None)
+    assert (first[0], second[0], queue.take()) == (SERVICE, None, None)
     assert queue.add(SERVICE) is not first.answer  # its request may have read older data
 
 

@@ -92,18 +92,13 @@ def test_connect_error_is_empty_if_the_connection_is_accepted(listener):
 
 
 def binding(port=50051, **given) -> PortBinding:
-    usual = {
-        "listening_ports": (),
-        "server_runs": False,
-        "host_is_elsewhere": False,
-        "host_answers": False,
-    }
+    usual = {"listening_ports": (), "server_runs": False, "host_forwards": False}
     return port_binding(port, **usual | given)
 
 
 def test_a_port_on_which_this_process_listens_is_its_own():
     assert binding(listening_ports={50051}) is PortBinding.OWN
-    given = {"server_runs": True, "host_is_elsewhere": True}
+    given = {"server_runs": True, "host_forwards": True}
     assert binding(listening_ports={50051}, **given) is PortBinding.OWN
 
 
@@ -118,21 +113,14 @@ def test_a_running_server_with_another_port_is_refused():
         with pytest.raises(ConfigurationError, match=r"port is 50051.*the server runs already"):
             binding(listening_ports=listening_ports, server_runs=True)
     with pytest.raises(ConfigurationError):
-        binding(0, server_runs=True, host_is_elsewhere=True)
+        binding(0, server_runs=True, host_forwards=True)
 
 
 def test_a_port_of_a_proxy_is_not_bound():
-    assert binding(host_answers=True, listening_ports={50052}) is PortBinding.PROXY
-    assert binding(host_answers=True, server_runs=True) is PortBinding.PROXY
-    assert binding(host_is_elsewhere=True, server_runs=True) is PortBinding.PROXY
-    assert binding(host_is_elsewhere=True, listening_ports={50052}) is PortBinding.PROXY
+    assert binding(host_forwards=True, listening_ports={50052}) is PortBinding.PROXY
+    assert binding(host_forwards=True, server_runs=True) is PortBinding.PROXY
 
 
-def test_a_mapped_port_of_a_server_without_ports_is_bound():
-    assert binding(host_is_elsewhere=True) is PortBinding.BIND
-
-
-def test_a_host_that_answers_is_no_proxy_of_a_process_that_does_not_listen():
-    """It is the server that this one replaces, which stops soon."""
-    assert binding(host_answers=True) is PortBinding.BIND
-    assert binding(host_answers=True, host_is_elsewhere=True) is PortBinding.BIND
+def test_a_port_is_bound_if_the_process_listens_at_none_that_a_proxy_could_forward_to():
+    """Another server answers at the host: the one that this replaces, which stops soon."""
+    assert binding(host_forwards=True) is PortBinding.BIND
