@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
-from rpcwheel.errors import RegistryClosed
+from rpcwheel.errors import ConfigurationError, RegistryClosed
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from .url import RegistryUrl
 
-__all__ = ["Lost", "RegistryBackend", "Settings", "View", "Watch", "Watcher"]
+__all__ = ["Lost", "RegistryBackend", "Settings", "View", "Watch", "Watcher", "check_writable"]
 
 Lost = Literal["missing", "taken", "lease", "session", "wiped"]
 """Why the engine does not have a published instance any more. "missing": its record is gone, or is
@@ -87,6 +87,19 @@ class Watch(Protocol):
         """
 
 
+def check_writable(backend: object, url: object) -> None:
+    """Check that instances can be published by a backend, or a class of backends.
+
+    Raises:
+        ConfigurationError: It is for reading only.
+    """
+    if getattr(backend, "read_only", False):
+        raise ConfigurationError(
+            f"{url} is for reading only: its instances are published by other means, such as pods "
+            "by Kubernetes; to publish, give another registry"
+        )
+
+
 class RegistryBackend(ABC):
     """The connection of one process to one engine.
 
@@ -97,9 +110,6 @@ class RegistryBackend(ABC):
     Methods are called on any thread, one call at a time. `watch`, `Watch.close` and `close` may be
     called concurrently with them.
     """
-
-    schemes: ClassVar[tuple[str, ...]]
-    """Schemes of URLs, such as `("etcd", "etcds")`."""
 
     path_is_own: ClassVar[bool] = False
     """Whether the path of a URL belongs to the backend (`url.path`, such as a file). The service is

@@ -24,7 +24,6 @@ from rpcwheel._concurrency.executor import EXECUTOR, reset_after_fork
 from rpcwheel._concurrency.notifications import FLUSH_TIMEOUT_S, NotificationQueue
 from rpcwheel.durations import to_ns, to_seconds
 from rpcwheel.errors import (
-    ConfigurationError,
     NotPublished,
     RegistryClosed,
     RegistryError,
@@ -33,9 +32,10 @@ from rpcwheel.errors import (
 from rpcwheel.events import InstancesChanged, RegistryFailed
 from rpcwheel.instance import ServiceInstance, Snapshot
 
+from .backend import check_writable
 from .cache import ServiceCache
 from .one_shot_timer import OneShotTimer
-from .policy import JITTER, RegistryRules
+from .policy import RegistryRules
 from .reconciler import Reconciler, RegistrationRecord, State
 from .watches import WatchManager
 
@@ -189,13 +189,12 @@ class Session:
         *,
         timer: Timer | None = None,
         snapshots: SnapshotFile | None = None,
-        random_fraction: Callable[[], float] = JITTER.random,
     ) -> None:
         self.name = str(backend.url)
         self.rules = RegistryRules.from_policy(policy)
         self._backend = backend
         self._snapshots = snapshots
-        self._reconciler = Reconciler(self.name, self.rules, random_fraction)
+        self._reconciler = Reconciler(self.name, self.rules)
         self.health = self._reconciler.health
         self._alarm = OneShotTimer(timer, self._schedule, self.name, "renew")
         self._notifications = NotificationQueue()
@@ -239,11 +238,7 @@ class Session:
 
     def check_writable(self) -> None:
         """Raise `ConfigurationError` if nothing can be published in this registry."""
-        if self._backend.read_only:
-            raise ConfigurationError(
-                f"{self.name} is for reading only: its instances are published by other means, "
-                "such as pods by Kubernetes; to publish, give another registry"
-            )
+        check_writable(self._backend, self.name)
 
     def refresh(self, service: str) -> None:
         """Have the backend read a watched service again. Never blocks; any thread."""

@@ -10,7 +10,7 @@ All calls run on the calling thread. Only requests to a frozen backend wait in r
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, ClassVar, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
 from rpcwheel.errors import RegistryRefused, RegistryUnavailable
 from rpcwheel.instance import ServiceInstance
@@ -36,8 +36,6 @@ class FlakyBackend(RegistryBackend):
     While it is down or frozen, the leases of the inner backend run and end, as if the connection
     was cut.
     """
-
-    schemes: ClassVar = ()
 
     requests: list[tuple[str, tuple[str, ...]]]
     """All requests in order, also failed ones: the method, and the ids or the service."""

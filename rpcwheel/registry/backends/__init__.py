@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import difflib
 import importlib
+from contextlib import suppress
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Final
 
 from rpcwheel.errors import ConfigurationError, ExtraMissing
+from rpcwheel.registry import backend
 from rpcwheel.registry.backend import RegistryBackend
 from rpcwheel.registry.url import GROUP, RegistryUrl, parse_url
 
@@ -65,15 +67,8 @@ def check_writable(url: RegistryUrl) -> None:
     Raises:
         ConfigurationError: Its backend is for reading only, or can't be loaded.
     """
-    try:
-        read_only = getattr(_load(url), "read_only", False)
-    except ModuleNotFoundError:  # reported when it is opened
-        return
-    if read_only:
-        raise ConfigurationError(
-            f"{url} is for reading only: its instances are published by other means, such as pods "
-            "by Kubernetes; to publish, give another registry"
-        )
+    with suppress(ModuleNotFoundError):  # reported when it is opened
+        backend.check_writable(_load(url), url)
 
 
 def _load(url: RegistryUrl) -> object:

@@ -22,7 +22,7 @@ import contextlib
 import math
 import threading
 import time
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from rpcwheel.errors import RegistryError, RegistryUnavailable
 from rpcwheel.instance import record_epoch
@@ -61,8 +61,6 @@ class _Put(NamedTuple):
 
 class EtcdBackend(RegistryBackend):
     """A registry in etcd. Thread-safe; a forked child must open its own."""
-
-    schemes: ClassVar[tuple[str, ...]] = ("etcd", "etcds")
 
     def __init__(self, url: RegistryUrl, settings: Settings) -> None:
         """Check the URL; does not connect.

@@ -23,7 +23,7 @@ import threading
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from rpcwheel._concurrency.executor import EXECUTOR, reset_after_fork
 from rpcwheel.durations import to_ns
@@ -64,7 +64,6 @@ class _NoAddresses(Exception):
 class HeadlessBackend(RegistryBackend):
     """The backend `headless://`. Thread-safe."""
 
-    schemes: ClassVar = ("headless",)
     read_only = True
 
     def __init__(self, url: RegistryUrl, settings: Settings) -> None:

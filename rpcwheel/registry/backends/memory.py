@@ -13,7 +13,7 @@ import threading
 import weakref
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from rpcwheel.durations import to_ns
 from rpcwheel.errors import ConfigurationError, RegistryUnavailable, TimerError
@@ -142,8 +142,6 @@ if hasattr(os, "register_at_fork"):
 
 class MemoryBackend(RegistryBackend):
     """The backend `memory://`. Thread-safe."""
-
-    schemes: ClassVar = ("memory",)
 
     def __init__(self, url: RegistryUrl, settings: Settings) -> None:
         super().__init__(url, settings)

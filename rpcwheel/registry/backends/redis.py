@@ -20,7 +20,7 @@ import contextlib
 import secrets
 import threading
 import time
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import redis
 from redis.backoff import NoBackoff
@@ -100,8 +100,6 @@ class RedisBackend(RegistryBackend):
     the workers of `rpcwheel._concurrency.executor`. In a forked child it starts again, without
     watches.
     """
-
-    schemes: ClassVar[tuple[str, ...]] = ("redis", "rediss")
 
     def __init__(self, url: RegistryUrl, settings: Settings) -> None:
         super().__init__(url, settings)

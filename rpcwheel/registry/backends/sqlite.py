@@ -63,7 +63,6 @@ class SqliteBackend(RegistryBackend):
     In a forked child it opens the file again, with another lease and without watches.
     """
 
-    schemes: ClassVar = ("sqlite",)
     path_is_own: ClassVar = True
 
     def __init__(self, url: RegistryUrl, settings: Settings) -> None:

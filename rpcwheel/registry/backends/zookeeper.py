@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, unquote
 
 from kazoo.exceptions import (
@@ -40,7 +40,7 @@ from rpcwheel.instance import record_epoch
 from rpcwheel.registry.backend import RegistryBackend, View
 
 from .polling import PollingWatcher
-from .zookeeper_session import SCHEMES, Session, check_url, registry_error
+from .zookeeper_session import Session, check_url, registry_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -80,7 +80,6 @@ class ZookeeperBackend(RegistryBackend):
     another session and without watches.
     """
 
-    schemes: ClassVar[tuple[str, ...]] = SCHEMES
     keeps_alive = True
 
     def __init__(self, url: RegistryUrl, settings: Settings) -> None:

@@ -62,9 +62,7 @@ if TYPE_CHECKING:
     from rpcwheel.registry.backend import Settings
     from rpcwheel.registry.url import RegistryUrl
 
-__all__ = ["SCHEMES", "Handler", "Session", "check_url", "registry_error"]
-
-SCHEMES: Final = ("zookeeper", "zookeepers")
+__all__ = ["Handler", "Session", "check_url", "registry_error"]
 
 PORT: Final = 2181
 

@@ -18,8 +18,6 @@ SETTINGS = Settings(lease_s=2.0, timeout_s=1.0)
 class Mine(MemoryBackend):
     """A backend of another package."""
 
-    schemes = ("mine",)
-
 
 not_a_backend = dict
 
@@ -48,9 +46,7 @@ def test_the_scheme_of_a_url_finds_its_backend():
 def test_each_built_in_scheme_has_a_backend():
     for scheme in OURS:
         where = {"sqlite": "/run/a.db", "headless": "localhost:50051"}.get(scheme, "localhost")
-        backend = open_backend(f"{scheme}://{where}", SETTINGS)
-        backend.close()
-        assert scheme in backend.schemes
+        open_backend(f"{scheme}://{where}", SETTINGS).close()
 
 
 def test_an_unknown_scheme_is_refused_with_the_nearest():
