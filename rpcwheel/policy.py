@@ -155,7 +155,7 @@ def checked(check: Callable[[Any], R], value: object) -> R:
 def _seconds(value: object) -> object:
     if value == float("inf"):
         raise ConfigurationError(
-            "it must be a finite time; for no limit leave it out, or give None"
+            "it must be a finite time; for no limit give None (in a file false)"
         )
     if value != value:  # noqa: PLR0124 - NaN
         raise ConfigurationError("it must be a finite time above zero, not NaN")

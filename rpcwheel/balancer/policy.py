@@ -21,39 +21,40 @@ DEFAULT_HEALTH_CHECK_BACKOFF: Final = wait_random_exponential(multiplier=0.5, ma
 
 
 class OutlierEjectionPolicy(Policy):
-    """When a server whose calls fail is ejected, so that it gets no calls for a time (gRFC A50).
+    """When a server whose calls fail is ejected: for some time it gets no calls (gRFC A50).
 
-    Calls that end with UNAVAILABLE or DEADLINE_EXCEEDED count as failures. Any other status shows
-    that the server works. A call that fails because its connection breaks does not count. After
-    the ejection time a server gets calls again as soon as it answers a health check, or at once if
-    it has no connection.
+    If no other server is READY, an ejected server still gets calls. A call that ends with
+    UNAVAILABLE or DEADLINE_EXCEEDED is a failure. Any other status shows that the server answers. A
+    call that fails because its connection broke is not counted. After the ejection time, a server
+    gets calls again when it answers a health check, or immediately if it is not connected.
     """
 
     short: ClassVar[str | None] = "consecutive_failures"
 
     consecutive_failures: Annotated[StrictInt, Field(ge=1)] | None = 5
-    """The number of failures without a success in between that ejects a server. None: no limit."""
+    """Number of consecutive failures after which a server is ejected. None: off."""
 
     failure_percentage: Annotated[Number, Field(gt=0, le=100)] | None = 85.0
-    """The share of failures, in percent of the calls of one `interval`, that ejects a server. None:
-    no limit."""
+    """Percentage of failed calls in one `interval` at which a server is ejected. None: off."""
 
     min_calls: Annotated[StrictInt, Field(ge=1)] = 50
-    """The number of calls in one `interval` from which on `failure_percentage` applies."""
+    """`failure_percentage` applies only if the server got at least this many calls in the
+    `interval`."""
 
     interval: Seconds = 10.0
-    """The seconds for which calls are counted for `failure_percentage`."""
+    """Seconds over which `failure_percentage` is measured."""
 
     base_ejection_time: Seconds = 10.0
-    """The seconds of the first ejection of a server. The second lasts twice as long, and so on."""
+    """Length of the first ejection of a server in seconds. The second one is twice as long, the
+    third one three times as long, and so on."""
 
     max_ejection_time: Seconds = 300.0
-    """The maximum seconds of an ejection. After as long without an ejection, the next one counts as
-    the first."""
+    """Maximum length of an ejection in seconds. If a server was not ejected for this long, its next
+    ejection counts as the first."""
 
     max_ejection_percent: Annotated[Number, Field(ge=0, le=100)] = 50.0
-    """The share of servers, in percent, that may be ejected at the same time. Rounded down: one of
-    three servers, none of one server."""
+    """Maximum percentage of servers that are ejected at the same time. With 50, one of three
+    servers can be ejected, and a single server never."""
 
 
 class BalancerPolicy(Policy):
@@ -62,44 +63,44 @@ class BalancerPolicy(Policy):
     short: ClassVar[str | None] = "drain_timeout"
 
     pick_timeout: Delay = 5.0
-    """The maximum seconds that a call waits for a READY subchannel, while a subchannel is
-    connecting or the instances are not known yet. 0: the call fails at once. The deadline of the
-    call is a limit too; a call with `wait_for_ready` has only this limit."""
+    """How many seconds a call waits for a READY subchannel, while a subchannel is connecting or the
+    instances are not known yet. 0: the call fails immediately. A call with `wait_for_ready` waits
+    until its deadline instead."""
 
     drain_timeout: Delay | None = 30.0
-    """The seconds that calls may continue after their instance was removed. Then they end with
-    UNAVAILABLE. None: no limit."""
+    """How many seconds calls may continue after their instance was removed. After that they end
+    with UNAVAILABLE. None: no limit."""
 
     health_check_backoff: Wait | None = None
-    """The wait before each health check of an unhealthy subchannel. None: a random time up to 0.5 s
-    before the first check, up to twice as much before each further one, at most 10 s."""
+    """The wait before each health check of an unhealthy subchannel. None:
+    `{initial = 0.5, max = 10}`."""
 
     health_check_timeout: Seconds = 5.0
-    """The timeout of a health check in seconds."""
+    """Maximum seconds for one health check."""
 
     slow_start: Seconds | None = None
-    """The seconds in which the weight of an instance that has just started grows to its full value
-    (Dubbo `warmup`, 600 there). None: it has its full weight at once."""
+    """Seconds in which the weight of an instance that has just started grows to its full value
+    (Dubbo `warmup`, 600 there). None: it has its full weight immediately."""
 
     zone: StrictStr = ""
-    """The preferred zone. Instances of other zones get calls only if none of this zone is READY.
+    """The preferred zone. Instances of other zones get calls only if none in this zone is READY.
     "": no preference."""
 
     subset_size: Annotated[StrictInt, Field(ge=1)] | None = 32
-    """The maximum number of instances that a channel connects to, chosen at random for each channel
-    (gRFC A68). With `zone`, a quarter of them may be of other zones, for failover. None: no limit.
-    `RingHash` always connects to all."""
+    """Maximum number of instances to which a channel connects. If there are more, it chooses at
+    random (gRFC A68). If `zone` alone has enough instances, up to a quarter of the chosen ones are
+    still from other zones, as a fallback. None: no limit. `RingHash` connects to all instances."""
 
     outlier_ejection: Annotated[OutlierEjectionPolicy, or_short(OutlierEjectionPolicy)] | None = (
         OutlierEjectionPolicy()
     )
-    """When a server gets no calls for a time, because its calls fail, or because they are all
-    canceled and it answers no health check. None: never. A number sets `consecutive_failures`."""
+    """When to stop sending calls to a server whose calls fail, or are all canceled while it answers
+    no health check. None: never. A number sets `consecutive_failures`."""
 
     self_preservation: StrictBool = True
-    """Whether an update that removes all instances keeps those that still answer (Eureka). Such an
-    instance is removed when its connection fails or it does not answer a health check. DRAINING
-    instances are not kept, because they have announced their end."""
+    """If the list of instances becomes empty, whether the channel keeps the instances that still
+    answer (Eureka). A kept instance is removed when its connection fails or it does not answer a
+    health check. DRAINING instances are not kept, because they have announced their end."""
 
 
 def checked_policy(policy: object) -> BalancerPolicy:

@@ -66,18 +66,19 @@ class DeadlinePolicy(Policy):
     short: ClassVar[str | None] = "timeout"
 
     timeout: Seconds | None = None
-    """Seconds for the whole call, all attempts included. It ends streams too. None: no limit."""
+    """Seconds for the whole call, including all attempts. It also ends streams. None: no limit."""
 
     message_timeout: Seconds | None = None
-    """Seconds to wait for the next message of a response stream. Then the stream is canceled and
-    ends with DEADLINE_EXCEEDED. gRPC has no such limit. None: no limit."""
+    """Maximum seconds to wait for the next message of a response stream. After that, the stream is
+    canceled and ends with DEADLINE_EXCEEDED. gRPC has no such limit. None: no limit."""
 
     slow_call_threshold: Seconds | None = None
-    """Seconds after which a call that still runs is reported with the event `CallSlow`. None:
+    """If a call is still running after this many seconds, the event `CallSlow` is emitted. None:
     never."""
 
     propagate_deadline: StrictBool = True
-    """Whether the calls that a handler makes end at the deadline of the call that it serves."""
+    """Whether calls made inside a handler inherit the deadline of the call that the handler
+    serves."""
 
     @model_validator(mode="after")
     def _check_limits(self) -> Self:
@@ -95,7 +96,7 @@ class DeadlinePolicy(Policy):
                 )
 
     def over(self, general: DeadlinePolicy | None) -> DeadlinePolicy:
-        """Return this policy, with the settings that it does not give taken from `general`.
+        """Return this policy, with the settings that it does not set taken from `general`.
 
         Never raises: a limit that has no effect within the resulting timeout is left out.
         """
@@ -115,17 +116,17 @@ def reaches(limit: float | timedelta | None, timeout: float | timedelta | None) 
 
 
 class RetryThrottling(Policy):
-    """gRPC's limit of retries (gRFC A6): a token bucket for all calls of a channel.
+    """gRPC's limit for retries (gRFC A6): a token bucket for each channel.
 
-    The bucket starts full. A failure that may be retried takes a token, a success puts
-    `token_ratio` back. Calls are sent again only while the bucket is more than half full.
+    The bucket starts full. A failure that may be retried removes one token, a success adds
+    `token_ratio`. Calls are sent again only while the bucket is more than half full.
     """
 
     max_tokens: Annotated[StrictInt, Field(ge=1, le=1000)]
-    """Tokens of the full bucket, from 1 to 1000."""
+    """Size of the token bucket, from 1 to 1000."""
 
     token_ratio: Annotated[Number, Field(ge=0.001, allow_inf_nan=False)]
-    """Tokens that a success puts back. Decimal places after the third are ignored."""
+    """Tokens that a success adds. Decimal places after the third are ignored."""
 
 
 def _budget(value: object) -> object:
@@ -161,43 +162,46 @@ class RetryPolicy(Policy):
     whatever its status is. A call is retried only before its deadline, and only while no response
     message was handed to the caller.
 
-    To outlast the restart of a server, give `max_attempts=6`, and let gRPC reconnect sooner than by
-    default (`grpc.initial_reconnect_backoff_ms`): until it has reconnected, attempts send nothing.
+    To continue over the restart of a server, set `max_attempts=6`, and let gRPC reconnect sooner
+    than by default (`grpc.initial_reconnect_backoff_ms`): until it has reconnected, attempts fail
+    without being sent.
     """
 
     retry_on: Codes = Field(description=RETRY_ON_ADVICE)
-    """Status codes, by name or as `grpc.StatusCode`: one, or a set, tuple or list."""
+    """Status codes, as names or `grpc.StatusCode`: one, or a set, tuple or list of them."""
 
     max_attempts: Annotated[StrictInt, Field(ge=1)] = 3
-    """Attempts of a call, the first one included. 1: no retry."""
+    """Maximum number of attempts of a call, including the first. 1: no retries."""
 
     backoff: Wait = wait_random_exponential(multiplier=0.1, max=2.0)
     """The wait before each retry: seconds, a `timedelta`, a tenacity `wait_*` object, or a table
-    such as `{initial = 0.1, max = 2.0}`, which is the default: a random time up to 0.1 s, then up
-    to 0.2 s, 0.4 s and so on, at most 2 s ("full jitter", so that calls that failed together are
-    not retried together). If the server says how long to wait (`grpc-retry-pushback-ms`, gRFC A6),
-    that is the wait instead, up to `max_pushback`."""
+    such as `{initial = 0.1, max = 2.0}`, which is the default: a random time between 0 and a limit,
+    which is 0.1 s, then 0.2 s, 0.4 s and so on, and never more than 2 s ("full jitter", so that
+    calls that failed together are not retried together). If the server sends
+    `grpc-retry-pushback-ms` (gRFC A6), that time is used instead, up to `max_pushback`."""
 
     max_pushback: Seconds | None = 300.0
-    """The longest wait that a server may ask for, in seconds. If it asks for more, the call is not
-    retried and fails at once (`RetryStopped`). None: no limit but the call's deadline."""
+    """Maximum seconds that a server may ask for with `grpc-retry-pushback-ms`. If it asks for more,
+    the call fails without another retry (`RetryStopped`). None: no limit."""
 
     attempt_timeout: Seconds | None = None
-    """Seconds for one attempt. An attempt that it ends counts as failed with a code of `retry_on`.
-    It has no effect on methods that are not idempotent. None: an attempt may take until the call's
-    deadline."""
+    """Maximum seconds for one attempt. An attempt that takes longer has failed, and is retried like
+    a failure with a code in `retry_on`. It has no effect on methods that are not idempotent. None:
+    an attempt may take until the call's deadline."""
 
     retry_budget: Budget = 0.2
-    """The largest share of retries among the calls of a channel in the last 10 s, from 0 to 1, so
-    that retries do not overload a server that is failing (the figure is Finagle's). `min_retries`
-    are always allowed. Or a `RetryThrottling`, gRPC's rule. None: no limit."""
+    """Maximum number of retries on a channel in 10 s, as a share of the calls in this time, from 0
+    to 1. Retries do not count as calls. So retries do not overload a server that is failing (the
+    figure is Finagle's). `min_retries` are always allowed. Or a `RetryThrottling`, gRPC's rule.
+    None: no limit."""
 
     min_retries: Annotated[StrictInt, Field(ge=0)] = 10
-    """Retries in 10 s that `retry_budget` always allows, if it is a share."""
+    """Number of retries on a channel in 10 s that are allowed even if they exceed the share in
+    `retry_budget`."""
 
     replay_buffer_bytes: Annotated[StrictInt, Field(ge=0)] = 1 << 20
-    """Bytes of a request stream that are kept to send it again. A call whose stream is longer is
-    not retried any more."""
+    """Maximum bytes of a request stream that are kept for a retry, for each call. A call whose
+    stream is longer is not retried."""
 
     @field_validator("retry_on", mode="after")
     @classmethod
@@ -234,28 +238,29 @@ class HedgingPolicy(Policy):
     short: ClassVar[str | None] = "delay"
 
     delay: Delay
-    """Seconds between two attempts, or a `timedelta`. 0: all are sent at once. With the 95th
-    percentile of the method's latency, one call in 20 is sent twice."""
+    """Seconds between two attempts, or a `timedelta`. 0: all attempts are sent in parallel. With
+    the 95th percentile of the method's latency, about one call in 20 is sent twice."""
 
     max_attempts: Annotated[StrictInt, Field(ge=1)] = 2
-    """Attempts of a call, the first one included."""
+    """Maximum number of attempts of a call, including the first."""
 
     non_fatal_codes: Codes = frozenset({"UNAVAILABLE"})
-    """Status codes, by name or as `grpc.StatusCode`: one, or a set, tuple or list. If an attempt
-    fails with one of them, the next attempt is sent at once. With any other code the call fails,
-    and the other attempts are canceled."""
+    """Status codes, as names or `grpc.StatusCode`: one, or a set, tuple or list of them. If an
+    attempt fails with one of them, the next attempt is sent immediately. If it fails with another
+    code, the call fails and the other attempts are canceled."""
 
     max_pushback: Seconds | None = 300.0
-    """The longest wait that a server may ask for, in seconds. If it asks for more, no more attempts
-    are sent. None: no limit but the call's deadline."""
+    """Maximum seconds that a server may ask for with `grpc-retry-pushback-ms`. If it asks for more,
+    no more attempts are sent. None: no limit."""
 
     retry_budget: Budget = 0.2
-    """The largest share of additional attempts among the calls of a channel in the last 10 s, from
-    0 to 1. `min_retries` are always allowed. Or a `RetryThrottling`, gRPC's rule. None: no limit.
-    """
+    """Maximum number of additional attempts on a channel in 10 s, as a share of the calls in this
+    time, from 0 to 1. `min_retries` are always allowed. Or a `RetryThrottling`, gRPC's rule. None:
+    no limit."""
 
     min_retries: Annotated[StrictInt, Field(ge=0)] = 10
-    """Additional attempts in 10 s that `retry_budget` always allows, if it is a share."""
+    """Number of additional attempts on a channel in 10 s that are allowed even if they exceed the
+    share in `retry_budget`."""
 
     @field_validator("non_fatal_codes", mode="after")
     @classmethod
@@ -267,12 +272,14 @@ class DefaultResponsePolicy(Policy):
     """Which failed calls are logged and answered with a default response (Dubbo's failsafe)."""
 
     on: Codes = Field(description=wanted("on"))
-    """The failures, as `retry_on` of `FailbackPolicy`: status codes; in code also exception types,
-    predicates and tenacity's `retry_if_*`; one, or a set, tuple or list."""
+    """The failures that are replaced by the default response: status codes; in code also exception
+    types, functions that take the exception and return a bool, and tenacity's `retry_if_*`
+    objects; one of these, or a set, tuple or list."""
 
     default: Any = None
-    """The response: this very object. For a response stream, a list or tuple of its messages; None
-    is an empty stream, and anything else one message."""
+    """The response that the caller gets: this object, not a copy. For a response stream, None means
+    an empty stream, a list or tuple contains the messages, and any other object is the only
+    message."""
 
     @field_validator("on")
     @classmethod
@@ -310,39 +317,42 @@ if TYPE_CHECKING:
 
 
 class MethodPolicy(Policy):
-    """The settings of some methods. Those that are not given come from a more general policy.
+    """The settings of some methods. Those that are not set are inherited.
 
-    None switches off what a more general policy has switched on.
+    They come from a more general policy. None turns off an inherited setting.
     """
 
     timeout: Annotated[DeadlinePolicy | None, or_short(DeadlinePolicy)] = None
-    """Seconds, a `timedelta`, or a `DeadlinePolicy`. Settings that a `DeadlinePolicy` does not give
-    come from the more general one; limits that are not shorter than the timeout are left out."""
+    """The maximum duration of each call: seconds, a `timedelta`, or a `DeadlinePolicy`, whose
+    settings are inherited one by one. The `timeout=` of a single call can shorten it, not extend
+    it. An inherited limit that is not shorter than the timeout is left out."""
 
     retry: RetryPolicy | None = None
-    """Retry a failed call within its deadline, if its method is `idempotent`. Replaces a more
-    general `retry` as a whole, and a more general `hedging`."""
+    """Retry failed calls of `idempotent` methods within their deadline. Replaces an inherited
+    `retry` as a whole, and an inherited `hedging`."""
 
     hedging: Annotated[HedgingPolicy | None, or_short(HedgingPolicy)] = None
-    """Seconds (the delay), a `timedelta`, or a `HedgingPolicy`: send a call of an `idempotent`
-    method again before its first attempt has failed. Replaces a more general `retry`."""
+    """A `HedgingPolicy`, or its `delay` as seconds or a `timedelta`: if a call of an `idempotent`
+    method is slow, send it again without waiting for its failure. Replaces an inherited
+    `retry`."""
 
     default_response: DefaultResponsePolicy | None = None
-    """If all attempts of a call have failed, return a default response, and log the failure.
-    Replaces a more general `failback`."""
+    """If a call has failed after all its attempts, log the failure and return a default response.
+    Replaces an inherited `failback`."""
 
     failback: FailbackPolicy | None = None
-    """If a call has failed, return a default response, and deliver the call in the background.
-    Replaces a more general `default_response`, `retry` and `hedging`: the caller is answered after
-    the first attempt. To retry first, give `retry` too."""
+    """If a call has failed, return a default response, and retry the call in the background.
+    Replaces an inherited `default_response`, `retry` and `hedging`, so that the caller gets the
+    default response after the first attempt. To retry first, set `retry` too."""
 
     idempotent: StrictBool = False
-    """Whether a server may execute a call twice without harm. Only methods marked `idempotent` are
-    retried and hedged. It does not apply to failback, which delivers at least once."""
+    """Whether a server may execute a call twice without harm. Only calls of `idempotent` methods
+    are retried and hedged. Failback ignores this setting: it may execute a call of any method more
+    than once."""
 
     wait_for_ready: StrictBool | None = None
-    """The `wait_for_ready` of calls whose caller does not give it. True: a call without a
-    connection waits for one until its deadline. None: gRPC's default, it fails at once."""
+    """The default of gRPC's argument `wait_for_ready`. True: a call waits for a connection until
+    its deadline. None: gRPC's default, a call fails immediately if the channel cannot connect."""
 
     if TYPE_CHECKING:
 
@@ -363,7 +373,7 @@ class MethodPolicy(Policy):
         return self
 
     def over(self, general: MethodPolicy) -> MethodPolicy:
-        """Return this policy, with the settings that it does not give taken from `general`."""
+        """Return this policy, with the settings that it does not set taken from `general`."""
         given, base = self._given(), general._given()
         if given.get("timeout") is not None:
             given["timeout"] = given["timeout"].over(base.get("timeout"))
@@ -411,9 +421,9 @@ class CallPolicy(MethodPolicy):
         default_factory=FrozenDict
     )
     """Settings of some methods, by pattern: `"/shop.Orders/Get"`, `"/shop.Orders/*"`, `"*"`. If
-    several patterns match a method, each setting comes from the most specific one that gives it: a
-    full name first, then the pattern with the most characters other than `*`, then the later one.
-    """
+    several patterns match a method, each setting is taken from the most specific one that sets it:
+    the full method name first, then the pattern with the most characters other than `*`; of two
+    with the same number, the later one."""
 
     if TYPE_CHECKING:
 

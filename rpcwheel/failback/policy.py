@@ -28,48 +28,50 @@ class FailbackPolicy(Policy):
     """
 
     retry_on: Annotated[Any, WithJsonSchema(CODES_SCHEMA)] = Field(description=wanted("retry_on"))
-    """Exception types, gRPC status codes (or their names), predicates, tenacity `retry_if_*`
-    objects, or a set, tuple or list of these. Other errors are raised to the caller unchanged."""
+    """The failures that are retried: gRPC status codes (or their names), exception types, functions
+    that take the exception and return a bool, tenacity `retry_if_*` objects, or a set, tuple or
+    list of these. Other errors are raised to the caller unchanged."""
 
     max_attempts: Annotated[StrictInt, Field(ge=1)] | None = 4
-    """How many attempts a call gets, the first one included. 1: no retry, its error is raised.
-    None: no limit. If `stop` is given and this is not, `stop` alone decides; if both are given,
-    both limit. During `close` neither does: queued calls are retried until `drain_timeout` is
-    over."""
+    """Maximum number of attempts of a call, including the first. 1: the error is raised to the
+    caller. None: no limit. If `stop` is set and this is not, only `stop` limits the attempts; if
+    both are set, both do. During `close` neither does: queued calls are retried until
+    `drain_timeout` is over."""
 
     backoff: Wait = 5.0
-    """The wait before each further attempt: seconds, a `timedelta`, a tenacity `wait_*` object, or
-    a table such as `{initial = 1.0, max = 60.0}`."""
+    """The wait before each retry: seconds, a `timedelta`, a tenacity `wait_*` object, or a table
+    such as `{initial = 1.0, max = 60.0}`."""
 
     stop: SkipJsonSchema[Any] = None
-    """A tenacity `stop_*` object, which counts the first attempt too, or None."""
+    """A tenacity `stop_*` object that ends the retries of a call, or None. It counts the first
+    attempt too."""
 
     default: Any = None
-    """What the caller of a queued call gets: this very object, each time."""
+    """The response that the caller of a queued call gets: this object, not a copy."""
 
     max_pending: Annotated[StrictInt, Field(ge=1)] = 100
-    """How many calls may be queued at once, those with a running attempt included."""
+    """Maximum number of queued calls, including those that are being retried at the moment."""
 
     overflow: Literal["raise", "drop"] = "raise"
-    """What happens to a failed call if the queue is full. "raise": `FailbackFull` is raised,
-    chained to the call's error. "drop": the caller gets `default`, and the call is dropped with an
-    event and an error log (one line a second, with the number of dropped calls)."""
+    """What happens if a call fails while the queue is full. "raise": `FailbackFull` is raised,
+    chained to the call's error. "drop": the caller gets `default`, and the call is discarded, with
+    an event and an error log (one line a second, with the number of such calls)."""
 
     metadata: tuple[str, ...] = ("*",)
-    """Which metadata of a call that an interceptor queued is sent again: names, with the wildcards
-    of `fnmatch`. By default all; `authorization` only if it is named in full, because a token may
-    have expired by then. Inner interceptors and call credentials add theirs to each attempt."""
+    """The metadata keys of a call on a channel that are sent again with each retry; the wildcards
+    of `fnmatch` are allowed. `authorization` is sent again only if it is listed by its full name,
+    because the token may have expired. Inner interceptors and call credentials add their metadata
+    to each attempt."""
 
     name: Annotated[StrictStr, Field(min_length=1)] | None = None
-    """The queue's name in events and logs. None takes the function's name, or the pattern of a
-    `CallPolicy` under which this policy is given (`"*"` for all methods); its calls have one
-    queue."""
+    """The name of the queue in events and logs. None: the function's name, or the method pattern
+    for which this policy is set (`"*"` for all methods)."""
 
     dead_letter: SkipJsonSchema[Callable[[FailedCall], object] | None] = None
-    """Called with each queued call that is given up: it has no attempts left, or it failed with an
-    error that `retry_on` does not name. It is not called with the calls that `close` returns. Runs
-    on a worker thread, or on the event loop (where it may be a coroutine function). If it raises,
-    that is an event and an error log."""
+    """A function that is called with a `FailedCall` for each queued call that is given up, because
+    it has no attempts left or failed with an error not in `retry_on`. It is not called with the
+    calls that `close` returns. It runs on a worker thread, or on the event loop (where it may be a
+    coroutine function). If it raises, an event is emitted and an error is logged."""
 
     @property
     def limit(self) -> int | None:

@@ -23,23 +23,24 @@ class HeartbeatPolicy(Policy):
     short: ClassVar[str | None] = "interval"
 
     interval: Seconds | None = 60.0
-    """Seconds. A heartbeat is sent if nothing was read, or nothing was written, for longer. None:
-    no heartbeats. (In Dubbo 3, 0 means one each second; here 0 is refused.)"""
+    """A heartbeat is sent if nothing was received, or nothing was sent, for more than this many
+    seconds. None: no heartbeats. (In Dubbo 3, 0 means one each second; here 0 is refused.)"""
 
     timeout: Seconds | None = None
-    """Seconds. A connection is dead if nothing was read for longer, and at least two heartbeats in
-    a row were missed. None: three times the interval. Less than twice the interval is refused,
-    because one lost answer would be enough. A heartbeat tests whether the server works: a server
-    whose threads are all busy for longer than this is dead too, so give it spare threads."""
+    """A connection is dead if nothing was received for more than this many seconds and at least two
+    heartbeats in a row were missed. None: three times the interval. It must be at least twice the
+    interval, because otherwise one lost answer would be enough. A heartbeat tests whether the
+    server works: if all threads of a server are busy for longer than this, its connections are
+    dead too, so give it spare threads."""
 
     drain_timeout: Delay | None = 0.0
-    """Seconds for which calls in flight on a dead connection may continue. 0: they end at once with
-    UNAVAILABLE, as with Dubbo and with gRPC's keepalive. None: no limit. Calls that only wait for a
-    connection (`wait_for_ready` while gRPC can't connect, or connects for the first time) were not
-    sent, and continue."""
+    """How many seconds calls in flight on a dead connection may continue. 0: they end immediately
+    with UNAVAILABLE, as with Dubbo and with gRPC's keepalive. None: no limit. Calls that have not
+    been sent yet (`wait_for_ready` while gRPC can't connect, or connects for the first time)
+    continue to wait for a connection."""
 
     reconnect: StrictBool = True
-    """Whether a dead connection is replaced. If not, it is only reported."""
+    """Whether a dead connection is replaced. False: it is only reported."""
 
     @model_validator(mode="after")
     def _check_timeout(self) -> Self:

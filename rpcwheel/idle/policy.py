@@ -37,52 +37,56 @@ class IdlePolicy(Policy):
     short: ClassVar[str | None] = "idle_timeout"
 
     idle_timeout: Seconds | None = 180.0
-    """Seconds without a message read or written. A stream that only reads, or only writes, is not
-    idle (in Dubbo it is). The default is Dubbo's. None: no limit."""
+    """Maximum seconds in which no message is received or sent. A stream that only reads, or only
+    writes, is not idle (in Dubbo it is). The default is Dubbo's. None: no limit."""
 
     read_idle: Seconds | None = None
-    """Seconds without a message read, whatever is written. None: no limit."""
+    """Maximum seconds in which no message is received, even if messages are sent. None: no
+    limit."""
 
     write_idle: Seconds | None = None
-    """Seconds without a message written, whatever is read. None: no limit."""
+    """Maximum seconds in which no message is sent, even if messages are received. None: no
+    limit."""
 
     request_timeout: Seconds | None = 60.0
-    """Seconds that the request of a unary or response-streaming call may take to arrive, counted
-    from when the server waits for it, and up to two check intervals more. Then the call ends with
-    DEADLINE_EXCEEDED, whatever `action` is. Its connection and other calls are not affected.
-    Without a limit, a client that sends the headers of a call and no request keeps the connection
-    open and occupies a thread of a threaded server forever. Calls with a request stream have no
-    such limit. A threaded server needs `ConnectionTable` as the first interceptor. None: no
+    """Maximum seconds until the request of a unary or response-streaming call has arrived. The time
+    starts when the server waits for the request. Otherwise the call ends with DEADLINE_EXCEEDED, up
+    to two check intervals late, whatever `action` is. Its connection and other calls are not
+    affected. Without a limit, a client that sends the headers of a call and no request keeps the
+    connection open and occupies a thread of a threaded server forever. Calls with a request stream
+    have no such limit. A threaded server needs `ConnectionTable` as the first interceptor. None: no
     limit."""
 
     max_age: Seconds | None = None
-    """Seconds that a connection may be open, and up to a tenth more, so that clients which
-    connected together do not reconnect together (gRPC does the same). Then it is closed as soon as
-    no call is in flight. gRPC's `max_connection_age` (`server_options(connection_age=...)`) asks
-    the client with GOAWAY to leave first. None: no limit."""
+    """Maximum age of a connection in seconds. A random share of up to 10 % is added, so that
+    clients which connected together do not reconnect together (gRPC does the same). An older
+    connection is closed as soon as it has no call in flight. gRPC's `max_connection_age`
+    (`server_options(connection_age=...)`) asks the client with GOAWAY to leave first. None: no
+    limit."""
 
     max_age_grace: Delay = 30.0
-    """Seconds that calls on a connection which is too old may still take. Then they end with
-    UNAVAILABLE, and the connection is closed."""
+    """How many seconds calls may continue on a connection that has reached `max_age`. After that
+    they end with UNAVAILABLE, and the connection is closed."""
 
     check_interval: Seconds | None = None
-    """Seconds between two checks of all connections, and so how late a limit may be noticed. None:
-    a third of the shortest of the limits above, as in Dubbo."""
+    """Seconds between two checks of all connections. A limit is noticed up to this much late. None:
+    a third of the shortest of `idle_timeout`, `read_idle`, `write_idle`, `request_timeout` and
+    `max_age`, as in Dubbo."""
 
     close_streams: StrictBool = False
-    """Whether a stream that is open but silent is idle. It then ends with UNAVAILABLE and the
-    reason before its connection is closed."""
+    """Whether an open stream without messages counts as idle. If so, it ends with UNAVAILABLE and
+    the reason before its connection is closed."""
 
     count_heartbeats: StrictBool = False
-    """Whether heartbeats keep a connection open."""
+    """Whether heartbeats count as use."""
 
     heartbeats: Patterns = (HEALTH_METHODS,)
     """Methods whose calls are heartbeats: full names, or patterns with `*`. Calls with the metadata
     `rpcwheel-heartbeat` always are."""
 
     action: Literal["shutdown", "report"] = "shutdown"
-    """`"shutdown"` shuts down the TCP connection, with TLS too. A client that calls in the same
-    moment may get UNAVAILABLE. `"report"` emits `ConnectionIdle`, and closes nothing."""
+    """`"shutdown"`: close the TCP connection, with TLS too. If a client starts a call at the same
+    time, the call may fail with UNAVAILABLE. `"report"`: only emit `ConnectionIdle`."""
 
     @model_validator(mode="after")
     def _check_interval_is_shortest(self) -> Self:

@@ -115,19 +115,19 @@ class KitBase(
         """Check the settings. Starts nothing.
 
         Args:
-            timeout: Seconds for each call, all attempts included, or a `DeadlinePolicy`.
+            timeout: Maximum seconds for each call, including all attempts, or a `DeadlinePolicy`.
             retry: Which failed calls are retried within their deadline. Only methods marked
                 `idempotent` are retried.
             hedging: Seconds after which a call of an `idempotent` method is sent once more, or a
                 `HedgingPolicy`.
-            default_response: Which failed calls are logged and answered with a default response.
-            failback: Which failed calls are answered with a default response and delivered later.
+            default_response: Which failed calls are logged and replaced by a default response.
+            failback: Which failed calls get a default response and are retried in the background.
             idempotent: Whether a server may execute a call of any method twice without harm. Better
                 mark single methods with `methods`, by `MethodPolicy(idempotent=True)`.
-            wait_for_ready: The `wait_for_ready` of calls whose caller does not give it.
+            wait_for_ready: The default of gRPC's argument `wait_for_ready`.
             methods: Other settings for some methods, by pattern: `"/shop.Orders/Get*"`.
-            heartbeat: Seconds of silence after which the channels of `channel()` and
-                `intercept_channel()` are probed, or a `HeartbeatPolicy`.
+            heartbeat: Seconds of silence after which a heartbeat is sent on the channels of
+                `channel()` and `intercept_channel()`, or a `HeartbeatPolicy`.
             idle: Seconds without use after which the connections of servers with `detect_idle()`
                 are closed, or an `IdlePolicy`.
             registry: Seconds after which a registry removes a server whose process is gone, or a

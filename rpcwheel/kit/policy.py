@@ -39,17 +39,17 @@ class KitPolicy(CallPolicy):
     """
 
     heartbeat: Annotated[HeartbeatPolicy | None, or_short(HeartbeatPolicy)] = None
-    """Seconds of silence, a `timedelta`, or a `HeartbeatPolicy`: probe the channels that the kit
-    makes or intercepts when they are silent. A dead `ReconnectingChannel` is reconnected; the death
-    of any other channel is reported."""
+    """A `HeartbeatPolicy`, or its `interval` as seconds or a `timedelta`: send heartbeats on the
+    channels that the kit makes or intercepts, when they are silent. The dead connection of a
+    `ReconnectingChannel` is replaced; that of any other channel is only reported."""
 
     idle: Annotated[IdlePolicy | None, or_short(IdlePolicy)] = None
-    """Seconds without use, a `timedelta`, or an `IdlePolicy`: close idle connections of the kit's
-    servers."""
+    """An `IdlePolicy`, or its `idle_timeout` as seconds or a `timedelta`: close idle connections of
+    the kit's servers."""
 
     registry: Annotated[RegistryPolicy | None, or_short(RegistryPolicy)] = None
-    """Seconds (`lease_ttl`), a `timedelta`, or a `RegistryPolicy`, for the registries that the kit
-    opens. None: the defaults."""
+    """A `RegistryPolicy`, or its `lease_ttl` as seconds or a `timedelta`, for the registries that
+    the kit opens. None: `RegistryPolicy()`."""
 
     if TYPE_CHECKING:
 

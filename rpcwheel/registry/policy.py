@@ -27,37 +27,38 @@ class RegistryPolicy(Policy):
     short: ClassVar[str | None] = "lease_ttl"
 
     lease_ttl: Seconds = 15.0
-    """Seconds after which the registry removes an instance that is no longer renewed, because its
-    process died or cannot reach the registry."""
+    """Seconds after which the registry removes an instance that is not renewed, because its process
+    has died or cannot reach the registry."""
 
     renew: Seconds | None = None
-    """Seconds between renewals, 10 % more or less. Each renewal also checks that the registry still
-    has all instances of this process. None: a third of `lease_ttl`."""
+    """Seconds between renewals, with a random deviation of ±10 %. Each renewal also checks that the
+    registry still has all instances of this process. None: a third of `lease_ttl`."""
 
     timeout: Seconds = 3.0
-    """Limit for one request to the registry, in seconds."""
+    """Maximum seconds for one request to the registry."""
 
     backoff: Wait | None = None
-    """The wait before a failed request is repeated. None: random, up to 0.2 s after the first
-    failure, up to twice as much after each further one, at most a third of `lease_ttl` and at most
-    30 s. The number of attempts is not limited."""
+    """The wait before a failed request is retried. The number of retries is not limited. None:
+    `{initial = 0.2, max = M}`, where M is the smaller of a third of `lease_ttl` and 30 s."""
 
     jitter: Seconds | None = None
-    """If the registry loses a lease, a session or all its data, the process publishes again after
-    a random time of up to so many seconds, so that a thousand servers do not do it at once. None: a
-    third of `lease_ttl`, at most 5 s."""
+    """Maximum random delay, in seconds, before a process registers its instances again after the
+    registry has lost a lease, a session or all its data. It spreads the requests of many servers.
+    None: the smaller of a third of `lease_ttl` and 5 s."""
 
     stale_timeout: Seconds | None = None
-    """Seconds for which clients keep stale instances, counted from the time at which the registry
-    answers again, or at which more than half of a service disappeared. None: twice `lease_ttl`."""
+    """How many seconds clients keep stale instances, which the registry no longer lists. The time
+    starts when the registry is reachable again, or when more than half of the instances of a
+    service have disappeared. None: twice `lease_ttl`."""
 
     self_preservation: StrictBool = True
-    """Whether clients keep stale instances at all. False: instances that the registry does not list
-    are removed at once, even if the list is empty."""
+    """Whether clients keep stale instances. False: they remove an instance immediately if the
+    registry does not list it, even if the list is empty."""
 
     snapshot: StrictBool | str = True
-    """The snapshot file, from which clients start while the registry does not answer. True: a file
-    for each registry in the user's cache directory. A path: that file. False: none."""
+    """The file in which a client stores the instances, and from which it reads them when it starts
+    while the registry is unreachable. True: a file for each registry in the user's cache directory.
+    A path: this file. False: no file."""
 
     @field_validator("backoff")
     @classmethod

@@ -138,7 +138,7 @@ def test_an_error_names_the_file_and_the_place(file):
     for text, said in [
         ("timeot = 2.0", "there is no setting 'timeot'; did you mean 'timeout'?"),
         ('timeout = "2s"', "timeout: it must be seconds or a DeadlinePolicy, not '2s'"),
-        ("timeout = inf", "for no limit leave it out"),
+        ("timeout = inf", "for no limit give None"),
         ("retry = { max_attempts = 3 }", "retry: `retry_on` is missing; name the status codes"),
         (
             'retry = { retry_on = "UNAVAILABLE", max_attempts = 0 }',
