@@ -287,7 +287,7 @@ def test_every_public_name_has_a_docstring(package: str) -> None:
 def undocumented(name: str, thing: object) -> Iterator[str]:
     """Names without a docstring: a function, or a class with its methods and properties."""
     if inspect.isclass(thing):
-        automatic = f"{name}("  # what `dataclass` writes where nobody did
+        automatic = f"{name}("  # the docstring that `dataclass` generates
         if not thing.__doc__ or thing.__doc__.startswith(automatic):
             yield name
         for part, value in vars(thing).items():

@@ -220,7 +220,7 @@ async def test_a_call_whose_request_has_not_arrived_keeps_its_connection(timer, 
 
 
 async def test_a_call_that_a_blocked_loop_saw_late_keeps_its_connection(timer, events):
-    """When a call was seen does not tell when it arrived."""
+    """The time at which a call was seen is not the time of its arrival."""
     come = threading.Event()
 
     def requests():

@@ -254,7 +254,7 @@ async def test_message_timeout_ends_a_stalled_stream_with_deadline_exceeded(
     messages = call.__aiter__() if read == "iterate" else reads(call)
     assert await anext(messages) == b"x"
     await aio_wait_until(silent.begun.is_set)
-    assert not timer.pending  # nobody waits for a message
+    assert not timer.pending  # no caller waits for a message
     waiting = asyncio.ensure_future(anext(messages))
     await aio_wait_until(lambda: timer.pending)
     timer.advance(2.0)
@@ -287,7 +287,7 @@ async def test_a_message_that_arrives_just_before_message_timeout_is_received(sh
     await aio_wait_until(lambda: timer.pending)
     await call.write(b"b")
     await aio_wait_until(reading.done)
-    timer.advance(2.0)  # nobody waits now
+    timer.advance(2.0)  # no caller waits now
     await call.done_writing()
     assert await call.read() is grpc.aio.EOF
 

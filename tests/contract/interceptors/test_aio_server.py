@@ -621,7 +621,7 @@ async def test_the_thread_of_a_plain_stream_is_released_after_its_client_has_can
         try:
             yield b"first"
             assert gone.wait(WAIT_S)
-            yield b"for nobody"
+            yield b"not read"
         finally:
             closed.set()
 

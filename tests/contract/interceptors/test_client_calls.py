@@ -47,7 +47,7 @@ class Slow(grpc.UnaryStreamClientInterceptor):
                 message = read(self)
                 self.add_done_callback(lambda _: failed.set())
                 assert failed.wait(WAIT_S)
-                threading.Event().wait(0.1)  # for whoever decides what follows
+                threading.Event().wait(0.1)  # time for the decision about the next attempt
                 return message
 
         call.__class__ = Late
@@ -75,7 +75,7 @@ def test_message_timeout_ends_a_stalled_stream_with_the_reason(shop, client, tim
     channel = client(timeout=DeadlinePolicy(message_timeout=3.0))
     stream = channel.unary_stream(UNARY_STREAM)(b"xyz")
     assert next(stream) == b"x"
-    timer.advance(100.0)  # nobody waits for a message
+    timer.advance(100.0)  # no caller waits for a message
     assert silent.begun.wait(WAIT_S)
     errors = []
     thread = threading.Thread(target=lambda: errors.append(caught(partial(next, stream))))

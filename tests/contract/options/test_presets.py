@@ -24,7 +24,7 @@ QUICK = {"keepalive": 1.0, "ping_timeout": 1.0, "while_idle": True}
 
 
 def states_of(channel):
-    """What comes after READY: only changes are told."""
+    """The states after READY; only changes are reported."""
     states = []
     channel.subscribe(states.append)
     return states

@@ -77,12 +77,12 @@ def test_exactly_the_idle_connections_are_closed(world, count, transport, certif
         assert len(doomed) == len(idle)
         world.limit(served, IDLE_TIMEOUT)
         assert wait_until(lambda: served.peers() == kept)
-        assert wait_until(lambda: len(told(events)) == len(KINDS) * len(doomed))
+        assert wait_until(lambda: len(closed_events(events)) == len(KINDS) * len(doomed))
         for _ in range(2):
             assert world.check(served) == []
         assert served.peers() == kept
         assert wait_until(lambda: descriptors() == before)
-        found = told(events)
+        found = closed_events(events)
         world.limit(served, None)
         assert [echo(channel, b"again") for channel in idle] == [b"again"] * len(idle)
     assert Counter((type(event), event.peer) for event in found) == Counter(
@@ -92,7 +92,7 @@ def test_exactly_the_idle_connections_are_closed(world, count, transport, certif
     assert {event.reason for event in found} == {"connection idle for 0.6 s"}
 
 
-def told(events) -> list:
+def closed_events(events) -> list:
     return [event for event in events if isinstance(event, KINDS)]
 
 

@@ -126,7 +126,7 @@ def test_another_connection_with_the_port_of_an_idle_one_is_not_closed(server):
 
 
 class Kernel:
-    """A socket of which the kernel tells what the test says."""
+    """A socket whose kernel state a test sets."""
 
     def __init__(self) -> None:
         self.received_ns, self.unread_bytes, self.unsent_bytes = 10**12, 0, 0

@@ -1,4 +1,4 @@
-"""The sockets of the process: which are found, what the kernel tells, and which are a server's."""
+"""The sockets of the process: which are found, their kernel state, and which are a server's."""
 
 import fcntl
 import os
@@ -208,7 +208,7 @@ def test_the_module_can_be_imported_on_other_systems():
         subprocess.run([sys.executable, "-c", program], check=True)
 
 
-# --- What the kernel tells -----------------------------------------------------------------------
+# --- The state in the kernel ---------------------------------------------------------------------
 
 
 def test_bytes_and_times_of_a_connection_are_read():

@@ -168,9 +168,13 @@ def test_an_error_names_the_file_and_the_place(file):
         path = file(text)
         with pytest.raises(ConfigurationError) as refused:
             policy_from_file(path)
-        told = str(refused.value)
-        if said not in told or told.count(str(path)) != 1 or not told.startswith(f"{path}: "):
-            wrong.append((text, told))
+        text_of_error = str(refused.value)
+        if (
+            said not in text_of_error
+            or text_of_error.count(str(path)) != 1
+            or not text_of_error.startswith(f"{path}: ")
+        ):
+            wrong.append((text, text_of_error))
     assert wrong == []
 
 

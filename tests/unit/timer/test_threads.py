@@ -163,12 +163,12 @@ def test_finalizers_may_cancel_and_start_timeouts_during_concurrent_use(make_que
 
 def test_each_earlier_timeout_wakes_the_thread(make_queue):
     with WheelTimer(make_queue()) as timer:
-        parked = timer.new_timeout(print, 3600.0)
+        far = timer.new_timeout(print, 3600.0)
         for _ in range(500):
             fired = threading.Event()
             timer.new_timeout(lambda timeout, fired=fired: fired.set(), 0.0005)
             assert fired.wait(WAIT_S), "a wake-up was lost"
-        assert parked.cancel()
+        assert far.cancel()
 
 
 def test_each_timeout_rescheduled_earlier_by_another_thread_wakes_the_thread(make_queue):
