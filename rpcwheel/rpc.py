@@ -11,9 +11,12 @@ import difflib
 import enum
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rpcwheel.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 __all__ = [
     "CODES",
@@ -26,6 +29,7 @@ __all__ = [
     "NextAttempt",
     "Stop",
     "checked_code",
+    "classes_by_kind",
 ]
 
 STATUS_CODES: Final = (
@@ -86,6 +90,18 @@ class Kind(enum.Enum):
         """Whether the client sends a stream of messages."""
         self.streams_responses: bool = self.value[1]
         """Whether the server sends a stream of messages."""
+
+
+def classes_by_kind(base: type, parts: Mapping[Kind, tuple[type, ...]]) -> dict[Kind, Any]:
+    """Make the class of each kind of call: `base`, followed by the classes that depend on the kind.
+
+    Each has the attribute `kind`, and no `__dict__` if no base has one.
+    """
+    common = {"__slots__": (), "__module__": base.__module__, "__doc__": base.__doc__}
+    return {
+        kind: type(f"{base.__name__}_{kind.name}", (base, *others), {**common, "kind": kind})
+        for kind, others in parts.items()
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 
 from rpcwheel.events import CallbackFailed, emit
+from rpcwheel.rpc import Kind
 
 from .aio_finished import (
     CANCELLED,
@@ -43,12 +44,13 @@ from .aio_finished import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Generator
+    from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Mapping
 
     Callback = Callable[[Any], None]
 
 __all__ = [
     "MADE_UP_DETAILS",
+    "RELAYS",
     "STATUS_CHECK_DELAYS_S",
     "AwaitedRelay",
     "ReadRelay",
@@ -708,3 +710,12 @@ class WrittenRelay(Relay):
                 if isinstance(failure, grpc.RpcError)
                 else asyncio.InvalidStateError(FINISHED)
             )
+
+
+RELAYS: Final[Mapping[Kind, tuple[type, ...]]] = {
+    Kind.UNARY_UNARY: (AwaitedRelay, grpc.aio.UnaryUnaryCall),
+    Kind.UNARY_STREAM: (ReadRelay, grpc.aio.UnaryStreamCall),
+    Kind.STREAM_UNARY: (WrittenRelay, AwaitedRelay, grpc.aio.StreamUnaryCall),
+    Kind.STREAM_STREAM: (WrittenRelay, ReadRelay, grpc.aio.StreamStreamCall),
+}
+"""For `classes_by_kind`: the classes of relays with gRPC's abstract classes."""

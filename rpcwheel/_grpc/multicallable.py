@@ -1,19 +1,76 @@
-"""Multicallables of `grpc` for the four kinds of call, reduced to two methods.
+"""Channels and multicallables of `grpc`, with one implementation for the four kinds of call.
 
-A class that precedes one of these in the bases defines `_wait` and `_begin`. Both get the name of
+A subclass of `Channel` defines `_multicallable`. The multicallables are reduced to two methods: a
+class that precedes one of these in the bases defines `_wait` and `_begin`. Both get the name of
 gRPC's method, the request or the iterator of requests, and gRPC's options in their order.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import grpc
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from rpcwheel.rpc import Kind
 
-__all__ = ["StreamStream", "StreamUnary", "UnaryStream", "UnaryUnary"]
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from types import TracebackType
+
+__all__ = ["MULTICALLABLES", "Channel", "StreamStream", "StreamUnary", "UnaryStream", "UnaryUnary"]
+
+
+class Channel(grpc.Channel):
+    """A channel that makes the multicallables of all kinds in one method."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_val: BaseException | None,
+        exc_tb: TracebackType | None,
+    ) -> None:
+        self.close()  # type: ignore[no-untyped-call]
+
+    def _multicallable(self, kind: Kind, method: str, *args: Any, **options: Any) -> Any:
+        """Make a multicallable. Gets all arguments of gRPC's own, such as `_registered_method`."""
+        raise NotImplementedError
+
+    def unary_unary(self, method: str, *args: Any, **options: Any) -> grpc.UnaryUnaryMultiCallable:
+        """Make a multicallable."""
+        made: grpc.UnaryUnaryMultiCallable = self._multicallable(
+            Kind.UNARY_UNARY, method, *args, **options
+        )
+        return made
+
+    def unary_stream(
+        self, method: str, *args: Any, **options: Any
+    ) -> grpc.UnaryStreamMultiCallable:
+        """Make a multicallable."""
+        made: grpc.UnaryStreamMultiCallable = self._multicallable(
+            Kind.UNARY_STREAM, method, *args, **options
+        )
+        return made
+
+    def stream_unary(
+        self, method: str, *args: Any, **options: Any
+    ) -> grpc.StreamUnaryMultiCallable:
+        """Make a multicallable."""
+        made: grpc.StreamUnaryMultiCallable = self._multicallable(
+            Kind.STREAM_UNARY, method, *args, **options
+        )
+        return made
+
+    def stream_stream(
+        self, method: str, *args: Any, **options: Any
+    ) -> grpc.StreamStreamMultiCallable:
+        """Make a multicallable."""
+        made: grpc.StreamStreamMultiCallable = self._multicallable(
+            Kind.STREAM_STREAM, method, *args, **options
+        )
+        return made
 
 
 class _Multicallable:
@@ -170,3 +227,12 @@ class StreamStream(_Multicallable, grpc.StreamStreamMultiCallable):
             wait_for_ready,
             compression,
         )
+
+
+MULTICALLABLES: Final[Mapping[Kind, tuple[type, ...]]] = {
+    Kind.UNARY_UNARY: (UnaryUnary,),
+    Kind.UNARY_STREAM: (UnaryStream,),
+    Kind.STREAM_UNARY: (StreamUnary,),
+    Kind.STREAM_STREAM: (StreamStream,),
+}
+"""For `classes_by_kind`."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
+from rpcwheel._grpc import aio_multicallable
 from rpcwheel._grpc.aio_finished import (
     CANCELLED,
     CANCELLED_HERE,
@@ -21,15 +22,14 @@ from rpcwheel._grpc.aio_finished import (
 from rpcwheel._grpc.aio_relay import AwaitedRelay, cancel_count
 from rpcwheel._grpc.calls import metadata_of
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.rpc import Kind
+from rpcwheel.rpc import Kind, classes_by_kind
 from rpcwheel.transport.aio import CLOSED
 
-from .aio_channel import BalancedChannel
+from .aio_channel import CALLS, BalancedChannel
 from .broadcast_failed import BroadcastFailed, UnaryOnly, checked_broadcast, distinct_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from types import TracebackType
 
     from .aio_channel import Subchannel
 
@@ -38,7 +38,7 @@ __all__ = ["BroadcastChannel"]
 KIND: Final = Kind.UNARY_UNARY
 
 
-class BroadcastChannel(UnaryOnly, grpc.aio.Channel):
+class BroadcastChannel(UnaryOnly, aio_multicallable.Channel):
     """A channel whose unary calls go to all servers at once, and return a dict of the responses.
 
     Its keys are the addresses of the servers (`10.0.0.7:50051`), or the targets of the channels if
@@ -99,35 +99,23 @@ class BroadcastChannel(UnaryOnly, grpc.aio.Channel):
     async def close(self, grace: float | None = None) -> None:
         """Do nothing: the given channels stay open."""
 
-    async def __aenter__(self) -> Self:
-        return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_val: BaseException | None,
-        exc_tb: TracebackType | None,
-    ) -> None:
-        await self.close()
-
-
-class _Broadcast(grpc.aio.UnaryUnaryMultiCallable):  # type: ignore[type-arg]  # not in 1.76
+class _Method:
     """One method of a stub."""
 
     def __init__(self, method: str, begin: Callable[..., Any], pool: Any = None) -> None:
         self._method = method
-        self._begin = begin
+        self._begin_all = begin
         self._pool = pool
 
-    def __call__(
+    def _begin(
         self,
         request: Any,
-        *,
-        timeout: float | None = None,
-        metadata: Any = None,
-        credentials: grpc.CallCredentials | None = None,
-        wait_for_ready: bool | None = None,
-        compression: grpc.Compression | None = None,
+        timeout: float | None,
+        metadata: Any,
+        credentials: grpc.CallCredentials | None,
+        wait_for_ready: bool | None,
+        compression: grpc.Compression | None,
     ) -> Any:
         if self._pool is not None and self._pool.closing:
             raise grpc.aio.UsageError(CLOSED)
@@ -138,7 +126,10 @@ class _Broadcast(grpc.aio.UnaryUnaryMultiCallable):  # type: ignore[type-arg]  #
             "wait_for_ready": wait_for_ready,
             "compression": compression,
         }
-        return _BroadcastCall(self._method, timeout, partial(self._begin, request, options))
+        return _BroadcastCall(self._method, timeout, partial(self._begin_all, request, options))
+
+
+_Broadcast: Final = classes_by_kind(_Method, aio_multicallable.MULTICALLABLES)[KIND]
 
 
 class _BroadcastCall(AwaitedRelay, grpc.aio.UnaryUnaryCall[Any, Any]):
@@ -205,7 +196,7 @@ def _begin_on(method: Any, subchannel: Subchannel, request: Any, options: dict[s
     else:
         begun = method.start(subchannel, (request,), options)
         if begun is not None:
-            return method.call_class(method, begun)
+            return CALLS[KIND](method, begun)
     text = "its instance was removed" if subchannel.removed else subchannel.error_text
     return finished_call(KIND, grpc.StatusCode.UNAVAILABLE, text)
 

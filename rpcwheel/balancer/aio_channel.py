@@ -17,11 +17,12 @@ import weakref
 from collections.abc import Iterable
 from contextvars import copy_context
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import grpc
 
 from rpcwheel._concurrency.loop import call_on_loop, running_loop
+from rpcwheel._grpc import aio_multicallable
 from rpcwheel._grpc.aio_finished import (
     CANCELLED,
     CANCELLED_HERE,
@@ -31,10 +32,8 @@ from rpcwheel._grpc.aio_finished import (
 )
 from rpcwheel._grpc.aio_interceptors import give_lists
 from rpcwheel._grpc.aio_relay import (
-    AwaitedRelay,
-    ReadRelay,
+    RELAYS,
     Signal,
-    WrittenRelay,
     cancel_count,
 )
 from rpcwheel._grpc.calls import ask
@@ -43,7 +42,7 @@ from rpcwheel.errors import ConfigurationError
 from rpcwheel.events import CallbackFailed, emit
 from rpcwheel.exiting import BACKGROUND
 from rpcwheel.probe import MARK
-from rpcwheel.rpc import TRIED, Kind
+from rpcwheel.rpc import TRIED, Kind, classes_by_kind
 from rpcwheel.transport.aio import (
     CLOSED,
     MULTICALLABLES,
@@ -70,7 +69,6 @@ from .subchannels import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from types import TracebackType
 
     from rpcwheel._grpc.aio_interceptors import Interceptors
     from rpcwheel.exiting import BackgroundCall
@@ -501,31 +499,13 @@ class _BalancedCall(TransportCall):
         super()._release()
 
 
-class _UnaryUnaryCall(_BalancedCall, AwaitedRelay, grpc.aio.UnaryUnaryCall[Any, Any]):
-    pass
-
-
-class _UnaryStreamCall(_BalancedCall, ReadRelay, grpc.aio.UnaryStreamCall[Any, Any]):
-    pass
-
-
-class _StreamUnaryCall(
-    _BalancedCall, WrittenRelay, AwaitedRelay, grpc.aio.StreamUnaryCall[Any, Any]
-):
-    pass
-
-
-class _StreamStreamCall(
-    _BalancedCall, WrittenRelay, ReadRelay, grpc.aio.StreamStreamCall[Any, Any]
-):
-    pass
+CALLS: Final = classes_by_kind(_BalancedCall, RELAYS)
 
 
 class _Method:
     """A method of the channel; the base class of the four multicallables."""
 
     kind: Kind
-    call_class: type[_BalancedCall]
 
     def __init__(
         self, channel: BalancedChannel, pool: _Pool, method: str, *args: Any, **options: Any
@@ -557,103 +537,48 @@ class _Method:
         made = self._made[subchannel] = MULTICALLABLES[self.kind](connection, self._spec)
         return made
 
-    def begin(self, request: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        """Begin a call."""
+    def _begin(
+        self,
+        request: Any,
+        timeout: float | None,
+        metadata: Any,
+        credentials: grpc.CallCredentials | None,
+        wait_for_ready: bool | None,
+        compression: grpc.Compression | None,
+    ) -> Any:
         pool = self.pool
         if pool.closing:
             raise grpc.aio.UsageError(CLOSED)
-        wait_for_ready = bool(options["wait_for_ready"])
-        if wait_for_ready:
-            options["wait_for_ready"] = False  # so that it does not wait for one server
-        message = None if self.kind.streams_requests else request[0]
-        metadata, tried = options["metadata"], TRIED.get()
+        options = {
+            "timeout": timeout,
+            "metadata": metadata,
+            "credentials": credentials,
+            # False: it must not wait for one server
+            "wait_for_ready": False if wait_for_ready else wait_for_ready,
+            "compression": compression,
+        }
+        message, tried = None if self.kind.streams_requests else request, TRIED.get()
         while True:
             if tried is None:
                 subchannel = pool.pick(self.name, message, metadata)
             else:
                 subchannel = pool.pick_other(tried, self.name, message, metadata)
             if subchannel is None:
-                call = self.call_class(self, None)
-                call.wait_for(request, options, wait_for_ready=wait_for_ready)
+                call = CALLS[self.kind](self, None)
+                call.wait_for((request,), options, wait_for_ready=bool(wait_for_ready))
                 return call
-            begun = self.start(subchannel, request, options)
+            begun = self.start(subchannel, (request,), options)
             if begun is not None:
-                return self.call_class(self, begun)
+                return CALLS[self.kind](self, begun)
 
 
-class _OneRequest(_Method):
-    def __call__(
-        self,
-        request: Any,
-        *,
-        timeout: float | None = None,
-        metadata: Any = None,
-        credentials: grpc.CallCredentials | None = None,
-        wait_for_ready: bool | None = None,
-        compression: grpc.Compression | None = None,
-    ) -> Any:
-        options = {
-            "timeout": timeout,
-            "metadata": metadata,
-            "credentials": credentials,
-            "wait_for_ready": wait_for_ready,
-            "compression": compression,
-        }
-        return self.begin((request,), options)
-
-
-class _ManyRequests(_Method):
-    def __call__(
-        self,
-        request_iterator: Any = None,
-        timeout: float | None = None,
-        metadata: Any = None,
-        credentials: grpc.CallCredentials | None = None,
-        wait_for_ready: bool | None = None,
-        compression: grpc.Compression | None = None,
-    ) -> Any:
-        options = {
-            "timeout": timeout,
-            "metadata": metadata,
-            "credentials": credentials,
-            "wait_for_ready": wait_for_ready,
-            "compression": compression,
-        }
-        return self.begin((request_iterator,), options)
-
-
-class _UnaryUnary(_OneRequest, grpc.aio.UnaryUnaryMultiCallable[Any, Any]):
-    kind = Kind.UNARY_UNARY
-    call_class = _UnaryUnaryCall
-
-
-class _UnaryStream(_OneRequest, grpc.aio.UnaryStreamMultiCallable[Any, Any]):
-    kind = Kind.UNARY_STREAM
-    call_class = _UnaryStreamCall
-
-
-class _StreamUnary(_ManyRequests, grpc.aio.StreamUnaryMultiCallable):  # type: ignore[type-arg]  # not in 1.76
-    kind = Kind.STREAM_UNARY
-    call_class = _StreamUnaryCall
-
-
-class _StreamStream(_ManyRequests, grpc.aio.StreamStreamMultiCallable):  # type: ignore[type-arg]  # not in 1.76
-    kind = Kind.STREAM_STREAM
-    call_class = _StreamStreamCall
-
-
-_MULTICALLABLES: Final[dict[Kind, type[_Method]]] = {
-    Kind.UNARY_UNARY: _UnaryUnary,
-    Kind.UNARY_STREAM: _UnaryStream,
-    Kind.STREAM_UNARY: _StreamUnary,
-    Kind.STREAM_STREAM: _StreamStream,
-}
+_MULTICALLABLES: Final = classes_by_kind(_Method, aio_multicallable.MULTICALLABLES)
 
 
 # --- The channel ---
 
 
-class BalancedChannel(BalancedChannelBase[Subchannel], grpc.aio.Channel):
+class BalancedChannel(BalancedChannelBase[Subchannel], aio_multicallable.Channel):
     """A channel that distributes its calls over the servers of a service."""
 
     _title = "BalancedChannel of grpc.aio"
@@ -721,23 +646,7 @@ class BalancedChannel(BalancedChannelBase[Subchannel], grpc.aio.Channel):
         if instances is not None:
             self.update(instances)
 
-    # --- A channel of grpc.aio; passes on all arguments (newer: `_registered_method`) ---
-
-    def unary_unary(self, method: str, *args: Any, **options: Any) -> Any:
-        """Make a multicallable."""
-        return self._multicallable(Kind.UNARY_UNARY, method, *args, **options)
-
-    def unary_stream(self, method: str, *args: Any, **options: Any) -> Any:
-        """Make a multicallable."""
-        return self._multicallable(Kind.UNARY_STREAM, method, *args, **options)
-
-    def stream_unary(self, method: str, *args: Any, **options: Any) -> Any:
-        """Make a multicallable."""
-        return self._multicallable(Kind.STREAM_UNARY, method, *args, **options)
-
-    def stream_stream(self, method: str, *args: Any, **options: Any) -> Any:
-        """Make a multicallable."""
-        return self._multicallable(Kind.STREAM_STREAM, method, *args, **options)
+    # --- A channel of grpc.aio ---
 
     def _multicallable(self, kind: Kind, method: str, *args: Any, **options: Any) -> Any:
         return _MULTICALLABLES[kind](self, self._pool, method, *args, **options)
@@ -783,17 +692,6 @@ class BalancedChannel(BalancedChannelBase[Subchannel], grpc.aio.Channel):
         if grace is not None and grace < 0:
             raise ConfigurationError(f"grace must be 0 seconds or more, or None, not {grace!r}")
         await self._pool.close(grace)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_val: BaseException | None,
-        exc_tb: TracebackType | None,
-    ) -> None:
-        await self.close()
 
 
 def _checked_interceptors(interceptors: object) -> list[grpc.aio.ClientInterceptor] | None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
 
 from rpcwheel._grpc.calls import failure_of, metadata_of
 from rpcwheel._grpc.connectivity import target_below
 from rpcwheel._grpc.finished import FinishedError, FinishedResponse
+from rpcwheel._grpc.multicallable import Channel
 from rpcwheel.errors import ConfigurationError
 
 from .broadcast_failed import BroadcastFailed, UnaryOnly, checked_broadcast, distinct_names
@@ -17,14 +18,13 @@ from .channel import BalancedChannel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from types import TracebackType
 
     from .channel import Subchannel, _Method
 
 __all__ = ["BroadcastChannel"]
 
 
-class BroadcastChannel(UnaryOnly, grpc.Channel):
+class BroadcastChannel(UnaryOnly, Channel):
     """A channel whose unary calls go to all servers at once, and return a dict of the responses.
 
     Its keys are the addresses of the servers (`10.0.0.7:50051`), or the targets of the channels if
@@ -82,17 +82,6 @@ class BroadcastChannel(UnaryOnly, grpc.Channel):
 
     def close(self) -> None:
         """Do nothing: the given channels stay open."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_val: BaseException | None,
-        exc_tb: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class BroadcastFailedRpc(BroadcastFailed, FinishedError):

@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import grpc
 
@@ -30,7 +30,7 @@ from rpcwheel.durations import NEVER, to_ns
 from rpcwheel.events import CallbackFailed, emit
 from rpcwheel.exiting import BACKGROUND
 from rpcwheel.probe import MARK
-from rpcwheel.rpc import TRIED, Kind
+from rpcwheel.rpc import TRIED, Kind, classes_by_kind
 from rpcwheel.transport.sync import CLOSED, ReconnectingChannel
 
 from .base import BalancedChannelBase
@@ -49,7 +49,6 @@ from .subscriptions import Subscriptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-    from types import TracebackType
 
     from rpcwheel.exiting import BackgroundCall
     from rpcwheel.instance import ServiceInstance
@@ -609,30 +608,13 @@ def _nothing() -> None:
     """There are no subscribers."""
 
 
-class _UnaryUnary(_Method, multicallable.UnaryUnary):
-    __slots__ = ()
-    kind = Kind.UNARY_UNARY
-
-
-class _StreamUnary(_Method, multicallable.StreamUnary):
-    __slots__ = ()
-    kind = Kind.STREAM_UNARY
-
-
-class _UnaryStream(_Method, multicallable.UnaryStream):
-    __slots__ = ()
-    kind = Kind.UNARY_STREAM
-
-
-class _StreamStream(_Method, multicallable.StreamStream):
-    __slots__ = ()
-    kind = Kind.STREAM_STREAM
+_MULTICALLABLES: Final = classes_by_kind(_Method, multicallable.MULTICALLABLES)
 
 
 # --- The channel ---
 
 
-class BalancedChannel(BalancedChannelBase[Subchannel], grpc.Channel):
+class BalancedChannel(BalancedChannelBase[Subchannel], multicallable.Channel):
     """A channel that distributes its calls over the servers of a service.
 
     Thread-safe. It can't be used in a forked child process, like any channel of gRPC.
@@ -697,27 +679,8 @@ class BalancedChannel(BalancedChannelBase[Subchannel], grpc.Channel):
 
     # --- A channel of gRPC ---
 
-    def unary_unary(self, method: str, *args: Any, **options: Any) -> grpc.UnaryUnaryMultiCallable:
-        """Make a multicallable."""
-        return _UnaryUnary(self._pool, method, *args, **options)
-
-    def unary_stream(
-        self, method: str, *args: Any, **options: Any
-    ) -> grpc.UnaryStreamMultiCallable:
-        """Make a multicallable."""
-        return _UnaryStream(self._pool, method, *args, **options)
-
-    def stream_unary(
-        self, method: str, *args: Any, **options: Any
-    ) -> grpc.StreamUnaryMultiCallable:
-        """Make a multicallable."""
-        return _StreamUnary(self._pool, method, *args, **options)
-
-    def stream_stream(
-        self, method: str, *args: Any, **options: Any
-    ) -> grpc.StreamStreamMultiCallable:
-        """Make a multicallable."""
-        return _StreamStream(self._pool, method, *args, **options)
+    def _multicallable(self, kind: Kind, method: str, *args: Any, **options: Any) -> Any:
+        return _MULTICALLABLES[kind](self._pool, method, *args, **options)
 
     def subscribe(
         self,
@@ -747,14 +710,3 @@ class BalancedChannel(BalancedChannelBase[Subchannel], grpc.Channel):
         """
         self._subscriptions.close()
         self._pool.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_val: BaseException | None,
-        exc_tb: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -38,18 +38,17 @@ from rpcwheel._grpc.aio_finished import (
     status_of,
 )
 from rpcwheel._grpc.aio_relay import (
+    RELAYS,
     AwaitedRelay,
-    ReadRelay,
     Relay,
     WouldBlockError,
-    WrittenRelay,
     failure_of,
     has_ended,
 )
 from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import FailbackError
 from rpcwheel.events import CallbackFailed, HedgeSent, RetryStopped, emit
-from rpcwheel.rpc import TRIED, Kind, NextAttempt, Stop
+from rpcwheel.rpc import TRIED, Kind, NextAttempt, Stop, classes_by_kind
 
 from .aio_requests import RequestStream
 from .config import (
@@ -562,11 +561,10 @@ class RetryingCall(Relay):
         call.cancel()
 
 
-class _UnaryUnary(RetryingCall, AwaitedRelay, grpc.aio.UnaryUnaryCall[Any, Any]):
-    pass
+_CALLS: Final = classes_by_kind(RetryingCall, RELAYS)
 
 
-class _HedgedCall(_UnaryUnary):
+class _HedgedCall(RetryingCall, AwaitedRelay, grpc.aio.UnaryUnaryCall[Any, Any]):
     """A unary call whose attempts may run at the same time (gRFC A6).
 
     As a relay it has no running attempt; it ends with the attempt that decides the call.
@@ -706,26 +704,6 @@ class _HedgedCall(_UnaryUnary):
     def _release(self) -> None:
         super()._release()
         self._cancel_running()
-
-
-class _UnaryStream(RetryingCall, ReadRelay, grpc.aio.UnaryStreamCall[Any, Any]):
-    pass
-
-
-class _StreamUnary(RetryingCall, WrittenRelay, AwaitedRelay, grpc.aio.StreamUnaryCall[Any, Any]):
-    pass
-
-
-class _StreamStream(RetryingCall, WrittenRelay, ReadRelay, grpc.aio.StreamStreamCall[Any, Any]):
-    pass
-
-
-_CALLS: Final[dict[Kind, type[RetryingCall]]] = {
-    Kind.UNARY_UNARY: _UnaryUnary,
-    Kind.UNARY_STREAM: _UnaryStream,
-    Kind.STREAM_UNARY: _StreamUnary,
-    Kind.STREAM_STREAM: _StreamStream,
-}
 
 
 class _SilenceLimit:

@@ -9,19 +9,19 @@ from __future__ import annotations
 import weakref
 from functools import partial
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
+from rpcwheel._grpc import aio_multicallable
 from rpcwheel._grpc.aio_interceptors import give_lists, lists_of
 from rpcwheel._grpc.calls import AioDetails
 from rpcwheel.call.aio_call import CallFactory
 from rpcwheel.call.config import MAX_METHODS
-from rpcwheel.rpc import Kind
+from rpcwheel.rpc import Kind, classes_by_kind
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
-    from types import TracebackType
     from typing import TypeAlias
 
     from rpcwheel.call.aio_call import RetryingCall
@@ -35,7 +35,7 @@ __all__ = ["InterceptedChannel", "interceptors_of"]
 # --- A channel ---
 
 
-class InterceptedChannel(grpc.aio.Channel):
+class InterceptedChannel(aio_multicallable.Channel):
     """Applies policies to the calls of the user's channel. Closing it closes the user's channel."""
 
     def __init__(self, channel: grpc.aio.Channel, state: ClientState) -> None:
@@ -54,17 +54,6 @@ class InterceptedChannel(grpc.aio.Channel):
         self._on_close: Callable[[], object] | None = None
         self._waiting: weakref.WeakSet[RetryingCall] = weakref.WeakSet()
         give_lists(self, lists_of(channel))  # interceptors appended to them run in each attempt
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_val: BaseException | None,
-        exc_tb: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     def on_close(self, callback: Callable[[], object]) -> None:
         """Call `callback()` when this channel is closed. Replaces an earlier callback."""
@@ -94,30 +83,9 @@ class InterceptedChannel(grpc.aio.Channel):
         """Wait until the user's channel is ready."""
         await self._channel.channel_ready()
 
-    # These pass on all arguments, because newer versions add some (`_registered_method` in 1.63).
-
-    def unary_unary(self, method: str, *args: Any, **options: Any) -> _UnaryUnary:
-        """Make a multicallable."""
-        call = self._channel.unary_unary(method, *args, **options)
-        return _UnaryUnary(call, self._calls_of(method, Kind.UNARY_UNARY))
-
-    def unary_stream(self, method: str, *args: Any, **options: Any) -> _UnaryStream:
-        """Make a multicallable."""
-        call = self._channel.unary_stream(method, *args, **options)
-        return _UnaryStream(call, self._calls_of(method, Kind.UNARY_STREAM))
-
-    def stream_unary(self, method: str, *args: Any, **options: Any) -> _StreamUnary:
-        """Make a multicallable."""
-        call = self._channel.stream_unary(method, *args, **options)
-        return _StreamUnary(call, self._calls_of(method, Kind.STREAM_UNARY))
-
-    def stream_stream(self, method: str, *args: Any, **options: Any) -> _StreamStream:
-        """Make a multicallable."""
-        call = self._channel.stream_stream(method, *args, **options)
-        return _StreamStream(call, self._calls_of(method, Kind.STREAM_STREAM))
-
-    def _calls_of(self, method: str, kind: Kind) -> CallFactory:
-        return CallFactory(self._state, method, kind, self._waiting)
+    def _multicallable(self, kind: Kind, method: str, *args: Any, **options: Any) -> Any:
+        call = getattr(self._channel, kind.name.lower())(method, *args, **options)
+        return _MULTICALLABLES[kind](call, CallFactory(self._state, method, kind, self._waiting))
 
 
 class _Multicallable:
@@ -125,50 +93,20 @@ class _Multicallable:
         self._call = call
         self._calls = calls
 
-
-class _OneRequest(_Multicallable):
-    def __call__(
+    def _begin(
         self,
         request: Any,
-        *,
-        timeout: float | None = None,
-        metadata: Any = None,
-        credentials: grpc.CallCredentials | None = None,
-        wait_for_ready: bool | None = None,
-        compression: grpc.Compression | None = None,
+        timeout: float | None,
+        metadata: Any,
+        credentials: grpc.CallCredentials | None,
+        wait_for_ready: bool | None,
+        compression: grpc.Compression | None,
     ) -> Any:
         start = partial(self._call, credentials=credentials, compression=compression)
         return self._calls.begin(start, request, timeout, metadata, wait_for_ready)
 
 
-class _ManyRequests(_Multicallable):
-    def __call__(
-        self,
-        request_iterator: Any = None,
-        timeout: float | None = None,
-        metadata: Any = None,
-        credentials: grpc.CallCredentials | None = None,
-        wait_for_ready: bool | None = None,
-        compression: grpc.Compression | None = None,
-    ) -> Any:
-        start = partial(self._call, credentials=credentials, compression=compression)
-        return self._calls.begin(start, request_iterator, timeout, metadata, wait_for_ready)
-
-
-class _UnaryUnary(_OneRequest, grpc.aio.UnaryUnaryMultiCallable[Any, Any]):
-    pass
-
-
-class _UnaryStream(_OneRequest, grpc.aio.UnaryStreamMultiCallable[Any, Any]):
-    pass
-
-
-class _StreamUnary(_ManyRequests, grpc.aio.StreamUnaryMultiCallable):  # type: ignore[type-arg]  # not in 1.76
-    pass
-
-
-class _StreamStream(_ManyRequests, grpc.aio.StreamStreamMultiCallable):  # type: ignore[type-arg]  # not in 1.76
-    pass
+_MULTICALLABLES: Final = classes_by_kind(_Multicallable, aio_multicallable.MULTICALLABLES)
 
 
 # --- Interceptors ---

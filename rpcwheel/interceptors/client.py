@@ -8,7 +8,7 @@ when they are made. A blocking unary call that succeeds is one call of the inner
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 import grpc
 
@@ -23,11 +23,10 @@ from rpcwheel.call.sync_call import (
     with_readiness,
 )
 from rpcwheel.durations import to_ns
-from rpcwheel.rpc import Kind
+from rpcwheel.rpc import Kind, classes_by_kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import TracebackType
 
     from rpcwheel._grpc.calls import AnyCall
     from rpcwheel.call.config import ClientState
@@ -105,7 +104,7 @@ class ClientInterceptor(
         )
 
 
-class InterceptedChannel(grpc.Channel):
+class InterceptedChannel(multicallable.Channel):
     """Applies policies to the calls of the user's channel. Closing it closes the user's channel."""
 
     def __init__(self, channel: grpc.Channel, state: ClientState) -> None:
@@ -147,38 +146,9 @@ class InterceptedChannel(grpc.Channel):
         if self._on_close is not None:
             self._on_close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_val: BaseException | None,
-        exc_tb: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    # These pass on all arguments, because newer versions add some (`_registered_method` in 1.63).
-
-    def unary_unary(self, method: str, *args: Any, **options: Any) -> _UnaryUnary:
-        """Make a multicallable."""
-        below = self._channel.unary_unary(method, *args, **options)
-        return _UnaryUnary(self._state, self._waiting, Kind.UNARY_UNARY, method, below)
-
-    def unary_stream(self, method: str, *args: Any, **options: Any) -> _UnaryStream:
-        """Make a multicallable."""
-        below = self._channel.unary_stream(method, *args, **options)
-        return _UnaryStream(self._state, self._waiting, Kind.UNARY_STREAM, method, below)
-
-    def stream_unary(self, method: str, *args: Any, **options: Any) -> _StreamUnary:
-        """Make a multicallable."""
-        below = self._channel.stream_unary(method, *args, **options)
-        return _StreamUnary(self._state, self._waiting, Kind.STREAM_UNARY, method, below)
-
-    def stream_stream(self, method: str, *args: Any, **options: Any) -> _StreamStream:
-        """Make a multicallable."""
-        below = self._channel.stream_stream(method, *args, **options)
-        return _StreamStream(self._state, self._waiting, Kind.STREAM_STREAM, method, below)
+    def _multicallable(self, kind: Kind, method: str, *args: Any, **options: Any) -> Any:
+        below = getattr(self._channel, kind.name.lower())(method, *args, **options)
+        return _MULTICALLABLES[kind](self._state, self._waiting, kind, method, below)
 
 
 class _Multicallable:
@@ -298,13 +268,7 @@ class _UnaryUnary(_Multicallable, multicallable.UnaryUnary):
             raise
 
 
-class _StreamUnary(_Multicallable, multicallable.StreamUnary):
-    __slots__ = ()
-
-
-class _UnaryStream(_Multicallable, multicallable.UnaryStream):
-    __slots__ = ()
-
-
-class _StreamStream(_Multicallable, multicallable.StreamStream):
-    __slots__ = ()
+_MULTICALLABLES: Final = {
+    **classes_by_kind(_Multicallable, multicallable.MULTICALLABLES),
+    Kind.UNARY_UNARY: _UnaryUnary,
+}

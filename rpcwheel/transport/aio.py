@@ -24,19 +24,18 @@ from rpcwheel._concurrency.callbacks import CloseCallbacks, weak_callback
 from rpcwheel._concurrency.loop import call_on_loop
 from rpcwheel._grpc.aio_finished import finished_call
 from rpcwheel._grpc.aio_interceptors import LISTS, Interceptors, give_lists, lists_of
+from rpcwheel._grpc.aio_multicallable import INTERFACES, Channel
 from rpcwheel._grpc.aio_relay import (
-    AwaitedRelay,
-    ReadRelay,
+    RELAYS,
     Relay,
     Signal,
     WouldBlockError,
-    WrittenRelay,
     failure_of,
 )
 from rpcwheel.durations import NEVER
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.events import ConnectionReplaced, emit
-from rpcwheel.rpc import Kind
+from rpcwheel.rpc import Kind, classes_by_kind
 from rpcwheel.timer.clock import checked_timer, clock_of
 
 from .arguments import (
@@ -53,7 +52,6 @@ from .state import ChannelStatus, ConnectionManager, MethodSpec, Transport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
-    from types import TracebackType
 
     from tenacity.wait import WaitBaseT
 
@@ -113,7 +111,7 @@ class AioTransport(Transport[grpc.aio.Channel]):
         return [call for call in calls if call is not None]
 
 
-class ReconnectingChannel(ChannelStatus, grpc.aio.Channel):
+class ReconnectingChannel(ChannelStatus, Channel):
     """A channel whose connection can be replaced while stubs and calls live on.
 
     On other threads than the loop's only `target`, `number`, `calls`, `closed`, `accepts_calls` and
@@ -348,17 +346,6 @@ class ReconnectingChannel(ChannelStatus, grpc.aio.Channel):
         for transport in self._closed_transports:
             transport.cancel_calls()
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_val: BaseException | None,
-        exc_tb: TracebackType | None,
-    ) -> None:
-        await self.close()
-
     def on_close(self, callback: Callable[[], object]) -> Callable[[], None]:
         """Call `callback()` once when the channel is closed, before its calls are ended.
 
@@ -430,23 +417,10 @@ class ReconnectingChannel(ChannelStatus, grpc.aio.Channel):
             f"{self.get_state().name}, calls in flight: {self.calls}>"
         )
 
-    # Multicallables. They accept all arguments of gRPC's own, such as `_registered_method`.
+    # Multicallables
 
-    def unary_unary(self, method: str, *args: Any, **options: Any) -> Any:
-        """Create a multicallable."""
-        return _UnaryUnary(self, MethodSpec(Kind.UNARY_UNARY, method, *args, **options))
-
-    def unary_stream(self, method: str, *args: Any, **options: Any) -> Any:
-        """Create a multicallable."""
-        return _UnaryStream(self, MethodSpec(Kind.UNARY_STREAM, method, *args, **options))
-
-    def stream_unary(self, method: str, *args: Any, **options: Any) -> Any:
-        """Create a multicallable."""
-        return _StreamUnary(self, MethodSpec(Kind.STREAM_UNARY, method, *args, **options))
-
-    def stream_stream(self, method: str, *args: Any, **options: Any) -> Any:
-        """Create a multicallable."""
-        return _StreamStream(self, MethodSpec(Kind.STREAM_STREAM, method, *args, **options))
+    def _multicallable(self, kind: Kind, method: str, *args: Any, **options: Any) -> Any:
+        return MULTICALLABLES[kind](self, MethodSpec(kind, method, *args, **options))
 
     def heartbeat_call(self, method: str) -> Any:
         """Create a multicallable for heartbeats, with bytes as messages.
@@ -487,7 +461,6 @@ class TransportCall(Relay):
     _has_failed = False
 
     def __init__(self, multicallable: _Multicallable, transport: AioTransport) -> None:
-        self.kind = multicallable.kind
         self.method = multicallable.method
         self._reconnecting = multicallable.channel
         self._transport = transport
@@ -542,35 +515,17 @@ class TransportCall(Relay):
             self._reconnecting.end_call_soon(transport)
 
 
-class _UnaryUnaryCall(TransportCall, AwaitedRelay, grpc.aio.UnaryUnaryCall[Any, Any]):
-    pass
-
-
-class _UnaryStreamCall(TransportCall, ReadRelay, grpc.aio.UnaryStreamCall[Any, Any]):
-    pass
-
-
-class _StreamUnaryCall(
-    TransportCall, WrittenRelay, AwaitedRelay, grpc.aio.StreamUnaryCall[Any, Any]
-):
-    pass
-
-
-class _StreamStreamCall(
-    TransportCall, WrittenRelay, ReadRelay, grpc.aio.StreamStreamCall[Any, Any]
-):
-    pass
+_CALLS: Final = classes_by_kind(TransportCall, RELAYS)
 
 
 class _Multicallable:
     """A method of a stub. The base of the four kinds of multicallables."""
 
-    _call_class: type[TransportCall]
+    kind: Kind
     _stamps = True
 
     def __init__(self, channel: ReconnectingChannel, spec: MethodSpec) -> None:
         self.channel = channel
-        self.kind = spec.kind
         self.method = spec.method
         self._spec = spec
         self._appended = channel.appended[spec.kind]
@@ -615,26 +570,14 @@ class _Multicallable:
     def __call__(self, *request: Any, **options: Any) -> Any:
         """Start a call, with the arguments of gRPC's multicallable."""
         transport, call = self.start(request, options)
-        return self._call_class(self, transport).run(call, counted=True)
+        return _CALLS[self.kind](self, transport).run(call, counted=True)
 
 
-class _UnaryUnary(_Multicallable, grpc.aio.UnaryUnaryMultiCallable[Any, Any]):
-    _call_class = _UnaryUnaryCall
+MULTICALLABLES: Final = classes_by_kind(_Multicallable, INTERFACES)
+"""Internal: the class of multicallables of each kind, for a channel and a `MethodSpec`."""
 
 
-class _UnaryStream(_Multicallable, grpc.aio.UnaryStreamMultiCallable[Any, Any]):
-    _call_class = _UnaryStreamCall
-
-
-class _StreamUnary(_Multicallable, grpc.aio.StreamUnaryMultiCallable):  # type: ignore[type-arg]  # not in 1.76
-    _call_class = _StreamUnaryCall
-
-
-class _StreamStream(_Multicallable, grpc.aio.StreamStreamMultiCallable):  # type: ignore[type-arg]  # not in 1.76
-    _call_class = _StreamStreamCall
-
-
-class _HeartbeatCall(_UnaryUnary):
+class _Heartbeats(_Multicallable):
     """Heartbeats, which count neither as use of the connection nor as calls in flight."""
 
     _stamps = False
@@ -642,16 +585,10 @@ class _HeartbeatCall(_UnaryUnary):
     def __call__(self, *request: Any, **options: Any) -> Any:
         transport = self.channel.connections.active
         call = self._on(transport)(*request, **options)
-        return self._call_class(self, transport).run(call, counted=False)
+        return _CALLS[self.kind](self, transport).run(call, counted=False)
 
 
-MULTICALLABLES: Final = {
-    Kind.UNARY_UNARY: _UnaryUnary,
-    Kind.UNARY_STREAM: _UnaryStream,
-    Kind.STREAM_UNARY: _StreamUnary,
-    Kind.STREAM_STREAM: _StreamStream,
-}
-"""Internal: the class of multicallables of each kind, for a channel and a `MethodSpec`."""
+_HeartbeatCall: Final = classes_by_kind(_Heartbeats, INTERFACES)[Kind.UNARY_UNARY]
 
 
 def _connect(

@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 import weakref
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import grpc
 
@@ -35,7 +35,7 @@ from rpcwheel._grpc.finished import FinishedError
 from rpcwheel.durations import NEVER
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.events import ConnectionReplaced, emit
-from rpcwheel.rpc import Kind
+from rpcwheel.rpc import Kind, classes_by_kind
 from rpcwheel.timer.clock import checked_timer, clock_of
 
 from .arguments import (
@@ -53,7 +53,6 @@ from .subscriptions import Subscriptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from types import TracebackType
 
     from tenacity.wait import WaitBaseT
 
@@ -72,7 +71,7 @@ CLOSED: Final = "Cannot invoke RPC on closed channel!"
 READY: Final = grpc.ChannelConnectivity.READY
 
 
-class ReconnectingChannel(ChannelStatus, grpc.Channel):
+class ReconnectingChannel(ChannelStatus, multicallable.Channel):
     """A channel whose connection can be replaced while stubs and calls live on."""
 
     def __init__(
@@ -284,17 +283,6 @@ class ReconnectingChannel(ChannelStatus, grpc.Channel):
             for transport in transports:
                 transport.channel.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_val: BaseException | None,
-        exc_tb: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def on_close(self, callback: Callable[[], object]) -> Callable[[], None]:
         """Call `callback()` once when the channel is closed, before its calls are ended.
 
@@ -373,29 +361,10 @@ class ReconnectingChannel(ChannelStatus, grpc.Channel):
             f"{'UNKNOWN' if state is None else state.name}, calls in flight: {self.calls}>"
         )
 
-    # Multicallables. They accept all arguments of gRPC's own, such as `_registered_method`.
+    # Multicallables
 
-    def unary_unary(self, method: str, *args: Any, **options: Any) -> grpc.UnaryUnaryMultiCallable:
-        """Create a multicallable."""
-        return _UnaryUnary(self, MethodSpec(Kind.UNARY_UNARY, method, *args, **options))
-
-    def unary_stream(
-        self, method: str, *args: Any, **options: Any
-    ) -> grpc.UnaryStreamMultiCallable:
-        """Create a multicallable."""
-        return _UnaryStream(self, MethodSpec(Kind.UNARY_STREAM, method, *args, **options))
-
-    def stream_unary(
-        self, method: str, *args: Any, **options: Any
-    ) -> grpc.StreamUnaryMultiCallable:
-        """Create a multicallable."""
-        return _StreamUnary(self, MethodSpec(Kind.STREAM_UNARY, method, *args, **options))
-
-    def stream_stream(
-        self, method: str, *args: Any, **options: Any
-    ) -> grpc.StreamStreamMultiCallable:
-        """Create a multicallable."""
-        return _StreamStream(self, MethodSpec(Kind.STREAM_STREAM, method, *args, **options))
+    def _multicallable(self, kind: Kind, method: str, *args: Any, **options: Any) -> Any:
+        return _MULTICALLABLES[kind](self, MethodSpec(kind, method, *args, **options))
 
     def heartbeat_call(self, method: str) -> grpc.UnaryUnaryMultiCallable:
         """Create a multicallable for heartbeats, with bytes as messages.
@@ -550,20 +519,7 @@ def _end_once(finalizer: weakref.finalize[..., Any], end: Callable[[], object]) 
         end()
 
 
-class _UnaryUnary(_Multicallable, multicallable.UnaryUnary):
-    __slots__ = ()
-
-
-class _StreamUnary(_Multicallable, multicallable.StreamUnary):
-    __slots__ = ()
-
-
-class _UnaryStream(_Multicallable, multicallable.UnaryStream):
-    __slots__ = ()
-
-
-class _StreamStream(_Multicallable, multicallable.StreamStream):
-    __slots__ = ()
+_MULTICALLABLES: Final = classes_by_kind(_Multicallable, multicallable.MULTICALLABLES)
 
 
 class _HeartbeatCall(_Multicallable, multicallable.UnaryUnary):
