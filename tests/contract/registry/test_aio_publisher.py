@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2
 from fixtures.shops import HOLD, SERVICE, WHO
 from fixtures.waiting import WAIT_S, aio_wait_until
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.events import CallbackFailed, ShutdownStep, add_sink, remove_sink
+from rpcwheel.events import CallbackFailed, ShutdownStep
 from rpcwheel.registry import RegistryPolicy
 from rpcwheel.registry import open_registry as open_sync_registry
 from rpcwheel.registry.aio import Publisher, Registry, insecure_channel, open_registry
@@ -114,19 +114,6 @@ async def test_invalid_arguments_are_refused_at_once(shop, make_shop, memory):
 
 
 # The order of the stop
-
-
-async def test_a_lame_duck_serves_and_is_withdrawn(shop, registry, timer, events):
-    settings = QUICK | {"lame_duck": 60.0}
-    async with Publisher(shop.server, registry, SERVICE, timer=timer, **settings) as published:
-        assert await published.wait_published(WAIT_S)
-        published.begin_stop()
-        await aio_wait_until(lambda: "wait" in steps(events) and timer.pending)
-        await wait_until_withdrawn(registry)
-        assert await ask(published.port) == b"a"
-        timer.advance(60.0)
-        assert await published.wait(WAIT_S)
-    assert timer.pending == 0
 
 
 async def test_no_call_fails_while_servers_are_replaced(make_aio_shop, memory, timer):
@@ -305,38 +292,6 @@ async def test_a_frozen_registry_delays_neither_the_stop_nor_the_loop(shop, memo
             await aio_wait_until(lambda: timer.advance(1.0) >= 0 and published.state == "closed")
         backend.up()
     await aio_wait_until(lambda: steps(events) == ALL)
-
-
-async def test_a_hanging_sink_delays_neither_the_stop_nor_the_loop(shop, memory):
-    goes_on = threading.Event()
-
-    def hang(event):
-        if isinstance(event, ShutdownStep):
-            goes_on.wait()
-
-    add_sink(hang)
-    try:
-        published = Publisher(shop.server, memory, SERVICE, **QUICK)
-        await published.start()
-        published.begin_stop()
-        assert await published.wait(WAIT_S)
-    finally:
-        remove_sink(hang)
-        goes_on.set()
-
-
-async def test_an_instance_that_the_user_unregistered_is_not_published_by_the_stop(shop, memory):
-    shown = []
-    async with open_registry(memory) as registry, open_registry(memory) as other:
-        published = Publisher(shop.server, registry, SERVICE, **QUICK)
-        await published.start()
-        await published.registrations[0].unregister(wait=WAIT_S)
-        seen = other.subscribe(SERVICE, lambda snapshot: shown.append(len(snapshot.instances)))
-        await seen.wait(WAIT_S)
-        await published.stop()
-        await wait_until_withdrawn(other)
-        seen.close()
-    assert set(shown) <= {0}
 
 
 # Signals and health

@@ -98,15 +98,6 @@ async def test_a_service_without_instances_is_unavailable(registry, memory):
         assert await error_text(to_service) == f"no instance of {SERVICE} is known"
 
 
-async def test_group_and_version_select_the_servers(serve, memory):
-    await serve("a")
-    await serve("b", group="blue", version="1")
-    async with channel(f"{memory}/{SERVICE}?group=blue", version="1") as to_service:
-        assert await who(to_service, 4) == {b"b"}
-    async with channel(f"{memory}/{SERVICE}") as to_service:
-        await wait_until_called(to_service, {b"a", b"b"})
-
-
 async def test_calls_outlive_a_change_of_addresses(make_aio_shop, serve, registry, memory):
     shop = make_aio_shop("a")
     one = await serve("a", shop)

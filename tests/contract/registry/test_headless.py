@@ -149,33 +149,12 @@ def test_a_channel_calls_all_addresses_and_follows_them(resolver, pods):
         assert wait_until(lambda: who(channel) == {"127.0.0.2", "127.0.0.3"})
 
 
-async def test_a_channel_calls_all_addresses_and_follows_them_in_aio(resolver, pods):
-    _, port = pods
-    resolver.answers[HOST] = ["127.0.0.1", "127.0.0.2"]
-    async with rpcwheel.aio.insecure_channel(url(port, OFTEN), **SETTINGS) as channel:
-        called = set()
-        while called != {"127.0.0.1", "127.0.0.2"}:
-            called = await aio_who(channel)
-        resolver.answers[HOST] = ["127.0.0.2", "127.0.0.3"]
-        while called != {"127.0.0.2", "127.0.0.3"}:
-            called = await aio_who(channel)
-
-
 def test_localhost_is_resolved_by_the_system(make_shop):
     shop = make_shop("a")
     port = shop.listen()
     shop.server.start()
     with rpcwheel.insecure_channel(f"headless://localhost:{port}", **SETTINGS) as channel:
         assert who(channel) == {"a"}
-
-
-async def test_localhost_is_resolved_by_the_system_in_aio(make_aio_shop):
-    shop = make_aio_shop("a")
-    port = shop.listen()
-    await shop.server.start()
-    target = f"headless://localhost:{port}"
-    async with rpcwheel.aio.insecure_channel(target, **SETTINGS) as channel:
-        assert await aio_who(channel) == {"a"}
 
 
 # Failures of the resolver
@@ -358,18 +337,6 @@ def test_publishing_is_refused_at_once(make_shop):
         kit.serve(make_shop().server, publish=url(), port=0)
 
 
-async def test_publishing_is_refused_at_once_in_aio(make_aio_shop):
-    refused = pytest.raises(ConfigurationError, match="is for reading only")
-    instance = ServiceInstance(service=HOST, host="10.0.0.7", port=50051)
-    async with rpcwheel.aio.open_registry(url(), policy=POLICY) as registry:
-        with refused:
-            await registry.register(instance)
-        with refused:
-            await registry.unregister(instance)
-    with refused:
-        rpcwheel.aio.Publisher(make_aio_shop().server, url(), port=0)
-
-
 # TLS
 
 
@@ -384,16 +351,6 @@ def test_certificates_are_those_of_the_host(resolver, make_shop, certificates):
     other = [("grpc.ssl_target_name_override", "other.example")]
     with rpcwheel.secure_channel(target, credentials, other, **SETTINGS) as channel:
         assert "Hostname Verification Check failed" in _details(channel)
-
-
-async def test_certificates_are_those_of_the_host_in_aio(resolver, make_shop, certificates):
-    resolver.answers["localhost"] = ["127.0.0.2"]
-    shop = make_shop("tls")
-    port = shop.server.add_secure_port("127.0.0.2:0", certificates.server_credentials())
-    shop.server.start()
-    target, credentials = f"headless://localhost:{port}", certificates.channel_credentials()
-    async with rpcwheel.aio.secure_channel(target, credentials, **SETTINGS) as channel:
-        assert await aio_who(channel) == {"tls"}
 
 
 # SRV records

@@ -153,13 +153,6 @@ def test_the_error_of_a_wait_says_what_ended_it(registry, backend, meanwhile):
     ending.join(WAIT_S)
 
 
-def test_unregistering_an_earlier_epoch_leaves_the_registered_instance(registry):
-    ours = registry.register(instance(), wait=WAIT_S)
-    registry.unregister(instance(epoch="before"), wait=WAIT_S)
-    assert ours.state == "PUBLISHED"
-    assert registry.lookup("shop.Orders").instances == (instance(),)
-
-
 # Lookup
 
 

@@ -59,17 +59,6 @@ def test_grpc_targets_are_not_changed():
         assert explicit_target(target) == target
 
 
-def test_settings_of_channels_by_name_are_refused_for_an_address():
-    assert names_service("etcd://a/shop.Orders", {"zone": "eu-1"})
-    assert names_service("shop.Orders", {"registry": object()})
-    assert not names_service("127.0.0.1:50051", {"zone": None, "group": None})
-    for target in ("127.0.0.1:50051", "dns:///orders:50051", "unix:/run/shop.sock", "", 7):
-        with pytest.raises(
-            ConfigurationError, match=r"zone, group: only for a service in a registry"
-        ):
-            names_service(target, {"zone": "eu-1", "group": ""})
-
-
 def test_the_refusal_does_not_show_a_password():
     with pytest.raises(ConfigurationError) as caught:
         names_service("etcd:/bob:secret@127.0.0.1", {"zone": "eu-1"})

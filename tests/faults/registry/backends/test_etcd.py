@@ -1,7 +1,6 @@
 """etcd without faults: keys, leases, and close."""
 
 import secrets
-import threading
 import time
 from collections.abc import Callable
 
@@ -10,8 +9,6 @@ import pytest
 from fixtures.engine_etcd import EtcdEngine
 from fixtures.engine_watchers import RecordingWatcher, instance
 from fixtures.engines import engine_fixture
-from fixtures.waiting import wait_until
-from rpcwheel.errors import RegistryClosed
 from rpcwheel.instance import ServiceInstance
 from rpcwheel.registry.backend import RegistryBackend
 from rpcwheel.registry.backends import etcd as module
@@ -46,18 +43,6 @@ def test_all_records_of_a_backend_have_one_lease(etcd, make) -> None:
     assert len({etcd.lease_of(key) for key in keys} - {0}) == 1
     backend.close()
     assert not [key for key in etcd.records() if backend.url.namespace in key]
-
-
-def test_services_with_a_common_prefix_are_distinct(make) -> None:
-    backend = make()
-    watcher, other = RecordingWatcher(), RecordingWatcher()
-    backend.watch("shop", watcher)
-    backend.watch("shop-v2", other)
-    backend.publish([of("shop-v2", 1), of("shop.v2", 2)])
-    assert other.sees(instance(1))
-    assert backend.lookup("shop").records == {}
-    assert watcher.sees()
-    assert backend.services() == ["shop-v2", "shop.v2"]
 
 
 def test_records_of_others_are_passed_on_unchanged_and_kept(etcd, make) -> None:
@@ -110,28 +95,3 @@ def test_a_publish_renews_a_lease_that_was_not_renewed_for_a_while(etcd, opened)
     lease = etcd.lease_of(key)
     left_s = int(etcd.ask("lease/timetolive", ID=lease)["TTL"]) if lease else 0
     assert left_s >= 3 - (time.monotonic() - before)  # etcd rounds it down
-
-
-def test_a_closed_backend_leaves_no_thread(make) -> None:
-    for _ in range(2):  # the first starts what lasts: the shared timer
-        before = threading.active_count()
-        backend = make()
-        backend.watch(SERVICE, RecordingWatcher())
-        backend.publish([instance()])
-        backend.close()
-    assert wait_until(lambda: threading.active_count() <= before)
-
-
-def test_a_closed_backend_refuses_all_calls(make) -> None:
-    backend = make()
-    backend.close()
-    for act in (
-        lambda: backend.publish([instance()]),
-        lambda: backend.withdraw([]),
-        lambda: backend.renew([]),
-        lambda: backend.lookup(SERVICE),
-        backend.services,
-        lambda: backend.watch(SERVICE, RecordingWatcher()),
-    ):
-        with pytest.raises(RegistryClosed):
-            act()

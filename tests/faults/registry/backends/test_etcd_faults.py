@@ -128,17 +128,6 @@ def test_changes_that_were_compacted_while_the_watch_was_cut_are_not_missed(
         assert watcher.sees(ONE, TWO)
 
 
-def test_deleted_keys_are_missing_and_can_be_published_again(etcd, backend, watcher) -> None:
-    backend.publish([TWO])
-    etcd.flush()
-    assert watcher.sees()
-    assert backend.renew([ONE, TWO]) == {ONE.key: "missing", TWO.key: "missing"}
-    backend.publish([ONE, TWO])
-    assert backend.renew([ONE, TWO]) == {}
-    assert watcher.sees(ONE, TWO)
-    assert not watcher.after_doubt
-
-
 def test_only_the_key_that_an_operator_deleted_is_missing(etcd, backend, watcher) -> None:
     backend.publish([TWO])
     assert etcd.delete(KEY)
@@ -172,17 +161,6 @@ def test_a_key_of_another_process_is_missing_and_not_withdrawn(etcd, backend, op
     backend.withdraw([ONE])
     assert successor.renew([theirs]) == {}
     assert etcd.records() == {KEY: theirs.encoded()}
-
-
-def test_unreadable_records_of_others_are_passed_on(etcd, backend, watcher) -> None:
-    etcd.put(f"/rpcwheel/v1/{SERVICE}/foreign", b"\xff\x00")
-    etcd.put(f"/rpcwheel/v1/{SERVICE}-v2/foreign", b"\xff\x00")
-    etcd.put("/rpcwheel", b"")
-    assert watcher.sees(ONE, "foreign")
-    assert backend.renew([ONE]) == {}
-    assert backend.services() == [SERVICE, f"{SERVICE}-v2"]
-    backend.withdraw([ONE])
-    assert watcher.sees("foreign")
 
 
 def test_a_publish_applied_after_its_withdrawal_is_undone_by_renew(etcd, opened) -> None:

@@ -370,17 +370,6 @@ def test_an_invalid_url_raises_configuration_error():
 # Closing
 
 
-def test_a_closed_backend_raises_registry_closed(redis, opened, namespace):
-    backend = opened(redis.url(namespace=namespace))
-    backend.close()
-    for ask in (
-        lambda: backend.publish([A]),
-        lambda: backend.watch(A.service, RecordingWatcher()),
-    ):
-        with pytest.raises(RegistryClosed):
-            ask()
-
-
 def test_closing_during_a_request_raises_registry_closed(redis, opened, namespace):
     backend = opened(redis.url(namespace=namespace))
 

@@ -15,7 +15,6 @@ from fixtures.engines import engine_fixture, free_port
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import (
     ConfigurationError,
-    RegistryClosed,
     RegistryRefused,
     RegistryUnavailable,
 )
@@ -303,15 +302,3 @@ def test_a_bad_url_is_refused_at_once():
 
 
 # Closing
-
-
-def test_a_closed_backend_raises_registry_closed(zookeeper, opened, namespace):
-    backend = opened(zookeeper.url(namespace=namespace))
-    backend.publish([A])
-    backend.close()
-    for ask in (
-        lambda: backend.publish([A]),
-        lambda: backend.watch(A.service, RecordingWatcher()),
-    ):
-        with pytest.raises(RegistryClosed):
-            ask()
