@@ -5,13 +5,12 @@ Channels with the URL of one registry share its session: the first opens it, the
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from rpcwheel._concurrency.executor import EXECUTOR
+from rpcwheel._concurrency.executor import EXECUTOR, reset_after_fork
 from rpcwheel.balancer.policy import checked_policy
 from rpcwheel.durations import to_ns
 from rpcwheel.errors import RegistryError, RegistryRefused
@@ -44,11 +43,10 @@ class SharedRegistries:
     """Registries opened for channels, by what they were opened with. Thread-safe."""
 
     def __init__(self) -> None:
-        self.forget()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self.forget)
+        self.reset()
+        reset_after_fork(self)
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Forget all in a forked child: the sessions are the parent's."""
         self._lock = threading.RLock()  # finalizers release registries
         self._open: dict[Hashable, tuple[Registry, int]] = {}  # with the number of users

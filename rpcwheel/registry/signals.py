@@ -10,10 +10,11 @@ signal whose handler is not Python's is left alone, as that handler could not be
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from typing import TYPE_CHECKING, Final, TypeAlias
+
+from rpcwheel._concurrency.executor import reset_after_fork
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -103,5 +104,4 @@ class SignalHandlers:
 SIGNAL_HANDLERS: Final = SignalHandlers()
 """Those of this process."""
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=SIGNAL_HANDLERS.reset)
+reset_after_fork(SIGNAL_HANDLERS)

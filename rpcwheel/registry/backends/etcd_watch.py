@@ -19,20 +19,8 @@ from rpcwheel.registry.backend import View
 from rpcwheel.registry.one_shot_timer import OneShotTimer
 from rpcwheel.timer.clock import clock_of
 
+from . import etcd_watch_core as core
 from .etcd_client import messages
-from .etcd_watch_core import (
-    CancelWatch,
-    Change,
-    CreateWatch,
-    EndStream,
-    NotifyContactLost,
-    NotifyView,
-    OpenStream,
-    Read,
-    SendProbe,
-    WatchCore,
-    WatchResponse,
-)
 from .watch_notifier import WatchNotifier
 
 if TYPE_CHECKING:
@@ -41,7 +29,6 @@ if TYPE_CHECKING:
     from rpcwheel.registry.backend import Settings, Watcher
 
     from .etcd_client import EtcdClient, WatchStream
-    from .etcd_watch_core import Action
 
 __all__ = ["EtcdWatches", "id_of", "range_end"]
 
@@ -74,7 +61,7 @@ class EtcdWatches:
         self._clock = clock_of(settings.timer)
         self._messages = messages()
         probe_interval_s = settings.lease_s / 3
-        self._core = WatchCore(
+        self._core = core.WatchCore(
             probe_interval_ns=to_ns(probe_interval_s),
             timeout_ns=to_ns(settings.timeout_s),
             reread_interval_ns=to_ns(REREAD_INTERVAL_S),
@@ -145,28 +132,28 @@ class EtcdWatches:
             raise RegistryUnavailable(f"{self._client.where}: {error}") from error
         self._thread = thread
 
-    def _perform(self, actions: list[Action]) -> list[Action]:
+    def _perform(self, actions: list[core.Action]) -> list[core.Action]:
         """Perform the actions that do not block; returns the others, for the watch thread."""
         made = self._messages
-        others: list[Action] = []
+        others: list[core.Action] = []
         for action in actions:
             match action:
-                case OpenStream():
+                case core.OpenStream():
                     self._must_open = True
                     self._changed.notify_all()
-                case CreateWatch(number, prefix):
+                case core.CreateWatch(number, prefix):
                     create = made.WatchCreateRequest(
                         key=prefix, range_end=range_end(prefix), watch_id=number
                     )
                     self._requests.put(made.WatchRequest(create=create))
-                case CancelWatch(number):
+                case core.CancelWatch(number):
                     cancel = made.WatchCancelRequest(watch_id=number)
                     self._requests.put(made.WatchRequest(cancel=cancel))
-                case SendProbe():
+                case core.SendProbe():
                     self._requests.put(made.WatchRequest(progress=made.WatchProgressRequest()))
-                case EndStream(unresponsive):
+                case core.EndStream(unresponsive):
                     self._end_stream(unresponsive=unresponsive)
-                case Read() | NotifyView() | NotifyContactLost():
+                case core.Read() | core.NotifyView() | core.NotifyContactLost():
                     others.append(action)
         self._set_timer()
         return others
@@ -239,20 +226,20 @@ class EtcdWatches:
                 stream.cancel()
             requests.put(None)  # ends gRPC's thread, which waits for the next request
 
-    def _response(self, message: Any) -> WatchResponse:
+    def _response(self, message: Any) -> core.WatchResponse:
         """Convert etcd's message; changes of an unknown watch are left out."""
         number = message.watch_id if message.watch_id > 0 else -1
         known = self._watchers.get(number)
         prefix = known[1] if known else b""
         changes = (
-            Change(
+            core.Change(
                 id_of(event.kv.key, prefix),
                 None if event.type else event.kv.value,
                 event.kv.mod_revision,
             )
             for event in (message.events if known else ())
         )
-        return WatchResponse(
+        return core.WatchResponse(
             number=number,
             revision=message.header.revision,
             created=message.created,
@@ -261,19 +248,19 @@ class EtcdWatches:
             changes=tuple(changes),
         )
 
-    def _perform_blocking(self, actions: list[Action]) -> None:
+    def _perform_blocking(self, actions: list[core.Action]) -> None:
         """Read and call the watchers."""
         for action in actions:
             match action:
-                case Read(prefixes):
+                case core.Read(prefixes):
                     revision, found = self._read(prefixes.values())
                     by_number = dict(zip(prefixes, found, strict=True))
                     with self._changed:
                         more = self._perform(self._core.read(by_number, revision, self._clock()))
                     self._perform_blocking(more)
-                case NotifyView(number, records, revision, changed):
+                case core.NotifyView(number, records, revision, changed):
                     self._notify(number, View(records, revision, changed))
-                case NotifyContactLost(number, reason):
+                case core.NotifyContactLost(number, reason):
                     where = self._client.where
                     is_complete = reason.startswith(where)  # the text of a RegistryError
                     self._notify(number, reason if is_complete else f"{where}: {reason}")

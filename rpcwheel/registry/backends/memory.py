@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from rpcwheel._concurrency.executor import reset_after_fork
 from rpcwheel.durations import to_ns
 from rpcwheel.errors import ConfigurationError, RegistryUnavailable, TimerError
 from rpcwheel.registry.backend import RegistryBackend, View
@@ -63,6 +64,7 @@ class _Engine:
 
     def __init__(self) -> None:
         self.reset()
+        reset_after_fork(self)
 
     def reset(self) -> None:
         self.lock = threading.Lock()
@@ -132,8 +134,6 @@ def _engine_of(name: str) -> _Engine:
 def _after_fork_in_child() -> None:
     global _naming  # noqa: PLW0603 - another thread of the parent may hold it
     _naming = threading.Lock()
-    for engine in tuple(_engines.values()):
-        engine.reset()
 
 
 if hasattr(os, "register_at_fork"):
