@@ -85,20 +85,20 @@ class SqliteBackend(RegistryBackend):
             has_changed=self._has_changed,
         )
         self._lease: str | None = None
-        self._store: str | None = None  # the file that the lease is in
+        self._store: str | None = None  # the `store` id of the file that the lease is in
         self._lost: Lost = "missing"  # why there is no lease
-        # Used by one job of `_polling` at a time
+        # Only `_polling` uses these, in one job at a time.
         self._ends: dict[str, int] = {}  # by watched service: when its first lease ends
-        self._checked = "", ""  # the file and its revision
-        self._read_store: str | None = None
+        self._checked = "", ""  # the `store` id of the file, and its revision
+        self._read_store: str | None = None  # the `store` id of the file that was read last
         reset_after_fork(self)
 
     def publish(self, instances: Sequence[ServiceInstance]) -> None:
         self._check_open()
         if not instances:
             return
-        with self._file.writing() as db:
-            lease = self._renewed(db) or secrets.token_hex(8)
+        with self._file.transaction() as db:
+            lease = self._renew_lease(db) or secrets.token_hex(8)
             db.execute(
                 "INSERT OR REPLACE INTO lease VALUES (?, ?, ?)",
                 (lease, self._now() + self._lease_ns, self._lease_ns),
@@ -117,7 +117,7 @@ class SqliteBackend(RegistryBackend):
         if not instances:
             return
         rows = ((self.url.namespace, one.service, one.id, one.epoch) for one in instances)
-        with self._file.writing() as db:
+        with self._file.transaction() as db:
             if db.executemany(DELETE, rows).rowcount:
                 db.execute(COUNT_UP)
 
@@ -125,8 +125,8 @@ class SqliteBackend(RegistryBackend):
         self._check_open()
         if self._lease is None:
             return dict.fromkeys((one.key for one in instances), self._lost)
-        with self._file.writing() as db:
-            lease, store = self._renewed(db), _meta(db, "store")
+        with self._file.transaction() as db:
+            lease, store = self._renew_lease(db), _meta(db, "store")
             found = db.execute(
                 "SELECT service, id, epoch FROM instance WHERE lease = ? AND namespace = ?",
                 (lease, self.url.namespace),
@@ -139,12 +139,12 @@ class SqliteBackend(RegistryBackend):
 
     def lookup(self, service: str) -> View:
         self._check_open()
-        with self._file.reading() as db:
-            return self._found(db, service)[0]
+        with self._file.connection() as db:
+            return self._read_service(db, service)[0]
 
     def services(self) -> Sequence[str]:
         self._check_open()
-        with self._file.reading() as db:
+        with self._file.connection() as db:
             rows = db.execute(FIND_SERVICES, (self.url.namespace,)).fetchall()
         return sorted({service for _, (service,) in self._alive(rows)})
 
@@ -158,7 +158,7 @@ class SqliteBackend(RegistryBackend):
         self._closed = True
         self._polling.close()
         if self._lease is not None:
-            with suppress(RegistryError), self._file.writing() as db:
+            with suppress(RegistryError), self._file.transaction() as db:
                 db.execute("DELETE FROM lease WHERE id = ?", (self._lease,))
                 db.execute(DELETE_ORPHANS)
                 db.execute(COUNT_UP)
@@ -167,8 +167,8 @@ class SqliteBackend(RegistryBackend):
 
     # In a transaction
 
-    def _renewed(self, db: sqlite3.Connection) -> str | None:
-        """End the leases that are over, and renew ours; returns None if it was among them."""
+    def _renew_lease(self, db: sqlite3.Connection) -> str | None:
+        """Delete the leases that have ended, and renew ours; returns None if it had ended."""
         if db.execute(END_LEASES, {"now": self._now()}).rowcount:
             db.execute(DELETE_ORPHANS)
             db.execute(COUNT_UP)
@@ -180,8 +180,8 @@ class SqliteBackend(RegistryBackend):
         ).rowcount
         return self._lease if changed else None
 
-    def _found(self, db: sqlite3.Connection, service: str) -> tuple[View, int]:
-        """Read a service, and when the first of its leases ends."""
+    def _read_service(self, db: sqlite3.Connection, service: str) -> tuple[View, int]:
+        """Return the records of a service, and when the first of their leases ends."""
         rows = self._alive(db.execute(FIND, (self.url.namespace, service)).fetchall())
         records = {
             str(key): data if isinstance(data, bytes) else str(data).encode()  # written by others
@@ -201,8 +201,8 @@ class SqliteBackend(RegistryBackend):
     # Watching, on a thread of EXECUTOR
 
     def _read(self, service: str, _: View | None) -> View:
-        with self._watched.reading() as db:
-            view, ends_ns = self._found(db, service)
+        with self._watched.connection() as db:
+            view, ends_ns = self._read_service(db, service)
             store = _meta(db, "store")
         self._ends[service] = ends_ns
         before, self._read_store = self._read_store, store
@@ -212,10 +212,10 @@ class SqliteBackend(RegistryBackend):
 
     def _has_changed(self) -> bool:
         """Whether a read may find something new: after a write, a lease's end, another file."""
-        if self._watched.replaced():
+        if self._watched.is_replaced():
             return True
-        if self._watched.changed():  # also by a renewal, which changes no view
-            with self._watched.reading() as db:
+        if self._watched.check_for_writes():  # also a renewal, which changes no view
+            with self._watched.connection() as db:
                 checked = _meta(db, "store"), _meta(db, "revision")
             before, self._checked = self._checked, checked
             if before != checked:
@@ -225,7 +225,7 @@ class SqliteBackend(RegistryBackend):
         return any(ends_ns <= now for ends_ns in self._ends.values())
 
     def reset(self) -> None:
-        """Start without a lease, in a forked child."""
+        """Start without a lease. Called by `reset_after_fork` in a forked child."""
         self._lease, self._lost = None, "lease"
 
 

@@ -1,4 +1,4 @@
-"""One connection to a registry's file, which is opened again if the file was replaced or damaged.
+"""A SQLite connection to a registry's file. Opened again if the file was replaced or damaged.
 
 If a file is deleted and created again, SQLite continues with the deleted one and reports no error.
 So each use first checks that the path still leads to the file that is open. Errors are those of
@@ -6,8 +6,8 @@ So each use first checks that the path still leads to the file that is open. Err
 
 There is no write-ahead log, because it would be a second file. If that is deleted alone, or stays
 beside another database, the data is damaged for good. Without it a write takes 0.2 ms instead of
-0.1 (6 processes on 2 cores). Writes do not wait for the disk: no record outlives a reboot, and a
-file that a power failure has damaged is created again.
+0.1 (6 processes on 2 cores). Writes do not wait for the disk: a reboot ends all leases, so no
+record needs to survive it, and a file that a power failure has damaged is created again.
 """
 
 from __future__ import annotations
@@ -29,14 +29,17 @@ if TYPE_CHECKING:
 
 __all__ = ["SqliteFile"]
 
-Place = tuple[int, int]
+FileId = tuple[int, int]
 """Device and inode of a file."""
 
-APPLICATION: Final = 0x72706377
+APPLICATION_ID: Final = 0x72706377
 """`rpcw`: marks the file of a registry in SQLite's header."""
 
-VERSION: Final = 1
-"""The version of the tables."""
+APPLICATION_ID_BYTES: Final = slice(68, 72)
+"""Where the header of a file has it (SQLite's "Database File Format", section 1.3)."""
+
+SCHEMA_VERSION: Final = 1
+"""The version of the tables, SQLite's `user_version`."""
 
 TABLES: Final = (
     "CREATE TABLE meta (name TEXT PRIMARY KEY, value) WITHOUT ROWID",
@@ -47,6 +50,10 @@ TABLES: Final = (
     ) WITHOUT ROWID""",
     "CREATE INDEX of_lease ON instance (lease)",
 )
+"""`meta` has two rows. `store` is a random id of the file, by which clients notice that it was
+created again. `revision` counts the changes of instances. `ends_ns` is on `CLOCK_MONOTONIC`, and
+`length_ns` is the duration of the lease. `epoch` is that of the `ServiceInstance`.
+"""
 
 FORBIDDEN: Final = (
     sqlite3.SQLITE_CANTOPEN,
@@ -54,6 +61,9 @@ FORBIDDEN: Final = (
     sqlite3.SQLITE_READONLY,
 )
 """SQLite's errors if this user has no rights; the first also if there is no directory."""
+
+DAMAGED: Final = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
+"""SQLite's errors if a file is damaged, or is not a database."""
 
 _inherited: Final[list[sqlite3.Connection]] = []
 """Connections of the parent process. SQLite forbids a child to use or to close them."""
@@ -67,20 +77,21 @@ class SqliteFile:
 
         Args:
             path: The file; its directory must exist at the first use.
-            timeout_s: The longest wait for a lock of another process.
+            timeout_s: The longest wait, each: for a lock of another process, for another thread
+                that uses this object, and for a file that is replaced while it is opened.
         """
         self._path = Path(path).expanduser().absolute()
         self._timeout_s = timeout_s
         self._db: sqlite3.Connection | None = None
-        self._place: Place | None = None
-        self._version = 0
+        self._db_file_id: FileId | None = None  # of the file that `_db` has open
+        self._data_version = 0
         self._closed = False
         self._lock = threading.Lock()
         reset_after_fork(self)
 
     @contextmanager
-    def reading(self) -> Iterator[sqlite3.Connection]:
-        """Use the connection without a transaction.
+    def connection(self) -> Iterator[sqlite3.Connection]:
+        """Open the file if necessary, and use the connection without a transaction.
 
         Raises:
             RegistryUnavailable, RegistryRefused: The file can't be used.
@@ -88,18 +99,18 @@ class SqliteFile:
         if not self._lock.acquire(timeout=self._timeout_s):
             raise RegistryUnavailable(f"{self._path}: still busy with the request before")
         try:
-            yield self._opened()
-        except RegistryError:
+            yield self._open_if_needed()
+        except RegistryError:  # which may be an OSError
             raise
         except (sqlite3.Error, OSError) as error:
-            raise self._failure(error) from error
+            raise self._handle(error) from error
         finally:
             self._lock.release()
 
     @contextmanager
-    def writing(self) -> Iterator[sqlite3.Connection]:
+    def transaction(self) -> Iterator[sqlite3.Connection]:
         """Use the connection in one transaction, which an exception rolls back."""
-        with self.reading() as db:
+        with self.connection() as db:
             db.execute("BEGIN IMMEDIATE")
             try:
                 yield db
@@ -109,22 +120,29 @@ class SqliteFile:
                     db.execute("ROLLBACK")
                 raise
 
-    def changed(self) -> bool:
-        """Whether another connection has written since the last call. Takes microseconds.
+    def check_for_writes(self) -> bool:
+        """Return whether another connection has written since the last call. Takes microseconds.
+
+        Also True for the first call, and after the file was opened again.
 
         Raises:
             RegistryUnavailable, RegistryRefused: The file can't be used.
         """
-        with self.reading() as db:
-            before, (self._version,) = self._version, db.execute("PRAGMA data_version").fetchone()
-            return before != self._version
+        with self.connection() as db:
+            before = self._data_version
+            (self._data_version,) = db.execute("PRAGMA data_version").fetchone()
+            return before != self._data_version
 
-    def replaced(self) -> bool:
-        """Whether the path leads to another file than the open one, or to none."""
+    def is_replaced(self) -> bool:
+        """Whether the path leads to another file than the open one, or to none.
+
+        Takes no lock. While another thread opens the file the result may be wrong, which causes
+        one unnecessary read or is corrected by the next check.
+        """
         if self._db is None:
             return False
         try:
-            return self._at_path() != self._place
+            return self._file_id() != self._db_file_id
         except OSError:  # a parent is no directory any more; a read reports it
             return True
 
@@ -134,31 +152,36 @@ class SqliteFile:
             self._closed = True
             self._drop()
 
-    def _opened(self) -> sqlite3.Connection:
+    def _open_if_needed(self) -> sqlite3.Connection:
         if self._closed:
             raise RegistryClosed(f"{self._path} was closed; open another")
         if self._db is not None:
-            if self._at_path() == self._place:
+            if self._file_id() == self._db_file_id:
                 return self._db
             self._drop()
-        end = time.monotonic() + self._timeout_s
+        # The path may be replaced while it is opened, and the inode of an open SQLite connection is
+        # not known. So the connection counts only if the path led to the same file before and
+        # after it was opened. A file that this creates is therefore opened twice.
+        deadline_s = time.monotonic() + self._timeout_s
+        attempts = 0
         while True:
-            before = self._place = self._at_path()
-            self._db = self._connected()
-            self._place = self._at_path()
-            if before is not None and self._place == before:  # else it is unknown which one is open
-                return self._db
+            attempts += 1
+            before = self._db_file_id = self._file_id()  # `_delete_damaged` reads it
+            self._db = db = self._connect()
+            self._db_file_id = self._file_id()
+            if before is not None and before == self._db_file_id:
+                return db
             self._drop()
-            if before is not None and time.monotonic() > end:  # else this process has created it
-                raise RegistryUnavailable(f"{self._path} is replaced again and again")
+            if attempts > 1 and time.monotonic() > deadline_s:
+                raise RegistryUnavailable(f"{self._path} is replaced or deleted again and again")
 
-    def _connected(self) -> sqlite3.Connection:
+    def _connect(self) -> sqlite3.Connection:
         db = sqlite3.connect(
             self._path, timeout=self._timeout_s, isolation_level=None, check_same_thread=False
         )
         db.text_factory = _text
         try:
-            if not self._has_tables(db):
+            if not self._is_initialized(db):
                 self._make_tables(db)
             db.execute("PRAGMA synchronous = OFF")
         except BaseException:
@@ -167,38 +190,39 @@ class SqliteFile:
         return db
 
     @staticmethod
-    def _has_tables(db: sqlite3.Connection) -> bool:
+    def _is_initialized(db: sqlite3.Connection) -> bool:
         (application,) = db.execute("PRAGMA application_id").fetchone()
         (version,) = db.execute("PRAGMA user_version").fetchone()
-        return (application, version) == (APPLICATION, VERSION)
+        return (application, version) == (APPLICATION_ID, SCHEMA_VERSION)
 
     def _make_tables(self, db: sqlite3.Connection) -> None:
         db.execute("BEGIN IMMEDIATE")  # the checks and the changes are one transaction
-        if not self._has_tables(db):  # else another process has created them
+        if not self._is_initialized(db):  # another process may have created them
             self._check_empty(db)
             for table in TABLES:
                 db.execute(table)
-            given = (("store", secrets.token_hex(8)), ("revision", 0))
-            db.executemany("INSERT INTO meta VALUES (?, ?)", given)
-            db.execute(f"PRAGMA application_id = {APPLICATION}")
-            db.execute(f"PRAGMA user_version = {VERSION}")
+            rows = (("store", secrets.token_hex(8)), ("revision", 0))
+            db.executemany("INSERT INTO meta VALUES (?, ?)", rows)
+            db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         db.execute("COMMIT")
 
     def _check_empty(self, db: sqlite3.Connection) -> None:
         (application,) = db.execute("PRAGMA application_id").fetchone()
         (tables,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        if application == APPLICATION:
+        if application == APPLICATION_ID:
             (version,) = db.execute("PRAGMA user_version").fetchone()
             raise RegistryRefused(
                 f"{self._path} was made by another version of rpcwheel (its tables are of version "
-                f"{version}, not {VERSION}); give another file"
+                f"{version}, not {SCHEMA_VERSION}); give another file"
             )
         if application or tables:
             raise RegistryRefused(
                 f"{self._path} is a database of something else; give a registry a file of its own"
             )
 
-    def _at_path(self) -> Place | None:
+    def _file_id(self) -> FileId | None:
+        """Identify the file to which the path leads now; None if there is none."""
         try:
             found = os.stat(self._path)  # noqa: PTH116 - at each poll; a Path takes twice as long
         except FileNotFoundError:
@@ -206,31 +230,37 @@ class SqliteFile:
         return found.st_dev, found.st_ino
 
     def _drop(self) -> None:
-        db, self._db, self._version = self._db, None, 0
+        db, self._db, self._data_version = self._db, None, 0
         if db is not None:
             with suppress(sqlite3.Error):
                 db.close()
 
-    def _failure(self, error: sqlite3.Error | OSError) -> RegistryError:
-        """Convert an error, and drop the connection if it is of no more use. Under the lock."""
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    def _handle(self, error: sqlite3.Error | OSError) -> RegistryError:
+        """Drop an unusable connection, delete a damaged registry, and return the error to raise.
+
+        Under the lock.
+        """
+        extended_code = getattr(error, "sqlite_errorcode", 0)
+        code = extended_code & 0xFF  # the primary code
         if code != sqlite3.SQLITE_BUSY:
             self._drop()
         if isinstance(error, OSError):
             kind = RegistryRefused if isinstance(error, PermissionError) else RegistryUnavailable
             return kind(f"{self._path}: {error.strerror}")
+        if extended_code == sqlite3.SQLITE_READONLY_DBMOVED:
+            return RegistryUnavailable(f"{self._path} was replaced or deleted during this request")
         is_directory, parent = self._path.is_dir(), self._path.parent
         if code in FORBIDDEN and parent.is_dir() and not is_directory:
             return RegistryRefused(
                 f"{self._path}: this user may not write it, or its directory ({error})"
             )
+        if code in DAMAGED and self._is_ours():
+            return self._delete_damaged()
         match code:
             case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
                 text = f"another process has locked it for more than {self._timeout_s:g} s"
             case sqlite3.SQLITE_FULL:
                 text = "the disk is full"
-            case sqlite3.SQLITE_NOTADB | sqlite3.SQLITE_CORRUPT if self._is_ours():
-                return self._deleted()
             case sqlite3.SQLITE_NOTADB | sqlite3.SQLITE_CORRUPT:
                 text = "it is no registry, or damaged; move it away, and another one is created"
             case sqlite3.SQLITE_CANTOPEN:
@@ -239,10 +269,10 @@ class SqliteFile:
                 text = f"{error} ({getattr(error, 'sqlite_errorname', type(error).__name__)})"
         return RegistryUnavailable(f"{self._path}: {text}")
 
-    def _deleted(self) -> RegistryError:
+    def _delete_damaged(self) -> RegistryError:
         """Delete a damaged file, unless another process has replaced it."""
         try:
-            if self._at_path() == self._place:
+            if self._file_id() == self._db_file_id:
                 self._path.unlink(missing_ok=True)
         except OSError as error:
             return RegistryRefused(
@@ -253,11 +283,12 @@ class SqliteFile:
     def _is_ours(self) -> bool:
         """Whether the header of a damaged file says that a registry was in it."""
         with suppress(OSError), self._path.open("rb") as file:
-            return file.read(100)[68:72] == APPLICATION.to_bytes(4, "big")
+            header = file.read(100)
+            return header[APPLICATION_ID_BYTES] == APPLICATION_ID.to_bytes(4, "big")
         return False
 
     def reset(self) -> None:
-        """Start without a connection, in a forked child."""
+        """Start without a connection. Called by `reset_after_fork` in a forked child."""
         self._lock = threading.Lock()
         if self._db is not None:
             _inherited.append(self._db)

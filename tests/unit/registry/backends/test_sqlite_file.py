@@ -30,12 +30,12 @@ def opened():
 
 
 def keep(file, value):
-    with file.writing() as db:
+    with file.transaction() as db:
         db.execute(KEEP, (value,))
 
 
 def find(file):
-    with file.reading() as db:
+    with file.connection() as db:
         found = db.execute(FIND).fetchone()
     return None if found is None else found[0]
 
@@ -43,7 +43,7 @@ def find(file):
 def test_a_request_waits_for_another_one_until_the_timeout(opened, path):
     file = opened(path, 0.05)
     with (
-        file.reading(),
+        file.connection(),
         pytest.raises(RegistryUnavailable, match="still busy with the request before"),
     ):
         find(file)
@@ -54,7 +54,7 @@ def test_an_exception_rolls_a_transaction_back(opened, path):
     keep(file, 1)
 
     def broken():
-        with file.writing() as db:
+        with file.transaction() as db:
             db.execute(KEEP, (2,))
             raise KeyError("mine")
 
@@ -66,13 +66,13 @@ def test_an_exception_rolls_a_transaction_back(opened, path):
 def test_a_write_of_another_connection_is_one_change_and_an_own_write_none(opened, path):
     file, other = opened(path), opened(path)
     keep(file, 1)
-    assert file.changed()  # nothing was known
-    assert not file.changed()
+    assert file.check_for_writes()  # nothing was known
+    assert not file.check_for_writes()
     keep(file, 2)
-    assert not file.changed()
+    assert not file.check_for_writes()
     keep(other, 3)
-    assert file.changed()
-    assert not file.changed()
+    assert file.check_for_writes()
+    assert not file.check_for_writes()
 
 
 def test_a_file_that_another_process_has_created_again_is_not_deleted(opened, path):
@@ -82,7 +82,7 @@ def test_a_file_that_another_process_has_created_again_is_not_deleted(opened, pa
     error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
 
     def use():
-        with file.reading():
+        with file.connection():
             path.unlink()
             keep(opened(path), 3)
             raise error
@@ -90,3 +90,32 @@ def test_a_file_that_another_process_has_created_again_is_not_deleted(opened, pa
     with pytest.raises(RegistryUnavailable, match="is created again"):
         use()
     assert find(opened(path)) == 3
+
+
+def delete_at(monkeypatch, path, statement):
+    """Delete the file whenever a connection to it executes a statement."""
+    connect = sqlite3.connect
+
+    def connect_and_trace(*args, **kwargs):
+        db = connect(*args, **kwargs)
+        db.set_trace_callback(lambda sql: path.unlink() if sql.startswith(statement) else None)
+        return db
+
+    monkeypatch.setattr(sqlite3, "connect", connect_and_trace)
+
+
+def test_a_file_that_is_deleted_at_each_opening_is_an_error_after_the_timeout(
+    opened, path, monkeypatch
+):
+    delete_at(monkeypatch, path, "PRAGMA synchronous")
+    with pytest.raises(RegistryUnavailable, match="is replaced or deleted again and again"):
+        find(opened(path, 0.01))
+
+
+def test_a_file_that_is_deleted_during_a_write_is_unavailable_not_forbidden(
+    opened, path, monkeypatch
+):
+    keep(opened(path), 1)
+    delete_at(monkeypatch, path, "INSERT OR REPLACE INTO meta")
+    with pytest.raises(RegistryUnavailable, match="was replaced or deleted during this request"):
+        keep(opened(path), 2)
