@@ -456,11 +456,14 @@ class RetryingCall(Relay):
             self._enqueue(policy, call, error, queued_request(self._request))
 
     def _respond(
-        self, policy: FailbackPolicy | DefaultResponsePolicy, error: grpc.RpcError
+        self,
+        policy: FailbackPolicy | DefaultResponsePolicy,
+        error: grpc.RpcError,
+        outcome: str | None = None,
     ) -> None:
-        """End with status OK and the default of a policy."""
+        """End with status OK and the default of a policy; see `response_source`."""
         status, default = status_of(error), policy.default
-        source, details = response_source(policy, status.code().name, status.details())
+        source, details = response_source(outcome, status.code().name, status.details())
         call = finished_call(
             self.kind,
             OK,
@@ -526,15 +529,15 @@ class RetryingCall(Relay):
         )
         try:
             queue = self._state.queue_of(policy, self._config.queue)
-            queued = queue.enqueue(error, delivery, *requests)
+            outcome = queue.enqueue(error, delivery, *requests)
         except FailbackError as refusal:
             self.finish(failed_call(self.kind, refused_by(refusal, error)))
             return
         except Exception as raised:  # noqa: BLE001 - a user's predicate or wait object
             emit(CallbackFailed(self.method, "failback", raised))
-            queued = False
-        if queued:
-            self._respond(policy, error)
+            outcome = None
+        if outcome is not None:
+            self._respond(policy, error, outcome)
         else:
             self.finish_failed(call, error)
 

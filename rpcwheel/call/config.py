@@ -120,7 +120,7 @@ DELIVERY_TIMEOUT_S: Final = 60.0
 class FailbackQueue(Protocol):
     """Delivers failed calls in the background; a `FailbackInvoker` of the same world."""
 
-    def enqueue(self, error: Any, function: Callable[..., object], /, *requests: Any) -> bool:
+    def enqueue(self, error: Any, function: Callable[..., object], /, *requests: Any) -> str | None:
         """Queue a failed call; False if the policy does not apply to its failure."""
 
 
@@ -572,19 +572,19 @@ def seconds_left(deadline_ns: int, now_ns: int) -> float | None:
     return None if deadline_ns == NEVER else max(0, deadline_ns - now_ns) / 1e9
 
 
-def response_source(
-    policy: FailbackPolicy | DefaultResponsePolicy, code: str, details: str | None
-) -> tuple[str, str]:
+def response_source(outcome: str | None, code: str, details: str | None) -> tuple[str, str]:
     """Return the value for `ANSWER_KEY` and the status details of a response of a policy.
 
     Args:
-        policy: The policy that has the response.
+        outcome: What failback did with the call: "queued" or "dropped"; None if the response is
+            that of a `DefaultResponsePolicy`.
         code: The name of the status code of the failed call.
         details: Its status details.
     """
-    if isinstance(policy, DefaultResponsePolicy):
+    if outcome is None:
         return "default-response", f"default response after {code}: {details}"
-    return "failback", f"queued by failback after {code}: {details}"
+    source = "failback" if outcome == "queued" else f"failback-{outcome}"
+    return source, f"{outcome} by failback after {code}: {details}"
 
 
 def delivery_timeout(own: Duration | None, config: MethodConfig) -> float:

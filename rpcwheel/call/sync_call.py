@@ -300,9 +300,12 @@ class ClientCall:
         )
         if policy is None:
             return call
-        if not isinstance(policy, DefaultResponsePolicy) and not self._enqueue(policy, error):
-            return call
-        return self._default_response(policy, error)
+        outcome = None
+        if not isinstance(policy, DefaultResponsePolicy):
+            outcome = self._enqueue(policy, error)
+            if outcome is None:
+                return call
+        return self._default_response(policy, error, outcome)
 
     def end_late(self) -> AnyCall:
         """Return the call for the caller if the deadline had passed before the call began."""
@@ -324,9 +327,9 @@ class ClientCall:
             self.requests.close()
 
     def _default_response(
-        self, policy: FailbackPolicy | DefaultResponsePolicy, error: Any
+        self, policy: FailbackPolicy | DefaultResponsePolicy, error: Any, outcome: str | None
     ) -> FinishedResponse:
-        source, details = response_source(policy, error.code().name, error.details())
+        source, details = response_source(outcome, error.code().name, error.details())
         streams = self.kind.streams_responses
         return (FinishedStream if streams else FinishedResponse)(
             messages_of(policy.default) if streams else policy.default,
@@ -335,17 +338,17 @@ class ClientCall:
             trailing=(*metadata_of(error.trailing_metadata()), (ANSWER_KEY, source)),
         )
 
-    def _enqueue(self, policy: FailbackPolicy, error: BaseException) -> bool:
-        """Queue the call for delivery in the background; False if the caller gets its failure."""
+    def _enqueue(self, policy: FailbackPolicy, error: BaseException) -> str | None:
+        """Queue the call for delivery in the background; see `Queue.enqueue`."""
         if self.requests is None:
             messages: list[Any] | None = [queued_request(self._request)]
         elif self.requests.known or self.state.is_queued(self.method, self.config, error):
             messages = self.requests.read_rest(self.method, self.seconds_left())
         else:
-            return False
+            return None
         if messages is None:
             error.add_note(f"{self.method}: not queued by failback, as not all requests are known")
-            return False
+            return None
         given = details_of(self._details)
         details = given._replace(
             timeout=delivery_timeout(given.timeout, self.config),
@@ -359,7 +362,7 @@ class ClientCall:
             raise refused_by(refusal, error) from error
         except Exception as raised:  # noqa: BLE001 - a user's predicate or wait object
             emit(CallbackFailed(self.method, "failback", raised))
-            return False
+            return None
 
     # --- On the caller's thread ---
 

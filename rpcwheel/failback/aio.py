@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from functools import partial
-from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar
 
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._concurrency.loop import await_future, call_on_loop, running_loop
@@ -73,7 +73,7 @@ class FailbackInvoker(InvokerBase):
 
     def enqueue(
         self, error: Exception, function: Callable[..., object], /, *args: object, **kwargs: object
-    ) -> bool:
+    ) -> Literal["queued", "dropped"] | None:
         """Queue a call whose first attempt was made elsewhere and has failed; as for `grpc`.
 
         Call it on the loop on which the further attempts are to run.
@@ -173,7 +173,9 @@ async def _first_result(
 # --- Further attempts ---
 
 
-def _enqueue(queue: RetryQueue, call: SavedCall, error: BaseException, started_ns: int) -> bool:
+def _enqueue(
+    queue: RetryQueue, call: SavedCall, error: BaseException, started_ns: int
+) -> Literal["queued", "dropped"] | None:
     start = partial(_start, queue, asyncio.get_running_loop())
     return queue.enqueue(QueuedCall(call, error, started_ns, start))
 

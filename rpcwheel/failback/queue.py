@@ -40,7 +40,7 @@ from concurrent.futures import Future
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._grpc.calls import is_channel_closed
@@ -239,12 +239,12 @@ class RetryQueue:
             self._counts["calls"] += 1
             self._counts[counter] += 1
 
-    def enqueue(self, call: QueuedCall) -> bool:
+    def enqueue(self, call: QueuedCall) -> Literal["queued", "dropped"] | None:
         """Queue a call whose first attempt has failed, and set the timeout for the next attempt.
 
         Returns:
-            Whether the caller gets the policy's default (the call was queued, or dropped). If not,
-            the caller gets the call's error.
+            "queued", or "dropped" if the queue is full and the policy drops calls then: the caller
+            gets the policy's default. None: the caller gets the call's error.
 
         Raises:
             FailbackFull: From the call's error: the queue, or the timer, is full.
@@ -263,15 +263,16 @@ class RetryQueue:
             delay_ns = Stop(obstacle)
         if isinstance(delay_ns, Stop):
             self.count("failed")
-            return False
+            return None
         call.waiting_since_ns, call.next_attempt_ns = now_ns, now_ns + delay_ns
         pending = self._admit(call)
-        if pending is not None:
-            self._set_first_timeout(call, delay_ns)
-            delay_s = to_seconds(delay_ns)
-            emit(FailbackQueued(self.name, call.label, call.error, delay_s, pending))
-            _drop_frames(call.error)
-        return True
+        if pending is None:
+            return "dropped"
+        self._set_first_timeout(call, delay_ns)
+        delay_s = to_seconds(delay_ns)
+        emit(FailbackQueued(self.name, call.label, call.error, delay_s, pending))
+        _drop_frames(call.error)
+        return "queued"
 
     def _admit(self, call: QueuedCall) -> int | None:
         """Put a call in the queue; return how many are pending then, None if it was dropped."""

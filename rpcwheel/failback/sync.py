@@ -13,7 +13,7 @@ import threading
 import time
 from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar
 
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel.errors import ConfigurationError
@@ -101,7 +101,7 @@ class FailbackInvoker(InvokerBase):
 
     def enqueue(
         self, error: Exception, function: Callable[..., object], /, *args: object, **kwargs: object
-    ) -> bool:
+    ) -> Literal["queued", "dropped"] | None:
         """Queue a call whose first attempt was made elsewhere and has failed.
 
         Args:
@@ -111,8 +111,8 @@ class FailbackInvoker(InvokerBase):
             kwargs: See there.
 
         Returns:
-            Whether the caller is to get the policy's `default`; if not, `error` is not one that
-            `retry_on` names.
+            "queued", or "dropped" if the queue is full and `overflow` is "drop": give the caller
+            the policy's `default`. None: `error` is not one that `retry_on` names.
 
         Raises:
             FailbackFull, FailbackClosed: As `invoke`; chained to `error`.
@@ -271,7 +271,9 @@ def _first_result(queue: RetryQueue, inner: Any, call: SavedCall, started_ns: in
 # --- Further attempts ---
 
 
-def _enqueue(queue: RetryQueue, call: SavedCall, error: BaseException, started_ns: int) -> bool:
+def _enqueue(
+    queue: RetryQueue, call: SavedCall, error: BaseException, started_ns: int
+) -> Literal["queued", "dropped"] | None:
     return queue.enqueue(QueuedCall(call, error, started_ns, partial(_start, queue)))
 
 

@@ -30,7 +30,7 @@ DELIVERED = [FailbackStats(calls=1, queued_total=1, attempts=1, redelivered=1)]
 
 def test_an_enqueued_call_is_made_later_on_a_worker_with_its_arguments(invoker, events):
     failback, delivery, error = invoker(), Delivery(), ConnectionError("gone")
-    assert failback.enqueue(error, delivery, b"order", 2) is True
+    assert failback.enqueue(error, delivery, b"order", 2) == "queued"
     assert (delivery.calls, failback.pending) == ([], 1)
     run_until_empty(failback)
     assert delivery.calls == [(b"order", 2)]
@@ -44,7 +44,7 @@ def test_an_enqueued_call_is_made_later_on_a_worker_with_its_arguments(invoker, 
 
 async def test_an_enqueued_call_is_made_later_on_the_loop_with_its_arguments(aio_invoker):
     failback, delivery = aio_invoker(), AioDelivery()
-    assert failback.enqueue(ConnectionError("gone"), delivery, b"order", 2) is True
+    assert failback.enqueue(ConnectionError("gone"), delivery, b"order", 2) == "queued"
     assert (delivery.calls, failback.pending) == ([], 1)
     await aio_run_until_empty(failback)
     assert delivery.calls == [(b"order", 2)]
@@ -62,7 +62,7 @@ def test_keyword_arguments_are_kept(invoker):
 
 async def test_a_call_is_not_queued_for_an_error_that_retry_on_does_not_name(invoker, aio_invoker):
     for failback, delivery in ((invoker(), Delivery()), (aio_invoker(), AioDelivery())):
-        assert failback.enqueue(ValueError("no"), delivery) is False
+        assert failback.enqueue(ValueError("no"), delivery) is None
         assert failback.stats() == FailbackStats(calls=1, failed=1)
         assert delivery.calls == []
 

@@ -212,6 +212,17 @@ async def test_a_full_queue_raises_failback_full(shop, own, queues):
     assert await call.code() is grpc.StatusCode.UNAVAILABLE
 
 
+async def test_a_call_dropped_by_a_full_queue_says_so_in_its_details(shop, own, queues):
+    full = LATER.model_copy(update={"max_pending": 1, "overflow": "drop"})
+    push = own.retrying(retry=None, failback=full, queues=queues).unary_unary(UNARY_UNARY)
+    shop.then("UNAVAILABLE", "UNAVAILABLE")
+    await push(b"x")
+    call = push(b"y")
+    assert await call == full.default
+    assert (await call.details()).startswith("dropped by failback after UNAVAILABLE: scripted")
+    assert tuple(await call.trailing_metadata())[-1] == ("rpcwheel-answer", "failback-dropped")
+
+
 async def test_a_predicate_that_raises_leaves_the_error_unchanged(shop, own, queues, events):
     shop.then("NOT_FOUND")
     broken = FailbackPolicy(retry_on=lambda _: 1 / 0)

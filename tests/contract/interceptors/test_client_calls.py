@@ -156,6 +156,22 @@ def test_a_full_failback_queue_is_the_error_of_the_call(shop, shop_channel, styl
         queues.close(0)
 
 
+@both
+def test_a_call_dropped_by_a_full_queue_says_so_in_its_details(shop, shop_channel, style):
+    failback = FailbackPolicy(
+        retry_on="UNAVAILABLE", backoff=60.0, max_pending=1, overflow="drop", default=b"later"
+    )
+    with FailbackQueues() as queues:
+        channel = intercept_channel(shop_channel, CallPolicy(failback=failback), queues=queues)
+        shop.then("UNAVAILABLE", "UNAVAILABLE")
+        begin(channel, style).code()
+        call = begin(channel, style)
+        assert call.code() is grpc.StatusCode.OK
+        assert call.details().startswith("dropped by failback after UNAVAILABLE: scripted")
+        assert call.trailing_metadata()[-1] == ("rpcwheel-answer", "failback-dropped")
+        queues.close(0)
+
+
 def ended_of(call, style):
     try:
         answer(call, style)

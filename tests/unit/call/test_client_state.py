@@ -291,11 +291,11 @@ def test_after_received_messages_no_policy_applies(make, events, settings):
 
 def test_a_response_names_its_source_and_the_failure():
     assert ANSWER_KEY == "rpcwheel-answer"
-    assert response_source(FailbackPolicy(retry_on=OSError), "UNAVAILABLE", "gone") == (
+    assert response_source("queued", "UNAVAILABLE", "gone") == (
         "failback",
         "queued by failback after UNAVAILABLE: gone",
     )
-    assert response_source(DefaultResponsePolicy(on=OSError), "INTERNAL", "broken") == (
+    assert response_source(None, "INTERNAL", "broken") == (
         "default-response",
         "default response after INTERNAL: broken",
     )
