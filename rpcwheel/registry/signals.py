@@ -4,14 +4,17 @@ Python runs a signal handler on the main thread between any two instructions, pe
 thread holds a lock. So a callback must not take a lock; `SimpleQueue.put` does not.
 
 The handlers are installed as long as there are callbacks; afterwards the previous ones are
-restored. Both is possible on the main thread only. A signal that was ignored stays ignored, and a
-signal whose handler is not Python's is left alone, as that handler could not be restored.
+restored. Python sets signal handlers on the main thread only. A signal that was ignored stays
+ignored, and a signal whose handler is not Python's is left alone, as that handler could not be
+restored. If the application has replaced a handler meanwhile, its own stays. It may call the
+replaced handler, which calls the handler before it if there are no callbacks.
 """
 
 from __future__ import annotations
 
 import signal
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from rpcwheel._concurrency.executor import reset_after_fork
@@ -35,9 +38,9 @@ def is_main_thread() -> bool:
 def signal_handled_by_loop() -> str:
     """The name of a signal that has a handler of asyncio's `loop.add_signal_handler`; or "".
 
-    Such a handler is called whatever `signal.signal` sets, because the signal's number goes into a
-    pipe that the loop reads. It is recognized by the function that asyncio sets for it; handlers of
-    uvloop can't be detected.
+    asyncio gets such a signal through `signal.set_wakeup_fd`, whatever handler `signal.signal` sets
+    later. The signal is recognized by the handler that asyncio sets for it, which does nothing;
+    handlers of uvloop can't be detected.
     """
     for number in TERMINATION_SIGNALS:
         name = getattr(signal.getsignal(number), "__name__", "")
@@ -51,31 +54,31 @@ class SignalHandlers:
 
     def __init__(self) -> None:
         self._callbacks: tuple[Callback, ...] = ()
-        self._previous: dict[signal.Signals, object] = {}
+        self._installed: dict[signal.Signals, partial[None]] = {}
+        """The handlers, `_handle` with the previous handler."""
 
     def add(self, callback: Callback) -> None:
         """Call `callback(name)` at each signal, on the main thread; it must not lock or raise.
 
-        On another thread than the main one this does nothing.
+        Does nothing on a thread other than the main thread.
         """
         if not is_main_thread():
             return
         self._callbacks = (*self._callbacks, callback)
         for number in TERMINATION_SIGNALS:
             previous = signal.getsignal(number)
-            if number not in self._previous and previous not in {None, signal.SIG_IGN}:
-                self._previous[number] = previous
-                signal.signal(number, self._handle)
+            if number not in self._installed and previous not in {None, signal.SIG_IGN}:
+                self._installed[number] = partial(self._handle, previous)
+                signal.signal(number, self._installed[number])
 
     def remove(self, callback: Callback) -> None:
-        """Call it no more. Idempotent.
+        """Stop calling `callback`. Idempotent.
 
-        On another thread than the main one the handlers stay, and the next signal restores the
+        On a thread other than the main thread the handlers stay, and the next signal restores the
         previous ones.
         """
-        self._callbacks = tuple(
-            one for one in self._callbacks if one != callback
-        )  # bound methods are equal, not identical
+        # compared with `!=`, as two bound methods of one object are equal but not identical
+        self._callbacks = tuple(one for one in self._callbacks if one != callback)
         if not self._callbacks and is_main_thread():
             self._restore()
 
@@ -86,22 +89,26 @@ class SignalHandlers:
             self._restore()
 
     def _restore(self) -> None:
-        for number, previous in self._previous.items():
-            if signal.getsignal(number) == self._handle:  # else it was replaced meanwhile
-                signal.signal(number, previous)  # type: ignore[arg-type]  # what getsignal() gave
-        self._previous.clear()
+        for number, handler in self._installed.items():
+            previous = handler.args[0]
+            if signal.getsignal(number) is handler:  # else the application has replaced it
+                signal.signal(number, previous)
+        self._installed.clear()
 
-    def _handle(self, number: int, _: FrameType | None) -> None:
-        if not self._callbacks:
-            self._restore()
-            signal.raise_signal(number)
+    def _handle(self, previous: object, number: int, frame: FrameType | None) -> None:
+        if self._callbacks:
+            name = signal.Signals(number).name
+            for callback in self._callbacks:
+                callback(name)
             return
-        name = signal.Signals(number).name
-        for callback in self._callbacks:
-            callback(name)
+        self._restore()  # if the last callback was removed on another thread
+        if callable(previous):
+            previous(number, frame)
+        elif signal.getsignal(number) is previous:  # SIG_DFL was restored
+            signal.raise_signal(number)
 
 
 SIGNAL_HANDLERS: Final = SignalHandlers()
-"""Those of this process."""
+"""The callbacks of the servers of this process."""
 
 reset_after_fork(SIGNAL_HANDLERS)

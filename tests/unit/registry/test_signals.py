@@ -56,6 +56,27 @@ def test_a_handler_that_was_set_meanwhile_is_not_replaced():
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
 
 
+@pytest.mark.parametrize("previous", ["of the application", "default"])
+def test_a_handler_that_calls_the_replaced_one_works_after_the_removal(previous):
+    calls, signals = [], SignalHandlers()
+    own = (lambda *_: calls.append("previous")) if previous != "default" else signal.SIG_DFL
+    signal.signal(signal.SIGTERM, own)
+    signals.add(calls.append)
+    replaced = signal.getsignal(signal.SIGTERM)
+
+    def chained(number, frame):
+        calls.append("chained")
+        replaced(number, frame)
+
+    signal.signal(signal.SIGTERM, chained)
+    signal.raise_signal(signal.SIGTERM)
+    signals.remove(calls.append)
+    signal.raise_signal(signal.SIGTERM)
+    after = [] if previous == "default" else ["previous"]
+    assert calls == ["chained", "SIGTERM", "chained", *after]
+    assert signal.getsignal(signal.SIGTERM) is chained
+
+
 def test_a_handler_of_an_asyncio_loop_is_detected():
     async def added():
         loop = asyncio.get_running_loop()
