@@ -197,7 +197,7 @@ class HeartbeatCore:
 
     def _detect_stall(self, now_ns: int) -> None:
         """If this process stalled, what arrived meanwhile may not have been read yet."""
-        if now_ns - self._planned_ns > self._rules.grace_ns:
+        if now_ns - self._planned_ns > self._rules.stall_ns:
             self._stalled_ns += now_ns - self._planned_ns
             self._planned_ns = NEVER
             self._reset_silent_misses()

@@ -36,7 +36,7 @@ from rpcwheel.durations import NEVER, to_seconds
 from rpcwheel.events import CallbackFailed, Event, ExecutorRejected, emit
 from rpcwheel.exiting import BACKGROUND
 from rpcwheel.probe import ALIVE, UNANSWERED, HealthProbe, ProbeResult, checked_probe
-from rpcwheel.timer import shared_timer
+from rpcwheel.timer import ManualTimer, shared_timer
 from rpcwheel.timer.clock import checked_timer, clock_of
 from rpcwheel.transport.state import ActivityStamps
 
@@ -112,6 +112,8 @@ class HeartbeatBase(ABC):
         self._notifications = NotificationQueue(run=partial(self._submit, Work.NOTIFY))
         if not self._can_reconnect:
             rules = dataclasses.replace(rules, reconnect=False)
+        if isinstance(timer, ManualTimer):  # what it calls may run when it has advanced further
+            rules = dataclasses.replace(rules, stall_ns=NEVER)
         self._core = HeartbeatCore(
             self.target,
             rules,

@@ -329,6 +329,20 @@ def test_a_reconnect_that_fails_is_reported_and_tried_again(
     events.clear()
 
 
+def test_a_manual_timer_that_advances_far_at_once_is_not_taken_for_a_stall(
+    world, server, channel, manager, timer
+):
+    server.answer = NOT_SERVING
+    heartbeat = world.do(manager.attach, channel, probe=STRICT)
+    world.call(channel)
+
+    def advance_far_until_replaced():
+        timer.advance(60.0)
+        return heartbeat.replaced
+
+    assert wait_until(advance_far_until_replaced)
+
+
 def test_a_dead_plain_channel_is_reported_and_not_replaced(world, server, manager, timer, events):
     channel = world.do(world.plain, server.target)
     heartbeat = world.do(manager.attach, channel, probe=STRICT)

@@ -13,7 +13,9 @@ S = 10**9
 def test_by_default_the_timeout_is_three_intervals_and_the_tick_a_third():
     rules = HeartbeatRules.from_policy(HeartbeatPolicy())
     grid, grace = 60 * S // 32, 20 * S // 8
-    assert rules == HeartbeatRules(60 * S, 180 * S, 20 * S, 60 * S, grid, grace, reconnect=True)
+    assert rules == HeartbeatRules(
+        60 * S, 180 * S, 20 * S, 60 * S, grid, grace, grace, reconnect=True
+    )
 
 
 def test_without_an_interval_the_rules_say_never():
