@@ -1,15 +1,16 @@
-"""Pickers: which subchannel gets the next call.
+"""Pickers: which subchannel gets the next attempt of a call.
 
-`Picker.prepare` makes a function from a list of subchannels and their weights. The function is
-called for each call. It takes no lock and may be called on several threads at once. Several
-channels may share one picker.
+A `Picker` is what gRPC calls a load balancing policy, and the function that its `prepare` returns
+is what gRPC calls a picker. `prepare` makes the function from a list of subchannels and their
+weights. The function is called for each attempt. It takes no lock and may be called on several
+threads at once. Several channels may share one `Picker`.
 
 ======================  ==============  ===========================================================
 `RoundRobin`            O(1)            In turn. Weights are ignored.
 `WeightedRoundRobin`    O(log n)        In turn, in proportion to the weights (gRFC A58).
 `WeightedRandom`        O(log n)        At random, in proportion to the weights.
 `LeastRequest`          O(log n)        Draws eight by weight and picks the one with the fewest
-                                        calls in flight (gRFC A48).
+                                        calls in flight (as gRFC A48, which has no weights).
 `RingHash`              O(log n)        Calls with the same key go to the same subchannel (gRFC
                                         A42). In `rpcwheel.balancer.ring_hash`.
 ======================  ==============  ===========================================================
@@ -43,7 +44,7 @@ __all__ = [
 
 
 class Candidate(Protocol):
-    """The attributes of a subchannel that a picker may read."""
+    """A subchannel as a picker sees it: the attributes that it may read."""
 
     @property
     def id(self) -> str:
@@ -58,29 +59,45 @@ class Candidate(Protocol):
         """Its state now."""
 
 
-M = TypeVar("M", bound=Candidate)
-Pick: TypeAlias = Callable[[str, Any, Any], M | None]
+SubchannelT = TypeVar("SubchannelT", bound=Candidate)
+Pick: TypeAlias = Callable[[str, Any, Any], SubchannelT | None]
 """`pick(method, request, metadata)` returns a subchannel, or None to let the call wait.
 
-For a call with a stream of requests `request` is None.
+For a call with a stream of requests `request` is None. A call that waits is picked for again each
+time the states were read, at least every 50 ms, until its deadline or `pick_timeout` has passed.
 """
 
 CHOICE_COUNT: Final = 8
 """Subchannels that `LeastRequest` draws for one pick. gRFC A48 allows 2 to 10; its default is 2.
 
 The 99th percentile of the latency, divided by the mean service time, in simulations in which some
-subchannels are five times slower, with 2, 8 and all subchannels drawn: 3 subchannels of which 1 is
-slow: 99, 14, 14; 32 of which 3 are slow: 7.9, 5.9, 5.8; 200 of which 20 are slow: 7.6, 6.0, 5.8.
+subchannels are five times slower:
+
+===========  ====  =======  =======  =========
+subchannels  slow  draws 2  draws 8  draws all
+===========  ====  =======  =======  =========
+3            1     99       14       14
+32           3     7.9      5.9      5.8
+200          20    7.6      6.0      5.8
+===========  ====  =======  =======  =========
 """
 
 CIRCLE: Final = 1 << 64
+"""The circumference of a circle on which each subchannel has an arc in proportion to its weight."""
+
 GOLDEN_STEP: Final = 0x9E3779B97F4A7C15
-"""`CIRCLE` divided by the golden ratio. Any number of steps of this length are spread evenly over
-the circle."""
+"""`CIRCLE` divided by the golden ratio.
+
+The multiples of it are a golden-ratio (low-discrepancy) sequence: however many there are, they are
+evenly spread over the circle.
+"""
 
 
 class Picker(ABC):
-    """A load balancing policy. Derive from it to write your own."""
+    """A load balancing policy. Derive from it to write your own.
+
+    (What gRPC calls a picker is the function that `prepare` returns.)
+    """
 
     sees_all_states: ClassVar[bool] = False
     """Whether `prepare` gets the subchannels of all states, or only those that are READY.
@@ -91,10 +108,14 @@ class Picker(ABC):
     """
 
     @abstractmethod
-    def prepare(self, subchannels: Sequence[M], weights: Sequence[int]) -> Pick[M]:
-        """Return the function that picks among these subchannels.
+    def prepare(
+        self, subchannels: Sequence[SubchannelT], weights: Sequence[int]
+    ) -> Pick[SubchannelT]:
+        """Make the function that picks among these subchannels.
 
-        It is called again whenever the subchannels or their weights change.
+        Called again whenever the list or the weights change: by an update of the instances, and,
+        unless `sees_all_states`, when a subchannel becomes READY or is no longer READY. If it
+        raises, calls raise its exception until the next change.
 
         Args:
             subchannels: At least one. Must not be changed.
@@ -102,9 +123,9 @@ class Picker(ABC):
 
         Returns:
             `pick(method, request, metadata)`, which returns one of the subchannels, or None to let
-            the call wait. It is called for each call, on the thread or event loop of the caller. It
-            must not block, and may be called on several threads at once. The call raises its
-            exceptions.
+            the call wait. It is called for each attempt of a call, on the thread or event loop of
+            the caller. It must not block, and may be called on several threads at once. An
+            exception of it is raised to the caller of the RPC.
         """
 
     def __repr__(self) -> str:
@@ -117,13 +138,15 @@ class RoundRobin(Picker):
     Begins at a random subchannel; otherwise all clients would begin at the same one.
     """
 
-    def prepare(self, subchannels: Sequence[M], weights: Sequence[int]) -> Pick[M]:
+    def prepare(
+        self, subchannels: Sequence[SubchannelT], weights: Sequence[int]
+    ) -> Pick[SubchannelT]:
         """Return a function that picks in the order of the list."""
-        row, size = tuple(subchannels), len(subchannels)
-        turn = itertools.count(random.randrange(size)).__next__  # atomic
+        members, size = tuple(subchannels), len(subchannels)
+        next_turn = itertools.count(random.randrange(size)).__next__  # needs no lock: atomic in C
 
-        def pick(_: str, __: Any, ___: Any) -> M:
-            return row[turn() % size]
+        def pick(_method: str, _request: Any, _metadata: Any) -> SubchannelT:
+            return members[next_turn() % size]
 
         return pick
 
@@ -131,23 +154,25 @@ class RoundRobin(Picker):
 class WeightedRoundRobin(Picker):
     """Picks the subchannels in turn, in proportion to their weights, spread evenly over time.
 
-    With equal weights this is `RoundRobin`. With others, the number of picks of a subchannel is
-    always within a few picks of its share. gRFC A58 has the same policy with static strides.
-    Strides skip subchannels with small weights, up to all of them for one pick if one weight is
-    much greater than the others (measured: 13 us a pick with one weight of 100 and 1,999 of 1; here
-    0.3 us).
+    With equal weights this is `RoundRobin`. Otherwise each pick takes the next point of a
+    golden-ratio sequence, whose only state is a counter. The number of picks of a subchannel stays
+    within a few picks of its share. gRFC A58 has the same policy with a static stride scheduler,
+    which passes over subchannels with small weights, possibly over all of them for a single pick
+    (measured with one weight of 100 and 1,999 weights of 1: 13 us a pick; here 0.3 us).
     """
 
-    def prepare(self, subchannels: Sequence[M], weights: Sequence[int]) -> Pick[M]:
-        """Return a function that walks in golden steps along a circle divided by the weights."""
+    def prepare(
+        self, subchannels: Sequence[SubchannelT], weights: Sequence[int]
+    ) -> Pick[SubchannelT]:
+        """Return a function that picks by the next point of a golden-ratio sequence."""
         if min(weights) == max(weights):
             return RoundRobin().prepare(subchannels, weights)
-        row, total = tuple(subchannels), sum(weights)
-        ends = tuple(end * CIRCLE // total for end in itertools.accumulate(weights))
-        turn = itertools.count(random.getrandbits(32)).__next__  # atomic
+        members, total = tuple(subchannels), sum(weights)
+        arc_ends = tuple(end * CIRCLE // total for end in itertools.accumulate(weights))
+        next_turn = itertools.count(random.getrandbits(32)).__next__  # needs no lock: atomic in C
 
-        def pick(_: str, __: Any, ___: Any) -> M:
-            return row[bisect_right(ends, turn() * GOLDEN_STEP % CIRCLE)]
+        def pick(_method: str, _request: Any, _metadata: Any) -> SubchannelT:
+            return members[bisect_right(arc_ends, next_turn() * GOLDEN_STEP % CIRCLE)]
 
         return pick
 
@@ -155,11 +180,13 @@ class WeightedRoundRobin(Picker):
 class WeightedRandom(Picker):
     """Picks at random, in proportion to the weights."""
 
-    def prepare(self, subchannels: Sequence[M], weights: Sequence[int]) -> Pick[M]:
+    def prepare(
+        self, subchannels: Sequence[SubchannelT], weights: Sequence[int]
+    ) -> Pick[SubchannelT]:
         """Return a function that draws a subchannel."""
         draw = _weighted_draw(subchannels, weights)
 
-        def pick(_: str, __: Any, ___: Any) -> M:
+        def pick(_method: str, _request: Any, _metadata: Any) -> SubchannelT:
             return draw()
 
         return pick
@@ -169,17 +196,20 @@ class LeastRequest(Picker):
     """Draws eight subchannels by weight and picks the one with the fewest calls in flight.
 
     Slow servers get fewer calls without any measurement. The first drawn subchannel without calls
-    in flight is picked at once.
+    in flight is picked at once. One subchannel may be drawn several times. Unlike in gRFC A48 the
+    number of draws is fixed.
     """
 
-    def prepare(self, subchannels: Sequence[M], weights: Sequence[int]) -> Pick[M]:
-        """Return a function that draws several and compares their calls."""
+    def prepare(
+        self, subchannels: Sequence[SubchannelT], weights: Sequence[int]
+    ) -> Pick[SubchannelT]:
+        """Return a function that draws several subchannels and compares their calls."""
         draw = _weighted_draw(subchannels, weights)
 
-        def pick(_: str, __: Any, ___: Any) -> M:
+        def pick(_method: str, _request: Any, _metadata: Any) -> SubchannelT:
             best = draw()
             fewest = best.calls
-            for _draw in range(CHOICE_COUNT - 1):
+            for _ in range(CHOICE_COUNT - 1):
                 if not fewest:
                     break
                 drawn = draw()
@@ -191,11 +221,14 @@ class LeastRequest(Picker):
         return pick
 
 
-def _weighted_draw(subchannels: Sequence[M], weights: Sequence[int]) -> Callable[[], M]:
-    row, ends = tuple(subchannels), tuple(itertools.accumulate(weights))
-    total = ends[-1]
+def _weighted_draw(
+    subchannels: Sequence[SubchannelT], weights: Sequence[int]
+) -> Callable[[], SubchannelT]:
+    members, cumulative_weights = tuple(subchannels), tuple(itertools.accumulate(weights))
+    total = cumulative_weights[-1]
 
-    def draw() -> M:
-        return row[bisect_right(ends, random.random() * total)]
+    def draw() -> SubchannelT:
+        # `random()` is at most 1 - 2**-53, so the product is less than `total`.
+        return members[bisect_right(cumulative_weights, random.random() * total)]
 
     return draw

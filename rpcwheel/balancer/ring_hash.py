@@ -23,7 +23,7 @@ from grpc import ChannelConnectivity
 
 from rpcwheel.errors import ConfigurationError
 
-from .pickers import M, Pick, Picker
+from .pickers import Pick, Picker, SubchannelT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -64,7 +64,7 @@ class RingHash(Picker):
         key: The name of the metadata header whose value is the key, such as `"x-user-id"`; or a
             function `key(method, request, metadata)` that returns the key, or None. (For a call
             with a stream of requests `request` is None.) The function is called on the thread of
-            the caller, and the call raises its exceptions.
+            the caller. An exception of it is raised to the caller of the RPC.
 
     Raises:
         TypeError: `key` is neither.
@@ -83,26 +83,29 @@ class RingHash(Picker):
             )
         self._ring = Ring()
 
-    def prepare(self, subchannels: Sequence[M], weights: Sequence[int]) -> Pick[M]:
+    def prepare(
+        self, subchannels: Sequence[SubchannelT], weights: Sequence[int]
+    ) -> Pick[SubchannelT]:
         """Return a function that finds the owner of the call's key on the ring."""
-        row, size, key_of = tuple(subchannels), len(subchannels), self._key
-        counts = {one.id: point_count(each) for one, each in zip(row, weights, strict=True)}
+        members, size, key_of = tuple(subchannels), len(subchannels), self._key
+        counts = {one.id: point_count(weight) for one, weight in zip(members, weights, strict=True)}
         self._ring = ring = self._ring.updated(counts)
-        points, owner_ids, by_id = ring.points, ring.owner_ids, {one.id: one for one in row}
-        turn = itertools.count(random.randrange(size)).__next__  # atomic
+        points, owner_ids, by_id = ring.points, ring.owner_ids, {one.id: one for one in members}
+        next_turn = itertools.count(random.randrange(size)).__next__  # needs no lock: atomic in C
 
-        def pick(method: str, request: Any, metadata: Any) -> M:
+        def pick(method: str, request: Any, metadata: Any) -> SubchannelT:
             key = key_of(method, request, metadata)
             if key is None:
-                owner = row[turn() % size]
+                owner = members[next_turn() % size]
                 if owner.state in FAILED:
-                    return _next_usable(owner, (row[turn() % size] for _ in row), row)
+                    others = (members[next_turn() % size] for _ in members)
+                    return _next_usable(owner, others, members)
                 return owner
             at = bisect_left(points, hash_of(key)) - len(points)  # negative: wraps at the end
             owner = by_id[owner_ids[at]]
             if owner.state in FAILED:
                 along = (by_id[owner_ids[place]] for place in range(at + 1, at + len(points)))
-                return _next_usable(owner, along, row)
+                return _next_usable(owner, along, members)
             return owner
 
         return pick
@@ -128,7 +131,13 @@ def _key_in_header(name: str) -> Key:
     return key
 
 
-def _next_usable(failed: M, others: Iterator[M], subchannels: Sequence[M]) -> M:
+def _next_usable(
+    failed: SubchannelT, others: Iterator[SubchannelT], subchannels: Sequence[SubchannelT]
+) -> SubchannelT:
+    """Return the first of `others` that has not failed; `failed` if all subchannels have.
+
+    Reads one state at a time; after `MAX_STEPS` failed ones, reads each state once.
+    """
     for each in itertools.islice(others, MAX_STEPS):
         if each.state not in FAILED:
             return each
