@@ -52,8 +52,9 @@ class FailbackInvoker(InvokerBase):
             function: Called in this task now, and in a task of this loop for each further attempt,
                 in a copy of the caller's context. A coroutine function, or one that returns a
                 grpc.aio call.
-            args: Protobuf messages are kept as bytes and parsed again for each attempt; do not
-                change other arguments while the call is queued.
+            args: Protobuf messages are kept as bytes, as they are when `function` has returned its
+                awaitable, and parsed again for each attempt; do not change other arguments while
+                the call is queued.
             kwargs: The same.
 
         Returns:
@@ -84,17 +85,23 @@ class FailbackInvoker(InvokerBase):
     async def flush(self, timeout: Duration | None = None) -> bool:  # noqa: ASYNC109 - as for grpc
         """Start an attempt of every queued call now, and wait until no call is pending.
 
-        As for `grpc`: returns whether no call was pending in the end.
+        A call that fails again waits as the policy's `backoff` says.
+
+        Args:
+            timeout: Seconds to wait at most; None waits until all are delivered or given up.
+
+        Returns:
+            Whether no call was pending in the end.
         """
         return await flush(self._queue, timeout)
 
     async def close(self, drain_timeout: Duration = 5.0) -> list[FailedCall]:
         """Queue no more calls, try to deliver the queued ones, and report the others.
 
-        As for `grpc`: queued calls are retried for `drain_timeout` seconds, however many attempts
-        the policy allows, and those not delivered by then are returned. Calls of a loop that was
-        closed cannot be retried; they are returned too. If the wait is cancelled, the rest is
-        reported at once, as an event and in the log.
+        Queued calls are retried for `drain_timeout` seconds, however many attempts the policy
+        allows. Returns those that have not succeeded by then. Calls of a loop that was closed
+        cannot be retried; they are returned too. If the wait is cancelled, the rest is reported at
+        once, as an event and in the log. `rpcwheel.failback.FailbackInvoker.close` has the details.
         """
         return await close(self._queue, drain_timeout)
 
@@ -155,15 +162,18 @@ async def _first_result(
     queue: RetryQueue, attempt: Callable[[], Any], save: Callable[[], SavedCall], started_ns: int
 ) -> Any:
     """Await the first attempt; queue the call if it fails."""
+    saved: SavedCall | None = None
     try:
         result = attempt()
         if inspect.isawaitable(result):
+            saved = save()  # now: other tasks may change a message while the attempt runs
             result = await result
     except asyncio.CancelledError:
         queue.count("failed")
         raise
     except Exception as error:
-        if _enqueue(queue, save(), error, started_ns):
+        saved = save() if saved is None else saved.with_current_context()
+        if _enqueue(queue, saved, error, started_ns):
             return queue.policy.default
         raise
     queue.count("succeeded")

@@ -1,8 +1,10 @@
 """`with_failback`: failback as a decorator of functions, methods and coroutine functions.
 
-A coroutine function gets the invoker of `aio.py`, any other function that of `sync.py`. A plain
-function that returns an awaitable (a grpc.aio call) is treated as a coroutine function from then
-on.
+Failback: a failed call is queued, its caller gets a default response, and the call is retried in
+the background. A `FailbackInvoker` makes the calls of a function and owns their queue. A coroutine
+function gets the invoker of `aio.py`, any other function that of `sync.py`. A plain function that
+returns an awaitable (a grpc.aio call) is treated as a coroutine function from its first awaitable
+result on.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from typing import (
     overload,
 )
 
+from rpcwheel._concurrency.loop import running_loop
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.timer.clock import checked_timer
 
@@ -49,28 +52,28 @@ __all__ = ["with_failback"]
 P = ParamSpec("P")
 Q = ParamSpec("Q")
 R = TypeVar("R")
-D = TypeVar("D")
+DefaultT = TypeVar("DefaultT")
 R_co = TypeVar("R_co", covariant=True)
-H_co = TypeVar("H_co", covariant=True)
+InvokerT_co = TypeVar("InvokerT_co", covariant=True)
 
 
-class FailbackFunction(Protocol[P, R_co, H_co]):
-    """A decorated function: called as before, with its queue as `failback`."""
+class FailbackFunction(Protocol[P, R_co, InvokerT_co]):
+    """A decorated function: called as before, with its invoker as `failback`."""
 
     @property
-    def failback(self) -> H_co:
-        """The invoker of this function: `pending`, `entries`, `stats`, `flush`, `close`."""
+    def failback(self) -> InvokerT_co:
+        """The invoker, which owns the queue: `pending`, `entries`, `stats`, `flush`, `close`."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
 
     @overload
-    def __get__(self, instance: None, owner: type) -> FailbackFunction[P, R_co, H_co]: ...
+    def __get__(self, instance: None, owner: type) -> FailbackFunction[P, R_co, InvokerT_co]: ...
     @overload
     def __get__(
-        self: FailbackFunction[Concatenate[Any, Q], R_co, H_co],
+        self: FailbackFunction[Concatenate[Any, Q], R_co, InvokerT_co],
         instance: object,
         owner: type | None = None,
-    ) -> FailbackFunction[Q, R_co, H_co]: ...
+    ) -> FailbackFunction[Q, R_co, InvokerT_co]: ...
 
 
 class _Settings(TypedDict, total=False):
@@ -88,7 +91,10 @@ class _Settings(TypedDict, total=False):
 
 
 class _DefaultMaxAttempts(int):
-    """The default of `max_attempts`, to be distinguished from a 4 that the user gave."""
+    """The default of `max_attempts`, to be distinguished from a 4 that the user gave.
+
+    `FailbackPolicy` has the same default. It is an `int`, so that `help()` shows it.
+    """
 
 
 _MAX_ATTEMPTS: Final = _DefaultMaxAttempts(4)
@@ -101,10 +107,10 @@ def with_failback(
 ) -> _Decorator[None]: ...
 @overload
 def with_failback(
-    *, retry_on: object, default: D, **settings: Unpack[_Settings]
-) -> _Decorator[D]: ...
+    *, retry_on: object, default: DefaultT, **settings: Unpack[_Settings]
+) -> _Decorator[DefaultT]: ...
 def with_failback(
-    bare: object = None,
+    bare: object = None,  # the function, if the decorator is used without parentheses: an error
     /,
     *,
     retry_on: object = _MISSING,
@@ -123,8 +129,8 @@ def with_failback(
 
     The first attempt is made at once. If it fails with an error that `retry_on` names, the call is
     queued, the caller gets `default`, and the call is attempted again in the background. Any other
-    error is raised. Each function has a queue of its own (shared by the methods of all instances),
-    as its attribute `failback`::
+    error is raised. Each function has a queue of its own; a method has one for all instances. The
+    attribute `failback` is the `FailbackInvoker` that owns the queue::
 
         @with_failback(retry_on=grpc.StatusCode.UNAVAILABLE, max_attempts=9)
         def audit(event): return stub.Push(event, timeout=2.0)
@@ -132,13 +138,16 @@ def with_failback(
         audit(event)              # the response, or None if the call was queued
         audit.failback.pending    # how many calls are queued
         audit.failback.entries()  # which ones, and when each is attempted again
-        audit.failback.close()    # retries for 5 s, and returns the calls not delivered by then
+        audit.failback.close()    # retries for 5 s, and returns the calls that have not succeeded
+
+    Protobuf messages among the arguments are copied when the function has returned or raised. Do
+    not change other arguments while the call is queued.
 
     Args:
-        bare: Nothing: the decorator is always written with settings.
+        bare: Not for users; only settings by name are allowed.
         retry_on: Exception types, gRPC status codes or their names, predicates, tenacity
-            `retry_if_*` objects, or a set of these. It has no default: only you know what may be
-            executed twice.
+            `retry_if_*` objects, or a set, tuple or list of these. It has no default: only you
+            know what may be executed twice.
         max_attempts: How many attempts a call gets, the first one included. None: no limit. If
             `stop` is given and this is not, `stop` alone decides.
         backoff: The wait before each further attempt: seconds, a `timedelta`, or a tenacity
@@ -147,10 +156,11 @@ def with_failback(
         default: What the caller of a queued call gets.
         max_pending: How many calls may be queued at once.
         timer: Any rpcwheel timer; None takes `shared_timer()` when the first call is queued.
-        journal: Must be None: this release has no durable journal.
+        journal: Reserved for queues that survive the process. Must be None.
         name: For events and logs; None takes the function's.
-        overflow: If `max_pending` calls are queued: "raise" `FailbackFull`, or "drop" the call,
-            with an event and an error log.
+        overflow: What happens if a call fails while `max_pending` calls are queued. "raise":
+            `FailbackFull` is raised, chained to the call's error. "drop": the caller gets
+            `default`, and the call is discarded, with an event and an error log.
         dead_letter: Called as `dead_letter(failed_call)` with each call that is given up.
 
     Returns:
@@ -160,8 +170,9 @@ def with_failback(
 
     Raises:
         ConfigurationError: `retry_on` is missing, a value out of range, or `journal` given.
-        TypeError: A value is of a wrong type. Or what is decorated cannot be called again to the
-            same effect: no callable, a generator function, a classmethod or staticmethod object.
+        TypeError: A value is of a wrong type. Or the decorated object can't be called a second
+            time with the same effect: it is not callable, or a generator function, or a
+            classmethod or staticmethod object.
     """
     if bare is not None:
         raise TypeError("with_failback needs its settings first: @with_failback(retry_on=...)")
@@ -186,32 +197,33 @@ def with_failback(
     return _Decorator(FailbackPolicy(**settings), timer)
 
 
-class _Decorator(Generic[D]):
+class _Decorator(Generic[DefaultT]):
     """What `with_failback` returns. Each decorated function gets a queue of its own."""
 
     def __init__(self, policy: FailbackPolicy, timer: Timer | None) -> None:
         self._policy = policy
         self._timer = checked_timer(timer)
 
-    @overload  # a coroutine function is also a function: the first that fits counts
+    # The order matters: type checkers take the first overload that fits.
+    @overload
     def __call__(  # type: ignore[overload-overlap]
         self, function: Callable[P, Coroutine[Any, Any, R]], /
-    ) -> FailbackFunction[P, Coroutine[Any, Any, R | D], aio.FailbackInvoker]: ...
+    ) -> FailbackFunction[P, Coroutine[Any, Any, R | DefaultT], aio.FailbackInvoker]: ...
     @overload
     def __call__(  # type: ignore[overload-overlap]
         self, function: Callable[P, Awaitable[R]], /
-    ) -> FailbackFunction[P, Awaitable[R | D], aio.FailbackInvoker]: ...
+    ) -> FailbackFunction[P, Awaitable[R | DefaultT], aio.FailbackInvoker]: ...
     @overload
     def __call__(
         self, function: Callable[P, Future[R]], /
-    ) -> FailbackFunction[P, Future[R | D], sync.FailbackInvoker]: ...
+    ) -> FailbackFunction[P, Future[R | DefaultT], sync.FailbackInvoker]: ...
     @overload
     def __call__(
         self, function: Callable[P, R], /
-    ) -> FailbackFunction[P, R | D, sync.FailbackInvoker]: ...
+    ) -> FailbackFunction[P, R | DefaultT, sync.FailbackInvoker]: ...
     def __call__(self, function: Callable[..., Any], /) -> Any:
-        """Give `function` a queue of its own."""
-        _check(function)
+        """Return the decorated function, with an invoker of its own."""
+        _require_repeatable(function)
         policy = self._policy
         if policy.name is None:
             policy = policy.model_copy(update={"name": label_of(function)})
@@ -224,7 +236,7 @@ class _Decorator(Generic[D]):
 
             decorated: Any = functools.wraps(function)(invoke_aio)
         else:
-            invoker = _EitherInvoker(policy, timer=self._timer)
+            invoker = _DetectingInvoker(policy, timer=self._timer)
 
             def invoke(*args: Any, **kwargs: Any) -> Any:
                 return invoker.invoke(function, *args, **kwargs)
@@ -234,32 +246,40 @@ class _Decorator(Generic[D]):
         return decorated
 
 
-class _EitherInvoker(sync.FailbackInvoker):
-    """A sync invoker that becomes one for coroutines when its function returns an awaitable."""
+class _DetectingInvoker(sync.FailbackInvoker):
+    """A sync invoker until its function first returns an awaitable, and then an aio invoker.
 
-    _awaits = False
+    Before that, `flush` and `close` return results that may also be awaited, if they are called on
+    an event loop.
+    """
+
+    _is_async = False
 
     def invoke(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        if not self._awaits:
+        if not self._is_async:
             return super().invoke(function, *args, **kwargs)
         started_ns = self._queue.now_ns()
         try:
             result = function(*args, **kwargs)
         except Exception as error:  # noqa: BLE001 - raised where the result is awaited
-            result = _raise(error)
-        return self._await(result, SavedCall.save(function, args, kwargs), started_ns)
+            result = _awaitable_error(error)
+        return self._follow_awaitable(result, SavedCall.save(function, args, kwargs), started_ns)
 
-    def _await(self, result: Any, call: SavedCall, started_ns: int) -> Any:
-        self._awaits = True
+    def _follow_awaitable(self, result: Any, call: SavedCall, started_ns: int) -> Any:
+        self._is_async = True
         return aio.follow(self._queue, result, call, started_ns)
 
     def flush(self, timeout: Duration | None = None) -> Any:
-        return aio.flush(self._queue, timeout) if self._awaits else super().flush(timeout)
+        if self._is_async:
+            return aio.flush(self._queue, timeout)
+        is_empty = super().flush(timeout)
+        return is_empty if running_loop() is None else _AwaitableBool(is_empty)
 
     def close(self, drain_timeout: Duration = 5.0) -> Any:
-        if self._awaits:
+        if self._is_async:
             return aio.close(self._queue, drain_timeout)
-        return _AwaitableList(super().close(drain_timeout))
+        failed = super().close(drain_timeout)
+        return failed if running_loop() is None else _AwaitableList(failed)
 
     async def __aenter__(self) -> Self:
         return self
@@ -268,15 +288,26 @@ class _EitherInvoker(sync.FailbackInvoker):
         await aio.close(self._queue, 5.0)
 
 
+class _AwaitableBool(int):
+    """The result of `flush` while it is not known whether `flush` must be awaited."""
+
+    def __await__(self) -> Generator[None, None, bool]:
+        yield from ()
+        return bool(self)
+
+    def __repr__(self) -> str:
+        return repr(bool(self))
+
+
 class _AwaitableList(list[Any]):
-    """The result of a `close` before the first call has shown whether `close` must be awaited."""
+    """The result of `close` while it is not known whether `close` must be awaited."""
 
     def __await__(self) -> Generator[None, None, list[Any]]:
         yield from ()
         return self
 
 
-async def _raise(error: Exception) -> None:
+async def _awaitable_error(error: Exception) -> None:
     raise error
 
 
@@ -286,8 +317,8 @@ def _is_coroutine_function(function: Callable[..., Any]) -> bool:
     )
 
 
-def _check(function: object) -> None:
-    """Raise TypeError for what cannot be called a second time to the same effect."""
+def _require_repeatable(function: object) -> None:
+    """Raise TypeError for an object that can't be called a second time with the same effect."""
     if isinstance(function, (classmethod, staticmethod)):
         kind = type(function).__name__
         raise TypeError(f"write @{kind} above @with_failback(...), not below it")

@@ -1,8 +1,9 @@
 """One queued call: the data to make it again, its state, and its description for users.
 
-A protobuf message among the arguments is kept as bytes and parsed again for every attempt: the
-caller may reuse it at once, and no attempt sees what an earlier one did to it. All other arguments
-are kept as they are; the caller must leave them unchanged.
+A protobuf message among the arguments is kept as bytes, and parsed again for every further attempt.
+So the caller may reuse it, and no further attempt sees what another one did to it. The bytes are
+made when the function has returned a future or an awaitable, or has raised: a blocking call that
+succeeds needs none. All other arguments are kept as they are; the caller must leave them unchanged.
 
 No `repr` here contains arguments: they may hold secrets.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 import enum
 import math
 from contextvars import Context, copy_context
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
@@ -97,6 +98,10 @@ class SavedCall:
             except Exception as error:  # noqa: BLE001 - it is reported with the call's own error
                 obstacle = f"an argument cannot be serialized: {error}"
         return cls(function, args, kwargs, copy_context(), obstacle)
+
+    def with_current_context(self) -> Self:
+        """Return this call with the context variables as they are now."""
+        return replace(self, _context=copy_context())
 
     @property
     def args(self) -> tuple[Any, ...]:

@@ -47,7 +47,7 @@ class FailbackInvoker(InvokerBase):
     """
 
     def __init__(self, policy: FailbackPolicy, *, timer: Timer | None = None) -> None:
-        """Make an empty queue.
+        """Begin with an empty queue.
 
         Args:
             policy: Which errors are retried, and how.
@@ -70,8 +70,8 @@ class FailbackInvoker(InvokerBase):
         Args:
             function: Called on this thread now, and on a worker thread for each further attempt, in
                 a copy of the caller's context.
-            args: Protobuf messages are kept as bytes and parsed again for each attempt; do not
-                change other arguments while the call is queued.
+            args: Protobuf messages are kept as bytes, as `function` has left them, and parsed again
+                for each attempt; do not change other arguments while the call is queued.
             kwargs: The same.
 
         Returns:
@@ -93,7 +93,9 @@ class FailbackInvoker(InvokerBase):
                 return queue.policy.default
             raise
         if inspect.isawaitable(result):
-            return self._await(result, SavedCall.save(function, args, kwargs), started_ns)
+            return self._follow_awaitable(
+                result, SavedCall.save(function, args, kwargs), started_ns
+            )
         if _is_future(result):
             return _follow(queue, result, SavedCall.save(function, args, kwargs), started_ns)
         queue.count("succeeded")
@@ -120,7 +122,8 @@ class FailbackInvoker(InvokerBase):
         queue, saved = self._queue, SavedCall.save(function, args, kwargs)
         return _enqueue(queue, saved, error, queue.now_ns())
 
-    def _await(self, result: Any, call: SavedCall, started_ns: int) -> Any:
+    def _follow_awaitable(self, result: Any, call: SavedCall, started_ns: int) -> Any:
+        """Called by `invoke` if the function has returned an awaitable."""
         raise _not_awaitable_here(call, result)
 
     def flush(self, timeout: Duration | None = None) -> bool:

@@ -5,6 +5,7 @@ import contextvars
 
 import grpc
 import pytest
+from google.protobuf.wrappers_pb2 import StringValue
 from scenarios.failback import DEFAULT, ORDER, SCENARIOS
 
 from fixtures.failback_queues import (
@@ -57,6 +58,26 @@ async def test_a_restarted_server_gets_every_queued_call(
 
 
 # --- The first attempt ---
+
+
+async def test_a_retry_sends_the_message_as_it_was_when_the_first_attempt_began(aio_invoker):
+    seen, begun, go_on = [], asyncio.Event(), asyncio.Event()
+
+    async def send(message):
+        seen.append(message.value)
+        begun.set()
+        await go_on.wait()
+        if len(seen) == 1:
+            raise ConnectionError
+
+    failback, message = aio_invoker(retry_on=ConnectionError), StringValue(value="order")
+    call = asyncio.create_task(failback.invoke(send, message))
+    await begun.wait()
+    message.value = "something else"
+    go_on.set()
+    assert await call == DEFAULT
+    await aio_run_until_empty(failback)
+    assert seen == ["order", "order"]
 
 
 async def test_the_first_attempt_runs_in_the_callers_task(aio_invoker):

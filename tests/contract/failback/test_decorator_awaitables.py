@@ -103,9 +103,16 @@ def test_without_a_running_loop_the_result_is_a_coroutine(decorate):
     assert asyncio.run(push("order")) == ("order",)
 
 
-async def test_close_can_be_awaited_before_the_first_call(decorate):
+async def test_flush_and_close_can_be_awaited_before_the_first_call(decorate):
     push = decorate()(lambda: FlakyCoroutine()())  # noqa: PLW0108 - a plain function
+    assert await push.failback.flush() is True
     assert await push.failback.close() == []
+
+
+def test_flush_and_close_return_plain_results_where_no_loop_runs(decorate):
+    push = decorate()(lambda: "response")
+    assert push.failback.flush() is True
+    assert type(push.failback.close()) is list
 
 
 async def test_an_async_with_statement_closes_the_queue(decorate):
