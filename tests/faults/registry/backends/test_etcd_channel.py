@@ -4,26 +4,9 @@ import pytest
 
 from fixtures.engine_etcd import EtcdEngine
 from fixtures.engine_watchers import RecordingWatcher, instance
-from rpcwheel.errors import ConfigurationError, RegistryRefused, RegistryUnavailable
-from rpcwheel.registry.backend import Settings
-from rpcwheel.registry.backends import open_backend
+from rpcwheel.errors import RegistryRefused, RegistryUnavailable
 
 SERVICE = "shop.Orders"
-
-
-@pytest.mark.parametrize(
-    ("url", "why"),
-    [
-        ("etcd://10.0.0.1?ca=/ca.pem", "for TLS only"),
-        ("etcd://10.0.0.1?server_name=etcd", "for TLS only"),
-        ("etcds://10.0.0.1?tls=no", "without it etcd://"),
-        ("etcds://10.0.0.1?cert=/a.pem", "cert and key go together"),
-        ("etcds://10.0.0.1?ca=/no/such/file", "can't be used"),
-    ],
-)
-def test_contradictory_tls_options_are_refused_at_once(url, why) -> None:
-    with pytest.raises(ConfigurationError, match=why):
-        open_backend(url, Settings(2.0, 1.0))
 
 
 def test_both_sides_check_certificates(opened, tls_files) -> None:

@@ -75,16 +75,6 @@ def test_instances_survive_a_restart_with_data(redis, watched):
     assert watcher.sees(A, B)
 
 
-def test_a_restart_without_data_is_reported_as_wiped(redis, watched):
-    backend, watcher = watched
-    redis.wipe()
-    assert in_the_end(lambda: backend.renew([A, B])) == {A.key: "wiped", B.key: "wiped"}
-    backend.publish([A, B])
-    assert backend.renew([A, B]) == {}
-    assert watcher.doubts()
-    assert watcher.sees(A, B)
-
-
 def test_flushall_is_reported_as_wiped(redis, watched):
     backend, watcher = watched
     redis.flush()

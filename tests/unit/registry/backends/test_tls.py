@@ -30,6 +30,7 @@ def test_the_context_checks_the_host_name_and_trusts_the_given_root(tls_files):
 def test_contradictory_options_and_missing_files_are_refused():
     for options, said in (
         ("ca=root.pem", "for TLS only"),
+        ("server_name=a", "for TLS only"),
         ("tls=maybe", "true or false"),
         ("tls=1&cert=a.pem", "cert and key go together"),
         ("tls=1&key=a.pem", "cert and key go together"),
