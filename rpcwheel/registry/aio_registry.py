@@ -270,8 +270,8 @@ class Registry(RegistryBase):
 
     async def services(self) -> list[str]:
         """Request the names of all services in the registry, in order."""
-        names = await self._answer(self._session.services(), self._timeout_s)
-        return list(names)
+        names: list[str] = await self._answer(self._session.look_up(None), self._timeout_s)
+        return names.copy()  # the answer may be shared
 
     async def close(self, timeout: Duration = 2.0) -> None:  # noqa: ASYNC109 - as in sync
         """Withdraw everything, and end, as `rpcwheel.Registry.close`.

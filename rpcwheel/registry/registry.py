@@ -389,12 +389,13 @@ class Registry(RegistryBase):
         if known is not None:
             return known
         try:
-            return self._answer(self._session.look_up(service), wait_s)
+            found: Snapshot = self._answer(self._session.look_up(service), wait_s)
         except (RegistryUnavailable, RegistryRefused):
             last = self._session.lookups.last(service)
             if last is None:
                 raise
             return last
+        return found
 
     def services(self) -> list[str]:
         """Request the names of all services in the registry, in order.
@@ -403,8 +404,8 @@ class Registry(RegistryBase):
             RegistryUnavailable, RegistryRefused: It can't be asked, or refuses to answer.
             RegistryClosed: After `close()`.
         """
-        names = self._answer(self._session.services(), self._timeout_s)
-        return list(names)
+        names: list[str] = self._answer(self._session.look_up(None), self._timeout_s)
+        return names.copy()  # the answer may be shared
 
     def close(self, timeout: Duration = 2.0) -> None:
         """Withdraw everything, and end: no thread, watch, timeout or connection remains.

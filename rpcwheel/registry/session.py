@@ -110,7 +110,7 @@ class LookupQueue:
         """Ask the backend, and set the answer. Returns the error, if there was one."""
         service, answer = lookup
         try:
-            found = tuple(self._backend.services()) if service is None else self._look_up(service)
+            found = list(self._backend.services()) if service is None else self._look_up(service)
         except BaseException as error:  # noqa: BLE001 - for the caller
             if not isinstance(error, RegistryClosed):  # closed by its user: no failure
                 self._emit(RegistryFailed(self._registry, "lookup", error, None))
@@ -289,17 +289,14 @@ class Session:
 
     # Lookups
 
-    def look_up(self, service: str) -> Future[Snapshot]:
-        """Ask for the instances of a service. Not to be canceled: the future may be shared."""
+    def look_up(self, service: str | None) -> Future[Any]:
+        """Ask for the `Snapshot` of a service, or with None for the names of all services.
+
+        Not to be canceled: the future may be shared.
+        """
         with self._changing():
             self.check_open()
             return self.lookups.add(service)
-
-    def services(self) -> Future[tuple[str, ...]]:
-        """Ask for the names of all services. Not to be canceled."""
-        with self._changing():
-            self.check_open()
-            return self.lookups.add(None)
 
     # The end
 

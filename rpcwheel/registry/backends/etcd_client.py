@@ -201,7 +201,8 @@ class EtcdClient:
         try:
             return self._call(connection, method, request, token, end_s - time.monotonic())
         except _InvalidToken:
-            self._forget(token)
+            if self._token == token:
+                self._token = ""
         token = self._login(connection, end_s - time.monotonic())
         return self._call(connection, method, request, token, end_s - time.monotonic())
 
@@ -215,7 +216,7 @@ class EtcdClient:
         connection = self._connect()
         method = connection.channel.stream_stream(
             "/etcdserverpb.Watch/Watch",
-            request_serializer=_serialize,
+            request_serializer=self._messages.WatchRequest.SerializeToString,
             response_deserializer=self._messages.WatchResponse.FromString,
         )
         try:
@@ -349,19 +350,15 @@ class EtcdClient:
             self.call("KV/Range", request)
         return self._login(self._connect(), self._timeout_s)
 
-    def _forget(self, token: str) -> None:
-        if self._token == token:
-            self._token = ""
-
     def _call(
-        self, connection: _Connection, method: str, request: object, token: str, timeout_s: float
+        self, connection: _Connection, method: str, request: Any, token: str, timeout_s: float
     ) -> Any:
         # LeaseKeepAlive is a bidirectional stream in etcd's API. With one request and one response
         # a stream looks like a unary call on the wire, and here it needs no thread.
         response_class = getattr(self._messages, f"{method.partition('/')[2]}Response")
         call = connection.channel.unary_unary(
             f"/etcdserverpb.{method}",
-            request_serializer=_serialize,
+            request_serializer=type(request).SerializeToString,
             response_deserializer=response_class.FromString,
         )
         try:
@@ -449,11 +446,6 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(
         before=_before_fork, after_in_parent=_LOCK.release, after_in_child=_after_fork_in_child
     )
-
-
-def _serialize(message: Any) -> bytes:
-    data: bytes = message.SerializeToString()
-    return data
 
 
 def _metadata(token: str) -> tuple[tuple[str, str], ...]:
@@ -568,9 +560,6 @@ def _field(proto: ModuleType, name: str, number: str, kind: str) -> Any:
     }
     bare = kind.removeprefix("*")
     label = kinds.LABEL_REPEATED if kind != bare else kinds.LABEL_OPTIONAL
-    if bare in types:
-        return kinds(name=name, number=int(number), label=label, type=types[bare])
-    where = f".{PACKAGE}.{bare}"
-    return kinds(
-        name=name, number=int(number), label=label, type=kinds.TYPE_MESSAGE, type_name=where
-    )
+    type_name = None if bare in types else f".{PACKAGE}.{bare}"
+    which = types.get(bare, kinds.TYPE_MESSAGE)
+    return kinds(name=name, number=int(number), label=label, type=which, type_name=type_name)
