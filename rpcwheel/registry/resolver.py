@@ -113,7 +113,7 @@ def new_channel(
     if registry is not None and not isinstance(registry, registry_class):
         package = f"rpcwheel.registry{'' if registry_class is Registry else '.aio'}"
         raise TypeError(f"registry must be a {package}.Registry or None, not {registry!r}")
-    blocking = None if registry is None else registry._blocking  # noqa: SLF001 - not for users
+    blocking = None if registry is None else registry._blocking
     selection = {name: settings.pop(name) for name in ("service", "group", "version")}
     named = Target.of(target, has_registry=registry is not None, **selection)
     if credentials is not None:
@@ -191,8 +191,8 @@ class Resolver:
         self._channel = weakref.ref(channel)
         self._dropped = weakref.finalize(channel, EXECUTOR.submit, self, self.close)
         self._dropped.atexit = False
-        channel._resolver = self  # noqa: SLF001 - not for users, as below
-        channel._pool.on_unreachable = self.refresh  # noqa: SLF001
+        channel._resolver = self
+        channel._pool.on_unreachable = self.refresh
         self._subscription = self._registry.subscribe(self._target.service, self._update)
         EXECUTOR.submit(self, self._look_up)
 
@@ -212,14 +212,14 @@ class Resolver:
 
     def refresh(self) -> None:
         """Have the registry look again, if it is polled. Never blocks; any thread."""
-        self._registry._session.refresh(self._target.service)  # noqa: SLF001 - no face of users
+        self._registry._session.refresh(self._target.service)
 
     def _update(self, snapshot: Snapshot) -> None:
         channel = self._channel()
         if channel is not None:
             selected = self._target.select(snapshot)
             reason = "" if selected else self._target.mismatch(snapshot)
-            channel._pool.empty_reason = reason  # noqa: SLF001 - not for users
+            channel._pool.empty_reason = reason
             channel.update(selected)
 
     def _look_up(self, *, wait: bool = True) -> None:
