@@ -53,11 +53,12 @@ if TYPE_CHECKING:
     Lookup = tuple[str | None, Future[Any]]
     """A service (None: the names of all services), and its answer."""
     Waiter = tuple[RegistrationRecord, State, Future[bool]]
+    """A caller that waits until a registration is in a state, and the future of the result."""
 
 __all__ = ["LookupQueue", "Session", "UnreadableRecords"]
 
 BUG_RETRY_NS: Final = 1_000_000_000
-"""After an error that is a bug of ours."""
+"""The wait before the worker runs again after an exception of rpcwheel's own code."""
 
 
 class UnreadableRecords(RegistryUnavailable):
@@ -73,7 +74,11 @@ class _Answer(NamedTuple):
 
 
 class LookupQueue:
-    """The lookups of one session. Its lock is held for `add` and `take`, not for `carry_out`."""
+    """The lookups of one session.
+
+    Has no lock: the session holds its own while it calls `add` and `take`. Its worker calls
+    `carry_out` without the lock.
+    """
 
     def __init__(
         self,
@@ -92,7 +97,8 @@ class LookupQueue:
         self._waiting: dict[str | None, Future[Any]] = {}
         self._answers: dict[str, _Answer] = {}
         self._unreadable: dict[str, ServiceCache] = {}
-        """Services without readable records; each record is reported once."""
+        """The caches of services none of whose records could be read. They are kept between lookups
+        so that each of these records is reported once."""
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
@@ -153,7 +159,7 @@ class LookupQueue:
             raise
         now_ns = self._now_ns()
         is_old = known is not None and now_ns - known.at_ns > self._rules.stale_timeout_ns
-        if known is None or (view.records and is_old):
+        if known is None or (view.records and is_old):  # nothing is kept of an answer that is old
             cache = self._unreadable.pop(service, None) or self._new_cache(service, now_ns)
         else:
             cache = known.cache
@@ -211,28 +217,28 @@ class Session:
             on_unused=self.lookups.remember,
         )
         self.closed = False
-        self._begin()
+        self._init_state()
         reset_after_fork(self)
 
-    def _begin(self) -> None:
+    def _init_state(self) -> None:
         self._lock = threading.RLock()
         self._waiters: list[Waiter] = []
         self._working = False  # a worker makes requests
-        self._was_lookup = False  # the last request was one
-        self._finished = False
-        self._over: Future[bool] = Future()
+        self._was_lookup = False  # the last request was a lookup
+        self._finished = False  # `_finish` has begun; no request follows
+        self._ended: Future[bool] = Future()
 
     def reset(self) -> None:
-        """Be closed in a forked child: the lease and the sockets are the parent's."""
-        self._begin()
+        """Close the session in a forked child: the lease and the sockets are the parent's."""
+        self._init_state()
         self.closed = self._finished = True
         self._reconciler.give_up()
-        self._over.set_result(True)
+        self._ended.set_result(True)
 
     # Registrations
 
     def check_open(self) -> None:
-        """Raise `RegistryClosed` if it was closed."""
+        """Raise `RegistryClosed` if the session was closed."""
         if self.closed:
             raise RegistryClosed(f"{self.name} was closed, or opened before a fork; open another")
 
@@ -251,14 +257,19 @@ class Session:
             return self._reconciler.records()
 
     def set_desired(self, instance: ServiceInstance, *, flush_now: bool) -> RegistrationRecord:
-        """Have it published. `flush_now`: soon, even after a failure; a caller waits."""
+        """Publish an instance, or change it.
+
+        Args:
+            instance: The instance.
+            flush_now: Shorten the pause after a failure, because a caller waits.
+        """
         self.check_writable()
         with self._changing(flush_now=flush_now) as now_ns:
             self.check_open()
             return self._reconciler.set_desired(instance, now_ns)
 
     def change(self, record: RegistrationRecord, changes: dict[str, object]) -> None:
-        """Have it published with other values."""
+        """Publish the instance of a registration with other values."""
         with self._changing() as now_ns:
             self.check_open()
             if not record.wanted:
@@ -269,7 +280,7 @@ class Session:
     def remove(
         self, what: ServiceInstance | RegistrationRecord, *, flush_now: bool
     ) -> RegistrationRecord:
-        """Have it withdrawn."""
+        """Withdraw an instance; `flush_now` as in `set_desired`."""
         self.check_writable()
         with self._changing(flush_now=flush_now) as now_ns:
             if isinstance(what, RegistrationRecord) and not what.wanted:
@@ -278,9 +289,13 @@ class Session:
             return self._reconciler.remove(what, now_ns)
 
     def when(self, record: RegistrationRecord, state: State) -> Future[bool]:
-        """Return a future: True when it is published, or gone; False if it no longer can be.
+        """Return a future: True when `record` is in `state`, False if that can't happen any more.
 
-        A caller that gives up cancels it. Its callbacks run on a worker, or at once.
+        A caller that stops waiting cancels the future. Callbacks run on a worker, or at once.
+
+        Args:
+            record: The registration.
+            state: PUBLISHED or GONE.
         """
         future: Future[bool] = Future()
         with self._changing():
@@ -301,19 +316,23 @@ class Session:
     # The end
 
     def close(self) -> Future[bool]:
-        """Withdraw everything, and end. A caller that stops waiting calls `abandon`."""
+        """Withdraw everything, and end.
+
+        Returns:
+            A future: True when that is done. A caller that stops waiting for it calls `abandon`.
+        """
         with self._changing() as now_ns:
             if self.closed:
-                return self._over
+                return self._ended
             self.closed = True
             self._alarm.clear()
             self._reconciler.close(now_ns)
             self.lookups.refuse(RegistryClosed(f"{self.name} was closed"))
         self.watches.close()
-        return self._over
+        return self._ended
 
     def abandon(self) -> None:
-        """End all that can be ended beside a request that hangs."""
+        """End without the result of the request that is under way, which may hang."""
         EXECUTOR.submit((self, "end"), self._finish)
 
     def _finish(self) -> None:
@@ -322,14 +341,14 @@ class Session:
                 return
             self._finished = True
             self._reconciler.give_up()
-        self._run(self._backend.close)
+        self._call_close(self._backend.close)
         if self._snapshots is not None:
-            self._run(self._snapshots.close)
-        self._schedule()
+            self._call_close(self._snapshots.close)
+        self._schedule()  # sets the results of the waiters
         self._notifications.wait(FLUSH_TIMEOUT_S)
-        _set_results([(self._over, True)])
+        _set_results([(self._ended, True)])
 
-    def _run(self, close: Callable[[], object]) -> None:
+    def _call_close(self, close: Callable[[], object]) -> None:
         try:
             close()
         except BaseException as error:  # noqa: BLE001 - a backend of the user's; the end must come
@@ -339,7 +358,7 @@ class Session:
 
     @contextmanager
     def _changing(self, *, flush_now: bool = False) -> Iterator[int]:
-        """Hold the lock; then let a worker perform due requests, and release waiters."""
+        """Hold the lock, and call `_schedule` after that."""
         with self._lock:
             yield self._alarm.now_ns()
             if flush_now:
@@ -347,7 +366,10 @@ class Session:
         self._schedule()
 
     def _schedule(self) -> None:
-        """Let a worker perform due requests, or set a timeout for them."""
+        """Start a worker if a request is due, else set the timeout; set the results of waiters.
+
+        While a worker runs, only the results are set.
+        """
         with self._lock:
             settled = self._take_settled()
             wake_ns = 0 if self.closed or self.lookups else self._reconciler.next_wake_ns()
@@ -366,9 +388,10 @@ class Session:
         settled: list[tuple[Future[bool], bool]] = []
         for waiter in self._waiters:
             record, state, future = waiter
+            final_state = State.PUBLISHED if record.wanted else State.GONE
             if record.state is state:
                 settled.append((future, True))
-            elif record.wanted is not (state is State.PUBLISHED) or self._finished:
+            elif state is not final_state or self._finished:
                 settled.append((future, False))
             elif not future.done():
                 kept.append(waiter)
@@ -392,19 +415,19 @@ class Session:
     def _make_next_request(self) -> bool:
         """Make the next request; False if there was none, and the worker's run is over."""
         with self._lock:
-            request, lookup = self._take()
+            request, lookup = self._take_next()
             idle = lookup is None and request is None
             ends = idle and self.closed
             self._working = not idle or ends
         if lookup is not None:
             self._note_lookup(self.lookups.carry_out(lookup))
         elif request is not None:
-            self._make(request)
+            self._send(request)
         elif ends:
             self._finish()
         return not idle
 
-    def _take(self) -> tuple[Request | None, Lookup | None]:
+    def _take_next(self) -> tuple[Request | None, Lookup | None]:
         """Take the next request: by turns, so that neither lookups nor renewals starve."""
         now_ns = self._alarm.now_ns()
         request = self._reconciler.next_request(now_ns) if self._was_lookup else None
@@ -414,7 +437,7 @@ class Session:
         self._was_lookup = lookup is not None
         return request, lookup
 
-    def _make(self, request: Request) -> None:
+    def _send(self, request: Request) -> None:
         error: BaseException | None = None
         lost: Mapping[tuple[str, str], Lost] = {}
         try:
@@ -431,7 +454,9 @@ class Session:
         except BaseException as failure:  # noqa: BLE001 - a backend of the user's; tried again
             error = failure
         now_ns = self._alarm.now_ns()
-        delay_ns = 0 if error is None else self._reconciler.delay_ns(request, now_ns, error)
+        delay_ns = 0  # computed without the lock, because it may call the user's backoff
+        if error is not None:
+            delay_ns = self._reconciler.delay_ns(request, now_ns, error)
         with self._lock:
             now_ns = self._alarm.now_ns()
             events = self._reconciler.done(
@@ -455,7 +480,7 @@ class Session:
     # On the backend's threads
 
     def _backend_answered(self) -> None:
-        """A watch has a view."""
+        """A watch got a view from the registry."""
         if self.health.up:
             return
         with self._lock:
@@ -502,7 +527,7 @@ def _with_conflicts(
 
 
 def _decoded(data: bytes | None) -> ServiceInstance | None:
-    """None: there is no record, or it can't be read."""
+    """Return the instance of a record; None: there is no record, or it can't be read."""
     try:
         return None if data is None else ServiceInstance.decoded(data)
     except ValueError:

@@ -9,14 +9,14 @@ gRPC's own address list (`ipv4:a,b,c`) was measured as an alternative, against a
 with a request timeout of 3 s. With keepalive after 10 s and a ping timeout of 3 s, requests failed
 for 3 to 13 s (pick_first) or more than 20 s (round_robin) after one member had frozen; with this
 client for 1.6 s. An address list also can't contain host names, and over TLS gRPC checks the
-certificates against the whole list: `test_over_tls_a_list_of_addresses_matches_no_certificate`
-fails when this is over (grpcio 1.85).
+certificates against the whole list (grpcio 1.85);
+`test_over_tls_a_list_of_addresses_matches_no_certificate` fails if grpcio changes this.
 
 Before a fork, channels on which nothing was received yet are closed, and their calls are made again
 after it. If a process forks while a channel connects and another thread waits for an answer, gRPC's
 threads crash in the child (SIGSEGV or SIGABRT, grpcio 1.85.1, `GRPC_ENABLE_FORK_SUPPORT` not set):
 with an etcd that accepts connections and does not answer, in every third child.
-tests/faults/registry/backends/test_fork.py fails as long as this is needed and missing.
+Without this, tests/faults/registry/backends/test_fork.py fails with these versions.
 """
 
 from __future__ import annotations
@@ -96,7 +96,10 @@ REQUIRE_LEADER: Final = (("hasleader", "true"),)
 
 CHANNEL_OPTIONS: Final[tuple[tuple[str, str | int], ...]] = (
     ("grpc.use_local_subchannel_pool", 1),  # or a new channel would reuse the old connection
-    ("grpc.keepalive_time_ms", 10_000),  # etcd disconnects clients that ping more often than 5 s
+    (
+        "grpc.keepalive_time_ms",
+        10_000,
+    ),  # etcd disconnects clients that ping more often than every 5 s
     ("grpc.keepalive_timeout_ms", 3_000),
     ("grpc.http2.ping_timeout_ms", 3_000),
     ("grpc.http2.max_pings_without_data", 0),
@@ -138,11 +141,11 @@ class EtcdClient:
         self._tls = Tls.from_url(url, default=url.scheme == "etcds")
         self._targets = [grpc_target(host, port or PORT) for host, port in url.hosts]
         self._next_target = JITTER.randrange(len(self._targets))  # spreads clients over members
-        self._connection: _Connection | None = None  # guarded by _LOCK, as the next two
-        self._connections: weakref.WeakSet[_Connection] = weakref.WeakSet()
+        self._connection: _Connection | None = None  # changed under _LOCK
+        self._connections: weakref.WeakSet[_Connection] = weakref.WeakSet()  # under _LOCK
         self._closed = False
         self._token = ""
-        self._login_lock = threading.Lock()  # two logins at once would get two tokens
+        self._login_lock = threading.Lock()  # so that concurrent calls share one login
         self._pid = os.getpid()
         with _LOCK:
             _CLIENTS.add(self)
@@ -230,7 +233,10 @@ class EtcdClient:
         return self._valid_token(key) != stream.token
 
     def error_of(self, error: grpc.RpcError, connection: _Connection) -> RegistryError:
-        """Return the registry error for a call's error; leaves the connection if it is to blame."""
+        """Return the registry error for a call's error.
+
+        Drops the connection, unless etcd refused the request or the call was canceled on this side.
+        """
         if self._closed or connection.closed_by_fork:
             return self._closed_meanwhile(connection)
         code, details = _status(error)
@@ -242,13 +248,13 @@ class EtcdClient:
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             details = f"no answer in {self._timeout_s:g} s"
         if code is not grpc.StatusCode.CANCELLED:  # that is our own cancel()
-            self.leave(connection)
+            self.drop(connection)
         if any(text in details for text in TLS_FAILURES):
             return _TlsRefused(f"{self.where}: {TLS_ADVICE} ({details})")
         return RegistryUnavailable(f"{self.where}: {details or code.name}")
 
-    def leave(self, connection: _Connection) -> None:
-        """Make the next request connect to the next member."""
+    def drop(self, connection: _Connection) -> None:
+        """Make the next request connect to the next member. Calls on this connection finish."""
         with _LOCK:
             if connection is self._connection:
                 self._connection = None
@@ -282,7 +288,7 @@ class EtcdClient:
         _PARENTS_CHANNELS.extend(connection.channel for connection in self._connections)
 
     def closed_error(self) -> RegistryClosed:
-        """Return the error of every use after the end."""
+        """Return the error of a call after `close()`, or in a forked child."""
         if self.forked:
             return RegistryClosed(
                 f"{self.where}: it was opened before the fork, and belongs to the parent process; "
@@ -414,9 +420,9 @@ class WatchStream:
         """End the stream; does not block."""
         return self._call.cancel()
 
-    def leave(self) -> object:
+    def drop(self) -> object:
         """End the stream, and make the next request connect to the next member."""
-        self._client.leave(self._connection)
+        self._client.drop(self._connection)
         return self.cancel()
 
 
@@ -467,11 +473,13 @@ def _advice(code: grpc.StatusCode, details: str) -> str:
 
 
 EQUAL: Final = 0
-"""A `Compare.result`."""
+"""For `Compare.result`: etcd's enum `CompareResult`."""
 
 MOD_REVISION: Final = 2
+"""For `Compare.target`: etcd's enum `CompareTarget`."""
+
 LEASE: Final = 4
-"""A `Compare.target`."""
+"""The same."""
 
 SCHEMA: Final = """
 ResponseHeader         cluster_id:1:u member_id:2:u revision:3:i raft_term:4:u

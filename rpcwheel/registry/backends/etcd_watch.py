@@ -159,9 +159,9 @@ class EtcdWatches:
         return others
 
     def _end_stream(self, *, unresponsive: bool = False) -> None:
-        """End the stream; also leave its connection if that is `unresponsive`."""
+        """End the stream; also drop its connection if that is `unresponsive`."""
         if self._stream is not None:
-            EXECUTOR.submit(self, self._stream.leave if unresponsive else self._stream.cancel)
+            EXECUTOR.submit(self, self._stream.drop if unresponsive else self._stream.cancel)
 
     def _set_timer(self) -> None:
         self._timer.set(NEVER if self._closed else self._core.next_wake_ns)
