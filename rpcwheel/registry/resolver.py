@@ -177,7 +177,7 @@ class Resolver:
         )
         self._lock = threading.RLock()
         look_up_again = partial(EXECUTOR.submit, self, partial(self._look_up, wait=False))
-        self._alarm = OneShotTimer(timer, look_up_again)
+        self._timer = OneShotTimer(timer, look_up_again)
         self._subscription: Subscription | None = None
         self._closed = False
         self._dropped: weakref.finalize[..., Any] | None = None
@@ -202,7 +202,7 @@ class Resolver:
             if self._closed:
                 return
             self._closed = True
-            self._alarm.clear()
+            self._timer.clear()
         if self._dropped is not None:
             self._dropped.detach()
         if self._subscription is not None:
@@ -240,4 +240,4 @@ class Resolver:
             channel.report_error(str(error), wait=wait)
             with self._lock:
                 if wait and not self._closed:
-                    self._alarm.wake(self._alarm.now_ns() + self._wait_ns)
+                    self._timer.wake(self._timer.now_ns() + self._wait_ns)

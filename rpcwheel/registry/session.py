@@ -202,10 +202,10 @@ class Session:
         self._snapshots = snapshots
         self._reconciler = Reconciler(self.name, self.rules)
         self.health = self._reconciler.health
-        self._alarm = OneShotTimer(timer, self._schedule, self.name, "renew")
+        self._timer = OneShotTimer(timer, self._schedule, self.name, "renew")
         self._notifications = NotificationQueue()
         self.emit = self._notifications.emit
-        self.lookups = LookupQueue(backend, self.rules, snapshots, self._alarm.now_ns, self.emit)
+        self.lookups = LookupQueue(backend, self.rules, snapshots, self._timer.now_ns, self.emit)
         self.watches = WatchManager(
             backend,
             self.rules,
@@ -325,7 +325,7 @@ class Session:
             if self.closed:
                 return self._ended
             self.closed = True
-            self._alarm.clear()
+            self._timer.clear()
             self._reconciler.close(now_ns)
             self.lookups.refuse(RegistryClosed(f"{self.name} was closed"))
         self.watches.close()
@@ -360,7 +360,7 @@ class Session:
     def _changing(self, *, flush_now: bool = False) -> Iterator[int]:
         """Hold the lock, and call `_schedule` after that."""
         with self._lock:
-            yield self._alarm.now_ns()
+            yield self._timer.now_ns()
             if flush_now:
                 self.health.shorten_pause()
         self._schedule()
@@ -375,9 +375,9 @@ class Session:
             wake_ns = 0 if self.closed or self.lookups else self._reconciler.next_wake_ns()
             starts = False
             if not self._working and not self._finished:
-                starts = self._working = wake_ns <= self._alarm.now_ns()
+                starts = self._working = wake_ns <= self._timer.now_ns()
                 if not starts:
-                    self._alarm.wake(wake_ns)
+                    self._timer.wake(wake_ns)
         if starts:
             EXECUTOR.submit(self, self._work)
         _set_results(settled)
@@ -409,7 +409,7 @@ class Session:
         except BaseException:  # reported by the executor; renewals continue
             with self._lock:
                 self._working = False
-                self._alarm.wake(self._alarm.now_ns() + BUG_RETRY_NS)
+                self._timer.wake(self._timer.now_ns() + BUG_RETRY_NS)
             raise
 
     def _make_next_request(self) -> bool:
@@ -429,7 +429,7 @@ class Session:
 
     def _take_next(self) -> tuple[Request | None, Lookup | None]:
         """Take the next request: by turns, so that neither lookups nor renewals starve."""
-        now_ns = self._alarm.now_ns()
+        now_ns = self._timer.now_ns()
         request = self._reconciler.next_request(now_ns) if self._was_lookup else None
         lookup = self.lookups.take() if request is None else None
         if request is None and lookup is None:
@@ -453,12 +453,12 @@ class Session:
                         lost = _with_conflicts(self._backend, records, lost)
         except BaseException as failure:  # noqa: BLE001 - a backend of the user's; tried again
             error = failure
-        now_ns = self._alarm.now_ns()
+        now_ns = self._timer.now_ns()
         delay_ns = 0  # computed without the lock, because it may call the user's backoff
         if error is not None:
             delay_ns = self._reconciler.delay_ns(request, now_ns, error)
         with self._lock:
-            now_ns = self._alarm.now_ns()
+            now_ns = self._timer.now_ns()
             events = self._reconciler.done(
                 request, now_ns, error=error, delay_ns=delay_ns, lost=lost
             )
@@ -470,7 +470,7 @@ class Session:
         """Update the registry's health by the result of a lookup."""
         events: Iterable[Event] = ()
         with self._lock:
-            now_ns = self._alarm.now_ns()
+            now_ns = self._timer.now_ns()
             if error is None or isinstance(error, UnreadableRecords):
                 events = self.health.request_succeeded(now_ns)
             elif isinstance(error, RegistryUnavailable):
@@ -484,7 +484,7 @@ class Session:
         if self.health.up:
             return
         with self._lock:
-            events = self.health.answered(self._alarm.now_ns())
+            events = self.health.answered(self._timer.now_ns())
         self.emit(*events)
 
     def _contact_lost(self, reason: str) -> None:
@@ -492,7 +492,7 @@ class Session:
         with self._lock:
             if self.closed or self.health.since_ns is not None:
                 return
-            self.health.contact_lost(self._alarm.now_ns())
+            self.health.contact_lost(self._timer.now_ns())
         self.emit(RegistryFailed(self.name, "watch", RegistryUnavailable(reason), 0.0))
 
 

@@ -134,7 +134,7 @@ class SnapshotFile:
         self._registry = registry
         self._refresh_s = refresh_s
         self._serial = SerialExecutor()
-        self._alarm = OneShotTimer(timer, partial(self._serial.submit, self._write))
+        self._timer = OneShotTimer(timer, partial(self._serial.submit, self._write))
         self._closed = False
         self._reported: set[str] = set()  # what fails, and was reported
         self._skipped: dict[str, frozenset[int]] = {}
@@ -205,7 +205,7 @@ class SnapshotFile:
         """Write pending changes and end. Idempotent; takes at most a second; never raises."""
         with self._lock:
             self._closed = True
-            self._alarm.clear()
+            self._timer.clear()
             waits = self._writing or bool(self._dirty)
         if waits:
             self._serial.submit(self._write)
@@ -214,7 +214,7 @@ class SnapshotFile:
     def _arm(self, delay_s: float) -> None:
         """Write then, or earlier. Under the lock."""
         if not self._closed:
-            self._alarm.wake(self._alarm.now_ns() + to_ns(delay_s))
+            self._timer.wake(self._timer.now_ns() + to_ns(delay_s))
 
     # On workers
 

@@ -141,7 +141,7 @@ class ServiceWatch:
         """
         self.service = service
         self._clock = clock_of(timer)
-        self._alarm = OneShotTimer(timer, self._wake, registry)
+        self._timer = OneShotTimer(timer, self._wake, registry)
         self._snapshots = snapshots
         self._on_view = on_view
         self._on_contact_lost = on_contact_lost
@@ -228,7 +228,7 @@ class ServiceWatch:
             if self._closed:
                 return
             self._closed = True
-            self._alarm.clear()
+            self._timer.clear()
             listeners = list(self._listeners)
             self._changed.notify_all()
         for listener in listeners:
@@ -315,7 +315,7 @@ class ServiceWatch:
             self._events.emit(*events)
         with self._changed:
             if not self._closed:
-                self._alarm.set(self._cache.next_wake_ns)
+                self._timer.set(self._cache.next_wake_ns)
 
     def _wake(self) -> None:
         """On the timer's thread."""
@@ -366,7 +366,7 @@ class WatchManager:
             snapshots=snapshots, on_view=on_view, on_contact_lost=on_contact_lost,
         )  # fmt: skip
         self._closed = False
-        self._alarm = OneShotTimer(timer, self._rang, self._registry)
+        self._timer = OneShotTimer(timer, self._timer_expired, self._registry)
         self._jobs = SerialExecutor()
         self.reset()
         reset_after_fork(self)
@@ -417,7 +417,7 @@ class WatchManager:
         """End all watches; waits for nothing."""
         with self._lock:
             self._closed = True
-            self._alarm.clear()
+            self._timer.clear()
             ended = list(self._watches.values())
             self._watches.clear()
             for watch in ended:
@@ -430,15 +430,15 @@ class WatchManager:
         watch.ended = True
         self._jobs.add(partial(self._end, watch))
 
-    def _rang(self) -> None:
+    def _timer_expired(self) -> None:
         """On the timer's thread."""
         with self._lock:
-            now_ns = self._alarm.now_ns()
+            now_ns = self._timer.now_ns()
             for watch in self._watches.values():
                 if watch.due_ns <= now_ns:
                     watch.due_ns = NEVER
                     self._jobs.add(partial(self._begin, watch))
-            self._alarm.wake(min((one.due_ns for one in self._watches.values()), default=NEVER))
+            self._timer.wake(min((one.due_ns for one in self._watches.values()), default=NEVER))
         self._jobs.start()
 
     # On a worker, one after the other
@@ -454,8 +454,8 @@ class WatchManager:
             with self._lock:
                 retried = not watch.ended
                 if retried:
-                    watch.due_ns = self._alarm.now_ns() + delay_ns
-                    self._alarm.wake(watch.due_ns)
+                    watch.due_ns = self._timer.now_ns() + delay_ns
+                    self._timer.wake(watch.due_ns)
             self._report(error, to_seconds(delay_ns) if retried else None)
 
     def _end(self, watch: ServiceWatch) -> None:

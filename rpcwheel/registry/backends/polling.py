@@ -66,7 +66,7 @@ class PollingWatcher:
                 RegistryError.
         """
         self._read = read
-        self._alarm = OneShotTimer(timer, self._alarm_due, str(url))
+        self._timer = OneShotTimer(timer, self._timer_expired, str(url))
         self._period_s = period_s
         self._retry_s = retry_s
         self._full_every = full_every
@@ -151,14 +151,14 @@ class PollingWatcher:
 
     def _schedule_period(self) -> None:
         delay_s = JITTER.uniform(0.9, 1.1) * self._period_s
-        self._period_ns = self._alarm.now_ns() + to_ns(delay_s)
-        self._alarm.wake(self._period_ns)
+        self._period_ns = self._timer.now_ns() + to_ns(delay_s)
+        self._timer.wake(self._period_ns)
 
     # On the timer's thread
 
-    def _alarm_due(self) -> None:
+    def _timer_expired(self) -> None:
         with self._lock:
-            now_ns = self._alarm.now_ns()
+            now_ns = self._timer.now_ns()
             if now_ns >= self._retry_ns:
                 self._retry_ns = NEVER
                 self._add_pending(self._failed, full=True)
@@ -172,7 +172,7 @@ class PollingWatcher:
                     self._check_due = True
                     self._start_job()
                 self._schedule_period()
-            self._alarm.wake(min(self._period_ns, self._retry_ns))
+            self._timer.wake(min(self._period_ns, self._retry_ns))
 
     # On a thread of EXECUTOR
 
@@ -236,8 +236,8 @@ class PollingWatcher:
             longest_s = min(self._retry_s, FIRST_RETRY_S * 2 ** min(self._failures, 20))
             self._failures += 1
             if self._failed and self._retry_ns == NEVER:
-                self._retry_ns = self._alarm.now_ns() + to_ns(JITTER.uniform(0, longest_s))
-                self._alarm.wake(self._retry_ns)
+                self._retry_ns = self._timer.now_ns() + to_ns(JITTER.uniform(0, longest_s))
+                self._timer.wake(self._retry_ns)
         _notify(watches, str(error))
 
     def _remove(self, service: str, watch: WatchNotifier) -> None:
@@ -251,7 +251,7 @@ class PollingWatcher:
                 self._pending.pop(service, None)
                 self._failed.discard(service)
             if not self._watches:
-                self._alarm.clear()
+                self._timer.clear()
                 self._period_ns = self._retry_ns = NEVER
 
 
