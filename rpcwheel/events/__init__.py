@@ -2,7 +2,8 @@
 
 rpcwheel emits an event when a call, connection, instance or task fails, is delayed or recovers. An
 event is a frozen record such as `FailbackQueued`. A sink is a function that is called with each
-event. By default there is one, `log_event`, which writes log lines. Add your own::
+event. By default there is one, `log_event`, which logs events at a limited rate and the number of
+suppressed lines as a `Suppressed`. `remove_sink(log_event)` removes it. Add your own::
 
     from rpcwheel.events import FailbackGaveUp, Event, add_sink
 
@@ -12,8 +13,8 @@ event. By default there is one, `log_event`, which writes log lines. Add your ow
 
     add_sink(count_losses)
 
-A sink runs on the thread on which the event happened, and must not block. If a sink raises an
-exception, that is logged once, and the call or the timer is not affected.
+A sink runs on the thread on which the event happened, and must not block. The first exception that
+a sink raises is logged; the call or the timer is not affected.
 """
 
 from .events import (

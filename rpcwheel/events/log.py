@@ -76,7 +76,7 @@ def log_event(event: Event) -> None:
     )
     if suppressed is not None:
         _write(line, event, suppressed)
-    for count in LIMITER.over(now_s):
+    for count in LIMITER.sweep(now_s):
         _report(count)
 
 

@@ -1,8 +1,8 @@
 """The rate limit of log lines, for each pair of an event class and a subject.
 
-Each pair has a number of lines per period. Further events are counted, as zap's sampling and
-journald's rate limit do. Each count is returned once: with the next line of the pair, or by `over`
-or `flush`. Reads no clock; times are seconds of any monotonic clock.
+A limited number of lines is logged for each pair in a period. Further events are counted, as zap's
+sampling and journald's rate limit do. Each count is returned once: with the next line of the pair,
+or by `sweep` or `flush`. Reads no clock; times are seconds of any monotonic clock.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ OTHERS: Final = "others"
 """The subject that all events beyond `MAX_SUBJECTS` subjects of their class share."""
 
 MAX_SUBJECTS: Final = 1024
-"""Subjects of a class with a limit of their own. It bounds memory: clients can send any method
-name."""
+"""How many subjects of one event class have a limit of their own. This bounds the memory, because
+clients can send any method name."""
 
 SWEEP_INTERVAL_S: Final = 1.0
-"""Seconds between two searches for periods that are over."""
+"""The least time between two searches for periods that are over."""
 
 
 class Suppressed(NamedTuple):
@@ -38,7 +38,7 @@ class Suppressed(NamedTuple):
     period_s: float
 
 
-class _Window:
+class _Period:
     """The lines of one event class and subject in one period."""
 
     __slots__ = ("begin_s", "lines", "period_s", "suppressed")
@@ -63,8 +63,8 @@ class RateLimiter:
     def reset(self) -> None:
         """Forget everything. For a forked child: the parent reports the counts."""
         self._lock = threading.RLock()
-        self._windows: dict[type[Event], dict[str, _Window]] = {}
-        self._sweep_s = -math.inf
+        self._periods: dict[type[Event], dict[str, _Period]] = {}
+        self._swept_s = -math.inf
 
     def admit(
         self,
@@ -84,52 +84,52 @@ class RateLimiter:
             now_s: The present time.
             burst: The number of lines per period.
             period_s: The length of the period, which begins with its first line.
-            always_after: A class of events. If one of the same subject was logged since the last
-                event of `kind`, this one is logged in any case.
+            always_after: A class of events with a `burst` of 1. If one of the same subject was
+                logged since the last line of `kind`, this event is logged in any case.
 
         Returns:
             The number of suppressed events that were not reported yet; None if this event is to be
             suppressed too.
         """
         with self._lock:
-            windows = self._windows.setdefault(kind, {})
-            if subject not in windows and len(windows) >= self._max_subjects:
+            periods = self._periods.setdefault(kind, {})
+            if subject not in periods and len(periods) >= self._max_subjects:
                 subject = OTHERS
-            window = windows.get(subject)
-            if not window or window.is_over(now_s) or self._follows(always_after, subject, window):
-                windows[subject] = _Window(now_s, period_s)
-                return window.suppressed if window else 0
-            if window.lines >= burst:
-                window.suppressed += 1
+            period = periods.get(subject)
+            if not period or period.is_over(now_s) or self._follows(always_after, subject, period):
+                periods[subject] = _Period(now_s, period_s)
+                return period.suppressed if period else 0
+            if period.lines >= burst:
+                period.suppressed += 1
                 return None
-            window.lines += 1
+            period.lines += 1
             return 0
 
-    def over(self, now_s: float) -> list[Suppressed]:
-        """Return the counts of periods that are over.
+    def sweep(self, now_s: float) -> list[Suppressed]:
+        """Forget the periods that are over, and return their counts.
 
-        Searches at most once per `SWEEP_INTERVAL_S`; in between, the list is empty.
+        Does nothing if the last sweep was less than `SWEEP_INTERVAL_S` ago.
         """
-        if now_s - self._sweep_s < SWEEP_INTERVAL_S:
+        if now_s - self._swept_s < SWEEP_INTERVAL_S:
             return []
-        self._sweep_s = now_s
-        return self._end(lambda window: window.is_over(now_s))
+        self._swept_s = now_s
+        return self._end(lambda period: period.is_over(now_s))
 
     def flush(self) -> list[Suppressed]:
         """End all periods and return their counts."""
         return self._end(lambda _: True)
 
-    def _follows(self, kind: type[Event] | None, subject: str, window: _Window) -> bool:
-        """Whether an event of `kind` was logged after this window began."""
-        other = self._windows.get(kind, {}).get(subject) if kind else None
-        return other is not None and other.begin_s > window.begin_s
+    def _follows(self, kind: type[Event] | None, subject: str, period: _Period) -> bool:
+        """Whether a period of `kind` began after this one; with a burst of 1, it has one line."""
+        other = self._periods.get(kind, {}).get(subject) if kind else None
+        return other is not None and other.begin_s > period.begin_s
 
-    def _end(self, is_over: Callable[[_Window], bool]) -> list[Suppressed]:
+    def _end(self, is_over: Callable[[_Period], bool]) -> list[Suppressed]:
         ended = []
         with self._lock:
-            for kind, windows in list(self._windows.items()):
-                for subject, window in list(windows.items()):
-                    if is_over(window):
-                        del windows[subject]
-                        ended.append(Suppressed(kind, subject, window.suppressed, window.period_s))
+            for kind, periods in list(self._periods.items()):
+                for subject, period in list(periods.items()):
+                    if is_over(period):
+                        del periods[subject]
+                        ended.append(Suppressed(kind, subject, period.suppressed, period.period_s))
         return [count for count in ended if count.number]

@@ -39,16 +39,16 @@ def test_each_event_class_and_each_subject_has_its_own_burst(limiter):
 
 def test_over_returns_the_count_of_a_period_once(limiter):
     admitted(limiter, 300, now_s=5.0)
-    assert limiter.over(14.0) == []
-    assert limiter.over(15.5) == [Suppressed(CallSlow, "/a/b", 290, 10.0)]
-    assert limiter.over(99.0) == []
+    assert limiter.sweep(14.0) == []
+    assert limiter.sweep(15.5) == [Suppressed(CallSlow, "/a/b", 290, 10.0)]
+    assert limiter.sweep(99.0) == []
     assert admitted(limiter, 1, now_s=99.0) == [0]
 
 
 def test_a_count_returned_by_admit_is_not_returned_by_over(limiter):
     admitted(limiter, 300, now_s=5.0)
     admitted(limiter, 1, now_s=15.0)
-    assert limiter.over(99.0) == []
+    assert limiter.sweep(99.0) == []
 
 
 def test_flush_returns_all_counts(limiter):
@@ -65,14 +65,14 @@ def test_flush_returns_all_counts(limiter):
 def test_subjects_beyond_the_limit_share_one_burst(limiter):
     lines = [limiter.admit(CallSlow, f"/{n}/x", 0.0, **TEN_IN_TEN) for n in range(15_000)]
     assert lines.count(0) == 110
-    assert limiter.over(10.0) == [Suppressed(CallSlow, OTHERS, 14_890, 10.0)]
+    assert limiter.sweep(10.0) == [Suppressed(CallSlow, OTHERS, 14_890, 10.0)]
 
 
 def test_subjects_whose_period_is_over_do_not_count_for_the_limit(limiter):
     for second in range(0, 10_000, 20):
         for number in range(100):
             assert limiter.admit(CallSlow, f"/{second}/{number}", second, **TEN_IN_TEN) == 0
-        limiter.over(second + 10.0)
+        limiter.sweep(second + 10.0)
 
 
 def test_always_after_admits_an_event_that_follows_a_logged_event_of_that_class(limiter):
