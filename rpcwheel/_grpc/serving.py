@@ -51,7 +51,7 @@ RECEIVING: Final = "_RECEIVE_MESSAGE_TOKEN"
 class ObservedCall(Protocol):
     """A call that was reported by an `ObservedPool`."""
 
-    def ended(self) -> None:
+    def note_end(self) -> None:
         """Called if the pool refuses the call, so that it can't be served."""
 
 
@@ -183,7 +183,7 @@ class ObservedPool(ThreadPoolExecutor):
             future: Future[T] = pool.submit(self._run, call, run, *args, **kwargs)
         except BaseException:
             if call is not None:
-                call.ended()
+                call.note_end()
             raise
         return future
 

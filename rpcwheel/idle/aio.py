@@ -143,7 +143,7 @@ class ConnectionTable(grpc.aio.ServerInterceptor):
         except Exception:  # noqa: BLE001 - a context of another package; the detector reports it
             table.hidden_call_ns = table.now_ns()
             if call is not None:
-                call.ended()
+                call.note_end()
             return None
         return call
 
@@ -161,10 +161,10 @@ def _observe_coroutine(kind: Kind, behavior: Behavior, begin: Begin) -> Behavior
                 request, context = _counted(kind, request, call), _Context(context, call)
             response = await behavior(request, context)
             if not kind.streams_responses:
-                call.wrote()
+                call.note_write()
             return response
         finally:
-            call.returned()
+            call.note_return()
 
     return serve
 
@@ -179,10 +179,10 @@ def _observe_generator(kind: Kind, behavior: Behavior, begin: Begin) -> Behavior
             async for response in responses:
                 yield response
                 if call is not None:
-                    call.wrote()
+                    call.note_write()
         finally:
             if call is not None:
-                call.returned()
+                call.note_return()
             await responses.aclose()
 
     return serve
@@ -200,11 +200,11 @@ def _observe_plain_function(kind: Kind, behavior: Behavior, begin: Begin) -> Beh
             response = behavior(_counted(kind, request, call) if streams else request, context)
             if kind.streams_responses:
                 return Responses(iter(response), call)
-            call.wrote()
+            call.note_write()
         except BaseException:
-            call.returned()
+            call.note_return()
             raise
-        call.returned()
+        call.note_return()
         return response
 
     return serve
@@ -214,7 +214,7 @@ def _counted(kind: Kind, request: Any, call: ServedCall) -> Any:
     """The argument for the handler: the one request, or a stream that counts its messages."""
     if kind.streams_requests:
         return Requests(request, call)
-    call.read()
+    call.note_read()
     return request
 
 
@@ -230,12 +230,12 @@ class _Context:
     async def read(self) -> object:
         message = await self._rpcwheel_context.read()
         if message is not grpc.aio.EOF:
-            self._rpcwheel_call.read()
+            self._rpcwheel_call.note_read()
         return message
 
     async def write(self, message: object) -> None:
         await self._rpcwheel_context.write(message)
-        self._rpcwheel_call.wrote()
+        self._rpcwheel_call.note_write()
 
     def add_done_callback(self, callback: Callable[[Any], object]) -> None:
         """As gRPC's; the callback gets the object that the handler has."""
@@ -270,16 +270,16 @@ class _Call(ServedCall):
             task.add_done_callback(self._task_ended)
 
     def _task_ended(self, _: Task) -> None:
-        self.ended()
+        self.note_end()
         self._task = self._context = None  # no cycle: what a call holds is freed at once
 
     def takes_no_responses(self) -> bool:
         task = self._task  # its callbacks come later than its end
         return self.is_over or (task is not None and task.done())
 
-    def returned(self) -> None:
+    def note_return(self) -> None:
         if self._task is None:  # nothing else reports the end of the call
-            self.ended()
+            self.note_end()
 
     def finish(self, details: str) -> None:
         task = self._task

@@ -1,10 +1,16 @@
 """Decides which connections are idle, and the next step to close one. No I/O, no clock, no lock.
 
+gRPC's server has MAX_CONNECTION_IDLE, MAX_CONNECTION_AGE and MAX_CONNECTION_AGE_GRACE. This module
+has the same three limits, and limits for connections on which nothing is read or written.
+It differs in this: heartbeats need not count as use, a stream without messages may be idle, and the
+connection is closed without a GOAWAY frame.
+
 A connection has two kinds of `Activity`: calls of users, and heartbeats. `idle_reason` says which
-limit of the policy a connection exceeds. The detector then creates a `PendingClose`, and calls
-`next_step` right before each action. A connection that was used since the decision is kept, and so
-is one on which bytes arrived that may be a call which the server has not reported yet. Only its age
-closes a connection that is in use: its calls have a grace period, and are then ended.
+limit of the policy a connection exceeds. The detector then creates a `PendingClose`, calls
+`next_step` right before each action, and notes the step in the `PendingClose`. A connection that
+was used since the decision is kept, and so is one on which bytes arrived that may be a call which
+the server has not reported yet. With `close_streams`, a stream without messages is not a use. Only
+its age closes a connection that is in use: its calls have a grace period, and are then ended.
 
 Not thread-safe: the owner of a `ConnectionActivity` holds a lock. All times are nanoseconds of one
 clock.
@@ -25,10 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ACCEPT_LATENCY_NS",
-    "MAX_AGE_INTERVAL_NS",
     "NOT_YET",
-    "RETRY_INTERVAL_NS",
-    "STATUS_GRACE_NS",
     "ConnectionActivity",
     "IdleLimit",
     "IdleReason",
@@ -41,25 +44,32 @@ __all__ = [
 ]
 
 NOT_YET: Final = -NEVER
-"""The time of what has not happened yet."""
+"""The time of an event that has not happened yet."""
 
 CHECKS_PER_LIMIT: Final = 3
-"""As Dubbo's `HEARTBEAT_CHECK_TICK`."""
+"""Connections are checked this often within the shortest limit, as in Dubbo
+(`HEARTBEAT_CHECK_TICK`)."""
 
 QUIET_NS: Final = 100_000_000
 """No bytes may have arrived for this long on a connection that is closed: they may be a call that
 has not reached its handler."""
 
 RETRY_INTERVAL_NS: Final = 100_000_000
-"""Between two attempts to close a connection on which bytes are still on their way."""
+"""Between two attempts to close a connection."""
 
 MAX_ATTEMPTS: Final = 10
+"""After so many steps an idle connection is no longer waited for: it is closed or kept."""
+
+RETRY_TIMEOUT_NS: Final = MAX_ATTEMPTS * RETRY_INTERVAL_NS
+"""How long to wait for the client to acknowledge the statuses of the ended calls."""
 
 ACCEPT_LATENCY_NS: Final = 1_000_000_000
-"""How late gRPC's threads may report a call whose bytes have arrived."""
+"""How late gRPC's threads may report a call whose bytes have arrived. Used by the detectors for
+`SocketState.unaccounted_ns`."""
 
 STATUS_GRACE_NS: Final = 20_000_000
-"""For the status of a call that was ended to be sent, if new calls arrive meanwhile."""
+"""How long to wait after the calls on a connection that is too old were ended, so that their
+statuses are sent before the socket is shut down. Short, as new calls may arrive meanwhile."""
 
 MAX_AGE_INTERVAL_NS: Final = 1_000_000_000
 """Between two attempts to close a connection that is too old and in use; less if the grace period
@@ -70,19 +80,24 @@ class Limits:
     """An `IdlePolicy` in nanoseconds; `NEVER` where there is no limit."""
 
     def __init__(self, policy: IdlePolicy) -> None:
-        self.idle_ns = _limit_ns(policy.idle_timeout)
-        self.read_ns = _limit_ns(policy.read_idle)
-        self.write_ns = _limit_ns(policy.write_idle)
-        self.age_ns = _limit_ns(policy.max_age)
-        self.age_grace_ns = to_ns(policy.max_age_grace)
-        self.request_ns = _limit_ns(policy.request_timeout)
-        self.check_ns = _limit_ns(policy.check_interval)
+        self.idle_timeout_ns = _limit_ns(policy.idle_timeout)
+        self.read_idle_ns = _limit_ns(policy.read_idle)
+        self.write_idle_ns = _limit_ns(policy.write_idle)
+        self.max_age_ns = _limit_ns(policy.max_age)
+        self.max_age_grace_ns = to_ns(policy.max_age_grace)
+        self.request_timeout_ns = _limit_ns(policy.request_timeout)
+        """Checked by the detector, not in this module."""
+        self.check_interval_ns = _limit_ns(policy.check_interval)
         if policy.check_interval is None:
             shortest_ns = min(
-                self.idle_ns, self.read_ns, self.write_ns, self.age_ns, self.request_ns
+                self.idle_timeout_ns,
+                self.read_idle_ns,
+                self.write_idle_ns,
+                self.max_age_ns,
+                self.request_timeout_ns,
             )
             if shortest_ns != NEVER:
-                self.check_ns = max(1, shortest_ns // CHECKS_PER_LIMIT)
+                self.check_interval_ns = max(1, shortest_ns // CHECKS_PER_LIMIT)
         self.close_streams = policy.close_streams
         self.count_heartbeats = policy.count_heartbeats
         self.report_only = policy.action == "report"
@@ -96,87 +111,98 @@ class Activity:
     """The calls of one kind on a connection. Times are `NOT_YET` before the first call."""
 
     def __init__(self) -> None:
-        self.calls = 0
+        self.unary_calls = 0
         """Calls in flight with one request and one response."""
         self.streams = 0
         """Calls in flight that stream requests or responses."""
         self.total = 0
+        """Calls that have begun, ever, streams included."""
         self.messages_in = self.messages_out = 0
-        self.read_ns = self.write_ns = NOT_YET
+        self.last_read_ns = self.last_write_ns = NOT_YET
 
     @property
-    def open(self) -> int:
+    def in_flight(self) -> int:
         """How many calls are in flight, streams included."""
-        return self.calls + self.streams
+        return self.unary_calls + self.streams
 
     @property
-    def last_ns(self) -> int:
+    def last_used_ns(self) -> int:
         """When a call last began or ended, or a message was last read or written."""
-        return max(self.read_ns, self.write_ns)
+        return max(self.last_read_ns, self.last_write_ns)
 
     def begin(self, now_ns: int, *, streams: bool) -> None:
-        """Count a call that begins. All limits start again."""
+        """Count a call that begins. All limits start again.
+
+        A unary call begins with its request, which is therefore counted here. Its response is
+        counted by `note_write`.
+        """
         self.total += 1
-        self.read_ns = self.write_ns = now_ns
+        self.last_read_ns = self.last_write_ns = now_ns
         if streams:
             self.streams += 1
         else:
-            self.calls += 1
+            self.unary_calls += 1
             self.messages_in += 1
 
-    def read(self, now_ns: int) -> None:
+    def note_read(self, now_ns: int) -> None:
         """Count a message that was read."""
         self.messages_in += 1
-        self.read_ns = now_ns
+        self.last_read_ns = now_ns
 
-    def wrote(self, now_ns: int) -> None:
+    def note_write(self, now_ns: int) -> None:
         """Count a message that was written."""
         self.messages_out += 1
-        self.write_ns = now_ns
+        self.last_write_ns = now_ns
 
     def end(self, now_ns: int | None, *, streams: bool) -> None:
-        """Count a call that ends. All limits start again, unless `now_ns` is None."""
+        """Count a call that ends. All limits start again.
+
+        Args:
+            now_ns: None: the detector has ended the call, which is no use of the connection.
+            streams: As for `begin`.
+        """
         if streams:
             self.streams -= 1
         else:
-            self.calls -= 1
+            self.unary_calls -= 1
         if now_ns is not None:
-            self.read_ns = self.write_ns = now_ns
+            self.last_read_ns = self.last_write_ns = now_ns
 
 
 class ConnectionActivity:
     """What was seen of one connection since `first_ns`."""
 
-    def __init__(self, first_ns: int, age_share: float | None = 0.0) -> None:
+    def __init__(self, first_ns: int, age_jitter: float | None = 0.0) -> None:
         self.first_ns = first_ns
-        self.age_share = age_share
-        """From 0 to 1: how much of a tenth of `max_age` is added to it for this connection. None:
-        it has no age, as it stands for several connections."""
+        self.age_jitter = age_jitter
+        """From 0 to 1: `max_age` is 0 to 10 % longer for this connection, so that connections that
+        began together do not end together. None: it has no age, because gRPC gives all clients of a
+        unix socket the same name, and this object stands for all of them."""
         self.user = Activity()
         self.heartbeats = Activity()
 
-    def counted(self, limits: Limits) -> tuple[Activity, ...]:
+    def counted_activities(self, limits: Limits) -> tuple[Activity, ...]:
         """The kinds of activity that keep the connection open."""
         return (self.user, self.heartbeats) if limits.count_heartbeats else (self.user,)
 
     def last_read_ns(self, limits: Limits) -> int:
         """When it was last read, at the earliest when it began."""
-        return max(self.first_ns, *(one.read_ns for one in self.counted(limits)))
+        return max(self.first_ns, *(kind.last_read_ns for kind in self.counted_activities(limits)))
 
     def last_write_ns(self, limits: Limits) -> int:
         """When it was last written, at the earliest when it began."""
-        return max(self.first_ns, *(one.write_ns for one in self.counted(limits)))
+        return max(self.first_ns, *(kind.last_write_ns for kind in self.counted_activities(limits)))
 
     def is_busy(self, limits: Limits) -> bool:
         """Whether a call that counts is in flight."""
-        return any(one.open for one in self.counted(limits))
+        return any(kind.in_flight for kind in self.counted_activities(limits))
 
     def is_too_old(self, limits: Limits, now_ns: int) -> bool:
-        """Whether it exceeds `max_age` and its share of the spread."""
-        if limits.age_ns == NEVER or self.age_share is None:
+        """Whether it exceeds `max_age` and its jitter."""
+        if limits.max_age_ns == NEVER or self.age_jitter is None:
             return False
-        spread_ns = int(limits.age_ns * self.age_share) // 10
-        return now_ns - self.first_ns > limits.age_ns + spread_ns
+        jitter_ns = int(limits.max_age_ns * self.age_jitter) // 10
+        return now_ns - self.first_ns > limits.max_age_ns + jitter_ns
 
 
 class IdleLimit(enum.Enum):
@@ -190,14 +216,14 @@ class IdleLimit(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class IdleReason:
-    """The limit that a connection exceeds."""
+    """The limit that a connection exceeds. It need not be idle: `AGE` is a limit too."""
 
     limit: IdleLimit
     limit_ns: int
     idle_ns: int
     """Time since the connection was used."""
     busy: bool = False
-    """Whether calls are in flight: the connection is too old, and not idle."""
+    """Whether calls are in flight. Only with `AGE`."""
 
     @property
     def text(self) -> str:
@@ -207,38 +233,54 @@ class IdleReason:
 
 def idle_reason(activity: ConnectionActivity, limits: Limits, now_ns: int) -> IdleReason | None:
     """Return the limit that a connection exceeds; None if none, or if a call keeps it open."""
-    read_ns, write_ns = activity.last_read_ns(limits), activity.last_write_ns(limits)
-    idle_ns = now_ns - max(read_ns, write_ns)
+    last_read_ns, last_write_ns = activity.last_read_ns(limits), activity.last_write_ns(limits)
+    idle_ns = now_ns - max(last_read_ns, last_write_ns)
     if activity.is_too_old(limits, now_ns):
         busy = activity.is_busy(limits)
-        return IdleReason(IdleLimit.AGE, limits.age_ns, idle_ns, busy)
-    for one in activity.counted(limits):
-        if one.calls or (one.streams and not limits.close_streams):
+        return IdleReason(IdleLimit.AGE, limits.max_age_ns, idle_ns, busy)
+    for kind in activity.counted_activities(limits):
+        if kind.unary_calls or (kind.streams and not limits.close_streams):
             return None
     for limit, limit_ns, silent_ns in (
-        (IdleLimit.IDLE, limits.idle_ns, idle_ns),
-        (IdleLimit.READ, limits.read_ns, now_ns - read_ns),
-        (IdleLimit.WRITE, limits.write_ns, now_ns - write_ns),
+        (IdleLimit.IDLE, limits.idle_timeout_ns, idle_ns),
+        (IdleLimit.READ, limits.read_idle_ns, now_ns - last_read_ns),
+        (IdleLimit.WRITE, limits.write_idle_ns, now_ns - last_write_ns),
     ):
-        if silent_ns > limit_ns:  # not >=, as in Dubbo
+        if silent_ns > limit_ns:  # `>`, as Dubbo has it, not `>=`
             return IdleReason(limit, limit_ns, idle_ns)
     return None
 
 
 class PendingClose:
-    """A decision to close a connection, and how far that is."""
+    """A decision to close a connection, and its progress."""
 
     def __init__(self, reason: IdleReason, now_ns: int) -> None:
         self.reason = reason
         self.decided_ns = now_ns
         self.attempts = 0
+        """How many steps were taken, of any kind."""
         self.next_ns = now_ns
         """When to take the next step."""
         self.ended_ns: int | None = None
-        """When the calls on the connection were ended."""
+        """When the calls on the connection were last ended; None: not yet."""
+
+    def note_step(self, step: Step, limits: Limits, now_ns: int) -> None:
+        """Note a step that is taken now, and set the time of the next one."""
+        self.attempts += 1
+        self.next_ns = now_ns + RETRY_INTERVAL_NS
+        if step is Step.WAIT_LONG:
+            interval_ns = min(MAX_AGE_INTERVAL_NS, limits.max_age_grace_ns // 10)
+            self.next_ns = now_ns + max(RETRY_INTERVAL_NS, interval_ns)
+        elif step is Step.END_CALLS:
+            self.ended_ns = now_ns
+            if self.reason.limit is IdleLimit.AGE:
+                self.next_ns = now_ns + STATUS_GRACE_NS
 
     def was_used(self, activity: ConnectionActivity, limits: Limits) -> bool:
-        """Whether the connection was used since the decision, in the direction of the limit."""
+        """Whether the connection was used since the decision.
+
+        If the limit is READ, only reads count; if it is WRITE, only writes.
+        """
         limit = self.reason.limit
         was_read = activity.last_read_ns(limits) >= self.decided_ns
         was_written = activity.last_write_ns(limits) >= self.decided_ns
@@ -255,10 +297,15 @@ class SocketState(NamedTuple):
     unsent: int
     """Bytes that the client has not acknowledged."""
     received_ago_ns: int
-    accounted_ago_ns: int = 0
-    """All calls whose bytes arrived before this are known."""
+    """Time since bytes last arrived."""
+    unaccounted_ns: int = 0
+    """Calls whose bytes arrived within this time may not be known yet."""
     has_unknown_calls: bool = False
     """Whether the server has calls of which the connection is not known."""
+
+    def may_hide_call(self) -> bool:
+        """Whether bytes have arrived that may be a call which is not known yet."""
+        return self.unread > 0 or self.received_ago_ns < max(QUIET_NS, self.unaccounted_ns)
 
 
 class Step(enum.Enum):
@@ -266,13 +313,13 @@ class Step(enum.Enum):
 
     KEEP_USED = "it is used again"
     KEEP_BUSY = "bytes arrive that may be a call"
-    WAIT = "try again soon"
-    WAIT_LONG = "wait for the end of its calls"
+    WAIT = "try again after RETRY_INTERVAL_NS"
+    WAIT_LONG = "wait for the end of its calls, and try again after MAX_AGE_INTERVAL_NS"
     END_CALLS = "end the calls on it"
     SHUTDOWN = "shut the socket down"
 
 
-def next_step(  # noqa: PLR0911 - one for each step
+def next_step(
     activity: ConnectionActivity,
     pending: PendingClose,
     socket: SocketState,
@@ -280,36 +327,50 @@ def next_step(  # noqa: PLR0911 - one for each step
     now_ns: int,
 ) -> Step:
     """Decide the next step, right before it is taken."""
-    quiet_ns = max(QUIET_NS, socket.accounted_ago_ns)
-    has_received = bool(socket.unread) or socket.received_ago_ns < quiet_ns
-    may_wait = pending.attempts < MAX_ATTEMPTS
     if pending.reason.limit is IdleLimit.AGE:
-        # The grace period begins when the age is noticed, up to a `check_interval` late.
-        if now_ns - pending.decided_ns >= limits.age_grace_ns:
-            return _force(pending, socket, now_ns)
-        if activity.is_busy(limits) or (socket.has_unknown_calls and has_received):
-            return Step.WAIT_LONG
-        may_wait = True
-    elif pending.was_used(activity, limits):
+        return _next_step_for_age(activity, pending, socket, limits, now_ns)
+    if pending.was_used(activity, limits):
         return Step.KEEP_USED
-    if may_wait:
-        if has_received:
-            return Step.WAIT
-        if activity.user.open or activity.heartbeats.open:
-            return Step.END_CALLS
-        return Step.WAIT if socket.unsent else Step.SHUTDOWN
-    if not has_received:
-        return Step.SHUTDOWN
-    # Bytes arrive for a second, but no message: on a stream that is only written they are the
-    # window updates of its client.
-    is_written = pending.reason.limit is IdleLimit.READ and not socket.has_unknown_calls
-    return _force(pending, socket, now_ns) if is_written else Step.KEEP_BUSY
+    if pending.attempts < MAX_ATTEMPTS:
+        return _close_when_quiet(activity, socket)
+    if not socket.may_hide_call():
+        has_calls = activity.user.in_flight or activity.heartbeats.in_flight
+        # The calls were not ended if bytes arrived before every attempt until now.
+        return Step.END_CALLS if has_calls and pending.ended_ns is None else Step.SHUTDOWN
+    # Bytes arrived before every attempt, but no message: on a stream that is only written they are
+    # HTTP/2 window updates of its client.
+    may_be_window_updates = pending.reason.limit is IdleLimit.READ and not socket.has_unknown_calls
+    return _force_close(pending, socket, now_ns) if may_be_window_updates else Step.KEEP_BUSY
 
 
-def _force(pending: PendingClose, socket: SocketState, now_ns: int) -> Step:
+def _next_step_for_age(
+    activity: ConnectionActivity,
+    pending: PendingClose,
+    socket: SocketState,
+    limits: Limits,
+    now_ns: int,
+) -> Step:
+    # The grace period begins when the age is noticed, up to a `check_interval` late.
+    if now_ns - pending.decided_ns >= limits.max_age_grace_ns:
+        return _force_close(pending, socket, now_ns)
+    if activity.is_busy(limits) or (socket.has_unknown_calls and socket.may_hide_call()):
+        return Step.WAIT_LONG
+    return _close_when_quiet(activity, socket)
+
+
+def _close_when_quiet(activity: ConnectionActivity, socket: SocketState) -> Step:
+    """Wait until no bytes arrive, end the calls, and shut down when their statuses are sent."""
+    if socket.may_hide_call():
+        return Step.WAIT
+    if activity.user.in_flight or activity.heartbeats.in_flight:
+        return Step.END_CALLS
+    return Step.WAIT if socket.unsent else Step.SHUTDOWN
+
+
+def _force_close(pending: PendingClose, socket: SocketState, now_ns: int) -> Step:
     """End the calls once, and then the connection, however many calls begin meanwhile."""
     if pending.ended_ns is None:
         return Step.END_CALLS
-    if socket.unsent and now_ns - pending.ended_ns < MAX_ATTEMPTS * RETRY_INTERVAL_NS:
+    if socket.unsent and now_ns - pending.ended_ns < RETRY_TIMEOUT_NS:
         return Step.WAIT
     return Step.SHUTDOWN

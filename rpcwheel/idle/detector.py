@@ -38,11 +38,7 @@ from rpcwheel.timer.clock import checked_timer, clock_of
 
 from .core import (
     ACCEPT_LATENCY_NS,
-    MAX_AGE_INTERVAL_NS,
     NOT_YET,
-    RETRY_INTERVAL_NS,
-    STATUS_GRACE_NS,
-    IdleLimit,
     Limits,
     PendingClose,
     SocketState,
@@ -247,7 +243,7 @@ class DetectorBase:
     # The timer
 
     def _restart_interval(self) -> None:
-        interval_ns = self._limits.check_ns
+        interval_ns = self._limits.check_interval_ns
         self._next_check_ns = NEVER if interval_ns == NEVER else self._now_ns() + interval_ns
         self._schedule()
 
@@ -340,7 +336,7 @@ class DetectorBase:
                 )
 
     def _check_requests(self) -> None:
-        limit_ns = self._limits.request_ns
+        limit_ns = self._limits.request_timeout_ns
         if limit_ns != NEVER and not self._end_late_requests(limit_ns):
             self._report_limit("requests", NO_REQUEST_TIMEOUT)
 
@@ -358,8 +354,8 @@ class DetectorBase:
                 was_busy = entry.pending is not None and entry.pending.reason.busy
                 if not (reason.busy or was_busy):
                     idle.append(entry)
-                    if entry.is_news(reason, limits):
-                        calls, streams = activity.user.calls, activity.user.streams
+                    if entry.note_report(reason, limits):
+                        calls, streams = activity.user.unary_calls, activity.user.streams
                         idle_s = reason.idle_ns / 1e9
                         events.append(
                             ConnectionIdle(entry.peer, reason.text, idle_s, calls, streams)
@@ -405,7 +401,7 @@ class DetectorBase:
             received_ago_ns=socket.received_ago_ns(),
             unread=socket.unread(),
             unsent=socket.unsent(),
-            accounted_ago_ns=now_ns - began_ns
+            unaccounted_ns=now_ns - began_ns
             if unknown_since_ns is None
             else now_ns - unknown_since_ns + ACCEPT_LATENCY_NS,
             has_unknown_calls=unknown_since_ns is not None,
@@ -422,18 +418,11 @@ class DetectorBase:
     ) -> None:
         now_ns, reason, limits = self._table.now_ns(), pending.reason, self._limits
         step = next_step(entry.activity, pending, state, limits, now_ns)
-        pending.attempts += 1
-        pending.next_ns = now_ns + RETRY_INTERVAL_NS
+        pending.note_step(step, limits, now_ns)
         match step:
-            case Step.WAIT:
+            case Step.WAIT | Step.WAIT_LONG:
                 pass
-            case Step.WAIT_LONG:
-                interval_ns = min(MAX_AGE_INTERVAL_NS, limits.age_grace_ns // 10)
-                pending.next_ns = now_ns + max(RETRY_INTERVAL_NS, interval_ns)
             case Step.END_CALLS:
-                pending.ended_ns = now_ns
-                if reason.limit is IdleLimit.AGE:
-                    pending.next_ns = now_ns + STATUS_GRACE_NS
                 for call in entry.calls:
                     if not call.finished:
                         call.finished = True

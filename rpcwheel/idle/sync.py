@@ -111,13 +111,13 @@ class ConnectionTable(grpc.ServerInterceptor):
             if kind.streams_requests:
                 request = Requests(request, call)
             elif streams:
-                call.read()
+                call.note_read()
             if push:  # `experimental_non_blocking`
                 return behavior(request, context, partial(_push, push[0], call))
             response = behavior(request, context)
             if kind.streams_responses:
                 return Responses(response, call)
-            call.wrote()
+            call.note_write()
             return response
 
         observed = with_behavior(handler, serve)
@@ -148,12 +148,12 @@ class ConnectionTable(grpc.ServerInterceptor):
             if not peer:  # the client has gone
                 return None
             call = _Call(table, peer, context, streams, heartbeat, awaits_request)
-            if not context.add_callback(call.ended):
-                call.ended()
+            if not context.add_callback(call.note_end):
+                call.note_end()
         except Exception:  # noqa: BLE001 - a context of another package; the detector reports it
             table.hidden_call_ns = table.now_ns()
             if call is not None:
-                call.ended()
+                call.note_end()
             return None
         call.describe(context, metadata)
         return call
@@ -161,7 +161,7 @@ class ConnectionTable(grpc.ServerInterceptor):
 
 def _push(push: Callable[[object], None], call: ServedCall, response: object) -> None:
     if response is not None:  # None ends the stream
-        call.wrote()
+        call.note_write()
     push(response)
 
 

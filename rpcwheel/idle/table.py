@@ -155,15 +155,15 @@ class Entry:
     def connection(self, limits: Limits, now_ns: int, now: datetime) -> Connection:
         """Make the record for users."""
         user, info, first_ns = self.activity.user, self.info, self.activity.first_ns
-        last_ns = max(one.last_ns for one in self.activity.counted(limits))
-        state = ConnectionState.ACTIVE if user.open else ConnectionState.IDLE
+        last_ns = max(kind.last_used_ns for kind in self.activity.counted_activities(limits))
+        state = ConnectionState.ACTIVE if user.in_flight else ConnectionState.IDLE
         return Connection(
             peer=self.peer,
             local_address=None if info is None else grpc_name(info.local),
             user_agent=self.user_agent,
             tls_identity=self.tls_identity,
             state=state if self.pending is None else ConnectionState.CLOSING,
-            calls_in_flight=user.open,
+            calls_in_flight=user.in_flight,
             streams_in_flight=user.streams,
             calls_total=user.total,
             heartbeats_total=self.activity.heartbeats.total,
@@ -181,20 +181,20 @@ class Entry:
     def last_ns(self) -> int:
         """When anything was last seen of it."""
         activity = self.activity
-        return max(activity.first_ns, activity.user.last_ns, activity.heartbeats.last_ns)
+        return max(activity.first_ns, activity.user.last_used_ns, activity.heartbeats.last_used_ns)
 
     def had_no_call(self) -> bool:
         """Whether too few bytes arrived for a call."""
         received = None if self.info is None else self.info.bytes_in
         return received is not None and received < SMALLEST_CALL_BYTES
 
-    def is_news(self, reason: IdleReason, limits: Limits) -> bool:
-        """Whether this reason was not reported since the connection was last used.
+    def note_report(self, reason: IdleReason, limits: Limits) -> bool:
+        """Note that a reason is reported; False if it was already, since the last use.
 
-        That it is too old is reported once, as use makes it no younger.
+        That the connection is too old is reported once, as use makes it no younger.
         """
         is_age = reason.limit is IdleLimit.AGE
-        last_ns = max(one.last_ns for one in self.activity.counted(limits))
+        last_ns = max(kind.last_used_ns for kind in self.activity.counted_activities(limits))
         report = reason.limit, NOT_YET if is_age else last_ns
         previous, self.reported = self.reported, report
         return previous != report
@@ -236,27 +236,30 @@ class ServedCall:
         with suppress(Exception):  # a context of another package
             entry.tls_identity = TlsIdentity.from_auth_context(context.auth_context())
 
-    def read(self) -> None:
+    def note_read(self) -> None:
         """Count a message that was read."""
         with self.table.lock:
             if not self.finished:
-                self.activity.read(self.table.now_ns())
+                self.activity.note_read(self.table.now_ns())
 
-    def wrote(self) -> None:
+    def note_write(self) -> None:
         """Count a message that was written."""
         with self.table.lock:
             if not self.finished:
-                self.activity.wrote(self.table.now_ns())
+                self.activity.note_write(self.table.now_ns())
 
-    def ended(self) -> None:
+    def note_end(self) -> None:
         """Note the end of the call. Idempotent."""
         self.is_over = True
         with self.table.lock:
             if self in self.entry.calls:
                 self.table.leave(self)
 
-    def returned(self) -> None:
-        """Note that the handler has returned, which need not be the end of the call."""
+    def note_return(self) -> None:
+        """Note that the handler has returned, which need not be the end of the call.
+
+        Overridden for calls of grpc.aio whose end nothing else reports.
+        """
 
     def takes_no_responses(self) -> bool:
         """Whether its responses are no longer read. Any thread."""
@@ -281,7 +284,7 @@ class Requests:
 
     def __next__(self) -> object:
         request = next(self._requests)
-        self._call.read()
+        self._call.note_read()
         return request
 
     def next(self) -> object:
@@ -293,7 +296,7 @@ class Requests:
 
     async def __anext__(self) -> object:
         request = await self._requests.__anext__()
-        self._call.read()
+        self._call.note_read()
         return request
 
     def __getattr__(self, name: str) -> Any:
@@ -322,10 +325,10 @@ class Responses:
             try:
                 response = next(self._responses)
             except BaseException:  # its end, too
-                call.returned()
+                call.note_return()
                 raise
             if not call.takes_no_responses():
-                call.wrote()
+                call.note_write()
                 return response
         self._responses = iter(())
         raise StopIteration

@@ -90,7 +90,7 @@ def test_calls_held_is_unknown_while_the_server_holds_its_lock():
 
 def test_an_observed_pool_reports_the_end_of_a_call_that_its_pool_refuses():
     ends = []
-    call = SimpleNamespace(ended=lambda: ends.append(1))
+    call = SimpleNamespace(note_end=lambda: ends.append(1))
     pool = ThreadPoolExecutor(1)
     pool.shutdown()
     observed = ObservedPool(lambda: pool, lambda _: call, threading.local())

@@ -35,11 +35,11 @@ def exceeded(activity: ConnectionActivity, at: int, **settings) -> IdleLimit | N
 
 
 def test_the_check_interval_is_a_third_of_the_shortest_limit():
-    assert limits().check_ns == 20 * S
-    assert limits(request_timeout=None).check_ns == 60 * S
-    assert limits(idle_timeout=90, read_idle=30, max_age=60).check_ns == 10 * S
-    assert limits(check_interval=7).check_ns == 7 * S
-    assert limits(idle_timeout=None, request_timeout=None).check_ns == NEVER
+    assert limits().check_interval_ns == 20 * S
+    assert limits(request_timeout=None).check_interval_ns == 60 * S
+    assert limits(idle_timeout=90, read_idle=30, max_age=60).check_interval_ns == 10 * S
+    assert limits(check_interval=7).check_interval_ns == 7 * S
+    assert limits(idle_timeout=None, request_timeout=None).check_interval_ns == NEVER
 
 
 def test_a_connection_is_idle_after_the_limit_and_not_at_it():
@@ -75,7 +75,9 @@ def test_a_silent_stream_is_idle_only_with_close_streams():
     assert exceeded(activity, 100, idle_timeout=10, close_streams=True) is IdleLimit.IDLE
 
 
-@pytest.mark.parametrize(("way", "limit"), [("read", IdleLimit.WRITE), ("wrote", IdleLimit.READ)])
+@pytest.mark.parametrize(
+    ("way", "limit"), [("note_read", IdleLimit.WRITE), ("note_write", IdleLimit.READ)]
+)
 def test_a_stream_in_one_direction_exceeds_only_the_limit_of_the_other(way, limit):
     activity = ConnectionActivity(0)
     activity.user.begin(0, streams=True)
@@ -104,9 +106,9 @@ def test_max_age_is_exceeded_though_the_connection_is_used():
 
 
 def test_max_age_is_spread_over_a_tenth():
-    assert exceeded(ConnectionActivity(0, age_share=0.5), 63, max_age=60) is None
-    assert exceeded(ConnectionActivity(0, age_share=0.5), 64, max_age=60) is IdleLimit.AGE
-    assert exceeded(ConnectionActivity(0, age_share=None), 100, max_age=60) is None
+    assert exceeded(ConnectionActivity(0, age_jitter=0.5), 63, max_age=60) is None
+    assert exceeded(ConnectionActivity(0, age_jitter=0.5), 64, max_age=60) is IdleLimit.AGE
+    assert exceeded(ConnectionActivity(0, age_jitter=None), 100, max_age=60) is None
 
 
 # --- Steps ---------------------------------------------------------------------------------------
@@ -157,7 +159,7 @@ def test_a_call_that_began_since_the_decision_keeps_the_connection():
     assert closing.step(11) is Step.KEEP_USED
 
 
-@pytest.mark.parametrize("way", ["read", "wrote"])
+@pytest.mark.parametrize("way", ["note_read", "note_write"])
 def test_a_message_since_the_decision_keeps_the_connection(way):
     closing = silent_stream()
     getattr(closing.activity.user, way)(11 * S)
@@ -165,7 +167,8 @@ def test_a_message_since_the_decision_keeps_the_connection(way):
 
 
 @pytest.mark.parametrize(
-    ("limit", "other", "way"), [("read_idle", "wrote", "read"), ("write_idle", "read", "wrote")]
+    ("limit", "other", "way"),
+    [("read_idle", "note_write", "note_read"), ("write_idle", "note_read", "note_write")],
 )
 def test_only_messages_in_the_direction_of_the_limit_keep_the_connection(limit, other, way):
     closing = silent_stream(idle_timeout=None, **{limit: 10})
@@ -187,7 +190,7 @@ def test_a_heartbeat_since_the_decision_keeps_the_connection_only_if_heartbeats_
     [
         {"unread": 1},
         {"received_ago_ns": QUIET_NS - 1},
-        {"received_ago_ns": 5 * S - 1, "accounted_ago_ns": 5 * S},
+        {"received_ago_ns": 5 * S - 1, "unaccounted_ns": 5 * S},
     ],
 )
 def test_bytes_that_may_be_a_call_are_waited_for_and_then_keep_the_connection(state):
@@ -198,7 +201,7 @@ def test_bytes_that_may_be_a_call_are_waited_for_and_then_keep_the_connection(st
 
 
 def test_bytes_before_all_calls_were_accounted_for_do_not_keep_the_connection():
-    assert idle().step(11, received_ago_ns=5 * S, accounted_ago_ns=5 * S) is Step.SHUTDOWN
+    assert idle().step(11, received_ago_ns=5 * S, unaccounted_ns=5 * S) is Step.SHUTDOWN
 
 
 def test_window_updates_do_not_keep_a_stream_that_is_only_written():
@@ -222,6 +225,15 @@ def test_streams_end_before_the_shutdown_and_their_status_is_sent():
     assert closing.step(11, unsent=1) is Step.SHUTDOWN
 
 
+def test_streams_end_before_the_shutdown_if_bytes_arrived_until_the_last_attempt():
+    closing = silent_stream()
+    assert closing.step(11, received_ago_ns=0) is Step.WAIT
+    closing.pending.attempts = MAX_ATTEMPTS
+    assert closing.step(12) is Step.END_CALLS
+    closing.pending.note_step(Step.END_CALLS, closing.limits, 12 * S)
+    assert closing.step(13) is Step.SHUTDOWN
+
+
 def test_a_connection_that_is_too_old_is_shut_down_when_its_last_call_has_ended():
     closing = too_old(busy=True)
     assert closing.step(61) is Step.WAIT_LONG
@@ -236,7 +248,7 @@ def test_a_connection_that_is_too_old_is_shut_down_when_its_last_call_has_ended(
 
 def test_after_max_age_grace_calls_end_and_the_connection_is_shut_down_whatever_arrives():
     closing = too_old(busy=True)
-    closing.activity.user.read(91 * S)
+    closing.activity.user.note_read(91 * S)
     assert closing.step(90, unread=1) is Step.WAIT_LONG
     assert closing.step(91, unread=1) is Step.END_CALLS
     closing.pending.ended_ns = 91 * S

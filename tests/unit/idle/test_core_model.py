@@ -59,7 +59,7 @@ class Connection(RuleBasedStateMachine):
     def message(self, which: int, way: str) -> None:
         if self.open:
             users = self.open[which % len(self.open)][1]
-            getattr(self.use(users), {"in": "read", "out": "wrote"}[way])(self.now * MS)
+            getattr(self.use(users), {"in": "note_read", "out": "note_write"}[way])(self.now * MS)
             self.happened.append((self.now, way, users))
 
     @rule(which=st.integers(0, 9))

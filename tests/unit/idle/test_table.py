@@ -61,8 +61,8 @@ def test_a_call_counts_until_it_ends(table):
     (seen,) = snapshot_of(table)
     assert (seen.calls_in_flight, seen.streams_in_flight) == (2, 1)
     assert seen.state is ConnectionState.ACTIVE
-    for ended in (one, one, stream):
-        ended.ended()
+    for served in (one, one, stream):
+        served.note_end()
     (seen,) = snapshot_of(table)
     assert (seen.calls_in_flight, seen.calls_total, table.open_calls) == (0, 2, 0)
     assert seen.state is ConnectionState.IDLE
@@ -72,9 +72,9 @@ def test_what_a_call_does_after_the_detector_ended_it_is_no_use(table, timer):
     one = call(table, streams=True)
     one.finished = True
     timer.advance(5)
-    one.read()
-    one.wrote()
-    one.ended()
+    one.note_read()
+    one.note_write()
+    one.note_end()
     (seen,) = snapshot_of(table)
     assert (seen.messages_in, seen.messages_out, seen.idle_s) == (0, 0, 5.0)
 
@@ -83,7 +83,7 @@ def test_times_are_wall_clock_times_and_seconds(table, timer):
     timer.advance(10)
     one = call(table)
     timer.advance(20)
-    one.ended()
+    one.note_end()
     timer.advance(30)
     before = datetime.now(UTC)
     (seen,) = snapshot_of(table)
@@ -95,7 +95,7 @@ def test_times_are_wall_clock_times_and_seconds(table, timer):
 
 def test_heartbeats_are_no_use_unless_the_policy_counts_them(table, timer):
     timer.advance(10)
-    call(table, heartbeat=True).ended()
+    call(table, heartbeat=True).note_end()
     timer.advance(5)
     (seen,) = snapshot_of(table)
     assert (seen.heartbeats_total, seen.calls_total, seen.last_used_at) == (1, 0, None)
@@ -142,9 +142,9 @@ def test_calls_of_many_threads_are_all_counted(table):
     def work():
         for _ in range(300):
             one = call(table, streams=True)
-            one.read()
-            one.wrote()
-            one.ended()
+            one.note_read()
+            one.note_write()
+            one.note_end()
 
     run_threads(*[work] * 6)
     (seen,) = snapshot_of(table)
@@ -186,9 +186,9 @@ def test_grpc_may_name_the_scope_of_an_address_otherwise(table):
 
 def test_a_connection_whose_socket_is_gone_is_dropped_unless_a_call_is_in_flight(table, timer):
     for port in range(1000):
-        call(table, f"ipv4:10.0.0.1:{port + 6000}").ended()
+        call(table, f"ipv4:10.0.0.1:{port + 6000}").note_end()
     call(table, A)
-    call(table, B).ended()
+    call(table, B).note_end()
     timer.advance(1)
     scan(table, socket(5002, 2))
     assert peers(table) == [A, B]
@@ -198,7 +198,7 @@ def test_a_connection_whose_socket_is_gone_is_dropped_unless_a_call_is_in_flight
 def test_a_connection_that_was_used_during_the_scan_is_not_dropped(table, timer):
     began_ns = table.now_ns()
     timer.advance(1)
-    call(table).ended()
+    call(table).note_end()
     table.reconcile([], began_ns)
     assert peers(table) == [A]
 
@@ -207,25 +207,25 @@ def test_without_scans_the_oldest_without_calls_are_forgotten(table, monkeypatch
     monkeypatch.setattr("rpcwheel.idle.table.MAX_ENTRIES", 10)
     call(table, "ipv4:10.0.0.1:1")
     for port in range(2, 100):
-        call(table, f"ipv4:10.0.0.1:{port}").ended()
+        call(table, f"ipv4:10.0.0.1:{port}").note_end()
     assert len(table) <= 10
     assert "ipv4:10.0.0.1:1" in peers(table)
 
 
 def test_another_connection_from_the_same_port_is_a_new_one_with_the_calls_in_flight(table, timer):
-    call(table).ended()
+    call(table).note_end()
     stream = call(table, streams=True)
     scan(table, socket(inode=1))
     timer.advance(60)
     scan(table, socket(inode=2))
     (one,) = snapshot_of(table)
     assert (one.calls_total, one.streams_in_flight, one.idle_s) == (1, 1, 0.0)
-    stream.ended()
+    stream.note_end()
     assert (snapshot_of(table)[0].streams_in_flight, table.open_calls) == (0, 0)
 
 
 def test_of_two_sockets_with_the_same_peer_neither_is_taken_for_the_connection(table):
-    call(table).ended()
+    call(table).note_end()
     scan(table, socket(inode=1), socket(inode=2, port=50052))
     assert snapshot_of(table)[0].local_address is None
     scan(table, socket(inode=2, port=50052))
@@ -236,26 +236,26 @@ def test_of_two_sockets_with_the_same_peer_neither_is_taken_for_the_connection(t
 
 
 def test_a_connection_that_is_being_closed_has_the_state_closing(table):
-    call(table).ended()
+    call(table).note_end()
     (entry,) = table.entries()
     entry.pending = PendingClose(IdleReason(IdleLimit.IDLE, S, S), table.now_ns())
     assert snapshot_of(table)[0].state is ConnectionState.CLOSING
 
 
-def test_a_reason_is_news_once_until_the_connection_is_used():
+def test_a_reason_note_report_once_until_the_connection_is_used():
     entry, limits = Entry(A, ("10.0.0.1", 5001), 0), Limits(IdlePolicy())
     idle, age = (IdleReason(limit, 1, 2) for limit in (IdleLimit.IDLE, IdleLimit.AGE))
-    assert entry.is_news(idle, limits)
-    assert not entry.is_news(idle, limits)
+    assert entry.note_report(idle, limits)
+    assert not entry.note_report(idle, limits)
     entry.activity.user.begin(5, streams=False)
-    assert entry.is_news(idle, limits)
-    assert entry.is_news(age, limits)
+    assert entry.note_report(idle, limits)
+    assert entry.note_report(age, limits)
     entry.activity.user.end(6, streams=False)
-    assert not entry.is_news(age, limits)
+    assert not entry.note_report(age, limits)
 
 
 def test_connections_have_different_shares_of_the_spread_of_max_age():
-    shares = {Entry(A, ("10.0.0.1", 5001), 0).activity.age_share for _ in range(20)}
+    shares = {Entry(A, ("10.0.0.1", 5001), 0).activity.age_jitter for _ in range(20)}
     assert len(shares) > 10
     assert all(0 <= share <= 1 for share in shares)
-    assert Entry("unix:", None, 0).activity.age_share is None
+    assert Entry("unix:", None, 0).activity.age_jitter is None
