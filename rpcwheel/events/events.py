@@ -45,7 +45,7 @@ class LogLine(NamedTuple):
     """A %-template over the event's fields, the texts of `Event.log_texts`, and `call`: `name` and
     `function`."""
     traceback: bool = False
-    """Whether the traceback of an error without a gRPC status is logged."""
+    """Whether the traceback, if there is one, of an error without a gRPC status is logged."""
     interval_s: float = 0.0
     """At most one line per subject in this time. 0: the general limit."""
     always_after: "type[Event] | None" = None

@@ -108,7 +108,7 @@ def _write(line: LogLine, event: Event, suppressed: int) -> None:
         "log_event",
         {"event": event},
     )
-    if line.traceback and error is not None and not _has_status(error):
+    if line.traceback and error is not None and not _has_status(error) and _has_frames(error):
         record.exc_text = _traceback(error)
     line.logger.handle(record)
 
@@ -148,6 +148,11 @@ def _has_status(error: BaseException) -> bool:
     """Whether it is a `grpc.RpcError`. Does not import grpc, which costs 0.1 s."""
     grpc = sys.modules.get("grpc")
     return grpc is not None and isinstance(error, grpc.RpcError)
+
+
+def _has_frames(error: BaseException) -> bool:
+    """Whether the error or an earlier one of its chain has a traceback."""
+    return any((error.__traceback__, error.__cause__, error.__context__))
 
 
 def _is_call_error(error: BaseException) -> bool:

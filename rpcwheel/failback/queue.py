@@ -448,6 +448,8 @@ class RetryQueue:
                 return None
             failed = call.failed_call(now_ns, stop.reason)
             waited_s, reason = failed.waited_s, stop.reason
+            if stop is CHANNEL_CLOSED or stop is CANCELLED:  # the reason says all; no traceback
+                _drop_frames(error)
             emit(FailbackGaveUp(self.name, call.label, call.attempts, waited_s, error, reason))
             _drop_frames(error)
             if hook is None:

@@ -5,6 +5,7 @@ import itertools
 import logging
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 
 import grpc
@@ -18,6 +19,14 @@ GOLDEN = Path(__file__).parent / "log_lines.golden.txt"
 """Of each event its class, logger, level and text."""
 
 BOOM = ValueError("no\nsuch   shop")
+
+
+def raised(error):
+    """The error, with a traceback."""
+    try:
+        raise error
+    except type(error) as caught:
+        return caught
 
 
 class Failed(grpc.RpcError):
@@ -157,13 +166,20 @@ def test_an_error_of_rpcwheel_with_a_status_is_logged_with_its_class(caplog):
 
 
 def test_an_error_without_a_status_is_logged_with_its_traceback_if_the_call_is_lost(caplog):
-    log_event(events.FailbackQueued("audit", "push", BOOM, 5.0, 1))
-    log_event(events.FailbackGaveUp("audit", "push", 4, 1.0, BOOM, "no attempts left"))
+    error = raised(ValueError("no\nsuch   shop"))
+    log_event(events.FailbackQueued("audit", "push", error, 5.0, 1))
+    log_event(events.FailbackGaveUp("audit", "push", 4, 1.0, error, "no attempts left"))
     queued, given_up = caplog.records
     assert not queued.exc_text
-    assert given_up.exc_text.startswith("  ")
+    assert given_up.exc_text.startswith("  Traceback (most recent call last):\n")
     assert given_up.exc_text.endswith("\n  such   shop")
-    assert given_up.event.error is BOOM
+    assert given_up.event.error is error
+
+
+def test_an_error_without_a_traceback_is_logged_in_one_line(caplog):
+    log_event(events.FailbackGaveUp("audit", "push", 4, 1.0, BOOM, "its channel was closed"))
+    assert caplog.records[0].exc_text is None
+    assert caplog.messages[0].endswith(", its channel was closed: ValueError: no such shop")
 
 
 HOSTILE = "a\r\n2026-01-01 ERROR forged\x1b[31m\x00\x7f\x85\u202e\u2028\ud800z"
@@ -194,7 +210,7 @@ def test_control_characters_of_every_field_are_escaped(caplog):
 
 
 def test_the_lines_of_a_traceback_are_escaped_and_indented(caplog):
-    log_event(events.TaskFailed("wheel", "push", ValueError(HOSTILE)))
+    log_event(events.TaskFailed("wheel", "push", raised(ValueError(HOSTILE))))
     text = logging.Formatter("%(message)s").format(caplog.records[0])
     first, *others = text.split("\n")
     assert first.startswith("wheel: task push raised ValueError: ")
@@ -208,7 +224,7 @@ def test_a_record_has_no_exc_info(caplog):
 
 
 def test_long_lines_of_a_traceback_are_cut(caplog):
-    log_event(events.TaskFailed("wheel", "push", ValueError("y" * 10**6)))
+    log_event(events.TaskFailed("wheel", "push", raised(ValueError("y" * 10**6))))
     text = logging.Formatter("%(message)s").format(caplog.records[0])
     assert len(text) < 1000
     assert text.endswith("yyy...")
@@ -218,23 +234,28 @@ def test_a_long_traceback_has_its_first_and_last_lines(caplog):
     number = 10**5
     for line, most in (("y", 110), ("y" * 400, 60), ("\x00" * 100, 60)):
         error = ValueError("\n".join([line] * number) + "\nthe end")
-        log_event(events.TaskFailed("wheel", "push", error))
+        log_event(events.TaskFailed("wheel", "push", raised(error)))
+        complete = "".join(traceback.format_exception(error)).split("\n")[:-1]
         text = caplog.records[-1].exc_text
         lines = text.split("\n")
         assert len(text) < 20_000
         assert len(lines) < most
-        assert lines[0].startswith("  ValueError: ")
+        assert lines[0] == "  Traceback (most recent call last):"
         (cut,) = [line for line in lines if "lines are left out" in line]
-        assert cut == f"  ... {number + 1 - (len(lines) - 1):,} lines are left out ..."
+        assert cut == f"  ... {len(complete) - (len(lines) - 1):,} lines are left out ..."
         assert lines[-1] == "  the end"
 
 
 def test_a_traceback_of_up_to_100_lines_is_complete(caplog):
-    for number in (1, 49, 50, 51, 60, 99):
+    for number in (1, 46, 47, 48, 60, 96):
         text = "\n".join(f"line {line}" for line in range(number))
-        log_event(events.TaskFailed("wheel", f"push {number}", ValueError(text)))
-        _, *lines = caplog.records[-1].exc_text.split("\n")
-        assert lines == [f"  line {line}" for line in range(1, number)]
+        log_event(events.TaskFailed("wheel", f"push {number}", raised(ValueError(text))))
+        lines = caplog.records[-1].exc_text.split("\n")
+        assert lines[0] == "  Traceback (most recent call last):"
+        assert lines[-number:] == [
+            "  ValueError: line 0",
+            *(f"  line {line}" for line in range(1, number)),
+        ]
 
 
 def test_a_line_has_at_most_600_characters(caplog):

@@ -143,6 +143,19 @@ def test_an_error_that_retry_on_does_not_name_ends_the_call_with_a_reason(
     assert timer.pending == 0
 
 
+def test_a_call_whose_channel_was_closed_is_logged_without_a_traceback(timer, caplog):
+    queue = RecordingQueue(timer, name="closed")  # no line of it is suppressed
+    queue.add()
+    queue.begin_flush(None)
+    try:
+        raise ValueError("Cannot invoke RPC on closed channel!")  # noqa: TRY301
+    except ValueError as error:
+        queue.failed(queue.started[0], error)
+    given_up = caplog.records[-1]
+    assert REMEDY in given_up.getMessage()
+    assert given_up.exc_text is None
+
+
 def test_a_named_error_is_retried_though_the_channel_was_closed(timer):
     queue = RecordingQueue(timer, retry_on=ValueError)
     assert queue.add(error=ValueError("Cannot invoke RPC on closed channel!"))
