@@ -1,9 +1,9 @@
-"""State of a `grpc.Server` and its calls that gRPC does not expose.
+"""Private state of a `grpc.Server` and its calls.
 
 A server accepts calls on one thread and submits each to its thread pool. There a call waits for a
 free thread, then for its request, and only then the handler is called. An `ObservedPool` reports a
 call as soon as it is submitted. gRPC takes it from the attribute `experimental_thread_pool` of a
-behavior.
+behavior, which is gRPC's name for the function of a method handler.
 
 Verified on grpcio 1.60 and 1.85; `tests/unit/_grpc/test_serving.py` fails if that changes. For
 servers and contexts of other packages nothing is known.
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ObservedPool",
-    "calls_held",
     "end_call",
-    "has_ended",
     "has_receiving_token",
+    "has_terminated",
     "is_receiving",
     "is_running",
     "pool_of",
     "services_of",
+    "unfinished_calls",
 ]
 
 T = TypeVar("T")
@@ -52,7 +52,7 @@ class ObservedCall(Protocol):
     """A call that was reported by an `ObservedPool`."""
 
     def note_end(self) -> None:
-        """Called if the pool refuses the call, so that it can't be served."""
+        """Note that the call has ended. The pool calls this only for a call that it refuses."""
 
 
 def end_call(
@@ -62,8 +62,8 @@ def end_call(
 ) -> None:
     """End a call that is being served with a status. Any thread; does not block.
 
-    For the handler it looks as if the client had canceled. The context of another package is only
-    canceled, so its client gets CANCELLED.
+    For the handler it looks as if the client had canceled. A context that is not gRPC's can only be
+    canceled: its client gets CANCELLED.
     """
     call = getattr(getattr(context, "_rpc_event", None), "call", None)
     if call is None:
@@ -90,15 +90,18 @@ def pool_of(server: object) -> weakref.ref[Any] | None:
 
 
 def is_running(server: object) -> bool | None:
-    """Whether a server was started and has not stopped; None if that is not known."""
+    """Whether a server was started and has not stopped; None if that is not known.
+
+    True also in the grace period of `stop`.
+    """
     stage = getattr(getattr(server, "_state", None), "stage", None)
     return None if stage is None else stage is not grpc_server._ServerStage.STOPPED  # noqa: SLF001
 
 
-def has_ended(server: object) -> bool:
+def has_terminated(server: object) -> bool:
     """Whether a server is known to have stopped; it can't be started again."""
-    ended = getattr(getattr(server, "_state", None), "termination_event", None)
-    return ended is not None and ended.is_set()
+    event = getattr(getattr(server, "_state", None), "termination_event", None)
+    return event is not None and event.is_set()
 
 
 def services_of(server: object) -> tuple[str, ...]:
@@ -113,11 +116,11 @@ def services_of(server: object) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*named, *(method.split("/")[1] for method in methods)]))
 
 
-def calls_held(server: object) -> int | None:
-    """How many calls a server has accepted that have not ended; 0 if that is not known.
+def unfinished_calls(server: object) -> int | None:
+    """The number of calls that a server has accepted and that have not ended.
 
-    Calls that it is about to refuse count too. None while the server holds its lock to accept a
-    call.
+    Calls that it is about to refuse count too. None if its lock is taken, as while it accepts a
+    call. 0 for a server of another package, because nothing is known about its calls.
     """
     state = getattr(server, "_state", None)
     lock, calls = getattr(state, "lock", None), getattr(state, "rpc_states", ())
@@ -140,34 +143,36 @@ class ObservedPool(ThreadPoolExecutor):
     def __init__(
         self,
         pool: Callable[[], Any],
-        accept: Callable[[grpc.ServicerContext], ObservedCall | None],
-        here: threading.local,
+        on_accepted: Callable[[grpc.ServicerContext], ObservedCall | None],
+        current: threading.local,
     ) -> None:
         """Wrap a pool.
 
         Args:
             pool: Returns the pool, or None if it does not exist any more.
-            accept: Called with the context of each call on the thread that accepts calls.
-            here: Gets the result of `accept` as `call` on the thread that runs the behavior.
-        """  # does not call the constructor of `ThreadPoolExecutor`: there are no threads
+            on_accepted: Called with the context of each call on the thread that accepts calls.
+            current: Gets the result of `on_accepted` as its attribute `call`, on the thread that
+                runs the behavior.
+        """
+        # The constructor of `ThreadPoolExecutor` is not called: there are no threads.
         self._pool = pool
-        self._accept = accept
-        self._here = here
+        self._on_accepted = on_accepted
+        self._current = current
 
     @classmethod
     def install(
         cls,
         behavior: Behavior,
         pool: weakref.ref[Any],
-        accept: Callable[[grpc.ServicerContext], ObservedCall | None],
-        here: threading.local,
+        on_accepted: Callable[[grpc.ServicerContext], ObservedCall | None],
+        current: threading.local,
     ) -> None:
         """Wrap the pool of a behavior: its own, or else the server's."""
         own = getattr(behavior, POOL_ATTRIBUTE, None)
         if isinstance(own, ThreadPoolExecutor):
-            setattr(behavior, POOL_ATTRIBUTE, cls(lambda: own, accept, here))
+            setattr(behavior, POOL_ATTRIBUTE, cls(lambda: own, on_accepted, current))
         else:
-            setattr(behavior, POOL_ATTRIBUTE, cls(pool, accept, here))
+            setattr(behavior, POOL_ATTRIBUTE, cls(pool, on_accepted, current))
 
     def submit(self, run: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         """Report the call, and submit it."""
@@ -175,9 +180,9 @@ class ObservedPool(ThreadPoolExecutor):
         if pool is None:
             raise RuntimeError("the pool of the server is gone")
         call = None
-        for event, state in pairwise(args):
+        for event, state in pairwise(args):  # gRPC passes the new call's event, and then its state
             if isinstance(event, cygrpc.RequestCallEvent):
-                call = self._accept(grpc_server._Context(event, state, None))  # noqa: SLF001
+                call = self._on_accepted(grpc_server._Context(event, state, None))  # noqa: SLF001
                 break
         try:
             future: Future[T] = pool.submit(self._run, call, run, *args, **kwargs)
@@ -188,11 +193,11 @@ class ObservedPool(ThreadPoolExecutor):
         return future
 
     def _run(self, call: object, run: Callable[..., T], /, *args: object, **kwargs: object) -> T:
-        self._here.call = call
+        self._current.call = call
         try:
             return run(*args, **kwargs)
         finally:
-            self._here.call = None
+            self._current.call = None
 
     def shutdown(self, *_: object, **__: object) -> None:
         """Do nothing, as the pool is the user's."""

@@ -23,11 +23,11 @@ import grpc
 from rpcwheel._grpc.handlers import behavior_of, kind_of, with_behavior
 from rpcwheel._grpc.serving import (
     ObservedPool,
-    calls_held,
     end_call,
     has_receiving_token,
     is_receiving,
     pool_of,
+    unfinished_calls,
 )
 
 from .detector import DetectorBase
@@ -275,8 +275,8 @@ class IdleConnectionDetector(DetectorBase):
             self._table.accounted_ns = max(until_ns, self._table.accounted_ns)
 
     def _knows_all_calls(self) -> bool:
-        held = calls_held(self._server())
-        return held is not None and held <= self._table.open_calls
+        unfinished = unfinished_calls(self._server())
+        return unfinished is not None and unfinished <= self._table.open_calls
 
     def _unknown_calls_since_ns(self, paused: bool) -> int | None:
         return None if paused and self._knows_all_calls() else self._table.accounted_ns

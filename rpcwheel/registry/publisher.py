@@ -33,7 +33,7 @@ import grpc.aio
 from rpcwheel._concurrency.callbacks import CloseCallbacks
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._concurrency.notifications import FLUSH_TIMEOUT_S, NotificationQueue
-from rpcwheel._grpc.serving import has_ended, is_running, services_of
+from rpcwheel._grpc.serving import has_terminated, is_running, services_of
 from rpcwheel.durations import MAX_NS, to_ns, to_seconds
 from rpcwheel.errors import ConfigurationError, NotPublished, RegistryError, TimerError
 from rpcwheel.events import CallbackFailed, ShutdownStep, WithdrawalFailed
@@ -802,7 +802,7 @@ class Publisher(PublisherBase[Registry]):
             )
         if not isinstance(server, grpc.Server):
             raise TypeError(f"server must be what grpc.server() gave, not {server!r}")
-        if has_ended(server):
+        if has_terminated(server):
             raise ConfigurationError("the server was stopped before; make another")
         return ServerAdapter(server)
 

@@ -14,13 +14,13 @@ from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel._grpc import aio_serving
 from rpcwheel._grpc.serving import (
     ObservedPool,
-    calls_held,
     end_call,
-    has_ended,
+    has_terminated,
     is_receiving,
     is_running,
     pool_of,
     services_of,
+    unfinished_calls,
 )
 
 
@@ -61,7 +61,7 @@ def test_whether_a_call_receives_is_unknown_without_grpcs_state_or_token(monkeyp
     assert is_receiving(context) is False
 
 
-def test_calls_held_counts_calls_that_wait_for_a_thread():
+def test_unfinished_calls_counts_calls_that_wait_for_a_thread():
     gate = Gate()
     with ThreadPoolExecutor(1) as pool:
         server = grpc.server(pool)
@@ -73,19 +73,19 @@ def test_calls_held_counts_calls_that_wait_for_a_thread():
         server.start()
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
             calls = [channel.unary_unary(METHOD).future(b"") for _ in range(2)]
-            assert wait_until(lambda: calls_held(server) == 2)
+            assert wait_until(lambda: unfinished_calls(server) == 2)
             gate.opened.set()
             assert [call.result(WAIT_S) for call in calls] == [b"", b""]
-        assert wait_until(lambda: calls_held(server) == 0)
+        assert wait_until(lambda: unfinished_calls(server) == 0)
         server.stop(None).wait()
 
 
-def test_calls_held_is_unknown_while_the_server_holds_its_lock():
+def test_unfinished_calls_is_unknown_while_the_server_holds_its_lock():
     lock = threading.Lock()
     server = SimpleNamespace(_state=SimpleNamespace(lock=lock, rpc_states={1}))
-    assert calls_held(server) == 1
+    assert unfinished_calls(server) == 1
     with lock:
-        assert calls_held(server) is None
+        assert unfinished_calls(server) is None
 
 
 def test_an_observed_pool_reports_the_end_of_a_call_that_its_pool_refuses():
@@ -107,12 +107,12 @@ def test_an_observed_pool_reports_the_end_of_a_call_that_its_pool_refuses():
 def test_a_server_runs_from_its_start_to_its_stop():
     with ThreadPoolExecutor(1) as pool:
         server = grpc.server(pool)
-        assert (is_running(server), has_ended(server)) == (False, False)
+        assert (is_running(server), has_terminated(server)) == (False, False)
         server.add_insecure_port("127.0.0.1:0")
         server.start()
-        assert (is_running(server), has_ended(server)) == (True, False)
+        assert (is_running(server), has_terminated(server)) == (True, False)
         server.stop(None).wait()
-        assert has_ended(server)
+        assert has_terminated(server)
         assert wait_until(lambda: not is_running(server))  # gRPC sets its event first
 
 
@@ -129,9 +129,9 @@ def test_nothing_is_known_of_an_object_that_is_not_grpcs_server():
     other = object()
     assert is_running(other) is None
     assert aio_serving.is_running(other) is None
-    assert has_ended(other) is False
+    assert has_terminated(other) is False
     assert services_of(other) == ()
-    assert calls_held(other) == 0
+    assert unfinished_calls(other) == 0
     assert pool_of(other) is None
 
 
