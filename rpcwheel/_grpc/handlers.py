@@ -22,9 +22,17 @@ if TYPE_CHECKING:
 
     Behavior = Callable[..., Any]
 
-__all__ = ["LATE", "behavior_of", "is_pushing", "kind_of", "late_s", "time_left", "with_behavior"]
+__all__ = [
+    "DEADLINE_PASSED",
+    "behavior_of",
+    "is_pushing",
+    "kind_of",
+    "late_s",
+    "time_left",
+    "with_behavior",
+]
 
-LATE: Final = "its deadline passed before the server could begin"
+DEADLINE_PASSED: Final = "its deadline passed before the server could begin"
 """The details of a call that is refused because its deadline has passed."""
 
 READ_BY_GRPC: Final = ("experimental_non_blocking", "experimental_thread_pool")

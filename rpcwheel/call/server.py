@@ -2,7 +2,8 @@
 
 They set the deadline of an incoming call, refuse a call whose deadline has passed, and report slow
 calls. Nothing in this module waits or does I/O. There is one `ServedMethod` for each method, and no
-object for each call.
+object for each call. A "behavior" is the function in a handler that implements a method, as in
+`grpc.unary_unary_rpc_method_handler(behavior)`.
 """
 
 from __future__ import annotations
@@ -39,12 +40,14 @@ __all__ = ["ServedMethod", "ServerState", "WatchedResponses"]
 
 
 class ServerState:
-    """The state that the calls of one server share: the policy and the wrapped handlers."""
+    """The state that the calls of a server share: the policy, timer and wrapped handlers."""
 
     def __init__(self, policy: CallPolicy | None, *, timer: Timer | None) -> None:
         self._config = MethodConfigs(CallPolicy() if policy is None else checked_calls(policy))
         self._timer = checked_timer(timer)
-        self._made: dict[tuple[str, int], tuple[grpc.RpcMethodHandler, grpc.RpcMethodHandler]] = {}
+        self._wrapped: dict[
+            tuple[str, int], tuple[grpc.RpcMethodHandler, grpc.RpcMethodHandler]
+        ] = {}
 
     def wrap(
         self,
@@ -58,22 +61,22 @@ class ServerState:
         server's lock. So each handler is wrapped only once.
         """
         key = method, id(handler)  # several servers may share one interceptor
-        known = self._made.get(key)
+        known = self._wrapped.get(key)
         if known is not None and known[0] is handler:
             return known[1]
         behavior = behavior_of(handler)
         if behavior is None:
             return handler
-        served = ServedMethod(method, self._config.config_for(method), self._timer)
-        made = with_behavior(handler, wrap_behavior(kind_of(handler), behavior, served))
-        if len(self._made) >= MAX_METHODS:
-            self._made.clear()
-        self._made[key] = handler, made
-        return made
+        served_method = ServedMethod(method, self._config.config_for(method), self._timer)
+        wrapped = with_behavior(handler, wrap_behavior(kind_of(handler), behavior, served_method))
+        if len(self._wrapped) >= MAX_METHODS:
+            self._wrapped.clear()
+        self._wrapped[key] = handler, wrapped
+        return wrapped
 
 
 class ServedMethod:
-    """One method of a server."""
+    """One method of a server. Has no state of a call."""
 
     __slots__ = ("_method", "_slow", "_timeout_ns", "_timer")
 
@@ -84,11 +87,12 @@ class ServedMethod:
         slow_ns = config.slow_ns
         self._slow = None if slow_ns == NEVER else CallSlow(method, "server", to_seconds(slow_ns))
 
-    def begin(self, context: object) -> bool:
-        """Set the deadline of a call before its handler runs; False if it has passed.
+    def set_deadline(self, context: object) -> bool:
+        """Set `DEADLINE` for a call before its behavior runs; False if it has passed.
 
-        Sets `DEADLINE` in the current context. Without a deadline it is set to None, because the
-        server may have been started inside a `deadline_scope`.
+        Sets it in the current `contextvars` context. Without a deadline it is set to None, because
+        the server may have been started inside a `deadline_scope`. If the deadline has passed,
+        emits an event, and the caller must refuse the call.
         """
         left = time_left(context)
         if left is None:
@@ -101,10 +105,10 @@ class ServedMethod:
         DEADLINE.set(time.monotonic_ns() + min(int(left * 1e9), self._timeout_ns))
         return True
 
-    def watch(self) -> Timeout | None:
-        """Set a timeout that emits `CallSlow`; the caller cancels it at the end of the call.
+    def start_slow_call_timeout(self) -> Timeout | None:
+        """Start a timeout that emits `CallSlow`; the caller cancels it at the end of the call.
 
-        None if the method has no threshold, or the timer takes no timeout.
+        None if the method has no threshold, or the timer takes no timeout. Needs no context.
         """
         slow = self._slow
         if slow is None:
@@ -124,10 +128,10 @@ class ServedMethod:
 class WatchedResponses:
     """A response stream whose `CallSlow` timeout is canceled at its end."""
 
-    __slots__ = ("_step", "_timeout")
+    __slots__ = ("_next_response", "_timeout")
 
-    def __init__(self, step: Callable[[], object], timeout: Timeout | None) -> None:
-        self._step = step
+    def __init__(self, next_response: Callable[[], object], timeout: Timeout | None) -> None:
+        self._next_response = next_response
         self._timeout = timeout
 
     def __iter__(self) -> Self:
@@ -135,16 +139,20 @@ class WatchedResponses:
 
     def __next__(self) -> object:
         try:
-            return self._step()
+            return self._next_response()
         except BaseException:  # also `StopIteration`
-            self.unwatch()
+            self.cancel_timeout()
             raise
 
     def __del__(self) -> None:
         """GRPC drops the stream before its end if the client has canceled the call."""
-        self.unwatch()
+        self.cancel_timeout()
 
-    def unwatch(self) -> None:
+    def cancel_timeout(self) -> None:
         """Cancel the timeout. Idempotent, thread-safe."""
         if self._timeout is not None:
             self._timeout.cancel()
+
+    def release_behavior(self) -> None:
+        """Drop the reference to the iterator of the behavior; the stream has no more responses."""
+        self._next_response = iter(()).__next__

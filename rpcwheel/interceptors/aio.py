@@ -35,7 +35,10 @@ __all__ = ["FailbackQueues", "client_interceptors", "intercept_channel", "server
 
 
 class FailbackQueues(FailbackQueuesBase[FailbackInvoker]):
-    """The failback queues of the calls of one or more clients; an async context that closes.
+    """The failback queues of the calls of one or more clients. Thread-safe.
+
+    Failback: a failed call is queued and retried in the background, and its caller gets a default
+    response. An `async with` statement closes the queues at its end.
 
     Example::
 
@@ -53,27 +56,46 @@ class FailbackQueues(FailbackQueuesBase[FailbackInvoker]):
         super().__init__(partial(FailbackInvoker, timer=timer))
 
     async def flush(self, timeout: Duration | None = None) -> bool:  # noqa: ASYNC109 - as for grpc
-        """Try every queued call now, and wait until nothing is pending; as for `grpc`."""
+        """Try every queued call now, and wait until nothing is pending.
+
+        Args:
+            timeout: Seconds to wait at most; None waits until all are delivered or given up.
+
+        Returns:
+            Whether nothing was pending in the end.
+
+        Raises:
+            TypeError, ConfigurationError: `timeout` is no time.
+        """
         if timeout is not None:
-            to_ns(timeout, what="timeout")
-        queues = list(self._named.values())
-        return all(await asyncio.gather(*(queue.flush(timeout) for queue in queues)))
+            to_ns(timeout, what="timeout")  # raises before any queue is flushed
+        invokers = list(self._by_name.values())
+        return all(await asyncio.gather(*(invoker.flush(timeout) for invoker in invokers)))
 
     async def close(self, drain_timeout: Duration = 5.0) -> list[FailedCall]:
         """Queue no more calls, try to deliver the queued ones, and report the others.
 
-        As for `grpc`: returns the calls that were queued and were not delivered in that time.
-        All queues at the same time.
+        Idempotent. A call that fails from now on raises `FailbackClosed` where it would be queued.
+
+        Args:
+            drain_timeout: Seconds to go on trying, all queues at the same time. 0: not at all.
+
+        Returns:
+            The queued calls that have not succeeded by then, queue by queue, oldest first; see
+            `FailbackInvoker.close`.
+
+        Raises:
+            TypeError, ConfigurationError: `drain_timeout` is no time.
         """
-        to_ns(drain_timeout, what="drain_timeout")
-        with self._lock:
+        to_ns(drain_timeout, what="drain_timeout")  # raises before any queue is closed
+        with self._lock:  # `queue_for` may run on the thread of another loop
             self._closed = True
-        queues = list(self._named.values())
-        reports = await asyncio.gather(*(queue.close(drain_timeout) for queue in queues))
+        invokers = list(self._by_name.values())
+        reports = await asyncio.gather(*(invoker.close(drain_timeout) for invoker in invokers))
         return [call for report in reports for call in report]
 
-    def _end(self, queue: FailbackInvoker) -> None:
-        immediately(queue.close(0))  # an empty queue has nothing to wait for
+    def _close_empty(self, invoker: FailbackInvoker) -> None:
+        immediately(invoker.close(0))  # does not suspend, as the queue is empty
 
     async def __aenter__(self) -> Self:
         return self
@@ -93,13 +115,16 @@ def client_interceptors(
     Args:
         policy: The policies of all methods.
         timer: Any rpcwheel timer; None for `shared_timer()`.
-        queues: The queues of failback; None for new ones, which exist until the process ends.
+        queues: The queues of failback. None: new ones, which can't be closed and exist until the
+            process ends; give your own to close them.
 
     Returns:
         Four objects, one for each kind of call, because grpc.aio uses an object for one kind only.
         They share one retry budget, so make new ones for a channel to another target.
     """
-    return interceptors_of(client_state(policy, timer, queues, FailbackQueues))
+    return interceptors_of(
+        client_state(policy, timer=timer, queues=queues, queues_class=FailbackQueues)
+    )
 
 
 def intercept_channel(
@@ -117,4 +142,6 @@ def intercept_channel(
     Raises:
         TypeError: `channel` is not a channel of grpc.aio.
     """
-    return InterceptedChannel(channel, client_state(policy, timer, queues, FailbackQueues))
+    return InterceptedChannel(
+        channel, client_state(policy, timer=timer, queues=queues, queues_class=FailbackQueues)
+    )

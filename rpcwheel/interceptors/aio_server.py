@@ -1,9 +1,10 @@
 """The server interceptor for `grpc.aio`: sets the current deadline of each call that is served.
 
-grpc.aio treats a behavior as `inspect` classifies it: it awaits a coroutine function, iterates over
-an asynchronous generator, and runs a plain function in a thread pool. So each wrapper is of the
-same class as the behavior. The first two run in a task for each call, so the deadline is unset
-after the call.
+A "behavior" is the function in a handler that implements a method. grpc.aio treats it as `inspect`
+classifies it: it awaits a coroutine function, iterates over an asynchronous generator, and runs a
+plain function in a thread pool. So each wrapper has the same form as its behavior. The deadline is
+a context variable. The first two forms run in a task of the call, whose context ends with it. The
+other wrappers set the deadline in a context of their own, or restore it.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ import asyncio
 import inspect
 from contextvars import copy_context
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import grpc
 
 from rpcwheel._concurrency.loop import running_loop
-from rpcwheel._grpc.handlers import LATE
+from rpcwheel._grpc.handlers import DEADLINE_PASSED
 from rpcwheel.call.server import ServerState, WatchedResponses
 from rpcwheel.rpc import DEADLINE
 
@@ -46,8 +47,8 @@ def server_interceptors(
     DEADLINE_EXCEEDED (event `DeadlineExceededBeforeStart`).
 
     Args:
-        policy: Only its `timeout` is used: `timeout.timeout` limits the deadline of handlers, and
-            calls that run longer than `timeout.slow_call_threshold` (a stream: until its end) are
+        policy: Only `policy.timeout` is used: its `timeout` limits the deadline of handlers, and
+            calls that run longer than its `slow_call_threshold` (a stream: until its end) are
             reported as `CallSlow`. None for no limits.
         timer: Any rpcwheel timer; None for `shared_timer()`, which is made when it is needed.
     """
@@ -58,8 +59,9 @@ class _Interceptor(grpc.aio.ServerInterceptor):
     def __init__(self, state: ServerState) -> None:
         self._state = state
 
-    # Not a coroutine function: a server of grpc would use the coroutine as a handler, which ends
-    # the thread that accepts all calls. An exception here fails one call, and is logged.
+    # Deliberately not `async def`. If this interceptor is given to a `grpc.server()` by mistake,
+    # that server would take the coroutine for a handler, and the thread that accepts its calls
+    # would end. An exception raised here fails only the one call, and is logged.
     def intercept_service(  # type: ignore[override]  # grpc.aio takes None as grpc does
         self,
         continuation: Continuation,
@@ -70,50 +72,53 @@ class _Interceptor(grpc.aio.ServerInterceptor):
                 "these interceptors are for grpc.aio.server(), and this is a grpc.server(); use "
                 "rpcwheel.interceptors.server_interceptors, or rpcwheel.Kit"
             )
-        return self._intercepted(continuation, handler_call_details)
+        return self._intercept(continuation, handler_call_details)
 
-    async def _intercepted(
+    async def _intercept(
         self, continuation: Continuation, details: grpc.HandlerCallDetails
     ) -> grpc.RpcMethodHandler | None:
         handler = await continuation(details)
         if handler is None:
             return None
-        return self._state.wrap(handler, details.method, _wrapped)
+        return self._state.wrap(handler, details.method, _wrap)
 
 
-def _wrapped(kind: Kind, behavior: Behavior, served: ServedMethod) -> Behavior:
-    """Wrap a behavior in one of the same class; the order of the checks is that of grpc.aio."""
+def _wrap(kind: Kind, behavior: Behavior, method: ServedMethod) -> Behavior:
+    """Wrap a behavior in one of the same form; the order of the checks is that of grpc.aio."""
     if inspect.iscoroutinefunction(behavior):
-        return _awaited(behavior, served)
+        return _wrap_coroutine_function(behavior, method)
     if inspect.isasyncgenfunction(behavior):
-        return _generating(behavior, served)
-    return (_iterating if kind.streams_responses else _plain)(behavior, served)
+        return _wrap_async_generator(behavior, method)
+    if kind.streams_responses:
+        return _wrap_iterator(behavior, method)
+    return _wrap_plain_function(behavior, method)
 
 
-def _awaited(behavior: Behavior, served: ServedMethod) -> Behavior:
-    """Wrap a coroutine function, which may use `context.read()` and `context.write()`."""
+def _wrap_coroutine_function(behavior: Behavior, method: ServedMethod) -> Behavior:
+    """Wrap a coroutine function; if it streams responses, it sends them by `context.write()`."""
 
     async def serve(request: object, context: grpc.aio.ServicerContext[object, object]) -> object:
-        if not served.begin(context):
+        if not method.set_deadline(context):
             await _refuse(context)
-        timeout = served.watch()
-        if timeout is None:
-            return await behavior(request, context)
+        timeout = method.start_slow_call_timeout()
         try:
             return await behavior(request, context)
         finally:
-            timeout.cancel()
+            if timeout is not None:
+                timeout.cancel()
 
     return serve
 
 
-def _generating(behavior: Behavior, served: ServedMethod) -> Behavior:
+def _wrap_async_generator(behavior: Behavior, method: ServedMethod) -> Behavior:
+    """Wrap an asynchronous generator function."""
+
     async def serve(
         request: object, context: grpc.aio.ServicerContext[object, object]
     ) -> AsyncGenerator[object, None]:
-        if not served.begin(context):
+        if not method.set_deadline(context):
             await _refuse(context)
-        timeout = served.watch()
+        timeout = method.start_slow_call_timeout()
         responses: AsyncGenerator[object, None] = behavior(request, context)
         try:
             async for response in responses:
@@ -126,17 +131,17 @@ def _generating(behavior: Behavior, served: ServedMethod) -> Behavior:
     return serve
 
 
-def _plain(behavior: Behavior, served: ServedMethod) -> Behavior:
+def _wrap_plain_function(behavior: Behavior, method: ServedMethod) -> Behavior:
     """Wrap a plain function, which grpc.aio runs in a pool without a context for each call."""
 
     def serve(request: object, context: grpc.ServicerContext) -> object:
         before = DEADLINE.get()
         timeout = None
         try:
-            if not served.begin(context):
-                _mark_refused(context)
+            if not method.set_deadline(context):
+                _set_refused_status(context)
                 return None
-            timeout = served.watch()
+            timeout = method.start_slow_call_timeout()
             return behavior(request, context)
         finally:
             DEADLINE.set(before)
@@ -146,15 +151,15 @@ def _plain(behavior: Behavior, served: ServedMethod) -> Behavior:
     return serve
 
 
-def _iterating(behavior: Behavior, served: ServedMethod) -> Behavior:
+def _wrap_iterator(behavior: Behavior, method: ServedMethod) -> Behavior:
     """Wrap a plain function with a stream of responses: called on the loop, iterated in a pool."""
 
     def serve(request: object, context: grpc.ServicerContext) -> Iterator[object]:
         own = copy_context()
-        if not own.run(served.begin, context):
-            _mark_refused(context)
+        if not own.run(method.set_deadline, context):
+            _set_refused_status(context)
             return iter(())
-        timeout = served.watch()
+        timeout = method.start_slow_call_timeout()
         try:
             responses: Iterator[object] = own.run(iter, own.run(behavior, request, context))
         except BaseException:
@@ -167,31 +172,32 @@ def _iterating(behavior: Behavior, served: ServedMethod) -> Behavior:
 
 
 class _Responses(WatchedResponses):
-    """The responses of a blocking handler, each produced in the context of the call.
+    """The responses of a blocking behavior, each produced in the context of the call.
 
     They end when the call has ended. Otherwise the thread would block forever: it puts a response
-    into a queue that no coroutine reads (`generator_to_async_generator`, grpcio 1.85). That still
-    happens if the client cancels the call before it has read an earlier response.
+    into a queue that no coroutine reads (`generator_to_async_generator`, grpcio 1.85). Known limit:
+    if the client cancels the call while a response is in that queue, the thread stays blocked.
     """
 
     __slots__ = ("_task",)
 
     def __init__(
         self,
-        step: Callable[[], object],
+        next_response: Callable[[], object],
         timeout: Timeout | None,
         task: asyncio.Task[object] | None,
     ) -> None:
-        super().__init__(step, timeout)
+        super().__init__(next_response, timeout)
         self._task = task
         if task is not None:
-            task.add_done_callback(lambda _: self.unwatch())
+            task.add_done_callback(lambda _: self.cancel_timeout())
 
     def __next__(self) -> object:
-        response = None if self._call_has_ended() else super().__next__()
         if not self._call_has_ended():
-            return response
-        self._step = iter(()).__next__  # releases the handler
+            response = super().__next__()
+            if not self._call_has_ended():
+                return response
+        self.release_behavior()
         raise StopIteration
 
     def _call_has_ended(self) -> bool:
@@ -199,22 +205,28 @@ class _Responses(WatchedResponses):
 
 
 def _current_task() -> asyncio.Task[object] | None:
-    """Return the task of the call; None if an outer interceptor is a generator, run in a pool."""
+    """Return the task of the call; None on a pool thread.
+
+    (Another interceptor may have wrapped the behavior in a generator function, which runs there.)
+    """
     try:
         return asyncio.current_task()
     except RuntimeError:
         return None
 
 
-async def _refuse(context: grpc.aio.ServicerContext[object, object]) -> None:
+async def _refuse(context: grpc.aio.ServicerContext[object, object]) -> NoReturn:
     """End the call; raises, as `abort` does."""
     try:
-        await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, LATE)
+        await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, DEADLINE_PASSED)
     except grpc.aio.InternalError:  # the client has ended the call (grpcio 1.85)
         raise asyncio.CancelledError from None  # other exceptions are logged as handler errors
 
 
-def _mark_refused(context: grpc.ServicerContext) -> None:
-    """Set the status for when the handler returns; `abort` would block this thread for the loop."""
+def _set_refused_status(context: grpc.ServicerContext) -> None:
+    """Set the status with which the call ends when the wrapper returns.
+
+    `abort` waits for the loop: it would block a pool thread, and the loop's thread forever.
+    """
     context.set_code(grpc.StatusCode.DEADLINE_EXCEEDED)
-    context.set_details(LATE)
+    context.set_details(DEADLINE_PASSED)

@@ -19,74 +19,79 @@ if TYPE_CHECKING:
 
 __all__ = ["FailbackQueuesBase", "client_state"]
 
-Queue = TypeVar("Queue", bound=InvokerBase)
+InvokerT = TypeVar("InvokerT", bound=InvokerBase)
 
 
-class FailbackQueuesBase(Generic[Queue]):
-    """One queue for each policy, created by the first call that needs it. Thread-safe."""
+class FailbackQueuesBase(Generic[InvokerT]):
+    """One queue for each policy, created by the first call that needs it. Thread-safe.
 
-    def __init__(self, make: Callable[[FailbackPolicy], Queue]) -> None:
+    A `FailbackInvoker` owns each queue.
+    """
+
+    def __init__(self, make_invoker: Callable[[FailbackPolicy], InvokerT]) -> None:
         """Begin without a queue.
 
         Args:
-            make: Creates one.
+            make_invoker: Creates an invoker with an empty queue.
         """
-        self._make = make
+        self._make_invoker = make_invoker
         self._lock = threading.Lock()
         self._closed = False
-        self._queues: dict[int, tuple[FailbackPolicy, Queue]] = {}
-        self._named: dict[str, Queue] = {}
+        self._by_policy: dict[int, tuple[FailbackPolicy, InvokerT]] = {}
+        self._by_name: dict[str, InvokerT] = {}
 
-    def queue_for(self, policy: FailbackPolicy, name: str) -> Queue:
-        """Get the queue of a policy (of this object, not of an equal one).
+    def queue_for(self, policy: FailbackPolicy, name: str) -> InvokerT:
+        """Get the invoker with the queue of a policy (of this object, not of an equal one).
 
         Args:
             policy: How its calls are retried.
             name: The queue's name if the policy has none: the pattern under which the policy is
                 given. If another queue has that name, a number is appended.
         """
-        known = self._queues.get(id(policy))
+        known = self._by_policy.get(id(policy))
         if known is not None:
             return known[1]
         with self._lock:
-            if id(policy) not in self._queues:
-                name = self._unused(policy.name or name)
-                queue = self._named[name] = self._make(policy.model_copy(update={"name": name}))
-                self._queues[id(policy)] = (policy, queue)  # with the policy, which keeps its id
+            if id(policy) not in self._by_policy:
+                name = self._unused_name(policy.name or name)
+                invoker = self._make_invoker(policy.model_copy(update={"name": name}))
+                self._by_name[name] = invoker
+                self._by_policy[id(policy)] = (policy, invoker)  # a kept policy keeps its id
                 if self._closed:
-                    self._end(queue)
-            return self._queues[id(policy)][1]
+                    self._close_empty(invoker)
+            return self._by_policy[id(policy)][1]
 
-    def _end(self, queue: Queue) -> None:
-        """Close a queue that was created after `close`."""
+    def _close_empty(self, invoker: InvokerT) -> None:
+        """Close a new invoker, whose queue is empty. Called by `queue_for` after `close`."""
         raise NotImplementedError
 
-    def _unused(self, name: str) -> str:
-        names = [name, *(f"{name} ({number})" for number in range(2, len(self._named) + 2))]
-        return next(one for one in names if one not in self._named)
+    def _unused_name(self, name: str) -> str:
+        names = [name, *(f"{name} ({number})" for number in range(2, len(self._by_name) + 2))]
+        return next(unused for unused in names if unused not in self._by_name)
 
     @property
     def pending(self) -> int:
         """How many calls are queued, those with a running attempt included, in all queues."""
-        return sum(queue.pending for queue in list(self._named.values()))
+        return sum(invoker.pending for invoker in list(self._by_name.values()))
 
     def stats(self) -> dict[str, FailbackStats]:
         """Get the counts of calls and attempts so far, by the name of the queue."""
-        return {name: queue.stats() for name, queue in list(self._named.items())}
+        return {name: invoker.stats() for name, invoker in list(self._by_name.items())}
 
     def entries(self) -> dict[str, list[QueueEntry]]:
         """List the queued calls, oldest first, by the name of the queue.
 
         Thread-safe. Queues without calls are included. See `FailbackInvoker.entries`.
         """
-        return {name: queue.entries() for name, queue in list(self._named.items())}
+        return {name: invoker.entries() for name, invoker in list(self._by_name.items())}
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {sorted(self._named)} pending={self.pending}>"
+        return f"<{type(self).__name__} {sorted(self._by_name)} pending={self.pending}>"
 
 
 def client_state(
     policy: CallPolicy,
+    *,
     timer: Timer | None,
     queues: object,
     queues_class: type[Any],

@@ -8,11 +8,11 @@ so the deadline is unset after the call. Verified on grpcio 1.60 and 1.85;
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import grpc
 
-from rpcwheel._grpc.handlers import LATE, is_pushing
+from rpcwheel._grpc.handlers import DEADLINE_PASSED, is_pushing
 from rpcwheel.call.server import ServerState, WatchedResponses
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ def server_interceptors(
     itself drops it without an event.
 
     Args:
-        policy: Only its `timeout` is used: `timeout.timeout` limits the deadline of handlers, and
-            calls that run longer than `timeout.slow_call_threshold` (a stream: until its end) are
+        policy: Only `policy.timeout` is used: its `timeout` limits the deadline of handlers, and
+            calls that run longer than its `slow_call_threshold` (a stream: until its end) are
             reported as `CallSlow`. None for no limits.
         timer: Any rpcwheel timer; None for `shared_timer()`, which is made when it is needed.
     """
@@ -58,20 +58,25 @@ class _Interceptor(grpc.ServerInterceptor):
         handler = continuation(handler_call_details)
         if handler is None:
             return None
-        return self._state.wrap(handler, handler_call_details.method, _wrapped)
+        return self._state.wrap(handler, handler_call_details.method, _wrap)
 
 
-def _wrapped(kind: Kind, behavior: Behavior, served: ServedMethod) -> Behavior:
+def _wrap(kind: Kind, behavior: Behavior, method: ServedMethod) -> Behavior:
+    """Wrap the function that implements a method; called by `ServerState.wrap`."""
     if not kind.streams_responses:
-        return _unary(behavior, served)
-    return _pushing(behavior, served) if is_pushing(behavior) else _iterating(behavior, served)
+        return _wrap_unary(behavior, method)
+    return (
+        _wrap_pushing(behavior, method)
+        if is_pushing(behavior)
+        else _wrap_iterator(behavior, method)
+    )
 
 
-def _unary(behavior: Behavior, served: ServedMethod) -> Behavior:
+def _wrap_unary(behavior: Behavior, method: ServedMethod) -> Behavior:
     def serve(request: object, context: grpc.ServicerContext) -> object:
-        if not served.begin(context):
+        if not method.set_deadline(context):
             _refuse(context)
-        timeout = served.watch()
+        timeout = method.start_slow_call_timeout()
         if timeout is None:
             return behavior(request, context)
         try:
@@ -82,11 +87,11 @@ def _unary(behavior: Behavior, served: ServedMethod) -> Behavior:
     return serve
 
 
-def _iterating(behavior: Behavior, served: ServedMethod) -> Behavior:
+def _wrap_iterator(behavior: Behavior, method: ServedMethod) -> Behavior:
     def serve(request: object, context: grpc.ServicerContext) -> Iterator[object]:
-        if not served.begin(context):
+        if not method.set_deadline(context):
             _refuse(context)
-        timeout = served.watch()
+        timeout = method.start_slow_call_timeout()
         if timeout is None:
             responses: Iterator[object] = behavior(request, context)
             return responses
@@ -99,13 +104,15 @@ def _iterating(behavior: Behavior, served: ServedMethod) -> Behavior:
     return serve
 
 
-def _pushing(behavior: Behavior, served: ServedMethod) -> Behavior:
+def _wrap_pushing(behavior: Behavior, method: ServedMethod) -> Behavior:
+    """Wrap a behavior that gets a third argument, a function that sends a response."""
+
     def serve(
         request: object, context: grpc.ServicerContext, push: Callable[[object], None]
     ) -> object:
-        if not served.begin(context):
+        if not method.set_deadline(context):
             _refuse(context)
-        timeout = served.watch()
+        timeout = method.start_slow_call_timeout()
         if timeout is not None and not context.add_callback(timeout.cancel):
             timeout.cancel()  # the call has ended already
         return behavior(request, context, push)
@@ -113,6 +120,7 @@ def _pushing(behavior: Behavior, served: ServedMethod) -> Behavior:
     return serve
 
 
-def _refuse(context: grpc.ServicerContext) -> None:
+def _refuse(context: grpc.ServicerContext) -> NoReturn:
     """End the call; raises, as `abort` does."""
-    context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, LATE)
+    context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, DEADLINE_PASSED)
+    raise AssertionError("unreachable: `abort` has raised")

@@ -35,7 +35,10 @@ HEDGES_FUTURES: Final = (
 
 
 class FailbackQueues(FailbackQueuesBase[FailbackInvoker]):
-    """The failback queues of the calls of one or more clients. Thread-safe; closes as a context.
+    """The failback queues of the calls of one or more clients. Thread-safe.
+
+    Failback: a failed call is queued and retried in the background, and its caller gets a default
+    response. A `with` statement closes the queues at its end.
 
     Example::
 
@@ -52,8 +55,8 @@ class FailbackQueues(FailbackQueuesBase[FailbackInvoker]):
         """
         super().__init__(lambda policy: FailbackInvoker(policy, timer=timer))
 
-    def _end(self, queue: FailbackInvoker) -> None:
-        queue.close(0)
+    def _close_empty(self, invoker: FailbackInvoker) -> None:
+        invoker.close(0)
 
     def flush(self, timeout: Duration | None = None) -> bool:
         """Try every queued call now, and wait until nothing is pending.
@@ -69,7 +72,7 @@ class FailbackQueues(FailbackQueuesBase[FailbackInvoker]):
         """
         if timeout is not None:
             to_ns(timeout, what="timeout")
-        return flush_all(list(self._named.values()), timeout)
+        return flush_all(list(self._by_name.values()), timeout)
 
     def close(self, drain_timeout: Duration = 5.0) -> list[FailedCall]:
         """Queue no more calls, try to deliver those that are queued, and report the others.
@@ -89,7 +92,7 @@ class FailbackQueues(FailbackQueuesBase[FailbackInvoker]):
         to_ns(drain_timeout, what="drain_timeout")
         with self._lock:
             self._closed = True
-        return close_all(list(self._named.values()), drain_timeout)
+        return close_all(list(self._by_name.values()), drain_timeout)
 
     def __enter__(self) -> Self:
         return self
@@ -114,13 +117,14 @@ def client_interceptors(
     Args:
         policy: The policies of all methods.
         timer: Any rpcwheel timer; None for `shared_timer()`.
-        queues: The queues of failback; None for new ones, which exist until the process ends.
+        queues: The queues of failback. None: new ones, which can't be closed and exist until the
+            process ends; give your own to close them.
 
     Returns:
         One object for all four kinds of call. It has one retry budget, so make a new one for a
         channel to another target.
     """
-    state = client_state(policy, timer, queues, FailbackQueues)
+    state = client_state(policy, timer=timer, queues=queues, queues_class=FailbackQueues)
     if any(one.hedging is not None for one in (policy, *policy.methods.values())):
         warnings.warn(HEDGES_FUTURES, stacklevel=_stacklevel)
     return [ClientInterceptor(state)]
@@ -141,4 +145,6 @@ def intercept_channel(
     Raises:
         TypeError: `channel` is not a channel of grpc.
     """
-    return InterceptedChannel(channel, client_state(policy, timer, queues, FailbackQueues))
+    return InterceptedChannel(
+        channel, client_state(policy, timer=timer, queues=queues, queues_class=FailbackQueues)
+    )

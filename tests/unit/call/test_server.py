@@ -20,7 +20,9 @@ def test_the_timeout_of_a_stream_is_canceled_at_its_end(end, timer):
     def step():
         raise end
 
-    answers = WatchedResponses(step, served(timer, slow_call_threshold=2.0).watch())
+    answers = WatchedResponses(
+        step, served(timer, slow_call_threshold=2.0).start_slow_call_timeout()
+    )
     assert timer.pending == 1
     with pytest.raises(end):
         next(answers)
@@ -28,7 +30,9 @@ def test_the_timeout_of_a_stream_is_canceled_at_its_end(end, timer):
 
 
 def test_the_timeout_of_a_dropped_stream_is_canceled(timer):
-    answers = WatchedResponses(lambda: b"more", served(timer, slow_call_threshold=2.0).watch())
+    answers = WatchedResponses(
+        lambda: b"more", served(timer, slow_call_threshold=2.0).start_slow_call_timeout()
+    )
     assert next(iter(answers)) == b"more"
     assert timer.pending == 1
     del answers
@@ -67,4 +71,4 @@ def test_a_bounded_number_of_handlers_is_cached(monkeypatch):
     original = handler("unary_unary", behavior)
     for number in range(30):
         state.wrap(original, f"/a.B/{number}", unchanged)
-    assert len(state._made) <= 20
+    assert len(state._wrapped) <= 20
