@@ -2,7 +2,7 @@
 
 Each is a one-shot task that submits itself again after it has run. So a run never starts before the
 previous one has ended. The model is Dubbo's `AbstractTimerTask`, without its defect: there the
-owner kept only the first handle, so `cancel` had no effect after the first run (dubbo 12022). Here
+owner kept only the first handle, so `cancel` had no effect after the first run (Dubbo #12022). Here
 the task keeps its current timeout.
 """
 
@@ -33,14 +33,18 @@ __all__ = ["PeriodicTask", "RetryTask"]
 
 
 class _Resubmitting:
-    """The base class; its states are idle, armed, running, done and cancelled."""
+    """A task that submits itself again after each run.
+
+    Subclasses decide when the next run begins, and whether there is one.
+    """
 
     def __init__(self, timer: Timer, run: Callable[[], object]) -> None:
         if not callable(getattr(timer, "new_timeout", None)):
             raise TypeError(f"timer must have new_timeout(), as WheelTimer has; not {timer!r}")
         if not callable(run):
             raise TypeError(f"run must be callable without arguments, not {run!r}")
-        self._timer: Callable[[], Timer | None] = lambda: timer  # later a weak reference
+        # A strong reference until `start`, and then a weak one; see `_arm`.
+        self._timer: Callable[[], Timer | None] = lambda: timer
         self._work = run
         self._state = "idle"
         self._timeout: Timeout | None = None
@@ -77,7 +81,11 @@ class _Resubmitting:
         return True
 
     def run(self, timeout: Timeout) -> object:
-        """Run once and submit the next run; called by the timer. A coroutine is awaited first."""
+        """Run once and submit the next run; called by the timer.
+
+        If the user's function is a coroutine function, the coroutine that this returns submits the
+        next run when it ends.
+        """
         with self._lock:
             if self._state != "armed" or timeout is not self._timeout:
                 return None
@@ -86,8 +94,8 @@ class _Resubmitting:
             result = self._work()
             if inspect.isawaitable(result):
                 return self._run_async(timeout, result)
-            delay_ns = self._after(timeout, result)
-        except BaseException as error:  # noqa: BLE001 - `_failed` raises it again
+            delay_ns = self._delay_after(timeout, result)
+        except BaseException as error:  # noqa: BLE001 - `_failed` raises what is reported
             self._failed(timeout, error)
         else:
             self._resubmit(delay_ns)
@@ -99,12 +107,12 @@ class _Resubmitting:
             if self._state != "armed" or timeout is not self._timeout:
                 return
             self._state = "running"
-        self._resubmit(self._after_refusal(timeout, error))
+        self._resubmit(self._delay_after_refusal(timeout, error))
 
     async def _run_async(self, expired: Timeout, awaitable: Awaitable[object]) -> None:
         try:
-            delay_ns = self._after(expired, await awaitable)
-        except BaseException as error:  # noqa: BLE001 - `_failed` raises it again
+            delay_ns = self._delay_after(expired, await awaitable)
+        except BaseException as error:  # noqa: BLE001 - `_failed` raises what is reported
             self._failed(expired, error)
         else:
             self._resubmit(delay_ns)
@@ -140,15 +148,19 @@ class _Resubmitting:
     def _first_delay_ns(self) -> int:
         raise NotImplementedError
 
-    def _after(self, timeout: Timeout, result: object) -> int | None:
-        """Return the delay after a run that returned; None ends the task."""
+    def _delay_after(self, timeout: Timeout, result: object) -> int | None:
+        """Note that a run returned. Returns the delay of the next run; None ends the task."""
         raise NotImplementedError
 
     def _failed(self, timeout: Timeout, error: BaseException) -> None:
-        """Submit the next run, or end, after a run that raised; raises what the timer reports."""
+        """Submit the next run, or end, after a run that raised.
+
+        Raises:
+            BaseException: What the timer is to report; for a `RetryTask` not each failure.
+        """
         raise NotImplementedError
 
-    def _after_refusal(self, timeout: Timeout, error: BaseException) -> int | None:
+    def _delay_after_refusal(self, timeout: Timeout, error: BaseException) -> int | None:
         """Return the delay after a run that the executor did not accept."""
         raise NotImplementedError
 
@@ -198,14 +210,15 @@ class PeriodicTask(_Resubmitting):
                 f"jitter is a share of the interval, from 0 to 1, not {jitter!r}"
             )
         self._spread_ns = int(jitter * self._interval_ns)
-        self._due_ns: int | None = None  # of this run, without jitter and the time of submission
+        self._due_ns: int | None = None
+        """When the armed or running run is due, without jitter; None for the first run."""
 
     def _first_delay_ns(self) -> int:
         return (
             self._interval_ns + self._jitter_ns() if self._initial_ns is None else self._initial_ns
         )
 
-    def _after(self, timeout: Timeout, result: object) -> int:
+    def _delay_after(self, timeout: Timeout, result: object) -> int:
         now_ns = timeout._timer_state.now()
         if result is not None:
             delay_ns = to_ns(result, what="the delay that run() returned")  # type: ignore[arg-type]
@@ -218,11 +231,11 @@ class PeriodicTask(_Resubmitting):
         return self._due_ns - now_ns + self._jitter_ns()
 
     def _failed(self, timeout: Timeout, error: BaseException) -> None:
-        self._resubmit(self._after(timeout, None))
+        self._resubmit(self._delay_after(timeout, None))
         raise error
 
-    def _after_refusal(self, timeout: Timeout, error: BaseException) -> int:
-        return self._after(timeout, None)
+    def _delay_after_refusal(self, timeout: Timeout, error: BaseException) -> int:
+        return self._delay_after(timeout, None)
 
     def _jitter_ns(self) -> int:
         return random.randint(-self._spread_ns, self._spread_ns) if self._spread_ns else 0
@@ -261,7 +274,7 @@ class RetryTask(_Resubmitting):
     ) -> None:
         super().__init__(timer, run)
         self._backoff = Backoff(wait=backoff, stop=stop, max_attempts=max_attempts)
-        self._backoff_without_end = Backoff(wait=backoff)
+        self._refusal_backoff = Backoff(wait=backoff)
         self._initial_ns = to_ns(initial_delay, what="initial_delay")
         self._attempts = 0
         self._started_ns = 0
@@ -280,7 +293,7 @@ class RetryTask(_Resubmitting):
     def _first_delay_ns(self) -> int:
         return self._initial_ns
 
-    def _after(self, timeout: Timeout, result: object) -> None:
+    def _delay_after(self, timeout: Timeout, result: object) -> None:
         self._attempts += 1
         self._last_error = None
 
@@ -297,9 +310,9 @@ class RetryTask(_Resubmitting):
             )
         finally:
             self._resubmit(delay_ns)
-        if delay_ns is None:
+        if delay_ns is None or not isinstance(error, Exception):  # such as KeyboardInterrupt
             raise error
 
-    def _after_refusal(self, timeout: Timeout, error: BaseException) -> int | None:
+    def _delay_after_refusal(self, timeout: Timeout, error: BaseException) -> int | None:
         attempts = max(self._attempts, 1)  # a refusal is no attempt
-        return self._backoff_without_end.next_delay_ns(attempts, elapsed_ns=0, error=error)
+        return self._refusal_backoff.next_delay_ns(attempts, elapsed_ns=0, error=error)

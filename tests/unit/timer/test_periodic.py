@@ -336,6 +336,36 @@ def test_a_retry_task_ends_after_max_attempts_and_reports_the_last_error(timer, 
     assert (task.state, task.attempts, task.last_error) == ("done", 3, errors[2])
 
 
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+def test_a_retry_task_raises_what_is_no_exception_and_continues(timer, failures, error):
+    job = Job(timer, error(), ValueError(), "yes")
+    task = RetryTask(timer, job, backoff=2.0).start()
+    with pytest.raises(error):
+        timer.advance(0)
+    assert [type(failure) for failure in failures] == [error]
+    timer.advance(60)
+    assert job.at == [0, 2, 4]
+    assert (task.state, task.attempts, len(failures)) == ("done", 3, 1)
+
+
+async def test_a_canceled_coroutine_is_a_failed_attempt_of_a_retry_task():
+    began = asyncio.Event()
+
+    async def run():
+        began.set()
+        await asyncio.sleep(WAIT_S)
+
+    async with AsyncWheelTimer() as timer:
+        task = RetryTask(timer, run).start()
+        await began.wait()
+        (running,) = timer._tasks
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert (task.state, task.attempts) == ("armed", 1)
+        assert task.cancel()
+
+
 def test_a_retry_task_takes_wait_and_stop_objects_of_tenacity(timer, failures):
     job = Job(timer, *[ValueError(n) for n in range(20)])
     RetryTask(
