@@ -151,10 +151,18 @@ def connect(address: Address, timeout: float) -> tuple[socket.socket, float]:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     except OSError as error:
         sock.close()
-        raise explained(error, timeout) from None
+        problem = explained(error, timeout)
+        is_loopback = str(address).startswith("127.") or str(address) == "::1"
+        if error.errno == errno.ECONNREFUSED and is_loopback:
+            problem.advice = REFUSED_HERE
+        raise problem from None
     return sock, took
 
 
+REFUSED_HERE: Final = (
+    "start the server; check its port, and that it runs on this host and not in another container"
+)
+"""The advice if this host refuses a connection to itself."""
 CLOSED_AT_ONCE: Final = (
     "the server closed the connection at once",
     "look into the server's log; a proxy or a connection limit may close it",

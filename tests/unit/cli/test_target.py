@@ -96,6 +96,22 @@ def test_each_error_of_a_socket_has_message_and_advice():
         assert problem.advice
 
 
+@pytest.mark.parametrize(
+    ("host", "is_loopback"), [("127.0.0.1", True), ("::1", True), ("10.0.0.1", False)]
+)
+def test_the_advice_for_a_loopback_address_does_not_suspect_127_0_0_1(
+    monkeypatch, host, is_loopback
+):
+    def refuse(*_):
+        raise ConnectionRefusedError(errno.ECONNREFUSED, "refused")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    with pytest.raises(Problem) as refused:
+        connect(Address(socket.AF_INET, (host, 80)), WAIT_S)
+    assert "start the server; check its port" in refused.value.advice
+    assert ("127.0.0.1 only" in refused.value.advice) is not is_loopback
+
+
 def test_a_socket_that_fails_is_closed():
     with pytest.raises(Problem, match="no such socket"):
         connect(Address(socket.AF_UNIX, "/no/such/place"), WAIT_S)
