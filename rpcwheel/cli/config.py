@@ -1,18 +1,20 @@
 """`rpcwheel config check|schema`: check a settings file, and show what it means."""
 
 import json
+import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from datetime import timedelta
-from typing import Annotated, Any, NamedTuple
+from functools import cache
+from typing import Annotated, Any, Final, NamedTuple
 
 import typer
+from tenacity import wait_random_exponential
 
 from rpcwheel.call.policy import REPLACED, MethodPolicy
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.kit.config import policy_from_file, settings_schema
-from rpcwheel.kit.policy import KitPolicy
+from rpcwheel.kit.config import policy_from_env, policy_from_file, settings_schema
+from rpcwheel.kit.policy import PREFIX, KitPolicy
 from rpcwheel.methods import matches, specificity
 from rpcwheel.policy import Policy
 
@@ -20,6 +22,9 @@ from .findings import printable
 from .table import print_table
 
 __all__ = ["config"]
+
+USUAL_MULTIPLIER: Final = 2
+"""The `multiplier` of a wait that does not set it."""
 
 config = typer.Typer(no_args_is_help=True, help="Check settings files.")
 
@@ -30,44 +35,84 @@ def schema() -> None:
     print(json.dumps(settings_schema(), indent=2))
 
 
+def _check_prefix(prefix: str) -> str:
+    try:
+        policy_from_env(prefix or PREFIX, {})
+    except ConfigurationError as error:
+        raise typer.BadParameter(str(error)) from None
+    return prefix
+
+
 @config.command()
 def check(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="A settings file, TOML or YAML.")],
+    file: Annotated[
+        str | None, typer.Argument(metavar="FILE", help="A settings file, TOML or YAML.")
+    ] = None,
     method: Annotated[
         str | None,
         typer.Option(metavar="/PACKAGE.SERVICE/METHOD", help="Show the settings of this method."),
     ] = None,
+    env: Annotated[
+        bool,
+        typer.Option("--env", help=f"Read {PREFIX}... variables too, as Kit.from_env does. FILE "
+                     f"replaces {PREFIX}CONFIG, and may be left out."),
+    ] = False,
+    prefix: Annotated[
+        str,
+        typer.Option(callback=_check_prefix, help="Read the variables with this prefix, such as "
+                     "SHOP_RPC_; implies --env.", show_default=PREFIX),
+    ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-) -> None:
+) -> None:  # fmt: skip
     """Check a settings file, and print all problems or the settings that are in effect.
 
-    Exit status: 0 if the file is valid, 1 if not.
+    Exit status: 0 if the settings are valid, 1 if not, 2 for a wrong argument or if a package to
+    read YAML is missing.
     """
     if method is not None and not re.fullmatch(r"/[\w.]+/\w+", method):
         raise typer.BadParameter(
             f"give a method in full, such as /shop.Orders/Get, not {method!r}",
             param_hint="--method",
         )
+    if env:
+        prefix = prefix or PREFIX
+    given = "file"
     try:
-        policy = policy_from_file(file)
+        if prefix:
+            environ = os.environ | ({} if file is None else {f"{prefix}CONFIG": file})
+            policy = policy_from_env(prefix, environ)
+            given = "file or variable" if environ.get(f"{prefix}CONFIG") else "variable"
+        elif file is not None:
+            policy = policy_from_file(file)
+        else:
+            raise typer.BadParameter("give a FILE, or --env", param_hint="FILE")
     except ConfigurationError as error:
+        if isinstance(error.__cause__, ModuleNotFoundError):
+            print(printable(str(error)), file=sys.stderr)
+            raise typer.Exit(2) from None
         problems = error.problems or (str(error),)
         if as_json:
             print(json.dumps({"file": file, "valid": False, "problems": problems}, indent=2))
         else:
             print(*map(printable, problems), sep="\n", file=sys.stderr)
         raise typer.Exit(1) from None
-    settings = list(_all_settings(policy) if method is None else _method_settings(policy, method))
+    settings = list(
+        _all_settings(policy, given) if method is None else _method_settings(policy, given, method)
+    )
     if as_json:
-        values = {one.name: {"value": one.value, "from": one.source} for one in settings}
-        print(json.dumps({"file": file, "valid": True, "settings": values}, indent=2, default=str))
+        values = {
+            one.name: {"value": one.value, "from": one.source}
+            | ({"note": one.note} if one.note else {})
+            for one in settings
+        }
+        print(json.dumps({"file": file, "valid": True, "settings": values}, indent=2))
         return
     rows = [
-        (one.name, json.dumps(one.value, ensure_ascii=False, default=str), one.source)
+        (one.name, _as_toml(one.value), one.source + (f" ({one.note})" if one.note else ""))
         for one in settings
     ]
     print_table(("setting", "value", "from"), rows, sys.stdout)
-    print(f"\n{file} is valid.")
+    print("\nThe settings are valid." if prefix else f"\n{file} is valid.")
 
 
 class Setting(NamedTuple):
@@ -75,57 +120,80 @@ class Setting(NamedTuple):
 
     name: str
     value: Any
-    """As in JSON; False for a policy that is switched off."""
+    """As in JSON."""
     source: str
-    """"file", "default", or the pattern of the methods that it is set for."""
+    """"file", "variable", "file or variable", "default", or the pattern of the methods that it is
+    set for."""
+    note: str = ""
+    """Why it has no effect, or the policy that replaced it."""
 
 
 Layer = tuple[str, Policy]
-"""Settings that a file sets in one place, and the name of the place."""
+"""Settings that are given in one place, and the name of the place."""
 
 
-def _all_settings(policy: KitPolicy) -> Iterator[Setting]:
-    """Yield the general settings, and those that the file sets for some methods."""
+def _all_settings(policy: KitPolicy, given: str) -> Iterator[Setting]:
+    """Yield the general settings, and those that are given for some methods."""
     for name in KitPolicy.model_fields:
         if name != "methods":
-            yield from _settings(name, getattr(policy, name), [("file", policy)])
+            yield from _settings(name, getattr(policy, name), [(given, policy)])
     for pattern, own in policy.methods.items():
         for name in MethodPolicy.model_fields:
-            for one in _settings(name, getattr(own, name), [("file", own)]):
-                if one.source == "file":
+            for one in _settings(name, getattr(own, name), [(given, own)]):
+                if one.source == given:
                     yield one._replace(name=f'methods."{pattern}".{one.name}')
 
 
-def _method_settings(policy: KitPolicy, method: str) -> Iterator[Setting]:
+def _method_settings(policy: KitPolicy, given: str, method: str) -> Iterator[Setting]:
     """Yield the settings of one method, and where each comes from."""
     patterns = sorted(policy.methods, key=specificity)
-    layers: list[Layer] = [("file", policy)]
+    layers: list[Layer] = [(given, policy)]
     layers += [
         (pattern, policy.methods[pattern]) for pattern in patterns if matches(pattern, method)
     ]
     effective = policy.policy_for(method)
     for name in MethodPolicy.model_fields:
-        yield from _settings(name, getattr(effective, name), layers)
+        value = getattr(effective, name)
+        useless = name in {"retry", "hedging"} and value is not None and not effective.idempotent
+        for one in _settings(name, value, layers):
+            note = "no effect: the method is not idempotent" if useless else one.note
+            yield one._replace(note=note)
+
+
+@cache
+def _names(policy: str) -> list[str]:
+    """Return the settings of a policy that a file can set."""
+    return list(settings_schema()["$defs"][policy]["properties"])
 
 
 def _settings(name: str, value: object, layers: Sequence[Layer]) -> Iterator[Setting]:
-    """Yield a setting; of a policy, each setting in it that has a value."""
+    """Yield a setting; of a policy, each setting in it."""
     if not isinstance(value, Policy):
-        source = _source(name, "", layers)
-        if value is None and source != "default":  # another policy may have replaced it
-            replacing = [other for other, replaced in REPLACED.items() if name in replaced]
-            sources = {source, *(_source(other, "", layers) for other in replacing)}
-            source = next((one for one, _ in reversed(layers) if one in sources), "default")
-        yield Setting(name, False if value is None else _as_json(value), source)
+        yield Setting(name, _as_json(value), *_source(name, layers))
         return
-    for part in type(value).model_fields:
-        source, inner = _source(name, part, layers), getattr(value, part)
-        if inner is not None or source != "default":
-            yield Setting(f"{name}.{part}", False if inner is None else _as_json(inner), source)
+    for part in _names(type(value).__name__):
+        source, set_there = _source_in(name, part, layers)
+        inner = getattr(value, part)
+        left_out = inner is None and set_there is not None
+        note = "no effect: not shorter than timeout" if left_out else ""
+        yield Setting(f"{name}.{part}", _as_json(inner), source, note)
 
 
-def _source(name: str, part: str, layers: Sequence[Layer]) -> str:
-    """Return the last layer that sets a setting.
+def _source(name: str, layers: Sequence[Layer]) -> tuple[str, str]:
+    """Return the last layer that sets or replaces a setting, and a note if it replaces it."""
+    source, note, value = "default", "", None
+    for place, layer in layers:
+        replacing = (other for other, replaced in REPLACED.items() if name in replaced)
+        by = next((other for other in replacing if getattr(layer, other) is not None), None)
+        if name in layer.model_fields_set:
+            source, note, value = place, "", getattr(layer, name)
+        elif value is not None and by is not None:
+            source, note, value = place, f"replaced by {by}", None
+    return source, note
+
+
+def _source_in(name: str, part: str, layers: Sequence[Layer]) -> tuple[str, object]:
+    """Return the last layer that sets a setting of a policy, and its value there.
 
     A policy of a layer replaces the one of an earlier layer as a whole, but for `timeout`, whose
     parts are merged.
@@ -133,25 +201,45 @@ def _source(name: str, part: str, layers: Sequence[Layer]) -> str:
     for source, layer in reversed(layers):
         if name in layer.model_fields_set:
             own = getattr(layer, name)
-            if not part or not isinstance(own, Policy) or part in own.model_fields_set:
-                return source
+            if not isinstance(own, Policy):
+                return source, None
+            if part in own.model_fields_set:
+                return source, getattr(own, part)
             if name != "timeout":
-                return "default"
-    return "default"
+                break
+    return "default", None
 
 
 def _as_json(value: object) -> object:
-    """Return a value as JSON has it. A tenacity object is shown as a call: `wait_fixed(...)`."""
+    """Return a value as JSON has it; a wait as the table from which it is made."""
     match value:
-        case timedelta():
-            return value.total_seconds()
+        case None | str() | bool() | int() | float():
+            return value
         case set() | frozenset():
             return sorted(map(str, value))
         case list() | tuple():
             return [_as_json(one) for one in value]
-        case dict() | str() | bool() | int() | float():
-            return value
-        case Policy():
-            return {name: _as_json(getattr(value, name)) for name in value.model_fields_set}
-    parts = ", ".join(f"{name}={part}" for name, part in vars(value).items())
-    return f"{type(value).__name__}({parts})"
+        case dict() | Policy():
+            return {str(name): _as_json(one) for name, one in dict(value).items()}
+        case wait_random_exponential():
+            usual = value.exp_base == USUAL_MULTIPLIER
+            more = {} if usual else {"multiplier": value.exp_base}
+            return {"initial": value.multiplier, "max": value.max, **more}
+    return str(value)
+
+
+def _as_toml(value: Any) -> str:
+    """Return a value of JSON as TOML has it; null, which TOML lacks, as `none`."""
+    match value:
+        case None:
+            return "none"
+        case list():
+            return f"[{', '.join(map(_as_toml, value))}]"
+        case dict():
+            pairs = (f"{_as_key(name)} = {_as_toml(one)}" for name, one in value.items())
+            return f"{{{', '.join(pairs)}}}"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _as_key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name, ensure_ascii=False)

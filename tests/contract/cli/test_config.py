@@ -1,10 +1,14 @@
 """`rpcwheel config`: problems of a settings file, and the settings that are in effect."""
 
 import json
+import os
+import sys
+import tomllib
 
 import pytest
 
 from rpcwheel.cli import main
+from rpcwheel.kit.config import policy_from_file
 
 SETTINGS = """
 timeout = 2.0
@@ -34,13 +38,13 @@ def file(tmp_path):
 
 @pytest.fixture
 def checked(file, capsys):
-    """Runs `config check --json`, and returns the settings with their sources."""
+    """Runs `config check --json`, and returns value, source and note of each setting."""
 
     def run(*arguments):
         assert main(["config", "check", str(file), "--json", *arguments]) == 0
         report = json.loads(capsys.readouterr().out)
         assert report["valid"] is True
-        return {name: (one["value"], one["from"]) for name, one in report["settings"].items()}
+        return {name: tuple(one.values()) for name, one in report["settings"].items()}
 
     return run
 
@@ -75,7 +79,8 @@ def test_check_prints_settings_with_defaults(file, capsys) -> None:
     assert lines[0] == ["SETTING", "VALUE", "FROM"]
     assert ["timeout.timeout", "2.0", "file"] in lines
     assert ["retry.max_attempts", "3", "default"] in lines
-    assert ["heartbeat", "false", "default"] in lines
+    assert ["retry.attempt_timeout", "none", "default"] in lines
+    assert ["heartbeat", "none", "default"] in lines
     assert ['methods."/shop.Orders/*".idempotent', "true", "file"] in lines
     assert lines[-1] == [str(file), "is", "valid."]
 
@@ -86,16 +91,127 @@ def test_check_of_a_method_names_the_pattern_of_each_setting(checked) -> None:
     assert found["timeout.message_timeout"] == (1.0, "/shop.*/*")
     assert found["timeout.propagate_deadline"] == (True, "default")
     assert found["idempotent"] == (False, "/shop.Orders/Get")
-    assert found["retry.retry_on"] == (["UNAVAILABLE"], "file")
-    assert found["hedging"] == (False, "default")
-    assert found["retry.backoff"][0].startswith("wait_random_exponential(")
+    assert found["retry.retry_on"][:2] == (["UNAVAILABLE"], "file")
+    assert found["hedging"] == (None, "default")
+    assert found["retry.backoff"][:2] == ({"initial": 0.1, "max": 2.0}, "file")
 
 
 def test_check_of_a_method_names_the_pattern_that_replaces_a_policy(checked) -> None:
     found = checked("--method", "/shop.Audit/Push")
-    assert found["retry"] == (False, "/shop.Audit/*")
+    assert found["retry"] == (None, "/shop.Audit/*", "replaced by failback")
+    assert found["hedging"] == (None, "default")
     assert found["failback.retry_on"] == (["UNAVAILABLE"], "/shop.Audit/*")
     assert found["failback.max_pending"] == (100, "default")
+
+
+def test_check_names_the_layer_that_sets_none_and_not_one_that_replaces_nothing(
+    file, checked
+) -> None:
+    with file.open("a") as more:
+        more.write('[methods."/shop.*/P*"]\nretry = false')
+    assert checked("--method", "/shop.Audit/Push")["retry"] == (None, "/shop.*/P*")
+
+
+def test_check_of_a_method_says_that_a_limit_beyond_the_timeout_has_no_effect(
+    file, checked
+) -> None:
+    file.write_text(
+        'timeout = { timeout = 9, message_timeout = 5 }\n[methods."/shop.Orders/*"]\ntimeout = 1'
+    )
+    found = checked("--method", "/shop.Orders/Get")
+    assert found["timeout.timeout"] == (1.0, "/shop.Orders/*")
+    assert found["timeout.message_timeout"] == (
+        None,
+        "file",
+        "no effect: not shorter than timeout",
+    )
+
+
+def test_check_says_that_a_method_that_is_not_idempotent_is_not_retried(
+    file, checked, capsys
+) -> None:
+    note = "no effect: the method is not idempotent"
+    assert checked("--method", "/shop.Orders/Get")["retry.max_attempts"] == (3, "default", note)
+    assert checked("--method", "/shop.Orders/Put")["retry.max_attempts"] == (3, "default")
+    assert main(["config", "check", str(file), "--method", "/shop.Orders/Get"]) == 0
+    assert f"default ({note})" in capsys.readouterr().out
+    file.write_text("hedging = 0.1")
+    assert checked("--method", "/shop.Orders/Get")["hedging.delay"] == (0.1, "file", note)
+
+
+def test_check_prints_values_as_a_toml_file_has_them(file, capsys) -> None:
+    file.write_text("""
+retry.retry_on = ["INTERNAL", "UNAVAILABLE"]
+retry.backoff = { initial = 0.05, max = 3, multiplier = 1.5 }
+retry.retry_budget = { max_tokens = 10, token_ratio = 0.1 }
+failback.retry_on = "UNAVAILABLE"
+failback.default = { "a b" = [{ day = "\\u00e9" }], empty = {} }
+""")
+    assert main(["config", "check", str(file)]) == 0
+    lines = [line.split(None, 1) for line in capsys.readouterr().out.splitlines() if "." in line]
+    printed = {name: rest.rsplit("  ", 1)[0] for name, rest in lines if rest.endswith("file")}
+    assert printed["retry.backoff"].strip() == "{initial = 0.05, max = 3.0, multiplier = 1.5}"
+    pasted = "\n".join(f"{name} = {value}" for name, value in printed.items())
+    again = file.with_name("again.toml")
+    again.write_text(pasted)
+    assert tomllib.loads(pasted)["failback"]["default"] == {"a b": [{"day": "é"}], "empty": {}}
+    before, after = policy_from_file(file), policy_from_file(again)
+    assert before.failback == after.failback
+    assert before.retry.replace(backoff=1) == after.retry.replace(backoff=1)
+    assert vars(before.retry.backoff) == vars(after.retry.backoff)
+
+
+def test_check_prints_a_date_in_a_default_response(file, checked) -> None:
+    file.write_text('failback = { retry_on = "UNAVAILABLE", default = 2026-01-02 }')
+    assert checked()["failback.default"] == ("2026-01-02", "file")
+
+
+def test_check_of_yaml_without_its_package_says_what_to_install_and_ends_with_2(
+    file, capsys, monkeypatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ruamel.yaml", None)
+    yaml = file.with_suffix(".yaml")
+    yaml.write_text("timeout: 2")
+    assert main(["config", "check", str(yaml), "--json"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "pip install 'rpcwheel[config]'" in captured.err
+
+
+@pytest.fixture
+def environ(monkeypatch):
+    """Sets variables; others of rpcwheel are removed."""
+    for name in [name for name in os.environ if name.startswith("RPCWHEEL_")]:
+        monkeypatch.delenv(name)
+    return monkeypatch.setenv
+
+
+def test_check_env_lets_variables_override_the_file(checked, environ) -> None:
+    environ("RPCWHEEL_CONFIG", "other.toml")
+    environ("RPCWHEEL_RETRY__MAX_ATTEMPTS", "7")
+    found = checked("--env")
+    assert found["retry.max_attempts"] == (7, "file or variable")
+    assert found["retry.retry_on"] == (["UNAVAILABLE"], "file or variable")
+    assert found["retry.min_retries"] == (10, "default")
+    assert found['methods."/shop.Orders/*".idempotent'] == (True, "file or variable")
+
+
+def test_check_env_without_a_file_checks_the_variables(file, capsys, environ) -> None:
+    environ("RPCWHEEL_TIMEOUT", "3")
+    assert main(["config", "check", "--env"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["timeout.timeout", "3.0", "variable"] in lines
+    environ("SHOP_RPC_CONFIG", str(file))
+    environ("SHOP_RPC_TIMEOT", "3")
+    assert main(["config", "check", "--prefix", "SHOP_RPC_"]) == 1
+    assert "did you mean SHOP_RPC_TIMEOUT?" in capsys.readouterr().err
+
+
+def test_check_wants_a_file_or_variables(capsys) -> None:
+    assert main(["config", "check"]) == 2
+    assert "give a FILE, or --env" in capsys.readouterr().err
+    assert main(["config", "check", "--prefix", "shop"]) == 2
+    assert "prefix must be in capital letters" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("method", ["shop.Orders/Get", "/shop.Orders", "/shop.Orders/"])
