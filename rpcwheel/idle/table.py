@@ -123,7 +123,7 @@ class Connection:
     bytes_out: int | None
     connected_at: datetime
     """UTC. When it was first seen; for a connection that has made no call, the last time at which
-    bytes were received or sent before that."""
+    bytes were received or sent before that. The same in each list."""
     last_used_at: datetime | None
     """UTC. When a call last began or ended, or a message was last read or written. None: never."""
     idle_s: float
@@ -133,9 +133,15 @@ class Connection:
 class Entry:
     """One connection. Guarded by the lock of its table."""
 
-    def __init__(self, peer: str, address: Address | None, first_ns: int) -> None:
+    def __init__(
+        self, peer: str, address: Address | None, first_ns: int, connected_at: datetime
+    ) -> None:
         self.peer = peer
         self.address = address
+        self.connected_at = connected_at
+        self.last_used: tuple[int, datetime | None] = NOT_YET, None
+        """The last use that was listed: by the table's clock, and by the wall clock. Kept, so that
+        its wall-clock time is the same in each list."""
         # Without an address it stands for several connections, such as those of a unix socket.
         self.activity = ConnectionActivity(first_ns, None if address is None else random.random())
         self.described = False
@@ -156,6 +162,11 @@ class Entry:
         """Make the record for users."""
         user, info, first_ns = self.activity.user, self.info, self.activity.first_ns
         last_ns = max(kind.last_used_ns for kind in self.activity.counted_activities(limits))
+        if last_ns != self.last_used[0]:
+            self.last_used = (
+                last_ns,
+                None if last_ns == NOT_YET else _wall_time(last_ns, now_ns, now),
+            )
         state = ConnectionState.ACTIVE if user.in_flight else ConnectionState.IDLE
         return Connection(
             peer=self.peer,
@@ -171,10 +182,8 @@ class Entry:
             messages_out=user.messages_out,
             bytes_in=None if info is None else info.bytes_in,
             bytes_out=None if info is None else info.bytes_out,
-            connected_at=now - timedelta(microseconds=(now_ns - first_ns) / 1000),
-            last_used_at=None
-            if last_ns == NOT_YET
-            else now - timedelta(microseconds=(now_ns - last_ns) / 1000),
+            connected_at=self.connected_at,
+            last_used_at=self.last_used[1],
             idle_s=(now_ns - max(first_ns, last_ns)) / 1e9,
         )
 
@@ -334,6 +343,11 @@ class Responses:
         raise StopIteration
 
 
+def _wall_time(time_ns: int, now_ns: int, now: datetime) -> datetime:
+    """Convert a time of the clock that says `now_ns` when the wall clock says `now`."""
+    return now - timedelta(microseconds=(now_ns - time_ns) / 1000)
+
+
 def late_request_details(limit_ns: int) -> str:
     """Status details for a call whose request did not arrive."""
     return f"the request did not arrive within {limit_ns / 1e9:g} s"
@@ -408,7 +422,9 @@ class Table:
         if entry is None:
             if len(self._entries) >= MAX_ENTRIES:
                 self._drop_oldest()
-            entry = Entry(peer, address, first_ns)
+            now = datetime.now(UTC)  # read first, so that `last_used_at` is not earlier
+            connected_at = _wall_time(first_ns, self.now_ns(), now)
+            entry = Entry(peer, address, first_ns, connected_at)
             if address is not None:
                 self._by_address[address] = entry
         else:  # found by a scan, which may name a scope otherwise than gRPC

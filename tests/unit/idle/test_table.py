@@ -81,6 +81,7 @@ def test_what_a_call_does_after_the_detector_ended_it_is_no_use(table, timer):
 
 def test_times_are_wall_clock_times_and_seconds(table, timer):
     timer.advance(10)
+    began = datetime.now(UTC)
     one = call(table)
     timer.advance(20)
     one.note_end()
@@ -88,9 +89,25 @@ def test_times_are_wall_clock_times_and_seconds(table, timer):
     before = datetime.now(UTC)
     (seen,) = snapshot_of(table)
     after = datetime.now(UTC)
-    assert before <= seen.connected_at + timedelta(seconds=50) <= after
+    assert began <= seen.connected_at <= before
     assert before <= seen.last_used_at + timedelta(seconds=30) <= after
     assert seen.idle_s == 30.0
+
+
+def test_wall_clock_times_are_the_same_until_the_connection_is_used(table, timer):
+    call(table, heartbeat=True).note_end()
+    call(table).note_end()
+    scan(table, socket(5001), socket(5002, 2, silent=5))
+    first, second = snapshot_of(table), snapshot_of(table)
+    assert [(one.connected_at, one.last_used_at) for one in first] == [
+        (one.connected_at, one.last_used_at) for one in second
+    ]
+    timer.advance(20)
+    call(table).note_end()
+    used = next(one for one in snapshot_of(table) if one.peer == A)
+    before = next(one for one in first if one.peer == A)
+    assert used.connected_at == before.connected_at
+    assert used.last_used_at != before.last_used_at
 
 
 def test_heartbeats_are_no_use_unless_the_policy_counts_them(table, timer):
@@ -101,6 +118,7 @@ def test_heartbeats_are_no_use_unless_the_policy_counts_them(table, timer):
     assert (seen.heartbeats_total, seen.calls_total, seen.last_used_at) == (1, 0, None)
     (seen,) = table.connections(Limits(IdlePolicy(count_heartbeats=True)), table.entries())
     assert (seen.last_used_at is None, seen.idle_s) == (False, 5.0)
+    assert snapshot_of(table)[0].last_used_at is None
 
 
 def test_patterns_of_heartbeats_may_change(table):
@@ -243,7 +261,7 @@ def test_a_connection_that_is_being_closed_has_the_state_closing(table):
 
 
 def test_a_reason_note_report_once_until_the_connection_is_used():
-    entry, limits = Entry(A, ("10.0.0.1", 5001), 0), Limits(IdlePolicy())
+    entry, limits = Entry(A, ("10.0.0.1", 5001), 0, datetime.now(UTC)), Limits(IdlePolicy())
     idle, age = (IdleReason(limit, 1, 2) for limit in (IdleLimit.IDLE, IdleLimit.AGE))
     assert entry.note_report(idle, limits)
     assert not entry.note_report(idle, limits)
@@ -255,7 +273,8 @@ def test_a_reason_note_report_once_until_the_connection_is_used():
 
 
 def test_connections_have_different_shares_of_the_spread_of_max_age():
-    shares = {Entry(A, ("10.0.0.1", 5001), 0).activity.age_jitter for _ in range(20)}
+    now = datetime.now(UTC)
+    shares = {Entry(A, ("10.0.0.1", 5001), 0, now).activity.age_jitter for _ in range(20)}
     assert len(shares) > 10
     assert all(0 <= share <= 1 for share in shares)
-    assert Entry("unix:", None, 0).activity.age_jitter is None
+    assert Entry("unix:", None, 0, now).activity.age_jitter is None
