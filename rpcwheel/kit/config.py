@@ -181,10 +181,10 @@ class _SettingsSchema(GenerateJsonSchema):
         raise PydanticOmit
 
     def nullable_schema(self, schema: core_schema.NullableSchema) -> JsonSchemaValue:
-        """Allow `false`, except for integers and booleans."""
+        """Allow `false`, except for booleans."""
         inner = self.generate_inner(schema["schema"])
         off: list[dict[str, Any]] = [{"type": "null"}]
-        if inner.get("type") not in {"integer", "boolean"}:
+        if inner.get("type") != "boolean":
             off.append({"const": False})
         return {"anyOf": [*inner.get("anyOf", [inner]), *off]}
 
@@ -251,10 +251,10 @@ def _without_false(tree: dict[str, Any], place: Place) -> dict[str, Any]:
 
 
 def _may_be_none(place: Place) -> bool:
-    """Whether `false` means None here. Not for integers, where it could mean 0, and booleans."""
+    """Whether `false` means None here. Not for booleans."""
     _, field = field_at(KitPolicy, place)
     kinds = set() if field is None else set(types_in(field.annotation))
-    return type(None) in kinds and not kinds & {int, bool}
+    return type(None) in kinds and bool not in kinds
 
 
 # Files

@@ -106,24 +106,30 @@ def test_false_in_a_file_means_none(file):
     default_response = false
     failback = false
     idempotent = false
+    wait_for_ready = false
+    [methods."/b/*"]
+    failback = { retry_on = "UNAVAILABLE", max_attempts = false }
     """
-    own = policy_from_file(file(text)).methods["/a/*"]
+    methods = policy_from_file(file(text)).methods
+    own = methods["/a/*"]
     assert own.model_fields_set == {
         "timeout",
         "retry",
         "default_response",
         "failback",
         "idempotent",
+        "wait_for_ready",
     }
     assert (own.timeout.timeout, own.timeout.message_timeout) == (None, None)
-    assert own.timeout.propagate_deadline is own.idempotent is False
+    assert own.timeout.propagate_deadline is own.idempotent is own.wait_for_ready is False
     assert (own.retry.retry_budget, own.retry.attempt_timeout) == (None, None)
     assert own.default_response is own.failback is None
+    assert methods["/b/*"].failback.max_attempts is None
 
 
-def test_false_is_refused_for_an_integer(file):
-    with pytest.raises(ConfigurationError, match=r"failback\.max_attempts: .* integer, not False"):
-        policy_from_file(file('failback = { retry_on = "UNAVAILABLE", max_attempts = false }'))
+def test_false_is_refused_for_an_integer_that_cannot_be_none(file):
+    with pytest.raises(ConfigurationError, match=r"retry\.max_attempts: .* integer, not False"):
+        policy_from_file(file('retry = { retry_on = "UNAVAILABLE", max_attempts = false }'))
 
 
 def test_a_default_response_in_a_file_is_not_changed(file):

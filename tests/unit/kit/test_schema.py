@@ -22,6 +22,7 @@ VALID = [
     "registry = { lease_ttl = 5, backoff = { initial = 1, max = 2, multiplier = 3 } }",
     "registry = { snapshot = '/var/cache/registry.json' }",
     "retry = { retry_on = 'UNAVAILABLE', retry_budget = { max_tokens = 10, token_ratio = 0.1 } }",
+    "failback = { retry_on = 'UNAVAILABLE', max_attempts = false }",
     "failback = { retry_on = ['INTERNAL'], default = { any = ['thing'] }, overflow = 'drop' }",
 ]
 
@@ -35,7 +36,7 @@ INVALID = [
     "retry = { retry_on = 'UNAVAILABLE', max_attempts = 0 }",
     "retry = { retry_on = 'UNAVAILABLE', retry_budget = 2 }",
     "retry = { retry_on = 'UNAVAILABLE', backoff = { initial = 1 } }",
-    "failback = { retry_on = 'UNAVAILABLE', max_attempts = false }",
+    "retry = { retry_on = 'UNAVAILABLE', max_attempts = false }",
     "failback = { retry_on = 'UNAVAILABLE', overflow = 'wait' }",
     "idempotent = 1",
     "idle = { max_age_grace = -1 }",
