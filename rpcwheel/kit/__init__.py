@@ -7,7 +7,7 @@
     kit.close()  # at the end; returns the queued calls that were not delivered
 
 With `heartbeat`, `kit.channel(target)` replaces a dead connection. With `idle`,
-`kit.detect_idle(server)` closes idle connections.
+`kit.detect_idle(server)` closes idle connections; `kit.detectors` has the running detectors.
 
 With a registry, `kit.channel("etcd://127.0.0.1:2379/shop.Orders")` calls the instances of a
 service, and `kit.serve(server, publish="etcd://127.0.0.1:2379", service="shop.Orders", port=50051)`

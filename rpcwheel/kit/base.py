@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 import warnings
 import weakref
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Never, Self, TypeVar
 
@@ -241,7 +242,7 @@ class KitBase(
             )
         self._has_warned = False
         self._tables: list[ConnectionTable] = []  # of servers without a detector
-        self._detectors: list[Any] = []
+        self._detectors: dict[Any, None] = {}  # a set in order, to which any thread may add
 
     @classmethod
     def _load(cls, package: str) -> Any:
@@ -466,9 +467,22 @@ class KitBase(
         detector: Any = self._load("idle").IdleConnectionDetector(
             server, connections=table, ports=ports, policy=self._policy.idle, timer=self._timer
         )
-        self._tables = [one for one in self._tables if one is not table]
-        self._detectors = [one for one in self._detectors if not one.closed] + [detector]
+        with suppress(ValueError):  # a table of the user's own
+            self._tables.remove(table)
+        for one in tuple(self._detectors):
+            if one.closed:
+                self._detectors.pop(one, None)
+        self._detectors[detector] = None
         return detector  # type: ignore[no-any-return]
+
+    @property
+    def detectors(self) -> tuple[Detector, ...]:
+        """The running idle detectors of `detect_idle()` and `serve()`, oldest first.
+
+        A server of `serve()` has one from the time when it is published until it is stopped. A
+        detector of `detect_idle()` notices the end of its server at its next check. Thread-safe.
+        """
+        return tuple(one for one in tuple(self._detectors) if not one.closed)
 
     def _table_for(self, connections: ConnectionTable | None) -> ConnectionTable:
         """The table that was given, or the only one without a detector."""
@@ -586,7 +600,7 @@ class KitBase(
         return publisher
 
     def _close_detectors(self) -> None:
-        for detector in self._detectors:
+        for detector in tuple(self._detectors):
             detector.close()
         if self._tables:
             from rpcwheel.events import IdleDetectionLimited, emit

@@ -92,6 +92,7 @@ def at_work(mine: grpc.Channel) -> None:
         server = grpc.server(ThreadPoolExecutor(), options=kit.server_options())
         assert_type(kit.detect_idle(server, 50051), IdleConnectionDetector)
         assert_type(kit.detect_idle(server).connections(), list[Connection])
+        assert_type(kit.detectors, tuple[IdleConnectionDetector, ...])
         assert_type(kit.channel("etcd://a/shop.Orders", lb_policy="least_request"), grpc.Channel)
         serving = kit.serve(server, publish="etcd://a", service="shop.Orders", port=50051)
         with serving as published:
@@ -113,6 +114,7 @@ async def at_work_on_a_loop(mine: grpc.aio.Channel) -> None:
         assert_type(kit.channel("orders:50051", interceptors=[]), grpc.aio.Channel)
         assert_type(kit.detect_idle(server), aio_idle.IdleConnectionDetector)
         assert_type(await kit.detect_idle(server).connections(), list[Connection])
+        assert_type(kit.detectors, tuple[aio_idle.IdleConnectionDetector, ...])
         async with kit.serve(server, publish="etcd://a", service="shop", port=1) as published:
             assert_type(published, aio.Publisher)
         assert_type(await kit.flush(1.0), bool)

@@ -19,7 +19,7 @@ async def test_a_server_is_published_and_stopped_in_order(make_aio_shop, memory)
             assert isinstance(published, aio.Publisher)
             assert published.registries[0].policy.lease_ttl == 60.0
             assert await published.wait_published(WAIT_S)
-            (detector,) = kit._detectors
+            (detector,) = kit.detectors
             url = f"{memory}/{SERVICE}"
             for channel in (
                 kit.channel(url, balancer=PATIENT),
@@ -27,9 +27,11 @@ async def test_a_server_is_published_and_stopped_in_order(make_aio_shop, memory)
             ):
                 async with channel:
                     assert await channel.unary_unary(WHO)(b"", timeout=WAIT_S) == b"a"
+                    assert any(one.calls_total for one in await detector.connections())
             published.begin_stop()
             assert await server.wait_for_termination(WAIT_S) is False
         assert detector.closed
+        assert kit.detectors == ()
 
 
 async def test_settings_for_channels_by_name_are_refused_for_an_address(memory):

@@ -231,8 +231,10 @@ def test_each_server_has_its_own_connection_table():
         with pytest.raises(ConfigurationError, match=r"2 servers .*connections=interceptors"):
             kit.detect_idle(one[0], one[1])
         detector = kit.detect_idle(one[0], one[1], connections=one[2][0])
-        assert not detector.closed
-        assert not kit.detect_idle(other[0], other[1]).closed
+        other_detector = kit.detect_idle(other[0], other[1])
+        assert kit.detectors == (detector, other_detector)
+        detector.close()
+        assert kit.detectors == (other_detector,)
         with pytest.raises(ConfigurationError, match="no server waits for a detector"):
             kit.detect_idle(other[0], other[1])
 

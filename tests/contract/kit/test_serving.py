@@ -92,16 +92,23 @@ def test_a_closed_kit_refuses_to_make_a_channel_with_heartbeats(memory):
         kit.channel(f"{memory}/{SERVICE}")
 
 
-def test_serve_runs_an_idle_detector_while_the_server_serves(make_shop, memory):
+def test_detectors_has_the_idle_detector_of_serve_while_the_server_serves(make_shop, memory):
     with Kit(idle=180.0) as kit:
         shop = make_shop(interceptors=kit.server_interceptors())
-        with kit.serve(shop.server, publish=memory, service=SERVICE, **QUICK):
-            (detector,) = kit._detectors
+        assert kit.detectors == ()
+        with (
+            kit.serve(shop.server, publish=memory, service=SERVICE, **QUICK),
+            kit.channel(memory, service=SERVICE, balancer=PATIENT) as channel,
+        ):
+            (detector,) = kit.detectors
             assert not detector.closed
+            assert channel.unary_unary(WHO)(b"", timeout=WAIT_S) == b"a"
+            assert any(one.calls_total for one in detector.connections())
         assert detector.closed
+        assert kit.detectors == ()
         plain = make_shop()  # without the kit's interceptors nothing can be seen
         with kit.serve(plain.server, publish=memory, service=SERVICE, **QUICK):
-            assert kit._detectors == [detector]
+            assert kit.detectors == ()
 
 
 def test_serve_with_several_servers_needs_the_connection_table(make_shop, memory):
