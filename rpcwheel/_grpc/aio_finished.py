@@ -13,7 +13,7 @@ import grpc
 from rpcwheel.errors import FailbackClosed, FailbackFull
 from rpcwheel.rpc import Kind
 
-from .calls import ask, has_status, metadata_from
+from .calls import aio_metadata, has_status, value_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Generator, Iterable
@@ -52,10 +52,10 @@ def status_of(error: BaseException) -> grpc.aio.AioRpcError:
     if isinstance(error, grpc.aio.AioRpcError):
         return error
     return grpc.aio.AioRpcError(
-        ask(error, "code") or grpc.StatusCode.UNKNOWN,
-        metadata_from(ask(error, "initial_metadata")),
-        metadata_from(ask(error, "trailing_metadata")),
-        ask(error, "details") or f"{type(error).__name__}: {error}",
+        value_of(error, "code") or grpc.StatusCode.UNKNOWN,
+        aio_metadata(value_of(error, "initial_metadata")),
+        aio_metadata(value_of(error, "trailing_metadata")),
+        value_of(error, "details") or f"{type(error).__name__}: {error}",
     )
 
 
@@ -112,7 +112,7 @@ class FinishedCall(grpc.aio.Call):
         self._status = status
 
     def cancelled(self) -> bool:
-        return ask(self._status, "code") is CANCELLED
+        return value_of(self._status, "code") is CANCELLED
 
     def done(self) -> bool:
         return True
@@ -127,20 +127,20 @@ class FinishedCall(grpc.aio.Call):
         callback(self)
 
     async def initial_metadata(self) -> grpc.aio.Metadata:
-        return metadata_from(ask(self._status, "initial_metadata"))
+        return aio_metadata(value_of(self._status, "initial_metadata"))
 
     async def trailing_metadata(self) -> grpc.aio.Metadata:
-        return metadata_from(ask(self._status, "trailing_metadata"))
+        return aio_metadata(value_of(self._status, "trailing_metadata"))
 
     async def code(self) -> grpc.StatusCode:
-        code: grpc.StatusCode = ask(self._status, "code")
+        code: grpc.StatusCode = value_of(self._status, "code")
         return code
 
     async def details(self) -> Any:
-        return ask(self._status, "details")
+        return value_of(self._status, "details")
 
     async def debug_error_string(self) -> str | None:
-        text: str | None = ask(self._status, "debug_error_string")
+        text: str | None = value_of(self._status, "debug_error_string")
         return text
 
     async def wait_for_connection(self) -> None:
@@ -241,7 +241,7 @@ def finished_call(
         trailing: Trailing metadata.
     """
     status = grpc.aio.AioRpcError(
-        code, metadata_from(initial), metadata_from(trailing), details, details
+        code, aio_metadata(initial), aio_metadata(trailing), details, details
     )
     error: BaseException | None = None if code is OK else status
     if code is CANCELLED and details in {CANCELLED_HERE, COLLECTED}:

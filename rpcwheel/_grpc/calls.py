@@ -1,4 +1,4 @@
-"""Calls of `grpc`: the details that they are made with, and how they ended.
+"""Calls of `grpc` and `grpc.aio`: their details and metadata, and how they ended.
 
 Some facts are not public in grpcio, or only as the text of a status. Each of these names the
 versions of grpcio on which it was verified.
@@ -17,22 +17,21 @@ if TYPE_CHECKING:
     Metadata = tuple[tuple[str, str | bytes], ...]
 
 __all__ = [
-    "AioDetails",
     "AnyCall",
     "Details",
     "InternalCallback",
-    "ask",
-    "blocks",
-    "call_at_end",
-    "details_of",
-    "details_with",
+    "aio_metadata",
+    "copy_details",
+    "details_with_timeout",
     "failure_of",
     "has_ended",
     "has_status",
-    "is_channel_closed",
+    "is_blocking_unary",
+    "is_channel_closed_error",
     "is_single_threaded",
-    "metadata_from",
-    "metadata_of",
+    "metadata_tuple",
+    "run_at_end",
+    "value_of",
 ]
 
 AnyCall: TypeAlias = Any
@@ -42,7 +41,7 @@ AnyCall: TypeAlias = Any
 
 
 class Details(
-    NamedTuple(
+    NamedTuple(  # as a function, because a `NamedTuple` class can't have another base
         "_Details",
         [
             ("method", str),
@@ -58,47 +57,43 @@ class Details(
     """Call details of `grpc`; `_replace` makes a changed copy."""
 
 
-def details_of(given: Any) -> Details:
+def copy_details(details: Any) -> Details:
     """Copy any call details. An attribute that is missing becomes None, as in grpc."""
-    fields: Any = (getattr(given, name, None) for name in Details._fields)
+    fields: Any = (getattr(details, name, None) for name in Details._fields)
     return Details(*fields)
 
 
-def details_with(given: Any, timeout: float | None) -> Details:
+def details_with_timeout(details: Any, timeout: float | None) -> Details:
     """Copy any call details with another timeout.
 
     Runs for every call, so details with all attributes are copied without `getattr`.
     """
     try:
         return Details(
-            given.method,
+            details.method,
             timeout,
-            given.metadata,
-            given.credentials,
-            given.wait_for_ready,
-            given.compression,
+            details.metadata,
+            details.credentials,
+            details.wait_for_ready,
+            details.compression,
         )
     except AttributeError:
-        return details_of(given)._replace(timeout=timeout)
+        return copy_details(details)._replace(timeout=timeout)
 
 
-class AioDetails(grpc.aio.ClientCallDetails):
-    """Call details of `grpc.aio`; `_replace` makes a changed copy."""
-
-
-def metadata_of(given: Iterable[tuple[str, str | bytes]] | None) -> Metadata:
+def metadata_tuple(metadata: Iterable[tuple[str, str | bytes]] | None) -> Metadata:
     """Return metadata of any form (None, list, tuple, `grpc.aio.Metadata`) as a tuple of pairs."""
-    return () if given is None else tuple((key, value) for key, value in given)
+    return () if metadata is None else tuple((key, value) for key, value in metadata)
 
 
-def metadata_from(given: Iterable[tuple[str, str | bytes]] | None) -> grpc.aio.Metadata:
+def aio_metadata(metadata: Iterable[tuple[str, str | bytes]] | None) -> grpc.aio.Metadata:
     """Return metadata of any form as `grpc.aio.Metadata`."""
-    if isinstance(given, grpc.aio.Metadata):
-        return given
-    return grpc.aio.Metadata(*(given or ()))
+    if isinstance(metadata, grpc.aio.Metadata):
+        return metadata
+    return grpc.aio.Metadata(*(metadata or ()))
 
 
-# --- The style of a call, and its end ---
+# --- Whether a call blocks, and its end ---
 
 
 class InternalCallback(partial):  # type: ignore[type-arg]
@@ -106,17 +101,17 @@ class InternalCallback(partial):  # type: ignore[type-arg]
 
     It may therefore run on gRPC's threads. Callbacks of users run on a worker.
 
-    It is a `partial` for grpcio 1.85: if a plain function raises, the thread of its channel ends,
-    because the error log reads `callback.func`.
+    It is a `partial`, because grpcio 1.85 logs the exception of a callback with `callback.func`. A
+    plain function has no `func`, and the thread of the channel would end.
     """
 
 
-def blocks(continuation: object) -> bool | None:
+def is_blocking_unary(continuation: object) -> bool | None:
     """Whether the caller of a unary call blocks until its end; None if that is not known.
 
-    Decided by the names of gRPC's own closures (1.60 to 1.85, a canary in
-    `tests/interop/grpcio/test_canaries_client.py`). For other functions it is not known; after the
-    call, use `has_ended`.
+    Decided by the names of gRPC's own closures (1.60 to 1.85). A test in
+    `tests/interop/grpcio/test_canaries_client.py` detects if they change. For other functions it is
+    not known; make the call, and use `has_ended`.
     """
     name = getattr(continuation, "__qualname__", "")
     if name.endswith("._with_call.<locals>.continuation"):
@@ -127,7 +122,10 @@ def blocks(continuation: object) -> bool | None:
 
 
 def has_ended(call: AnyCall) -> bool:
-    """Whether a call has ended. True for an object without `done()`: its end is never reported."""
+    """Whether a call has ended.
+
+    An object without `done()` counts as ended, because nothing would report its end.
+    """
     done = getattr(call, "done", None)
     return done is None or bool(done())
 
@@ -135,11 +133,11 @@ def has_ended(call: AnyCall) -> bool:
 def failure_of(call: AnyCall) -> BaseException | None:
     """Return the failure of a call; None if it succeeded. Waits for the end of a running call.
 
-    The failure of a call that was canceled on this side is a `grpc.FutureCancelledError`, which has
-    no status.
+    The failure of a call that was canceled by the client is a `grpc.FutureCancelledError`, which
+    has no status.
     """
     exception = getattr(call, "exception", None)
-    if exception is None:
+    if exception is None:  # another interceptor may return an error in place of a call
         return call if isinstance(call, BaseException) else None
     try:
         error: BaseException | None = exception()
@@ -149,12 +147,12 @@ def failure_of(call: AnyCall) -> BaseException | None:
 
 
 def has_status(error: BaseException) -> bool:
-    """Whether an error is the status of a call, not a bug or a cancellation on this side."""
+    """Whether an error is the status of a call, not a bug or a cancellation by the client."""
     return isinstance(error, grpc.RpcError) and callable(getattr(error, "code", None))
 
 
-def ask(call: object, name: str) -> Any:
-    """Call a method of a call or an error, such as `code`; None if it has no such method.
+def value_of(call: object, name: str) -> Any:
+    """Return what a method of a call or an error returns, such as `code`; None if it has none.
 
     An error of another interceptor may have only some of the methods.
     """
@@ -170,10 +168,11 @@ def is_single_threaded(call: object) -> bool:
     return type(call).__name__ == "_SingleThreadedRendezvous"
 
 
-def call_at_end(call: AnyCall, callback: Callable[[], object]) -> None:
-    """Call a function when a call has ended, on any thread; does not keep the call alive.
+def run_at_end(call: AnyCall, callback: Callable[[], object]) -> None:
+    """Run `callback` when an RPC has ended, on any thread, without keeping the RPC alive.
 
-    (`add_done_callback` keeps it alive; then a call that its user drops is not canceled.)
+    Runs it at once if the RPC has ended, or if its end can't be observed. (`add_done_callback`
+    would keep the RPC alive, and it would not be canceled when its user drops it.)
     """
     add = getattr(call, "add_callback", None)
     if add is None or not add(InternalCallback(callback)):
@@ -182,7 +181,7 @@ def call_at_end(call: AnyCall, callback: Callable[[], object]) -> None:
 
 # --- Closed channels ---
 
-_CLOSED: Final = {
+_CLOSED_MESSAGES: Final = {
     "Cannot invoke RPC on closed channel!",  # `ValueError` of grpc, for calls with one response
     "Cannot invoke RPC: Channel closed!",  # the same, for response streams and futures
     "Channel is closed.",  # `UsageError` of grpc.aio
@@ -194,9 +193,9 @@ _CLOSED_DURING_CALL: Final = "Channel closed!"
 a `CancelledError` without a text."""
 
 
-def is_channel_closed(error: BaseException) -> bool:
-    """Whether a call failed because its channel was closed on this side, before or during it."""
+def is_channel_closed_error(error: BaseException) -> bool:
+    """Whether an error says that the client closed the channel before or during the call."""
     if isinstance(error, grpc.RpcError):
-        canceled = ask(error, "code") is grpc.StatusCode.CANCELLED
-        return canceled and ask(error, "details") == _CLOSED_DURING_CALL
-    return isinstance(error, (ValueError, grpc.aio.UsageError)) and str(error) in _CLOSED
+        canceled = value_of(error, "code") is grpc.StatusCode.CANCELLED
+        return canceled and value_of(error, "details") == _CLOSED_DURING_CALL
+    return isinstance(error, (ValueError, grpc.aio.UsageError)) and str(error) in _CLOSED_MESSAGES

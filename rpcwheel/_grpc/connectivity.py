@@ -1,6 +1,7 @@
-"""The state of the connection below a channel, and the end of all calls on it.
+"""The connectivity state of gRPC's core channel below a `grpc` or `grpc.aio` channel, and its end.
 
-Uses `_channel`, `_connectivity_state` and the channel of cygrpc, which are private in grpcio.
+The functions on gRPC's polling thread and `close_unavailable` are for `grpc` only. Uses `_channel`,
+`_connectivity_state` and the channel of cygrpc, which are private in grpcio.
 Verified on 1.66 and 1.85; `tests/unit/_grpc/test_connectivity.py` fails if they change.
 """
 
@@ -16,16 +17,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 __all__ = [
-    "READY_STATE",
-    "channels_below",
-    "core_below",
-    "end_calls",
+    "CORE_READY",
+    "close_unavailable",
+    "core_channel",
+    "core_state",
+    "core_target",
+    "has_polling_thread",
     "is_bare",
-    "is_polled",
-    "state_below",
     "state_reader",
-    "target_below",
-    "wait_unpolled",
+    "unwrapped_channels",
+    "wait_for_polling_end",
 ]
 
 STATES: Final = (
@@ -37,21 +38,24 @@ STATES: Final = (
 )
 """In the order of `grpc_connectivity_state` in gRPC's core."""
 
-READY_STATE: Final = STATES.index(grpc.ChannelConnectivity.READY)
+CORE_READY: Final = STATES.index(grpc.ChannelConnectivity.READY)
+"""The number of READY in gRPC's core."""
 
 MAX_DEPTH: Final = 32
-"""How many channels, each with interceptors on the one below, are searched."""
+"""How many nested channels (`grpc.intercept_channel`) are searched; ends the search in a cycle."""
 
 POLL_TIMEOUT_S: Final = 0.5
+"""How long to wait for the end of gRPC's polling thread. It ends within 0.2 s, or 0.4 s if it was
+just asked to connect."""
+
 POLL_INTERVAL_S: Final = 0.005
-"""How long, and how often, to check whether gRPC's polling thread has ended. It ends within 0.2 s,
-or 0.4 s if it was just asked to connect."""
+"""How often to check whether it has ended."""
 
 
-def channels_below(channel: Any) -> Iterator[Any]:
-    """Iterate over the channel and all channels below it, down to the channel of gRPC's core.
+def unwrapped_channels(channel: Any) -> Iterator[Any]:
+    """Iterate over a channel and those that it wraps, down to the channel of gRPC's core.
 
-    grpcio keeps the next lower channel as `_channel`.
+    grpcio keeps the wrapped channel as `_channel`.
     """
     for _ in range(MAX_DEPTH):
         if channel is None:
@@ -61,22 +65,22 @@ def channels_below(channel: Any) -> Iterator[Any]:
 
 
 def state_reader(channel: Any) -> Callable[[bool], int]:
-    """Return a function that reads the state of the connection below a channel, for each call.
+    """Return a function that reads the state of a channel, cheap enough to be used for each RPC.
 
-    The function takes whether to connect, and returns the number of the state: `READY_STATE` if
-    the connection is READY, or if its state is not known. It raises ValueError if the channel is
-    closed.
+    The function takes whether to connect, and returns the core's number of the state. An unknown
+    state counts as READY, so that requests are given to gRPC. If the channel is closed, the
+    function raises ValueError.
     """
-    core = core_below(channel)
+    core = core_channel(channel)
     if core is None:
-        return lambda _: READY_STATE
+        return lambda _: CORE_READY
     reader: Callable[[bool], int] = core.check_connectivity_state
     return reader
 
 
-def core_below(channel: Any) -> Any:
+def core_channel(channel: Any) -> Any:
     """Return the channel of gRPC's core below a channel; None if it is not found."""
-    for inner in channels_below(channel):
+    for inner in unwrapped_channels(channel):
         if hasattr(inner, "check_connectivity_state"):
             return inner
     return None
@@ -87,18 +91,18 @@ def is_bare(channel: Any) -> bool:
     return hasattr(getattr(channel, "_channel", None), "check_connectivity_state")
 
 
-def state_below(
+def core_state(
     channel: Any,
     *,
     try_to_connect: bool = False,
 ) -> grpc.ChannelConnectivity | None:
-    """Return the state of the connection below a channel; None if unknown, SHUTDOWN if closed.
+    """Return the state of gRPC's core channel; None if unknown, SHUTDOWN if closed.
 
     Args:
         channel: gRPC's own channel, with or without interceptors.
-        try_to_connect: Whether to connect if the connection is IDLE.
+        try_to_connect: Whether to connect if the channel is IDLE.
     """
-    core = core_below(channel)
+    core = core_channel(channel)
     if core is None:
         return None
     try:
@@ -107,11 +111,13 @@ def state_below(
         return grpc.ChannelConnectivity.SHUTDOWN
 
 
-def target_below(channel: Any) -> str | None:
+def core_target(channel: Any) -> str | None:
     """Return the target of a channel; None if it is not known, or the channel is closed."""
-    core = core_below(channel)
+    core = core_channel(channel)
+    if core is None:
+        return None
     try:
-        # grpcio 1.85 crashes if a closed channel is asked for its target; this raises.
+        # For a closed channel this raises, while `target` ends the process (grpcio 1.85).
         core.check_connectivity_state(False)
         target = core.target() if callable(core.target) else core.target
     except Exception:  # noqa: BLE001 - closed, or of another class
@@ -119,17 +125,18 @@ def target_below(channel: Any) -> str | None:
     return target.decode(errors="replace") if isinstance(target, bytes) else str(target)
 
 
-def end_calls(channel: grpc.Channel, details: str) -> None:
+def close_unavailable(channel: grpc.Channel, details: str) -> None:
     """Close a channel and end its calls with UNAVAILABLE. Idempotent.
 
     If the channel of gRPC's core is not found, the calls end with CANCELLED, as by `close`. Waits
-    until gRPC's thread has reported the ends, so it must not be called on that thread.
+    until the channel's thread has run the done-callbacks of the calls, so it must not be called on
+    that thread.
 
     Args:
         channel: gRPC's own channel, with or without interceptors.
         details: The status details. Characters that can't be encoded are escaped.
     """
-    core = core_below(channel)
+    core = core_channel(channel)
     try:
         if core is not None:
             readable = details.encode(errors="backslashreplace").decode()
@@ -138,24 +145,24 @@ def end_calls(channel: grpc.Channel, details: str) -> None:
         channel.close()
 
 
-def is_polled(channel: Any) -> bool:
+def has_polling_thread(channel: Any) -> bool:
     """Whether a thread of gRPC polls for changes of the state of a channel.
 
     It does so for up to 0.2 s after the last callback was unsubscribed. If the channel is closed
-    then, the thread may raise (grpc #18995).
+    while the thread polls, the thread may raise (grpc #18995).
     """
-    for inner in channels_below(channel):
+    for inner in unwrapped_channels(channel):
         state = getattr(inner, "_connectivity_state", None)
         if state is not None:
             return bool(getattr(state, "polling", False))
     return False
 
 
-def wait_unpolled(*channels: object) -> None:
+def wait_for_polling_end(*channels: object) -> None:
     """Wait until no thread of gRPC polls for changes of these channels, at most `POLL_TIMEOUT_S`.
 
-    No callback may be subscribed meanwhile.
+    The caller must not subscribe meanwhile.
     """
-    end_s = time.monotonic() + POLL_TIMEOUT_S
-    while any(map(is_polled, channels)) and time.monotonic() < end_s:
+    deadline_s = time.monotonic() + POLL_TIMEOUT_S
+    while any(map(has_polling_thread, channels)) and time.monotonic() < deadline_s:
         time.sleep(POLL_INTERVAL_S)

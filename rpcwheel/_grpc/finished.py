@@ -11,7 +11,7 @@ import grpc
 
 from rpcwheel.errors import FailbackClosed, FailbackFull
 
-from .calls import metadata_of
+from .calls import metadata_tuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -151,8 +151,8 @@ class _Refused(FinishedError):
         super().__init__(
             error.code(),
             str(refusal),
-            initial=metadata_of(error.initial_metadata()),
-            trailing=metadata_of(error.trailing_metadata()),
+            initial=metadata_tuple(error.initial_metadata()),
+            trailing=metadata_tuple(error.trailing_metadata()),
         )
 
     def __str__(self) -> str:

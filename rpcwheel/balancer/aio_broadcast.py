@@ -20,7 +20,7 @@ from rpcwheel._grpc.aio_finished import (
     status_of,
 )
 from rpcwheel._grpc.aio_relay import AwaitedRelay, cancel_count
-from rpcwheel._grpc.calls import metadata_of
+from rpcwheel._grpc.calls import metadata_tuple
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.rpc import Kind, classes_by_kind
 from rpcwheel.transport.aio import CLOSED
@@ -121,7 +121,9 @@ class _Method:
             raise grpc.aio.UsageError(CLOSED)
         options = {
             "timeout": timeout,
-            "metadata": None if metadata is None else metadata_of(metadata),  # may be an iterator
+            "metadata": None
+            if metadata is None
+            else metadata_tuple(metadata),  # may be an iterator
             "credentials": credentials,
             "wait_for_ready": wait_for_ready,
             "compression": compression,

@@ -36,7 +36,7 @@ from rpcwheel._grpc.aio_relay import (
     Signal,
     cancel_count,
 )
-from rpcwheel._grpc.calls import ask
+from rpcwheel._grpc.calls import value_of
 from rpcwheel.call.config import copy_of
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.events import CallbackFailed, emit
@@ -303,7 +303,7 @@ class _Pool(SubchannelPool[Subchannel]):
             response = await call(PROBE.request, timeout=self.check_timeout_s, metadata=MARK)
             answered = is_answered(response, "OK")
         except grpc.RpcError as error:
-            answered = is_answered(None, getattr(ask(error, "code"), "name", "CANCELLED"))
+            answered = is_answered(None, getattr(value_of(error, "code"), "name", "CANCELLED"))
         except asyncio.CancelledError:
             if cancel_count():
                 raise

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
 
-from rpcwheel._grpc.calls import failure_of, metadata_of
-from rpcwheel._grpc.connectivity import target_below
+from rpcwheel._grpc.calls import failure_of, metadata_tuple
+from rpcwheel._grpc.connectivity import core_target
 from rpcwheel._grpc.finished import FinishedError, FinishedResponse
 from rpcwheel._grpc.multicallable import Channel
 from rpcwheel.errors import ConfigurationError
@@ -111,7 +111,7 @@ class _Broadcast(grpc.UnaryUnaryMultiCallable):
         wait_for_ready: bool | None = None,
         compression: grpc.Compression | None = None,
     ) -> Any:
-        metadata = None if metadata is None else metadata_of(metadata)  # may be an iterator
+        metadata = None if metadata is None else metadata_tuple(metadata)  # may be an iterator
         options = timeout, metadata, credentials, wait_for_ready, compression
         calls: dict[str, Any] = {}
         responses, errors = {}, {}
@@ -182,4 +182,4 @@ def _as_rpc_error(error: BaseException) -> BaseException:
 
 
 def _target(channel: grpc.Channel) -> str:
-    return getattr(channel, "target", None) or target_below(channel) or "channel"
+    return getattr(channel, "target", None) or core_target(channel) or "channel"

@@ -21,7 +21,7 @@ import grpc
 
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._grpc import multicallable
-from rpcwheel._grpc.calls import Details, InternalCallback, call_at_end, metadata_of
+from rpcwheel._grpc.calls import Details, InternalCallback, metadata_tuple, run_at_end
 from rpcwheel._grpc.finished import FinishedError, FinishedResponse
 from rpcwheel.call.config import ClientState, copy_of
 from rpcwheel.call.policy import CallPolicy
@@ -365,7 +365,7 @@ class WaitingCall(CallAttempts):
         options: tuple[Any, ...],
     ) -> None:
         metadata, credentials, wait_for_ready, compression = options
-        metadata = None if metadata is None else metadata_of(metadata)
+        metadata = None if metadata is None else metadata_tuple(metadata)
         state, now_ns = method.pool.state, method.pool.state.now_ns()
         deadline_ns = NEVER if timeout is None else now_ns + max(0, to_ns(timeout, what="timeout"))
         if not method.kind.streams_requests:
@@ -586,7 +586,7 @@ def report_end(call: Any, pool: _Pool, subchannel: Subchannel) -> None:
             EXECUTOR.submit(pool, partial(pool.failed, subchannel, code))
 
     if hasattr(call, "add_callback"):
-        call_at_end(call, ended)
+        run_at_end(call, ended)
 
 
 def _code_of(call: Any) -> str:

@@ -31,15 +31,15 @@ from rpcwheel._concurrency.callbacks import run_callback
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._grpc.calls import (
     InternalCallback,
-    call_at_end,
-    details_of,
-    details_with,
+    copy_details,
+    details_with_timeout,
     failure_of,
     has_ended,
     has_status,
-    is_channel_closed,
+    is_channel_closed_error,
     is_single_threaded,
-    metadata_of,
+    metadata_tuple,
+    run_at_end,
 )
 from rpcwheel._grpc.finished import FinishedError, FinishedResponse, FinishedStream, refused_by
 from rpcwheel.durations import NEVER, to_ns, to_seconds
@@ -106,7 +106,7 @@ def with_readiness(details: Any, config: MethodConfig) -> Any:
     """Return call details with the `wait_for_ready` of the method, if the caller did not set it."""
     if config.wait_for_ready is None or getattr(details, "wait_for_ready", None) is not None:
         return details
-    return details_of(details)._replace(wait_for_ready=config.wait_for_ready)
+    return copy_details(details)._replace(wait_for_ready=config.wait_for_ready)
 
 
 class WaitingCalls:
@@ -216,7 +216,7 @@ class ClientCall:
     def first_attempt(self) -> AnyCall:
         """Make the first attempt."""
         now_ns, _, attempt_ns = self._begun
-        details = details_with(self._details, seconds_left(attempt_ns, now_ns))
+        details = details_with_timeout(self._details, seconds_left(attempt_ns, now_ns))
         return self._start(details, self._next_request())
 
     def keep_request(self) -> None:
@@ -229,12 +229,12 @@ class ClientCall:
         """Make another attempt."""
         self._attempts = attempt.number
         left_s = seconds_left(attempt.deadline_ns, self.state.now_ns())
-        details = details_with(self._details, left_s)
+        details = details_with_timeout(self._details, left_s)
         details = details._replace(metadata=with_attempt(details.metadata, attempt.number))
         try:
             return self._start(details, self._next_request())
         except ValueError as error:
-            if is_channel_closed(error):
+            if is_channel_closed_error(error):
                 return _channel_closed()
             raise
 
@@ -254,7 +254,7 @@ class ClientCall:
 
     def next_step(self, error: BaseException, *, received: bool = False) -> NextAttempt | Stop:
         """Decide what follows a failed attempt. Runs users' wait objects."""
-        if is_channel_closed(error):
+        if is_channel_closed_error(error):
             return CHANNEL_CLOSED
         if not has_status(error):
             return NO_STATUS
@@ -286,7 +286,7 @@ class ClientCall:
             FailbackFull, FailbackClosed: The call can't be queued. The exception is also a
                 `grpc.RpcError`; its cause is `error`.
         """
-        if is_channel_closed(error):  # the error of a blocking retry has no status
+        if is_channel_closed_error(error):  # the error of a blocking retry has no status
             return call if has_status(error) or self._attempts == 1 else _channel_closed()
         if not has_status(error):
             return call
@@ -334,8 +334,8 @@ class ClientCall:
         return (FinishedStream if streams else FinishedResponse)(
             messages_of(policy.default) if streams else policy.default,
             details,
-            initial=metadata_of(error.initial_metadata()),
-            trailing=(*metadata_of(error.trailing_metadata()), (ANSWER_KEY, source)),
+            initial=metadata_tuple(error.initial_metadata()),
+            trailing=(*metadata_tuple(error.trailing_metadata()), (ANSWER_KEY, source)),
         )
 
     def _enqueue(self, policy: FailbackPolicy, error: BaseException) -> str | None:
@@ -349,7 +349,7 @@ class ClientCall:
         if messages is None:
             error.add_note(f"{self.method}: not queued by failback, as not all requests are known")
             return None
-        given = details_of(self._details)
+        given = copy_details(self._details)
         details = given._replace(
             timeout=delivery_timeout(given.timeout, self.config),
             metadata=queued_metadata(given.metadata, policy),
@@ -458,7 +458,7 @@ def begin_unary(call: ClientCall, *, known: bool = True) -> AnyCall:
 
     Args:
         call: The call.
-        known: Whether it is known that the caller does not block; see `_grpc.calls.blocks`.
+        known: Whether it is known that the caller does not block; see `is_blocking_unary`.
     """
     if not (call.config.handles_failures or call.hedged):
         return _begin_plain(call)
@@ -517,7 +517,7 @@ def _begin_plain(call: ClientCall) -> AnyCall:
     except BaseException:
         watch.cancel()
         raise
-    call_at_end(attempt, watch.cancel)
+    run_at_end(attempt, watch.cancel)
     return attempt
 
 
@@ -946,8 +946,8 @@ class CallAttempts(_RetryingState):
         while True:
             attempt = self._current()
             if attempt is self.final:
-                return metadata_of(attempt.initial_metadata())
-            metadata = metadata_of(attempt.initial_metadata())
+                return metadata_tuple(attempt.initial_metadata())
+            metadata = metadata_tuple(attempt.initial_metadata())
             with self._changed:
                 if not metadata:  # a failure without metadata looks the same until its status
                     self._changed.wait_for(partial(self._is_closed, attempt), TRAILERS_TIMEOUT_S)
@@ -1049,7 +1049,7 @@ class CallAttempts(_RetryingState):
         return FinishedError(
             grpc.StatusCode.DEADLINE_EXCEEDED,
             call.state.report_stall(call.method, call.config),
-            initial=metadata_of(attempt.initial_metadata()),
+            initial=metadata_tuple(attempt.initial_metadata()),
         )
 
 
@@ -1155,7 +1155,7 @@ class HedgedAttempts(_RetryingState):
             self._run_on_worker(partial(self._has_failed, attempt, failure))
 
     def _has_failed(self, attempt: AnyCall, failure: BaseException) -> None:
-        known = has_status(failure) and not is_channel_closed(failure)
+        known = has_status(failure) and not is_channel_closed_error(failure)
         with self._changed:
             self._failed = attempt, failure
             over = not known or self._plan.ended(self.call.state.now_ns(), result_of(failure))
@@ -1194,7 +1194,7 @@ class HedgedAttempts(_RetryingState):
 
     def initial_metadata(self) -> Metadata:
         """Wait for the end, which decides whose metadata the caller gets."""
-        return metadata_of(self.wait().initial_metadata())
+        return metadata_tuple(self.wait().initial_metadata())
 
 
 def _raised(error: BaseException) -> FinishedError:

@@ -43,7 +43,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Literal
 
 from rpcwheel._concurrency.executor import EXECUTOR
-from rpcwheel._grpc.calls import is_channel_closed
+from rpcwheel._grpc.calls import is_channel_closed_error
 from rpcwheel.backoff import Backoff
 from rpcwheel.durations import to_ns, to_seconds
 from rpcwheel.errors import (
@@ -696,7 +696,7 @@ def _attempt_ended(call: QueuedCall) -> Iterator[None]:
 
 
 def _why_not_retried(error: BaseException) -> Stop:
-    if is_channel_closed(error):
+    if is_channel_closed_error(error):
         return CHANNEL_CLOSED
     # By name, because `asyncio` and `concurrent.futures` have a class each.
     return CANCELLED if type(error).__name__ == "CancelledError" else NOT_NAMED

@@ -31,7 +31,7 @@ import grpc
 
 from rpcwheel._concurrency.callbacks import run_callback, weak_callback
 from rpcwheel._concurrency.notifications import NotificationQueue
-from rpcwheel._grpc.connectivity import channels_below, is_bare, state_below, target_below
+from rpcwheel._grpc.connectivity import core_state, core_target, is_bare, unwrapped_channels
 from rpcwheel.durations import NEVER, to_seconds
 from rpcwheel.events import CallbackFailed, Event, ExecutorRejected, emit
 from rpcwheel.exiting import BACKGROUND
@@ -267,7 +267,7 @@ class HeartbeatBase(ABC):
         channel = self.connection
         get_state = getattr(channel, "get_state", None)  # a `ReconnectingChannel`, or grpc.aio
         try:
-            state: object = get_state() if callable(get_state) else state_below(channel)
+            state: object = get_state() if callable(get_state) else core_state(channel)
         except Exception:  # noqa: BLE001 - a channel that the user wrote
             return None
         return state if isinstance(state, grpc.ChannelConnectivity) else None
@@ -652,7 +652,7 @@ class HeartbeatManagerBase(Generic[H]):
 def channel_below_interceptors(channel: Any) -> Any:
     """The `ReconnectingChannel` below a channel's interceptors, or the lowest channel."""
     lowest = channel
-    for inner in channels_below(channel):
+    for inner in unwrapped_channels(channel):
         if not callable(getattr(inner, "unary_unary", None)):
             break
         lowest = inner
@@ -671,7 +671,7 @@ def status_of(error: Exception) -> str:
 
 def _target_of(channel: Any) -> str:
     target = getattr(channel, "target", None)
-    target = target_below(channel) if target is None else target
+    target = core_target(channel) if target is None else target
     return repr(channel) if target is None else str(target).removeprefix("dns:///")  # gRPC's prefix
 
 

@@ -15,7 +15,6 @@ import grpc
 
 from rpcwheel._grpc import aio_multicallable
 from rpcwheel._grpc.aio_interceptors import give_lists, lists_of
-from rpcwheel._grpc.calls import AioDetails
 from rpcwheel.call.aio_call import CallFactory
 from rpcwheel.call.config import MAX_METHODS
 from rpcwheel.rpc import Kind, classes_by_kind
@@ -138,7 +137,9 @@ class _Interceptor:
             metadata: Any,
             wait_for_ready: bool | None,
         ) -> Any:
-            details = AioDetails(method, timeout, metadata, credentials, wait_for_ready)
+            details = grpc.aio.ClientCallDetails(
+                method, timeout, metadata, credentials, wait_for_ready
+            )
             return await continuation(details, request)
 
         options = given.timeout, given.metadata, given.wait_for_ready

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 import grpc
 
 from rpcwheel._grpc import multicallable
-from rpcwheel._grpc.calls import Details, blocks, details_with, failure_of
+from rpcwheel._grpc.calls import Details, details_with_timeout, failure_of, is_blocking_unary
 from rpcwheel.call.config import CALL_OPTIONS, seconds_left
 from rpcwheel.call.sync_call import (
     ClientCall,
@@ -52,7 +52,7 @@ class ClientInterceptor(
     ) -> AnyCall:
         """Make a call with one request and one response."""
         make = partial(ClientCall, self._state, Kind.UNARY_UNARY, continuation)
-        blocking = blocks(continuation)
+        blocking = is_blocking_unary(continuation)
         if not blocking:
             return begin_unary(make(client_call_details, request), known=blocking is not None)
         # Most calls need only their first attempt, so that is made without a `ClientCall`.
@@ -67,7 +67,7 @@ class ClientInterceptor(
         try:
             details = with_readiness(client_call_details, config)
             left_s = seconds_left(attempt_ns, now_ns)
-            call = continuation(details_with(details, left_s), request)
+            call = continuation(details_with_timeout(details, left_s), request)
             if failure_of(call) is None:
                 return call
             return make(client_call_details, request, begun).resume(call)
@@ -82,7 +82,7 @@ class ClientInterceptor(
         call = ClientCall(
             self._state, Kind.STREAM_UNARY, continuation, client_call_details, request_iterator
         )
-        blocking = blocks(continuation)
+        blocking = is_blocking_unary(continuation)
         return call.run() if blocking else begin_unary(call, known=blocking is not None)
 
     def intercept_unary_stream(

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from rpcwheel._concurrency.callbacks import run_callback, weak_callback
 from rpcwheel._concurrency.notifications import NotificationQueue
-from rpcwheel._grpc.connectivity import wait_unpolled
+from rpcwheel._grpc.connectivity import wait_for_polling_end
 from rpcwheel.events import CallbackFailed, emit
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ class _Exit:
             everyone, transports = tuple(self._all), tuple(self._watched)
         for subscriptions in everyone:
             subscriptions.follow()
-        wait_unpolled(*(transport.channel for transport in transports))
+        wait_for_polling_end(*(transport.channel for transport in transports))
 
 
 _exit = _Exit()

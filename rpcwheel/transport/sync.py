@@ -22,14 +22,14 @@ import grpc
 from rpcwheel._concurrency.callbacks import CloseCallbacks, weak_callback
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._grpc import multicallable
-from rpcwheel._grpc.calls import call_at_end, failure_of, has_ended, is_single_threaded
+from rpcwheel._grpc.calls import failure_of, has_ended, is_single_threaded, run_at_end
 from rpcwheel._grpc.connectivity import (
-    READY_STATE,
-    end_calls,
+    CORE_READY,
+    close_unavailable,
+    core_state,
     is_bare,
-    state_below,
     state_reader,
-    wait_unpolled,
+    wait_for_polling_end,
 )
 from rpcwheel._grpc.finished import FinishedError
 from rpcwheel.durations import NEVER
@@ -185,7 +185,7 @@ class ReconnectingChannel(ChannelStatus, multicallable.Channel):
         elif drain_ns != NEVER:
             self._end_after(old, drain_ns)
         if new.connection_wanted:
-            state_below(new.channel, try_to_connect=True)
+            core_state(new.channel, try_to_connect=True)
         self._subscriptions.follow()
         emit(ConnectionReplaced(self.target, number=new.number, reason=reason, calls=calls))
         return True
@@ -249,9 +249,9 @@ class ReconnectingChannel(ChannelStatus, multicallable.Channel):
     def _close_transport(self, transport: SyncTransport) -> None:
         self._subscriptions.follow()
         self._wait_until_made()
-        wait_unpolled(transport.channel)  # else `close` would wait as long
+        wait_for_polling_end(transport.channel)  # else `close` would wait as long
         try:
-            end_calls(transport.channel, transport.end_details)
+            close_unavailable(transport.channel, transport.end_details)
         finally:
             if self.connections.drained:
                 self.close()
@@ -279,7 +279,7 @@ class ReconnectingChannel(ChannelStatus, multicallable.Channel):
             self._close_callbacks.run()
         finally:  # also if a callback raises SystemExit
             self._wait_until_made()
-            wait_unpolled(*(transport.channel for transport in transports))
+            wait_for_polling_end(*(transport.channel for transport in transports))
             for transport in transports:
                 transport.channel.close()
 
@@ -310,7 +310,7 @@ class ReconnectingChannel(ChannelStatus, multicallable.Channel):
             return grpc.ChannelConnectivity.SHUTDOWN
         while True:
             transport = self.connections.active
-            state = state_below(transport.channel, try_to_connect=try_to_connect)
+            state = core_state(transport.channel, try_to_connect=try_to_connect)
             wanted = transport.connection_wanted or bool(try_to_connect)
             transport.connection_wanted = wanted and state is not READY
             closed = state is grpc.ChannelConnectivity.SHUTDOWN
@@ -324,7 +324,7 @@ class ReconnectingChannel(ChannelStatus, multicallable.Channel):
         """
         connections = self.connections
         try:
-            is_ready = connections.active.read_state(False) == READY_STATE
+            is_ready = connections.active.read_state(False) == CORE_READY
         except ValueError:  # closed
             return False
         return is_ready and connections.accepts_calls
@@ -499,7 +499,7 @@ class _Multicallable:
             finalizer = weakref.finalize(call, EXECUTOR.submit, channel, end)
             finalizer.atexit = False
             end = partial(_end_once, finalizer, end)
-        call_at_end(call, end)
+        run_at_end(call, end)
         # Interceptors on the transport's own channel turn an exception below them into a call.
         if transport.ended and has_ended(call) and channel.has_moved(transport, failure_of(call)):
             return _ended_with(transport)

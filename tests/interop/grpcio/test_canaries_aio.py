@@ -127,7 +127,7 @@ async def test_a_response_returned_by_an_inner_interceptor_takes_no_callbacks(sh
 
 
 async def test_call_details_have_bytes_for_the_method_and_no_compression(shop):
-    """`AioDetails` in _grpc/calls.py differs from `Details`, and methods are decoded."""
+    """interceptors/aio_client.py makes such details, and decodes methods."""
     got = []
 
     async def look(continuation, details, request):

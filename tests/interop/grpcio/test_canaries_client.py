@@ -22,7 +22,7 @@ from fixtures.grpcio import since
 from fixtures.shop import FOR_EVER, STREAM_UNARY, UNARY_UNARY, Hang
 from fixtures.small_servers import METHOD, serving
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel._grpc.connectivity import state_below
+from rpcwheel._grpc.connectivity import core_state
 from rpcwheel.instance import grpc_target, joined
 
 
@@ -110,7 +110,7 @@ def test_a_naive_retry_sends_an_empty_request_stream_and_succeeds():
 def test_only_the_name_of_the_continuation_tells_whether_the_caller_blocks(
     shop, shop_channel, method
 ):
-    """`blocks` in _grpc/calls.py needs it: an interceptor must not wait in `.future()`."""
+    """`is_blocking_unary` needs it: an interceptor must not wait in `.future()`."""
     names = []
 
     def act(continuation, details, request):
@@ -303,7 +303,7 @@ def test_over_tls_a_list_of_addresses_matches_no_certificate():
 
 
 def test_a_channel_of_grpc_has_no_get_state():
-    """`state_below` in _grpc/connectivity.py reads the state from gRPC's core."""
+    """`core_state` in _grpc/connectivity.py reads the state from gRPC's core."""
     with grpc.insecure_channel("127.0.0.1:1") as channel:
         assert not hasattr(channel, "get_state")
 
@@ -320,11 +320,9 @@ def test_a_channel_that_failed_to_connect_stays_in_transient_failure_while_it_tr
         def refuse_attempts() -> None:
             with contextlib.suppress(BlockingIOError):
                 server.accept()[0].close()
-                attempts.append(state_below(channel))
+                attempts.append(core_state(channel))
 
-        wait_until(
-            lambda: refuse_attempts() or state_below(channel, try_to_connect=True) is failing
-        )
+        wait_until(lambda: refuse_attempts() or core_state(channel, try_to_connect=True) is failing)
         attempts.clear()
         wait_until(lambda: refuse_attempts() or len(attempts) >= 5)
         assert set(attempts) == {failing}

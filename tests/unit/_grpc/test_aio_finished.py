@@ -14,7 +14,7 @@ from rpcwheel._grpc.aio_finished import (
     refused_by,
 )
 from rpcwheel._grpc.aio_relay import WouldBlockError, failure_of, has_ended, immediately
-from rpcwheel._grpc.calls import metadata_from
+from rpcwheel._grpc.calls import aio_metadata
 from rpcwheel.errors import FailbackClosed, FailbackFull
 from rpcwheel.rpc import Kind
 
@@ -122,9 +122,9 @@ async def test_immediately_runs_a_coroutine_that_need_not_wait_and_refuses_other
 
 def test_metadata_from_takes_any_form():
     given = grpc.aio.Metadata(("a", "b"))
-    assert metadata_from(given) is given
-    assert metadata_from([("a", "b")]) == given
-    assert len(metadata_from(None)) == 0
+    assert aio_metadata(given) is given
+    assert aio_metadata([("a", "b")]) == given
+    assert len(aio_metadata(None)) == 0
 
 
 async def answer(call, kind):
@@ -133,7 +133,7 @@ async def answer(call, kind):
 
 @pytest.mark.parametrize("kind", [FailbackFull, FailbackClosed])
 def test_a_refusal_of_a_failback_queue_is_an_rpc_error_and_a_failback_error(kind):
-    metadata = metadata_from([("k", "v")])
+    metadata = aio_metadata([("k", "v")])
     failure = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, None, metadata, "gone")
     error = refused_by(kind("q: not queued"), failure)
     assert isinstance(error, kind)

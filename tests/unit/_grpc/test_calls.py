@@ -8,12 +8,12 @@ import pytest
 from fixtures.shop import UNARY_STREAM, UNARY_UNARY, Hang, Silent
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel._grpc.calls import (
-    blocks,
-    call_at_end,
     failure_of,
     has_status,
-    is_channel_closed,
+    is_blocking_unary,
+    is_channel_closed_error,
     is_single_threaded,
+    run_at_end,
 )
 from rpcwheel._grpc.finished import FinishedError, FinishedResponse
 
@@ -21,8 +21,8 @@ KINDS = ["unary_unary", "unary_stream", "stream_unary", "stream_stream"]
 
 
 def test_the_style_of_a_continuation_that_is_not_grpcs_is_unknown():
-    assert blocks(lambda details, request: None) is None
-    assert blocks(functools.partial(print)) is None
+    assert is_blocking_unary(lambda details, request: None) is None
+    assert is_blocking_unary(functools.partial(print)) is None
 
 
 def test_the_failure_of_a_call_is_found_for_all_forms_of_calls(shop_channel):
@@ -48,7 +48,7 @@ def test_a_callback_of_call_at_end_does_not_keep_the_call_alive(shop, shop_chann
     silent, ended = Silent(), []
     shop.then(silent)
     call = shop_channel.unary_stream(UNARY_STREAM)(b"x")
-    call_at_end(call, lambda: ended.append("dropped"))
+    run_at_end(call, lambda: ended.append("dropped"))
     assert silent.begun.wait(WAIT_S)
     assert ended == []
     del call
@@ -58,9 +58,9 @@ def test_a_callback_of_call_at_end_does_not_keep_the_call_alive(shop, shop_chann
 def test_call_at_end_calls_at_once_if_the_call_has_ended_or_takes_no_callbacks(shop_channel):
     ended = []
     call = shop_channel.unary_unary(UNARY_UNARY).with_call(b"x")[1]
-    call_at_end(call, lambda: ended.append("ended"))
+    run_at_end(call, lambda: ended.append("ended"))
     assert wait_until(lambda: ended == ["ended"])
-    call_at_end(object(), lambda: ended.append("other"))
+    run_at_end(object(), lambda: ended.append("other"))
     assert ended == ["ended", "other"]
 
 
@@ -86,9 +86,9 @@ def test_a_call_on_a_closed_channel_is_recognized_by_its_error(shop, kind):
     channel = grpc.insecure_channel(shop.target)
     multicallable = getattr(channel, kind)(UNARY_UNARY)
     channel.close()
-    assert is_channel_closed(raised_by(multicallable, request_of(kind)))
+    assert is_channel_closed_error(raised_by(multicallable, request_of(kind)))
     if hasattr(multicallable, "future"):
-        assert is_channel_closed(raised_by(multicallable.future, request_of(kind)))
+        assert is_channel_closed_error(raised_by(multicallable.future, request_of(kind)))
 
 
 def test_a_call_whose_channel_is_closed_while_it_runs_is_recognized_by_its_error(shop):
@@ -98,7 +98,7 @@ def test_a_call_whose_channel_is_closed_while_it_runs_is_recognized_by_its_error
     call = channel.unary_unary(UNARY_UNARY).future(b"a")
     assert hang.begun.wait(WAIT_S)
     channel.close()
-    assert is_channel_closed(raised_by(call.result))
+    assert is_channel_closed_error(raised_by(call.result))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -106,9 +106,9 @@ async def test_a_call_on_a_closed_channel_of_grpc_aio_is_recognized_by_its_error
     channel = grpc.aio.insecure_channel(shop.target)
     multicallable = getattr(channel, kind)(UNARY_UNARY)
     await channel.close()
-    assert is_channel_closed(raised_by(multicallable, request_of(kind)))
+    assert is_channel_closed_error(raised_by(multicallable, request_of(kind)))
 
 
 def test_other_errors_do_not_mean_that_a_channel_was_closed():
     others = (ValueError("no"), grpc.aio.UsageError("no"), RuntimeError("Channel is closed."))
-    assert not any(map(is_channel_closed, others))
+    assert not any(map(is_channel_closed_error, others))

@@ -6,12 +6,12 @@ import pytest
 from fixtures.shop import UNARY_UNARY, Hang
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel._grpc.connectivity import (
-    core_below,
-    end_calls,
+    close_unavailable,
+    core_channel,
+    core_state,
+    has_polling_thread,
     is_bare,
-    is_polled,
-    state_below,
-    wait_unpolled,
+    wait_for_polling_end,
 )
 
 IDLE = grpc.ChannelConnectivity.IDLE
@@ -34,16 +34,16 @@ def intercepted(channel):
 @pytest.mark.parametrize("wrap", [lambda channel: channel, intercepted])
 def test_the_state_of_a_channel_is_found_below_its_interceptors(shop, wrap):
     with grpc.insecure_channel(shop.target) as channel:
-        assert state_below(wrap(channel)) is IDLE
-        assert state_below(wrap(channel), try_to_connect=True) is IDLE
-        assert wait_until(lambda: state_below(wrap(channel)) is READY)
-    assert state_below(wrap(channel)) is SHUTDOWN
+        assert core_state(wrap(channel)) is IDLE
+        assert core_state(wrap(channel), try_to_connect=True) is IDLE
+        assert wait_until(lambda: core_state(wrap(channel)) is READY)
+    assert core_state(wrap(channel)) is SHUTDOWN
 
 
 def test_a_channel_that_can_not_connect_is_in_transient_failure():
     with grpc.insecure_channel("127.0.0.1:1") as channel:
-        state_below(channel, try_to_connect=True)
-        assert wait_until(lambda: state_below(channel) is FAILING)
+        core_state(channel, try_to_connect=True)
+        assert wait_until(lambda: core_state(channel) is FAILING)
 
 
 def test_a_channel_with_interceptors_is_not_bare(shop_channel):
@@ -53,7 +53,11 @@ def test_a_channel_with_interceptors_is_not_bare(shop_channel):
 
 @pytest.mark.parametrize("other", [None, object(), grpc])
 def test_nothing_is_known_of_an_object_that_is_not_grpcs(other):
-    assert (core_below(other), state_below(other), is_polled(other)) == (None, None, False)
+    assert (core_channel(other), core_state(other), has_polling_thread(other)) == (
+        None,
+        None,
+        False,
+    )
 
 
 def test_wait_unpolled_waits_for_grpcs_polling_threads_of_all_channels(shop_channel):
@@ -63,10 +67,10 @@ def test_wait_unpolled_waits_for_grpcs_polling_threads_of_all_channels(shop_chan
     with grpc.insecure_channel("127.0.0.1:1") as other:
         for channel in (intercepted(shop_channel), other):
             channel.subscribe(callback)
-            assert is_polled(channel)
+            assert has_polling_thread(channel)
             channel.unsubscribe(callback)
-        wait_unpolled(shop_channel, object(), intercepted(other))
-        assert (is_polled(shop_channel), is_polled(other)) == (False, False)
+        wait_for_polling_end(shop_channel, object(), intercepted(other))
+        assert (has_polling_thread(shop_channel), has_polling_thread(other)) == (False, False)
 
 
 def test_wait_unpolled_returns_after_its_timeout_if_a_channel_stays_subscribed(shop_channel):
@@ -74,8 +78,8 @@ def test_wait_unpolled_returns_after_its_timeout_if_a_channel_stays_subscribed(s
         pass
 
     shop_channel.subscribe(callback)
-    wait_unpolled(shop_channel)
-    assert is_polled(shop_channel)
+    wait_for_polling_end(shop_channel)
+    assert has_polling_thread(shop_channel)
     shop_channel.unsubscribe(callback)
 
 
@@ -86,8 +90,8 @@ def test_end_calls_closes_a_channel_and_ends_its_calls_with_the_details(shop, wr
     shop.then(hang)
     future = channel.unary_unary(UNARY_UNARY).future(b"x")
     assert hang.begun.wait(WAIT_S)
-    end_calls(channel, "not \udc80 encodable")
-    end_calls(channel, "a second time")
+    close_unavailable(channel, "not \udc80 encodable")
+    close_unavailable(channel, "a second time")
     error = future.exception()
     assert error.code() is grpc.StatusCode.UNAVAILABLE
     assert "not \\udc80 encodable" in error.details()
