@@ -5,9 +5,11 @@ Policies, errors and timers are the same objects as in `rpcwheel`::
 
     retry = aio.RetryPolicy(retry_on={"UNAVAILABLE"})  # of the methods marked idempotent
     methods = {"/shop.Orders/Get*": aio.MethodPolicy(idempotent=True)}
-    async with aio.Kit(timeout=2.0, retry=retry, methods=methods) as kit:
-        channel = kit.intercept_channel(grpc.aio.insecure_channel("127.0.0.1:50051"))
-        server = grpc.aio.server(interceptors=kit.server_interceptors())
+    kit = aio.Kit(timeout=2.0, retry=retry, methods=methods)
+    server = grpc.aio.server(interceptors=kit.server_interceptors())
+    bare = grpc.aio.insecure_channel("127.0.0.1:50051")
+    async with kit.intercept_channel(bare) as channel, kit:  # the kit is closed first
+        ...
 
 The `grpc.aio` variant of a name that `rpcwheel` does not list is in its package:
 `rpcwheel.heartbeat.aio.HeartbeatManager`.

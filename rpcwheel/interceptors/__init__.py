@@ -3,7 +3,7 @@
 Apply policies to an existing channel::
 
     policy = CallPolicy(
-        timeout=2.0,                                                # default deadline
+        timeout=2.0,                                                # maximum duration
         retry=RetryPolicy(retry_on={"UNAVAILABLE"}),                # idempotent methods only
         methods={
             "/shop.Orders/Get*": MethodPolicy(idempotent=True),     # may be executed twice

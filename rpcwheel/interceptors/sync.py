@@ -42,9 +42,10 @@ class FailbackQueues(FailbackQueuesBase[FailbackInvoker]):
 
     Example::
 
-        with FailbackQueues() as queues:
-            channel = intercept_channel(grpc.insecure_channel(target), policy, queues=queues)
-            ...
+        queues = FailbackQueues()
+        bare = grpc.insecure_channel(target)
+        with intercept_channel(bare, policy, queues=queues) as channel, queues:
+            ...  # at the end the queues are closed first: they deliver through the channel
     """
 
     def __init__(self, timer: Timer | None = None) -> None:

@@ -43,9 +43,11 @@ class Kit(Base):
 
     Example::
 
-        async with rpcwheel.aio.Kit(timeout=2.0) as kit:
-            channel = kit.intercept_channel(grpc.aio.insecure_channel("127.0.0.1:50051"))
-            server = grpc.aio.server(interceptors=kit.server_interceptors())
+        kit = rpcwheel.aio.Kit(timeout=2.0)
+        server = grpc.aio.server(interceptors=kit.server_interceptors())
+        bare = grpc.aio.insecure_channel("127.0.0.1:50051")
+        async with kit.intercept_channel(bare) as channel, kit:
+            ...  # at the end the kit is closed first: it delivers queued calls through the channel
     """
 
     _world: ClassVar = "aio"

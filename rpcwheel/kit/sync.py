@@ -46,9 +46,10 @@ class Kit(Base):
 
         retry = RetryPolicy(retry_on={"UNAVAILABLE"})  # of the methods marked idempotent
         methods = {"/shop.Orders/Get*": MethodPolicy(idempotent=True)}
-        with rpcwheel.Kit(timeout=2.0, retry=retry, methods=methods) as kit:
-            channel = kit.intercept_channel(grpc.insecure_channel("127.0.0.1:50051"))
-            server = grpc.server(pool, interceptors=kit.server_interceptors())
+        kit = rpcwheel.Kit(timeout=2.0, retry=retry, methods=methods)
+        server = grpc.server(pool, interceptors=kit.server_interceptors())
+        with kit.intercept_channel(grpc.insecure_channel("127.0.0.1:50051")) as channel, kit:
+            ...  # at the end the kit is closed first: it delivers queued calls through the channel
     """
 
     _world: ClassVar = "sync"
