@@ -482,11 +482,11 @@ class RetryingCall(Relay):
         If the responses are a stream too, the requests may depend on them, so the rest is not read.
         """
         requests = self._requests
-        is_known = requests is not None and requests.is_known
-        if not is_known and not self._state.is_queued(self.method, self._config, error):
+        is_buffered = requests is not None and requests.is_buffered
+        if not is_buffered and not self._state.is_queued(self.method, self._config, error):
             self.finish_failed(call, error)
             return
-        if requests is not None and requests.is_plain and not is_known:
+        if requests is not None and requests.is_plain and not is_buffered:
             requests.read_plain_rest()
         if requests is None or requests.is_over or self.kind.streams_responses:
             self._enqueue_read(policy, call, error)
@@ -509,7 +509,7 @@ class RetryingCall(Relay):
         self._enqueue_read(policy, call, error)
 
     def _enqueue_read(self, policy: FailbackPolicy, call: Any, error: grpc.RpcError) -> None:
-        if self._requests is not None and self._requests.is_known:
+        if self._requests is not None and self._requests.is_buffered:
             self._enqueue(policy, call, error, *self._requests.buffer.messages)
             return
         why = "its requests were written" if self._was_written else "not all requests are known"

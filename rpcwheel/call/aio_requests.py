@@ -52,7 +52,7 @@ class RequestStream:
         return self._plain is not None
 
     @property
-    def is_known(self) -> bool:
+    def is_buffered(self) -> bool:
         """Whether all requests were read and are in the buffer."""
         return self.buffer.complete and self.buffer.whole
 

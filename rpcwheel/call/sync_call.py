@@ -342,7 +342,7 @@ class ClientCall:
         """Queue the call for delivery in the background; see `Queue.enqueue`."""
         if self.requests is None:
             messages: list[Any] | None = [queued_request(self._request)]
-        elif self.requests.known or self.state.is_queued(self.method, self.config, error):
+        elif self.requests.is_buffered or self.state.is_queued(self.method, self.config, error):
             messages = self.requests.read_rest(self.method, self.seconds_left())
         else:
             return None
@@ -453,40 +453,40 @@ def _channel_closed() -> FinishedError:
 # --- Calls of `.future()` and response streams ---
 
 
-def begin_unary(call: ClientCall, *, known: bool = True) -> AnyCall:
+def begin_unary(call: ClientCall, *, may_block: bool = False) -> AnyCall:
     """Begin a call of `.future()` with one response.
 
     Args:
         call: The call.
-        known: Whether it is known that the caller does not block; see `is_blocking_unary`.
+        may_block: Whether the first attempt may block until its end; see `is_blocking_unary`.
     """
     if not (call.config.handles_failures or call.hedged):
         return _begin_plain(call)
-    return _begin(call, RetryingCall, known=known)
+    return _begin(call, RetryingCall, may_block=may_block)
 
 
 def begin_stream(call: ClientCall) -> AnyCall:
     """Begin a call with a response stream."""
     if call.config.handles_failures or call.config.has_message_timeout:
-        return _begin(call, RetryingStream, known=True)
+        return _begin(call, RetryingStream, may_block=False)
     return _begin_plain(call)
 
 
-def _begin(call: ClientCall, kind: type[RetryingCall], *, known: bool) -> AnyCall:
+def _begin(call: ClientCall, kind: type[RetryingCall], *, may_block: bool) -> AnyCall:
     if call.is_late:
         return call.end_late()
     if call.hedged:
-        return copy_context().run(_begin_hedged, call, kind, known=known)
-    return _begin_attempts(call, kind, known=known)
+        return copy_context().run(_begin_hedged, call, kind, may_block=may_block)
+    return _begin_attempts(call, kind, may_block=may_block)
 
 
-def _begin_hedged(call: ClientCall, kind: type[RetryingCall], *, known: bool) -> AnyCall:
+def _begin_hedged(call: ClientCall, kind: type[RetryingCall], *, may_block: bool) -> AnyCall:
     """Begin in a new context, which all attempts share, so that each goes to another server."""
     TRIED.set([])
-    return _begin_attempts(call, kind, known=known)
+    return _begin_attempts(call, kind, may_block=may_block)
 
 
-def _begin_attempts(call: ClientCall, kind: type[RetryingCall], *, known: bool) -> AnyCall:
+def _begin_attempts(call: ClientCall, kind: type[RetryingCall], *, may_block: bool) -> AnyCall:
     try:
         attempt = call.first_attempt()
     except BaseException:
@@ -495,7 +495,7 @@ def _begin_attempts(call: ClientCall, kind: type[RetryingCall], *, known: bool) 
     if not hasattr(attempt, "add_done_callback"):  # a generator of an inner interceptor
         call.state.report_plain_iterator(call.method)
         return attempt
-    if not known and has_ended(attempt):  # it has blocked in an inner interceptor
+    if may_block and has_ended(attempt):  # it has blocked in an inner interceptor
         return call.run(attempt)
     call.keep_request()
     hedging = call.hedging_plan()

@@ -41,7 +41,7 @@ class RequestStream:
         return self._buffer.whole and self._error is None
 
     @property
-    def known(self) -> bool:
+    def is_buffered(self) -> bool:
         """Whether all requests were read and are in the buffer."""
         return self._buffer.complete and self.replayable
 
@@ -58,23 +58,23 @@ class RequestStream:
             self._current = None
             self._changed.notify_all()
 
-    def read_rest(self, key: object, limit_s: float | None = None) -> list[Any] | None:
-        """Read the rest and return all messages; None if not all are known in time.
+    def read_rest(self, key: object, left_s: float | None = None) -> list[Any] | None:
+        """Read the rest and return all messages; None if they are not all read in time.
 
-        Waits at most `READ_TIMEOUT_S`.
+        Waits at most `READ_TIMEOUT_S`, and not after the deadline.
 
         Args:
-            key: The executor's key of the job that reads.
-            limit_s: The time until the deadline of the call; None without a deadline.
+            key: Identifies the job in the executor.
+            left_s: The time until the deadline of the call; None without a deadline.
         """
         buffer = self._buffer
-        limit_s = READ_TIMEOUT_S if limit_s is None else min(READ_TIMEOUT_S, limit_s)
-        if not buffer.complete and self.replayable and limit_s > 0:
+        timeout_s = READ_TIMEOUT_S if left_s is None else min(READ_TIMEOUT_S, left_s)
+        if not buffer.complete and self.replayable and timeout_s > 0:
             EXECUTOR.submit(("requests", key), partial(self._drain, self.for_attempt()))
             with self._changed:
-                self._changed.wait_for(lambda: buffer.complete or not self.replayable, limit_s)
-            self.close()
-        return buffer.messages if self.known else None
+                self._changed.wait_for(lambda: buffer.complete or not self.replayable, timeout_s)
+            self.close()  # the job then reads no further message
+        return buffer.messages if self.is_buffered else None
 
     def _drain(self, requests: Iterator[Any]) -> None:
         for _ in requests:

@@ -3,6 +3,9 @@
 `InterceptedChannel` has its own multicallables, which look up the configuration of their method
 when they are made. A blocking unary call that succeeds is one call of the inner multicallable.
 `ClientInterceptor` is for channels that the user intercepts.
+
+`options` are gRPC's arguments of a call after the request, in their order: timeout, metadata,
+credentials, wait_for_ready, compression. `Details` has the same fields after the method.
 """
 
 from __future__ import annotations
@@ -29,11 +32,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from rpcwheel._grpc.calls import AnyCall
-    from rpcwheel.call.config import ClientState
+    from rpcwheel.call.config import ClientState, MethodConfig
 
 __all__ = ["ClientInterceptor", "InterceptedChannel"]
 
 Continuation: TypeAlias = "Callable[[Any, Any], AnyCall]"
+Begun: TypeAlias = "tuple[MethodConfig, int, int, int]"  # for `ClientCall`
 
 
 class ClientInterceptor(
@@ -54,7 +58,7 @@ class ClientInterceptor(
         make = partial(ClientCall, self._state, Kind.UNARY_UNARY, continuation)
         blocking = is_blocking_unary(continuation)
         if not blocking:
-            return begin_unary(make(client_call_details, request), known=blocking is not None)
+            return begin_unary(make(client_call_details, request), may_block=blocking is None)
         # Most calls need only their first attempt, so that is made without a `ClientCall`.
         state, method = self._state, client_call_details.method
         config, timeout = state.current_config(method), client_call_details.timeout
@@ -83,7 +87,7 @@ class ClientInterceptor(
             self._state, Kind.STREAM_UNARY, continuation, client_call_details, request_iterator
         )
         blocking = is_blocking_unary(continuation)
-        return call.run() if blocking else begin_unary(call, known=blocking is not None)
+        return call.run() if blocking else begin_unary(call, may_block=blocking is None)
 
     def intercept_unary_stream(
         self, continuation: Continuation, client_call_details: Any, request: Any
@@ -169,12 +173,14 @@ class _Multicallable:
     def _begin(self, name: str, request: Any, *options: Any) -> Any:
         """Begin a call of `.future()`, or a response stream."""
         start = getattr(self._below, name)
-        call = self._call(lambda details, request: start(request, *details[1:]), request, options)
+        call = self._new_call(
+            lambda details, request: start(request, *details[1:]), request, options
+        )
         return begin_stream(call) if self._kind.streams_responses else begin_unary(call)
 
     def _wait(self, name: str, request: Any, *options: Any) -> Any:
         """Make a call on the caller's thread and return its response."""
-        return _result(name, self._call(self._attempt, request, options).run())
+        return _result(name, self._new_call(self._attempt, request, options).run())
 
     def _attempt(self, details: Details, request: Any) -> AnyCall:
         """Make one attempt on the caller's thread. Returns a call that has ended."""
@@ -183,8 +189,12 @@ class _Multicallable:
         except grpc.RpcError as error:
             return error
 
-    def _call(
-        self, start: Continuation, request: Any, options: tuple[Any, ...], begun: Any = None
+    def _new_call(
+        self,
+        start: Continuation,
+        request: Any,
+        options: tuple[Any, ...],
+        begun: Begun | None = None,
     ) -> ClientCall:
         details = Details(self._method, *options)
         return ClientCall(self._state, self._kind, start, details, request, begun, self._waiting)
@@ -243,7 +253,7 @@ class _UnaryUnary(_Multicallable, multicallable.UnaryUnary):
         now_ns, deadline_ns, attempt_ns = state.begin(config, own_ns)
         begun = config, now_ns, deadline_ns, attempt_ns
         if now_ns >= deadline_ns:
-            return _result(name, self._call(self._attempt, request, options, begun).end_late())
+            return _result(name, self._new_call(self._attempt, request, options, begun).end_late())
         if config.wait_for_ready is not None and options[3] is None:
             options = (*options[:3], config.wait_for_ready, *options[4:])
         watch = state.watch_slow_call(self._method, config)
@@ -252,7 +262,7 @@ class _UnaryUnary(_Multicallable, multicallable.UnaryUnary):
                 request, seconds_left(attempt_ns, now_ns), *options[1:]
             )
         except grpc.RpcError as error:
-            call = self._call(self._attempt, request, options, begun).resume(error)
+            call = self._new_call(self._attempt, request, options, begun).resume(error)
         finally:
             if watch is not None:
                 watch.cancel()
@@ -263,8 +273,8 @@ class _UnaryUnary(_Multicallable, multicallable.UnaryUnary):
         call = self._begin("future", request, *options)
         try:
             return _result(name, call)
-        except BaseException:
-            call.cancel()  # such as KeyboardInterrupt
+        except BaseException:  # such as KeyboardInterrupt
+            call.cancel()
             raise
 
 

@@ -78,9 +78,14 @@ class PendingCalls(PendingTable[CallFuture[V], V]):
         return CallFuture(self, key)
 
     def _end(
-        self, future: CallFuture[V], value: object, error: BaseException | None, *, here: bool
+        self,
+        future: CallFuture[V],
+        value: object,
+        error: BaseException | None,
+        *,
+        may_run_callbacks: bool,
     ) -> None:
-        del here  # callbacks always run on the future's loop
+        del may_run_callbacks  # callbacks always run on the future's loop
         loop = future.get_loop()
         if running_loop() is loop:
             _end_on_loop(future, value, error)

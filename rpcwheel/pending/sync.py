@@ -34,7 +34,7 @@ class CallFuture(Future[T]):
         super().__init__()
         self._calls = calls
         self._key = key
-        self._ended_here = True  # whether the thread that ends it may run callbacks
+        self._runs_callbacks_here = True  # whether the thread that ends it may run callbacks
         self._callbacks: list[Callable[[Future[T]], object]] = []
         super().add_done_callback(_run_callbacks)
 
@@ -97,9 +97,9 @@ class CallFuture(Future[T]):
         if not isinstance(error, TimeoutError) and not self.done():
             self.cancel()
 
-    def end(self, value: Any, error: BaseException | None, *, here: bool) -> None:
-        """Internal: for the table; `here` as there."""
-        self._ended_here = here
+    def end(self, value: Any, error: BaseException | None, *, may_run_callbacks: bool) -> None:
+        """Internal: for the table; `may_run_callbacks` as there."""
+        self._runs_callbacks_here = may_run_callbacks
         with contextlib.suppress(InvalidStateError):  # the user has ended it
             if error is None:
                 self.set_result(value)
@@ -109,14 +109,14 @@ class CallFuture(Future[T]):
     def run_callbacks(self) -> None:
         """Internal: run the callbacks on this thread or on a worker thread."""
         callbacks, self._callbacks = self._callbacks, []
-        if self._ended_here or not callbacks:
+        if self._runs_callbacks_here or not callbacks:
             self._run(callbacks)
         else:
             EXECUTOR.submit(self._calls, partial(self._run, callbacks))
 
     def _run(self, callbacks: list[Callable[[Future[T]], object]]) -> None:
         # On a thread of the user, Ctrl-C and sys.exit() in a callback are the user's.
-        catch = Exception if self._ended_here else BaseException
+        catch = Exception if self._runs_callbacks_here else BaseException
         for callback in callbacks:
             run_callback(self._calls.name, callback, self, name="done callback", catch=catch)
 
@@ -151,6 +151,11 @@ class PendingCalls(PendingTable[CallFuture[V], V]):
         return CallFuture(self, key)
 
     def _end(
-        self, future: CallFuture[V], value: object, error: BaseException | None, *, here: bool
+        self,
+        future: CallFuture[V],
+        value: object,
+        error: BaseException | None,
+        *,
+        may_run_callbacks: bool,
     ) -> None:
-        future.end(value, error, here=here)
+        future.end(value, error, may_run_callbacks=may_run_callbacks)

@@ -1,4 +1,4 @@
-"""The table of pending calls, as far as it is the same for threads and coroutines.
+"""The table of pending calls: the part that threads and coroutines share.
 
 Each call ends once: the thread that takes its entry out of the table ends its future. Other threads
 find no entry. A key may be used again, so entries are compared by identity.
@@ -157,14 +157,16 @@ class PendingTable(ABC, Generic[F, V]):
         """Create the future of a call."""
 
     @abstractmethod
-    def _end(self, future: F, value: object, error: BaseException | None, *, here: bool) -> None:
+    def _end(
+        self, future: F, value: object, error: BaseException | None, *, may_run_callbacks: bool
+    ) -> None:
         """End a future with `error`, or with `value` if that is None.
 
         Args:
             future: Of an entry that was just taken out of the table.
             value: The result.
             error: The exception.
-            here: Whether this thread may run callbacks of the user.
+            may_run_callbacks: Whether this thread may run callbacks of the user.
         """
 
     # For callers
@@ -367,7 +369,10 @@ class PendingTable(ABC, Generic[F, V]):
         self._opened += 1
 
     def _take(self, entry: Entry, ending: Ending | None) -> bool:
-        """Remove an entry; False if it was removed before. `ending` None: it was never opened."""
+        """Remove an entry; False if it was removed before.
+
+        `ending` None: `open` has failed, so the call does not count.
+        """
         key, connection = entry.key, entry.connection
         if self._entries.get(key) is not entry:
             return False
@@ -408,32 +413,36 @@ class PendingTable(ABC, Generic[F, V]):
             timeout.cancel()
 
     def expire(self, entry: Entry) -> None:
-        """Internal: end a call whose timeout has passed. Must not run user code: timer's thread."""
+        """Internal: end a call whose timeout has passed.
+
+        May be called on the timer's thread, so no code of the user may run here.
+        """
         now_ns = self._now_ns()
         with self._lock:
             taken = self._take(entry, Ending.TIMED_OUT)
         if taken:
-            self._end(entry.future, None, entry.timeout_error(now_ns, self.name), here=False)
+            timed_out = entry.timeout_error(now_ns, self.name)
+            self._end(entry.future, None, timed_out, may_run_callbacks=False)
 
     def _answer(
         self, key: Hashable, ending: Ending, value: object, error: BaseException | None
     ) -> bool:
         with self._lock:
             entry = self._entries.get(key)
-            if entry is None:
-                known = self._without_response.pop(key, None)
-                self._late += known is not None
-                self._unknown += known is None
-            else:
-                known = None
+            ended = None if entry is not None else self._without_response.pop(key, None)
+            if entry is not None:
                 self._take(entry, ending)
+            elif ended is not None:
+                self._late += 1
+            else:
+                self._unknown += 1
         if entry is not None:
             entry.cancel_timeout()
-            self._end(entry.future, value, error, here=True)
-        elif known is None:
+            self._end(entry.future, value, error, may_run_callbacks=True)
+        elif ended is None:
             emit(UnmatchedResponse(self.name, _key_text(key)))
         else:
-            how, ended_ns = known
+            how, ended_ns = ended
             late_s = (self._now_ns() - ended_ns) / 1e9
             emit(LateResponse(self.name, _key_text(key), how.value, late_s))
         return entry is not None
@@ -441,11 +450,14 @@ class PendingTable(ABC, Generic[F, V]):
     def _end_all(self, entries: list[Entry], error: BaseException | None) -> None:
         for entry in entries:
             entry.cancel_timeout()
-            closed = CallsClosed(f"{self.name}: closed while the call was pending")
-            self._end(entry.future, None, closed if error is None else error, here=False)
+            reason = error
+            if reason is None:
+                reason = CallsClosed(f"{self.name}: closed while the call was pending")
+            self._end(entry.future, None, reason, may_run_callbacks=False)
 
 
-PendingTable.open.__qualname__ = "PendingCalls.open"  # for the texts of Python's own errors
+# Python's TypeError for wrong arguments then names the public class.
+PendingTable.open.__qualname__ = "PendingCalls.open"
 
 
 class _Expiry:
