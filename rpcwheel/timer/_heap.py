@@ -1,8 +1,15 @@
 """A binary heap of deadlines, as in asyncio and in the JDK's `ScheduledThreadPoolExecutor`.
 
 For deadlines exact to the nanosecond, and to compare the wheels with. Starting a timeout is
-O(log n). A cancelled timeout releases its task at once, but its entry stays until it is due or
-until half of the entries are dead. The wheels have no such clean-up, which can take long.
+O(log n). A canceled timeout releases its task at once, but its entry stays in the heap until it is
+due or until half of the entries are dead; then the heap is rebuilt, which takes O(n). The wheels
+have no such clean-up.
+
+Threads are as in `_base.py`: any thread may start, cancel and reschedule, and thereby rebuild the
+heap; only the timer pops. No lock is taken. "No thread switch from here to ..." marks an atomic
+section, see `_base.py`. An entry is dead if its timeout was canceled or has expired. The counters
+are those of `TimerQueue`: `_filed` counts the timeouts ever started, `_gone` those that expired or
+were canceled, and `_refiled` the entries ever added here.
 """
 
 from __future__ import annotations
@@ -19,49 +26,57 @@ if TYPE_CHECKING:
 
     from rpcwheel.timer._base import Slot, Timeout, TimerQueue
 
-    Base = TimerQueue
+    Base = TimerQueue  # for type checkers only; see `HeapRules`
 else:
     Base = object
 
 __all__ = ["HeapRules"]
 
-STALE = 64  # dead entries that are tolerated in addition to half of the entries
+STALE = 64  # dead entries that are allowed in addition to half of the entries
 
 
 class HeapRules(Base):
-    """The heap as a mixin, for the pure and the compiled `TimerQueue`."""
+    """The heap as a mixin, for the pure and the compiled `TimerQueue`.
+
+    Its methods override those of `TimerQueue`, which describes when they are called.
+    """
 
     def __init__(self) -> None:
-        super().__init__(1)
-        self._entries: list[tuple[int, int, Timeout]] = []
-        self._count = itertools.count()
+        super().__init__(1)  # ticks of 1 ns
+        self._entries: list[tuple[int, int, Timeout]] = []  # tick, sequence number, timeout
+        self._count = itertools.count()  # sequence numbers: equal ticks expire in order
 
     def schedule(self, timeout: Timeout) -> bool:
-        if self._filed - self._gone >= self._capacity:  # atomic to the count
+        if self._filed - self._gone >= self._capacity:  # no thread switch from here to `+= 1`
             return False
         self._filed += 1
         timeout._prev = None  # type: ignore[assignment]  # it will be in no slot
         self._push(timeout)
-        if self._capacity >= 0 or not timeout.cancel():
+        if self._capacity >= 0:  # negative: the queue was closed meanwhile
             return True
-        self._filed -= 1  # closed meanwhile, and not seen by `drain`
+        if not timeout.cancel():  # `drain` has canceled and returned it
+            return True
+        self._filed -= 1  # `drain` has not seen it: it counts as refused
         self._gone -= 1
         return False
 
     def pop(self, now_ns: int) -> Timeout | None:
         while True:
-            filed = self._filed + self._refiled
-            entries = self._entries  # no other thread removes an entry
+            changes = self._filed + self._refiled
+            # Only this method and `next_wake` pop, and only the timer calls them. If another thread
+            # replaces the list by `_clean_up`, this pops from the old one. The entry in the new
+            # list is then dead or at an old tick, which is harmless.
+            entries = self._entries
             if not entries or entries[0][0] > now_ns:
-                if self._move_cursor(now_ns, filed):
+                if self._move_cursor(now_ns, changes):
                     return None
-                continue
+                continue  # an entry was added meanwhile
             tick, _, timeout = heappop(entries)
             if self._expire(timeout, tick):
                 self._move_cursor(tick, self._filed + self._refiled)
                 return timeout
             if not timeout.cancelled() and not timeout.expired():
-                self._push(timeout)
+                self._push(timeout)  # it was rescheduled to a later time
 
     def next_wake(self) -> int:
         while True:
@@ -72,12 +87,13 @@ class HeapRules(Base):
             if not entry[2].cancelled() and not entry[2].expired():
                 return entry[0]
             removed = heappop(entries)
-            if removed is not entry:  # another thread has just added an earlier one
+            if removed is not entry:  # another thread has just added an earlier entry
                 self._put(removed)
 
     def _push(self, timeout: Timeout) -> None:
         deadline_ns = NEVER + 1
-        while timeout._deadline_ns < deadline_ns:  # it may be rescheduled meanwhile
+        # Again if it was rescheduled to an earlier time meanwhile. A later time is seen by `pop`.
+        while timeout._deadline_ns < deadline_ns:
             deadline_ns = timeout._deadline_ns
             timeout._tick = max(deadline_ns, self._cursor)
             self._put((timeout._tick, next(self._count), timeout))
@@ -85,39 +101,46 @@ class HeapRules(Base):
             self._clean_up()
 
     def _put(self, entry: tuple[int, int, Timeout]) -> None:
-        """Add an entry to the heap, and count it afterwards.
+        """Add an entry to the heap, and count it in `_refiled` afterwards.
 
-        `TimerState.arm` and `_clean_up` read the count before and after they read the heap, to
+        `TimerState.arm` and `_clean_up` read `_refiled` before and after they read the heap, to
         notice a change.
         """
         while True:
             entries = self._entries
             heappush(entries, entry)
-            self._refiled += 1  # atomic to the comparison
+            self._refiled += 1  # no thread switch from here to the comparison
             if entries is self._entries:
                 return
-            # cleaned up meanwhile, perhaps without this entry; a second entry is harmless
+            # `_clean_up` has replaced the list, perhaps without this entry. A second entry is
+            # harmless.
 
     def _clean_up(self) -> None:
         """Remove the dead entries, unless another thread adds an entry meanwhile."""
         entries, refiled = self._entries, self._refiled
         live = [e for e in entries.copy() if not e[2].cancelled() and not e[2].expired()]
         heapify(live)
-        if entries is self._entries and refiled == self._refiled:  # atomic to the end
+        # No thread switch from here to the end.
+        if entries is self._entries and refiled == self._refiled:
             self._entries = live
 
     def _file(self, timeout: Timeout, fresh: bool, first: bool) -> bool:
+        """Add an entry at the timeout's new deadline; False if it is no longer pending.
+
+        Called by `reschedule`. `fresh` and `first` are for the wheels.
+        """
         if timeout.cancelled() or timeout.expired():
             return False
         self._push(timeout)
         return True
 
     def drain(self) -> list[Timeout]:
+        """Cancel and return all timeouts, by deadline; they keep their tasks."""
         drained = []
-        for timeout in self:  # each once, also with several entries
+        for timeout in self:  # each once, also if it has several entries
             task = timeout._task
             if timeout.cancel():
-                timeout._keep_task(task)
+                timeout._keep_task(task)  # `cancel` has released it
                 drained.append(timeout)
         self._entries = []
         return sorted(drained, key=attrgetter("_deadline_ns"))
@@ -130,6 +153,11 @@ class HeapRules(Base):
         return iter(dict.fromkeys(t for t in live if not t.cancelled() and not t.expired()))
 
     def check(self) -> None:
+        """Check the invariants while no other thread uses the queue. O(n^2), for tests.
+
+        Raises:
+            AssertionError: An invariant does not hold.
+        """
         entries = self._entries
         for index in range(1, len(entries)):
             assert entries[(index - 1) >> 1] <= entries[index], "not a heap"
