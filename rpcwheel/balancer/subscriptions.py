@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["Subscriptions"]
 
 POLL_INTERVAL_S: Final = 0.2
+"""How often the state is read while there are subscribers."""
 
 
 class _Subscription:
@@ -56,7 +57,7 @@ class Subscriptions:
         self._get_state = get_state
         self._timer = timer
         self._lock = threading.RLock()
-        self._all: list[_Subscription] = []
+        self._subscriptions: list[_Subscription] = []
         self._timeout: Timeout | None = None
         self._closed = False
         self._worker = SerialExecutor(limit=1)  # one read serves all that wait
@@ -66,18 +67,18 @@ class Subscriptions:
         with self._lock:
             if self._closed:
                 return
-            self._all.append(_Subscription(callback, connects=try_to_connect))
+            self._subscriptions.append(_Subscription(callback, connects=try_to_connect))
         self.read_soon()
 
     def remove(self, callback: Callback) -> None:
-        """Remove a callback; once, if it was added several times. Ignores unknown callbacks."""
+        """Remove one subscription of this callback; an unknown callback is not an error."""
         with self._lock:
-            for one in self._all:
+            for one in self._subscriptions:
                 if one.callback == callback:
-                    self._all.remove(one)
+                    self._subscriptions.remove(one)
                     break
-            timeout = None if self._all else self._timeout
-            self._timeout = self._timeout if self._all else None
+            timeout = None if self._subscriptions else self._timeout
+            self._timeout = self._timeout if self._subscriptions else None
         if timeout is not None:
             timeout.cancel()
 
@@ -85,14 +86,14 @@ class Subscriptions:
         """Remove all callbacks."""
         with self._lock:
             self._closed = True
-            self._all = []
+            self._subscriptions = []
             timeout, self._timeout = self._timeout, None
         if timeout is not None:
             timeout.cancel()
 
     def read_soon(self) -> None:
         """Read the state on a worker, because it may have changed."""
-        if self._all:
+        if self._subscriptions:
             self._worker.submit(self._read)
 
     def _read(self) -> None:
@@ -102,14 +103,14 @@ class Subscriptions:
 
     def _report(self) -> None:
         with self._lock:
-            connects = any(one.connects for one in self._all)
+            connects = any(one.connects for one in self._subscriptions)
         try:
             state = self._get_state(connects)
         except Exception as error:  # noqa: BLE001 - of a channel that `connect` made
             emit(CallbackFailed(self._name, "get_state", error))
             return
         with self._lock:
-            changed = [one for one in self._all if one.last is not state]
+            changed = [one for one in self._subscriptions if one.last is not state]
             for one in changed:
                 one.last = state
         for one in changed:
@@ -117,22 +118,22 @@ class Subscriptions:
 
     def _read_later(self) -> None:
         with self._lock:
-            if not self._all or self._timeout is not None:
+            if not self._subscriptions or self._timeout is not None:
                 return
-        due = weak_callback(self._due)
+        on_timeout = weak_callback(self._on_timeout)
         try:
             timer = shared_timer() if self._timer is None else self._timer
-            timeout: Timeout | None = timer.new_timeout(due, POLL_INTERVAL_S)
+            timeout: Timeout | None = timer.new_timeout(on_timeout, POLL_INTERVAL_S)
         except (TimerError, RuntimeError) as error:  # stopped, full, or no thread can be started
             emit(CallbackFailed(self._name, "the timer of subscriptions", error))
             return
         with self._lock:
-            if self._all and self._timeout is None:
+            if self._subscriptions and self._timeout is None:
                 self._timeout, timeout = timeout, None
         if timeout is not None:
             timeout.cancel()
 
-    def _due(self, _: Timeout) -> None:
+    def _on_timeout(self, _: Timeout) -> None:
         with self._lock:
             self._timeout = None
         self.read_soon()

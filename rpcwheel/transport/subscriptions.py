@@ -1,12 +1,17 @@
 """Subscriptions to the state of a `grpc` channel, across reconnects.
 
-gRPC runs a thread that polls for the state while there is a subscription. It reports the state of
-the active transport, and a worker thread calls the subscribers, one at a time and in the order of
-the changes. States of transports that are no longer active are ignored.
+A transport is a channel of gRPC with its own connection; one transport of a `ReconnectingChannel`
+is active. While there are subscribers, the active transport has one gRPC subscription, for which
+gRPC runs a thread that polls for the state. A worker thread calls the subscribers, one at a time
+and in the order of the changes. States of transports that are no longer active are ignored.
 
 When the interpreter exits, the polling thread is stopped at any point, and gRPC would wait for it
-forever when the garbage collector closes the channel. So from then on no transport is watched, and
-the exit waits until the polling threads have ended.
+forever when the garbage collector closes the channel. So once the exit has begun, no transport is
+watched, and the exit waits until the polling threads have ended.
+
+Locks: `Subscriptions` holds its lock also while it calls `subscribe` and `unsubscribe` of gRPC.
+gRPC holds no lock while it calls back, so this cannot deadlock. The locks are reentrant: a channel
+from `connect` may call back inside `subscribe`, and a finalizer may unsubscribe at any point.
 """
 
 from __future__ import annotations
@@ -52,97 +57,108 @@ class Subscriptions:
         self._target = target
         self._connections = connections
         self._lock = threading.RLock()
-        self._all: list[_Subscription] = []
+        self._subscriptions: list[_Subscription] = []
         self._closed = False
-        self._connects = False
-        self._watched: tuple[SyncTransport, Callback] | None = None
+        self._try_to_connect = False
+        """Whether a subscriber wants the channel to connect; also used for later transports."""
+        self._watched: SyncTransport | None = None
+        """The transport that has the gRPC subscription."""
+        self._on_watched_state: Callback = _ignore
+        """The callback of that subscription."""
         self._state: State | None = None
+        """The last state of the watched transport."""
         self._notifications = NotificationQueue()
 
     def add(self, callback: Callback, *, try_to_connect: bool) -> None:
-        """Call `callback(state)` now, and at each change."""
+        """Call `callback(state)` soon, with the state and then with each change, on a worker.
+
+        Does nothing after `close`.
+
+        Args:
+            callback: Called first when gRPC has reported a state.
+            try_to_connect: Whether the channel connects if it is IDLE.
+        """
         with self._lock:
             if self._closed:
                 return
             subscription = _Subscription(callback)
-            self._all.append(subscription)
-            self._connects |= try_to_connect
+            self._subscriptions.append(subscription)
+            self._try_to_connect |= try_to_connect
             if self._watched is None:
                 try:
-                    self._follow()
+                    self._watch_active_or_raise()
                 except BaseException:  # a channel of another type that does not support it
-                    self._all.remove(subscription)
+                    self._subscriptions.remove(subscription)
                     raise
-                return
-            if try_to_connect:
-                transport, watch = self._watched  # gRPC connects only by a subscription
-                transport.channel.unsubscribe(watch)
-                transport.channel.subscribe(watch, try_to_connect=True)
+                return  # gRPC reports the state soon
+            if try_to_connect:  # gRPC connects only by a subscription
+                self._watched.channel.unsubscribe(self._on_watched_state)
+                self._watched.channel.subscribe(self._on_watched_state, try_to_connect=True)
             if self._state is not None:
                 self._report(subscription, self._state)
 
     def remove(self, callback: Callback) -> None:
-        """Remove it once, if it was added more than once; an unknown one is not an error."""
+        """Remove one subscription of this callback; an unknown callback is not an error."""
         with self._lock:
-            for subscription in self._all:
+            for subscription in self._subscriptions:
                 if subscription.callback == callback:
-                    self._all.remove(subscription)
+                    self._subscriptions.remove(subscription)
                     subscription.removed = True
                     break
-            if not self._all:
-                self._connects = False
-        self.follow()
+            if not self._subscriptions:  # not counted for each subscriber
+                self._try_to_connect = False
+        self.watch_active()
 
     def close(self) -> None:
         """Call no subscriber any more."""
         with self._lock:
             self._closed = True
-            for subscription in self._all:
+            for subscription in self._subscriptions:
                 subscription.removed = True
-            self._all.clear()
-        self.follow()
+            self._subscriptions.clear()
+        self.watch_active()
 
-    def follow(self) -> None:
+    def watch_active(self) -> None:
         """Watch the active transport, and no other one, if there are subscriptions.
 
         If a channel from `connect` can't be watched, that is a `CallbackFailed` event. The next
-        transport is tried again.
+        transport will be tried.
         """
         try:
-            self._follow()
+            self._watch_active_or_raise()
         except Exception as error:  # noqa: BLE001 - reported as an event
             emit(CallbackFailed(self._target, callback="subscribe", error=error))
 
-    def _follow(self) -> None:
+    def _watch_active_or_raise(self) -> None:
         with self._lock:
             active = self._connections.active
-            is_wanted = self._all and not active.ended  # ended: the channel is drained
-            wanted = active if is_wanted and _exit.allows(self, active) else None
+            should_watch = self._subscriptions and not active.ended  # ended if the channel drains
+            target = active if should_watch and _exit_guard.register(self, active) else None
             watched = self._watched
-            if (None if watched is None else watched[0]) is wanted:
+            if watched is target:
                 return
             if watched is not None:
                 self._watched = self._state = None
-                watched[0].channel.unsubscribe(watched[1])
-            if wanted is not None:
-                watch = weak_callback(self.changed, wanted.number)
-                self._watched = wanted, watch
+                watched.channel.unsubscribe(self._on_watched_state)
+            if target is not None:
+                on_state = weak_callback(self._on_state, target.number)
+                self._watched, self._on_watched_state = target, on_state
                 try:
-                    wanted.channel.subscribe(watch, try_to_connect=self._connects)
+                    target.channel.subscribe(on_state, try_to_connect=self._try_to_connect)
                 except BaseException:
                     self._watched = None
                     raise
 
-    def changed(self, number: int, state: State) -> None:
-        """Internal: the connection with this number has this state now. On gRPC's thread."""
+    def _on_state(self, number: int, state: State) -> None:
+        """The transport with this number has this state now. Called by gRPC's polling thread."""
         with self._lock:
             watched = self._watched
-            if watched is None or watched[0].number != number:
+            if watched is None or watched.number != number:
                 return
-            if watched[0] is not self._connections.active:
+            if watched is not self._connections.active:
                 return
             self._state = state
-            for subscription in self._all:
+            for subscription in self._subscriptions:
                 self._report(subscription, state)
 
     def _report(self, subscription: _Subscription, state: State) -> None:
@@ -152,38 +168,44 @@ class Subscriptions:
 
     def _call(self, subscription: _Subscription, state: State) -> None:
         if not subscription.removed:
+            # On a worker, so also SystemExit becomes an event.
             run_callback(self._target, subscription.callback, state, catch=BaseException)
 
 
-class _Exit:
+def _ignore(_: State) -> None:
+    """The callback while no transport is watched."""
+
+
+class _ExitGuard:
     """Ends gRPC's polling threads when the interpreter exits."""
 
     def __init__(self) -> None:
         self._exiting = False
         self._lock = threading.RLock()
-        self._all: weakref.WeakSet[Subscriptions] = weakref.WeakSet()
+        self._subscriptions: weakref.WeakSet[Subscriptions] = weakref.WeakSet()
         self._watched: weakref.WeakSet[SyncTransport] = weakref.WeakSet()
-        atexit.register(self.begin)
+        atexit.register(self.stop_watching)
 
-    def allows(self, subscriptions: Subscriptions, transport: SyncTransport) -> bool:
-        """Whether a transport may be watched: a thread polls for its state until a while after.
+    def register(self, subscriptions: Subscriptions, transport: SyncTransport) -> bool:
+        """Remember both weakly before `transport` is watched; False: the interpreter exits.
 
-        Refers to both weakly.
+        gRPC's polling thread ends up to 0.2 s after the subscription, and the exit must wait for
+        it. If the result is False, the transport must not be watched.
         """
         with self._lock:
             if not self._exiting:
-                self._all.add(subscriptions)
+                self._subscriptions.add(subscriptions)
                 self._watched.add(transport)
             return not self._exiting
 
-    def begin(self) -> None:
+    def stop_watching(self) -> None:
         """Watch no transport any more, and wait until no polling thread is left."""
         with self._lock:
             self._exiting = True
-            everyone, transports = tuple(self._all), tuple(self._watched)
+            everyone, transports = tuple(self._subscriptions), tuple(self._watched)
         for subscriptions in everyone:
-            subscriptions.follow()
+            subscriptions.watch_active()
         wait_for_polling_end(*(transport.channel for transport in transports))
 
 
-_exit = _Exit()
+_exit_guard = _ExitGuard()

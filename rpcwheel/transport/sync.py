@@ -186,7 +186,7 @@ class ReconnectingChannel(ChannelStatus, multicallable.Channel):
             self._end_after(old, drain_ns)
         if new.connection_wanted:
             core_state(new.channel, try_to_connect=True)
-        self._subscriptions.follow()
+        self._subscriptions.watch_active()
         emit(ConnectionReplaced(self.target, number=new.number, reason=reason, calls=calls))
         return True
 
@@ -247,7 +247,7 @@ class ReconnectingChannel(ChannelStatus, multicallable.Channel):
         EXECUTOR.submit(self, partial(self._close_transport, transport))
 
     def _close_transport(self, transport: SyncTransport) -> None:
-        self._subscriptions.follow()
+        self._subscriptions.watch_active()
         self._wait_until_made()
         wait_for_polling_end(transport.channel)  # else `close` would wait as long
         try:
