@@ -70,10 +70,13 @@ DESCRIPTORS: Final = Path("/proc/self/fd")
 SUPPORTED: bool = sys.platform == "linux" and DESCRIPTORS.is_dir()
 """Whether connections can be found and closed on this system."""
 
-TIMES: Final = struct.Struct("=44xI4xI")
-"""Of `struct tcp_info`: milliseconds since data was last sent, and since it was last received."""
+STATE_AND_TIMES: Final = struct.Struct("=B43xI4xI")
+"""Of `struct tcp_info`: the state, and milliseconds since data was last sent, and received."""
 COUNTS: Final = struct.Struct("=120xQQ")
 """Of `struct tcp_info` since Linux 4.1: bytes acknowledged by the peer, bytes received."""
+
+SHUT_DOWN_STATES: Final = frozenset({4, 5, 6, 7, 9, 11})
+"""States of a connection that this side has ended: all but ESTABLISHED and CLOSE_WAIT."""
 
 IPV4_MAPPED: Final = bytes(10) + b"\xff\xff"
 """The first 12 bytes of an IPv4 address mapped into IPv6 (RFC 4291, 2.5.5.2)."""
@@ -177,8 +180,14 @@ class OpenSocket:
         return (canonical(ip), port), local, more[1] if more else 0
 
     def info(self, peer: Address, local: Address, scope: int) -> SocketInfo:
-        """Ask the kernel."""
-        sent_ms, received_ms, bytes_out, bytes_in = self._tcp_info()
+        """Ask the kernel.
+
+        Raises:
+            OSError: The connection was shut down, and gRPC has not closed its descriptor yet.
+        """
+        state, sent_ms, received_ms, bytes_out, bytes_in = self._tcp_info()
+        if state in SHUT_DOWN_STATES:
+            raise OSError("shut down")
         return SocketInfo(
             descriptor=self._descriptor,
             inode=self.inode(),
@@ -193,16 +202,16 @@ class OpenSocket:
 
     def received_ago_ns(self) -> int:
         """As `SocketInfo.received_ago_ns`, now."""
-        return self._tcp_info()[1] * 1_000_000
+        return self._tcp_info()[2] * 1_000_000
 
-    def _tcp_info(self) -> tuple[int, int, int | None, int | None]:
+    def _tcp_info(self) -> tuple[int, int, int, int | None, int | None]:
         with suppress(OSError, struct.error):
             found = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-            sent_ms, received_ms = TIMES.unpack_from(found)
+            state, sent_ms, received_ms = STATE_AND_TIMES.unpack_from(found)
             if len(found) < COUNTS.size:
-                return sent_ms, received_ms, None, None
-            return sent_ms, received_ms, *COUNTS.unpack_from(found)
-        return 0, 0, None, None
+                return state, sent_ms, received_ms, None, None
+            return state, sent_ms, received_ms, *COUNTS.unpack_from(found)
+        return 0, 0, 0, None, None
 
     def unread(self) -> int:
         """Bytes that have arrived and that gRPC has not read."""

@@ -253,6 +253,14 @@ def test_a_connection_that_is_gone_has_no_bytes_and_may_be_shut_down_again():
         assert (one.unread(), one.unsent(), sockets_at(port_of(server))) == (0, 0, [])
 
 
+def test_a_connection_that_was_shut_down_is_not_found_before_its_descriptor_is_closed():
+    with connected() as (server, client), duplicate(server) as one:
+        one.shutdown()
+        assert client.recv(1) == b""
+        found = sockets_at(port_of(server))
+        assert [info.descriptor for info in found if info.descriptor == server.fileno()] == []
+
+
 # --- The sockets of a server ---------------------------------------------------------------------
 
 HERE, THERE, V6 = (("127.0.0.1", 50051), ("127.0.0.2", 50051), ("::1", 50051))
