@@ -104,7 +104,7 @@ class KeyedExecutor:
                 if (key, job) not in self._handed:
                     return  # another thread took it before it would have ended
                 self._handed.remove((key, job))
-                self._ended(key)
+                self._note_end(key)
                 self._waiting.setdefault(key, deque()).appendleft(job)
             emit(ExecutorRejected(timer=self._name, task=callable_name(job), error=error))
 
@@ -120,10 +120,10 @@ class KeyedExecutor:
                 emit(TaskFailed(timer=self._name, task=callable_name(job), error=error))
             del job, task  # an idle thread must not keep a call's arguments alive
             with self._changed:
-                self._ended(key)
+                self._note_end(key)
                 task = self._next(key) or self._take()
 
-    def _ended(self, key: Hashable) -> None:
+    def _note_end(self, key: Hashable) -> None:
         left = self._running.pop(key, 0) - 1
         if left > 0:
             self._running[key] = left

@@ -136,17 +136,17 @@ class HealthChecker(Generic[S]):
             subchannel.suspected = False
         elif state is READY:
             subchannel.checking = True
-            pool.probe(subchannel, partial(self._checked, subchannel, generation))
+            pool.probe(subchannel, partial(self._end_check, subchannel, generation))
         elif subchannel.stale and state is FAILING:
             pool.remove_stale(subchannel)
         elif subchannel.ejected:  # it gets no calls, as it is not READY
-            self._answered(subchannel)
+            self._note_answer(subchannel)
         else:
             if not subchannel.healthy:
                 pool.connect((subchannel,))
             self.check_later(subchannel)
 
-    def _checked(self, subchannel: S, generation: int, answered: bool | None) -> None:
+    def _end_check(self, subchannel: S, generation: int, answered: bool | None) -> None:
         subchannel.checking = False
         pool = self._pool
         wanted = pool.wants_check(subchannel, generation)
@@ -158,14 +158,14 @@ class HealthChecker(Generic[S]):
         elif not answered and subchannel.stale:
             pool.remove_stale(subchannel)
         elif answered:
-            self._answered(subchannel)
+            self._note_answer(subchannel)
         elif suspected and subchannel.healthy:
             pool.mark_unhealthy(subchannel, "its calls were canceled, and it answered no check")
         else:
             subchannel.checks += 1
             self.check_later(subchannel)
 
-    def _answered(self, subchannel: S) -> None:
+    def _note_answer(self, subchannel: S) -> None:
         if not subchannel.healthy:
             self._pool.mark_healthy(subchannel)
         elif subchannel.stale:

@@ -585,7 +585,7 @@ class SubchannelPool(Generic[S]):
                     return self._keep_stale(kept)
             was_usable = self._known and self._mixed is None
             self._known, self._error = True, ""
-            selected = self._selected()
+            selected = self._select_instances()
             if was_usable and self._mixed is None and self._has_just(selected):
                 return None
             kept = {}
@@ -663,7 +663,7 @@ class SubchannelPool(Generic[S]):
         self._choose_anew()
         return removed
 
-    def _selected(self) -> list[ServiceInstance]:
+    def _select_instances(self) -> list[ServiceInstance]:
         """Return the instances that get a subchannel.
 
         If an instance requires TLS, a channel without TLS connects to none. Otherwise an attacker
@@ -911,11 +911,11 @@ class SubchannelPool(Generic[S]):
             return
         self._chosen = chosen, weights
         try:
-            self._pick = self._prepared(chosen, weights) if chosen else None
+            self._pick = self._prepare_pick(chosen, weights) if chosen else None
         except Exception as error:  # noqa: BLE001 - of a user's picker; raised by calls
             self._pick = partial(_raise, error.with_traceback(None))
 
-    def _prepared(self, chosen: list[S], weights: list[int]) -> Pick[S]:
+    def _prepare_pick(self, chosen: list[S], weights: list[int]) -> Pick[S]:
         pick = self._picker.prepare(chosen, weights)
         if not callable(pick):
             raise TypeError(

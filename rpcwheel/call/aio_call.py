@@ -398,14 +398,14 @@ class RetryingCall(Relay):
             return self._failed_to_begin(error)
 
     async def _begin_awaited(self, attempt: Any) -> None:
-        call = await self._awaited(attempt)
+        call = await self._await_attempt(attempt)
         self._task = None
         if self.done():
             call.cancel()
         else:
             self.begin(call)
 
-    async def _awaited(self, attempt: Any) -> Any:
+    async def _await_attempt(self, attempt: Any) -> Any:
         """Return the call of a coroutine, or a failed call if it raised."""
         try:
             return await attempt
@@ -622,7 +622,7 @@ class _HedgedCall(RetryingCall, AwaitedRelay, grpc.aio.UnaryUnaryCall[Any, Any])
         attempt.close()  # for a task that was canceled before its first step
 
     async def _begin_awaited(self, attempt: Any) -> None:
-        self._follow(await self._awaited(attempt))
+        self._follow(await self._await_attempt(attempt))
 
     def end_waiting(self) -> None:
         self._hedges.stop()

@@ -125,7 +125,7 @@ def ls(
     named = _services(url, services)
     events: SimpleQueue[object] = SimpleQueue()
     found: dict[str, tuple[ServiceInstance, ...]] = {}
-    with _opened(url, _policy(timeout), events) as opened:
+    with _open_registry(url, _policy(timeout), events) as opened:
         for service in named or opened.services():
             try:
                 found[service] = opened.lookup(service).instances
@@ -138,7 +138,9 @@ def ls(
     else:
         show(opened.url, found, sys.stdout, plain=plain)
     missing = [service for service in named if not found.get(service)]
-    if missing and (as_json or len(missing) < len(named)):  # else the summary says so
+    if missing and (
+        as_json or len(missing) < len(named)
+    ):  # if all are missing, the summary says so
         _warn(f"no instance of {', '.join(missing)} at {opened.url}")
     raise typer.Exit(1 if missing else 0)
 
@@ -162,7 +164,7 @@ def watch(
         raise ConfigurationError("name a service: rpcwheel registry watch URL SERVICE")
     events: SimpleQueue[object] = SimpleQueue()
     snapshots: dict[str, Snapshot] = {}
-    with _opened(url, _policy(timeout), events) as opened:
+    with _open_registry(url, _policy(timeout), events) as opened:
         for service in named:
             opened.lookup(service)
         for service in named:
@@ -251,7 +253,7 @@ def unregister(
     """
     service, instance_id = _service_and(url, words, "unregister", "ID")
     events: SimpleQueue[object] = SimpleQueue()
-    with _opened(url, _policy(timeout), events) as opened:
+    with _open_registry(url, _policy(timeout), events) as opened:
         known = {one.id: one for one in opened.lookup(service).instances}
         if instance_id not in known:
             others = f"; there are {', '.join(known)}" if known else ""
@@ -306,7 +308,7 @@ def _policy(timeout: float) -> RegistryPolicy:
 
 
 @contextmanager
-def _opened(
+def _open_registry(
     url: str, policy: RegistryPolicy, events: SimpleQueue[object], *, creates: bool = False
 ) -> Iterator[Registry]:
     """Open the registry and put events into `events`.
@@ -376,7 +378,7 @@ def _publish(url: str, policy: RegistryPolicy, instance: ServiceInstance) -> NoR
         RegistryError: It cannot be published at the start.
     """
     events: SimpleQueue[object] = SimpleQueue()
-    with _opened(url, policy, events, creates=True) as opened:
+    with _open_registry(url, policy, events, creates=True) as opened:
         for one in opened.lookup(instance.service).instances:
             if one.id == instance.id:
                 _warn(f"replaces {_owner(one)}")

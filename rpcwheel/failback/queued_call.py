@@ -93,8 +93,8 @@ class SavedCall:
         obstacle = next(filter(None, (_obstacle(place, arg) for place, arg in given)), None)
         if obstacle is None:
             try:
-                args = tuple(map(_saved, args))
-                kwargs = {name: _saved(arg) for name, arg in kwargs.items()}
+                args = tuple(map(_save_argument, args))
+                kwargs = {name: _save_argument(arg) for name, arg in kwargs.items()}
             except Exception as error:  # noqa: BLE001 - it is reported with the call's own error
                 obstacle = f"an argument cannot be serialized: {error}"
         return cls(function, args, kwargs, copy_context(), obstacle)
@@ -106,12 +106,12 @@ class SavedCall:
     @property
     def args(self) -> tuple[Any, ...]:
         """The positional arguments; messages are parsed again."""
-        return tuple(map(_restored, self._args))
+        return tuple(map(_restore_argument, self._args))
 
     @property
     def kwargs(self) -> dict[str, Any]:
         """The keyword arguments; messages are parsed again."""
-        return {name: _restored(arg) for name, arg in self._kwargs.items()}
+        return {name: _restore_argument(arg) for name, arg in self._kwargs.items()}
 
     def copy_context(self) -> Context:
         """A copy of the caller's context: no attempt sees what another one sets there."""
@@ -214,12 +214,12 @@ def _obstacle(place: object, arg: object) -> str | None:
     )
 
 
-def _saved(arg: object) -> object:
+def _save_argument(arg: object) -> object:
     kind = type(arg)
     if hasattr(kind, "SerializeToString") and hasattr(kind, "FromString"):
         return _SavedMessage(kind, arg.SerializeToString())  # type: ignore[attr-defined]
     return arg
 
 
-def _restored(arg: object) -> object:
+def _restore_argument(arg: object) -> object:
     return arg.message_class.FromString(arg.data) if isinstance(arg, _SavedMessage) else arg

@@ -109,7 +109,7 @@ class ConnectionTable(grpc.aio.ServerInterceptor):
             return handler
         self._table.has_seen_calls = True
         self._arriving[task] = self._table.accounted_ns
-        task.add_done_callback(self._arrived)
+        task.add_done_callback(self._remove_arriving)
         begin = partial(self._begin, weakref.ref(task), details.method)
         # grpc.aio checks these conditions in this order to decide how to call a behavior.
         if inspect.iscoroutinefunction(behavior):
@@ -120,7 +120,7 @@ class ConnectionTable(grpc.aio.ServerInterceptor):
             observe = _observe_plain_function
         return with_behavior(handler, observe(kind_of(handler), behavior, begin))
 
-    def _arrived(self, task: Task) -> None:
+    def _remove_arriving(self, task: Task) -> None:
         self._arriving.pop(task, None)
 
     def _begin(
@@ -132,14 +132,14 @@ class ConnectionTable(grpc.aio.ServerInterceptor):
             metadata = context.invocation_metadata()
             heartbeat = table.is_heartbeat(method, metadata)
             peer = context.peer()
-            if peer:  # else the client has gone
+            if peer:  # empty if the client has gone
                 # Only the loop may follow the task. What a pool runs is in flight as long as it
                 # runs, as its context has no way to end it.
                 followed = task if task and task.get_loop() is running_loop() else None
                 call = _Call(table, peer, followed, context, streams, heartbeat)
                 call.describe(context, metadata)
             if task is not None:  # after the call was counted
-                self._arrived(task)
+                self._remove_arriving(task)
         except Exception:  # noqa: BLE001 - a context of another package; the detector reports it
             table.hidden_call_ns = table.now_ns()
             if call is not None:
@@ -158,7 +158,7 @@ def _observe_coroutine(kind: Kind, behavior: Behavior, begin: Begin) -> Behavior
             return await behavior(request, context)
         try:
             if streams:
-                request, context = _counted(kind, request, call), _Context(context, call)
+                request, context = _count_messages(kind, request, call), _Context(context, call)
             response = await behavior(request, context)
             if not kind.streams_responses:
                 call.note_write()
@@ -173,7 +173,7 @@ def _observe_generator(kind: Kind, behavior: Behavior, begin: Begin) -> Behavior
     async def serve(request: Any, context: Any) -> AsyncGenerator[object, None]:
         call = begin(True, context)
         if call is not None:
-            request, context = _counted(kind, request, call), _Context(context, call)
+            request, context = _count_messages(kind, request, call), _Context(context, call)
         responses: AsyncGenerator[object, None] = behavior(request, context)
         try:
             async for response in responses:
@@ -197,7 +197,9 @@ def _observe_plain_function(kind: Kind, behavior: Behavior, begin: Begin) -> Beh
         if call is None:
             return behavior(request, context)
         try:
-            response = behavior(_counted(kind, request, call) if streams else request, context)
+            response = behavior(
+                _count_messages(kind, request, call) if streams else request, context
+            )
             if kind.streams_responses:
                 return Responses(iter(response), call)
             call.note_write()
@@ -210,7 +212,7 @@ def _observe_plain_function(kind: Kind, behavior: Behavior, begin: Begin) -> Beh
     return serve
 
 
-def _counted(kind: Kind, request: Any, call: ServedCall) -> Any:
+def _count_messages(kind: Kind, request: Any, call: ServedCall) -> Any:
     """The argument for the handler: the one request, or a stream that counts its messages."""
     if kind.streams_requests:
         return Requests(request, call)

@@ -131,7 +131,7 @@ def policy_from_env(prefix: str = PREFIX, environ: Mapping[str, str] | None = No
         place = _place(name, prefix)
         value = _value(text, name)
         origins[place] = name if value != text else name + _as_list(text)
-        _merge(tree, checked_tree(_nested(place, value), name))
+        _merge(tree, checked_tree(_nest(place, value), name))
 
     def origin(place: Place) -> str:
         """Return the variable that gave a setting or a part of it, or else the file.
@@ -414,7 +414,7 @@ def _as_list(text: str) -> str:
     return f" (not JSON; a list is written {example})"
 
 
-def _nested(place: Place, value: object) -> dict[str, Any]:
+def _nest(place: Place, value: object) -> dict[str, Any]:
     for part in reversed(place[1:]):
         value = {part: value}
     return {place[0]: value}

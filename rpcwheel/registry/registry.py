@@ -303,7 +303,7 @@ class Registry(RegistryBase):
     ) -> None:
         checked_timer(timer)
         check_policy(policy)
-        opened, policy = _opened(backend, policy, timer)
+        opened, policy = _open_backend(backend, policy, timer)
         timer = opened.settings.timer if timer is None else timer
         snapshots = open_snapshot_file(opened.url, policy, timer=timer)
         self.policy = policy
@@ -475,7 +475,7 @@ def check_policy(policy: object, name: str = "policy") -> None:
         raise TypeError(f"{name} must be a RegistryPolicy or None, not {policy!r}")
 
 
-def _opened(
+def _open_backend(
     backend: object, policy: RegistryPolicy | None, timer: Timer | None
 ) -> tuple[RegistryBackend, RegistryPolicy]:
     """The backend, and the policy it is to keep."""

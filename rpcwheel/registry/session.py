@@ -174,7 +174,9 @@ class LookupQueue:
         before = Snapshot(service) if known is None else known.snapshot
         changed = (shown.instances, shown.stale) != (before.instances, before.stale)
         snapshot = replace(shown, revision=before.revision + changed)
-        if known is not None or shown.instances:  # else any made-up name would be kept forever
+        if (
+            known is not None or shown.instances
+        ):  # otherwise every name ever asked for would be kept
             self._answers[service] = _Answer(cache, snapshot, now_ns)
             if self._snapshots is not None:
                 self._snapshots.keep(service, snapshot.instances)
@@ -519,14 +521,14 @@ def _with_conflicts(
         except RegistryError:
             continue  # unknown
         for record in missing:
-            other = _decoded(found.get(record.instance.id))
+            other = _decode(found.get(record.instance.id))
             of_service = record.instance.service == service
             if of_service and other is not None and not record.may_be(other):
                 taken[record.instance.key] = "taken"
     return {**lost, **taken}
 
 
-def _decoded(data: bytes | None) -> ServiceInstance | None:
+def _decode(data: bytes | None) -> ServiceInstance | None:
     """Return the instance of a record; None: there is no record, or it can't be read."""
     try:
         return None if data is None else ServiceInstance.decoded(data)

@@ -91,7 +91,7 @@ class SignalHandlers:
     def _restore(self) -> None:
         for number, handler in self._installed.items():
             previous = handler.args[0]
-            if signal.getsignal(number) is handler:  # else the application has replaced it
+            if signal.getsignal(number) is handler:  # the application may have replaced it
                 signal.signal(number, previous)
         self._installed.clear()
 

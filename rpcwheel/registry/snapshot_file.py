@@ -264,7 +264,7 @@ class SnapshotFile:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with locked(self.path) as held:
                 if held is not False:
-                    entries = self._merged(kept)
+                    entries = self._merge(kept)
                     suffix = "new" if held else str(os.getpid())
                     look = replace_file(self.path, self._text(entries).encode(), suffix)
                     self._content = look, entries
@@ -281,7 +281,7 @@ class SnapshotFile:
             self._dirty |= services
             self._arm(delay_s)
 
-    def _merged(self, kept: dict[str, _Kept]) -> dict[str, _Entry]:
+    def _merge(self, kept: dict[str, _Kept]) -> dict[str, _Entry]:
         """Return the new content: the given services, and the others that are not too old."""
         try:
             entries = dict(self._entries())
@@ -331,7 +331,7 @@ class SnapshotFile:
             content, look = self._content, _look_of(status)
             if content[0] != look:
                 with os.fdopen(descriptor, "rb", closefd=False) as file:
-                    content = self._content = look, _parsed(file.read())
+                    content = self._content = look, _parse(file.read())
         finally:
             os.close(descriptor)
         return content[1]
@@ -421,7 +421,7 @@ def _file_name(url: RegistryUrl) -> str:
     return f"{shown.strip('-')}-{hashlib.sha256(whole.encode()).hexdigest()[:12]}.json"
 
 
-def _parsed(data: bytes) -> dict[str, _Entry]:
+def _parse(data: bytes) -> dict[str, _Entry]:
     try:
         found = json.loads(data)
         services = found.get("services") if isinstance(found, dict) else None

@@ -157,7 +157,7 @@ def parse_url(url: str) -> RegistryUrl:
             '"etcd://" or "sqlite:///"'
         )
     try:
-        return _parsed(scheme, rest)
+        return _parse(scheme, rest)
     except ConfigurationError as error:
         # What follows a misspelled scheme was read by the wrong rules: `sqlit:///run/shop.db`.
         near = _nearest_scheme(scheme)
@@ -174,7 +174,7 @@ def masked_url(url: str) -> str:
     return f"{scheme}{slashes}{'***' + at if at else ''}{after.partition('?')[0]}"
 
 
-def _parsed(scheme: str, rest: str) -> RegistryUrl:
+def _parse(scheme: str, rest: str) -> RegistryUrl:
     rest, _, query = rest.partition("?")
     authority, slash, path = rest.partition("/")
     options = _options(query)

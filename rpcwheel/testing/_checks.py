@@ -174,7 +174,7 @@ def a_renewed_lease_does_not_end(harness: ConformanceHarness) -> None:
                 raise
             continue  # the process was suspended, and the connection was lost
         if rounds == ROUNDS or max(*pauses, harness.now - began) < harness.lease_s / 4:
-            break  # else the process was suspended, and the lease may have ended
+            break  # if not, the process was suspended, and the lease may have ended
     require(not lost, f"renew must find instances renewed in time, but returned {dict(lost)}")
     require(found == [one], f"lookup must find instances renewed in time, but found {shown(found)}")
 

@@ -248,12 +248,12 @@ class TimerCore(TimerBase):
         queue = self._timer_state.queue
         if self._max_pending is None:
             return self.new_timeout(task, delay)
-        if queue._capacity >= 0:  # atomic to the end of the block
+        if queue._capacity >= 0:  # no thread switch from here to the end of the block
             queue._capacity = queue._limit = NEVER
         try:
             return self.new_timeout(task, delay)
         finally:
-            if queue._capacity >= 0:  # atomic; else closed meanwhile
+            if queue._capacity >= 0:  # no thread switch; negative: closed meanwhile
                 queue._capacity = self._max_pending
                 queue._limit = -1
 

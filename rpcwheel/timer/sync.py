@@ -159,7 +159,7 @@ def _run_thread(
     """Run tasks on the thread, which refers to the timer only while tasks run."""
     timer = timer_ref()
     if timer is not None:
-        timer._thread = threading.current_thread()  # else `stop()` might not see it
+        timer._thread = threading.current_thread()  # otherwise `stop()` might not see it
     while True:
         timer = timer_ref()
         if timer is None or timer._wakeup is not wakeup or not timer._serve():

@@ -287,7 +287,7 @@ class ReconnectingChannel(ChannelStatus, Channel):
         transport.end_calls()
         if self._loop is not None and not self._loop.is_closed():
             self._close_soon(self._loop, transport)
-        # else gRPC's channel is closed when it is garbage-collected
+        # otherwise gRPC's channel is closed when it is garbage-collected
         if self.connections.drained and not self.connections.closed:
             self.connections.close()
             self._close_callbacks.run()

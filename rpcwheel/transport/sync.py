@@ -249,7 +249,7 @@ class ReconnectingChannel(ChannelStatus, multicallable.Channel):
     def _close_transport(self, transport: SyncTransport) -> None:
         self._subscriptions.watch_active()
         self._wait_until_made()
-        wait_for_polling_end(transport.channel)  # else `close` would wait as long
+        wait_for_polling_end(transport.channel)  # otherwise `close` would wait as long
         try:
             close_unavailable(transport.channel, transport.end_details)
         finally:

@@ -179,7 +179,7 @@ class HeadlessBackend(RegistryBackend):
 
     def _run(self, running: Future[tuple[_Endpoint, ...]]) -> None:
         try:
-            found = tuple(dict.fromkeys(self._resolved()))
+            found = tuple(dict.fromkeys(self._resolve()))
         except BaseException as error:  # noqa: BLE001 - for those who wait
             self._running = None
             running.set_exception(error)
@@ -187,7 +187,7 @@ class HeadlessBackend(RegistryBackend):
             self._running = None
             running.set_result(found)
 
-    def _resolved(self) -> Iterable[_Endpoint]:
+    def _resolve(self) -> Iterable[_Endpoint]:
         if not self._srv:
             return self._addresses(self._host, self._port)
         found: list[_Endpoint] = []

@@ -171,7 +171,7 @@ class MemoryBackend(RegistryBackend):
         with self._engine.changing() as changed:
             self._check_open()
             for one in instances:
-                found = self._found(one)
+                found = self._find(one)
                 if found is not None and found.epoch == one.epoch:
                     self._engine.remove(self._key(one), changed)
 
@@ -223,18 +223,18 @@ class MemoryBackend(RegistryBackend):
     def _key(self, one: ServiceInstance) -> tuple[str, str, str]:
         return self.url.namespace, one.service, one.id
 
-    def _found(self, one: ServiceInstance) -> _Record | None:
+    def _find(self, one: ServiceInstance) -> _Record | None:
         return self._engine.records.get(self._where(one.service), {}).get(one.id)
 
     def _is_there(self, one: ServiceInstance) -> bool:
-        found = self._found(one)
+        found = self._find(one)
         return found is not None and found.epoch == one.epoch and found.lease is self._lease
 
     def _remove_watch(self, notifier: WatchNotifier) -> None:
         with self._engine.lock:
             where = self._watches.pop(notifier)
             notifiers = self._engine.notifiers.get(where, [])
-            if notifier in notifiers:  # else this is a forked child
+            if notifier in notifiers:  # not in a forked child
                 notifiers.remove(notifier)
             if not notifiers:
                 self._engine.notifiers.pop(where, None)

@@ -198,7 +198,7 @@ class ZookeeperBackend(RegistryBackend):
             self._polling.report_contact_lost(reason)
 
     def _own_node_changed(self, event: WatchedEvent) -> None:
-        if event.type != EventType.NONE:  # else the connection was lost, which the session reports
+        if event.type != EventType.NONE:  # NONE: connection lost, which the session reports
             self._verified.pop(event.path, None)
 
     def _watch_fired(self, event: WatchedEvent) -> None:

@@ -133,7 +133,7 @@ class Session:
             RegistryRefused: The credentials were refused.
             RegistryClosed: After `close`.
         """
-        client, handler, connected = self._started()
+        client, handler, connected = self._start_client()
         begin_ns = self._lost_ns or time.monotonic_ns()
         end_ns = begin_ns + int(self._settings.timeout_s * 1e9)
         while not connected.wait(0.05):
@@ -211,7 +211,7 @@ class Session:
         if handler is not None and handler.heard_ns < end_ns - int(self._settings.timeout_s * 1e9):
             handler.cut()
 
-    def _started(self) -> tuple[KazooClient, Handler, threading.Event]:
+    def _start_client(self) -> tuple[KazooClient, Handler, threading.Event]:
         with self._lock:
             if self.closed:
                 raise RegistryClosed(f"{self._url}: this registry was closed")
