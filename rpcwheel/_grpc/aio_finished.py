@@ -1,4 +1,4 @@
-"""Calls of `grpc.aio` that have ended on this side: with an error, or with a response.
+"""Calls of `grpc.aio` that were ended by the client: with an error, or with a response.
 
 Each has the whole interface of a call of its kind, for callers and outer interceptors.
 """
@@ -38,7 +38,7 @@ OK: Final = grpc.StatusCode.OK
 CANCELLED: Final = grpc.StatusCode.CANCELLED
 
 CANCELLED_HERE: Final = "Locally cancelled by application!"
-"""The details that grpc.aio gives a call that was canceled on this side (1.60 to 1.85)."""
+"""The details that grpc.aio gives a call that the client canceled (1.60 to 1.85)."""
 
 COLLECTED: Final = "Cancelled upon garbage collection!"
 """The details that grpc.aio gives a call that its user dropped (1.60 to 1.85)."""
@@ -229,7 +229,7 @@ def finished_call(
 ) -> FinishedCall:
     """Make a call that has ended with a status.
 
-    If the code is not OK, the call raises the status. If it was canceled on this side (code
+    If the code is not OK, the call raises the status. If the client canceled it (code
     CANCELLED with the details of grpc.aio), it raises `CancelledError`, as calls of grpc.aio do.
 
     Args:

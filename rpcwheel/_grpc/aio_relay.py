@@ -63,7 +63,7 @@ __all__ = [
     "failure_of",
     "has_ended",
     "has_made_up_status",
-    "immediately",
+    "run_without_waiting",
 ]
 
 MADE_UP_DETAILS: Final = "Internal error from Core"
@@ -83,7 +83,7 @@ class WouldBlockError(Exception):
     """A coroutine would have to wait."""
 
 
-def immediately(coroutine: Coroutine[Any, Any, Any]) -> Any:
+def run_without_waiting(coroutine: Coroutine[Any, Any, Any]) -> Any:
     """Run a coroutine that need not wait, such as `code()` of a finished call.
 
     Raises:
@@ -107,19 +107,19 @@ def failure_of(call: Any) -> BaseException | None:
     """
     if isinstance(call, FinishedCall):
         return call.error
-    code = immediately(call.code())
+    code = run_without_waiting(call.code())
     if code is OK:
         return None
-    details = immediately(call.details())
+    details = run_without_waiting(call.details())
     if code is CANCELLED and details in {CANCELLED_HERE, COLLECTED}:
         return asyncio.CancelledError()
     debug = getattr(call, "debug_error_string", None)  # not in the interface
     return grpc.aio.AioRpcError(
         code,
-        immediately(call.initial_metadata()),
-        immediately(call.trailing_metadata()),
+        run_without_waiting(call.initial_metadata()),
+        run_without_waiting(call.trailing_metadata()),
         details,
-        None if debug is None else immediately(debug()),
+        None if debug is None else run_without_waiting(debug()),
     )
 
 
@@ -153,7 +153,7 @@ def has_made_up_status(call: Any) -> bool:
     If the server's own status arrives later, grpc.aio (1.85.1) replaces the status, but does not
     call the done-callbacks again.
     """
-    return bool(immediately(call.details()) == MADE_UP_DETAILS)
+    return bool(run_without_waiting(call.details()) == MADE_UP_DETAILS)
 
 
 def cancel_count() -> int:
@@ -367,7 +367,7 @@ class Relay(grpc.aio.Call):
     def _on_done(self, call: Any) -> bool:
         """Process the end of the running attempt; False if its status may still change."""
         try:
-            succeeded = immediately(call.code()) is OK
+            succeeded = run_without_waiting(call.code()) is OK
             if not succeeded and self._waits_for_status(call):
                 return False
         except BaseException as error:  # noqa: BLE001 - of an inner interceptor, for the caller

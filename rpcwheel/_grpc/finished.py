@@ -1,4 +1,4 @@
-"""Calls of `grpc` that have ended on this side: with an error, or with a default response.
+"""Calls of `grpc` that were ended by the client: with an error, or with a default response.
 
 Each has the whole interface of `grpc.Call` and `grpc.Future`, for callers and outer interceptors.
 """
@@ -25,7 +25,7 @@ __all__ = ["FinishedCall", "FinishedError", "FinishedResponse", "FinishedStream"
 
 
 class FinishedCall(grpc.Call, grpc.Future):
-    """A call that has ended on this side: before it was sent, or after it failed."""
+    """A call that was ended by the client: before it was sent, or after it failed."""
 
     def __init__(
         self, code: grpc.StatusCode, details: str, initial: Metadata, trailing: Metadata
@@ -85,7 +85,7 @@ class FinishedCall(grpc.Call, grpc.Future):
 
 
 class FinishedError(grpc.RpcError, FinishedCall):
-    """A call that failed on this side. It raises itself, or the error that it was given."""
+    """A call that failed in the client. It raises itself, or the error that it was given."""
 
     def __init__(
         self,

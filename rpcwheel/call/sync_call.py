@@ -589,7 +589,7 @@ class RetryingCall(grpc.Call, grpc.Future):
 
         Raises:
             grpc.FutureTimeoutError: The call has not ended within `timeout` seconds; it continues.
-            grpc.FutureCancelledError: The call was canceled on this side.
+            grpc.FutureCancelledError: The client canceled the call.
             grpc.RpcError: The call failed.
         """
         return self._attempts.wait(timeout).result()

@@ -75,9 +75,10 @@ class FailbackInvoker(InvokerBase):
     def enqueue(
         self, error: Exception, function: Callable[..., object], /, *args: object, **kwargs: object
     ) -> Literal["queued", "dropped"] | None:
-        """Queue a call whose first attempt was made elsewhere and has failed; as for `grpc`.
+        """Queue a call whose first attempt was made elsewhere and has failed.
 
-        Call it on the loop on which the further attempts are to run.
+        Call it on the loop on which the further attempts are to run. Arguments, result and errors
+        are those of `rpcwheel.failback.FailbackInvoker.enqueue`.
         """
         queue, saved = self._queue, SavedCall.save(function, args, kwargs)
         return _enqueue(queue, saved, error, queue.now_ns())

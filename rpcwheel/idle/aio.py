@@ -343,10 +343,14 @@ class IdleConnectionDetector(DetectorBase):
         self._can_end_late_requests = True
         super().__init__(server, policy, table=connections._table, ports=ports, timer=timer)
 
-    def _is_over(self) -> bool:
+    def _check_server_ended(self) -> bool:
         running = is_running(self._server())
         self._has_run = self._has_run or bool(running)
-        return super()._is_over() or self._loop.is_closed() or (self._has_run and running is False)
+        return (
+            super()._check_server_ended()
+            or self._loop.is_closed()
+            or (self._has_run and running is False)
+        )
 
     def _pause(self) -> bool:
         accounted = threading.Event()

@@ -148,8 +148,8 @@ class DetectorBase:
 
     # What depends on the server
 
-    def _is_over(self) -> bool:
-        """Whether the server has ended. On a worker thread."""
+    def _check_server_ended(self) -> bool:
+        """Return whether the server has ended. At each round, on a worker thread or a user's."""
         return self._server() is None
 
     def _pause(self) -> bool:
@@ -282,7 +282,7 @@ class DetectorBase:
 
         On a worker thread, or on a user's.
         """
-        if not self._closed and self._is_over():
+        if not self._closed and self._check_server_ended():
             self._stop()
         with self._round_lock:
             if self._closed:

@@ -253,7 +253,7 @@ class IdleConnectionDetector(DetectorBase):
         super().__init__(server, policy, table=connections._table, ports=ports, timer=timer)
         connections._observe_pool(pool_of(server))
 
-    def _is_over(self) -> bool:
+    def _check_server_ended(self) -> bool:
         server = self._server()
         return server is None or not server.wait_for_termination(timeout=0)  # type: ignore[attr-defined]
 

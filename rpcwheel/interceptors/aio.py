@@ -15,7 +15,7 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
-from rpcwheel._grpc.aio_relay import immediately
+from rpcwheel._grpc.aio_relay import run_without_waiting
 from rpcwheel.durations import to_ns
 from rpcwheel.failback.aio import FailbackInvoker
 
@@ -96,7 +96,7 @@ class FailbackQueues(FailbackQueuesBase[FailbackInvoker]):
         return [call for report in reports for call in report]
 
     def _close_empty(self, invoker: FailbackInvoker) -> None:
-        immediately(invoker.close(0))  # does not suspend, as the queue is empty
+        run_without_waiting(invoker.close(0))  # does not suspend, as the queue is empty
 
     async def __aenter__(self) -> Self:
         return self

@@ -94,7 +94,8 @@ class Kit(Base):
     def client_interceptors(self) -> list[Any]:
         """Make those of one channel: `grpc.aio.insecure_channel(target, interceptors=these)`.
 
-        Call it once for each channel. With `heartbeat` it warns, as for `grpc`.
+        Call it once for each channel. They do not know their channel, so `heartbeat` has no effect
+        on it: the first call of a kit with `heartbeat` warns (`RuntimeWarning`).
         """
         from rpcwheel.interceptors.aio import client_interceptors
 

@@ -235,7 +235,7 @@ class EtcdClient:
     def error_of(self, error: grpc.RpcError, connection: _Connection) -> RegistryError:
         """Return the registry error for a call's error.
 
-        Drops the connection, unless etcd refused the request or the call was canceled on this side.
+        Drops the connection, unless etcd refused the request or the client canceled the call.
         """
         if self._closed or connection.closed_by_fork:
             return self._closed_meanwhile(connection)
@@ -297,7 +297,7 @@ class EtcdClient:
         return RegistryClosed(f"{self.where}: it was closed; open another one")
 
     def _closed_meanwhile(self, connection: _Connection) -> RegistryError:
-        """Return the error of a call whose channel was closed on this side."""
+        """Return the error of a call whose channel the client has closed."""
         if connection.closed_by_fork and not (self._closed or self.forked):
             return _ClosedByFork(f"{self.where}: this process forked before etcd answered")
         return self.closed_error()

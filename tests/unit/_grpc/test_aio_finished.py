@@ -13,7 +13,7 @@ from rpcwheel._grpc.aio_finished import (
     finished_call,
     refused_by,
 )
-from rpcwheel._grpc.aio_relay import WouldBlockError, failure_of, has_ended, immediately
+from rpcwheel._grpc.aio_relay import WouldBlockError, failure_of, has_ended, run_without_waiting
 from rpcwheel._grpc.calls import aio_metadata
 from rpcwheel.errors import FailbackClosed, FailbackFull
 from rpcwheel.rpc import Kind
@@ -108,16 +108,16 @@ async def test_a_status_may_have_a_code_and_nothing_else():
     assert tuple(await call.trailing_metadata()) == ()
 
 
-async def test_immediately_runs_a_coroutine_that_need_not_wait_and_refuses_others():
+async def test_run_without_waiting_runs_a_coroutine_that_need_not_wait_and_refuses_others():
     async def quick():
         return 7
 
     async def slow():
         await asyncio.sleep(0)
 
-    assert immediately(quick()) == 7
+    assert run_without_waiting(quick()) == 7
     with pytest.raises(WouldBlockError):
-        immediately(slow())
+        run_without_waiting(slow())
 
 
 def test_metadata_from_takes_any_form():
