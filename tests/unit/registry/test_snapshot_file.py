@@ -34,9 +34,10 @@ posix = pytest.mark.skipif(sys.platform == "win32", reason="locks and modes of P
 
 @pytest.fixture(autouse=True)
 def long_timeouts(monkeypatch):
-    """Wait for writes and for locks as long as it takes."""
+    """Wait for writes and for locks as long as it takes. A slow write does not delay the next."""
     monkeypatch.setattr(module, "CLOSE_TIMEOUT_S", 3600.0)
     monkeypatch.setattr(module, "LOCK_TIMEOUT_S", 3600.0)
+    monkeypatch.setattr(module, "PAUSE_FACTOR", 0)
 
 
 @pytest.fixture
