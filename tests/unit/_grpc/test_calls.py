@@ -44,7 +44,7 @@ def test_only_failures_of_calls_have_a_status():
     assert not any(map(has_status, others))
 
 
-def test_a_callback_of_call_at_end_does_not_keep_the_call_alive(shop, shop_channel):
+def test_a_callback_of_run_at_end_does_not_keep_the_call_alive(shop, shop_channel):
     silent, ended = Silent(), []
     shop.then(silent)
     call = shop_channel.unary_stream(UNARY_STREAM)(b"x")
@@ -55,7 +55,7 @@ def test_a_callback_of_call_at_end_does_not_keep_the_call_alive(shop, shop_chann
     assert wait_until(lambda: ended == ["dropped"])
 
 
-def test_call_at_end_calls_at_once_if_the_call_has_ended_or_takes_no_callbacks(shop_channel):
+def test_run_at_end_runs_at_once_if_the_call_has_ended_or_takes_no_callbacks(shop_channel):
     ended = []
     call = shop_channel.unary_unary(UNARY_UNARY).with_call(b"x")[1]
     run_at_end(call, lambda: ended.append("ended"))

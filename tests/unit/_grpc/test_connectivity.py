@@ -60,7 +60,7 @@ def test_nothing_is_known_of_an_object_that_is_not_grpcs(other):
     )
 
 
-def test_wait_unpolled_waits_for_grpcs_polling_threads_of_all_channels(shop_channel):
+def test_wait_for_polling_end_waits_for_grpcs_polling_threads_of_all_channels(shop_channel):
     def callback(_):
         pass
 
@@ -73,7 +73,7 @@ def test_wait_unpolled_waits_for_grpcs_polling_threads_of_all_channels(shop_chan
         assert (has_polling_thread(shop_channel), has_polling_thread(other)) == (False, False)
 
 
-def test_wait_unpolled_returns_after_its_timeout_if_a_channel_stays_subscribed(shop_channel):
+def test_wait_for_polling_end_returns_after_its_timeout_if_a_channel_stays_subscribed(shop_channel):
     def callback(_):
         pass
 
@@ -84,7 +84,7 @@ def test_wait_unpolled_returns_after_its_timeout_if_a_channel_stays_subscribed(s
 
 
 @pytest.mark.parametrize("wrap", [lambda channel: channel, intercepted])
-def test_end_calls_closes_a_channel_and_ends_its_calls_with_the_details(shop, wrap):
+def test_close_unavailable_ends_the_calls_with_the_details(shop, wrap):
     hang = Hang()
     channel = wrap(grpc.insecure_channel(shop.target))
     shop.then(hang)
