@@ -12,8 +12,6 @@ from rpcwheel.events import CallbackFailed, emit
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["CloseCallbacks", "callable_name", "run_callback", "weak_callback"]
-
 
 def run_callback(
     subject: str,

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     Job: TypeAlias = Callable[[], object]
 
-__all__ = ["EXECUTOR", "KeyedExecutor", "SerialExecutor", "reset_after_fork"]
-
 SHARED_THREADS: Final = 4
 """Threads that all keys share, in addition to the one that each key may always have."""
 

@@ -11,8 +11,6 @@ from .executor import EXECUTOR
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-__all__ = ["await_future", "call_on_loop", "loop_timeout", "on_worker", "running_loop"]
-
 R = TypeVar("R")
 
 LONGEST_TIMEOUT_S: Final = 1e8

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from rpcwheel.events import Event
 
-__all__ = ["FLUSH_TIMEOUT_S", "NotificationQueue"]
-
 LIMIT: Final = 1024
 """Notifications that may wait. Beyond it the oldest are dropped, as a sink may hang forever."""
 

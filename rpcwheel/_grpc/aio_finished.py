@@ -20,20 +20,6 @@ if TYPE_CHECKING:
 
     from rpcwheel.errors import FailbackError
 
-__all__ = [
-    "CANCELLED",
-    "CANCELLED_HERE",
-    "COLLECTED",
-    "FINISHED",
-    "OK",
-    "FinishedCall",
-    "failed_call",
-    "failed_with",
-    "finished_call",
-    "refused_by",
-    "status_of",
-]
-
 OK: Final = grpc.StatusCode.OK
 CANCELLED: Final = grpc.StatusCode.CANCELLED
 

@@ -16,8 +16,6 @@ from grpc.aio import _channel
 
 from rpcwheel.rpc import Kind
 
-__all__ = ["LISTS", "Interceptors", "give_lists", "is_patched", "lists_of"]
-
 Interceptors: TypeAlias = dict[Kind, list[Any]]
 """The interceptors of a channel, by the kind of call."""
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from types import TracebackType
 
-__all__ = ["INTERFACES", "MULTICALLABLES", "Channel"]
-
 
 class Channel(grpc.aio.Channel):
     """A channel that makes the multicallables of all kinds in one method."""

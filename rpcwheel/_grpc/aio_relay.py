@@ -48,24 +48,6 @@ if TYPE_CHECKING:
 
     Callback = Callable[[Any], None]
 
-__all__ = [
-    "MADE_UP_DETAILS",
-    "RELAYS",
-    "STATUS_CHECK_DELAYS_S",
-    "AwaitedRelay",
-    "ReadRelay",
-    "Relay",
-    "Signal",
-    "WouldBlockError",
-    "WrittenRelay",
-    "cancel_attempt",
-    "cancel_count",
-    "failure_of",
-    "has_ended",
-    "has_made_up_status",
-    "run_without_waiting",
-]
-
 MADE_UP_DETAILS: Final = "Internal error from Core"
 """The details of the status INTERNAL that grpc.aio (1.60 to 1.85) sets when it can no longer write
 a request. The server may only have ended the call early; then its own status arrives as well."""

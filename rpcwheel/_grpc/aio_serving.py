@@ -14,8 +14,6 @@ from grpc._cython import cygrpc
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["context_of", "is_receiving", "is_running"]
-
 RECEIVING: Final = ("_handle_exceptions", "_handle_rpc", "_handle_unary_", "_receive_message")
 """Prefixes of the names of gRPC's nested coroutines, the outermost first, while a call waits for
 its single request."""

@@ -16,24 +16,6 @@ if TYPE_CHECKING:
 
     Metadata = tuple[tuple[str, str | bytes], ...]
 
-__all__ = [
-    "AnyCall",
-    "Details",
-    "InternalCallback",
-    "aio_metadata",
-    "copy_details",
-    "details_with_timeout",
-    "failure_of",
-    "has_ended",
-    "has_status",
-    "is_blocking_unary",
-    "is_channel_closed_error",
-    "is_single_threaded",
-    "metadata_tuple",
-    "run_at_end",
-    "value_of",
-]
-
 AnyCall: TypeAlias = Any
 """A call of grpc, or the object that another interceptor returns in its place."""
 

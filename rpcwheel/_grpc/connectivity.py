@@ -16,19 +16,6 @@ from grpc._cython import cygrpc
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = [
-    "CORE_READY",
-    "close_unavailable",
-    "core_channel",
-    "core_state",
-    "core_target",
-    "has_polling_thread",
-    "is_bare",
-    "state_reader",
-    "unwrapped_channels",
-    "wait_for_polling_end",
-]
-
 STATES: Final = (
     grpc.ChannelConnectivity.IDLE,
     grpc.ChannelConnectivity.CONNECTING,

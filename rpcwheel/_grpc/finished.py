@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from .calls import Metadata
 
-__all__ = ["FinishedCall", "FinishedError", "FinishedResponse", "FinishedStream", "refused_by"]
-
 
 class FinishedCall(grpc.Call, grpc.Future):
     """A call that was ended by the client: before it was sent, or after it failed."""

@@ -22,16 +22,6 @@ if TYPE_CHECKING:
 
     Behavior = Callable[..., Any]
 
-__all__ = [
-    "DEADLINE_PASSED",
-    "behavior_of",
-    "is_pushing",
-    "kind_of",
-    "late_s",
-    "time_left",
-    "with_behavior",
-]
-
 DEADLINE_PASSED: Final = "its deadline passed before the server could begin"
 """The details of a call that is refused because its deadline has passed."""
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from types import TracebackType
 
-__all__ = ["MULTICALLABLES", "Channel", "StreamStream", "StreamUnary", "UnaryStream", "UnaryUnary"]
-
 
 class Channel(grpc.Channel):
     """A channel that makes the multicallables of all kinds in one method."""

@@ -27,18 +27,6 @@ if TYPE_CHECKING:
 
     from .handlers import Behavior
 
-__all__ = [
-    "ObservedPool",
-    "end_call",
-    "has_receiving_token",
-    "has_terminated",
-    "is_receiving",
-    "is_running",
-    "pool_of",
-    "services_of",
-    "unfinished_calls",
-]
-
 T = TypeVar("T")
 
 POOL_ATTRIBUTE: Final = "experimental_thread_pool"

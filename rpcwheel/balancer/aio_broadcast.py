@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     from .aio_channel import Subchannel
 
-__all__ = ["BroadcastChannel"]
-
 KIND: Final = Kind.UNARY_UNARY
 
 

@@ -84,8 +84,6 @@ if TYPE_CHECKING:
     _Begun: TypeAlias = tuple["Subchannel", ReconnectingChannel, AioTransport, Any]
     """A subchannel, its channel, its transport, and gRPC's call."""
 
-__all__ = ["BalancedChannel", "Subchannel"]
-
 
 class Subchannel(SubchannelBase):
     """One server of a balanced channel, with a connection of its own. Made by the channel."""

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from .subchannels import SubchannelPool
 
-__all__ = ["BalancedChannelBase"]
-
 
 class BalancedChannelBase(Generic[S]):
     """The instances, the subchannels and the state of a balanced channel."""

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from .channel import Subchannel, _Method
 
-__all__ = ["BroadcastChannel"]
-
 
 class BroadcastChannel(UnaryOnly, Channel):
     """A channel whose unary calls go to all servers at once, and return a dict of the responses.

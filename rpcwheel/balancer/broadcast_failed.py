@@ -12,8 +12,6 @@ from rpcwheel.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["BroadcastFailed", "UnaryOnly", "checked_broadcast", "distinct_names"]
-
 
 class BroadcastFailed(grpc.RpcError):
     """A broadcast failed on at least one server; `responses` has the responses of the others.

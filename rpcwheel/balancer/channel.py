@@ -60,8 +60,6 @@ if TYPE_CHECKING:
 
     Options: TypeAlias = list[tuple[str, Any]]
 
-__all__ = ["BalancedChannel", "Subchannel"]
-
 CLOSED_MEANWHILE: Final = "Channel closed!"
 """gRPC's details of a call whose channel is closed while it runs."""
 
@@ -425,6 +423,7 @@ class WaitingCall(CallAttempts):
             self._finish(FinishedError(grpc.StatusCode.CANCELLED, CLOSED_MEANWHILE))
 
     def seconds_left(self) -> float | None:
+        """Return the time until the deadline; None without one."""
         if self._timeout_s is None:
             return None
         return max(0.0, self._began_s + self._timeout_s - time.monotonic())

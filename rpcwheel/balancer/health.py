@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
     from .subchannels import SubchannelPool
 
-__all__ = ["PROBE", "HealthChecker", "error_text", "is_answered"]
-
 PROBE: Final = HealthProbe()
 
 STALE_INTERVAL_NS: Final = 5_000_000_000

@@ -13,8 +13,6 @@ from .ring_hash import RingHash
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["checked_lb_policy"]
-
 PICKERS: Final[dict[str, Callable[[], Picker]]] = {
     "round_robin": RoundRobin,
     "weighted_round_robin": WeightedRoundRobin,

@@ -32,16 +32,6 @@ if TYPE_CHECKING:
 
     import grpc
 
-__all__ = [
-    "Candidate",
-    "LeastRequest",
-    "Pick",
-    "Picker",
-    "RoundRobin",
-    "WeightedRandom",
-    "WeightedRoundRobin",
-]
-
 
 class Candidate(Protocol):
     """A subchannel as a picker sees it: the attributes that it may read."""

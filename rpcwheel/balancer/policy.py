@@ -9,13 +9,6 @@ from tenacity import wait_random_exponential
 
 from rpcwheel.policy import Delay, Number, Policy, Seconds, Wait, or_short
 
-__all__ = [
-    "DEFAULT_HEALTH_CHECK_BACKOFF",
-    "BalancerPolicy",
-    "OutlierEjectionPolicy",
-    "checked_policy",
-]
-
 DEFAULT_HEALTH_CHECK_BACKOFF: Final = wait_random_exponential(multiplier=0.5, max=10)
 """Full jitter, so that the clients of an unhealthy server do not probe it at the same time."""
 

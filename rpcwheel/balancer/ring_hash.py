@@ -28,8 +28,6 @@ from .pickers import Pick, Picker, SubchannelT
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["RingHash"]
-
 Key: TypeAlias = Callable[[str, Any, Any], str | bytes | int | None]
 
 FAILED: Final = (ChannelConnectivity.TRANSIENT_FAILURE, ChannelConnectivity.SHUTDOWN)

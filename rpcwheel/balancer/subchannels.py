@@ -56,8 +56,6 @@ if TYPE_CHECKING:
     from .pickers import Pick, Picker
     from .policy import BalancerPolicy
 
-__all__ = ["Checks", "Refusal", "SubchannelBase", "SubchannelPool", "subchannel_options"]
-
 IDLE: Final = grpc.ChannelConnectivity.IDLE
 CONNECTING: Final = grpc.ChannelConnectivity.CONNECTING
 READY: Final = grpc.ChannelConnectivity.READY

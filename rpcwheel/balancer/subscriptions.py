@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     State = grpc.ChannelConnectivity
     Callback = Callable[[State], object]
 
-__all__ = ["Subscriptions"]
-
 POLL_INTERVAL_S: Final = 0.2
 """How often the state is read while there are subscribers."""
 

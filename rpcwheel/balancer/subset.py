@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     Rank = tuple[bool, bool, bytes, str]
 
-__all__ = ["InstanceSubset"]
-
 SPARE_SHARE: Final = 4
 """One in four places of a subset is for other zones, if it would have only the preferred zone."""
 

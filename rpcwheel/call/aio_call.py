@@ -79,8 +79,6 @@ if TYPE_CHECKING:
     from .config import ClientState
     from .retry import Metadata, RetryPlan
 
-__all__ = ["CallFactory", "RetryingCall", "Start"]
-
 Start: TypeAlias = "Callable[..., Any]"
 """Begins an attempt: `start(request, timeout=..., metadata=..., wait_for_ready=...)` returns a
 call, or a coroutine that returns a call."""

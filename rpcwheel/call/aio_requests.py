@@ -21,8 +21,6 @@ from .replay import ReplayBuffer
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["RequestStream"]
-
 
 class RequestStream:
     """The requests of one call, from an iterator of the user."""

@@ -70,26 +70,6 @@ if TYPE_CHECKING:
 
     from .policy import CallPolicy, MethodSettings
 
-__all__ = [
-    "ANSWER_KEY",
-    "CALL_OPTIONS",
-    "MAX_METHODS",
-    "READ_TIMEOUT_S",
-    "TIMER_CHECK_INTERVAL_S",
-    "ClientState",
-    "FailbackQueue",
-    "MethodConfig",
-    "MethodConfigs",
-    "call_options",
-    "copy_of",
-    "delivery_timeout",
-    "messages_of",
-    "queued_metadata",
-    "queued_request",
-    "response_source",
-    "seconds_left",
-]
-
 ANSWER_KEY: Final = "rpcwheel-answer"
 """The key in the trailing metadata of a response that is not from a server; see
 `response_source`."""

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from rpcwheel.durations import Duration
 
-__all__ = ["Deadline", "current_deadline", "deadline_scope"]
-
 
 @dataclass(frozen=True, slots=True, order=True)
 class Deadline:

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from .policy import HedgingPolicy
     from .retry import Budget, BudgetKey
 
-__all__ = ["HedgingConfig", "HedgingPlan"]
-
 
 @dataclass(frozen=True, slots=True)
 class HedgingConfig:

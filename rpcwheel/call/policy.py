@@ -35,17 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from typing import Unpack
 
-__all__ = [
-    "CallPolicy",
-    "DeadlinePolicy",
-    "DefaultResponsePolicy",
-    "HedgingPolicy",
-    "MethodPolicy",
-    "RetryPolicy",
-    "RetryThrottling",
-    "checked_calls",
-]
-
 RETRY_ON_ADVICE: Final = (
     'name the status codes to retry after, such as retry_on={"UNAVAILABLE"}; only calls of methods '
     "that are marked idempotent are retried"

@@ -11,9 +11,6 @@ import copy
 import sys
 from typing import Any, Final
 
-__all__ = ["ReplayBuffer"]
-
-
 OVERHEAD: Final = 64
 """Bytes that are added to the size of each message, so that empty messages count too."""
 

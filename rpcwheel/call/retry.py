@@ -35,22 +35,6 @@ if TYPE_CHECKING:
 BudgetKey: TypeAlias = "tuple[float, int] | RetryThrottling"
 """The settings of a budget: a share and a minimum number of retries, or gRPC's throttling."""
 
-__all__ = [
-    "FORBID_NS",
-    "Budget",
-    "BudgetKey",
-    "Metadata",
-    "RetryBudget",
-    "RetryConfig",
-    "RetryPlan",
-    "RetryThrottle",
-    "attempt_deadline_ns",
-    "budget_key",
-    "pushback_ns",
-    "result_of",
-    "with_attempt",
-]
-
 Metadata: TypeAlias = "tuple[tuple[str, str | bytes], ...]"
 
 # --- Metadata of gRFC A6 ---

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
     from .config import MethodConfig
 
-__all__ = ["ServedMethod", "ServerState", "WatchedResponses"]
-
 
 class ServerState:
     """The state that the calls of a server share: the policy, timer and wrapped handlers."""

@@ -77,18 +77,6 @@ if TYPE_CHECKING:
 
     Start = Callable[[Any, Any], AnyCall]
 
-__all__ = [
-    "CallAttempts",
-    "ClientCall",
-    "RetryingCall",
-    "RetryingStream",
-    "WaitingCalls",
-    "begin_stream",
-    "begin_unary",
-    "run_callbacks",
-    "with_readiness",
-]
-
 CANCELED_BY_CALLER: Final = "Locally cancelled by application!"
 DROPPED_BY_CALLER: Final = "Cancelled upon garbage collection!"
 

@@ -12,8 +12,6 @@ from .config import config
 from .doctor import doctor
 from .registry import registry
 
-__all__ = ["app"]
-
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -21,8 +21,6 @@ from rpcwheel.policy import Policy
 from .findings import printable
 from .table import print_table
 
-__all__ = ["config"]
-
 USUAL_MULTIPLIER: Final = 2
 """The `multiplier` of a wait that does not set it."""
 

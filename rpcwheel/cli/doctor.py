@@ -22,8 +22,6 @@ from .parameters import check_seconds
 from .target import Address, Target, connect, parse_target, resolve
 from .tls import TlsSettings
 
-__all__ = ["Settings", "doctor", "examine"]
-
 PROXY_VARIABLES: Final = ("grpc_proxy", "https_proxy", "http_proxy")
 """The variables that gRPC reads, in this order; lower case only."""
 

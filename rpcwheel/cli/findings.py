@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Finding", "Level", "Problem", "as_json", "as_lines", "healthy", "printable"]
-
 INDENT: Final = " " * 6
 
 

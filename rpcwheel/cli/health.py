@@ -14,8 +14,6 @@ from rpcwheel.probe import HealthProbe
 
 from .findings import Finding, Level, Problem
 
-__all__ = ["RESPONSES", "CallFailed", "Result", "ServingStatus", "check", "finding_for", "same"]
-
 HOW_TO_ADD: Final = (
     "to add it: pip install grpcio-health-checking, and "
     "health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), server)"

@@ -21,8 +21,6 @@ from hyperframe.frame import Frame, GoAwayFrame, PingFrame, SettingsFrame
 if TYPE_CHECKING:
     import socket
 
-__all__ = ["PREFACE", "Closed", "Connection", "GoneAway", "OtherProtocol", "protocol_of"]
-
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 """The first bytes that a client sends (RFC 9113, section 3.4)."""
 

@@ -4,8 +4,6 @@ from typing import Final
 
 import typer
 
-__all__ = ["check_seconds"]
-
 LONGEST_S: Final = 1e6
 """Eleven days, less than sockets and threads can wait for."""
 

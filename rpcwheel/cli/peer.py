@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from .target import Address
 
-__all__ = ["Endpoint", "check_keepalive", "open_connection", "protocol", "round_trips"]
-
 KEEPALIVE_PINGS: Final = STRIKES + 2
 """A server accepts the first ping, tolerates `STRIKES` early ones, and refuses the next."""
 

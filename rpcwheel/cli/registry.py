@@ -46,8 +46,6 @@ from .parameters import check_seconds
 from .registry_view import as_document, change_as_json, changes_between, show
 from .target import parse_target
 
-__all__ = ["registry"]
-
 DRAINING_VISIBLE_S: Final = 0.15
 """Time between DRAINING and the withdrawal, for clients that poll."""
 

@@ -15,14 +15,6 @@ if TYPE_CHECKING:
 
     from rpcwheel.instance import ServiceInstance, Snapshot
 
-__all__ = [
-    "Change",
-    "as_document",
-    "change_as_json",
-    "changes_between",
-    "show",
-]
-
 Found: TypeAlias = "Mapping[str, Sequence[ServiceInstance]]"
 """Instances by service."""
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import TextIO
 
-__all__ = ["print_table"]
-
 
 def print_table(
     head: Sequence[str], rows: Sequence[Sequence[str]], stream: TextIO, *, plain: bool = False

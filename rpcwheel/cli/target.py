@@ -14,8 +14,6 @@ from rpcwheel.instance import LARGEST_PORT, explicit_target
 
 from .findings import Problem
 
-__all__ = ["Address", "Target", "connect", "explained", "parse_target", "resolve"]
-
 SCHEMES: Final = ("dns:///", "dns:", "ipv4:", "ipv6:", "passthrough:///")
 
 SocketAddress = tuple[str, int] | tuple[str, int, int, int] | str

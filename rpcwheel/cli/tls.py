@@ -15,8 +15,6 @@ from .findings import Problem
 if TYPE_CHECKING:
     import socket
 
-__all__ = ["TlsSettings", "days_left", "explained", "names_of", "roots", "start_tls"]
-
 # Verification errors of OpenSSL (x509_vfy.h)
 WRONG_NAME: Final = {62, 64}  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
 EXPIRED, NOT_YET_VALID = 10, 9

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from .events import Event
 
-__all__ = ["OTHERS", "RateLimiter", "Suppressed"]
-
 OTHERS: Final = "others"
 """The subject that all events beyond `MAX_SUBJECTS` subjects of their class share."""
 

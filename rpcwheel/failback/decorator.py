@@ -47,8 +47,6 @@ if TYPE_CHECKING:
 
     from .queued_call import FailedCall
 
-__all__ = ["with_failback"]
-
 P = ParamSpec("P")
 Q = ParamSpec("Q")
 R = TypeVar("R")
@@ -64,7 +62,8 @@ class FailbackFunction(Protocol[P, R_co, InvokerT_co]):
     def failback(self) -> InvokerT_co:
         """The invoker, which owns the queue: `pending`, `entries`, `stats`, `flush`, `close`."""
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
+        """Call the function; see `with_failback`."""
 
     @overload
     def __get__(self, instance: None, owner: type) -> FailbackFunction[P, R_co, InvokerT_co]: ...

@@ -20,8 +20,6 @@ from rpcwheel.rpc import checked_code
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["Matcher"]
-
 
 def wanted(setting: str) -> str:
     """The part of an error message that says which values `setting` takes."""

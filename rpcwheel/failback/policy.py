@@ -17,8 +17,6 @@ from rpcwheel.rpc import CODES_SCHEMA
 from .matching import Matcher, wanted
 from .queued_call import FailedCall
 
-__all__ = ["FailbackPolicy"]
-
 
 class FailbackPolicy(Policy):
     """Which failed calls are retried in the background, when, and what their callers get.

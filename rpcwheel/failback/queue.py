@@ -83,8 +83,6 @@ if TYPE_CHECKING:
 
     from .queued_call import FailedCall, QueueEntry
 
-__all__ = ["FailbackStats", "InvokerBase", "RetryQueue"]
-
 NO_ATTEMPTS_LEFT: Final = Stop("no attempts left")
 NOT_NAMED: Final = Stop("its error is not one that `retry_on` names")
 CHANNEL_CLOSED: Final = Stop(

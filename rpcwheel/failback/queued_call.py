@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from rpcwheel.exiting import BackgroundCall
     from rpcwheel.timer import Timeout
 
-__all__ = ["FailedCall", "QueueEntry", "QueuedCall", "SavedCall", "State", "label_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class FailedCall:

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
     from .rules import HeartbeatRules, LastActivity
 
-__all__ = ["HeartbeatCore"]
-
 PAST: Final = -NEVER
 
 MISSES_UNTIL_DEAD: Final = 2

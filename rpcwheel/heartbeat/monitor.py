@@ -55,8 +55,6 @@ if TYPE_CHECKING:
     Report = Callable[[int, str, object], None]
     """Takes the time of the end of a heartbeat, the name of its status, and the response."""
 
-__all__ = ["HeartbeatBase", "HeartbeatManagerBase", "Work", "channel_below_interceptors"]
-
 GRPC_TIMEOUT_MARGIN_S: Final = 1.0
 """How long after its answer no longer counts gRPC's own deadline ends a heartbeat."""
 

@@ -10,8 +10,6 @@ from rpcwheel.durations import to_ns
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.policy import Delay, Policy, Seconds
 
-__all__ = ["HeartbeatPolicy"]
-
 
 class HeartbeatPolicy(Policy):
     """When a silent connection gets a heartbeat, and when it is dead.

@@ -11,15 +11,6 @@ from rpcwheel.durations import NEVER, to_ns
 if TYPE_CHECKING:
     from .policy import HeartbeatPolicy
 
-__all__ = [
-    "HeartbeatRules",
-    "HeartbeatState",
-    "LastActivity",
-    "Reconnect",
-    "Send",
-    "StateChanged",
-]
-
 TICK_DIVISOR: Final = 3
 """The tick is this part of the interval (Dubbo `HEARTBEAT_CHECK_TICK`)."""
 

@@ -29,20 +29,6 @@ if TYPE_CHECKING:
 
     from .policy import IdlePolicy
 
-__all__ = [
-    "ACCEPT_LATENCY_NS",
-    "NOT_YET",
-    "ConnectionActivity",
-    "IdleLimit",
-    "IdleReason",
-    "Limits",
-    "PendingClose",
-    "SocketState",
-    "Step",
-    "idle_reason",
-    "next_step",
-]
-
 NOT_YET: Final = -NEVER
 """The time of an event that has not happened yet."""
 

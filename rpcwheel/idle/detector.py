@@ -59,8 +59,6 @@ if TYPE_CHECKING:
     from .sockets import OpenSocket
     from .table import Connection, Entry, ServedCall, Table
 
-__all__ = ["DetectorBase"]
-
 HIDDEN_CALLS: Final = (
     "an interceptor before ConnectionTable hides who calls (context.peer() failed), so connections "
     "that were idle during such a call are not closed; give ConnectionTable first"

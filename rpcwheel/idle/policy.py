@@ -11,8 +11,6 @@ from rpcwheel.errors import ConfigurationError
 from rpcwheel.methods import PATTERN_SCHEMA, MethodPattern
 from rpcwheel.policy import Delay, Policy, Seconds
 
-__all__ = ["HEALTH_METHODS", "IdlePolicy"]
-
 HEALTH_METHODS: Final = "/grpc.health.v1.Health/*"
 
 

@@ -44,20 +44,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from collections.abc import Set as AbstractSet
 
-__all__ = [
-    "SUPPORTED",
-    "Address",
-    "DescriptorSlot",
-    "OpenSocket",
-    "ServerPorts",
-    "SocketInfo",
-    "SocketScanner",
-    "canonical",
-    "find_sockets",
-    "grpc_name",
-    "parse_peer",
-]
-
 Address: TypeAlias = tuple[str, int]
 """An IP address in canonical form, and a port.
 

@@ -34,19 +34,6 @@ if TYPE_CHECKING:
     from .core import Activity, IdleReason, Limits, PendingClose
     from .sockets import Address, SocketInfo
 
-__all__ = [
-    "MAX_METHODS",
-    "Connection",
-    "ConnectionState",
-    "Entry",
-    "Requests",
-    "Responses",
-    "ServedCall",
-    "Table",
-    "TlsIdentity",
-    "late_request_details",
-]
-
 HEARTBEAT_KEY: Final = "rpcwheel-heartbeat"
 """Metadata of a heartbeat, whatever its method."""
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     Continuation: TypeAlias = Callable[[Any, Any], Awaitable[Any]]
 
-__all__ = ["InterceptedChannel", "interceptors_of"]
-
 
 # --- A channel ---
 

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
     Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler | None]]
 
-__all__ = ["server_interceptors"]
-
 
 def server_interceptors(
     policy: CallPolicy | None = None, *, timer: Timer | None = None

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from rpcwheel._grpc.calls import AnyCall
     from rpcwheel.call.config import ClientState, MethodConfig
 
-__all__ = ["ClientInterceptor", "InterceptedChannel"]
-
 Continuation: TypeAlias = "Callable[[Any, Any], AnyCall]"
 Begun: TypeAlias = "tuple[MethodConfig, int, int, int]"  # for `ClientCall`
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from rpcwheel.failback.queued_call import QueueEntry
     from rpcwheel.timer.api import Timer
 
-__all__ = ["FailbackQueuesBase", "client_state"]
-
 InvokerT = TypeVar("InvokerT", bound=InvokerBase)
 
 

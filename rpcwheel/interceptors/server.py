@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from rpcwheel.rpc import Kind
     from rpcwheel.timer.api import Timer
 
-__all__ = ["server_interceptors"]
-
 
 def server_interceptors(
     policy: CallPolicy | None = None, *, timer: Timer | None = None

@@ -48,8 +48,6 @@ if TYPE_CHECKING:
     from rpcwheel.registry.publisher import PublisherBase
     from rpcwheel.timer.api import Timer
 
-__all__ = ["KitBase"]
-
 Channel = TypeVar("Channel")
 Server = TypeVar("Server")
 ServerInterceptor = TypeVar("ServerInterceptor")

@@ -47,8 +47,6 @@ if TYPE_CHECKING:
 
     from tenacity import RetryCallState
 
-__all__ = ["policy_from_service_config"]
-
 MAX_ATTEMPTS: Final = 5
 """A higher `maxAttempts` counts as this (gRFC A6)."""
 

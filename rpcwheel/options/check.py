@@ -27,8 +27,6 @@ from .names import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["Finding", "check_options"]
-
 Severity = Literal["error", "warning", "note"]
 Where = Literal["channel", "server"]
 

@@ -8,19 +8,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = [
-    "FLOOR_MS",
-    "IDLE_FLOOR_MS",
-    "INT_MAX",
-    "KNOWN",
-    "OF_CHANNELS",
-    "OF_SERVERS",
-    "PROVED_ON",
-    "RETIRED",
-    "SHORTEST_MS",
-    "STRIKES",
-]
-
 PROVED_ON: Final = "1.85.1"
 
 INT_MAX: Final = (1 << 31) - 1

@@ -12,8 +12,6 @@ from .names import INT_MAX, SHORTEST_MS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["channel_options", "server_options"]
-
 _NS_PER_MS: Final = 1_000_000
 
 T = TypeVar("T")

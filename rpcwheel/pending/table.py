@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from rpcwheel.timer import Timeout
     from rpcwheel.timer.api import Timer
 
-__all__ = ["PendingStats", "PendingTable", "V"]
-
 F = TypeVar("F")
 if TYPE_CHECKING:  # typing's has no `default` before Python 3.13
     V = TypeVar("V", default=Any)

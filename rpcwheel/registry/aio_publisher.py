@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from rpcwheel.durations import Duration
 
 
-__all__ = ["Publisher"]
-
 LOOP_CHECK_S: Final = 0.2
 """How often a thread that waits for a call on the loop looks whether the loop was closed."""
 

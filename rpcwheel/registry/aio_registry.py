@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from .backend import RegistryBackend
     from .policy import RegistryPolicy
 
-__all__ = ["Registration", "Registry", "Subscription", "open_registry"]
-
 R = TypeVar("R")
 
 

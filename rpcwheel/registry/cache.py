@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 
     Event: TypeAlias = InstancesChanged | InstancesRetained | RecordSkipped
 
-__all__ = ["ServiceCache", "TimedSnapshot", "changed_ids"]
-
 FILE_DELAY_NS: Final = 1_000_000_000
 """How long the instances of an earlier run wait for a live answer, which takes milliseconds. An
 address of yesterday may be another server's today."""

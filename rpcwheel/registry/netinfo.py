@@ -22,16 +22,6 @@ if TYPE_CHECKING:
 
     from .url import RegistryUrl
 
-__all__ = [
-    "PortBinding",
-    "address_facing",
-    "check_unshared",
-    "connect_error",
-    "is_local",
-    "listening_addresses",
-    "port_binding",
-]
-
 LOOPBACK: Final = "127.0.0.1"
 
 LOCAL_SCHEMES: Final = {"memory", "sqlite"}

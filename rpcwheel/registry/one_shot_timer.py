@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from rpcwheel.timer import Timeout
     from rpcwheel.timer.api import Timer
 
-__all__ = ["OneShotTimer"]
-
 
 class OneShotTimer:
     """Calls a function at the earliest of the times that it is given.

@@ -14,9 +14,6 @@ from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.policy import Policy, Seconds, Wait, checked
 
-__all__ = ["JITTER", "RegistryPolicy", "RegistryRules"]
-
-
 SWITCHES: Final = frozenset({"yes", "no", "on", "off", "true", "false", "none", "null", "0", "1"})
 """Words that are refused as the name of a snapshot file: they are meant as true or false."""
 

@@ -64,8 +64,6 @@ if TYPE_CHECKING:
     from .policy import RegistryPolicy
     from .url import RegistryUrl
 
-__all__ = ["Publisher", "PublisherBase", "ServerAdapter", "ServerGone"]
-
 R = TypeVar("R", bound=RegistryBase)
 
 CONNECT_TIMEOUT_S: Final = 1.0

@@ -49,15 +49,6 @@ if TYPE_CHECKING:
 
     Key = tuple[str, str]
 
-__all__ = [
-    "BackendHealth",
-    "IdConflict",
-    "Reconciler",
-    "RegistrationRecord",
-    "Request",
-    "State",
-]
-
 MAX_BATCH: Final = 128
 """Instances in one request: as many operations as etcd takes in a transaction."""
 

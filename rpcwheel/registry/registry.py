@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
     from .reconciler import RegistrationRecord
 
-__all__ = ["Registration", "Registry", "Subscription", "open_registry"]
-
 R = TypeVar("R")
 
 KEY_FIELDS: Final = {"service", "id", "epoch"}

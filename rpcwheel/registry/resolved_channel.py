@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from .policy import RegistryPolicy
     from .resolver import Resolver
 
-__all__ = ["ResolvedChannel", "insecure_channel", "secure_channel"]
-
 
 def insecure_channel(
     target: str,

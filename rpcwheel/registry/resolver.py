@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from .policy import RegistryPolicy
     from .registry import RegistryBase, Subscription
 
-__all__ = ["SESSIONS", "Resolver", "new_channel"]
-
 C = TypeVar("C")
 
 AUTHORITY_OPTIONS: Final = frozenset({"grpc.default_authority", "grpc.ssl_target_name_override"})

@@ -55,8 +55,6 @@ if TYPE_CHECKING:
     Waiter = tuple[RegistrationRecord, State, Future[bool]]
     """A caller that waits until a registration is in a state, and the future of the result."""
 
-__all__ = ["LookupQueue", "Session", "UnreadableRecords"]
-
 BUG_RETRY_NS: Final = 1_000_000_000
 """The wait before the worker runs again after an exception of rpcwheel's own code."""
 

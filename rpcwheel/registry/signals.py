@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     Callback: TypeAlias = Callable[[str], object]
 
-__all__ = ["SIGNAL_HANDLERS", "SignalHandlers", "is_main_thread", "signal_handled_by_loop"]
-
 TERMINATION_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 

@@ -50,8 +50,6 @@ if TYPE_CHECKING:
     from .policy import RegistryPolicy
     from .url import RegistryUrl
 
-__all__ = ["SnapshotFile", "locked", "open_snapshot_file", "replace_file"]
-
 VERSION: Final = 1
 DEBOUNCE_S: Final = 0.5
 """Seconds from a change to the file (Dubbo's), so that several changes are one write."""

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from rpcwheel.instance import ServiceInstance, Snapshot
 
-__all__ = ["Target", "is_registry_url", "names_service"]
-
 ANY: Final = "*"
 
 EXAMPLE: Final = "etcd://127.0.0.1:2379/shop.Orders"

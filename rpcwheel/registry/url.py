@@ -28,8 +28,6 @@ from rpcwheel.instance import checked_host
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["RegistryUrl", "masked_url", "parse_url"]
-
 Hosts = tuple[tuple[str, int | None], ...]
 
 NAMESPACE: Final = "rpcwheel"

@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from .policy import RegistryRules
     from .snapshot_file import SnapshotFile
 
-__all__ = ["Listener", "ServiceWatch", "WatchManager"]
-
 LISTENER_QUEUES: Final = 16
 """For the listeners of a service."""
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from rpcwheel.instance import ServiceInstance
     from rpcwheel.registry.backend import RegistryBackend, View, Watch
 
-__all__ = ["CHECKS"]
-
 MANY: Final = 300
 """More than etcd accepts in one transaction (128 operations)."""
 

@@ -14,8 +14,6 @@ from rpcwheel.timer import ManualTimer
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["ConformanceHarness", "RecordingWatcher", "on_threads", "require"]
-
 TIMEOUT_S: Final = 15.0
 """Seconds until a check fails. A correct backend takes a small part of it."""
 

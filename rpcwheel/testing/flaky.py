@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from rpcwheel.registry.backend import Lost, Watch, Watcher
 
-__all__ = ["FlakyBackend"]
-
 R = TypeVar("R")
 State = Literal["up", "down", "refusing", "frozen", "losing answers"]
 CUT: Final = frozenset({"down", "frozen"})

@@ -25,8 +25,6 @@ from ._harness import ConformanceHarness
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["BACKEND_CHECKS", "check_backend"]
-
 Make = Callable[[], RegistryBackend]
 Check = Callable[[Make], None]
 

@@ -12,8 +12,6 @@ of the user's refers to it. (`Timeout`, `PeriodicTask` and `RetryTask` refer to 
 
 from __future__ import annotations
 
-__all__ = ["COMPILED", "track", "untrack"]
-
 COMPILED = False
 
 

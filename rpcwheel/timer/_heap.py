@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 else:
     Base = object
 
-__all__ = ["HeapRules"]
-
 STALE = 64  # dead entries that are allowed in addition to half of the entries
 
 

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from rpcwheel.timer._base import Timeout
     from rpcwheel.timer.api import TaskLike
 
-__all__ = ["BATCH", "LIVE_LIMIT", "SLOW_NS", "OnError", "TimerCore"]
-
 OnError = Callable[["Timeout", BaseException], object]
 
 BATCH = 256  # tasks run before a timer checks for a stop and for other work of its loop

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from rpcwheel.timer._base import Timeout, TimerQueue
 
-__all__ = ["ManualTimer"]
-
 
 class ManualTimer(TimerCore):
     """A timer whose clock starts at 0 seconds and moves only in `advance`.

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from rpcwheel.timer._base import Timeout
     from rpcwheel.timer.api import Timer
 
-__all__ = ["PeriodicTask", "RetryTask"]
-
 
 class _Resubmitting:
     """A task that submits itself again after each run.

@@ -16,17 +16,6 @@ if TYPE_CHECKING:
 
     Options = list[tuple[str, Any]]
 
-__all__ = [
-    "DEFAULT_BACKOFF",
-    "checked_backoff",
-    "checked_credentials",
-    "checked_drain_ns",
-    "checked_options",
-    "checked_reason",
-    "checked_target",
-    "refuse_both",
-]
-
 OWN_CONNECTION: Final = ("grpc.use_local_subchannel_pool", 1)
 """Without this option gRPC shares a connection and its backoff between channels to the same target
 (measured on grpcio 1.85)."""

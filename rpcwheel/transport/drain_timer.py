@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from rpcwheel.timer import Timeout
     from rpcwheel.timer.api import TaskLike, Timer
 
-__all__ = ["new_drain_timeout"]
-
 
 def new_drain_timeout(
     timer: Timer | None, end: TaskLike, drain_ns: int, target: str

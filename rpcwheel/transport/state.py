@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     Convert = Callable[[Any], Any]
 
-__all__ = ["ActivityStamps", "ChannelStatus", "ConnectionManager", "MethodSpec", "Transport"]
-
 C = TypeVar("C")
 T = TypeVar("T", bound="Transport[Any]")
 

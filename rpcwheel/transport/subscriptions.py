@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     Callback: TypeAlias = Callable[[State], object]
     SyncTransport: TypeAlias = Transport[grpc.Channel]
 
-__all__ = ["Subscriptions"]
-
 
 class _Subscription:
     __slots__ = ("callback", "last", "removed")

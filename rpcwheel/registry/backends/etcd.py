@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from rpcwheel.registry.backend import Lost, Settings, Watch, Watcher
     from rpcwheel.registry.url import RegistryUrl
 
-__all__ = ["EtcdBackend"]
-
 MAX_OPERATIONS: Final = 128
 """Operations in one transaction: etcd's default for `--max-txn-ops`."""
 

@@ -52,16 +52,6 @@ if TYPE_CHECKING:
 
     from rpcwheel.registry.url import RegistryUrl
 
-__all__ = [
-    "EQUAL",
-    "LEASE",
-    "MOD_REVISION",
-    "EtcdClient",
-    "LeaseUnknown",
-    "WatchStream",
-    "messages",
-]
-
 PORT: Final = 2379
 
 REFUSALS: Final = {

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from .etcd_client import EtcdClient, WatchStream
 
-__all__ = ["EtcdWatches", "id_of", "range_end"]
-
 REREAD_INTERVAL_S: Final = 600.0
 """Between reads of all watched services although nothing has changed: a safety net only."""
 

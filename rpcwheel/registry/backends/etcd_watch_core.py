@@ -29,21 +29,6 @@ from rpcwheel.registry.policy import JITTER
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-__all__ = [
-    "Action",
-    "CancelWatch",
-    "Change",
-    "CreateWatch",
-    "EndStream",
-    "NotifyContactLost",
-    "NotifyView",
-    "OpenStream",
-    "Read",
-    "SendProbe",
-    "WatchCore",
-    "WatchResponse",
-]
-
 FIRST_RETRY_NS: Final = 200_000_000
 MAX_SERVICES_PER_READ: Final = 128
 """etcd's default for `--max-txn-ops`."""

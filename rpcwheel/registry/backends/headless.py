@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from rpcwheel.registry.backend import Lost, Settings, Watch, Watcher
     from rpcwheel.registry.url import RegistryUrl
 
-__all__ = ["HeadlessBackend"]
-
 INTERVAL_S: Final = 30.0
 MIN_INTERVAL_S: Final = 5.0
 """Between resolutions requested by `refresh`. grpc-go and gRPC core wait for 30 s."""

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from rpcwheel.timer._base import Timeout
     from rpcwheel.timer.api import Timer
 
-__all__ = ["MemoryBackend"]
-
 
 _Service: TypeAlias = tuple[str, str]
 """Namespace and name."""

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from rpcwheel.registry.url import RegistryUrl
     from rpcwheel.timer.api import Timer
 
-__all__ = ["PollingWatcher"]
-
 FIRST_RETRY_S: Final = 0.2
 
 

@@ -64,8 +64,6 @@ if TYPE_CHECKING:
     from rpcwheel.registry.backend import Lost, Settings, Watch, Watcher
     from rpcwheel.registry.url import RegistryUrl
 
-__all__ = ["ChangeListener", "RedisBackend"]
-
 PORT: Final = 6379
 
 BATCH_SIZE: Final = 500

@@ -28,8 +28,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["CHECK", "KEYS", "READ", "REGISTER", "RENEW", "UNREGISTER"]
-
 KEYS: Final = ("records", "owners", "leases", "index", "versions", "began")
 """Names of the keys that each script gets, without the prefix `{ns}:`."""
 

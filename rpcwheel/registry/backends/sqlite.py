@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from rpcwheel.registry.backend import Lost, Settings, Watch, Watcher
     from rpcwheel.registry.url import RegistryUrl
 
-__all__ = ["SqliteBackend"]
-
 POLL_S: Final = 0.1
 """A change is seen after 50 ms on average; half of it takes twice the CPU time when idle."""
 

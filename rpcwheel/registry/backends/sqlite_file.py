@@ -27,8 +27,6 @@ from rpcwheel.errors import RegistryClosed, RegistryError, RegistryRefused, Regi
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["SqliteFile"]
-
 FileId = tuple[int, int]
 """Device and inode of a file."""
 

@@ -14,8 +14,6 @@ from rpcwheel.errors import ConfigurationError
 if TYPE_CHECKING:
     from rpcwheel.registry.url import RegistryUrl
 
-__all__ = ["TLS_ADVICE", "TLS_OPTIONS", "Tls", "refused_by_tls"]
-
 TLS_OPTIONS: Final = ("tls", "ca", "cert", "key")
 """The options that every engine with TLS takes."""
 

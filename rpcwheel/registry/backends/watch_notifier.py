@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from rpcwheel.registry.backend import Watcher
 
-__all__ = ["WatchNotifier"]
-
 
 class WatchNotifier:
     """The notifications of one watcher, and a `Watch` for backends that need no other.

@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from rpcwheel.registry.backend import Lost, Settings, Watch, Watcher
     from rpcwheel.registry.url import RegistryUrl
 
-__all__ = ["ZookeeperBackend"]
-
 FULL_EVERY: Final = 120
 """Renewals, each a third of a lease after the other, until all is read again although no watch has
 fired: 40 leases, 10 minutes by default. Watched services are read as often. A safety net only: it

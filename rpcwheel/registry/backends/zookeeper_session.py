@@ -62,8 +62,6 @@ if TYPE_CHECKING:
     from rpcwheel.registry.backend import Settings
     from rpcwheel.registry.url import RegistryUrl
 
-__all__ = ["Handler", "Session", "check_url", "registry_error"]
-
 PORT: Final = 2181
 
 FIRST_RETRY_S: Final = 0.1
