@@ -30,7 +30,8 @@ def main() -> None:
             print(f"queued: {entry.function}, {entry.attempts} attempt(s) in {entry.age_s:.2f} s")
         server.start()
         print("up again: the queue is delivered, in any order")
-        print("all delivered:", push.failback.flush(timeout=20.0))
+        push.failback.flush(timeout=20.0)
+        print("delivered later:", push.failback.stats().redelivered)
         push.failback.close()
 
 

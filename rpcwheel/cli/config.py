@@ -64,8 +64,8 @@ def check(
 ) -> None:  # fmt: skip
     """Check a settings file, and print all problems or the settings that are in effect.
 
-    Exit status: 0 if the settings are valid, 1 if not, 2 for a wrong argument or if a package to
-    read YAML is missing.
+    Exit status: 0 if the settings are valid, 1 if not, 2 for a wrong argument, or if the file
+    cannot be read or a package to read YAML is missing.
     """
     if method is not None and not re.fullmatch(r"/[\w.]+/\w+", method):
         raise typer.BadParameter(
@@ -85,7 +85,7 @@ def check(
         else:
             raise typer.BadParameter("give a FILE, or --env", param_hint="FILE")
     except ConfigurationError as error:
-        if isinstance(error.__cause__, ModuleNotFoundError):
+        if isinstance(error.__cause__, (ModuleNotFoundError, OSError)):
             print(printable(str(error)), file=sys.stderr)
             raise typer.Exit(2) from None
         problems = error.problems or (str(error),)

@@ -129,13 +129,14 @@ class FailbackInvoker(InvokerBase):
     def flush(self, timeout: Duration | None = None) -> bool:
         """Start an attempt of every queued call now, and wait until no call is pending.
 
-        A call that fails again waits as the policy's `backoff` says.
+        The attempts count toward `max_attempts`. A call that fails again waits as the policy's
+        `backoff` says.
 
         Args:
             timeout: Seconds to wait at most; None waits until all are delivered or given up.
 
         Returns:
-            Whether no call was pending in the end.
+            Whether no call was pending in the end, also if calls were given up; see `stats()`.
 
         Raises:
             RuntimeError: Called inside an attempt of this queue, which would wait for itself.

@@ -61,8 +61,8 @@ def test_check_prints_every_problem_with_the_nearest_name(file, capsys) -> None:
         assert any(text in line for line in lines)
 
 
-def test_check_of_a_file_that_cannot_be_read_ends_with_1(tmp_path, capsys) -> None:
-    assert main(["config", "check", str(tmp_path / "none.toml")]) == 1
+def test_check_of_a_file_that_cannot_be_read_ends_with_2(tmp_path, capsys) -> None:
+    assert main(["config", "check", str(tmp_path / "none.toml")]) == 2
     assert "none.toml: it can't be read" in capsys.readouterr().err
 
 
