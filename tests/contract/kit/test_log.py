@@ -29,7 +29,11 @@ def log():
 @pytest.mark.parametrize(
     "settings",
     [
-        {"failback": FailbackPolicy(retry_on="UNAVAILABLE", max_attempts=2, backoff=0)},
+        {
+            "failback": FailbackPolicy(
+                retry_on="UNAVAILABLE", max_attempts=2, backoff=0, max_pending=1000
+            )
+        },
         {"failback": FailbackPolicy(retry_on="UNAVAILABLE", max_pending=1, overflow="drop")},
         {"default_response": DefaultResponsePolicy(on="UNAVAILABLE", default=b"")},
         {"retry": RetryPolicy(retry_on="UNAVAILABLE", backoff=0), "idempotent": True},
