@@ -16,7 +16,7 @@ strict. An unused connection gets no heartbeats. Added here:
 * No heartbeat reopens a connection that the server closed because it was idle.
 
 Contains no I/O: the caller gives the time and the activity of the connection, and carries out the
-action that is returned. What is to be reported is appended to `reports`. Not thread-safe.
+action that is returned. Events and state changes are appended to `reports`. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class HeartbeatCore:
     def step(
         self, now_ns: int, activity: LastActivity, *, idle: bool, calls: int
     ) -> Send | Reconnect | None:
-        """Return what is to be done now.
+        """Return the next action; None if there is none.
 
         Args:
             now_ns: The time.

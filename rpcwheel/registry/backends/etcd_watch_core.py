@@ -40,7 +40,7 @@ DATA_LOST: Final = "the registry has lost its data: its revision decreased"
 
 
 class Action:
-    """What is to be done for the watches."""
+    """An action that the watches need."""
 
     __slots__ = ()
 
