@@ -2,6 +2,11 @@
 
 `RPCWHEEL_PURE=1` selects the pure form; without a C compiler at installation it is the only one.
 Both forms behave alike. `load_form` loads either, for tests and benchmarks.
+
+Both forms rely on the GIL (`_base.py`, "Threads"). In a free-threaded build of CPython, loading the
+compiled form switches the GIL on for the rest of the process, with CPython's `RuntimeWarning`: its
+modules do not declare `Py_MOD_GIL_NOT_USED`. If the GIL is off nevertheless, because the form is
+pure or the user forces it off (`PYTHON_GIL=0`), importing this module raises ImportError.
 """
 
 from __future__ import annotations
@@ -88,10 +93,11 @@ def _selected_form() -> Form:
     form = None
     if os.environ.get("RPCWHEEL_PURE", "0") in {"", "0"}:
         with suppress(ImportError):
-            form = load_form("native")  # switches the GIL on
+            form = load_form("native")  # switches the GIL on, unless PYTHON_GIL=0 or -X gil=0
     if not getattr(sys, "_is_gil_enabled", lambda: True)():
         raise ImportError(
-            "rpcwheel's timer relies on the GIL: run this free-threaded Python with PYTHON_GIL=1"
+            "rpcwheel's timer relies on the GIL, and in this process the GIL is off: start Python "
+            "with PYTHON_GIL=1 in the environment or with -X gil=1 (which takes precedence)"
         )
     return form or load_form("pure")
 

@@ -10,6 +10,7 @@ import importlib.util
 import inspect
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = Path(rpcwheel.__file__).parent  # in the tree, or where a wheel was installed
 PARTS = [f"rpcwheel.timer.{path.stem}" for path in PACKAGE.glob("timer/*_c.pxd")]
 COMPILED = [spec for part in PARTS if (spec := importlib.util.find_spec(part))]
+FREE_THREADED = shutil.which("python3.14t") or shutil.which("python3.13t") or ""
 
 TOP_ONLY = {"aio", "__version__"}
 """Public names of `rpcwheel` that no subpackage has."""
@@ -53,9 +55,11 @@ DIFFERENT_NAMES = {"timer"}
 """Packages whose sync and aio modules have different names: `WheelTimer`, `AsyncWheelTimer`."""
 
 
-def python(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+def python(
+    *arguments: str, stdin: str = "", executable: str = sys.executable
+) -> subprocess.CompletedProcess[str]:
     """Run a new interpreter in the source tree, with every warning an error."""
-    command = [sys.executable, "-W", "error", *arguments]
+    command = [executable, "-W", "error", *arguments]
     return subprocess.run(
         command,
         cwd=ROOT,
@@ -315,6 +319,21 @@ def test_no_file_contains_a_path_of_one_machine() -> None:
 def test_the_timer_runs_in_the_requested_form() -> None:
     asked = FORM if os.environ.get("RPCWHEEL_PURE", "0") in {"", "0"} else "pure"
     assert os.environ.get("RPCWHEEL_EXPECT", asked) == asked == FORM
+
+
+def test_the_first_use_of_the_timer_without_the_gil_raises_import_error() -> None:
+    gil_off = "import sys; sys._is_gil_enabled = lambda: False; "
+    ran = python("-c", gil_off + "import rpcwheel.timer; rpcwheel.timer.WheelTimer")
+    assert "ImportError: rpcwheel's timer relies on the GIL" in ran.stderr
+
+
+@pytest.mark.skipif(not FREE_THREADED, reason="neither python3.14t nor python3.13t in PATH")
+def test_free_threaded_python_runs_the_timer_only_with_the_gil() -> None:
+    code = "from rpcwheel.timer import WheelTimer; WheelTimer().stop(); print('ran')"
+    ran = python("-X", "gil=1", "-c", code, executable=FREE_THREADED)
+    assert ran.stdout == "ran\n", ran.stderr
+    ran = python("-X", "gil=0", "-c", code, executable=FREE_THREADED)
+    assert "ImportError: rpcwheel's timer relies on the GIL" in ran.stderr
 
 
 def test_the_timer_is_compiled_completely_or_not_at_all() -> None:
