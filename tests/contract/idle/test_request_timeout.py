@@ -61,8 +61,8 @@ def test_a_handler_may_take_longer_than_a_request_may_take_to_arrive(small_serve
     small_server.detect(None, request_timeout=30)
     small_server.gate = threading.Event()
     calls = [small_server.channel().unary_unary(ECHO).future(b"x") for _ in range(2)]
-    assert wait_until(lambda: small_server.received_calls() == 2)  # one waits for the thread
-    for _ in range(10):
+    assert wait_until(lambda: small_server.received_calls() == 2 and small_server.begun)
+    for _ in range(10):  # one waits for the thread
         small_server.advance(30)
     small_server.gate.set()
     assert [call.result(WAIT_S) for call in calls] == [b"x", b"x"]
