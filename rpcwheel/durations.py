@@ -2,7 +2,7 @@
 
 Users pass float seconds or a `timedelta`. Inside, each time is an integer of nanoseconds, because
 floats lose a nanosecond after 104 days of uptime, and later ignore small delays (CPython issue
-145703). All conversions are here, with one exception: `timer/_front.py` repeats the conversion of
+145703). All conversions are here, with one exception: `timer/_base.py` repeats the conversion of
 plain floats, because a call would cost too much there.
 """
 

@@ -17,12 +17,14 @@ Drivers:
 - `AsyncWheelTimer` runs tasks on an event loop.
 - `ManualTimer` runs tasks when a test advances its clock.
 
-Queues:
+Queues. The default is right for most programs:
 
-- `HierarchicalWheel`: levels of 64 slots. The default in compiled form.
-- `SparseWheel`: a dict of slots. The default in pure Python.
-- `HashedWheel`: one ring of slots, as in Netty and Dubbo.
-- `DeadlineHeap`: a heap, exact to the nanosecond, as in asyncio.
+- `HierarchicalWheel`, the default in compiled form: levels of 64 slots, for any delays.
+- `SparseWheel`, the default in pure Python, where it is the fastest: a dict of slots.
+- `HashedWheel`: one ring of slots, as in Netty and Dubbo. With more slots than the longest delay
+  has ticks it fires faster than `HierarchicalWheel`, as no timeout moves (65,536 ticks of 1 ms are
+  65 s and take 1 MB). With coarse ticks (0.1 s) many timeouts share one wake-up.
+- `DeadlineHeap`: a heap, exact to the nanosecond, as in asyncio. Starting costs O(log n).
 
 `PeriodicTask` and `RetryTask` run a function repeatedly.
 

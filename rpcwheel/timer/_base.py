@@ -1,11 +1,12 @@
 # cython: language_level=3, annotation_typing=False
+# cython: binding=False, embedsignature=True, embedsignature.format=clinic
 # cython: boundscheck=False, wraparound=False, cdivision=True, nonecheck=True
-"""Timeouts, slots, and the base class of all queues.
+"""Timeouts, and the base class of all queues.
 
 This source exists in two forms. Imported as it is, it is the pure form. Built under the name
 `_base_c`, with the types in `_base_c.pxd`, it is the compiled form. `_wheel.py`, `_sparse.py` and
-`_front.py` are built in the same way. They refer to each other by module (`base.Slot`); the `.pxd`
-files replace the module by its compiled form.
+`_front.py` are built in the same way. They refer to each other by module (`base.Timeout`); the
+`.pxd` files replace the module by its compiled form. `_native.py` has what differs.
 
 **Threads.** No queue takes a lock. Only the timer itself calls `pop`, `advance`, `next_wake` and
 `drain`, one at a time. Any thread, finalizer and signal handler may call `schedule`, `cancel` and
@@ -21,20 +22,23 @@ else, and would deadlock with a finalizer that cancels a timeout. All of this re
 **Never early.** `due_tick = ceil(deadline / tick)`, counted from the clock's zero, and a timeout is
 due when `due_tick <= floor(now / tick)`. So `deadline <= due_tick * tick <= now`.
 
-**Invariants**, which `TimerQueue.check` asserts: each pending timeout is in exactly one slot, and
-nothing else is in a slot; `len` is their number; a slot's `bound` is at most the tick of each
-timeout in it; a slot with a timeout has its bit in `occupied`; no timeout's tick is before the
-cursor.
+**Slots.** A slot is a key of `_heads`, which has the first timeout of each slot, or None. The
+timeouts of a slot are a circular list.
+
+**Invariants**, which `TimerQueue.check` asserts: each pending timeout is in the list of its
+`_slot`; `len` is their number; the slot is reached not after the timeout is due; in the wheels, a
+slot's bound is at most the tick of each timeout in it, and a slot with a timeout has its bit in
+`_occupied`.
 """
 
 from __future__ import annotations
 
-import math
 import time
+from itertools import compress
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import rpcwheel.timer._collector as collector
+import rpcwheel.timer._native as native
 from rpcwheel.durations import Duration, to_ns
 from rpcwheel.errors import ConfigurationError
 
@@ -42,12 +46,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from weakref import ReferenceType
 
-PENDING = 0
-EXPIRED = 1
-CANCELLED = 2
+EXPIRED = -1
+CANCELLED = -2
 NEVER = (1 << 63) - 1
 MAX_NS = 1 << 62
-BITS = 63  # bits of a tick
+ONE = 1  # as wide as a word of the bitmap
 LONG_S = 1e9  # 31 years: a shorter float delay needs no further check
 LONG_NS = 10**18
 MOVES = 256  # the most timeouts that one `pop` moves to another slot: some tens of microseconds
@@ -56,19 +59,18 @@ MOVES = 256  # the most timeouts that one `pop` moves to another slot: some tens
 class Timeout:
     """The handle of one scheduled task. Its methods are O(1) and safe on any thread."""
 
-    __slots__ = ("_deadline_ns", "_next", "_prev", "_state", "_task", "_tick", "_timer_state")
+    __slots__ = ("_deadline_ns", "_next", "_prev", "_slot", "_task", "_timer_state")
 
     _deadline_ns: int
     _timer_state: TimerState
     _next: Timeout
     _prev: Timeout
-    _state: int
+    _slot: int  # where it is pending, 0 or more; or EXPIRED or CANCELLED
     _task: object
-    _tick: int
 
     def __cinit__(self) -> None:  # compiled only
-        collector.untrack(self)  # each garbage collection would take 100 ms for a million
-        self._state = CANCELLED  # until a timer makes it pending
+        native.untrack(self)  # each garbage collection would take 100 ms for a million
+        self._slot = CANCELLED  # until it is in a queue
 
     def __reduce__(self) -> str:
         """Raise TypeError: two handles cannot share one place in a slot."""
@@ -80,24 +82,28 @@ class Timeout:
         A timeout that `stop()` returned is cancelled already: this releases its task and returns
         False.
         """
-        if self._state:  # not pending; atomic from here to the call at the end
-            if self._state == CANCELLED:
-                self._let_go()
+        if self._slot < 0:  # not pending; atomic from here to the call at the end
+            if self._slot == CANCELLED:
+                self._release_task()
             return False
-        self._state = CANCELLED
-        self._timer_state.queue._gone += 1
-        before = self._prev
-        if before is not None:
-            after = self._next
+        queue = self._timer_state.queue
+        queue._removed += 1
+        after = self._next
+        if after is not None:
+            heads = queue._heads
+            if heads[self._slot] is self:
+                heads[self._slot] = None if after is self else after
+            before = self._prev
             before._next = after
             after._prev = before
             self._prev = None  # type: ignore[assignment]
             self._next = None  # type: ignore[assignment]
+        self._slot = CANCELLED
         task = self._task  # noqa: F841 - released at the end: its finalizer may call `cancel`
         self._task = None
         return True
 
-    def _let_go(self) -> object:
+    def _release_task(self) -> object:
         """Return the task and remove it: in C, a store would release it before it is removed."""
         task = self._task
         self._task = None
@@ -106,17 +112,16 @@ class Timeout:
     def _keep_task(self, task: object) -> None:
         """Keep the task outside the queue, where the garbage collector tracks the timeout."""
         self._task = task
-        if collector.COMPILED:
-            collector.track(self)
+        native.track(self)
 
     def reschedule(self, delay: Duration) -> bool:
         """Let it expire `delay` from now instead; False if it has expired or was cancelled.
 
-        A later deadline is one write: the old slot moves the timeout when it is due (tokio's lazy
+        A later deadline is one write: the timeout is moved when its old slot is due (tokio's lazy
         reset). An earlier one moves it now. `delay` is as for `new_timeout`; if it is refused,
         nothing changes.
         """
-        if self._state:
+        if self._slot < 0:
             return False
         state = self._timer_state
         deadline_ns = state.deadline(delay)
@@ -128,11 +133,11 @@ class Timeout:
 
     def cancelled(self) -> bool:
         """Whether it was cancelled, by `cancel()` or by the timer's `stop()`."""
-        return self._state == CANCELLED
+        return self._slot == CANCELLED
 
     def expired(self) -> bool:
         """Whether it was due: the task runs, has run, or was submitted to an executor."""
-        return self._state == EXPIRED
+        return self._slot == EXPIRED
 
     @property
     def timer(self) -> object:
@@ -151,58 +156,41 @@ class Timeout:
         return float("inf") if self._deadline_ns == NEVER else self._deadline_ns / 1e9
 
     def __repr__(self) -> str:
-        state = ("pending", "expired", "cancelled")[self._state]
+        state = "pending" if self._slot >= 0 else "expired" if self.expired() else "cancelled"
         return f"<Timeout {state} deadline={self.deadline:.6f} task={self._task!r}>"
-
-
-class Slot(Timeout):
-    """The head of a circular list of timeouts that are due at one tick, or in a range of ticks."""
-
-    __slots__ = ("bit", "bound", "level")
-
-    def __init__(self, level: Level, bit: int) -> None:
-        if collector.COMPILED:
-            collector.track(self)
-        self._prev = self
-        self._next = self
-        self.level = level
-        self.bit = bit  # in `level.occupied`; 0: the level has no bitmap
-        self.bound = NEVER
-
-
-class Level:
-    """Slots of one width, and a bitmap of slots in use. An empty slot may still have its bit."""
-
-    __slots__ = ("occupied", "shift", "slots")
-
-    def __init__(self, shift: int, count: int, mapped: bool) -> None:
-        self.shift = shift
-        self.occupied = 0
-        self.slots = [Slot(self, 1 << index if mapped else 0) for index in range(count)]
 
 
 class TimerQueue:
     """The base class of all queues. It reads no clock, takes no lock and runs no task.
 
-    All times are integer nanoseconds. A subclass defines the slot of a tick (`_slot`), the list of
-    slots (`_slots`), and the next timeout (`pop`, `next_wake`).
+    All times are integer nanoseconds. A subclass defines the slot of a tick (`_slot`) and the next
+    timeout (`pop`, `next_wake`). In a wheel (`slots` is not 0) slots are numbers, and each has a
+    bound and a bit. Otherwise `_heads` is a dict.
     """
 
-    def __init__(self, tick_ns: int) -> None:
+    def __init__(self, tick_ns: int, slots: int = 0) -> None:
         self._tick_ns = tick_ns
         self._cursor = 0  # all earlier ticks are done
         self._epoch = 0  # changes when a slot computed before may be wrong
-        self._filed = 0  # timeouts added, ever
-        self._refiled = 0  # moves from slot to slot, ever
-        self._gone = 0  # timeouts that expired or were cancelled, ever
+        self._added = 0  # timeouts added, ever
+        self._moved = 0  # moves from slot to slot, ever
+        self._removed = 0  # timeouts that expired or were cancelled, ever
         self._capacity = NEVER  # how many may be pending; -1: closed
-        self._limit = NEVER  # at this value of `_filed`, check the capacity
-        self._never = Slot(Level(0, 0, False), 0)
+        self._limit = NEVER  # at this value of `_added`, check the capacity
+        self._wheel = slots > 0
+        self._never = (slots + 63) // 64 * 64 if slots else NEVER  # the slot of infinite delays
+        self._heads: Any = [None] * (self._never + 2) if slots else {NEVER: None}
+        if slots:
+            self._bounds = native.integers(self._never + 2)  # the first tick with a timeout
+            self._occupied = native.bitmap(self._never + 2)  # an empty slot may still have its bit
         self._recent = self._never  # the slot of the last added timeout ...
-        self._recent_tick = 0  # ... its tick ...
-        self._after = NEVER  # ... and the deadlines of that tick: after this
+        self._after = NEVER  # ... and the deadlines for which it is right: after this ...
         self._until = 0  # ... and up to this
         self._attached = False
+
+    def __dealloc__(self) -> None:  # compiled only
+        native.free(self._bounds)
+        native.free(self._occupied)
 
     def attach(self) -> None:
         """Reserve the queue for one timer; ConfigurationError if it has one already."""
@@ -217,8 +205,8 @@ class TimerQueue:
         self._limit = -1
 
     def schedule(self, timeout: Timeout) -> bool:
-        """Add a pending timeout; False if the queue is full or closed. O(1)."""
-        return self._file(timeout, True, False)
+        """Add a timeout; False if the queue is full or closed. O(1)."""
+        return self._place(timeout, True, False)
 
     def cancel(self, timeout: Timeout) -> bool:
         """Cancel a timeout and remove it; False if it is not pending. O(1)."""
@@ -226,13 +214,11 @@ class TimerQueue:
 
     def reschedule(self, timeout: Timeout, deadline_ns: int) -> bool:
         """Change the deadline: a write if later, else a move; False if it is not pending. O(1)."""
-        if timeout._state != PENDING:  # atomic to the write
+        if timeout._slot < 0:  # atomic to the write
             return False
+        later = deadline_ns >= timeout._deadline_ns
         timeout._deadline_ns = deadline_ns
-        tick = timeout._tick
-        if tick == self._cursor or (tick != NEVER and deadline_ns > (tick - 1) * self._tick_ns):
-            return True
-        return self._file(timeout, False, False)
+        return True if later else self._place(timeout, False, False)
 
     def advance(self, now_ns: int, limit: int = NEVER) -> list[Timeout]:
         """Expire and return at most `limit` due timeouts, in order."""
@@ -257,7 +243,7 @@ class TimerQueue:
         """Cancel and return all timeouts, by deadline; they keep their tasks."""
         drained = []
         for slot in self._slots():
-            while (timeout := slot._next) is not slot and timeout is not None:  # None: forgotten
+            while (timeout := self._head(slot)) is not None:
                 task = timeout._task
                 if timeout.cancel():
                     timeout._keep_task(task)
@@ -266,16 +252,15 @@ class TimerQueue:
         return drained
 
     def __len__(self) -> int:
-        return self._filed - self._gone
+        return self._added - self._removed
 
     def __iter__(self) -> Iterator[Timeout]:
         pending = []
         for slot in self._slots():
-            timeout: Timeout | None = slot._next
-            while timeout is not None and type(timeout) is not Slot:  # moved to another slot's list
-                if timeout._state == PENDING:
-                    pending.append(timeout)
-                timeout = timeout._next
+            timeout = head = self._head(slot)
+            while timeout is not None and timeout._slot == slot:  # not removed or moved meanwhile
+                pending.append(timeout)
+                timeout = None if timeout._next is head else timeout._next
         return iter(pending)
 
     def check(self) -> None:
@@ -286,33 +271,31 @@ class TimerQueue:
         """
         count = 0
         for slot in self._slots():
-            timeout: Timeout = slot._next
-            before: Timeout = slot
-            while timeout is not slot:
-                tick = timeout._tick
-                assert timeout._prev is before, "broken list"
-                assert timeout._state == PENDING, f"{timeout!r} is in a slot"
-                assert slot.bound <= tick, f"bound {slot.bound} is after {tick}"
-                assert self._cursor <= tick, f"{tick} is before cursor {self._cursor}"
-                late = self._due(timeout._deadline_ns) < tick and tick != self._cursor
-                assert not late, f"{timeout!r} is late in its slot, at {tick}"
-                self._check_slot(slot, tick)
-                timeout, before = timeout._next, timeout
+            timeout = head = self._head(slot)
+            while timeout is not None:
                 count += 1
-            assert slot._prev is before, "broken list"
-            in_use = slot._next is not slot and slot.bit
-            assert not in_use or slot.level.occupied & slot.bit, "a slot in use has no bit"
+                assert timeout._slot == slot, f"{timeout!r} is in slot {slot}"
+                assert timeout._next._prev is timeout, "broken list"
+                self._check_slot(slot, max(self._due(timeout._deadline_ns), self._cursor))
+                timeout = None if timeout._next is head else timeout._next
         assert count == len(self), f"{count} timeouts are in slots, {len(self)} counted"
 
-    def _check_slot(self, slot: Slot, tick: int) -> None:
-        """Assert that the tick belongs to this slot."""
+    def _check_slot(self, slot: int, tick: int) -> None:
+        """Assert that a timeout that is due at this tick may be in this slot."""
         raise NotImplementedError
 
-    def _slots(self) -> list[Slot]:
-        """Return every slot that may hold a timeout."""
-        raise NotImplementedError
+    def _slots(self) -> list[int]:
+        """Return at least every slot with timeouts."""
+        if self._wheel:
+            return list(compress(range(len(self._heads)), self._heads))
+        return list(self._heads)
 
-    def _slot(self, tick: int, cursor: int) -> Slot:
+    def _head(self, slot: int) -> Timeout | None:
+        """Return the first timeout of a slot; None if it has none, or does not exist any more."""
+        head: Timeout | None = self._heads[slot] if self._wheel else self._heads.get(slot)
+        return head
+
+    def _slot(self, tick: int, cursor: int) -> int:
         """Return the slot of a tick that is not before the cursor."""
         raise NotImplementedError
 
@@ -321,12 +304,15 @@ class TimerQueue:
             return NEVER
         return (deadline_ns + self._tick_ns - 1) // self._tick_ns
 
-    def _file(self, timeout: Timeout, fresh: bool, first: bool) -> bool:
-        """Move a timeout into the slot of its deadline, as the last there or as the first.
+    def _place(  # noqa: C901, PLR0912 - one atomic section: it cannot be divided
+        self, timeout: Timeout, fresh: bool, first: bool
+    ) -> bool:
+        """Put a timeout into the slot of its deadline, as the last there or as the first.
 
         `fresh`: it is in no slot yet. Returns False if the queue is full or closed, or the timeout
         is no longer pending.
         """
+        heads = self._heads
         while True:
             epoch = self._epoch
             cursor = self._cursor
@@ -339,59 +325,69 @@ class TimerQueue:
             if epoch != self._epoch or deadline_ns != timeout._deadline_ns:  # atomic from here on
                 continue
             if fresh:
-                if self._filed >= self._limit:
-                    self._limit = self._gone + self._capacity if self._capacity >= 0 else -1
-                    if self._filed >= self._limit:
+                if self._added >= self._limit:
+                    self._limit = self._removed + self._capacity if self._capacity >= 0 else -1
+                    if self._added >= self._limit:
                         return False
-                self._filed += 1
+                self._added += 1
             else:
-                if timeout._state != PENDING or self._capacity < 0:
+                old = timeout._slot
+                if old < 0 or self._capacity < 0:
                     return False
-                self._refiled += 1
-                before = timeout._prev
+                self._moved += 1
                 after = timeout._next
+                if heads[old] is timeout:
+                    heads[old] = None if after is timeout else after
+                before = timeout._prev
                 before._next = after
                 after._prev = before
-            last = slot._prev
-            if tick < slot.bound or last is slot:
-                slot.bound = tick
-            timeout._tick = tick
-            if first:
-                last = slot._next
-                timeout._prev = slot
-                timeout._next = last
-                last._prev = timeout
-                slot._next = timeout
+                if native.COMPILED:
+                    native.prefetch(before._prev)
+            timeout._slot = slot
+            head = heads[slot]
+            if self._wheel and (head is None or tick < self._bounds[slot]):
+                self._bounds[slot] = tick
+                self._occupied[slot >> 6] |= ONE << (slot & 63)
+            if head is None:
+                heads[slot] = timeout
+                timeout._prev = timeout
+                timeout._next = timeout
             else:
+                last = head._prev
                 timeout._prev = last
-                timeout._next = slot
+                timeout._next = head
                 last._next = timeout
-                slot._prev = timeout
-            slot.level.occupied |= slot.bit
+                head._prev = timeout
+                if first:
+                    heads[slot] = timeout
             self._recent = slot
-            self._recent_tick = tick
             self._until = until
             self._after = until - self._tick_ns if tick != NEVER else NEVER
             return True
 
     def _expire(self, timeout: Timeout, tick: int) -> bool:
         """Expire and remove a timeout; False if it is due later now, or was cancelled."""
-        if timeout._state != PENDING or timeout._deadline_ns > tick * self._tick_ns:
-            return False  # atomic from the line before to the end
-        timeout._state = EXPIRED
-        self._gone += 1
-        before = timeout._prev
-        if before is not None:
-            after = timeout._next
+        slot = timeout._slot
+        if slot < 0 or timeout._deadline_ns > tick * self._tick_ns:
+            return False  # atomic from the first line to the end
+        timeout._slot = EXPIRED
+        self._removed += 1
+        after = timeout._next
+        if after is not None:
+            if self._heads[slot] is timeout:
+                self._heads[slot] = None if after is timeout else after
+            before = timeout._prev
             before._next = after
             after._prev = before
             timeout._prev = None  # type: ignore[assignment]
             timeout._next = None  # type: ignore[assignment]
+            if native.COMPILED:
+                native.prefetch(after._next)
         return True
 
-    def _move_cursor(self, tick: int, filed: int) -> bool:
-        """Set the cursor; False if a timeout was added or moved since the counts were `filed`."""
-        if self._filed + self._refiled != filed:  # atomic from here to the end
+    def _move_cursor(self, tick: int, changes: int) -> bool:
+        """Set the cursor; False if `_added + _moved` is not `changes`: a timeout came meanwhile."""
+        if self._added + self._moved != changes:  # atomic from here to the end
             return False
         if tick > self._cursor:
             self._cursor = tick
@@ -424,7 +420,7 @@ class TimerState:
         """Return the deadline of a delay that begins now; raises as `to_ns`."""
         seconds = delay if type(delay) is float else -1.0
         if 0.0 <= seconds < LONG_S:
-            delay_ns = math.floor(seconds * 1e9 + 0.5)
+            delay_ns = native.floor(seconds * 1e9 + 0.5)
         else:
             delay_ns = to_ns(delay)
             if delay_ns == NEVER:
@@ -451,8 +447,8 @@ class TimerState:
         """Set and return the next wake-up. An earlier timeout that is added later calls `wake`."""
         queue = self.queue
         while True:
-            filed = queue._filed + queue._refiled
+            changes = queue._added + queue._moved
             wake_ns = queue.next_wake()
-            if filed == queue._filed + queue._refiled:  # atomic to the write
+            if changes == queue._added + queue._moved:  # atomic to the write
                 self.armed_ns = wake_ns
                 return wake_ns

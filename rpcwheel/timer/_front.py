@@ -1,6 +1,10 @@
 # cython: language_level=3, annotation_typing=False
+# cython: binding=False, embedsignature=True, embedsignature.format=clinic
 # cython: boundscheck=False, wraparound=False, cdivision=True, nonecheck=True
-"""The base class of all timers: `new_timeout`. Also built as `_front_c`, as `_base.py` says."""
+"""The base class of all timers: `new_timeout`, and the loop that runs due tasks.
+
+Also built as `_front_c`, as `_base.py` says.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +12,46 @@ import time
 from typing import TYPE_CHECKING
 
 import rpcwheel.timer._base as base
+import rpcwheel.timer._native as native
+from rpcwheel.timer.api import LATENESS_BOUNDS_S
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from rpcwheel.durations import Duration
     from rpcwheel.timer.api import TaskLike
 
 
+SLOW_NS = 100_000_000  # a task that blocks the timer's thread for longer is reported
+BUCKETS = len(LATENESS_BOUNDS_S) + 1
+BOUNDS_NS = native.integers(BUCKETS)
+for _index in range(BUCKETS - 1):
+    BOUNDS_NS[_index] = int(LATENESS_BOUNDS_S[_index] * 1e9)
+BOUNDS_NS[BUCKETS - 1] = base.NEVER
+
+
 class TimerBase:
-    """Adds timeouts to the queue. A subclass sets `_timer_state`, and has `_wake` and `_refuse`."""
+    """Adds timeouts to the queue, and runs those that are due.
+
+    A subclass sets `_timer_state` and `_executor`. It has `_wake` and `_refuse` for `new_timeout`,
+    and the methods that `_run_due` calls.
+    """
 
     _timer_state: base.TimerState
+
+    def __init__(self, state: base.TimerState, executor: Executor | None) -> None:
+        self._timer_state = state
+        self._executor = executor
+        self._stopped = False
+        self._running = False  # whether a task runs
+        self._fired = self._late_ns = self._max_late_ns = self._slowest_ns = 0
+        self._buckets = native.integers(BUCKETS)
+
+    def __cinit__(self) -> None:  # compiled only
+        self._stopped = True  # until `__init__` has run
+
+    def __dealloc__(self) -> None:  # compiled only
+        native.free(self._buckets)
 
     def new_timeout(self, task: TaskLike, delay: Duration) -> base.Timeout:
         """Run `task` once, not before `delay` has passed.
@@ -50,23 +84,28 @@ class TimerBase:
             raise TypeError(
                 f"task must be callable as task(timeout), or have run(timeout), not {task!r}"
             )
-        timeout = base.Timeout()
+        timeout = base.Timeout.__new__(base.Timeout) if native.COMPILED else base.Timeout()
         timeout._task = task
         timeout._deadline_ns = deadline_ns
         timeout._timer_state = state
-        timeout._state = base.PENDING
         queue = state.queue
-        if queue._after < deadline_ns <= queue._until and queue._filed < queue._limit:
+        if queue._after < deadline_ns <= queue._until and queue._added < queue._limit:
             slot = queue._recent  # equal delays; atomic from the comparison on
-            queue._filed += 1
-            last = slot._prev
-            timeout._tick = queue._recent_tick
-            timeout._prev = last
-            timeout._next = slot
-            last._next = timeout
-            slot._prev = timeout
-            if slot.bit:
-                slot.level.occupied |= slot.bit
+            queue._added += 1
+            timeout._slot = slot
+            head = queue._heads[slot]
+            if head is None:
+                queue._heads[slot] = timeout
+                timeout._prev = timeout
+                timeout._next = timeout
+                if queue._wheel:
+                    queue._occupied[slot >> 6] |= base.ONE << (slot & 63)
+            else:
+                last = head._prev
+                timeout._prev = last
+                timeout._next = head
+                last._next = timeout
+                head._prev = timeout
         elif not queue.schedule(timeout):
             self._refuse()
         if deadline_ns < state.armed_ns:
@@ -77,6 +116,67 @@ class TimerBase:
                 raise
         return timeout
 
+    def _run_due(self, limit: int) -> bool:
+        """Run at most `limit` tasks that are due; False if none was due."""
+        state = self._timer_state
+        queue = state.queue
+        now_ns = state.now()
+        count = 0
+        while count < limit and not self._stopped:
+            timeout = queue.pop(now_ns)
+            if timeout is None:
+                break
+            count += 1
+            late_ns = now_ns - timeout._deadline_ns
+            self._fired += 1
+            self._late_ns += late_ns
+            if late_ns > self._max_late_ns:
+                self._max_late_ns = late_ns
+            self._buckets[native.bucket(BOUNDS_NS, late_ns)] += 1
+            if self._executor is not None:
+                self._submit(timeout, self._executor)
+                now_ns = state.now()
+                continue
+            task = timeout._task
+            self._running = True
+            try:
+                result = task(timeout) if callable(task) else task.run(timeout)  # type: ignore[attr-defined]
+                if result is not None:
+                    self._finish(timeout, result)
+            except BaseException as error:
+                if self._report(timeout, error):
+                    raise
+            finally:
+                self._running = False
+                timeout._task = None
+            after_ns = state.now()
+            took_ns = after_ns - now_ns
+            if took_ns > self._slowest_ns or took_ns >= SLOW_NS:
+                self._note_duration(task, took_ns)
+            now_ns = after_ns
+            task = result = None  # released before the next one runs
+        return count > 0
+
+    def _late_counts(self) -> tuple[int, ...]:
+        """Return how many tasks were late by at most each of `LATENESS_BOUNDS_S`, and by more."""
+        return tuple([self._buckets[index] for index in range(BUCKETS)])
+
     def _refuse(self) -> None:
         """Raise the reason why the queue did not accept the timeout."""
+        raise NotImplementedError
+
+    def _submit(self, timeout: base.Timeout, executor: Executor) -> None:
+        """Give the task to the executor."""
+        raise NotImplementedError
+
+    def _finish(self, timeout: base.Timeout, result: object) -> None:
+        """Handle the result of a task, which is not None."""
+        raise NotImplementedError
+
+    def _report(self, timeout: base.Timeout, error: BaseException) -> bool:
+        """Report the exception of a task; True if it is to be raised to the user too."""
+        raise NotImplementedError
+
+    def _note_duration(self, task: object, took_ns: int) -> None:
+        """Note the slowest task, and report a slow one."""
         raise NotImplementedError

@@ -26,86 +26,80 @@ class SparseWheel(base.TimerQueue):
 
     def __init__(self, tick: Duration = 0.001) -> None:
         super().__init__(positive_ns(tick, what="tick"))
-        self._by_tick: dict[int, base.Slot] = {}
         self._ticks: list[int] = []  # a heap; may have ticks whose slot was removed
         self._pushes = 0
-        self._emptied = base.Slot(self._never.level, 0)  # `_first` returns it to be called again
-        self._made: deque[int] = deque()  # the slots' ticks, in the order of `_sweep`
+        self._unlisted: set[int] = set()  # ticks with a slot that are not yet in the heap
+        self._made: deque[int] = deque()  # the slots, in the order of `_sweep`
 
     def pop(self, now_ns: int) -> base.Timeout | None:
         """As `TimerQueue.pop`; moves at most `MOVES` rescheduled timeouts."""
         target = now_ns // self._tick_ns
         moves = 0
         while moves < base.MOVES:
-            filed = self._filed + self._refiled
+            changes = self._added + self._moved
             slot = self._first()
-            if slot is self._emptied:
+            if slot < 0:
                 return None
-            if slot is None or slot.bound > target:
-                if self._move_cursor(target, filed):
+            if slot > target:
+                if self._move_cursor(target, changes):
                     return None
                 continue
-            tick = max(slot.bound, self._cursor)
-            if not self._move_cursor(tick, filed):
+            if not self._move_cursor(slot, changes):
                 continue
-            timeout = slot._next
-            if timeout is not slot and timeout is not None:  # None: removed meanwhile
-                if self._expire(timeout, tick):
+            timeout = self._head(slot)
+            if timeout is not None:
+                if self._expire(timeout, slot):
                     return timeout
-                self._file(timeout, False, False)
+                self._place(timeout, False, False)
                 moves += 1
         return None
 
     def next_wake(self) -> int:
         """As `TimerQueue.next_wake`: exact, unless the first timeout was rescheduled."""
         slot = self._first()
-        if slot is None:
+        if slot == base.NEVER:
             return base.NEVER
-        if slot._next is slot:  # more empty slots to remove: now, but in another call
-            return self._cursor * self._tick_ns
-        return slot.bound * self._tick_ns
+        return (self._cursor if slot < 0 else slot) * self._tick_ns
 
-    def _first(self) -> base.Slot | None:
-        """Return the earliest slot with timeouts; removes at most `MOVES` empty slots before it."""
-        if not len(self._by_tick) <= len(self._ticks) <= 8 * len(self._by_tick) + STALE:
+    def _first(self) -> int:
+        """Return the first slot with timeouts, or NEVER; removes empty slots before it.
+
+        Removes at most `MOVES`. If there are more, the result is -1: call it again.
+        """
+        if not len(self._heads) <= len(self._ticks) + 1 <= 8 * len(self._heads) + STALE:
             pushes = self._pushes
-            ticks = sorted(self._by_tick)  # a heap too
+            ticks = sorted(self._heads)  # a heap too
+            ticks.pop()  # the slot of infinite delays
             if pushes == self._pushes:  # atomic to the end
                 self._ticks = ticks
-        slot = None
         for _ in range(base.MOVES):
             if not self._ticks:
-                return None
+                return base.NEVER
             tick = self._ticks[0]
-            slot = self._by_tick.get(tick)
-            if slot is None:
+            if self._head(tick) is not None:
+                return tick
+            if tick in self._heads:
+                self._forget(tick)
+            else:
                 other = heappop(self._ticks)
                 if other != tick:  # another thread has added an earlier one
                     heappush(self._ticks, other)
-            elif slot._next is not slot:
-                return slot
-            else:
-                self._forget(slot)
-        return self._emptied
+        return -1
 
-    def _slot(self, tick: int, cursor: int) -> base.Slot:
-        slot = self._by_tick.get(tick)
-        if slot is None:
+    def _slot(self, tick: int, cursor: int) -> int:
+        if tick not in self._heads:
             self._sweep()
-            fresh = base.Slot(self._never.level, 0)
-            fresh.bound = tick
-            fresh._tick = -1  # until its tick is in the heap
-            slot = self._by_tick.setdefault(tick, fresh)
-            if slot is fresh:
-                self._made.append(tick)
-        if slot._tick != tick:  # this thread or another that uses the slot adds its tick
+            self._unlisted.add(tick)
+            self._heads.setdefault(tick, None)
+            self._made.append(tick)
+        if tick in self._unlisted:  # this thread or another that uses the slot adds its tick
             self._pushes += 1
             ticks = self._ticks
             heappush(ticks, tick)
             if ticks is not self._ticks:  # sorted again meanwhile, perhaps without this tick:
                 heappush(self._ticks, tick)  # a duplicate is harmless
-            slot._tick = tick
-        return slot
+            self._unlisted.discard(tick)
+        return tick
 
     def _sweep(self) -> None:
         """Remove empty slots, looking at two for each new slot: this bounds the memory."""
@@ -114,24 +108,19 @@ class SparseWheel(base.TimerQueue):
                 tick = self._made.popleft()
             except IndexError:
                 return
-            slot = self._by_tick.get(tick)
-            if slot is not None:
-                self._forget(slot)
-                if tick in self._by_tick:
+            if tick in self._heads:
+                self._forget(tick)
+                if tick in self._heads:
                     self._made.append(tick)
 
-    def _forget(self, slot: base.Slot) -> None:
-        if slot._next is slot:  # atomic from here to the end
+    def _forget(self, tick: int) -> None:
+        """Remove a slot if it is empty."""
+        if tick in self._heads and self._heads[tick] is None:  # atomic to the end
             self._epoch += 1
             self._after = base.NEVER
-            slot._prev = None  # type: ignore[assignment]
-            slot._next = None  # type: ignore[assignment]
-            self._by_tick.pop(slot.bound, None)
+            del self._heads[tick]
 
-    def _slots(self) -> list[base.Slot]:
-        return [self._never, *self._by_tick.values()]
-
-    def _check_slot(self, slot: base.Slot, tick: int) -> None:
-        if slot is not self._never:
-            assert self._by_tick.get(tick) is slot, f"tick {tick} is in the wrong slot"
-            assert tick in self._ticks, f"tick {tick} is not in the heap"
+    def _check_slot(self, slot: int, tick: int) -> None:
+        if slot != self._never:
+            assert self._cursor <= slot <= tick, f"slot {slot} is after {tick}"
+            assert slot in self._ticks, f"tick {slot} is not in the heap"

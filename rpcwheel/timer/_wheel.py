@@ -10,8 +10,12 @@ Sources: Varghese & Lauck 1987 (scheme 6, hashed; scheme 7, hierarchical); Netty
 from __future__ import annotations
 
 import rpcwheel.timer._base as base
+import rpcwheel.timer._native as native
 from rpcwheel.durations import Duration, positive_ns
 from rpcwheel.errors import ConfigurationError
+
+LEVELS = 11  # of 6 bits each: a tick has 63
+SLOTS = 64  # of a level
 
 
 class HierarchicalWheel(base.TimerQueue):
@@ -19,16 +23,15 @@ class HierarchicalWheel(base.TimerQueue):
 
     The level of a timeout is the highest digit (in base 64) in which its tick differs from the
     cursor. So all timeouts of a level are due before those of higher levels, and no level wraps
-    around. Levels are created when needed, 6 KB each.
+    around.
 
     Args:
         tick: Seconds or a `timedelta`. Timeouts fire up to one tick late.
     """
 
     def __init__(self, tick: Duration = 0.001) -> None:
-        super().__init__(positive_ns(tick, what="tick"))
-        self._levels = [base.Level(0, 64, True)]
-        self._moving: base.Slot | None = None  # its timeouts are to be moved down a level first
+        super().__init__(positive_ns(tick, what="tick"), SLOTS * LEVELS)
+        self._moving = -1  # a slot whose timeouts are to be moved down a level first
         self._start = 0  # second result of `_find`
 
     def pop(self, now_ns: int) -> base.Timeout | None:
@@ -36,87 +39,74 @@ class HierarchicalWheel(base.TimerQueue):
         target = now_ns // self._tick_ns
         moves = 0
         while moves < base.MOVES:
-            filed = self._filed + self._refiled
+            changes = self._added + self._moved
             slot = self._find()
             start = self._start
-            if slot is None or start > target:
-                if self._move_cursor(target, filed):
+            if slot < 0 or start > target:
+                if self._move_cursor(target, changes):
                     return None
                 continue
-            if not self._move_cursor(start, filed):
+            if not self._move_cursor(start, changes):
                 continue
-            if slot.level.shift:
+            timeout: base.Timeout | None = self._heads[slot]
+            if slot >= SLOTS:
                 self._moving = slot
-                timeout = slot._prev
-                if timeout is not slot:
-                    self._file(timeout, False, True)
+                if timeout is not None:
+                    self._place(timeout._prev, False, True)
                     moves += 1
                 continue
-            timeout = slot._next
-            if timeout is not slot:
+            if timeout is not None:
                 if self._expire(timeout, start):
                     return timeout
-                self._file(timeout, False, False)
+                self._place(timeout, False, False)
                 moves += 1
         return None
 
     def next_wake(self) -> int:
         """As `TimerQueue.next_wake`: exact, unless the first timeout was cancelled or moved."""
         slot = self._find()
-        if slot is None:
+        if slot < 0:
             return base.NEVER
-        if slot is self._moving:
+        if slot == self._moving:
             return self._cursor * self._tick_ns
-        return max(slot.bound, self._start) * self._tick_ns
+        return max(self._bounds[slot], self._start) * self._tick_ns
 
-    def _find(self) -> base.Slot | None:
-        """Return the next slot with timeouts, and set `_start` to its first tick."""
+    def _find(self) -> int:
+        """Return the next slot with timeouts, and set `_start` to its first tick; -1 for none."""
         slot = self._moving
-        if slot is not None:
-            if slot._next is not slot:
+        if slot >= 0:
+            if self._heads[slot] is not None:
                 self._start = self._cursor
                 return slot
-            self._moving = None
-        for level in self._levels:
-            while level.occupied:
-                index = _lowest(level.occupied)
-                slot = level.slots[index]
-                if slot._next is slot:  # atomic: its timeouts were cancelled or moved
-                    level.occupied &= ~slot.bit
+            self._moving = -1
+        for level in range(LEVELS):
+            while self._occupied[level]:
+                bits = self._occupied[level]
+                index = native.lowest_bit(bits)
+                slot = SLOTS * level + index
+                if self._heads[slot] is None:  # atomic: its timeouts were cancelled or moved
+                    self._occupied[level] &= ~(base.ONE << index)
                     continue
-                above = level.shift + 6
-                start = (self._cursor >> above) << above if above < base.BITS else 0
-                self._start = max(start + (index << level.shift), self._cursor)
+                shift = 6 * level
+                start = (self._cursor >> shift >> 6) << shift << 6
+                self._start = max(start + (index << shift), self._cursor)
                 return slot
-        return None
+        return -1
 
-    def _slot(self, tick: int, cursor: int) -> base.Slot:
+    def _slot(self, tick: int, cursor: int) -> int:
+        level = 0
         differs = (tick ^ cursor) >> 6
-        depth = 0
         while differs:
             differs >>= 6
-            depth += 1
-        while depth >= len(self._levels):
-            self._grow(depth)
-        level = self._levels[depth]
-        return level.slots[(tick >> level.shift) & 63]
+            level += 1
+        return SLOTS * level + ((tick >> 6 * level) & 63)
 
-    def _grow(self, depth: int) -> None:
-        levels = self._levels
-        more = [base.Level(6 * index, 64, True) for index in range(len(levels), depth + 1)]
-        taller = levels + more
-        if self._levels is levels:  # atomic; else another thread has added levels
-            self._levels = taller
-
-    def _slots(self) -> list[base.Slot]:
-        slots = [self._never]
-        for level in self._levels:
-            slots += level.slots
-        return slots
-
-    def _check_slot(self, slot: base.Slot, tick: int) -> None:
-        if slot is not self._never and slot is not self._moving:
-            assert slot is self._slot(tick, self._cursor), f"tick {tick} is in the wrong slot"
+    def _check_slot(self, slot: int, tick: int) -> None:
+        if slot not in {self._never, self._moving}:
+            assert self._bounds[slot] <= tick, f"bound {self._bounds[slot]} is after {tick}"
+            assert self._occupied[slot >> 6] >> (slot & 63) & 1, "a slot in use has no bit"
+            assert slot <= self._slot(tick, self._cursor), f"tick {tick} is in the wrong slot"
+            assert slot == self._slot(max(self._bounds[slot], self._cursor), self._cursor), "bound"
 
 
 class HashedWheel(base.TimerQueue):
@@ -131,110 +121,107 @@ class HashedWheel(base.TimerQueue):
 
     def __init__(self, tick: Duration = 0.1, slots: int = 512) -> None:
         count = _power_of_two(slots)
-        super().__init__(positive_ns(tick, what="tick"))
-        level = base.Level(0, count, False)
-        self._ring = level.slots
-        self._mask = len(level.slots) - 1
-        self._visiting: base.Slot | None = None  # the slot of the cursor, while it is visited
-        self._later = base.Slot(level, 0)  # its timeouts that are due in a later round, in order
+        super().__init__(positive_ns(tick, what="tick"), count)
+        self._mask = count - 1
+        self._now = self._never + 1  # the slot of timeouts that were due when they were added
+        self._visiting = -1  # the slot of the cursor, while it is visited
+        self._last: base.Timeout | None = None  # the visit ends when this is the first again
 
     def pop(self, now_ns: int) -> base.Timeout | None:
-        """As `TimerQueue.pop`; moves at most `MOVES` timeouts of later rounds to `_later`."""
+        """As `TimerQueue.pop`; looks at most at `MOVES` timeouts of later rounds."""
         target = now_ns // self._tick_ns
         moves = 0
         while moves < base.MOVES:
-            slot = self._visiting
-            if slot is None:
-                filed = self._filed + self._refiled
+            changes = self._added + self._moved
+            timeout = self._next_of_visit()
+            if timeout is None:
+                timeout = self._heads[self._now]
+            if timeout is None:
                 tick = self._earliest()
                 if tick > target:
-                    if self._move_cursor(target, filed):
+                    if self._move_cursor(target, changes):
                         return None
-                elif self._move_cursor(tick, filed):
-                    self._visiting = self._ring[self._cursor & self._mask]
+                elif self._move_cursor(tick, changes):
+                    self._visit(tick & self._mask)
                 continue
             if self._cursor > target:
                 return None
-            timeout = slot._next
-            if timeout is slot:
-                self._leave(slot)
-            elif timeout._tick > self._cursor:
-                self._set_aside(slot)
-                moves += 1
-            elif self._expire(timeout, self._cursor):
+            if self._expire(timeout, self._cursor):
                 return timeout
-            else:
-                self._file(timeout, False, False)
-                moves += 1
+            self._pass_by(timeout)
+            moves += 1
         return None
 
     def next_wake(self) -> int:
         """As `TimerQueue.next_wake`: exact, unless the first timeout was cancelled or moved."""
-        slot = self._visiting
-        if slot is not None:
-            if slot._next is not slot:
-                return self._cursor * self._tick_ns
-            self._leave(slot)
+        if self._heads[self._now] is not None or self._next_of_visit() is not None:
+            return self._cursor * self._tick_ns
         tick = self._earliest()
         return base.NEVER if tick == base.NEVER else tick * self._tick_ns
+
+    def _next_of_visit(self) -> base.Timeout | None:
+        """Return the next timeout of the slot that is visited; ends the visit after the last."""
+        if self._visiting < 0:
+            return None
+        timeout: base.Timeout | None = self._heads[self._visiting]  # atomic from here to the end
+        if timeout is None or timeout is self._last:
+            self._visiting = -1
+            self._last = None
+            return None
+        return timeout
 
     def _earliest(self) -> int:
         """Return a lower bound of the next due tick; exact if it is in this round."""
         cursor = self._cursor
+        first = cursor & self._mask
         best = base.NEVER
-        for offset in range(self._mask + 1):
-            slot = self._ring[(cursor + offset) & self._mask]
-            if slot._next is not slot:
-                if slot.bound <= cursor + offset:
-                    return cursor + offset
-                if slot.bound < best:
-                    best = slot.bound
+        words = (self._mask >> 6) + 1
+        for step in range(words + 1):  # the first word twice: its high bits, at last its low bits
+            word = ((first >> 6) + step) % words
+            bits = self._occupied[word]
+            if step == 0:
+                bits = bits >> (first & 63) << (first & 63)
+            while bits:
+                index = native.lowest_bit(bits)
+                bits &= bits - 1
+                slot = 64 * word + index
+                if self._heads[slot] is None:  # atomic: its timeouts were cancelled or moved
+                    self._occupied[word] &= ~(base.ONE << index)
+                    continue
+                tick = cursor + ((slot - first) & self._mask)
+                if self._bounds[slot] <= tick:
+                    return tick
+                best = min(best, self._bounds[slot])
         return best
 
-    def _set_aside(self, slot: base.Slot) -> None:
-        """Move the slot's first timeout to `_later`, if it is due in a later round."""
-        timeout = slot._next
-        if timeout is slot or timeout._tick <= self._cursor:  # atomic from here to the end
-            return
-        after = timeout._next
-        slot._next = after
-        after._prev = slot
-        later = self._later
-        last = later._prev
-        if timeout._tick < later.bound or last is later:
-            later.bound = timeout._tick
-        timeout._prev = last
-        timeout._next = later
-        last._next = timeout
-        later._prev = timeout
-
-    def _leave(self, slot: base.Slot) -> None:
-        """End the visit of an empty slot, and put the timeouts in `_later` back into it."""
-        later = self._later
-        if slot._next is not slot:  # atomic to the end; true if a timeout was added meanwhile
-            return
-        self._visiting = None
+    def _visit(self, slot: int) -> None:
+        """Begin to visit a slot; `_pass_by` computes its bound anew."""
+        self._bounds[slot] = base.NEVER  # atomic from here to the end
+        self._visiting = slot
         self._after = base.NEVER
-        first = later._next
-        if first is not later:
-            last = later._prev
-            slot._next = first
-            first._prev = slot
-            slot._prev = last
-            last._next = slot
-            slot.bound = later.bound
-            later._next = later
-            later._prev = later
 
-    def _slot(self, tick: int, cursor: int) -> base.Slot:
-        return self._ring[tick & self._mask]
+    def _pass_by(self, timeout: base.Timeout) -> None:
+        """Leave a timeout that is due in a later round in its slot, and make the next the first."""
+        slot = timeout._slot
+        tick = self._due(timeout._deadline_ns)
+        if slot != self._visiting or tick & self._mask != slot:  # it was rescheduled
+            self._place(timeout, False, False)
+            return
+        if timeout is self._heads[slot]:  # atomic from here to the end
+            self._heads[slot] = timeout._next
+            if self._last is None or self._last._slot != slot:  # removed since
+                self._last = timeout
+            self._bounds[slot] = min(self._bounds[slot], tick)
 
-    def _slots(self) -> list[base.Slot]:
-        return [self._never, self._later, *self._ring]
+    def _slot(self, tick: int, cursor: int) -> int:
+        return self._now if tick <= cursor else tick & self._mask
 
-    def _check_slot(self, slot: base.Slot, tick: int) -> None:
-        if slot is not self._never and slot is not self._later:
-            assert slot is self._slot(tick, 0), f"tick {tick} is in the wrong slot"
+    def _check_slot(self, slot: int, tick: int) -> None:
+        if slot not in {self._never, self._now, self._visiting}:
+            bound = self._bounds[slot]
+            assert self._cursor <= bound <= tick, f"bound {bound} is after {tick}"
+            assert self._occupied[slot >> 6] >> (slot & 63) & 1, "a slot in use has no bit"
+            assert slot == bound & self._mask, f"tick {bound} is in the wrong slot"
 
 
 def _power_of_two(slots: int) -> int:
@@ -243,7 +230,3 @@ def _power_of_two(slots: int) -> int:
     if not 1 <= slots <= 1 << 20:
         raise ConfigurationError(f"slots must be from 1 to {1 << 20}, not {slots!r}")
     return 1 << (slots - 1).bit_length()
-
-
-def _lowest(bits: int) -> int:
-    return (bits & -bits).bit_length() - 1

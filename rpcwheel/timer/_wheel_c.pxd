@@ -1,48 +1,45 @@
 # The C types of `_wheel.py` in its compiled form.
 cimport cython
+cimport rpcwheel.timer._base_c as base
+cimport rpcwheel.timer._c_native as native
 from libc.stdint cimport int64_t, uint64_t
 
-cimport rpcwheel.timer._base_c as base
+cdef int LEVELS, SLOTS
 
 
 cdef class HierarchicalWheel(base.TimerQueue):
-    cdef public list _levels
-    cdef public base.Slot _moving
+    cdef public int64_t _moving
     cdef public int64_t _start
 
-    @cython.locals(target=int64_t, filed=int64_t, start=int64_t, moves=cython.int,
-                   slot=base.Slot, timeout=base.Timeout)
+    @cython.locals(target=int64_t, changes=int64_t, start=int64_t, moves=cython.int, slot=int64_t,
+                   timeout=base.Timeout)
     cpdef base.Timeout pop(self, int64_t now_ns)
-    @cython.locals(slot=base.Slot)
+    @cython.locals(slot=int64_t)
     cpdef int64_t next_wake(self) except -1
-    @cython.locals(slot=base.Slot, level=base.Level, index=int64_t, above=int64_t, start=int64_t)
-    cdef base.Slot _find(self)
-    @cython.locals(differs=uint64_t, depth=cython.int, level=base.Level)
-    cpdef base.Slot _slot(self, int64_t tick, int64_t cursor)
-    cdef object _grow(self, int depth)
-    @cython.locals(level=base.Level, slots=list)
-    cpdef list _slots(self)
+    @cython.locals(slot=int64_t, level=cython.int, shift=cython.int, index=int64_t, bits=uint64_t,
+                   start=int64_t)
+    cdef int64_t _find(self) except -2
+    @cython.locals(differs=uint64_t, level=cython.int)
+    cdef int64_t _slot(self, int64_t tick, int64_t cursor) except -1
 
 
 cdef class HashedWheel(base.TimerQueue):
-    cdef public list _ring
     cdef public int64_t _mask
-    cdef public base.Slot _visiting
-    cdef public base.Slot _later
+    cdef public int64_t _now
+    cdef public int64_t _visiting
+    cdef public base.Timeout _last
 
-    @cython.locals(target=int64_t, filed=int64_t, tick=int64_t, moves=cython.int,
-                   slot=base.Slot, timeout=base.Timeout)
+    @cython.locals(target=int64_t, changes=int64_t, tick=int64_t, moves=cython.int, slot=int64_t,
+                   timeout=base.Timeout)
     cpdef base.Timeout pop(self, int64_t now_ns)
-    @cython.locals(slot=base.Slot, tick=int64_t)
+    @cython.locals(tick=int64_t)
     cpdef int64_t next_wake(self) except -1
-    @cython.locals(cursor=int64_t, best=int64_t, offset=int64_t, slot=base.Slot)
+    @cython.locals(cursor=int64_t, first=int64_t, best=int64_t, words=int64_t, step=int64_t, word=int64_t,
+                   bits=uint64_t, index=cython.int, slot=int64_t, tick=int64_t)
     cdef int64_t _earliest(self) except -1
-    @cython.locals(timeout=base.Timeout, after=base.Timeout, later=base.Slot, last=base.Timeout)
-    cdef object _set_aside(self, base.Slot slot)
-    @cython.locals(later=base.Slot, first=base.Timeout, last=base.Timeout)
-    cdef object _leave(self, base.Slot slot)
-    cpdef base.Slot _slot(self, int64_t tick, int64_t cursor)
-
-
-@cython.locals(bits=uint64_t)
-cdef int _lowest(uint64_t bits) except -1
+    @cython.locals(timeout=base.Timeout)
+    cdef base.Timeout _next_of_visit(self)
+    cdef object _visit(self, int64_t slot)
+    @cython.locals(slot=int64_t, tick=int64_t)
+    cdef object _pass_by(self, base.Timeout timeout)
+    cdef int64_t _slot(self, int64_t tick, int64_t cursor) except -1

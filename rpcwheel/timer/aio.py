@@ -171,7 +171,7 @@ class AsyncWheelTimer(TimerCore):
         except Exception as error:  # noqa: BLE001 - the user's coroutine
             expired._task = work
             self._report(expired, error)
-            expired._let_go()
+            expired._release_task()
 
 
 def _on_wakeup(timer_ref: weakref.ref[AsyncWheelTimer]) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 import warnings
 import weakref
-from bisect import bisect_left
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Self
 
@@ -18,7 +17,8 @@ from rpcwheel.durations import NEVER
 from rpcwheel.errors import ConfigurationError, TimerStopped, TooManyTimeouts
 from rpcwheel.events.events import ExecutorRejected, TaskFailed, TaskSlow, TooManyTimers
 from rpcwheel.events.hub import emit
-from rpcwheel.timer.api import LATENESS_BOUNDS_S, Lateness, TimerStats
+from rpcwheel.timer._front import SLOW_NS
+from rpcwheel.timer.api import Lateness, TimerStats
 from rpcwheel.timer.queue import TimerBase, TimerQueue, TimerState, default_queue
 
 if TYPE_CHECKING:
@@ -30,9 +30,7 @@ if TYPE_CHECKING:
 OnError = Callable[["Timeout", BaseException], object]
 
 BATCH = 256  # tasks run before a timer checks for a stop and for other work of its loop
-SLOW_NS = 100_000_000  # a task that blocks the timer's thread for longer is reported
 LIVE_LIMIT = 64  # the number of timers from which Netty's HashedWheelTimer warns
-_BOUNDS_NS = [int(bound * 1e9) for bound in LATENESS_BOUNDS_S]
 
 _live: weakref.WeakSet[TimerCore] = weakref.WeakSet()
 _warned: list[int] = []
@@ -58,15 +56,10 @@ class TimerCore(TimerBase):
         _check(max_pending, executor, on_error)
         queue.attach()
         self.name = name
-        self._timer_state = TimerState(queue, weakref.ref(self), manual)
-        self._executor = executor
+        super().__init__(TimerState(queue, weakref.ref(self), manual), executor)
         self._on_error = on_error
         self._max_pending = max_pending
-        self._stopped = False
-        self._running = False
         self._rejected = self._failed = self._refused = self._wakeups = 0
-        self._fired = self._late_ns = self._max_late_ns = self._slowest_ns = 0
-        self._buckets = [0] * (len(_BOUNDS_NS) + 1)
         self._slowest_task: str | None = None
         if max_pending is not None:
             queue.limit(max_pending)
@@ -85,9 +78,9 @@ class TimerCore(TimerBase):
     def stats(self) -> TimerStats:
         """Return the counts so far, and how late tasks were started."""
         queue = self._timer_state.queue
-        gone, started = queue._gone, queue._filed
+        gone, started = queue._removed, queue._added
         lateness = Lateness(
-            self._fired, self._late_ns / 1e9, self._max_late_ns / 1e9, tuple(self._buckets)
+            self._fired, self._late_ns / 1e9, self._max_late_ns / 1e9, self._late_counts()
         )
         return TimerStats(
             pending=started - gone,
@@ -147,50 +140,6 @@ class TimerCore(TimerBase):
             "cancel some, or raise the limit"
         )
 
-    def _run_due(self, limit: int) -> bool:
-        """Run at most `limit` tasks that are due; False if none was due."""
-        state = self._timer_state
-        pop = state.queue.pop
-        now_ns = state.now()
-        for count in range(limit):
-            timeout = None if self._stopped else pop(now_ns)
-            if timeout is None:
-                return count > 0
-            now_ns = self._fire(timeout, now_ns)
-        return True
-
-    def _fire(self, timeout: Timeout, now_ns: int) -> int:
-        """Run one task, or submit it to the executor; returns the time afterwards."""
-        self._count_lateness(now_ns - timeout._deadline_ns)
-        if self._executor is not None:
-            self._submit(timeout, self._executor)
-            return self._timer_state.now()
-        self._running = True
-        try:
-            self._run(timeout)
-        except BaseException:
-            timeout._let_go()
-            raise
-        finally:
-            self._running = False
-        after_ns = self._timer_state.now()
-        took_ns = after_ns - now_ns
-        if took_ns > self._slowest_ns or took_ns >= SLOW_NS:
-            self._note_duration(timeout, took_ns)
-        timeout._let_go()
-        return after_ns
-
-    def _run(self, timeout: Timeout) -> None:
-        task = timeout._task
-        try:
-            result = task(timeout) if callable(task) else task.run(timeout)  # type: ignore[attr-defined]
-            if result is not None:
-                self._finish(timeout, result)
-        except BaseException as error:
-            self._report(timeout, error)
-            if self._on_users_thread and not isinstance(error, Exception):
-                raise
-
     def _finish(self, timeout: Timeout, result: object) -> None:
         """Handle the result of a task. A coroutine cannot run without an event loop."""
         close = getattr(result, "close", None)
@@ -208,30 +157,32 @@ class TimerCore(TimerBase):
             self._refused += 1
             emit(ExecutorRejected(self.name, callable_name(timeout._task), error))
             self._notify(timeout, "refused", error)
-            timeout._let_go()
+            timeout._release_task()
 
     def _run_on_executor(self, timeout: Timeout) -> None:
-        self._run(timeout)
-        timeout._let_go()
+        task = timeout._task
+        try:
+            result = task(timeout) if callable(task) else task.run(timeout)  # type: ignore[attr-defined]
+            if result is not None:
+                self._finish(timeout, result)
+        except BaseException as error:
+            if self._report(timeout, error):
+                raise
+        timeout._release_task()
 
-    def _report(self, timeout: Timeout, error: BaseException) -> None:
+    def _report(self, timeout: Timeout, error: BaseException) -> bool:
         self._failed += 1
         if self._on_error is None:
             emit(TaskFailed(self.name, callable_name(timeout._task), error))
-            return
-        try:
-            self._on_error(timeout, error)
-        except BaseException as second:  # noqa: BLE001 - the user's callback
-            emit(TaskFailed(self.name, callable_name(self._on_error), second))
+        else:
+            try:
+                self._on_error(timeout, error)
+            except BaseException as second:  # noqa: BLE001 - the user's callback
+                emit(TaskFailed(self.name, callable_name(self._on_error), second))
+        return self._on_users_thread and not isinstance(error, Exception)
 
-    def _count_lateness(self, late_ns: int) -> None:
-        self._fired += 1
-        self._late_ns += late_ns
-        self._max_late_ns = max(self._max_late_ns, late_ns)
-        self._buckets[bisect_left(_BOUNDS_NS, late_ns)] += 1
-
-    def _note_duration(self, timeout: Timeout, took_ns: int) -> None:
-        name = callable_name(timeout._task)
+    def _note_duration(self, task: object, took_ns: int) -> None:
+        name = callable_name(task)
         if took_ns > self._slowest_ns:
             self._slowest_ns = took_ns
             self._slowest_task = name

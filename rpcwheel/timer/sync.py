@@ -150,7 +150,7 @@ class WheelTimer(TimerCore):
         self._timer_state.armed_ns = NEVER
         queue = self._timer_state.queue
         queue.drain()
-        queue._filed = queue._gone  # a thread of the parent may have counted but not added one
+        queue._added = queue._removed  # a thread of the parent may have counted but not added one
 
 
 def _run_thread(

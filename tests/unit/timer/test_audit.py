@@ -26,24 +26,30 @@ def check_fails_while(owner, attribute, value, queue, message):
 
 def test_check_of_a_wheel_finds_each_broken_invariant(wheel):
     queue, (first, second, third) = wheel
-    slot = first._prev
     for owner, attribute, value, message in (
-        (queue, "_gone", queue._gone + 1, "3 timeouts are in slots, 2 counted"),
-        (third, "_deadline_ns", 1, "is late in its slot"),
+        (queue, "_removed", queue._removed + 1, "3 timeouts are in slots, 2 counted"),
+        (third, "_deadline_ns", 1, "is after"),
         (second, "_prev", third, "broken list"),
-        (first, "_state", 1, "is in a slot"),
-        (first, "_state", 2, "is in a slot"),
-        (queue, "_cursor", 10**6, "before cursor"),
-        (slot, "bound", 10**7, "bound"),
+        (first, "_slot", -1, "is in slot"),
+        (first, "_slot", third._slot, "is in slot"),
+        (queue, "_cursor", 10**6, "slot|bound"),
     ):
         check_fails_while(owner, attribute, value, queue, message)
 
 
-def test_check_of_a_hierarchical_wheel_finds_a_missing_bit():
-    queue = HierarchicalWheel(0.001)
+@pytest.mark.parametrize("make", [HierarchicalWheel, HashedWheel])
+def test_check_of_a_wheel_finds_a_timeout_in_a_wrong_slot(make):
+    queue = make(0.001)
     with ManualTimer(queue) as timer:
-        level = timer.new_timeout(print, 0.005)._prev.level
-        check_fails_while(level, "occupied", 0, queue, "no bit")
+        timeout = timer.new_timeout(print, 0.005)
+        queue._heads[timeout._slot] = None
+        timeout._slot += 1
+        queue._heads[timeout._slot] = timeout
+        with pytest.raises(AssertionError, match=r"bound|no bit"):
+            queue.check()
+        queue._heads[timeout._slot] = None
+        timeout._slot -= 1
+        queue._heads[timeout._slot] = timeout
 
 
 def test_check_of_a_heap_finds_a_missing_entry():

@@ -105,12 +105,12 @@ def test_reschedule_moves_a_timeout_only_if_it_is_earlier(make_queue):
     queue = make_queue()
     with ManualTimer(queue) as timer:
         timeout = timer.new_timeout(print, 1.0)
-        moves = queue._refiled
+        moves = queue._moved
         for later in (2.0, 3.0, 60.0, float("inf")):
             timeout.reschedule(later)
-        assert queue._refiled == moves
+        assert queue._moved == moves
         timeout.reschedule(0.5)
-        assert queue._refiled == moves + 1
+        assert queue._moved == moves + 1
         assert timeout.deadline == 0.5
         queue.check()
 

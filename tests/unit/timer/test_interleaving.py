@@ -61,8 +61,6 @@ def new(queue, at_ms):
     timeout._task = print
     timeout._deadline_ns = at_ms * MS
     timeout._timer_state = PURE.TimerState(queue, lambda: None, True)
-    timeout._prev = None
-    timeout._state = 0
     return timeout
 
 
@@ -161,7 +159,7 @@ def test_no_tick_is_lost_when_the_heap_of_ticks_is_rebuilt():
     queue = Sparse(0.001)
     put(queue, 5000)
     put(queue, 9000).cancel()
-    queue._by_tick = look = Look(queue._by_tick)
+    queue._heads = look = Look(queue._heads)
     queue._ticks.clear()  # fewer than slots: the heap will be rebuilt
     came = []
 
@@ -174,10 +172,10 @@ def test_no_tick_is_lost_when_the_heap_of_ticks_is_rebuilt():
 
 def test_an_earlier_tick_added_while_an_unused_one_is_removed_is_kept():
     queue = Sparse(0.001)
-    queue._by_tick = look = Look()
+    queue._heads = look = Look(queue._heads)
     put(queue, 20)
-    look.pop(20)._next._prev = None  # another thread has just removed its slot
-    queue._filed -= 1
+    del look[20]  # another thread has just cancelled it and removed its slot
+    queue._removed += 1
     put(queue, 90)
     came = []
     look.function = lambda: came.append(put(queue, 10))
@@ -346,8 +344,52 @@ def test_one_pop_moves_at_most_a_bounded_number_of_timeouts():
     for queue, now in ((wheel, 400_000 * MS), (put_off, 1000 * MS)):
         moved = []
         while len(queue) and queue.next_wake() <= now:
-            before = queue._refiled
+            before = queue._moved
             queue.pop(now)
-            moved.append(queue._refiled - before)
+            moved.append(queue._moved - before)
         assert sum(moved) >= 2000
         assert max(moved) <= 256
+
+
+def same_slot(queue, *rounds):
+    """Timeouts of one slot of a `HashedWheel`, in these rounds, after the one that is due first."""
+    return [put(queue, 2 + number * 4) for number in rounds]
+
+
+def test_a_visit_of_a_slot_passes_by_the_timeouts_of_later_rounds_once():
+    queue = PURE.HashedWheel(0.001, slots=4)
+    later = same_slot(queue, 5, 7, 5)
+    due = same_slot(queue, 0)
+    assert queue.advance(2 * MS) == due
+    assert queue.next_wake() == 22 * MS
+    queue.check()
+    assert queue.advance(22 * MS) == [later[0], later[2]]
+    assert queue.advance(30 * MS) == [later[1]]
+
+
+@pytest.mark.parametrize("removed", [0, 1, 2])
+def test_a_visit_ends_although_a_timeout_that_was_passed_by_is_removed(removed):
+    queue = PURE.HashedWheel(0.001, slots=4)
+    later = same_slot(queue, 3, 4, 5)
+    due = same_slot(queue, 0, 0)
+    assert queue.pop(2 * MS) is due[0]
+    later.pop(removed).cancel()
+    assert queue.pop(2 * MS) is due[1]
+    assert queue.pop(2 * MS) is None
+    queue.check()
+    assert queue.next_wake() == (14 * MS if removed == 0 else later[0]._deadline_ns)
+    assert queue.advance(100 * MS) == later
+
+
+def test_timeouts_that_are_added_during_a_visit_fire_in_their_order():
+    queue = PURE.HashedWheel(0.001, slots=4)
+    later = same_slot(queue, 3)
+    due = same_slot(queue, 0, 0)
+    assert queue.pop(2 * MS) is due[0]
+    now, next_round = put(queue, 1), put(queue, 6)
+    moved = put(queue, 50)
+    assert queue.reschedule(moved, 18 * MS)  # into the slot that is visited
+    assert queue.advance(2 * MS) == [due[1], now]
+    queue.check()
+    assert queue.next_wake() == 6 * MS
+    assert queue.advance(100 * MS) == [next_round, *later, moved]
