@@ -22,7 +22,7 @@ else, and would deadlock with a finalizer that cancels a timeout. All of this re
 **Never early.** `due_tick = ceil(deadline / tick)`, counted from the clock's zero, and a timeout is
 due when `due_tick <= floor(now / tick)`. So `deadline <= due_tick * tick <= now`.
 
-**Slots.** A slot is a key of `_heads`, which has the first timeout of each slot, or None. The
+**Slots.** A slot is an index of `_heads`, which has the first timeout of each slot, or None. The
 timeouts of a slot are a circular list.
 
 **Invariants**, which `TimerQueue.check` asserts: each pending timeout is in the list of its
@@ -164,8 +164,7 @@ class TimerQueue:
     """The base class of all queues. It reads no clock, takes no lock and runs no task.
 
     All times are integer nanoseconds. A subclass defines the slot of a tick (`_slot`) and the next
-    timeout (`pop`, `next_wake`). In a wheel (`slots` is not 0) slots are numbers, and each has a
-    bound and a bit. Otherwise `_heads` is a dict.
+    timeout (`pop`, `next_wake`). If it has a fixed number of `slots`, each has a bound and a bit.
     """
 
     def __init__(self, tick_ns: int, slots: int = 0) -> None:
@@ -177,9 +176,9 @@ class TimerQueue:
         self._removed = 0  # timeouts that expired or were cancelled, ever
         self._capacity = NEVER  # how many may be pending; -1: closed
         self._limit = NEVER  # at this value of `_added`, check the capacity
-        self._wheel = slots > 0
-        self._never = (slots + 63) // 64 * 64 if slots else NEVER  # the slot of infinite delays
-        self._heads: Any = [None] * (self._never + 2) if slots else {NEVER: None}
+        self._bounded = slots > 0
+        self._never = (slots + 63) // 64 * 64  # the slot of infinite delays
+        self._heads: list[Any] = [None] * (self._never + 2)
         if slots:
             self._bounds = native.integers(self._never + 2)  # the first tick with a timeout
             self._occupied = native.bitmap(self._never + 2)  # an empty slot may still have its bit
@@ -243,7 +242,7 @@ class TimerQueue:
         """Cancel and return all timeouts, by deadline; they keep their tasks."""
         drained = []
         for slot in self._slots():
-            while (timeout := self._head(slot)) is not None:
+            while (timeout := self._heads[slot]) is not None:
                 task = timeout._task
                 if timeout.cancel():
                     timeout._keep_task(task)
@@ -257,7 +256,7 @@ class TimerQueue:
     def __iter__(self) -> Iterator[Timeout]:
         pending = []
         for slot in self._slots():
-            timeout = head = self._head(slot)
+            timeout = head = self._heads[slot]
             while timeout is not None and timeout._slot == slot:  # not removed or moved meanwhile
                 pending.append(timeout)
                 timeout = None if timeout._next is head else timeout._next
@@ -271,7 +270,7 @@ class TimerQueue:
         """
         count = 0
         for slot in self._slots():
-            timeout = head = self._head(slot)
+            timeout = head = self._heads[slot]
             while timeout is not None:
                 count += 1
                 assert timeout._slot == slot, f"{timeout!r} is in slot {slot}"
@@ -285,15 +284,8 @@ class TimerQueue:
         raise NotImplementedError
 
     def _slots(self) -> list[int]:
-        """Return at least every slot with timeouts."""
-        if self._wheel:
-            return list(compress(range(len(self._heads)), self._heads))
-        return list(self._heads)
-
-    def _head(self, slot: int) -> Timeout | None:
-        """Return the first timeout of a slot; None if it has none, or does not exist any more."""
-        head: Timeout | None = self._heads[slot] if self._wheel else self._heads.get(slot)
-        return head
+        """Return every slot with timeouts."""
+        return list(compress(range(len(self._heads)), self._heads))
 
     def _slot(self, tick: int, cursor: int) -> int:
         """Return the slot of a tick that is not before the cursor."""
@@ -345,7 +337,7 @@ class TimerQueue:
                     native.prefetch(before._prev)
             timeout._slot = slot
             head = heads[slot]
-            if self._wheel and (head is None or tick < self._bounds[slot]):
+            if self._bounded and (head is None or tick < self._bounds[slot]):
                 self._bounds[slot] = tick
                 self._occupied[slot >> 6] |= ONE << (slot & 63)
             if head is None:

@@ -29,9 +29,9 @@ cdef class TimerQueue:
     cdef public int64_t _removed
     cdef public int64_t _limit
     cdef public int64_t _capacity
-    cdef public bint _wheel
+    cdef public bint _bounded
     cdef public int64_t _never
-    cdef public object _heads
+    cdef public list _heads
     cdef int64_t* _bounds
     cdef uint64_t* _occupied
     cdef public int64_t _recent
@@ -52,7 +52,6 @@ cdef class TimerQueue:
     cpdef object check(self)
     cpdef object _check_slot(self, int64_t slot, int64_t tick)
     cpdef list _slots(self)
-    cpdef Timeout _head(self, int64_t slot)
     cdef int64_t _slot(self, int64_t tick, int64_t cursor) except -1
     cdef int64_t _due(self, int64_t deadline_ns) except -1
     @cython.locals(epoch=int64_t, cursor=int64_t, deadline_ns=int64_t, tick=int64_t, until=int64_t,

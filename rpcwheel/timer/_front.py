@@ -98,7 +98,7 @@ class TimerBase:
                 queue._heads[slot] = timeout
                 timeout._prev = timeout
                 timeout._next = timeout
-                if queue._wheel:
+                if queue._bounded:
                     queue._occupied[slot >> 6] |= base.ONE << (slot & 63)
             else:
                 last = head._prev

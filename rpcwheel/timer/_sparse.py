@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import deque
 from heapq import heappop, heappush
+from itertools import count
 
 import rpcwheel.timer._base as base
 from rpcwheel.durations import Duration, positive_ns
@@ -26,10 +27,13 @@ class SparseWheel(base.TimerQueue):
 
     def __init__(self, tick: Duration = 0.001) -> None:
         super().__init__(positive_ns(tick, what="tick"))
+        self._by_tick: dict[int, int] = {}  # the slot of a tick
+        self._tick_of: list[int] = [-1]  # the tick of a slot; -1 until it is in the heap
+        self._unused: list[int] = []  # slots
+        self._numbers = count(1)  # of new slots
         self._ticks: list[int] = []  # a heap; may have ticks whose slot was removed
         self._pushes = 0
-        self._unlisted: set[int] = set()  # ticks with a slot that are not yet in the heap
-        self._made: deque[int] = deque()  # the slots, in the order of `_sweep`
+        self._made: deque[int] = deque()  # ticks with a slot, in the order of `_sweep`
 
     def pop(self, now_ns: int) -> base.Timeout | None:
         """As `TimerQueue.pop`; moves at most `MOVES` rescheduled timeouts."""
@@ -37,18 +41,19 @@ class SparseWheel(base.TimerQueue):
         moves = 0
         while moves < base.MOVES:
             changes = self._added + self._moved
-            slot = self._first()
-            if slot < 0:
+            tick = self._first()
+            if tick < 0:
                 return None
-            if slot > target:
+            if tick > target:
                 if self._move_cursor(target, changes):
                     return None
                 continue
-            if not self._move_cursor(slot, changes):
+            if not self._move_cursor(tick, changes):
                 continue
-            timeout = self._head(slot)
-            if timeout is not None:
-                if self._expire(timeout, slot):
+            slot = self._by_tick.get(tick, self._never)
+            timeout: base.Timeout | None = self._heads[slot]
+            if timeout is not None and slot != self._never:  # not removed meanwhile
+                if self._expire(timeout, tick):
                     return timeout
                 self._place(timeout, False, False)
                 moves += 1
@@ -56,50 +61,68 @@ class SparseWheel(base.TimerQueue):
 
     def next_wake(self) -> int:
         """As `TimerQueue.next_wake`: exact, unless the first timeout was rescheduled."""
-        slot = self._first()
-        if slot == base.NEVER:
+        tick = self._first()
+        if tick == base.NEVER:
             return base.NEVER
-        return (self._cursor if slot < 0 else slot) * self._tick_ns
+        return (self._cursor if tick < 0 else tick) * self._tick_ns
 
     def _first(self) -> int:
-        """Return the first slot with timeouts, or NEVER; removes empty slots before it.
+        """Return the first tick with timeouts, or NEVER; removes empty slots before it.
 
         Removes at most `MOVES`. If there are more, the result is -1: call it again.
         """
-        if not len(self._heads) <= len(self._ticks) + 1 <= 8 * len(self._heads) + STALE:
+        if not len(self._by_tick) <= len(self._ticks) <= 8 * len(self._by_tick) + STALE:
             pushes = self._pushes
-            ticks = sorted(self._heads)  # a heap too
-            ticks.pop()  # the slot of infinite delays
+            ticks = sorted(self._by_tick)  # a heap too
             if pushes == self._pushes:  # atomic to the end
                 self._ticks = ticks
         for _ in range(base.MOVES):
             if not self._ticks:
                 return base.NEVER
             tick = self._ticks[0]
-            if self._head(tick) is not None:
-                return tick
-            if tick in self._heads:
-                self._forget(tick)
-            else:
+            slot = self._by_tick.get(tick)
+            if slot is None:
                 other = heappop(self._ticks)
                 if other != tick:  # another thread has added an earlier one
                     heappush(self._ticks, other)
+            elif self._heads[slot] is not None:
+                return tick
+            else:
+                self._forget(tick, slot)
         return -1
 
     def _slot(self, tick: int, cursor: int) -> int:
-        if tick not in self._heads:
+        epoch = self._epoch
+        slot = self._by_tick.get(tick)
+        if slot is None:
             self._sweep()
-            self._unlisted.add(tick)
-            self._heads.setdefault(tick, None)
-            self._made.append(tick)
-        if tick in self._unlisted:  # this thread or another that uses the slot adds its tick
+            epoch = self._epoch
+            slot = self._new_slot(tick)
+        if self._tick_of[slot] != tick:  # this thread or another that uses the slot adds its tick
             self._pushes += 1
             ticks = self._ticks
             heappush(ticks, tick)
             if ticks is not self._ticks:  # sorted again meanwhile, perhaps without this tick:
                 heappush(self._ticks, tick)  # a duplicate is harmless
-            self._unlisted.discard(tick)
-        return tick
+            if epoch == self._epoch:  # atomic to the next line: the slot was not removed meanwhile
+                self._tick_of[slot] = tick
+        return slot
+
+    def _new_slot(self, tick: int) -> int:
+        try:
+            fresh = self._unused.pop()
+        except IndexError:
+            fresh = next(self._numbers)
+            while len(self._tick_of) <= fresh:
+                self._heads.append(None)
+                self._tick_of.append(-1)
+        self._tick_of[fresh] = -1
+        slot = self._by_tick.setdefault(tick, fresh)
+        if slot is fresh:
+            self._made.append(tick)
+        else:  # another thread was first
+            self._unused.append(fresh)
+        return slot
 
     def _sweep(self) -> None:
         """Remove empty slots, looking at two for each new slot: this bounds the memory."""
@@ -108,19 +131,24 @@ class SparseWheel(base.TimerQueue):
                 tick = self._made.popleft()
             except IndexError:
                 return
-            if tick in self._heads:
-                self._forget(tick)
-                if tick in self._heads:
+            slot = self._by_tick.get(tick)
+            if slot is not None:
+                self._forget(tick, slot)
+                if tick in self._by_tick:
                     self._made.append(tick)
 
-    def _forget(self, tick: int) -> None:
+    def _forget(self, tick: int, slot: int) -> None:
         """Remove a slot if it is empty."""
-        if tick in self._heads and self._heads[tick] is None:  # atomic to the end
+        own = tick in self._by_tick and self._by_tick[tick] == slot  # atomic to `del`
+        if own and self._heads[slot] is None:
             self._epoch += 1
             self._after = base.NEVER
-            del self._heads[tick]
+            del self._by_tick[tick]
+            self._unused.append(slot)
 
     def _check_slot(self, slot: int, tick: int) -> None:
         if slot != self._never:
-            assert self._cursor <= slot <= tick, f"slot {slot} is after {tick}"
-            assert slot in self._ticks, f"tick {slot} is not in the heap"
+            own = self._tick_of[slot]
+            assert self._by_tick.get(own) == slot, f"slot {slot} of tick {own} was removed"
+            assert self._cursor <= own <= tick, f"slot {own} is after {tick}"
+            assert own in self._ticks, f"tick {own} is not in the heap"

@@ -70,9 +70,9 @@ def test_one_next_wake_of_the_sparse_wheel_removes_a_bounded_number_of_slots() -
     timeouts = [timer.new_timeout(nothing, 1.0 + i * 0.001) for i in range(5000)]
     for timeout in timeouts:
         timeout.cancel()
-    before = len(queue._heads)
+    before = len(queue._by_tick)
     queue.pop(0)
-    assert before - 256 <= len(queue._heads) < before
+    assert before - 256 <= len(queue._by_tick) < before
     timer.advance(10.0)
     assert queue.next_wake() == NEVER
 

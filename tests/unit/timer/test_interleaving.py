@@ -14,6 +14,7 @@ from rpcwheel.timer.queue import load_form
 
 PURE = load_form("pure")
 MS = 1_000_000
+NEVER = (1 << 63) - 1
 
 
 class CallsAfter:
@@ -126,7 +127,7 @@ def test_a_slot_removed_while_it_is_chosen_is_created_again():
 
     def clean_away():
         old.cancel()
-        assert queue.next_wake() == (1 << 63) - 1
+        assert queue.next_wake() == NEVER
 
     queue.call_after("_slot", clean_away)
     timeout = put(queue, 20)
@@ -159,7 +160,7 @@ def test_no_tick_is_lost_when_the_heap_of_ticks_is_rebuilt():
     queue = Sparse(0.001)
     put(queue, 5000)
     put(queue, 9000).cancel()
-    queue._heads = look = Look(queue._heads)
+    queue._by_tick = look = Look(queue._by_tick)
     queue._ticks.clear()  # fewer than slots: the heap will be rebuilt
     came = []
 
@@ -172,10 +173,9 @@ def test_no_tick_is_lost_when_the_heap_of_ticks_is_rebuilt():
 
 def test_an_earlier_tick_added_while_an_unused_one_is_removed_is_kept():
     queue = Sparse(0.001)
-    queue._heads = look = Look(queue._heads)
-    put(queue, 20)
-    del look[20]  # another thread has just cancelled it and removed its slot
-    queue._removed += 1
+    queue._by_tick = look = Look(queue._by_tick)
+    put(queue, 20).cancel()
+    queue._forget(20, queue._by_tick[20])  # by another thread
     put(queue, 90)
     came = []
     look.function = lambda: came.append(put(queue, 10))
@@ -204,6 +204,26 @@ def test_a_timeout_in_a_slot_whose_tick_is_not_yet_in_the_heap_is_found(monkeypa
     assert wakes == [20 * MS]
     queue.check()
     assert queue.advance(50 * MS) == came
+
+
+def test_a_slot_that_is_removed_and_used_again_for_its_tick_is_in_the_heap(monkeypatch):
+    """It happens after the first thread has added the tick to the heap."""
+    queue = Sparse(0.001)
+    push, waiting, came = _sparse.heappush, [None], []
+
+    def push_early(ticks, tick):
+        push(ticks, tick)
+        if waiting:
+            waiting.clear()
+            queue._forget(20, queue._by_tick[20])
+            assert queue.next_wake() == NEVER  # removes the tick
+            assert queue._new_slot(20) == 1  # a third thread, which has not yet added the tick
+
+    monkeypatch.setattr(_sparse, "heappush", push_early)
+    came.append(put(queue, 20))
+    assert queue.next_wake() == 20 * MS
+    queue.check()
+    assert queue.advance(20 * MS) == came
 
 
 def test_a_timeout_added_while_the_next_wakeup_is_computed_is_not_missed(queue):
