@@ -56,6 +56,7 @@ class Event:
     """The base class of all events; annotate a sink with it: `def sink(event: Event) -> None`."""
 
     __slots__ = ()
+    __match_args__: ClassVar[tuple[str, ...]] = ()
     log_line: ClassVar[LogLine | None] = None
 
     def log_texts(self) -> dict[str, str]:

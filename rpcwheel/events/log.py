@@ -4,12 +4,12 @@ The loggers are `rpcwheel.timer`, `rpcwheel.failback`, `rpcwheel.call`, `rpcwhee
 `rpcwheel.connection` and `rpcwheel.registry`. Lost work is logged as an error, a failure that is
 retried as a warning, success as info. Each event class has its `log_line`.
 
-One event is one line. The event itself is `record.event`. `record.msg` is the same for all events
-of a class, so that log collectors can group them. Names and error texts may come from peers:
-whitespace in them becomes one space, other characters that are not printable are escaped. A failed
-call is logged with its status code and details. Only errors without a status have a traceback, if
-they show a bug or a lost call. It is in `record.exc_text`, escaped. `record.exc_info` is None,
-because some handlers print it unescaped.
+One event is one line. Each field of the event is an attribute of the record (`rpcwheel_method`): a
+string, a number or None. `record.msg` is the same for all events of a class, so that log collectors
+can group them. Names and error texts may come from peers: whitespace in them becomes one space,
+other characters that are not printable are escaped. A failed call is logged with its status code
+and details. Only errors without a status have a traceback, if they show a bug or a lost call. It is
+in `record.exc_text`, escaped. `record.exc_info` is None, because some handlers print it unescaped.
 
 The rate is limited for each event class and subject. Suppressed lines are counted; the count is
 logged with the next line of that subject, at the next event after the period, or when the process
@@ -19,12 +19,13 @@ exits.
 import atexit
 import contextlib
 import logging
+import math
 import os
 import sys
 import time
 import traceback
-from dataclasses import fields
-from typing import Final
+from collections.abc import Mapping
+from typing import Final, TypeAlias
 
 from rpcwheel.errors import InstanceIdConflict, RpcWheelError
 
@@ -54,6 +55,12 @@ PERIOD_S: Final = 10.0
 
 LIMITER: Final = RateLimiter()
 
+PREFIX: Final = "rpcwheel_"
+"""Of the attributes of records. Without it, `name` would be the logger's, structlog's message is
+`event`, and log stores have their own `service`, `source`, `status` and `error`."""
+
+Value: TypeAlias = str | float | None
+
 _OTHER: Final = logging.getLogger("rpcwheel")
 
 
@@ -61,7 +68,7 @@ def log_event(event: Event) -> None:
     """Write `event` to its logger. An event without a `log_line` is logged at level debug."""
     line: LogLine | None = getattr(event, "log_line", None)
     if line is None:
-        _OTHER.debug("%r", event, extra={"event": event})
+        _OTHER.debug("%r", event, extra=_attributes(type(event), {}))
         return
     if not line.logger.isEnabledFor(line.level):
         return
@@ -94,19 +101,20 @@ def _write(line: LogLine, event: Event, suppressed: int) -> None:
     error: BaseException | None = getattr(event, "error", None)
     more = f"; {suppressed} more suppressed since the last such line" if suppressed else ""
     template = line.template + "%(more)s"
-    texts = _texts(event, MAX_TEXT, MAX_ERROR)
-    if len(template % (texts | {"more": more})) > MAX_LINE:
-        texts = _texts(event, MAX_SHORT, MAX_SHORT)
+    values = _values(event, MAX_TEXT, MAX_ERROR)
+    texts = _texts(event, values, more, MAX_TEXT)
+    if len(template % texts) > MAX_LINE:
+        texts = _texts(event, _values(event, MAX_SHORT, MAX_SHORT), more, MAX_SHORT)
     record = line.logger.makeRecord(
         line.logger.name,
         line.level,
         __file__,
         0,
         template,
-        (texts | {"more": more},),
+        (texts,),
         None,  # formatters would print the error unescaped
         "log_event",
-        {"event": event},
+        _attributes(type(event), values | {"suppressed": suppressed}),
     )
     if line.traceback and error is not None and not _has_status(error) and _has_frames(error):
         record.exc_text = _traceback(error)
@@ -116,14 +124,15 @@ def _write(line: LogLine, event: Event, suppressed: int) -> None:
 def _report(count: Suppressed) -> None:
     line = count.kind.log_line
     if line is not None:
+        values = count._asdict() | {"kind": count.kind.__name__, "subject": _plain(count.subject)}
         line.logger.log(
             line.level,
             "%s: %d more %s not logged within %.3g s",
-            _plain(count.subject) or line.logger.name,
+            values["subject"] or line.logger.name,
             count.number,
-            count.kind.__name__,
+            values["kind"],
             count.period_s,
-            extra={"event": count},
+            extra=_attributes(Suppressed, values),
         )
 
 
@@ -132,16 +141,40 @@ def _report_all() -> None:
         _report(count)
 
 
-def _texts(event: Event, max_text: int, max_error: int) -> dict[str, object]:
-    """Return what a template may name: the event's fields, escaped, and its `log_texts`."""
-    values = {field.name: getattr(event, field.name) for field in fields(event)}  # type: ignore[arg-type]
+def _attributes(kind: type, values: Mapping[str, Value]) -> dict[str, Value]:
+    """Return what a record of an event of class `kind` has beyond the attributes of `logging`.
+
+    An infinite time is None, because JSON has no infinity.
+    """
+    attributes: dict[str, Value] = {f"{PREFIX}event": kind.__name__}
+    for name, value in values.items():
+        attributes[f"{PREFIX}{name}"] = None if value == math.inf else value
+    return attributes
+
+
+def _values(event: Event, max_text: int, max_error: int) -> dict[str, Value]:
+    """Return the event's fields with texts escaped and cut, and the `error_type` of its error."""
+    values: dict[str, Value] = {}
+    for name in event.__match_args__:
+        value = getattr(event, name)
+        if isinstance(value, BaseException):
+            values["error_type"] = _plain(_error_kind(value), max_text)
+            value = _error_text(value, max_error)
+        elif isinstance(value, tuple):
+            value = _plain(", ".join(value), max_text)
+        elif isinstance(value, str):
+            value = _plain(value, max_text)
+        values[name] = value
+    return values
+
+
+def _texts(event: Event, values: dict[str, Value], more: str, max_text: int) -> dict[str, Value]:
+    """Return what a template may name."""
     name, function = values.get("name"), values.get("function")
-    values["call"] = function if name == function else f"{name}: {function}"
-    texts: dict[str, object] = {}
-    for key, value in (values | event.log_texts()).items():
-        text = ", ".join(value) if isinstance(value, tuple) else value
-        texts[key] = _plain(text, max_text) if isinstance(text, str) else text
-    return texts | {"error": _error_text(values.get("error"), max_error)}
+    call = function if name == function else f"{name}: {function}"
+    computed = {key: _plain(text, max_text) for key, text in event.log_texts().items()}
+    error = values.get("error") or "no answer"
+    return {**values, "call": call, **computed, "error": error, "more": more}
 
 
 def _has_status(error: BaseException) -> bool:
@@ -168,10 +201,8 @@ def _error_kind(error: BaseException) -> str:
     return type(error).__name__
 
 
-def _error_text(error: BaseException | None, longest: int) -> str:
+def _error_text(error: BaseException, longest: int) -> str:
     """Return the error in one short line, such as `UNAVAILABLE: no such host`."""
-    if error is None:
-        return "no answer"
     try:
         text = error.details() if _is_call_error(error) else str(error)  # type: ignore[attr-defined]
     except Exception:  # noqa: BLE001 - methods of a user's class; the error must be reported

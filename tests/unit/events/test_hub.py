@@ -114,7 +114,7 @@ def test_sinks_added_by_concurrent_threads_are_all_called(sink_list):
 
 def test_log_event_is_installed_by_default(caplog):
     emit(EVENT)
-    assert [record.event for record in caplog.records] == [EVENT]
+    assert [record.rpcwheel_event for record in caplog.records] == [type(EVENT).__name__]
 
 
 def test_log_event_can_be_removed(caplog):

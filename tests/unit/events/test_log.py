@@ -2,18 +2,24 @@
 
 import dataclasses
 import itertools
+import json
 import logging
+import math
+import pickle
+import re
 import subprocess
 import sys
 import traceback
 from pathlib import Path
 
 import grpc
+import pytest
+import structlog
+from pythonjsonlogger.json import JsonFormatter
 
 from fixtures.waiting import WAIT_S
 from rpcwheel.errors import FailbackFull, InstanceIdConflict
-from rpcwheel.events import events, log, log_event
-from rpcwheel.events.rate_limit import Suppressed
+from rpcwheel.events import Suppressed, events, log, log_event
 
 GOLDEN = Path(__file__).parent / "log_lines.golden.txt"
 """Of each event its class, logger, level and text."""
@@ -106,11 +112,9 @@ def test_each_event_is_logged_as_in_the_golden_file(caplog):
     caplog.set_level(logging.DEBUG)
     for event in EVENTS:
         log_event(event)
-    ours = [record for record in caplog.records if getattr(record, "event", None) in EVENTS]
-    assert [record.event for record in ours] == EVENTS
     lines = [
-        f"{type(record.event).__name__} {record.name} {record.levelname} {record.getMessage()}"
-        for record in ours
+        f"{record.rpcwheel_event} {record.name} {record.levelname} {record.getMessage()}"
+        for record in caplog.records
     ]
     assert lines == GOLDEN.read_text().splitlines()
 
@@ -173,7 +177,6 @@ def test_an_error_without_a_status_is_logged_with_its_traceback_if_the_call_is_l
     assert not queued.exc_text
     assert given_up.exc_text.startswith("  Traceback (most recent call last):\n")
     assert given_up.exc_text.endswith("\n  such   shop")
-    assert given_up.event.error is error
 
 
 def test_an_error_without_a_traceback_is_logged_in_one_line(caplog):
@@ -196,15 +199,23 @@ def test_control_characters_of_an_error_are_escaped(caplog):
         assert line.endswith("a 2026-01-01 ERROR forged\\x1b[31m\\x00\\x7f \\u202e \\ud800z")
 
 
+def with_text(event, text):
+    """The event with `text` in each field with a text or an error."""
+    replaced = {}
+    for name, value in fields_of(event).items():
+        if isinstance(value, str):
+            replaced[name] = text
+        elif isinstance(value, tuple):
+            replaced[name] = (text,)
+        elif isinstance(value, BaseException):
+            replaced[name] = ValueError(text)
+    return dataclasses.replace(event, **replaced)
+
+
 def test_control_characters_of_every_field_are_escaped(caplog):
     caplog.set_level(logging.DEBUG)
     for event in EVENTS:
-        hostile = {
-            field.name: (HOSTILE,) if field.name == "functions" else HOSTILE
-            for field in dataclasses.fields(event)
-            if isinstance(getattr(event, field.name), (str, tuple))
-        }
-        log_event(dataclasses.replace(event, **hostile))
+        log_event(with_text(event, HOSTILE))
     assert len(caplog.messages) == len(EVENTS)
     assert [message for message in caplog.messages if not message.isprintable()] == []
 
@@ -261,14 +272,7 @@ def test_a_traceback_of_up_to_100_lines_is_complete(caplog):
 def test_a_line_has_at_most_600_characters(caplog):
     caplog.set_level(logging.DEBUG)
     for event in EVENTS:
-        long = {
-            field.name: ("x" * 10_000,) if field.name == "functions" else "x" * 10_000
-            for field in dataclasses.fields(event)
-            if isinstance(getattr(event, field.name), (str, tuple))
-        }
-        if hasattr(event, "error"):
-            long["error"] = ValueError("x" * 10_000)
-        log_event(dataclasses.replace(event, **long))
+        log_event(with_text(event, "x" * 10_000))
     assert len(caplog.messages) == len(EVENTS)
     assert [message for message in caplog.messages if len(message) > 600] == []
 
@@ -282,6 +286,153 @@ def test_a_line_with_a_count_has_at_most_600_characters(caplog, monkeypatch):
     log_event(events.TooManyTimers(65, 64))
     assert "2 more InstanceWithdrawn not logged" in caplog.messages[-1]
     assert [message for message in caplog.messages if len(message) > 600] == []
+
+
+# The attributes of a record
+
+
+def fields_of(event):
+    return {field.name: getattr(event, field.name) for field in dataclasses.fields(event)}
+
+
+def attributes(record):
+    """What the record has beyond the attributes of `logging`."""
+    known = {*vars(logging.makeLogRecord({})), "message", "asctime"}
+    return {name: value for name, value in vars(record).items() if name not in known}
+
+
+def test_each_field_of_an_event_is_an_attribute_of_its_record(caplog):
+    caplog.set_level(logging.DEBUG)
+    for event in EVENTS:
+        log_event(event)
+        expected = {"event": type(event).__name__, "suppressed": 0} | fields_of(event)
+        for name, value in list(expected.items()):
+            if isinstance(value, tuple):
+                expected[name] = ", ".join(value)
+            elif name == "error":
+                expected |= {"error": "ValueError: no such shop", "error_type": "ValueError"}
+        assert attributes(caplog.records[-1]) == {f"rpcwheel_{k}": v for k, v in expected.items()}
+
+
+def test_an_error_with_a_status_has_its_code_as_error_type(caplog):
+    for error in FAILURES:
+        log_event(events.DefaultResponseUsed("/shop.Orders/Get", error))
+        assert caplog.records[-1].rpcwheel_error == "UNAVAILABLE: the shop is closed"
+        assert caplog.records[-1].rpcwheel_error_type == "UNAVAILABLE"
+
+
+def test_a_missing_error_is_none(caplog):
+    log_event(events.WithdrawalFailed("shop.Orders", REGISTRY, None))
+    assert caplog.records[0].rpcwheel_error is None
+    assert caplog.messages[0].endswith(" until its lease ends: no answer")
+
+
+def test_an_infinite_time_is_none_as_attribute(caplog):
+    log_event(events.FailbackQueued("audit", "push", BOOM, delay_s=math.inf, pending=1))
+    assert caplog.records[0].rpcwheel_delay_s is None
+    assert "next attempt in inf s" in caplog.messages[0]
+
+
+def test_texts_of_attributes_are_cut_independently_of_each_other(caplog):
+    log_event(events.ExecutorRejected("wheel" * 100, "x" * 1000, ValueError("y" * 1000)))
+    (record,) = caplog.records
+    assert record.rpcwheel_timer == "wheel" * 100
+    assert record.rpcwheel_task == "x" * 500 + "..."
+    assert record.rpcwheel_error == ("ValueError: " + "y" * 1000)[:240] + "..."
+
+
+def test_the_record_factory_may_set_any_attribute(caplog, monkeypatch):
+    made = logging.getLogRecordFactory()
+
+    def factory(*args, **more):
+        record = made(*args, **more)
+        record.service = record.method = record.event = "orders"
+        return record
+
+    monkeypatch.setattr(logging, "_logRecordFactory", factory)
+    log_event(EVENTS[0])
+    assert caplog.records[0].service == "orders"
+
+
+def test_a_record_can_be_pickled(caplog):
+    log_event(events.DefaultResponseUsed("/shop.Orders/Get", FAILURES[0]))
+    (record,) = caplog.records
+    assert vars(pickle.loads(pickle.dumps(record))) == vars(record)
+
+
+FORGED = HOSTILE + '", "level": "error" \\" level=error x="'
+
+
+@pytest.fixture
+def hostile_records(caplog):
+    """A record of each event class, with texts that try to end a value and to begin a line."""
+    caplog.set_level(logging.DEBUG)
+    for event in EVENTS:
+        log_event(with_text(event, FORGED))
+    assert len(caplog.records) == len(EVENTS)
+    return caplog.records
+
+
+def test_texts_cannot_forge_fields_of_a_json_line(hostile_records):
+    json_formatter = JsonFormatter("%(levelname)s %(message)s")
+    for record in hostile_records:
+        line = json_formatter.format(record)
+        assert line.isprintable()
+        expected = {"levelname": record.levelname, "message": record.message}
+        assert json.loads(line) == expected | attributes(record)
+
+
+def test_texts_cannot_forge_fields_of_a_logfmt_line(hostile_records):
+    formatter = structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=[structlog.stdlib.ExtraAdder()],
+        processors=[
+            structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+            structlog.processors.LogfmtRenderer(),
+        ],
+    )
+    for record in hostile_records:
+        line = formatter.format(record)
+        assert line.isprintable()
+        read = re.findall(r'(\w+)=("(?:\\.|[^"\\])*"|[^" ]*)(?: |$)', line)
+        texts = {name: re.sub(r'^"|"$|\\(.)', r"\1", value) for name, value in read}
+        expected = {"event": record.message, "message": record.message} | attributes(record)
+        assert texts == {name: str(value) for name, value in expected.items()}
+
+
+PAGE = Path(__file__).parents[3].joinpath("docs", "events.md").read_text()
+CONFIGURATIONS = re.findall(r"^```python\n(import logging.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=["python-json-logger", "structlog"])
+def test_the_documented_configurations_write_json_lines_with_the_fields(configuration):
+    code = """
+from rpcwheel.events import RetryScheduled, TaskFailed, emit
+
+emit(RetryScheduled("/shop.Orders/Get", 1, "UNAVAILABLE", 0.25))
+try:
+    raise ValueError("no such shop")
+except ValueError as error:
+    emit(TaskFailed("wheel", "push", error))
+"""
+    command = [sys.executable, "-c", configuration + code]
+    run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=WAIT_S)
+    scheduled, failed = (json.loads(line) for line in run.stderr.splitlines())
+    shown = json.loads(re.search(r"```json\n(.*?)```", PAGE, re.DOTALL)[1])
+    assert shown["message"] in scheduled.values()
+    assert {name: scheduled.get(name) for name in shown if name.startswith("rpcwheel_")} == {
+        name: value for name, value in shown.items() if name.startswith("rpcwheel_")
+    }
+    assert (failed["rpcwheel_task"], failed["rpcwheel_error_type"]) == ("push", "ValueError")
+    assert any("Traceback" in str(value) for value in failed.values())
+
+
+def test_the_documented_attributes_exist(caplog):
+    caplog.set_level(logging.DEBUG)
+    for event in EVENTS:
+        log_event(event)
+    log._report(Suppressed(events.CallSlow, "/shop.Orders/Get", 290, 10.0))
+    names = {name for record in caplog.records for name in attributes(record)}
+    assert {*re.findall(r"`(rpcwheel_\w+)`", PAGE)} <= names
 
 
 # The rate
@@ -302,6 +453,7 @@ def test_300_failing_calls_of_a_method_are_logged_as_10_lines_and_a_count(caplog
             "UNAVAILABLE: the shop is closed; 290 more suppressed since the last such line"
         )
     ]
+    assert caplog.records[10].rpcwheel_suppressed == 290
 
 
 def test_different_errors_of_a_method_have_separate_rate_limits(caplog):
@@ -326,9 +478,13 @@ def test_suppressed_lines_are_counted_in_a_line_at_the_next_event_after_the_peri
         "/shop.Orders/Get ValueError: 290 more DefaultResponseUsed not logged within 10 s"
     )
     assert (record.name, record.levelname) == ("rpcwheel.call", "WARNING")
-    assert record.event == Suppressed(
-        events.DefaultResponseUsed, "/shop.Orders/Get ValueError", 290, 10.0
-    )
+    assert attributes(record) == {
+        "rpcwheel_event": "Suppressed",
+        "rpcwheel_kind": "DefaultResponseUsed",
+        "rpcwheel_subject": "/shop.Orders/Get ValueError",
+        "rpcwheel_number": 290,
+        "rpcwheel_period_s": 10.0,
+    }
 
 
 def test_suppressed_lines_are_counted_in_a_line_at_exit():
@@ -419,6 +575,7 @@ def test_an_event_without_a_log_line_is_logged_at_level_debug(caplog):
     (record,) = caplog.records
     assert (record.name, record.levelno) == ("rpcwheel", logging.DEBUG)
     assert record.getMessage() == "'something new'"
+    assert attributes(record) == {"rpcwheel_event": "str"}
 
 
 def line_of(event, caplog):
@@ -478,8 +635,12 @@ def test_failures_of_a_registry_are_logged_once_a_minute_and_the_recovery_after_
     up = events.RegistryRecovered(REGISTRY, after_s=2.0)
     for event in (failed, failed, elsewhere, up, up):
         log_event(event)
-    text = [(record.event, "more suppressed" in record.getMessage()) for record in caplog.records]
-    assert text == [(failed, False), (elsewhere, False), (up, False)]
+    assert [(record.rpcwheel_event, record.rpcwheel_registry) for record in caplog.records] == [
+        ("RegistryFailed", REGISTRY),
+        ("RegistryFailed", "redis://10.0.0.2"),
+        ("RegistryRecovered", REGISTRY),
+    ]
+    assert [record.rpcwheel_suppressed for record in caplog.records] == [0, 0, 0]
 
 
 def test_an_instance_id_conflict_has_a_rate_limit_apart_from_other_registry_failures(
@@ -490,4 +651,5 @@ def test_an_instance_id_conflict_has_a_rate_limit_apart_from_other_registry_fail
     failed = events.RegistryFailed(REGISTRY, "renew", BOOM, delay_s=1.0)
     for event in (failed, conflict, failed, conflict):
         log_event(event)
-    assert [record.event for record in caplog.records] == [failed, conflict]
+    kinds = [record.rpcwheel_error_type for record in caplog.records]
+    assert kinds == ["ValueError", "InstanceIdConflict"]
