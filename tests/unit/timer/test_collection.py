@@ -12,7 +12,7 @@ import pytest
 
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel import AsyncWheelTimer, WheelTimer
-from rpcwheel.timer import ManualTimer, PeriodicTask, RetryTask
+from rpcwheel.timer import ManualTimer, PeriodicTask, RetryTask, Timeout
 
 TASKS = 20
 
@@ -134,3 +134,12 @@ def test_a_rescheduled_timeout_keeps_its_task_when_its_timer_stops(make_queue):
     assert moved.reschedule(1.0)
     assert timer.stop() == [moved]
     assert moved.task is print
+
+
+def test_a_timeout_that_ended_refers_to_no_timeout(make_queue):
+    with ManualTimer(make_queue()) as timer:
+        timeouts = [timer.new_timeout(lambda timeout: None, 1.0) for _ in range(4)]
+        timeouts[1].cancel()
+        timer.advance(1.0)
+        for timeout in timeouts:  # a compiled one is not tracked: a cycle would be a leak
+            assert not any(isinstance(other, Timeout) for other in gc.get_referents(timeout))

@@ -4,6 +4,7 @@ import functools
 import gc
 import threading
 import warnings
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -12,8 +13,15 @@ from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.events.events import ExecutorRejected, TaskFailed, TaskSlow, TooManyTimers
-from rpcwheel.timer import HierarchicalWheel, ManualTimer, PeriodicTask, WheelTimer, core
-from rpcwheel.timer.api import LATENESS_BOUNDS_S
+from rpcwheel.timer import (
+    HashedWheel,
+    HierarchicalWheel,
+    ManualTimer,
+    PeriodicTask,
+    WheelTimer,
+    core,
+)
+from rpcwheel.timer.api import LATENESS_BOUNDS_S, Lateness
 
 
 @pytest.fixture(params=[WheelTimer, ManualTimer])
@@ -246,6 +254,65 @@ def test_stats_count_tasks_and_put_their_lateness_into_buckets(make_timer):
     assert timer.stop() == [kept]
     stats = timer.stats()
     assert (stats.started, stats.pending, stats.fired, stats.cancelled) == (22, 0, 20, 2)
+
+
+def due_tasks(*durations_s):
+    """Tasks of a timer that are all due now, and take so long on its clock."""
+    timer = ManualTimer(HashedWheel(tick=1.0))
+    state = timer._timer_state
+
+    def take(timeout, duration_s):
+        state.manual_ns += int(duration_s * 1e9)
+
+    for n, duration_s in enumerate(durations_s, 1):
+        timer.new_timeout(functools.partial(take, duration_s=duration_s), n / 4)
+    state.manual_ns = 10**9
+    return timer
+
+
+class Inline:
+    """An executor that runs a task in `submit`."""
+
+    def submit(self, function, timeout):
+        function(timeout)
+
+
+@pytest.mark.parametrize("executor", [None, Inline()])
+def test_the_lateness_of_a_task_includes_the_duration_of_those_before_it(executor):
+    timer = due_tasks(0.5, 0.0, 0.5)
+    timer._executor = executor
+    for ran, late_s in ((True, [0.75, 1.0]), (True, [0.75, 1.0, 0.75]), (False, [0.75, 1.0, 0.75])):
+        assert timer._run_due(2) == ran
+        buckets = [0] * (len(LATENESS_BOUNDS_S) + 1)
+        buckets[LATENESS_BOUNDS_S.index(1.0)] = len(late_s)
+        expected = Lateness(len(late_s), sum(late_s), max(late_s), tuple(buckets))
+        assert timer.stats().lateness == expected
+    timer.stop()
+
+
+def test_each_task_of_100_ms_or_more_is_an_event(events):
+    timer = due_tasks(0.3, 0.1, 0.0999)
+    timer._run_due(3)
+    assert [event.duration_s for event in events] == [0.3, 0.1]
+    assert timer.stats().slowest_task_s == 0.3
+    timer.stop()
+
+
+def test_a_task_and_its_result_are_released_before_the_next_task_runs():
+    timer, made, alive = due_tasks(), [], []
+
+    class Task:
+        def __init__(self) -> None:
+            made.append(weakref.ref(self))
+
+        def __call__(self, timeout=None):
+            return Task() if timeout is not None else None
+
+    timer.new_timeout(Task(), 0)
+    timer.new_timeout(lambda timeout: alive.extend(ref() for ref in made), 0)
+    timer._run_due(2)
+    assert alive == [None, None]
+    timer.stop()
 
 
 def test_a_queue_belongs_to_one_timer():

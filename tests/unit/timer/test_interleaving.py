@@ -20,7 +20,15 @@ NEVER = (1 << 63) - 1
 class CallsAfter:
     """Calls a function right after the next call of a given method."""
 
-    METHODS = ("_find", "_first", "_earliest", "_slot", "next_wake")
+    METHODS = (
+        "_earliest",
+        "_find",
+        "_first",
+        "_move_cursor",
+        "_pass_by",
+        "_slot",
+        "next_wake",
+    )
 
     def call_after(self, method: str, function: Callable[[], object]) -> None:
         self.waiting = {method: function}
@@ -116,9 +124,17 @@ def test_a_deadline_changed_while_the_timeout_is_added_is_used(queue):
 def test_a_timeout_cancelled_while_it_is_moved_stays_cancelled(queue):
     timeout = put(queue, 500)
     queue.call_after("_slot", timeout.cancel)
-    assert not queue.reschedule(timeout, 300 * MS)
+    assert not timeout.reschedule(0.3)
     queue.check()
     assert queue.advance(1000 * MS) == []
+
+
+def test_a_timeout_of_a_closed_queue_is_not_moved(queue):
+    """`drain` would not see it if it were moved to a slot that was empty when `drain` began."""
+    timeout = put(queue, 500)
+    queue.limit(-1)
+    assert not timeout.reschedule(0.3)
+    assert queue.drain() == [timeout]
 
 
 def test_a_slot_removed_while_it_is_chosen_is_created_again():
@@ -416,3 +432,18 @@ def test_timeouts_that_are_added_during_a_visit_fire_in_their_order():
     queue.check()
     assert queue.next_wake() == 6 * MS
     assert queue.advance(100 * MS) == [next_round, *later, moved]
+
+
+def test_an_equal_delay_added_during_a_visit_is_due_in_its_own_round():
+    queue = Hashed(0.001, slots=4)
+    timer = PURE.TimerBase(PURE.TimerState(queue, lambda: None, True), None)
+    due, later = put(queue, 2), put(queue, 10)
+    added = []
+    queue.call_after("_move_cursor", lambda: added.append(timer.new_timeout(print, 0.006)))
+    assert queue.pop(2 * MS) is due
+    added.pop().cancel()
+    queue.call_after("_pass_by", lambda: added.append(timer.new_timeout(print, 0.006)))
+    assert queue.pop(2 * MS) is None
+    queue.check()
+    assert queue.next_wake() == 6 * MS
+    assert queue.advance(10 * MS) == [*added, later]

@@ -137,7 +137,7 @@ class Queues(RuleBasedStateMachine):
     @initialize(
         tick_ns=st.sampled_from(TICKS),
         origin=st.sampled_from(ORIGINS),
-        slots=st.sampled_from([1, 4, 8, 64]),
+        slots=st.sampled_from([1, 4, 8, 64, 256]),
     )
     def start(self, tick_ns: int, origin: int, slots: int) -> None:
         kinds = KINDS if tick_ns == 1 else KINDS[:3]
@@ -350,6 +350,16 @@ def test_one_pop_does_a_bounded_amount_of_work(made: tuple[Form, Any]) -> None:
         len(queue.advance(400 * second)) == 1_000
     )  # 1,000 moves between levels in many calls of `pop`
     queue.check()
+
+
+def test_a_timeout_due_at_once_does_not_wait_for_those_of_later_rounds(
+    made: tuple[Form, Any],
+) -> None:
+    form, queue = made
+    put(form, queue, 2 * 10**6, *([10 * 10**6] * 1_000))  # one slot of a `HashedWheel` with 8
+    queue.advance(2 * 10**6)
+    (due,) = put(form, queue, 10**6)
+    assert queue.pop(2 * 10**6) is due
 
 
 def test_slots_of_cancelled_timeouts_are_removed(made: tuple[Form, Any]) -> None:
