@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Literal
 
-from rpcwheel.timer._heap import HeapRules
+from rpcwheel.timer._heap import HeapMixin
 
 __all__ = [
     "FORM",
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from rpcwheel.timer._sparse import SparseWheel
     from rpcwheel.timer._wheel import HashedWheel, HierarchicalWheel
 
-    class DeadlineHeap(HeapRules):
-        """`HeapRules` on the selected `TimerQueue`."""
+    class DeadlineHeap(HeapMixin):
+        """`HeapMixin` on the selected `TimerQueue`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +73,8 @@ def load_form(name: Literal["native", "pure"]) -> Form:
     )
     heap = type(
         "DeadlineHeap",
-        (HeapRules, base.TimerQueue),
-        {"__module__": __name__, "__doc__": HeapRules.__doc__},
+        (HeapMixin, base.TimerQueue),
+        {"__module__": __name__, "__doc__": HeapMixin.__doc__},
     )
     return Form(
         name=name,

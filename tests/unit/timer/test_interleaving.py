@@ -3,13 +3,11 @@
 Only the pure form can be interrupted by a test; the compiled form has the same source.
 """
 
-import threading
 from collections.abc import Callable
 
 import pytest
 
-from fixtures.waiting import WAIT_S
-from rpcwheel.timer import _heap, _sparse
+from rpcwheel.timer import _sparse
 from rpcwheel.timer.queue import load_form
 
 PURE = load_form("pure")
@@ -254,125 +252,6 @@ def test_a_timeout_added_while_the_next_wakeup_is_computed_is_not_missed(queue):
     pulled = put(queue, 6000)
     queue.call_after("next_wake", lambda: queue.reschedule(pulled, 10 * MS))
     assert state.arm() == 10 * MS
-
-
-class Entries(list):
-    """A list that calls a function right after it was copied."""
-
-    function = None
-
-    def copy(self):
-        copied = super().copy()
-        function, self.function = self.function, None
-        if function is not None:
-            function()
-        return copied
-
-
-def test_an_entry_added_during_a_clean_up_of_the_heap_is_kept():
-    queue = PURE.DeadlineHeap()
-    put(queue, 30).cancel()
-    queue._entries = entries = Entries(queue._entries)
-    came = []
-    entries.function = lambda: came.append(put(queue, 20))
-    queue._clean_up()
-    queue.check()
-    assert queue.advance(20 * MS) == came
-
-
-def test_an_entry_added_to_a_replaced_heap_is_kept(monkeypatch):
-    queue = PURE.DeadlineHeap()
-    put(queue, 30).cancel()
-    push = _heap.heappush
-    waiting = [queue._clean_up]
-
-    def push_late(entries, entry):
-        if waiting:
-            waiting.pop()()
-        push(entries, entry)
-
-    monkeypatch.setattr(_heap, "heappush", push_late)
-    timeout = put(queue, 20)
-    queue.check()
-    assert queue.advance(50 * MS) == [timeout]
-
-
-@pytest.mark.parametrize("comes", ["filed", "looked at"])
-def test_an_entry_added_while_another_thread_copies_the_heap_is_kept(monkeypatch, comes):
-    """The clean-up begins before the entry is added, and ends afterwards: it has no effect."""
-    queue = PURE.DeadlineHeap()
-    put(queue, 30).cancel()
-    kept = [put(queue, 20)] if comes == "looked at" else []
-    queue._entries = entries = Entries(queue._entries)
-    copied, go_on = threading.Event(), threading.Event()
-    entries.function = lambda: (copied.set(), go_on.wait(WAIT_S))
-    cleaner = threading.Thread(target=queue._clean_up)
-    push = _heap.heappush
-
-    def push_after_the_copy(onto, entry):
-        if not copied.is_set():
-            cleaner.start()
-            assert copied.wait(WAIT_S)
-        push(onto, entry)
-
-    monkeypatch.setattr(_heap, "heappush", push_after_the_copy)
-    if comes == "filed":
-        kept.append(put(queue, 20))
-    else:
-        assert queue.pop(10 * MS) is None
-    go_on.set()
-    if cleaner.ident is not None:  # the thread that only reads changes nothing
-        cleaner.join(WAIT_S)
-    queue.check()
-    assert queue.advance(50 * MS) == kept
-
-
-@pytest.mark.parametrize("came", ["rescheduled", "new"])
-def test_an_entry_added_while_the_next_wakeup_is_computed_is_seen(monkeypatch, came):
-    """The reading begins after the entry was counted, and ends after it was added."""
-
-    class Heap(CallsAfter, PURE.DeadlineHeap):
-        pass
-
-    queue = Heap()
-    state = PURE.TimerState(queue, object, manual=True)
-    timeout = put(queue, 5000)
-    looked, is_there = threading.Event(), threading.Event()
-    queue.call_after("next_wake", lambda: (looked.set(), is_there.wait(WAIT_S)))
-    driver = threading.Thread(target=state.arm)
-    push = _heap.heappush
-
-    def push_after_the_look(onto, entry):
-        if not looked.is_set():
-            driver.start()
-            assert looked.wait(WAIT_S)
-        push(onto, entry)
-
-    monkeypatch.setattr(_heap, "heappush", push_after_the_look)
-    if came == "new":
-        put(queue, 20)
-    else:
-        assert queue.reschedule(timeout, 20 * MS)
-    is_there.set()
-    driver.join(WAIT_S)
-    assert state.armed_ns == 20 * MS
-
-
-def test_an_entry_rescheduled_earlier_while_it_is_rescheduled_later_is_found(monkeypatch):
-    queue = PURE.DeadlineHeap()
-    timeout = put(queue, 20)
-    assert queue.reschedule(timeout, 90 * MS)  # one write: its entry is still at 20
-    push, waiting = _heap.heappush, [40 * MS]
-
-    def push_late(onto, entry):
-        if waiting:
-            timeout._deadline_ns = waiting.pop()  # as `reschedule` of another thread, that has
-        push(onto, entry)  # compared with the tick before
-
-    monkeypatch.setattr(_heap, "heappush", push_late)
-    assert queue.pop(20 * MS) is None
-    assert queue.next_wake() == 40 * MS
-    assert queue.advance(50 * MS) == [timeout]
 
 
 def test_one_pop_moves_at_most_a_bounded_number_of_timeouts():
