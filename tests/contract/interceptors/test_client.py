@@ -243,8 +243,11 @@ def test_failback_delivers_a_call_whose_deadline_has_passed(shop, shop_channel):
     assert [seen.requests for seen in shop.calls] == [[b"x"]]
 
 
-def test_failback_waits_a_second_for_the_end_of_a_request_stream(shop, shop_channel):
+def test_failback_waits_at_most_its_limit_for_the_end_of_a_request_stream(
+    shop, shop_channel, monkeypatch
+):
     """If the requests do not end, the caller gets the failure."""
+    monkeypatch.setattr("rpcwheel.call.sync_requests.READ_TIMEOUT_S", 0.05)
     opened = threading.Event()
 
     def endless():
