@@ -8,6 +8,7 @@ import grpc
 import pytest
 
 from fixtures.grpc_servers import IMPATIENT
+from fixtures.grpcio import complaints
 from fixtures.idle_server import snapshot_of
 from fixtures.waiting import WAIT_S, aio_wait_until
 from rpcwheel.idle.aio import ConnectionTable
@@ -84,7 +85,7 @@ def styles(ended):
 
 @pytest.mark.parametrize("index", range(4), ids=["one", "generator", "by hand", "swallows"])
 async def test_the_client_gets_the_status_and_the_handler_is_cancelled(index, caplog):
-    ended = Ended()
+    ended, reported = Ended(), complaints()
     behavior, kind = list(styles(ended).items())[index]
     async with Serving(kind(behavior)) as serving:
         if kind is ONE:
@@ -97,6 +98,7 @@ async def test_the_client_gets_the_status_and_the_handler_is_cancelled(index, ca
         assert (await call.code(), await call.details()) == (grpc.StatusCode.UNAVAILABLE, DETAILS)
         await asyncio.wait_for(ended.wait(), WAIT_S)
         await aio_wait_until(lambda: not serving.calls())
+    assert not reported
     assert not [one for one in caplog.records if one.levelno >= logging.ERROR]
 
 
