@@ -298,6 +298,15 @@ def test_each_task_of_100_ms_or_more_is_an_event(events):
     timer.stop()
 
 
+def test_no_task_of_a_batch_starts_after_another_thread_has_begun_to_stop_the_timer():
+    timer, ran = due_tasks(), []
+    timer.new_timeout(lambda timeout: setattr(timer, "_stopped", True), 0)
+    timer.new_timeout(ran.append, 0)
+    timer._run_due(2)
+    assert ran == []
+    assert len(timer.stop()) == 1
+
+
 def test_a_task_and_its_result_are_released_before_the_next_task_runs():
     timer, made, alive = due_tasks(), [], []
 

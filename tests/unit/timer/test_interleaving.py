@@ -101,6 +101,13 @@ def test_a_timeout_rescheduled_earlier_after_the_search_is_found(queue):
     queue.check()
 
 
+def test_a_timeout_cancelled_after_the_search_is_not_returned(queue):
+    timeout = put(queue, 20)
+    queue.call_after(queue.search, timeout.cancel)
+    assert queue.pop(50 * MS) is None
+    queue.check()
+
+
 def test_a_slot_is_computed_again_if_the_cursor_moved(queue):
     for at in (70, 1000, 20):
         timeout = new(queue, at)
@@ -167,6 +174,46 @@ class Look(dict):
         if function is not None:
             function()
         return found
+
+
+@pytest.mark.parametrize("used_again", [False, True])
+def test_a_slot_removed_by_another_thread_is_not_removed_again(used_again):
+    queue = Sparse(0.001)
+    put(queue, 20).cancel()
+    forget, came = queue._forget, []
+
+    def forget_late(tick, slot):
+        queue._forget = forget
+        forget(tick, slot)
+        if used_again:
+            other = put(queue, 90)  # in this slot
+            came.append(put(queue, 20))
+            other.cancel()
+        forget(tick, slot)
+
+    queue._forget = forget_late
+    queue.next_wake()
+    queue.check()
+    assert queue.advance(20 * MS) == came
+
+
+def test_each_slot_is_used_or_unused_after_two_threads_added_a_tick():
+    queue = Sparse(0.001)
+    queue._by_tick = look = Look()
+    look.function = lambda: put(queue, 20)
+    put(queue, 20)
+    queue.check()
+    assert sorted([*look.values(), *queue._unused]) == list(range(1, len(queue._tick_of)))
+    assert len(queue.advance(20 * MS)) == 2
+
+
+def test_the_heap_of_ticks_is_sorted_again_only_if_it_lacks_ticks_or_has_many_more():
+    queue = Sparse(0.001)
+    put(queue, 20)
+    heap = queue._ticks
+    put(queue, 30).cancel()
+    assert queue.next_wake() == 20 * MS
+    assert queue._ticks is heap
 
 
 def test_no_tick_is_lost_when_the_heap_of_ticks_is_rebuilt():
@@ -256,10 +303,12 @@ def test_a_timeout_added_while_the_next_wakeup_is_computed_is_not_missed(queue):
 
 def test_one_pop_moves_at_most_a_bounded_number_of_timeouts():
     wheel, put_off = PURE.HierarchicalWheel(0.001), PURE.SparseWheel(0.001)
+    one_level = PURE.HierarchicalWheel(0.001)
     for _ in range(2000):
         put(wheel, 400_000)
         put_off.reschedule(put(put_off, 1000), 5000 * MS)
-    for queue, now in ((wheel, 400_000 * MS), (put_off, 1000 * MS)):
+        one_level.reschedule(put(one_level, 20), 50 * MS)
+    for queue, now in ((wheel, 400_000 * MS), (put_off, 1000 * MS), (one_level, 20 * MS)):
         moved = []
         while len(queue) and queue.next_wake() <= now:
             before = queue._moved
@@ -272,6 +321,22 @@ def test_one_pop_moves_at_most_a_bounded_number_of_timeouts():
 def same_slot(queue, *rounds):
     """Timeouts of one slot of a `HashedWheel`, in these rounds, after the one that is due first."""
     return [put(queue, 2 + number * 4) for number in rounds]
+
+
+def test_one_pop_passes_by_at_most_a_bounded_number_of_timeouts():
+    queue = PURE.HashedWheel(0.001, slots=4)
+    due, *later = same_slot(queue, 0, *[1] * 1000)
+    assert queue.pop(2 * MS) is due
+    assert queue.pop(2 * MS) is None
+    assert queue._heads[2] is later[256]
+    assert queue.advance(6 * MS) == later
+
+
+def test_an_empty_slot_of_a_ring_is_looked_at_once():
+    queue = PURE.HashedWheel(0.001, slots=4)
+    put(queue, 2).cancel()
+    assert queue.next_wake() == NEVER
+    assert not any(queue._occupied)
 
 
 def test_a_visit_of_a_slot_passes_by_the_timeouts_of_later_rounds_once():

@@ -364,13 +364,17 @@ def test_a_timeout_due_at_once_does_not_wait_for_those_of_later_rounds(
 
 def test_slots_of_cancelled_timeouts_are_removed(made: tuple[Form, Any]) -> None:
     form, queue = made
-    for index in range(5_000):
-        timeout = make_timeout(form, queue, (index + 10) * 10**6)
-        queue.schedule(timeout)
-        timeout.cancel()
-    queue.check()
-    kept = len(getattr(queue, "_by_tick", ())) + len(getattr(queue, "_entries", ()))
-    assert kept < 200
+    for start, at_once in ((10, 1), (10_000, 2_000), (20_000, 1)):
+        for first in range(start, start + 4_000, at_once):
+            deadlines = ((first + index) * 10**6 for index in range(at_once))
+            for timeout in put(form, queue, *deadlines):
+                timeout.cancel()
+        queue.check()
+        if at_once == 1:
+            kept = len(getattr(queue, "_by_tick", ())) + len(getattr(queue, "_entries", ()))
+            assert kept < 200
+        if start == 10:
+            assert len(getattr(queue, "_tick_of", ())) < 200
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
