@@ -11,10 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from benchmarks import _page
 from benchmarks.calls.scale import Results, Row
 from benchmarks.calls.server_process import ROOT
 from benchmarks.calls.subjects import Skipped
-from benchmarks.timer import machine
 
 DOCS = ROOT / "docs" / "benchmarks"
 
@@ -101,7 +101,7 @@ def main(
     only = program.asked(options)
     if only is None:
         return 2
-    known, scale = facts(machine.load()), "quick" if options.quick else "full"
+    known, scale = facts(_page.load()), "quick" if options.quick else "full"
     results = list(run(only, scale))
     rows = tuple(each for each in results if isinstance(each, Row))
     write_rows(options, rows)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 
+from benchmarks import _page
+from benchmarks._page import figure, table
 from benchmarks.calls import hedging
 from benchmarks.calls.scale import HEDGING, MEASURES, UNARY, Results, Row, Scale, World
 from benchmarks.calls.slow_server import DELAY_S, ONE_IN, WORK_S
 from benchmarks.calls.subjects import BASELINE, TIMEOUT_S, Skipped
 from benchmarks.calls.verdict import TARGETS, WORLDS
 from benchmarks.calls.wire import PAYLOAD
-from benchmarks.timer import machine
-from benchmarks.timer.tables import figure, table
 
 PACKAGES = (
     "grpcio",
@@ -97,12 +96,7 @@ def page(
 
 def facts(load: str) -> dict[str, str]:
     """The machine and the versions, by name."""
-    return machine.facts(with_netty=False) | {"Versions": packages(*PACKAGES), "Load before": load}
-
-
-def packages(*names: str) -> str:
-    """The versions of these packages."""
-    return ", ".join(f"{name} {_version(name)}" for name in names)
+    return _page.facts(*PACKAGES) | {"Load before": load}
 
 
 def _measure(what: str, rows: Sequence[Row]) -> str:
@@ -148,10 +142,3 @@ def _notes(scale: Scale) -> str:
         budget=hedging.POLICY.retry_budget,
         least=hedging.POLICY.min_retries,
     )
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"

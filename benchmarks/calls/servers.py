@@ -9,12 +9,12 @@ from functools import partial
 
 import grpc
 
+from benchmarks._clock import Cost
 from benchmarks.calls.scale import Row, Scale, World
 from benchmarks.calls.server_process import ServerProcess
 from benchmarks.calls.subjects import callers, measures, subjects
 from benchmarks.calls.sync_client import LOOPS
 from benchmarks.calls.turns import take_turns
-from benchmarks.timer.clock import Cost
 
 
 def measure(world: World, scale: Scale) -> list[Row]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 
+from benchmarks._clock import Cost, Stopwatch
 from benchmarks.calls import own, rivals
 from benchmarks.calls.scale import BOTH, REQUESTS, RESPONSES, UNARY, Row, Scale
 from benchmarks.calls.server_process import ServerProcess
@@ -30,7 +31,6 @@ from benchmarks.calls.subjects import (
 )
 from benchmarks.calls.turns import take_turns
 from benchmarks.calls.wire import PAYLOAD, STREAM_STREAM, STREAM_UNARY, UNARY_STREAM, UNARY_UNARY
-from benchmarks.timer.clock import Cost, Stopwatch
 
 CHANNELS: dict[str, Callable[[str], grpc.Channel]] = {
     BARE: grpc.insecure_channel,

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median, quantiles
 
+from benchmarks._clock import Cost, median_cost
 from benchmarks.calls.scale import Row, Side, World
 from benchmarks.calls.subjects import BASELINE
-from benchmarks.timer.clock import Cost, median_cost
 
 Burst = Callable[[], Cost]
 """Makes some calls and returns what each took."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
+from benchmarks._page import EMPTY, figure, table
 from benchmarks.calls.report import facts as call_facts
 from benchmarks.calls.scale import Results, Row, Side
 from benchmarks.calls.subjects import Skipped
@@ -23,7 +24,6 @@ from benchmarks.connections.subjects import (
     WORLDS,
 )
 from benchmarks.connections.verdict import TARGETS, each_us, percent
-from benchmarks.timer.tables import EMPTY, figure, table
 
 Cell = Callable[[Row], str]
 Columns = tuple[tuple[str, Cell], ...]

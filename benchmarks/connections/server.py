@@ -22,11 +22,11 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from benchmarks._clock import Stopwatch
 from benchmarks.calls.rivals import AioServerNoOp, ServerNoOp
 from benchmarks.calls.wire import SERVICE
 from benchmarks.connections.far import LONG_S, make_room
 from benchmarks.connections.subjects import DETECTOR, NOOP, TABLE
-from benchmarks.timer.clock import Stopwatch
 from rpcwheel.idle import ConnectionTable, IdleConnectionDetector
 from rpcwheel.idle.aio import ConnectionTable as AioConnectionTable
 from rpcwheel.idle.aio import IdleConnectionDetector as AioIdleConnectionDetector

@@ -11,6 +11,7 @@ from itertools import repeat
 from statistics import median
 from typing import Any
 
+from benchmarks._clock import cost
 from benchmarks.calls.scale import Row, World
 from benchmarks.calls.turns import take_turns
 from benchmarks.calls.wire import SERVICE
@@ -18,7 +19,6 @@ from benchmarks.connections.far import Far
 from benchmarks.registries.picks import METADATA
 from benchmarks.registries.scale import Scale
 from benchmarks.registries.subjects import CHANNEL_PICK, CHANNEL_PICKERS, STATE
-from benchmarks.timer.clock import cost
 from rpcwheel.balancer import BalancedChannel
 from rpcwheel.balancer.aio import BalancedChannel as AioBalancedChannel
 from rpcwheel.instance import ServiceInstance

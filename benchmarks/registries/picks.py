@@ -11,6 +11,7 @@ from time import perf_counter_ns
 
 import grpc
 
+from benchmarks._clock import cost
 from benchmarks.calls.scale import Row
 from benchmarks.calls.turns import take_turns
 from benchmarks.registries.scale import Scale
@@ -26,7 +27,6 @@ from benchmarks.registries.subjects import (
     RING,
     WEIGHTED,
 )
-from benchmarks.timer.clock import cost
 from rpcwheel.balancer.pickers import (
     LeastRequest,
     Pick,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from benchmarks.calls.report import packages
+from benchmarks import _page
+from benchmarks._page import EMPTY, figure, table
 from benchmarks.calls.scale import Results, Row
 from benchmarks.calls.subjects import Skipped
 from benchmarks.calls.wire import PAYLOAD
@@ -18,8 +19,6 @@ from benchmarks.registries.subjects import (
     UNARY,
 )
 from benchmarks.registries.verdict import TARGETS
-from benchmarks.timer import machine
-from benchmarks.timer.tables import EMPTY, figure, table
 
 NOTES = """\
 How it is measured:
@@ -85,8 +84,7 @@ def page(
 
 def facts(load: str) -> dict[str, str]:
     """The machine and the versions, by name."""
-    found = machine.facts(with_netty=False)
-    return found | {"Versions": packages("grpcio", "kazoo", "redis"), "Load before": load}
+    return _page.facts("grpcio", "kazoo", "redis") | {"Load before": load}
 
 
 def _tables(results: Results, what: str, columns: Sequence[tuple[str, Cell]]) -> Iterator[str]:

@@ -1,16 +1,16 @@
-"""What a timeout costs: rpcwheel's timers beside asyncio, uvloop, threading.Timer, sched and Netty.
+"""Measures rpcwheel's timers beside those of Python, Java, Go and Rust.
 
-`python -m benchmarks.timer` runs all of it, prints the figures, and writes them with a plot under
-`docs/benchmarks/`. Each measurement runs in a process of its own (`child.py`), once with the
-compiled form and once with the pure one; what is compared takes turns in one process, so that a
-machine that slows down slows both.
+`python -m benchmarks.timer` runs everything.
 
-How to read the figures. Costs are *CPU time of the whole process* per call, medians over rounds:
-what other programs take away from us on a busy machine is not in them, what a timer's own thread
-does is. The cycle collector runs as it does in any program, unless said otherwise. Latenesses,
-rates of four threads and lengths of sleep are wall time, and mean something on a calm machine only.
+- `peers.py`: the processes that are measured, how they are started, and the protocol.
+- `child.py`: the process for a timer of Python. Those for other languages are in
+  `benchmarks/rivals`, with the versions of what they use. The first run downloads and builds them;
+  it leaves out languages whose tools are not installed.
+- `steps.py`: what is measured, how often, and in which order.
+- `report.py`: the page `docs/benchmarks/timer.md`, with the targets.
 
-`scale.py` says how much is measured, `subjects.py` what, the others how: `calls.py` (pair, start,
-cancel), `million.py` (flatness, memory, garbage collection), `stalls.py`, `firing.py` (fire,
-lateness), `idle.py`, `threads.py`, `netty.py`. `verdict.py` holds the targets.
+Each timer has a process of its own. All costs are CPU time of that process, as the kernel counts
+it: of all threads, so the work that a timer leaves to its own thread, to a garbage collector or to
+a just-in-time compiler is included. The processes take turns, so that other programs on the machine
+affect all of them, and the results are medians. Linux only.
 """

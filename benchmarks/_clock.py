@@ -1,4 +1,4 @@
-"""How time is taken: CPU time of the process beside wall time."""
+"""Measures CPU time of the process and wall time."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from statistics import median
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one call took, in nanoseconds: CPU time of all threads of the process, and wall time."""
+    """The cost of a call in nanoseconds: CPU time of all threads of the process, and wall time."""
 
     cpu_ns: float
     wall_ns: float
 
 
 class Stopwatch:
-    """Runs from its making on."""
+    """Measures the time since its creation."""
 
     def __init__(self) -> None:
         self._cpu_ns = time.process_time_ns()
         self._wall_ns = time.perf_counter_ns()
 
     def per(self, calls: int) -> Cost:
-        """The time until now, for each of so many calls."""
+        """The time until now, divided by the number of calls."""
         wall_ns = time.perf_counter_ns() - self._wall_ns
         cpu_ns = time.process_time_ns() - self._cpu_ns
         return Cost(cpu_ns / calls, wall_ns / calls)
 
 
 def cost(work: Callable[[int], object], calls: int) -> Cost:
-    """What `work(calls)` takes a call."""
+    """The cost of each call of `work(calls)`."""
     watch = Stopwatch()
     work(calls)
     return watch.per(calls)
 
 
 def median_cost(costs: Iterable[Cost]) -> Cost:
-    """The medians, each kind of time for itself."""
+    """The median CPU time and the median wall time."""
     taken = list(costs)
     return Cost(median(each.cpu_ns for each in taken), median(each.wall_ns for each in taken))

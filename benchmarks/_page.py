@@ -1,0 +1,74 @@
+"""Parts of the pages that all benchmarks write: facts about the machine, and tables."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from rpcwheel import __version__
+
+EMPTY = "–"
+
+_CPUINFO = Path("/proc/cpuinfo")
+_MEMINFO = Path("/proc/meminfo")
+
+
+def facts(*packages: str) -> dict[str, str]:
+    """The machine and the versions of Python, rpcwheel and these packages, by name."""
+    return {
+        "Machine": f"{_cpu()}, {os.cpu_count()} processors, {_memory()}",
+        "System": platform.platform(terse=True),
+        "Python": f"{platform.python_implementation()} {sys.version.split(' (', maxsplit=1)[0]}",
+        "rpcwheel": __version__,
+        "Versions": ", ".join(f"{name} {_version(name)}" for name in packages),
+    }
+
+
+def load() -> str:
+    """The load average of the last minute: how many programs used or wanted a processor."""
+    return f"{os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "unknown"
+
+
+def table(headers: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """A Markdown table with aligned columns: the first to the left, the others to the right."""
+    widths = [max(len(line[i]) for line in (headers, *lines)) for i in range(len(headers))]
+
+    def show(cells: Sequence[str]) -> str:
+        first = cells[0].ljust(widths[0])
+        rest = [cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True)]
+        return f"| {' | '.join([first, *rest])} |"
+
+    rule = [":" + "-" * (widths[0] - 1), *("-" * (width - 1) + ":" for width in widths[1:])]
+    return "\n".join([show(headers), show(rule), *map(show, lines)])
+
+
+def figure(value: float | None) -> str:
+    """Three digits, or the whole number."""
+    if value is None:
+        return EMPTY
+    return f"{value:.3g}" if abs(value) < 100 else f"{value:,.0f}"
+
+
+def _cpu() -> str:
+    if _CPUINFO.exists():
+        for line in _CPUINFO.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _memory() -> str:
+    if not _MEMINFO.exists():
+        return "memory unknown"
+    return f"{int(_MEMINFO.read_text().split()[1]) / 2**20:.0f} GiB"
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
