@@ -1,5 +1,5 @@
 # cython: language_level=3, annotation_typing=False
-# cython: boundscheck=False, wraparound=False, cdivision=True
+# cython: boundscheck=False, wraparound=False, cdivision=True, nonecheck=True
 """The two wheels. Also built as `_wheel_c`; `_base.py` has the rules of threads.
 
 Sources: Varghese & Lauck 1987 (scheme 6, hashed; scheme 7, hierarchical); Netty's and Dubbo's
@@ -163,8 +163,9 @@ class HashedWheel(base.TimerQueue):
         """Return the next timeout of the slot that is visited; ends the visit after the last."""
         if self._visiting < 0:
             return None
+        last = self._last  # a second reference: see `_pass_by`
         timeout: base.Timeout | None = self._heads[self._visiting]  # atomic from here to the end
-        if timeout is None or timeout is self._last:
+        if timeout is None or timeout is last:
             self._visiting = -1
             self._last = None
             return None
@@ -204,14 +205,16 @@ class HashedWheel(base.TimerQueue):
         """Leave a timeout that is due in a later round in its slot, and make the next the first."""
         slot = timeout._slot
         tick = self._due(timeout._deadline_ns)
+        last = self._last  # a second reference: in C, a store would release it before the change
         if slot != self._visiting or tick & self._mask != slot:  # it was rescheduled
             self._place(timeout, False, False)
             return
         if timeout is self._heads[slot]:  # atomic from here to the end
             self._heads[slot] = timeout._next
-            if self._last is None or self._last._slot != slot:  # removed since
+            if last is None or last._slot != slot:  # removed since
                 self._last = timeout
-            self._bounds[slot] = min(self._bounds[slot], tick)
+            if tick < self._bounds[slot]:
+                self._bounds[slot] = tick
 
     def _slot(self, tick: int, cursor: int) -> int:
         return self._now if tick <= cursor else tick & self._mask

@@ -37,9 +37,9 @@ cdef class HashedWheel(base.TimerQueue):
     @cython.locals(cursor=int64_t, first=int64_t, best=int64_t, words=int64_t, step=int64_t, word=int64_t,
                    bits=uint64_t, index=cython.int, slot=int64_t, tick=int64_t)
     cdef int64_t _earliest(self) except -1
-    @cython.locals(timeout=base.Timeout)
+    @cython.locals(timeout=base.Timeout, last=base.Timeout)
     cdef base.Timeout _next_of_visit(self)
     cdef object _visit(self, int64_t slot)
-    @cython.locals(slot=int64_t, tick=int64_t)
+    @cython.locals(slot=int64_t, tick=int64_t, last=base.Timeout)
     cdef object _pass_by(self, base.Timeout timeout)
     cdef int64_t _slot(self, int64_t tick, int64_t cursor) except -1

@@ -3,6 +3,7 @@
 Only the pure form can be interrupted by a test; the compiled form has the same source.
 """
 
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -391,3 +392,27 @@ def test_an_equal_delay_added_during_a_visit_is_due_in_its_own_round():
     queue.check()
     assert queue.next_wake() == 6 * MS
     assert queue.advance(10 * MS) == [*added, later]
+
+
+def test_a_timeout_added_while_the_bound_of_a_visited_slot_is_computed_is_not_late():
+    """With a trace function, so that it is added after each call of `_pass_by`, one at a time."""
+    for call in range(10):
+        queue = PURE.HashedWheel(0.001, slots=4)
+        same_slot(queue, 5, 0)
+        came, calls = [], []
+
+        def trace(frame, event, _, queue=queue, came=came, calls=calls, call=call):
+            if frame.f_code.co_name == "_pass_by" and event in {"c_return", "return"}:
+                calls.append(event)
+                if len(calls) == call + 1:
+                    came.append(put(queue, 6))
+
+        sys.setprofile(trace)
+        try:
+            assert len(queue.advance(2 * MS)) == 1
+        finally:
+            sys.setprofile(None)
+        queue.check()
+        assert queue.next_wake() == (6 if came else 22) * MS
+        if not came:
+            return
