@@ -43,7 +43,6 @@ from rpcwheel.durations import Duration, to_ns
 from rpcwheel.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from weakref import ReferenceType
 
 EXPIRED = -1
@@ -252,15 +251,6 @@ class TimerQueue:
 
     def __len__(self) -> int:
         return self._added - self._removed
-
-    def __iter__(self) -> Iterator[Timeout]:
-        pending = []
-        for slot in self._slots():
-            timeout = head = self._heads[slot]
-            while timeout is not None and timeout._slot == slot:  # not removed or moved meanwhile
-                pending.append(timeout)
-                timeout = None if timeout._next is head else timeout._next
-        return iter(pending)
 
     def check(self) -> None:
         """Check the invariants while no other thread uses the queue. O(n), for tests.

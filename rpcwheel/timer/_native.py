@@ -15,10 +15,8 @@ of the user's refers to it. (`Timeout`, `PeriodicTask` and `RetryTask` refer to 
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
-from math import floor
-
-__all__ = ["floor"]
 
 COMPILED = False
 
@@ -53,6 +51,8 @@ def lowest_bit(bits: int) -> int:
     """Return the position of the lowest bit that is set; `bits` is not 0."""
     return (bits & -bits).bit_length() - 1
 
+
+floor = math.floor
 
 bucket = bisect_left
 """The first index whose bound is not below the value. The last bound is the largest integer."""
