@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Self
 
 from rpcwheel._concurrency.callbacks import callable_name
-from rpcwheel.durations import NEVER
+from rpcwheel.durations import MAX_NS, NEVER
 from rpcwheel.errors import ConfigurationError, TimerStopped, TooManyTimeouts
 from rpcwheel.events.events import ExecutorRejected, TaskFailed, TaskSlow, TooManyTimers
 from rpcwheel.events.hub import emit
@@ -54,6 +54,8 @@ class TimerCore(TimerBase):
     ) -> None:
         queue = _checked_queue(queue)
         _check(max_pending, executor, on_error)
+        if max_pending is not None:
+            max_pending = min(max_pending, MAX_NS)  # it is added to a count, in 64 bits
         queue.attach()
         self.name = name
         super().__init__(TimerState(queue, weakref.ref(self), manual), executor)
