@@ -420,10 +420,14 @@ class TimerState:
 
     def wake(self, deadline_ns: int) -> None:
         """Wake the timer up for a deadline before its next wake-up."""
-        self.armed_ns = deadline_ns
         owner = self.owner()
         if owner is not None:
-            owner._wake(deadline_ns)  # type: ignore[attr-defined]  # a `TimerCore`
+            self.armed_ns = deadline_ns
+            try:
+                owner._wake(deadline_ns)  # type: ignore[attr-defined]  # a `TimerCore`
+            except BaseException:
+                self.armed_ns = NEVER  # the next timeout wakes it
+                raise
 
     def arm(self) -> int:
         """Set and return the next wake-up. An earlier timeout that is added later calls `wake`."""

@@ -117,7 +117,6 @@ class AsyncWheelTimer(TimerCore):
             self._schedule_wakeup(deadline_ns)
             return
         if not call_on_loop(self._loop, _on_wakeup, weakref.ref(self)):
-            self._timer_state.armed_ns = NEVER
             raise TimerStopped(
                 "the event loop of this timer is closed; create a timer on a running loop"
             )

@@ -16,7 +16,7 @@ from rpcwheel.timer.core import BATCH, OnError, TimerCore, _live
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from rpcwheel.timer._base import Timeout, TimerQueue, TimerState
+    from rpcwheel.timer._base import Timeout, TimerQueue
 
 __all__ = ["WheelTimer", "shared_timer"]
 
@@ -114,34 +114,33 @@ class WheelTimer(TimerCore):
         if self._thread is None and self._starting.acquire(blocking=False):
             thread = threading.Thread(
                 target=_run_thread,
-                args=(weakref.ref(self), self._timer_state, self._wakeup),
+                args=(weakref.ref(self), self._wakeup),
                 name=self.name,
                 daemon=True,
             )
             try:
                 thread.start()
             except BaseException:
-                self._timer_state.armed_ns = NEVER
                 self._starting.release()
                 raise
             self._thread = thread
         else:
             self._wake_thread()
 
-    def _serve(self) -> bool:
-        """Run all due tasks; False if the thread is to end."""
+    def _serve(self) -> int:
+        """Run all due tasks; return when the thread is to run the next, 0 if it is to end."""
         self._wakeups += 1
         state = self._timer_state
         state.armed_ns = 0
         while not self._stopped:
             try:
-                if not self._run_due(BATCH) and state.arm() > state.now():
-                    return True
+                if not self._run_due(BATCH) and (wake_ns := state.arm()) > state.now():
+                    return wake_ns
             except Exception as error:  # noqa: BLE001 - a bug in this package
                 emit(TaskFailed(self.name, "the timer itself", error))
                 time.sleep(0.05)
             state.armed_ns = 0
-        return False
+        return 0
 
     def _after_fork(self) -> None:
         """Reset the timer in a forked child, which has no thread and no timeouts of its parent."""
@@ -153,22 +152,22 @@ class WheelTimer(TimerCore):
         queue._added = queue._removed  # a thread of the parent may have counted but not added one
 
 
-def _run_thread(
-    timer_ref: weakref.ref[WheelTimer], state: TimerState, wakeup: threading.Lock
-) -> None:
+def _run_thread(timer_ref: weakref.ref[WheelTimer], wakeup: threading.Lock) -> None:
     """Run tasks on the thread, which refers to the timer only while tasks run."""
     timer = timer_ref()
     if timer is not None:
         timer._thread = threading.current_thread()  # otherwise `stop()` might not see it
     while True:
         timer = timer_ref()
-        if timer is None or timer._wakeup is not wakeup or not timer._serve():
+        if timer is None or timer._wakeup is not wakeup:
             return  # another lock: this is a forked child, which has a new thread
+        wake_ns = timer._serve()
         del timer
-        wake_ns = state.armed_ns
+        if not wake_ns:
+            return
         if wake_ns == NEVER:
             wakeup.acquire()
-        elif wake_ns:
+        else:
             wakeup.acquire(
                 timeout=min(max(wake_ns - time.monotonic_ns(), 0) / 1e9, threading.TIMEOUT_MAX)
             )
