@@ -166,7 +166,13 @@ class TimerQueue:
     timeout (`pop`, `next_wake`). If it has a fixed number of `slots`, each has a bound and a bit.
     """
 
+    def __cinit__(self) -> None:  # compiled only: no crash without `__init__`
+        self._attached = True
+        self._tick_ns = 1  # a divisor
+
     def __init__(self, tick_ns: int, slots: int = 0) -> None:
+        if getattr(self, "_heads", None) is not None:  # it may have timeouts
+            raise RuntimeError(f"this {type(self).__name__} is initialized already")
         self._tick_ns = tick_ns
         self._cursor = 0  # all earlier ticks are done
         self._epoch = 0  # changes when a slot computed before may be wrong
@@ -192,7 +198,7 @@ class TimerQueue:
 
     def attach(self) -> None:
         """Reserve the queue for one timer; ConfigurationError if it has one already."""
-        if self._attached or self._tick_ns < 1:
+        if self._attached:
             name = type(self).__name__
             raise ConfigurationError(f"this {name} belongs to a timer already; make one for each")
         self._attached = True

@@ -1,5 +1,5 @@
 # cython: language_level=3, annotation_typing=False
-# cython: boundscheck=False, wraparound=False, cdivision=True
+# cython: boundscheck=False, wraparound=False, cdivision=True, nonecheck=True
 """The sparse wheel. Also built as `_sparse_c`; `_base.py` has the rules of threads."""
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import sys
 import threading
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel import AsyncWheelTimer, WheelTimer
 from rpcwheel.durations import NEVER
+from rpcwheel.errors import ConfigurationError
 from rpcwheel.timer import (
     HashedWheel,
     HierarchicalWheel,
@@ -144,3 +146,50 @@ def test_a_periodic_task_is_resubmitted_to_a_full_timer() -> None:
         PeriodicTask(timer, 0.001, lambda: runs.append(1)).start()
         assert wait_until(lambda: len(runs) > 3)
         assert timer._timer_state.queue._capacity == 1
+
+
+def test_a_periodic_task_is_resubmitted_to_a_timer_with_the_largest_max_pending() -> None:
+    runs = []
+    with WheelTimer(max_pending=sys.maxsize) as timer:
+        PeriodicTask(timer, 0.001, lambda: runs.append(1)).start()
+        assert wait_until(lambda: len(runs) > 3)
+        timer.new_timeout(nothing, 1.0)
+
+
+def test_an_interrupted_wake_up_does_not_prevent_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with WheelTimer() as timer:
+        wake = WheelTimer._wake
+
+        def interrupted(self: WheelTimer, deadline_ns: int) -> None:
+            monkeypatch.setattr(WheelTimer, "_wake", wake)
+            raise KeyboardInterrupt  # as a signal handler may do
+
+        monkeypatch.setattr(WheelTimer, "_wake", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            timer.new_timeout(nothing, 0.01)
+        done = threading.Event()
+        timer.new_timeout(lambda _: done.set(), 0.02)
+        assert done.wait(WAIT_S)
+
+
+@pytest.mark.parametrize("wheel", WHEELS)
+def test_a_queue_without_init_raises_and_does_not_crash(wheel: Any) -> None:
+    queue = wheel.__new__(wheel)
+    assert getattr(queue, "_attached", True)  # if not, the next lines may crash
+    for use in (lambda: queue.pop(0), queue.next_wake, queue.drain, lambda: queue.advance(1)):
+        with pytest.raises((TypeError, AttributeError)):
+            use()
+    with pytest.raises((ConfigurationError, AttributeError)):
+        WheelTimer(queue)
+
+
+@pytest.mark.parametrize("wheel", WHEELS)
+def test_a_queue_can_be_initialized_once(wheel: Any) -> None:
+    queue = wheel()
+    timer = ManualTimer(queue)
+    timeout = timer.new_timeout(nothing, 1000.0)
+    with pytest.raises(RuntimeError, match="initialized already"):
+        queue.__init__(1.0)
+    assert timeout.cancel()
