@@ -99,11 +99,8 @@ class SparseWheel(base.TimerQueue):
             epoch = self._epoch
             slot = self._new_slot(tick)
         if self._tick_of[slot] != tick:  # this thread or another that uses the slot adds its tick
-            self._pushes += 1
-            ticks = self._ticks
-            heappush(ticks, tick)
-            if ticks is not self._ticks:  # sorted again meanwhile, perhaps without this tick:
-                heappush(self._ticks, tick)  # a duplicate is harmless
+            self._pushes += 1  # first: if `_first` replaces the heap from here on, it has this tick
+            heappush(self._ticks, tick)
             if epoch == self._epoch:  # atomic to the next line: the slot was not removed meanwhile
                 self._tick_of[slot] = tick
         return slot
