@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fixtures.timers import QUEUES
 from rpcwheel.durations import MAX_NS, NEVER
-from rpcwheel.timer import ManualTimer, WheelTimer, sync
+from rpcwheel.timer import ManualTimer, TooManyTimeouts, WheelTimer, sync
 from rpcwheel.timer.queue import TimerState
 
 
@@ -143,6 +143,19 @@ def test_the_slot_of_the_last_timeout_is_not_reused_after_it_was_removed(make_qu
         timer.new_timeout(str, 0.1)
         timer._timer_state.queue.check()
         assert timer.advance(0.1) == 1
+
+
+def test_the_slot_of_the_last_timeout_is_not_reused_beyond_the_limit(make_queue):
+    with ManualTimer(make_queue()) as timer:
+        timer._timer_state.queue.limit(2)
+        timer._max_pending = 2
+        first, _ = (timer.new_timeout(print, 0.1) for _ in range(2))
+        with pytest.raises(TooManyTimeouts):
+            timer.new_timeout(print, 0.1)
+        assert first.cancel()
+        timer.new_timeout(print, 0.1)
+        with pytest.raises(TooManyTimeouts):
+            timer.new_timeout(print, 0.1)
 
 
 DELAYS = [0, 1, 1, 2, 7, 8, 9, 63, 64, 65, 500, 4096, float("inf"), -3]  # in ms
