@@ -78,9 +78,9 @@ class Subject(ABC):
     def close(self) -> None:
         """Stop the timer."""
 
-    def hold(self) -> Callable[[], object]:
-        """Keep the timer from running tasks, until the returned function is called."""
-        return lambda: None  # an event loop runs tasks only while it is waited for
+    @abstractmethod
+    def backlog(self, delays: list[float]) -> None:
+        """Start timeouts while no task can run; phase `backlog` when all are due."""
 
     def inside(self, work: Callable[[], object]) -> None:
         """Run `work` where the timer is used: an event loop's timer on its loop."""
@@ -133,10 +133,16 @@ class OwnThread(Own):
     def __init__(self, queue: TimerQueue) -> None:
         self.timer = WheelTimer(queue)
 
-    def hold(self) -> Callable[[], object]:
+    def backlog(self, delays: list[float]) -> None:
         gate = threading.Event()
         self.run_later(0.0, gate.wait)
-        return gate.set
+        self.starts(delays)
+        wait = self.end_at(1.05)
+        gc.collect()
+        time.sleep(1.3)
+        with phase("backlog", len(delays)):
+            gate.set()
+            wait()
 
 
 class OnLoop(Subject):
@@ -158,6 +164,18 @@ class OnLoop(Subject):
         done: asyncio.Future[None] = self.loop.create_future()
         self.inside(lambda: self.run_later(delay, lambda: done.set_result(None)))
         return lambda: self.loop.run_until_complete(done)
+
+    def backlog(self, delays: list[float]) -> None:
+        async def main() -> None:
+            done: asyncio.Future[None] = self.loop.create_future()
+            self.starts(delays)
+            self.run_later(1.05, partial(done.set_result, None))
+            gc.collect()
+            time.sleep(1.3)  # noqa: ASYNC251 - the loop must not run before all are due
+            with phase("backlog", len(delays)):
+                await done
+
+        self.loop.run_until_complete(main())
 
     def close(self) -> None:
         self.loop.close()
@@ -211,6 +229,9 @@ class ThreadingTimers(Subject):
     def run_later(self, delay: float, task: Callable[[], object]) -> None:
         threading.Timer(delay, task).start()
 
+    def backlog(self, delays: list[float]) -> None:
+        raise NotImplementedError("each timeout has its own thread")
+
     def close(self) -> None:
         for timer in self._started:
             timer.cancel()
@@ -256,14 +277,7 @@ def calls(subject: Subject, pending: int, count: int) -> None:
 
 def backlog(subject: Subject, _: int, count: int) -> None:
     """Timeouts with random delays, all of which are due when the phase begins."""
-    release = subject.hold()
-    subject.each(subject.starts, list(chunks(random_delays(count, 1, 1_000), count)))
-    wait = subject.end_at(1.05)
-    gc.collect()
-    time.sleep(1.3)
-    with phase("backlog", count):
-        release()
-        wait()
+    subject.backlog(random_delays(count, 1, 1_000))
 
 
 def ontime(subject: Subject, _: int, count: int) -> None:
@@ -403,7 +417,7 @@ MEASURES: dict[str, Callable[[Subject, int, int], None]] = {
 
 def main(name: str) -> None:
     """Carry out the requests on stdin."""
-    logging.getLogger("rpcwheel").setLevel(logging.CRITICAL)  # a task of `hold` is slow
+    logging.getLogger("rpcwheel").setLevel(logging.CRITICAL)  # a task of `backlog` is slow
     while line := sys.stdin.readline():
         measure, pending_count, count = line.split()
         if measure == "stall":
