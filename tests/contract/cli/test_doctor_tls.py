@@ -10,9 +10,10 @@ import pytest
 import trustme
 
 from fixtures.listeners import answers, over_tls, says
+from fixtures.waiting import WAIT_S
 from rpcwheel.cli import main
 
-QUICK = ["--timeout", "2", "--samples", "1"]
+QUICK = ["--timeout", f"{WAIT_S:g}", "--samples", "1"]
 TODAY = dt.datetime.now(dt.UTC)
 
 
