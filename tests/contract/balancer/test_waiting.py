@@ -150,9 +150,10 @@ def test_the_deadline_of_a_call_ends_its_wait(open_balanced):
 def test_the_wait_counts_towards_the_timeout(shops, open_balanced):
     channel = open_balanced(policy=NO_LIMIT)
     call = channel.unary_unary(UNARY_UNARY).future(b"x", timeout=90)
-    begun_s = time.monotonic()
     with ThreadPoolExecutor(1) as threads:
         blocked = threads.submit(CALLS["unary"], channel, timeout=90)
+        assert wait_until(lambda: channel._pool._blocked)
+        begun_s = time.monotonic()
         time.sleep(0.3)
         waited_s = time.monotonic() - begun_s
         assert call.time_remaining() <= 90 - waited_s
