@@ -20,7 +20,7 @@ Packages, highest layer first:
 `timer`         The timing wheel: `WheelTimer`, `AsyncWheelTimer`, `shared_timer`.
 `events`        What happened, for logs and your own sinks: `add_sink`.
 `errors`        Every exception.
-`testing`       Conformance checks for registry backends of your own.
+`testing`       For tests: servers and registries that fail on command, pytest fixtures.
 ==============  ====================================================================================
 
 The names that most programs need are here (`from rpcwheel import Kit`), with the same names for
@@ -30,6 +30,9 @@ when it is first used: `import rpcwheel` alone loads neither grpc nor pydantic.
 
 From a shell, `rpcwheel doctor HOST:PORT` examines a server and `rpcwheel registry ls URL` lists
 published instances.
+
+pytest does not rewrite the assertions of this module, as it would warn if it is imported before
+pytest starts: PYTEST_DONT_REWRITE.
 """
 
 from typing import TYPE_CHECKING

@@ -14,7 +14,7 @@ import tenacity
 from tenacity.stop import stop_base
 from tenacity.wait import wait_base
 
-from rpcwheel.durations import to_ns, to_seconds
+from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -27,6 +27,18 @@ __all__ = ["Backoff", "failed_state"]
 
 _RETRYING: Final = tenacity.Retrying()
 """`retry_state.retry_object` for tenacity's objects."""
+
+
+NO_WAITS: Final[list[None]] = []
+"""Not empty within `rpcwheel.testing.no_waits`, which adds an item and removes it."""
+
+
+def wait_of_call(delay_ns: int | None) -> int | None:
+    """Return how long a call waits for its next attempt: `delay_ns`, or 0 within `no_waits`.
+
+    None and an infinite wait remain: there is no attempt after them.
+    """
+    return 0 if NO_WAITS and delay_ns is not None and delay_ns != NEVER else delay_ns
 
 
 class Backoff:

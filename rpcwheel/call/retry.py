@@ -23,7 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
-from rpcwheel.backoff import Backoff
+from rpcwheel.backoff import Backoff, wait_of_call
 from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.rpc import CODES, AttemptResult, NextAttempt, Stop
 
@@ -228,6 +228,7 @@ class RetryPlan:
             delay_ns = config.backoff.next_delay_ns(
                 self._number, elapsed_ns=now_ns - self._started_ns, error=result.error
             )
+        delay_ns = wait_of_call(delay_ns)
         if delay_ns is None or now_ns + delay_ns >= self._deadline_ns:
             return NO_TIME_LEFT
         if self._budget is not None and not self._budget.take(now_ns):

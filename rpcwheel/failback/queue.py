@@ -44,7 +44,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._grpc.calls import is_channel_closed_error
-from rpcwheel.backoff import Backoff
+from rpcwheel.backoff import Backoff, wait_of_call
 from rpcwheel.durations import to_ns, to_seconds
 from rpcwheel.errors import (
     FailbackClosed,
@@ -336,8 +336,8 @@ class RetryQueue:
             return _why_not_retried(error)
 
         def delay_by(backoff: Backoff) -> int | None:
-            return backoff.next_delay_ns(
-                attempts, elapsed_ns=elapsed_ns, error=error, idle_ns=idle_ns
+            return wait_of_call(
+                backoff.next_delay_ns(attempts, elapsed_ns=elapsed_ns, error=error, idle_ns=idle_ns)
             )
 
         delay_ns = delay_by(self._backoff)

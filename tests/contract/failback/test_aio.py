@@ -14,7 +14,7 @@ from fixtures.failback_queues import (
     aio_run_until_empty,
     all_wait,
 )
-from fixtures.grpc_servers import METHOD
+from fixtures.grpc_servers import METHOD, begin_scenario, requests_of
 from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
 from rpcwheel.errors import FailbackClosed, FailbackFull
 from rpcwheel.events import DeadLetterFailed, FailbackGaveUp, FailbackLost
@@ -25,35 +25,35 @@ from rpcwheel.timer import AsyncWheelTimer, WheelTimer
 COLOR = contextvars.ContextVar("COLOR", default="none")
 
 
-async def test_each_scenario(aio_invoker, aio_grpc_server, aio_channel):
+async def test_each_scenario(aio_invoker, flaky_server, aio_channel):
     push = aio_channel.unary_unary(METHOD)
     for scenario in SCENARIOS:
-        script = aio_grpc_server.script.begin(*scenario.statuses)
+        begin_scenario(flaky_server, scenario.statuses)
         failback = aio_invoker(**{"retry_on": "UNAVAILABLE"} | scenario.settings)
         try:
             result = await failback.invoke(push, ORDER, timeout=WAIT_S)
         except grpc.RpcError as error:
             result = error.code().name
         await aio_run_until_empty(failback)
-        scenario.check(result, script.received, failback.stats())
+        scenario.check(result, requests_of(flaky_server), failback.stats())
 
 
 async def test_a_restarted_server_gets_every_queued_call(
-    aio_invoker, timer, aio_grpc_server, aio_channel
+    aio_invoker, timer, flaky_server, aio_channel
 ):
     failback = aio_invoker(retry_on=grpc.StatusCode.UNAVAILABLE, max_attempts=None)
     push = aio_channel.unary_unary(METHOD)
     orders = [b"order %d" % number for number in range(20)]
     assert await failback.invoke(push, b"before") == b"before"
-    await aio_grpc_server.kill()
+    flaky_server.stop()
     assert [await failback.invoke(push, order) for order in orders] == [DEFAULT] * 20
     timer.advance(5)
     await aio_wait_until(lambda: all_wait(failback))
     assert failback.pending == 20
-    await aio_grpc_server.start()
+    flaky_server.start()
     await asyncio.wait_for(aio_channel.channel_ready(), WAIT_S)
     await aio_run_until_empty(failback)
-    assert sorted(aio_grpc_server.script.received[1:]) == sorted(orders)
+    assert sorted(requests_of(flaky_server)[1:]) == sorted(orders)
     assert failback.stats().redelivered == 20
 
 
@@ -110,24 +110,22 @@ async def test_a_full_queue_raises_from_the_calls_error(aio_invoker):
 
 
 async def test_canceling_the_caller_cancels_the_call_which_is_not_retried(
-    aio_invoker, aio_grpc_server, aio_channel
+    aio_invoker, flaky_server, aio_channel
 ):
-    failback, never = aio_invoker(retry_on=Exception), asyncio.Event()
-    aio_grpc_server.script.then(never)
-    calls = []
+    failback, calls = aio_invoker(retry_on=Exception), []
+    flaky_server.freeze()
 
     def push():
         calls.append(aio_channel.unary_unary(METHOD)(b"order"))
         return calls[0]
 
     caller = asyncio.create_task(failback.invoke(push))
-    await aio_wait_until(lambda: aio_grpc_server.script.received)
+    await aio_wait_until(lambda: flaky_server.calls)
     caller.cancel()
     with pytest.raises(asyncio.CancelledError):
         await caller
     assert calls[0].cancelled()
     assert (failback.pending, failback.stats().failed) == (0, 1)
-    never.set()
 
 
 # --- The queue ---

@@ -16,7 +16,7 @@ from fixtures.failback_queues import (
     all_wait,
     run_until_empty,
 )
-from fixtures.grpc_servers import METHOD
+from fixtures.grpc_servers import METHOD, requests_of
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.events import FailbackDropped, FailbackQueued
@@ -140,17 +140,17 @@ def test_the_queue_has_the_name_of_the_function_or_the_given_one(decorate):
     assert repr(decorate(name="audit")(push).failback).endswith(" 'audit'>")
 
 
-def test_a_member_of_a_stub_can_be_decorated(decorate, grpc_server, channel):
-    grpc_server.script.then("UNAVAILABLE")
+def test_a_member_of_a_stub_can_be_decorated(decorate, flaky_server, channel):
+    flaky_server.fail(1)
     push = decorate()(channel.unary_unary(METHOD))
     assert push(b"order") is None
     run_until_empty(push.failback)
-    assert grpc_server.script.received == [b"order"] * 2
+    assert requests_of(flaky_server) == [b"order"] * 2
     assert METHOD in repr(push.failback)
 
 
-def test_a_function_that_returns_a_future_of_grpc_gives_a_future(decorate, grpc_server, channel):
-    grpc_server.script.then("UNAVAILABLE")
+def test_a_function_that_returns_a_future_of_grpc_gives_a_future(decorate, flaky_server, channel):
+    flaky_server.fail(1)
     stub = channel.unary_unary(METHOD)
 
     @decorate(default=b"later", retry_on=grpc.StatusCode.UNAVAILABLE)
@@ -161,7 +161,7 @@ def test_a_function_that_returns_a_future_of_grpc_gives_a_future(decorate, grpc_
     assert isinstance(answer, Future)
     assert answer.result(WAIT_S) == b"later"
     run_until_empty(push.failback)
-    assert grpc_server.script.received == [b"order"] * 2
+    assert requests_of(flaky_server) == [b"order"] * 2
 
 
 # --- Settings ---

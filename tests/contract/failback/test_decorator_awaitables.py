@@ -6,16 +6,16 @@ import pytest
 from google.protobuf.wrappers_pb2 import StringValue
 
 from fixtures.failback_queues import FlakyCoroutine, aio_run_until_empty, run_until_empty
-from fixtures.grpc_servers import METHOD
+from fixtures.grpc_servers import METHOD, requests_of
 from fixtures.waiting import aio_wait_until
 from rpcwheel.errors import FailbackClosed
 from rpcwheel.events import FailbackGaveUp
 
 
 async def test_a_function_that_returns_an_aio_call_is_treated_as_a_coroutine_function(
-    decorate, aio_grpc_server, aio_channel
+    decorate, flaky_server, aio_channel
 ):
-    aio_grpc_server.script.then("UNAVAILABLE", "UNAVAILABLE")
+    flaky_server.fail(2)
     stub = aio_channel.unary_unary(METHOD)
 
     @decorate(default=b"later")
@@ -25,11 +25,11 @@ async def test_a_function_that_returns_an_aio_call_is_treated_as_a_coroutine_fun
     assert await push(b"order") == b"later"
     assert push.failback.pending == 1
     await aio_run_until_empty(push.failback)
-    assert aio_grpc_server.script.received == [b"order"] * 3
+    assert requests_of(flaky_server) == [b"order"] * 3
     assert await push(b"next") == b"next"
     assert await push.failback.flush() is True
     assert await push.failback.close() == []
-    aio_grpc_server.script.then("UNAVAILABLE")
+    flaky_server.fail(1)
     with pytest.raises(FailbackClosed):
         await push(b"late")
 

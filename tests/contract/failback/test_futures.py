@@ -72,9 +72,8 @@ def test_a_message_is_kept_as_it_was_when_the_function_returned_its_future(invok
     assert seen == ["order", "order"]
 
 
-def test_canceling_the_future_cancels_the_call_which_is_not_retried(invoker, grpc_server, channel):
-    never = threading.Event()
-    grpc_server.script.then(never)
+def test_canceling_the_future_cancels_the_call_which_is_not_retried(invoker, flaky_server, channel):
+    flaky_server.freeze()
     failback, inner = invoker(retry_on=Exception), []
 
     def push():
@@ -82,10 +81,9 @@ def test_canceling_the_future_cancels_the_call_which_is_not_retried(invoker, grp
         return inner[0]
 
     outer = failback.invoke(push)
-    wait_until(lambda: grpc_server.script.received)
+    wait_until(lambda: flaky_server.calls)
     assert outer.cancel()
     wait_until(inner[0].done)
-    never.set()
     assert inner[0].cancelled()
     with pytest.raises(CancelledError):
         outer.result(WAIT_S)

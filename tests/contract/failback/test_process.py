@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import textwrap
-import threading
 
 import pytest
 
@@ -165,16 +164,16 @@ def test_without_pending_calls_nothing_is_written_at_exit():
     assert (status, out, log) == (0, "3\n", "")
 
 
-def test_a_grpc_call_that_hangs_in_an_attempt_does_not_break_the_exit(grpc_server):
+def test_a_grpc_call_that_hangs_in_an_attempt_does_not_break_the_exit(flaky_server):
     """A thread that comes back from gRPC's core into an interpreter that is gone could abort."""
-    end = threading.Event()
-    grpc_server.script.then("UNAVAILABLE", end)
+    flaky_server.fail(1)
+    flaky_server.freeze()
     status, _, log = run(f"""
         import time
         import grpc
         from rpcwheel.failback import with_failback
 
-        channel = grpc.insecure_channel("{grpc_server.target}")
+        channel = grpc.insecure_channel("{flaky_server.target}")
         bare = channel.unary_unary("/test.Shop/Push")
         push = with_failback(retry_on="UNAVAILABLE", backoff=0)(bare)
         push(b"order", timeout=600)
@@ -182,7 +181,6 @@ def test_a_grpc_call_that_hangs_in_an_attempt_does_not_break_the_exit(grpc_serve
             time.sleep(0.001)
         time.sleep(0.1)  # the attempt is in gRPC's core, or on its way there: either must end well
     """)
-    end.set()
     assert status == 0, log
     assert "1 call(s) not delivered, the program ended during an attempt" in log
 

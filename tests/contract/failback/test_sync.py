@@ -9,7 +9,7 @@ from google.protobuf.wrappers_pb2 import StringValue
 from scenarios.failback import DEFAULT, ORDER, SCENARIOS
 
 from fixtures.failback_queues import FlakyFunction, HangingFunction, all_wait, run_until_empty
-from fixtures.grpc_servers import METHOD
+from fixtures.grpc_servers import METHOD, begin_scenario, requests_of
 from fixtures.interrupts import Interrupt
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import ConfigurationError, FailbackClosed, FailbackFull
@@ -22,10 +22,10 @@ MODULE = FlakyFunction.__module__
 
 
 @pytest.mark.parametrize("style", ["blocking", "future"])
-def test_each_scenario(style, invoker, grpc_server, channel):
+def test_each_scenario(style, invoker, flaky_server, channel):
     push = channel.unary_unary(METHOD)
     for scenario in SCENARIOS:
-        script = grpc_server.script.begin(*scenario.statuses)
+        begin_scenario(flaky_server, scenario.statuses)
         failback = invoker(**{"retry_on": "UNAVAILABLE"} | scenario.settings)
         try:
             if style == "blocking":
@@ -35,23 +35,23 @@ def test_each_scenario(style, invoker, grpc_server, channel):
         except grpc.RpcError as error:
             result = error.code().name
         run_until_empty(failback)
-        scenario.check(result, script.received, failback.stats())
+        scenario.check(result, requests_of(flaky_server), failback.stats())
 
 
-def test_a_restarted_server_gets_every_queued_call(invoker, timer, grpc_server, channel):
+def test_a_restarted_server_gets_every_queued_call(invoker, timer, flaky_server, channel):
     failback = invoker(retry_on=grpc.StatusCode.UNAVAILABLE, max_attempts=None)
     push = channel.unary_unary(METHOD)
     orders = [b"order %d" % number for number in range(20)]
     assert failback.invoke(push, b"before") == b"before"
-    grpc_server.kill()
+    flaky_server.stop()
     assert [failback.invoke(push, order) for order in orders] == [DEFAULT] * 20
     timer.advance(5)
     wait_until(lambda: all_wait(failback))
     assert failback.pending == 20
-    grpc_server.start()
+    flaky_server.start()
     grpc.channel_ready_future(channel).result(WAIT_S)
     run_until_empty(failback)
-    assert sorted(grpc_server.script.received[1:]) == sorted(orders)
+    assert sorted(requests_of(flaky_server)[1:]) == sorted(orders)
     assert failback.stats().redelivered == 20
 
 

@@ -1,0 +1,132 @@
+"""`no_waits`: the waits of retries and failback are 0. The timers stand still."""
+
+import grpc
+import pytest
+
+import rpcwheel
+from fixtures.waiting import aio_wait_until, wait_until
+from rpcwheel import RetryPolicy, aio
+from rpcwheel.backoff import Backoff, wait_of_call
+from rpcwheel.durations import NEVER
+from rpcwheel.events import FailbackDelivered, RetryScheduled, RetryStopped
+from rpcwheel.testing import no_waits
+
+GET = "/shop.Orders/Get"
+
+RETRY = RetryPolicy(retry_on={"UNAVAILABLE"}, max_attempts=3, backoff=3600.0)
+
+
+def make_calls(flaky_server, timer) -> None:
+    """A call that succeeds at its third attempt, and one whose three attempts fail."""
+    flaky_server.fail(times=2)
+    kit = rpcwheel.Kit(retry=RETRY, idempotent=True, timer=timer)
+    with kit.channel(flaky_server.target) as channel, kit:
+        get = channel.unary_unary(GET)
+        assert get(b"1") == b"1"
+        flaky_server.fail(times=3)
+        with pytest.raises(grpc.RpcError, match="UNAVAILABLE"):
+            get(b"2")
+    assert len(flaky_server.calls) == 6
+
+
+async def make_aio_calls(flaky_server, timer) -> None:
+    flaky_server.fail(times=2)
+    kit = aio.Kit(retry=RETRY, idempotent=True, timer=timer)
+    async with kit.channel(flaky_server.target) as channel, kit:
+        get = channel.unary_unary(GET)
+        assert await get(b"1") == b"1"
+        flaky_server.fail(times=3)
+        with pytest.raises(grpc.RpcError, match="UNAVAILABLE"):
+            await get(b"2")
+    assert len(flaky_server.calls) == 6
+
+
+def test_retries_do_not_wait_and_their_number_is_the_same(flaky_server, timer, events):
+    with no_waits():
+        make_calls(flaky_server, timer)
+    assert [event.delay_s for event in events.of(RetryScheduled)] == [0.0] * 4
+    assert [event.attempts for event in events.of(RetryStopped)] == [3]
+
+
+async def test_retries_of_aio_calls_do_not_wait(flaky_server, timer):
+    with no_waits():
+        await make_aio_calls(flaky_server, timer)
+
+
+def test_a_retry_does_not_wait_for_the_time_that_the_server_asks_for(flaky_server, timer, no_waits):
+    flaky_server.fail(times=1, trailing_metadata=[("grpc-retry-pushback-ms", "60000")])
+    kit = rpcwheel.Kit(
+        retry=RETRY.model_copy(update={"max_pushback": None}), idempotent=True, timer=timer
+    )
+    with kit.channel(flaky_server.target) as channel, kit:
+        assert channel.unary_unary(GET)(b"1") == b"1"
+
+
+def test_a_decorated_function_runs_without_waits(flaky_server, timer):
+    no_waits()(make_calls)(flaky_server, timer)
+    assert wait_of_call(5) == 5
+
+
+async def test_a_decorated_coroutine_function_runs_without_waits(flaky_server, timer):
+    await no_waits()(make_aio_calls)(flaky_server, timer)
+    assert wait_of_call(5) == 5
+
+
+def test_failback_does_not_wait(timer, events):
+    failures = [ConnectionError(), ConnectionError()]
+
+    @rpcwheel.with_failback(retry_on=ConnectionError, backoff=3600.0, timer=timer)
+    def push():
+        if failures:
+            raise failures.pop()
+
+    def delivered():
+        timer.advance(0)
+        return events.of(FailbackDelivered)
+
+    with no_waits():
+        push()
+        (event,) = wait_until(delivered)
+    assert event.attempts == 3
+    assert timer.now == 0
+
+
+async def test_failback_of_coroutines_does_not_wait(timer, events):
+    failures = [ConnectionError()]
+
+    @rpcwheel.with_failback(retry_on=ConnectionError, backoff=3600.0, timer=timer)
+    async def push():
+        if failures:
+            raise failures.pop()
+
+    with no_waits():
+        await push()
+        timer.advance(0)
+        await aio_wait_until(lambda: events.of(FailbackDelivered))
+
+
+def test_waits_return_after_the_outer_of_two_nested_blocks():
+    with no_waits():
+        with no_waits():
+            pass
+        assert wait_of_call(5) == 0
+    assert wait_of_call(5) == 5
+
+
+def test_an_endless_wait_and_the_end_of_the_attempts_remain():
+    backoff = Backoff(5.0, max_attempts=2)
+    with no_waits():
+        assert wait_of_call(NEVER) == NEVER
+        assert wait_of_call(backoff.next_delay_ns(2, elapsed_ns=0, error=None)) is None
+
+
+def test_classes_and_generator_functions_are_refused():
+    def generator():
+        yield
+
+    async def aio_generator():
+        yield
+
+    for thing in [generator, aio_generator, type("Tests", (), {})]:
+        with pytest.raises(TypeError, match="write `with no_waits\\(\\):` in its body"):
+            no_waits()(thing)

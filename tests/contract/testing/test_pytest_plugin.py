@@ -1,0 +1,68 @@
+"""The pytest plugin, in runs of pytest that load it by its entry point."""
+
+import re
+import subprocess
+import sys
+from importlib.metadata import metadata
+from pathlib import Path
+
+import pytest
+
+from fixtures.waiting import WAIT_S
+
+GUIDE = Path(__file__).parents[3] / "docs" / "guide.md"
+
+INI = "[pytest]\nasyncio_default_fixture_loop_scope = function\n"
+
+
+@pytest.fixture
+def run_pytest(tmp_path):
+    """A function that runs files with pytest, with every warning an error."""
+
+    def run(*arguments: str, **files: str) -> str:
+        (tmp_path / "pytest.ini").write_text(INI)
+        for name, text in files.items():
+            (tmp_path / f"{name}.py").write_text(text)
+        done = subprocess.run(
+            [sys.executable, "-W", "error", *(arguments or ("-m", "pytest", "-q"))],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=4 * WAIT_S,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    return run
+
+
+def test_the_tests_of_the_guide_pass(run_pytest):
+    section = GUIDE.read_text().partition("\n## Tests\n")[2].partition("\n## ")[0]
+    blocks = re.findall(r"^```python\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+    files = {f"test_{number}": block for number, block in enumerate(blocks)}
+    assert f"{section.count('def test_')} passed" in run_pytest(**files)
+
+
+def test_a_run_that_uses_no_fixture_imports_neither_rpcwheel_nor_grpc(run_pytest):
+    test = """
+import sys
+
+def test_modules(pytestconfig):
+    assert pytestconfig.pluginmanager.has_plugin("rpcwheel")
+    packages = {name.partition(".")[0] for name in sys.modules}
+    assert packages & {"rpcwheel", "grpc", "pydantic", "tenacity"} == set()
+"""
+    assert "1 passed" in run_pytest(test_modules=test)
+
+
+def test_pytest_does_not_warn_if_rpcwheel_is_imported_before_it(run_pytest, tmp_path):
+    installed = tmp_path / "rpcwheel-0.dist-info"  # as of a wheel, which lists the files
+    installed.mkdir()
+    installed.joinpath("METADATA").write_text(str(metadata("rpcwheel")))
+    installed.joinpath("RECORD").write_text("rpcwheel/__init__.py,,\nrpcwheel/timer/core.py,,\n")
+    installed.joinpath("entry_points.txt").write_text("[pytest11]\nrpcwheel = _rpcwheel_pytest\n")
+    run = "import rpcwheel, pytest, sys; sys.exit(pytest.main(['-q']))"
+    output = run_pytest("-c", run, test_none="def test_none():\n    pass\n")
+    assert "1 passed in" in output, output
+    assert "warning" not in output

@@ -1,0 +1,199 @@
+"""`FlakyServer`, called by clients of `grpc` and of `grpc.aio`."""
+
+import asyncio
+import time
+
+import grpc
+import pytest
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
+from rpcwheel.errors import ConfigurationError
+from rpcwheel.testing import FlakyServer
+
+GET = "/shop.Orders/Get"
+PAY = "/shop.Orders/Pay"
+
+
+def code_of(call, *arguments) -> str:
+    """The status of a call."""
+    try:
+        call(b"1", *arguments)
+    except grpc.RpcError as error:
+        return error.code().name
+    return "OK"
+
+
+# Handlers
+
+
+def test_a_method_without_a_handler_returns_its_request_messages(channel, flaky_server):
+    messages = [b"1", b"2"]
+    assert channel.unary_unary(GET)(b"1") == b"1"
+    assert list(channel.unary_stream(GET)(b"1")) == [b"1"]
+    assert list(channel.stream_stream(GET)(iter(messages))) == messages
+    assert [call.requests for call in flaky_server.calls] == [[b"1"], [b"1"], messages]
+
+
+def test_a_service_of_grpc_is_unimplemented_without_a_handler(channel):
+    assert code_of(channel.unary_unary("/grpc.health.v1.Health/Check")) == "UNIMPLEMENTED"
+
+
+def test_handlers_of_every_kind_are_served_and_fail_on_command(channel, flaky_server):
+    def joined(request, context):
+        return b"".join(request)
+
+    def each(request, context):
+        yield from (bytes([byte]) for byte in request)
+
+    methods = {
+        "UnaryUnary": grpc.unary_unary_rpc_method_handler(lambda request, context: request[::-1]),
+        "UnaryStream": grpc.unary_stream_rpc_method_handler(each),
+        "StreamUnary": grpc.stream_unary_rpc_method_handler(joined),
+        "StreamStream": grpc.stream_stream_rpc_method_handler(lambda requests, context: requests),
+    }
+    flaky_server.add_generic_rpc_handlers(
+        [grpc.method_handlers_generic_handler("shop.Orders", methods)]
+    )
+    calls = {
+        "UnaryUnary": lambda: channel.unary_unary("/shop.Orders/UnaryUnary")(b"12"),
+        "UnaryStream": lambda: list(channel.unary_stream("/shop.Orders/UnaryStream")(b"12")),
+        "StreamUnary": lambda: channel.stream_unary("/shop.Orders/StreamUnary")(iter([b"1", b"2"])),
+        "StreamStream": lambda: list(
+            channel.stream_stream("/shop.Orders/StreamStream")(iter([b"1", b"2"]))
+        ),
+    }
+    results = [b"21", [b"1", b"2"], b"12", [b"1", b"2"]]
+    assert [call() for call in calls.values()] == results
+    assert [call.requests for call in flaky_server.calls] == [[b"12"]] * 2 + [[b"1", b"2"]] * 2
+    for call in calls.values():
+        flaky_server.fail(times=1, code="ABORTED")
+        with pytest.raises(grpc.RpcError, match="ABORTED"):
+            call()
+
+
+def test_generated_code_registers_a_servicer(channel, flaky_server):
+    servicer = health.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, flaky_server)
+    stub = health_pb2_grpc.HealthStub(channel)
+    assert stub.Check(health_pb2.HealthCheckRequest()).status == 1
+    watch = stub.Watch(health_pb2.HealthCheckRequest())
+    assert next(watch).status == 1
+    servicer.set("", 2)
+    assert next(watch).status == 2
+    watch.cancel()
+
+
+def test_a_call_is_recorded_with_its_metadata_and_deadline(channel, flaky_server):
+    began = time.monotonic()
+    channel.unary_unary(GET)(b"1", metadata=[("color", "red")], timeout=WAIT_S)
+    channel.unary_unary(PAY)(b"2")
+    get, pay = flaky_server.calls
+    assert (get.method, pay.method) == (GET, PAY)
+    assert ("color", "red") in get.metadata
+    assert began <= get.time <= pay.time <= time.monotonic()
+    assert 0 < get.time_remaining < 2 * WAIT_S
+    assert pay.time_remaining is None
+
+
+# Failures
+
+
+def test_failures_apply_to_the_next_calls_in_order_and_then_to_all(channel, flaky_server):
+    flaky_server.fail()
+    flaky_server.fail(code=grpc.StatusCode.INTERNAL)
+    flaky_server.fail(times=2, code="ABORTED")
+    flaky_server.fail(times=1, code="NOT_FOUND")
+    get = channel.unary_unary(GET)
+    codes = [code_of(get) for _ in range(5)]
+    assert codes == ["ABORTED", "ABORTED", "NOT_FOUND", "INTERNAL", "INTERNAL"]
+    flaky_server.recover()
+    assert code_of(get) == "OK"
+    assert [call.requests for call in flaky_server.calls] == [[b"1"]] * 6
+
+
+def test_failures_of_one_method_do_not_apply_to_another(channel, flaky_server):
+    flaky_server.fail(times=1, method=PAY)
+    assert code_of(channel.unary_unary(GET)) == "OK"
+    assert code_of(channel.unary_unary(PAY)) == "UNAVAILABLE"
+
+
+def test_a_failure_has_the_given_details_and_trailing_metadata(channel, flaky_server):
+    flaky_server.fail(details="no stock", trailing_metadata=[("grpc-retry-pushback-ms", "5")])
+    with pytest.raises(grpc.RpcError) as caught:
+        channel.unary_unary(GET)(b"1")
+    assert caught.value.details() == "no stock"
+    assert ("grpc-retry-pushback-ms", "5") in caught.value.trailing_metadata()
+
+
+def test_a_frozen_call_continues_after_recovery(channel, flaky_server):
+    flaky_server.freeze(times=1)
+    call = channel.unary_unary(GET).future(b"1")
+    wait_until(lambda: flaky_server.calls)
+    assert code_of(channel.unary_unary(GET)) == "OK"  # one call only is frozen
+    assert not call.done()
+    flaky_server.recover()
+    assert call.result(WAIT_S) == b"1"
+
+
+def test_a_frozen_call_ends_at_its_deadline_without_an_error_log(channel, flaky_server, caplog):
+    flaky_server.freeze()
+    assert code_of(channel.unary_unary(GET), 0.1) == "DEADLINE_EXCEEDED"
+    wait_until(lambda: not flaky_server._frozen)
+    assert caplog.records == []
+
+
+def test_a_stopped_server_refuses_connections_until_it_starts_on_its_port(channel, flaky_server):
+    get, target = channel.unary_unary(GET), flaky_server.target
+    flaky_server.freeze(times=1)
+    frozen = get.future(b"1")
+    wait_until(lambda: flaky_server.calls)
+    for _ in range(2):
+        flaky_server.stop()
+    assert frozen.code().name == "UNAVAILABLE"
+    assert code_of(get) == "UNAVAILABLE"
+    for _ in range(2):
+        flaky_server.start()
+    assert get(b"1", wait_for_ready=True, timeout=WAIT_S) == b"1"
+    assert flaky_server.target == target
+
+
+def test_two_servers_have_different_ports(flaky_server):
+    with FlakyServer() as other:
+        assert other.port != flaky_server.port
+
+
+def test_invalid_arguments_are_refused(flaky_server):
+    for arguments in [{"times": 0}, {"code": "OK"}, {"code": 14}, {"method": "Get"}]:
+        with pytest.raises(ConfigurationError, match=f"^{next(iter(arguments))} must be"):
+            flaky_server.fail(**arguments)
+    with pytest.raises(ConfigurationError):
+        flaky_server.freeze(times=-1)
+
+
+# Clients of grpc.aio
+
+
+async def test_aio_calls_fail_and_hang_on_command(aio_channel, flaky_server):
+    get = aio_channel.unary_unary(GET)
+    flaky_server.fail(times=1)
+    with pytest.raises(grpc.RpcError, match="UNAVAILABLE"):
+        await get(b"1")
+    flaky_server.freeze()
+    frozen = get(b"2")
+    await aio_wait_until(lambda: len(flaky_server.calls) == 2)
+    assert not frozen.done()
+    flaky_server.recover()
+    assert await frozen == b"2"
+    stream = aio_channel.stream_stream(GET)(iter([b"3", b"4"]))
+    assert [message async for message in stream] == [b"3", b"4"]
+
+
+async def test_aio_channels_connect_again_to_a_restarted_server(aio_channel, flaky_server):
+    get = aio_channel.unary_unary(GET)
+    assert await get(b"1") == b"1"
+    await asyncio.to_thread(flaky_server.stop)
+    with pytest.raises(grpc.RpcError, match="UNAVAILABLE"):
+        await get(b"1")
+    flaky_server.start()
+    assert await get(b"1", wait_for_ready=True, timeout=WAIT_S) == b"1"
