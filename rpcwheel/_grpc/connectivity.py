@@ -31,12 +31,11 @@ CORE_READY: Final = STATES.index(grpc.ChannelConnectivity.READY)
 MAX_DEPTH: Final = 32
 """How many nested channels (`grpc.intercept_channel`) are searched; ends the search in a cycle."""
 
-POLL_TIMEOUT_S: Final = 0.5
-"""How long to wait for the end of gRPC's polling thread. It ends within 0.2 s, or 0.4 s if it was
-just asked to connect."""
-
+POLL_STEPS: Final = 200
 POLL_INTERVAL_S: Final = 0.005
-"""How often to check whether it has ended."""
+"""How often, and after how long, to check whether gRPC's polling thread has ended. It ends within
+0.2 s, or 0.4 s if it was just asked to connect. If the process is suspended meanwhile, only one of
+the steps is lost."""
 
 
 def unwrapped_channels(channel: Any) -> Iterator[Any]:
@@ -146,10 +145,11 @@ def has_polling_thread(channel: Any) -> bool:
 
 
 def wait_for_polling_end(*channels: object) -> None:
-    """Wait until no thread of gRPC polls for changes of these channels, at most `POLL_TIMEOUT_S`.
+    """Wait until no thread of gRPC polls for changes of these channels, about 1 s at most.
 
     The caller must not subscribe meanwhile.
     """
-    deadline_s = time.monotonic() + POLL_TIMEOUT_S
-    while any(map(has_polling_thread, channels)) and time.monotonic() < deadline_s:
+    for _ in range(POLL_STEPS):
+        if not any(map(has_polling_thread, channels)):
+            return
         time.sleep(POLL_INTERVAL_S)

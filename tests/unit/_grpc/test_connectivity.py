@@ -73,10 +73,13 @@ def test_wait_for_polling_end_waits_for_grpcs_polling_threads_of_all_channels(sh
         assert (has_polling_thread(shop_channel), has_polling_thread(other)) == (False, False)
 
 
-def test_wait_for_polling_end_returns_after_its_timeout_if_a_channel_stays_subscribed(shop_channel):
+def test_wait_for_polling_end_returns_after_its_steps_if_a_channel_stays_subscribed(
+    shop_channel, monkeypatch
+):
     def callback(_):
         pass
 
+    monkeypatch.setattr("rpcwheel._grpc.connectivity.POLL_STEPS", 10)
     shop_channel.subscribe(callback)
     wait_for_polling_end(shop_channel)
     assert has_polling_thread(shop_channel)
