@@ -190,6 +190,7 @@ class TimerQueue:
         self._recent = self._never  # the slot of the last added timeout ...
         self._after = NEVER  # ... and the deadlines for which it is right: after this ...
         self._until = 0  # ... and up to this
+        self._mark: Any = None  # in a list, but no timeout; see `HashedWheel`
         self._attached = False
 
     def __dealloc__(self) -> None:  # compiled only
@@ -268,10 +269,11 @@ class TimerQueue:
         for slot in self._slots():
             timeout = head = self._heads[slot]
             while timeout is not None:
-                count += 1
-                assert timeout._slot == slot, f"{timeout!r} is in slot {slot}"
                 assert timeout._next._prev is timeout, "broken list"
-                self._check_slot(slot, max(self._due(timeout._deadline_ns), self._cursor))
+                if timeout is not self._mark:
+                    count += 1
+                    assert timeout._slot == slot, f"{timeout!r} is in slot {slot}"
+                    self._check_slot(slot, max(self._due(timeout._deadline_ns), self._cursor))
                 timeout = None if timeout._next is head else timeout._next
         assert count == len(self), f"{count} timeouts are in slots, {len(self)} counted"
 
@@ -290,7 +292,7 @@ class TimerQueue:
     def _due(self, deadline_ns: int) -> int:
         if deadline_ns == NEVER:
             return NEVER
-        return (deadline_ns + self._tick_ns - 1) // self._tick_ns
+        return (deadline_ns + (self._tick_ns - 1)) // self._tick_ns
 
     def _place(  # noqa: C901, PLR0912 - one atomic section: it cannot be divided
         self, timeout: Timeout, fresh: bool, first: bool

@@ -37,6 +37,7 @@ cdef class TimerQueue:
     cdef public int64_t _recent
     cdef public int64_t _after
     cdef public int64_t _until
+    cdef public Timeout _mark
     cdef public bint _attached
 
     cpdef bint schedule(self, Timeout timeout) except -1

@@ -125,7 +125,7 @@ class HashedWheel(base.TimerQueue):
         self._mask = count - 1
         self._now = self._never + 1  # the slot of timeouts that were due when they were added
         self._visiting = -1  # the slot of the cursor, while it is visited
-        self._last: base.Timeout | None = None  # the visit ends when this is the first again
+        self._mark = base.Timeout()  # in its list, behind the timeouts that were visited
 
     def pop(self, now_ns: int) -> base.Timeout | None:
         """As `TimerQueue.pop`; looks at most at `MOVES` timeouts of later rounds."""
@@ -163,13 +163,17 @@ class HashedWheel(base.TimerQueue):
         """Return the next timeout of the slot that is visited; ends the visit after the last."""
         if self._visiting < 0:
             return None
-        last = self._last  # a second reference: see `_pass_by`
-        timeout: base.Timeout | None = self._heads[self._visiting]  # atomic from here to the end
-        if timeout is None or timeout is last:
-            self._visiting = -1
-            self._last = None
-            return None
-        return timeout
+        timeout: base.Timeout = self._mark._next  # atomic from here to the call
+        if timeout is not self._heads[self._visiting]:
+            return timeout
+        self._end_visit()
+        return None
+
+    def drain(self) -> list[base.Timeout]:
+        """As `TimerQueue.drain`."""
+        if self._visiting >= 0:
+            self._end_visit()
+        return base.TimerQueue.drain(self)
 
     def _earliest(self) -> int:
         """Return a lower bound of the next due tick; exact if it is in this round."""
@@ -197,24 +201,56 @@ class HashedWheel(base.TimerQueue):
 
     def _visit(self, slot: int) -> None:
         """Begin to visit a slot; `_pass_by` computes its bound anew."""
-        self._bounds[slot] = base.NEVER  # atomic from here to the end
+        mark = self._mark
+        first = self._heads[slot]
+        if first is None:  # cancelled meanwhile; atomic from the line before to the end
+            return
         self._visiting = slot
+        self._bounds[slot] = base.NEVER
         self._after = base.NEVER
+        last = first._prev
+        mark._prev = last
+        mark._next = first
+        last._next = mark
+        first._prev = mark
+        self._heads[slot] = mark
+
+    def _end_visit(self) -> None:
+        mark = self._mark
+        slot = self._visiting
+        before = mark._prev  # atomic from here to the end
+        after = mark._next
+        if self._heads[slot] is mark:
+            self._heads[slot] = None if after is mark else after
+        before._next = after
+        after._prev = before
+        mark._prev = None
+        mark._next = None
+        self._visiting = -1
 
     def _pass_by(self, timeout: base.Timeout) -> None:
-        """Leave a timeout that is due in a later round in its slot, and make the next the first."""
-        slot = timeout._slot
+        """Leave a timeout that is due in a later round in its slot: move the mark behind it."""
+        mark = self._mark
+        slot = self._visiting
         tick = self._due(timeout._deadline_ns)
-        last = self._last  # a second reference: in C, a store would release it before the change
-        if slot != self._visiting or tick & self._mask != slot:  # it was rescheduled
+        if timeout._slot != slot or tick & self._mask != slot:  # it was rescheduled
             self._place(timeout, False, False)
             return
-        if timeout is self._heads[slot]:  # atomic from here to the end
-            self._heads[slot] = timeout._next
-            if last is None or last._slot != slot:  # removed since
-                self._last = timeout
-            if tick < self._bounds[slot]:
-                self._bounds[slot] = tick
+        if mark._next is not timeout:  # removed meanwhile; atomic from here to the end
+            return
+        if self._heads[slot] is mark:
+            self._heads[slot] = timeout
+        after = timeout._next
+        if after is not mark:
+            before = mark._prev
+            before._next = timeout
+            timeout._prev = before
+            timeout._next = mark
+            mark._prev = timeout
+            mark._next = after
+            after._prev = mark
+        if tick < self._bounds[slot]:
+            self._bounds[slot] = tick
 
     def _slot(self, tick: int, cursor: int) -> int:
         return self._now if tick <= cursor else tick & self._mask

@@ -27,7 +27,6 @@ cdef class HashedWheel(base.TimerQueue):
     cdef public int64_t _mask
     cdef public int64_t _now
     cdef public int64_t _visiting
-    cdef public base.Timeout _last
 
     @cython.locals(target=int64_t, changes=int64_t, tick=int64_t, moves=cython.int, slot=int64_t,
                    timeout=base.Timeout)
@@ -37,9 +36,13 @@ cdef class HashedWheel(base.TimerQueue):
     @cython.locals(cursor=int64_t, first=int64_t, best=int64_t, words=int64_t, step=int64_t, word=int64_t,
                    bits=uint64_t, index=cython.int, slot=int64_t, tick=int64_t)
     cdef int64_t _earliest(self) except -1
-    @cython.locals(timeout=base.Timeout, last=base.Timeout)
+    cpdef list drain(self)
+    @cython.locals(timeout=base.Timeout)
     cdef base.Timeout _next_of_visit(self)
+    @cython.locals(mark=base.Timeout, first=base.Timeout, last=base.Timeout)
     cdef object _visit(self, int64_t slot)
-    @cython.locals(slot=int64_t, tick=int64_t, last=base.Timeout)
+    @cython.locals(slot=int64_t, mark=base.Timeout, before=base.Timeout, after=base.Timeout)
+    cdef object _end_visit(self)
+    @cython.locals(slot=int64_t, tick=int64_t, mark=base.Timeout, before=base.Timeout, after=base.Timeout)
     cdef object _pass_by(self, base.Timeout timeout)
     cdef int64_t _slot(self, int64_t tick, int64_t cursor) except -1

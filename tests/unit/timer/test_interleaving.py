@@ -329,7 +329,7 @@ def test_one_pop_passes_by_at_most_a_bounded_number_of_timeouts():
     due, *later = same_slot(queue, 0, *[1] * 1000)
     assert queue.pop(2 * MS) is due
     assert queue.pop(2 * MS) is None
-    assert queue._heads[2] is later[256]
+    assert queue._mark._next is later[256]
     assert queue.advance(6 * MS) == later
 
 
@@ -416,3 +416,30 @@ def test_a_timeout_added_while_the_bound_of_a_visited_slot_is_computed_is_not_la
         assert queue.next_wake() == (6 if came else 22) * MS
         if not came:
             return
+
+
+@pytest.mark.parametrize("passed", [0, 1, 2])
+def test_timeouts_of_one_tick_fire_in_their_order_although_one_came_during_a_visit(passed):
+    """Some of the older ones have been passed by, and one of those is removed."""
+    queue = PURE.HashedWheel(0.001, slots=4)
+    old = []
+    for number in range(4):
+        if number == passed:
+            due = [put(queue, 2), put(queue, 2)]
+        old.append(put(queue, 6))
+    assert queue.pop(2 * MS) is due[0]
+    old.pop(0).cancel()
+    new = put(queue, 6)
+    assert queue.advance(2 * MS) == due[1:]
+    queue.check()
+    assert queue.advance(6 * MS) == [*old, new]
+
+
+def test_a_wheel_can_be_drained_during_a_visit():
+    queue = PURE.HashedWheel(0.001, slots=4)
+    later = same_slot(queue, 3)
+    due = same_slot(queue, 0, 0)
+    assert queue.pop(2 * MS) is due[0]
+    assert queue.drain() == [due[1], *later]
+    queue.check()
+    assert len(queue) == 0
