@@ -230,6 +230,7 @@ def test_calls_fail_at_once_while_the_registry_refuses_access(serve, memory):
 
         def unlock(self):
             self.up()
+            assert wait_until(lambda: hasattr(self, "watcher"))
             self.watcher.on_view(self.inner.lookup(SERVICE))
 
     serve("a")
