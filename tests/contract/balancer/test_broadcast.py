@@ -137,12 +137,15 @@ def test_a_server_whose_channel_is_closed_meanwhile_is_one_of_the_errors(shops, 
 
 def test_failures_count_for_outlier_ejection(shops, open_channel):
     channel = open_channel(*shops)
-    shops[0].then(*[Fail("UNAVAILABLE")] * 5)
-    for _ in range(5):
+    shops[0].then(*[Fail("UNAVAILABLE")] * 10_000)
+
+    def unhealthy_after_a_failure():
         with pytest.raises(BroadcastFailed):
             broadcast(channel)(b"x", timeout=WAIT_S)
-    unhealthy = {shop.target for shop in shops[:1]}
-    wait_until(lambda: {s.address for s in channel.subchannels if not s.healthy} == unhealthy)
+        return [one.address for one in channel.subchannels if not one.healthy]
+
+    assert wait_until(unhealthy_after_a_failure)
+    assert unhealthy_after_a_failure() == [shops[0].target]
 
 
 # Without servers
