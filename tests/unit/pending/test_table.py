@@ -326,11 +326,12 @@ def test_an_answered_call_frees_its_value_and_future_before_its_timeout(world, c
         gc.enable()
 
 
-def test_the_timers_task_holds_neither_future_nor_table(world, timer):
+def test_the_timers_task_holds_neither_future_nor_table(world, timer, monkeypatch):
+    begin, begun = timer.new_timeout, []
+    monkeypatch.setattr(timer, "new_timeout", lambda *args: begun.append(begin(*args)) or begun[-1])
     calls = world.module.PendingCalls(timer)
     future = world.do(calls.open, 7, timeout=1e6)
-    (waiting,) = timer._timer_state.queue
-    held = gc.get_referents(waiting.task)
+    held = gc.get_referents(begun[0].task)
     assert calls not in held
     assert future not in held
     calls.close()
