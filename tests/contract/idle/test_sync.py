@@ -214,7 +214,7 @@ def test_a_connection_with_a_call_whose_request_has_not_arrived_is_kept(timer, b
     detector = server.detect()
     channel, come = server.channel(), threading.Event()
     assert echo(channel) == b"x"
-    assert wait_until(server.is_calm)
+    assert wait_until(lambda: server.is_calm() and not server.received_calls())
     late = channel.stream_unary(ECHO).future(iter(lambda: come.wait(WAIT_S) and b"late", None))
     assert wait_until(lambda: server.received_calls() == 1)
     let_the_limit_pass(server, detector, open_calls=0 if before else 1)
