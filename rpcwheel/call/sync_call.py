@@ -914,7 +914,8 @@ class CallAttempts(_RetryingState):
             attempt = None if self._deciding else self._attempt
         if attempt is not None:
             if attempt.cancel():
-                return self._finish(attempt)
+                # gRPC's thread may have ended this call with the canceled attempt meanwhile.
+                return self._finish(attempt) or self.final is attempt
             if has_ended(attempt) and failure_of(attempt) is None:
                 return False
         return self._finish(FinishedError(grpc.StatusCode.CANCELLED, details, cancelled=True))
