@@ -1,12 +1,13 @@
 """The rounds of a detector: where they run, what they examine right before a shutdown, the end."""
 
+import os
 import threading
 from contextlib import contextmanager
 
 import grpc
 import pytest
 
-from fixtures.idle_server import IdleServer, connect_from, echo, events_of, reset
+from fixtures.idle_server import IdleServer, connect_from, echo, events_of, reset, sockets_at
 from fixtures.leaks import descriptors
 from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
@@ -113,7 +114,9 @@ def test_another_connection_with_the_port_of_an_idle_one_is_not_closed(server):
     first = server.raw(detector)
     here = first.getsockname()
     decide(server, detector)
+    (old,) = sockets_at(server.port)
     reset(first)
+    assert wait_until(lambda: not is_open(old))  # else the detector closes the server's end
     again = connect_from(here, server.port)
     server.wait_until_quiet()
     assert close_pending(detector) == []
@@ -123,6 +126,14 @@ def test_another_connection_with_the_port_of_an_idle_one_is_not_closed(server):
     with pytest.raises(BlockingIOError):  # still open
         again.recv(4096)
     again.close()
+
+
+def is_open(info) -> bool:
+    """Whether the server has not yet closed its descriptor of a connection."""
+    try:
+        return os.fstat(info.descriptor).st_ino == info.inode
+    except OSError:
+        return False
 
 
 class Kernel:
