@@ -918,7 +918,12 @@ class CallAttempts(_RetryingState):
                 return self._finish(attempt) or self.final is attempt
             if has_ended(attempt) and failure_of(attempt) is None:
                 return False
-        return self._finish(FinishedError(grpc.StatusCode.CANCELLED, details, cancelled=True))
+        finished = self._finish(FinishedError(grpc.StatusCode.CANCELLED, details, cancelled=True))
+        with self._changed:
+            attempt = self._attempt  # a worker may have begun it meanwhile
+        if finished and attempt is not None:
+            attempt.cancel()
+        return finished
 
     def wait(self, timeout: float | None = None) -> AnyCall:
         """Wait for the end. Refused for a single-threaded stream, which must be read to its end."""
