@@ -232,7 +232,8 @@ def test_a_handler_is_wrapped_once_and_those_of_one_call_are_not_kept(server):
 
     assert intercepted(handler) is intercepted(handler)
     others = [grpc.unary_unary_rpc_method_handler(lambda *_: b"") for _ in range(10)]
-    assert len({id(intercepted(one)) for one in others}) == 10
+    wrapped = [intercepted(one) for one in others]
+    assert len({id(one) for one in wrapped}) == 10
     assert server.table._observed == {"/a.B/C": None}
 
 
