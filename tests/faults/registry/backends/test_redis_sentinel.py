@@ -39,7 +39,7 @@ class Failover:
     def wait(self) -> None:
         """Wait until Sentinel has promoted the replica, and lead the address to it."""
         target = f"{self.replica.host}:{self.replica.port}"
-        assert wait_until(lambda: self.sentinel.primary == target, FAILOVER_TIMEOUT_S)
+        assert wait_until(lambda: self.sentinel.primary == target, timeout=FAILOVER_TIMEOUT_S)
         self.address.to(target)
         self.address.reset()
 
