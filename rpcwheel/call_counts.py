@@ -1,0 +1,171 @@
+"""Counts and durations of calls, by method, kind and status code.
+
+A call only appends to a queue, which is atomic: it takes no lock, so it may run in a finalizer or a
+signal handler. The entries are added up when the counts are read, or when there are `MAX_QUEUED`.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from bisect import bisect_left
+from collections import deque
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+BOUNDS_S: Final = (
+    0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+)  # fmt: skip
+"""Upper bounds of the buckets of durations in seconds, as OpenTelemetry's semantic conventions of
+RPC metrics advise; the last bucket has none."""
+
+MAX_METHODS: Final = 1000
+"""Methods that are counted for themselves. A proxy calls any name that its clients send."""
+
+OTHER: Final = "_OTHER"
+"""The method of all calls beyond `MAX_METHODS`, as in OpenTelemetry's semantic conventions."""
+
+MAX_QUEUED: Final = 128
+"""Entries that are added up at once: about 50 µs."""
+
+_BOUNDS_NS: Final = tuple(round(bound * 1e9) for bound in BOUNDS_S)
+
+
+class Durations:
+    """A histogram of durations."""
+
+    __slots__ = ("buckets", "count", "sum_ns")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.sum_ns = 0
+        self.buckets = [0] * (len(BOUNDS_S) + 1)
+
+    def add(self, duration_ns: int) -> None:
+        """Count a duration."""
+        self.count += 1
+        self.sum_ns += duration_ns
+        self.buckets[bisect_left(_BOUNDS_NS, duration_ns)] += 1
+
+
+class MethodCounts:
+    """The calls of one method and kind."""
+
+    __slots__ = ("_queue", "_side", "ended", "kind", "method", "started")
+
+    def __init__(self, side: Side, method: str, kind: str) -> None:
+        self.method = method
+        """`"/shop.Orders/Get"`, or `OTHER`."""
+        self.kind = kind
+        """`"unary"`, `"client_stream"`, `"server_stream"` or `"bidi_stream"`."""
+        self.started = 0
+        self.ended: dict[str, Durations] = {}
+        """By the name of the status code."""
+        self._side = side
+        self._queue = side.queue
+
+    def begin(self) -> int:
+        """Count the start of a call. Returns the time, for `end`."""
+        self._queue.append(self)
+        return perf_counter_ns()
+
+    def end(self, began_ns: int, code: str) -> None:
+        """Count the end of a call. `code` is the name of its status code."""
+        duration_ns = perf_counter_ns() - began_ns
+        queue = self._queue
+        queue.append((self, code, duration_ns))
+        if len(queue) > MAX_QUEUED:
+            self._side.add_up(wait=False)
+        for listener in self._side.listeners:
+            listener(self, code, duration_ns)
+
+
+class MethodTotals(NamedTuple):
+    """What `Side.totals` returns for one method."""
+
+    method: str
+    kind: str
+    started: int
+    ended: dict[str, tuple[int, float, tuple[int, ...]]]
+    """By status code: the number, the seconds in total, and the numbers in the buckets."""
+
+
+class Side:
+    """The calls of clients, their attempts, or the calls of servers."""
+
+    def __init__(self) -> None:
+        self.queue: deque[MethodCounts | tuple[MethodCounts, str, int]] = deque()
+        self.listeners: tuple[Callable[[MethodCounts, str, int], object], ...] = ()
+        """Called at the end of each call with its duration in nanoseconds. They must not raise."""
+        self._methods: dict[tuple[str, str], MethodCounts] = {}
+        self.new_lock()
+
+    def new_lock(self) -> None:
+        """Replace the lock, in a forked child, where the old one may never be released."""
+        self._lock = threading.Lock()
+
+    def method(self, method: str, kind: str) -> MethodCounts:
+        """Return the counts of a method."""
+        known = self._methods.get((method, kind))
+        if known is None:
+            if len(self._methods) >= MAX_METHODS:
+                method = OTHER
+            new = MethodCounts(self, method, kind)
+            known = self._methods.setdefault((method, kind), new)
+        return known
+
+    def add_up(self, *, wait: bool) -> None:
+        """Add up the entries of the queue; without `wait`, not if another thread does it now."""
+        if not self._lock.acquire(blocking=wait):
+            return
+        try:
+            while self.queue:
+                entry = self.queue.popleft()
+                if isinstance(entry, MethodCounts):
+                    entry.started += 1
+                else:
+                    counts, code, duration_ns = entry
+                    durations = counts.ended.get(code)
+                    if durations is None:
+                        durations = counts.ended[code] = Durations()
+                    durations.add(duration_ns)
+        finally:
+            self._lock.release()
+
+    def totals(self) -> list[MethodTotals]:
+        """Return all counts so far, sorted by method."""
+        self.add_up(wait=True)
+        with self._lock:
+            return [
+                MethodTotals(
+                    counts.method,
+                    counts.kind,
+                    counts.started,
+                    {
+                        code: (one.count, one.sum_ns / 1e9, tuple(one.buckets))
+                        for code, one in sorted(counts.ended.items())
+                    },
+                )
+                for _, counts in sorted(self._methods.copy().items())
+            ]
+
+
+class CallCounts:
+    """All calls of this process that pass through channels and interceptors of rpcwheel."""
+
+    def __init__(self) -> None:
+        self.client = Side()
+        """Calls of clients, from the caller's view: a call that is retried is one call."""
+        self.attempts = Side()
+        """What clients sent: a call that is retried twice has three attempts."""
+        self.server = Side()
+        """Calls that handlers of servers served."""
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._new_locks)
+
+    def _new_locks(self) -> None:
+        for side in (self.client, self.attempts, self.server):
+            side.new_lock()
