@@ -39,6 +39,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import PydanticOmit
 
 from rpcwheel.errors import ConfigurationError
+from rpcwheel.live import VARIABLE as METRICS_VARIABLE
 from rpcwheel.policy import Policy, field_at, messages_of, path_of, shown, types_in
 
 from .policy import PREFIX, KitPolicy
@@ -59,8 +60,8 @@ __all__ = [
     "settings_schema",
 ]
 
-OTHER_VARIABLES: Final = {"RPCWHEEL_PURE", "RPCWHEEL_EXPECT"}
-"""Variables for building and testing rpcwheel."""
+OTHER_VARIABLES: Final = {"RPCWHEEL_PURE", "RPCWHEEL_EXPECT", METRICS_VARIABLE}
+"""Variables that are not settings of a kit: of the build, the tests and the metrics."""
 
 SUFFIXES: Final = {".toml": "TOML", ".yaml": "YAML", ".yml": "YAML"}
 
