@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+__all__ = ["BOUNDS_S", "CallCounts", "Histogram", "MethodCounts", "MethodTotals", "Side"]
+
 BOUNDS_S: Final = (
     0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
 )  # fmt: skip
@@ -83,14 +85,27 @@ class MethodCounts:
             listener(self, code, duration_ns)
 
 
+class Histogram(NamedTuple):
+    """A histogram: the number of values, their sum, and the numbers in its buckets."""
+
+    number: int
+    sum: float
+    buckets: tuple[int, ...]
+
+    def plus(self, other: Histogram) -> Histogram:
+        """Return both histograms as one; they have the same bounds."""
+        buckets = tuple(map(sum, zip(self.buckets, other.buckets, strict=True)))
+        return Histogram(self.number + other.number, self.sum + other.sum, buckets)
+
+
 class MethodTotals(NamedTuple):
     """What `Side.totals` returns for one method."""
 
     method: str
     kind: str
     started: int
-    ended: dict[str, tuple[int, float, tuple[int, ...]]]
-    """By status code: the number, the seconds in total, and the numbers in the buckets."""
+    ended: dict[str, Histogram]
+    """The durations in seconds, by status code."""
 
 
 class Side:
@@ -145,7 +160,7 @@ class Side:
                     counts.kind,
                     counts.started,
                     {
-                        code: (one.count, one.sum_ns / 1e9, tuple(one.buckets))
+                        code: Histogram(one.count, one.sum_ns / 1e9, tuple(one.buckets))
                         for code, one in sorted(counts.ended.items())
                     },
                 )

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
         "timer", "failback", "heartbeat", "channel", "detector", "registry", "publisher", "kit"
     ]
 
+__all__ = ["add", "call_counts", "components", "count_calls", "remove", "start"]
+
 VARIABLE: Final = "RPCWHEEL_METRICS"
 
 PACKAGES: Final = {"prometheus": "prometheus_client", "otel": "opentelemetry"}

@@ -22,6 +22,7 @@ __all__ = [
     "CODES",
     "CODES_SCHEMA",
     "DEADLINE",
+    "NO_BUDGET",
     "STATUS_CODES",
     "TRIED",
     "AttemptResult",
@@ -136,6 +137,10 @@ class Stop:
     """Make no further attempt; the caller gets the result of the last one."""
 
     reason: str
+
+
+NO_BUDGET: Final = Stop("the retry budget of the target is used up")
+"""Of throttled retries, which metrics count."""
 
 
 def checked_code(name: object, *, what: str) -> str:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from rpcwheel.backoff import Backoff, wait_of_call
 from rpcwheel.durations import NEVER, to_ns, to_seconds
-from rpcwheel.rpc import CODES, AttemptResult, NextAttempt, Stop
+from rpcwheel.rpc import CODES, NO_BUDGET, AttemptResult, NextAttempt, Stop
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -122,7 +122,6 @@ FORBIDDEN: Final = Stop("the server asked for no retry")
 NO_ATTEMPTS_LEFT: Final = Stop("no attempts left")
 NO_TIME_LEFT: Final = Stop("its deadline would pass before the next attempt")
 TIMER_STOPPED: Final = Stop("its timer was stopped or takes no more timeouts")
-NO_BUDGET: Final = Stop("the retry budget of the target is used up")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,25 @@
+"""Prints the table of all metrics for the documentation: `python -m rpcwheel.metrics`."""
+
+from .table import CALLS, COMPONENTS, EVENTS, METHOD, Metric, otel_name
+
+
+def _row(metric: Metric) -> str:
+    suffix = "_total" if metric.kind == "counter" else ""
+    labels = ", ".join(
+        "`grpc_service`, `grpc_method`" if label == METHOD else f"`{label}`"
+        for label in metric.labels
+    )
+    name = otel_name(metric)
+    other = f"`{name}`" if name else "-"
+    return f"| `{metric.name}{suffix}` | {metric.kind} | {labels} | {metric.help} | {other} |"
+
+
+def table() -> str:
+    """Return the table as Markdown."""
+    rows = ["| Prometheus | kind | labels | what | OpenTelemetry |", "|---|---|---|---|---|"]
+    metrics = (*CALLS, *(source.metric for source in EVENTS), *COMPONENTS)
+    return "\n".join([*rows, *map(_row, metrics)])
+
+
+if __name__ == "__main__":
+    print(table())

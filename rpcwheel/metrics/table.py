@@ -1,0 +1,437 @@
+"""All metrics: names, kinds, labels, and where their values come from.
+
+Each metric has a name for Prometheus and one for OpenTelemetry. Metrics of calls have the names
+that operators know: those of go-grpc-prometheus, and those of OpenTelemetry's semantic conventions
+and of gRFC A66. All others are `rpcwheel_*`; OpenTelemetry's names of these are `rpcwheel.*`,
+with a dot after the component, and without the unit.
+
+The values of labels are bounded: names that the program gives (queues, targets, registries),
+methods, states. Peers, instance ids and texts of errors are never labels. A metric has at most
+`MAX_SERIES` combinations of values; what is beyond is counted as `_OTHER`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+
+from rpcwheel.call_counts import BOUNDS_S
+from rpcwheel.events import (
+    CallbackFailed,
+    CallSlow,
+    ConnectionClosed,
+    ConnectionDead,
+    ConnectionReplaced,
+    DeadLetterFailed,
+    DeadlineExceededBeforeStart,
+    DefaultResponseUsed,
+    ExecutorRejected,
+    FailbackAttemptFailed,
+    FailbackDelivered,
+    FailbackDropped,
+    FailbackGaveUp,
+    FailbackLost,
+    FailbackQueued,
+    HeartbeatMissed,
+    HedgeSent,
+    IdleCloseSkipped,
+    InstancePublished,
+    InstancesRetained,
+    InstanceWithdrawn,
+    RegistryFailed,
+    RegistryRecovered,
+    RetryScheduled,
+    RetryStopped,
+    StreamStalled,
+    SubchannelUnhealthy,
+    TaskFailed,
+    TaskSlow,
+)
+from rpcwheel.rpc import NO_BUDGET
+from rpcwheel.timer.api import LATENESS_BOUNDS_S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rpcwheel.events import Event
+
+MAX_SERIES: Final = 1000
+
+DELIVERY_BOUNDS_S: Final = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 21600.0, 86400.0)
+"""Upper bounds of the buckets of the time until a queued call is delivered."""
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+
+class Metric(NamedTuple):
+    """One row of the table."""
+
+    name: str
+    """For Prometheus, without `_total` of counters."""
+    kind: Kind
+    labels: tuple[str, ...]
+    """`METHOD` stands for `grpc_service` and `grpc_method`; OpenTelemetry has `rpc.method`."""
+    help: str
+    bounds: tuple[float, ...] = ()
+    """Of a histogram: the upper bounds of its buckets but the last."""
+    otel: str | None = ""
+    """OpenTelemetry's name; "": made from `name`; None: not for OpenTelemetry."""
+
+
+def otel_name(metric: Metric) -> str | None:
+    """Return OpenTelemetry's name of a metric, such as `rpcwheel.failback.queued`."""
+    if metric.otel != "":
+        return metric.otel
+    name = metric.name.removeprefix("rpcwheel_").removesuffix("_seconds")
+    component, _, rest = name.partition("_")
+    if component in ("channel", "failback", "heartbeat", "registry", "server", "timer"):
+        name = f"{component}.{rest}"
+    return f"rpcwheel.{name}"
+
+
+METHOD: Final = "method"
+TYPE: Final = "grpc_type"
+CODE: Final = "grpc_code"
+
+# --- Calls ---
+
+CLIENT_STARTED: Final = Metric(
+    "grpc_client_started",
+    "counter",
+    (TYPE, METHOD),
+    "Calls that clients began.",
+    otel="rpcwheel.client.call.started",
+)
+CLIENT_HANDLED: Final = Metric(
+    "grpc_client_handled",
+    "counter",
+    (TYPE, METHOD, CODE),
+    "Calls of clients that ended, by the status that the caller got. A call that is retried is one "
+    "call.",
+    otel="rpcwheel.client.call.ended",
+)
+CLIENT_SECONDS: Final = Metric(
+    "grpc_client_handling_seconds",
+    "histogram",
+    (TYPE, METHOD),
+    "Time from the beginning of a call to its end, with all attempts and the waits between them.",
+    BOUNDS_S,
+    "rpc.client.call.duration",
+)
+ATTEMPT_STARTED: Final = Metric(
+    "grpc_client_attempt_started",
+    "counter",
+    (TYPE, METHOD),
+    "Attempts that clients began: first attempts, retries, hedges and deliveries of failback.",
+    otel="grpc.client.attempt.started",
+)
+ATTEMPT_SECONDS: Final = Metric(
+    "grpc_client_attempt_duration_seconds",
+    "histogram",
+    (TYPE, METHOD, CODE),
+    "Time from the beginning of an attempt to its end, by the status of the attempt.",
+    BOUNDS_S,
+    "grpc.client.attempt.duration",
+)
+SERVER_STARTED: Final = Metric(
+    "grpc_server_started",
+    "counter",
+    (TYPE, METHOD),
+    "Calls that handlers of servers began to serve.",
+    otel="grpc.server.call.started",
+)
+SERVER_HANDLED: Final = Metric(
+    "grpc_server_handled",
+    "counter",
+    (TYPE, METHOD, CODE),
+    "Calls that servers served, by status.",
+    otel="rpcwheel.server.call.ended",
+)
+SERVER_SECONDS: Final = Metric(
+    "grpc_server_handling_seconds",
+    "histogram",
+    (TYPE, METHOD),
+    "Time from the beginning of a handler to its end.",
+    BOUNDS_S,
+    "rpc.server.call.duration",
+)
+
+CALLS: Final = (
+    CLIENT_STARTED,
+    CLIENT_HANDLED,
+    CLIENT_SECONDS,
+    ATTEMPT_STARTED,
+    ATTEMPT_SECONDS,
+    SERVER_STARTED,
+    SERVER_HANDLED,
+    SERVER_SECONDS,
+)
+
+# --- Counted from events ---
+
+
+class FromEvent(NamedTuple):
+    """A metric that counts events of one class, or adds up a field of them."""
+
+    metric: Metric
+    event: type[Event]
+    fields: tuple[str, ...]
+    """The fields of the event that have the values of the labels."""
+    amount: str = ""
+    """The field with the number to add, or for a histogram the seconds; "": 1."""
+    only: Callable[[Event], bool] | None = None
+    """Which events count."""
+
+
+def _count(
+    name: str,
+    event: type[Event],
+    labels: dict[str, str],
+    text: str,
+    *,
+    amount: str = "",
+    only: Callable[[Event], bool] | None = None,
+) -> FromEvent:
+    metric = Metric(f"rpcwheel_{name}", "counter", tuple(labels), text)
+    return FromEvent(metric, event, tuple(labels.values()), amount, only)
+
+
+def _is_throttled(event: Event) -> bool:
+    return isinstance(event, RetryStopped) and event.reason == NO_BUDGET.reason
+
+
+_METHOD = {METHOD: "method"}
+_QUEUE = {"queue": "name"}
+_TARGET = {"target": "target"}
+_REGISTRY = {"registry": "registry"}
+_SERVICE = {"registry": "registry", "service": "service"}
+_TIMER = {"timer": "timer"}
+
+DELIVERY_SECONDS: Final = Metric(
+    "rpcwheel_failback_delivery_seconds",
+    "histogram",
+    tuple(_QUEUE),
+    "Time from the first attempt of a queued call to its delivery.",
+    DELIVERY_BOUNDS_S,
+)
+
+EVENTS: Final = (
+    _count("retries", RetryScheduled, _METHOD, "Retries that were planned after a failed attempt."),
+    _count(
+        "retries_throttled",
+        RetryStopped,
+        _METHOD,
+        "Retries that were not made because the retry budget was used up.",
+        only=_is_throttled,
+    ),
+    _count("hedges", HedgeSent, _METHOD, "Attempts that hedging sent before earlier ones ended."),
+    _count(
+        "default_responses", DefaultResponseUsed, _METHOD, "Failed calls with a default response."
+    ),
+    _count(
+        "slow_calls",
+        CallSlow,
+        {METHOD: "method", "side": "side"},
+        "Calls that took longer than slow_call_threshold.",
+    ),
+    _count("streams_stalled", StreamStalled, _METHOD, "Streams ended by message_timeout."),
+    _count(
+        "deadlines_exceeded_before_start",
+        DeadlineExceededBeforeStart,
+        _METHOD,
+        "Calls that a server refused because their deadline had passed.",
+    ),
+    _count(
+        "callbacks_failed",
+        CallbackFailed,
+        {},
+        "Callbacks, predicates and wait objects of the program that raised an exception.",
+    ),
+    _count("failback_queued", FailbackQueued, _QUEUE, "Calls that failed and were queued."),
+    _count(
+        "failback_attempts_failed",
+        FailbackAttemptFailed,
+        _QUEUE,
+        "Background attempts that failed and are followed by another one.",
+    ),
+    _count("failback_delivered", FailbackDelivered, _QUEUE, "Queued calls that succeeded."),
+    FromEvent(
+        DELIVERY_SECONDS,
+        FailbackDelivered,
+        tuple(_QUEUE.values()),
+        "waited_s",
+    ),
+    _count("failback_gave_up", FailbackGaveUp, _QUEUE, "Queued calls that were given up."),
+    _count(
+        "failback_dropped",
+        FailbackDropped,
+        _QUEUE,
+        "Calls that failed and were not queued, because the queue was full.",
+    ),
+    _count(
+        "failback_lost",
+        FailbackLost,
+        _QUEUE,
+        "Queued calls that were not delivered before the queue, timer, loop or process ended.",
+        amount="count",
+    ),
+    _count(
+        "failback_dead_letters_failed",
+        DeadLetterFailed,
+        _QUEUE,
+        "Calls whose dead_letter callback raised an exception.",
+    ),
+    _count("heartbeats_missed", HeartbeatMissed, _TARGET, "Heartbeats without an answer in time."),
+    _count("connections_dead", ConnectionDead, _TARGET, "Connections declared dead."),
+    _count(
+        "connections_replaced",
+        ConnectionReplaced,
+        _TARGET,
+        "Connections that a channel replaced by a new one.",
+    ),
+    _count(
+        "connections_closed_idle",
+        ConnectionClosed,
+        {"reason": "reason"},
+        "Connections that a server closed, by the limit that they exceeded.",
+    ),
+    _count(
+        "idle_closes_skipped",
+        IdleCloseSkipped,
+        {"reason": "reason"},
+        "Idle connections that a server did not close, by reason.",
+    ),
+    _count(
+        "ejections",
+        SubchannelUnhealthy,
+        {"channel": "channel"},
+        "Subchannels that were taken out of use because they failed.",
+    ),
+    _count(
+        "registry_failures",
+        RegistryFailed,
+        {"registry": "registry", "request": "request"},
+        "Requests to a registry that failed.",
+    ),
+    _count("registry_recoveries", RegistryRecovered, _REGISTRY, "Ends of outages of a registry."),
+    _count(
+        "registry_published",
+        InstancePublished,
+        {"registry": "registry", "service": "service", "again": "again"},
+        "Instances that were published. Label again: why it was published again, or empty.",
+    ),
+    _count("registry_withdrawn", InstanceWithdrawn, _SERVICE, "Instances that were withdrawn."),
+    _count(
+        "registry_retained",
+        InstancesRetained,
+        _SERVICE,
+        "Times that instances were kept which had disappeared from a suspected registry.",
+    ),
+    _count("timer_tasks_failed", TaskFailed, _TIMER, "Tasks that raised an exception."),
+    _count("timer_tasks_slow", TaskSlow, _TIMER, "Tasks that blocked the timer's thread."),
+    _count(
+        "executor_rejections",
+        ExecutorRejected,
+        _TIMER,
+        "Tasks that an executor, a timer or an event loop did not accept.",
+    ),
+)
+
+# --- Read from the components ---
+
+
+def _gauge(name: str, labels: tuple[str, ...], text: str) -> Metric:
+    return Metric(f"rpcwheel_{name}", "gauge", labels, text)
+
+
+def _counter(name: str, labels: tuple[str, ...], text: str) -> Metric:
+    return Metric(f"rpcwheel_{name}", "counter", labels, text)
+
+
+_T = ("timer",)
+TIMER_PENDING: Final = _gauge("timer_pending", _T, "Timeouts that are pending.")
+TIMER_STARTED: Final = _counter("timer_started", _T, "Timeouts that were started.")
+TIMER_FIRED: Final = _counter("timer_fired", _T, "Timeouts whose task was started.")
+TIMER_CANCELED: Final = _counter("timer_canceled", _T, "Timeouts that were canceled.")
+TIMER_LATENESS: Final = Metric(
+    "rpcwheel_timer_lateness_seconds",
+    "histogram",
+    _T,
+    "Time between the deadline of a timeout and the start of its task.",
+    LATENESS_BOUNDS_S,
+    None,
+)
+TIMER_MAX_LATENESS: Final = _gauge(
+    "timer_max_lateness_seconds", _T, "The longest lateness since the timer was made."
+)
+
+_Q = ("queue",)
+FAILBACK_PENDING: Final = _gauge("failback_pending", _Q, "Calls that are queued.")
+FAILBACK_LIMIT: Final = _gauge("failback_max_pending", _Q, "The most calls that a queue takes.")
+FAILBACK_OLDEST: Final = _gauge(
+    "failback_oldest_age_seconds", _Q, "Time since the first attempt of the oldest queued call."
+)
+
+HEARTBEAT_STATE: Final = _gauge(
+    "heartbeat_connections", ("state",), "Connections that are watched, by state."
+)
+HEARTBEAT_RTT: Final = _gauge(
+    "heartbeat_rtt_seconds", ("target",), "Round trip of the last heartbeat that was answered."
+)
+
+CHANNEL_CALLS: Final = _gauge("channel_calls", ("channel",), "Calls in flight.")
+SUBCHANNELS: Final = _gauge(
+    "subchannels", ("channel", "state"), "Subchannels, by state: unhealthy, or that of gRPC."
+)
+
+SERVER_CONNECTIONS: Final = _gauge(
+    "server_connections", ("state",), "Connections of servers with an idle detector, by state."
+)
+
+REGISTRY_UP: Final = _gauge(
+    "registry_up", ("registry",), "1 if the last request to the registry was answered, else 0."
+)
+REGISTRY_REGISTRATIONS: Final = _gauge(
+    "registry_registrations",
+    ("registry", "service", "state"),
+    "Instances that this process publishes, by state.",
+)
+REGISTRY_LEASE_AGE: Final = _gauge(
+    "registry_lease_age_seconds",
+    ("registry", "service"),
+    "Time since the registry last confirmed an instance of this process; the longest.",
+)
+REGISTRY_INSTANCES: Final = _gauge(
+    "registry_instances",
+    ("registry", "service", "source"),
+    "Known instances of a service that this process uses. Label source: live, stale or cache.",
+)
+REGISTRY_STALE: Final = _gauge(
+    "registry_stale_seconds",
+    ("registry", "service"),
+    "Time since which the known instances are not those of the registry; 0 if they are.",
+)
+
+COMPONENTS: Final = (
+    TIMER_PENDING,
+    TIMER_STARTED,
+    TIMER_FIRED,
+    TIMER_CANCELED,
+    TIMER_LATENESS,
+    TIMER_MAX_LATENESS,
+    FAILBACK_PENDING,
+    FAILBACK_LIMIT,
+    FAILBACK_OLDEST,
+    HEARTBEAT_STATE,
+    HEARTBEAT_RTT,
+    CHANNEL_CALLS,
+    SUBCHANNELS,
+    SERVER_CONNECTIONS,
+    REGISTRY_UP,
+    REGISTRY_REGISTRATIONS,
+    REGISTRY_LEASE_AGE,
+    REGISTRY_INSTANCES,
+    REGISTRY_STALE,
+)
+
+METRICS: Final = (*CALLS, *(source.metric for source in EVENTS), *COMPONENTS)
+"""All metrics."""

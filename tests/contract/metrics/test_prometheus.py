@@ -1,0 +1,107 @@
+"""Metrics through prometheus_client."""
+
+import shutil
+import subprocess
+import sys
+
+import prometheus_client
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from rpcwheel.events import FailbackQueued, RetryScheduled, emit
+from rpcwheel.metrics import Collector
+from rpcwheel.metrics.prometheus import exposition
+
+PROMTOOL = shutil.which("promtool")
+HOSTILE = '/shop.Orders/Get"} 1\nrpcwheel_retries_total{grpc_method="\\'
+
+
+def read(registry) -> dict:
+    """Return the samples, parsed: by name, and the values of labels in the order of their names."""
+    text = prometheus_client.generate_latest(registry).decode()
+    return {
+        (sample.name, *(sample.labels[name] for name in sorted(sample.labels))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def registry_with(collector) -> prometheus_client.CollectorRegistry:
+    registry = prometheus_client.CollectorRegistry()
+    registry.register(collector)
+    return registry
+
+
+@pytest.fixture
+def registry() -> prometheus_client.CollectorRegistry:
+    return registry_with(Collector())
+
+
+def test_an_event_is_in_the_next_scrape(registry):
+    name = "rpcwheel_retries_total", "Scraped", "shop.Orders"
+    for expected in (1, 2):
+        emit(RetryScheduled("/shop.Orders/Scraped", 1, "UNAVAILABLE", 0.1))
+        assert read(registry)[name] == expected
+
+
+def test_a_hostile_name_adds_no_line_and_no_label(registry):
+    emit(RetryScheduled(HOSTILE, 1, "UNAVAILABLE", 0.1))
+    service, _, method = HOSTILE[1:].partition("/")
+    found = [key for key in read(registry) if key[0] == "rpcwheel_retries_total"]
+    assert ("rpcwheel_retries_total", method, service) in found
+    assert {len(key) for key in found} == {3}
+
+
+def test_a_name_that_another_library_registered_is_left_to_it():
+    emit(FailbackQueued("taken", "push", OSError(), 1.0, 1))
+    counter = prometheus_client.Counter("rpcwheel_failback_queued", "of another library", ["queue"])
+    try:
+        counter.labels("taken").inc(7)
+        text, _ = exposition("")
+        lines = text.decode().splitlines()
+        assert [line for line in lines if 'queued_total{queue="taken"}' in line] == [
+            'rpcwheel_failback_queued_total{queue="taken"} 7.0'
+        ]
+    finally:
+        prometheus_client.REGISTRY.unregister(counter)
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="promtool (Debian: prometheus) is not installed")
+def test_promtool_accepts_the_exposition():
+    emit(RetryScheduled(HOSTILE, 1, "UNAVAILABLE", 0.1))
+    text = prometheus_client.generate_latest(registry_with(Collector()))
+    checked = subprocess.run(
+        [PROMTOOL, "check", "metrics"], input=text, capture_output=True, check=False
+    )
+    assert (checked.returncode, checked.stderr.decode()) == (0, "")
+
+
+PROGRAM = """
+import sys
+from rpcwheel import live
+live.start()
+print(*(name for name in ("prometheus_client", "opentelemetry.metrics") if name in sys.modules))
+"""
+
+
+@pytest.mark.parametrize(
+    ("value", "imported"),
+    [
+        (None, "prometheus_client opentelemetry.metrics"),
+        ("off", ""),
+        ("OFF", ""),
+        ("prometheus", "prometheus_client"),
+        ("otel", "opentelemetry.metrics"),
+        ("nonsense", "prometheus_client opentelemetry.metrics"),
+    ],
+)
+def test_the_environment_chooses_what_is_switched_on(monkeypatch, value, imported):
+    if value is None:
+        monkeypatch.delenv("RPCWHEEL_METRICS", raising=False)
+    else:
+        monkeypatch.setenv("RPCWHEEL_METRICS", value)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == imported
+    assert ("RPCWHEEL_METRICS='nonsense'" in done.stderr) == (value == "nonsense")

@@ -1,0 +1,115 @@
+"""Metrics that are counted from events."""
+
+import gc
+import threading
+
+from rpcwheel.call_counts import OTHER
+from rpcwheel.events import (
+    FailbackDelivered,
+    FailbackLost,
+    FailbackQueued,
+    RetryScheduled,
+    RetryStopped,
+)
+from rpcwheel.metrics.readings import MAX_QUEUED, EventCounts
+from rpcwheel.metrics.table import EVENTS, MAX_SERIES
+
+METRIC = {source.metric.name: source.metric for source in EVENTS}
+GET, PUT = "/shop.Orders/Get", "/shop.Orders/Put"
+
+
+def queued(name="orders"):
+    return FailbackQueued(name, "push", OSError(), 1.0, 1)
+
+
+def series(counts, name):
+    return counts.series(METRIC[f"rpcwheel_{name}"])
+
+
+def test_events_are_counted_by_the_values_of_the_labels():
+    counts = EventCounts()
+    for method in (GET, PUT, GET):
+        counts(RetryScheduled(method, 1, "UNAVAILABLE", 0.1))
+    assert series(counts, "retries") == {(GET,): 2, (PUT,): 1}
+    assert series(counts, "hedges") == {}
+
+
+def test_a_field_of_the_event_may_be_what_is_added():
+    counts = EventCounts()
+    for count in (3, 4):
+        counts(FailbackLost("orders", ("push",), count, 1.0, "closed"))
+    assert series(counts, "failback_lost") == {("orders",): 7}
+
+
+def test_only_retries_without_budget_are_throttled():
+    counts = EventCounts()
+    for reason in ("no attempts left", "the retry budget of the target is used up"):
+        counts(RetryStopped(GET, 1, "UNAVAILABLE", reason))
+    assert series(counts, "retries_throttled") == {(GET,): 1}
+
+
+def test_durations_are_counted_in_the_bucket_whose_bound_they_reach():
+    counts = EventCounts()
+    for waited_s in (0.5, 1.0, 1.5, 100_000.0):
+        counts(FailbackDelivered("orders", "push", 2, waited_s))
+    (histogram,) = series(counts, "failback_delivery_seconds").values()
+    assert histogram.number == 4
+    assert histogram.sum == 100_003.0
+    assert histogram.buckets == (2, 1, 0, 0, 0, 0, 0, 0, 0, 1)
+    assert series(counts, "failback_delivered") == {("orders",): 4}
+
+
+def test_beyond_the_limit_events_are_counted_together():
+    counts = EventCounts()
+    for number in range(MAX_SERIES + 5):
+        counts(queued(f"queue {number}"))
+    known = series(counts, "failback_queued")
+    assert len(known) == MAX_SERIES + 1
+    assert known[(OTHER,)] == 5
+
+
+def test_no_event_is_lost_or_kept_if_threads_count_and_read_at_the_same_time():
+    counts = EventCounts()
+    begin = threading.Barrier(5)
+
+    def emit():
+        begin.wait()
+        for _ in range(2000):
+            counts(queued())
+
+    threads = [threading.Thread(target=emit) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    begin.wait()
+    while any(thread.is_alive() for thread in threads):
+        series(counts, "failback_queued")
+    for thread in threads:
+        thread.join()
+    assert series(counts, "failback_queued") == {("orders",): 8000}
+
+
+def test_a_finalizer_may_emit_while_the_counts_are_read():
+    counts = EventCounts()
+
+    class Emits:
+        def __str__(self):  # is called while events are counted
+            return "orders"
+
+        def __del__(self):
+            counts(queued())
+
+    for _ in range(MAX_QUEUED * 3):
+        cycle = [Emits()]
+        cycle.append(cycle)
+    del cycle
+    with counts._lock:
+        gc.collect()
+    assert series(counts, "failback_queued") == {("orders",): MAX_QUEUED * 3}
+
+
+def test_a_counted_event_is_not_kept():
+    counts = EventCounts()
+    event = queued()
+    before = gc.get_referrers(event.error)
+    counts(event)
+    assert len(gc.get_referrers(event.error)) == len(before)

@@ -1,0 +1,49 @@
+"""The table of metrics: names, labels and sources."""
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from rpcwheel.metrics.__main__ import table
+from rpcwheel.metrics.table import EVENTS, METRICS, otel_name
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "observability.md"
+
+
+def test_names_are_unique():
+    assert len({metric.name for metric in METRICS}) == len(METRICS)
+    names = [name for metric in METRICS if (name := otel_name(metric)) is not None]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+def test_prometheus_accepts_the_name_and_the_labels(metric):
+    assert re.fullmatch("(rpcwheel|grpc_client|grpc_server)(_[a-z]+)+", metric.name)
+    assert all(re.fullmatch("[a-z]+(_[a-z]+)*", label) for label in metric.labels)
+    assert not metric.name.endswith(("_total", "_count", "_sum", "_bucket"))
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+def test_a_histogram_has_bounds_in_order_and_other_metrics_have_none(metric):
+    assert bool(metric.bounds) == (metric.kind == "histogram")
+    assert list(metric.bounds) == sorted(set(metric.bounds))
+
+
+@pytest.mark.parametrize("source", EVENTS, ids=lambda source: source.metric.name)
+def test_the_event_has_the_fields_of_labels_and_amount(source):
+    fields = {field.name: field.type for field in dataclasses.fields(source.event)}
+    assert len(source.fields) == len(source.metric.labels)
+    assert {fields[name] for name in source.fields} <= {str}
+    assert not source.amount or fields[source.amount] in (int, float)
+
+
+def test_no_label_has_values_that_peers_or_errors_choose():
+    forbidden = {"peer", "instance", "error", "function", "key", "details", "answer", "task"}
+    assert not forbidden & {field for source in EVENTS for field in source.fields}
+
+
+def test_the_documentation_has_the_table():
+    """`python -m rpcwheel.metrics` prints it."""
+    assert table() in DOCUMENT.read_text()
