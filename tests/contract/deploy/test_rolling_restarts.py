@@ -1,0 +1,151 @@
+"""The numbers of the examples for Kubernetes and systemd fit each other."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from rpcwheel.kit.config import policy_from_env
+from rpcwheel.registry import RegistryPolicy, publisher
+from rpcwheel.registry.url import parse_url
+
+DEPLOY = Path(__file__).parents[3] / "deploy"
+UNIT = DEPLOY / "systemd" / "shop@.service"
+
+STOP_S = (
+    publisher.WITHDRAW_TIMEOUT_S
+    + publisher.HEALTH_TIMEOUT_S
+    + publisher.STOP_MARGIN_S
+    + publisher.CLOSE_TIMEOUT_S
+)
+"""What a graceful stop may take without the lame duck and the grace."""
+
+DNS_CACHE_S = 30.0
+"""How long CoreDNS caches in its default configuration."""
+
+JITTER = 1.1
+"""Of the interval of headless://."""
+
+
+def manifests():
+    """The objects of the Kubernetes manifest, by kind."""
+    documents = YAML(typ="safe").load_all((DEPLOY / "kubernetes" / "shop.yaml").read_text())
+    return {document["kind"]: document for document in documents}
+
+
+@pytest.fixture(scope="module")
+def objects():
+    return manifests()
+
+
+@pytest.fixture(scope="module")
+def deployment(objects):
+    return objects["Deployment"]["spec"]
+
+
+@pytest.fixture(scope="module")
+def pod(deployment):
+    return deployment["template"]["spec"]
+
+
+@pytest.fixture(scope="module")
+def container(pod):
+    (container,) = pod["containers"]
+    return container
+
+
+def environment_of(container):
+    return {one["name"]: one["value"] for one in container["env"]}
+
+
+def unit():
+    """The settings of the systemd unit, and its environment."""
+    settings = dict(re.findall(r"^(\w+)=(.*)$", UNIT.read_text(), re.MULTILINE))
+    return settings, dict(one.split("=") for one in settings["Environment"].split())
+
+
+def learn_s():
+    """What clients need at most to learn of a change: the URL of the README, by way of DNS."""
+    (url,) = set(re.findall(r"headless://[^`\s]+", (DEPLOY / "README.md").read_text()))
+    return parse_url(url).seconds("interval", default=30.0) * JITTER + DNS_CACHE_S
+
+
+def test_kubernetes_allows_a_graceful_stop_its_time(pod, container):
+    settings = environment_of(container)
+    stop_s = float(settings["SHOP_LAME_DUCK"]) + float(settings["SHOP_GRACE"]) + STOP_S
+    assert pod["terminationGracePeriodSeconds"] > stop_s
+
+
+def test_systemd_allows_a_graceful_stop_its_time():
+    settings, environment = unit()
+    stop_s = float(environment["SHOP_LAME_DUCK"]) + float(environment["SHOP_GRACE"]) + STOP_S
+    assert float(settings["TimeoutStopSec"]) > stop_s
+    assert (settings["KillSignal"], settings["Type"]) == ("SIGTERM", "notify")
+
+
+def test_a_pod_serves_until_clients_have_resolved_its_name_again(container):
+    assert float(environment_of(container)["SHOP_LAME_DUCK"]) > learn_s()
+
+
+def test_a_pod_is_stopped_only_when_clients_know_the_new_one(deployment):
+    assert deployment["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+    assert deployment["minReadySeconds"] > learn_s()
+    assert deployment["minReadySeconds"] > RegistryPolicy().lease_ttl  # self-preservation
+
+
+def test_the_disruption_budget_leaves_pods_that_serve(objects, deployment):
+    budget = objects["PodDisruptionBudget"]["spec"]
+    assert budget["maxUnavailable"] < deployment["replicas"]
+    assert budget["selector"] == deployment["selector"]
+
+
+def test_the_service_is_headless_and_selects_the_pods(objects, deployment, container):
+    service = objects["Service"]["spec"]
+    assert service["clusterIP"] == "None"
+    assert service["selector"] == deployment["selector"]["matchLabels"]
+    assert service["selector"] == deployment["template"]["metadata"]["labels"]
+    (port,) = service["ports"]
+    ports = {one["name"]: one["containerPort"] for one in container["ports"]}
+    # A headless service does not translate ports.
+    assert port["port"] == ports[port["targetPort"]] == container["readinessProbe"]["grpc"]["port"]
+    assert str(port["port"]) == environment_of(container)["SHOP_PORT"]
+
+
+def test_prometheus_finds_the_metrics_of_a_pod(deployment, container):
+    annotations = deployment["template"]["metadata"]["annotations"]
+    ports = {one["name"]: str(one["containerPort"]) for one in container["ports"]}
+    port = environment_of(container)["SHOP_METRICS_PORT"]
+    assert annotations["prometheus.io/port"] == ports["metrics"] == port
+
+
+def test_a_server_is_not_killed_because_it_is_not_serving(container):
+    assert not container.keys() & {"livenessProbe", "lifecycle"}
+
+
+def test_the_container_gets_signals_itself():
+    lines = (DEPLOY / "kubernetes" / "Dockerfile").read_text().splitlines()
+    assert lines[-1] == 'CMD ["python", "/app/shop.py"]'
+
+
+def test_the_program_accepts_the_environment_of_the_pod(container):
+    settings = environment_of(container)
+    policy_from_env(environ=settings)
+    names = {name for name in settings if name.startswith("SHOP_")} | set(unit()[1])
+    assert names <= set(re.findall(r"SHOP_\w+", (DEPLOY / "shop.py").read_text()))
+
+
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="needs systemd-analyze")
+def test_systemd_accepts_the_unit(tmp_path):
+    copy = tmp_path / "shop@.service"
+    copy.write_text(UNIT.read_text().replace("/opt/shop/bin/python", sys.executable))
+    run = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", str(copy)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (run.returncode, [line for line in run.stderr.splitlines() if "shop" in line]) == (0, [])

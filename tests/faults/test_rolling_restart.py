@@ -1,0 +1,213 @@
+"""The example server and the restart script of `deploy/systemd`: no call fails in a restart."""
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import socketserver
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import grpc
+import pytest
+
+import rpcwheel
+from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel.balancer import BalancerPolicy
+
+PACKAGE = Path(rpcwheel.__file__).parents[1]
+DEPLOY = Path(__file__).parents[2] / "deploy"
+WHO = "/shop.Orders/Who"
+
+SYSTEMCTL = """#!/bin/sh
+exec "$PYTHON" -c '
+import socket, sys
+with socket.create_connection(("127.0.0.1", int(sys.argv[1]))) as systemd:
+    systemd.sendall((" ".join(sys.argv[2:]) + "\\n").encode())
+    sys.exit(int(systemd.makefile().readline()))
+' "$SYSTEMD_PORT" "$@"
+"""
+
+
+class Instance:
+    """A process of deploy/shop.py with the environment of the unit."""
+
+    def __init__(self, name, url):
+        unit = (DEPLOY / "systemd" / "shop@.service").read_text()
+        (settings,) = re.findall(r"^Environment=(.*)", unit, re.MULTILINE)
+        self.id = f"host-{name}"
+        settings = settings.replace("%H", "host").replace("%i", name)
+        self._environment = {
+            **os.environ,
+            **dict(one.split("=") for one in settings.split()),
+            "SHOP_REGISTRY": url,
+            "SHOP_METRICS_PORT": "",
+            "SHOP_LAME_DUCK": "600",  # ended by a second signal
+            "PYTHONPATH": str(PACKAGE),
+        }
+        self.process = None
+
+    def start(self):
+        """Start it; return when it tells systemd that it is ready."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as from_program:
+            from_program.bind("")  # Linux selects an abstract address
+            from_program.settimeout(WAIT_S)
+            self.process = subprocess.Popen(
+                [sys.executable, "-W", "error", str(DEPLOY / "shop.py")],
+                env=self._environment
+                | {"NOTIFY_SOCKET": from_program.getsockname().decode().replace("\0", "@", 1)},
+                process_group=0,
+            )
+            assert from_program.recv(100) == b"READY=1"
+
+    def close(self):
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+
+class Systemd(socketserver.ThreadingTCPServer):
+    """Answers the program `systemctl` of the script: `is-active` and `restart`."""
+
+    daemon_threads = True
+
+    def __init__(self, directory, units, restart):
+        super().__init__(("127.0.0.1", 0), socketserver.StreamRequestHandler)
+        self.units, self.restart = units, restart
+        self.restarted = []
+        program = directory / "systemctl"
+        program.write_text(SYSTEMCTL)
+        program.chmod(0o755)
+        self._environment = {
+            **os.environ,
+            "PATH": f"{directory}{os.pathsep}{os.environ['PATH']}",
+            "PYTHON": sys.executable,
+            "SYSTEMD_PORT": str(self.server_address[1]),
+        }
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
+
+    def finish_request(self, request, client_address):
+        with request.makefile("rw") as stream:
+            command, *_, name = stream.readline().split()
+            stream.write(f"{self.answer(command, name)}\n")
+
+    def answer(self, command, name):
+        if command == "is-active":
+            return 0 if name in self.units else 3
+        self.restarted.append(name)
+        return self.restart(self.units[name])
+
+    def script(self, *names):
+        """Run the script; return its exit status and what it prints."""
+        run = subprocess.run(
+            [str(DEPLOY / "systemd" / "rolling-restart"), *names],
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            timeout=4 * WAIT_S,
+            check=False,
+        )
+        return run.returncode, run.stdout + run.stderr
+
+    def server_close(self):  # at the end of a with block
+        self.shutdown()
+        super().server_close()
+
+
+class Callers:
+    """Two threads that call without a pause."""
+
+    def __init__(self, channel):
+        self._who = channel.unary_unary(WHO)
+        self.failures, self.answers = [], ([], [])
+        self._over = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._call, args=(mine,), daemon=True) for mine in self.answers
+        ]
+
+    def _call(self, mine):
+        while not self._over.is_set():
+            try:
+                mine.append(self._who(b"", timeout=WAIT_S).decode())
+            except grpc.RpcError as error:
+                self.failures.append(error)
+
+    def finish_calls_in_flight(self):
+        """Wait until each call that is in flight now has ended."""
+        before = [len(mine) for mine in self.answers]
+        wait_until(
+            lambda: (
+                all(len(mine) > one for mine, one in zip(self.answers, before, strict=True))
+                or self.failures
+            )
+        )
+
+    def __enter__(self):
+        for one in self._threads:
+            one.start()
+        return self
+
+    def __exit__(self, *_):
+        self._over.set()
+        for one in self._threads:
+            one.join(WAIT_S)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs abstract Unix sockets")
+def test_no_call_fails_while_all_instances_are_restarted_in_turn(tmp_path):
+    url = f"sqlite://{tmp_path}/registry.db"
+    units = {f"shop@{number}": Instance(str(number), url) for number in (1, 2)}
+    with contextlib.ExitStack() as stack:
+        for one in units.values():
+            stack.callback(one.close)
+            one.start()
+        channel = stack.enter_context(
+            rpcwheel.insecure_channel(
+                f"{url}?service=shop.Orders", policy=BalancerPolicy(pick_timeout=WAIT_S)
+            )
+        )
+        wait_until(lambda: len(channel.subchannels) == 2)
+        callers = stack.enter_context(Callers(channel))
+
+        def restart(instance):
+            old = next(one for one in channel.subchannels if one.instance.id == instance.id)
+            instance.process.send_signal(signal.SIGTERM)
+            wait_until(lambda: old not in channel.subchannels)
+            callers.finish_calls_in_flight()
+            instance.process.send_signal(signal.SIGTERM)
+            if (status := instance.process.wait(WAIT_S)) == 0:
+                instance.start()
+            return status
+
+        systemd = stack.enter_context(Systemd(tmp_path, units, restart))
+        status, printed = systemd.script(*units)
+        assert (status, printed) == (0, "shop@1: restarted\nshop@2: restarted\n")
+        wait_until(
+            lambda: (
+                all({"host-1", "host-2"} <= set(mine[-100:]) for mine in callers.answers)
+                or callers.failures
+            )
+        )
+    assert callers.failures == []
+    assert systemd.restarted == ["shop@1", "shop@2"]
+
+
+def test_the_script_stops_at_an_instance_that_does_not_run_or_start(tmp_path):
+    units = {"shop@1": 0, "shop@2": 1, "shop@3": 0}
+    with Systemd(tmp_path, units, restart=lambda status: status) as systemd:
+        status, printed = systemd.script("shop@1", "shop@2", "shop@3")
+        assert (status, systemd.restarted) == (1, ["shop@1", "shop@2"])
+        assert "shop@2 was not restarted; see: journalctl -u shop@2" in printed
+        status, printed = systemd.script("shop@1", "shop@4")
+        assert (status, systemd.restarted) == (1, ["shop@1", "shop@2"])
+        assert "shop@4 does not run; start it first. shop@1 was not restarted" in printed
+
+
+def test_the_script_refuses_to_restart_a_single_instance(tmp_path):
+    with Systemd(tmp_path, {"shop@1": 0}, restart=lambda status: status) as systemd:
+        status, printed = systemd.script("shop@1")
+    assert (status, systemd.restarted) == (2, [])
+    assert "with one instance, calls fail during its restart" in printed
