@@ -50,6 +50,15 @@ class _Live:
         """Replace the lock, in a forked child, where the old one may never be released."""
         self._lock = threading.RLock()  # a finalizer may make a component
 
+    def reset(self) -> None:
+        """Forget what a forked child has no use of; its timers and queues begin anew."""
+        self.new_lock()
+        self._components = {
+            name: self._components[name]
+            for name in ("timer", "failback")
+            if name in self._components
+        }
+
     def add(self, name: Name, component: object) -> None:
         """Report a component from now on, as long as it exists. Thread-safe."""
         self.start()
@@ -121,4 +130,4 @@ count_calls: Final = _LIVE.count_calls
 start: Final = _LIVE.start
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_LIVE.new_lock)
+    os.register_at_fork(after_in_child=_LIVE.reset)

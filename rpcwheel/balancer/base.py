@@ -72,7 +72,7 @@ class BalancedChannelBase(Generic[S]):
     @property
     def calls(self) -> int:
         """The number of calls in flight, also on subchannels whose instance was removed."""
-        return sum(one.calls for one in (*self._pool.subchannels, *self._pool.leaving))
+        return self._pool.calls
 
     @property
     def closed(self) -> bool:

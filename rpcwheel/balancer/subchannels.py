@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NamedTuple, Pro
 
 import grpc
 
+from rpcwheel import live
 from rpcwheel._concurrency.callbacks import CloseCallbacks, run_callback, weak_callback
 from rpcwheel.backoff import Backoff
 from rpcwheel.durations import NEVER, to_ns, to_seconds
@@ -407,6 +408,12 @@ class SubchannelPool(Generic[S]):
         """Instances that left the registry without DRAINING, and when."""
         self._chosen: tuple[list[S], list[int]] = ([], [])
         """The subchannels and weights that `_pick` was prepared with."""
+        live.add("channel", self)
+
+    @property
+    def calls(self) -> int:
+        """The number of calls in flight, also on subchannels whose instance was removed."""
+        return sum(one.calls for one in (*self.subchannels, *self.leaving))
 
     # --- For subclasses to override; not called under the lock, must not raise ---
 
@@ -506,7 +513,9 @@ class SubchannelPool(Generic[S]):
     def new_connection(self, instance: ServiceInstance) -> Any:
         """Make a `ReconnectingChannel`."""
         connect = None if self._connect is None else partial(self._connect, instance)
-        return self.channel_class(instance.target, connect=connect, **self._own)
+        channel = self.channel_class(instance.target, connect=connect, **self._own)
+        live.remove("channel", channel)  # it is reported as a subchannel
+        return channel
 
     def drain_now(self, subchannels: Iterable[S]) -> None:
         """Close the connections of removed subchannels when their calls have ended."""

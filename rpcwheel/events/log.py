@@ -92,7 +92,7 @@ def _subject(line: LogLine, event: Event) -> str:
     parts = [_plain(getattr(event, name)) for name in line.subject.split()]
     error: BaseException | None = getattr(event, "error", None)
     if not line.interval_s or isinstance(error, InstanceIdConflict):
-        failure = getattr(event, "code", None) if error is None else _error_kind(error)
+        failure = getattr(event, "code", None) if error is None else error_kind(error)
         parts += [failure] if failure else []
     return " ".join(parts)
 
@@ -158,8 +158,8 @@ def _values(event: Event, max_text: int, max_error: int) -> dict[str, Value]:
     for name in event.__match_args__:
         value = getattr(event, name)
         if isinstance(value, BaseException):
-            values["error_type"] = _plain(_error_kind(value), max_text)
-            value = _error_text(value, max_error)
+            values["error_type"] = _plain(error_kind(value), max_text)
+            value = error_text(value, max_error)
         elif isinstance(value, tuple):
             value = _plain(", ".join(value), max_text)
         elif isinstance(value, str):
@@ -193,7 +193,7 @@ def _is_call_error(error: BaseException) -> bool:
     return _has_status(error) and not isinstance(error, RpcWheelError)
 
 
-def _error_kind(error: BaseException) -> str:
+def error_kind(error: BaseException) -> str:
     """Return the status code of a call's error, else the name of its class."""
     with contextlib.suppress(Exception):  # methods of a user's class
         if _is_call_error(error):
@@ -201,13 +201,13 @@ def _error_kind(error: BaseException) -> str:
     return type(error).__name__
 
 
-def _error_text(error: BaseException, longest: int) -> str:
+def error_text(error: BaseException, longest: int) -> str:
     """Return the error in one short line, such as `UNAVAILABLE: no such host`."""
     try:
         text = error.details() if _is_call_error(error) else str(error)  # type: ignore[attr-defined]
     except Exception:  # noqa: BLE001 - methods of a user's class; the error must be reported
         text = "(its text cannot be read)"
-    kind = _error_kind(error)
+    kind = error_kind(error)
     return _plain(f"{kind}: {text}" if text else kind, longest)
 
 

@@ -35,13 +35,14 @@ import math
 import os
 import threading
 import warnings
-import weakref
 from concurrent.futures import Future
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Final, Literal
 
+from rpcwheel import live
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._grpc.calls import is_channel_closed_error
 from rpcwheel.backoff import Backoff, wait_of_call
@@ -101,8 +102,6 @@ attempt that the policy alone would not allow any more."""
 
 _QUEUE: Final[ContextVar[RetryQueue | None]] = ContextVar("rpcwheel_failback_queue", default=None)
 """The queue whose attempt the current code is part of."""
-
-_QUEUES: Final[weakref.WeakSet[RetryQueue]] = weakref.WeakSet()
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +173,7 @@ class RetryQueue:
         """When the drain of `close` ends or has ended; None while the queue is open."""
         self._timer_stop_seen = False
         self._begin()
-        _QUEUES.add(self)
+        live.add("failback", self)
         if not BACKGROUND.add(self):
             self.end_at_exit()
 
@@ -205,11 +204,16 @@ class RetryQueue:
         with self._lock:
             return FailbackStats(**self._counts | {"pending": len(self._calls)})
 
-    def entries(self) -> list[QueueEntry]:
-        """List the queued calls, oldest first."""
+    @property
+    def closed(self) -> bool:
+        """Whether it queues no more calls."""
+        return self._closes_at_ns is not None
+
+    def entries(self, limit: int | None = None) -> list[QueueEntry]:
+        """List the queued calls, oldest first, at most `limit` of them."""
         with self._lock:
             now_ns = self.now_ns()
-            return [call.entry(now_ns) for call in self._calls]
+            return [call.entry(now_ns) for call in islice(self._calls, limit)]
 
     def when_empty(self) -> Future[None]:
         """Get a future that is done as soon as no call is pending. Cancel it after use."""
@@ -706,12 +710,12 @@ def _drop_frames(error: BaseException) -> None:
 
 
 def _at_exit() -> None:
-    for queue in list(_QUEUES):
+    for queue in live.components("failback"):
         queue.end_at_exit()
 
 
 def _in_child() -> None:
-    for queue in list(_QUEUES):
+    for queue in live.components("failback"):
         queue.reset_after_fork()
 
 

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Self, TypeVar
 
 import grpc
 
+from rpcwheel import live
 from rpcwheel._concurrency.callbacks import run_callback, weak_callback
 from rpcwheel._concurrency.notifications import NotificationQueue
 from rpcwheel._grpc.connectivity import core_state, core_target, is_bare, unwrapped_channels
@@ -119,6 +120,7 @@ class HeartbeatBase(ABC):
             now_ns=self._now_ns(),
             silent_from_start=not self._can_reconnect,
         )
+        live.add("heartbeat", self)
 
     # In the adapters
 
@@ -175,6 +177,12 @@ class HeartbeatBase(ABC):
         None: never, or not known, because the channel is not a `ReconnectingChannel`.
         """
         return _seconds(self._activity.last_use_ns)
+
+    @property
+    def silence(self) -> float | None:
+        """For how many seconds nothing was read; None: never was anything."""
+        read_ns = self._activity.last_read_ns
+        return None if read_ns is None else _seconds(max(0, self._now_ns() - read_ns))
 
     @property
     def rtt(self) -> float | None:

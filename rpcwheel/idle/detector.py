@@ -22,6 +22,7 @@ import weakref
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
+from rpcwheel import live
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._concurrency.notifications import NotificationQueue
 from rpcwheel.durations import NEVER, to_seconds
@@ -143,6 +144,7 @@ class DetectorBase:
         table.now_ns = self._now_ns
         table.set_heartbeats(self._policy.heartbeats)
         self._restart_interval()
+        live.add("detector", self)
 
     # What depends on the server
 
@@ -309,6 +311,17 @@ class DetectorBase:
                 return []
             self._scan()
             return self._table.connections(self._limits, self._table.entries())
+
+    def _known_connections(self) -> list[Connection]:
+        """Internal: as `_list_connections`, but by the last scan if a round runs. Any thread."""
+        if self._closed:
+            return []
+        if self._round_lock.acquire(blocking=False):
+            try:
+                return self._list_connections()
+            finally:
+                self._round_lock.release()
+        return self._table.connections(self._limits, self._table.entries())
 
     def _scan(self) -> None:
         """Update the table from the sockets of the process."""

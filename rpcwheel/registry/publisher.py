@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Self, TypeVar
 import grpc
 import grpc.aio
 
+from rpcwheel import live
 from rpcwheel._concurrency.callbacks import CloseCallbacks
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._concurrency.notifications import FLUSH_TIMEOUT_S, NotificationQueue
@@ -314,6 +315,7 @@ class PublisherBase(Generic[R]):
         self._busy_thread: int | None = None  # which runs the start or the stop
         self._signal_names: SimpleQueue[str | None] = SimpleQueue()
         self._registries, self._own = self._open_all(given, policy)
+        live.add("publisher", self)
 
     # What differs between `grpc` and `grpc.aio`
 

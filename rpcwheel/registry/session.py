@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from rpcwheel import live
 from rpcwheel._concurrency.executor import EXECUTOR, reset_after_fork
 from rpcwheel._concurrency.notifications import FLUSH_TIMEOUT_S, NotificationQueue
 from rpcwheel.durations import to_ns, to_seconds
@@ -217,8 +218,11 @@ class Session:
             on_unused=self.lookups.remember,
         )
         self.closed = False
+        self.now_ns = self._timer.now_ns
+        """The clock of all times of this session."""
         self._init_state()
         reset_after_fork(self)
+        live.add("registry", self)
 
     def _init_state(self) -> None:
         self._lock = threading.RLock()

@@ -411,6 +411,11 @@ class WatchManager:
             watch = self._watches.get(service)
         return None if watch is None else watch.snapshot
 
+    def watches(self) -> list[ServiceWatch]:
+        """The watches of all services that are subscribed to."""
+        with self._lock:
+            return list(self._watches.values())
+
     def close(self) -> None:
         """End all watches; waits for nothing."""
         with self._lock:

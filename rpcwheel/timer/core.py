@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Self
 
+from rpcwheel import live
 from rpcwheel._concurrency.callbacks import callable_name
 from rpcwheel.durations import MAX_NS, NEVER
 from rpcwheel.errors import ConfigurationError, TimerStopped, TooManyTimeouts
@@ -32,7 +33,6 @@ OnError = Callable[["Timeout", BaseException], object]
 BATCH = 256  # tasks run before a timer checks for a stop and for other work of its loop
 LIVE_LIMIT = 64  # the number of timers from which Netty's HashedWheelTimer warns
 
-_live: weakref.WeakSet[TimerCore] = weakref.WeakSet()
 _warned: list[int] = []
 
 
@@ -76,6 +76,18 @@ class TimerCore(TimerBase):
     def stopped(self) -> bool:
         """Whether `stop()` was called."""
         return self._stopped
+
+    @property
+    def queue_type(self) -> str:
+        """The name of the class of its queue."""
+        return type(self._timer_state.queue).__name__
+
+    @property
+    def overdue(self) -> float:
+        """By how many seconds its next wake-up is overdue; 0.0 while it runs tasks."""
+        state = self._timer_state
+        armed_ns = state.armed_ns
+        return max(0, state.now() - armed_ns) / 1e9 if armed_ns else 0.0
 
     def stats(self) -> TimerStats:
         """Return the counts so far, and how late tasks were started."""
@@ -125,8 +137,7 @@ class TimerCore(TimerBase):
 
     def __repr__(self) -> str:
         state = "stopped" if self.stopped else f"{self.pending} pending"
-        queue = type(self._timer_state.queue).__name__
-        return f"<{type(self).__name__} {self.name!r} {queue} {state}>"
+        return f"<{type(self).__name__} {self.name!r} {self.queue_type} {state}>"
 
     def _wake(self, deadline_ns: int) -> None:
         """Wake up earlier than planned, for a new deadline."""
@@ -212,7 +223,7 @@ class TimerCore(TimerBase):
         """Close the queue and return its timeouts. No task runs meanwhile."""
         queue = self._timer_state.queue
         queue.limit(-1)
-        _live.discard(self)
+        live.remove("timer", self)
         undelivered = queue.drain()
         if not sys.is_finalizing():
             for timeout in undelivered:
@@ -236,11 +247,10 @@ class TimerCore(TimerBase):
 
     def _register(self) -> None:
         """Count this timer. Emits `TooManyTimers` once."""
-        _live.add(self)
-        live = len(_live)
-        if live > LIVE_LIMIT and not _warned:
-            _warned.append(live)
-            emit(TooManyTimers(live, LIVE_LIMIT))
+        live.add("timer", self)
+        if not _warned and (count := len(live.components("timer"))) > LIVE_LIMIT:
+            _warned.append(count)
+            emit(TooManyTimers(count, LIVE_LIMIT))
 
 
 def _checked_queue(queue: TimerQueue | None) -> TimerQueue:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 import grpc
 
+from rpcwheel import live
 from rpcwheel._concurrency.callbacks import CloseCallbacks, weak_callback
 from rpcwheel._concurrency.loop import call_on_loop
 from rpcwheel._grpc.aio_finished import finished_call
@@ -114,8 +115,8 @@ class AioTransport(Transport[grpc.aio.Channel]):
 class ReconnectingChannel(ChannelStatus, Channel):
     """A channel whose connection can be replaced while stubs and calls live on.
 
-    On other threads than the loop's only `target`, `number`, `calls`, `closed`, `accepts_calls` and
-    `activity` may be read.
+    On other threads than the loop's only `target`, `number`, `calls`, `closed`, `accepts_calls`,
+    `activity` and `get_state()` may be read.
     """
 
     def __init__(
@@ -170,6 +171,7 @@ class ReconnectingChannel(ChannelStatus, Channel):
             self._new_transport(), self._now_ns, checked
         )
         """Internal: which transport serves the next call."""
+        live.add("channel", self)
 
     def _new_transport(self) -> AioTransport:
         channel: object = self._connect(list(self._options))
@@ -367,8 +369,8 @@ class ReconnectingChannel(ChannelStatus, Channel):
         """
         transport = self.connections.active
         state = transport.channel.get_state(try_to_connect)
-        wanted = transport.connection_wanted or bool(try_to_connect)
-        transport.connection_wanted = wanted and state is not READY
+        if transport.connection_wanted or try_to_connect:
+            transport.connection_wanted = state is not READY
         return state
 
     def is_ready(self) -> bool:

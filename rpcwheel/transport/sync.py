@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import grpc
 
+from rpcwheel import live
 from rpcwheel._concurrency.callbacks import CloseCallbacks, weak_callback
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._grpc import multicallable
@@ -121,6 +122,7 @@ class ReconnectingChannel(ChannelStatus, multicallable.Channel):
         )
         """Internal: which transport serves the next call."""
         self._subscriptions = Subscriptions(target, self.connections)
+        live.add("channel", self)
 
     def _new_transport(self) -> SyncTransport:
         channel: object = self._connect(list(self._options))
@@ -311,8 +313,8 @@ class ReconnectingChannel(ChannelStatus, multicallable.Channel):
         while True:
             transport = self.connections.active
             state = core_state(transport.channel, try_to_connect=try_to_connect)
-            wanted = transport.connection_wanted or bool(try_to_connect)
-            transport.connection_wanted = wanted and state is not READY
+            if transport.connection_wanted or try_to_connect:
+                transport.connection_wanted = state is not READY
             closed = state is grpc.ChannelConnectivity.SHUTDOWN
             if not closed or transport is self.connections.active:
                 return state

@@ -47,6 +47,7 @@ NOT_EXPORTED = {
     "events",
     "policy",
     "probe",
+    "status",
     "testing",
     "workers",
 }

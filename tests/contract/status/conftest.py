@@ -1,0 +1,4 @@
+"""Fixtures of the contract tests of the live view."""
+
+from fixtures.shop import shop  # noqa: F401 - a fixture
+from fixtures.shops import make_aio_shop, make_shop, memory  # noqa: F401 - fixtures

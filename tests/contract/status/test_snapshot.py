@@ -1,0 +1,411 @@
+"""`snapshot()` against components of both worlds."""
+
+import asyncio
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, fields
+
+import grpc
+import pytest
+
+from fixtures.certificates import mutual_credentials
+from fixtures.flaky_backends import flaky_backend
+from fixtures.shop import UNARY_UNARY
+from fixtures.shops import SERVICE, WHO
+from fixtures.small_servers import METHOD, Gate, serving, small
+from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel import FailbackPolicy, Kit, aio, live
+from rpcwheel.balancer import BalancedChannel
+from rpcwheel.balancer.aio import BalancedChannel as AioBalancedChannel
+from rpcwheel.call_counts import CallCounts
+from rpcwheel.registry import Publisher, Registry, RegistryPolicy, ServiceInstance
+from rpcwheel.registry.aio import Registry as AioRegistry
+from rpcwheel.status.snapshot import MAX_ENTRIES, snapshot
+from rpcwheel.timer import ManualTimer, WheelTimer
+
+FAILBACK = FailbackPolicy(retry_on="UNAVAILABLE", backoff=600.0, default=b"later", name="orders")
+
+
+def row(rows, **values):
+    """The only row with these values."""
+    (found,) = (
+        one for one in rows if all(getattr(one, key) == value for key, value in values.items())
+    )
+    return found
+
+
+def tables_with(**values):
+    """The names of the tables that have a row with these values."""
+    status = snapshot()
+    tables = {one.name: getattr(status, one.name) for one in fields(status)}
+    return [
+        name
+        for name, rows in tables.items()
+        for one in (rows if isinstance(rows, tuple) else ())
+        if all(getattr(one, key, None) == value for key, value in values.items())
+    ]
+
+
+def instance_of(shop, **others):
+    return ServiceInstance(service="shop.Here", host="127.0.0.1", port=shop.port, **others)
+
+
+@contextmanager
+def watched(kit, credentials=None):
+    """A server with an idle detector of the kit; yields its port."""
+    handler = grpc.unary_unary_rpc_method_handler(lambda request, _: request)
+    with ThreadPoolExecutor(2, thread_name_prefix="pool") as pool:
+        server = grpc.server(pool, interceptors=kit.server_interceptors())
+        server.add_generic_rpc_handlers([small(handler)])
+        if credentials is None:
+            port = server.add_insecure_port("127.0.0.1:0")
+        else:
+            port = server.add_secure_port("127.0.0.1:0", credentials)
+        server.start()
+        kit.detect_idle(server, port)
+        try:
+            yield port
+        finally:
+            server.stop(None).wait()
+
+
+def test_a_status_is_json():
+    status = snapshot()
+    text = json.dumps(asdict(status), allow_nan=False)
+    assert json.loads(text)["pid"] == status.pid
+    assert status.grpcio == grpc.__version__
+    assert status.version
+    assert status.started is None or 0 < status.started <= status.now
+
+
+def test_a_timer_is_described_until_it_is_stopped():
+    with WheelTimer(name="described") as timer:
+        timer.new_timeout(print, 600.0)
+        found = row(snapshot().timers, name="described")
+        assert (found.queue, found.stats.pending, found.late_s) == ("HierarchicalWheel", 1, 0.0)
+        assert not found.problem
+    assert tables_with(name="described") == []
+
+
+def test_a_timer_whose_event_loop_is_blocked_is_late():
+    async def block():
+        async with aio.AsyncWheelTimer() as timer:
+            timer.name = "blocked"
+            timer.new_timeout(lambda _: None, 0.01)
+            wait_until(lambda: row(snapshot().timers, name="blocked").late_s > 0.1)
+            return row(snapshot().timers, name="blocked").problem
+
+    assert "should have woken up" in asyncio.run(block())
+
+
+def test_a_timer_with_many_late_tasks_has_a_problem():
+    entered, left = threading.Event(), threading.Event()
+
+    def hold(_):
+        entered.set()
+        left.wait(WAIT_S)
+
+    with WheelTimer(name="slow") as timer:
+        timer.new_timeout(hold, 0)
+        assert entered.wait(WAIT_S)
+        for _ in range(3):
+            timer.new_timeout(lambda _: None, 0.001)
+        threading.Event().wait(0.15)  # longer than a task may be late
+        left.set()
+        wait_until(lambda: timer.stats().fired == 4)
+        problem = row(snapshot().timers, name="slow").problem
+        assert problem == "3 of 4 tasks started over 0.1 s late"
+
+
+def test_a_failback_queue_lists_its_oldest_calls(shop):
+    shop.kill()
+    with Kit(failback=FAILBACK) as kit, kit.channel(shop.target) as channel:
+        push = channel.unary_unary(UNARY_UNARY)
+        for _ in range(MAX_ENTRIES + 1):
+            assert push(b"a") == b"later"
+        found = row(snapshot().queues, name="orders")
+        assert found.stats.pending == MAX_ENTRIES + 1
+        assert len(found.entries) == MAX_ENTRIES
+        first, last = found.entries[0], found.entries[-1]
+        assert (first.function, first.attempts, first.error_kind) == (UNARY_UNARY, 1, "UNAVAILABLE")
+        assert first.error.startswith("UNAVAILABLE: ")
+        assert 0 < first.next_attempt_s <= 600.0
+        assert found.oldest_age_s == first.age_s >= last.age_s
+        assert found.problem == f"{MAX_ENTRIES + 1} calls wait"
+        kit.close(0)
+    assert tables_with(name="orders") == []
+
+
+def test_an_attempt_that_is_never_due_is_json(shop):
+    shop.kill()
+    policy = FAILBACK.replace(backoff=float("inf"))
+    with Kit(failback=policy) as kit, kit.channel(shop.target) as channel:
+        assert channel.unary_unary(UNARY_UNARY)(b"a") == b"later"
+        status = snapshot()
+        assert row(status.queues, name="orders").entries[0].next_attempt_s is None
+        json.dumps(asdict(status), allow_nan=False)
+        kit.close(0)
+
+
+async def test_a_failback_queue_of_aio_is_described(shop):
+    shop.kill()
+    async with aio.Kit(failback=FAILBACK) as kit, kit.channel(shop.target) as channel:
+        assert await channel.unary_unary(UNARY_UNARY)(b"a") == b"later"
+        found = row(snapshot().queues, name="orders")
+        assert [one.function for one in found.entries] == [UNARY_UNARY]
+        await kit.close(0)
+
+
+def test_heartbeats_and_channels_of_a_kit(shop):
+    with ManualTimer() as timer, Kit(heartbeat=10.0, timer=timer) as kit:
+        with kit.channel(shop.target) as channel:
+            assert channel.unary_unary(UNARY_UNARY)(b"a") == b"a"
+            timer.advance(2.0)
+            status = snapshot()
+            beat = row(status.heartbeats, target=shop.target)
+            assert (beat.silence_s, beat.sent, beat.problem) == (2.0, 0, "")
+            found = row(status.channels, target=shop.target)
+            assert (found.state, found.connection, found.calls) == ("READY", 1, 0)
+            assert not found.balanced
+        assert tables_with(target=shop.target) == []
+
+
+async def test_heartbeats_and_channels_of_an_aio_kit(shop):
+    with ManualTimer() as timer:
+        async with aio.Kit(heartbeat=10.0, timer=timer) as kit:
+            async with kit.channel(shop.target) as channel:
+                assert await channel.unary_unary(UNARY_UNARY)(b"a") == b"a"
+                status = await asyncio.to_thread(snapshot)
+                assert row(status.heartbeats, target=shop.target).state == "unused"
+                assert row(status.channels, target=shop.target).state == "READY"
+            assert tables_with(target=shop.target) == []
+
+
+def test_calls_in_flight_are_counted():
+    gate = Gate()
+    handler = grpc.unary_unary_rpc_method_handler(gate)
+    with serving(handler) as target, Kit() as kit, kit.channel(target) as channel:
+        call = channel.unary_unary(METHOD).future(b"a")
+        assert gate.entered.wait(WAIT_S)
+        assert row(snapshot().channels, target=target).calls == 1
+        gate.opened.set()
+        assert call.result(WAIT_S) == b"a"
+
+
+def test_an_unreachable_channel_has_a_problem():
+    with Kit() as kit, kit.channel("127.0.0.1:1") as channel:
+        with pytest.raises(grpc.RpcError):
+            channel.unary_unary(METHOD)(b"a")
+        found = row(snapshot().channels, target="127.0.0.1:1")
+        assert found.problem == "its servers cannot be reached"
+
+
+def test_subchannels_of_a_balanced_channel(shop):
+    here = instance_of(shop, weight=7, zone="z")
+    away = ServiceInstance(service="shop.Here", host="127.0.0.1", port=1, id="away")
+    with BalancedChannel("shop.Here", instances=[here, away]) as channel:
+        assert channel.unary_unary(UNARY_UNARY)(b"a") == b"a"
+        next(one for one in channel.subchannels if one.id == here.id).mark_unhealthy("a test")
+        found = row(snapshot().channels, target="shop.Here")
+        assert (found.balanced, found.state, found.stale) == (True, "READY", False)
+        mine = row(found.subchannels, id=here.id)
+        assert (mine.address, mine.weight, mine.zone) == (shop.target, 7, "z")
+        assert (mine.healthy, mine.problem) == (False, "unhealthy: a test")
+        assert row(found.subchannels, id="away").address == "127.0.0.1:1"
+        assert tables_with(target=here.target) == []  # it is no channel of its own
+
+
+async def test_subchannels_of_a_balanced_aio_channel(shop):
+    here = instance_of(shop)
+    async with AioBalancedChannel("shop.Here", instances=[here]) as channel:
+        assert await channel.unary_unary(UNARY_UNARY)(b"a") == b"a"
+        found = row((await asyncio.to_thread(snapshot)).channels, target="shop.Here")
+        assert [(one.id, one.state) for one in found.subchannels] == [(here.id, "READY")]
+        assert tables_with(target=here.target) == []
+
+
+def test_a_channel_that_keeps_the_instances_of_a_failed_registry_is_stale(shop):
+    with BalancedChannel("shop.Here", instances=[instance_of(shop)]) as channel:
+        assert channel.unary_unary(UNARY_UNARY)(b"a") == b"a"
+        channel.update([])
+        found = row(snapshot().channels, target="shop.Here")
+        assert found.stale
+        assert found.subchannels[0].problem.startswith("stale")
+
+
+def test_connections_of_a_server():
+    server, client = mutual_credentials("client.example", "orders.example")
+    with Kit(idle=600.0) as kit, watched(kit, server) as port:
+        address = f"127.0.0.1:{port}"
+        with grpc.secure_channel(address, client) as channel:
+            assert channel.unary_unary(METHOD)(b"a") == b"a"
+
+            def found():
+                return row(snapshot().connections, local_address=f"ipv4:{address}")
+
+            wait_until(lambda: found().state == "idle")
+            one = found()
+            assert "grpc-python" in one.user_agent
+            assert "client.example" in one.tls_subject
+            assert "orders.example" in one.tls_names
+            assert (one.calls_total, one.calls, one.streams) == (1, 0, 0)
+            assert one.idle_s >= 0.0
+            assert one.connected_at <= snapshot().now
+
+
+def test_connections_are_listed_while_the_detector_checks_them():
+    with Kit(idle=600.0) as kit, watched(kit) as port:
+        (detector,) = kit._detectors
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel, ThreadPoolExecutor(1) as pool:
+            assert channel.unary_unary(METHOD)(b"a") == b"a"
+            with detector._round_lock:
+                connections = pool.submit(snapshot).result(WAIT_S).connections
+            assert any(one.calls_total == 1 for one in connections)
+
+
+def test_aio_components_are_described_while_their_event_loop_is_blocked():
+    async def run():
+        async def echo(request, _):
+            return request
+
+        async with aio.Kit(idle=600.0) as kit:
+            server = grpc.aio.server(interceptors=kit.server_interceptors())
+            server.add_generic_rpc_handlers([small(grpc.unary_unary_rpc_method_handler(echo))])
+            port = server.add_insecure_port("127.0.0.1:0")
+            await server.start()
+            kit.detect_idle(server, port)
+            async with kit.channel(f"127.0.0.1:{port}") as channel:
+                assert await channel.unary_unary(METHOD)(b"a") == b"a"
+                with ThreadPoolExecutor(1) as pool:
+                    status = pool.submit(snapshot).result(WAIT_S)  # the loop waits
+                assert status.errors == ()
+                assert row(status.connections, local_address=f"ipv4:127.0.0.1:{port}")
+                assert row(status.channels, target=f"127.0.0.1:{port}").state == "READY"
+            await server.stop(None)
+
+    asyncio.run(run())
+
+
+def test_registrations_and_subscriptions_of_a_registry(memory, timer):
+    instance = ServiceInstance(service="shop.Orders", host="10.0.0.1", port=50051)
+    with Registry(memory, timer=timer, policy=RegistryPolicy(lease_ttl=9.0)) as registry:
+        registry.register(instance, wait=WAIT_S)
+        with registry.subscribe("shop.Orders") as followed:
+            followed.wait(WAIT_S)
+            timer.advance(1.0)
+            found = row(snapshot().registries, url=memory)
+            assert (found.up, found.lease_ttl_s, found.error) == (True, 9.0, "")
+            (registered,) = found.registrations
+            assert (registered.id, registered.state) == (instance.id, "PUBLISHED")
+            assert (registered.address, registered.lease_age_s) == ("10.0.0.1:50051", 1.0)
+            (subscribed,) = found.subscriptions
+            assert (subscribed.instances, subscribed.source) == (1, "live")
+    assert tables_with(url=memory) == []
+
+
+def test_the_password_of_a_registry_is_not_in_the_status(timer):
+    with Registry("redis://user:secret@127.0.0.1:1", timer=timer):
+        assert "secret" not in json.dumps(asdict(snapshot()))
+
+
+def test_a_registry_that_fails_has_a_problem(timer):
+    backend = flaky_backend(timer)
+    instance = ServiceInstance(service="shop.Orders", host="10.0.0.1", port=1)
+    policy = RegistryPolicy(lease_ttl=6.0)
+    with Registry(backend, policy=policy, timer=timer) as registry:
+        registry.register(instance, wait=WAIT_S)
+        backend.down()
+        registry.register(instance.replace(weight=3))
+        wait_until(lambda: row(snapshot().registries, url=registry.url).problem)
+        found = row(snapshot().registries, url=registry.url)
+        assert not found.up
+        assert found.problem.startswith("RegistryUnavailable: ")
+        assert found.registrations[0].problem == found.problem
+        backend.up()
+
+
+async def test_an_aio_registry_is_described(memory):
+    instance = ServiceInstance(service="shop.Orders", host="10.0.0.1", port=50051)
+    async with AioRegistry(memory) as registry:
+        await registry.register(instance, wait=WAIT_S)
+        found = row(snapshot().registries, url=memory)
+        assert [one.state for one in found.registrations] == ["PUBLISHED"]
+
+
+def test_a_published_server_and_its_clients(make_shop, memory):
+    shop = make_shop()
+    port = shop.listen()
+    with Publisher(shop.server, memory, port=port):
+        found = row(snapshot().publishers, port=port)
+        assert (found.state, found.services, found.problem) == ("serving", (SERVICE,), "")
+        with Kit() as kit, kit.channel(f"{memory}/{SERVICE}") as channel:
+            assert channel.unary_unary(WHO)(b"") == b"a"
+            (subchannel,) = row(snapshot().channels, target=SERVICE).subchannels
+            assert subchannel.state == "READY"
+    assert tables_with(port=port) == []
+
+
+def test_calls_by_method_and_code(monkeypatch):
+    counts = CallCounts()
+    monkeypatch.setattr(live._LIVE, "counts", counts)
+    get = counts.client.method("/shop.Orders/Get", "unary")
+    for code in ("OK", "OK", "OK", "UNAVAILABLE"):
+        get.end(get.begin(), code)
+    get.begin()
+    status = snapshot()
+    assert status.calls_counted
+    (found,) = status.methods
+    assert (found.side, found.method, found.kind) == ("client", "/shop.Orders/Get", "unary")
+    assert (found.started, found.in_flight) == (5, 1)
+    assert [(one.code, one.count) for one in found.codes] == [("OK", 3), ("UNAVAILABLE", 1)]
+    assert 0 < found.p50_s <= found.p99_s
+
+
+def test_without_metrics_no_calls_are_reported(monkeypatch):
+    monkeypatch.setattr(live._LIVE, "counts", None)
+    status = snapshot()
+    assert (status.calls_counted, status.methods) == (False, ())
+
+
+class Broken:
+    """A component whose attributes raise."""
+
+    def __getattr__(self, name):
+        raise RuntimeError(f"no {name}\x1b[31m")
+
+
+@pytest.mark.parametrize(
+    "name", ["timer", "failback", "heartbeat", "channel", "detector", "registry", "publisher"]
+)
+def test_a_component_that_raises_is_reported_and_hides_no_other(name):
+    broken = Broken()
+    live.add(name, broken)
+    try:
+        with WheelTimer(name="intact"):
+            status = snapshot()
+        assert row(status.timers, name="intact")
+        (error,) = status.errors
+        assert error.startswith(f"{name}: RuntimeError: no ")
+        assert r"\x1b[31m" in error
+    finally:
+        live.remove(name, broken)
+
+
+def test_components_may_be_made_and_closed_during_a_snapshot(shop):
+    ended = threading.Event()
+
+    def make_and_close():
+        while not ended.is_set():
+            with Kit(heartbeat=10.0, failback=FAILBACK) as kit, kit.channel(shop.target):
+                pass
+            with WheelTimer() as timer:
+                timer.new_timeout(print, 100.0)
+
+    with ThreadPoolExecutor(1) as pool:
+        making = pool.submit(make_and_close)
+        for _ in range(200):
+            assert snapshot().errors == ()
+        ended.set()
+        making.result(WAIT_S)
