@@ -16,7 +16,7 @@ from opentelemetry.metrics import Observation
 
 from rpcwheel import live
 from rpcwheel.call_counts import Histogram
-from rpcwheel.events import FailbackDelivered, add_sink
+from rpcwheel.events import FailbackDelivered, add_sink, remove_sink
 
 from .readings import read
 from .table import (
@@ -34,7 +34,7 @@ from .table import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from opentelemetry.metrics import CallbackOptions, Meter
+    from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider
 
     from rpcwheel.call_counts import MethodCounts
     from rpcwheel.events import Event
@@ -51,9 +51,17 @@ SERVER_ERRORS: Final = frozenset(
 """The codes that are errors of a server, by the semantic conventions of gRPC."""
 
 
-def start() -> None:
-    """Make the instruments with the global meter provider, also if the program sets it later."""
-    meter = metrics.get_meter("rpcwheel", version("rpcwheel"))
+def start(provider: MeterProvider | None = None) -> Callable[[], None]:
+    """Make the instruments.
+
+    Args:
+        provider: None: the global one, also if the program sets it later.
+
+    Returns:
+        A function after which no durations are recorded. The other instruments stay; to remove
+        them, shut down the provider.
+    """
+    meter = metrics.get_meter("rpcwheel", version("rpcwheel"), provider)
     reading = _Reading()
     for metric in METRICS:
         name = otel_name(metric)
@@ -73,9 +81,20 @@ def start() -> None:
 
     add_sink(record_delivery)
     counts = live.count_calls()
-    counts.client.listeners += (_recorder(meter, CLIENT_SECONDS, _rpc_attributes),)
-    counts.attempts.listeners += (_recorder(meter, ATTEMPT_SECONDS, _attempt_attributes),)
-    counts.server.listeners += (_recorder(meter, SERVER_SECONDS, _server_attributes),)
+    recorders = (
+        (counts.client, _recorder(meter, CLIENT_SECONDS, _rpc_attributes)),
+        (counts.attempts, _recorder(meter, ATTEMPT_SECONDS, _attempt_attributes)),
+        (counts.server, _recorder(meter, SERVER_SECONDS, _server_attributes)),
+    )
+    for side, record in recorders:
+        side.listeners += (record,)
+
+    def stop() -> None:
+        remove_sink(record_delivery)
+        for side, record in recorders:
+            side.listeners = tuple(one for one in side.listeners if one is not record)
+
+    return stop
 
 
 class _Reading:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from rpcwheel import live
 from rpcwheel.call_counts import OTHER, Histogram
 from rpcwheel.events import add_sink
+from rpcwheel.status.snapshot import snapshot
 
 from .table import (
     ATTEMPT_SECONDS,
@@ -25,15 +26,29 @@ from .table import (
     CLIENT_STARTED,
     COMPONENTS,
     EVENTS,
+    FAILBACK_LIMIT,
+    FAILBACK_OLDEST,
     FAILBACK_PENDING,
     HEARTBEAT_RTT,
+    HEARTBEAT_STATE,
     MAX_SERIES,
     METHOD,
+    REGISTRY_INSTANCES,
+    REGISTRY_LEASE_AGE,
+    REGISTRY_REGISTRATIONS,
+    REGISTRY_STALE,
     REGISTRY_UP,
+    SERVER_CONNECTIONS,
     SERVER_HANDLED,
     SERVER_SECONDS,
     SERVER_STARTED,
+    SUBCHANNELS,
+    TIMER_CANCELED,
+    TIMER_FIRED,
+    TIMER_LATENESS,
+    TIMER_MAX_LATENESS,
     TIMER_PENDING,
+    TIMER_STARTED,
     FromEvent,
     Metric,
 )
@@ -43,6 +58,7 @@ if TYPE_CHECKING:
 
     from rpcwheel.call_counts import CallCounts, Side
     from rpcwheel.events import Event
+    from rpcwheel.status.snapshot import RegistryStatus, Status
 
 MAX_QUEUED: Final = 64
 """Events that are added up at once."""
@@ -124,7 +140,7 @@ def read() -> Iterator[tuple[Metric, Series]]:
     """Yield all metrics with their values."""
     counts = live.count_calls()
     calls = dict(read_calls(counts))
-    components: dict[Metric, Series] = {metric: {} for metric in COMPONENTS}
+    components = read_components(snapshot())
     yield from calls.items()
     for source in EVENTS:
         metric = source.metric
@@ -163,6 +179,72 @@ def _expected(
     if known is CLIENT_STARTED:
         return ((method,) for _, method in calls[known])
     return components[known]
+
+
+def read_components(status: Status) -> dict[Metric, Series]:
+    """Return the metrics of timers, queues, connections and registries.
+
+    Values with equal labels are added; of ages the greatest is taken.
+    """
+    all_series: dict[Metric, Series] = {metric: {} for metric in COMPONENTS}
+    for metric, labels, value in _component_values(status):
+        series = all_series[metric]
+        old = series.get(labels)
+        if isinstance(old, Histogram) and isinstance(value, Histogram):
+            series[labels] = old.plus(value)
+        elif isinstance(old, Histogram) or isinstance(value, Histogram) or old is None:
+            series[labels] = value
+        else:
+            series[labels] = max(old, value) if metric in _GREATEST else old + value
+    return all_series
+
+
+_GREATEST: Final = frozenset(
+    {TIMER_MAX_LATENESS, FAILBACK_OLDEST, HEARTBEAT_RTT, REGISTRY_LEASE_AGE, REGISTRY_STALE}
+)
+
+
+def _component_values(status: Status) -> Iterator[tuple[Metric, Labels, Value]]:
+    for timer in status.timers:
+        label, stats = (timer.name,), timer.stats
+        late = stats.lateness
+        yield TIMER_PENDING, label, float(stats.pending)
+        yield TIMER_STARTED, label, float(stats.started)
+        yield TIMER_FIRED, label, float(stats.fired)
+        yield TIMER_CANCELED, label, float(stats.cancelled)
+        yield TIMER_LATENESS, label, Histogram(late.count, late.sum_s, late.buckets)
+        yield TIMER_MAX_LATENESS, label, late.max_s
+    for queue in status.queues:
+        label = (queue.name,)
+        yield FAILBACK_PENDING, label, float(queue.stats.pending)
+        yield FAILBACK_LIMIT, label, float(queue.max_pending)
+        yield FAILBACK_OLDEST, label, queue.oldest_age_s or 0.0
+    for heartbeat in status.heartbeats:
+        yield HEARTBEAT_STATE, (heartbeat.state,), 1.0
+        if heartbeat.rtt_s is not None:
+            yield HEARTBEAT_RTT, (heartbeat.target,), heartbeat.rtt_s
+    for channel in status.channels:
+        yield CHANNEL_CALLS, (channel.target,), float(channel.calls)
+        for one in channel.subchannels:
+            state = one.state.lower() if one.healthy else "unhealthy"
+            yield SUBCHANNELS, (channel.target, state), 1.0
+    for connection in status.connections:
+        yield SERVER_CONNECTIONS, (connection.state,), 1.0
+    for registry in status.registries:
+        yield from _registry_values(registry)
+
+
+def _registry_values(registry: RegistryStatus) -> Iterator[tuple[Metric, Labels, Value]]:
+    url = registry.url
+    yield REGISTRY_UP, (url,), float(registry.up)
+    for record in registry.registrations:
+        yield REGISTRY_REGISTRATIONS, (url, record.service, record.state.lower()), 1.0
+        if record.lease_age_s is not None:
+            yield REGISTRY_LEASE_AGE, (url, record.service), record.lease_age_s
+    for watch in registry.subscriptions:
+        labels = url, watch.service
+        yield REGISTRY_INSTANCES, (*labels, watch.source or "none"), float(watch.instances)
+        yield REGISTRY_STALE, labels, 0.0 if watch.source == "live" else watch.stale_s
 
 
 def read_calls(counts: CallCounts) -> Iterator[tuple[Metric, Series]]:

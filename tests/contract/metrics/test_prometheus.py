@@ -78,8 +78,8 @@ def test_promtool_accepts_the_exposition():
 
 PROGRAM = """
 import sys
-from rpcwheel import live
-live.start()
+from rpcwheel.timer import WheelTimer
+WheelTimer().stop()
 print(*(name for name in ("prometheus_client", "opentelemetry.metrics") if name in sys.modules))
 """
 

@@ -1,0 +1,104 @@
+"""Metrics that are read from the running components at each scrape."""
+
+import prometheus_client
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from fixtures.waiting import wait_until
+from rpcwheel.failback import FailbackInvoker, FailbackPolicy
+from rpcwheel.instance import ServiceInstance
+from rpcwheel.metrics import Collector
+from rpcwheel.registry import Registry
+from rpcwheel.timer import ManualTimer, WheelTimer
+
+
+@pytest.fixture
+def scrape():
+    registry = prometheus_client.CollectorRegistry()
+    registry.register(Collector())
+
+    def read(name: str, **labels: str) -> float | None:
+        """Return the value of one series; None if it is not there."""
+        text = prometheus_client.generate_latest(registry).decode()
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                if (sample.name, sample.labels) == (name, labels):
+                    return sample.value
+        return None
+
+    return read
+
+
+def test_a_timer(scrape):
+    with WheelTimer(name="scraped") as timer:
+        label = {"timer": "scraped"}
+        timer.new_timeout(lambda _: None, 3600.0)
+        timer.new_timeout(lambda _: None, 3600.0).cancel()
+        timer.new_timeout(lambda _: None, 0.001)
+        wait_until(lambda: scrape("rpcwheel_timer_fired_total", **label) == 1)
+        assert scrape("rpcwheel_timer_pending", **label) == 1
+        assert scrape("rpcwheel_timer_started_total", **label) == 3
+        assert scrape("rpcwheel_timer_canceled_total", **label) == 1
+        assert scrape("rpcwheel_timer_lateness_seconds_count", **label) == 1
+        assert scrape("rpcwheel_timer_tasks_failed_total", **label) == 0
+        assert scrape("rpcwheel_timer_max_lateness_seconds", **label) > 0
+    assert scrape("rpcwheel_timer_pending", **label) is None
+
+
+def test_timers_of_the_same_name_are_added(scrape):
+    with WheelTimer(name="twice") as one, WheelTimer(name="twice") as other:
+        for timer in (one, one, other):
+            timer.new_timeout(lambda _: None, 3600.0)
+        assert scrape("rpcwheel_timer_pending", timer="twice") == 3
+
+
+def test_a_failback_queue(scrape):
+    timer = ManualTimer()
+    policy = FailbackPolicy(
+        retry_on=OSError, backoff=10.0, name="scraped", default=None, max_pending=7
+    )
+    label = {"queue": "scraped"}
+    answers = [OSError(), OSError(), None]
+
+    def push() -> None:
+        if (answer := answers.pop(0)) is not None:
+            raise answer
+
+    with FailbackInvoker(policy, timer=timer) as invoker:
+        assert scrape("rpcwheel_failback_lost_total", **label) == 0
+        assert scrape("rpcwheel_failback_oldest_age_seconds", **label) == 0
+        invoker.invoke(push)
+        assert scrape("rpcwheel_failback_pending", **label) == 1
+        assert scrape("rpcwheel_failback_max_pending", **label) == 7
+        timer.advance(5.0)
+        assert scrape("rpcwheel_failback_oldest_age_seconds", **label) == 5.0
+        timer.advance(5.0)
+        wait_until(lambda: scrape("rpcwheel_failback_attempts_failed_total", **label) == 1)
+        timer.advance(10.0)
+        wait_until(lambda: scrape("rpcwheel_failback_pending", **label) == 0)
+        wait_until(lambda: scrape("rpcwheel_failback_delivered_total", **label) == 1)
+        assert scrape("rpcwheel_failback_delivery_seconds_sum", **label) == 20.0
+        assert scrape("rpcwheel_failback_queued_total", **label) == 1
+
+
+def test_a_registry(scrape, tmp_path):
+    url = f"sqlite:///{tmp_path}/registry.db"
+    service = "shop.Orders"
+    with Registry(url) as registry, registry.subscribe(service) as subscription:
+        label = {"registry": registry.url}
+        both = {**label, "service": service}
+        registry.register(ServiceInstance(service=service, host="127.0.0.1", port=50051), wait=10.0)
+        wait_until(lambda: len(subscription.wait(10.0).instances) == 1)
+        assert scrape("rpcwheel_registry_up", **label) == 1
+        assert scrape("rpcwheel_registry_registrations", **both, state="published") == 1
+        assert scrape("rpcwheel_registry_instances", **both, source="live") == 1
+        assert scrape("rpcwheel_registry_stale_seconds", **both) == 0
+        assert 0 <= scrape("rpcwheel_registry_lease_age_seconds", **both) < 60
+        assert scrape("rpcwheel_registry_published_total", **both, again="") == 1
+
+
+def test_one_component_that_raises_does_not_hide_the_others(scrape, monkeypatch):
+    with WheelTimer(name="broken") as broken, WheelTimer(name="whole"):
+        monkeypatch.setattr(broken, "stats", lambda: 1 / 0)
+        assert scrape("rpcwheel_timer_pending", timer="broken") is None
+        assert scrape("rpcwheel_timer_pending", timer="whole") == 0

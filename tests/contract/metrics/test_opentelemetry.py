@@ -1,0 +1,114 @@
+"""Metrics through the API and the SDK of OpenTelemetry."""
+
+from collections.abc import Iterator
+
+import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
+from rpcwheel import live
+from rpcwheel.events import FailbackDelivered, RetryScheduled, emit
+from rpcwheel.metrics import opentelemetry
+from rpcwheel.metrics.table import METRICS, otel_name
+
+GET = "/shop.Orders/Measured"
+
+
+@pytest.fixture
+def reader() -> Iterator[InMemoryMetricReader]:
+    reader = InMemoryMetricReader()
+    stop = opentelemetry.start(MeterProvider([reader]))
+    yield reader
+    stop()
+
+
+def points(reader: InMemoryMetricReader, name: str) -> list:
+    data = reader.get_metrics_data()
+    scopes = data.resource_metrics[0].scope_metrics if data else ()
+    (scope,) = (one for one in scopes if one.scope.name == "rpcwheel")
+    return [point for one in scope.metrics if one.name == name for point in one.data.data_points]
+
+
+def test_an_event_is_in_the_next_collection(reader):
+    emit(RetryScheduled(GET, 1, "UNAVAILABLE", 0.1))
+    (point,) = (
+        point
+        for point in points(reader, "rpcwheel.retries")
+        if point.attributes["rpc.method"] == "shop.Orders/Measured"
+    )
+    assert point.value >= 1
+
+
+def test_the_duration_of_a_call_has_the_attributes_of_the_semantic_conventions(reader):
+    calls = live.count_calls().client.method(GET, "unary")
+    for code in ("OK", "NOT_FOUND"):
+        calls.end(calls.begin(), code)
+    found = points(reader, "rpc.client.call.duration")
+    assert [(dict(point.attributes), point.count) for point in found] == [
+        (
+            {
+                "rpc.system.name": "grpc",
+                "rpc.method": "shop.Orders/Measured",
+                "rpc.response.status_code": "OK",
+            },
+            1,
+        ),
+        (
+            {
+                "rpc.system.name": "grpc",
+                "rpc.method": "shop.Orders/Measured",
+                "rpc.response.status_code": "NOT_FOUND",
+                "error.type": "NOT_FOUND",
+            },
+            1,
+        ),
+    ]
+    assert found[0].explicit_bounds == (
+        *(0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10),
+    )
+
+
+def test_the_duration_of_an_attempt_has_the_attributes_of_gRFC_A66(reader):  # noqa: N802
+    attempts = live.count_calls().attempts.method(GET, "unary")
+    attempts.end(attempts.begin(), "UNAVAILABLE")
+    (point,) = points(reader, "grpc.client.attempt.duration")
+    assert dict(point.attributes) == {
+        "grpc.method": "shop.Orders/Measured",
+        "grpc.status": "UNAVAILABLE",
+    }
+
+
+@pytest.mark.parametrize(
+    ("code", "is_error"), [("NOT_FOUND", False), ("INTERNAL", True), ("OK", False)]
+)
+def test_not_every_status_is_an_error_of_a_server(reader, code, is_error):
+    served = live.count_calls().server.method(GET, "unary")
+    served.end(served.begin(), code)
+    (point,) = points(reader, "rpc.server.call.duration")
+    assert ("error.type" in point.attributes) == is_error
+
+
+def test_the_time_until_a_delivery_is_recorded(reader):
+    emit(FailbackDelivered("measured", "push", 2, 12.0))
+    (point,) = points(reader, "rpcwheel.failback.delivery")
+    assert (dict(point.attributes), point.sum) == ({"rpcwheel.queue": "measured"}, 12.0)
+
+
+def test_after_the_stop_nothing_is_recorded():
+    reader = InMemoryMetricReader()
+    stop = opentelemetry.start(MeterProvider([reader]))
+    stop()
+    calls = live.count_calls().client.method(GET, "unary")
+    calls.end(calls.begin(), "OK")
+    emit(FailbackDelivered("measured", "push", 2, 12.0))
+    assert points(reader, "rpc.client.call.duration") == []
+    assert points(reader, "rpcwheel.failback.delivery") == []
+
+
+def test_every_metric_of_the_table_can_be_collected(reader):
+    """Also if it has no value yet: a callback that raises is only logged by the SDK."""
+    names = {otel_name(metric) for metric in METRICS if otel_name(metric) is not None}
+    data = reader.get_metrics_data()
+    scopes = data.resource_metrics[0].scope_metrics
+    found = {one.name for scope in scopes for one in scope.metrics}
+    assert found <= names
