@@ -49,6 +49,7 @@ from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import FailbackError
 from rpcwheel.events import CallbackFailed, HedgeSent, RetryStopped, emit
 from rpcwheel.rpc import TRIED, Kind, NextAttempt, Stop, classes_by_kind
+from rpcwheel.tracing import with_current_trace
 
 from .aio_requests import RequestStream
 from .config import (
@@ -547,7 +548,7 @@ class RetryingCall(Relay):
             return None
         limit = _SilenceLimit()
         loop = asyncio.get_running_loop()
-        end = partial(self._end_silence, call, limit)
+        end = partial(self._context.run, self._end_silence, call, limit)
         delay_s = to_seconds(self._config.message_timeout_ns)
         schedule = self._state.schedule
         limit.timeout = schedule(lambda _: call_on_loop(loop, end), delay_s, "message_timeout")
@@ -766,7 +767,7 @@ class Delivery:
             self.start,
             requests if self.calls.kind.streams_requests else requests[0],
             self._timeout,
-            with_attempt(self._metadata, self._attempts),
+            with_current_trace(with_attempt(self._metadata, self._attempts)),
             self._wait_for_ready,
             started_ns=0,
             deadline_ns=NEVER,

@@ -46,6 +46,7 @@ from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import FailbackError
 from rpcwheel.events import CallbackFailed, HedgeSent, RetryStopped, emit
 from rpcwheel.rpc import TRIED, Kind, NextAttempt, Stop
+from rpcwheel.tracing import with_current_trace
 
 from .config import (
     ANSWER_KEY,
@@ -423,7 +424,7 @@ class _Delivery:
     def __call__(self, *requests: Any) -> Any:
         """Return the call, for whose end failback waits. Reads a response stream to its end."""
         self._number += 1
-        metadata = with_attempt(self._details.metadata, self._number)
+        metadata = with_current_trace(with_attempt(self._details.metadata, self._number))
         request = iter(requests) if self._kind.streams_requests else requests[0]
         call = self._start(self._details._replace(metadata=metadata), request)
         if not self._kind.streams_responses:

@@ -89,7 +89,7 @@ def log_event(event: Event) -> None:
 
 def _subject(line: LogLine, event: Event) -> str:
     """Return the subject of the rate limit; different failures of a method have limits each."""
-    parts = [_plain(getattr(event, name)) for name in line.subject.split()]
+    parts = [plain_text(getattr(event, name)) for name in line.subject.split()]
     error: BaseException | None = getattr(event, "error", None)
     if not line.interval_s or isinstance(error, InstanceIdConflict):
         failure = getattr(event, "code", None) if error is None else error_kind(error)
@@ -101,10 +101,10 @@ def _write(line: LogLine, event: Event, suppressed: int) -> None:
     error: BaseException | None = getattr(event, "error", None)
     more = f"; {suppressed} more suppressed since the last such line" if suppressed else ""
     template = line.template + "%(more)s"
-    values = _values(event, MAX_TEXT, MAX_ERROR)
+    values = field_values(event)
     texts = _texts(event, values, more, MAX_TEXT)
     if len(template % texts) > MAX_LINE:
-        texts = _texts(event, _values(event, MAX_SHORT, MAX_SHORT), more, MAX_SHORT)
+        texts = _texts(event, field_values(event, MAX_SHORT, MAX_SHORT), more, MAX_SHORT)
     record = line.logger.makeRecord(
         line.logger.name,
         line.level,
@@ -116,15 +116,18 @@ def _write(line: LogLine, event: Event, suppressed: int) -> None:
         "log_event",
         _attributes(type(event), values | {"suppressed": suppressed}),
     )
-    if line.traceback and error is not None and not _has_status(error) and _has_frames(error):
-        record.exc_text = _traceback(error)
+    if line.traceback and error is not None:
+        record.exc_text = traceback_of(error)
     line.logger.handle(record)
 
 
 def _report(count: Suppressed) -> None:
     line = count.kind.log_line
     if line is not None:
-        values = count._asdict() | {"kind": count.kind.__name__, "subject": _plain(count.subject)}
+        values = count._asdict() | {
+            "kind": count.kind.__name__,
+            "subject": plain_text(count.subject),
+        }
         line.logger.log(
             line.level,
             "%s: %d more %s not logged within %.3g s",
@@ -152,18 +155,20 @@ def _attributes(kind: type, values: Mapping[str, Value]) -> dict[str, Value]:
     return attributes
 
 
-def _values(event: Event, max_text: int, max_error: int) -> dict[str, Value]:
+def field_values(
+    event: Event, max_text: int = MAX_TEXT, max_error: int = MAX_ERROR
+) -> dict[str, Value]:
     """Return the event's fields with texts escaped and cut, and the `error_type` of its error."""
     values: dict[str, Value] = {}
     for name in event.__match_args__:
         value = getattr(event, name)
         if isinstance(value, BaseException):
-            values["error_type"] = _plain(error_kind(value), max_text)
+            values["error_type"] = plain_text(error_kind(value), max_text)
             value = error_text(value, max_error)
         elif isinstance(value, tuple):
-            value = _plain(", ".join(value), max_text)
+            value = plain_text(", ".join(value), max_text)
         elif isinstance(value, str):
-            value = _plain(value, max_text)
+            value = plain_text(value, max_text)
         values[name] = value
     return values
 
@@ -172,7 +177,7 @@ def _texts(event: Event, values: dict[str, Value], more: str, max_text: int) -> 
     """Return what a template may name."""
     name, function = values.get("name"), values.get("function")
     call = function if name == function else f"{name}: {function}"
-    computed = {key: _plain(text, max_text) for key, text in event.log_texts().items()}
+    computed = {key: plain_text(text, max_text) for key, text in event.log_texts().items()}
     error = values.get("error") or "no answer"
     return {**values, "call": call, **computed, "error": error, "more": more}
 
@@ -201,18 +206,23 @@ def error_kind(error: BaseException) -> str:
     return type(error).__name__
 
 
-def error_text(error: BaseException, longest: int) -> str:
+def error_text(error: BaseException, longest: int = MAX_ERROR) -> str:
     """Return the error in one short line, such as `UNAVAILABLE: no such host`."""
     try:
         text = error.details() if _is_call_error(error) else str(error)  # type: ignore[attr-defined]
     except Exception:  # noqa: BLE001 - methods of a user's class; the error must be reported
         text = "(its text cannot be read)"
     kind = error_kind(error)
-    return _plain(f"{kind}: {text}" if text else kind, longest)
+    return plain_text(f"{kind}: {text}" if text else kind, longest)
 
 
-def _traceback(error: BaseException) -> str:
-    """Return the traceback, escaped and indented; if it is long, without lines in its middle."""
+def traceback_of(error: BaseException) -> str | None:
+    """Return the traceback, escaped and indented; if it is long, without lines in its middle.
+
+    None if it has none, or for a gRPC status, whose traceback does not say more.
+    """
+    if _has_status(error) or not _has_frames(error):
+        return None
     lines = "".join(traceback.format_exception(error)).rstrip().split("\n")
     first, last = _half(lines), _half(lines[::-1])[::-1]
     left_out = len(lines) - len(first) - len(last)
@@ -234,7 +244,7 @@ def _half(lines: list[str]) -> list[str]:
     return half
 
 
-def _plain(text: str, longest: int = MAX_TEXT) -> str:
+def plain_text(text: str, longest: int = MAX_TEXT) -> str:
     """Return the text with one space for each run of whitespace, and escaped."""
     return _escaped(" ".join(text.split()), longest)
 

@@ -211,6 +211,7 @@ def _start_task(queue: RetryQueue, loop: asyncio.AbstractEventLoop, call: Queued
 async def _attempt(queue: RetryQueue, call: QueuedCall) -> None:
     if call.state is State.DONE:  # reported as lost while it waited for the loop
         return
+    queue.begin_span(call)
     try:
         result = call.saved()
         if inspect.isawaitable(result):

@@ -40,9 +40,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass, fields
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from rpcwheel import live
+from rpcwheel import live, tracing
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._grpc.calls import is_channel_closed_error
 from rpcwheel.backoff import Backoff, wait_of_call
@@ -423,16 +423,25 @@ class RetryQueue:
         call.start(call)
 
     def context_for(self, call: QueuedCall) -> Context:
-        """A context for an attempt: the caller's, without the deadline of the caller's own call."""
+        """A context for an attempt: the caller's, without the deadline of the caller's own call.
+
+        If the attempt has begun, its span is the current one.
+        """
         context = call.saved.copy_context()
+        context.run(tracing.make_current, call.span)
         context.run(_QUEUE.set, self)
         context.run(DEADLINE.set, None)
         return context
 
+    def begin_span(self, call: QueuedCall) -> None:
+        """Begin the span of an attempt, and make it the current one. Runs in its context."""
+        call.span = tracing.begin_delivery(self.name, call.label, call.attempts)
+
     def succeeded(self, call: QueuedCall) -> None:
         """An attempt has succeeded, perhaps after `close` has reported the call as lost."""
         waited_s = (self.now_ns() - call.started_ns) / 1e9
-        with _attempt_ended(call):
+        with _attempt_ended(call) as span:
+            tracing.set_outcome(span, "delivered")
             emit(FailbackDelivered(self.name, call.label, call.attempts, waited_s))
             self._end(call, "redelivered")
 
@@ -444,10 +453,12 @@ class RetryQueue:
         """
         now_ns = self.now_ns()
         hook = self.policy.dead_letter
-        with _attempt_ended(call):
+        with _attempt_ended(call) as span:
+            tracing.set_outcome(span, "failed", error)  # now: the frames of the error are freed
             stop = self._wait_again(call, error, now_ns)
             if stop is None or not self._decide_end(call, "gave_up", stop.reason, error):
                 return None
+            tracing.set_outcome(span, "gave_up", reason=stop.reason)
             failed = call.failed_call(now_ns, stop.reason)
             waited_s, reason = failed.waited_s, stop.reason
             if stop is CHANNEL_CLOSED or stop is CANCELLED:  # the reason says all; no traceback
@@ -501,7 +512,8 @@ class RetryQueue:
 
     def lost(self, call: QueuedCall, reason: str) -> None:
         """End a call because its attempts can run nowhere any more."""
-        with _attempt_ended(call):
+        with _attempt_ended(call) as span:
+            tracing.set_outcome(span, "lost", reason=reason)
             if self._decide_end(call, "lost", reason, call.error):
                 self._report_lost([call], reason, self.now_ns())
                 self._end(call, "lost")
@@ -688,12 +700,14 @@ class InvokerBase:
 
 
 @contextlib.contextmanager
-def _attempt_ended(call: QueuedCall) -> Iterator[None]:
-    """End the background call of an attempt when the consequences of its result are complete."""
+def _attempt_ended(call: QueuedCall) -> Iterator[Any]:
+    """End an attempt when the consequences of its result are complete. Yields its span."""
     background, call.background = call.background, None  # the next attempt sets its own
+    span, call.span = call.span, None
     try:
-        yield
+        yield span
     finally:
+        tracing.end(span)
         BACKGROUND.end_call(background)
 
 

@@ -154,6 +154,8 @@ class QueuedCall:
     """Starts the next attempt; None if no timeout is pending."""
     background: BackgroundCall | None = None
     """The attempt that runs."""
+    span: Any = None
+    """Of the attempt that runs; see `rpcwheel.tracing.begin_delivery`."""
     label: str = field(init=False)
     """The name in events and logs."""
 

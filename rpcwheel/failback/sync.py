@@ -237,7 +237,7 @@ def _follow(queue: RetryQueue, inner: Any, call: SavedCall, started_ns: int) -> 
 
     def on_inner_done(_: object) -> None:  # on gRPC's thread
         # Not the key of further attempts, which may hang.
-        step = partial(_complete, queue, outer, inner, call, started_ns)
+        step = partial(call.copy_context().run, _complete, queue, outer, inner, call, started_ns)
         EXECUTOR.submit((queue, "first attempts"), step)
 
     outer.add_done_callback(on_outer_done)
@@ -293,6 +293,7 @@ def _submit(queue: RetryQueue, call: QueuedCall, step: Callable[[], None]) -> No
 def _attempt(queue: RetryQueue, call: QueuedCall) -> None:
     if call.state is State.DONE:  # reported as lost while it waited for a worker
         return
+    queue.begin_span(call)
     try:
         result = call.saved()
     except BaseException as error:  # noqa: BLE001 - the queue reports it

@@ -34,11 +34,12 @@ from rpcwheel._concurrency.callbacks import run_callback, weak_callback
 from rpcwheel._concurrency.notifications import NotificationQueue
 from rpcwheel._grpc.connectivity import core_state, core_target, is_bare, unwrapped_channels
 from rpcwheel.durations import NEVER, to_seconds
-from rpcwheel.events import CallbackFailed, Event, ExecutorRejected, emit
+from rpcwheel.events import CallbackFailed, ConnectionDead, Event, ExecutorRejected, emit
 from rpcwheel.exiting import BACKGROUND
 from rpcwheel.probe import ALIVE, UNANSWERED, HealthProbe, ProbeResult, checked_probe
 from rpcwheel.timer import ManualTimer, shared_timer
 from rpcwheel.timer.clock import checked_timer, clock_of
+from rpcwheel.tracing import add_to_calls
 from rpcwheel.transport.state import ActivityStamps
 
 from .core import HeartbeatCore
@@ -517,6 +518,10 @@ class HeartbeatBase(ABC):
         self._notifications.start()
 
     def _add_event(self, event: Event) -> None:
+        if isinstance(event, ConnectionDead) and self._can_reconnect:
+            channel = self.connection
+            if channel is not None and (spans := channel.connections.active.spans.copy()):
+                self._notifications.add(partial(add_to_calls, event, spans))
         self._notifications.add(partial(emit, event))
 
     def _call_listeners(self, change: StateChanged) -> None:

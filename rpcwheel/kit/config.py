@@ -41,6 +41,7 @@ from pydantic_core import PydanticOmit
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.live import VARIABLE as METRICS_VARIABLE
 from rpcwheel.policy import Policy, field_at, messages_of, path_of, shown, types_in
+from rpcwheel.tracing import VARIABLE as TRACES_VARIABLE
 
 from .policy import PREFIX, KitPolicy
 
@@ -60,8 +61,8 @@ __all__ = [
     "settings_schema",
 ]
 
-OTHER_VARIABLES: Final = {"RPCWHEEL_PURE", "RPCWHEEL_EXPECT", METRICS_VARIABLE}
-"""Variables that are not settings of a kit: of the build, the tests and the metrics."""
+OTHER_VARIABLES: Final = {"RPCWHEEL_PURE", "RPCWHEEL_EXPECT", METRICS_VARIABLE, TRACES_VARIABLE}
+"""Variables that are not settings of a kit: of the build, the tests, the metrics and the traces."""
 
 SUFFIXES: Final = {".toml": "TOML", ".yaml": "YAML", ".yml": "YAML"}
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rpcwheel import tracing
 from rpcwheel._lazy import lazy_names
 
 if TYPE_CHECKING:
@@ -43,3 +44,4 @@ def start(sinks: Iterable[str]) -> None:
         from . import opentelemetry
 
         opentelemetry.start()
+        tracing.start()

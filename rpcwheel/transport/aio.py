@@ -38,6 +38,7 @@ from rpcwheel.errors import ConfigurationError
 from rpcwheel.events import ConnectionReplaced, emit
 from rpcwheel.rpc import Kind, classes_by_kind
 from rpcwheel.timer.clock import checked_timer, clock_of
+from rpcwheel.tracing import add_to_calls, begin_call
 
 from .arguments import (
     DEFAULT_BACKOFF,
@@ -230,6 +231,8 @@ class ReconnectingChannel(ChannelStatus, Channel):
             raise ConfigurationError("connect must return a new channel each time")
         calls = connections.active.calls
         old, over = connections.reconnect(new, drain_ns, reason, backoff_ns)
+        event = ConnectionReplaced(self.target, number=new.number, reason=reason, calls=calls)
+        add_to_calls(event, old.spans)  # before the calls end
         if new.connection_wanted:
             new.channel.get_state(try_to_connect=True)
         self._replaced_or_closed.notify()
@@ -237,7 +240,7 @@ class ReconnectingChannel(ChannelStatus, Channel):
             self._close_transport(old)
         elif drain_ns != NEVER:
             self._end_after(old, drain_ns)
-        emit(ConnectionReplaced(self.target, number=new.number, reason=reason, calls=calls))
+        emit(event)
         return True
 
     def drain(self, drain_timeout: Duration | None = None, *, reason: str = "asked for") -> None:
@@ -461,6 +464,7 @@ class TransportCall(Relay):
     _call: Any = None
     _counted = False
     _has_failed = False
+    _span_key: object = None  # of `rpcwheel.tracing.begin_call`
 
     def __init__(self, multicallable: _Multicallable, transport: AioTransport) -> None:
         self.method = multicallable.method
@@ -471,6 +475,8 @@ class TransportCall(Relay):
         """Use gRPC's call as the only attempt."""
         self._call = call
         self._counted = counted
+        if counted:
+            self._span_key = begin_call(self._transport.spans)
         self._transport.running[id(self)] = weakref.ref(self)
         self.begin(call, is_new=True)
         return self
@@ -509,6 +515,8 @@ class TransportCall(Relay):
         """End its count. On any thread, if its caller has dropped it."""
         transport = self._transport
         transport.running.pop(id(self), None)
+        if self._span_key is not None:
+            transport.spans.pop(self._span_key, None)
         if self._counted:
             self._counted = False
             if self._final is self._call and not (self._has_failed or self.kind.streams_responses):

@@ -161,6 +161,7 @@ class Transport(Generic[C]):
         "read_state",
         "reason",
         "replaced",
+        "spans",
     )
 
     def __init__(self, channel: C, now_ns: Callable[[], int]) -> None:
@@ -172,6 +173,8 @@ class Transport(Generic[C]):
         self.activity = ActivityStamps(now_ns)
         self.calls = 0
         """Number of calls in flight on it, without heartbeats."""
+        self.spans: dict[object, Any] = {}
+        """The recording spans of these calls; see `rpcwheel.tracing.begin_call`."""
         self.drain_until_ns = NEVER
         """When calls in flight are ended; `NEVER` while it is active."""
         self.ended = False

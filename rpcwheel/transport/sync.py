@@ -38,6 +38,7 @@ from rpcwheel.errors import ConfigurationError
 from rpcwheel.events import ConnectionReplaced, emit
 from rpcwheel.rpc import Kind, classes_by_kind
 from rpcwheel.timer.clock import checked_timer, clock_of
+from rpcwheel.tracing import add_to_calls, begin_call
 
 from .arguments import (
     DEFAULT_BACKOFF,
@@ -182,6 +183,8 @@ class ReconnectingChannel(ChannelStatus, multicallable.Channel):
             new.channel.close()
             return False
         old, over = reconnected
+        event = ConnectionReplaced(self.target, number=new.number, reason=reason, calls=calls)
+        add_to_calls(event, old.spans)  # before the calls end
         if over:
             self._close_soon(old)
         elif drain_ns != NEVER:
@@ -189,7 +192,7 @@ class ReconnectingChannel(ChannelStatus, multicallable.Channel):
         if new.connection_wanted:
             core_state(new.channel, try_to_connect=True)
         self._subscriptions.watch_active()
-        emit(ConnectionReplaced(self.target, number=new.number, reason=reason, calls=calls))
+        emit(event)
         return True
 
     def drain(self, drain_timeout: Duration | None = None, *, reason: str = "asked for") -> None:
@@ -389,8 +392,15 @@ class ReconnectingChannel(ChannelStatus, multicallable.Channel):
                 raise ValueError(CLOSED)
             return self.connections.begin_call()
 
-    def end_call(self, transport: SyncTransport) -> None:
-        """Internal: note that a call has ended. Any thread."""
+    def end_call(self, transport: SyncTransport, span_key: object = None) -> None:
+        """Internal: note that a call has ended. Any thread.
+
+        Args:
+            transport: The result of `begin_call`.
+            span_key: The result of `rpcwheel.tracing.begin_call`.
+        """
+        if span_key is not None:
+            transport.spans.pop(span_key, None)
         with self._lock:
             over = self.connections.end_call(transport)
         if over:
@@ -464,6 +474,7 @@ class _Multicallable:
         """Make a blocking call."""
         channel = self._channel
         transport, made = self._begin_call()
+        span_key = begin_call(transport.spans)
         try:
             return getattr(made, name)(request, *options)
         except grpc.RpcError as error:
@@ -476,7 +487,7 @@ class _Multicallable:
             if not is_bare(transport.channel):
                 raise _ended_with(transport) from error
         finally:
-            channel.end_call(transport)
+            channel.end_call(transport, span_key)
         return self._wait(name, request, *options)
 
     wait_for = _wait  # for the balancer: one frame less per call
@@ -485,16 +496,17 @@ class _Multicallable:
         """Start a call that does not block."""
         channel = self._channel
         transport, made = self._begin_call()
+        span_key = begin_call(transport.spans)
         try:
             call = getattr(made, name)(request, *options)
         except BaseException as error:
-            channel.end_call(transport)
+            channel.end_call(transport, span_key)
             if not channel.has_moved(transport, error):
                 raise
             if not is_bare(transport.channel):
                 return _ended_with(transport)
             return self._begin(name, request, *options)
-        end: Callable[[], object] = partial(channel.end_call, transport)
+        end: Callable[[], object] = partial(channel.end_call, transport, span_key)
         if is_single_threaded(call):
             # Such a call reports no end if it is dropped or canceled. `end` runs on a worker
             # thread, because the thread of the garbage collector may hold any lock.

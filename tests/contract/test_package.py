@@ -371,7 +371,7 @@ for block in sys.stdin.read().split(chr(0)):
 """
 
 
-RUN = {"README.md", "docs/guide.md"}
+RUN = {"README.md", "docs/guide.md", "docs/observability.md"}
 """Documents whose code runs. That of the others is compiled."""
 
 

@@ -9,20 +9,18 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
-from opentelemetry import trace
 from opentelemetry.instrumentation.grpc import (
     GrpcAioInstrumentorClient,
     GrpcAioInstrumentorServer,
     GrpcInstrumentorClient,
     GrpcInstrumentorServer,
 )
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind
 
 import rpcwheel
 import rpcwheel.aio
+from fixtures.foreign_opentelemetry import memory_of_process
 from fixtures.shop import SERVICE
 from fixtures.small_servers import METHOD, aio_serving, serving
 from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
@@ -72,12 +70,7 @@ class Spans:
 
 @pytest.fixture(scope="module")
 def memory():
-    """What the tracer provider of the process exports to; there can be only one."""
-    memory = InMemorySpanExporter()
-    provider = TracerProvider(shutdown_on_exit=False)
-    provider.add_span_processor(SimpleSpanProcessor(memory))
-    trace.set_tracer_provider(provider)
-    return memory
+    return memory_of_process()
 
 
 @pytest.fixture(autouse=True)

@@ -491,8 +491,8 @@ def test_empty_variables_are_ignored():
     assert from_env(TIMEOUT="", CONFIG=" ") == KitPolicy()
 
 
-def test_variables_for_building_testing_and_metrics_are_ignored():
-    assert from_env(PURE="1", EXPECT="native", METRICS="off") == KitPolicy()
+def test_variables_for_building_testing_metrics_and_traces_are_ignored():
+    assert from_env(PURE="1", EXPECT="native", METRICS="off", TRACES="off") == KitPolicy()
     with pytest.raises(ConfigurationError, match="SHOP_PURE: there is no such setting"):
         from_env("SHOP_", PURE="1")
 

@@ -1,0 +1,5 @@
+"""Fixtures of the tests of traces."""
+
+from fixtures.failback_invokers import aio_invoker, invoker  # noqa: F401 - fixtures
+from fixtures.foreign_opentelemetry import spans, theirs  # noqa: F401 - fixtures
+from fixtures.shop import shop  # noqa: F401 - a fixture

@@ -1,0 +1,274 @@
+"""Traces of deliveries in the background: spans of their own, linked to that of the caller."""
+
+import threading
+from concurrent.futures import Future
+
+import grpc
+import pytest
+from opentelemetry import trace
+
+import rpcwheel
+import rpcwheel.aio
+from fixtures.foreign_opentelemetry import events_of
+from fixtures.shop import SERVICE, UNARY_UNARY, Fail
+from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel import FailbackPolicy
+
+NAME = f"rpcwheel.failback {UNARY_UNARY}"
+QUEUED = {
+    "timeout": WAIT_S,
+    "failback": FailbackPolicy(
+        name="orders", retry_on="UNAVAILABLE", backoff=0.001, max_attempts=3, default=b"later"
+    ),
+}
+
+
+def traceparent(metadata) -> tuple[int, int]:
+    """The trace and the span of which a call that arrived at the shop is a child."""
+    _, trace_id, span_id, _ = metadata["traceparent"].split("-")
+    return int(trace_id, 16), int(span_id, 16)
+
+
+def ids(span) -> tuple[int, int]:
+    return span.context.trace_id, span.context.span_id
+
+
+def check_linked(delivery, queued) -> None:
+    """The delivery belongs to no trace but its own, and links to the span that queued the call."""
+    assert delivery.parent is None
+    assert delivery.context.trace_id != queued.context.trace_id
+    assert [link.context.span_id for link in delivery.links] == [queued.context.span_id]
+
+
+def check_deliveries(failed, delivered, queued) -> None:
+    for delivery in (failed, delivered):
+        assert (delivery.name, delivery.kind) == (NAME, trace.SpanKind.INTERNAL)
+        check_linked(delivery, queued)
+    common = {"rpc.system.name": "grpc", "rpc.method": f"{SERVICE}/UnaryUnary",
+              "rpcwheel.name": "orders"}  # fmt: skip
+    assert failed.attributes == common | {
+        "rpcwheel.attempt": 2, "rpcwheel.outcome": "failed", "error.type": "UNAVAILABLE",
+        "rpc.response.status_code": "UNAVAILABLE",
+    }  # fmt: skip
+    assert failed.status.status_code is trace.StatusCode.ERROR
+    assert failed.status.description == "UNAVAILABLE: again"
+    (error,) = failed.events
+    assert error.name == "exception"
+    assert error.attributes["exception.message"] == "UNAVAILABLE: again"
+    assert "exception.stacktrace" not in error.attributes
+    assert delivered.attributes == common | {"rpcwheel.attempt": 3, "rpcwheel.outcome": "delivered"}
+    assert delivered.status.status_code is trace.StatusCode.UNSET
+
+
+def begin(channel, form) -> bytes:
+    method = channel.unary_unary(UNARY_UNARY)
+    return method(b"a") if form == "blocking" else method.future(b"a").result(WAIT_S)
+
+
+@pytest.mark.parametrize("form", ["blocking", "future"])
+def test_a_delivery_is_a_span_with_a_link_to_the_span_of_the_caller(form, shop, spans):
+    shop.then("UNAVAILABLE", Fail("UNAVAILABLE", details="again"))
+    with rpcwheel.Kit(**QUEUED) as kit, kit.channel(shop.target) as channel:
+        with spans.caller() as caller:
+            assert begin(channel, form) == b"later"
+        failed, delivered = spans.deliveries(2)
+    assert events_of(caller) == ["rpcwheel.failback_queued"]
+    check_deliveries(failed, delivered, caller)
+
+
+async def test_an_aio_delivery_is_a_span_with_a_link_to_the_span_of_the_caller(shop, spans):
+    shop.then("UNAVAILABLE", Fail("UNAVAILABLE", details="again"))
+    async with rpcwheel.aio.Kit(**QUEUED) as kit, kit.channel(shop.target) as channel:
+        with spans.caller() as caller:
+            assert await channel.unary_unary(UNARY_UNARY)(b"a") == b"later"
+        failed, delivered = await spans.aio_deliveries(2)
+    assert events_of(caller) == ["rpcwheel.failback_queued"]
+    check_deliveries(failed, delivered, caller)
+
+
+def test_with_an_instrumentation_inside_the_call_of_a_delivery_is_its_child(shop, spans, theirs):
+    shop.then("UNAVAILABLE")
+    inner = theirs.around(grpc.insecure_channel(shop.target))
+    with rpcwheel.Kit(**QUEUED) as kit, inner:
+        with spans.caller() as caller:
+            assert begin(kit.intercept_channel(inner), "blocking") == b"later"
+        (delivery,) = spans.deliveries(1)
+    first, later = spans.clients(2)
+    assert first.parent.span_id == caller.context.span_id
+    assert (later.context.trace_id, later.parent.span_id) == ids(delivery)
+    assert traceparent(shop.calls[1].metadata) == ids(later)
+
+
+async def test_with_an_aio_instrumentation_inside_the_call_of_a_delivery_is_its_child(
+    shop, spans, theirs
+):
+    shop.then("UNAVAILABLE")
+    inner = grpc.aio.insecure_channel(shop.target, interceptors=theirs.aio_interceptors())
+    async with rpcwheel.aio.Kit(**QUEUED) as kit, inner:
+        channel = kit.intercept_channel(inner)
+        with spans.caller():
+            assert await channel.unary_unary(UNARY_UNARY)(b"a") == b"later"
+        (delivery,) = await spans.aio_deliveries(1)
+    _, later = await spans.aio_clients(2)
+    assert (later.context.trace_id, later.parent.span_id) == ids(delivery)
+
+
+def test_with_an_instrumentation_outside_the_server_sees_the_span_of_the_delivery(
+    shop, spans, theirs
+):
+    shop.then("UNAVAILABLE")
+    with rpcwheel.Kit(**QUEUED) as kit, kit.channel(shop.target) as inner:
+        assert begin(theirs.around(inner), "blocking") == b"later"
+        (delivery,) = spans.deliveries(1)
+    (client,) = spans.clients(1)
+    check_linked(delivery, client)
+    assert [traceparent(seen.metadata) for seen in shop.calls] == [ids(client), ids(delivery)]
+
+
+async def test_with_an_aio_instrumentation_outside_the_server_sees_the_span_of_the_delivery(
+    shop, spans, theirs
+):
+    shop.then("UNAVAILABLE")
+    async with rpcwheel.aio.Kit(**QUEUED) as kit:
+        interceptors = [*theirs.aio_interceptors(), *kit.client_interceptors()]
+        async with grpc.aio.insecure_channel(shop.target, interceptors=interceptors) as channel:
+            assert await channel.unary_unary(UNARY_UNARY)(b"a") == b"later"
+            (delivery,) = await spans.aio_deliveries(1)
+        (client,) = await spans.aio_clients(1)
+    check_linked(delivery, client)
+    assert [traceparent(seen.metadata) for seen in shop.calls] == [ids(client), ids(delivery)]
+
+
+def test_the_metadata_of_a_delivery_without_a_trace_context_stays_as_it_is(shop, spans):
+    shop.then("UNAVAILABLE")
+    with rpcwheel.Kit(**QUEUED) as kit, kit.channel(shop.target) as channel:
+        with spans.caller():
+            assert channel.unary_unary(UNARY_UNARY)(b"a", metadata=[("a", "b")]) == b"later"
+        spans.deliveries(1)
+    assert shop.calls[1].metadata["a"] == "b"
+    assert "traceparent" not in shop.calls[1].metadata
+
+
+def test_a_call_that_is_given_up_says_why(shop, spans):
+    shop.then("UNAVAILABLE", "NOT_FOUND")
+    with rpcwheel.Kit(**QUEUED) as kit, kit.channel(shop.target) as channel:
+        with spans.caller():
+            assert begin(channel, "blocking") == b"later"
+        (delivery,) = spans.deliveries(1)
+    assert delivery.attributes["rpcwheel.outcome"] == "gave_up"
+    assert delivery.attributes["rpcwheel.reason"].startswith("its error is not one that")
+    assert delivery.attributes["rpc.response.status_code"] == "NOT_FOUND"
+
+
+def test_a_dropped_call_is_an_event_of_the_span_of_the_caller(invoker, spans):
+    failback = invoker(max_pending=1, overflow="drop")
+    with spans.caller() as caller:
+        for _ in range(2):
+            failback.invoke(refuse)
+    assert events_of(caller) == ["rpcwheel.failback_queued", "rpcwheel.failback_dropped"]
+
+
+def refuse() -> None:
+    raise ConnectionError("refused")
+
+
+class Function:
+    """Fails at first, and then notes which span is current."""
+
+    def __init__(self, *errors: Exception) -> None:
+        self.errors = list(errors)
+        self.seen: list[tuple[int, int]] = []
+
+    def __call__(self) -> None:
+        self.seen.append(self._current())
+        if self.errors:
+            raise self.errors.pop(0)
+
+    async def aio(self) -> None:
+        self()
+
+    def future(self) -> Future[None]:
+        result: Future[None] = Future()
+        try:
+            self()
+        except ConnectionError as error:
+            result.set_exception(error)
+        else:
+            result.set_result(None)
+        return result
+
+    @staticmethod
+    def _current() -> tuple[int, int]:
+        context = trace.get_current_span().get_span_context()
+        return context.trace_id, context.span_id
+
+
+def check_function(function, delivery, caller, name) -> None:
+    check_linked(delivery, caller)
+    assert delivery.name == f"rpcwheel.failback {delivery.attributes['rpcwheel.function']}"
+    assert delivery.attributes["rpcwheel.function"].endswith(name)
+    assert function.seen == [ids(caller), ids(delivery)]
+
+
+@pytest.mark.parametrize("name", ["Function", "Function.future"])
+def test_a_function_runs_with_the_span_of_its_delivery(name, invoker, timer, spans):
+    function, failback = Function(ConnectionError("refused")), invoker(backoff=1)
+    with spans.caller() as caller:
+        result = failback.invoke(function.future if name.endswith("future") else function)
+    if name.endswith("future"):
+        result.result(WAIT_S)
+    timer.advance(1)
+    (delivery,) = spans.deliveries(1)
+    check_function(function, delivery, caller, name)
+
+
+async def test_a_coroutine_runs_with_the_span_of_its_delivery(aio_invoker, timer, spans):
+    function, failback = Function(ConnectionError("refused")), aio_invoker(backoff=1)
+    with spans.caller() as caller:
+        await failback.invoke(function.aio)
+    timer.advance(1)
+    (delivery,) = await spans.aio_deliveries(1)
+    check_function(function, delivery, caller, "Function.aio")
+
+
+def test_the_traceback_of_an_error_without_a_status_is_recorded(invoker, timer, spans):
+    failback = invoker(backoff=1, max_attempts=2)
+    with spans.caller():
+        failback.invoke(refuse)
+    timer.advance(1)
+    (delivery,) = spans.deliveries(1)
+    (error,) = delivery.events
+    assert error.attributes["exception.type"] == "ConnectionError"
+    assert "in refuse" in error.attributes["exception.stacktrace"]
+    assert delivery.attributes["error.type"] == "ConnectionError"
+
+
+def test_a_dead_letter_hook_runs_with_the_span_of_the_last_delivery(invoker, timer, spans):
+    seen, called = [], threading.Event()
+
+    def hook(_) -> None:
+        seen.append(Function._current())
+        called.set()
+
+    failback = invoker(backoff=1, max_attempts=2, dead_letter=hook)
+    with spans.caller():
+        failback.invoke(refuse)
+    timer.advance(1)
+    (delivery,) = spans.deliveries(1)
+    assert called.wait(WAIT_S)
+    assert seen == [ids(delivery)]
+
+
+class Broken:
+    """A tracer in which everything raises."""
+
+    def start_span(self, *_, **__):
+        raise RuntimeError("broken")
+
+
+def test_exceptions_of_a_tracer_do_not_affect_deliveries(shop, spans, monkeypatch):
+    monkeypatch.setattr("rpcwheel.tracing._Api.tracer", Broken())
+    shop.then("UNAVAILABLE")
+    with rpcwheel.Kit(**QUEUED) as kit, kit.channel(shop.target) as channel:
+        assert begin(channel, "blocking") == b"later"
+        assert wait_until(lambda: len(shop.calls) == 2)

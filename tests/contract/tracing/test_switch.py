@@ -1,0 +1,66 @@
+"""What a program with and without OpenTelemetry's packages imports."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fixtures.waiting import WAIT_S
+
+ROOT = Path(__file__).parents[3]
+
+CALL = """
+import sys
+
+if "without" in sys.argv:
+    sys.modules["opentelemetry"] = None  # as if it were not installed
+
+import rpcwheel
+from rpcwheel.testing import FlakyServer
+
+retry = rpcwheel.RetryPolicy(retry_on="UNAVAILABLE", backoff=0.001)
+failback = rpcwheel.FailbackPolicy(retry_on="NOT_FOUND", backoff=0.001, default=b"later")
+with FlakyServer() as server:
+    server.fail(times=1)
+    with rpcwheel.Kit(timeout=30, retry=retry, failback=failback, idempotent=True) as kit:
+        with rpcwheel.transport.ReconnectingChannel(server.target) as channel:
+            call = kit.intercept_channel(channel).unary_unary("/shop.Orders/Get")
+            assert call(b"a") == b"a"
+            server.fail(times=1, code="NOT_FOUND")
+            assert call(b"b") == b"later"
+            assert kit.flush(30)
+            assert channel.reconnect("a test")
+    assert len(server.calls) == 4
+print("on" if rpcwheel.tracing._Api.trace is not None else "off")
+print(sorted(name for name in sys.modules if name.startswith("opentelemetry.")))
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "output"),
+    [
+        (["without"], {}, "off\n[]\n"),
+        ([], {"RPCWHEEL_METRICS": "off"}, "off\n[]\n"),
+        ([], {"RPCWHEEL_TRACES": "off"}, "off\n"),
+        ([], {}, "on\n"),
+    ],
+    ids=["not installed", "RPCWHEEL_METRICS=off", "RPCWHEEL_TRACES=off", "installed"],
+)
+def test_traces_are_on_if_opentelemetry_is_installed_and_allowed(
+    arguments, environment, output, monkeypatch
+):
+    for name in ("RPCWHEEL_METRICS", "RPCWHEEL_TRACES"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", "-c", CALL, *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=4 * WAIT_S,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith(output)
