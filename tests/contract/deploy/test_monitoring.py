@@ -1,0 +1,159 @@
+"""The dashboard and the alerts name metrics and labels that exist, and promtool accepts them."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import grpc
+import pytest
+from ruamel.yaml import YAML
+
+from fixtures.promql import LABELS, TARGET_LABELS, Expression
+from rpcwheel.metrics.table import METRICS
+
+DEPLOY = Path(__file__).parents[3] / "deploy"
+PROMETHEUS = DEPLOY / "prometheus"
+
+needs_promtool = pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="promtool (Debian: prometheus) is not installed"
+)
+
+
+def read_yaml(path):
+    return YAML(typ="safe").load(path.read_text())
+
+
+DASHBOARD = json.loads((DEPLOY / "grafana" / "rpcwheel.json").read_text())
+PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+TARGETS = [(panel["title"], target) for panel in PANELS for target in panel["targets"]]
+ALERTS = [
+    rule for group in read_yaml(PROMETHEUS / "alerts.yml")["groups"] for rule in group["rules"]
+]
+
+EXPRESSIONS = [
+    *(target["expr"] for _, target in TARGETS),
+    *(alert["expr"] for alert in ALERTS),
+]
+
+
+@pytest.mark.parametrize(("title", "target"), TARGETS, ids=lambda value: str(value)[:40])
+def test_a_panel_uses_metrics_and_labels_that_exist(title, target):
+    expression = Expression.of(target["expr"])
+    assert set(re.findall(r"{{(\w+)}}", target["legendFormat"])) == expression.labels
+    for metric in expression.metrics:
+        selected = [one for one in expression.matchers if one.metric == metric]
+        assert {(one.label, one.value) for one in selected} >= {
+            ("job", "$job"),
+            ("instance", "$instance"),
+        }
+
+
+def test_the_dashboard_shows_each_metric():
+    shown = {name for _, target in TARGETS for name in Expression.of(target["expr"]).metrics}
+    names = {re.sub("_(total|bucket|count|sum)$", "", name) for name in shown}
+    assert names == {metric.name for metric in METRICS}
+
+
+def test_the_variables_of_the_dashboard_are_the_source_and_the_targets_of_prometheus():
+    variables = {one["name"]: one for one in DASHBOARD["templating"]["list"]}
+    assert list(variables) == ["datasource", "job", "instance"]
+    assert variables["datasource"]["type"] == "datasource"
+    for name in TARGET_LABELS:
+        (selector,) = re.fullmatch(
+            rf"label_values\((.*), {name}\)", variables[name]["query"]["query"]
+        ).groups()
+        assert Expression.of(selector).metrics
+
+
+def test_the_panels_are_distinct_and_do_not_overlap():
+    """Grafana moves panels that overlap, and ignores one of two with the same id."""
+    panels = DASHBOARD["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    cells = [
+        (x, y)
+        for panel in panels
+        for x in range(panel["gridPos"]["x"], panel["gridPos"]["x"] + panel["gridPos"]["w"])
+        for y in range(panel["gridPos"]["y"], panel["gridPos"]["y"] + panel["gridPos"]["h"])
+    ]
+    assert len(set(cells)) == len(cells)
+    assert max(x for x, _ in cells) < 24
+    for panel in PANELS:
+        assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+        assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
+def test_an_alert_uses_metrics_and_labels_that_exist_and_says_what_to_do(alert):
+    expression = Expression.of(alert["expr"])
+    assert alert["labels"]["severity"] in {"critical", "warning"}
+    texts = alert["annotations"]
+    assert set(texts) == {"summary", "description"}
+    assert set(re.findall(r"\$labels\.(\w+)", str(texts))) <= expression.labels
+
+
+@pytest.mark.parametrize("text", EXPRESSIONS)
+def test_status_codes_are_those_of_grpc(text):
+    known = {code.name for code in grpc.StatusCode}
+    for one in Expression.of(text).matchers:
+        if one.label == "grpc_code":
+            assert set(one.value.split("|")) <= known
+
+
+def test_an_expression_with_a_name_that_does_not_exist_is_refused():
+    for text in (
+        "rpcwheel_retries",
+        'rpcwheel_retries_total{queue="audit"}',
+        "sum by (queue) (rpcwheel_retries_total)",
+        "sum by (le) (rpcwheel_timer_lateness_seconds_count)",
+        "sum by (job) (rpcwheel_retries_total) / sum by (job, instance) (rpcwheel_hedges_total)",
+        "sum by (job) (rpcwheel_retries_total) / on (job, queue) rpcwheel_failback_pending",
+    ):
+        with pytest.raises(ValueError, match=r"no metric|no label|other labels"):
+            Expression.of(text)
+    assert "rpcwheel_retries_total" in LABELS
+
+
+@needs_promtool
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("check", "config", "prometheus.yml"),
+        ("check", "rules", "alerts.yml"),
+        ("test", "rules", "alerts_test.yml"),
+    ],
+    ids=" ".join,
+)
+def test_promtool_accepts(command):
+    promtool(*command)
+
+
+def promtool(*command, directory=PROMETHEUS):
+    run = subprocess.run(
+        ["promtool", *command], cwd=directory, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_each_alert_is_tested():
+    tests = read_yaml(PROMETHEUS / "alerts_test.yml")["tests"]
+    fires = {
+        found[1]
+        for test in tests
+        for one in test["promql_expr_test"]
+        for sample in one.get("exp_samples", ())
+        if (found := re.search(r'alertname="(\w+)"', sample["labels"]))
+    }
+    assert fires == {alert["alert"] for alert in ALERTS}
+
+
+@needs_promtool
+def test_promtool_accepts_the_expressions_of_the_dashboard(tmp_path):
+    rules = [
+        {"record": f"panel_{number}", "expr": target["expr"].replace("$__rate_interval", "1m")}
+        for number, (_, target) in enumerate(TARGETS)
+    ]
+    document = {"groups": [{"name": "dashboard", "rules": rules}]}
+    (tmp_path / "rules.yml").write_text(json.dumps(document))  # JSON is YAML
+    promtool("check", "rules", "rules.yml", directory=tmp_path)
