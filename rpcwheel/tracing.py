@@ -41,6 +41,17 @@ from rpcwheel.events.log import error_kind, error_text, field_values, plain_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+__all__ = [
+    "add_to_calls",
+    "begin_call",
+    "begin_delivery",
+    "end",
+    "make_current",
+    "set_outcome",
+    "start",
+    "with_current_trace",
+]
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
