@@ -226,7 +226,7 @@ def _component_values(status: Status) -> Iterator[tuple[Metric, Labels, Value]]:
     for channel in status.channels:
         yield CHANNEL_CALLS, (channel.target,), float(channel.calls)
         for one in channel.subchannels:
-            state = one.state.lower() if one.healthy else "unhealthy"
+            state = one.state if one.healthy else "unhealthy"
             yield SUBCHANNELS, (channel.target, state), 1.0
     for connection in status.connections:
         yield SERVER_CONNECTIONS, (connection.state,), 1.0
@@ -238,7 +238,7 @@ def _registry_values(registry: RegistryStatus) -> Iterator[tuple[Metric, Labels,
     url = registry.url
     yield REGISTRY_UP, (url,), float(registry.up)
     for record in registry.registrations:
-        yield REGISTRY_REGISTRATIONS, (url, record.service, record.state.lower()), 1.0
+        yield REGISTRY_REGISTRATIONS, (url, record.service, record.state), 1.0
         if record.lease_age_s is not None:
             yield REGISTRY_LEASE_AGE, (url, record.service), record.lease_age_s
     for watch in registry.subscriptions:

@@ -372,7 +372,7 @@ FAILBACK_OLDEST: Final = _gauge(
 )
 
 HEARTBEAT_STATE: Final = _gauge(
-    "heartbeat_connections", ("state",), "Connections that are watched, by state."
+    "heartbeat_connections", ("state",), "Connections with heartbeats, by state: alive, dead and so on."
 )
 HEARTBEAT_RTT: Final = _gauge(
     "heartbeat_rtt_seconds", ("target",), "Round trip of the last heartbeat that was answered."
@@ -380,7 +380,7 @@ HEARTBEAT_RTT: Final = _gauge(
 
 CHANNEL_CALLS: Final = _gauge("channel_calls", ("channel",), "Calls in flight.")
 SUBCHANNELS: Final = _gauge(
-    "subchannels", ("channel", "state"), "Subchannels, by state: unhealthy, or that of gRPC."
+    "subchannels", ("channel", "state"), "Subchannels, by state: unhealthy, or that of gRPC, such as READY."
 )
 
 SERVER_CONNECTIONS: Final = _gauge(
@@ -393,7 +393,7 @@ REGISTRY_UP: Final = _gauge(
 REGISTRY_REGISTRATIONS: Final = _gauge(
     "registry_registrations",
     ("registry", "service", "state"),
-    "Instances that this process publishes, by state.",
+    "Instances that this process publishes, by state: PUBLISHED, LOST and so on.",
 )
 REGISTRY_LEASE_AGE: Final = _gauge(
     "registry_lease_age_seconds",

@@ -1,14 +1,21 @@
 """Metrics that are read from the running components at each scrape."""
 
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
 import prometheus_client
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from fixtures.waiting import wait_until
+from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel import Kit
+from rpcwheel.balancer import BalancedChannel
+from rpcwheel.events import ConnectionReplaced, emit
 from rpcwheel.failback import FailbackInvoker, FailbackPolicy
 from rpcwheel.instance import ServiceInstance
 from rpcwheel.metrics import Collector
 from rpcwheel.registry import Registry
+from rpcwheel.testing import FlakyServer
 from rpcwheel.timer import ManualTimer, WheelTimer
 
 
@@ -90,7 +97,7 @@ def test_a_registry(scrape, tmp_path):
         registry.register(ServiceInstance(service=service, host="127.0.0.1", port=50051), wait=10.0)
         wait_until(lambda: len(subscription.wait(10.0).instances) == 1)
         assert scrape("rpcwheel_registry_up", **label) == 1
-        assert scrape("rpcwheel_registry_registrations", **both, state="published") == 1
+        assert scrape("rpcwheel_registry_registrations", **both, state="PUBLISHED") == 1
         assert scrape("rpcwheel_registry_instances", **both, source="live") == 1
         assert scrape("rpcwheel_registry_stale_seconds", **both) == 0
         assert 0 <= scrape("rpcwheel_registry_lease_age_seconds", **both) < 60
@@ -102,3 +109,42 @@ def test_one_component_that_raises_does_not_hide_the_others(scrape, monkeypatch)
         monkeypatch.setattr(broken, "stats", lambda: 1 / 0)
         assert scrape("rpcwheel_timer_pending", timer="broken") is None
         assert scrape("rpcwheel_timer_pending", timer="whole") == 0
+
+
+def test_a_channel_with_heartbeats_to_a_server_with_an_idle_detector(scrape):
+    kit = Kit(heartbeat=60.0, idle=600.0)
+    server = grpc.server(ThreadPoolExecutor(2), interceptors=kit.server_interceptors())
+    handler = grpc.unary_unary_rpc_method_handler(lambda request, _: request)
+    server.add_generic_rpc_handlers(
+        [grpc.method_handlers_generic_handler("shop.Orders", {"Echo": handler})]
+    )
+    target = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    with kit, kit.detect_idle(server), kit.channel(target) as channel:
+        echo = channel.unary_unary("/shop.Orders/Echo")
+        assert echo(b"x", timeout=WAIT_S) == b"x"
+        assert scrape("rpcwheel_channel_calls", channel=target) == 0
+        assert scrape("rpcwheel_server_connections", state="idle") == 1
+        emit(ConnectionReplaced(target, number=2, reason="asked for", calls=0))
+        assert scrape("rpcwheel_connections_replaced_total", target=target) == 1
+        assert kit.heartbeats[0].beat()
+        wait_until(lambda: (scrape("rpcwheel_heartbeat_rtt_seconds", target=target) or 0) > 0)
+        assert scrape("rpcwheel_heartbeat_connections", state="alive") == 1
+    server.stop(None).wait(WAIT_S)
+    assert scrape("rpcwheel_heartbeat_connections", state="alive") is None
+    assert scrape("rpcwheel_server_connections", state="idle") is None
+
+
+def test_a_balanced_channel(scrape):
+    with FlakyServer() as server:
+        host, _, port = server.target.rpartition(":")
+        instance = ServiceInstance(service="shop.Orders", host=host, port=int(port))
+        with BalancedChannel("scraped", [instance]) as channel:
+            call = channel.unary_unary("/shop.Orders/Echo")
+            call(b"x", timeout=WAIT_S, wait_for_ready=True)
+            assert scrape("rpcwheel_subchannels", channel="scraped", state="READY") == 1
+            assert scrape("rpcwheel_ejections_total", channel="scraped") == 0
+            channel.subchannels[0].mark_unhealthy()
+            assert scrape("rpcwheel_subchannels", channel="scraped", state="unhealthy") == 1
+            assert scrape("rpcwheel_ejections_total", channel="scraped") == 1
+    assert scrape("rpcwheel_subchannels", channel="scraped", state="unhealthy") is None
