@@ -89,6 +89,8 @@ def otel_name(metric: Metric) -> str | None:
 
 
 METHOD: Final = "method"
+SERVICE: Final = "grpc_service"
+"""A service in a registry. (`service` is a label that Kubernetes service discovery adds.)"""
 TYPE: Final = "grpc_type"
 CODE: Final = "grpc_code"
 
@@ -203,7 +205,7 @@ _METHOD = {METHOD: "method"}
 _QUEUE = {"queue": "name"}
 _TARGET = {"target": "target"}
 _REGISTRY = {"registry": "registry"}
-_SERVICE = {"registry": "registry", "service": "service"}
+_SERVICE = {"registry": "registry", SERVICE: "service"}
 _TIMER = {"timer": "timer"}
 
 DELIVERY_SECONDS: Final = Metric(
@@ -316,7 +318,7 @@ EVENTS: Final = (
     _count(
         "registry_published",
         InstancePublished,
-        {"registry": "registry", "service": "service", "again": "again"},
+        {"registry": "registry", SERVICE: "service", "again": "again"},
         "Instances that were published. Label again: why it was published again, or empty.",
     ),
     _count("registry_withdrawn", InstanceWithdrawn, _SERVICE, "Instances that were withdrawn."),
@@ -372,7 +374,9 @@ FAILBACK_OLDEST: Final = _gauge(
 )
 
 HEARTBEAT_STATE: Final = _gauge(
-    "heartbeat_connections", ("state",), "Connections with heartbeats, by state: alive, dead and so on."
+    "heartbeat_connections",
+    ("state",),
+    "Connections with heartbeats, by state: alive, dead and so on.",
 )
 HEARTBEAT_RTT: Final = _gauge(
     "heartbeat_rtt_seconds", ("target",), "Round trip of the last heartbeat that was answered."
@@ -380,7 +384,9 @@ HEARTBEAT_RTT: Final = _gauge(
 
 CHANNEL_CALLS: Final = _gauge("channel_calls", ("channel",), "Calls in flight.")
 SUBCHANNELS: Final = _gauge(
-    "subchannels", ("channel", "state"), "Subchannels, by state: unhealthy, or that of gRPC, such as READY."
+    "subchannels",
+    ("channel", "state"),
+    "Subchannels, by state: unhealthy, or that of gRPC, such as READY.",
 )
 
 SERVER_CONNECTIONS: Final = _gauge(
@@ -392,22 +398,22 @@ REGISTRY_UP: Final = _gauge(
 )
 REGISTRY_REGISTRATIONS: Final = _gauge(
     "registry_registrations",
-    ("registry", "service", "state"),
+    ("registry", SERVICE, "state"),
     "Instances that this process publishes, by state: PUBLISHED, LOST and so on.",
 )
 REGISTRY_LEASE_AGE: Final = _gauge(
     "registry_lease_age_seconds",
-    ("registry", "service"),
+    ("registry", SERVICE),
     "Time since the registry last confirmed an instance of this process; the longest.",
 )
 REGISTRY_INSTANCES: Final = _gauge(
     "registry_instances",
-    ("registry", "service", "source"),
+    ("registry", SERVICE, "source"),
     "Known instances of a service that this process uses. Label source: live, stale or cache.",
 )
 REGISTRY_STALE: Final = _gauge(
     "registry_stale_seconds",
-    ("registry", "service"),
+    ("registry", SERVICE),
     "Time since which the known instances are not those of the registry; 0 if they are.",
 )
 

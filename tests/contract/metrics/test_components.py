@@ -93,7 +93,7 @@ def test_a_registry(scrape, tmp_path):
     service = "shop.Orders"
     with Registry(url) as registry, registry.subscribe(service) as subscription:
         label = {"registry": registry.url}
-        both = {**label, "service": service}
+        both = {**label, "grpc_service": service}
         registry.register(ServiceInstance(service=service, host="127.0.0.1", port=50051), wait=10.0)
         wait_until(lambda: len(subscription.wait(10.0).instances) == 1)
         assert scrape("rpcwheel_registry_up", **label) == 1
