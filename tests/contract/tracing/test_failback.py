@@ -1,5 +1,6 @@
 """Traces of deliveries in the background: spans of their own, linked to that of the caller."""
 
+import asyncio
 import threading
 from concurrent.futures import Future
 
@@ -11,8 +12,9 @@ import rpcwheel
 import rpcwheel.aio
 from fixtures.foreign_opentelemetry import events_of
 from fixtures.shop import SERVICE, UNARY_UNARY, Fail
-from fixtures.waiting import WAIT_S, wait_until
+from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
 from rpcwheel import FailbackPolicy
+from rpcwheel.failback.aio import FailbackInvoker
 
 NAME = f"rpcwheel.failback {UNARY_UNARY}"
 QUEUED = {
@@ -243,7 +245,9 @@ def test_the_traceback_of_an_error_without_a_status_is_recorded(invoker, timer, 
     assert delivery.attributes["error.type"] == "ConnectionError"
 
 
-def test_a_dead_letter_hook_runs_with_the_span_of_the_last_delivery(invoker, timer, spans):
+@pytest.mark.parametrize("form", ["blocking", "future"])
+def test_a_dead_letter_hook_runs_with_the_span_of_the_last_delivery(form, invoker, timer, spans):
+    function = Function(ConnectionError("first"), ConnectionError("second"))
     seen, called = [], threading.Event()
 
     def hook(_) -> None:
@@ -251,12 +255,39 @@ def test_a_dead_letter_hook_runs_with_the_span_of_the_last_delivery(invoker, tim
         called.set()
 
     failback = invoker(backoff=1, max_attempts=2, dead_letter=hook)
-    with spans.caller():
-        failback.invoke(refuse)
+    with spans.caller() as caller:
+        result = failback.invoke(function if form == "blocking" else function.future)
+        if form == "future":
+            result.result(WAIT_S)
+    assert events_of(caller) == ["rpcwheel.failback_queued"]
     timer.advance(1)
     (delivery,) = spans.deliveries(1)
     assert called.wait(WAIT_S)
     assert seen == [ids(delivery)]
+
+
+def test_an_attempt_that_ends_with_its_loop_is_lost(spans):
+    function, running = Function(ConnectionError("refused")), threading.Event()
+
+    async def attempt() -> None:
+        await function.aio()
+        running.set()
+        await asyncio.sleep(WAIT_S)
+
+    async def serve() -> None:
+        policy = FailbackPolicy(retry_on=ConnectionError, backoff=0, name="orders")
+        failback = FailbackInvoker(policy)
+        with spans.caller():
+            await failback.invoke(attempt)
+        assert await aio_wait_until(running.is_set)
+        invokers.append(failback)
+
+    invokers: list[FailbackInvoker] = []
+    asyncio.run(serve())
+    (delivery,) = spans.deliveries(1)
+    assert delivery.attributes["rpcwheel.outcome"] == "lost"
+    assert delivery.attributes["rpcwheel.reason"] == "its retry was cancelled"
+    assert delivery.status.status_code is trace.StatusCode.ERROR
 
 
 class Broken:
