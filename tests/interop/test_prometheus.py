@@ -1,0 +1,232 @@
+"""The demo with Prometheus: its counters are equal to what the demo and its servers counted."""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import urllib.error
+import urllib.parse
+import urllib.request
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+import rpcwheel
+from fixtures.engines import dies_with_us, free_port
+from fixtures.waiting import WAIT_S, wait_until
+
+PACKAGE = Path(rpcwheel.__file__).parents[1]
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+QUEUE = "demo.Demo.run.<locals>.push"
+
+HTTP = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""Without the proxies of the environment."""
+
+PROGRAM = f"""
+import io, json, logging, sys, tempfile
+from pathlib import Path
+import demo, demo_server
+from prometheus_client import REGISTRY, start_http_server
+from rich.console import Console
+
+demo.ANSWER_LIMIT_S = demo.DRAIN_LIMIT_S = demo.HOLD_LIMIT_S = demo.TIMEOUT_S = {WAIT_S}
+demo_server.START_TIMEOUT_S = {WAIT_S}
+queue = {{"queue": "{QUEUE}"}}
+during_outage = []
+
+class Demo(demo.Demo):
+    def _call_while_down(self, count, outage):
+        super()._call_while_down(count, outage)
+        during_outage.append(REGISTRY.get_sample_value("rpcwheel_failback_pending", queue))
+
+logging.getLogger("rpcwheel").propagate = False
+server, thread = start_http_server(0, "127.0.0.1")
+print(server.server_port, flush=True)
+sys.stdin.readline()
+with tempfile.TemporaryDirectory() as directory:
+    shown = Demo(20, 0.2, Path(directory), Console(file=io.StringIO()))
+    shown.run()
+    failed = [check.claim for check in demo.checks(shown) if not check.passed]
+results = [call.result for call in shown.calls]
+print(json.dumps({{
+    "failed": failed,
+    "queued": results.count("queued"),
+    "delivered": shown.delivered,
+    "attempts": shown.attempts,
+    "peaks": [outage.sizes[-1] for outage in shown.outages],
+    "during_outage": during_outage,
+}}), flush=True)
+sys.stdin.read()
+server.shutdown()
+server.server_close()
+thread.join()
+"""
+
+
+class Demo:
+    """The demo in a process that serves its metrics. It begins with `run`."""
+
+    def __init__(self):
+        self._process = subprocess.Popen(
+            [sys.executable, "-W", "error", "-c", PROGRAM],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": f"{PACKAGE}{os.pathsep}{ROOT / 'examples'}"},
+        )
+        self.target = f"127.0.0.1:{int(self._process.stdout.readline())}"
+
+    def run(self):
+        """Run it; return what it counted."""
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
+
+    def metrics(self):
+        """What Prometheus would get."""
+        with HTTP.open(f"http://{self.target}/metrics", timeout=WAIT_S) as answer:
+            return answer.read().decode()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._process.kill()
+        self._process.communicate()
+
+
+def expected_of(counted):
+    """What the metrics of the queue must be, from what the demo counted."""
+    return {
+        "rpcwheel_failback_queued_total": counted["queued"],
+        "rpcwheel_failback_delivered_total": counted["delivered"],
+        "rpcwheel_failback_delivery_seconds_count": counted["delivered"],
+        "rpcwheel_failback_attempts_failed_total": counted["attempts"] - counted["delivered"],
+    }
+
+
+def of_queue(text):
+    """The values of the queue in an exposition, by name."""
+    return {
+        sample.name: sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.labels == {"queue": QUEUE}
+    }
+
+
+def test_the_metrics_of_the_demo_are_what_it_counted():
+    with Demo() as demo:
+        counted = demo.run()
+        text = demo.metrics()
+    assert counted["failed"] == []
+    assert counted["during_outage"] == counted["peaks"]
+    expected = expected_of(counted)
+    assert min(expected.values()) > 0
+    found = of_queue(text)
+    assert {name: found.get(name) for name in expected} == expected
+    for name in ("gave_up", "dropped", "lost", "dead_letters_failed"):
+        assert found.get(f"rpcwheel_failback_{name}_total", 0) == 0
+    if shutil.which("promtool"):
+        run = subprocess.run(
+            ["promtool", "check", "metrics"],
+            input=text,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (run.returncode, run.stdout + run.stderr) == (0, "")
+
+
+class Prometheus:
+    """A Prometheus with the alerts of `deploy` that scrapes one target ten times per second."""
+
+    def __init__(self, directory, target):
+        shutil.copytree(DEPLOY / "prometheus", directory / "config")
+        configuration = directory / "config" / "prometheus.yml"
+        text = configuration.read_text().replace("interval: 15s", "interval: 100ms")
+        configuration.write_text(re.sub(r"targets: \[.*\]", f'targets: ["{target}"]', text))
+        self._command = [
+            *dies_with_us(),
+            "prometheus",
+            f"--config.file={configuration}",
+            f"--storage.tsdb.path={directory / 'data'}",
+            "--log.level=error",
+        ]
+        self._start()
+        wait_until(lambda: self._has_ended() or self._is_scraping())
+        if self._has_ended():  # another process has taken the port
+            self._start()
+            wait_until(self._is_scraping)
+
+    def _start(self):
+        self.url = f"http://127.0.0.1:{(port := free_port())}"
+        command = [*self._command, f"--web.listen-address=127.0.0.1:{port}"]
+        self._process = subprocess.Popen(command)
+
+    def _has_ended(self):
+        return self._process.poll() is not None
+
+    def _is_scraping(self):
+        with contextlib.suppress(urllib.error.URLError, ConnectionError):
+            return [value for _, value in self.query("up")] == [1]
+        return False
+
+    def get(self, path, **parameters):
+        """The data of an answer of the HTTP API."""
+        query = urllib.parse.urlencode(parameters)
+        with HTTP.open(f"{self.url}/api/v1/{path}?{query}", timeout=WAIT_S) as answer:
+            return json.load(answer)["data"]
+
+    def query(self, expression):
+        """The samples of an expression: their labels and value."""
+        result = self.get("query", query=expression)["result"]
+        return [(one["metric"], float(one["value"][1])) for one in result]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._process.kill()
+        self._process.wait()
+
+
+@pytest.mark.skipif(
+    not shutil.which("prometheus"), reason="prometheus (Debian: prometheus) is not installed"
+)
+def test_prometheus_has_what_the_demo_counted(tmp_path):
+    with Demo() as demo, Prometheus(tmp_path, demo.target) as prometheus:
+        counted = demo.run()
+        expected = expected_of(counted)
+        selector = f'{{queue="{QUEUE}", job="shop", instance="{demo.target}"}}'
+
+        def scraped():
+            return {name: prometheus.query(name + selector) for name in expected}
+
+        def values():
+            return {name: [value for _, value in found] for name, found in scraped().items()}
+
+        wait_until(lambda: values() == {name: [value] for name, value in expected.items()})
+
+        dashboard = json.loads((DEPLOY / "grafana" / "rpcwheel.json").read_text())
+        variables = {"$__rate_interval": "5m", "$job": "shop", "$instance": demo.target}
+        shown = set()
+        for panel in dashboard["panels"]:
+            for target in panel.get("targets", ()):
+                expression = target["expr"]
+                for name, value in variables.items():
+                    expression = expression.replace(name, value)
+                if prometheus.query(expression):
+                    shown.add(panel["title"])
+        assert {"Queued and delivered", "Time until delivery", "Lateness"} <= shown
+
+        def health_of_alerts():
+            groups = prometheus.get("rules")["groups"]
+            return {rule["health"] for group in groups for rule in group["rules"]}
+
+        wait_until(lambda: health_of_alerts() == {"ok"})
