@@ -28,7 +28,7 @@ def manual_timer() -> Iterator[ManualTimer]:
 
 @pytest.fixture
 def rpcwheel_events() -> Iterator[RecordedEvents]:
-    """The events that rpcwheel emits during the test: a list with `of` and `wait_for`."""
+    """The events that rpcwheel emits during the test: a list with the method `of`."""
     from rpcwheel.testing import RecordedEvents
 
     with RecordedEvents() as events:
