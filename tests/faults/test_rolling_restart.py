@@ -1,4 +1,4 @@
-"""The example server and the restart script of `deploy/systemd`: no call fails in a restart."""
+"""The server and the restart script of `deploy` as programs: no call fails in a restart."""
 
 import contextlib
 import os
@@ -9,18 +9,26 @@ import socketserver
 import subprocess
 import sys
 import threading
+import urllib.request
 from pathlib import Path
 
 import grpc
 import pytest
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
+from ruamel.yaml import YAML
 
 import rpcwheel
+from fixtures.engines import free_port
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.balancer import BalancerPolicy
 
 PACKAGE = Path(rpcwheel.__file__).parents[1]
 DEPLOY = Path(__file__).parents[2] / "deploy"
 WHO = "/shop.Orders/Who"
+
+HTTP = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""Without the proxies of the environment."""
 
 SYSTEMCTL = """#!/bin/sh
 exec "$PYTHON" -c '
@@ -32,22 +40,32 @@ with socket.create_connection(("127.0.0.1", int(sys.argv[1]))) as systemd:
 """
 
 
-class Instance:
-    """A process of deploy/shop.py with the environment of the unit."""
+def environment_of_the_unit(name):
+    """The environment of an instance of the systemd unit."""
+    unit = (DEPLOY / "systemd" / "shop@.service").read_text()
+    (settings,) = re.findall(r"^Environment=(.*)", unit, re.MULTILINE)
+    return dict(one.split("=") for one in settings.replace("%i", name).split())
 
-    def __init__(self, name, url):
-        unit = (DEPLOY / "systemd" / "shop@.service").read_text()
-        (settings,) = re.findall(r"^Environment=(.*)", unit, re.MULTILINE)
-        self.id = f"host-{name}"
-        settings = settings.replace("%H", "host").replace("%i", name)
+
+def environment_of_the_pod():
+    """The environment of a container in Kubernetes."""
+    manifests = YAML(typ="safe").load_all((DEPLOY / "kubernetes" / "shop.yaml").read_text())
+    (deployment,) = (one for one in manifests if one["kind"] == "Deployment")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    return {one["name"]: one["value"] for one in container["env"]}
+
+
+class Instance:
+    """A process of deploy/shop.py."""
+
+    def __init__(self, environment):
         self._environment = {
             **os.environ,
-            **dict(one.split("=") for one in settings.split()),
-            "SHOP_REGISTRY": url,
-            "SHOP_METRICS_PORT": "",
+            **environment,
             "SHOP_LAME_DUCK": "600",  # ended by a second signal
             "PYTHONPATH": str(PACKAGE),
         }
+        self.id = environment.get("SHOP_ID", "")
         self.process = None
 
     def start(self):
@@ -117,6 +135,9 @@ class Systemd(socketserver.ThreadingTCPServer):
         super().server_close()
 
 
+linux = pytest.mark.skipif(sys.platform != "linux", reason="needs abstract Unix sockets")
+
+
 class Callers:
     """Two threads that call without a pause."""
 
@@ -156,10 +177,15 @@ class Callers:
             one.join(WAIT_S)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="needs abstract Unix sockets")
+@linux
 def test_no_call_fails_while_all_instances_are_restarted_in_turn(tmp_path):
     url = f"sqlite://{tmp_path}/registry.db"
-    units = {f"shop@{number}": Instance(str(number), url) for number in (1, 2)}
+    units = {
+        f"shop@{number}": Instance(
+            environment_of_the_unit(number) | {"SHOP_REGISTRY": url, "SHOP_METRICS_PORT": ""}
+        )
+        for number in "12"
+    }
     with contextlib.ExitStack() as stack:
         for one in units.values():
             stack.callback(one.close)
@@ -187,12 +213,37 @@ def test_no_call_fails_while_all_instances_are_restarted_in_turn(tmp_path):
         assert (status, printed) == (0, "shop@1: restarted\nshop@2: restarted\n")
         wait_until(
             lambda: (
-                all({"host-1", "host-2"} <= set(mine[-100:]) for mine in callers.answers)
+                all({"%H-1", "%H-2"} <= set(mine[-100:]) for mine in callers.answers)
                 or callers.failures
             )
         )
     assert callers.failures == []
     assert systemd.restarted == ["shop@1", "shop@2"]
+
+
+@linux
+def test_a_pod_that_is_stopped_serves_and_is_not_ready_until_the_lame_duck_is_over():
+    port, metrics_port = free_port(), free_port()
+    settings = {"SHOP_PORT": str(port), "SHOP_METRICS_PORT": str(metrics_port)}
+    pod = Instance(environment_of_the_pod() | settings)
+    with contextlib.closing(pod), grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        pod.start()
+        check, who = HealthStub(channel).Check, channel.unary_unary(WHO)
+        assert check(HealthCheckRequest(), timeout=WAIT_S).status == HealthCheckResponse.SERVING
+        assert who(b"", timeout=WAIT_S)
+        url = f"http://127.0.0.1:{metrics_port}/metrics"
+        with HTTP.open(url, timeout=WAIT_S) as answer:
+            assert b"\nrpcwheel_timer_pending{" in answer.read()
+        pod.process.send_signal(signal.SIGTERM)
+        wait_until(
+            lambda: (
+                check(HealthCheckRequest(), timeout=WAIT_S).status
+                == HealthCheckResponse.NOT_SERVING
+            )
+        )
+        assert who(b"", timeout=WAIT_S)
+        pod.process.send_signal(signal.SIGTERM)
+        assert pod.process.wait(WAIT_S) == 0
 
 
 def test_the_script_stops_at_an_instance_that_does_not_run_or_start(tmp_path):

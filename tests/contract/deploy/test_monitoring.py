@@ -94,11 +94,14 @@ def test_an_alert_uses_metrics_and_labels_that_exist_and_says_what_to_do(alert):
 
 
 @pytest.mark.parametrize("text", EXPRESSIONS)
-def test_status_codes_are_those_of_grpc(text):
-    known = {code.name for code in grpc.StatusCode}
+def test_selected_codes_and_states_are_those_of_grpc(text):
+    known = {
+        "grpc_code": {code.name for code in grpc.StatusCode},
+        "state": {state.name for state in grpc.ChannelConnectivity} | {"unhealthy"},
+    }
     for one in Expression.of(text).matchers:
-        if one.label == "grpc_code":
-            assert set(one.value.split("|")) <= known
+        if one.label in known:
+            assert set(one.value.split("|")) <= known[one.label]
 
 
 def test_an_expression_with_a_name_that_does_not_exist_is_refused():

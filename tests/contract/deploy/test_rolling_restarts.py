@@ -120,6 +120,9 @@ def test_prometheus_finds_the_metrics_of_a_pod(deployment, container):
     ports = {one["name"]: str(one["containerPort"]) for one in container["ports"]}
     port = environment_of(container)["SHOP_METRICS_PORT"]
     assert annotations["prometheus.io/port"] == ports["metrics"] == port
+    monitor = YAML(typ="safe").load((DEPLOY / "kubernetes" / "podmonitor.yaml").read_text())["spec"]
+    assert monitor["selector"] == deployment["selector"]
+    assert [one["port"] in ports for one in monitor["podMetricsEndpoints"]] == [True]
 
 
 def test_a_server_is_not_killed_because_it_is_not_serving(container):
