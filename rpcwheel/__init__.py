@@ -88,8 +88,8 @@ else:
         },
         submodules=(
             "aio backoff balancer call durations errors events failback heartbeat idle instance "
-            "interceptors kit methods options pending policy probe registry rpc testing timer "
-            "transport"
+            "interceptors kit methods metrics options pending policy probe registry rpc testing "
+            "timer tracing transport"
         ),
     )
 
