@@ -117,7 +117,7 @@ class Kit(Base):
         finally:
             if self._manager is not None:
                 await self._manager.aclose()
-            self._close_detectors()
+            self._close_servers()
 
     async def __aenter__(self) -> Self:
         return self

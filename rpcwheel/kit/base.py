@@ -16,6 +16,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Never, Self, TypeVar
 
+from rpcwheel import live
 from rpcwheel.call.policy import CallPolicy
 from rpcwheel.durations import to_ns, to_seconds
 from rpcwheel.errors import ConfigurationError
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from datetime import timedelta
+
+    from pydantic import SecretStr
 
     from rpcwheel.call.policy import (
         DeadlinePolicy,
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
     from rpcwheel.probe import Probe
     from rpcwheel.registry.policy import RegistryPolicy
     from rpcwheel.registry.publisher import PublisherBase
+    from rpcwheel.status.server import StatusServer
     from rpcwheel.timer.api import Timer
 
 Channel = TypeVar("Channel")
@@ -108,10 +112,13 @@ class KitBase(
         heartbeat: float | timedelta | HeartbeatPolicy | None = None,
         idle: float | timedelta | IdlePolicy | None = None,
         registry: float | timedelta | RegistryPolicy | None = None,
+        status_port: int | None = None,
+        status_host: str = "127.0.0.1",
+        status_token: str | SecretStr | None = None,
         timer: Timer | None = None,
         **unknown: Never,
     ) -> None:
-        """Check the settings. Starts nothing.
+        """Check the settings. Starts nothing but the live view, if there is a `status_port`.
 
         Args:
             timeout: Maximum seconds for each call, including all attempts, or a `DeadlinePolicy`.
@@ -131,11 +138,16 @@ class KitBase(
                 are closed, or an `IdlePolicy`.
             registry: Seconds after which a registry removes a server whose process is gone, or a
                 `RegistryPolicy`; for the registries of `channel()` and `serve()`.
+            status_port: The port of the live view: a page, `/status.json` and `/metrics`. 0: any
+                free port, see `status_address`.
+            status_host: Where the live view listens. Other machines need a `status_token`.
+            status_token: What clients of the live view must know, 16 characters or more.
             timer: Any rpcwheel timer; None takes `shared_timer()` when one is needed.
             **unknown: Any other name is refused, and the error names the nearest setting.
 
         Raises:
-            ConfigurationError: A setting is unknown or out of range, or contradicts another.
+            ConfigurationError: A setting is unknown or out of range, or contradicts another; or the
+                `status_port` is in use.
             TypeError: A setting is of a wrong type.
         """
         policy = KitPolicy(
@@ -150,6 +162,9 @@ class KitBase(
             heartbeat=heartbeat,
             idle=idle,
             registry=registry,
+            status_port=status_port,
+            status_host=status_host,
+            status_token=status_token,
             **unknown,
         )
         self._begin(policy, timer)
@@ -241,6 +256,17 @@ class KitBase(
         self._has_warned = False
         self._tables: list[ConnectionTable] = []  # of servers without a detector
         self._detectors: dict[Any, None] = {}  # a set in order, to which any thread may add
+        self._status: StatusServer | None = None
+        if policy.status_port is not None:  # last: it may raise
+            from rpcwheel.status.server import StatusServer
+
+            live.count_calls()
+            token = policy.status_token
+            self._status = StatusServer(
+                policy.status_port,
+                policy.status_host,
+                None if token is None else token.get_secret_value(),
+            )
 
     @classmethod
     def _load(cls, package: str) -> Any:
@@ -266,6 +292,12 @@ class KitBase(
             ConfigurationError: It is neither.
         """
         return self._policy.policy_for(checked_pattern(method))
+
+    @property
+    def status_address(self) -> str | None:
+        """Where the live view is served, such as `127.0.0.1:9090`; None if it is not."""
+        status = self._status
+        return None if status is None or status.closed else status.address
 
     # Channels
 
@@ -597,7 +629,10 @@ class KitBase(
         )
         return publisher
 
-    def _close_detectors(self) -> None:
+    def _close_servers(self) -> None:
+        """Close the live view and the idle detectors."""
+        if self._status is not None:
+            self._status.close()
         for detector in tuple(self._detectors):
             detector.close()
         if self._tables:
@@ -630,7 +665,11 @@ class KitBase(
 
     def __repr__(self) -> str:
         """Names of settings only: a default response may be anything."""
-        names = [name for name in KitPolicy.model_fields if getattr(self._policy, name)]
+        names = [
+            name
+            for name, field in KitPolicy.model_fields.items()
+            if getattr(self._policy, name) != field.get_default(call_default_factory=True)
+        ]
         if self._policy.methods:
             names.remove("methods")
             names.append(f"methods {', '.join(self._policy.methods)}")

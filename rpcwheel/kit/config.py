@@ -131,7 +131,7 @@ def policy_from_env(prefix: str = PREFIX, environ: Mapping[str, str] | None = No
     origins: dict[Place, str] = {}
     for name, text in variables.items():
         place = _place(name, prefix)
-        value = _value(text, name)
+        value = text if place == ("status_token",) else _value(text, name)
         origins[place] = name if value != text else name + _as_list(text)
         _merge(tree, checked_tree(_nest(place, value), name))
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, Self
+
+from pydantic import BeforeValidator, Field, SecretStr, StrictInt, model_validator
 
 from rpcwheel.call.policy import CallPolicy
 from rpcwheel.heartbeat.policy import HeartbeatPolicy
 from rpcwheel.idle.policy import IdlePolicy
-from rpcwheel.policy import or_short
+from rpcwheel.instance import checked_host
+from rpcwheel.policy import checked, or_short
 from rpcwheel.registry.policy import RegistryPolicy
+from rpcwheel.status.access import LOOPBACK, check_access, checked_token
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -22,12 +26,25 @@ if TYPE_CHECKING:
         heartbeat: float | timedelta | HeartbeatPolicy | None
         idle: float | timedelta | IdlePolicy | None
         registry: float | timedelta | RegistryPolicy | None
+        status_port: int | None
+        status_host: str
+        status_token: str | SecretStr | None
 
 
 __all__ = ["PREFIX", "KitPolicy"]
 
 PREFIX: Final = "RPCWHEEL_"
 """How the names of the variables begin that `Kit.from_env` reads."""
+
+
+def _host(value: object) -> object:
+    return checked_host(value) if isinstance(value, str) else value
+
+
+def _token(value: object) -> object:
+    """Check a token without showing it in an error."""
+    given = value.get_secret_value() if isinstance(value, SecretStr) else value
+    return None if given is None else SecretStr(checked(checked_token, given))
 
 
 class KitPolicy(CallPolicy):
@@ -51,6 +68,24 @@ class KitPolicy(CallPolicy):
     """A `RegistryPolicy`, or its `lease_ttl` as seconds or a `timedelta`, for the registries that
     the kit opens. None: `RegistryPolicy()`."""
 
+    status_port: Annotated[StrictInt, Field(ge=0, le=65535)] | None = None
+    """The port at which the kit serves the live view: a page, `/status.json`, and `/metrics`. 0:
+    any free port. None: it does not."""
+
+    status_host: Annotated[str, BeforeValidator(_host)] = LOOPBACK
+    """The name or address of this machine at which the live view is served. One that other machines
+    can reach needs `status_token`."""
+
+    status_token: Annotated[SecretStr | None, BeforeValidator(_token)] = None
+    """What clients of the live view must know, 16 characters or more: they send the header
+    `Authorization: Bearer ...`. The live view is not encrypted."""
+
     if TYPE_CHECKING:
 
         def __init__(self, **settings: Unpack[KitSettings]) -> None: ...
+
+    @model_validator(mode="after")
+    def _check_status_access(self) -> Self:
+        if self.status_port is not None:
+            check_access(self.status_host, has_token=self.status_token is not None)
+        return self

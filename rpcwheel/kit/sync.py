@@ -142,8 +142,8 @@ class Kit(Base):
         """Queue no more calls, try to deliver those that are queued, and report the others.
 
         Afterwards calls still work, but a call that failback would queue raises `FailbackClosed`.
-        The heartbeats and the idle detectors end. Idempotent. `with kit:` closes too, but drops the
-        list.
+        The heartbeats, the idle detectors and the live view end. Idempotent. `with kit:` closes
+        too, but drops the list.
 
         Channels and servers are not closed: they are yours. Close the kit before the channels: it
         delivers through them.
@@ -163,7 +163,7 @@ class Kit(Base):
         finally:
             if self._manager is not None:
                 self._manager.close()
-            self._close_detectors()
+            self._close_servers()
 
     def __enter__(self) -> Self:
         return self

@@ -46,6 +46,9 @@ def test_a_kit_takes_the_settings_of_kit_policy(kind):
         "heartbeat": HeartbeatPolicy(interval=10.0),
         "idle": IdlePolicy(idle_timeout=60.0),
         "registry": RegistryPolicy(lease_ttl=5.0),
+        "status_port": None,
+        "status_host": "localhost",
+        "status_token": "correct-horse-battery",
     }
     assert kind(**settings).policy == KitPolicy(**settings)
     assert set(settings) == set(KitPolicy.model_fields)

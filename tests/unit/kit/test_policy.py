@@ -7,12 +7,12 @@ import pytest
 from rpcwheel import CallPolicy, ConfigurationError, HeartbeatPolicy, IdlePolicy, RegistryPolicy
 from rpcwheel.kit import KitPolicy
 
-OWN = {"heartbeat", "idle", "registry"}
+OWN = {"heartbeat", "idle", "registry", "status_port", "status_token"}
 
 
-def test_a_kit_policy_has_three_settings_more_than_a_call_policy():
+def test_a_kit_policy_has_more_settings_than_a_call_policy_all_off():
     assert issubclass(KitPolicy, CallPolicy)
-    assert set(KitPolicy.model_fields) - set(CallPolicy.model_fields) == OWN
+    assert set(KitPolicy.model_fields) - set(CallPolicy.model_fields) == OWN | {"status_host"}
     assert {getattr(KitPolicy(), name) for name in OWN} == {None}
 
 

@@ -1,0 +1,373 @@
+"""The live view over HTTP: one page, the same as JSON, and the metrics for Prometheus.
+
+`StatusServer` answers GET and HEAD of `/`, `/status.json` and `/metrics`. It serves one request per
+connection, on a daemon thread each, and at most `MAX_CONNECTIONS` at a time. A client has
+`TIMEOUT_S` to send the head of its request, of at most `MAX_HEAD_BYTES`, and as long to read.
+
+Who may read it:
+    * Without a token it listens on the loopback only, and answers only if the header `Host` names
+      the loopback or the configured host: a web page whose name was changed to resolve to this
+      machine (DNS rebinding) has another one.
+    * With a token `/status.json` and `/metrics` need the header `Authorization: Bearer <token>`.
+      The page contains no data, so that a browser can load it. It asks for the token, or takes it
+      from the fragment of its URL (`/#token=...`), which browsers do not send.
+    * No header permits pages of other origins to read an answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import io
+import json
+import logging
+import os
+import re
+import selectors
+import socket
+import threading
+import time
+import warnings
+from base64 import b64encode
+from dataclasses import asdict
+from functools import cache
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from urllib.parse import urlsplit
+
+from rpcwheel import live
+from rpcwheel._concurrency.executor import reset_after_fork
+from rpcwheel.errors import ConfigurationError
+
+from .access import LOOPBACK, Access
+from .snapshot import snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MAX_CONNECTIONS: Final = 16
+
+MAX_HEAD_BYTES: Final = 16_384
+
+TIMEOUT_S: Final = 5.0
+
+HEADERS: Final = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+"""Headers of every answer, unless it has others."""
+
+NO_METRICS: Final = (
+    "metrics for Prometheus need the package prometheus_client: pip install 'rpcwheel[prometheus]';"
+    " and RPCWHEEL_METRICS must not be off or otel\n"
+)
+
+_LOG: Final = logging.getLogger("rpcwheel")
+
+
+class Answer(NamedTuple):
+    """What is sent to a client."""
+
+    status: HTTPStatus
+    body: bytes
+    content_type: str = "text/plain; charset=utf-8"
+    headers: dict[str, str] = {}  # noqa: RUF012 - never changed
+
+
+UNAUTHORIZED: Final = Answer(
+    HTTPStatus.UNAUTHORIZED,
+    b"the header Authorization must be 'Bearer' and the token (status_token)\n",
+    headers={"WWW-Authenticate": "Bearer"},
+)
+
+FORBIDDEN: Final = Answer(
+    HTTPStatus.FORBIDDEN,
+    b"the header Host must name the loopback, such as localhost, or status_host\n",
+)
+
+
+class StatusServer:
+    """An HTTP server of the live view, on one thread and one more for each request.
+
+    A context manager that closes. A forked child does not serve: it closes its copy of the socket.
+    """
+
+    def __init__(self, port: int, host: str = LOOPBACK, token: str | None = None) -> None:
+        """Listen.
+
+        Args:
+            port: 0: any free port.
+            host: A name or address of this machine.
+            token: What clients must know.
+
+        Raises:
+            ConfigurationError: The host can be reached from other machines, and there is no token;
+                the token is too short; or the port is in use, or can't be used for another reason.
+        """
+        self._closed = True
+        self._site = _Site(Access(host, token))
+        self._listener = _listen(host, port)
+        self._wake, self._woken = socket.socketpair()
+        self.host, self.port = self._listener.getsockname()[:2]
+        self._thread = _thread(_accept, self._listener, self._woken, self._site)
+        reset_after_fork(self)
+        try:
+            self._thread.start()
+        except BaseException:  # no thread can be started
+            self.reset()
+            raise
+        self._closed = False
+
+    @property
+    def address(self) -> str:
+        """Host and port, such as `127.0.0.1:9090`."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def closed(self) -> bool:
+        """Whether it does not serve."""
+        return self._closed
+
+    def close(self) -> None:
+        """Stop listening, and end the connections. Idempotent, any thread."""
+        if self._closed:
+            return
+        self._closed = True
+        self._wake.close()  # which the thread notices
+        if threading.current_thread() is not self._thread:  # where the garbage collector may run
+            self._thread.join(TIMEOUT_S)
+        self._site.end()
+
+    def reset(self) -> None:
+        """Close the copies of the sockets, in a forked child."""
+        self._closed = True
+        for one in (self._listener, self._wake, self._woken, *self._site.connections):
+            descriptor = one.detach()  # `close` would wait for the file object of a request
+            if descriptor != -1:
+                os.close(descriptor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True):
+            self.close()
+            warnings.warn(
+                f"a StatusServer at {self.address} was dropped and not closed: close it, or its "
+                "kit",
+                ResourceWarning,
+                source=self,
+                stacklevel=1,
+            )
+
+
+class _Site:
+    """Who may read, and the connections. Known to the threads, which do not know the server."""
+
+    def __init__(self, access: Access) -> None:
+        self.access = access
+        self._lock = threading.Lock()
+        self.connections: set[socket.socket] = set()
+
+    def add(self, connection: socket.socket) -> bool:
+        """Add a connection; False if there are too many."""
+        with self._lock:
+            if len(self.connections) >= MAX_CONNECTIONS:
+                return False
+            self.connections.add(connection)
+            return True
+
+    def remove(self, connection: socket.socket) -> None:
+        """Close a connection."""
+        with self._lock:
+            self.connections.discard(connection)
+            connection.close()
+
+    def end(self) -> None:
+        """End all connections; their threads close them."""
+        with self._lock:
+            for connection in self.connections:
+                with contextlib.suppress(OSError):  # the client has closed it
+                    connection.shutdown(socket.SHUT_RDWR)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, _, _, _, address = found[0]
+        return socket.create_server(address, family=family)
+    except OSError as error:
+        raise ConfigurationError(
+            f"the live view cannot listen at {host}, port {port}: {error.strerror or error}; give "
+            "another status_port, or 0 for any free port"
+        ) from error
+
+
+def _thread(target: Callable[..., object], *args: object) -> threading.Thread:
+    return threading.Thread(target=target, args=args, name="rpcwheel-status", daemon=True)
+
+
+def _accept(listener: socket.socket, woken: socket.socket, site: _Site) -> None:
+    """Accept connections until the other end of `woken` is closed."""
+    with listener, woken, selectors.DefaultSelector() as selector:
+        listener.setblocking(False)
+        selector.register(listener, selectors.EVENT_READ)
+        selector.register(woken, selectors.EVENT_READ)
+        while woken not in [key.fileobj for key, _ in selector.select()]:
+            try:
+                connection, _ = listener.accept()
+            except OSError:  # the client has gone, or there are too many open files
+                time.sleep(0.01)
+                continue
+            connection.settimeout(TIMEOUT_S)
+            if not site.add(connection):
+                with connection, contextlib.suppress(OSError):
+                    connection.send(b"HTTP/1.0 503 Service Unavailable\r\n\r\n")
+                continue
+            try:
+                _thread(_serve, connection, site).start()
+            except RuntimeError:  # no thread can be started
+                site.remove(connection)
+
+
+def _serve(connection: socket.socket, site: _Site) -> None:
+    try:
+        _Handler(connection, ("", 0), site)  # type: ignore[arg-type]  # it only passes it on
+    except OSError:
+        pass  # the client is too slow, or has gone
+    except Exception:  # noqa: BLE001 - the next request may succeed
+        _LOG.exception("a request of the live view failed")
+    finally:
+        site.remove(connection)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """One request."""
+
+    server: Any
+    """The `_Site`."""
+    timeout = None
+    error_message_format = "%(message)s\n"
+    error_content_type = "text/plain; charset=utf-8"
+
+    def handle(self) -> None:
+        head = self._read_head()
+        self.raw_requestline, _, headers = head.partition(b"\n")
+        self.rfile.close()
+        self.rfile = io.BytesIO(headers)
+        if not head or not self.parse_request():
+            return
+        if self.request_version == "HTTP/0.9":  # such an answer would have no headers
+            self.send_error(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED)
+            return
+        self._send(self._answer())
+
+    def _read_head(self) -> bytes:
+        """Read up to the empty line after the headers; b"" if the client sends none."""
+        head, ends_at = b"", time.monotonic() + TIMEOUT_S
+        while not re.search(rb"\r?\n\r?\n", head):
+            self.connection.settimeout(max(0.001, ends_at - time.monotonic()))
+            received = self.connection.recv(4096)
+            head += received
+            if not received or len(head) > MAX_HEAD_BYTES:
+                return b""
+        self.connection.settimeout(TIMEOUT_S)
+        return head
+
+    def _answer(self) -> Answer:
+        path, headers = urlsplit(self.path).path, self.headers
+        access: Access = self.server.access
+        if access.needs_token:
+            if path != "/" and not access.has_token(headers.get("Authorization", "")):
+                return UNAUTHORIZED
+        elif not access.is_named_by(headers.get_all("Host", [])):
+            return FORBIDDEN
+        if self.command not in {"GET", "HEAD"}:
+            return Answer(
+                HTTPStatus.METHOD_NOT_ALLOWED,
+                b"only GET and HEAD are allowed\n",
+                headers={"Allow": "GET, HEAD"},
+            )
+        make = PATHS.get(path)
+        if make is None:
+            return Answer(HTTPStatus.NOT_FOUND, f"there are {', '.join(PATHS)}\n".encode())
+        return make(headers.get("Accept", ""))
+
+    def _send(self, answer: Answer) -> None:
+        self.send_response(answer.status)
+        own = {
+            "Content-Type": answer.content_type,
+            "Content-Length": str(len(answer.body)),
+            **answer.headers,
+        }
+        for name, value in own.items():
+            self.send_header(name, value)
+        self._own_headers = own
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(answer.body)
+
+    _own_headers: dict[str, str] = {}  # noqa: RUF012 - never changed
+
+    def end_headers(self) -> None:
+        for name, value in HEADERS.items():
+            if name not in self._own_headers:
+                self.send_header(name, value)
+        super().end_headers()
+
+    def version_string(self) -> str:
+        return "rpcwheel"
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - as the base class
+        """Log nothing: what clients send is not trusted."""
+
+
+def _page(_: str) -> Answer:
+    page, policy = page_and_policy()
+    headers = {"Content-Security-Policy": policy}
+    return Answer(HTTPStatus.OK, page, "text/html; charset=utf-8", headers)
+
+
+@cache
+def page_and_policy() -> tuple[bytes, str]:
+    """Return the page, and the Content-Security-Policy that allows its script and its style."""
+    page = files("rpcwheel.status").joinpath("page.html").read_text("utf-8")
+
+    def source(element: str) -> str:
+        (text,) = re.findall(f"<{element}>(.*?)</{element}>", page, re.DOTALL)
+        return f"'sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+    return page.encode(), (
+        f"default-src 'none'; script-src {source('script')}; style-src {source('style')}; "
+        "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
+    )
+
+
+def _status(_: str) -> Answer:
+    text = json.dumps(asdict(snapshot()), allow_nan=False)
+    return Answer(HTTPStatus.OK, text.encode(), "application/json")
+
+
+def _metrics(accept: str) -> Answer:
+    if "prometheus" not in live.installed_sinks():
+        return Answer(HTTPStatus.NOT_IMPLEMENTED, NO_METRICS.encode())
+    prometheus: Any = importlib.import_module("rpcwheel.metrics.prometheus")
+    body, content_type = prometheus.exposition(accept)
+    return Answer(HTTPStatus.OK, body, content_type)
+
+
+PATHS: Final[dict[str, Callable[[str], Answer]]] = {
+    "/": _page,
+    "/status.json": _status,
+    "/metrics": _metrics,
+}

@@ -1,0 +1,412 @@
+"""The live view over HTTP."""
+
+import http.client
+import json
+import os
+import re
+import socket
+import threading
+from contextlib import closing
+
+import pytest
+
+import rpcwheel
+from fixtures.refusals import not_refused_so
+from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel import ConfigurationError, Kit, live
+from rpcwheel.status import server as server_module
+from rpcwheel.status.server import MAX_CONNECTIONS, MAX_HEAD_BYTES, StatusServer
+
+TOKEN = "correct-horse-battery"
+
+
+@pytest.fixture
+def server():
+    with StatusServer(0) as server:
+        yield server
+
+
+@pytest.fixture
+def guarded():
+    """A server that needs a token."""
+    with StatusServer(0, token=TOKEN) as server:
+        yield server
+
+
+def get(server, path="/", method="GET", **headers):
+    """Request a path; return the answer and its body."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=WAIT_S)
+    with closing(connection):
+        connection.putrequest(method, path, skip_host="Host" in headers)
+        for name, value in headers.items():
+            connection.putheader(name, value)
+        connection.endheaders()
+        answer = connection.getresponse()
+        return answer, answer.read()
+
+
+def exchange(server, data: bytes) -> bytes:
+    """Send bytes, and return all that comes until the server closes the connection."""
+    with socket.create_connection(("127.0.0.1", server.port), WAIT_S) as client:
+        client.sendall(data)
+        return received(client)
+
+
+def received(client) -> bytes:
+    data = b""
+    while True:
+        try:
+            more = client.recv(65536)
+        except ConnectionResetError:
+            return data
+        if not more:
+            return data
+        data += more
+
+
+def test_the_page_allows_only_its_own_script_and_style(server):
+    answer, body = get(server)
+    assert answer.status == 200
+    assert answer.getheader("Content-Type") == "text/html; charset=utf-8"
+    policy = answer.getheader("Content-Security-Policy")
+    assert "default-src 'none'; script-src 'sha256-" in policy
+    assert "unsafe" not in policy
+    assert "frame-ancestors 'none'" in policy
+    assert not re.search(rb"(?:src|href)=.?(?:https?:)?//", body)
+    assert b"innerHTML" not in body
+    assert not re.search(rb"\son\w+=|\sstyle=", body)
+
+
+def test_the_status_is_json(server):
+    answer, body = get(server, "/status.json")
+    assert answer.status == 200
+    assert answer.getheader("Content-Type") == "application/json"
+    assert json.loads(body)["pid"] == os.getpid()
+
+
+def test_no_answer_may_be_cached_or_read_by_other_origins(server):
+    for path in ("/", "/status.json", "/metrics", "/other"):
+        answer, _ = get(server, path, Origin="http://evil.example")
+        assert answer.getheader("Cache-Control") == "no-store"
+        assert answer.getheader("X-Content-Type-Options") == "nosniff"
+        assert answer.getheader("Cross-Origin-Resource-Policy") == "same-origin"
+        assert not [name for name in answer.headers if name.lower().startswith("access-control")]
+
+
+def test_metrics_are_the_exposition_of_prometheus(server):
+    pytest.importorskip("prometheus_client")
+    answer, body = get(server, "/metrics")
+    assert answer.status == 200
+    assert answer.getheader("Content-Type").startswith("text/plain; version=")
+    assert b"# TYPE " in body
+    openmetrics, body = get(server, "/metrics", Accept="application/openmetrics-text")
+    assert openmetrics.getheader("Content-Type").startswith("application/openmetrics-text")
+    assert body.endswith(b"# EOF\n")
+
+
+@pytest.mark.parametrize("wanted", ["off", "otel"])
+def test_without_prometheus_metrics_say_what_to_install(server, monkeypatch, wanted):
+    monkeypatch.setenv(live.VARIABLE, wanted)
+    answer, body = get(server, "/metrics")
+    assert answer.status == 501
+    assert b"pip install 'rpcwheel[prometheus]'" in body
+
+
+@pytest.mark.parametrize("path", ["/other", "/status.json/", "/../etc/passwd", "/%2e%2e"])
+def test_other_paths_are_not_found(server, path):
+    answer, body = get(server, path)
+    assert answer.status == 404
+    assert body == b"there are /, /status.json, /metrics\n"
+
+
+def test_a_query_does_not_change_the_path(server):
+    assert get(server, "/status.json?x=1")[0].status == 200
+
+
+def test_head_has_the_headers_of_get_and_no_body(server):
+    answer, body = get(server, "/", "HEAD")
+    assert answer.status == 200
+    assert body == b""
+    assert int(answer.getheader("Content-Length")) == len(get(server)[1])
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "TRACE", "CONNECT", "X"])
+def test_only_get_and_head_are_allowed(server, method):
+    answer, _ = get(server, "/", method)
+    assert answer.status == 405
+    assert answer.getheader("Allow") == "GET, HEAD"
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost", 200),
+        ("LOCALHOST:9090", 200),
+        ("127.0.0.1:1", 200),
+        ("127.1.2.3", 200),
+        ("[::1]:9090", 200),
+        ("evil.example", 403),
+        ("evil.example:9090", 403),
+        ("localhost.evil.example", 403),
+        ("127.0.0.1.evil.example", 403),
+        ("10.0.0.1", 403),
+        ("0.0.0.0", 403),
+        ("", 403),
+        ("localhost@evil.example", 403),
+    ],
+)
+def test_the_host_must_be_the_loopback(server, host, status):
+    for path in ("/", "/status.json", "/metrics", "/other"):
+        answer, _ = get(server, path, Host=host)
+        assert (answer.status == 403) is (status == 403)
+
+
+def test_a_request_with_two_hosts_or_none_is_refused(server):
+    two = b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n"
+    assert exchange(server, two).startswith(b"HTTP/1.0 403 ")
+    assert exchange(server, b"GET / HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.0 403 ")
+
+
+def test_with_a_token_data_need_it_and_the_page_does_not(guarded):
+    for path in ("/status.json", "/metrics", "/other"):
+        for authorization in (
+            "",
+            "Bearer",
+            "Bearer x",
+            f"Basic {TOKEN}",
+            f"Bearer {TOKEN}x",
+            TOKEN,
+        ):
+            answer, body = get(guarded, path, Authorization=authorization)
+            assert answer.status == 401
+            assert answer.getheader("WWW-Authenticate") == "Bearer"
+            assert TOKEN.encode() not in body
+    assert get(guarded, "/status.json", Authorization=f"Bearer {TOKEN}")[0].status == 200
+    assert get(guarded, "/status.json", Authorization=f"bearer {TOKEN}")[0].status == 200
+    assert get(guarded, f"/status.json?token={TOKEN}")[0].status == 401
+    assert get(guarded)[0].status == 200
+
+
+def test_with_a_token_any_host_may_be_named(guarded):
+    headers = {"Authorization": f"Bearer {TOKEN}", "Host": "orders.example:9090"}
+    assert get(guarded, "/status.json", **headers)[0].status == 200
+
+
+def test_requests_and_the_token_are_not_logged(guarded, caplog, capfd):
+    caplog.set_level("DEBUG")
+    get(guarded, f"/status.json?token={TOKEN}", Authorization=f"Bearer {TOKEN}")
+    exchange(guarded, b"\xff\x00 nonsense\r\n\r\n")
+    assert caplog.records == []
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"nonsense\r\n\r\n",
+        b"GET /\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 200 + b"\r\n",
+        b"\x16\x03\x01\x02\x00\r\n\r\n",  # the beginning of TLS
+        b"GET <script>alert(1)</script> HTTP/1.1\r\n\r\n",
+    ],
+)
+def test_invalid_requests_get_an_error_as_plain_text(server, data):
+    answer = exchange(server, data)
+    assert not answer.startswith((b"HTTP/1.0 200", b"HTTP/1.0 500"))
+    assert b"text/html" not in answer
+    assert get(server)[0].status == 200
+
+
+def test_a_head_that_is_too_long_ends_the_connection(server):
+    assert exchange(server, b"GET / HTTP/1.1\r\na: " + b"x" * 2 * MAX_HEAD_BYTES) == b""
+    assert get(server)[0].status == 200
+
+
+def test_a_client_that_sends_slowly_is_disconnected(monkeypatch):
+    monkeypatch.setattr(server_module, "TIMEOUT_S", 0.2)
+    with StatusServer(0) as server:
+        with socket.create_connection(("127.0.0.1", server.port), WAIT_S) as client:
+            client.sendall(b"GET / HT")
+            assert received(client) == b""
+        wait_until(lambda: not server._site.connections)
+
+
+def test_a_client_that_reads_nothing_is_disconnected(monkeypatch):
+    big = server_module.Answer(server_module.HTTPStatus.OK, b"x" * 100_000_000)
+    monkeypatch.setattr(server_module, "PATHS", {"/": lambda _: big})
+    monkeypatch.setattr(server_module, "TIMEOUT_S", 0.2)
+    with StatusServer(0) as server, socket.create_connection(("127.0.0.1", server.port)) as client:
+        client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        wait_until(lambda: server._site.connections)
+        wait_until(lambda: not server._site.connections)
+
+
+def test_too_many_connections_are_refused_until_one_ends(server):
+    held = [
+        socket.create_connection(("127.0.0.1", server.port), WAIT_S) for _ in range(MAX_CONNECTIONS)
+    ]
+    wait_until(lambda: len(server._site.connections) == MAX_CONNECTIONS)
+    with socket.create_connection(("127.0.0.1", server.port), WAIT_S) as one_more:
+        assert received(one_more).startswith(b"HTTP/1.0 503 ")
+    for one in held:
+        one.close()
+    wait_until(lambda: not server._site.connections)
+    assert get(server)[0].status == 200
+
+
+def test_an_exception_is_logged_and_the_server_continues(server, monkeypatch, caplog):
+    def fail(_):
+        raise ValueError("a bug")
+
+    with monkeypatch.context() as patch:
+        patch.setitem(server_module.PATHS, "/", fail)
+        with pytest.raises(http.client.HTTPException):
+            get(server)
+    assert "a bug" in caplog.text
+    assert get(server)[0].status == 200
+
+
+def test_close_ends_threads_connections_and_the_port(server):
+    client = socket.create_connection(("127.0.0.1", server.port), WAIT_S)
+    with client:
+        wait_until(lambda: server._site.connections)
+        server.close()
+        assert received(client) == b""
+    wait_until(lambda: not [t for t in threading.enumerate() if t.name == "rpcwheel-status"])
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", server.port), WAIT_S)
+    server.close()
+    assert server.closed
+
+
+def test_a_server_that_is_dropped_warns_and_closes():
+    server = StatusServer(0)
+    port = server.port
+    with pytest.warns(ResourceWarning, match="dropped and not closed"):
+        del server
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), WAIT_S)
+
+
+def test_a_port_in_use_is_refused(server):
+    with pytest.raises(ConfigurationError, match=rf"port {server.port}: Address already in use"):
+        StatusServer(server.port)
+
+
+def test_an_ipv6_address_is_served():
+    try:
+        server = StatusServer(0, "::1")
+    except ConfigurationError:
+        pytest.skip("this machine has no IPv6")
+    with server:
+        assert server.address == f"[::1]:{server.port}"
+        with socket.create_connection(("::1", server.port), WAIT_S) as client:
+            client.sendall(f"GET / HTTP/1.1\r\nHost: {server.address}\r\n\r\n".encode())
+            assert received(client).startswith(b"HTTP/1.0 200 ")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "orders.example", ""])
+def test_an_address_of_other_machines_needs_a_token(host):
+    with pytest.raises(ConfigurationError, match="set status_token"):
+        StatusServer(0, host)
+
+
+def test_all_addresses_may_be_served_with_a_token():
+    with StatusServer(0, "0.0.0.0", TOKEN) as server:
+        assert get(server, "/status.json", Authorization=f"Bearer {TOKEN}")[0].status == 200
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_a_forked_child_closes_its_copies_of_the_sockets(server):
+    with socket.create_connection(("127.0.0.1", server.port), WAIT_S):
+        wait_until(lambda: server._site.connections)
+        (connection,) = server._site.connections
+        child = os.fork()
+        if not child:
+            sockets = (server._listener, server._wake, server._woken, connection)
+            os._exit(not server.closed or any(one.fileno() != -1 for one in sockets))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert get(server)[0].status == 200
+
+
+@pytest.fixture(params=[rpcwheel.Kit, rpcwheel.aio.Kit], ids=["sync", "aio"])
+def kind(request):
+    """The kit of either world."""
+    return request.param
+
+
+async def test_a_kit_serves_its_status_until_it_is_closed(kind):
+    kit = kind(status_port=0)
+    address = kit.status_address
+    host, port = address.split(":")
+    with socket.create_connection((host, int(port)), WAIT_S) as client:
+        client.sendall(b"GET /status.json HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert b"200 OK" in received(client)
+    closing_kit = kit.close()
+    if kind is rpcwheel.aio.Kit:
+        await closing_kit
+    assert kit.status_address is None
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((host, int(port)), WAIT_S)
+
+
+def test_without_a_port_a_kit_serves_nothing(kind):
+    assert kind().status_address is None
+
+
+def test_a_kit_with_a_status_counts_calls(kind, monkeypatch):
+    monkeypatch.setattr(live._LIVE, "counts", None)
+    monkeypatch.setattr(live._LIVE, "_is_started", True)  # as without the extras
+    kit = kind(status_port=0)
+    try:
+        assert live.call_counts() is not None
+    finally:
+        kit._status.close()
+
+
+def test_settings_of_the_status_are_refused(kind, server):
+    def given(words, error=ConfigurationError, **settings):
+        return (lambda: kind(**settings)), error, words
+
+    rows = [
+        given("status_port: Input should be less than or equal to 65535", status_port=70000),
+        given("status_port: Input should be a valid integer", TypeError, status_port="9090"),
+        given("status_host: it must be a DNS name", status_port=0, status_host="a b"),
+        given("set status_token", status_port=0, status_host="0.0.0.0"),
+        given("16 characters or more", status_port=0, status_token="short"),
+        given("of ASCII without spaces", status_port=0, status_token="x" * 20 + "\n"),
+        given("port", status_port=server.port),
+    ]
+    assert not_refused_so(rows) == []
+
+
+def test_an_error_or_a_repr_does_not_contain_the_token(kind):
+    for token in ("swordfish", 1234567, ["swordfish"], "swordfish ü" * 3):
+        with pytest.raises((ConfigurationError, TypeError)) as caught:
+            kind(status_token=token)
+        assert "swordfish" not in str(caught.value)
+        assert "1234567" not in str(caught.value)
+    kit = kind(status_token=TOKEN)
+    assert TOKEN not in repr(kit) + repr(kit.policy) + kit.policy.model_dump_json()
+
+
+def test_a_token_without_a_port_is_ignored(kind):
+    assert kind(status_token=TOKEN, status_host="0.0.0.0").status_address is None
+
+
+def test_the_settings_of_the_status_come_from_the_environment(monkeypatch):
+    for name, value in {"PORT": "0", "HOST": "127.0.0.1", "TOKEN": "1234567890123456"}.items():
+        monkeypatch.setenv(f"RPCWHEEL_STATUS_{name}", value)
+    with Kit.from_env() as kit:
+        assert kit.status_address
+        assert kit.policy.status_token.get_secret_value() == "1234567890123456"
+
+
+def test_the_settings_of_the_status_come_from_a_file(tmp_path):
+    path = tmp_path / "rpcwheel.toml"
+    path.write_text(f'status_port = 0\nstatus_token = "{TOKEN}"\n')
+    with Kit.from_file(path) as kit:
+        assert kit.status_address
+        assert kit.policy.status_token.get_secret_value() == TOKEN
