@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from rpcwheel import live
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import TimerError
@@ -328,6 +329,7 @@ class ClientState:
         Raises:
             TypeError: `policy` is not a `CallPolicy`, or `timer` is not a timer.
         """
+        live.start()  # here: the timer that the first retry makes would start the traces too late
         self.configs = MethodConfigs(checked_calls(policy))
         self.queue_of = queue_of
         self._timer = checked_timer(timer)

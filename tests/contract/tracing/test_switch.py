@@ -37,6 +37,20 @@ print(sorted(name for name in sys.modules if name.startswith("opentelemetry.")))
 """
 
 
+def run(code: str, *arguments: str) -> str:
+    """Run a program in a process of its own, and return its output."""
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code, *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=4 * WAIT_S,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "environment", "output"),
     [
@@ -54,13 +68,29 @@ def test_traces_are_on_if_opentelemetry_is_installed_and_allowed(
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    ran = subprocess.run(
-        [sys.executable, "-W", "error", "-c", CALL, *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=4 * WAIT_S,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.startswith(output)
+    assert run(CALL, *arguments).startswith(output)
+
+
+FIRST_RETRY = """
+import grpc
+import rpcwheel
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from rpcwheel.testing import FlakyServer
+
+trace.set_tracer_provider(TracerProvider())
+retry = rpcwheel.RetryPolicy(retry_on="UNAVAILABLE", backoff=0.001)
+with FlakyServer() as server, rpcwheel.Kit(timeout=30, retry=retry, idempotent=True) as kit:
+    server.fail(times=1)
+    with grpc.insecure_channel(server.target) as channel:
+        call = grpc.intercept_channel(channel, *kit.client_interceptors()).unary_unary("/a.B/C")
+        with trace.get_tracer("test").start_as_current_span("caller") as span:
+            assert call(b"a") == b"a"
+print(*[event.name for event in span.events])
+"""
+
+
+def test_the_first_retry_of_a_process_is_traced(monkeypatch):
+    for name in ("RPCWHEEL_METRICS", "RPCWHEEL_TRACES"):
+        monkeypatch.delenv(name, raising=False)
+    assert run(FIRST_RETRY) == "rpcwheel.retry\n"
