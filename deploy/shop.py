@@ -2,13 +2,13 @@
 
 Its settings are environment variables, so that Kubernetes and systemd run the same program:
 
-    SHOP_REGISTRY      the URL of the registry in which it is published
-    SHOP_ID            its id there, different in each process; default: host:port
-    SHOP_PORT          the port; 0 (default): any free port
-    SHOP_METRICS_PORT  the port of its metrics for Prometheus; default: none
-    SHOP_LAME_DUCK     seconds from its withdrawal to its stop; default 1
-    SHOP_GRACE         seconds that calls in flight may take then; default 10
-    RPCWHEEL_...       settings of the kit (docs/policies.md)
+    SHOP_REGISTRY   the URL of the registry in which it is published
+    SHOP_ID         its id there, different in each process; default: host:port
+    SHOP_PORT       the port; 0 (default): any free port
+    SHOP_LAME_DUCK  seconds from its withdrawal to its stop; default 1
+    SHOP_GRACE      seconds that calls in flight may take then; default 10
+    RPCWHEEL_...    settings of the kit (docs/policies.md), such as RPCWHEEL_STATUS_PORT, where
+                    Prometheus reads its metrics
 """
 
 from __future__ import annotations
@@ -39,10 +39,6 @@ def who(_: bytes, __: grpc.ServicerContext) -> bytes:
 def main() -> None:
     """Serve until SIGTERM or SIGINT, and then stop gracefully."""
     settings = os.environ
-    if port := settings.get("SHOP_METRICS_PORT"):
-        from prometheus_client import start_http_server
-
-        start_http_server(int(port))
     with ThreadPoolExecutor() as pool, rpcwheel.Kit.from_env() as kit:
         server = grpc.server(
             pool, interceptors=kit.server_interceptors(), options=kit.server_options()

@@ -26,6 +26,7 @@ from rpcwheel.balancer import BalancerPolicy
 PACKAGE = Path(rpcwheel.__file__).parents[1]
 DEPLOY = Path(__file__).parents[2] / "deploy"
 WHO = "/shop.Orders/Who"
+TOKEN = "0123456789abcdef"
 
 HTTP = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """Without the proxies of the environment."""
@@ -43,7 +44,7 @@ with socket.create_connection(("127.0.0.1", int(sys.argv[1]))) as systemd:
 def environment_of_the_unit(name):
     """The environment of an instance of the systemd unit."""
     unit = (DEPLOY / "systemd" / "shop@.service").read_text()
-    (settings,) = re.findall(r"^Environment=(.*)", unit, re.MULTILINE)
+    settings = " ".join(re.findall(r"^Environment=(.*)", unit, re.MULTILINE))
     return dict(one.split("=") for one in settings.replace("%i", name).split())
 
 
@@ -52,7 +53,7 @@ def environment_of_the_pod():
     manifests = YAML(typ="safe").load_all((DEPLOY / "kubernetes" / "shop.yaml").read_text())
     (deployment,) = (one for one in manifests if one["kind"] == "Deployment")
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
-    return {one["name"]: one["value"] for one in container["env"]}
+    return {one["name"]: one.get("value", TOKEN) for one in container["env"]}
 
 
 class Instance:
@@ -182,7 +183,7 @@ def test_no_call_fails_while_all_instances_are_restarted_in_turn(tmp_path):
     url = f"sqlite://{tmp_path}/registry.db"
     units = {
         f"shop@{number}": Instance(
-            environment_of_the_unit(number) | {"SHOP_REGISTRY": url, "SHOP_METRICS_PORT": ""}
+            environment_of_the_unit(number) | {"SHOP_REGISTRY": url, "RPCWHEEL_STATUS_PORT": "0"}
         )
         for number in "12"
     }
@@ -224,15 +225,16 @@ def test_no_call_fails_while_all_instances_are_restarted_in_turn(tmp_path):
 @linux
 def test_a_pod_that_is_stopped_serves_and_is_not_ready_until_the_lame_duck_is_over():
     port, metrics_port = free_port(), free_port()
-    settings = {"SHOP_PORT": str(port), "SHOP_METRICS_PORT": str(metrics_port)}
+    settings = {"SHOP_PORT": str(port), "RPCWHEEL_STATUS_PORT": str(metrics_port)}
     pod = Instance(environment_of_the_pod() | settings)
     with contextlib.closing(pod), grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         pod.start()
         check, who = HealthStub(channel).Check, channel.unary_unary(WHO)
         assert check(HealthCheckRequest(), timeout=WAIT_S).status == HealthCheckResponse.SERVING
         assert who(b"", timeout=WAIT_S)
-        url = f"http://127.0.0.1:{metrics_port}/metrics"
-        with HTTP.open(url, timeout=WAIT_S) as answer:
+        request = urllib.request.Request(f"http://127.0.0.1:{metrics_port}/metrics")
+        request.add_header("Authorization", f"Bearer {TOKEN}")
+        with HTTP.open(request, timeout=WAIT_S) as answer:
             assert b"\nrpcwheel_timer_pending{" in answer.read()
         pod.process.send_signal(signal.SIGTERM)
         wait_until(

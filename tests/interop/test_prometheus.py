@@ -31,8 +31,9 @@ PROGRAM = f"""
 import io, json, logging, sys, tempfile
 from pathlib import Path
 import demo, demo_server
-from prometheus_client import REGISTRY, start_http_server
+from prometheus_client import REGISTRY
 from rich.console import Console
+from rpcwheel import Kit
 
 demo.ANSWER_LIMIT_S = demo.DRAIN_LIMIT_S = demo.HOLD_LIMIT_S = demo.TIMEOUT_S = {WAIT_S}
 demo_server.START_TIMEOUT_S = {WAIT_S}
@@ -45,8 +46,8 @@ class Demo(demo.Demo):
         during_outage.append(REGISTRY.get_sample_value("rpcwheel_failback_pending", queue))
 
 logging.getLogger("rpcwheel").propagate = False
-server, thread = start_http_server(0, "127.0.0.1")
-print(server.server_port, flush=True)
+kit = Kit(status_port=0)
+print(kit.status_address, flush=True)
 sys.stdin.readline()
 with tempfile.TemporaryDirectory() as directory:
     shown = Demo(20, 0.2, Path(directory), Console(file=io.StringIO()))
@@ -62,9 +63,7 @@ print(json.dumps({{
     "during_outage": during_outage,
 }}), flush=True)
 sys.stdin.read()
-server.shutdown()
-server.server_close()
-thread.join()
+kit.close()
 """
 
 
@@ -79,7 +78,7 @@ class Demo:
             text=True,
             env={**os.environ, "PYTHONPATH": f"{PACKAGE}{os.pathsep}{ROOT / 'examples'}"},
         )
-        self.target = f"127.0.0.1:{int(self._process.stdout.readline())}"
+        self.target = self._process.stdout.readline().strip()
 
     def run(self):
         """Run it; return what it counted."""

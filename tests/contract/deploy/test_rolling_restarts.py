@@ -58,14 +58,18 @@ def container(pod):
     return container
 
 
+TOKEN = "0123456789abcdef"
+
+
 def environment_of(container):
-    return {one["name"]: one["value"] for one in container["env"]}
+    return {one["name"]: one.get("value", TOKEN) for one in container["env"]}
 
 
 def unit():
     """The settings of the systemd unit, and its environment."""
-    settings = dict(re.findall(r"^(\w+)=(.*)$", UNIT.read_text(), re.MULTILINE))
-    return settings, dict(one.split("=") for one in settings["Environment"].split())
+    settings = re.findall(r"^(\w+)=(.*)$", UNIT.read_text(), re.MULTILINE)
+    environment = " ".join(value for name, value in settings if name == "Environment")
+    return dict(settings), dict(one.split("=") for one in environment.split())
 
 
 def learn_s():
@@ -115,14 +119,24 @@ def test_the_service_is_headless_and_selects_the_pods(objects, deployment, conta
     assert str(port["port"]) == environment_of(container)["SHOP_PORT"]
 
 
-def test_prometheus_finds_the_metrics_of_a_pod(deployment, container):
-    annotations = deployment["template"]["metadata"]["annotations"]
+def test_prometheus_finds_the_metrics_of_a_pod_and_has_its_token(deployment, container):
     ports = {one["name"]: str(one["containerPort"]) for one in container["ports"]}
-    port = environment_of(container)["SHOP_METRICS_PORT"]
-    assert annotations["prometheus.io/port"] == ports["metrics"] == port
+    assert ports["metrics"] == environment_of(container)["RPCWHEEL_STATUS_PORT"]
+    (token,) = (one["valueFrom"] for one in container["env"] if "valueFrom" in one)
     monitor = YAML(typ="safe").load((DEPLOY / "kubernetes" / "podmonitor.yaml").read_text())["spec"]
     assert monitor["selector"] == deployment["selector"]
-    assert [one["port"] in ports for one in monitor["podMetricsEndpoints"]] == [True]
+    assert monitor["podMetricsEndpoints"] == [
+        {"port": "metrics", "authorization": {"credentials": token["secretKeyRef"]}}
+    ]
+
+
+def test_prometheus_scrapes_the_instances_of_systemd():
+    configuration = YAML(typ="safe").load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
+    (job,) = configuration["scrape_configs"]
+    port = unit()[1]["RPCWHEEL_STATUS_PORT"]
+    assert job["static_configs"] == [
+        {"targets": [f"127.0.0.1:{port.replace('%i', number)}" for number in "123"]}
+    ]
 
 
 def test_a_server_is_not_killed_because_it_is_not_serving(container):
@@ -134,11 +148,12 @@ def test_the_container_gets_signals_itself():
     assert lines[-1] == 'CMD ["python", "/app/shop.py"]'
 
 
-def test_the_program_accepts_the_environment_of_the_pod(container):
-    settings = environment_of(container)
-    policy_from_env(environ=settings)
-    names = {name for name in settings if name.startswith("SHOP_")} | set(unit()[1])
-    assert names <= set(re.findall(r"SHOP_\w+", (DEPLOY / "shop.py").read_text()))
+def test_the_program_accepts_its_environment(container):
+    known = set(re.findall(r"SHOP_\w+", (DEPLOY / "shop.py").read_text()))
+    instance = {name: value.replace("%i", "1") for name, value in unit()[1].items()}
+    for settings in (environment_of(container), instance):
+        policy_from_env(environ=settings)
+        assert {name for name in settings if name.startswith("SHOP_")} <= known
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="needs systemd-analyze")
