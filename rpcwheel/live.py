@@ -31,8 +31,8 @@ __all__ = ["add", "call_counts", "components", "count_calls", "remove", "start"]
 
 VARIABLE: Final = "RPCWHEEL_METRICS"
 
-PACKAGES: Final = {"prometheus": "prometheus_client", "otel": "opentelemetry"}
-"""By the value of `VARIABLE`, the package that it needs."""
+MODULES: Final = {"prometheus": "prometheus_client", "otel": "opentelemetry.metrics"}
+"""By the value of `VARIABLE`, the module that it needs."""
 
 _LOG: Final = logging.getLogger("rpcwheel")
 
@@ -102,23 +102,29 @@ class _Live:
 
 
 def installed_sinks() -> list[str]:
-    """Return the keys of `PACKAGES` that are installed and that the environment allows."""
+    """Return the keys of `MODULES` that are installed and that the environment allows."""
     wanted = os.environ.get(VARIABLE, "").strip().lower()
     if wanted == "off":
         return []
-    if wanted and wanted not in PACKAGES:
+    if wanted and wanted not in MODULES:
         _LOG.warning(
             "%s=%s is not known and has no effect; it may be off, %s",
             VARIABLE,
             ascii(wanted),
-            " or ".join(PACKAGES),
+            " or ".join(MODULES),
         )
         wanted = ""
     return [
-        name
-        for name, package in PACKAGES.items()
-        if wanted in ("", name) and importlib.util.find_spec(package) is not None
+        name for name, module in MODULES.items() if wanted in ("", name) and _is_installed(module)
     ]
+
+
+def _is_installed(module: str) -> bool:
+    """Whether a module can be imported. Many packages share the namespace `opentelemetry`."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of the namespace
+        return False
 
 
 _LIVE: Final = _Live()
