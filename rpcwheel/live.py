@@ -97,6 +97,8 @@ class _Live:
                 return
             try:
                 importlib.import_module("rpcwheel.metrics").start(names)
+            except ImportError as error:  # a package is too old
+                _LOG.warning("metrics stay off: %s", error)
             except Exception:  # noqa: BLE001 - the program continues without metrics
                 _LOG.exception("metrics stay off, because they could not be started")
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import time
 from functools import partial
 from importlib.metadata import version
+from inspect import signature
 from typing import TYPE_CHECKING, Any, Final
 
 from opentelemetry import metrics
-from opentelemetry.metrics import Observation
+from opentelemetry.metrics import Meter, Observation
 
 from rpcwheel import live
 from rpcwheel.call_counts import Histogram
@@ -34,7 +35,7 @@ from .table import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider
+    from opentelemetry.metrics import CallbackOptions, MeterProvider
 
     from rpcwheel.call_counts import MethodCounts
     from rpcwheel.events import Event
@@ -57,22 +58,17 @@ def start(provider: MeterProvider | None = None) -> Callable[[], None]:
     Args:
         provider: None: the global one, also if the program sets it later.
 
+    Raises:
+        ImportError: The API is older than 1.30.
+
     Returns:
         A function after which no durations are recorded. The other instruments stay; to remove
         them, shut down the provider.
     """
+    if "explicit_bucket_boundaries_advisory" not in signature(Meter.create_histogram).parameters:
+        raise ImportError("opentelemetry-api is too old; metrics need version 1.30 or newer")
     meter = metrics.get_meter("rpcwheel", version("rpcwheel"), provider)
-    reading = _Reading()
-    for metric in METRICS:
-        name = otel_name(metric)
-        if name is None:
-            continue
-        observe = partial(reading.observe, metric)
-        if metric.kind == "counter":
-            meter.create_observable_counter(name, [observe], description=metric.help)
-        elif metric.kind == "gauge":
-            unit = "s" if metric.name.endswith("_seconds") else ""
-            meter.create_observable_gauge(name, [observe], unit, metric.help)
+    _observe(meter)
     delivered = _histogram(meter, DELIVERY_SECONDS)
 
     def record_delivery(event: Event) -> None:
@@ -95,6 +91,21 @@ def start(provider: MeterProvider | None = None) -> Callable[[], None]:
             side.listeners = tuple(one for one in side.listeners if one is not record)
 
     return stop
+
+
+def _observe(meter: Meter) -> None:
+    """Make the counters and gauges."""
+    reading = _Reading()
+    for metric in METRICS:
+        name = otel_name(metric)
+        if name is None:
+            continue
+        observe = partial(reading.observe, metric)
+        if metric.kind == "counter":
+            meter.create_observable_counter(name, [observe], description=metric.help)
+        elif metric.kind == "gauge":
+            unit = "s" if metric.name.endswith("_seconds") else ""
+            meter.create_observable_gauge(name, [observe], unit, metric.help)
 
 
 class _Reading:

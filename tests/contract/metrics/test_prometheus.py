@@ -105,3 +105,13 @@ def test_the_environment_chooses_what_is_switched_on(monkeypatch, value, importe
     )
     assert done.stdout.strip() == imported
     assert ("RPCWHEEL_METRICS='nonsense'" in done.stderr) == (value == "nonsense")
+
+
+def test_an_old_api_of_opentelemetry_leaves_the_program_and_prometheus_alone():
+    old = "import opentelemetry.metrics as m; m.Meter.create_histogram = lambda self, name: None\n"
+    program = old + PROGRAM
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert "prometheus_client" in done.stdout
+    assert "metrics stay off: opentelemetry-api is too old" in done.stderr
