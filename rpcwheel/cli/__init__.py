@@ -2,7 +2,7 @@
 
 `doctor` finds out why a gRPC server cannot be reached (`cli/doctor.py`). `registry` shows, watches
 and changes the instances in a registry (`cli/registry.py`). `config` checks a settings file
-(`cli/config.py`).
+(`cli/config.py`). `top` shows what runs in a process (`cli/top.py`).
 """
 
 from __future__ import annotations

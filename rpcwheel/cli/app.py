@@ -11,6 +11,7 @@ from rpcwheel.timer.queue import FORM
 from .config import config
 from .doctor import doctor
 from .registry import registry
+from .top import top
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -18,6 +19,7 @@ app = typer.Typer(
     rich_markup_mode="rich" if sys.stdout.isatty() else None,
 )
 app.command()(doctor)
+app.command()(top)
 app.add_typer(registry, name="registry")
 app.add_typer(config, name="config")
 
@@ -46,4 +48,4 @@ def commands(
         ),
     ] = False,
 ) -> None:
-    """Resilience middleware for gRPC: examine servers, registries and settings files."""
+    """Resilience middleware for gRPC: examine servers, processes, registries and settings files."""

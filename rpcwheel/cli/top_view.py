@@ -1,0 +1,348 @@
+"""One frame of `rpcwheel top`, from the JSON of a status.
+
+Texts may come from peers of the process: they are never markup, and characters that are not
+printable are escaped. A value that is missing, because the process has another version of rpcwheel,
+is shown as `?`.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from .findings import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+MAX_TEXT: Final = 200
+"""Characters of a cell."""
+
+MAX_ROWS: Final = 200
+"""Rows of a table."""
+
+LAST_BOUND_S: Final = 10.0
+"""The quantile of durations that stands for more."""
+
+Row: TypeAlias = dict[str, Any]
+
+
+class Column(NamedTuple):
+    """A column of a table."""
+
+    name: str
+    value: Callable[[Row], str]
+    justify: Literal["left", "right"] = "left"
+
+
+class Section(NamedTuple):
+    """A table."""
+
+    title: str
+    rows: Callable[[Row], Iterable[Any]]
+    columns: tuple[Column, ...]
+
+
+def seconds(value: float | None) -> str:
+    """Return a time with three digits."""
+    if value is None:
+        return ""
+    for limit, factor, unit in ((1e-3, 1e6, "µs"), (1.0, 1e3, "ms"), (100.0, 1.0, "s")):
+        if value < limit:
+            return f"{value * factor:.3g} {unit}" if value else "0"
+    for limit, divisor, unit in ((7200, 60, "min"), (172_800, 3600, "h")):
+        if value < limit:
+            return f"{value / divisor:.3g} {unit}"
+    return f"{value / 86_400:.1f} d"
+
+
+def _quantile(value: float | None) -> str:
+    return f"≥ {seconds(value)}" if value == LAST_BOUND_S else seconds(value)
+
+
+def _flag(value: bool | None) -> str:
+    return "" if value is None else "yes" if value else "no"
+
+
+def _text(name: str) -> Column:
+    return Column(name.replace("_", " "), lambda row: str(row[name] or ""))
+
+
+def _number(name: str, key: str = "") -> Column:
+    return Column(name, lambda row: f"{row[key or name]:,}", "right")
+
+
+def _time(name: str, key: str) -> Column:
+    return Column(name, lambda row: seconds(row[key]), "right")
+
+
+def _stat(name: str, key: str = "") -> Column:
+    return Column(name, lambda row: f"{row['stats'][key or name]:,}", "right")
+
+
+def _inner(outer: str, inner: str, **names: str) -> Callable[[Row], Iterable[Any]]:
+    """Return all rows of an inner table; `names` are values of the outer row that they get."""
+
+    def rows(status: Row) -> Iterable[Any]:
+        for one in status[outer]:
+            for row in one[inner]:
+                yield row | {name: one[key] for name, key in names.items()}
+
+    return rows
+
+
+def _codes(row: Row) -> str:
+    return ", ".join(f"{one['code']} {one['count']:,}" for one in row["codes"])
+
+
+def _mean_lateness(row: Row) -> str:
+    lateness = row["stats"]["lateness"]
+    return seconds(lateness["sum_s"] / lateness["count"]) if lateness["count"] else ""
+
+
+def _lease(row: Row) -> str:
+    age_s = row["lease_age_s"]
+    return "" if age_s is None else f"{seconds(age_s)} of {seconds(row['ttl'])}"
+
+
+SECTIONS: Final = (
+    Section(
+        "Calls",
+        lambda status: status["methods"],
+        (
+            _text("side"),
+            _text("method"),
+            Column("per s", lambda row: row.get("rate", ""), "right"),
+            _number("started"),
+            _number("in flight", "in_flight"),
+            Column("p50", lambda row: _quantile(row["p50_s"]), "right"),
+            Column("p99", lambda row: _quantile(row["p99_s"]), "right"),
+            Column("ended", _codes),
+        ),
+    ),
+    Section(
+        "Timers",
+        lambda status: status["timers"],
+        (
+            Column("timer", lambda row: row["name"]),
+            _text("queue"),
+            _stat("pending"),
+            _stat("fired"),
+            _stat("failed"),
+            Column("late: mean", _mean_lateness, "right"),
+            Column("max", lambda row: seconds(row["stats"]["lateness"]["max_s"]), "right"),
+        ),
+    ),
+    Section(
+        "Failback queues",
+        lambda status: status["queues"],
+        (
+            Column("queue", lambda row: row["name"]),
+            _stat("pending"),
+            _number("of", "max_pending"),
+            _time("oldest", "oldest_age_s"),
+            _stat("delivered", "redelivered"),
+            _stat("gave up", "gave_up"),
+            _stat("lost"),
+            _stat("dropped"),
+        ),
+    ),
+    Section(
+        "Queued calls",
+        _inner("queues", "entries", queue="name"),
+        (
+            _text("queue"),
+            Column("call", lambda row: row["function"]),
+            _time("age", "age_s"),
+            _number("attempts"),
+            _time("next in", "next_attempt_s"),
+            Column("last error", lambda row: row["error"]),
+        ),
+    ),
+    Section(
+        "Channels",
+        lambda status: status["channels"],
+        (
+            _text("target"),
+            _text("state"),
+            _number("calls"),
+            Column("subchannels", lambda row: str(len(row["subchannels"]) or ""), "right"),
+        ),
+    ),
+    Section(
+        "Subchannels",
+        _inner("channels", "subchannels", channel="target"),
+        (
+            _text("channel"),
+            _text("id"),
+            _text("address"),
+            _text("state"),
+            _number("calls"),
+            _number("weight"),
+            _text("zone"),
+        ),
+    ),
+    Section(
+        "Heartbeats",
+        lambda status: status["heartbeats"],
+        (
+            _text("target"),
+            _text("state"),
+            _time("round trip", "rtt_s"),
+            _time("silent for", "silence_s"),
+            _number("missed", "misses"),
+            _number("replaced"),
+            Column("serving", lambda row: _flag(row["serving"])),
+        ),
+    ),
+    Section(
+        "Server connections",
+        lambda status: status["connections"],
+        (
+            _text("peer"),
+            _text("state"),
+            _time("idle", "idle_s"),
+            _number("calls"),
+            _number("so far", "calls_total"),
+            Column("identity", lambda row: row["tls_subject"] or ", ".join(row["tls_names"])),
+            _text("user_agent"),
+        ),
+    ),
+    Section(
+        "Registries",
+        lambda status: status["registries"],
+        (
+            Column("registry", lambda row: row["url"]),
+            Column("answers", lambda row: _flag(row["up"])),
+        ),
+    ),
+    Section(
+        "Registered instances",
+        _inner("registries", "registrations", ttl="lease_ttl_s"),
+        (_text("service"), _text("id"), _text("state"), Column("lease", _lease, "right")),
+    ),
+    Section(
+        "Followed services",
+        _inner("registries", "subscriptions", url="url"),
+        (
+            _text("service"),
+            Column("registry", lambda row: row["url"]),
+            _number("instances"),
+            _text("source"),
+        ),
+    ),
+    Section(
+        "Published servers",
+        lambda status: status["publishers"],
+        (
+            Column("services", lambda row: ", ".join(row["services"])),
+            Column("port", lambda row: str(row["port"]), "right"),
+            _text("state"),
+        ),
+    ),
+)
+
+
+def frame(
+    target: str,
+    status: Row,
+    before: Row | None = None,
+    failure: str = "",
+    *,
+    height: int | None = None,
+) -> RenderableType:
+    """Make a frame.
+
+    Args:
+        target: Of the process.
+        status: The JSON of its status.
+        before: An earlier status, for rates.
+        failure: Why the status is not up to date.
+        height: Of the terminal: each table has only some of its rows. None: no limit.
+    """
+    tables: list[tuple[Section, list[Row]]] = []
+    empty: list[str] = []
+    for section in SECTIONS:
+        rows = sorted(_rows(section, status, before), key=lambda row: not row.get("problem"))
+        if rows:
+            tables.append((section, rows))
+        else:
+            empty.append(section.title.lower())
+    parts: list[RenderableType] = [_head(target, status)]
+    if failure:
+        at = time.strftime("%H:%M:%S", time.localtime(_float(status.get("now"))))
+        parts.append(_line(f"{failure} (the figures are of {at})", "bold red"))
+    parts += [_line(f"not shown: {one}", "red") for one in status.get("errors", ())]
+    room = MAX_ROWS
+    if height is not None:  # a title, a heading and an empty line for each table
+        room = max(1, (height - len(parts) - 2) // max(1, len(tables)) - 3)
+    parts += [_table(section, rows, room) for section, rows in tables]
+    if empty:
+        parts.append(_line(f"no {', no '.join(empty)}", "dim"))
+    return Group(*parts)
+
+
+def _head(target: str, status: Row) -> Text:
+    words = [f"rpcwheel {status.get('version', '?')} at {target}", f"process {status['pid']}"]
+    started, now = status.get("started"), _float(status.get("now"))
+    if started is not None:
+        words.append(f"up for {seconds(max(0.0, now - _float(started)))}")
+    return _line(", ".join(words), "bold")
+
+
+def _rows(section: Section, status: Row, before: Row | None) -> list[Row]:
+    try:
+        rows = [row for row in section.rows(status) if isinstance(row, dict)]
+        if section.title == "Calls" and before is not None and before["pid"] == status["pid"]:
+            return [row | {"rate": _rate(row, status, before)} for row in rows]
+    except (KeyError, TypeError):  # another version
+        return []
+    return rows
+
+
+def _rate(row: Row, status: Row, before: Row) -> str:
+    passed_s = status["now"] - before["now"]
+    for one in before["methods"]:
+        if passed_s > 0 and all(one[name] == row[name] for name in ("side", "method", "kind")):
+            return f"{(row['started'] - one['started']) / passed_s:.1f}"
+    return ""
+
+
+def _float(value: Any) -> float:
+    return float(value) if isinstance(value, (int, float)) else 0.0
+
+
+def _table(section: Section, rows: list[Row], room: int) -> Table:
+    shown, columns = rows[:room], list(section.columns)
+    title = section.title if len(rows) == len(shown) else f"{section.title} ({len(rows)})"
+    if any(row.get("problem") for row in rows):
+        columns.append(Column("problem", lambda row: row.get("problem") or ""))
+    table = Table(
+        title=Text(f"\n{title}", style="bold"),
+        title_justify="left",
+        box=None,
+        header_style="dim",
+        padding=(0, 2, 0, 0),
+    )
+    for column in columns:
+        table.add_column(column.name, justify=column.justify, no_wrap=True, overflow="ellipsis")
+    for row in shown:
+        style = "red" if row.get("problem") else ""
+        table.add_row(*(_line(_cell(column, row), style) for column in columns))
+    return table
+
+
+def _cell(column: Column, row: Row) -> str:
+    try:
+        return column.value(row)
+    except (KeyError, TypeError, ValueError, AttributeError):  # another version
+        return "?"
+
+
+def _line(text: str, style: str) -> Text:
+    cut = text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}..."
+    return Text(printable(cut), style=style, no_wrap=True, overflow="ellipsis")

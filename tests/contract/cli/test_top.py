@@ -1,0 +1,222 @@
+"""`rpcwheel top`: a real live view, in this process and in a pseudo-terminal."""
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import threading
+
+import pytest
+
+from fixtures.hostile_process import HOSTILE, VISIBLE, escaped_for_terminal, hostile_components
+from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel import live
+from rpcwheel.call_counts import CallCounts
+from rpcwheel.cli import main
+from rpcwheel.cli.top import VARIABLE
+from rpcwheel.status import server as server_module
+from rpcwheel.status.server import StatusServer
+from rpcwheel.timer import WheelTimer
+
+TOKEN = "correct-horse-battery"
+
+ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[a-zA-Z]|\([A-Z])")
+"""What rich writes to move the cursor and to color."""
+
+
+@pytest.fixture
+def server():
+    with StatusServer(0) as server:
+        yield server
+
+
+def test_without_a_terminal_one_frame_is_printed(server, capsys):
+    with WheelTimer(name="a-timer") as timer:
+        timer.new_timeout(print, 600.0)
+        assert main(["top", server.address]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"rpcwheel 0.1.0 at {server.address}, process {os.getpid()}")
+    (line,) = (line for line in lines if line.startswith("a-timer "))
+    assert line.split()[:4] == ["a-timer", "HierarchicalWheel", "1", "0"]
+    assert lines[-1].startswith("no ")
+    assert not [line for line in lines if line != line.rstrip()]
+
+
+def test_an_address_may_be_given_as_in_a_browser(server, capsys):
+    assert main(["top", f"http://{server.address}/", "--once"]) == 0
+    assert server.address in capsys.readouterr().out
+
+
+def test_json_is_what_the_process_sends(server, capsys):
+    assert main(["top", server.address, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["pid"] == os.getpid()
+
+
+@pytest.mark.parametrize("given", ["variable", "option"])
+def test_a_token_comes_from_a_variable_or_an_option(given, monkeypatch, capsys):
+    with StatusServer(0, token=TOKEN) as server:
+        options = []
+        if given == "variable":
+            monkeypatch.setenv(VARIABLE, TOKEN)
+        else:
+            options = ["--token", TOKEN]
+        assert main(["top", server.address, "--json", *options]) == 0
+        assert json.loads(capsys.readouterr().out)["pid"]
+
+
+def test_a_wrong_token_is_reported(capsys):
+    with StatusServer(0, token=TOKEN) as server:
+        for options in ([], ["--token", "wrong-horse-battery"]):
+            assert main(["top", server.address, *options]) == 1
+            error = capsys.readouterr().err
+            assert f"{server.address} answers 401" in error
+            assert "set RPCWHEEL_STATUS_TOKEN, or give --token" in error
+
+
+def test_a_token_that_no_header_can_have_is_reported_without_it(server, capsys):
+    assert main(["top", server.address, "--token", "swordfish\r\nx: y"]) == 1
+    error = capsys.readouterr().err
+    assert "the token is not valid" in error
+    assert "swordfish" not in error
+
+
+def test_a_process_that_does_not_answer_is_reported(server, capsys):
+    server.close()
+    assert main(["top", server.address]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert f"{server.address} does not answer: Connection refused" in captured.err
+    assert "status_port" in captured.err
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b"<html>", b"[" * 100_000, b"\xff"])
+def test_an_answer_that_is_no_status_is_reported(server, body, monkeypatch, capsys):
+    answer = server_module.Answer(server_module.HTTPStatus.OK, body)
+    monkeypatch.setitem(server_module.PATHS, "/status.json", lambda _: answer)
+    assert main(["top", server.address]) == 1
+    assert "does not answer with a status" in capsys.readouterr().err
+
+
+def test_another_server_is_reported(server, monkeypatch, capsys):
+    monkeypatch.delitem(server_module.PATHS, "/status.json")
+    assert main(["top", server.address]) == 1
+    assert "is this the status_port of a Kit?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["nohost"], ["unix:/run/x"], ["h:0"], ["h:1", "--interval", "0"], ["https://h:1"], []],
+)
+def test_wrong_arguments_are_refused(arguments, capsys):
+    assert main(["top", *arguments]) == 2
+    assert capsys.readouterr().err
+
+
+def test_texts_of_peers_are_neither_markup_nor_control_characters(monkeypatch, capsys):
+    with hostile_components(monkeypatch) as kit:
+        assert main(["top", kit.status_address]) == 0
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    assert "\u202e" not in shown
+    assert shown.count(escaped_for_terminal(HOSTILE)) >= 6
+    assert VISIBLE in next(line for line in shown.splitlines() if "grpc-python" in line)
+
+
+class Terminal:
+    """`rpcwheel top` in a pseudo-terminal."""
+
+    def __init__(self, *arguments: str, columns: int = 160, rows: int = 60) -> None:
+        self._master, slave = os.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        environ = os.environ | {"TERM": "xterm-256color"}
+        for name in ("COLUMNS", "LINES", "NO_COLOR"):  # they count more than the terminal
+            environ.pop(name, None)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "rpcwheel", "top", *arguments],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            env=environ,
+            start_new_session=True,
+        )
+        os.close(slave)
+        self.raw = ""
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError):  # the process has ended
+            while data := os.read(self._master, 65536):
+                self.raw += data.decode(errors="replace")
+
+    @property
+    def text(self) -> str:
+        """All that was shown so far, without escape sequences."""
+        return ESCAPES.sub("", self.raw)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.wait(WAIT_S)
+        self._reader.join(WAIT_S)
+        os.close(self._master)
+
+
+def test_frames_follow_the_process_until_ctrl_c(server, monkeypatch):
+    counts = CallCounts()
+    monkeypatch.setattr(live._LIVE, "counts", counts)
+    get = counts.client.method("/shop.Orders/Get", "unary")
+    get.end(get.begin(), "OK")
+    with Terminal(server.address, "--interval", "0.1") as terminal:
+        wait_until(lambda: "OK 1" in terminal.text)
+        get.end(get.begin(), "UNAVAILABLE")
+        wait_until(lambda: "OK 1, UNAVAILABLE 1" in terminal.text)
+        terminal.process.send_signal(signal.SIGINT)
+        assert terminal.process.wait(WAIT_S) == 130
+        wait_until(lambda: terminal.raw.endswith("\x1b[?1049l"))  # the screen as it was before
+    assert "Traceback" not in terminal.text
+
+
+def test_frames_continue_after_a_restart_of_the_process(server):
+    with Terminal(server.address, "--interval", "0.1") as terminal:
+        wait_until(lambda: "process" in terminal.text)
+        server.close()
+        wait_until(lambda: "does not answer: Connection refused" in terminal.text)
+        with StatusServer(server.port), WheelTimer(name="after-the-restart"):
+            wait_until(lambda: "after-the-restart" in terminal.text)
+        terminal.process.terminate()
+        assert terminal.process.wait(WAIT_S) == 143
+
+
+def test_a_frame_fits_a_small_terminal(server):
+    timers = [WheelTimer(name=f"timer-{number:02}") for number in range(40)]
+    with Terminal(server.address, "--interval", "0.1", columns=60, rows=12) as terminal:
+        wait_until(lambda: "Timers (" in terminal.text)
+        terminal.process.send_signal(signal.SIGINT)
+        terminal.process.wait(WAIT_S)
+        first = terminal.text.split("rpcwheel ")[1]
+        assert first.count("\n") <= 12
+        assert "timer-39" not in first
+    for timer in timers:
+        timer.stop()
+
+
+def test_a_terminal_shows_texts_of_peers_escaped(monkeypatch):
+    with (
+        hostile_components(monkeypatch) as kit,
+        Terminal(kit.status_address, columns=400, rows=200) as terminal,
+    ):
+        wait_until(lambda: "Queued calls" in terminal.text)
+        terminal.process.send_signal(signal.SIGINT)
+        assert terminal.process.wait(WAIT_S) == 130
+        assert escaped_for_terminal(HOSTILE) in terminal.text
+        assert "\u202e" not in terminal.raw
+        assert "\x1b[31mb" not in terminal.raw

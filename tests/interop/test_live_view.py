@@ -1,0 +1,200 @@
+"""The page of the live view in a browser: headless Chromium."""
+
+import json
+import shutil
+import subprocess
+import urllib.request
+from html.parser import HTMLParser
+
+import pytest
+
+from fixtures.hostile_process import HOSTILE, VISIBLE, escaped_for_page, hostile_components
+from fixtures.waiting import WAIT_S
+from rpcwheel import live
+from rpcwheel.call_counts import CallCounts
+from rpcwheel.status import server as server_module
+from rpcwheel.status.server import StatusServer
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+
+TOKEN = "correct-horse-battery"
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Debian's package chromium is missing")
+
+
+VOID = {"input", "link", "meta"}
+"""Elements without an end."""
+
+
+class Page(HTMLParser):
+    """The tables of a page by their titles: rows by their headings; and its notice and title."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tables: dict[str, list[dict[str, str]]] = {}
+        self.notice = self.title = ""
+        self.elements: list[str] = []
+        self._heading = ""
+        self._columns: list[str] = []
+        self._cells: list[str] = []
+        self._open: list[tuple[str, str | None]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append(tag)
+        if tag not in VOID:
+            self._open.append((tag, dict(attrs).get("id")))
+        if tag == "tr":
+            self._cells = []
+        elif tag in {"td", "th"}:
+            self._cells.append("")
+
+    def handle_endtag(self, tag):
+        if tag == "thead":
+            self._columns = self._cells
+        elif tag == "tr" and ("tbody", None) in self._open:
+            row = dict(zip(self._columns, self._cells, strict=True))
+            self.tables[self._heading].append(row)
+        self._open.pop()
+
+    def handle_data(self, data):
+        match self._open[-1] if self._open else None:
+            case ("h2", _):
+                self._heading = data.strip()
+                self.tables[self._heading] = []
+            case ("td" | "th", _):
+                self._cells[-1] += data
+            case (_, "notice"):
+                self.notice += data
+            case ("title", _):
+                self.title += data
+
+
+@pytest.fixture
+def dump(tmp_path):
+    """A function that loads a URL and returns the page as it is after a second."""
+
+    def dump(url: str) -> str:
+        return subprocess.run(
+            [
+                CHROMIUM,
+                "--headless",
+                "--no-sandbox",  # for root
+                "--disable-gpu",
+                f"--user-data-dir={tmp_path}",
+                "--virtual-time-budget=1000",
+                "--dump-dom",
+                url,
+            ],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=2 * WAIT_S,
+        ).stdout
+
+    return dump
+
+
+def test_the_page_shows_the_figures_of_the_status(monkeypatch, dump):
+    with hostile_components(monkeypatch) as kit:
+        address = f"http://{kit.status_address}"
+        with urllib.request.urlopen(f"{address}/status.json", timeout=WAIT_S) as answer:
+            body = answer.read()
+        fixed = server_module.Answer(server_module.HTTPStatus.OK, body, "application/json")
+        monkeypatch.setitem(server_module.PATHS, "/status.json", lambda _: fixed)
+        page = Page(dump(f"{address}/"))
+    status, tables = json.loads(body), page.tables
+
+    def inner(outer: str, name: str) -> list[dict]:
+        return [row for one in status[outer] for row in one[name]]
+
+    def column(title: str, name: str) -> list[str]:
+        return sorted(row[name] for row in tables[title])
+
+    assert {title: len(rows) for title, rows in tables.items()} == {
+        "Calls": len(status["methods"]),
+        "Timers": len(status["timers"]),
+        "Failback queues": 1,
+        "Queued calls": 3,
+        "Channels": len(status["channels"]),
+        "Subchannels": len(inner("channels", "subchannels")),
+        "Heartbeats": len(status["heartbeats"]),
+        "Server connections": len(status["connections"]),
+        "Registries": len(status["registries"]),
+        "Registered instances": len(inner("registries", "registrations")),
+        "Followed services": len(inner("registries", "subscriptions")),
+        "Published servers": len(status["publishers"]),
+    }
+    (queue,) = tables["Failback queues"]
+    assert (queue["pending"], queue["problem"]) == ("3 of 100", "3 calls wait")
+    assert column("Queued calls", "attempts") == ["1", "1", "1"]
+    (call,) = (row for row in tables["Calls"] if row["side"] == "client")
+    assert (call["started"], call["in flight"]) == ("1", "0")
+    assert call["ended"].startswith("OK 1 (")
+    for title, rows, name in (
+        ("Channels", status["channels"], "state"),
+        ("Subchannels", inner("channels", "subchannels"), "address"),
+        ("Heartbeats", status["heartbeats"], "target"),
+        ("Server connections", status["connections"], "peer"),
+        ("Registered instances", inner("registries", "registrations"), "state"),
+    ):
+        assert rows
+        assert column(title, name) == sorted(row[name] for row in rows)
+    for name in ("pending", "fired"):
+        assert column("Timers", name) == sorted(
+            f"{row['stats'][name]:,}" for row in status["timers"]
+        )
+    assert page.notice == ""
+
+
+def test_texts_of_peers_are_text(monkeypatch, dump):
+    with hostile_components(monkeypatch) as kit:
+        text = dump(f"http://{kit.status_address}/")
+    page = Page(text)
+    cells = [cell for rows in page.tables.values() for row in rows for cell in row.values()]
+    assert sum(escaped_for_page(HOSTILE) in cell for cell in cells) >= 6
+    assert any(VISIBLE in cell for cell in cells)
+    assert "img" not in page.elements
+    assert page.elements.count("script") == 1
+    assert "\u202e" not in text
+    assert "\x1b" not in text
+
+
+def test_components_that_do_not_exist_are_named(monkeypatch, dump):
+    monkeypatch.setattr(live._LIVE, "_components", {})
+    monkeypatch.setattr(live._LIVE, "counts", CallCounts())
+    with StatusServer(0) as server:
+        text = dump(f"http://{server.address}/")
+    for none in ("no calls yet", "no timers", "no failback queues", "no registries"):
+        assert f"<p>{none}</p>" in text
+    assert "no problems" in text
+
+
+def test_the_page_takes_the_token_from_the_fragment(dump):
+    with StatusServer(0, token=TOKEN) as server:
+        asked = Page(dump(f"http://{server.address}/"))
+        assert (asked.notice, asked.tables) == ("A token is needed", {})
+        refused = Page(dump(f"http://{server.address}/#token=wrong-horse-battery"))
+        assert (refused.notice, refused.tables) == ("The token is wrong", {})
+        shown = Page(dump(f"http://{server.address}/#token={TOKEN}"))
+        assert shown.notice == ""
+        assert "Timers" in shown.tables
+
+
+def test_the_page_says_that_the_process_fails_to_answer(dump, monkeypatch):
+    with StatusServer(0) as server:
+        monkeypatch.delitem(server_module.PATHS, "/status.json")
+        page = Page(dump(f"http://{server.address}/"))
+    assert page.notice == "The process answers with status 404"
+    assert page.title == "(!) rpcwheel"
+
+
+def test_the_page_says_that_the_process_is_gone(dump, monkeypatch):
+    def close(_):
+        """Answer nothing: the connection ends."""
+        raise ConnectionResetError
+
+    with StatusServer(0) as server:
+        monkeypatch.setitem(server_module.PATHS, "/status.json", close)
+        page = Page(dump(f"http://{server.address}/"))
+    assert page.notice == "The process does not answer"
