@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["BOUNDS_S", "CallCounts", "Histogram", "MethodCounts", "MethodTotals", "Side"]
+__all__ = ["BOUNDS_S", "CallCounts", "CallEnd", "Histogram", "MethodCounts", "MethodTotals", "Side"]
 
 BOUNDS_S: Final = (
     0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
@@ -96,6 +96,33 @@ class Histogram(NamedTuple):
         """Return both histograms as one; they have the same bounds."""
         buckets = tuple(map(sum, zip(self.buckets, other.buckets, strict=True)))
         return Histogram(self.number + other.number, self.sum + other.sum, buckets)
+
+
+class CallEnd:
+    """The end of a call that has begun: counted once, as CANCELLED if the call is dropped.
+
+    The call holds this object, for example in a list of callbacks, and does not have to end. For
+    one thread at a time.
+    """
+
+    __slots__ = ("_began_ns", "_counts")
+
+    def __init__(self, counts: MethodCounts, began_ns: int) -> None:
+        """Make the end of a call that began at `began_ns`, the result of `counts.begin()`."""
+        self._counts: MethodCounts | None = counts
+        self._began_ns = began_ns
+
+    def end(self, code: str) -> None:
+        """Count the end. Idempotent."""
+        counts = self._counts
+        if counts is not None:
+            self._counts = None
+            counts.end(self._began_ns, code)
+
+    def __del__(self) -> None:
+        """Count the end of a call that was dropped."""
+        if self._counts is not None:
+            self.end("CANCELLED")
 
 
 class MethodTotals(NamedTuple):

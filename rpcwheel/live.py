@@ -27,7 +27,15 @@ if TYPE_CHECKING:
         "timer", "failback", "heartbeat", "channel", "detector", "registry", "publisher", "kit"
     ]
 
-__all__ = ["add", "call_counts", "components", "count_calls", "remove", "start"]
+__all__ = [
+    "add",
+    "call_counts",
+    "components",
+    "count_calls",
+    "remove",
+    "replace_call_counts",
+    "start",
+]
 
 VARIABLE: Final = "RPCWHEEL_METRICS"
 
@@ -89,6 +97,16 @@ class _Live:
                 self.counts = CallCounts()
             return self.counts
 
+    def replace_call_counts(self, counts: CallCounts | None) -> CallCounts | None:
+        """Count the calls of clients and servers that are made from now on here; None: nowhere.
+
+        For tests. Returns where they were counted.
+        """
+        self.start()
+        with self._lock:
+            replaced, self.counts = self.counts, counts
+            return replaced
+
     def start(self) -> None:
         """Switch the metrics on, if that was not tried yet. Never raises."""
         with self._lock:
@@ -135,6 +153,7 @@ remove: Final = _LIVE.remove
 components: Final = _LIVE.components
 call_counts: Final = _LIVE.call_counts
 count_calls: Final = _LIVE.count_calls
+replace_call_counts: Final = _LIVE.replace_call_counts
 start: Final = _LIVE.start
 
 if hasattr(os, "register_at_fork"):

@@ -91,6 +91,12 @@ class Kind(enum.Enum):
         """Whether the client sends a stream of messages."""
         self.streams_responses: bool = self.value[1]
         """Whether the server sends a stream of messages."""
+        self.grpc_type: str = (
+            ("bidi_stream" if self.streams_responses else "client_stream")
+            if self.streams_requests
+            else ("server_stream" if self.streams_responses else "unary")
+        )
+        """The name of the kind in metrics, as in go-grpc-prometheus."""
 
 
 def classes_by_kind(base: type, parts: Mapping[Kind, tuple[type, ...]]) -> dict[Kind, Any]:

@@ -320,6 +320,11 @@ class Relay(grpc.aio.Call):
             self.is_awaited = False
             self._on_done(call)
 
+    @property
+    def final(self) -> Any:
+        """The call that has the status; None before the end."""
+        return self._final
+
     def is_current(self, call: object) -> bool:
         """Whether this is the running attempt; with None: whether no attempt runs."""
         return call is self._attempt

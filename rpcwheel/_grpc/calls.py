@@ -142,6 +142,32 @@ def value_of(call: object, name: str) -> Any:
     return method() if callable(method) else None
 
 
+def code_name(code: object, default: str = "UNKNOWN") -> str:
+    """Return the name of a status code: `default` for None, UNKNOWN for another object."""
+    if isinstance(code, grpc.StatusCode):
+        return code.name
+    return default if code is None else "UNKNOWN"
+
+
+def code_of(ended: object) -> str:
+    """Return the name of the status code of an error or a call that has ended. Never raises.
+
+    An error without a status is CANCELLED if the client canceled the call or closed the channel,
+    and UNKNOWN otherwise.
+    """
+    try:
+        code: Any = getattr(ended, "code", None)
+        code = code() if callable(code) else code
+        if code is None and isinstance(ended, BaseException):
+            canceled = isinstance(ended, grpc.FutureCancelledError) or is_channel_closed_error(
+                ended
+            )
+            return "CANCELLED" if canceled or not isinstance(ended, Exception) else "UNKNOWN"
+        return code_name(code)
+    except Exception:  # noqa: BLE001 - of another library
+        return "UNKNOWN"
+
+
 def is_single_threaded(call: object) -> bool:
     """Whether a call is a response stream that makes progress only while it is read.
 

@@ -329,9 +329,11 @@ class ClientState:
         Raises:
             TypeError: `policy` is not a `CallPolicy`, or `timer` is not a timer.
         """
-        live.start()  # here: the timer that the first retry makes would start the traces too late
         self.configs = MethodConfigs(checked_calls(policy))
         self.queue_of = queue_of
+        # Starts the traces too: the timer that the first retry makes would start them too late.
+        self.counts = live.call_counts()
+        """Where calls and attempts are counted; None if metrics are off."""
         self._timer = checked_timer(timer)
         self.now_ns = clock_of(timer)
         """The clock of the timer in use."""

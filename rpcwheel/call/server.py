@@ -1,23 +1,28 @@
 """The decisions of the server interceptors of both worlds.
 
-They set the deadline of an incoming call, refuse a call whose deadline has passed, and report slow
-calls. Nothing in this module waits or does I/O. There is one `ServedMethod` for each method, and no
-object for each call. A "behavior" is the function in a handler that implements a method, as in
+They set the deadline of an incoming call, refuse a call whose deadline has passed, report slow
+calls, and count calls while metrics are on. Nothing in this module waits or does I/O. There is one
+`ServedMethod` for each method, and an object for a call only if it streams responses. A "behavior"
+is the function in a handler that implements a method, as in
 `grpc.unary_unary_rpc_method_handler(behavior)`.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
+from rpcwheel import live
 from rpcwheel._concurrency.executor import EXECUTOR
+from rpcwheel._grpc.calls import code_name
 from rpcwheel._grpc.handlers import behavior_of, kind_of, late_s, time_left, with_behavior
+from rpcwheel.call_counts import CallEnd
 from rpcwheel.durations import NEVER, to_seconds
 from rpcwheel.errors import TimerError
 from rpcwheel.events import CallSlow, DeadlineExceededBeforeStart, emit
-from rpcwheel.rpc import DEADLINE
+from rpcwheel.rpc import DEADLINE, STATUS_CODES
 from rpcwheel.timer import shared_timer
 from rpcwheel.timer.clock import checked_timer
 
@@ -30,11 +35,16 @@ if TYPE_CHECKING:
     import grpc
 
     from rpcwheel._grpc.handlers import Behavior
+    from rpcwheel.call_counts import MethodCounts
     from rpcwheel.rpc import Kind
     from rpcwheel.timer import Timeout
     from rpcwheel.timer.api import Timer
 
     from .config import MethodConfig
+
+DEADLINE_TOLERANCE_S: Final = 0.01
+"""A call that ends before its behavior, with less time left than this, has reached its deadline:
+the client cancels it at that moment too, and its clock may differ."""
 
 
 class ServerState:
@@ -43,6 +53,7 @@ class ServerState:
     def __init__(self, policy: CallPolicy | None, *, timer: Timer | None) -> None:
         self._config = MethodConfigs(CallPolicy() if policy is None else checked_calls(policy))
         self._timer = checked_timer(timer)
+        self._counts = live.call_counts()
         self._wrapped: dict[
             tuple[str, int], tuple[grpc.RpcMethodHandler, grpc.RpcMethodHandler]
         ] = {}
@@ -65,8 +76,14 @@ class ServerState:
         behavior = behavior_of(handler)
         if behavior is None:
             return handler
-        served_method = ServedMethod(method, self._config.config_for(method), self._timer)
-        wrapped = with_behavior(handler, wrap_behavior(kind_of(handler), behavior, served_method))
+        kind, counts = kind_of(handler), self._counts
+        served_method = ServedMethod(
+            method,
+            self._config.config_for(method),
+            self._timer,
+            None if counts is None else counts.server.method(method, kind.grpc_type),
+        )
+        wrapped = with_behavior(handler, wrap_behavior(kind, behavior, served_method))
         if len(self._wrapped) >= MAX_METHODS:
             self._wrapped.clear()
         self._wrapped[key] = handler, wrapped
@@ -76,10 +93,14 @@ class ServerState:
 class ServedMethod:
     """One method of a server. Has no state of a call."""
 
-    __slots__ = ("_method", "_slow", "_timeout_ns", "_timer")
+    __slots__ = ("_method", "_slow", "_timeout_ns", "_timer", "counts")
 
-    def __init__(self, method: str, config: MethodConfig, timer: Timer | None) -> None:
+    def __init__(
+        self, method: str, config: MethodConfig, timer: Timer | None, counts: MethodCounts | None
+    ) -> None:
         self._method = method
+        self.counts = counts
+        """Where the calls are counted; None if metrics are off."""
         self._timeout_ns = config.timeout_ns
         self._timer = timer
         slow_ns = config.slow_ns
@@ -154,3 +175,88 @@ class WatchedResponses:
     def release_behavior(self) -> None:
         """Drop the reference to the iterator of the behavior; the stream has no more responses."""
         self._next_response = iter(()).__next__
+
+
+# --- Counts ---
+
+
+def served_code(context: Any, error: BaseException | None = None) -> str:
+    """Return the name of the status code of a call whose behavior has just ended. Never raises.
+
+    A failure to serialize the response, which follows, is not known yet.
+
+    Args:
+        context: The context of the call.
+        error: What the behavior raised; None if it returned.
+    """
+    try:
+        is_active = getattr(context, "is_active", None)  # not in `grpc.aio`, which cancels
+        is_over = is_active is not None and not is_active()
+        if is_over or not (error is None or isinstance(error, Exception)):
+            return early_code(context)
+        code = context.code()
+        if is_active is None and isinstance(code, int) and 0 <= code < len(STATUS_CODES):
+            return STATUS_CODES[code]  # `grpc.aio` takes numbers too
+        return code_name(code, "OK" if error is None else "UNKNOWN")
+    except Exception:  # noqa: BLE001 - of a context of another library
+        return "UNKNOWN"
+
+
+def early_code(context: Any) -> str:
+    """Return the name of the status code of a call that has ended before its behavior."""
+    try:
+        left_s = time_left(context)
+    except Exception:  # noqa: BLE001 - of a context of another library
+        left_s = None
+    return "CANCELLED" if left_s is None or left_s > DEADLINE_TOLERANCE_S else "DEADLINE_EXCEEDED"
+
+
+class ServedCallEnd(CallEnd):
+    """The end of a call that streams responses; grpc drops it if it has ended early. Any thread."""
+
+    __slots__ = ("_context", "_lock")
+
+    def __init__(self, counts: MethodCounts, context: object) -> None:
+        super().__init__(counts, counts.begin())
+        self._context = context
+        self._lock = threading.Lock()
+
+    def end(self, code: str) -> None:
+        """Count the end. Idempotent."""
+        with self._lock:
+            super().end(code)
+
+    def end_early(self, _: object = None) -> None:
+        """Count the end of a call that has ended before its behavior. Idempotent; any thread."""
+        self.end(early_code(self._context))
+
+    __del__ = end_early
+
+
+class CountedResponses:
+    """A response stream that is counted when it ends."""
+
+    __slots__ = ("_code", "_end", "_responses")
+
+    def __init__(
+        self,
+        responses: Any,
+        end: ServedCallEnd,
+        code: Callable[[BaseException | None], str],
+    ) -> None:
+        self._responses = responses
+        self._end = end
+        self._code = code
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> object:
+        try:
+            return next(self._responses)
+        except StopIteration:
+            self._end.end(self._code(None))
+            raise
+        except BaseException as error:
+            self._end.end(self._code(error))
+            raise

@@ -519,6 +519,11 @@ class RetryingCall(grpc.Call, grpc.Future):
     def __init__(self, attempts: _RetryingState) -> None:
         self._attempts = attempts
 
+    @property
+    def _state(self) -> _RetryingState:
+        """Has the status after the end, without keeping the call alive, as in gRPC's calls."""
+        return self._attempts
+
     # --- grpc.Call ---
 
     def initial_metadata(self) -> Metadata:
@@ -688,6 +693,10 @@ class _RetryingState:
     def end_waiting(self) -> None:
         """Stop waiting for the next attempt, because the channel is closed."""
         raise NotImplementedError
+
+    def code(self) -> grpc.StatusCode | None:
+        """Return the status code; None before the end."""
+        return None if self.final is None else self.final.code()
 
     def seconds_left(self) -> float | None:
         """Return the seconds until the deadline; None without a deadline."""

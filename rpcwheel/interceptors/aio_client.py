@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 
 from rpcwheel._grpc import aio_multicallable
+from rpcwheel._grpc.aio_counted import begin_counted, begin_counted_awaited, count_end
 from rpcwheel._grpc.aio_interceptors import give_lists, lists_of
+from rpcwheel._grpc.calls import code_of
 from rpcwheel.call.aio_call import CallFactory
 from rpcwheel.call.config import MAX_METHODS
 from rpcwheel.rpc import Kind, classes_by_kind
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
     from rpcwheel.call.aio_call import RetryingCall
     from rpcwheel.call.config import ClientState
+    from rpcwheel.call_counts import CallCounts, MethodCounts
 
     Continuation: TypeAlias = Callable[[Any, Any], Awaitable[Any]]
 
@@ -82,7 +85,12 @@ class InterceptedChannel(aio_multicallable.Channel):
 
     def _multicallable(self, kind: Kind, method: str, *args: Any, **options: Any) -> Any:
         call = getattr(self._channel, kind.name.lower())(method, *args, **options)
-        return _MULTICALLABLES[kind](call, CallFactory(self._state, method, kind, self._waiting))
+        calls = CallFactory(self._state, method, kind, self._waiting)
+        counts = self._state.counts
+        if counts is None:
+            return _MULTICALLABLES[kind](call, calls)
+        call = partial(begin_counted, counts.attempts.method(method, kind.grpc_type), call)
+        return _COUNTED[kind](call, calls, counts.client.method(method, kind.grpc_type))
 
 
 class _Multicallable:
@@ -103,7 +111,27 @@ class _Multicallable:
         return self._calls.begin(start, request, timeout, metadata, wait_for_ready)
 
 
+class _CountedMulticallable(_Multicallable):
+    """The same while metrics are on: counts calls. `call` counts attempts."""
+
+    def __init__(self, call: Callable[..., Any], calls: CallFactory, counts: MethodCounts) -> None:
+        super().__init__(call, calls)
+        self._counts = counts
+
+    def _begin(self, *args: Any) -> Any:
+        counts = self._counts
+        began_ns = counts.begin()
+        try:
+            call = super()._begin(*args)
+        except BaseException as error:
+            counts.end(began_ns, code_of(error))
+            raise
+        count_end(counts, began_ns, call)
+        return call
+
+
 _MULTICALLABLES: Final = classes_by_kind(_Multicallable, aio_multicallable.MULTICALLABLES)
+_COUNTED: Final = classes_by_kind(_CountedMulticallable, aio_multicallable.MULTICALLABLES)
 
 
 # --- Interceptors ---
@@ -122,6 +150,19 @@ class _Interceptor:
     def __init__(self, state: ClientState) -> None:
         self._state = state
         self._calls: dict[bytes | str, CallFactory] = {}
+        if state.counts is not None:
+            counted = partial(self._intercept_counted, state.counts)
+            setattr(self, f"intercept_{self.kind.name.lower()}", counted)
+
+    async def _intercept_counted(
+        self, counts: CallCounts, continuation: Continuation, given: Any, request: Any
+    ) -> Any:
+        """Begin a call, return it, and count it and its attempts."""
+        method = given.method.decode() if isinstance(given.method, bytes) else given.method
+        key = method, self.kind.grpc_type
+        attempt = partial(begin_counted_awaited, counts.attempts.method(*key), continuation)
+        calls = counts.client.method(*key)
+        return await begin_counted_awaited(calls, self.intercept, attempt, given, request)
 
     async def intercept(self, continuation: Continuation, given: Any, request: Any) -> Any:
         """Begin a call and return it."""

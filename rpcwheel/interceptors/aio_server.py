@@ -18,8 +18,15 @@ from typing import TYPE_CHECKING, NoReturn
 import grpc
 
 from rpcwheel._concurrency.loop import running_loop
-from rpcwheel._grpc.handlers import DEADLINE_PASSED
-from rpcwheel.call.server import ServerState, WatchedResponses
+from rpcwheel._grpc.handlers import DEADLINE_PASSED, context_with_code
+from rpcwheel.call.server import (
+    CountedResponses,
+    ServedCallEnd,
+    ServerState,
+    WatchedResponses,
+    early_code,
+    served_code,
+)
 from rpcwheel.rpc import DEADLINE
 
 if TYPE_CHECKING:
@@ -28,6 +35,7 @@ if TYPE_CHECKING:
     from rpcwheel._grpc.handlers import Behavior
     from rpcwheel.call.policy import CallPolicy
     from rpcwheel.call.server import ServedMethod
+    from rpcwheel.call_counts import MethodCounts
     from rpcwheel.rpc import Kind
     from rpcwheel.timer import Timeout
     from rpcwheel.timer.api import Timer
@@ -84,12 +92,15 @@ class _Interceptor(grpc.aio.ServerInterceptor):
 def _wrap(kind: Kind, behavior: Behavior, method: ServedMethod) -> Behavior:
     """Wrap a behavior in one of the same form; the order of the checks is that of grpc.aio."""
     if inspect.iscoroutinefunction(behavior):
-        return _wrap_coroutine_function(behavior, method)
-    if inspect.isasyncgenfunction(behavior):
-        return _wrap_async_generator(behavior, method)
-    if kind.streams_responses:
-        return _wrap_iterator(behavior, method)
-    return _wrap_plain_function(behavior, method)
+        wrap, count = _wrap_coroutine_function, _count_coroutine_function
+    elif inspect.isasyncgenfunction(behavior):
+        wrap, count = _wrap_async_generator, _count_async_generator
+    elif kind.streams_responses:
+        wrap, count = _wrap_iterator, _count_iterator
+    else:
+        wrap, count = _wrap_plain_function, _count_plain_function
+    wrapped = wrap(behavior, method)
+    return wrapped if method.counts is None else count(wrapped, method.counts)
 
 
 def _wrap_coroutine_function(behavior: Behavior, method: ServedMethod) -> Behavior:
@@ -228,3 +239,85 @@ def _set_refused_status(context: grpc.ServicerContext) -> None:
     """
     context.set_code(grpc.StatusCode.DEADLINE_EXCEEDED)
     context.set_details(DEADLINE_PASSED)
+
+
+# --- Counts ---
+
+
+def _count_coroutine_function(behavior: Behavior, counts: MethodCounts) -> Behavior:
+    async def serve(request: object, context: grpc.aio.ServicerContext[object, object]) -> object:
+        began_ns = counts.begin()
+        try:
+            response = await behavior(request, context)
+        except BaseException as error:
+            counts.end(began_ns, served_code(context, error))
+            raise
+        counts.end(began_ns, served_code(context))
+        return response
+
+    return serve
+
+
+def _count_async_generator(behavior: Behavior, counts: MethodCounts) -> Behavior:
+    async def serve(
+        request: object, context: grpc.aio.ServicerContext[object, object]
+    ) -> AsyncGenerator[object, None]:
+        end = ServedCallEnd(counts, context)
+        responses: AsyncGenerator[object, None] = behavior(request, context)
+        try:
+            async for response in responses:
+                yield response
+        except BaseException as error:  # also `GeneratorExit`
+            end.end(served_code(context, error))
+            raise
+        finally:
+            await responses.aclose()
+        end.end(served_code(context))
+
+    return serve
+
+
+def _count_plain_function(behavior: Behavior, counts: MethodCounts) -> Behavior:
+    def serve(request: object, context: grpc.ServicerContext) -> object:
+        began_ns = counts.begin()
+        try:
+            response = behavior(request, context)
+        except BaseException as error:
+            counts.end(began_ns, _blocking_code(context, None, error))
+            raise
+        counts.end(began_ns, _blocking_code(context, None))
+        return response
+
+    return serve
+
+
+def _count_iterator(behavior: Behavior, counts: MethodCounts) -> Behavior:
+    def serve(request: object, context: grpc.ServicerContext) -> Iterator[object]:
+        end, task = ServedCallEnd(counts, context), _current_task()
+        code = partial(_blocking_code, context, task)
+        try:
+            responses = behavior(request, context)
+        except BaseException as error:
+            end.end(code(error))
+            raise
+        if task is not None:
+            task.add_done_callback(end.end_early)
+        return CountedResponses(responses, end, code)
+
+    return serve
+
+
+def _blocking_code(
+    context: object, task: asyncio.Task[object] | None, error: BaseException | None = None
+) -> str:
+    """Return the name of the status code of a call whose blocking behavior has ended.
+
+    Args:
+        context: The context of the call.
+        task: The task of the call; None if it is not known. Then only the deadline ends it early.
+        error: What the behavior raised; None if it returned.
+    """
+    early = early_code(context)
+    if early == "DEADLINE_EXCEEDED" or (task is not None and task.done()):
+        return early
+    return served_code(context_with_code(context), error)

@@ -17,6 +17,7 @@ import grpc
 
 from rpcwheel._grpc import multicallable
 from rpcwheel._grpc.calls import Details, details_with_timeout, failure_of, is_blocking_unary
+from rpcwheel._grpc.counted import begin_counted, counted_continuation, counted_multicallable
 from rpcwheel.call.config import CALL_OPTIONS, seconds_left
 from rpcwheel.call.sync_call import (
     ClientCall,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     from rpcwheel._grpc.calls import AnyCall
     from rpcwheel.call.config import ClientState, MethodConfig
+    from rpcwheel.call_counts import CallCounts
 
 Continuation: TypeAlias = "Callable[[Any, Any], AnyCall]"
 Begun: TypeAlias = "tuple[MethodConfig, int, int, int]"  # for `ClientCall`
@@ -106,6 +108,45 @@ class ClientInterceptor(
         )
 
 
+class _CountingInterceptor(ClientInterceptor):
+    """The same while metrics are on: counts calls and attempts."""
+
+    def __init__(self, state: ClientState, counts: CallCounts) -> None:
+        super().__init__(state)
+        self._counts = counts
+
+    def _count(
+        self,
+        kind: Kind,
+        intercept: Callable[..., AnyCall],
+        continuation: Continuation,
+        client_call_details: Any,
+        request: Any,
+    ) -> AnyCall:
+        key = client_call_details.method, kind.grpc_type
+        start = counted_continuation(continuation, self._counts.attempts.method(*key))
+        calls = self._counts.client.method(*key)
+        return begin_counted(calls, intercept, start, client_call_details, request)
+
+    def intercept_unary_unary(self, *args: Any) -> AnyCall:
+        return self._count(Kind.UNARY_UNARY, super().intercept_unary_unary, *args)
+
+    def intercept_stream_unary(self, *args: Any) -> AnyCall:
+        return self._count(Kind.STREAM_UNARY, super().intercept_stream_unary, *args)
+
+    def intercept_unary_stream(self, *args: Any) -> AnyCall:
+        return self._count(Kind.UNARY_STREAM, super().intercept_unary_stream, *args)
+
+    def intercept_stream_stream(self, *args: Any) -> AnyCall:
+        return self._count(Kind.STREAM_STREAM, super().intercept_stream_stream, *args)
+
+
+def interceptors_of(state: ClientState) -> list[ClientInterceptor]:
+    """Make the interceptor of one client, for all kinds of call."""
+    counts = state.counts
+    return [ClientInterceptor(state) if counts is None else _CountingInterceptor(state, counts)]
+
+
 class InterceptedChannel(multicallable.Channel):
     """Applies policies to the calls of the user's channel. Closing it closes the user's channel."""
 
@@ -149,8 +190,15 @@ class InterceptedChannel(multicallable.Channel):
             self._on_close()
 
     def _multicallable(self, kind: Kind, method: str, *args: Any, **options: Any) -> Any:
+        state, counts = self._state, self._state.counts
         below = getattr(self._channel, kind.name.lower())(method, *args, **options)
-        return _MULTICALLABLES[kind](self._state, self._waiting, kind, method, below)
+        if counts is None:
+            return _MULTICALLABLES[kind](state, self._waiting, kind, method, below)
+        attempts = counted_multicallable(
+            kind, below, counts.attempts.method(method, kind.grpc_type)
+        )
+        made = _MULTICALLABLES[kind](state, self._waiting, kind, method, attempts)
+        return counted_multicallable(kind, made, counts.client.method(method, kind.grpc_type))
 
 
 class _Multicallable:

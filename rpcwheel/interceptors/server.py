@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, NoReturn
 import grpc
 
 from rpcwheel._grpc.handlers import DEADLINE_PASSED, is_pushing
-from rpcwheel.call.server import ServerState, WatchedResponses
+from rpcwheel.call.server import (
+    CountedResponses,
+    ServedCallEnd,
+    ServerState,
+    WatchedResponses,
+    served_code,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -21,6 +27,7 @@ if TYPE_CHECKING:
     from rpcwheel._grpc.handlers import Behavior
     from rpcwheel.call.policy import CallPolicy
     from rpcwheel.call.server import ServedMethod
+    from rpcwheel.call_counts import MethodCounts
     from rpcwheel.rpc import Kind
     from rpcwheel.timer.api import Timer
 
@@ -62,12 +69,13 @@ class _Interceptor(grpc.ServerInterceptor):
 def _wrap(kind: Kind, behavior: Behavior, method: ServedMethod) -> Behavior:
     """Wrap the function that implements a method; called by `ServerState.wrap`."""
     if not kind.streams_responses:
-        return _wrap_unary(behavior, method)
-    return (
-        _wrap_pushing(behavior, method)
-        if is_pushing(behavior)
-        else _wrap_iterator(behavior, method)
-    )
+        wrap, count = _wrap_unary, _count_unary
+    elif is_pushing(behavior):
+        wrap, count = _wrap_pushing, _count_pushing
+    else:
+        wrap, count = _wrap_iterator, _count_iterator
+    wrapped = wrap(behavior, method)
+    return wrapped if method.counts is None else count(wrapped, method.counts)
 
 
 def _wrap_unary(behavior: Behavior, method: ServedMethod) -> Behavior:
@@ -122,3 +130,55 @@ def _refuse(context: grpc.ServicerContext) -> NoReturn:
     """End the call; raises, as `abort` does."""
     context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, DEADLINE_PASSED)
     raise AssertionError("unreachable: `abort` has raised")
+
+
+# --- Counts ---
+
+
+def _count_unary(behavior: Behavior, counts: MethodCounts) -> Behavior:
+    def serve(request: object, context: grpc.ServicerContext) -> object:
+        began_ns = counts.begin()
+        try:
+            response = behavior(request, context)
+        except BaseException as error:
+            counts.end(began_ns, served_code(context, error))
+            raise
+        counts.end(began_ns, served_code(context))
+        return response
+
+    return serve
+
+
+def _count_iterator(behavior: Behavior, counts: MethodCounts) -> Behavior:
+    def serve(request: object, context: grpc.ServicerContext) -> Iterator[object]:
+        end = ServedCallEnd(counts, context)
+        code = partial(served_code, context)
+        try:
+            return CountedResponses(behavior(request, context), end, code)
+        except BaseException as error:
+            end.end(code(error))
+            raise
+
+    return serve
+
+
+def _count_pushing(behavior: Behavior, counts: MethodCounts) -> Behavior:
+    def serve(
+        request: object, context: grpc.ServicerContext, push: Callable[[object], None]
+    ) -> object:
+        end = ServedCallEnd(counts, context)
+        if not context.add_callback(end.end_early):
+            end.end_early()
+
+        def counted_push(response: object) -> None:
+            if response is None:  # the end of the stream
+                end.end(served_code(context))
+            push(response)
+
+        try:
+            return behavior(request, context, counted_push)
+        except BaseException as error:
+            end.end(served_code(context, error))
+            raise
+
+    return serve

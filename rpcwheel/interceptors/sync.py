@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Self
 from rpcwheel.durations import to_ns
 from rpcwheel.failback.sync import FailbackInvoker, close_all, flush_all
 
-from .client import ClientInterceptor, InterceptedChannel
+from .client import InterceptedChannel, interceptors_of
 from .queues import FailbackQueuesBase, client_state
 from .server import server_interceptors
 
@@ -128,7 +128,7 @@ def client_interceptors(
     state = client_state(policy, timer=timer, queues=queues, queues_class=FailbackQueues)
     if any(one.hedging is not None for one in (policy, *policy.methods.values())):
         warnings.warn(HEDGES_FUTURES, stacklevel=_stacklevel)
-    return [ClientInterceptor(state)]
+    return [*interceptors_of(state)]
 
 
 def intercept_channel(

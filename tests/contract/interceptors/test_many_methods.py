@@ -24,9 +24,10 @@ POLICY = CallPolicy(
 
 
 @pytest.fixture(autouse=True)
-def small_caches(monkeypatch):
+def small_caches(monkeypatch, call_counts):
     monkeypatch.setattr("rpcwheel.call.config.MAX_METHODS", MAX_METHODS)
     monkeypatch.setattr("rpcwheel.interceptors.aio_client.MAX_METHODS", MAX_METHODS)
+    monkeypatch.setattr("rpcwheel.call_counts.MAX_METHODS", MAX_METHODS)
 
 
 class Response:

@@ -12,7 +12,7 @@ METHOD = "/test.Small/Call"
 
 def served(timer=None, **settings):
     config = MethodConfig.from_policy(CallPolicy(timeout=DeadlinePolicy(**settings)))
-    return ServedMethod(METHOD, config, timer)
+    return ServedMethod(METHOD, config, timer, None)
 
 
 @pytest.mark.parametrize("end", [StopIteration, KeyError, KeyboardInterrupt])

@@ -1,0 +1,147 @@
+"""Multicallables and continuations of `grpc` whose calls are counted.
+
+They are made only if metrics are on, one around the multicallable or continuation of the attempts,
+and one around that of the calls. They return the calls of gRPC themselves, and keep none alive.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from rpcwheel.call_counts import CallEnd
+from rpcwheel.rpc import classes_by_kind
+
+from . import multicallable
+from .calls import InternalCallback, code_of, has_ended
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rpcwheel.call_counts import MethodCounts
+    from rpcwheel.rpc import Kind
+
+    from .calls import AnyCall
+
+
+def counted_multicallable(kind: Kind, below: Any, counts: MethodCounts) -> Any:
+    """Return a multicallable of the same kind that counts the calls of `below`."""
+    return _MULTICALLABLES[kind](below, counts)
+
+
+def counted_continuation(
+    continuation: Callable[[Any, Any], AnyCall], counts: MethodCounts
+) -> Callable[[Any, Any], AnyCall]:
+    """Return a continuation of an interceptor that counts the calls of another one."""
+
+    def begin(details: Any, request: Any) -> AnyCall:
+        return begin_counted(counts, continuation, details, request)
+
+    begin.__qualname__ = getattr(continuation, "__qualname__", "")  # for `is_blocking_unary`
+    return begin
+
+
+def begin_counted(counts: MethodCounts, begin: Callable[..., AnyCall], *args: Any) -> AnyCall:
+    """Return the call `begin(*args)`, which may have ended, and count its begin and its end.
+
+    An iterator that is not a call, such as a generator of an interceptor, is returned in a wrapper.
+    """
+    began_ns = counts.begin()
+    try:
+        call = begin(*args)
+    except BaseException as error:
+        counts.end(began_ns, code_of(error))
+        raise
+    add_callback = getattr(call, "add_callback", None)
+    if add_callback is None and hasattr(call, "__next__"):
+        return _CountedIterator(call, CallEnd(counts, began_ns))
+    if add_callback is None or has_ended(call):
+        counts.end(began_ns, code_of(call))
+        return call
+    end = _CallEnd(counts, began_ns, call)
+    try:
+        is_running = add_callback(InternalCallback(end))
+    except Exception:  # noqa: BLE001 - of a call of another library, which need not implement it
+        end.end("UNKNOWN")
+    else:
+        if not is_running:
+            end.end(code_of(call))
+    return call
+
+
+class _CallEnd(CallEnd):
+    """The end of a running call, as a callback of the call.
+
+    Refers weakly to the object that has the status: in gRPC's own calls (1.60 to 1.85) and in a
+    `RetryingCall` it is `_state`, which exists until the callbacks have run, even if the caller has
+    dropped the call. A call that is single-threaded runs its callbacks only while it is read.
+    """
+
+    __slots__ = ("_status",)
+
+    def __init__(self, counts: MethodCounts, began_ns: int, call: AnyCall) -> None:
+        super().__init__(counts, began_ns)
+        state = getattr(call, "_state", None)
+        self._status = _weak(state if hasattr(state, "code") else call)
+
+    def __call__(self) -> None:
+        status = self._status()
+        self.end("CANCELLED" if status is None else code_of(status))
+
+
+def _weak(status: object) -> Callable[[], object]:
+    try:
+        return weakref.ref(status)
+    except TypeError:  # of another library
+        return lambda: None
+
+
+class _CountedIterator:
+    """A response stream that is not a call, such as a generator of an interceptor."""
+
+    def __init__(self, messages: Any, end: CallEnd) -> None:
+        self._messages = messages
+        self._end = end  # counts CANCELLED if the iterator is dropped
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            return next(self._messages)
+        except StopIteration:
+            self._end.end("OK")
+            raise
+        except BaseException as error:
+            self._end.end(code_of(error))
+            raise
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._messages, name)
+
+
+class _Counted:
+    """The part that is common to the four kinds of call."""
+
+    __slots__ = ("_below", "_counts")
+
+    def __init__(self, below: Any, counts: MethodCounts) -> None:
+        self._below = below
+        self._counts = counts
+
+    def _begin(self, name: str, request: Any, *options: Any) -> AnyCall:
+        return begin_counted(self._counts, getattr(self._below, name), request, *options)
+
+    def _wait(self, name: str, request: Any, *options: Any) -> Any:
+        counts = self._counts
+        began_ns = counts.begin()
+        try:
+            result = getattr(self._below, name)(request, *options)
+        except BaseException as error:
+            counts.end(began_ns, code_of(error))
+            raise
+        counts.end(began_ns, "OK")
+        return result
+
+
+_MULTICALLABLES: Final = classes_by_kind(_Counted, multicallable.MULTICALLABLES)

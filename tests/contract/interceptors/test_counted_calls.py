@@ -1,0 +1,374 @@
+"""Calls and attempts of clients are counted, each once, whatever their kind, style and end are."""
+
+import asyncio
+import gc
+import os
+import subprocess
+import sys
+
+import grpc
+import grpc.experimental
+import pytest
+
+import rpcwheel
+from fixtures.call_counts import codes_of
+from fixtures.callers import (
+    EVERY_CALLER,
+    KINDS,
+    PATH,
+    AioCaller,
+    AioChannelCaller,
+    SyncCaller,
+    SyncChannelCaller,
+    open_caller,  # noqa: F401
+)
+from fixtures.shop import Fail, Hang, Silent, aio_shop_channel  # noqa: F401
+from fixtures.waiting import WAIT_S
+from rpcwheel import live
+from rpcwheel.call import CallPolicy, DefaultResponsePolicy, HedgingPolicy, RetryPolicy
+from rpcwheel.failback import FailbackPolicy
+from rpcwheel.interceptors import aio, client, sync
+
+PLAIN = CallPolicy(timeout=60.0)
+RETRY = CallPolicy(
+    retry=RetryPolicy(retry_on="UNAVAILABLE", backoff=0, retry_budget=None), idempotent=True
+)
+HEDGING = HedgingPolicy(delay=0, max_attempts=3, retry_budget=None)
+
+TYPES = {
+    "unary_unary": "unary",
+    "unary_stream": "server_stream",
+    "stream_unary": "client_stream",
+    "stream_stream": "bidi_stream",
+}
+
+STREAMS = ["unary_stream", "stream_stream"]
+
+each_kind = pytest.mark.parametrize("kind", KINDS)
+each_caller = pytest.mark.parametrize("caller", EVERY_CALLER)
+each_policy = pytest.mark.parametrize("policy", [PLAIN, RETRY], ids=["plain", "retry"])
+
+
+@pytest.fixture
+def client_of(shop, call_counts, open_caller):  # noqa: F811
+    """Opens callers of `shop` whose calls are counted."""
+
+    def open_one(caller, policy, **given):
+        return open_caller(caller, shop.target, policy, **given)
+
+    return open_one
+
+
+def check(counts, kind, calls, attempts) -> None:
+    """Check the calls and attempts by status code, when all have ended."""
+    assert codes_of(counts.client) == calls
+    assert codes_of(counts.attempts) == attempts
+    for side in (counts.client, counts.attempts):
+        assert {(one.method, one.kind) for one in side.totals()} <= {(PATH[kind], TYPES[kind])}
+
+
+@each_policy
+@each_caller
+@each_kind
+def test_a_call_that_succeeds(call_counts, client_of, kind, caller, policy):
+    calls = client_of(caller, policy)
+    for _ in range(3):
+        assert calls.call(kind).code == "OK"
+    check(call_counts, kind, {"OK": 3}, {"OK": 3})
+
+
+@each_policy
+@each_caller
+@each_kind
+def test_a_call_that_fails(shop, call_counts, client_of, kind, caller, policy):
+    shop.then(Fail("NOT_FOUND", read=True))
+    client_of(caller, policy).call(kind)
+    check(call_counts, kind, {"NOT_FOUND": 1}, {"NOT_FOUND": 1})
+
+
+@each_caller
+@each_kind
+def test_a_call_that_is_refused_before_its_requests_are_read(
+    shop, call_counts, client_of, kind, caller
+):
+    """Then grpc.aio may report INTERNAL before the status of the server."""
+    shop.then("NOT_FOUND")
+    calls = client_of(caller, RETRY)
+    calls.call(kind)
+    ends = call_counts, kind, {"NOT_FOUND": 1}, {"NOT_FOUND": 1}
+    if caller.world == "aio":  # the loop runs while the status of the server is awaited
+        calls.run(asyncio.to_thread(check, *ends))
+    else:
+        check(*ends)
+
+
+@each_caller
+@each_kind
+def test_a_call_that_is_retried_is_one_call_with_several_attempts(
+    shop, call_counts, client_of, kind, caller
+):
+    shop.then(Fail("UNAVAILABLE", read=True), Fail("UNAVAILABLE", read=True))
+    assert client_of(caller, RETRY).call(kind).code == "OK"
+    check(call_counts, kind, {"OK": 1}, {"UNAVAILABLE": 2, "OK": 1})
+
+
+@each_caller
+def test_hedges_that_are_not_needed_are_canceled_attempts(shop, call_counts, client_of, caller):
+    shop.then(Hang(), Hang())
+    policy = CallPolicy(hedging=HEDGING, idempotent=True)
+    if caller is SyncCaller:  # hedges calls of `.future()` only
+        with pytest.warns(UserWarning, match="hedges only"):
+            calls = client_of(caller, policy)
+        done = calls.future("unary_unary", lambda _: None)
+    else:
+        done = client_of(caller, policy).call("unary_unary")
+    assert done.code == "OK"
+    check(call_counts, "unary_unary", {"OK": 1}, {"OK": 1, "CANCELLED": 2})
+
+
+@each_policy
+@pytest.mark.parametrize("caller", [SyncCaller, SyncChannelCaller])
+@pytest.mark.parametrize("kind", ["unary_unary", "stream_unary"])
+def test_a_future(shop, call_counts, client_of, kind, caller, policy):
+    calls = client_of(caller, policy)
+    assert calls.future(kind, lambda _: None).code == "OK"
+    shop.then(Fail("ABORTED", read=True))
+    assert calls.future(kind, lambda _: None).code == "ABORTED"
+    check(call_counts, kind, {"OK": 1, "ABORTED": 1}, {"OK": 1, "ABORTED": 1})
+
+
+@each_policy
+@each_caller
+@each_kind
+def test_a_call_that_its_caller_cancels(shop, call_counts, client_of, kind, caller, policy):
+    hang = Hang()
+    shop.then(hang)
+    client_of(caller, policy).cancel(kind, lambda: hang.begun.wait(WAIT_S))
+    check(call_counts, kind, {"CANCELLED": 1}, {"CANCELLED": 1})
+
+
+@pytest.mark.parametrize(
+    ("caller", "policy"),
+    [
+        *((caller, RETRY) for caller in EVERY_CALLER),
+        *((caller, PLAIN) for caller in (SyncCaller, SyncChannelCaller)),  # else gRPC's own call,
+    ],  # which grpc.aio 1.85 does not cancel
+)
+@pytest.mark.parametrize("kind", STREAMS)
+def test_a_response_stream_that_its_caller_drops_is_canceled(
+    shop, call_counts, client_of, kind, caller, policy
+):
+    shop.then(Silent(after=1))
+    calls = client_of(caller, policy)
+    calls.drop(kind)
+    gc.collect()
+    if caller.world == "aio":
+        calls.run(asyncio.sleep(0))
+    assert shop.calls[0].ended.wait(WAIT_S)
+    check(call_counts, kind, {"CANCELLED": 1}, {"CANCELLED": 1})
+
+
+@each_caller
+@each_kind
+def test_a_call_whose_deadline_has_passed_has_no_attempt(call_counts, client_of, kind, caller):
+    assert client_of(caller, RETRY).call(kind, timeout=0.0).code == "DEADLINE_EXCEEDED"
+    check(call_counts, kind, {"DEADLINE_EXCEEDED": 1}, {})
+
+
+@each_caller
+@each_kind
+def test_a_default_response_is_a_success_for_the_caller(shop, call_counts, client_of, kind, caller):
+    shop.then(Fail("UNAVAILABLE", read=True))
+    default = DefaultResponsePolicy(on="UNAVAILABLE", default=b"default")
+    assert client_of(caller, CallPolicy(default_response=default)).call(kind).answer == b"default"
+    check(call_counts, kind, {"OK": 1}, {"UNAVAILABLE": 1})
+
+
+@each_caller
+@each_kind
+def test_a_delivery_of_failback_is_an_attempt(shop, call_counts, client_of, kind, caller):
+    shop.then(Fail("UNAVAILABLE", read=True))
+    failback = FailbackPolicy(retry_on="UNAVAILABLE", backoff=60.0, default=b"later")
+    calls = client_of(caller, CallPolicy(failback=failback))
+    assert calls.call(kind).answer == b"later"
+    assert calls.flush()
+    check(call_counts, kind, {"OK": 1}, {"UNAVAILABLE": 1, "OK": 1})
+
+
+@pytest.mark.parametrize("caller", [SyncCaller, SyncChannelCaller])
+def test_a_call_with_call_options(shop, call_counts, client_of, caller):
+    shop.then("UNAVAILABLE")
+    calls = client_of(caller, RETRY)
+    with rpcwheel.call_options(retry=None):
+        assert calls.call("unary_unary").code == "UNAVAILABLE"
+    check(call_counts, "unary_unary", {"UNAVAILABLE": 1}, {"UNAVAILABLE": 1})
+
+
+@pytest.mark.parametrize("caller", [AioCaller, AioChannelCaller])
+def test_an_aio_call_with_call_options(shop, call_counts, client_of, caller):
+    shop.then("UNAVAILABLE")
+    calls = client_of(caller, RETRY)
+
+    async def call() -> None:
+        with rpcwheel.call_options(retry=None), pytest.raises(grpc.aio.AioRpcError):
+            await calls.channel.unary_unary(PATH["unary_unary"])(b"x", timeout=WAIT_S)
+
+    calls.run(call())
+    check(call_counts, "unary_unary", {"UNAVAILABLE": 1}, {"UNAVAILABLE": 1})
+
+
+@each_policy
+@each_kind
+def test_a_call_on_a_closed_channel_is_canceled(shop, call_counts, kind, policy):
+    bare = grpc.insecure_channel(shop.target)
+    method = getattr(sync.intercept_channel(bare, policy), kind)(PATH[kind])
+    bare.close()
+    requests = iter([b"x"]) if kind.startswith("stream") else b"x"
+    with pytest.raises(ValueError, match="closed"):
+        method(requests, timeout=WAIT_S)
+    check(call_counts, kind, {"CANCELLED": 1}, {"CANCELLED": 1})
+
+
+@each_policy
+async def test_an_aio_call_on_a_closed_channel_is_canceled(shop, call_counts, policy):
+    bare = grpc.aio.insecure_channel(shop.target)
+    method = aio.intercept_channel(bare, policy).unary_unary(PATH["unary_unary"])
+    await bare.close()
+    with pytest.raises(grpc.aio.UsageError):
+        await method(b"x", timeout=WAIT_S)
+    check(call_counts, "unary_unary", {"CANCELLED": 1}, {"CANCELLED": 1})
+
+
+class Raising(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
+    """An inner interceptor that raises."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def _raise(self, continuation, details, request):
+        raise self._error
+
+    intercept_unary_unary = intercept_unary_stream = _raise
+
+
+@each_policy
+@pytest.mark.parametrize(
+    ("error", "code"), [(ZeroDivisionError(), "UNKNOWN"), (KeyboardInterrupt(), "CANCELLED")]
+)
+def test_an_exception_without_a_status(shop_channel, call_counts, policy, error, code):
+    inner = grpc.intercept_channel(shop_channel, Raising(error))
+    method = sync.intercept_channel(inner, policy).unary_unary(PATH["unary_unary"])
+    with pytest.raises(type(error)):
+        method(b"x", timeout=WAIT_S)
+    check(call_counts, "unary_unary", {code: 1}, {code: 1})
+
+
+class Generator(grpc.UnaryStreamClientInterceptor):
+    """An inner interceptor that returns a generator in place of a call."""
+
+    def intercept_unary_stream(self, continuation, details, request):
+        yield from continuation(details, request)
+
+
+@each_policy
+def test_a_generator_of_an_inner_interceptor(shop, shop_channel, call_counts, policy):
+    inner = grpc.intercept_channel(shop_channel, Generator())
+    method = sync.intercept_channel(inner, policy).unary_stream(PATH["unary_stream"])
+    assert list(method(b"abc", timeout=WAIT_S)) == [b"a", b"b", b"c"]
+    shop.then(Fail("ABORTED", after=1))
+    with pytest.raises(grpc.RpcError):
+        list(method(b"abc", timeout=WAIT_S))
+    assert next(method(b"abc", timeout=WAIT_S)) == b"a"  # and drop it
+    codes = {"OK": 1, "ABORTED": 1, "CANCELLED": 1}
+    check(call_counts, "unary_stream", codes, codes)
+
+
+SINGLE_THREADED = [(grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1)]
+
+
+@each_policy
+def test_a_single_threaded_stream(shop, call_counts, policy):
+    with grpc.insecure_channel(shop.target, options=SINGLE_THREADED) as bare:
+        method = sync.intercept_channel(bare, policy).unary_stream(PATH["unary_stream"])
+        assert list(method(b"abc", timeout=WAIT_S)) == [b"a", b"b", b"c"]
+        shop.then(Fail("ABORTED"))
+        with pytest.raises(grpc.RpcError):
+            list(method(b"abc", timeout=WAIT_S))
+        shop.then(Silent(after=1))
+        assert next(method(b"abc", timeout=WAIT_S)) == b"a"  # and drop it
+        gc.collect()
+        codes = {"OK": 1, "ABORTED": 1, "CANCELLED": 1}
+        check(call_counts, "unary_stream", codes, codes)
+
+
+@pytest.mark.parametrize("place", ["outer", "inner"])
+@each_caller
+@each_kind
+def test_with_the_interceptors_of_opentelemetry(shop, call_counts, client_of, kind, caller, place):
+    pytest.importorskip("opentelemetry.instrumentation.grpc")
+    from fixtures.foreign_opentelemetry import Theirs
+
+    if caller is AioChannelCaller and place == "outer":
+        pytest.skip("interceptors of grpc.aio can't be outside of a channel")
+    calls = client_of(caller, PLAIN, **{place: Theirs()})
+    assert calls.call(kind).code == "OK"
+    shop.then(Fail("NOT_FOUND", read=True))
+    calls.call(kind)
+    check(call_counts, kind, {"OK": 1, "NOT_FOUND": 1}, {"OK": 1, "NOT_FOUND": 1})
+
+
+# --- Without metrics ---
+
+
+@pytest.fixture
+def no_counts():
+    replaced = live.replace_call_counts(None)
+    yield
+    live.replace_call_counts(replaced)
+
+
+def test_without_metrics_nothing_is_wrapped(no_counts, shop_channel):
+    method = sync.intercept_channel(shop_channel, PLAIN).unary_unary(PATH["unary_unary"])
+    assert type(method) is client._UnaryUnary
+    assert type(method._below) is type(shop_channel.unary_unary(PATH["unary_unary"]))
+    (interceptor,) = sync.client_interceptors(PLAIN)
+    assert type(interceptor) is client.ClientInterceptor
+
+
+async def test_without_metrics_nothing_of_aio_is_wrapped(
+    no_counts,
+    aio_shop_channel,  # noqa: F811
+):
+    method = aio.intercept_channel(aio_shop_channel, PLAIN).unary_unary(PATH["unary_unary"])
+    assert type(method).__name__ == "_Multicallable_UNARY_UNARY"
+    assert type(method._call) is type(aio_shop_channel.unary_unary(PATH["unary_unary"]))
+    for interceptor in aio.client_interceptors(PLAIN):
+        assert not [name for name in vars(interceptor) if name.startswith("intercept")]
+
+
+OFF = """
+import sys, grpc, grpc.aio, rpcwheel, rpcwheel.aio
+from rpcwheel import live
+
+for kit in (rpcwheel.Kit(timeout=1.0), rpcwheel.aio.Kit(timeout=1.0)):
+    kit.client_interceptors(), kit.server_interceptors()
+with grpc.insecure_channel("127.0.0.1:1") as bare, rpcwheel.Kit(timeout=1.0) as kit:
+    try:
+        kit.intercept_channel(bare).unary_unary("/test.Shop/UnaryUnary")(b"x", timeout=0.0)
+    except grpc.RpcError:
+        pass
+assert live.call_counts() is None
+print(sorted({"prometheus_client", "opentelemetry", "rpcwheel.metrics"} & sys.modules.keys()))
+"""
+
+
+def test_with_metrics_off_no_package_for_them_is_imported():
+    done = subprocess.run(
+        [sys.executable, "-c", OFF],
+        capture_output=True,
+        text=True,
+        timeout=4 * WAIT_S,
+        check=False,
+        env=os.environ | {"RPCWHEEL_METRICS": "off"},
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
