@@ -235,7 +235,8 @@ def test_a_pod_that_is_stopped_serves_and_is_not_ready_until_the_lame_duck_is_ov
         request = urllib.request.Request(f"http://127.0.0.1:{metrics_port}/metrics")
         request.add_header("Authorization", f"Bearer {TOKEN}")
         with HTTP.open(request, timeout=WAIT_S) as answer:
-            assert b"\nrpcwheel_timer_pending{" in answer.read()
+            began = rb'\ngrpc_server_started_total{[^}]*grpc_method="Who"[^}]*} 1.0'
+            assert re.search(began, answer.read())
         pod.process.send_signal(signal.SIGTERM)
         wait_until(
             lambda: (

@@ -28,9 +28,9 @@ HTTP = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """Without the proxies of the environment."""
 
 PROGRAM = f"""
-import io, json, logging, sys, tempfile
+import io, json, logging, sys, tempfile, types
 from pathlib import Path
-import demo, demo_server
+import demo, demo_server, grpc
 from prometheus_client import REGISTRY
 from rich.console import Console
 from rpcwheel import Kit
@@ -47,6 +47,11 @@ class Demo(demo.Demo):
 
 logging.getLogger("rpcwheel").propagate = False
 kit = Kit(status_port=0)
+
+def insecure_channel(target, options):
+    return kit.intercept_channel(grpc.insecure_channel(target, options=options))
+
+demo.grpc = types.SimpleNamespace(**(vars(grpc) | {{"insecure_channel": insecure_channel}}))
 print(kit.status_address, flush=True)
 sys.stdin.readline()
 with tempfile.TemporaryDirectory() as directory:
@@ -56,6 +61,8 @@ with tempfile.TemporaryDirectory() as directory:
 results = [call.result for call in shown.calls]
 print(json.dumps({{
     "failed": failed,
+    "calls": len(results),
+    "responses": results.count("response"),
     "queued": results.count("queued"),
     "delivered": shown.delivered,
     "attempts": shown.attempts,
@@ -100,23 +107,37 @@ class Demo:
 
 
 def expected_of(counted):
-    """What the metrics of the queue must be, from what the demo counted."""
+    """What selected metrics must be, from what the demo counted."""
+    queue = f'queue="{QUEUE}"'
+    push = 'grpc_type="unary",grpc_service="shop.Audit",grpc_method="Push"'
+    calls = counted["calls"] + counted["attempts"]  # those of callers, and those of failback
+    answered = counted["responses"] + counted["delivered"]
+    failed = counted["attempts"] - counted["delivered"]
     return {
-        "rpcwheel_failback_queued_total": counted["queued"],
-        "rpcwheel_failback_delivered_total": counted["delivered"],
-        "rpcwheel_failback_delivery_seconds_count": counted["delivered"],
-        "rpcwheel_failback_attempts_failed_total": counted["attempts"] - counted["delivered"],
+        f"rpcwheel_failback_queued_total{{{queue}}}": counted["queued"],
+        f"rpcwheel_failback_delivered_total{{{queue}}}": counted["delivered"],
+        f"rpcwheel_failback_delivery_seconds_count{{{queue}}}": counted["delivered"],
+        f"rpcwheel_failback_attempts_failed_total{{{queue}}}": failed,
+        f"grpc_client_started_total{{{push}}}": calls,
+        f'grpc_client_handled_total{{{push},grpc_code="OK"}}': answered,
+        f'grpc_client_handled_total{{{push},grpc_code="UNAVAILABLE"}}': calls - answered,
+        f"grpc_client_handling_seconds_count{{{push}}}": calls,
+        f"grpc_client_attempt_started_total{{{push}}}": calls,
+        f'grpc_client_attempt_duration_seconds_count{{{push},grpc_code="OK"}}': answered,
     }
 
 
-def of_queue(text):
-    """The values of the queue in an exposition, by name."""
-    return {
-        sample.name: sample.value
+def selected(text, selector):
+    """The value of a series in an exposition; None if there is none."""
+    name, _, matchers = selector.partition("{")
+    labels = dict(re.findall(r'(\w+)="([^"]*)"', matchers))
+    values = [
+        sample.value
         for family in text_string_to_metric_families(text)
         for sample in family.samples
-        if sample.labels == {"queue": QUEUE}
-    }
+        if (sample.name, sample.labels) == (name, labels)
+    ]
+    return values[0] if values else None
 
 
 def test_the_metrics_of_the_demo_are_what_it_counted():
@@ -127,10 +148,9 @@ def test_the_metrics_of_the_demo_are_what_it_counted():
     assert counted["during_outage"] == counted["peaks"]
     expected = expected_of(counted)
     assert min(expected.values()) > 0
-    found = of_queue(text)
-    assert {name: found.get(name) for name in expected} == expected
+    assert {selector: selected(text, selector) for selector in expected} == expected
     for name in ("gave_up", "dropped", "lost", "dead_letters_failed"):
-        assert found.get(f"rpcwheel_failback_{name}_total", 0) == 0
+        assert not selected(text, f'rpcwheel_failback_{name}_total{{queue="{QUEUE}"}}')
     if shutil.which("promtool"):
         run = subprocess.run(
             ["promtool", "check", "metrics"],
@@ -202,27 +222,32 @@ def test_prometheus_has_what_the_demo_counted(tmp_path):
     with Demo() as demo, Prometheus(tmp_path, demo.target) as prometheus:
         counted = demo.run()
         expected = expected_of(counted)
-        selector = f'{{queue="{QUEUE}", job="shop", instance="{demo.target}"}}'
 
         def scraped():
-            return {name: prometheus.query(name + selector) for name in expected}
+            """The values of the expected series; None if there is not exactly one."""
+            found = {selector: prometheus.query(selector) for selector in expected}
+            return {
+                selector: one[0][1] if len(one) == 1 else None for selector, one in found.items()
+            }
 
-        def values():
-            return {name: [value for _, value in found] for name, found in scraped().items()}
+        wait_until(lambda: scraped() == expected)
 
-        wait_until(lambda: values() == {name: [value] for name, value in expected.items()})
-
-        dashboard = json.loads((DEPLOY / "grafana" / "rpcwheel.json").read_text())
+        panels = json.loads((DEPLOY / "grafana" / "rpcwheel.json").read_text())["panels"]
         variables = {"$__rate_interval": "5m", "$job": "shop", "$instance": demo.target}
-        shown = set()
-        for panel in dashboard["panels"]:
-            for target in panel.get("targets", ()):
-                expression = target["expr"]
-                for name, value in variables.items():
-                    expression = expression.replace(name, value)
-                if prometheus.query(expression):
-                    shown.add(panel["title"])
-        assert {"Queued and delivered", "Time until delivery", "Lateness"} <= shown
+
+        def panels_with_data():
+            shown = set()
+            for panel in panels:
+                for target in panel.get("targets", ()):
+                    expression = target["expr"]
+                    for name, value in variables.items():
+                        expression = expression.replace(name, value)
+                    if prometheus.query(expression):
+                        shown.add(panel["title"])
+            return shown
+
+        titles = {"Attempts per call", "Failed calls", "Queued and delivered", "Lateness"}
+        wait_until(lambda: titles <= panels_with_data())
 
         def health_of_alerts():
             groups = prometheus.get("rules")["groups"]
