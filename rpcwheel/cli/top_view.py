@@ -25,6 +25,10 @@ MAX_TEXT: Final = 200
 MAX_ROWS: Final = 200
 """Rows of a table."""
 
+SHORT: Final = 24
+"""Characters of a cell that is not cut while others can be."""
+
+
 LAST_BOUND_S: Final = 10.0
 """The quantile of durations that stands for more."""
 
@@ -40,7 +44,7 @@ class Column(NamedTuple):
 
 
 class Section(NamedTuple):
-    """A table."""
+    """A table. Its title is the heading of the first column."""
 
     title: str
     rows: Callable[[Row], Iterable[Any]]
@@ -277,13 +281,30 @@ def frame(
         at = time.strftime("%H:%M:%S", time.localtime(_float(status.get("now"))))
         parts.append(_line(f"{failure} (the figures are of {at})", "bold red"))
     parts += [_line(f"not shown: {one}", "red") for one in status.get("errors", ())]
-    room = MAX_ROWS
-    if height is not None:  # a title, a heading and an empty line for each table
-        room = max(1, (height - len(parts) - 2) // max(1, len(tables)) - 3)
-    parts += [_table(section, rows, room) for section, rows in tables]
+    lines = MAX_ROWS * len(tables) if height is None else height - len(parts) - 2 - len(tables)
+    spaced = lines >= 3 * len(tables)  # an empty line before each table
+    room = _shared(lines - spaced * len(tables), [len(rows) for _, rows in tables])
+    for (section, rows), most in zip(tables, room, strict=True):
+        parts += [_line("", "")] * spaced
+        parts.append(_table(section, rows, most))
     if empty:
         parts.append(_line(f"no {', no '.join(empty)}", "dim"))
     return Group(*parts)
+
+
+def _shared(lines: int, wanted: list[int]) -> list[int]:
+    """Share the lines of a screen among tables: each has one at least, and none more than others.
+
+    A table that wants less leaves the rest to the others.
+    """
+    shared = [min(1, want) for want in wanted]
+    lines -= sum(shared)
+    while lines > 0 and shared != wanted:
+        for index, want in enumerate(wanted):
+            if lines > 0 and shared[index] < want:
+                shared[index] += 1
+                lines -= 1
+    return shared
 
 
 def _head(target: str, status: Row) -> Text:
@@ -297,8 +318,10 @@ def _head(target: str, status: Row) -> Text:
 def _rows(section: Section, status: Row, before: Row | None) -> list[Row]:
     try:
         rows = [row for row in section.rows(status) if isinstance(row, dict)]
-        if section.title == "Calls" and before is not None and before["pid"] == status["pid"]:
-            return [row | {"rate": _rate(row, status, before)} for row in rows]
+        if section.title == "Calls":
+            rows.sort(key=lambda row: -row["started"])
+            if before is not None and before["pid"] == status["pid"]:
+                rows = [row | {"rate": _rate(row, status, before)} for row in rows]
     except (KeyError, TypeError):  # another version
         return []
     return rows
@@ -320,19 +343,16 @@ def _table(section: Section, rows: list[Row], room: int) -> Table:
     shown, columns = rows[:room], list(section.columns)
     title = section.title if len(rows) == len(shown) else f"{section.title} ({len(rows)})"
     if any(row.get("problem") for row in rows):
-        columns.append(Column("problem", lambda row: row.get("problem") or ""))
-    table = Table(
-        title=Text(f"\n{title}", style="bold"),
-        title_justify="left",
-        box=None,
-        header_style="dim",
-        padding=(0, 2, 0, 0),
-    )
-    for column in columns:
-        table.add_column(column.name, justify=column.justify, no_wrap=True, overflow="ellipsis")
-    for row in shown:
+        columns.insert(1, Column("problem", lambda row: row.get("problem") or ""))
+    table = Table(box=None, header_style="", padding=(0, 2, 0, 0))
+    cells = [[_cell(column, row) for column in columns] for row in shown]
+    for index, column in enumerate(columns):  # only long texts are cut if the screen is narrow
+        is_long = max(len(line[index]) for line in cells) > SHORT
+        heading = Text(column.name, style="dim") if index else Text(title, style="bold")
+        table.add_column(heading, justify=column.justify, no_wrap=not is_long)
+    for row, line in zip(shown, cells, strict=True):
         style = "red" if row.get("problem") else ""
-        table.add_row(*(_line(_cell(column, row), style) for column in columns))
+        table.add_row(*(_line(cell, style) for cell in line))
     return table
 
 

@@ -6,7 +6,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from rpcwheel.cli.top_view import SECTIONS, frame, seconds
+from rpcwheel.cli.top_view import SECTIONS, _shared, frame, seconds
 from rpcwheel.status.snapshot import snapshot
 
 METHOD = {
@@ -60,7 +60,7 @@ def test_an_empty_status_names_what_there_is_none_of():
 def test_calls_have_a_rate_after_the_second_status():
     before = status(methods=[METHOD])
     after = status(methods=[METHOD | {"started": 130}], now=102.0)
-    row = text_of(after, before).splitlines()[4]
+    row = text_of(after, before).splitlines()[3]
     assert row.split()[:7] == ["client", "/shop.Orders/Get", "15.0", "130", "2", "2.5", "ms"]
     assert "≥ 10 s" in row
     assert "OK 98" in row
@@ -69,7 +69,7 @@ def test_calls_have_a_rate_after_the_second_status():
 def test_a_restarted_process_has_no_rate():
     before = status(methods=[METHOD])
     after = status(methods=[METHOD], now=102.0, pid=8)
-    assert text_of(after, before).splitlines()[4].split()[2] == "100"
+    assert text_of(after, before).splitlines()[3].split()[2] == "100"
 
 
 def test_rows_with_a_problem_come_first_and_their_number_is_limited():
@@ -79,10 +79,34 @@ def test_rows_with_a_problem_come_first_and_their_number_is_limited():
     ]
     rows[40]["problem"] = "its servers cannot be reached"
     lines = text_of(status(channels=rows), height=20).splitlines()
-    assert "Channels (50)" in lines[2]
-    assert lines[4].split()[0] == "shop-40"
-    assert "its servers cannot be reached" in lines[4]
+    assert lines[2].startswith("Channels (50) ")
+    assert lines[3].split()[0] == "shop-40"
+    assert "its servers cannot be reached" in lines[3]
     assert len(lines) <= 20
+
+
+@pytest.mark.parametrize(
+    ("lines", "wanted", "shared"),
+    [
+        (0, [3, 0, 1], [1, 0, 1]),
+        (5, [3, 1, 9], [2, 1, 2]),
+        (100, [3, 1, 9], [3, 1, 9]),
+        (5, [], []),
+    ],
+)
+def test_tables_share_the_lines_of_a_screen(lines, wanted, shared):
+    assert _shared(lines, wanted) == shared
+
+
+def test_on_a_narrow_screen_long_texts_are_cut_first():
+    call = {"function": "/shop.Audit/Push", "age_s": 1.0, "attempts": 1, "next_attempt_s": 29.0}
+    queue = {"name": "audit", "entries": [call | {"error": "UNAVAILABLE: " + "x" * 100}]}
+    (row,) = [
+        line for line in text_of(status(queues=[queue]), width=80).splitlines() if "/s" in line
+    ]
+    assert row.split()[:7] == ["audit", "/shop.Audit/Push", "1", "s", "1", "29", "s"]
+    assert row.rstrip().endswith("…")
+    assert len(row) <= 80
 
 
 def test_a_failure_is_shown_with_the_time_of_the_figures():
