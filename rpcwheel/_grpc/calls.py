@@ -153,17 +153,15 @@ def code_of(ended: object) -> str:
     """Return the name of the status code of an error or a call that has ended. Never raises.
 
     An error without a status is CANCELLED if the client canceled the call or closed the channel,
-    and UNKNOWN otherwise.
+    and UNKNOWN otherwise. A response that an interceptor returns in place of a call is OK.
     """
     try:
         code: Any = getattr(ended, "code", None)
         code = code() if callable(code) else code
-        if code is None and isinstance(ended, BaseException):
-            canceled = isinstance(ended, grpc.FutureCancelledError) or is_channel_closed_error(
-                ended
-            )
-            return "CANCELLED" if canceled or not isinstance(ended, Exception) else "UNKNOWN"
-        return code_name(code)
+        if code is not None or not isinstance(ended, BaseException):
+            return code_name(code, "UNKNOWN" if hasattr(ended, "code") else "OK")
+        canceled = isinstance(ended, grpc.FutureCancelledError) or is_channel_closed_error(ended)
+        return "CANCELLED" if canceled or not isinstance(ended, Exception) else "UNKNOWN"
     except Exception:  # noqa: BLE001 - of another library
         return "UNKNOWN"
 

@@ -1,10 +1,12 @@
 """Calls and attempts of clients are counted, each once, whatever their kind, style and end are."""
 
 import asyncio
+import functools
 import gc
 import os
 import subprocess
 import sys
+import threading
 
 import grpc
 import grpc.experimental
@@ -135,6 +137,27 @@ def test_a_future(shop, call_counts, client_of, kind, caller, policy):
     shop.then(Fail("ABORTED", read=True))
     assert calls.future(kind, lambda _: None).code == "ABORTED"
     check(call_counts, kind, {"OK": 1, "ABORTED": 1}, {"OK": 1, "ABORTED": 1})
+
+
+class Delaying(grpc.UnaryUnaryClientInterceptor):
+    """An inner interceptor that delays the callbacks after its own."""
+
+    def __init__(self) -> None:
+        self.go_on = threading.Event()
+
+    def intercept_unary_unary(self, continuation, details, request):
+        call = continuation(details, request)
+        call.add_callback(functools.partial(self.go_on.wait, WAIT_S))
+        return call
+
+
+def test_a_future_that_is_dropped_as_soon_as_its_result_is_known(shop_channel, call_counts):
+    inner = Delaying()
+    channel = sync.intercept_channel(grpc.intercept_channel(shop_channel, inner), PLAIN)
+    method = channel.unary_unary(PATH["unary_unary"])
+    assert method.future(b"x", timeout=WAIT_S).result() == b"x"
+    inner.go_on.set()
+    check(call_counts, "unary_unary", {"OK": 1}, {"OK": 1})
 
 
 @each_policy

@@ -246,14 +246,16 @@ async def test_an_aio_call_of_a_blocking_stream_that_its_client_cancels(call_cou
     def stream(request, context):
         yield b"x"
         entered.set()
-        go_on.wait(WAIT_S)
+        go_on.wait(2 * WAIT_S)
         yield b"x"
 
     made = handler("unary_stream", stream)
     async with aio_serving(made, interceptors=aio.server_interceptors()) as target:
-        await asyncio.to_thread(cancel, target, "unary_stream", entered)
-        await asyncio.to_thread(check, call_counts, "unary_stream", {"CANCELLED": 1})
-        go_on.set()
+        try:
+            await asyncio.to_thread(cancel, target, "unary_stream", entered)
+            await asyncio.to_thread(check, call_counts, "unary_stream", {"CANCELLED": 1})
+        finally:
+            go_on.set()
 
 
 class Late(grpc.ServerInterceptor):

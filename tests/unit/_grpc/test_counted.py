@@ -1,0 +1,105 @@
+"""Counted calls: ends that real calls have rarely, or only at other moments."""
+
+import grpc
+import pytest
+
+from fixtures.waiting import aio_wait_until
+from rpcwheel._grpc import aio_counted, counted
+from rpcwheel._grpc.aio_relay import MADE_UP_DETAILS
+from rpcwheel._grpc.calls import is_blocking_unary
+from rpcwheel.call_counts import CallCounts
+
+
+@pytest.fixture
+def counts():
+    return CallCounts().client.method("/shop.Orders/Get", "unary")
+
+
+def codes(counts) -> dict[str, int]:
+    (totals,) = counts._side.totals()
+    return {code: ended.number for code, ended in totals.ended.items()}
+
+
+class Call:
+    """A running call of another library."""
+
+    __slots__ = ()  # takes no weak reference
+
+    def done(self) -> bool:
+        return False
+
+    def code(self):
+        return grpc.StatusCode.ABORTED
+
+    def add_callback(self, callback) -> bool:
+        return False
+
+
+def test_a_call_that_ends_before_its_callback_is_added(counts):
+    call = Call()
+    assert counted.begin_counted(counts, lambda: call) is call
+    assert codes(counts) == {"ABORTED": 1}
+
+
+def test_a_call_that_takes_no_callbacks(counts):
+    class Refusing(Call):
+        def add_callback(self, callback):
+            raise NotImplementedError
+
+    counted.begin_counted(counts, Refusing)
+    assert codes(counts) == {"UNKNOWN": 1}
+
+
+def test_a_response_in_place_of_a_call_is_a_success(counts):
+    assert counted.begin_counted(counts, lambda: b"x") == b"x"
+    assert codes(counts) == {"OK": 1}
+
+
+def test_a_counted_continuation_blocks_if_the_continuation_does(counts):
+    def continuation(details, request):
+        """A continuation of gRPC, by its name."""
+
+    for name, blocks in ((".with_call", None), ("._with_call.<locals>.continuation", True)):
+        continuation.__qualname__ = name
+        made = counted.counted_continuation(continuation, counts)
+        assert is_blocking_unary(made) is blocks
+
+
+class AioCall:
+    """A call of grpc.aio that has ended, first with a status of gRPC, then of the server."""
+
+    def __init__(self, checks: int) -> None:
+        self._checks = checks
+
+    def done(self) -> bool:
+        return True
+
+    async def code(self):
+        self._checks -= 1
+        return grpc.StatusCode.ABORTED if self._checks < 0 else grpc.StatusCode.INTERNAL
+
+    async def details(self) -> str:
+        return MADE_UP_DETAILS
+
+
+async def test_the_status_of_the_server_that_arrives_later_counts(counts):
+    call = AioCall(checks=3)
+    assert aio_counted.begin_counted(counts, lambda: call) is call
+    await aio_wait_until(lambda: codes(counts))
+    assert codes(counts) == {"ABORTED": 1}
+
+
+async def test_a_status_that_grpc_has_set_counts_if_no_other_arrives(counts, monkeypatch):
+    monkeypatch.setattr(aio_counted, "STATUS_CHECK_DELAYS_S", (0.0, 0.0))
+    aio_counted.begin_counted(counts, AioCall, 9)
+    await aio_wait_until(lambda: codes(counts))
+    assert codes(counts) == {"INTERNAL": 1}
+
+
+async def test_an_aio_call_that_takes_no_callbacks(counts):
+    class Refusing(AioCall):
+        def done(self) -> bool:
+            return False
+
+    aio_counted.begin_counted(counts, Refusing, 0)
+    assert codes(counts) == {"UNKNOWN": 1}
