@@ -299,7 +299,7 @@ class _Handler(BaseHTTPRequestHandler):
             )
         make = PATHS.get(path)
         if make is None:
-            return Answer(HTTPStatus.NOT_FOUND, f"there are {', '.join(PATHS)}\n".encode())
+            return Answer(HTTPStatus.NOT_FOUND, f"there are {', '.join(sorted(PATHS))}\n".encode())
         return make(headers.get("Accept", ""))
 
     def _send(self, answer: Answer) -> None:

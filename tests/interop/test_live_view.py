@@ -128,7 +128,7 @@ def test_the_page_shows_the_figures_of_the_status(monkeypatch, dump):
     (queue,) = tables["Failback queues"]
     assert (queue["pending"], queue["problem"]) == ("3 of 100", "3 calls wait")
     assert column("Queued calls", "attempts") == ["1", "1", "1"]
-    (call,) = (row for row in tables["Calls"] if row["side"] == "client")
+    (call,) = (row for row in tables["Calls"] if row["method"] == escaped_for_page(HOSTILE))
     assert (call["started"], call["in flight"]) == ("1", "0")
     assert call["ended"].startswith("OK 1 (")
     for title, rows, name in (

@@ -116,7 +116,7 @@ def test_without_prometheus_metrics_say_what_to_install(server, monkeypatch, wan
 def test_other_paths_are_not_found(server, path):
     answer, body = get(server, path)
     assert answer.status == 404
-    assert body == b"there are /, /status.json, /metrics\n"
+    assert body == b"there are /, /metrics, /status.json\n"
 
 
 def test_a_query_does_not_change_the_path(server):
