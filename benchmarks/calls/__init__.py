@@ -13,6 +13,9 @@ ratios and their quartiles, which say how far to trust it. CPU time is that of t
 that is measured, with gRPC's threads; wall time includes the other process and the network. The
 cycle collector runs as in any program, and starts each burst with nothing to do.
 
+Steps `counts-*` measure what it costs to count calls (`counts.py`). All other steps run without
+metrics (`RPCWHEEL_METRICS=off`).
+
 Steps `hedging-*` make calls to a server that delays some of them, without and with hedging
 (`hedging.py`, `slow_server.py`).
 

@@ -1,4 +1,4 @@
-"""One step in this process: `python -m benchmarks.calls.child client|server|hedging WORLD SCALE`.
+"""One step in this process: `python -m benchmarks.calls.child WHAT WORLD SCALE`.
 
 Prints a line of JSON.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 
-from benchmarks.calls import aio_client, hedging, servers, sync_client
+from benchmarks.calls import aio_client, counts, hedging, servers, sync_client
 from benchmarks.calls.scale import SCALES, Row
 
 
@@ -26,10 +26,12 @@ def measure(what: str, world: str, scale: str) -> list[Row]:
             return aio_client.measure(SCALES[scale])
         case "server", "sync" | "aio":
             return servers.measure(world, SCALES[scale])
+        case "counts", "sync" | "aio":
+            return counts.measure(world, SCALES[scale])
         case "hedging", "sync" | "aio":
             return hedging.measure(world, SCALES[scale])
         case _:
-            raise ValueError(f"client, server or hedging, sync or aio; not {what} {world}")
+            raise ValueError(f"client, server, counts or hedging, sync or aio; not {what} {world}")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from benchmarks import _page
 from benchmarks._page import figure, table
 from benchmarks.calls import hedging
-from benchmarks.calls.scale import HEDGING, MEASURES, UNARY, Results, Row, Scale, World
+from benchmarks.calls.scale import (
+    COUNTS,
+    COUNTS_ALONE,
+    HEDGING,
+    MEASURES,
+    UNARY,
+    Results,
+    Row,
+    Scale,
+    World,
+)
 from benchmarks.calls.slow_server import DELAY_S, ONE_IN, WORK_S
 from benchmarks.calls.subjects import BASELINE, TIMEOUT_S, Skipped
 from benchmarks.calls.verdict import TARGETS, WORLDS
@@ -52,6 +62,13 @@ How the cost is measured:
 * The interceptor of grpc-interceptor does nothing either; it has none for clients of grpc.aio.
   OpenTelemetry creates spans with its SDK and does not export them.
 
+How the counts are measured:
+
+* Metrics count each call and each attempt. The same bursts are made through two
+  `kit.intercept_channel()`, of which one counts. Over loopback, the noise is larger than the cost.
+  "alone" gets its responses at once, without a network. "added" is the median of the differences
+  within each round. In all other tables, metrics are off.
+
 How hedging is measured:
 
 * The server, in another process, answers each call after {work:g} ms, but delays 1 call in
@@ -89,6 +106,12 @@ def page(
             if (rows := list(results.of(side, world, what)))
         ]
         parts += [f"## {title}", *shown] if shown else []
+    counted = [
+        (title, list(results.of("client", world, what)))
+        for world in WORLDS
+        for what, title in ((COUNTS, f"{world}, over loopback"), (COUNTS_ALONE, f"{world}, alone"))
+    ]
+    parts += ["## Counts of calls", _counts(counted)] if any(rows for _, rows in counted) else []
     hedged = [(world, row) for world in WORLDS for row in results.of("client", world, HEDGING)]
     parts += ["## Hedging", _hedging(hedged)] if hedged else []
     return "\n\n".join([*parts, _notes(scale)])
@@ -103,6 +126,23 @@ def _measure(what: str, rows: Sequence[Row]) -> str:
     title = "unary, a call" if what == UNARY else f"{what}, a message"
     headers = (title, "CPU, µs", "× no-op", "", "wall, µs", "× no-op", "")
     lines = [(row.subject, *_cells(row, "cpu"), *_cells(row, "wall")) for row in rows]
+    return table(headers, lines)
+
+
+def _counts(measured: Sequence[tuple[str, Sequence[Row]]]) -> str:
+    headers = ("unary calls, CPU", "without counts, µs", "with counts, µs", "added, µs", "×")
+    lines = [
+        (
+            title,
+            figure(without.values["cpu_us"]),
+            figure(counted.values["cpu_us"]),
+            f"{counted.values['added_us']:.1f}",
+            f"{counted.values['cpu_ratio']:.2f}",
+        )
+        for title, rows in measured
+        if rows
+        for without, counted in [rows]
+    ]
     return table(headers, lines)
 
 

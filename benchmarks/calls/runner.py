@@ -12,7 +12,7 @@ from benchmarks.calls.subjects import GRPC_INTERCEPTOR, Skipped, missing
 
 STEPS = {
     f"{what}-{world}": (what, world)
-    for what in ("client", "server", "hedging")
+    for what in ("client", "server", "counts", "hedging")
     for world in ("sync", "aio")
 }
 """The steps by name, each with what it measures and in which world."""

@@ -14,6 +14,7 @@ RESPONSES, REQUESTS, BOTH = "response stream", "request stream", "both stream"
 MEASURES = (UNARY, RESPONSES, REQUESTS, BOTH)
 """The four kinds of call: the costs are of a call, or of a message of a stream."""
 HEDGING = "hedging"
+COUNTS, COUNTS_ALONE = "counts", "counts alone"
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ BASELINE = NOOP
 TIMEOUT_S = 30.0
 """The timeout of all calls that have one. No call reaches it."""
 
+UNCOUNTED, COUNTED = "without counts", "with counts"
 UNHEDGED, HEDGED = "without hedging", "with hedging"
 
 NEEDS = {GRPC_INTERCEPTOR: "grpc_interceptor", OTEL: "opentelemetry.instrumentation.grpc"}

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from benchmarks.calls.hedging import DELAY_S, POLICY
-from benchmarks.calls.scale import HEDGING, UNARY, Results, World
+from benchmarks.calls.scale import COUNTS_ALONE, HEDGING, UNARY, Results, World
 from benchmarks.calls.subjects import (
+    COUNTED,
     HEDGED,
     KIT_CHANNEL,
     KIT_INTERCEPT,
@@ -33,6 +34,21 @@ class CostTarget:
         clock = {"cpu_ratio": "CPU time", "wall_ratio": "wall time"}[self.key]
         about = f"{self.world}, {self.subject}: {clock}, × no-op"
         return _verdict(about, value, self.at_most, "{:.3f}×")
+
+
+@dataclass(frozen=True, slots=True)
+class CountsTarget:
+    """What the counts add to the client's CPU time of a unary call, without a network."""
+
+    world: World
+    at_most_us: float = 4.0
+
+    def verdict(self, results: Results) -> Verdict:
+        """Compare."""
+        value = results.value("client", self.world, COUNTS_ALONE, COUNTED, "added_us")
+        return _verdict(
+            f"{self.world}, counts alone: CPU time", value, self.at_most_us, "{:.1f} µs"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +100,7 @@ TARGETS = (
         )
         for key in ("wall_ratio", "cpu_ratio")
     ),
+    *(CountsTarget(world) for world in WORLDS),
     *(target(world) for world in WORLDS for target in (HedgingLatencyTarget, HedgingBudgetTarget)),
 )
 """Through a channel of rpcwheel's own, a unary call with all policies costs no more than through

@@ -118,11 +118,20 @@ class _CountedMulticallable(_Multicallable):
         super().__init__(call, calls)
         self._counts = counts
 
-    def _begin(self, *args: Any) -> Any:
+    def _begin(
+        self,
+        request: Any,
+        timeout: float | None,
+        metadata: Any,
+        credentials: grpc.CallCredentials | None,
+        wait_for_ready: bool | None,
+        compression: grpc.Compression | None,
+    ) -> Any:
         counts = self._counts
         began_ns = counts.begin()
         try:
-            call = super()._begin(*args)
+            start = partial(self._call, credentials=credentials, compression=compression)
+            call = self._calls.begin(start, request, timeout, metadata, wait_for_ready)
         except BaseException as error:
             counts.end(began_ns, code_of(error))
             raise
