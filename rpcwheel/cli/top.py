@@ -23,7 +23,7 @@ from .parameters import check_seconds
 from .target import Target, parse_target
 from .top_view import frame
 
-TIMEOUT_S: Final = 5.0
+TIMEOUT_S: Final = 10.0
 
 MAX_BYTES: Final = 64 << 20
 """The largest answer."""

@@ -52,7 +52,7 @@ MAX_CONNECTIONS: Final = 16
 
 MAX_HEAD_BYTES: Final = 16_384
 
-TIMEOUT_S: Final = 5.0
+TIMEOUT_S: Final = 10.0
 
 HEADERS: Final = {
     "Cache-Control": "no-store",
