@@ -175,7 +175,7 @@ class _Site:
 
     def __init__(self, access: Access) -> None:
         self.access = access
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer may close the server at any time
         self.connections: set[socket.socket] = set()
 
     def add(self, connection: socket.socket) -> bool:
