@@ -185,3 +185,21 @@ async def test_a_write_to_a_call_that_is_canceled_before_its_metadata_is_sent_ha
         assert not writing.done()
         writing.cancel()
         await asyncio.wait([writing])
+
+
+async def test_a_call_has_a_core_call_and_an_intercepted_call_a_task(shop):
+    """_grpc/aio_counted.py adds callbacks to these, which do not keep the call alive."""
+
+    async def act(continuation, details, request):
+        return await continuation(details, request)
+
+    for interceptors in ((), (UnaryUnary(act),)):
+        async with aio.insecure_channel(shop.target, interceptors=interceptors) as channel:
+            call = channel.unary_unary(UNARY_UNARY)(b"x")
+            if interceptors:
+                assert isinstance(call._interceptors_task, asyncio.Task)
+                call = await call._interceptors_task
+            ended = []
+            call._cython_call.add_done_callback(lambda: ended.append(call._cython_call.is_ok()))  # noqa: B023
+            assert await call == b"x"
+            assert ended == [True]

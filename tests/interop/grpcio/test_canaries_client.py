@@ -6,11 +6,13 @@ docs/grpcio.md too.
 """
 
 import contextlib
+import gc
 import json
 import socket
 import subprocess
 import sys
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -336,3 +338,13 @@ def has_ipv6() -> bool:
     with contextlib.suppress(OSError), socket.create_server(("::1", 0), family=socket.AF_INET6):
         return True
     return False
+
+
+def test_the_status_of_a_call_is_in_its_state_which_does_not_keep_the_call_alive(shop_channel):
+    """_grpc/counted.py reads the status there, of calls that their caller has dropped too."""
+    call = shop_channel.unary_unary(UNARY_UNARY).future(b"x", timeout=WAIT_S)
+    state, dropped = call._state, weakref.ref(call)
+    assert call.result() == b"x"
+    del call
+    gc.collect()
+    assert (state.code, dropped()) == (grpc.StatusCode.OK, None)

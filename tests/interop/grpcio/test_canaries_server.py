@@ -18,6 +18,7 @@ from fixtures.grpcio import since
 from fixtures.shop import FOR_EVER
 from fixtures.small_servers import METHOD, Gate, aio_serving, serving
 from fixtures.waiting import WAIT_S
+from rpcwheel._grpc.handlers import context_with_code
 
 unary = grpc.unary_unary_rpc_method_handler
 SERVED_BY = contextvars.ContextVar("served_by", default="nobody")
@@ -290,3 +291,18 @@ async def test_calls_of_an_aio_server_share_no_context():
     async with aio_serving(unary(handler)) as target:
         answers = await asyncio.gather(aio_call(target, b"a"), aio_call(target, b"b"))
     assert answers == [b"nobody a", b"nobody b"]
+
+
+async def test_the_context_of_a_blocking_aio_handler_has_no_code_but_refers_to_one_that_has():
+    """_grpc/handlers.py: `context_with_code` looks for the context that has it."""
+    codes = []
+
+    def handler(request, context):
+        context.set_code(grpc.StatusCode.ABORTED)
+        codes.append(getattr(context, "code", None))
+        codes.append(context_with_code(context).code())
+
+    async with aio_serving(unary(handler)) as target:
+        with pytest.raises(grpc.aio.AioRpcError):
+            await aio_call(target)
+    assert codes == [None, grpc.StatusCode.ABORTED]
