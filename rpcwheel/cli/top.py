@@ -58,7 +58,7 @@ def top(
         bool, typer.Option("--once", help="Print one frame, as without a terminal.")
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object, as the process sends it.")
+        bool, typer.Option("--json", help="Print one JSON object, with all that the process sends.")
     ] = False,
 ) -> None:
     """Show what runs in a process, which must have Kit(status_port=...). Ctrl-C ends it.
@@ -73,11 +73,10 @@ def top(
     if where.path:
         raise typer.BadParameter("the live view has no Unix socket", param_hint="HOST:PORT")
     try:
-        text = _fetch(where, token)
+        status = _status(where, token)
         if as_json:
-            print(text)
+            print(json.dumps(status, indent=2))
             return
-        status = _parsed(where, text)
         if once or not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
             _print(frame(str(where), status))
             return
@@ -107,14 +106,14 @@ def _follow(where: Target, token: str, interval: float, status: dict[str, Any]) 
             live.update(view, refresh=True)
             time.sleep(interval)
             try:
-                latest, failure = _parsed(where, _fetch(where, token)), ""
+                latest, failure = _status(where, token), ""
             except Problem as problem:
                 failure = problem.message
             else:
                 before, status = status, latest
 
 
-def _fetch(where: Target, token: str) -> str:
+def _status(where: Target, token: str) -> dict[str, Any]:
     """Request the status.
 
     Raises:
@@ -137,7 +136,7 @@ def _fetch(where: Target, token: str) -> str:
     finally:
         connection.close()
     if answer.status == HTTPStatus.OK:
-        return body.decode(errors="replace")
+        return _parsed(where, body)
     text = body[:200].decode(errors="replace").strip()
     raise Problem(f"{where} answers {answer.status}: {text}", _advice(answer.status))
 
@@ -153,9 +152,9 @@ def _advice(status: int) -> str:
     return "is this the status_port of a Kit?"
 
 
-def _parsed(where: Target, text: str) -> dict[str, Any]:
+def _parsed(where: Target, body: bytes) -> dict[str, Any]:
     try:
-        status = json.loads(text)
+        status = json.loads(body)
     except (ValueError, RecursionError):
         status = None
     if isinstance(status, dict) and "pid" in status:

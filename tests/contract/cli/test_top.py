@@ -53,9 +53,12 @@ def test_an_address_may_be_given_as_in_a_browser(server, capsys):
     assert server.address in capsys.readouterr().out
 
 
-def test_json_is_what_the_process_sends(server, capsys):
-    assert main(["top", server.address, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["pid"] == os.getpid()
+def test_json_is_what_the_process_sends(monkeypatch, capsys):
+    with hostile_components(monkeypatch) as kit:
+        assert main(["top", kit.status_address, "--json"]) == 0
+    shown = capsys.readouterr().out
+    assert json.loads(shown)["queues"][0]["name"] == HOSTILE
+    assert shown.replace("\n", "").isprintable()
 
 
 @pytest.mark.parametrize("given", ["variable", "option"])
@@ -95,7 +98,9 @@ def test_a_process_that_does_not_answer_is_reported(server, capsys):
     assert "status_port" in captured.err
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b"<html>", b"[" * 100_000, b"\xff"])
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b"{}", b"<html>", b"[" * 100_000, b"\xff", b'{"pid":"\x1b[31m"}']
+)
 def test_an_answer_that_is_no_status_is_reported(server, body, monkeypatch, capsys):
     answer = server_module.Answer(server_module.HTTPStatus.OK, body)
     monkeypatch.setitem(server_module.PATHS, "/status.json", lambda _: answer)
