@@ -133,7 +133,7 @@ class _CallEnd(CallEnd):
         if core_call is not None and core_call.is_ok():
             self.end("OK")
             return
-        code = _code_of(call)
+        code = "CANCELLED" if call is None else _code_of(call)
         if code != "INTERNAL" or not self._waits_for_status(call):
             self.end(code)
 
@@ -143,9 +143,9 @@ class _CallEnd(CallEnd):
         try:
             if not has_made_up_status(call) or checks == len(STATUS_CHECK_DELAYS_S):
                 return False
-        except BaseException:  # noqa: BLE001 - of an inner interceptor
+            later = asyncio.get_running_loop().call_later
+            later(STATUS_CHECK_DELAYS_S[checks], partial(self, call))
+        except Exception:  # noqa: BLE001 - of an inner interceptor, or without a loop
             return False
         self._checks = checks + 1
-        later = asyncio.get_running_loop().call_later
-        later(STATUS_CHECK_DELAYS_S[checks], partial(self, call))
         return True

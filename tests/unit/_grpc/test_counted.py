@@ -103,3 +103,28 @@ async def test_an_aio_call_that_takes_no_callbacks(counts):
 
     aio_counted.begin_counted(counts, Refusing, 0)
     assert codes(counts) == {"UNKNOWN": 1}
+
+
+class CoreCall:
+    """What a call of grpc.aio consists of."""
+
+    def __init__(self) -> None:
+        self.callbacks = []
+
+    def add_done_callback(self, callback) -> None:
+        self.callbacks.append(callback)
+
+
+@pytest.mark.parametrize("kind", ["unary", "server_stream"])
+def test_an_aio_call_that_the_garbage_collector_has_dropped_before_its_end(kind):
+    counts = CallCounts().client.method("/shop.Orders/Get", kind)
+    core_call = CoreCall()
+
+    class Dropped:
+        _cython_call = core_call
+
+    aio_counted.begin_counted(counts, Dropped)
+    assert codes(counts) == {}
+    for callback in core_call.callbacks:
+        callback()
+    assert codes(counts) == {"CANCELLED": 1}
