@@ -1,17 +1,19 @@
 """Counts and durations of calls, by method, kind and status code.
 
-A call only appends to a queue, which is atomic: it takes no lock, so it may run in a finalizer or a
-signal handler. The entries are added up when the counts are read, or when there are `MAX_QUEUED`.
+A call only appends to a queue, which is atomic. It waits for no lock, so it may end in a finalizer
+or a signal handler. The entries are added up when the counts are read, or when there are
+`MAX_QUEUED`. A forked child begins with counts of 0.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from bisect import bisect_left
 from collections import deque
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,14 +26,19 @@ BOUNDS_S: Final = (
 """Upper bounds of the buckets of durations in seconds, as OpenTelemetry's semantic conventions of
 RPC metrics advise; the last bucket has none."""
 
-MAX_METHODS: Final = 1000
+MAX_METHODS: Final = 300
 """Methods that are counted for themselves. A proxy calls any name that its clients send."""
 
 OTHER: Final = "_OTHER"
 """The method of all calls beyond `MAX_METHODS`, as in OpenTelemetry's semantic conventions."""
 
+MAX_NAME: Final = 200
+"""Characters of a method; one that is longer is counted as `OTHER`."""
+
 MAX_QUEUED: Final = 128
-"""Entries that are added up at once: about 50 µs."""
+
+MAX_ADDED: Final = 256
+"""Entries that one call adds up, at most: about 0.1 ms."""
 
 _BOUNDS_NS: Final = tuple(round(bound * 1e9) for bound in BOUNDS_S)
 
@@ -53,6 +60,43 @@ class Durations:
         self.buckets[bisect_left(_BOUNDS_NS, duration_ns)] += 1
 
 
+class QueuedCounts:
+    """Adds up entries that are put into its queue by any code, also by finalizers."""
+
+    def __init__(self) -> None:
+        self.queue: deque[Any] = deque()
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin with counts of 0, in a forked child."""
+        self._lock = threading.Lock()
+        self.queue.clear()
+
+    def put(self, entry: object) -> None:
+        """Count an entry."""
+        self.queue.append(entry)
+        if len(self.queue) > MAX_QUEUED:
+            self.add_some()
+
+    def add_some(self) -> None:
+        """Add up entries, unless another thread, or the code below on the stack, does it now."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._add_up(MAX_ADDED)
+            finally:
+                self._lock.release()
+
+    def _add_up(self, limit: float = math.inf) -> None:
+        """Add up entries, under the lock."""
+        while self.queue and limit > 0:
+            self._add(self.queue.popleft())
+            limit -= 1
+
+    def _add(self, entry: Any) -> None:
+        """Add one entry."""
+        raise NotImplementedError
+
+
 class MethodCounts:
     """The calls of one method and kind."""
 
@@ -71,7 +115,10 @@ class MethodCounts:
 
     def begin(self) -> int:
         """Count the start of a call. Returns the time, for `end`."""
-        self._queue.append(self)
+        queue = self._queue
+        queue.append(self)
+        if len(queue) > MAX_QUEUED:
+            self._side.add_some()
         return perf_counter_ns()
 
     def end(self, began_ns: int, code: str) -> None:
@@ -80,7 +127,7 @@ class MethodCounts:
         queue = self._queue
         queue.append((self, code, duration_ns))
         if len(queue) > MAX_QUEUED:
-            self._side.add_up(wait=False)
+            self._side.add_some()
         for listener in self._side.listeners:
             listener(self, code, duration_ns)
 
@@ -135,52 +182,46 @@ class MethodTotals(NamedTuple):
     """The durations in seconds, by status code."""
 
 
-class Side:
+class Side(QueuedCounts):
     """The calls of clients, their attempts, or the calls of servers."""
 
     def __init__(self) -> None:
-        self.queue: deque[MethodCounts | tuple[MethodCounts, str, int]] = deque()
-        self.listeners: tuple[Callable[[MethodCounts, str, int], object], ...] = ()
-        """Called at the end of each call with its duration in nanoseconds. They must not raise."""
         self._methods: dict[tuple[str, str], MethodCounts] = {}
-        self.new_lock()
+        self.listeners: tuple[Callable[[MethodCounts, str, int], object], ...] = ()
+        """Called at the end of each call with its duration in nanoseconds. They must not raise, nor
+        wait for a lock."""
+        super().__init__()
 
-    def new_lock(self) -> None:
-        """Replace the lock, in a forked child, where the old one may never be released."""
-        self._lock = threading.Lock()
+    def reset(self) -> None:
+        """Begin with counts of 0, in a forked child."""
+        super().reset()
+        for counts in self._methods.values():
+            counts.started, counts.ended = 0, {}
 
     def method(self, method: str, kind: str) -> MethodCounts:
         """Return the counts of a method."""
         known = self._methods.get((method, kind))
         if known is None:
-            if len(self._methods) >= MAX_METHODS:
+            if len(self._methods) >= MAX_METHODS or len(method) > MAX_NAME:
                 method = OTHER
             new = MethodCounts(self, method, kind)
             known = self._methods.setdefault((method, kind), new)
         return known
 
-    def add_up(self, *, wait: bool) -> None:
-        """Add up the entries of the queue; without `wait`, not if another thread does it now."""
-        if not self._lock.acquire(blocking=wait):
+    def _add(self, entry: MethodCounts | tuple[MethodCounts, str, int]) -> None:
+        if isinstance(entry, MethodCounts):
+            entry.started += 1
             return
-        try:
-            while self.queue:
-                entry = self.queue.popleft()
-                if isinstance(entry, MethodCounts):
-                    entry.started += 1
-                else:
-                    counts, code, duration_ns = entry
-                    durations = counts.ended.get(code)
-                    if durations is None:
-                        durations = counts.ended[code] = Durations()
-                    durations.add(duration_ns)
-        finally:
-            self._lock.release()
+        counts, code, duration_ns = entry
+        durations = counts.ended.get(code)
+        if durations is None:
+            durations = counts.ended[code] = Durations()
+        durations.add(duration_ns)
 
     def totals(self) -> list[MethodTotals]:
         """Return all counts so far, sorted by method."""
-        self.add_up(wait=True)
         with self._lock:
+            self._add_up()
             return [
                 MethodTotals(
                     counts.method,
@@ -206,8 +247,9 @@ class CallCounts:
         self.server = Side()
         """Calls that handlers of servers served."""
         if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._new_locks)
+            os.register_at_fork(after_in_child=self.reset)
 
-    def _new_locks(self) -> None:
+    def reset(self) -> None:
+        """Begin with counts of 0, in a forked child."""
         for side in (self.client, self.attempts, self.server):
-            side.new_lock()
+            side.reset()

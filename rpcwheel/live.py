@@ -3,9 +3,9 @@
 Metrics and the live view report timers, queues, channels and so on. Each component adds itself here
 when it is made. References are weak.
 
-The first component switches the metrics on, if a package for them is installed. Without such a
-package nothing is imported. `RPCWHEEL_METRICS=off` keeps them off; `prometheus` or `otel` allows
-only one of the two.
+The first component switches metrics and traces on, if a package for them is installed. Without such
+a package nothing is imported. `RPCWHEEL_METRICS=off` keeps both off; `prometheus` or `otel` allows
+metrics for only one of the two. `RPCWHEEL_TRACES=off` keeps the traces off.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import importlib
 import importlib.util
 import logging
 import os
-import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from .call_counts import CallCounts
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import TypeAlias
 
-    from .call_counts import CallCounts
-
     Name: TypeAlias = Literal[
-        "timer", "failback", "heartbeat", "channel", "detector", "registry", "publisher", "kit"
+        "timer", "failback", "heartbeat", "channel", "detector", "registry", "publisher"
     ]
 
 __all__ = [
@@ -32,8 +32,10 @@ __all__ = [
     "call_counts",
     "components",
     "count_calls",
+    "end_timer",
+    "on_end_of_timer",
     "remove",
-    "replace_call_counts",
+    "sinks",
     "start",
 ]
 
@@ -42,46 +44,58 @@ VARIABLE: Final = "RPCWHEEL_METRICS"
 MODULES: Final = {"prometheus": "prometheus_client", "otel": "opentelemetry.metrics"}
 """By the value of `VARIABLE`, the module that it needs."""
 
+TRACE_MODULE: Final = "opentelemetry.trace"
+
 _LOG: Final = logging.getLogger("rpcwheel")
 
 
 class _Live:
-    """The components by name, and whether the metrics were switched on."""
+    """The components by name, and whether the metrics were switched on.
+
+    Has no lock: a component may be made or dropped in a finalizer or a signal handler, under any
+    lock. All operations on its dicts are atomic.
+    """
 
     def __init__(self) -> None:
-        self._components: dict[str, weakref.WeakSet[Any]] = {}
-        self._is_started = False
+        self._components: dict[str, dict[int, weakref.ref[Any]]] = {}
+        self._own_counts = CallCounts()
         self.counts: CallCounts | None = None
-        self.new_lock()
-
-    def new_lock(self) -> None:
-        """Replace the lock, in a forked child, where the old one may never be released."""
-        self._lock = threading.RLock()  # a finalizer may make a component
+        self._timer_ended: Callable[[tuple[str, Any]], object] | None = None
+        self._to_start = [_start_sinks, _start_traces]  # emptied by the thread that starts them
+        self._sinks: list[str] | None = None
 
     def reset(self) -> None:
         """Forget what a forked child has no use of; its timers and queues begin anew."""
-        self.new_lock()
-        self._components = {
-            name: self._components[name]
-            for name in ("timer", "failback")
-            if name in self._components
-        }
+        for name in self._components.keys() - {"timer", "failback"}:
+            self._components[name] = {}
 
     def add(self, name: Name, component: object) -> None:
-        """Report a component from now on, as long as it exists. Thread-safe."""
+        """Report a component from now on, as long as it exists. Any thread."""
         self.start()
-        with self._lock:
-            self._components.setdefault(name, weakref.WeakSet()).add(component)
+        known, key = self._components.setdefault(name, {}), id(component)
+        known[key] = weakref.ref(component, lambda _: known.pop(key, None))
 
     def remove(self, name: Name, component: object) -> None:
         """Report a component no more: it was closed."""
-        with self._lock:
-            self._components.get(name, weakref.WeakSet()).discard(component)
+        self._components.get(name, {}).pop(id(component), None)
 
     def components(self, name: Name) -> list[Any]:
-        """Return the components that exist, in no order."""
-        with self._lock:
-            return list(self._components.get(name, ()))
+        """Return the components that exist, in the order in which they were made."""
+        references = self._components.get(name, {}).copy().values()
+        return [one for reference in references if (one := reference()) is not None]
+
+    def on_end_of_timer(self, function: Callable[[tuple[str, Any]], object]) -> None:
+        """Call `function((name, stats))` when a timer ends, perhaps in a finalizer.
+
+        The `stats` are `TimerStats`.
+        """
+        self._timer_ended = function
+
+    def end_timer(self, timer: Any) -> None:
+        """Remove a timer, and report its last counts."""
+        known = self._components.get("timer", {}).pop(id(timer), None)
+        if known is not None and self._timer_ended is not None:
+            self._timer_ended((timer.name, timer.stats()))
 
     def call_counts(self) -> CallCounts | None:
         """Return where calls are counted; None if the metrics are off."""
@@ -90,42 +104,50 @@ class _Live:
 
     def count_calls(self) -> CallCounts:
         """Count the calls of clients and servers that are made from now on. Idempotent."""
-        from .call_counts import CallCounts
+        if self.counts is None:
+            self.counts = self._own_counts
+        return self.counts
 
-        with self._lock:
-            if self.counts is None:
-                self.counts = CallCounts()
-            return self.counts
-
-    def replace_call_counts(self, counts: CallCounts | None) -> CallCounts | None:
-        """Count the calls of clients and servers that are made from now on here; None: nowhere.
-
-        For tests. Returns where they were counted.
-        """
-        self.start()
-        with self._lock:
-            replaced, self.counts = self.counts, counts
-            return replaced
+    def sinks(self) -> list[str]:
+        """Return the keys of `MODULES` that are installed and that the environment allows."""
+        if self._sinks is None:
+            self._sinks = _installed_sinks()
+        return self._sinks
 
     def start(self) -> None:
-        """Switch the metrics on, if that was not tried yet. Never raises."""
-        with self._lock:
-            was_started, self._is_started = self._is_started, True  # first: it makes components
-            if was_started or not (names := installed_sinks()):
+        """Switch metrics and traces on, if that was not tried yet. Never raises."""
+        if self._to_start and self.sinks():
+            self.count_calls()  # before another thread continues without the counts
+        while self._to_start:
+            try:
+                start = self._to_start.pop()
+            except IndexError:  # another thread was faster
                 return
             try:
-                importlib.import_module("rpcwheel.metrics").start(names)
-            except ImportError as error:  # a package is too old
-                _LOG.warning("metrics stay off: %s", error)
-            except Exception:  # noqa: BLE001 - the program continues without metrics
-                _LOG.exception("metrics stay off, because they could not be started")
+                start()
+            except Exception:  # noqa: BLE001 - the program continues without it
+                _LOG.exception("metrics or traces stay off, because they could not be started")
 
 
-def installed_sinks() -> list[str]:
-    """Return the keys of `MODULES` that are installed and that the environment allows."""
-    wanted = os.environ.get(VARIABLE, "").strip().lower()
-    if wanted == "off":
+def _start_sinks() -> None:
+    if names := sinks():
+        importlib.import_module("rpcwheel.metrics").start(names)
+
+
+def _start_traces() -> None:
+    if not is_off(VARIABLE) and not is_off("RPCWHEEL_TRACES") and _is_installed(TRACE_MODULE):
+        importlib.import_module("rpcwheel.tracing").start()
+
+
+def is_off(variable: str) -> bool:
+    """Whether a variable of the environment says "off"."""
+    return os.environ.get(variable, "").strip().lower() == "off"
+
+
+def _installed_sinks() -> list[str]:
+    if is_off(VARIABLE):
         return []
+    wanted = os.environ.get(VARIABLE, "").strip().lower()
     if wanted and wanted not in MODULES:
         _LOG.warning(
             "%s=%s is not known and has no effect; it may be off, %s",
@@ -143,17 +165,19 @@ def _is_installed(module: str) -> bool:
     """Whether a module can be imported. Many packages share the namespace `opentelemetry`."""
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # of the namespace
+    except (ImportError, ValueError):  # no such namespace; a module that a test has made
         return False
 
 
 _LIVE: Final = _Live()
 add: Final = _LIVE.add
 remove: Final = _LIVE.remove
+end_timer: Final = _LIVE.end_timer
+on_end_of_timer: Final = _LIVE.on_end_of_timer
 components: Final = _LIVE.components
 call_counts: Final = _LIVE.call_counts
 count_calls: Final = _LIVE.count_calls
-replace_call_counts: Final = _LIVE.replace_call_counts
+sinks: Final = _LIVE.sinks
 start: Final = _LIVE.start
 
 if hasattr(os, "register_at_fork"):

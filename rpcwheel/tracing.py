@@ -21,6 +21,7 @@ import functools
 import logging
 import math
 import os
+import sys
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 from rpcwheel.events import (
@@ -135,14 +136,11 @@ def start() -> None:
         return
     if wanted:
         _LOG.warning("%s=%s is not known and has no effect; it may be off", VARIABLE, ascii(wanted))
-    from importlib.metadata import version
-
     from opentelemetry import context, propagate, trace
 
     _Api.context, _Api.propagate = context, propagate
-    _Api.tracer = trace.get_tracer(
-        "rpcwheel", version("rpcwheel")
-    )  # uses an SDK that is installed later, too
+    # It uses an SDK that is installed later, too.
+    _Api.tracer = trace.get_tracer("rpcwheel", sys.modules["rpcwheel"].__version__)
     _Api.trace = trace
     add_sink(_add_to_current)
 

@@ -36,10 +36,14 @@ IDLE_TIMEOUT_S: Final = 0.05
 """Seconds after which a thread without jobs ends."""
 
 
+EXECUTOR_NAME: Final = "rpcwheel-worker"
+"""The `timer` of its events."""
+
+
 class KeyedExecutor:
     """Runs jobs on daemon threads, by the rules in the module's docstring. Thread-safe."""
 
-    def __init__(self, name: str = "rpcwheel-worker", shared_threads: int = SHARED_THREADS) -> None:
+    def __init__(self, name: str = EXECUTOR_NAME, shared_threads: int = SHARED_THREADS) -> None:
         self._name = name
         self._shared_threads = shared_threads
         self.reset()

@@ -11,9 +11,10 @@ variable `RPCWHEEL_METRICS` limits that: `off`, `prometheus` or `otel`. Nothing 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import logging
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
 
-from rpcwheel import tracing
 from rpcwheel._lazy import lazy_names
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 else:
     __getattr__, __dir__ = lazy_names(__name__, {".prometheus": "Collector"})
 
+_LOG: Final = logging.getLogger("rpcwheel")
+
 __all__ = ["Collector", "start"]
 
 
@@ -31,17 +34,16 @@ def start(sinks: Iterable[str]) -> None:
 
     Args:
         sinks: "prometheus" registers a `Collector` in `prometheus_client.REGISTRY`; "otel" makes
-            instruments with the global meter provider, and switches traces on.
+            instruments with the global meter provider. If one cannot be started, that is logged.
     """
     from .readings import start_counting
 
     start_counting()
-    if "prometheus" in sinks:
-        from . import prometheus
-
-        prometheus.start()
-    if "otel" in sinks:
-        from . import opentelemetry
-
-        opentelemetry.start()
-        tracing.start()
+    for sink, module in (("prometheus", ".prometheus"), ("otel", ".opentelemetry")):
+        if sink in sinks:
+            try:
+                import_module(module, __name__).start()
+            except ImportError as error:  # the package is too old
+                _LOG.warning("metrics for %s stay off: %s", sink, error)
+            except Exception:  # noqa: BLE001 - the program continues without it
+                _LOG.exception("metrics for %s stay off", sink)

@@ -1,6 +1,6 @@
 """Prints the table of all metrics for the documentation: `python -m rpcwheel.metrics`."""
 
-from .table import CALLS, COMPONENTS, EVENTS, METHOD, Metric, otel_name
+from .table import METHOD, METRICS, Metric, otel_name
 
 
 def _row(metric: Metric) -> str:
@@ -17,8 +17,7 @@ def _row(metric: Metric) -> str:
 def table() -> str:
     """Return the table as Markdown."""
     rows = ["| Prometheus | kind | labels | what | OpenTelemetry |", "|---|---|---|---|---|"]
-    metrics = (*CALLS, *(source.metric for source in EVENTS), *COMPONENTS)
-    return "\n".join([*rows, *map(_row, metrics)])
+    return "\n".join([*rows, *map(_row, METRICS)])
 
 
 if __name__ == "__main__":

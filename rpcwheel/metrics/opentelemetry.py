@@ -1,35 +1,39 @@
 """Metrics for OpenTelemetry, through its API (`rpcwheel[otel]`).
 
 Without an SDK, the API does nothing. Counters and gauges are observable instruments: they are read
-when the SDK collects. Only the durations of calls are recorded when a call ends.
+when the SDK collects. Only durations are recorded, on a worker thread.
 """
 
 from __future__ import annotations
 
-import time
+import sys
+from collections import deque
 from functools import partial
-from importlib.metadata import version
 from inspect import signature
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from opentelemetry import metrics
 from opentelemetry.metrics import Meter, Observation
 
 from rpcwheel import live
+from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel.call_counts import Histogram
 from rpcwheel.events import FailbackDelivered, add_sink, remove_sink
 
 from .readings import read
 from .table import (
     ATTEMPT_SECONDS,
+    ATTEMPT_STARTED,
     CLIENT_SECONDS,
     CODE,
     DELIVERY_SECONDS,
     METHOD,
     METRICS,
     SERVER_SECONDS,
+    SERVER_STARTED,
     TYPE,
     otel_name,
+    otel_unit,
 )
 
 if TYPE_CHECKING:
@@ -43,8 +47,13 @@ if TYPE_CHECKING:
     from .readings import Labels, Series
     from .table import Metric
 
-MAX_AGE_S: Final = 0.5
-"""The instruments of one collection share one reading, which is at most this old."""
+MAX_QUEUED: Final = 256
+"""Durations that wait until a worker records them."""
+
+BY_A66: Final = (ATTEMPT_STARTED, SERVER_STARTED)
+"""Counters of gRFC A66. `grpc.target` is not known."""
+
+QUEUE: Final = "rpcwheel.queue"
 
 SERVER_ERRORS: Final = frozenset(
     ["UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"]
@@ -59,103 +68,125 @@ def start(provider: MeterProvider | None = None) -> Callable[[], None]:
         provider: None: the global one, also if the program sets it later.
 
     Raises:
-        ImportError: The API is older than 1.30.
+        ImportError: The API is too old.
 
     Returns:
         A function after which no durations are recorded. The other instruments stay; to remove
         them, shut down the provider.
     """
     if "explicit_bucket_boundaries_advisory" not in signature(Meter.create_histogram).parameters:
-        raise ImportError("opentelemetry-api is too old; metrics need version 1.30 or newer")
-    meter = metrics.get_meter("rpcwheel", version("rpcwheel"), provider)
-    _observe(meter)
-    delivered = _histogram(meter, DELIVERY_SECONDS)
-
-    def record_delivery(event: Event) -> None:
-        if isinstance(event, FailbackDelivered):
-            delivered.record(event.waited_s, {"rpcwheel.queue": event.name})
-
-    add_sink(record_delivery)
+        raise ImportError("opentelemetry-api is too old; install rpcwheel[otel]")
+    meter = metrics.get_meter("rpcwheel", sys.modules["rpcwheel"].__version__, provider)
+    recorder = _Recorder(meter)
+    _observe(meter, _Reading(recorder))
+    add_sink(recorder.delivered)
     counts = live.count_calls()
-    recorders = (
-        (counts.client, _recorder(meter, CLIENT_SECONDS, _rpc_attributes)),
-        (counts.attempts, _recorder(meter, ATTEMPT_SECONDS, _attempt_attributes)),
-        (counts.server, _recorder(meter, SERVER_SECONDS, _server_attributes)),
+    listeners = (
+        (counts.client, partial(recorder.ended, CLIENT_SECONDS)),
+        (counts.attempts, partial(recorder.ended, ATTEMPT_SECONDS)),
+        (counts.server, partial(recorder.ended, SERVER_SECONDS)),
     )
-    for side, record in recorders:
-        side.listeners += (record,)
+    for side, listener in listeners:
+        side.listeners += (listener,)
 
     def stop() -> None:
-        remove_sink(record_delivery)
-        for side, record in recorders:
-            side.listeners = tuple(one for one in side.listeners if one is not record)
+        remove_sink(recorder.delivered)
+        for side, listener in listeners:
+            side.listeners = tuple(one for one in side.listeners if one is not listener)
 
     return stop
 
 
-def _observe(meter: Meter) -> None:
-    """Make the counters and gauges."""
-    reading = _Reading()
-    for metric in METRICS:
-        name = otel_name(metric)
-        if name is None:
-            continue
-        observe = partial(reading.observe, metric)
-        if metric.kind == "counter":
-            meter.create_observable_counter(name, [observe], description=metric.help)
-        elif metric.kind == "gauge":
-            unit = "s" if metric.name.endswith("_seconds") else ""
-            meter.create_observable_gauge(name, [observe], unit, metric.help)
+class _Recorder:
+    """Records durations. SDKs take locks, so no thread that ends a call does it, but a worker."""
+
+    def __init__(self, meter: Meter) -> None:
+        self._histograms = {
+            metric: meter.create_histogram(
+                otel_name(metric) or metric.name,
+                otel_unit(metric),
+                metric.help,
+                explicit_bucket_boundaries_advisory=metric.bounds,
+            )
+            for metric in (*ATTRIBUTES, DELIVERY_SECONDS)
+        }
+        self._attributes: dict[tuple[Metric, str, str], dict[str, str]] = {}
+        self._queue: deque[tuple[Metric, str, str, float]] = deque()
+        self._is_scheduled = False
+
+    def ended(self, metric: Metric, counts: MethodCounts, code: str, duration_ns: int) -> None:
+        """Record the duration of a call or an attempt. Waits for no lock of an SDK."""
+        self._put((metric, counts.method, code, duration_ns / 1e9))
+
+    def delivered(self, event: Event) -> None:
+        """Record the time until a delivery. A sink."""
+        if isinstance(event, FailbackDelivered):
+            self._put((DELIVERY_SECONDS, event.name, "", event.waited_s))
+
+    def _put(self, entry: tuple[Metric, str, str, float]) -> None:
+        self._queue.append(entry)
+        if len(self._queue) >= MAX_QUEUED and not self._is_scheduled:
+            self._is_scheduled = True
+            EXECUTOR.submit(self, self.record)
+
+    def record(self) -> None:
+        """Record what is queued. Not in a finalizer or a signal handler."""
+        self._is_scheduled = False
+        while self._queue:
+            try:
+                metric, name, code, seconds = self._queue.popleft()
+            except IndexError:  # another thread was faster
+                return
+            attributes = self._attributes.get((metric, name, code))
+            if attributes is None:
+                make = ATTRIBUTES.get(metric)
+                attributes = make(name.removeprefix("/"), code) if make else {QUEUE: name}
+                self._attributes[metric, name, code] = attributes
+            self._histograms[metric].record(seconds, attributes)
 
 
 class _Reading:
-    """The values of all metrics, read again if they are older than `MAX_AGE_S`."""
+    """The values of all metrics. They are read again when one is asked for the second time."""
 
-    def __init__(self) -> None:
-        self._read_s = 0.0
-        self._series: dict[str, Series] = {}
+    def __init__(self, recorder: _Recorder) -> None:
+        self._recorder = recorder
+        self._series: dict[Metric, Series] = {}
+        self._asked: set[Metric] = set()
 
     def observe(self, metric: Metric, _: CallbackOptions) -> Iterable[Observation]:
-        now_s = time.monotonic()
-        if not self._series or now_s - self._read_s > MAX_AGE_S:
-            self._series = {metric.name: series for metric, series in read()}
-            self._read_s = now_s
-        for values, value in self._series.get(metric.name, {}).items():
+        if not self._series or metric in self._asked:
+            self._recorder.record()
+            self._series = dict(read())
+            self._asked = set()
+        self._asked.add(metric)
+        for values, value in self._series.get(metric, {}).items():
             if not isinstance(value, Histogram):
                 yield Observation(value, _attributes(metric, values))
 
 
+def _observe(meter: Meter, reading: _Reading) -> None:
+    """Make the counters and gauges; what can be added up is an up-down counter."""
+    for metric in METRICS:
+        name = otel_name(metric)
+        if name is None or metric.kind == "histogram":
+            continue
+        if metric.kind == "counter":
+            make: Callable[..., object] = meter.create_observable_counter
+        elif metric.combine == "sum":
+            make = meter.create_observable_up_down_counter
+        else:
+            make = meter.create_observable_gauge
+        make(name, [partial(reading.observe, metric)], otel_unit(metric), metric.help)
+
+
 def _attributes(metric: Metric, values: Labels) -> dict[str, str]:
-    names = {METHOD: "rpc.method", CODE: "rpc.response.status_code", TYPE: "rpcwheel.call_type"}
+    method = "grpc.method" if metric in BY_A66 else "rpc.method"
+    names = {METHOD: method, CODE: "rpc.response.status_code", TYPE: "rpcwheel.call_type"}
     attributes = {}
     for label, value in zip(metric.labels, values, strict=True):
-        name = names.get(label, f"rpcwheel.{label}")
+        name = names.get(label, f"rpcwheel.{label.removeprefix('grpc_')}")
         attributes[name] = value.removeprefix("/") if label == METHOD else value
     return attributes
-
-
-def _histogram(meter: Meter, metric: Metric) -> Any:
-    name = otel_name(metric) or metric.name
-    return meter.create_histogram(
-        name, "s", metric.help, explicit_bucket_boundaries_advisory=metric.bounds
-    )
-
-
-def _recorder(
-    meter: Meter, metric: Metric, attributes_of: Callable[[str, str], dict[str, str]]
-) -> Callable[[MethodCounts, str, int], None]:
-    """Return a listener that records durations. The attributes are made once for each series."""
-    histogram = _histogram(meter, metric)
-    known: dict[tuple[str, str], dict[str, Any]] = {}
-
-    def record(counts: MethodCounts, code: str, duration_ns: int) -> None:
-        key = counts.method, code
-        attributes = known.get(key)
-        if attributes is None:
-            attributes = known[key] = attributes_of(counts.method.removeprefix("/"), code)
-        histogram.record(duration_ns / 1e9, attributes)
-
-    return record
 
 
 def _rpc_attributes(method: str, code: str) -> dict[str, str]:
@@ -176,3 +207,11 @@ def _server_attributes(method: str, code: str) -> dict[str, str]:
 
 def _attempt_attributes(method: str, code: str) -> dict[str, str]:
     return {"grpc.method": method, "grpc.status": code}
+
+
+ATTRIBUTES: Final = {
+    CLIENT_SECONDS: _rpc_attributes,
+    ATTEMPT_SECONDS: _attempt_attributes,
+    SERVER_SECONDS: _server_attributes,
+}
+"""The attributes of durations, made of the method and the code."""

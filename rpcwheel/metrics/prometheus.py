@@ -13,7 +13,7 @@ its multiprocess mode (`PROMETHEUS_MULTIPROC_DIR`) does not have them; scrape ea
 from __future__ import annotations
 
 from itertools import accumulate
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import prometheus_client
 from prometheus_client import exposition as formats
@@ -22,6 +22,7 @@ from prometheus_client.core import (
     GaugeMetricFamily,
     HistogramMetricFamily,
 )
+from prometheus_client.utils import floatToGoString
 
 from rpcwheel.call_counts import Histogram
 
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
     from .readings import Labels, Series
     from .table import Metric
 
+OTEL_EXPORTER: Final = "opentelemetry.exporter.prometheus"
+"""The package of the exporter of OpenTelemetry for Prometheus."""
+
 _SERVICE_AND_METHOD: Final = ("grpc_service", "grpc_method")
 
 
@@ -49,11 +53,16 @@ class Collector(prometheus_client.registry.Collector):
         start_counting()
 
     def collect(self) -> Iterator[Family]:
-        """Yield the metrics that have values, but none whose name another collector has."""
-        taken = _names_of_others(self)
-        for metric, series in read():
-            if metric.name not in taken and series:
-                yield _family(metric, series)
+        """Yield the metrics that have values.
+
+        In `prometheus_client.REGISTRY` those are left out that another collector has: a name that
+        appears twice would make the whole scrape fail.
+        """
+        taken = _taken_by_others(self)
+        if taken is not None:
+            for metric, series in read():
+                if metric.name not in taken and series:
+                    yield _family(metric, series)
 
     def describe(self) -> Sequence[Family]:
         """Return nothing, so that no name that the program registers later is refused."""
@@ -66,7 +75,7 @@ def start() -> None:
 
 
 def exposition(accept: str) -> tuple[bytes, str]:
-    """Return all metrics of `prometheus_client.REGISTRY`, and ours, in Prometheus' text format.
+    """Return all metrics of `prometheus_client.REGISTRY` in Prometheus' text format.
 
     Args:
         accept: The header `Accept` of the request, which chooses between two text formats.
@@ -75,29 +84,27 @@ def exposition(accept: str) -> tuple[bytes, str]:
         The text, and its content type.
     """
     encode, content_type = formats.choose_encoder(accept)
-    registry = prometheus_client.REGISTRY
-    text = encode(registry)
-    if not _is_registered(_COLLECTOR):
-        own = prometheus_client.CollectorRegistry()
-        own.register(_COLLECTOR)
-        text = text.removesuffix(b"# EOF\n") + encode(own)
-    return text, content_type
+    return encode(prometheus_client.REGISTRY), content_type
 
 
 _COLLECTOR: Final = Collector()
 
 
-def _is_registered(collector: Collector) -> bool:
-    return collector in getattr(prometheus_client.REGISTRY, "_collector_to_names", {collector: ()})
+def _taken_by_others(collector: Collector) -> set[str] | None:
+    """Return the names of other collectors; None if one of them has all metrics of rpcwheel.
 
-
-def _names_of_others(collector: Collector) -> frozenset[str]:
-    """Return the names that other collectors have, such as another library's RPC metrics.
-
-    A name that appears twice would make the whole scrape fail.
+    That is a second `Collector`, or the exporter of OpenTelemetry, which has no names.
     """
-    known = getattr(prometheus_client.REGISTRY, "_names_to_collectors", {})
-    return frozenset(name for name, other in known.copy().items() if other is not collector)
+    names: dict[str, Any] = getattr(prometheus_client.REGISTRY, "_names_to_collectors", {})
+    all_known: dict[Any, Any] = getattr(prometheus_client.REGISTRY, "_collector_to_names", {})
+    known = list(all_known.copy())
+    if collector not in known:
+        return set()
+    if collector is not _COLLECTOR and _COLLECTOR in known:
+        return None
+    if any(type(one).__module__.startswith(OTEL_EXPORTER) for one in known):
+        return None
+    return {name for name, other in names.copy().items() if other is not collector}
 
 
 def _family(metric: Metric, series: Series) -> Family:
@@ -110,7 +117,7 @@ def _family(metric: Metric, series: Series) -> Family:
         histogram = HistogramMetricFamily(metric.name, metric.help, labels=labels)
         for values, value in series.items():
             if isinstance(value, Histogram):
-                names = [*(f"{bound:.15g}" for bound in metric.bounds), "+Inf"]
+                names = [*map(floatToGoString, metric.bounds), "+Inf"]
                 buckets = list(zip(names, accumulate(value.buckets), strict=True))
                 histogram.add_metric(_values(metric, values), buckets, value.sum)
         return histogram
@@ -130,7 +137,7 @@ def _values(metric: Metric, values: Labels) -> list[str]:
             expanded += split_method(value)
         else:
             expanded.append(value)
-    return expanded
+    return [value.encode(errors="replace").decode() for value in expanded]
 
 
 def split_method(path: str) -> tuple[str, str]:

@@ -6,16 +6,13 @@ and for OpenTelemetry.
 
 from __future__ import annotations
 
-import os
-import threading
 from bisect import bisect_left
-from collections import deque
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from rpcwheel import live
-from rpcwheel.call_counts import OTHER, Histogram
+from rpcwheel._concurrency.executor import EXECUTOR_NAME, reset_after_fork
+from rpcwheel.call_counts import MAX_NAME, OTHER, Histogram, QueuedCounts
 from rpcwheel.events import add_sink
-from rpcwheel.status.snapshot import snapshot
 
 from .table import (
     ATTEMPT_SECONDS,
@@ -31,6 +28,7 @@ from .table import (
     FAILBACK_PENDING,
     HEARTBEAT_RTT,
     HEARTBEAT_STATE,
+    LATE_BEFORE_START,
     MAX_SERIES,
     METHOD,
     REGISTRY_INSTANCES,
@@ -38,6 +36,7 @@ from .table import (
     REGISTRY_REGISTRATIONS,
     REGISTRY_STALE,
     REGISTRY_UP,
+    REPLACED,
     SERVER_CONNECTIONS,
     SERVER_HANDLED,
     SERVER_SECONDS,
@@ -59,9 +58,7 @@ if TYPE_CHECKING:
     from rpcwheel.call_counts import CallCounts, Side
     from rpcwheel.events import Event
     from rpcwheel.status.snapshot import RegistryStatus, Status
-
-MAX_QUEUED: Final = 64
-"""Events that are added up at once."""
+    from rpcwheel.timer.api import TimerStats
 
 Labels: TypeAlias = tuple[str, ...]
 
@@ -71,149 +68,200 @@ Series: TypeAlias = dict[Labels, Value]
 """The values of a metric by the values of its labels."""
 
 
-class EventCounts:
-    """Counts events: a sink. Takes no lock when an event comes; see `rpcwheel.call_counts`."""
+class EventCounts(QueuedCounts):
+    """Counts events: a sink."""
 
     def __init__(self) -> None:
         self._by_event: dict[type[Event], list[FromEvent]] = {}
         for source in EVENTS:
             self._by_event.setdefault(source.event, []).append(source)
-        self._queue: deque[tuple[FromEvent, Labels, float]] = deque()
-        self._series: dict[str, Series] = {source.metric.name: {} for source in EVENTS}
-        self.new_lock()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self.new_lock)
+        super().__init__()
+        reset_after_fork(self)
 
-    def new_lock(self) -> None:
-        """Replace the lock, in a forked child, where the old one may never be released."""
-        self._lock = threading.Lock()
+    def reset(self) -> None:
+        """Begin with counts of 0, in a forked child."""
+        super().reset()
+        self._series: dict[Metric, Series] = {source.metric: {} for source in EVENTS}
 
     def __call__(self, event: Event) -> None:
         """Count an event."""
         for source in self._by_event.get(type(event), ()):
             if source.only is None or source.only(event):
-                labels = tuple(str(getattr(event, field)) for field in source.fields)
+                labels = tuple(str(getattr(event, field))[:MAX_NAME] for field in source.fields)
                 amount = float(getattr(event, source.amount)) if source.amount else 1.0
-                self._queue.append((source, labels, amount))
-        if len(self._queue) > MAX_QUEUED and self._lock.acquire(blocking=False):
-            try:
-                self._add_up()
-            finally:
-                self._lock.release()
+                self.put((source.metric, labels, amount))
 
     def series(self, metric: Metric) -> Series:
         """Return the counts of a metric so far."""
         with self._lock:
             self._add_up()
-            return dict(self._series[metric.name])
+            return dict(self._series[metric])
 
-    def _add_up(self) -> None:
-        while self._queue:
-            source, labels, amount = self._queue.popleft()
-            metric = source.metric
-            series = self._series[metric.name]
-            if labels not in series and len(series) >= MAX_SERIES:
-                labels = (OTHER,) * len(labels)
-            old = series.get(labels)
-            if isinstance(old, float):
-                series[labels] = old + amount
-            elif not metric.bounds:
-                series[labels] = amount
-            else:
-                at = bisect_left(metric.bounds, amount)
-                buckets = tuple(int(i == at) for i in range(len(metric.bounds) + 1))
-                new = Histogram(1, amount, buckets)
-                series[labels] = new if old is None else old.plus(new)
+    def _add(self, entry: tuple[Metric, Labels, float]) -> None:
+        metric, labels, amount = entry
+        value: Value = amount
+        if metric.bounds:
+            at = bisect_left(metric.bounds, amount)
+            buckets = tuple(int(i == at) for i in range(len(metric.bounds) + 1))
+            value = Histogram(1, amount, buckets)
+        series = self._series[metric]
+        _add_to(series, labels, value)
+        if len(series) > MAX_SERIES:
+            oldest = next(known for known in series if OTHER not in known)
+            _add_to(series, (OTHER,) * len(oldest), series.pop(oldest))
+
+
+def _add_to(series: Series, labels: Labels, value: Value) -> None:
+    """Add a value to one of a series, and put that last."""
+    old = series.pop(labels, None)
+    if isinstance(old, Histogram) and isinstance(value, Histogram):
+        value = old.plus(value)
+    elif isinstance(old, float) and isinstance(value, float):
+        value += old
+    series[labels] = value
+
+
+class EndedTimers(QueuedCounts):
+    """The counts of timers that have ended, by name: counters must not decrease."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        reset_after_fork(self)
+
+    def reset(self) -> None:
+        """Begin with counts of 0, in a forked child."""
+        super().reset()
+        self._series: dict[Metric, Series] = {}
+
+    def values(self) -> list[tuple[Metric, Labels, Value]]:
+        """Return the counts so far."""
+        with self._lock:
+            self._add_up()
+            return [
+                (metric, labels, value)
+                for metric, series in self._series.items()
+                for labels, value in series.items()
+            ]
+
+    def _add(self, entry: tuple[str, TimerStats]) -> None:
+        for metric, labels, value in _timer_counters(*entry):
+            series = self._series.setdefault(metric, {})
+            full = labels not in series and len(series) >= MAX_SERIES
+            _add_to(series, (OTHER,) if full else labels, value)
 
 
 EVENT_COUNTS: Final = EventCounts()
 """The sink that `start_counting` adds."""
 
 
+ENDED_TIMERS: Final = EndedTimers()
+
+
 def start_counting() -> None:
-    """Count calls and events from now on. Idempotent."""
+    """Count calls, events and ended timers from now on. Idempotent."""
     live.count_calls()
     add_sink(EVENT_COUNTS)
+    live.on_end_of_timer(ENDED_TIMERS.put)
 
 
 def read() -> Iterator[tuple[Metric, Series]]:
     """Yield all metrics with their values."""
-    counts = live.count_calls()
-    calls = dict(read_calls(counts))
-    components = read_components(snapshot())
+    from rpcwheel.status.snapshot import snapshot  # now: the import takes 20 ms
+
+    status = snapshot()
+    calls = dict(read_calls(live.count_calls()))
+    components = read_components(status)
     yield from calls.items()
+    expected = _expected(status, calls, components)
     for source in EVENTS:
         metric = source.metric
         series = EVENT_COUNTS.series(metric)
         if metric.kind == "counter":
-            for labels in _expected(metric, calls, components):
-                series.setdefault(labels, 0.0)
+            for labels in expected.get(metric, expected.get(metric.labels, ())):
+                if labels not in series and len(series) < MAX_SERIES:
+                    series[labels] = 0.0
         yield metric, series
     yield from components.items()
 
 
-_EXPECTED: Final[dict[Labels, Metric]] = {
-    (METHOD,): CLIENT_STARTED,
-    ("channel",): CHANNEL_CALLS,
-    ("queue",): FAILBACK_PENDING,
-    ("registry",): REGISTRY_UP,
-    ("target",): HEARTBEAT_RTT,
-    ("timer",): TIMER_PENDING,
-}
-"""By the labels of a counter, a metric with the values that they will have."""
-
-
 def _expected(
-    metric: Metric, calls: Mapping[Metric, Series], components: Mapping[Metric, Series]
-) -> Iterable[Labels]:
-    """Return the labels for which a counter is 0 before its first event.
+    status: Status, calls: Mapping[Metric, Series], components: Mapping[Metric, Series]
+) -> dict[Metric | Labels, Iterable[Labels]]:
+    """Return, by metric or by labels, the series of counters that are 0 before their first event.
 
     Otherwise the first event would make a series that begins with 1, and `increase()` of Prometheus
     would not show it.
     """
-    if not metric.labels:
-        return [()]
-    known = _EXPECTED.get(metric.labels)
-    if known is None:
-        return ()
-    if known is CLIENT_STARTED:
-        return ((method,) for _, method in calls[known])
-    return components[known]
+    targets = [(one.target[:MAX_NAME],) for one in status.heartbeats]
+    return {
+        (): [()],
+        (METHOD,): [(method,) for _, method in calls[CLIENT_STARTED]],
+        LATE_BEFORE_START: [(method,) for _, method in calls[SERVER_STARTED]],
+        ("channel",): components[CHANNEL_CALLS],
+        ("queue",): components[FAILBACK_PENDING],
+        ("registry",): components[REGISTRY_UP],
+        ("target",): targets,
+        REPLACED: [*targets, *components[CHANNEL_CALLS]],
+        ("timer",): [*components[TIMER_PENDING], (EXECUTOR_NAME,)],
+    }
 
 
 def read_components(status: Status) -> dict[Metric, Series]:
     """Return the metrics of timers, queues, connections and registries.
 
-    Values with equal labels are added; of ages the greatest is taken.
+    Values with equal labels become one, by `Metric.combine`.
     """
     all_series: dict[Metric, Series] = {metric: {} for metric in COMPONENTS}
-    for metric, labels, value in _component_values(status):
+    for metric, given, value in (*ENDED_TIMERS.values(), *_component_values(status)):
         series = all_series[metric]
+        labels = tuple(one[:MAX_NAME] for one in given)
+        if labels not in series and len(series) >= MAX_SERIES:
+            labels = (OTHER,) * len(labels)
         old = series.get(labels)
-        if isinstance(old, Histogram) and isinstance(value, Histogram):
-            series[labels] = old.plus(value)
-        elif isinstance(old, Histogram) or isinstance(value, Histogram) or old is None:
-            series[labels] = value
+        if isinstance(old, float) and isinstance(value, float) and metric.combine != "sum":
+            series[labels] = (max if metric.combine == "max" else min)(old, value)
         else:
-            series[labels] = max(old, value) if metric in _GREATEST else old + value
+            _add_to(series, labels, value)
+    for metric in (TIMER_STARTED, TIMER_FIRED, TIMER_CANCELED, TIMER_LATENESS):
+        _NOT_LESS.keep(metric, all_series[metric])
     return all_series
 
 
-_GREATEST: Final = frozenset(
-    {TIMER_MAX_LATENESS, FAILBACK_OLDEST, HEARTBEAT_RTT, REGISTRY_LEASE_AGE, REGISTRY_STALE}
-)
+class _NotLess:
+    """The last values of the counters of timers. While a timer ends, it is missing for a moment."""
+
+    def __init__(self) -> None:
+        self._last: dict[Metric, Series] = {}
+
+    def keep(self, metric: Metric, series: Series) -> None:
+        """Replace values that are less than the last ones by these."""
+        for labels, last in self._last.get(metric, {}).items():
+            if labels in series and _number(series[labels]) < _number(last):
+                series[labels] = last
+        self._last[metric] = dict(series)
+
+
+def _number(value: Value) -> float:
+    return value.number if isinstance(value, Histogram) else value
+
+
+_NOT_LESS: Final = _NotLess()
+
+
+def _timer_counters(name: str, stats: TimerStats) -> Iterator[tuple[Metric, Labels, Value]]:
+    label, late = (name,), stats.lateness
+    yield TIMER_STARTED, label, float(stats.started)
+    yield TIMER_FIRED, label, float(stats.fired)
+    yield TIMER_CANCELED, label, float(stats.cancelled)
+    yield TIMER_LATENESS, label, Histogram(late.count, late.sum_s, late.buckets)
 
 
 def _component_values(status: Status) -> Iterator[tuple[Metric, Labels, Value]]:
     for timer in status.timers:
-        label, stats = (timer.name,), timer.stats
-        late = stats.lateness
-        yield TIMER_PENDING, label, float(stats.pending)
-        yield TIMER_STARTED, label, float(stats.started)
-        yield TIMER_FIRED, label, float(stats.fired)
-        yield TIMER_CANCELED, label, float(stats.cancelled)
-        yield TIMER_LATENESS, label, Histogram(late.count, late.sum_s, late.buckets)
-        yield TIMER_MAX_LATENESS, label, late.max_s
+        label = (timer.name,)
+        yield from _timer_counters(timer.name, timer.stats)
+        yield TIMER_PENDING, label, float(timer.stats.pending)
+        yield TIMER_MAX_LATENESS, label, timer.stats.lateness.max_s
     for queue in status.queues:
         label = (queue.name,)
         yield FAILBACK_PENDING, label, float(queue.stats.pending)

@@ -75,6 +75,8 @@ class Metric(NamedTuple):
     """Of a histogram: the upper bounds of its buckets but the last."""
     otel: str | None = ""
     """OpenTelemetry's name; "": made from `name`; None: not for OpenTelemetry."""
+    combine: Literal["sum", "max", "min"] = "sum"
+    """What becomes of the values of several components with the same labels."""
 
 
 def otel_name(metric: Metric) -> str | None:
@@ -86,6 +88,15 @@ def otel_name(metric: Metric) -> str | None:
     if component in ("channel", "failback", "heartbeat", "registry", "server", "timer"):
         name = f"{component}.{rest}"
     return f"rpcwheel.{name}"
+
+
+def otel_unit(metric: Metric) -> str:
+    """Return OpenTelemetry's unit: `s`, or what is counted in braces."""
+    if metric.name.endswith("_seconds"):
+        return "s"
+    return {CLIENT_STARTED: "{call}", SERVER_STARTED: "{call}", ATTEMPT_STARTED: "{attempt}"}.get(
+        metric, ""
+    )
 
 
 METHOD: Final = "method"
@@ -341,8 +352,13 @@ EVENTS: Final = (
 # --- Read from the components ---
 
 
-def _gauge(name: str, labels: tuple[str, ...], text: str) -> Metric:
-    return Metric(f"rpcwheel_{name}", "gauge", labels, text)
+def _gauge(
+    name: str,
+    labels: tuple[str, ...],
+    text: str,
+    combine: Literal["sum", "max", "min"] = "sum",
+) -> Metric:
+    return Metric(f"rpcwheel_{name}", "gauge", labels, text, combine=combine)
 
 
 def _counter(name: str, labels: tuple[str, ...], text: str) -> Metric:
@@ -363,14 +379,20 @@ TIMER_LATENESS: Final = Metric(
     None,
 )
 TIMER_MAX_LATENESS: Final = _gauge(
-    "timer_max_lateness_seconds", _T, "The longest lateness since the timer was made."
+    "timer_max_lateness_seconds",
+    _T,
+    "The longest lateness since the timer was made.",
+    "max",
 )
 
 _Q = ("queue",)
 FAILBACK_PENDING: Final = _gauge("failback_pending", _Q, "Calls that are queued.")
 FAILBACK_LIMIT: Final = _gauge("failback_max_pending", _Q, "The most calls that a queue takes.")
 FAILBACK_OLDEST: Final = _gauge(
-    "failback_oldest_age_seconds", _Q, "Time since the first attempt of the oldest queued call."
+    "failback_oldest_age_seconds",
+    _Q,
+    "Time since the first attempt of the oldest queued call.",
+    "max",
 )
 
 HEARTBEAT_STATE: Final = _gauge(
@@ -379,7 +401,10 @@ HEARTBEAT_STATE: Final = _gauge(
     "Connections with heartbeats, by state: alive, dead and so on.",
 )
 HEARTBEAT_RTT: Final = _gauge(
-    "heartbeat_rtt_seconds", ("target",), "Round trip of the last heartbeat that was answered."
+    "heartbeat_rtt_seconds",
+    ("target",),
+    "Round trip of the last heartbeat that was answered.",
+    "max",
 )
 
 CHANNEL_CALLS: Final = _gauge("channel_calls", ("channel",), "Calls in flight.")
@@ -394,7 +419,10 @@ SERVER_CONNECTIONS: Final = _gauge(
 )
 
 REGISTRY_UP: Final = _gauge(
-    "registry_up", ("registry",), "1 if the last request to the registry was answered, else 0."
+    "registry_up",
+    ("registry",),
+    "1 if the last request to the registry was answered, else 0.",
+    "min",
 )
 REGISTRY_REGISTRATIONS: Final = _gauge(
     "registry_registrations",
@@ -405,6 +433,7 @@ REGISTRY_LEASE_AGE: Final = _gauge(
     "registry_lease_age_seconds",
     ("registry", SERVICE),
     "Time since the registry last confirmed an instance of this process; the longest.",
+    "max",
 )
 REGISTRY_INSTANCES: Final = _gauge(
     "registry_instances",
@@ -415,6 +444,7 @@ REGISTRY_STALE: Final = _gauge(
     "registry_stale_seconds",
     ("registry", SERVICE),
     "Time since which the known instances are not those of the registry; 0 if they are.",
+    "max",
 )
 
 COMPONENTS: Final = (
@@ -438,6 +468,10 @@ COMPONENTS: Final = (
     REGISTRY_INSTANCES,
     REGISTRY_STALE,
 )
+
+_BY_EVENT: Final = {source.event: source.metric for source in EVENTS}
+LATE_BEFORE_START: Final = _BY_EVENT[DeadlineExceededBeforeStart]
+REPLACED: Final = _BY_EVENT[ConnectionReplaced]
 
 METRICS: Final = (*CALLS, *(source.metric for source in EVENTS), *COMPONENTS)
 """All metrics."""

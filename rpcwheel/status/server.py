@@ -359,7 +359,7 @@ def _status(_: str) -> Answer:
 
 
 def _metrics(accept: str) -> Answer:
-    if "prometheus" not in live.installed_sinks():
+    if "prometheus" not in live.sinks():
         return Answer(HTTPStatus.NOT_IMPLEMENTED, NO_METRICS.encode())
     prometheus: Any = importlib.import_module("rpcwheel.metrics.prometheus")
     body, content_type = prometheus.exposition(accept)

@@ -223,8 +223,8 @@ class TimerCore(TimerBase):
         """Close the queue and return its timeouts. No task runs meanwhile."""
         queue = self._timer_state.queue
         queue.limit(-1)
-        live.remove("timer", self)
         undelivered = queue.drain()
+        live.end_timer(self)
         if not sys.is_finalizing():
             for timeout in undelivered:
                 self._notify(timeout, "timer_stopped")

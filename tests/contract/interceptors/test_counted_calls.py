@@ -13,7 +13,7 @@ import grpc.experimental
 import pytest
 
 import rpcwheel
-from fixtures.call_counts import codes_of
+from fixtures.call_counts import codes_of, replace_call_counts
 from fixtures.callers import (
     EVERY_CALLER,
     KINDS,
@@ -27,7 +27,6 @@ from fixtures.callers import (
 from fixtures.shop import Fail, Hang, Silent, aio_shop_channel  # noqa: F401
 from fixtures.small_servers import METHOD, Gate, serving
 from fixtures.waiting import WAIT_S
-from rpcwheel import live
 from rpcwheel.call import CallPolicy, DefaultResponsePolicy, HedgingPolicy, RetryPolicy
 from rpcwheel.failback import FailbackPolicy
 from rpcwheel.interceptors import aio, client, sync
@@ -350,9 +349,9 @@ def test_with_the_interceptors_of_opentelemetry(shop, call_counts, client_of, ki
 
 @pytest.fixture
 def no_counts():
-    replaced = live.replace_call_counts(None)
+    replaced = replace_call_counts(None)
     yield
-    live.replace_call_counts(replaced)
+    replace_call_counts(replaced)
 
 
 def test_without_metrics_nothing_is_wrapped(no_counts, shop_channel):

@@ -10,11 +10,10 @@ import grpc
 import pytest
 from scenarios.served import KINDS, ONE_ANSWER, STREAMS, begin, handler
 
-from fixtures.call_counts import codes_of
+from fixtures.call_counts import codes_of, replace_call_counts
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.small_servers import IN_TIME, METHOD, aio_serving, serving
 from fixtures.waiting import WAIT_S
-from rpcwheel import live
 from rpcwheel.call.server import ServerState
 from rpcwheel.interceptors import aio, aio_server, server, sync
 
@@ -354,8 +353,8 @@ def test_without_metrics_no_handler_has_another_wrapper(call_counts, world, kind
         return getattr(wrapped, kind).__code__.co_qualname
 
     assert wrapper().startswith("_count_")
-    counts = live.replace_call_counts(None)
+    counts = replace_call_counts(None)
     try:
         assert wrapper().startswith("_wrap_")
     finally:
-        live.replace_call_counts(counts)
+        replace_call_counts(counts)

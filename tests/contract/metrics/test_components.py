@@ -105,10 +105,42 @@ def test_a_registry(scrape, tmp_path):
 
 
 def test_one_component_that_raises_does_not_hide_the_others(scrape, monkeypatch):
-    with WheelTimer(name="broken") as broken, WheelTimer(name="whole"):
-        monkeypatch.setattr(broken, "stats", lambda: 1 / 0)
+    with (
+        WheelTimer(name="broken") as broken,
+        WheelTimer(name="whole"),
+        monkeypatch.context() as patch,
+    ):
+        patch.setattr(broken, "stats", lambda: 1 / 0)
         assert scrape("rpcwheel_timer_pending", timer="broken") is None
         assert scrape("rpcwheel_timer_pending", timer="whole") == 0
+
+
+def test_counters_of_timers_do_not_decrease_when_a_timer_ends(scrape):
+    label = {"timer": "ends"}
+    for expected in (10, 20):
+        with WheelTimer(name="ends") as timer:
+            for _ in range(10):
+                timer.new_timeout(lambda _: None, 3600.0)
+            assert scrape("rpcwheel_timer_started_total", **label) == expected
+        assert scrape("rpcwheel_timer_started_total", **label) == expected
+        assert scrape("rpcwheel_timer_canceled_total", **label) == expected
+
+
+def test_a_registry_is_up_if_all_connections_to_it_are(scrape, tmp_path):
+    url = f"sqlite:///{tmp_path}/registry.db"
+    with Registry(url) as one, Registry(url) as other:
+        for registry in (one, other):
+            registry.services()
+        assert scrape("rpcwheel_registry_up", registry=one.url) == 1
+
+
+def test_beyond_the_limit_components_are_counted_together(scrape, monkeypatch):
+    monkeypatch.setattr("rpcwheel.metrics.readings.MAX_SERIES", 0)
+    with WheelTimer(name="one") as one, WheelTimer(name="two") as two:
+        for timer in (one, two):
+            timer.new_timeout(lambda _: None, 3600.0)
+        assert scrape("rpcwheel_timer_pending", timer="one") is None
+        assert scrape("rpcwheel_timer_pending", timer="_OTHER") >= 2
 
 
 def test_a_channel_with_heartbeats_to_a_server_with_an_idle_detector(scrape):

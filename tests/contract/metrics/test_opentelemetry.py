@@ -1,15 +1,20 @@
 """Metrics through the API and the SDK of OpenTelemetry."""
 
+import threading
 from collections.abc import Iterator
+from typing import ClassVar
 
 import pytest
+from opentelemetry.metrics import Histogram, NoOpMeter
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
+from fixtures.waiting import wait_until
 from rpcwheel import live
-from rpcwheel.events import FailbackDelivered, RetryScheduled, emit
+from rpcwheel.events import FailbackDelivered, RetryScheduled, TaskFailed, emit
 from rpcwheel.metrics import opentelemetry
 from rpcwheel.metrics.table import METRICS, otel_name
+from rpcwheel.timer import WheelTimer
 
 GET = "/shop.Orders/Measured"
 
@@ -105,10 +110,73 @@ def test_after_the_stop_nothing_is_recorded():
     assert points(reader, "rpcwheel.failback.delivery") == []
 
 
-def test_every_metric_of_the_table_can_be_collected(reader):
-    """Also if it has no value yet: a callback that raises is only logged by the SDK."""
-    names = {otel_name(metric) for metric in METRICS if otel_name(metric) is not None}
-    data = reader.get_metrics_data()
-    scopes = data.resource_metrics[0].scope_metrics
-    found = {one.name for scope in scopes for one in scope.metrics}
-    assert found <= names
+def test_every_metric_without_labels_is_in_each_collection(reader):
+    expected = {otel_name(one) for one in METRICS if one.kind == "counter" and not one.labels}
+    for _ in range(2):
+        data = reader.get_metrics_data()
+        scopes = data.resource_metrics[0].scope_metrics
+        found = {one.name for scope in scopes for one in scope.metrics}
+        assert expected <= found <= {otel_name(one) for one in METRICS}
+
+
+def test_each_collection_has_the_events_before_it(reader):
+    def retries() -> int:
+        found = points(reader, "rpcwheel.retries")
+        method = "shop.Orders/Collected"
+        return sum(point.value for point in found if point.attributes["rpc.method"] == method)
+
+    for expected in (1, 2, 3):
+        emit(RetryScheduled("/shop.Orders/Collected", 1, "UNAVAILABLE", 0.1))
+        assert retries() == expected
+
+
+def test_what_can_be_added_up_is_no_gauge(reader):
+    with WheelTimer(name="measured"):
+        (pending,) = (
+            one
+            for one in points(reader, "rpcwheel.timer.pending")
+            if one.attributes["rpcwheel.timer"] == "measured"
+        )
+    assert type(pending).__name__ == "NumberDataPoint"
+    data = reader.get_metrics_data().resource_metrics[0].scope_metrics
+    kinds = {one.name: type(one.data).__name__ for scope in data for one in scope.metrics}
+    assert kinds["rpcwheel.timer.pending"] == "Sum"
+    assert kinds["rpcwheel.timer.max_lateness"] == "Gauge"
+
+
+class Refusing(Histogram):
+    """An instrument of a provider with a defect. Says which threads have called it."""
+
+    threads: ClassVar[list[threading.Thread]] = []
+
+    def __init__(self, *_, **__):
+        pass
+
+    def record(self, *_, **__):
+        self.threads.append(threading.current_thread())
+        raise OSError
+
+
+class RefusingMeter(NoOpMeter):
+    def create_histogram(self, *args, explicit_bucket_boundaries_advisory=None, **kwargs):
+        return Refusing()
+
+
+class RefusingProvider(MeterProvider):
+    def get_meter(self, *_, **__):
+        return RefusingMeter("rpcwheel")
+
+
+def test_durations_are_recorded_on_a_worker_so_that_calls_take_no_locks_of_an_sdk(rpcwheel_events):
+    provider = RefusingProvider()
+    stop = opentelemetry.start(provider)
+    calls = live.count_calls().client.method(GET, "unary")
+    try:
+        for _ in range(opentelemetry.MAX_QUEUED):
+            calls.end(calls.begin(), "OK")
+        wait_until(lambda: rpcwheel_events.of(TaskFailed))  # the worker continues
+    finally:
+        stop()
+        provider.shutdown()
+    assert Refusing.threads
+    assert threading.current_thread() not in Refusing.threads

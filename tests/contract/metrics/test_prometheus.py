@@ -66,6 +66,34 @@ def test_a_name_that_another_library_registered_is_left_to_it():
         prometheus_client.REGISTRY.unregister(counter)
 
 
+def test_a_second_collector_in_the_registry_adds_nothing():
+    prometheus_client.REGISTRY.register(second := Collector())
+    try:
+        text = prometheus_client.generate_latest().decode()
+    finally:
+        prometheus_client.REGISTRY.unregister(second)
+    assert text.count("# TYPE rpcwheel_callbacks_failed_total ") == 1
+
+
+def test_the_exporter_of_opentelemetry_for_prometheus_has_the_metrics_alone():
+    class Exporter(prometheus_client.registry.Collector):
+        def collect(self):
+            return ()
+
+    Exporter.__module__ = "opentelemetry.exporter.prometheus"
+    prometheus_client.REGISTRY.register(exporter := Exporter())
+    try:
+        text = prometheus_client.generate_latest().decode()
+    finally:
+        prometheus_client.REGISTRY.unregister(exporter)
+    assert "rpcwheel_" not in text
+
+
+def test_a_name_that_is_not_utf_8_does_not_end_the_scrape(registry):
+    emit(FailbackQueued("caf\udce9", "push", OSError(), 1.0, 1))
+    assert ("rpcwheel_failback_queued_total", "caf?") in read(registry)
+
+
 @pytest.mark.skipif(PROMTOOL is None, reason="promtool (Debian: prometheus) is not installed")
 def test_promtool_accepts_the_exposition():
     emit(RetryScheduled(HOSTILE, 1, "UNAVAILABLE", 0.1))
@@ -114,4 +142,14 @@ def test_an_old_api_of_opentelemetry_leaves_the_program_and_prometheus_alone():
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert "prometheus_client" in done.stdout
-    assert "metrics stay off: opentelemetry-api is too old" in done.stderr
+    assert "metrics for otel stay off: opentelemetry-api is too old" in done.stderr
+
+
+def test_a_module_that_a_test_has_made_is_not_the_package():
+    program = (
+        "import sys, types\nsys.modules['prometheus_client'] = types.ModuleType('x')\n" + PROGRAM
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stderr == ""

@@ -107,6 +107,7 @@ def test_metrics_are_the_exposition_of_prometheus(server):
 @pytest.mark.parametrize("wanted", ["off", "otel"])
 def test_without_prometheus_metrics_say_what_to_install(server, monkeypatch, wanted):
     monkeypatch.setenv(live.VARIABLE, wanted)
+    monkeypatch.setattr(live._LIVE, "_sinks", None)  # as if the process began now
     answer, body = get(server, "/metrics")
     assert answer.status == 501
     assert b"pip install 'rpcwheel[prometheus]'" in body
@@ -359,7 +360,7 @@ def test_without_a_port_a_kit_serves_nothing(kind):
 
 def test_a_kit_with_a_status_counts_calls(kind, monkeypatch):
     monkeypatch.setattr(live._LIVE, "counts", None)
-    monkeypatch.setattr(live._LIVE, "_is_started", True)  # as without the extras
+    monkeypatch.setattr(live._LIVE, "_to_start", [])  # as without the extras
     kit = kind(status_port=0)
     try:
         assert live.call_counts() is not None

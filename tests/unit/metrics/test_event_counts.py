@@ -3,7 +3,7 @@
 import gc
 import threading
 
-from rpcwheel.call_counts import OTHER
+from rpcwheel.call_counts import MAX_NAME, MAX_QUEUED, OTHER
 from rpcwheel.events import (
     FailbackDelivered,
     FailbackLost,
@@ -11,7 +11,7 @@ from rpcwheel.events import (
     RetryScheduled,
     RetryStopped,
 )
-from rpcwheel.metrics.readings import MAX_QUEUED, EventCounts
+from rpcwheel.metrics.readings import EventCounts
 from rpcwheel.metrics.table import EVENTS, MAX_SERIES
 
 METRIC = {source.metric.name: source.metric for source in EVENTS}
@@ -59,13 +59,24 @@ def test_durations_are_counted_in_the_bucket_whose_bound_they_reach():
     assert series(counts, "failback_delivered") == {("orders",): 4}
 
 
-def test_beyond_the_limit_events_are_counted_together():
+def test_beyond_the_limit_the_series_that_was_not_used_for_the_longest_time_is_given_up():
     counts = EventCounts()
-    for number in range(MAX_SERIES + 5):
+    counts(queued("first"))
+    for number in range(MAX_SERIES):
+        counts(queued("second"))
         counts(queued(f"queue {number}"))
     known = series(counts, "failback_queued")
-    assert len(known) == MAX_SERIES + 1
-    assert known[(OTHER,)] == 5
+    assert len(known) == MAX_SERIES
+    assert ("first",) not in known
+    assert known["second",] == MAX_SERIES
+    assert known[OTHER,] == 3  # of the first, and of the queues 0 and 1
+    assert sum(known.values()) == 2 * MAX_SERIES + 1
+
+
+def test_a_long_name_is_cut():
+    counts = EventCounts()
+    counts(queued("x" * 10_000))
+    assert series(counts, "failback_queued") == {("x" * MAX_NAME,): 1}
 
 
 def test_no_event_is_lost_or_kept_if_threads_count_and_read_at_the_same_time():
