@@ -258,11 +258,11 @@ class KitBase(
         self._detectors: dict[Any, None] = {}  # a set in order, to which any thread may add
         self._status: StatusServer | None = None
         if policy.status_port is not None:  # last: it may raise
-            from rpcwheel.status.server import StatusServer
+            from rpcwheel.status.server import shared_server
 
             live.count_calls()
             token = policy.status_token
-            self._status = StatusServer(
+            self._status = shared_server(
                 policy.status_port,
                 policy.status_host,
                 None if token is None else token.get_secret_value(),
@@ -631,8 +631,9 @@ class KitBase(
 
     def _close_servers(self) -> None:
         """Close the live view and the idle detectors."""
-        if self._status is not None:
-            self._status.close()
+        status, self._status = self._status, None
+        if status is not None:
+            status.close()
         for detector in tuple(self._detectors):
             detector.close()
         if self._tables:

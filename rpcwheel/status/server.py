@@ -29,6 +29,7 @@ import socket
 import threading
 import time
 import warnings
+import weakref
 from base64 import b64encode
 from dataclasses import asdict
 from functools import cache
@@ -36,7 +37,6 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
-from urllib.parse import urlsplit
 
 from rpcwheel import live
 from rpcwheel._concurrency.executor import reset_after_fork
@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 MAX_CONNECTIONS: Final = 16
 
 MAX_HEAD_BYTES: Final = 16_384
+
+END_OF_HEAD: Final = re.compile(rb"\r?\n\r?\n")
 
 TIMEOUT_S: Final = 10.0
 
@@ -111,6 +113,7 @@ class StatusServer:
                 the token is too short; or the port is in use, or can't be used for another reason.
         """
         self._closed = True
+        self.users = 1
         self._site = _Site(Access(host, token))
         self._listener = _listen(host, port)
         self._wake, self._woken = socket.socketpair()
@@ -135,10 +138,12 @@ class StatusServer:
         return self._closed
 
     def close(self) -> None:
-        """Stop listening, and end the connections. Idempotent, any thread."""
-        if self._closed:
-            return
-        self._closed = True
+        """Stop listening, and end the connections, if this is the last user. Any thread."""
+        with _SHARED_LOCK:
+            self.users -= 1
+            if self._closed or self.users > 0:
+                return
+            self._closed = True
         self._wake.close()  # which the thread notices
         if threading.current_thread() is not self._thread:  # where the garbage collector may run
             self._thread.join(TIMEOUT_S)
@@ -160,6 +165,7 @@ class StatusServer:
 
     def __del__(self) -> None:
         if not getattr(self, "_closed", True):
+            self.users = 1
             self.close()
             warnings.warn(
                 f"a StatusServer at {self.address} was dropped and not closed: close it, or its "
@@ -176,28 +182,68 @@ class _Site:
     def __init__(self, access: Access) -> None:
         self.access = access
         self._lock = threading.RLock()  # a finalizer may close the server at any time
-        self.connections: set[socket.socket] = set()
+        self.connections: dict[socket.socket, bool] = {}
+        """The open connections, the oldest first, and whether the head of the request was read."""
 
     def add(self, connection: socket.socket) -> bool:
-        """Add a connection; False if there are too many."""
+        """Add a connection. If there are too many, end the oldest one that has sent no request.
+
+        Returns:
+            False if all others are being answered.
+        """
         with self._lock:
             if len(self.connections) >= MAX_CONNECTIONS:
-                return False
-            self.connections.add(connection)
+                silent = next((one for one, read in self.connections.items() if not read), None)
+                if silent is None:
+                    return False
+                del self.connections[silent]
+                _shut_down(silent)
+            self.connections[connection] = False
             return True
+
+    def head_read(self, connection: socket.socket) -> None:
+        """Note that the head of a request was read."""
+        with self._lock:
+            if connection in self.connections:
+                self.connections[connection] = True
 
     def remove(self, connection: socket.socket) -> None:
         """Close a connection."""
         with self._lock:
-            self.connections.discard(connection)
+            self.connections.pop(connection, None)
             connection.close()
 
     def end(self) -> None:
         """End all connections; their threads close them."""
         with self._lock:
             for connection in self.connections:
-                with contextlib.suppress(OSError):  # the client has closed it
-                    connection.shutdown(socket.SHUT_RDWR)
+                _shut_down(connection)
+
+
+def _shut_down(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # the client has closed it
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+_SHARED: Final[weakref.WeakValueDictionary[tuple[str, int, str | None], StatusServer]] = (
+    weakref.WeakValueDictionary()
+)
+_SHARED_LOCK: Final = threading.RLock()  # a finalizer may close a server
+
+
+def shared_server(port: int, host: str, token: str | None) -> StatusServer:
+    """Return the server of this process at this address; it listens if it is the first user.
+
+    Each user closes it once. With port 0, each user has a server. Arguments and errors as of
+    `StatusServer`.
+    """
+    with _SHARED_LOCK:
+        known = _SHARED.get((host, port, token)) if port else None
+        if known is None or known.closed:
+            known = _SHARED[host, port, token] = StatusServer(port, host, token)
+        else:
+            known.users += 1
+        return known
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -244,8 +290,6 @@ def _serve(connection: socket.socket, site: _Site) -> None:
         _Handler(connection, ("", 0), site)  # type: ignore[arg-type]  # it only passes it on
     except OSError:
         pass  # the client is too slow, or has gone
-    except Exception:  # noqa: BLE001 - the next request may succeed
-        _LOG.exception("a request of the live view failed")
     finally:
         site.remove(connection)
 
@@ -269,22 +313,29 @@ class _Handler(BaseHTTPRequestHandler):
         if self.request_version == "HTTP/0.9":  # such an answer would have no headers
             self.send_error(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED)
             return
-        self._send(self._answer())
+        try:
+            answer = self._answer()
+        except Exception:  # noqa: BLE001 - the next request may succeed
+            _LOG.exception("a request of the live view failed")
+            answer = Answer(HTTPStatus.INTERNAL_SERVER_ERROR, b"see the log of the process\n")
+        self._send(answer)
 
     def _read_head(self) -> bytes:
         """Read up to the empty line after the headers; b"" if the client sends none."""
-        head, ends_at = b"", time.monotonic() + TIMEOUT_S
-        while not re.search(rb"\r?\n\r?\n", head):
+        head, ends_at, searched = bytearray(), time.monotonic() + TIMEOUT_S, 0
+        while not END_OF_HEAD.search(head, searched):
+            searched = max(0, len(head) - 3)
             self.connection.settimeout(max(0.001, ends_at - time.monotonic()))
             received = self.connection.recv(4096)
             head += received
             if not received or len(head) > MAX_HEAD_BYTES:
                 return b""
         self.connection.settimeout(TIMEOUT_S)
-        return head
+        self.server.head_read(self.connection)
+        return bytes(head)
 
     def _answer(self) -> Answer:
-        path, headers = urlsplit(self.path).path, self.headers
+        path, headers = self.path.partition("?")[0], self.headers
         access: Access = self.server.access
         if access.needs_token:
             if path != "/" and not access.has_token(headers.get("Authorization", "")):

@@ -405,8 +405,14 @@ def _channel(channel: Any) -> Iterator[ChannelStatus]:
         None if balanced else channel.number,
         any(one.stale for one in subchannels),
         subchannels,
-        "its servers cannot be reached" if name == "TRANSIENT_FAILURE" else "",
+        _channel_problem(name, known=bool(subchannels) or not balanced),
     )
+
+
+def _channel_problem(state: str, *, known: bool) -> str:
+    if state != "TRANSIENT_FAILURE":
+        return ""
+    return "its servers cannot be reached" if known else "no server is known"
 
 
 def _subchannel(subchannel: Any) -> SubchannelStatus:

@@ -6,7 +6,9 @@ import os
 import re
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
+from http import HTTPStatus
 
 import pytest
 
@@ -244,15 +246,35 @@ def test_a_client_that_reads_nothing_is_disconnected(monkeypatch):
         wait_until(lambda: not server._site.connections)
 
 
-def test_too_many_connections_are_refused_until_one_ends(server):
+def test_connections_without_a_request_do_not_prevent_others(server):
     held = [
         socket.create_connection(("127.0.0.1", server.port), WAIT_S) for _ in range(MAX_CONNECTIONS)
     ]
     wait_until(lambda: len(server._site.connections) == MAX_CONNECTIONS)
-    with socket.create_connection(("127.0.0.1", server.port), WAIT_S) as one_more:
-        assert received(one_more).startswith(b"HTTP/1.0 503 ")
+    assert get(server)[0].status == 200
+    assert received(held[0]) == b""  # the oldest one
     for one in held:
         one.close()
+    wait_until(lambda: not server._site.connections)
+
+
+def test_too_many_requests_are_refused_until_one_ends(server, monkeypatch):
+    running, go_on = threading.Semaphore(0), threading.Event()
+
+    def wait(_):
+        running.release()
+        go_on.wait(WAIT_S)
+        return server_module.Answer(HTTPStatus.OK, b"")
+
+    monkeypatch.setitem(server_module.PATHS, "/", wait)
+    with ThreadPoolExecutor(MAX_CONNECTIONS) as pool:
+        answers = [pool.submit(get, server) for _ in range(MAX_CONNECTIONS)]
+        for _ in answers:
+            assert running.acquire(timeout=WAIT_S)
+        with socket.create_connection(("127.0.0.1", server.port), WAIT_S) as one_more:
+            assert received(one_more).startswith(b"HTTP/1.0 503 ")
+        go_on.set()
+        assert {one.result(WAIT_S)[0].status for one in answers} == {200}
     wait_until(lambda: not server._site.connections)
     assert get(server)[0].status == 200
 
@@ -263,10 +285,32 @@ def test_an_exception_is_logged_and_the_server_continues(server, monkeypatch, ca
 
     with monkeypatch.context() as patch:
         patch.setitem(server_module.PATHS, "/", fail)
-        with pytest.raises(http.client.HTTPException):
-            get(server)
+        assert get(server)[0].status == 500
     assert "a bug" in caplog.text
     assert get(server)[0].status == 200
+
+
+def test_a_request_that_is_no_url_is_not_logged(server, caplog):
+    assert exchange(server, b"GET http://[ HTTP/1.1\r\nHost: localhost\r\n\r\n").startswith(
+        b"HTTP/1.0 404 "
+    )
+    assert caplog.text == ""
+
+
+def test_kits_with_the_same_fixed_port_share_the_live_view():
+    host = "127.0.0.77"  # where no other test listens
+    with socket.create_server((host, 0)) as free:
+        port = free.getsockname()[1]
+    settings = {"status_port": port, "status_host": host}
+    with rpcwheel.Kit(**settings) as one, rpcwheel.Kit(**settings) as other:
+        assert one.status_address == other.status_address
+        one.close()
+        one.close()
+        assert one.status_address is None
+        with socket.create_connection((host, port), WAIT_S):
+            pass
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((host, port), WAIT_S)
 
 
 def test_close_ends_threads_connections_and_the_port(server):
