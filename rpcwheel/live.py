@@ -33,6 +33,8 @@ __all__ = [
     "components",
     "count_calls",
     "end_timer",
+    "expect_queue",
+    "expected_queues",
     "on_end_of_timer",
     "remove",
     "sinks",
@@ -43,6 +45,9 @@ VARIABLE: Final = "RPCWHEEL_METRICS"
 
 MODULES: Final = {"prometheus": "prometheus_client", "otel": "opentelemetry.metrics"}
 """By the value of `VARIABLE`, the module that it needs."""
+
+MAX_EXPECTED: Final = 1000
+"""Names of queues that are remembered."""
 
 TRACE_MODULE: Final = "opentelemetry.trace"
 
@@ -60,6 +65,8 @@ class _Live:
         self._components: dict[str, dict[int, weakref.ref[Any]]] = {}
         self._own_counts = CallCounts()
         self.counts: CallCounts | None = None
+        self.expected_queues: dict[str, None] = {}
+        """Names of queues that may not exist yet."""
         self._timer_ended: Callable[[tuple[str, Any]], object] | None = None
         self._to_start = [_start_sinks, _start_traces]  # emptied by the thread that starts them
         self._sinks: list[str] | None = None
@@ -83,6 +90,11 @@ class _Live:
         """Return the components that exist, in the order in which they were made."""
         references = self._components.get(name, {}).copy().values()
         return [one for reference in references if (one := reference()) is not None]
+
+    def expect_queue(self, name: str) -> None:
+        """Report a failback queue that will be made by the first call that fails."""
+        if len(self.expected_queues) < MAX_EXPECTED:
+            self.expected_queues[name] = None
 
     def on_end_of_timer(self, function: Callable[[tuple[str, Any]], object]) -> None:
         """Call `function((name, stats))` when a timer ends, perhaps in a finalizer.
@@ -140,8 +152,8 @@ def _start_traces() -> None:
 
 
 def is_off(variable: str) -> bool:
-    """Whether a variable of the environment says "off"."""
-    return os.environ.get(variable, "").strip().lower() == "off"
+    """Whether a variable of the environment says "off", or what others use for it."""
+    return os.environ.get(variable, "").strip().lower() in {"off", "0", "false", "no", "none"}
 
 
 def _installed_sinks() -> list[str]:
@@ -173,6 +185,8 @@ _LIVE: Final = _Live()
 add: Final = _LIVE.add
 remove: Final = _LIVE.remove
 end_timer: Final = _LIVE.end_timer
+expect_queue: Final = _LIVE.expect_queue
+expected_queues: Final = _LIVE.expected_queues
 on_end_of_timer: Final = _LIVE.on_end_of_timer
 components: Final = _LIVE.components
 call_counts: Final = _LIVE.call_counts

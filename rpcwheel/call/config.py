@@ -334,6 +334,9 @@ class ClientState:
         # Starts the traces too: the timer that the first retry makes would start them too late.
         self.counts = live.call_counts()
         """Where calls and attempts are counted; None if metrics are off."""
+        for pattern, settings in (("*", policy), *policy.methods.items()):
+            if settings.failback is not None:
+                live.expect_queue(settings.failback.name or pattern)
         self._timer = checked_timer(timer)
         self.now_ns = clock_of(timer)
         """The clock of the timer in use."""

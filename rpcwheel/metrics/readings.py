@@ -26,6 +26,7 @@ from .table import (
     FAILBACK_LIMIT,
     FAILBACK_OLDEST,
     FAILBACK_PENDING,
+    FAILBACK_REJECTED,
     HEARTBEAT_RTT,
     HEARTBEAT_STATE,
     LATE_BEFORE_START,
@@ -198,7 +199,10 @@ def _expected(
         (METHOD,): [(method,) for _, method in calls[CLIENT_STARTED]],
         LATE_BEFORE_START: [(method,) for _, method in calls[SERVER_STARTED]],
         ("channel",): components[CHANNEL_CALLS],
-        ("queue",): components[FAILBACK_PENDING],
+        ("queue",): [
+            *components[FAILBACK_PENDING],
+            *((name,) for name in live.expected_queues.copy()),
+        ],
         ("registry",): components[REGISTRY_UP],
         ("target",): targets,
         REPLACED: [*targets, *components[CHANNEL_CALLS]],
@@ -222,13 +226,22 @@ def read_components(status: Status) -> dict[Metric, Series]:
             series[labels] = (max if metric.combine == "max" else min)(old, value)
         else:
             _add_to(series, labels, value)
-    for metric in (TIMER_STARTED, TIMER_FIRED, TIMER_CANCELED, TIMER_LATENESS):
+    for metric in NOT_LESS:
         _NOT_LESS.keep(metric, all_series[metric])
     return all_series
 
 
+NOT_LESS: Final = (
+    FAILBACK_REJECTED,
+    TIMER_STARTED,
+    TIMER_FIRED,
+    TIMER_CANCELED,
+    TIMER_LATENESS,
+)
+
+
 class _NotLess:
-    """The last values of the counters of timers. While a timer ends, it is missing for a moment."""
+    """The last values of counters of components, some of which may have ended since."""
 
     def __init__(self) -> None:
         self._last: dict[Metric, Series] = {}
@@ -266,6 +279,7 @@ def _component_values(status: Status) -> Iterator[tuple[Metric, Labels, Value]]:
         label = (queue.name,)
         yield FAILBACK_PENDING, label, float(queue.stats.pending)
         yield FAILBACK_LIMIT, label, float(queue.max_pending)
+        yield FAILBACK_REJECTED, label, float(queue.stats.rejected)
         yield FAILBACK_OLDEST, label, queue.oldest_age_s or 0.0
     for heartbeat in status.heartbeats:
         yield HEARTBEAT_STATE, (heartbeat.state,), 1.0
@@ -318,7 +332,8 @@ def _read_side(
     if ended is None:
         yield seconds, {**by_code}
         return
-    yield ended, {labels: one.number for labels, one in by_code.items()}
+    numbers: Series = {(one.kind, one.method, "OK"): 0.0 for one in totals}
+    yield ended, numbers | {labels: float(one.number) for labels, one in by_code.items()}
     whole: dict[Labels, Histogram] = {}
     for (kind, method, _), one in by_code.items():
         key = kind, method

@@ -228,7 +228,12 @@ DELIVERY_SECONDS: Final = Metric(
 )
 
 EVENTS: Final = (
-    _count("retries", RetryScheduled, _METHOD, "Retries that were planned after a failed attempt."),
+    _count(
+        "retries",
+        RetryScheduled,
+        _METHOD,
+        "Retries that were planned. Not all begin: a call may be canceled while it waits.",
+    ),
     _count(
         "retries_throttled",
         RetryStopped,
@@ -251,7 +256,8 @@ EVENTS: Final = (
         "deadlines_exceeded_before_start",
         DeadlineExceededBeforeStart,
         _METHOD,
-        "Calls that a server refused because their deadline had passed.",
+        "Calls that a server refused because their deadline had passed. Of calls without a request "
+        "stream, gRPC drops most before, and no server metric shows them.",
     ),
     _count(
         "callbacks_failed",
@@ -278,7 +284,7 @@ EVENTS: Final = (
         "failback_dropped",
         FailbackDropped,
         _QUEUE,
-        "Calls that failed and were not queued, because the queue was full.",
+        'Calls that failed and were dropped, because the queue was full (overflow="drop").',
     ),
     _count(
         "failback_lost",
@@ -337,7 +343,7 @@ EVENTS: Final = (
         "registry_retained",
         InstancesRetained,
         _SERVICE,
-        "Times that instances were kept which had disappeared from a suspected registry.",
+        "Times that instances were kept although a registry that may have lost data had them no more.",
     ),
     _count("timer_tasks_failed", TaskFailed, _TIMER, "Tasks that raised an exception."),
     _count("timer_tasks_slow", TaskSlow, _TIMER, "Tasks that blocked the timer's thread."),
@@ -388,6 +394,11 @@ TIMER_MAX_LATENESS: Final = _gauge(
 _Q = ("queue",)
 FAILBACK_PENDING: Final = _gauge("failback_pending", _Q, "Calls that are queued.")
 FAILBACK_LIMIT: Final = _gauge("failback_max_pending", _Q, "The most calls that a queue takes.")
+FAILBACK_REJECTED: Final = _counter(
+    "failback_rejected",
+    _Q,
+    "Calls that failed and were not queued, whose caller got FailbackFull or FailbackClosed.",
+)
 FAILBACK_OLDEST: Final = _gauge(
     "failback_oldest_age_seconds",
     _Q,
@@ -407,7 +418,11 @@ HEARTBEAT_RTT: Final = _gauge(
     "max",
 )
 
-CHANNEL_CALLS: Final = _gauge("channel_calls", ("channel",), "Calls in flight.")
+CHANNEL_CALLS: Final = _gauge(
+    "channel_calls",
+    ("channel",),
+    "Calls in flight on channels of rpcwheel. (A channel of gRPC that a kit intercepts has none.)",
+)
 SUBCHANNELS: Final = _gauge(
     "subchannels",
     ("channel", "state"),
@@ -443,7 +458,7 @@ REGISTRY_INSTANCES: Final = _gauge(
 REGISTRY_STALE: Final = _gauge(
     "registry_stale_seconds",
     ("registry", SERVICE),
-    "Time since which the known instances are not those of the registry; 0 if they are.",
+    "Time since the registry last confirmed the known instances; 0 while it does.",
     "max",
 )
 
@@ -456,6 +471,7 @@ COMPONENTS: Final = (
     TIMER_MAX_LATENESS,
     FAILBACK_PENDING,
     FAILBACK_LIMIT,
+    FAILBACK_REJECTED,
     FAILBACK_OLDEST,
     HEARTBEAT_STATE,
     HEARTBEAT_RTT,

@@ -7,9 +7,11 @@ import prometheus_client
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from fixtures.call_counts import call_counts  # noqa: F401
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel import Kit
 from rpcwheel.balancer import BalancedChannel
+from rpcwheel.errors import FailbackFull
 from rpcwheel.events import ConnectionReplaced, emit
 from rpcwheel.failback import FailbackInvoker, FailbackPolicy
 from rpcwheel.instance import ServiceInstance
@@ -180,3 +182,34 @@ def test_a_balanced_channel(scrape):
             assert scrape("rpcwheel_subchannels", channel="scraped", state="unhealthy") == 1
             assert scrape("rpcwheel_ejections_total", channel="scraped") == 1
     assert scrape("rpcwheel_subchannels", channel="scraped", state="unhealthy") is None
+
+
+def test_the_counters_of_a_queue_exist_before_a_call_fails(scrape):
+    failback = FailbackPolicy(retry_on="UNAVAILABLE", name="expected", default=None)
+    kit = Kit(failback=failback)
+    with kit, kit.intercept_channel(grpc.insecure_channel("127.0.0.1:1")):
+        assert scrape("rpcwheel_failback_queued_total", queue="expected") == 0
+
+
+def test_a_call_that_does_not_fit_into_the_queue_is_rejected(scrape):
+    policy = FailbackPolicy(
+        retry_on=OSError, backoff=3600.0, name="small", default=None, max_pending=1
+    )
+
+    def push() -> None:
+        raise OSError
+
+    with FailbackInvoker(policy, timer=ManualTimer()) as invoker:
+        invoker.invoke(push)
+        with pytest.raises(FailbackFull):
+            invoker.invoke(push)
+        assert scrape("rpcwheel_failback_rejected_total", queue="small") == 1
+        assert scrape("rpcwheel_failback_dropped_total", queue="small") == 0
+        invoker.close(0)
+
+
+def test_a_method_has_a_count_of_successes_before_its_first_call_ends(scrape, call_counts):  # noqa: F811
+    call_counts.client.method("/shop.Orders/Begun", "unary").begin()
+    labels = {"grpc_type": "unary", "grpc_service": "shop.Orders", "grpc_method": "Begun"}
+    assert scrape("grpc_client_started_total", **labels) == 1
+    assert scrape("grpc_client_handled_total", **labels, grpc_code="OK") == 0
