@@ -343,7 +343,7 @@ EVENTS: Final = (
         "registry_retained",
         InstancesRetained,
         _SERVICE,
-        "Times that instances were kept although a registry that may have lost data had them no more.",
+        "Times that instances were kept that a registry had lost, perhaps with its data.",
     ),
     _count("timer_tasks_failed", TaskFailed, _TIMER, "Tasks that raised an exception."),
     _count("timer_tasks_slow", TaskSlow, _TIMER, "Tasks that blocked the timer's thread."),

@@ -118,6 +118,8 @@ print(*(name for name in ("prometheus_client", "opentelemetry.metrics") if name 
         (None, "prometheus_client opentelemetry.metrics"),
         ("off", ""),
         ("OFF", ""),
+        ("0", ""),
+        ("False", ""),
         ("prometheus", "prometheus_client"),
         ("otel", "opentelemetry.metrics"),
         ("nonsense", "prometheus_client opentelemetry.metrics"),
