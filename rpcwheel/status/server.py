@@ -315,6 +315,8 @@ class _Handler(BaseHTTPRequestHandler):
             return
         try:
             answer = self._answer()
+        except ConnectionError:
+            raise
         except Exception:  # noqa: BLE001 - the next request may succeed
             _LOG.exception("a request of the live view failed")
             answer = Answer(HTTPStatus.INTERNAL_SERVER_ERROR, b"see the log of the process\n")
