@@ -29,6 +29,7 @@ from .table import (
     FAILBACK_REJECTED,
     HEARTBEAT_RTT,
     HEARTBEAT_STATE,
+    HEARTBEATS_SENT,
     LATE_BEFORE_START,
     MAX_SERIES,
     METHOD,
@@ -233,6 +234,7 @@ def read_components(status: Status) -> dict[Metric, Series]:
 
 NOT_LESS: Final = (
     FAILBACK_REJECTED,
+    HEARTBEATS_SENT,
     TIMER_STARTED,
     TIMER_FIRED,
     TIMER_CANCELED,
@@ -283,6 +285,7 @@ def _component_values(status: Status) -> Iterator[tuple[Metric, Labels, Value]]:
         yield FAILBACK_OLDEST, label, queue.oldest_age_s or 0.0
     for heartbeat in status.heartbeats:
         yield HEARTBEAT_STATE, (heartbeat.state,), 1.0
+        yield HEARTBEATS_SENT, (heartbeat.target,), float(heartbeat.sent)
         if heartbeat.rtt_s is not None:
             yield HEARTBEAT_RTT, (heartbeat.target,), heartbeat.rtt_s
     for channel in status.channels:

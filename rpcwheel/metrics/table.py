@@ -411,6 +411,7 @@ HEARTBEAT_STATE: Final = _gauge(
     ("state",),
     "Connections with heartbeats, by state: alive, dead and so on.",
 )
+HEARTBEATS_SENT: Final = _counter("heartbeats_sent", ("target",), "Heartbeats that were sent.")
 HEARTBEAT_RTT: Final = _gauge(
     "heartbeat_rtt_seconds",
     ("target",),
@@ -474,6 +475,7 @@ COMPONENTS: Final = (
     FAILBACK_REJECTED,
     FAILBACK_OLDEST,
     HEARTBEAT_STATE,
+    HEARTBEATS_SENT,
     HEARTBEAT_RTT,
     CHANNEL_CALLS,
     SUBCHANNELS,
