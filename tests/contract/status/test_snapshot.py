@@ -342,7 +342,9 @@ def test_a_published_server_and_its_clients(make_shop, memory):
         found = row(snapshot().publishers, port=port)
         assert (found.state, found.services, found.problem) == ("serving", (SERVICE,), "")
         with Kit() as kit, kit.channel(f"{memory}/{SERVICE}") as channel:
-            assert channel.unary_unary(WHO)(b"") == b"a"
+            call = channel.unary_unary(WHO)
+            # The instance may not be published yet.
+            assert call(b"", timeout=WAIT_S, wait_for_ready=True) == b"a"
             (subchannel,) = row(snapshot().channels, target=SERVICE).subchannels
             assert subchannel.state == "READY"
     assert tables_with(port=port) == []
