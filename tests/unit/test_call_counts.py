@@ -192,6 +192,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
 def test_a_forked_process_counts_although_a_thread_added_up_at_the_fork():
-    command = [sys.executable, "-c", FORKED]
+    # From 3.12 on, CPython warns of a fork with threads.
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKED]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.stdout, done.stderr) == ("0\n", "")
