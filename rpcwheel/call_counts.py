@@ -7,7 +7,6 @@ or a signal handler. The entries are added up when the counts are read, or when 
 
 from __future__ import annotations
 
-import math
 import os
 import threading
 from bisect import bisect_left
@@ -53,12 +52,6 @@ class Durations:
         self.sum_ns = 0
         self.buckets = [0] * (len(BOUNDS_S) + 1)
 
-    def add(self, duration_ns: int) -> None:
-        """Count a duration."""
-        self.count += 1
-        self.sum_ns += duration_ns
-        self.buckets[bisect_left(_BOUNDS_NS, duration_ns)] += 1
-
 
 class QueuedCounts:
     """Adds up entries that are put into its queue by any code, also by finalizers."""
@@ -86,11 +79,11 @@ class QueuedCounts:
             finally:
                 self._lock.release()
 
-    def _add_up(self, limit: float = math.inf) -> None:
-        """Add up entries, under the lock."""
-        while self.queue and limit > 0:
-            self._add(self.queue.popleft())
-            limit -= 1
+    def _add_up(self, limit: int | None = None) -> None:
+        """Add up entries, under the lock; all that are there now, without a limit."""
+        add, queue = self._add, self.queue
+        for _ in range(min(len(queue), limit or len(queue))):
+            add(queue.popleft())
 
     def _add(self, entry: Any) -> None:
         """Add one entry."""
@@ -115,10 +108,7 @@ class MethodCounts:
 
     def begin(self) -> int:
         """Count the start of a call. Returns the time, for `end`."""
-        queue = self._queue
-        queue.append(self)
-        if len(queue) > MAX_QUEUED:
-            self._side.add_some()
+        self._queue.append(self)
         return perf_counter_ns()
 
     def end(self, began_ns: int, code: str) -> None:
@@ -208,15 +198,20 @@ class Side(QueuedCounts):
             known = self._methods.setdefault((method, kind), new)
         return known
 
-    def _add(self, entry: MethodCounts | tuple[MethodCounts, str, int]) -> None:
-        if isinstance(entry, MethodCounts):
-            entry.started += 1
-            return
-        counts, code, duration_ns = entry
-        durations = counts.ended.get(code)
-        if durations is None:
-            durations = counts.ended[code] = Durations()
-        durations.add(duration_ns)
+    def _add_up(self, limit: int | None = None) -> None:
+        next_entry = self.queue.popleft  # without a call for each entry
+        for _ in range(min(len(self.queue), limit or len(self.queue))):
+            entry = next_entry()
+            if entry.__class__ is MethodCounts:
+                entry.started += 1
+                continue
+            counts, code, duration_ns = entry
+            durations = counts.ended.get(code)
+            if durations is None:
+                durations = counts.ended[code] = Durations()
+            durations.count += 1
+            durations.sum_ns += duration_ns
+            durations.buckets[bisect_left(_BOUNDS_NS, duration_ns)] += 1
 
     def totals(self) -> list[MethodTotals]:
         """Return all counts so far, sorted by method."""

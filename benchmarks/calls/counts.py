@@ -138,11 +138,11 @@ _COUNTS = {UNCOUNTED: None, COUNTED: CallCounts()}
 
 
 def _made_with(counts: CallCounts | None, make: Callable[[], Any]) -> Any:
-    replaced = live.replace_call_counts(counts)
+    replaced, live._LIVE.counts = live._LIVE.counts, counts
     try:
         return make()
     finally:
-        live.replace_call_counts(replaced)
+        live._LIVE.counts = replaced
 
 
 def _rows(world: World, measure: str, bursts: Mapping[str, Burst], scale: Scale) -> list[Row]:
