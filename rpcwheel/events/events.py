@@ -216,6 +216,26 @@ class FailbackDropped(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class FailbackRejected(Event):
+    """A call failed and was not queued; its caller got `FailbackFull` or `FailbackClosed`.
+
+    `reason` says why, and what to do.
+    """
+
+    log_line = LogLine(
+        FAILBACK,
+        WARNING,
+        "name function",
+        "%(call)s failed and was not queued, because %(reason)s: %(error)s",
+        interval_s=OVERFLOW_INTERVAL_S,
+    )
+    name: str
+    function: str
+    error: BaseException
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class FailbackLost(Event):
     """Queued calls were not delivered before the queue, its timer, its loop or the process ended.
 

@@ -63,6 +63,7 @@ from rpcwheel.events import (
     FailbackGaveUp,
     FailbackLost,
     FailbackQueued,
+    FailbackRejected,
     emit,
 )
 from rpcwheel.exiting import BACKGROUND
@@ -321,6 +322,8 @@ class RetryQueue:
             raise self._refusal(kind, call, why) from call.error
 
     def _refusal(self, kind: type[FailbackError], call: QueuedCall, why: str) -> FailbackError:
+        """Report that a call is not queued, and make the error of its caller."""
+        emit(FailbackRejected(self.name, call.label, call.error, why))
         return kind(f"{self.name}: {call.label} failed and was not queued, because {why}")
 
     def _next_delay_ns(self, call: QueuedCall, error: BaseException, now_ns: int) -> int | Stop:

@@ -26,10 +26,8 @@ from .table import (
     FAILBACK_LIMIT,
     FAILBACK_OLDEST,
     FAILBACK_PENDING,
-    FAILBACK_REJECTED,
     HEARTBEAT_RTT,
     HEARTBEAT_STATE,
-    HEARTBEATS_SENT,
     LATE_BEFORE_START,
     MAX_SERIES,
     METHOD,
@@ -63,8 +61,6 @@ if TYPE_CHECKING:
     from rpcwheel.timer.api import TimerStats
 
 Labels: TypeAlias = tuple[str, ...]
-
-
 Value: TypeAlias = float | Histogram
 Series: TypeAlias = dict[Labels, Value]
 """The values of a metric by the values of its labels."""
@@ -134,6 +130,7 @@ class EndedTimers(QueuedCounts):
         """Begin with counts of 0, in a forked child."""
         super().reset()
         self._series: dict[Metric, Series] = {}
+        self._last: dict[Metric, Series] = {}
 
     def values(self) -> list[tuple[Metric, Labels, Value]]:
         """Return the counts so far."""
@@ -151,10 +148,16 @@ class EndedTimers(QueuedCounts):
             full = labels not in series and len(series) >= MAX_SERIES
             _add_to(series, (OTHER,) if full else labels, value)
 
+    def keep_growing(self, metric: Metric, series: Series) -> None:
+        """Replace values that are less than the last ones: a timer that ends is in no count."""
+        for labels, last in self._last.get(metric, {}).items():
+            if labels in series and _number(series[labels]) < _number(last):
+                series[labels] = last
+        self._last[metric] = dict(series)
+
 
 EVENT_COUNTS: Final = EventCounts()
 """The sink that `start_counting` adds."""
-
 
 ENDED_TIMERS: Final = EndedTimers()
 
@@ -227,40 +230,13 @@ def read_components(status: Status) -> dict[Metric, Series]:
             series[labels] = (max if metric.combine == "max" else min)(old, value)
         else:
             _add_to(series, labels, value)
-    for metric in NOT_LESS:
-        _NOT_LESS.keep(metric, all_series[metric])
+    for metric in (TIMER_STARTED, TIMER_FIRED, TIMER_CANCELED, TIMER_LATENESS):
+        ENDED_TIMERS.keep_growing(metric, all_series[metric])
     return all_series
-
-
-NOT_LESS: Final = (
-    FAILBACK_REJECTED,
-    HEARTBEATS_SENT,
-    TIMER_STARTED,
-    TIMER_FIRED,
-    TIMER_CANCELED,
-    TIMER_LATENESS,
-)
-
-
-class _NotLess:
-    """The last values of counters of components, some of which may have ended since."""
-
-    def __init__(self) -> None:
-        self._last: dict[Metric, Series] = {}
-
-    def keep(self, metric: Metric, series: Series) -> None:
-        """Replace values that are less than the last ones by these."""
-        for labels, last in self._last.get(metric, {}).items():
-            if labels in series and _number(series[labels]) < _number(last):
-                series[labels] = last
-        self._last[metric] = dict(series)
 
 
 def _number(value: Value) -> float:
     return value.number if isinstance(value, Histogram) else value
-
-
-_NOT_LESS: Final = _NotLess()
 
 
 def _timer_counters(name: str, stats: TimerStats) -> Iterator[tuple[Metric, Labels, Value]]:
@@ -281,11 +257,9 @@ def _component_values(status: Status) -> Iterator[tuple[Metric, Labels, Value]]:
         label = (queue.name,)
         yield FAILBACK_PENDING, label, float(queue.stats.pending)
         yield FAILBACK_LIMIT, label, float(queue.max_pending)
-        yield FAILBACK_REJECTED, label, float(queue.stats.rejected)
         yield FAILBACK_OLDEST, label, queue.oldest_age_s or 0.0
     for heartbeat in status.heartbeats:
         yield HEARTBEAT_STATE, (heartbeat.state,), 1.0
-        yield HEARTBEATS_SENT, (heartbeat.target,), float(heartbeat.sent)
         if heartbeat.rtt_s is not None:
             yield HEARTBEAT_RTT, (heartbeat.target,), heartbeat.rtt_s
     for channel in status.channels:

@@ -31,6 +31,7 @@ from rpcwheel.events import (
     FailbackGaveUp,
     FailbackLost,
     FailbackQueued,
+    FailbackRejected,
     HeartbeatMissed,
     HedgeSent,
     IdleCloseSkipped,
@@ -287,6 +288,12 @@ EVENTS: Final = (
         'Calls that failed and were dropped, because the queue was full (overflow="drop").',
     ),
     _count(
+        "failback_rejected",
+        FailbackRejected,
+        _QUEUE,
+        "Calls that failed and were not queued, whose caller got FailbackFull or FailbackClosed.",
+    ),
+    _count(
         "failback_lost",
         FailbackLost,
         _QUEUE,
@@ -394,11 +401,6 @@ TIMER_MAX_LATENESS: Final = _gauge(
 _Q = ("queue",)
 FAILBACK_PENDING: Final = _gauge("failback_pending", _Q, "Calls that are queued.")
 FAILBACK_LIMIT: Final = _gauge("failback_max_pending", _Q, "The most calls that a queue takes.")
-FAILBACK_REJECTED: Final = _counter(
-    "failback_rejected",
-    _Q,
-    "Calls that failed and were not queued, whose caller got FailbackFull or FailbackClosed.",
-)
 FAILBACK_OLDEST: Final = _gauge(
     "failback_oldest_age_seconds",
     _Q,
@@ -411,7 +413,6 @@ HEARTBEAT_STATE: Final = _gauge(
     ("state",),
     "Connections with heartbeats, by state: alive, dead and so on.",
 )
-HEARTBEATS_SENT: Final = _counter("heartbeats_sent", ("target",), "Heartbeats that were sent.")
 HEARTBEAT_RTT: Final = _gauge(
     "heartbeat_rtt_seconds",
     ("target",),
@@ -472,10 +473,8 @@ COMPONENTS: Final = (
     TIMER_MAX_LATENESS,
     FAILBACK_PENDING,
     FAILBACK_LIMIT,
-    FAILBACK_REJECTED,
     FAILBACK_OLDEST,
     HEARTBEAT_STATE,
-    HEARTBEATS_SENT,
     HEARTBEAT_RTT,
     CHANNEL_CALLS,
     SUBCHANNELS,

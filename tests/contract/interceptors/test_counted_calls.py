@@ -328,15 +328,21 @@ def test_a_single_threaded_stream(shop, call_counts, policy):
         check(call_counts, "unary_stream", codes, codes)
 
 
-@pytest.mark.parametrize("place", ["outer", "inner"])
-@each_caller
+# Interceptors of grpc.aio can't be outside of a channel.
+@pytest.mark.parametrize(
+    ("caller", "place"),
+    [
+        (caller, place)
+        for caller in EVERY_CALLER
+        for place in ("outer", "inner")
+        if (caller, place) != (AioChannelCaller, "outer")
+    ],
+)
 @each_kind
 def test_with_the_interceptors_of_opentelemetry(shop, call_counts, client_of, kind, caller, place):
     pytest.importorskip("opentelemetry.instrumentation.grpc")
     from fixtures.foreign_opentelemetry import Theirs
 
-    if caller is AioChannelCaller and place == "outer":
-        pytest.skip("interceptors of grpc.aio can't be outside of a channel")
     calls = client_of(caller, PLAIN, **{place: Theirs()})
     assert calls.call(kind).code == "OK"
     shop.then(Fail("NOT_FOUND", read=True))

@@ -164,7 +164,6 @@ def test_a_channel_with_heartbeats_to_a_server_with_an_idle_detector(scrape):
         assert kit.heartbeats[0].beat()
         wait_until(lambda: (scrape("rpcwheel_heartbeat_rtt_seconds", target=target) or 0) > 0)
         assert scrape("rpcwheel_heartbeat_connections", state="alive") == 1
-        assert scrape("rpcwheel_heartbeats_sent_total", target=target) >= 1
     server.stop(None).wait(WAIT_S)
     assert scrape("rpcwheel_heartbeat_connections", state="alive") is None
     assert scrape("rpcwheel_server_connections", state="idle") is None

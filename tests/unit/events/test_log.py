@@ -71,6 +71,7 @@ EVENTS = [
     events.FailbackDelivered("audit", "shop.push", 3, 10.5),
     events.FailbackGaveUp("audit", "shop.push", 4, 15.0, BOOM, "no attempts left"),
     events.FailbackDropped("audit", "shop.push", BOOM, pending=100),
+    events.FailbackRejected("audit", "shop.push", BOOM, "the queue is full"),
     events.FailbackLost("audit", ("shop.push", "shop.pull"), 3, 9.0, "closed"),
     events.DeadLetterFailed("audit", "shop.push", BOOM),
     events.CallSlow("/shop.Orders/Get", "client", 1.5),
@@ -135,7 +136,8 @@ def test_rate_limits_of_event_classes():
         "RecordSkipped",
     }
     assert [kind for kind, line in kinds.items() if line.interval_s == 1] == [
-        events.FailbackDropped
+        events.FailbackDropped,
+        events.FailbackRejected,
     ]
     assert {kind: line.always_after for kind, line in kinds.items() if line.always_after} == {
         events.ConnectionAlive: events.ConnectionDead,

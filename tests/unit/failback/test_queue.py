@@ -20,6 +20,7 @@ from rpcwheel.events import (
     FailbackGaveUp,
     FailbackLost,
     FailbackQueued,
+    FailbackRejected,
 )
 from rpcwheel.failback import FailbackPolicy, FailbackStats
 from rpcwheel.failback.queue import RetryQueue
@@ -231,7 +232,9 @@ def test_a_full_timer_makes_the_queue_full(events):
         with pytest.raises(FailbackFull, match="the timer refused it") as caught:
             queue.add()
     assert caught.value.__cause__ is GONE
-    assert events == []
+    (rejected,) = events
+    assert isinstance(rejected, FailbackRejected)
+    assert (rejected.error, rejected.reason[:20]) == (GONE, "the timer refused it")
     assert queue.stats() == FailbackStats(calls=1, rejected=1)
 
 

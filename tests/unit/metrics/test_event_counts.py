@@ -11,8 +11,8 @@ from rpcwheel.events import (
     RetryScheduled,
     RetryStopped,
 )
-from rpcwheel.metrics.readings import EventCounts
-from rpcwheel.metrics.table import EVENTS, MAX_SERIES
+from rpcwheel.metrics.readings import EndedTimers, EventCounts
+from rpcwheel.metrics.table import EVENTS, MAX_SERIES, METRICS
 
 METRIC = {source.metric.name: source.metric for source in EVENTS}
 GET, PUT = "/shop.Orders/Get", "/shop.Orders/Put"
@@ -124,3 +124,16 @@ def test_a_counted_event_is_not_kept():
     before = gc.get_referrers(event.error)
     counts(event)
     assert len(gc.get_referrers(event.error)) == len(before)
+
+
+def test_the_counters_of_a_name_do_not_decrease_but_begin_anew_in_a_forked_child():
+    ended = EndedTimers()
+    metric = next(one for one in METRICS if one.name == "rpcwheel_timer_started")
+    for given, shown in ((5.0, 5.0), (3.0, 5.0), (7.0, 7.0)):
+        series = {("timer",): given}
+        ended.keep_growing(metric, series)
+        assert series == {("timer",): shown}
+    ended.reset()  # as in a forked child
+    series = {("timer",): 1.0}
+    ended.keep_growing(metric, series)
+    assert series == {("timer",): 1.0}
