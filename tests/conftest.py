@@ -5,6 +5,7 @@ import signal
 
 import grpc
 
+from rpcwheel import live
 from rpcwheel.timer.queue import FORM
 
 pytest_plugins = ["fixtures.timer_and_events", "fixtures.leaks", "fixtures.properties"]
@@ -12,6 +13,11 @@ pytest_plugins = ["fixtures.timer_and_events", "fixtures.leaks", "fixtures.prope
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell ignores SIGINT in background jobs, but tests interrupt themselves and their processes.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_sessionstart() -> None:
+    """Switch metrics and traces on, which otherwise the first component of any test would do."""
+    live.start()
 
 
 def pytest_report_header() -> str:

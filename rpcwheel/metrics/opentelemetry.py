@@ -20,7 +20,7 @@ from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel.call_counts import Histogram
 from rpcwheel.events import FailbackDelivered, add_sink, remove_sink
 
-from .readings import read
+from .readings import read, start_counting
 from .table import (
     ATTEMPT_SECONDS,
     ATTEMPT_STARTED,
@@ -62,7 +62,7 @@ SERVER_ERRORS: Final = frozenset(
 
 
 def start(provider: MeterProvider | None = None) -> Callable[[], None]:
-    """Make the instruments.
+    """Make the instruments, and begin to count.
 
     Args:
         provider: None: the global one, also if the program sets it later.
@@ -76,6 +76,7 @@ def start(provider: MeterProvider | None = None) -> Callable[[], None]:
     """
     if "explicit_bucket_boundaries_advisory" not in signature(Meter.create_histogram).parameters:
         raise ImportError("opentelemetry-api is too old; install rpcwheel[otel]")
+    start_counting()
     meter = metrics.get_meter("rpcwheel", sys.modules["rpcwheel"].__version__, provider)
     recorder = _Recorder(meter)
     _observe(meter, _Reading(recorder))
