@@ -9,7 +9,11 @@ The classes, with the cause of the error: "caller" for wrong use, "load" for a l
     │   └── TooManyTimeouts   load: the timer has `max_pending` timeouts
     ├── FailbackError
     │   ├── FailbackFull      load: the queue has `max_pending` calls
-    │   └── FailbackClosed    caller: the call failed after `close()`, or the timer was stopped
+    │   ├── FailbackClosed    caller: the call failed after `close()`, or the timer was stopped
+    │   └── JournalError
+    │       ├── JournalFull         load: the disk or the memory is full   (a FailbackFull too)
+    │       ├── JournalUnavailable  the journal does not answer            (a ConnectionError too)
+    │       └── JournalRefused      the journal refuses: rights, format    (a PermissionError too)
     ├── CallError
     │   ├── DuplicateKey      caller: a call with this key is pending      (a ValueError too)
     │   ├── CallTimeout       no response in time; `side` says where       (a TimeoutError too)
@@ -42,6 +46,10 @@ __all__ = [
     "FailbackError",
     "FailbackFull",
     "InstanceIdConflict",
+    "JournalError",
+    "JournalFull",
+    "JournalRefused",
+    "JournalUnavailable",
     "NotPublished",
     "RegistryClosed",
     "RegistryError",
@@ -92,6 +100,22 @@ class FailbackFull(FailbackError):
 
 class FailbackClosed(FailbackError):
     """The call was not queued, because the queue was closed or its timer stopped."""
+
+
+class JournalError(FailbackError):
+    """A request to a journal failed. A call that could not be stored was not queued."""
+
+
+class JournalFull(JournalError, FailbackFull):
+    """The disk, or the memory of the engine, is full. Nothing was changed."""
+
+
+class JournalUnavailable(JournalError, ConnectionError):
+    """The journal cannot be reached, does not answer in time, or cannot do it now."""
+
+
+class JournalRefused(JournalError, PermissionError):
+    """The journal refuses. Check the rights, the password, and which program made the journal."""
 
 
 class CallError(RpcWheelError):

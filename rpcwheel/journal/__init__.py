@@ -1,0 +1,1 @@
+"""Journals: where failback keeps calls that must survive the process."""

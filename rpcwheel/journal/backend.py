@@ -1,0 +1,275 @@
+"""The contract of journals: where failback keeps calls that must survive the process.
+
+A backend connects one engine, such as a SQLite file. It is blocking, and serves `grpc` and
+`grpc.aio`. It makes no decisions: `rpcwheel.failback.journaled` decides what is attempted when.
+
+A stored call is in one of four states:
+
+    READY      it may be taken when it is due
+    BLOCKED    an earlier call with the same order key is stored and not dead
+    TAKEN      a worker has it, until the worker's lease ends
+    DEAD       a dead letter: there is no further attempt until somebody says so
+
+A worker is one queue of one process. It has one lease for all its calls, measured by the engine's
+clock, because processes on several machines have different clocks. If a lease has ended, the next
+`take` of any worker makes the calls ready again. What the old worker reports afterwards changes
+nothing. So two workers have the same call only if one of them was paused for longer than its lease.
+
+Times in arguments and results are relative to now, in seconds. Ids increase.
+
+Backends of other packages are found by the scheme of the URL, through an entry point of the group
+`rpcwheel.journal`. `rpcwheel.testing.check_journal` tests whether they keep the contract.
+"""
+
+from __future__ import annotations
+
+import enum
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .url import JournalUrl
+
+__all__ = [
+    "CallState",
+    "Dead",
+    "Delivered",
+    "Depth",
+    "Filter",
+    "JournalBackend",
+    "NewCall",
+    "Postponed",
+    "Result",
+    "Route",
+    "StoredCall",
+]
+
+
+class CallState(enum.IntEnum):
+    """The state of a stored call; see the module."""
+
+    READY = 0
+    BLOCKED = 1
+    TAKEN = 2
+    DEAD = 3
+
+
+@dataclass(frozen=True, slots=True)
+class NewCall:
+    """A call to be stored."""
+
+    queue: str
+    """The name of its failback queue."""
+    target: str
+    """Where it is sent; "" for a function."""
+    method: str
+    """The method path, such as `/shop.Orders/Push`, or the name of a function."""
+    key: str
+    """Its idempotency key."""
+    body: bytes = field(repr=False)
+    """All that is needed to make it, in the format of `rpcwheel.failback.stored`."""
+    delay_s: float
+    """The time until its next attempt."""
+    max_age_s: float
+    """The time until it becomes a dead letter."""
+    attempts: int = 1
+    """Attempts made, the first included."""
+    error: str = ""
+    """How the last attempt failed."""
+    order_key: str | None = None
+    """Calls of one queue and target with the same order key are taken one at a time, in the order
+    of their ids. None: no order."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCall:
+    """A call as it is stored; `NewCall` describes the fields of the same names."""
+
+    id: int
+    queue: str
+    target: str
+    method: str
+    key: str
+    body: bytes = field(repr=False)
+    due_s: float
+    """The time until its next attempt; negative if it is overdue."""
+    age_s: float
+    """The time since it was stored."""
+    expires_s: float
+    """The time until it becomes a dead letter; negative if it should be one."""
+    attempts: int
+    error: str
+    order_key: str | None
+    state: CallState
+    reason: str = ""
+    """Why there is no further attempt; "" unless it is a dead letter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Calls that a worker can deliver."""
+
+    queue: str
+    target: str
+    limit: int
+    """The largest number of calls to take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """An attempt has succeeded: delete the call."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Postponed:
+    """An attempt has failed, or was not made: the call is ready again, and due after `delay_s`."""
+
+    id: int
+    attempts: int
+    delay_s: float
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dead:
+    """There is no further attempt: keep the call as a dead letter."""
+
+    id: int
+    attempts: int
+    error: str
+    reason: str
+
+
+Result: TypeAlias = Delivered | Postponed | Dead
+"""What a worker reports of a call that it has taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Selects stored calls. All given conditions must hold; without any, every call is selected."""
+
+    ids: tuple[int, ...] | None = None
+    states: tuple[CallState, ...] | None = None
+    queue: str | None = None
+    """A pattern with the wildcards `*` and `?`, as the following two."""
+    target: str | None = None
+    method: str | None = None
+    error: str | None = None
+    """A part of the last error, or of the reason of a dead letter; case matters."""
+    min_age_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """How many calls of one queue and target are stored."""
+
+    queue: str
+    target: str
+    waiting: int
+    """READY and BLOCKED."""
+    taken: int
+    dead: int
+    oldest_s: float
+    """The age of the oldest call that is not dead; 0 without one."""
+
+
+class JournalBackend(ABC):
+    """The connection of one process to one journal.
+
+    Errors: `JournalUnavailable` if the engine cannot be reached, does not answer in time or cannot
+    do it now; `JournalFull` if it has no space; `JournalRefused` if it refuses. If a method raises,
+    nothing was changed. The one exception: if the connection was lost during `append`, the calls
+    may have been stored; they have idempotency keys for this.
+
+    Methods are called on any thread. `append`, `take`, `renew`, `report` and `release` are called
+    one at a time; the others, and `close`, may be called concurrently with them and each other.
+
+    In a forked child the backend must work, with a connection of its own.
+    """
+
+    url: JournalUrl
+
+    @abstractmethod
+    def __init__(self, url: JournalUrl) -> None:
+        """Check the URL. Does not connect yet: the first request does.
+
+        Raises:
+            ConfigurationError: The URL is not valid for this engine; the message says what is.
+            ExtraMissing: A package is not installed; the message says which.
+        """
+
+    @abstractmethod
+    def append(self, calls: Sequence[NewCall]) -> list[int]:
+        """Store calls, all or none, and return their ids when they are durable.
+
+        A call is READY, or BLOCKED if a call with its order key is stored and not dead.
+        """
+
+    @abstractmethod
+    def take(
+        self, worker: str, lease_s: float, routes: Sequence[Route], within_s: float
+    ) -> list[StoredCall]:
+        """Give ready calls to a worker, and renew its lease if there are any.
+
+        First makes the calls of workers ready whose lease has ended. Of each route the calls that
+        are due first are taken, if they are due within `within_s`. If there are none, nothing is
+        written.
+        """
+
+    @abstractmethod
+    def renew(self, worker: str, lease_s: float) -> bool:
+        """Renew the lease of a worker. False: it had ended, and the worker has no calls any more.
+
+        A worker that has not taken anything has no lease.
+        """
+
+    @abstractmethod
+    def report(self, worker: str, results: Sequence[Result]) -> list[int]:
+        """Store results of calls that a worker has taken, all or none.
+
+        Returns:
+            The ids of the calls that the worker does not have any more; their results were ignored.
+        """
+
+    @abstractmethod
+    def release(self, worker: str) -> None:
+        """Make all calls of a worker ready, with unchanged attempts, and end its lease."""
+
+    @abstractmethod
+    def routes(self) -> list[tuple[str, str]]:
+        """List the queues and targets that have ready calls, in any order."""
+
+    @abstractmethod
+    def depths(self) -> list[Depth]:
+        """Count the calls of each queue and target, in the order of their names.
+
+        Takes a second for ten million calls.
+        """
+
+    @abstractmethod
+    def select(self, chosen: Filter, *, after: int = 0, limit: int = 100) -> list[StoredCall]:
+        """List the calls that a filter selects and whose id is above `after`, in order of ids."""
+
+    @abstractmethod
+    def retry(self, chosen: Filter) -> int:
+        """Make waiting calls due now, and dead letters ready as if they were stored now.
+
+        A dead letter begins with 0 attempts, and has its whole maximum age again. Calls that are
+        taken are not changed.
+
+        Returns:
+            The number of calls changed.
+        """
+
+    @abstractmethod
+    def delete(self, chosen: Filter) -> int:
+        """Delete calls, in any state. Returns their number."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the connection after the running requests. Idempotent. Releases no calls."""

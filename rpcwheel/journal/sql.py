@@ -1,0 +1,128 @@
+"""What the journals in SQLite and PostgreSQL have in common: columns, conditions, and rows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from .backend import CallState, Dead, Delivered, StoredCall
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from .backend import Filter, NewCall, Result
+
+COLUMNS: Final = (
+    "id, queue, target, method, call_key, body, due_ms, created_ms, expires_ms, attempts, error, "
+    "order_key, state, reason"
+)
+"""In the order of `stored_call`."""
+
+APPEND_COLUMNS: Final = (
+    "queue, target, method, call_key, body, due_ms, created_ms, expires_ms, attempts, error, "
+    "order_key, state"
+)
+"""In the order of `append_row`."""
+
+
+def append_row(call: NewCall, now_ms: int, state: CallState) -> tuple[Any, ...]:
+    """Return the values of a new row."""
+    return (
+        call.queue,
+        call.target,
+        call.method,
+        call.key,
+        call.body,
+        now_ms + round(call.delay_s * 1e3),
+        now_ms,
+        now_ms + round(call.max_age_s * 1e3),
+        call.attempts,
+        call.error,
+        call.order_key,
+        int(state),
+    )
+
+
+def stored_call(row: Sequence[Any], now_ms: int) -> StoredCall:
+    """Make a call of a row."""
+    number, queue, target, method, key, body, due, created, expires, *rest = row
+    attempts, error, order_key, state, reason = rest
+    return StoredCall(
+        number,
+        queue,
+        target,
+        method,
+        key,
+        bytes(body),
+        (due - now_ms) / 1e3,
+        (now_ms - created) / 1e3,
+        (expires - now_ms) / 1e3,
+        attempts,
+        error,
+        order_key,
+        CallState(state),
+        reason,
+    )
+
+
+def split_results(
+    results: Sequence[Result], now_ms: int, worker: str
+) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
+    """Return the parameters of a DELETE and of an UPDATE.
+
+    The UPDATE has: state, due_ms (None: unchanged), attempts, error, reason, id, worker.
+    """
+    deleted: list[tuple[Any, ...]] = []
+    updated: list[tuple[Any, ...]] = []
+    for result in results:
+        if isinstance(result, Delivered):
+            deleted.append((result.id, worker))
+            continue
+        dead = isinstance(result, Dead)
+        state = CallState.DEAD if dead else CallState.READY
+        due_ms = None if isinstance(result, Dead) else now_ms + round(result.delay_s * 1e3)
+        reason = result.reason if isinstance(result, Dead) else ""
+        updated.append(
+            (int(state), due_ms, result.attempts, result.error, reason, result.id, worker)
+        )
+    return deleted, updated
+
+
+def where(
+    chosen: Filter,
+    now_ms: int,
+    *,
+    mark: str,
+    matches: Callable[[str], tuple[str, str]],
+    contains: str,
+) -> tuple[str, list[Any]]:
+    """Return the condition for a filter, and its parameters.
+
+    Args:
+        chosen: The filter.
+        now_ms: The time of the engine.
+        mark: How a parameter is written: "?" or "%s".
+        matches: Makes of a pattern with `*` and `?` an operator, such as "GLOB", and its operand.
+        contains: The condition that a text contains the parameter, with `{}` for the text.
+    """
+    terms: list[str] = ["1 = 1"]
+    given: list[Any] = []
+    for column, values in (("id", chosen.ids), ("state", chosen.states)):
+        if values is not None:
+            terms.append(f"{column} IN ({', '.join([mark] * len(values)) or 'NULL'})")
+            given += map(int, values)
+    for column, pattern in (
+        ("queue", chosen.queue),
+        ("target", chosen.target),
+        ("method", chosen.method),
+    ):
+        if pattern is not None:
+            operator, operand = matches(pattern)
+            terms.append(f"{column} {operator} {mark}")
+            given.append(operand)
+    if chosen.error is not None:
+        terms.append(f"({contains.format('error')} OR {contains.format('reason')})")
+        given += [chosen.error, chosen.error]
+    if chosen.min_age_s is not None:
+        terms.append(f"created_ms <= {mark}")
+        given.append(now_ms - round(chosen.min_age_s * 1e3))
+    return " AND ".join(terms), given

@@ -1,0 +1,498 @@
+"""`sqlite:///var/lib/shop/failback.db`: a file as the journal, for the processes of one machine.
+
+The file has a write-ahead log. With `?durability=process`, the default, a stored call survives the
+death of the process, also by SIGKILL. With `?durability=power` it also survives a power failure, if
+the disk keeps what it has confirmed: each transaction waits for an fsync.
+
+The file must be on a local disk, as SQLite's locks and shared memory do not work over a network.
+It is created with mode 0600, because requests may be confidential. Only features of SQLite 3.31 are
+used. If the file is deleted or replaced, the next request opens the new one.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from rpcwheel._concurrency.executor import reset_after_fork
+from rpcwheel.errors import (
+    ConfigurationError,
+    JournalError,
+    JournalFull,
+    JournalRefused,
+    JournalUnavailable,
+)
+
+from .backend import CallState, Depth, JournalBackend
+from .sql import APPEND_COLUMNS, COLUMNS, append_row, split_results, stored_call, where
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from .backend import Filter, NewCall, Result, Route, StoredCall
+    from .url import JournalUrl
+
+APPLICATION_ID: Final = 0x7270636A
+"""`rpcj`: marks the file of a journal in SQLite's header."""
+
+SCHEMA_VERSION: Final = 1
+"""The version of the tables, SQLite's `user_version`."""
+
+BUSY_TIMEOUT_S: Final = 5.0
+"""How long a request waits for another process's transaction."""
+
+TABLES: Final = (
+    """CREATE TABLE call (
+        id INTEGER PRIMARY KEY AUTOINCREMENT,
+        queue TEXT NOT NULL, target TEXT NOT NULL, method TEXT NOT NULL, call_key TEXT NOT NULL,
+        body BLOB NOT NULL, due_ms INTEGER NOT NULL, created_ms INTEGER NOT NULL,
+        expires_ms INTEGER NOT NULL, attempts INTEGER NOT NULL, error TEXT NOT NULL,
+        order_key TEXT, state INTEGER NOT NULL, worker TEXT, reason TEXT NOT NULL DEFAULT ''
+    )""",
+    "CREATE TABLE worker (name TEXT PRIMARY KEY, ends_ms INTEGER NOT NULL) WITHOUT ROWID",
+    "CREATE INDEX ready ON call (queue, target, due_ms) WHERE state = 0",
+    "CREATE INDEX taken ON call (worker, queue, target) WHERE state = 2",
+    "CREATE INDEX dead ON call (queue, target) WHERE state = 3",
+    "CREATE INDEX ordered ON call (queue, target, order_key, state) WHERE order_key IS NOT NULL",
+)
+"""`ends_ms` is the end of a worker's lease. All times are those of `time.time`."""
+
+APPEND: Final = f"INSERT INTO call ({APPEND_COLUMNS}) VALUES ({', '.join('?' * 12)})"
+TAKE: Final = f"""SELECT {COLUMNS} FROM call
+    WHERE state = 0 AND queue = ? AND target = ? AND due_ms <= ? ORDER BY due_ms, id LIMIT ?"""
+DELETE: Final = "DELETE FROM call WHERE id = ? AND state = 2 AND worker = ?"
+UPDATE: Final = """UPDATE call SET state = ?, due_ms = coalesce(?, due_ms), attempts = ?, error = ?,
+    reason = ?, worker = NULL WHERE id = ? AND state = 2 AND worker = ?"""
+KEY: Final = "queue = ? AND target = ? AND order_key = ?"
+
+VACUUM_PAGES: Final = 500
+"""Free pages that are given back to the file system after a report, if most pages are free."""
+
+FORBIDDEN: Final = frozenset({"SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_READONLY"})
+DAMAGED: Final = frozenset({"SQLITE_NOTADB", "SQLITE_CORRUPT"})
+
+_inherited: Final[list[sqlite3.Connection]] = []
+"""Connections of the parent process. SQLite forbids a child to use or to close them."""
+
+
+class SqliteJournal(JournalBackend):
+    """A journal in one file. Thread-safe; has a connection for writing and one for reading."""
+
+    def __init__(self, url: JournalUrl, *, clock: Callable[[], float] = time.time) -> None:
+        """Open nothing yet.
+
+        Args:
+            url: The URL.
+            clock: The wall clock, in seconds; for tests.
+
+        Raises:
+            ConfigurationError: The URL is not valid.
+        """
+        url.check_options("durability")
+        durability = url.choice("durability", "process", "power")
+        if not url.path.strip("/.~") or url.path.endswith("/") or "\0" in url.path:
+            raise ConfigurationError(f"{url}: give the file: sqlite:///var/lib/shop/failback.db")
+        if url.parts.netloc not in {"", ".", "..", "~"}:
+            raise ConfigurationError(
+                f"{url}: SQLite takes a file of this machine, after three slashes: "
+                "sqlite:///var/lib/shop/failback.db; one beside the program: sqlite://./failback.db"
+            )
+        self.url = url
+        self._path = Path(url.path).expanduser().absolute()
+        self._synchronous = "FULL" if durability == "power" else "NORMAL"
+        self._clock = clock
+        self._closed = False
+        self._writer = _Connection(self._connect)
+        self._reader = _Connection(self._connect)
+
+    def append(self, calls: Sequence[NewCall]) -> list[int]:
+        """Store calls in one transaction."""
+        if not calls:
+            return []
+        with self._transaction() as (db, now_ms):
+            if all(call.order_key is None for call in calls):
+                db.executemany(
+                    APPEND, [append_row(call, now_ms, CallState.READY) for call in calls]
+                )
+                (last,) = db.execute("SELECT last_insert_rowid()").fetchone()
+                return list(range(last - len(calls) + 1, last + 1))
+            return [self._append_ordered(db, call, now_ms) for call in calls]
+
+    @staticmethod
+    def _append_ordered(db: sqlite3.Connection, call: NewCall, now_ms: int) -> int:
+        state = CallState.READY
+        if call.order_key is not None:
+            key = call.queue, call.target, call.order_key
+            earlier = f"SELECT 1 FROM call WHERE {KEY} AND state < 3 LIMIT 1"
+            state = CallState.BLOCKED if db.execute(earlier, key).fetchone() else state
+        return db.execute(APPEND, append_row(call, now_ms, state)).lastrowid or 0
+
+    def take(
+        self, worker: str, lease_s: float, routes: Sequence[Route], within_s: float
+    ) -> list[StoredCall]:
+        """Give ready calls to a worker. Begins a transaction only if there are any."""
+        now_ms = self._now_ms()
+        with self._read() as db:
+            found = _has_ended_workers(db, now_ms) or any(
+                _ready(db, route, now_ms, within_s, 1) for route in routes if route.limit > 0
+            )
+        if not found:
+            return []
+        with self._transaction() as (db, now_ms):
+            _end_workers(db, now_ms)
+            rows = [row for route in routes for row in _ready(db, route, now_ms, within_s)]
+            if rows:
+                db.executemany(
+                    "UPDATE call SET state = 2, worker = ? WHERE id = ?",
+                    [(worker, row[0]) for row in rows],
+                )
+                db.execute(
+                    "INSERT OR REPLACE INTO worker VALUES (?, ?)",
+                    (worker, now_ms + round(lease_s * 1e3)),
+                )
+        return [stored_call((*row[:12], CallState.TAKEN, row[13]), now_ms) for row in rows]
+
+    def renew(self, worker: str, lease_s: float) -> bool:
+        """Renew the lease of a worker."""
+        with self._transaction() as (db, now_ms):
+            changed = db.execute(
+                "UPDATE worker SET ends_ms = ? WHERE name = ?",
+                (now_ms + round(lease_s * 1e3), worker),
+            )
+            return changed.rowcount > 0
+
+    def report(self, worker: str, results: Sequence[Result]) -> list[int]:
+        """Store results in one transaction."""
+        if not results:
+            return []
+        with self._transaction() as (db, now_ms):
+            deleted, updated = split_results(results, now_ms, worker)
+            keys = _order_keys(db, [result.id for result in results])
+            late = [given[0] for given in deleted if db.execute(DELETE, given).rowcount == 0]
+            late += [given[-2] for given in updated if db.execute(UPDATE, given).rowcount == 0]
+            _unblock(db, keys)
+        self._shrink()
+        return late
+
+    def release(self, worker: str) -> None:
+        """Make all calls of a worker ready."""
+        with self._transaction() as (db, _):
+            _end_worker(db, worker)
+
+    def routes(self) -> list[tuple[str, str]]:
+        """List queues and targets. Skips from one to the next in the index of ready calls."""
+        found: list[tuple[str, str]] = []
+        step = """SELECT queue, target FROM call WHERE state = 0 AND (queue, target) > (?, ?)
+            ORDER BY queue, target LIMIT 1"""
+        with self._read() as db:
+            row = db.execute(
+                "SELECT queue, target FROM call WHERE state = 0 ORDER BY queue, target LIMIT 1"
+            ).fetchone()
+            while row is not None:
+                found.append(row)
+                row = db.execute(step, row).fetchone()
+        return found
+
+    def depths(self) -> list[Depth]:
+        """Count the calls, each state by the index that has no other."""
+        counts: dict[tuple[str, str], list[int]] = {}
+        oldest: dict[tuple[str, str], list[int]] = {}
+        now_ms = self._now_ms()
+        with self._read() as db:
+            for state, place in ((0, 0), (1, 0), (2, 1), (3, 2)):
+                only = " AND order_key IS NOT NULL" if state == 1 else ""
+                rows = db.execute(
+                    f"""SELECT queue, target, count(*), min(id) FROM call
+                        WHERE state = {state}{only} GROUP BY queue, target"""
+                )
+                for queue, target, number, first in rows:
+                    counts.setdefault((queue, target), [0, 0, 0])[place] += number
+                    if state != CallState.DEAD:
+                        oldest.setdefault((queue, target), []).append(first)
+            ages = {
+                key: now_ms
+                - db.execute("SELECT created_ms FROM call WHERE id = ?", (min(ids),)).fetchone()[0]
+                for key, ids in oldest.items()
+            }
+        return [
+            Depth(*key, waiting, taken, dead, max(0, ages.get(key, 0)) / 1e3)
+            for key, (waiting, taken, dead) in sorted(counts.items())
+        ]
+
+    def select(self, chosen: Filter, *, after: int = 0, limit: int = 100) -> list[StoredCall]:
+        """List calls, in the order of the table."""
+        now_ms = self._now_ms()
+        condition, given = _where(chosen, now_ms)
+        with self._read() as db:
+            rows = db.execute(
+                f"""SELECT {COLUMNS} FROM call WHERE id > ? AND {condition}
+                    ORDER BY id LIMIT ?""",
+                (after, *given, limit),
+            ).fetchall()
+        return [stored_call(row, now_ms) for row in rows]
+
+    def retry(self, chosen: Filter) -> int:
+        """Make calls due now."""
+        with self._transaction() as (db, now_ms):
+            condition, given = _where(chosen, now_ms)
+            waiting = db.execute(
+                f"UPDATE call SET due_ms = ? WHERE state < 2 AND {condition}",
+                (now_ms, *given),
+            ).rowcount
+            dead = [
+                row[0]
+                for row in db.execute(
+                    f"SELECT id FROM call WHERE state = 3 AND {condition}",
+                    given,
+                )
+            ]
+            db.executemany(
+                """UPDATE call SET expires_ms = ? + expires_ms - created_ms, created_ms = ?,
+                    due_ms = ?, attempts = 0, reason = '',
+                    state = CASE WHEN order_key IS NULL THEN 0 ELSE 1 END WHERE id = ?""",
+                [(now_ms, now_ms, now_ms, number) for number in dead],
+            )
+            _unblock(db, _order_keys(db, dead))
+        return waiting + len(dead)
+
+    def delete(self, chosen: Filter) -> int:
+        """Delete calls."""
+        with self._transaction() as (db, now_ms):
+            condition, given = _where(chosen, now_ms)
+            keys = db.execute(
+                f"""SELECT DISTINCT queue, target, order_key FROM call
+                    WHERE order_key IS NOT NULL AND {condition}""",
+                given,
+            ).fetchall()
+            deleted = db.execute(f"DELETE FROM call WHERE {condition}", given).rowcount
+            _unblock(db, keys)
+        return deleted
+
+    def close(self) -> None:
+        """Close both connections."""
+        self._closed = True
+        self._reader.close()
+        self._writer.close()
+
+    # --- Connections ---
+
+    def _now_ms(self) -> int:
+        return int(self._clock() * 1e3)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[tuple[sqlite3.Connection, int]]:
+        """Use the connection for writing in one transaction, which an exception rolls back."""
+        with self._writer.use() as db, self._translated():
+            db.execute("BEGIN IMMEDIATE")
+            try:
+                yield db, self._now_ms()
+                db.execute("COMMIT")
+            except BaseException:
+                with suppress(sqlite3.Error):  # if the disk is full, SQLite may have rolled back
+                    db.execute("ROLLBACK")
+                raise
+
+    @contextmanager
+    def _read(self) -> Iterator[sqlite3.Connection]:
+        with self._reader.use() as db, self._translated():
+            yield db
+
+    def _shrink(self) -> None:
+        """Return free pages to the file system if there are many."""
+        with suppress(sqlite3.Error, JournalError), self._writer.use() as db:
+            (free,) = db.execute("PRAGMA freelist_count").fetchone()
+            if free > VACUUM_PAGES:
+                (pages,) = db.execute("PRAGMA page_count").fetchone()
+                if free > pages // 2:
+                    db.execute(f"PRAGMA incremental_vacuum({VACUUM_PAGES})").fetchall()
+
+    def _connect(self) -> sqlite3.Connection:
+        """Open the file, and create it if it does not exist."""
+        if self._closed:
+            raise JournalUnavailable(f"{self.url} was closed")
+        with self._translated():
+            with suppress(FileExistsError):
+                os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+            db = sqlite3.connect(
+                self._path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
+            )
+            try:
+                self._prepare(db)
+            except BaseException:
+                db.close()
+                raise
+        return db
+
+    def _prepare(self, db: sqlite3.Connection) -> None:
+        (application,) = db.execute("PRAGMA application_id").fetchone()
+        (tables,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if tables and application != APPLICATION_ID:
+            raise JournalRefused(
+                f"{self._path} is another program's database; give the journal a file of its own"
+            )
+        if not tables:
+            db.execute("PRAGMA auto_vacuum = INCREMENTAL")  # before the first table
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute(f"PRAGMA synchronous = {self._synchronous}")
+        db.execute("BEGIN IMMEDIATE")
+        (version,) = db.execute("PRAGMA user_version").fetchone()
+        if version == 0:
+            for statement in TABLES:
+                db.execute(statement)
+            db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        db.execute("COMMIT")
+        if version > SCHEMA_VERSION:
+            raise JournalRefused(
+                f"{self._path} was made by a newer rpcwheel (version {version} of the tables, this "
+                f"one knows {SCHEMA_VERSION}): update rpcwheel"
+            )
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Raise errors of SQLite and of the system as those of journals."""
+        try:
+            yield
+        except JournalError:  # which may be an OSError
+            raise
+        except (sqlite3.Error, OSError) as error:
+            raise self._error(error) from error
+
+    def _error(self, error: Exception) -> JournalError:
+        name = getattr(error, "sqlite_errorname", "")
+        kind = "_".join(name.split("_")[:2])  # without the extension: SQLITE_IOERR_WRITE
+        if kind == "SQLITE_FULL" or (kind == "SQLITE_IOERR" and self._is_disk_full()):
+            return JournalFull(f"{self._path}: the disk is full")
+        if kind in DAMAGED:
+            return JournalRefused(
+                f"{self._path} is damaged ({error}): stop its processes, move it away with its "
+                "-wal and -shm files, and recover what it has by `sqlite3 FILE .recover`"
+            )
+        if kind in FORBIDDEN or isinstance(error, (PermissionError, FileNotFoundError)):
+            return JournalRefused(
+                f"{self._path} cannot be opened for writing ({error}): create its directory, and "
+                "let this user write the directory, the file, and its -wal and -shm files"
+            )
+        if kind == "SQLITE_BUSY":
+            return JournalUnavailable(
+                f"{self._path}: other processes have kept it busy for {BUSY_TIMEOUT_S:g} s"
+            )
+        return JournalUnavailable(f"{self._path}: {error}")
+
+    def _is_disk_full(self) -> bool:
+        try:
+            disk = os.statvfs(self._path.parent)
+        except OSError:
+            return False
+        return disk.f_bavail * disk.f_frsize < 1 << 16
+
+
+class _Connection:
+    """A connection that is opened when it is used, and again in a child or for another file."""
+
+    def __init__(self, connect: Callable[[], sqlite3.Connection]) -> None:
+        self._connect = connect
+        self._db: sqlite3.Connection | None = None
+        self._file: tuple[int, int] = 0, 0
+        self._lock = threading.Lock()
+        reset_after_fork(self)
+
+    def reset(self) -> None:
+        """Leave the parent's connection alone, in a forked child."""
+        self._lock = threading.Lock()
+        if self._db is not None:
+            _inherited.append(self._db)
+            self._db = None
+
+    @contextmanager
+    def use(self) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            if self._db is not None and not self._is_same_file():
+                self._close()
+            if self._db is None:
+                self._db = self._connect()
+                self._file = self._file_of(self._db)
+            yield self._db
+
+    def _is_same_file(self) -> bool:
+        try:
+            found = Path(self._path).stat()
+        except OSError:
+            return False
+        return (found.st_dev, found.st_ino) == self._file
+
+    def _file_of(self, db: sqlite3.Connection) -> tuple[int, int]:
+        self._path: str = db.execute("PRAGMA database_list").fetchone()[2]
+        found = Path(self._path).stat()
+        return found.st_dev, found.st_ino
+
+    def close(self) -> None:
+        with self._lock:
+            self._close()
+
+    def _close(self) -> None:
+        db, self._db = self._db, None
+        if db is not None:
+            db.close()
+
+
+def _ready(
+    db: sqlite3.Connection, route: Route, now_ms: int, within_s: float, limit: int | None = None
+) -> list[Any]:
+    due_ms = now_ms + round(within_s * 1e3)
+    most = route.limit if limit is None else limit
+    return db.execute(TAKE, (route.queue, route.target, due_ms, max(0, most))).fetchall()
+
+
+def _has_ended_workers(db: sqlite3.Connection, now_ms: int) -> bool:
+    ended = db.execute("SELECT 1 FROM worker WHERE ends_ms <= ? LIMIT 1", (now_ms,))
+    return ended.fetchone() is not None
+
+
+def _end_workers(db: sqlite3.Connection, now_ms: int) -> None:
+    ended = db.execute("SELECT name FROM worker WHERE ends_ms <= ?", (now_ms,)).fetchall()
+    for (name,) in ended:
+        _end_worker(db, name)
+
+
+def _end_worker(db: sqlite3.Connection, name: str) -> None:
+    db.execute("UPDATE call SET state = 0, worker = NULL WHERE state = 2 AND worker = ?", (name,))
+    db.execute("DELETE FROM worker WHERE name = ?", (name,))
+
+
+def _order_keys(db: sqlite3.Connection, ids: list[int]) -> list[tuple[str, str, str]]:
+    """The queue, target and order key of calls that have one."""
+    keys: dict[tuple[str, str, str], None] = {}
+    for number in ids:
+        row = db.execute(
+            """SELECT queue, target, order_key FROM call
+                WHERE id = ? AND order_key IS NOT NULL""",
+            (number,),
+        ).fetchone()
+        if row is not None:
+            keys[row] = None
+    return list(keys)
+
+
+def _unblock(db: sqlite3.Connection, keys: list[tuple[str, str, str]]) -> None:
+    """Make the first blocked call of each key ready, if no other of the key is ready or taken."""
+    for key in keys:
+        live = f"SELECT 1 FROM call WHERE {KEY} AND state IN (0, 2) LIMIT 1"
+        if db.execute(live, key).fetchone() is None:
+            first = f"SELECT min(id) FROM call WHERE {KEY} AND state = 1"
+            db.execute(f"UPDATE call SET state = 0 WHERE id = ({first})", key)
+
+
+def _where(chosen: Filter, now_ms: int) -> tuple[str, list[Any]]:
+    return where(
+        chosen,
+        now_ms,
+        mark="?",
+        matches=lambda pattern: ("GLOB", pattern.replace("[", "[[]")),
+        contains="instr({}, ?) > 0",
+    )

@@ -1,0 +1,167 @@
+"""The URLs of journals, such as `sqlite:///var/lib/shop/failback.db?durability=power`.
+
+The scheme selects the backend. Options follow after `?`; `lease` is one of all backends.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from rpcwheel.errors import ConfigurationError, ExtraMissing
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from urllib.parse import SplitResult
+
+    from .backend import JournalBackend
+
+__all__ = ["JournalUrl", "open_journal_backend", "parse_journal_url"]
+
+GROUP: Final = "rpcwheel.journal"
+"""The group of the entry points of other packages' backends: `scheme = "package.module:Class"`."""
+
+BACKENDS: Final = {
+    "sqlite": ("sqlite", "SqliteJournal", ""),
+    "postgresql": ("postgresql", "PostgresqlJournal", "postgresql"),
+    "postgres": ("postgresql", "PostgresqlJournal", "postgresql"),
+    "redis": ("redis", "RedisJournal", "redis"),
+    "rediss": ("redis", "RedisJournal", "redis"),
+}
+"""By scheme: the module, the class, and the extra that it needs."""
+
+DEFAULT_LEASE_S: Final = 15.0
+
+_SCHEME: Final = re.compile(r"[a-z][a-z0-9+.\-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class JournalUrl:
+    """A parsed URL. `str()` leaves out the password and the options."""
+
+    text: str = field(repr=False)
+    """As given."""
+    scheme: str
+    parts: SplitResult = field(repr=False)
+    options: Mapping[str, str] = field(repr=False)
+    """All but `lease`."""
+    lease_s: float = DEFAULT_LEASE_S
+    """Seconds after which the calls of a worker that has died are taken by others."""
+
+    def __str__(self) -> str:
+        return masked_journal_url(self.text)
+
+    @property
+    def path(self) -> str:
+        """The path, decoded. A file is `sqlite:///var/lib/x.db`, `sqlite://./x.db` or `~/x.db`."""
+        authority = self.parts.netloc if self.parts.netloc in {".", "..", "~"} else ""
+        return authority + unquote(self.parts.path)
+
+    def check_options(self, *own: str) -> None:
+        """Check that there are no options but `lease` and `own`.
+
+        Raises:
+            ConfigurationError: An option is unknown. The message names the nearest, or all.
+        """
+        known = ("lease", *own)
+        for name in self.options:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                meant = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+                raise ConfigurationError(f"{self}: there is no option {name!r}; {meant}")
+
+    def choice(self, name: str, *allowed: str) -> str:
+        """Read an option that has one of a few values; the first is the default.
+
+        Raises:
+            ConfigurationError: The value is another one.
+        """
+        given = self.options.get(name, allowed[0])
+        if given not in allowed:
+            shown = " or ".join(map(repr, allowed))
+            raise ConfigurationError(f"{self}: {name} must be {shown}, not {given!r}")
+        return given
+
+
+def masked_journal_url(url: str) -> str:
+    """Remove everything that may be secret from a URL, also a malformed one, for messages."""
+    scheme, slashes, rest = url.partition("//")
+    if not slashes:
+        scheme, rest = "", url
+    _, at, after = rest.rpartition("@")
+    return f"{scheme}{slashes}{'***' + at if at else ''}{after.partition('?')[0]}"
+
+
+def parse_journal_url(url: object) -> JournalUrl:
+    """Parse the URL of a journal. Imports and connects nothing.
+
+    Raises:
+        ConfigurationError: It is malformed, or no backend has its scheme. The message never
+            contains the password.
+        TypeError: `url` is not a string.
+    """
+    if not isinstance(url, str):
+        raise TypeError(f'a journal is named by a URL, such as "sqlite:///x.db", not {url!r}')
+    shown = masked_journal_url(url)
+    scheme, colon, _ = url.partition("://")
+    if not colon or not _SCHEME.fullmatch(scheme):
+        raise ConfigurationError(
+            f'{shown!r} is not the URL of a journal, such as "sqlite:///var/lib/shop/failback.db"'
+        )
+    known = sorted({*BACKENDS, *(one.name for one in entry_points(group=GROUP))})
+    if scheme not in known:
+        near = difflib.get_close_matches(scheme, known, n=1)
+        meant = f"did you mean {near[0]}://?" if near else f"there are {', '.join(known)}"
+        raise ConfigurationError(f"{shown!r}: no journal has the scheme {scheme!r}; {meant}")
+    try:
+        parts = urlsplit(url)
+        given = parse_qsl(parts.query, keep_blank_values=True)
+    except ValueError as error:
+        raise ConfigurationError(f"{shown!r}: {error}") from None
+    options = dict(given)
+    if len(options) < len(given):
+        raise ConfigurationError(f"{shown!r}: an option is given twice")
+    return JournalUrl(url, scheme, parts, options, _lease(shown, options.pop("lease", None)))
+
+
+def _lease(shown: str, given: str | None) -> float:
+    if given is None:
+        return DEFAULT_LEASE_S
+    try:
+        lease_s = float(given)
+    except ValueError:
+        lease_s = 0.0
+    if not 1.0 <= lease_s <= 3600.0:  # noqa: PLR2004 - the message says it
+        raise ConfigurationError(f"{shown!r}: lease must be from 1 to 3600 seconds, not {given!r}")
+    return lease_s
+
+
+def open_journal_backend(url: str | JournalUrl) -> JournalBackend:
+    """Make the backend of a journal. Does not connect yet.
+
+    Raises:
+        ConfigurationError: The URL is not valid.
+        ExtraMissing: A package is not installed; the message says which.
+    """
+    parsed = url if isinstance(url, JournalUrl) else parse_journal_url(url)
+    backend: Any
+    if parsed.scheme in BACKENDS:
+        module, name, extra = BACKENDS[parsed.scheme]
+        try:
+            backend = getattr(import_module(f"{__package__}.{module}"), name)
+        except ImportError as error:
+            if not extra or (error.name or "").startswith("rpcwheel"):
+                raise
+            raise ExtraMissing(
+                f"{parsed} needs a package that is not installed ({error.name}): "
+                f"pip install 'rpcwheel[{extra}]'"
+            ) from error
+    else:
+        backend = next(one for one in entry_points(group=GROUP) if one.name == parsed.scheme).load()
+    made: JournalBackend = backend(parsed)
+    return made
