@@ -156,9 +156,11 @@ class Filter:
     ids: tuple[int, ...] | None = None
     states: tuple[CallState, ...] | None = None
     queue: str | None = None
-    """A pattern with the wildcards `*` and `?`, as the following two."""
+    """The exact name: queues are often called `*`."""
     target: str | None = None
+    """The exact target."""
     method: str | None = None
+    """A pattern with the wildcards `*` and `?`."""
     error: str | None = None
     """A part of the last error, or of the reason of a dead letter; case matters."""
     min_age_s: float | None = None

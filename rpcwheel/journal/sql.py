@@ -110,15 +110,14 @@ def where(
         if values is not None:
             terms.append(f"{column} IN ({', '.join([mark] * len(values)) or 'NULL'})")
             given += map(int, values)
-    for column, pattern in (
-        ("queue", chosen.queue),
-        ("target", chosen.target),
-        ("method", chosen.method),
-    ):
-        if pattern is not None:
-            operator, operand = matches(pattern)
-            terms.append(f"{column} {operator} {mark}")
-            given.append(operand)
+    for column, value in (("queue", chosen.queue), ("target", chosen.target)):
+        if value is not None:
+            terms.append(f"{column} = {mark}")
+            given.append(value)
+    if chosen.method is not None:
+        operator, operand = matches(chosen.method)
+        terms.append(f"method {operator} {mark}")
+        given.append(operand)
     if chosen.error is not None:
         terms.append(f"({contains.format('error')} OR {contains.format('reason')})")
         given += [chosen.error, chosen.error]
