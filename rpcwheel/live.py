@@ -24,7 +24,14 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     Name: TypeAlias = Literal[
-        "timer", "failback", "heartbeat", "channel", "detector", "registry", "publisher"
+        "timer",
+        "failback",
+        "journal",
+        "heartbeat",
+        "channel",
+        "detector",
+        "registry",
+        "publisher",
     ]
 
 __all__ = [

@@ -111,6 +111,16 @@ def core_target(channel: Any) -> str | None:
     return target.decode(errors="replace") if isinstance(target, bytes) else str(target)
 
 
+def channel_target(channel: Any) -> str | None:
+    """Return the target of a channel below its interceptors; None if it is not known."""
+    for inner in unwrapped_channels(channel):
+        target = getattr(inner, "target", None)
+        if isinstance(target, str):
+            return target
+    target = core_target(channel)
+    return None if target is None else target.removeprefix("dns:///")  # gRPC's prefix
+
+
 def close_unavailable(channel: grpc.Channel, details: str) -> None:
     """Close a channel and end its calls with UNAVAILABLE. Idempotent.
 

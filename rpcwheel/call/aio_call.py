@@ -45,9 +45,11 @@ from rpcwheel._grpc.aio_relay import (
     failure_of,
     has_ended,
 )
+from rpcwheel._grpc.calls import Details
 from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import FailbackError
 from rpcwheel.events import CallbackFailed, HedgeSent, RetryStopped, emit
+from rpcwheel.failback.stored import with_key
 from rpcwheel.rpc import TRIED, Kind, NextAttempt, Stop, classes_by_kind
 from rpcwheel.tracing import with_current_trace
 
@@ -165,6 +167,8 @@ class CallFactory:
             wait_for_ready = config.wait_for_ready
         if calls.is_native:
             return start(request, timeout=left_s, metadata=metadata, wait_for_ready=wait_for_ready)
+        if config.durable:
+            metadata = with_key(metadata)
         given = start, request, timeout, metadata, wait_for_ready
         call = calls.call_class(calls, config, *given, now_ns, deadline_ns)
         if is_late:
@@ -518,6 +522,12 @@ class RetryingCall(Relay):
     def _enqueue(
         self, policy: FailbackPolicy, call: Any, error: grpc.RpcError, *requests: object
     ) -> None:
+        if self._config.durable:
+            self.pause()
+            storing = self._store(policy, call, error, requests)
+            loop = asyncio.get_running_loop()
+            self._task = loop.create_task(storing, context=self._context.copy())
+            return
         delivery = Delivery(
             self._factory,
             self._start,
@@ -535,6 +545,29 @@ class RetryingCall(Relay):
         except Exception as raised:  # noqa: BLE001 - a user's predicate or wait object
             emit(CallbackFailed(self.method, "failback", raised))
             outcome = None
+        if outcome is not None:
+            self._respond(policy, error, outcome)
+        else:
+            self.finish_failed(call, error)
+
+    async def _store(
+        self, policy: FailbackPolicy, call: Any, error: grpc.RpcError, requests: tuple[Any, ...]
+    ) -> None:
+        """Store the call in the journal, and end it when it is durable."""
+        outcome = None
+        timeout_s = delivery_timeout(self._own_timeout, self._config)
+        details = Details(self.method, timeout_s, self._metadata, None, self._wait_for_ready, None)
+        try:
+            failed = self._state.failed_rpc(policy, self.kind, details, requests)
+            queue = self._state.queue_of(policy, self._config.queue)
+            outcome = await queue.enqueue_rpc(error, failed)
+        except FailbackError as refusal:
+            self._task = None
+            self.finish(failed_call(self.kind, refused_by(refusal, error)))
+            return
+        except Exception as raised:  # noqa: BLE001 - a user's predicate, wait object or request
+            emit(CallbackFailed(self.method, "failback", raised))
+        self._task = None
         if outcome is not None:
             self._respond(policy, error, outcome)
         else:

@@ -36,6 +36,7 @@ from rpcwheel.events import (
     emit,
 )
 from rpcwheel.failback.matching import Matcher
+from rpcwheel.failback.stored import FailedRpc, StoredRpc, checked_order_key, key_of, new_key
 from rpcwheel.rpc import DEADLINE, NextAttempt, Stop
 from rpcwheel.timer import shared_timer
 from rpcwheel.timer.clock import checked_timer, clock_of
@@ -63,9 +64,10 @@ if TYPE_CHECKING:
     from datetime import timedelta
     from typing import Unpack
 
+    from rpcwheel._grpc.calls import Details
     from rpcwheel.durations import Duration
     from rpcwheel.failback.policy import FailbackPolicy
-    from rpcwheel.rpc import AttemptResult
+    from rpcwheel.rpc import AttemptResult, Kind
     from rpcwheel.timer import Timeout
     from rpcwheel.timer.api import Timer
 
@@ -102,7 +104,13 @@ class FailbackQueue(Protocol):
     """Delivers failed calls in the background; a `FailbackInvoker` of the same world."""
 
     def enqueue(self, error: Any, function: Callable[..., object], /, *requests: Any) -> str | None:
-        """Queue a failed call; False if the policy does not apply to its failure."""
+        """Queue a failed call; None if the policy does not apply to its failure."""
+
+    def enqueue_rpc(self, error: Any, failed: FailedRpc) -> Any:
+        """Store a failed call in the journal; returns the same, with `grpc.aio` an awaitable."""
+
+    def add_route(self, target: str, make: Any, is_open: Callable[[], bool]) -> Any:
+        """Deliver the calls in the journal that are stored for a target."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +128,8 @@ class MethodConfig:
     """For calls with one request and one response."""
     default_response: DefaultResponsePolicy | None = None
     failback: FailbackPolicy | None = None
+    durable: bool = False
+    """Whether failed calls are stored in a journal; then each call has an idempotency key."""
     queue: str = "*"
     """The name of the failback queue if its policy has none: the pattern that has the policy."""
     default_matcher: Matcher | None = None
@@ -150,6 +160,7 @@ class MethodConfig:
             hedging=HedgingConfig.from_policy(hedging) if hedging and hedged else None,
             default_response=default,
             failback=failback,
+            durable=failback is not None and failback.journal is not None and queues,
             queue=queue,
             default_matcher=None if default is None else Matcher(default.on),
             failback_matcher=Matcher(failback.retry_on) if failback and queues else None,
@@ -337,6 +348,16 @@ class ClientState:
         for pattern, settings in (("*", policy), *policy.methods.items()):
             if settings.failback is not None:
                 live.expect_queue(settings.failback.name or pattern)
+        self.journaled = tuple(
+            (settings.failback, pattern)
+            for pattern, settings in (("*", policy), *policy.methods.items())
+            if settings.failback is not None and settings.failback.journal is not None
+        )
+        """The failback policies with a journal, each with its pattern."""
+        self.target: str | None = None
+        """The target of the channel, for calls that are stored."""
+        self.serializers: dict[str, Callable[[Any], bytes] | None] = {}
+        """By method, if there is a journal."""
         self._timer = checked_timer(timer)
         self.now_ns = clock_of(timer)
         """The clock of the timer in use."""
@@ -488,6 +509,42 @@ class ClientState:
         except Exception as raised:  # noqa: BLE001 - a user's predicate
             emit(CallbackFailed(method, "failback", raised))
             return False
+
+    def failed_rpc(
+        self,
+        policy: FailbackPolicy,
+        kind: Kind,
+        details: Details,
+        requests: Iterable[Any],
+    ) -> FailedRpc:
+        """Make the stored form of a failed call.
+
+        Args:
+            policy: With a journal.
+            kind: The kind of call.
+            details: Of the call, with the timeout of its deliveries.
+            requests: All its requests.
+
+        Raises:
+            Exception: A request cannot be serialized, or the user's `order_key` has raised.
+        """
+        messages, method = list(requests), details.method
+        serialize = self.serializers.get(method)
+        body = StoredRpc(
+            kind,
+            tuple(message if serialize is None else serialize(message) for message in messages),
+            queued_metadata(details.metadata, policy),
+            DELIVERY_TIMEOUT_S if details.timeout is None else details.timeout,
+            details.wait_for_ready,
+        )
+        order_key: Any = policy.order_key
+        if callable(order_key):
+            order_key = order_key(messages[0]) if messages else None
+        elif order_key is not None:
+            order_key = dict(details.metadata or ()).get(order_key)
+        target = policy.target or self.target or ""
+        key = key_of(details.metadata) or new_key()
+        return FailedRpc(method, target, key, body, checked_order_key(order_key))
 
     def watch_slow_call(self, method: str, config: MethodConfig) -> Timeout | None:
         """Set a timeout that emits `CallSlow`; the caller cancels it at the end of the call.

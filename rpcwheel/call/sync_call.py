@@ -45,6 +45,7 @@ from rpcwheel._grpc.finished import FinishedError, FinishedResponse, FinishedStr
 from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import FailbackError
 from rpcwheel.events import CallbackFailed, HedgeSent, RetryStopped, emit
+from rpcwheel.failback.stored import with_key
 from rpcwheel.rpc import TRIED, Kind, NextAttempt, Stop
 from rpcwheel.tracing import with_current_trace
 
@@ -183,7 +184,10 @@ class ClientCall:
         self._begun = begun[1:]
         self._plan: RetryPlan | None = None  # until the first attempt has failed
         self._start = start
-        self._details = with_readiness(details, self.config)
+        details = with_readiness(details, self.config)
+        if self.config.durable:
+            details = copy_details(details)._replace(metadata=with_key(details.metadata))
+        self._details = details
         self._request = request
         self._attempts = 1
         self.requests: RequestStream | None = None
@@ -343,9 +347,14 @@ class ClientCall:
             timeout=delivery_timeout(given.timeout, self.config),
             metadata=queued_metadata(given.metadata, policy),
         )
-        delivery = _Delivery(self.method, self.kind, self._start, details, self._attempts)
+        delivery = Delivery(self.method, self.kind, self._start, details, self._attempts)
         try:
             queue = self.state.queue_of(policy, self.config.queue)
+            if self.config.durable:
+                stored = details._replace(metadata=given.metadata)
+                failed = self.state.failed_rpc(policy, self.kind, stored, messages)
+                outcome: str | None = queue.enqueue_rpc(error, failed)
+                return outcome
             return queue.enqueue(error, delivery, *messages)
         except FailbackError as refusal:
             raise refused_by(refusal, error) from error
@@ -406,7 +415,7 @@ class ClientCall:
             timeout.cancel()
 
 
-class _Delivery:
+class Delivery:
     """Makes a queued call again. Failback calls it with the requests."""
 
     __slots__ = ("_details", "_kind", "_number", "_start", "label")
@@ -414,6 +423,15 @@ class _Delivery:
     def __init__(
         self, method: str, kind: Kind, start: Start, details: Details, attempts: int
     ) -> None:
+        """Keep what is needed to make the call.
+
+        Args:
+            method: The full name of the method.
+            kind: The kind of call.
+            start: Makes an attempt: `start(details, request)` returns a call.
+            details: The call details of each attempt.
+            attempts: The number of attempts so far.
+        """
         self.label = method
         """The name of the call in failback's events."""
         self._kind = kind

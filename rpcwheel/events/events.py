@@ -257,6 +257,58 @@ class FailbackLost(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class FailbackLeaseLost(Event):
+    """A process lost the lease of calls of a journal, because it was paused, or cut off from it.
+
+    Another process may attempt them at the same time, with the same idempotency keys.
+    """
+
+    log_line = LogLine(
+        FAILBACK,
+        WARNING,
+        "name journal",
+        "%(name)s: the lease of %(count)d call(s) in %(journal)s has ended; "
+        "another process may attempt them too",
+        interval_s=OVERFLOW_INTERVAL_S,
+    )
+    name: str
+    journal: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class JournalFailed(Event):
+    """A journal does not store calls or results. `results` wait until it does."""
+
+    log_line = LogLine(
+        FAILBACK,
+        ERROR,
+        "journal",
+        "%(journal)s: calls cannot be stored, %(results)d results wait: %(error)s",
+        interval_s=OUTAGE_INTERVAL_S,
+    )
+    journal: str
+    error: BaseException
+    results: int
+
+
+@dataclass(frozen=True, slots=True)
+class JournalRecovered(Event):
+    """A journal stores calls again, `after_s` after the first failure."""
+
+    log_line = LogLine(
+        FAILBACK,
+        INFO,
+        "journal",
+        "%(journal)s: calls can be stored again after %(after_s).3g s",
+        interval_s=OUTAGE_INTERVAL_S,
+        always_after=JournalFailed,
+    )
+    journal: str
+    after_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class DeadLetterFailed(Event):
     """The user's `dead_letter` callback raised an exception. The call it was given is lost."""
 

@@ -7,23 +7,31 @@ event loop on which the call was first made. A queue may have calls of several l
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar
 
 from rpcwheel._concurrency.executor import EXECUTOR
-from rpcwheel._concurrency.loop import await_future, call_on_loop, running_loop
+from rpcwheel._concurrency.loop import await_future, call_on_loop, on_worker, running_loop
+from rpcwheel.errors import JournalError
 
-from .queue import InvokerBase
+from .invoker import InvokerBase
+from .journaled import CallRoute, JournaledQueue
 from .queued_call import QueuedCall, SavedCall, State
+from .stored import new_key, with_idempotency_key
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from concurrent.futures import Future
 
     from rpcwheel.durations import Duration
+    from rpcwheel.journal.backend import NewCall
 
+    from .journaled import MakeCall
     from .queue import RetryQueue
     from .queued_call import FailedCall
+    from .stored import FailedRpc
 
 __all__ = ["FailbackInvoker"]
 
@@ -66,11 +74,13 @@ class FailbackInvoker(InvokerBase):
             Exception: An error that `retry_on` does not name, unchanged.
             asyncio.CancelledError: The caller was cancelled; the call is not retried.
         """
-        save = partial(SavedCall.save, function, args, kwargs)
-        started_ns = self._queue.now_ns()
-        return await _first_result(
-            self._queue, partial(function, *args, **kwargs), save, started_ns
-        )
+        queue, save = self._queue, partial(SavedCall.save, function, args, kwargs)
+        attempt = partial(function, *args, **kwargs)
+        if not queue.durable:
+            return await _first_result(queue, attempt, save, queue.now_ns())
+        self.start()
+        with with_idempotency_key(new_key()):
+            return await _first_result(queue, attempt, save, queue.now_ns())
 
     def enqueue(
         self, error: Exception, function: Callable[..., object], /, *args: object, **kwargs: object
@@ -79,9 +89,54 @@ class FailbackInvoker(InvokerBase):
 
         Call it on the loop on which the further attempts are to run. Arguments, result and errors
         are those of `rpcwheel.failback.FailbackInvoker.enqueue`.
+
+        Raises:
+            RuntimeError: The policy has a journal, to which a loop must not write.
         """
+        if self._queue.durable:
+            raise RuntimeError(
+                f"{self._queue.name}: enqueue() would block the event loop until the journal has "
+                "stored the call; let the decorated function make the first attempt"
+            )
         queue, saved = self._queue, SavedCall.save(function, args, kwargs)
         return _enqueue(queue, saved, error, queue.now_ns())
+
+    async def enqueue_rpc(
+        self, error: Exception, failed: FailedRpc
+    ) -> Literal["queued", "dropped"] | None:
+        """Store a failed gRPC call in the journal; the results are those of `enqueue`."""
+        queue = self._journaled
+        return await _store(queue, queue.begin_store_rpc(failed, error))
+
+    def add_route(self, target: str, make: MakeCall, is_open: Callable[[], bool]) -> CallRoute:
+        """Deliver calls of the journal on this loop; see `JournaledQueue`.
+
+        Raises:
+            RuntimeError: No event loop is running.
+        """
+        loop = asyncio.get_running_loop()
+        route = CallRoute(
+            target,
+            make,
+            start=lambda queue, call: _start(queue, loop, call),
+            give_up=partial(_give_up, loop),
+            is_open=lambda: is_open() and not loop.is_closed(),
+        )
+        self._journaled.add_route(route)
+        return route
+
+    def start(self) -> None:
+        """Begin to deliver the calls of the decorated function that an earlier process has left.
+
+        They are delivered on this loop. Also done by the first call of the function. Idempotent.
+        Without a journal, or for the queue of a channel, it has no effect.
+
+        Raises:
+            RuntimeError: No event loop is running.
+        """
+        queue = self._queue
+        if isinstance(queue, JournaledQueue) and queue.codec and not queue.has_route(""):
+            self.add_route("", queue.codec.make, lambda: True)
 
     async def flush(self, timeout: Duration | None = None) -> bool:  # noqa: ASYNC109 - as for grpc
         """Start an attempt of every queued call now, and wait until no call is pending.
@@ -118,7 +173,8 @@ class FailbackInvoker(InvokerBase):
 
 async def flush(queue: RetryQueue, timeout: Duration | None) -> bool:  # noqa: ASYNC109
     """See `FailbackInvoker.flush`."""
-    return await _wait_empty(queue, queue.begin_flush(timeout))
+    seconds = queue.begin_flush(timeout)
+    return await _wait_done(queue.when_flushed(), seconds)
 
 
 async def close(queue: RetryQueue, drain_timeout: Duration) -> list[FailedCall]:
@@ -128,20 +184,23 @@ async def close(queue: RetryQueue, drain_timeout: Duration) -> list[FailedCall]:
         return []
     try:
         if seconds > 0:
-            await _wait_empty(queue, seconds)
+            await _wait_done(queue.when_empty(), seconds)
     finally:
-        failed = queue.end_close()
+        if queue.durable:  # it blocks
+            ended = asyncio.ensure_future(on_worker(queue.end_close))
+            failed = await asyncio.shield(ended)
+        else:
+            failed = queue.end_close()
     return failed
 
 
-async def _wait_empty(queue: RetryQueue, seconds: float) -> bool:
-    empty = queue.when_empty()
+async def _wait_done(done: Future[None], seconds: float) -> bool:
     try:
-        await await_future(empty, seconds)
+        await await_future(done, seconds)
     except TimeoutError:
-        return empty.done()
+        return done.done()
     finally:
-        empty.cancel()
+        done.cancel()
     return True
 
 
@@ -174,14 +233,44 @@ async def _first_result(
         raise
     except Exception as error:
         saved = save() if saved is None else saved.with_current_context()
-        if _enqueue(queue, saved, error, started_ns):
+        if isinstance(queue, JournaledQueue):
+            begun = queue.begin_store_function(saved, error, started_ns)
+            outcome = await _store(queue, begun)
+        else:
+            outcome = _enqueue(queue, saved, error, started_ns)
+        if outcome:
             return queue.policy.default
         raise
     queue.count("succeeded")
     return result
 
 
+async def _store(
+    queue: JournaledQueue, begun: tuple[QueuedCall, NewCall] | None
+) -> Literal["queued", "dropped"] | None:
+    """Store a call. If the caller is canceled meanwhile, the call is stored all the same."""
+    if begun is None:
+        return None
+    call, new = begun
+    appended = queue.append(new)
+    with contextlib.suppress(JournalError):  # raised by `end_append`
+        await await_future(appended)
+    return queue.end_append(call, new, appended)
+
+
 # --- Further attempts ---
+
+
+def _give_up(
+    loop: asyncio.AbstractEventLoop, queue: RetryQueue, call: QueuedCall, error: BaseException
+) -> None:
+    def begin() -> None:
+        task = loop.create_task(_failed(queue, call, error), context=queue.context_for(call))
+        _TASKS.add(task)
+        task.add_done_callback(_TASKS.discard)
+
+    if not call_on_loop(loop, begin):
+        EXECUTOR.submit(queue, partial(queue.lost, call, "its event loop is closed"))
 
 
 def _enqueue(

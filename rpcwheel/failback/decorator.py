@@ -28,12 +28,12 @@ from typing import (
 )
 
 from rpcwheel._concurrency.loop import running_loop
-from rpcwheel.errors import ConfigurationError
 from rpcwheel.timer.clock import checked_timer
 
 from . import aio, sync
 from .policy import FailbackPolicy
 from .queued_call import SavedCall, label_of
+from .stored import new_key, with_idempotency_key
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Generator
@@ -83,20 +83,24 @@ class _Settings(TypedDict, total=False):
     stop: StopBaseT | None
     max_pending: int
     timer: Timer | None
-    journal: None
+    journal: str | None
+    max_age: Duration
+    order_key: str | Callable[..., str | None] | None
     name: str | None
     overflow: Literal["raise", "drop"]
     dead_letter: Callable[[FailedCall], object] | None
 
 
-class _DefaultMaxAttempts(int):
-    """The default of `max_attempts`, to be distinguished from a 4 that the user gave.
+class _Default(int):
+    """A default of `FailbackPolicy`, to be distinguished from the same number that the user gave.
 
-    `FailbackPolicy` has the same default. It is an `int`, so that `help()` shows it.
+    It is an `int`, so that `help()` shows it.
     """
 
 
-_MAX_ATTEMPTS: Final = _DefaultMaxAttempts(4)
+_MAX_ATTEMPTS: Final = _Default(4)
+_MAX_PENDING: Final = _Default(100)
+_MAX_AGE: Final = _Default(86_400)
 _MISSING: Final = object()
 
 
@@ -117,9 +121,11 @@ def with_failback(
     backoff: Duration | WaitBaseT = 5.0,
     stop: StopBaseT | None = None,
     default: object = None,
-    max_pending: int = 100,
+    max_pending: int = _MAX_PENDING,
     timer: Timer | None = None,
-    journal: object = None,
+    journal: str | None = None,
+    max_age: Duration = _MAX_AGE,
+    order_key: str | Callable[..., str | None] | None = None,
     name: str | None = None,
     overflow: Literal["raise", "drop"] = "raise",
     dead_letter: Callable[[FailedCall], object] | None = None,
@@ -155,7 +161,14 @@ def with_failback(
         default: What the caller of a queued call gets.
         max_pending: How many calls may be queued at once.
         timer: Any rpcwheel timer; None takes `shared_timer()` when the first call is queued.
-        journal: Reserved for queues that survive the process. Must be None.
+        journal: The URL of a journal, in which failed calls survive the process:
+            `"sqlite:///var/lib/shop/failback.db"`. Then `max_attempts` has no default, pydantic
+            must be able to write the arguments as JSON, and calls that an earlier process has left
+            are delivered from the first call of the function on, or from `failback.start()`. None:
+            the queue is in memory.
+        max_age: With a journal: seconds after which a call is given up.
+        order_key: With a journal: the name of the argument, or a function of the arguments, whose
+            value calls have in common that are delivered in order.
         name: For events and logs; None takes the function's.
         overflow: What happens if a call fails while `max_pending` calls are queued. "raise":
             `FailbackFull` is raised, chained to the call's error. "drop": the caller gets
@@ -168,31 +181,32 @@ def with_failback(
         it returns an awaitable, a task. Both have the function's result, `default`, or the error.
 
     Raises:
-        ConfigurationError: `retry_on` is missing, a value out of range, or `journal` given.
+        ConfigurationError: `retry_on` is missing, a value is out of range, or with a journal an
+            argument of the function cannot be stored.
         TypeError: A value is of a wrong type. Or the decorated object can't be called a second
             time with the same effect: it is not callable, or a generator function, or a
             classmethod or staticmethod object.
     """
     if bare is not None:
         raise TypeError("with_failback needs its settings first: @with_failback(retry_on=...)")
-    if journal is not None:
-        raise ConfigurationError(
-            "journal must be None: durable journals are not in this release, queued calls are kept "
-            "in memory; close() returns, and dead_letter gets, the calls that were not delivered"
-        )
     settings: dict[str, Any] = {
         "backoff": backoff,
         "stop": stop,
         "default": default,
-        "max_pending": max_pending,
+        "journal": journal,
         "name": name,
         "overflow": overflow,
         "dead_letter": dead_letter,
     }
     if retry_on is not _MISSING:
         settings["retry_on"] = retry_on
-    if max_attempts is not _MAX_ATTEMPTS:
-        settings["max_attempts"] = max_attempts
+    with_defaults = (
+        ("max_attempts", max_attempts, _MAX_ATTEMPTS),
+        ("max_pending", max_pending, _MAX_PENDING),
+        ("max_age", max_age, _MAX_AGE),
+        ("order_key", order_key, None),
+    )
+    settings |= {setting: given for setting, given, usual in with_defaults if given is not usual}
     return _Decorator(FailbackPolicy(**settings), timer)
 
 
@@ -241,6 +255,8 @@ class _Decorator(Generic[DefaultT]):
                 return invoker.invoke(function, *args, **kwargs)
 
             decorated = functools.wraps(function)(invoke)
+        if policy.journal is not None:
+            invoker.register(function)
         decorated.failback = invoker
         return decorated
 
@@ -258,11 +274,13 @@ class _DetectingInvoker(sync.FailbackInvoker):
         if not self._is_async:
             return super().invoke(function, *args, **kwargs)
         started_ns = self._queue.now_ns()
-        try:
-            result = function(*args, **kwargs)
-        except Exception as error:  # noqa: BLE001 - raised where the result is awaited
-            result = _awaitable_error(error)
-        return self._follow_awaitable(result, SavedCall.save(function, args, kwargs), started_ns)
+        with with_idempotency_key(new_key()):
+            try:
+                result = function(*args, **kwargs)
+            except Exception as error:  # noqa: BLE001 - raised where the result is awaited
+                result = _awaitable_error(error)
+            saved = SavedCall.save(function, args, kwargs)
+            return self._follow_awaitable(result, saved, started_ns)
 
     def _follow_awaitable(self, result: Any, call: SavedCall, started_ns: int) -> Any:
         self._is_async = True

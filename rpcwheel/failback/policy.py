@@ -5,17 +5,33 @@ from __future__ import annotations
 from collections.abc import Callable
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import Field, StrictInt, StrictStr, WithJsonSchema, field_validator
+from pydantic import (
+    Field,
+    StrictInt,
+    StrictStr,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 from pydantic.json_schema import SkipJsonSchema
 
 from rpcwheel.backoff import Backoff
-from rpcwheel.policy import Policy, Wait, checked
+from rpcwheel.journal.url import parse_journal_url
+from rpcwheel.policy import Policy, Seconds, Wait, checked
 from rpcwheel.rpc import CODES_SCHEMA
 
 from .matching import Matcher, wanted
 from .queued_call import FailedCall
+from .stored import IDEMPOTENCY_KEY
+
+NOT_STORED: Final = frozenset({"authorization", "proxy-authorization", "cookie", IDEMPOTENCY_KEY})
+"""Metadata that a journal never has in a call's metadata: credentials, and the key, which is stored
+by itself."""
+
+JOURNAL_CAPACITY: Final = 1_000_000
+"""The default of `max_pending` with a journal."""
 
 
 class FailbackPolicy(Policy):
@@ -48,7 +64,9 @@ class FailbackPolicy(Policy):
     """The response that the caller of a queued call gets: this object, not a copy."""
 
     max_pending: Annotated[StrictInt, Field(ge=1)] = 100
-    """Maximum number of queued calls, including those that are being retried at the moment."""
+    """Maximum number of queued calls, including those that are being retried at the moment. With a
+    journal: of all calls of this queue in it, dead letters not included, and 1,000,000 if it is not
+    set."""
 
     overflow: Literal["raise", "drop"] = "raise"
     """What happens if a call fails while the queue is full. "raise": `FailbackFull` is raised,
@@ -58,12 +76,31 @@ class FailbackPolicy(Policy):
     metadata: tuple[str, ...] = ("*",)
     """The metadata keys of a call on a channel that are sent again with each retry; the wildcards
     of `fnmatch` are allowed. `authorization` is sent again only if it is listed by its full name,
-    because the token may have expired. Inner interceptors and call credentials add their metadata
-    to each attempt."""
+    because the token may have expired; it is never stored in a journal. Inner interceptors and call
+    credentials add their metadata to each attempt."""
 
     name: Annotated[StrictStr, Field(min_length=1)] | None = None
     """The name of the queue in events and logs. None: the function's name, or the method pattern
     for which this policy is set (`"*"` for all methods)."""
+
+    journal: StrictStr | None = None
+    """The URL of a journal: `"sqlite:///var/lib/shop/failback.db"`. A failed call is stored there
+    before its caller is answered, and survives the process. A call that is given up stays there as
+    a dead letter. If `max_attempts` is not set, only `max_age` limits the attempts. None: queued
+    calls are kept in memory."""
+
+    max_age: Seconds = 86_400.0
+    """With a journal: seconds after its first failure when a call is given up."""
+
+    order_key: StrictStr | SkipJsonSchema[Callable[..., str | None]] | None = None
+    """With a journal: which queued calls are delivered one at a time, in the order in which they
+    were queued: those with the same key. A string names the metadata entry that has the key, or the
+    argument of a function. Or a function that returns the key, or None for no order: it gets the
+    request (the first one of a stream), or the arguments of the function."""
+
+    target: Annotated[StrictStr, Field(min_length=1)] | None = None
+    """With a journal: the target under which calls are stored, in place of the channel's. After a
+    restart, a call is delivered through a channel with the same target."""
 
     dead_letter: SkipJsonSchema[Callable[[FailedCall], object] | None] = None
     """A function that is called with a `FailedCall` for each queued call that is given up, because
@@ -74,12 +111,21 @@ class FailbackPolicy(Policy):
     @property
     def limit(self) -> int | None:
         """The maximum number of attempts, apart from `stop`; None: no limit."""
-        if self.stop is not None and "max_attempts" not in self.model_fields_set:
+        is_default = "max_attempts" not in self.model_fields_set
+        if is_default and (self.stop is not None or self.journal is not None):
             return None
         return self.max_attempts
 
+    @property
+    def capacity(self) -> int:
+        """The maximum number of queued calls."""
+        is_default = "max_pending" not in self.model_fields_set
+        return JOURNAL_CAPACITY if is_default and self.journal is not None else self.max_pending
+
     def keeps(self, key: str) -> bool:
         """Whether the metadata entry `key` of a queued call is sent again."""
+        if key in NOT_STORED and self.journal is not None:
+            return False
         if key == "authorization":
             return key in self.metadata
         return any(fnmatchcase(key, pattern) for pattern in self.metadata)
@@ -89,6 +135,20 @@ class FailbackPolicy(Policy):
     def _check_retry_on(cls, retry_on: object) -> object:
         checked(partial(Matcher, setting="retry_on"), retry_on)
         return retry_on
+
+    @field_validator("journal")
+    @classmethod
+    def _check_journal(cls, journal: str | None) -> str | None:
+        if journal is not None:
+            checked(parse_journal_url, journal)
+        return journal
+
+    @model_validator(mode="after")
+    def _check_for_journal(self) -> Self:
+        names = [one for one in ("max_age", "order_key", "target") if one in self.model_fields_set]
+        if names and self.journal is None:
+            raise ValueError(f"{', '.join(names)}: has an effect only with `journal`")
+        return self
 
     @field_validator("backoff")
     @classmethod

@@ -34,13 +34,12 @@ import contextlib
 import math
 import os
 import threading
-import warnings
 from concurrent.futures import Future
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from rpcwheel import live, tracing
 from rpcwheel._concurrency.executor import EXECUTOR
@@ -94,6 +93,7 @@ CANCELLED: Final = Stop(
     "its attempt was cancelled, as by a channel that was closed; "
     "close the kit, or the queue, before the channel"
 )
+AFTER_CLOSE: Final = "it came after close(), or at the end of the program"
 TIMER_STOPPED: Final = "its timer was stopped"
 DURING_ATTEMPT: Final = " during an attempt, which may still succeed"
 
@@ -146,6 +146,9 @@ class RetryQueue:
     A queue may hold calls of any event loops and threads.
     """
 
+    durable: ClassVar[bool] = False
+    """Whether its calls are in a journal; see `JournaledQueue`."""
+
     def __init__(self, policy: FailbackPolicy, timer: Timer | None) -> None:
         """Make an empty queue.
 
@@ -167,6 +170,7 @@ class RetryQueue:
         self._timer = checked_timer(timer)
         self.now_ns = clock_of(timer)
         """The clock of all times of this queue."""
+        self.max_pending = policy.capacity
         self._matches = Matcher(policy.retry_on)
         self._backoff = Backoff(policy.backoff, policy.stop, policy.limit)
         self._unlimited_backoff = Backoff(policy.backoff)
@@ -225,6 +229,10 @@ class RetryQueue:
         self._notify_if_empty()
         return future
 
+    def when_flushed(self) -> Future[None]:
+        """Get a future that is done when `flush` has nothing to wait for. Cancel it after use."""
+        return self.when_empty()
+
     def _notify_if_empty(self) -> None:
         with self._lock:
             if self._calls:
@@ -254,6 +262,22 @@ class RetryQueue:
             FailbackClosed: From the call's error: the queue is closed, or its timer was stopped.
             Exception: A predicate, wait or stop object of the user's raised it.
         """
+        delay_ns = self._first_delay_ns(call)
+        if delay_ns is None:
+            return None
+        pending = self._admit(call)
+        if pending is None:
+            return "dropped"
+        self._set_first_timeout(call, delay_ns)
+        self._report_queued(call, delay_ns, pending)
+        return "queued"
+
+    def _first_delay_ns(self, call: QueuedCall) -> int | None:
+        """Decide how long a call waits for its second attempt; None if it is not queued.
+
+        Raises:
+            Exception: A predicate, wait or stop object of the user's raised it.
+        """
         now_ns = self.now_ns()
         try:
             delay_ns = self._next_delay_ns(call, call.error, now_ns)
@@ -268,29 +292,26 @@ class RetryQueue:
             self.count("failed")
             return None
         call.waiting_since_ns, call.next_attempt_ns = now_ns, now_ns + delay_ns
-        pending = self._admit(call)
-        if pending is None:
-            return "dropped"
-        self._set_first_timeout(call, delay_ns)
+        return delay_ns
+
+    def _report_queued(self, call: QueuedCall, delay_ns: int, pending: int) -> None:
         delay_s = to_seconds(delay_ns)
         emit(FailbackQueued(self.name, call.label, call.error, delay_s, pending))
         _drop_frames(call.error)
-        return "queued"
 
     def _admit(self, call: QueuedCall) -> int | None:
         """Put a call in the queue; return how many are pending then, None if it was dropped."""
         drops = self.policy.overflow == "drop"
         with self._lock:
             pending = len(self._calls)
-            closed, full = self._closes_at_ns is not None, pending >= self.policy.max_pending
+            closed, full = self._closes_at_ns is not None, pending >= self.max_pending
             if not closed and not full:
                 self._calls[call] = None
                 self.count("queued_total")
                 return pending + 1
             self.count("dropped" if drops and not closed else "rejected")
         if closed:
-            why = "it came after close(), or at the end of the program"
-            raise self._refusal(FailbackClosed, call, why) from call.error
+            raise self._refusal(FailbackClosed, call, AFTER_CLOSE) from call.error
         if not drops:
             why = (
                 f"max_pending ({pending}) calls are queued already; raise max_pending, or drop "
@@ -480,6 +501,12 @@ class RetryQueue:
             return Stop(f"its policy's `retry_on`, `backoff` or `stop` raised {raised!r}")
         if isinstance(delay_ns, Stop):
             return delay_ns
+        return self._wait(call, error, now_ns, delay_ns)
+
+    def _wait(
+        self, call: QueuedCall, error: BaseException, now_ns: int, delay_ns: int
+    ) -> Stop | None:
+        """Let a call wait for its next attempt. Returns why it cannot."""
         with self._lock:
             if call.state is not State.RUNNING:
                 return None
@@ -493,10 +520,15 @@ class RetryQueue:
             return None
         except (TimerError, RuntimeError) as refusal:  # RuntimeError: no thread can be started
             return Stop(f"the timer refused it: {refusal}")
+        self._report_failed(call, error, now_ns, delay_ns)
+        return None
+
+    def _report_failed(
+        self, call: QueuedCall, error: BaseException, now_ns: int, delay_ns: int
+    ) -> None:
         waited_s, delay_s = (now_ns - call.started_ns) / 1e9, to_seconds(delay_ns)
         emit(FailbackAttemptFailed(self.name, call.label, call.attempts, waited_s, error, delay_s))
         _drop_frames(error)
-        return None
 
     @contextlib.contextmanager
     def dead_letter(self, call: QueuedCall) -> Iterator[None]:
@@ -530,6 +562,7 @@ class RetryQueue:
             if call.state in (State.ENDING, State.DONE):
                 return False
             call.state, call.outcome, call.error = State.ENDING, outcome, error
+            call.reason = reason
             if self._closes_at_ns is not None and not has_hook:
                 self._to_return.append((call, self.now_ns(), reason))
             return True
@@ -648,58 +681,6 @@ class _AttemptTask:
 
     def __repr__(self) -> str:
         return f"retry of {self._call.label}"
-
-
-class InvokerBase:
-    """A user's handle on a retry queue: what is the same for `grpc` and `grpc.aio`.
-
-    If it is dropped while calls are pending, it warns (`ResourceWarning`); they are still retried.
-    """
-
-    def __init__(self, policy: FailbackPolicy, *, timer: Timer | None = None) -> None:
-        """Make an empty queue.
-
-        Args:
-            policy: Which errors are retried, and how.
-            timer: Any rpcwheel timer; None takes `shared_timer()` when the first call is queued.
-
-        Raises:
-            TypeError: `policy` is not a FailbackPolicy, or `timer` is not a timer.
-        """
-        self._queue = RetryQueue(policy, timer)
-
-    @property
-    def pending(self) -> int:
-        """How many calls are queued, those with a running attempt included."""
-        return self._queue.pending
-
-    def stats(self) -> FailbackStats:
-        """Get the counts of calls and attempts so far."""
-        return self._queue.stats()
-
-    def entries(self) -> list[QueueEntry]:
-        """List the queued calls, oldest first. Thread-safe.
-
-        Returns:
-            For each call the function's name or method path, its age, the attempts so far, the time
-            until the next attempt, and the last error. Arguments are not in it. The list does not
-            change afterwards.
-        """
-        return self._queue.entries()
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__module__}.{type(self).__name__} {self._queue.name!r}>"
-
-    def __del__(self) -> None:
-        queue = getattr(self, "_queue", None)
-        if queue is not None and queue.pending:
-            warnings.warn(
-                f"{self!r} was dropped with {queue.pending} calls pending: they are still retried, "
-                "but nothing can wait for them; call close()",
-                ResourceWarning,
-                source=self,
-                stacklevel=1,
-            )
 
 
 @contextlib.contextmanager

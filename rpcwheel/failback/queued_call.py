@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rpcwheel.exiting import BackgroundCall
+    from rpcwheel.journal.backend import StoredCall
     from rpcwheel.timer import Timeout
 
 
@@ -150,6 +151,12 @@ class QueuedCall:
     state: State = State.WAITING
     outcome: str | None = None
     """The counter of `FailbackStats` for how the call ends, once that is decided."""
+    reason: str = ""
+    """Why there is no further attempt, once that is decided."""
+    stored: StoredCall | None = None
+    """The call in the journal, if the queue has one."""
+    worker: str = ""
+    """The name under which it was taken from the journal."""
     timeout: Timeout | None = None
     """Starts the next attempt; None if no timeout is pending."""
     background: BackgroundCall | None = None

@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel.errors import ConfigurationError
 
-from .queue import InvokerBase
+from .invoker import InvokerBase
+from .journaled import CallRoute, JournaledQueue
 from .queued_call import QueuedCall, SavedCall, State, label_of
+from .stored import new_key, with_idempotency_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -27,9 +29,11 @@ if TYPE_CHECKING:
     from rpcwheel.durations import Duration
     from rpcwheel.timer.api import Timer
 
+    from .journaled import MakeCall
     from .policy import FailbackPolicy
     from .queue import RetryQueue
     from .queued_call import FailedCall
+    from .stored import FailedRpc
 
 __all__ = ["FailbackInvoker"]
 
@@ -85,6 +89,16 @@ class FailbackInvoker(InvokerBase):
             Exception: An error that `retry_on` does not name, unchanged.
         """
         queue = self._queue
+        if queue.durable:
+            self.start()
+            with with_idempotency_key(new_key()):
+                return self._invoke(function, args, kwargs)
+        return self._invoke(function, args, kwargs)
+
+    def _invoke(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        queue = self._queue
         started_ns = queue.now_ns()
         try:
             result = function(*args, **kwargs)
@@ -121,6 +135,30 @@ class FailbackInvoker(InvokerBase):
         """
         queue, saved = self._queue, SavedCall.save(function, args, kwargs)
         return _enqueue(queue, saved, error, queue.now_ns())
+
+    def enqueue_rpc(
+        self, error: Exception, failed: FailedRpc
+    ) -> Literal["queued", "dropped"] | None:
+        """Store a failed gRPC call in the journal; the results are those of `enqueue`. Blocks."""
+        queue = self._journaled
+        begun = queue.begin_store_rpc(failed, error)
+        return None if begun is None else queue.store(*begun)
+
+    def add_route(self, target: str, make: MakeCall, is_open: Callable[[], bool]) -> CallRoute:
+        """Deliver calls of the journal that are stored for a target; see `JournaledQueue`."""
+        route = CallRoute(target, make, _start, _give_up, is_open)
+        self._journaled.add_route(route)
+        return route
+
+    def start(self) -> None:
+        """Begin to deliver the calls of the decorated function that an earlier process has left.
+
+        Also done by the first call of the function. Idempotent. Without a journal, or for the queue
+        of a channel, it has no effect.
+        """
+        queue = self._queue
+        if isinstance(queue, JournaledQueue) and queue.codec and not queue.has_route(""):
+            self.add_route("", queue.codec.make, lambda: True)
 
     def _follow_awaitable(self, result: Any, call: SavedCall, started_ns: int) -> Any:
         """Called by `invoke` if the function has returned an awaitable."""
@@ -180,7 +218,9 @@ def flush_all(invokers: Iterable[InvokerBase], timeout: Duration | None) -> bool
     """Flush queues together; `timeout` is for all of them. See `FailbackInvoker.flush`."""
     queues = [invoker._queue for invoker in invokers]  # noqa: SLF001 - of this package
     seconds = [queue.begin_flush(timeout) for queue in queues]
-    return _wait_empty(queues, max(seconds, default=0.0))
+    end = time.monotonic() + max(seconds, default=0.0)
+    done = [_is_done_by(future, end) for future in [queue.when_flushed() for queue in queues]]
+    return all(done)
 
 
 def close_all(invokers: Iterable[InvokerBase], drain_timeout: Duration) -> list[FailedCall]:
@@ -204,11 +244,10 @@ def close_all(invokers: Iterable[InvokerBase], drain_timeout: Duration) -> list[
 
 def _wait_empty(queues: Iterable[RetryQueue], seconds: float) -> bool:
     end = time.monotonic() + seconds
-    return all(_is_empty_by(queue, end) for queue in queues)
+    return all(_is_done_by(queue.when_empty(), end) for queue in queues)
 
 
-def _is_empty_by(queue: RetryQueue, end: float) -> bool:
-    empty = queue.when_empty()
+def _is_done_by(empty: Future[None], end: float) -> bool:
     try:
         empty.result(max(0.0, min(end - time.monotonic(), threading.TIMEOUT_MAX)))
     except TimeoutError:
@@ -278,7 +317,14 @@ def _first_result(queue: RetryQueue, inner: Any, call: SavedCall, started_ns: in
 def _enqueue(
     queue: RetryQueue, call: SavedCall, error: BaseException, started_ns: int
 ) -> Literal["queued", "dropped"] | None:
+    if isinstance(queue, JournaledQueue):
+        begun = queue.begin_store_function(call, error, started_ns)
+        return None if begun is None else queue.store(*begun)
     return queue.enqueue(QueuedCall(call, error, started_ns, partial(_start, queue)))
+
+
+def _give_up(queue: RetryQueue, call: QueuedCall, error: BaseException) -> None:
+    EXECUTOR.submit(queue, partial(_failed, queue, call, error))
 
 
 def _start(queue: RetryQueue, call: QueuedCall) -> None:

@@ -32,7 +32,7 @@ import grpc
 from rpcwheel import live
 from rpcwheel._concurrency.callbacks import run_callback, weak_callback
 from rpcwheel._concurrency.notifications import NotificationQueue
-from rpcwheel._grpc.connectivity import core_state, core_target, is_bare, unwrapped_channels
+from rpcwheel._grpc.connectivity import channel_target, core_state, is_bare, unwrapped_channels
 from rpcwheel.durations import NEVER, to_seconds
 from rpcwheel.events import CallbackFailed, ConnectionDead, Event, ExecutorRejected, emit
 from rpcwheel.exiting import BACKGROUND
@@ -681,9 +681,8 @@ def status_of(error: Exception) -> str:
 
 
 def _target_of(channel: Any) -> str:
-    target = getattr(channel, "target", None)
-    target = core_target(channel) if target is None else target
-    return repr(channel) if target is None else str(target).removeprefix("dns:///")  # gRPC's prefix
+    target = channel_target(channel)
+    return repr(channel) if target is None else target
 
 
 def _seconds(ns: int | None) -> float | None:

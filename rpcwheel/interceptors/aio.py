@@ -21,7 +21,7 @@ from rpcwheel.failback.aio import FailbackInvoker
 
 from .aio_client import InterceptedChannel, interceptors_of
 from .aio_server import server_interceptors
-from .queues import FailbackQueuesBase, client_state
+from .queues import FailbackQueuesBase, client_state, refuse_journal
 
 if TYPE_CHECKING:
     import grpc
@@ -123,9 +123,9 @@ def client_interceptors(
         Four objects, one for each kind of call, because grpc.aio uses an object for one kind only.
         They share one retry budget, so make new ones for a channel to another target.
     """
-    return interceptors_of(
-        client_state(policy, timer=timer, queues=queues, queues_class=FailbackQueues)
-    )
+    state = client_state(policy, timer=timer, queues=queues, queues_class=FailbackQueues)
+    refuse_journal(state)
+    return interceptors_of(state)
 
 
 def intercept_channel(

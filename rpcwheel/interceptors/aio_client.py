@@ -17,9 +17,12 @@ from rpcwheel._grpc import aio_multicallable
 from rpcwheel._grpc.aio_counted import begin_counted, begin_counted_awaited, count_end
 from rpcwheel._grpc.aio_interceptors import give_lists, lists_of
 from rpcwheel._grpc.calls import code_of
-from rpcwheel.call.aio_call import CallFactory
+from rpcwheel.call.aio_call import CallFactory, Delivery
 from rpcwheel.call.config import MAX_METHODS
+from rpcwheel.failback.stored import IDEMPOTENCY_KEY, StoredRpc
 from rpcwheel.rpc import Kind, classes_by_kind
+
+from .queues import JournalRoutes
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
     from rpcwheel.call.aio_call import RetryingCall
     from rpcwheel.call.config import ClientState
     from rpcwheel.call_counts import CallCounts, MethodCounts
+    from rpcwheel.failback.stored import StoredFunction
+    from rpcwheel.journal.backend import StoredCall
 
     Continuation: TypeAlias = Callable[[Any, Any], Awaitable[Any]]
 
@@ -53,6 +58,7 @@ class InterceptedChannel(aio_multicallable.Channel):
         self._state = state
         self._on_close: Callable[[], object] | None = None
         self._waiting: weakref.WeakSet[RetryingCall] = weakref.WeakSet()
+        self._routes = JournalRoutes(state, channel, _StoredCalls(channel, state))
         give_lists(self, lists_of(channel))  # interceptors appended to them run in each attempt
 
     def on_close(self, callback: Callable[[], object]) -> None:
@@ -61,6 +67,7 @@ class InterceptedChannel(aio_multicallable.Channel):
 
     async def close(self, grace: float | None = None) -> None:
         """Close the user's channel and cancel calls that wait for their next attempt."""
+        self._routes.close()
         if self._on_close is not None:
             self._on_close()
         self._cancel_waiting()  # no new attempts during the grace
@@ -84,6 +91,9 @@ class InterceptedChannel(aio_multicallable.Channel):
         await self._channel.channel_ready()
 
     def _multicallable(self, kind: Kind, method: str, *args: Any, **options: Any) -> Any:
+        if self._state.journaled:
+            serializer = args[0] if args else options.get("request_serializer")
+            self._state.serializers[method] = serializer
         call = getattr(self._channel, kind.name.lower())(method, *args, **options)
         calls = CallFactory(self._state, method, kind, self._waiting)
         counts = self._state.counts
@@ -91,6 +101,53 @@ class InterceptedChannel(aio_multicallable.Channel):
             return _MULTICALLABLES[kind](call, calls)
         call = partial(begin_counted, counts.attempts.method(method, kind.grpc_type), call)
         return _COUNTED[kind](call, calls, counts.client.method(method, kind.grpc_type))
+
+
+class _StoredCalls:
+    """Makes the calls of a journal through a channel. They consist of bytes."""
+
+    def __init__(self, channel: grpc.aio.Channel, state: ClientState) -> None:
+        self._channel = weakref.ref(channel)
+        self._state = state
+        self._calls: dict[tuple[Kind, str], tuple[CallFactory, Any]] = {}
+
+    def __call__(
+        self, call: StoredCall, body: StoredRpc | StoredFunction
+    ) -> tuple[Delivery, tuple[bytes, ...], dict[str, Any]]:
+        """Return the delivery of a call, and its requests.
+
+        Raises:
+            LookupError: The channel was dropped.
+            ValueError: It is the call of a function.
+        """
+        if not isinstance(body, StoredRpc):
+            raise ValueError("it is the call of a function, and its queue is one of a channel")  # noqa: TRY004 - it is data
+        calls, start = self._of_method(body.kind, call.method)
+        delivery = Delivery(
+            calls,
+            start,
+            timeout=body.timeout_s,
+            metadata=(*body.metadata, (IDEMPOTENCY_KEY, call.key)),
+            wait_for_ready=body.wait_for_ready,
+            attempts=call.attempts,
+        )
+        return delivery, body.requests, {}
+
+    def _of_method(self, kind: Kind, method: str) -> tuple[CallFactory, Any]:
+        known = self._calls.get((kind, method))
+        if known is not None:
+            return known
+        channel = self._channel()
+        if channel is None:
+            raise LookupError("the channel was dropped")
+        start: Any = getattr(channel, kind.name.lower())(method)
+        counts = self._state.counts
+        if counts is not None:
+            start = partial(begin_counted, counts.attempts.method(method, kind.grpc_type), start)
+        if len(self._calls) >= MAX_METHODS:
+            self._calls.clear()
+        known = self._calls[kind, method] = CallFactory(self._state, method, kind), start
+        return known
 
 
 class _Multicallable:

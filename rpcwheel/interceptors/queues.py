@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from rpcwheel._grpc.connectivity import channel_target
 from rpcwheel.call.config import ClientState
-from rpcwheel.failback.queue import InvokerBase
+from rpcwheel.errors import ConfigurationError
+from rpcwheel.failback.invoker import InvokerBase
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rpcwheel.call.policy import CallPolicy
+    from rpcwheel.failback.journaled import CallRoute, MakeCall
     from rpcwheel.failback.policy import FailbackPolicy
     from rpcwheel.failback.queue import FailbackStats
     from rpcwheel.failback.queued_call import QueueEntry
@@ -109,3 +113,58 @@ def client_state(
     if not isinstance(given, queues_class):
         raise TypeError(f"queues must be a FailbackQueues, or None, not {given!r}")
     return ClientState(policy, timer=timer, queue_of=given.queue_for)
+
+
+class JournalRoutes:
+    """Delivers the calls that a journal has for the target of one channel. Thread-safe."""
+
+    def __init__(self, state: ClientState, channel: Any, make: MakeCall) -> None:
+        """Begin to deliver.
+
+        Args:
+            state: The state of the client; gets the channel's target.
+            channel: The user's channel.
+            make: Makes a stored call through it; raises LookupError if the channel was dropped.
+
+        Raises:
+            ConfigurationError: The target of the channel is not known.
+        """
+        self._closed = False
+        self._channel = weakref.ref(channel)
+        self._routes: list[tuple[Any, CallRoute]] = []
+        if not state.journaled:
+            return
+        state.target = channel_target(channel)
+        for policy, pattern in state.journaled:
+            target = policy.target or state.target
+            if target is None:
+                raise ConfigurationError(
+                    f"the target of {channel!r} is not known, so its calls cannot be stored in a "
+                    'journal: give one, FailbackPolicy(target="orders:50051", journal=...)'
+                )
+            invoker: Any = state.queue_of(policy, pattern)
+            self._routes.append((invoker, invoker.add_route(target, make, self.is_open)))
+
+    def is_open(self) -> bool:
+        """Whether the channel was neither closed through this object nor dropped."""
+        return not self._closed and self._channel() is not None
+
+    def close(self) -> None:
+        """Deliver no more calls through the channel. Idempotent."""
+        self._closed = True
+        for invoker, route in self._routes:
+            invoker.remove_route(route)
+
+
+def refuse_journal(state: ClientState) -> None:
+    """Check that no policy of interceptors has a journal.
+
+    Raises:
+        ConfigurationError: One has: interceptors do not know a channel for stored calls.
+    """
+    if state.journaled:
+        raise ConfigurationError(
+            "failback.journal has no effect with client_interceptors(), which do not know the "
+            "channel through which stored calls are delivered after a restart; use "
+            "intercept_channel(channel) in place of grpc.intercept_channel"
+        )

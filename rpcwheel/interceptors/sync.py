@@ -15,7 +15,7 @@ from rpcwheel.durations import to_ns
 from rpcwheel.failback.sync import FailbackInvoker, close_all, flush_all
 
 from .client import InterceptedChannel, interceptors_of
-from .queues import FailbackQueuesBase, client_state
+from .queues import FailbackQueuesBase, client_state, refuse_journal
 from .server import server_interceptors
 
 if TYPE_CHECKING:
@@ -126,6 +126,7 @@ def client_interceptors(
         channel to another target.
     """
     state = client_state(policy, timer=timer, queues=queues, queues_class=FailbackQueues)
+    refuse_journal(state)
     if any(one.hedging is not None for one in (policy, *policy.methods.values())):
         warnings.warn(HEDGES_FUTURES, stacklevel=_stacklevel)
     return [*interceptors_of(state)]

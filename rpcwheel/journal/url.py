@@ -9,14 +9,14 @@ import difflib
 import re
 from dataclasses import dataclass, field
 from importlib import import_module
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from rpcwheel.errors import ConfigurationError, ExtraMissing
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
+    from importlib.metadata import EntryPoint
     from urllib.parse import SplitResult
 
     from .backend import JournalBackend
@@ -113,7 +113,7 @@ def parse_journal_url(url: object) -> JournalUrl:
         raise ConfigurationError(
             f'{shown!r} is not the URL of a journal, such as "sqlite:///var/lib/shop/failback.db"'
         )
-    known = sorted({*BACKENDS, *(one.name for one in entry_points(group=GROUP))})
+    known = [*BACKENDS] if scheme in BACKENDS else [*BACKENDS, *(e.name for e in _entry_points())]
     if scheme not in known:
         near = difflib.get_close_matches(scheme, known, n=1)
         meant = f"did you mean {near[0]}://?" if near else f"there are {', '.join(known)}"
@@ -162,6 +162,12 @@ def open_journal_backend(url: str | JournalUrl) -> JournalBackend:
                 f"pip install 'rpcwheel[{extra}]'"
             ) from error
     else:
-        backend = next(one for one in entry_points(group=GROUP) if one.name == parsed.scheme).load()
+        backend = next(one for one in _entry_points() if one.name == parsed.scheme).load()
     made: JournalBackend = backend(parsed)
     return made
+
+
+def _entry_points() -> Iterable[EntryPoint]:
+    from importlib.metadata import entry_points  # 15 ms, and rarely needed
+
+    return entry_points(group=GROUP)

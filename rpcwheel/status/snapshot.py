@@ -347,10 +347,10 @@ def _queue(queue: Any) -> Iterator[QueueStatus]:
         return
     stats: FailbackStats = queue.stats()
     entries = queue.entries(MAX_ENTRIES)
-    full = stats.pending >= queue.policy.max_pending
+    full = stats.pending >= queue.max_pending
     yield QueueStatus(
         queue.name,
-        queue.policy.max_pending,
+        queue.max_pending,
         entries[0].age_s if entries else None,
         stats,
         tuple(

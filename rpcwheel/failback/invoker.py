@@ -1,0 +1,96 @@
+"""What the `FailbackInvoker` of `grpc` and that of `grpc.aio` have in common."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from .journaled import JournaledQueue
+from .queue import RetryQueue
+from .stored_functions import FunctionCodec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rpcwheel.timer.api import Timer
+
+    from .journaled import CallRoute
+    from .policy import FailbackPolicy
+    from .queue import FailbackStats
+    from .queued_call import QueueEntry
+
+
+class InvokerBase:
+    """A user's handle on a retry queue: what is the same for `grpc` and `grpc.aio`.
+
+    If it is dropped while calls are pending, it warns (`ResourceWarning`); they are still retried.
+    """
+
+    def __init__(self, policy: FailbackPolicy, *, timer: Timer | None = None) -> None:
+        """Make an empty queue.
+
+        Args:
+            policy: Which errors are retried, and how.
+            timer: Any rpcwheel timer; None takes `shared_timer()` when the first call is queued.
+
+        Raises:
+            TypeError: `policy` is not a FailbackPolicy, or `timer` is not a timer.
+        """
+        durable = getattr(policy, "journal", None) is not None
+        self._queue = (JournaledQueue if durable else RetryQueue)(policy, timer)
+
+    @property
+    def _journaled(self) -> JournaledQueue:
+        """The queue.
+
+        Raises:
+            TypeError: It has no journal.
+        """
+        if not isinstance(self._queue, JournaledQueue):
+            raise TypeError(f"{self._queue.name}: its policy has no journal")
+        return self._queue
+
+    def register(self, function: Callable[..., Any]) -> None:
+        """Store failed calls of this function, under the name of the queue.
+
+        Raises:
+            ConfigurationError: An argument cannot be stored.
+        """
+        self._journaled.codec = FunctionCodec(function, self._queue.name)
+
+    def remove_route(self, route: CallRoute) -> None:
+        """Begin no more deliveries by a route. Idempotent."""
+        self._journaled.remove_route(route)
+
+    @property
+    def pending(self) -> int:
+        """How many calls are queued, those with a running attempt included."""
+        return self._queue.pending
+
+    def stats(self) -> FailbackStats:
+        """Get the counts of calls and attempts so far."""
+        return self._queue.stats()
+
+    def entries(self) -> list[QueueEntry]:
+        """List the queued calls, oldest first. Thread-safe.
+
+        Returns:
+            For each call the function's name or method path, its age, the attempts so far, the time
+            until the next attempt, and the last error. Arguments are not in it. The list does not
+            change afterwards.
+        """
+        return self._queue.entries()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__module__}.{type(self).__name__} {self._queue.name!r}>"
+
+    def __del__(self) -> None:
+        queue = getattr(self, "_queue", None)
+        if queue is not None and not queue.durable and queue.pending:
+            warnings.warn(
+                f"{self!r} was dropped with {queue.pending} calls pending: they are still retried, "
+                "but nothing can wait for them; call close()",
+                ResourceWarning,
+                source=self,
+                stacklevel=1,
+            )

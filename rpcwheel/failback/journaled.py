@@ -1,0 +1,747 @@
+"""The retry queue of a policy with a journal: its calls survive the process.
+
+A failed call is appended to the journal before its caller is answered. From there calls are taken
+shortly before they are due, with a lease: those that this process has stored and those that others
+have left. So a call is always delivered in the same way, before and after a restart. After an
+attempt its result goes to the journal, and the call leaves the memory: it was delivered, is due
+later, or is a dead letter.
+
+A call is delivered through a route: a channel of this process to its target, or the function with
+its name. Calls without a route stay in the journal.
+
+Each route has a window, the largest number of calls that are taken at the same time. It grows by
+one with each delivery and is halved by each failure, as in TCP's slow start. So a server that is
+down, or that has just come back, is not flooded by a long queue.
+
+Times of the journal are relative and on the engine's clock. The lease is kept on the monotonic
+clock: no attempt begins after its end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import threading
+import time
+import weakref
+from concurrent.futures import Future
+from contextvars import Context
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Protocol
+
+from rpcwheel._concurrency.callbacks import callable_name, weak_callback
+from rpcwheel._concurrency.executor import EXECUTOR
+from rpcwheel._grpc.calls import code_of
+from rpcwheel.durations import MAX_NS, to_ns, to_seconds
+from rpcwheel.errors import FailbackClosed, FailbackError, JournalError, JournalFull, TimerError
+from rpcwheel.events import FailbackDropped, FailbackLeaseLost, TaskFailed, emit
+from rpcwheel.journal.backend import (
+    CallState,
+    Dead,
+    Delivered,
+    Filter,
+    NewCall,
+    Postponed,
+    Route,
+)
+from rpcwheel.journal.journal import open_journal
+from rpcwheel.rpc import Stop
+from rpcwheel.timer import shared_timer
+
+from .queue import AFTER_CLOSE, CANCELLED, CHANNEL_CLOSED, RetryQueue
+from .queued_call import QueuedCall, QueueEntry, SavedCall, State
+from .stored import decode, idempotency_key, new_key, set_idempotency_key
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rpcwheel.durations import Duration
+    from rpcwheel.journal.backend import StoredCall
+    from rpcwheel.journal.journal import Journal
+    from rpcwheel.timer import Timeout
+    from rpcwheel.timer.api import Timer
+
+    from .policy import FailbackPolicy
+    from .queued_call import FailedCall
+    from .stored import FailedRpc, StoredFunction, StoredRpc
+    from .stored_functions import FunctionCodec
+
+POLL_INTERVAL_S: Final = 1.0
+"""How often the journal is asked for calls that other processes have stored or left."""
+
+HORIZON_S: Final = 2.0
+"""Calls are taken if they are due within this time; the timer starts their attempts."""
+
+MIN_WINDOW: Final = 10
+MAX_WINDOW: Final = 1000
+"""The smallest and the largest window of a route."""
+
+CLOSED_CHANNEL_DELAY_NS: Final = 1_000_000_000
+"""The wait after an attempt that this process has ended, by closing the channel."""
+
+MAX_ENTRIES: Final = 1000
+MAX_ERROR: Final = 500
+"""Characters of an error that are stored."""
+
+NOT_REGISTERED: Final = (
+    "only calls of functions decorated by with_failback(journal=...), and of channels whose policy "
+    "has a journal, can be stored"
+)
+EXPIRED: Final = Stop("its max_age has passed")
+
+
+class MakeCall(Protocol):
+    """Makes the function for the attempts of a stored call, and its arguments."""
+
+    def __call__(
+        self, call: StoredCall, body: StoredRpc | StoredFunction, /
+    ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+        """Raises ValueError if the call can never be made; the message says why."""
+
+
+@dataclass(slots=True, eq=False)
+class CallRoute:
+    """A way to deliver the calls of one target."""
+
+    target: str
+    make: MakeCall
+    start: Callable[[RetryQueue, QueuedCall], None]
+    """Starts an attempt; as `QueuedCall.start`."""
+    give_up: Callable[[RetryQueue, QueuedCall, BaseException], None]
+    """Reports a call as failed to the queue, where the `dead_letter` hook can run. Any thread."""
+    is_open: Callable[[], bool] = lambda: True
+    """Whether calls can still be made."""
+
+
+@dataclass(slots=True)
+class _Target:
+    """The routes to one target, the oldest first, and its window."""
+
+    routes: list[CallRoute] = field(default_factory=list)
+    window: int = MIN_WINDOW
+    taken: int = 0
+    """Calls of this target that this process has."""
+
+
+class JournaledQueue(RetryQueue):
+    """The failed calls of one policy, in a journal. Thread-safe.
+
+    `pending`, `entries` and `flush` are about all calls of this queue in the journal. What
+    `FailbackStats` counts is what this process has done; its `pending` are the calls that this
+    process has taken.
+    """
+
+    durable: ClassVar[bool] = True
+
+    def __init__(self, policy: FailbackPolicy, timer: Timer | None) -> None:
+        """Open the journal; it connects when the first call is appended or taken.
+
+        Raises:
+            ConfigurationError: The URL is not valid.
+            ExtraMissing: A package that the journal needs is not installed.
+        """
+        self.journal: Journal = open_journal(str(policy.journal))
+        self._targets: dict[str, _Target] = {}
+        self._worker: dict[str, str] = {}  # its "name"; the finalizer has the dict too
+        self._has_ended = False
+        self.codec: FunctionCodec | None = None
+        """Of the decorated function, if the queue is of one."""
+        super().__init__(policy, timer)
+        self._max_age_s = to_seconds(to_ns(policy.max_age))
+        self._ending = weakref.finalize(self, _abandon, self.journal, self._worker)
+        self._ending.atexit = False  # `end_at_exit` runs then
+
+    def _begin(self) -> None:
+        super()._begin()
+        self._targets.clear()
+        self._loading = threading.Lock()
+        self._load_requested = False
+        self._ticking = False
+        self._more = False
+        """Whether more calls than the windows allow were due at the last look."""
+        self._flush_waiters: list[Future[None]] = []
+        self._new_worker()
+
+    def _new_worker(self) -> None:
+        """Begin with a new lease: results for the calls of the old one must not be accepted."""
+        self._worker["name"] = secrets.token_hex(8)
+        self._lease_ends_ns = 0
+        on_late = weak_callback(self._on_late, self.worker)
+        self.journal.add_worker(self.worker, self.name, on_late)
+
+    @property
+    def worker(self) -> str:
+        """The name under which calls are taken."""
+        return self._worker["name"]
+
+    # --- Routes ---
+
+    def add_route(self, route: CallRoute) -> None:
+        """Deliver the calls of a target from now on. If it has several routes, by the first."""
+        with self._lock:
+            self._targets.setdefault(route.target, _Target()).routes.append(route)
+        self._start_ticking()
+        self.request_load()
+
+    def remove_route(self, route: CallRoute) -> None:
+        """Begin no more attempts by a route. Idempotent."""
+        with self._lock:
+            target = self._targets.get(route.target)
+            if target is not None and route in target.routes:
+                target.routes.remove(route)
+
+    def has_route(self, target: str) -> bool:
+        """Whether the calls of a target are delivered by this process."""
+        return self._route_to(target) is not None
+
+    def _route_to(self, target: str) -> CallRoute | None:
+        with self._lock:
+            known = self._targets.get(target)
+            if known is None:
+                return None
+            known.routes = [route for route in known.routes if route.is_open()]
+            return known.routes[0] if known.routes else None
+
+    # --- Failed calls ---
+
+    def begin_store(
+        self, call: QueuedCall, target: str, key: str, body: bytes, order_key: str | None
+    ) -> NewCall | None:
+        """Decide whether a failed call is stored; the result goes to `store` or `append`.
+
+        Raises:
+            FailbackClosed: The queue is closed.
+            Exception: A predicate, wait or stop object of the user's raised it.
+        """
+        delay_ns = self._first_delay_ns(call)
+        if delay_ns is None:
+            return None
+        if self._closes_at_ns is not None:
+            with self._lock:
+                self.count("rejected")
+            raise self._refusal(FailbackClosed, call, AFTER_CLOSE) from call.error
+        return NewCall(
+            self.name,
+            target,
+            call.label,
+            key,
+            body,
+            to_seconds(delay_ns),
+            self._max_age_s,
+            call.attempts,
+            error_text(call.error),
+            order_key,
+        )
+
+    def begin_store_function(
+        self, saved: SavedCall, error: BaseException, started_ns: int
+    ) -> tuple[QueuedCall, NewCall] | None:
+        """Do what `begin_store` does for a call of the decorated function."""
+        codec, body, obstacle, order_key = self.codec, b"", saved.obstacle, None
+        if codec is None or saved.function is not codec.function:
+            obstacle = NOT_REGISTERED
+        elif obstacle is None:
+            try:
+                args, kwargs = saved.args, saved.kwargs
+                body = codec.encode(args, kwargs).encoded()
+                order_key = codec.order_key(self.policy.order_key, args, kwargs)
+            except Exception as raised:  # noqa: BLE001 - it is reported with the call's own error
+                obstacle = str(raised)
+        call = self.named_call(self.name, error, started_ns, obstacle)
+        new = self.begin_store(call, "", idempotency_key() or new_key(), body, order_key)
+        return None if new is None else (call, new)
+
+    def begin_store_rpc(
+        self, failed: FailedRpc, error: BaseException
+    ) -> tuple[QueuedCall, NewCall] | None:
+        """Do what `begin_store` does for a gRPC call."""
+        call = self.named_call(failed.method, error, self.now_ns(), None)
+        body = failed.body.encoded()
+        new = self.begin_store(call, failed.target, failed.key, body, failed.order_key)
+        return None if new is None else (call, new)
+
+    def named_call(
+        self, name: str, error: BaseException, started_ns: int, obstacle: str | None
+    ) -> QueuedCall:
+        """Make the call for `begin_store`."""
+        saved = SavedCall(_Named(name), (), {}, Context(), obstacle)
+        return QueuedCall(saved, error, started_ns, self.start_attempt)
+
+    def store(self, call: QueuedCall, new: NewCall) -> Literal["queued", "dropped"]:
+        """Store a call that `begin_store` has returned. Blocks until it is durable.
+
+        Raises:
+            JournalFull, JournalUnavailable, JournalRefused: From the call's error.
+        """
+        try:
+            self.journal.append_now(new, self.max_pending)
+        except JournalError as error:
+            return self._not_stored(call, error)
+        return self._stored(call, new)
+
+    def append(self, new: NewCall) -> Future[int]:
+        """Store a call on a worker thread. Give the result to `end_append`."""
+        return self.journal.append(new, self.max_pending)
+
+    def end_append(
+        self, call: QueuedCall, new: NewCall, appended: Future[int]
+    ) -> Literal["queued", "dropped"]:
+        """Return what `store` returns, or raise what it raises."""
+        try:
+            appended.result(0)
+        except JournalError as error:
+            return self._not_stored(call, error)
+        return self._stored(call, new)
+
+    def _stored(self, call: QueuedCall, new: NewCall) -> Literal["queued"]:
+        self.count("queued_total")
+        self._report_queued(call, to_ns(new.delay_s), self.pending)
+        self._start_ticking()
+        if new.delay_s < POLL_INTERVAL_S:
+            self.request_load()
+        return "queued"
+
+    def _not_stored(self, call: QueuedCall, error: JournalError) -> Literal["dropped"]:
+        if isinstance(error, JournalFull) and self.policy.overflow == "drop":
+            self.count("dropped")
+            emit(FailbackDropped(self.name, call.label, call.error, self.pending))
+            return "dropped"
+        self.count("rejected")
+        raise self._refusal(type(error), call, str(error)) from call.error
+
+    # --- Taking calls ---
+
+    def request_load(self) -> None:
+        """Take the calls that are due, on a worker thread. Never blocks."""
+        with self._lock:
+            if self._load_requested or self._closes_at_ns is not None:
+                return
+            self._load_requested = True
+        EXECUTOR.submit((self, "journal"), self._load)
+
+    def _start_ticking(self) -> None:
+        with self._lock:
+            if self._ticking or self._closes_at_ns is not None:
+                return
+            self._ticking = True
+        self._set_tick()
+
+    def _set_tick(self) -> None:
+        timer = shared_timer() if self._timer is None else self._timer
+        try:
+            timer.new_timeout(_Tick(weakref.ref(self)), POLL_INTERVAL_S)
+        except (TimerError, RuntimeError) as error:  # RuntimeError: no thread can be started
+            self._ticking = False
+            emit(TaskFailed(timer=self.name, task=callable_name(self._set_tick), error=error))
+
+    def tick(self) -> None:
+        """Look for calls, and set the next timeout. On the timer's thread."""
+        if self._closes_at_ns is None:
+            self.request_load()
+            self._set_tick()
+
+    def _load(self) -> None:
+        with self._loading:
+            self._load_requested = False
+            if self._closes_at_ns is not None:
+                return
+            self.journal.count_if_due()
+            try:
+                self._keep_lease()
+                taken = self._take()
+            except JournalError:  # reported by the journal; the next tick tries again
+                return
+            for call in taken:
+                self._adopt(call)
+            self._check_flushed()
+
+    def _keep_lease(self) -> None:
+        """Renew the lease after a third of it. If it has ended, forget its calls."""
+        now_ns, lease_ns = time.monotonic_ns(), to_ns(self.journal.url.lease_s)
+        if not self._holds_calls() or now_ns < self._lease_ends_ns - lease_ns * 2 // 3:
+            return
+        if now_ns < self._lease_ends_ns and self.journal.renew(self.worker):
+            self._lease_ends_ns = now_ns + lease_ns
+            return
+        with self._lock:
+            for call in self._in_state(State.WAITING):
+                self._forget(call)
+            running = len(self._calls)  # their results may still be accepted
+            self._new_worker()
+        if running:
+            emit(FailbackLeaseLost(self.name, str(self.journal.url), running))
+
+    def _holds_calls(self) -> bool:
+        """Whether calls of the present lease are in the memory."""
+        worker = self.worker
+        with self._lock:
+            return any(call.worker == worker for call in self._calls)
+
+    def _take(self) -> list[StoredCall]:
+        open_targets = [name for name in list(self._targets) if self._route_to(name) is not None]
+        with self._lock:
+            routes = [
+                Route(self.name, name, self._targets[name].window - self._targets[name].taken)
+                for name in open_targets
+            ]
+        routes = [route for route in routes if route.limit > 0]
+        now_ns = time.monotonic_ns()
+        taken = self.journal.take(self.worker, routes, HORIZON_S) if routes else []
+        if taken:
+            self._lease_ends_ns = now_ns + to_ns(self.journal.url.lease_s)
+        self._more = len(taken) >= sum(route.limit for route in routes) > 0
+        return taken
+
+    def _adopt(self, stored: StoredCall) -> None:
+        """Set the timeout for the next attempt of a call that was taken, or give it up."""
+        route = self._route_to(stored.target)
+        if route is None:  # closed meanwhile
+            self.journal.report(self.worker, _put_back(stored, 0))
+            return
+        reason, error = "", FailbackError(stored.error or "its first attempt failed")
+        function: Callable[..., Any] = _Named(stored.method)
+        args: tuple[Any, ...] = ()
+        kwargs: dict[str, Any] = {}
+        try:
+            function, args, kwargs = route.make(stored, decode(stored.body))
+        except LookupError:  # its channel was dropped this moment
+            self.journal.report(self.worker, _put_back(stored, 0))
+            return
+        except ValueError as raised:
+            reason = f"it cannot be made: {raised}"
+        if stored.expires_s <= 0:
+            reason = EXPIRED.reason
+        context = Context()
+        context.run(set_idempotency_key, stored.key)
+        now_ns = self.now_ns()
+        call = QueuedCall(
+            SavedCall(function, args, kwargs, context, None),
+            error,
+            now_ns - to_ns(stored.age_s),
+            partial(route.start, self),
+            attempts=stored.attempts,
+            idle_ns=to_ns(max(0.0, stored.age_s)),
+            waiting_since_ns=now_ns,
+            next_attempt_ns=now_ns + to_ns(max(0.0, stored.due_s)),
+            reason=reason,
+            stored=stored,
+            worker=self.worker,
+        )
+        with self._lock:
+            if self._closes_at_ns is not None:
+                return  # `end_close` releases it
+            self._calls[call] = None
+            self._targets.setdefault(stored.target, _Target()).taken += 1
+            if reason:
+                call.state = State.RUNNING
+        if reason:
+            route.give_up(self, call, error)
+        elif stored.due_s <= 0:
+            self.start_attempt(call)
+        else:
+            try:
+                self._set_timeout(call, to_ns(stored.due_s))
+            except (TimerError, RuntimeError):  # the timer is full or stopped, or has no thread
+                with self._lock:
+                    self._forget(call)
+                self.journal.report(call.worker, _put_back(stored, stored.attempts))
+
+    # --- Attempts ---
+
+    def start_attempt(self, call: QueuedCall) -> None:
+        """Start the next attempt of a call, unless its lease has ended. Any thread."""
+        if call.worker == self.worker and time.monotonic_ns() < self._lease_ends_ns:
+            super().start_attempt(call)
+        else:
+            self.request_load()  # which finds that the lease has ended
+
+    def _next_delay_ns(self, call: QueuedCall, error: BaseException, now_ns: int) -> int | Stop:
+        stored = call.stored
+        if stored is None:
+            return super()._next_delay_ns(call, error, now_ns)
+        if call.reason:
+            return Stop(call.reason)
+        delay_ns = super()._next_delay_ns(call, error, now_ns)
+        if delay_ns in (CHANNEL_CLOSED, CANCELLED):  # by this process; the call is not to blame
+            return CLOSED_CHANNEL_DELAY_NS
+        if isinstance(delay_ns, Stop):
+            return delay_ns
+        left_ns = call.started_ns + to_ns(stored.age_s + stored.expires_s) - now_ns
+        return min(delay_ns, max(0, left_ns), MAX_NS)
+
+    def _wait(
+        self, call: QueuedCall, error: BaseException, now_ns: int, delay_ns: int
+    ) -> Stop | None:
+        """Give a call back to the journal, due after `delay_ns`."""
+        with self._lock:
+            if call.state is not State.RUNNING or call.stored is None:
+                return None
+            call.error = error
+            self._forget(call)
+            target = self._targets[call.stored.target]
+            target.window = max(MIN_WINDOW, target.window // 2)
+            delay_s = to_seconds(delay_ns)
+            result = Postponed(call.stored.id, call.attempts, delay_s, error_text(error))
+            self.journal.report(call.worker, result)
+        self._report_failed(call, error, now_ns, delay_ns)
+        self._notify_if_empty()
+        if delay_s < POLL_INTERVAL_S:
+            with contextlib.suppress(TimerError, RuntimeError):
+                timer = shared_timer() if self._timer is None else self._timer
+                timer.new_timeout(_Load(weakref.ref(self)), delay_s)
+        return None
+
+    def lost(self, call: QueuedCall, reason: str) -> None:
+        """Give a call back whose attempt can run nowhere any more."""
+        if call.stored is None:
+            super().lost(call, reason)
+            return
+        with self._lock:
+            if call.state is State.DONE:
+                return
+            self._forget(call)
+            self.journal.report(call.worker, _put_back(call.stored, call.attempts))
+        self._notify_if_empty()
+
+    def _forget(self, call: QueuedCall) -> None:
+        """Take a call out of the memory without a result, under the lock."""
+        if call.state is State.DONE:
+            return
+        call.state = State.DONE
+        del self._calls[call]
+        timeout, call.timeout = call.timeout, None
+        if timeout is not None:
+            timeout.cancel()
+        if call.stored is not None:
+            target = self._targets.get(call.stored.target)
+            if target is not None:
+                target.taken -= 1
+        if self._flush_waiters and not self._calls:
+            self.request_load()
+
+    def _remove(self, call: QueuedCall, outcome: str) -> None:
+        """Count a call that has ended, and report its result to the journal, under the lock."""
+        stored = call.stored
+        if stored is None or call.state is State.DONE:
+            return
+        self._forget(call)
+        self._counts[outcome] += 1
+        if outcome == "redelivered":
+            self.journal.report(call.worker, Delivered(stored.id))
+            target = self._targets.get(stored.target)
+            if target is not None:
+                target.window = min(MAX_WINDOW, target.window + 1)
+        else:
+            text = error_text(call.error)
+            self.journal.report(call.worker, Dead(stored.id, call.attempts, text, call.reason))
+        if self._more and len(self._calls) <= MIN_WINDOW // 2:
+            self.request_load()
+
+    def _on_late(self, worker: str, ids: list[int]) -> None:
+        """Report results that the journal has ignored, unless that was reported before."""
+        if worker == self.worker:
+            emit(FailbackLeaseLost(self.name, str(self.journal.url), len(ids)))
+
+    def _lose_waiting(self, refused: QueuedCall | None = None) -> None:
+        """Give the calls back that wait for a timer that was stopped."""
+        with self._lock:
+            for call in self._in_state(State.WAITING):
+                self._forget(call)
+                if call.stored is not None:
+                    result = _put_back(call.stored, call.attempts)
+                    self.journal.report(call.worker, result)
+        self._notify_if_empty()
+
+    # --- All calls ---
+
+    @property
+    def pending(self) -> int:
+        """How many calls of this queue are in the journal, as last counted."""
+        return max(self.journal.stored(self.name), len(self._calls))
+
+    def entries(self, limit: int | None = None) -> list[QueueEntry]:
+        """List the calls of this queue in the journal, oldest first, at most 1,000. Blocks.
+
+        If the journal is not available, those that this process has taken.
+        """
+        most = MAX_ENTRIES if limit is None else min(limit, MAX_ENTRIES)
+        try:
+            found = self.journal.backend.select(self._filter(), limit=most)
+        except JournalError:
+            return super().entries(most)
+        with self._lock:
+            running = {
+                call.stored.id
+                for call in self._calls
+                if call.stored is not None and call.state is not State.WAITING
+            }
+        return [
+            QueueEntry(
+                call.method,
+                call.age_s,
+                call.attempts,
+                None if call.id in running else max(0.0, call.due_s),
+                FailbackError(call.error),
+            )
+            for call in found
+        ]
+
+    def _filter(self, target: str | None = None) -> Filter:
+        states = CallState.READY, CallState.BLOCKED, CallState.TAKEN
+        return Filter(queue=self.name, target=target, states=states)
+
+    def when_flushed(self) -> Future[None]:
+        """Make all calls due now; get a future for when this process can deliver none any more."""
+        future: Future[None] = Future()
+        self._start_ticking()
+        EXECUTOR.submit((self, "flush"), partial(self._hasten, future))
+        return future
+
+    def _hasten(self, future: Future[None]) -> None:
+        waiting = Filter(queue=self.name, states=(CallState.READY, CallState.BLOCKED))
+        with contextlib.suppress(JournalError):  # reported; the caller's timeout ends the wait
+            self.journal.backend.retry(waiting)
+        with self._lock:
+            self._flush_waiters = [one for one in self._flush_waiters if not one.cancelled()]
+            self._flush_waiters.append(future)
+        self.request_load()
+
+    def _check_flushed(self) -> None:
+        """End the waits of `flush` if nothing is left. After each look for calls."""
+        with self._lock:
+            if not self._flush_waiters or self._calls:
+                return
+        for target in list(self._targets):
+            left = self.journal.backend.select(self._filter(target), limit=1)
+            if left and self.has_route(target):
+                return
+        with self._lock:
+            waiters, self._flush_waiters = self._flush_waiters, []
+        for waiter in waiters:
+            if waiter.set_running_or_notify_cancel():
+                waiter.set_result(None)
+
+    # --- The end ---
+
+    def begin_close(self, drain_timeout: Duration) -> float | None:
+        """Store no more calls and begin no attempts.
+
+        Returns:
+            How many seconds to wait for running attempts; None if the queue was closed before.
+        """
+        self._refuse_inside("close()")
+        drain_ns = max(0, to_ns(drain_timeout, what="drain_timeout"))
+        if not self._close(drain_ns):
+            return None
+        with self._lock:
+            for call in self._in_state(State.WAITING):
+                self._forget(call)
+        self._notify_if_empty()
+        return to_seconds(drain_ns)
+
+    def end_close(self, reason: str = "closed") -> list[FailedCall]:
+        """Give all calls back to the journal. Blocks for seconds if it is not available.
+
+        Returns:
+            The calls that were given up since `begin_close` and that no hook got.
+        """
+        with self._lock:
+            if self._has_ended:
+                return []
+            self._has_ended = True
+            ended, self._to_return = self._to_return, []
+            for call in list(self._calls):
+                if call.outcome is None:
+                    self._forget(call)
+                else:
+                    self._remove(call, call.outcome)
+            flushes, self._flush_waiters = self._flush_waiters, []
+        self._notify_if_empty()
+        for future in flushes:
+            future.cancel()
+        self._ending.detach()
+        self.journal.release(self.worker)
+        self.journal.close()
+        return [call.failed_call(ended_ns, why) for call, ended_ns, why in ended]
+
+    def end_at_exit(self) -> None:
+        """Give all calls back to the journal when the process exits."""
+        self._close(0)
+        self.end_close()
+
+    def reset_after_fork(self) -> None:
+        """Begin without calls and routes in a forked child: its channels are the parent's."""
+        for call in self._calls:
+            call.timeout = None
+        super().reset_after_fork()
+
+
+class _Tick:
+    """The timer's task that looks for calls again and again, as long as the queue exists."""
+
+    __slots__ = ("_queue",)
+
+    def __init__(self, queue: weakref.ref[JournaledQueue]) -> None:
+        self._queue = queue
+
+    def run(self, _: Timeout) -> None:
+        queue = self._queue()
+        if queue is not None:
+            queue.tick()
+
+    def timer_stopped(self, _: Timeout) -> None:
+        queue = self._queue()
+        if queue is not None:
+            queue.on_timer_stopped()
+
+
+class _Load:
+    """The timer's task that looks for calls once."""
+
+    __slots__ = ("_queue",)
+
+    def __init__(self, queue: weakref.ref[JournaledQueue]) -> None:
+        self._queue = queue
+
+    def run(self, _: Timeout) -> None:
+        queue = self._queue()
+        if queue is not None:
+            queue.request_load()
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """Stands for a call that only has a name: one to be stored, or one that cannot be read."""
+
+    label: str
+
+    def __call__(self) -> None:
+        raise FailbackError(f"{self.label} cannot be made")
+
+
+def error_text(error: BaseException) -> str:
+    """Describe an error for the journal: `UNAVAILABLE: failed to connect`."""
+    details: Any = getattr(error, "details", None)
+    try:
+        if callable(details):
+            return f"{code_of(error)}: {details()}"[:MAX_ERROR]
+        return f"{type(error).__name__}: {error}"[:MAX_ERROR]
+    except Exception:  # noqa: BLE001 - `__str__` of the user's
+        return type(error).__name__
+
+
+def _put_back(stored: StoredCall, attempts: int) -> Postponed:
+    return Postponed(
+        stored.id, max(attempts, stored.attempts), max(0.0, stored.due_s), stored.error
+    )
+
+
+def _abandon(journal: Journal, worker: dict[str, str]) -> None:
+    """Give the calls of a queue back that was dropped without `close`. Runs in a finalizer."""
+
+    def release() -> None:
+        journal.release(worker["name"])
+        journal.close()
+
+    EXECUTOR.submit((journal, "release"), release)

@@ -1,0 +1,206 @@
+"""The bytes in which a call is stored in a journal.
+
+They begin with a byte for the version of the format and four for the length of the header. The
+header is JSON. The serialized requests follow; their sizes are in the header. A call can so be made
+without its generated classes, also by a later release of the program.
+
+A later version of rpcwheel may add keys to the header. If older ones must not read the result, it
+changes the version.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import secrets
+import struct
+import time
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from rpcwheel.errors import short_repr
+from rpcwheel.rpc import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+__all__ = [
+    "IDEMPOTENCY_KEY",
+    "FailedRpc",
+    "StoredFunction",
+    "StoredRpc",
+    "decode",
+    "idempotency_key",
+]
+
+IDEMPOTENCY_KEY: Final = "idempotency-key"
+"""The metadata entry with the key. The name is that of the HTTP header (IETF draft
+`draft-ietf-httpapi-idempotency-key-header`)."""
+
+VERSION: Final = 1
+FUNCTION: Final = "function"
+
+_HEAD: Final = struct.Struct(">BI")
+
+_KEY: Final[ContextVar[str | None]] = ContextVar("rpcwheel_idempotency_key", default=None)
+
+
+def new_key() -> str:
+    """Make an idempotency key: 32 hexadecimal digits that increase with time, as in UUIDv7."""
+    return f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(10)}"
+
+
+def idempotency_key() -> str | None:
+    """Get the key of the call whose attempt is running, in a function with a journal.
+
+    It is the same in all attempts, also in other processes. Send it with the calls that the
+    function makes, so that servers recognize a second attempt::
+
+        stub.Push(event, metadata=[("idempotency-key", idempotency_key())])
+
+    Returns:
+        None outside of a function that is decorated by `with_failback(journal=...)`.
+    """
+    return _KEY.get()
+
+
+@contextlib.contextmanager
+def with_idempotency_key(key: str) -> Iterator[None]:
+    """Set the result of `idempotency_key` inside."""
+    token = _KEY.set(key)
+    try:
+        yield
+    finally:
+        _KEY.reset(token)
+
+
+def set_idempotency_key(key: str) -> None:
+    """Set the result of `idempotency_key` for the rest of this context."""
+    _KEY.set(key)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRpc:
+    """A gRPC call: all that is needed to make it, except the target and the method."""
+
+    kind: Kind
+    requests: tuple[bytes, ...] = field(repr=False)
+    metadata: tuple[tuple[str, str | bytes], ...] = field(default=(), repr=False)
+    """Without the idempotency key, and without credentials."""
+    timeout_s: float = 60.0
+    """Of each attempt."""
+    wait_for_ready: bool | None = None
+
+    def encoded(self) -> bytes:
+        """Return the bytes to be stored."""
+        header = {
+            "kind": self.kind.name.lower(),
+            "metadata": [[key, _to_json(value)] for key, value in self.metadata],
+            "timeout": self.timeout_s,
+            "wait_for_ready": self.wait_for_ready,
+            "sizes": [len(request) for request in self.requests],
+        }
+        return _encoded(header, *self.requests)
+
+    @classmethod
+    def of_header(cls, header: dict[str, Any], rest: bytes) -> Self:
+        """Read a decoded header and the requests that follow it."""
+        requests, start = [], 0
+        for size in header["sizes"]:
+            requests.append(rest[start : start + size])
+            start += size
+        kind = Kind[header["kind"].upper()]
+        if start != len(rest) or (len(requests) != 1 and not kind.streams_requests):
+            raise ValueError("its requests are incomplete")
+        metadata = tuple((str(key), _of_json(value)) for key, value in header["metadata"])
+        timeout_s, wait = float(header["timeout"]), header.get("wait_for_ready")
+        return cls(kind, tuple(requests), metadata, timeout_s, None if wait is None else bool(wait))
+
+
+@dataclass(frozen=True, slots=True)
+class FailedRpc:
+    """A gRPC call whose first attempt has failed, to be stored."""
+
+    method: str
+    target: str
+    key: str
+    """The idempotency key, which its first attempt had too."""
+    body: StoredRpc
+    order_key: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFunction:
+    """A call of a function that is registered by its name."""
+
+    arguments: bytes = field(repr=False)
+    """JSON: positional and keyword arguments."""
+
+    def encoded(self) -> bytes:
+        """Return the bytes to be stored."""
+        return _encoded({"kind": FUNCTION}, self.arguments)
+
+
+def decode(body: bytes) -> StoredRpc | StoredFunction:
+    """Read a stored call.
+
+    Raises:
+        ValueError: It cannot be read; the message says why.
+    """
+    if body[:1] and body[0] != VERSION:
+        raise ValueError(
+            f"it was stored in format {body[0]}, and this rpcwheel reads format {VERSION}: "
+            "deliver it with the version that has stored it"
+        )
+    try:
+        _, length = _HEAD.unpack_from(body)
+        end = _HEAD.size + length
+        header = json.loads(body[_HEAD.size : end])
+        if header["kind"] == FUNCTION:
+            return StoredFunction(body[end:])
+        return StoredRpc.of_header(header, body[end:])
+    except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"its bytes are damaged: {type(error).__name__}: {error}") from error
+
+
+def _encoded(header: dict[str, Any], *parts: bytes) -> bytes:
+    text = json.dumps(header, separators=(",", ":")).encode()
+    return b"".join((_HEAD.pack(VERSION, len(text)), text, *parts))
+
+
+def _to_json(value: str | bytes) -> str | list[str]:
+    return value if isinstance(value, str) else [base64.b64encode(value).decode()]
+
+
+def _of_json(value: str | list[str]) -> str | bytes:
+    return value if isinstance(value, str) else base64.b64decode(value[0], validate=True)
+
+
+def key_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str | None:
+    """Return the idempotency key in the metadata of a call; None if it has none."""
+    values = (value for key, value in metadata or () if key == IDEMPOTENCY_KEY)
+    found = next(values, None)
+    return found.decode(errors="replace") if isinstance(found, bytes) else found
+
+
+def with_key(
+    metadata: Iterable[tuple[str, str | bytes]] | None,
+) -> tuple[tuple[str, str | bytes], ...]:
+    """Return metadata with an idempotency key: a new one, unless there is one."""
+    pairs = tuple((key, value) for key, value in metadata or ())
+    return pairs if key_of(pairs) else (*pairs, (IDEMPOTENCY_KEY, new_key()))
+
+
+def checked_order_key(key: object) -> str | None:
+    """Return an order key as text.
+
+    Raises:
+        TypeError: It is neither a string, an integer nor None.
+    """
+    if key is None or isinstance(key, str):
+        return key
+    if isinstance(key, int) and not isinstance(key, bool):
+        return str(key)
+    raise TypeError(f"order_key must give a str, an int or None, not {short_repr(key)}")

@@ -1,0 +1,151 @@
+"""The arguments of functions as JSON, for calls that are stored in a journal.
+
+Each parameter is written and read by pydantic as its annotation says, so models, dataclasses,
+dates and decimals come back as they were. Protobuf messages are written as bytes. A parameter
+without an annotation takes what JSON has: what comes back is a list where a tuple was.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import typing
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import PlainSerializer, PlainValidator, TypeAdapter
+from pydantic.errors import PydanticUserError
+
+from rpcwheel.errors import ConfigurationError
+
+from .stored import StoredFunction, checked_order_key
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rpcwheel.journal.backend import StoredCall
+
+    from .stored import StoredRpc
+
+_CONFIG: Any = {
+    "ser_json_bytes": "base64",
+    "val_json_bytes": "base64",
+    "ser_json_inf_nan": "constants",
+    "arbitrary_types_allowed": True,
+}
+
+
+class FunctionCodec:
+    """Writes and reads the arguments of one function."""
+
+    def __init__(self, function: Callable[..., Any], name: str) -> None:
+        """Look at the function's signature.
+
+        Args:
+            function: The function.
+            name: The name under which its calls are stored.
+
+        Raises:
+            ConfigurationError: The type of a parameter cannot be written as JSON.
+        """
+        self.function = function
+        self.name = name
+        self._signature = inspect.signature(function)
+        try:
+            hints = typing.get_type_hints(function, include_extras=True)
+        except Exception as error:
+            raise ConfigurationError(
+                f"{self.name}: its annotations cannot be resolved ({error}), so its arguments "
+                "cannot be stored in a journal"
+            ) from error
+        self._adapters: dict[str, TypeAdapter[Any]] = {}
+        for argument, parameter in self._signature.parameters.items():
+            hint: Any = hints.get(argument, Any)
+            if parameter.kind is parameter.VAR_POSITIONAL:
+                hint = tuple.__class_getitem__((hint, ...))
+            elif parameter.kind is parameter.VAR_KEYWORD:
+                hint = dict.__class_getitem__((str, hint))
+            self._adapters[argument] = self._adapter(argument, hint)
+
+    def _adapter(self, name: str, hint: Any) -> TypeAdapter[Any]:
+        if hasattr(hint, "SerializeToString") and hasattr(hint, "FromString"):
+            hint = Annotated[
+                Any,
+                PlainSerializer(lambda message: message.SerializeToString().hex()),
+                PlainValidator(lambda text, kind=hint: kind.FromString(bytes.fromhex(text))),
+            ]
+        try:
+            adapter = TypeAdapter(hint, config=_CONFIG)
+            adapter.json_schema(mode="serialization")
+        except PydanticUserError:
+            try:  # models have a configuration of their own
+                adapter = TypeAdapter(hint)
+                adapter.json_schema(mode="serialization")
+            except PydanticUserError as error:
+                raise ConfigurationError(
+                    f"{self.name}: the argument {name!r} ({hint!r}) cannot be stored in a journal: "
+                    f"{error.message}; use a type that pydantic can write as JSON"
+                ) from error
+        return adapter
+
+    def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StoredFunction:
+        """Return the stored form of a call.
+
+        Raises:
+            ValueError: An argument cannot be written; the message names it.
+        """
+        bound = self._signature.bind(*args, **kwargs)
+        written: dict[str, Any] = {}
+        for name, value in bound.arguments.items():
+            try:
+                text = self._adapters[name].dump_json(value)
+            except Exception as error:
+                raise ValueError(
+                    f"the argument {name!r} cannot be stored in the journal: {error}"
+                ) from error
+            written[name] = json.loads(text)
+        return StoredFunction(json.dumps(written).encode())
+
+    def make(
+        self, call: StoredCall, body: StoredRpc | StoredFunction
+    ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+        """Return the function and the arguments of a stored call.
+
+        Raises:
+            ValueError: They do not fit the function any more.
+        """
+        if not isinstance(body, StoredFunction):
+            raise ValueError("it is a gRPC call, and its queue is one of a function")  # noqa: TRY004
+        if call.method != self.name:
+            raise ValueError(f"its function is {call.method}, and the queue is of {self.name}")
+        try:
+            bound = inspect.BoundArguments(self._signature, self._read(json.loads(body.arguments)))
+            self._signature.bind(*bound.args, **bound.kwargs)
+        except Exception as error:
+            raise ValueError(
+                f"its arguments do not fit {self.name}{self._signature}: {error}"
+            ) from error
+        return self.function, bound.args, bound.kwargs
+
+    def _read(self, written: Any) -> Any:
+        read = {}
+        for name, value in written.items():
+            if name not in self._adapters:
+                raise ValueError(f"there is no argument {name!r}")
+            read[name] = self._adapters[name].validate_json(json.dumps(value))
+        return read
+
+    def order_key(
+        self, chosen: str | Callable[..., str | None] | None, args: Any, kwargs: Any
+    ) -> str | None:
+        """Return the order key of a call: an argument, or the result of the user's function.
+
+        Raises:
+            Exception: Of the user's function.
+        """
+        if chosen is None:
+            return None
+        if callable(chosen):
+            return checked_order_key(chosen(*args, **kwargs))
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return checked_order_key(bound.arguments.get(chosen))

@@ -1,0 +1,332 @@
+"""One process's use of a journal: group commit, and results that are not lost with the engine.
+
+A call is appended by the thread that needs it to be durable, if no other transaction runs. Calls
+that come while one runs are stored together by the next transaction (group commit), so many callers
+share one fsync. Callers on an event loop let a worker do it.
+
+Results of attempts are stored by a worker, all that have come since the last transaction in one. If
+the engine refuses them, they are kept and stored later. Should the process end before, their calls
+are attempted again by another one, with the same idempotency key.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Final
+
+from rpcwheel import live
+from rpcwheel._concurrency.executor import SerialExecutor, reset_after_fork
+from rpcwheel.errors import JournalError, JournalFull, JournalUnavailable
+from rpcwheel.events import JournalFailed, JournalRecovered, emit
+
+from .backend import Postponed
+from .url import open_journal_backend, parse_journal_url
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from .backend import Depth, JournalBackend, NewCall, Result, Route, StoredCall
+
+MAX_BATCH: Final = 1000
+"""Calls, or results, in one transaction."""
+
+COUNT_INTERVAL_S: Final = 10.0
+COUNT_SHARE: Final = 0.01
+"""Calls are counted at this interval, or less often, so that it takes this share of the time."""
+
+
+class Journal:
+    """The journal at one URL, for all queues of this process. Thread-safe.
+
+    `open_journal` makes it; each user closes it once.
+    """
+
+    def __init__(self, url: str) -> None:
+        """Check the URL; connects when it is used.
+
+        Raises:
+            ConfigurationError: The URL is not valid.
+            ExtraMissing: A package is not installed.
+        """
+        self.url = parse_journal_url(url)
+        self.backend: JournalBackend = open_journal_backend(self.url)
+        self.users = 0
+        self._workers: dict[str, tuple[str, Callable[[list[int]], object]]] = {}
+        self._depths: list[Depth] = []
+        self._stored: Counter[str] = Counter()
+        """How many calls of each queue are not dead: the last count, and the changes since."""
+        self._next_count_s = 0.0
+        self._failing_since_s: float | None = None
+        self.reset()
+        reset_after_fork(self)
+        live.add("journal", self)
+
+    def reset(self) -> None:
+        """Forget what the parent was to store, in a forked child."""
+        self._lock = threading.RLock()
+        self._turn = threading.Lock()  # of the thread that runs a transaction
+        self._worker = SerialExecutor()
+        self._counter = SerialExecutor()
+        self._appends: deque[tuple[NewCall, int, Future[int]]] = deque()
+        self._results: deque[tuple[str, Result]] = deque()
+
+    # --- Calls ---
+
+    def append(self, call: NewCall, limit: int) -> Future[int]:
+        """Store a call on a worker thread.
+
+        Args:
+            call: The call.
+            limit: The largest number of calls of its queue that may be stored.
+
+        Returns:
+            Its id when it is durable; or JournalFull, JournalUnavailable or JournalRefused.
+        """
+        future = self._add(call, limit)
+        self._worker.submit(self._write)
+        return future
+
+    def append_now(self, call: NewCall, limit: int) -> int:
+        """Store a call, and return its id when it is durable. Blocks.
+
+        Raises:
+            JournalFull, JournalUnavailable, JournalRefused: It was not stored.
+        """
+        future = self._add(call, limit)
+        with self._turn:
+            while not future.done():  # perhaps by the thread that had the turn before
+                self._write_batch()
+        return future.result()
+
+    def _add(self, call: NewCall, limit: int) -> Future[int]:
+        future: Future[int] = Future()
+        future.set_running_or_notify_cancel()
+        self._appends.append((call, limit, future))
+        return future
+
+    def _write(self) -> None:
+        with self._turn:
+            while self._appends:
+                self._write_batch()
+            self._write_results()
+
+    def _write_batch(self) -> None:
+        """Store the calls that have waited longest. The caller has the turn."""
+        batch: list[tuple[NewCall, Future[int]]] = []
+        adding: Counter[str] = Counter()
+        while self._appends and len(batch) < MAX_BATCH:
+            call, limit, future = self._appends.popleft()
+            if self._stored[call.queue] + adding[call.queue] >= limit:
+                text = f"{self.url} has max_pending ({limit}) calls of {call.queue!r}"
+                future.set_exception(JournalFull(text))
+            else:
+                adding[call.queue] += 1
+                batch.append((call, future))
+        try:
+            self._append_batch(batch)
+        except BaseException as error:  # such as Ctrl-C
+            text = f"{self.url}: interrupted by {error!r}"
+            for _, future in batch:
+                if not future.done():
+                    future.set_exception(JournalUnavailable(text))
+            raise
+
+    def _append_batch(self, batch: list[tuple[NewCall, Future[int]]]) -> None:
+        if not batch:
+            return
+        try:
+            ids = self.backend.append([call for call, _ in batch])
+        except JournalError as error:
+            if len(batch) > 1 and not isinstance(error, JournalUnavailable):
+                for one in batch:  # one of them may be too large, or have a refused value
+                    self._append_batch([one])
+                return
+            self._failed(error)
+            for _, future in batch:
+                future.set_exception(error)
+            return
+        self._succeeded()
+        for (call, future), number in zip(batch, ids, strict=True):
+            self._stored[call.queue] += 1
+            future.set_result(number)
+
+    # --- Workers ---
+
+    def add_worker(self, worker: str, queue: str, on_late: Callable[[list[int]], object]) -> None:
+        """Add a worker.
+
+        Args:
+            worker: Its name.
+            queue: The name of its queue.
+            on_late: Called with the ids of calls whose results came after its lease had ended.
+        """
+        self._workers[worker] = queue, on_late
+
+    def take(self, worker: str, routes: Sequence[Route], within_s: float) -> list[StoredCall]:
+        """Take calls; see `JournalBackend.take`. Blocks; may be called on any thread.
+
+        Raises:
+            JournalError: The engine is not available.
+        """
+        with self._turn:
+            self._write_results()
+            try:
+                taken = self.backend.take(worker, self.url.lease_s, routes, within_s)
+            except JournalError as error:
+                self._failed(error)
+                raise
+            self._succeeded()
+            return taken
+
+    def renew(self, worker: str) -> bool:
+        """Renew the lease of a worker; see `JournalBackend.renew`. Blocks.
+
+        Raises:
+            JournalError: The engine is not available.
+        """
+        with self._turn:
+            try:
+                return self.backend.renew(worker, self.url.lease_s)
+            except JournalError as error:
+                self._failed(error)
+                raise
+
+    def report(self, worker: str, result: Result) -> None:
+        """Store a result on a worker thread, now or when the engine accepts it. Never blocks."""
+        self._results.append((worker, result))
+        self._worker.submit(self._write)
+
+    def release(self, worker: str) -> None:
+        """Store the worker's results, and make its other calls ready. Blocks; never raises.
+
+        If the engine is not available, its lease ends by itself.
+        """
+        with self._turn:
+            self._write_results()
+            try:
+                self.backend.release(worker)
+            except JournalError as error:
+                self._failed(error)
+        self._workers.pop(worker, None)
+
+    @property
+    def unstored_results(self) -> int:
+        """How many results the engine has not accepted yet."""
+        return len(self._results)
+
+    def _write_results(self) -> None:
+        """Store all results; keep them if that fails. The caller has the turn."""
+        while self._results:
+            batch = [self._results.popleft() for _ in range(min(MAX_BATCH, len(self._results)))]
+            while batch:
+                worker = batch[0][0]
+                own = [result for name, result in batch if name == worker]
+                try:
+                    late = self.backend.report(worker, own)
+                except BaseException as error:
+                    self._results.extendleft(reversed(batch))
+                    if not isinstance(error, JournalError):
+                        raise
+                    self._failed(error)
+                    return
+                self._succeeded()
+                batch = [one for one in batch if one[0] != worker]
+                self._note_stored(worker, own, late)
+
+    def _note_stored(self, worker: str, results: list[Result], late: list[int]) -> None:
+        queue, on_late = self._workers.get(worker, ("", None))
+        ended = sum(not isinstance(result, Postponed) for result in results) - len(late)
+        self._stored[queue] = max(0, self._stored[queue] - ended)
+        if late and on_late is not None:
+            on_late(late)
+
+    # --- Failures of the engine ---
+
+    def _failed(self, error: JournalError) -> None:
+        if self._failing_since_s is None:
+            self._failing_since_s = time.monotonic()
+            emit(JournalFailed(str(self.url), error, len(self._results)))
+
+    def _succeeded(self) -> None:
+        since_s, self._failing_since_s = self._failing_since_s, None
+        if since_s is not None:
+            emit(JournalRecovered(str(self.url), time.monotonic() - since_s))
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether the last request failed."""
+        return self._failing_since_s is not None
+
+    # --- Counts ---
+
+    def depths(self) -> list[Depth]:
+        """Return the last counts of the calls in the journal. Does not block."""
+        return self._depths
+
+    def stored(self, queue: str) -> int:
+        """Return how many calls of a queue are stored and not dead.
+
+        This is the last count, and what this process has changed since.
+        """
+        return self._stored[queue]
+
+    def count_if_due(self) -> None:
+        """Count the calls on a worker thread if the last count is old. Never blocks."""
+        if time.monotonic() >= self._next_count_s:
+            self._next_count_s = time.monotonic() + COUNT_INTERVAL_S
+            self._counter.submit(self._count_all)
+
+    def _count_all(self) -> None:
+        began_s = time.monotonic()
+        try:
+            found = self.backend.depths()
+        except JournalError as error:
+            self._failed(error)
+            return
+        self._depths = found
+        stored: Counter[str] = Counter()
+        for depth in found:
+            stored[depth.queue] += depth.waiting + depth.taken
+        self._stored = stored
+        took_s = time.monotonic() - began_s
+        self._next_count_s = began_s + max(COUNT_INTERVAL_S, took_s / COUNT_SHARE)
+
+    # --- The end ---
+
+    def close(self) -> None:
+        """End one use of the journal; the last one stores the results and closes the connection.
+
+        Results that the engine does not accept now are lost: their calls are attempted again.
+        """
+        with _LOCK:
+            self.users -= 1
+            if self.users > 0:
+                return
+            if _OPEN.get(self.url.text) is self:
+                del _OPEN[self.url.text]
+        with self._turn:
+            self._write_results()
+        live.remove("journal", self)
+        self.backend.close()
+
+
+_LOCK: Final = threading.RLock()
+_OPEN: Final[dict[str, Journal]] = {}
+
+
+def open_journal(url: str) -> Journal:
+    """Open a journal, or share the one that is open for the same URL. Close it once.
+
+    Raises:
+        ConfigurationError: The URL is not valid.
+        ExtraMissing: A package is not installed.
+    """
+    with _LOCK:
+        journal = _OPEN.get(url)
+        if journal is None:
+            journal = _OPEN[url] = Journal(url)
+        journal.users += 1
+        return journal
