@@ -27,6 +27,10 @@ seconds, however many attempts the policy allows, and returns those that are not
 (not those given up before: `stats().gave_up` counts them). The queue is kept in memory; if the
 process ends, it logs what was queued.
 
+With `journal="sqlite:///var/lib/shop/failback.db"` queued calls survive the process: each is stored
+before its caller is answered, and delivered by this process, or by any other with that journal. See
+`rpcwheel.journal`.
+
 `FailbackInvoker` does the same without a decorator. `rpcwheel.failback.aio` has the class of that
 name for coroutines.
 """
@@ -40,6 +44,7 @@ if TYPE_CHECKING:
     from .policy import FailbackPolicy
     from .queue import FailbackStats
     from .queued_call import FailedCall, QueueEntry
+    from .stored import idempotency_key
     from .sync import FailbackInvoker
 else:
     __getattr__, __dir__ = lazy_names(
@@ -49,6 +54,7 @@ else:
             ".policy": "FailbackPolicy",
             ".queue": "FailbackStats",
             ".queued_call": "FailedCall QueueEntry",
+            ".stored": "idempotency_key",
             ".sync": "FailbackInvoker",
         },
         submodules="aio sync",
@@ -60,5 +66,6 @@ __all__ = [
     "FailbackStats",
     "FailedCall",
     "QueueEntry",
+    "idempotency_key",
     "with_failback",
 ]

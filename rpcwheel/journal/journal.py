@@ -23,7 +23,8 @@ from rpcwheel.errors import JournalError, JournalFull, JournalUnavailable
 from rpcwheel.events import JournalFailed, JournalRecovered, emit
 
 from .backend import Postponed
-from .url import open_journal_backend, parse_journal_url
+from .opening import open_journal_backend
+from .url import parse_journal_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -8,20 +8,17 @@ from __future__ import annotations
 import difflib
 import re
 from dataclasses import dataclass, field
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from rpcwheel.errors import ConfigurationError, ExtraMissing
+from rpcwheel.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from importlib.metadata import EntryPoint
     from urllib.parse import SplitResult
 
-    from .backend import JournalBackend
-
-__all__ = ["JournalUrl", "open_journal_backend", "parse_journal_url"]
+__all__ = ["JournalUrl", "parse_journal_url"]
 
 GROUP: Final = "rpcwheel.journal"
 """The group of the entry points of other packages' backends: `scheme = "package.module:Class"`."""
@@ -113,7 +110,7 @@ def parse_journal_url(url: object) -> JournalUrl:
         raise ConfigurationError(
             f'{shown!r} is not the URL of a journal, such as "sqlite:///var/lib/shop/failback.db"'
         )
-    known = [*BACKENDS] if scheme in BACKENDS else [*BACKENDS, *(e.name for e in _entry_points())]
+    known = [*BACKENDS] if scheme in BACKENDS else [*BACKENDS, *(e.name for e in other_backends())]
     if scheme not in known:
         near = difflib.get_close_matches(scheme, known, n=1)
         meant = f"did you mean {near[0]}://?" if near else f"there are {', '.join(known)}"
@@ -141,33 +138,8 @@ def _lease(shown: str, given: str | None) -> float:
     return lease_s
 
 
-def open_journal_backend(url: str | JournalUrl) -> JournalBackend:
-    """Make the backend of a journal. Does not connect yet.
-
-    Raises:
-        ConfigurationError: The URL is not valid.
-        ExtraMissing: A package is not installed; the message says which.
-    """
-    parsed = url if isinstance(url, JournalUrl) else parse_journal_url(url)
-    backend: Any
-    if parsed.scheme in BACKENDS:
-        module, name, extra = BACKENDS[parsed.scheme]
-        try:
-            backend = getattr(import_module(f"{__package__}.{module}"), name)
-        except ImportError as error:
-            if not extra or (error.name or "").startswith("rpcwheel"):
-                raise
-            raise ExtraMissing(
-                f"{parsed} needs a package that is not installed ({error.name}): "
-                f"pip install 'rpcwheel[{extra}]'"
-            ) from error
-    else:
-        backend = next(one for one in _entry_points() if one.name == parsed.scheme).load()
-    made: JournalBackend = backend(parsed)
-    return made
-
-
-def _entry_points() -> Iterable[EntryPoint]:
+def other_backends() -> Iterable[EntryPoint]:
+    """Return the backends of other packages, by their scheme."""
     from importlib.metadata import entry_points  # 15 ms, and rarely needed
 
     return entry_points(group=GROUP)

@@ -1,0 +1,39 @@
+"""Opens the backend of a journal."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from rpcwheel.errors import ExtraMissing
+
+from .url import BACKENDS, JournalUrl, other_backends, parse_journal_url
+
+if TYPE_CHECKING:
+    from .backend import JournalBackend
+
+
+def open_journal_backend(url: str | JournalUrl) -> JournalBackend:
+    """Make the backend of a journal. Does not connect yet.
+
+    Raises:
+        ConfigurationError: The URL is not valid.
+        ExtraMissing: A package is not installed; the message says which.
+    """
+    parsed = url if isinstance(url, JournalUrl) else parse_journal_url(url)
+    backend: Any
+    if parsed.scheme in BACKENDS:
+        module, name, extra = BACKENDS[parsed.scheme]
+        try:
+            backend = getattr(import_module(f"{__package__}.{module}"), name)
+        except ImportError as error:
+            if not extra or (error.name or "").startswith("rpcwheel"):
+                raise
+            raise ExtraMissing(
+                f"{parsed} needs a package that is not installed ({error.name}): "
+                f"pip install 'rpcwheel[{extra}]'"
+            ) from error
+    else:
+        backend = next(one for one in other_backends() if one.name == parsed.scheme).load()
+    made: JournalBackend = backend(parsed)
+    return made
