@@ -17,6 +17,9 @@ nothing. So two workers have the same call only if one of them was paused for lo
 
 Times in arguments and results are relative to now, in seconds. Ids increase.
 
+Values are stored unchanged, with one exception: in texts, U+0000 and surrogates are replaced by
+U+FFFD (`storable`), because not every engine can store them.
+
 Backends of other packages are found by the scheme of the URL, through an entry point of the group
 `rpcwheel.journal`. `rpcwheel.testing.check_journal` tests whether they keep the contract.
 """
@@ -24,9 +27,10 @@ Backends of other packages are found by the scheme of the URL, through an entry 
 from __future__ import annotations
 
 import enum
+import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,7 +49,18 @@ __all__ = [
     "Result",
     "Route",
     "StoredCall",
+    "storable",
 ]
+
+
+def storable(text: str) -> str:
+    """Replace by U+FFFD what not every engine can store in a text: U+0000 and surrogates."""
+    if text.isascii():
+        return text.replace("\0", "\ufffd") if "\0" in text else text
+    return _UNSTORABLE.sub("\ufffd", text)
+
+
+_UNSTORABLE: Final = re.compile("[\0\ud800-\udfff]")
 
 
 class CallState(enum.IntEnum):
@@ -185,8 +200,10 @@ class JournalBackend(ABC):
 
     Errors: `JournalUnavailable` if the engine cannot be reached, does not answer in time or cannot
     do it now; `JournalFull` if it has no space; `JournalRefused` if it refuses. If a method raises,
-    nothing was changed. The one exception: if the connection was lost during `append`, the calls
-    may have been stored; they have idempotency keys for this.
+    nothing was changed. The exception: if the connection was lost before the answer, a request may
+    have been executed. Calls of `append` have idempotency keys for this. If `report` is repeated,
+    it returns the ids of the results that were stored. Calls that were taken by a lost `take` are
+    made ready again by the next `take` of this backend for this worker.
 
     Methods are called on any thread. `append`, `take`, `renew`, `report` and `release` are called
     one at a time; the others, and `close`, may be called concurrently with them and each other.
@@ -219,8 +236,8 @@ class JournalBackend(ABC):
         """Give ready calls to a worker, and renew its lease if there are any.
 
         First makes the calls of workers ready whose lease has ended. Of each route the calls that
-        are due first are taken, if they are due within `within_s`. If there are none, nothing is
-        written.
+        are due first are taken, if they are due within `within_s`, and returned in this order. If
+        there are none, nothing is written.
         """
 
     @abstractmethod
@@ -274,4 +291,7 @@ class JournalBackend(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Close the connection after the running requests. Idempotent. Releases no calls."""
+        """Close the connection after the running requests. Idempotent. Releases no calls.
+
+        Every later request raises `JournalUnavailable`.
+        """

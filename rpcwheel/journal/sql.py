@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from .backend import CallState, Dead, Delivered, StoredCall
+from .backend import CallState, Dead, Delivered, Depth, StoredCall, storable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,21 +23,23 @@ APPEND_COLUMNS: Final = (
 )
 """In the order of `append_row`."""
 
+LARGEST_ID: Final = 2**63 - 1
+
 
 def append_row(call: NewCall, now_ms: int, state: CallState) -> tuple[Any, ...]:
     """Return the values of a new row."""
     return (
-        call.queue,
-        call.target,
-        call.method,
-        call.key,
+        storable(call.queue),
+        storable(call.target),
+        storable(call.method),
+        storable(call.key),
         call.body,
         now_ms + round(call.delay_s * 1e3),
         now_ms,
         now_ms + round(call.max_age_s * 1e3),
         call.attempts,
-        call.error,
-        call.order_key,
+        storable(call.error),
+        None if call.order_key is None else storable(call.order_key),
         int(state),
     )
 
@@ -64,6 +66,21 @@ def stored_call(row: Sequence[Any], now_ms: int) -> StoredCall:
     )
 
 
+def depths_of(rows: Sequence[Sequence[Any]], now_ms: int) -> list[Depth]:
+    """Make depths of rows: queue, target, state, number, the time when the oldest was stored."""
+    counts: dict[tuple[str, str], list[int]] = {}
+    oldest: dict[tuple[str, str], int] = {}
+    for queue, target, state, number, created_ms in rows:
+        key = queue, target
+        counts.setdefault(key, [0, 0, 0, 0])[state] += number
+        if state != CallState.DEAD:
+            oldest[key] = min(oldest.get(key, created_ms), created_ms)
+    return [
+        Depth(*key, ready + blocked, taken, dead, max(0, now_ms - oldest.get(key, now_ms)) / 1e3)
+        for key, (ready, blocked, taken, dead) in sorted(counts.items())
+    ]
+
+
 def split_results(
     results: Sequence[Result], now_ms: int, worker: str
 ) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
@@ -80,10 +97,9 @@ def split_results(
         dead = isinstance(result, Dead)
         state = CallState.DEAD if dead else CallState.READY
         due_ms = None if isinstance(result, Dead) else now_ms + round(result.delay_s * 1e3)
-        reason = result.reason if isinstance(result, Dead) else ""
-        updated.append(
-            (int(state), due_ms, result.attempts, result.error, reason, result.id, worker)
-        )
+        reason = storable(result.reason) if isinstance(result, Dead) else ""
+        error = storable(result.error)
+        updated.append((int(state), due_ms, result.attempts, error, reason, result.id, worker))
     return deleted, updated
 
 
@@ -94,6 +110,8 @@ def where(
     mark: str,
     matches: Callable[[str], tuple[str, str]],
     contains: str,
+    among: str,
+    numbers: Callable[[list[int]], object],
 ) -> tuple[str, list[Any]]:
     """Return the condition for a filter, and its parameters.
 
@@ -103,24 +121,28 @@ def where(
         mark: How a parameter is written: "?" or "%s".
         matches: Makes of a pattern with `*` and `?` an operator, such as "GLOB", and its operand.
         contains: The condition that a text contains the parameter, with `{}` for the text.
+        among: The condition that a number is in a list, with `{}` for `mark`.
+        numbers: Makes the parameter of such a list.
     """
     terms: list[str] = ["1 = 1"]
     given: list[Any] = []
-    for column, values in (("id", chosen.ids), ("state", chosen.states)):
-        if values is not None:
-            terms.append(f"{column} IN ({', '.join([mark] * len(values)) or 'NULL'})")
-            given += map(int, values)
+    if chosen.ids is not None:
+        terms.append(f"id {among.format(mark)}")
+        given.append(numbers([int(number) for number in chosen.ids if 0 < number <= LARGEST_ID]))
+    if chosen.states is not None:
+        states = ", ".join(str(int(state)) for state in chosen.states)
+        terms.append(f"state IN ({states or 'NULL'})")
     for column, value in (("queue", chosen.queue), ("target", chosen.target)):
         if value is not None:
             terms.append(f"{column} = {mark}")
-            given.append(value)
+            given.append(storable(value))
     if chosen.method is not None:
-        operator, operand = matches(chosen.method)
+        operator, operand = matches(storable(chosen.method))
         terms.append(f"method {operator} {mark}")
         given.append(operand)
     if chosen.error is not None:
         terms.append(f"({contains.format('error')} OR {contains.format('reason')})")
-        given += [chosen.error, chosen.error]
+        given += [storable(chosen.error)] * 2
     if chosen.min_age_s is not None:
         terms.append(f"created_ms <= {mark}")
         given.append(now_ms - round(chosen.min_age_s * 1e3))

@@ -11,6 +11,8 @@ used. If the file is deleted or replaced, the next request opens the new one.
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import sqlite3
 import threading
@@ -28,13 +30,21 @@ from rpcwheel.errors import (
     JournalUnavailable,
 )
 
-from .backend import CallState, Depth, JournalBackend
-from .sql import APPEND_COLUMNS, COLUMNS, append_row, split_results, stored_call, where
+from .backend import CallState, JournalBackend, storable
+from .sql import (
+    APPEND_COLUMNS,
+    COLUMNS,
+    append_row,
+    depths_of,
+    split_results,
+    stored_call,
+    where,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from .backend import Filter, NewCall, Result, Route, StoredCall
+    from .backend import Depth, Filter, NewCall, Result, Route, StoredCall
     from .url import JournalUrl
 
 APPLICATION_ID: Final = 0x7270636A
@@ -46,6 +56,9 @@ SCHEMA_VERSION: Final = 1
 BUSY_TIMEOUT_S: Final = 5.0
 """How long a request waits for another process's transaction."""
 
+POLL_S: Final = 0.005
+"""The time between two attempts of a request for which SQLite itself does not wait."""
+
 TABLES: Final = (
     """CREATE TABLE call (
         id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -55,12 +68,14 @@ TABLES: Final = (
         order_key TEXT, state INTEGER NOT NULL, worker TEXT, reason TEXT NOT NULL DEFAULT ''
     )""",
     "CREATE TABLE worker (name TEXT PRIMARY KEY, ends_ms INTEGER NOT NULL) WITHOUT ROWID",
-    "CREATE INDEX ready ON call (queue, target, due_ms) WHERE state = 0",
-    "CREATE INDEX taken ON call (worker, queue, target) WHERE state = 2",
-    "CREATE INDEX dead ON call (queue, target) WHERE state = 3",
+    "CREATE INDEX ready ON call (queue, target, due_ms, id, created_ms, state) WHERE state = 0",
+    "CREATE INDEX blocked ON call (queue, target, created_ms, state) WHERE state = 1",
+    "CREATE INDEX taken ON call (worker, queue, target, created_ms, state) WHERE state = 2",
+    "CREATE INDEX dead ON call (queue, target, created_ms, state) WHERE state = 3",
     "CREATE INDEX ordered ON call (queue, target, order_key, state) WHERE order_key IS NOT NULL",
 )
-"""`ends_ms` is the end of a worker's lease. All times are those of `time.time`."""
+"""`ends_ms` is the end of a worker's lease. All times are those of `time.time`. The indexes of the
+states have all columns that `depths` reads: it is five times as fast as with reads of the table."""
 
 APPEND: Final = f"INSERT INTO call ({APPEND_COLUMNS}) VALUES ({', '.join('?' * 12)})"
 TAKE: Final = f"""SELECT {COLUMNS} FROM call
@@ -74,6 +89,12 @@ VACUUM_PAGES: Final = 500
 """Free pages that are given back to the file system after a report, if most pages are free."""
 
 FORBIDDEN: Final = frozenset({"SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_READONLY"})
+WRONG_PLACE: Final = (
+    PermissionError,
+    FileNotFoundError,
+    NotADirectoryError,
+    IsADirectoryError,
+)
 DAMAGED: Final = frozenset({"SQLITE_NOTADB", "SQLITE_CORRUPT"})
 
 _inherited: Final[list[sqlite3.Connection]] = []
@@ -127,7 +148,7 @@ class SqliteJournal(JournalBackend):
     def _append_ordered(db: sqlite3.Connection, call: NewCall, now_ms: int) -> int:
         state = CallState.READY
         if call.order_key is not None:
-            key = call.queue, call.target, call.order_key
+            key = tuple(map(storable, (call.queue, call.target, call.order_key)))
             earlier = f"SELECT 1 FROM call WHERE {KEY} AND state < 3 LIMIT 1"
             state = CallState.BLOCKED if db.execute(earlier, key).fetchone() else state
         return db.execute(APPEND, append_row(call, now_ms, state)).lastrowid or 0
@@ -137,7 +158,7 @@ class SqliteJournal(JournalBackend):
     ) -> list[StoredCall]:
         """Give ready calls to a worker. Begins a transaction only if there are any."""
         now_ms = self._now_ms()
-        with self._read() as db:
+        with self._writer.use() as db, self._translated():  # the other may be busy with a long scan
             found = _has_ended_workers(db, now_ms) or any(
                 _ready(db, route, now_ms, within_s, 1) for route in routes if route.limit > 0
             )
@@ -145,12 +166,15 @@ class SqliteJournal(JournalBackend):
             return []
         with self._transaction() as (db, now_ms):
             _end_workers(db, now_ms)
-            rows = [row for route in routes for row in _ready(db, route, now_ms, within_s)]
-            if rows:
+            rows: list[Any] = []
+            for route in routes:
+                ready = _ready(db, route, now_ms, within_s)
                 db.executemany(
                     "UPDATE call SET state = 2, worker = ? WHERE id = ?",
-                    [(worker, row[0]) for row in rows],
+                    [(worker, row[0]) for row in ready],
                 )
+                rows += ready
+            if rows:
                 db.execute(
                     "INSERT OR REPLACE INTO worker VALUES (?, ?)",
                     (worker, now_ms + round(lease_s * 1e3)),
@@ -175,7 +199,7 @@ class SqliteJournal(JournalBackend):
             keys = _order_keys(db, [result.id for result in results])
             late = [given[0] for given in deleted if db.execute(DELETE, given).rowcount == 0]
             late += [given[-2] for given in updated if db.execute(UPDATE, given).rowcount == 0]
-            _unblock(db, keys)
+            _settle(db, keys)
         self._shrink()
         return late
 
@@ -200,29 +224,14 @@ class SqliteJournal(JournalBackend):
 
     def depths(self) -> list[Depth]:
         """Count the calls, each state by the index that has no other."""
-        counts: dict[tuple[str, str], list[int]] = {}
-        oldest: dict[tuple[str, str], list[int]] = {}
         now_ms = self._now_ms()
+        by_state = " UNION ALL ".join(  # one statement, so that a call is counted once
+            f"""SELECT queue, target, {state}, count(*), min(created_ms) FROM call
+                WHERE state = {state} GROUP BY queue, target"""
+            for state in map(int, CallState)
+        )
         with self._read() as db:
-            for state, place in ((0, 0), (1, 0), (2, 1), (3, 2)):
-                only = " AND order_key IS NOT NULL" if state == 1 else ""
-                rows = db.execute(
-                    f"""SELECT queue, target, count(*), min(id) FROM call
-                        WHERE state = {state}{only} GROUP BY queue, target"""
-                )
-                for queue, target, number, first in rows:
-                    counts.setdefault((queue, target), [0, 0, 0])[place] += number
-                    if state != CallState.DEAD:
-                        oldest.setdefault((queue, target), []).append(first)
-            ages = {
-                key: now_ms
-                - db.execute("SELECT created_ms FROM call WHERE id = ?", (min(ids),)).fetchone()[0]
-                for key, ids in oldest.items()
-            }
-        return [
-            Depth(*key, waiting, taken, dead, max(0, ages.get(key, 0)) / 1e3)
-            for key, (waiting, taken, dead) in sorted(counts.items())
-        ]
+            return depths_of(db.execute(by_state).fetchall(), now_ms)
 
     def select(self, chosen: Filter, *, after: int = 0, limit: int = 100) -> list[StoredCall]:
         """List calls, in the order of the table."""
@@ -257,7 +266,7 @@ class SqliteJournal(JournalBackend):
                     state = CASE WHEN order_key IS NULL THEN 0 ELSE 1 END WHERE id = ?""",
                 [(now_ms, now_ms, now_ms, number) for number in dead],
             )
-            _unblock(db, _order_keys(db, dead))
+            _settle(db, _order_keys(db, dead))
         return waiting + len(dead)
 
     def delete(self, chosen: Filter) -> int:
@@ -270,7 +279,7 @@ class SqliteJournal(JournalBackend):
                 given,
             ).fetchall()
             deleted = db.execute(f"DELETE FROM call WHERE {condition}", given).rowcount
-            _unblock(db, keys)
+            _settle(db, keys)
         return deleted
 
     def close(self) -> None:
@@ -329,15 +338,17 @@ class SqliteJournal(JournalBackend):
         return db
 
     def _prepare(self, db: sqlite3.Connection) -> None:
+        db.execute("BEGIN")  # otherwise another process may create the tables between the two
         (application,) = db.execute("PRAGMA application_id").fetchone()
         (tables,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        db.execute("COMMIT")
         if tables and application != APPLICATION_ID:
             raise JournalRefused(
                 f"{self._path} is another program's database; give the journal a file of its own"
             )
         if not tables:
             db.execute("PRAGMA auto_vacuum = INCREMENTAL")  # before the first table
-        db.execute("PRAGMA journal_mode = WAL")
+        self._switch_to_wal(db)
         db.execute(f"PRAGMA synchronous = {self._synchronous}")
         db.execute("BEGIN IMMEDIATE")
         (version,) = db.execute("PRAGMA user_version").fetchone()
@@ -353,6 +364,20 @@ class SqliteJournal(JournalBackend):
                 f"one knows {SCHEMA_VERSION}): update rpcwheel"
             )
 
+    @staticmethod
+    def _switch_to_wal(db: sqlite3.Connection) -> None:
+        """Use a write-ahead log. SQLite waits for no other connection that does the same."""
+        end = time.monotonic() + BUSY_TIMEOUT_S
+        while True:
+            try:
+                db.execute("PRAGMA journal_mode = WAL")
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > end:
+                    raise
+                time.sleep(POLL_S)
+            else:
+                return
+
     @contextmanager
     def _translated(self) -> Iterator[None]:
         """Raise errors of SQLite and of the system as those of journals."""
@@ -366,14 +391,19 @@ class SqliteJournal(JournalBackend):
     def _error(self, error: Exception) -> JournalError:
         name = getattr(error, "sqlite_errorname", "")
         kind = "_".join(name.split("_")[:2])  # without the extension: SQLITE_IOERR_WRITE
-        if kind == "SQLITE_FULL" or (kind == "SQLITE_IOERR" and self._is_disk_full()):
+        number = getattr(error, "errno", None)
+        if (
+            kind == "SQLITE_FULL"
+            or number in {errno.ENOSPC, errno.EDQUOT}
+            or (kind == "SQLITE_IOERR" and self._is_disk_full())
+        ):
             return JournalFull(f"{self._path}: the disk is full")
         if kind in DAMAGED:
             return JournalRefused(
                 f"{self._path} is damaged ({error}): stop its processes, move it away with its "
                 "-wal and -shm files, and recover what it has by `sqlite3 FILE .recover`"
             )
-        if kind in FORBIDDEN or isinstance(error, (PermissionError, FileNotFoundError)):
+        if kind in FORBIDDEN or isinstance(error, WRONG_PLACE):
             return JournalRefused(
                 f"{self._path} cannot be opened for writing ({error}): create its directory, and "
                 "let this user write the directory, the file, and its -wal and -shm files"
@@ -446,7 +476,8 @@ def _ready(
 ) -> list[Any]:
     due_ms = now_ms + round(within_s * 1e3)
     most = route.limit if limit is None else limit
-    return db.execute(TAKE, (route.queue, route.target, due_ms, max(0, most))).fetchall()
+    place = storable(route.queue), storable(route.target)
+    return db.execute(TAKE, (*place, due_ms, max(0, most))).fetchall()
 
 
 def _has_ended_workers(db: sqlite3.Connection, now_ms: int) -> bool:
@@ -461,8 +492,14 @@ def _end_workers(db: sqlite3.Connection, now_ms: int) -> None:
 
 
 def _end_worker(db: sqlite3.Connection, name: str) -> None:
+    keys = db.execute(
+        """SELECT DISTINCT queue, target, order_key FROM call
+            WHERE state = 2 AND worker = ? AND order_key IS NOT NULL""",
+        (name,),
+    ).fetchall()
     db.execute("UPDATE call SET state = 0, worker = NULL WHERE state = 2 AND worker = ?", (name,))
     db.execute("DELETE FROM worker WHERE name = ?", (name,))
+    _settle(db, keys)
 
 
 def _order_keys(db: sqlite3.Connection, ids: list[int]) -> list[tuple[str, str, str]]:
@@ -479,13 +516,20 @@ def _order_keys(db: sqlite3.Connection, ids: list[int]) -> list[tuple[str, str, 
     return list(keys)
 
 
-def _unblock(db: sqlite3.Connection, keys: list[tuple[str, str, str]]) -> None:
-    """Make the first blocked call of each key ready, if no other of the key is ready or taken."""
+def _settle(db: sqlite3.Connection, keys: list[tuple[str, str, str]]) -> None:
+    """Make the first call of each order key ready and the others blocked, unless one is taken."""
     for key in keys:
-        live = f"SELECT 1 FROM call WHERE {KEY} AND state IN (0, 2) LIMIT 1"
-        if db.execute(live, key).fetchone() is None:
-            first = f"SELECT min(id) FROM call WHERE {KEY} AND state = 1"
-            db.execute(f"UPDATE call SET state = 0 WHERE id = ({first})", key)
+        taken, ready, blocked = (
+            db.execute(
+                f"SELECT min(id) FROM call WHERE {KEY} AND state = ?", (*key, state)
+            ).fetchone()[0]
+            for state in (CallState.TAKEN, CallState.READY, CallState.BLOCKED)
+        )
+        if taken is not None or blocked is None or (ready is not None and ready < blocked):
+            continue
+        db.execute("UPDATE call SET state = 0 WHERE id = ?", (blocked,))
+        if ready is not None:  # the other was a dead letter
+            db.execute("UPDATE call SET state = 1 WHERE id = ?", (ready,))
 
 
 def _where(chosen: Filter, now_ms: int) -> tuple[str, list[Any]]:
@@ -495,4 +539,6 @@ def _where(chosen: Filter, now_ms: int) -> tuple[str, list[Any]]:
         mark="?",
         matches=lambda pattern: ("GLOB", pattern.replace("[", "[[]")),
         contains="instr({}, ?) > 0",
+        among="IN (SELECT value FROM json_each({}))",
+        numbers=json.dumps,
     )

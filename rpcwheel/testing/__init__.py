@@ -6,6 +6,7 @@ what rpcwheel reports, `no_waits` removes the waits before retries. pytest has t
 
 `FlakyBackend` shows your program a registry that is down, frozen or has lost its data.
 `check_backend` checks whether a backend of yours keeps the contract of `RegistryBackend`.
+`check_journal` does the same for `JournalBackend`.
 """
 
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from .backoff import no_waits
     from .events import RecordedEvents
     from .flaky import FlakyBackend
+    from .journals import JOURNAL_CHECKS, check_journal
     from .registries import BACKEND_CHECKS, check_backend
     from .server import FlakyServer, ReceivedCall
     from .waiting import aio_wait_until, wait_until
@@ -26,6 +28,7 @@ else:
             ".backoff": "no_waits",
             ".events": "RecordedEvents",
             ".flaky": "FlakyBackend",
+            ".journals": "JOURNAL_CHECKS check_journal",
             ".registries": "BACKEND_CHECKS check_backend",
             ".server": "FlakyServer ReceivedCall",
             ".waiting": "aio_wait_until wait_until",
@@ -34,12 +37,14 @@ else:
 
 __all__ = [
     "BACKEND_CHECKS",
+    "JOURNAL_CHECKS",
     "FlakyBackend",
     "FlakyServer",
     "ReceivedCall",
     "RecordedEvents",
     "aio_wait_until",
     "check_backend",
+    "check_journal",
     "no_waits",
     "wait_until",
 ]
