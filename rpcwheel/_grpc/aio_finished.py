@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
-from rpcwheel.errors import FailbackClosed, FailbackFull
 from rpcwheel.rpc import Kind
 
 from .calls import aio_metadata, has_status, value_of
@@ -57,12 +56,16 @@ class _Refused(grpc.aio.AioRpcError):
         return self.details() or ""
 
 
-class FailbackFullRpc(_Refused, FailbackFull):
-    """`FailbackFull` as an error of grpc.aio."""
+_REFUSED_CLASSES: Final[dict[type[FailbackError], type[_Refused]]] = {}
 
 
-class FailbackClosedRpc(_Refused, FailbackClosed):
-    """`FailbackClosed` as an error of grpc.aio."""
+def _refused_class(kind: type[FailbackError]) -> type[_Refused]:
+    """Make the class for a refusal: a subclass of `kind` that is an error of grpc.aio."""
+    known = _REFUSED_CLASSES.get(kind)
+    if known is None:
+        known = type(f"{kind.__name__}Rpc", (_Refused, kind), {"__module__": __name__})
+        _REFUSED_CLASSES[kind] = known
+    return known
 
 
 def refused_by(refusal: FailbackError, error: BaseException) -> grpc.aio.AioRpcError:
@@ -72,8 +75,8 @@ def refused_by(refusal: FailbackError, error: BaseException) -> grpc.aio.AioRpcE
         refusal: Why the call could not be queued.
         error: How it failed; its code and metadata are taken over.
     """
-    kind = FailbackFullRpc if isinstance(refusal, FailbackFull) else FailbackClosedRpc
     status = status_of(error)
+    kind = _refused_class(type(refusal))
     made = kind(status.code(), status.initial_metadata(), status.trailing_metadata(), str(refusal))
     made.__cause__ = error
     return made

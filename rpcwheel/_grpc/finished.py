@@ -5,11 +5,9 @@ Each has the whole interface of `grpc.Call` and `grpc.Future`, for callers and o
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import grpc
-
-from rpcwheel.errors import FailbackClosed, FailbackFull
 
 from .calls import metadata_tuple
 
@@ -157,12 +155,16 @@ class _Refused(FinishedError):
         return self.details()
 
 
-class FailbackFullRpc(_Refused, FailbackFull):
-    """`FailbackFull` as a call and a `grpc.RpcError`."""
+_REFUSED_CLASSES: Final[dict[type[FailbackError], type[_Refused]]] = {}
 
 
-class FailbackClosedRpc(_Refused, FailbackClosed):
-    """`FailbackClosed` as a call and a `grpc.RpcError`."""
+def _refused_class(kind: type[FailbackError]) -> type[_Refused]:
+    """Make the class for a refusal: a subclass of `kind` that is a call and a `grpc.RpcError`."""
+    known = _REFUSED_CLASSES.get(kind)
+    if known is None:
+        known = type(f"{kind.__name__}Rpc", (_Refused, kind), {"__module__": __name__})
+        _REFUSED_CLASSES[kind] = known
+    return known
 
 
 def refused_by(refusal: FailbackError, error: BaseException) -> FinishedError:
@@ -174,8 +176,7 @@ def refused_by(refusal: FailbackError, error: BaseException) -> FinishedError:
         refusal: Why the call could not be queued.
         error: How it failed, with a status.
     """
-    kind = FailbackFullRpc if isinstance(refusal, FailbackFull) else FailbackClosedRpc
-    made = kind(refusal, error)
+    made = _refused_class(type(refusal))(refusal, error)
     made.__cause__ = error
     return made
 

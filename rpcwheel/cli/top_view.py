@@ -168,6 +168,19 @@ SECTIONS: Final = (
         ),
     ),
     Section(
+        "Journals",
+        _inner("journals", "depths", journal="url"),
+        (
+            _text("journal"),
+            _text("queue"),
+            _text("target"),
+            _number("waiting"),
+            _number("taken"),
+            _number("dead"),
+            _time("oldest", "oldest_s"),
+        ),
+    ),
+    Section(
         "Channels",
         lambda status: status["channels"],
         (

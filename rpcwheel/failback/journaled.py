@@ -569,7 +569,7 @@ class JournaledQueue(RetryQueue):
         try:
             found = self.journal.backend.select(self._filter(), limit=most)
         except JournalError:
-            return super().entries(most)
+            return self.held_entries(most)
         with self._lock:
             running = {
                 call.stored.id

@@ -216,6 +216,10 @@ class RetryQueue:
 
     def entries(self, limit: int | None = None) -> list[QueueEntry]:
         """List the queued calls, oldest first, at most `limit` of them."""
+        return self.held_entries(limit)
+
+    def held_entries(self, limit: int | None = None) -> list[QueueEntry]:
+        """List the queued calls that are in the memory. Never blocks."""
         with self._lock:
             now_ns = self.now_ns()
             return [call.entry(now_ns) for call in islice(self._calls, limit)]

@@ -278,9 +278,10 @@ class Journal:
         """Count the calls on a worker thread if the last count is old. Never blocks."""
         if time.monotonic() >= self._next_count_s:
             self._next_count_s = time.monotonic() + COUNT_INTERVAL_S
-            self._counter.submit(self._count_all)
+            self._counter.submit(self.count)
 
-    def _count_all(self) -> None:
+    def count(self) -> None:
+        """Count the calls now. Blocks."""
         began_s = time.monotonic()
         try:
             found = self.backend.depths()

@@ -28,6 +28,10 @@ from .table import (
     FAILBACK_PENDING,
     HEARTBEAT_RTT,
     HEARTBEAT_STATE,
+    JOURNAL_CALLS,
+    JOURNAL_OLDEST,
+    JOURNAL_RESULTS,
+    JOURNAL_UP,
     LATE_BEFORE_START,
     MAX_SERIES,
     METHOD,
@@ -57,7 +61,7 @@ if TYPE_CHECKING:
 
     from rpcwheel.call_counts import CallCounts, Side
     from rpcwheel.events import Event
-    from rpcwheel.status.snapshot import RegistryStatus, Status
+    from rpcwheel.status.snapshot import JournalStatus, RegistryStatus, Status
     from rpcwheel.timer.api import TimerStats
 
 Labels: TypeAlias = tuple[str, ...]
@@ -258,6 +262,8 @@ def _component_values(status: Status) -> Iterator[tuple[Metric, Labels, Value]]:
         yield FAILBACK_PENDING, label, float(queue.stats.pending)
         yield FAILBACK_LIMIT, label, float(queue.max_pending)
         yield FAILBACK_OLDEST, label, queue.oldest_age_s or 0.0
+    for journal in status.journals:
+        yield from _journal_values(journal)
     for heartbeat in status.heartbeats:
         yield HEARTBEAT_STATE, (heartbeat.state,), 1.0
         if heartbeat.rtt_s is not None:
@@ -271,6 +277,17 @@ def _component_values(status: Status) -> Iterator[tuple[Metric, Labels, Value]]:
         yield SERVER_CONNECTIONS, (connection.state,), 1.0
     for registry in status.registries:
         yield from _registry_values(registry)
+
+
+def _journal_values(journal: JournalStatus) -> Iterator[tuple[Metric, Labels, Value]]:
+    url = journal.url
+    yield JOURNAL_UP, (url,), float(journal.up)
+    yield JOURNAL_RESULTS, (url,), float(journal.unstored_results)
+    for depth in journal.depths:
+        labels = url, depth.queue
+        for state in ("waiting", "taken", "dead"):
+            yield JOURNAL_CALLS, (*labels, state), float(getattr(depth, state))
+        yield JOURNAL_OLDEST, labels, depth.oldest_s
 
 
 def _registry_values(registry: RegistryStatus) -> Iterator[tuple[Metric, Labels, Value]]:

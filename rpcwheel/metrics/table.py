@@ -29,6 +29,7 @@ from rpcwheel.events import (
     FailbackDelivered,
     FailbackDropped,
     FailbackGaveUp,
+    FailbackLeaseLost,
     FailbackLost,
     FailbackQueued,
     FailbackRejected,
@@ -38,6 +39,8 @@ from rpcwheel.events import (
     InstancePublished,
     InstancesRetained,
     InstanceWithdrawn,
+    JournalFailed,
+    JournalRecovered,
     RegistryFailed,
     RegistryRecovered,
     RetryScheduled,
@@ -86,7 +89,7 @@ def otel_name(metric: Metric) -> str | None:
         return metric.otel
     name = metric.name.removeprefix("rpcwheel_").removesuffix("_seconds")
     component, _, rest = name.partition("_")
-    if component in ("channel", "failback", "heartbeat", "registry", "server", "timer"):
+    if component in ("channel", "failback", "heartbeat", "journal", "registry", "server", "timer"):
         name = f"{component}.{rest}"
     return f"rpcwheel.{name}"
 
@@ -217,6 +220,7 @@ _METHOD = {METHOD: "method"}
 _QUEUE = {"queue": "name"}
 _TARGET = {"target": "target"}
 _REGISTRY = {"registry": "registry"}
+_JOURNAL = {"journal": "journal"}
 _SERVICE = {"registry": "registry", SERVICE: "service"}
 _TIMER = {"timer": "timer"}
 
@@ -306,6 +310,20 @@ EVENTS: Final = (
         _QUEUE,
         "Calls whose dead_letter callback raised an exception.",
     ),
+    _count(
+        "failback_leases_lost",
+        FailbackLeaseLost,
+        {"queue": "name", "journal": "journal"},
+        "Calls of a journal whose lease ended during an attempt; others may attempt them too.",
+        amount="count",
+    ),
+    _count(
+        "journal_failures",
+        JournalFailed,
+        _JOURNAL,
+        "Outages of a journal, in which failed calls are not queued.",
+    ),
+    _count("journal_recoveries", JournalRecovered, _JOURNAL, "Ends of outages of a journal."),
     _count("heartbeats_missed", HeartbeatMissed, _TARGET, "Heartbeats without an answer in time."),
     _count("connections_dead", ConnectionDead, _TARGET, "Connections declared dead."),
     _count(
@@ -399,13 +417,37 @@ TIMER_MAX_LATENESS: Final = _gauge(
 )
 
 _Q = ("queue",)
-FAILBACK_PENDING: Final = _gauge("failback_pending", _Q, "Calls that are queued.")
+FAILBACK_PENDING: Final = _gauge("failback_pending", _Q, "Calls that are queued in this process.")
 FAILBACK_LIMIT: Final = _gauge("failback_max_pending", _Q, "The most calls that a queue takes.")
 FAILBACK_OLDEST: Final = _gauge(
     "failback_oldest_age_seconds",
     _Q,
     "Time since the first attempt of the oldest queued call.",
     "max",
+)
+
+JOURNAL_UP: Final = _gauge(
+    "journal_up",
+    ("journal",),
+    "1 if the last request to the journal succeeded, else 0.",
+    "min",
+)
+JOURNAL_CALLS: Final = _gauge(
+    "journal_calls",
+    ("journal", "queue", "state"),
+    "Calls in the journal, of all processes that use it, as last counted. Label state: waiting, "
+    "taken (by a process that attempts them) or dead.",
+)
+JOURNAL_OLDEST: Final = _gauge(
+    "journal_oldest_age_seconds",
+    ("journal", "queue"),
+    "Time since the oldest call in the journal that is not dead was stored.",
+    "max",
+)
+JOURNAL_RESULTS: Final = _gauge(
+    "journal_unstored_results",
+    ("journal",),
+    "Results of attempts that the journal has not accepted yet.",
 )
 
 HEARTBEAT_STATE: Final = _gauge(
@@ -474,6 +516,10 @@ COMPONENTS: Final = (
     FAILBACK_PENDING,
     FAILBACK_LIMIT,
     FAILBACK_OLDEST,
+    JOURNAL_UP,
+    JOURNAL_CALLS,
+    JOURNAL_OLDEST,
+    JOURNAL_RESULTS,
     HEARTBEAT_STATE,
     HEARTBEAT_RTT,
     CHANNEL_CALLS,

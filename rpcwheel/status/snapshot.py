@@ -87,6 +87,36 @@ class QueueStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class DepthStatus:
+    """The calls of one queue and target in a journal."""
+
+    queue: str
+    target: str
+    waiting: int
+    taken: int
+    """By processes that attempt them or are about to."""
+    dead: int
+    oldest_s: float
+    """The age of the oldest call that is not dead; 0 without one."""
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class JournalStatus:
+    """A journal of failback."""
+
+    url: str
+    """Without the password."""
+    up: bool
+    """Whether the last request succeeded."""
+    unstored_results: int
+    """Results of attempts that the journal has not accepted yet."""
+    depths: tuple[DepthStatus, ...]
+    """As last counted; of all processes that use the journal."""
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
 class HeartbeatStatus:
     """The heartbeat of a channel."""
 
@@ -255,6 +285,7 @@ class Status:
     """Seconds since 1970."""
     timers: tuple[TimerStatus, ...]
     queues: tuple[QueueStatus, ...]
+    journals: tuple[JournalStatus, ...]
     heartbeats: tuple[HeartbeatStatus, ...]
     channels: tuple[ChannelStatus, ...]
     connections: tuple[ConnectionStatus, ...]
@@ -290,6 +321,7 @@ def snapshot() -> Status:
         now=time.time(),
         timers=rows("timer", _timer),
         queues=rows("failback", _queue),
+        journals=rows("journal", _journal),
         heartbeats=rows("heartbeat", _heartbeat),
         channels=rows("channel", _channel),
         connections=rows("detector", _connections),
@@ -346,8 +378,8 @@ def _queue(queue: Any) -> Iterator[QueueStatus]:
     if queue.closed and not queue.pending:
         return
     stats: FailbackStats = queue.stats()
-    entries = queue.entries(MAX_ENTRIES)
-    full = stats.pending >= queue.max_pending
+    entries = queue.held_entries(MAX_ENTRIES)
+    full = queue.pending >= queue.max_pending
     yield QueueStatus(
         queue.name,
         queue.max_pending,
@@ -365,6 +397,31 @@ def _queue(queue: Any) -> Iterator[QueueStatus]:
             for one in entries
         ),
         "it is full" if full else f"{stats.pending} calls wait" if stats.pending else "",
+    )
+
+
+def _journal(journal: Any) -> Iterator[JournalStatus]:
+    results = journal.unstored_results
+    problem = "it stores nothing" if journal.is_failing else ""
+    if results and problem:
+        problem += f"; {results} results wait"
+    yield JournalStatus(
+        str(journal.url),
+        not journal.is_failing,
+        results,
+        tuple(
+            DepthStatus(
+                one.queue,
+                one.target,
+                one.waiting,
+                one.taken,
+                one.dead,
+                one.oldest_s,
+                f"{one.dead} dead letters" if one.dead else "",
+            )
+            for one in journal.depths()
+        ),
+        problem,
     )
 
 

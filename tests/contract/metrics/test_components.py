@@ -9,9 +9,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fixtures.call_counts import call_counts  # noqa: F401
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel import Kit
+from rpcwheel import Kit, live
 from rpcwheel.balancer import BalancedChannel
-from rpcwheel.errors import FailbackFull
+from rpcwheel.errors import FailbackFull, JournalRefused
 from rpcwheel.events import ConnectionReplaced, emit
 from rpcwheel.failback import FailbackInvoker, FailbackPolicy
 from rpcwheel.instance import ServiceInstance
@@ -213,3 +213,34 @@ def test_a_method_has_a_count_of_successes_before_its_first_call_ends(scrape, ca
     labels = {"grpc_type": "unary", "grpc_service": "shop.Orders", "grpc_method": "Begun"}
     assert scrape("grpc_client_started_total", **labels) == 1
     assert scrape("grpc_client_handled_total", **labels, grpc_code="OK") == 0
+
+
+def test_a_journal(scrape, tmp_path):
+    url = f"sqlite://{tmp_path}/journal.db"
+    policy = FailbackPolicy(retry_on="UNAVAILABLE", journal=url, name="audit", backoff=3600.0)
+    with Kit(failback=policy, timeout=1.0) as kit:
+        with kit.channel("127.0.0.1:1") as channel:
+            assert channel.unary_unary("/shop.Audit/Push")(b"x") is None
+        states = {"journal": url, "queue": "audit"}
+        (journal,) = live.components("journal")
+        journal.count()
+        assert scrape("rpcwheel_journal_calls", **states, state="waiting") == 1
+        assert scrape("rpcwheel_journal_calls", **states, state="taken") == 0
+        assert scrape("rpcwheel_journal_calls", **states, state="dead") == 0
+        assert scrape("rpcwheel_journal_oldest_age_seconds", **states) < WAIT_S
+        assert scrape("rpcwheel_journal_up", journal=url) == 1
+        assert scrape("rpcwheel_journal_unstored_results", journal=url) == 0
+        assert scrape("rpcwheel_failback_pending", queue="audit") == 0
+        assert scrape("rpcwheel_failback_max_pending", queue="audit") == 1_000_000
+    assert scrape("rpcwheel_journal_up", journal=url) is None
+
+
+def test_a_journal_that_cannot_store_calls(scrape, tmp_path):
+    url = f"sqlite://{tmp_path}/missing/journal.db"
+    policy = FailbackPolicy(retry_on="UNAVAILABLE", journal=url, name="audit")
+    before = scrape("rpcwheel_journal_failures_total", journal=url) or 0
+    with Kit(failback=policy, timeout=1.0) as kit:
+        with kit.channel("127.0.0.1:1") as channel, pytest.raises(JournalRefused):
+            channel.unary_unary("/shop.Audit/Push")(b"x")
+        assert scrape("rpcwheel_journal_up", journal=url) == 0
+        assert scrape("rpcwheel_journal_failures_total", journal=url) == before + 1

@@ -412,3 +412,27 @@ def test_components_may_be_made_and_closed_during_a_snapshot(shop):
             assert snapshot().errors == ()
         ended.set()
         making.result(WAIT_S)
+
+
+def test_a_journal_is_described(tmp_path):
+    url = f"sqlite://{tmp_path}/journal.db"
+    policy = FailbackPolicy(retry_on="UNAVAILABLE", journal=url, name="audit", backoff=3600.0)
+    with Kit(failback=policy, timeout=1.0) as kit:
+        with kit.channel("127.0.0.1:1") as channel:
+            channel.unary_unary("/shop.Audit/Push")(b"x")
+        (live.components("journal")[0]).count()
+        (journal,) = snapshot().journals
+        (depth,) = journal.depths
+        assert (journal.url, journal.up, journal.problem) == (url, True, "")
+        assert (depth.queue, depth.waiting, depth.taken, depth.dead) == ("audit", 1, 0, 0)
+        assert depth.target.endswith("127.0.0.1:1")
+    assert snapshot().journals == ()
+
+
+def test_a_journal_that_fails_has_a_problem(tmp_path):
+    policy = FailbackPolicy(retry_on="UNAVAILABLE", journal=f"sqlite://{tmp_path}/none/journal.db")
+    with Kit(failback=policy, timeout=1.0) as kit, kit.channel("127.0.0.1:1") as channel:
+        with pytest.raises(grpc.RpcError):
+            channel.unary_unary("/shop.Audit/Push")(b"x")
+        (journal,) = snapshot().journals
+        assert (journal.up, journal.problem) == (False, "it stores nothing")
