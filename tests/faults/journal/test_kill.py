@@ -1,0 +1,117 @@
+"""Clients are killed at random moments under load, and the next ones continue with the journal.
+
+`RPCWHEEL_TEST_KILLS` sets the number of clients that are killed: half of them in each world.
+"""
+
+import os
+import random
+import sqlite3
+import time
+from collections import Counter
+from functools import partial
+
+import grpc
+import pytest
+
+from fixtures.journal_clients import JournalClient, Records, Settings
+from fixtures.recording_server import RecordingServer, succeed
+from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel.failback.stored import decode
+from rpcwheel.journal import Filter, open_journal_backend
+
+KILLS = int(os.environ.get("RPCWHEEL_TEST_KILLS", "200"))
+LONGEST_LIFE_S = 0.15
+"""How long a client is under load at most."""
+
+pytestmark = pytest.mark.timeout(4 * WAIT_S + KILLS)
+
+UNAVAILABLE, INVALID = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INVALID_ARGUMENT
+
+
+def answer_at_random(attempt):
+    """Let most first attempts fail, some of them for good, and half of the others."""
+    if attempt.number == 1:
+        return random.choice([UNAVAILABLE, UNAVAILABLE, UNAVAILABLE, INVALID, None])
+    return random.choice([UNAVAILABLE, None])
+
+
+@pytest.fixture
+def server():
+    with RecordingServer(answer_at_random) as server:
+        yield server
+
+
+@pytest.fixture
+def client():
+    with JournalClient() as client:
+        yield client
+
+
+def ids_in(url):
+    """The ids of the calls in a journal, and their keys."""
+    backend = open_journal_backend(url)
+    try:
+        found = backend.select(Filter(), limit=1_000_000)
+    finally:
+        backend.close()
+    return {decode(call.body).requests[0].decode(): call.key for call in found}
+
+
+def is_under_load(answers, start):
+    """Whether calls were queued and refused according to the file, from `start` on."""
+    answers.seek(start)
+    written = answers.read()
+    return '"queued"' in written and ('"refused"' in written or '"failed"' in written)
+
+
+@pytest.mark.parametrize("world", ["sync", "aio"])
+def test_kill_9_at_random_moments_loses_no_queued_call_and_delivers_no_refused_one(
+    world, server, client, tmp_path
+):
+    file, answers = tmp_path / "journal.db", tmp_path / "answers"
+    url = f"sqlite://{file}?lease=1"
+
+    def start(number, callers=4):
+        client.start(
+            Settings(
+                url,
+                server.target,
+                str(answers),
+                f"{world}{number}",
+                world,
+                callers=callers,
+                max_pending=300,
+            )
+        )
+
+    answers.touch()
+    with server.going_up_and_down(), answers.open() as read:
+        for number in range(KILLS // 2):
+            read.seek(0, os.SEEK_END)
+            start(number)
+            if number % 2:  # otherwise it may be killed while it opens the journal
+                wait_until(partial(is_under_load, read, read.tell()))
+            time.sleep(random.uniform(0.0, LONGEST_LIFE_S))
+            client.kill()
+
+    records, waiting = Records.read(answers), ids_in(url)
+    queued, refused = records.ids("queued"), records.ids("refused", "failed")
+    assert min(len(queued), len(refused)) >= KILLS // 4
+    assert not queued - server.delivered() - waiting.keys(), "calls were lost"
+    assert not refused & waiting.keys(), "refused calls were stored"
+
+    server.answer = succeed
+    start("last", callers=0)
+    wait_until(lambda: not ids_in(url))
+    client.kill()
+
+    attempts = server.by_id()
+    assert queued <= server.delivered()
+    assert not refused & server.delivered()
+    keys = {name: {attempt.key for attempt in made} for name, made in attempts.items()}
+    assert all(len(used) == 1 for used in keys.values())
+    assert all(keys[name] == {key} for name, key in waiting.items())
+    assert set(Counter(next(iter(used)) for used in keys.values()).values()) == {1}
+    with sqlite3.connect(file) as db:
+        assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    db.close()
