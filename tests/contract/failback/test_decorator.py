@@ -180,6 +180,8 @@ def test_the_defaults_are_those_of_the_documentation():
         "max_pending": 100,
         "timer": None,
         "journal": None,
+        "max_age": 86_400,
+        "order_key": None,
         "name": None,
         "overflow": "raise",
         "dead_letter": None,
@@ -264,8 +266,11 @@ class Generator:
 def test_wrong_settings_raise_before_anything_is_decorated():
     for settings, error, message in (
         ({"retry_on": None, "max_attempts": 4}, TypeError, "say which errors"),
-        ({"journal": "sqlite:///calls.db"}, ConfigurationError, "durable journals are not in this"),
-        ({"journal": object()}, ConfigurationError, "durable journals are not in this release"),
+        ({"journal": "calls.db"}, ConfigurationError, "journal: .*is not the URL of a journal"),
+        ({"journal": "sqllite:///calls.db"}, ConfigurationError, "did you mean sqlite://"),
+        ({"journal": object()}, TypeError, "journal: "),
+        ({"max_age": 60}, ConfigurationError, "max_age: has an effect only with `journal`"),
+        ({"order_key": "shop"}, ConfigurationError, "order_key: has an effect only with"),
         ({"max_attempts": 0}, ConfigurationError, "max_attempts: "),
         ({"backoff": "5"}, TypeError, "wait must be"),
         ({"max_pending": 0}, ConfigurationError, "max_pending: "),

@@ -59,6 +59,7 @@ FAILURES = [
     ),
 ]
 REGISTRY = "etcd://10.0.0.1:2379"
+JOURNAL = "sqlite:///var/lib/shop/failback.db"
 
 
 EVENTS = [
@@ -73,6 +74,9 @@ EVENTS = [
     events.FailbackDropped("audit", "shop.push", BOOM, pending=100),
     events.FailbackRejected("audit", "shop.push", BOOM, "the queue is full"),
     events.FailbackLost("audit", ("shop.push", "shop.pull"), 3, 9.0, "closed"),
+    events.FailbackLeaseLost("audit", JOURNAL, 3),
+    events.JournalFailed(JOURNAL, BOOM, results=2),
+    events.JournalRecovered(JOURNAL, after_s=12.5),
     events.DeadLetterFailed("audit", "shop.push", BOOM),
     events.CallSlow("/shop.Orders/Get", "client", 1.5),
     events.RetryScheduled("/shop.Orders/Get", 1, "UNAVAILABLE", 0.25),
@@ -133,16 +137,18 @@ def test_rate_limits_of_event_classes():
         *("HeartbeatMissed", "ConnectionDead", "ConnectionReplaced", "ConnectionAlive"),
         *("ConnectionIdle", "IdleCloseSkipped", "SubchannelUnhealthy", "SubchannelHealthy"),
         *("StaleInstancesKept", "RegistryFailed", "RegistryRecovered", "InstancesRetained"),
-        "RecordSkipped",
+        *("RecordSkipped", "JournalFailed", "JournalRecovered"),
     }
     assert [kind for kind, line in kinds.items() if line.interval_s == 1] == [
         events.FailbackDropped,
         events.FailbackRejected,
+        events.FailbackLeaseLost,
     ]
     assert {kind: line.always_after for kind, line in kinds.items() if line.always_after} == {
         events.ConnectionAlive: events.ConnectionDead,
         events.SubchannelHealthy: events.SubchannelUnhealthy,
         events.RegistryRecovered: events.RegistryFailed,
+        events.JournalRecovered: events.JournalFailed,
     }
 
 
