@@ -235,6 +235,26 @@ def begin_delivery(queue: str, label: str, attempt: int) -> Any:
     return span
 
 
+def carrier() -> dict[str, str]:
+    """Return the trace context of the current span, to be stored; empty without one."""
+    return _carrier() or {}
+
+
+@_contained
+def _carrier() -> dict[str, str]:
+    found: dict[str, str] = {}
+    if _Api.trace.get_current_span().get_span_context().is_valid:
+        _Api.propagate.inject(found)
+    return found
+
+
+@_contained
+def make_stored_current(stored: dict[str, str]) -> None:
+    """Make the span of a stored trace context the current one in the running context."""
+    if stored:
+        _Api.context.attach(_Api.propagate.extract(stored))
+
+
 @_contained
 def make_current(span: Any) -> None:
     """Make a span, if it is not None, the current one in the running context."""

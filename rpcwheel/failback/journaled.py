@@ -26,10 +26,11 @@ import time
 import weakref
 from concurrent.futures import Future
 from contextvars import Context
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Protocol
 
+from rpcwheel import tracing
 from rpcwheel._concurrency.callbacks import callable_name, weak_callback
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._grpc.calls import code_of
@@ -244,7 +245,7 @@ class JournaledQueue(RetryQueue):
         elif obstacle is None:
             try:
                 args, kwargs = saved.args, saved.kwargs
-                body = codec.encode(args, kwargs).encoded()
+                body = replace(codec.encode(args, kwargs), trace=tracing.carrier()).encoded()
                 order_key = codec.order_key(self.policy.order_key, args, kwargs)
             except Exception as raised:  # noqa: BLE001 - it is reported with the call's own error
                 obstacle = str(raised)
@@ -257,7 +258,7 @@ class JournaledQueue(RetryQueue):
     ) -> tuple[QueuedCall, NewCall] | None:
         """Do what `begin_store` does for a gRPC call."""
         call = self.named_call(failed.method, error, self.now_ns(), None)
-        body = failed.body.encoded()
+        body = replace(failed.body, trace=tracing.carrier()).encoded()
         new = self.begin_store(call, failed.target, failed.key, body, failed.order_key)
         return None if new is None else (call, new)
 
@@ -403,8 +404,12 @@ class JournaledQueue(RetryQueue):
         function: Callable[..., Any] = _Named(stored.method)
         args: tuple[Any, ...] = ()
         kwargs: dict[str, Any] = {}
+        context = Context()
+        context.run(set_idempotency_key, stored.key)
         try:
-            function, args, kwargs = route.make(stored, decode(stored.body))
+            body = decode(stored.body)
+            context.run(tracing.make_stored_current, body.trace)
+            function, args, kwargs = route.make(stored, body)
         except LookupError:  # its channel was dropped this moment
             self.journal.report(self.worker, _put_back(stored, 0))
             return
@@ -412,8 +417,6 @@ class JournaledQueue(RetryQueue):
             reason = f"it cannot be made: {raised}"
         if stored.expires_s <= 0:
             reason = EXPIRED.reason
-        context = Context()
-        context.run(set_idempotency_key, stored.key)
         now_ns = self.now_ns()
         call = QueuedCall(
             SavedCall(function, args, kwargs, context, None),

@@ -92,6 +92,8 @@ class StoredRpc:
     timeout_s: float = 60.0
     """Of each attempt."""
     wait_for_ready: bool | None = None
+    trace: dict[str, str] = field(default_factory=dict)
+    """The trace context of the caller; see `rpcwheel.tracing.carrier`."""
 
     def encoded(self) -> bytes:
         """Return the bytes to be stored."""
@@ -100,6 +102,7 @@ class StoredRpc:
             "metadata": [[key, _to_json(value)] for key, value in self.metadata],
             "timeout": self.timeout_s,
             "wait_for_ready": self.wait_for_ready,
+            "trace": self.trace,
             "sizes": [len(request) for request in self.requests],
         }
         return _encoded(header, *self.requests)
@@ -116,7 +119,9 @@ class StoredRpc:
             raise ValueError("its requests are incomplete")
         metadata = tuple((str(key), _of_json(value)) for key, value in header["metadata"])
         timeout_s, wait = float(header["timeout"]), header.get("wait_for_ready")
-        return cls(kind, tuple(requests), metadata, timeout_s, None if wait is None else bool(wait))
+        trace = _trace_of(header)
+        wait = None if wait is None else bool(wait)
+        return cls(kind, tuple(requests), metadata, timeout_s, wait, trace)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,10 +142,12 @@ class StoredFunction:
 
     arguments: bytes = field(repr=False)
     """JSON: positional and keyword arguments."""
+    trace: dict[str, str] = field(default_factory=dict)
+    """As of `StoredRpc`."""
 
     def encoded(self) -> bytes:
         """Return the bytes to be stored."""
-        return _encoded({"kind": FUNCTION}, self.arguments)
+        return _encoded({"kind": FUNCTION, "trace": self.trace}, self.arguments)
 
 
 def decode(body: bytes) -> StoredRpc | StoredFunction:
@@ -159,10 +166,14 @@ def decode(body: bytes) -> StoredRpc | StoredFunction:
         end = _HEAD.size + length
         header = json.loads(body[_HEAD.size : end])
         if header["kind"] == FUNCTION:
-            return StoredFunction(body[end:])
+            return StoredFunction(body[end:], _trace_of(header))
         return StoredRpc.of_header(header, body[end:])
     except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"its bytes are damaged: {type(error).__name__}: {error}") from error
+
+
+def _trace_of(header: dict[str, Any]) -> dict[str, str]:
+    return {str(name): str(value) for name, value in header.get("trace", {}).items()}
 
 
 def _encoded(header: dict[str, Any], *parts: bytes) -> bytes:

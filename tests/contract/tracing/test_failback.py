@@ -88,6 +88,31 @@ async def test_an_aio_delivery_is_a_span_with_a_link_to_the_span_of_the_caller(s
     check_deliveries(failed, delivered, caller)
 
 
+def journaled(tmp_path) -> dict:
+    journal = f"sqlite://{tmp_path}/journal.db"
+    return QUEUED | {"failback": QUEUED["failback"].replace(journal=journal)}
+
+
+def test_a_delivery_from_a_journal_is_a_span_with_the_same_link(shop, spans, tmp_path):
+    shop.then("UNAVAILABLE", Fail("UNAVAILABLE", details="again"))
+    with rpcwheel.Kit(**journaled(tmp_path)) as kit, kit.channel(shop.target) as channel:
+        with spans.caller() as caller:
+            assert begin(channel, "blocking") == b"later"
+        failed, delivered = spans.deliveries(2)
+    assert events_of(caller) == ["rpcwheel.failback_queued"]
+    check_deliveries(failed, delivered, caller)
+
+
+async def test_an_aio_delivery_from_a_journal_is_a_span_with_the_same_link(shop, spans, tmp_path):
+    shop.then("UNAVAILABLE", Fail("UNAVAILABLE", details="again"))
+    async with rpcwheel.aio.Kit(**journaled(tmp_path)) as kit, kit.channel(shop.target) as channel:
+        with spans.caller() as caller:
+            assert await channel.unary_unary(UNARY_UNARY)(b"a") == b"later"
+        failed, delivered = await spans.aio_deliveries(2)
+    assert events_of(caller) == ["rpcwheel.failback_queued"]
+    check_deliveries(failed, delivered, caller)
+
+
 def test_with_an_instrumentation_inside_the_call_of_a_delivery_is_its_child(shop, spans, theirs):
     shop.then("UNAVAILABLE")
     inner = theirs.around(grpc.insecure_channel(shop.target))
