@@ -245,6 +245,7 @@ def _carrier() -> dict[str, str]:
     found: dict[str, str] = {}
     if _Api.trace.get_current_span().get_span_context().is_valid:
         _Api.propagate.inject(found)
+        found.pop("baggage", None)  # values of the program's own, which may be confidential
     return found
 
 

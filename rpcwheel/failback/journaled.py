@@ -228,7 +228,7 @@ class JournaledQueue(RetryQueue):
             call.label,
             key,
             body,
-            to_seconds(delay_ns),
+            min(to_seconds(delay_ns), self._max_age_s),  # an infinite delay ends with max_age
             self._max_age_s,
             call.attempts,
             error_text(call.error),

@@ -26,9 +26,15 @@ from .matching import Matcher, wanted
 from .queued_call import FailedCall
 from .stored import IDEMPOTENCY_KEY
 
-NOT_STORED: Final = frozenset({"authorization", "proxy-authorization", "cookie", IDEMPOTENCY_KEY})
+NEVER_STORED: Final = frozenset({"authorization", "proxy-authorization", "cookie", IDEMPOTENCY_KEY})
 """Metadata that a journal never has in a call's metadata: credentials, and the key, which is stored
 by itself."""
+
+SECRET_PARTS: Final = (
+    *("auth", "token", "secret", "password", "passwd", "credential", "cookie", "session"),
+    *("api-key", "api_key", "apikey", "signature", "jwt"),
+)
+"""Keys with one of these parts are stored in a journal only if they are listed by their name."""
 
 JOURNAL_CAPACITY: Final = 1_000_000
 """The default of `max_pending` with a journal."""
@@ -76,8 +82,9 @@ class FailbackPolicy(Policy):
     metadata: tuple[str, ...] = ("*",)
     """The metadata keys of a call on a channel that are sent again with each retry; the wildcards
     of `fnmatch` are allowed. `authorization` is sent again only if it is listed by its full name,
-    because the token may have expired; it is never stored in a journal. Inner interceptors and call
-    credentials add their metadata to each attempt."""
+    because the token may have expired; it is never stored in a journal, and other keys that may be
+    secret (with "token", "api-key" and the like in them) only if they are listed by their full
+    names. Inner interceptors and call credentials add their metadata to each attempt."""
 
     name: Annotated[StrictStr, Field(min_length=1)] | None = None
     """The name of the queue in events and logs. None: the function's name, or the method pattern
@@ -124,9 +131,12 @@ class FailbackPolicy(Policy):
 
     def keeps(self, key: str) -> bool:
         """Whether the metadata entry `key` of a queued call is sent again."""
-        if key in NOT_STORED and self.journal is not None:
-            return False
-        if key == "authorization":
+        is_secret = key == "authorization"
+        if self.journal is not None:
+            if key in NEVER_STORED:
+                return False
+            is_secret = any(part in key for part in SECRET_PARTS)
+        if is_secret:
             return key in self.metadata
         return any(fnmatchcase(key, pattern) for pattern in self.metadata)
 

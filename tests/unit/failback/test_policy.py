@@ -132,6 +132,49 @@ def test_the_metadata_that_is_sent_again_is_what_is_named_and_a_token_only_in_fu
         assert {key for key in keys if policy.keeps(key)} == kept
 
 
+JOURNAL = "sqlite:///var/lib/shop/failback.db"
+
+
+@pytest.mark.parametrize(
+    ("patterns", "kept"),
+    [
+        (("*",), {"trace-id", "user"}),
+        (("user", "x-api-key", "authorization", "cookie"), {"user", "x-api-key"}),
+        (("x-*",), set()),
+    ],
+)
+def test_a_journal_has_no_credentials_and_what_may_be_secret_only_by_its_full_name(patterns, kept):
+    policy = FailbackPolicy(retry_on=OSError, metadata=patterns, journal=JOURNAL)
+    secret = ("x-api-key", "x-auth-token", "my-session", "authorization", "cookie")
+    keys = ("trace-id", "user", "idempotency-key", *secret)
+    assert {key for key in keys if policy.keeps(key)} == kept
+
+
+def test_with_a_journal_other_limits_apply_unless_they_are_set():
+    policy = FailbackPolicy(retry_on=OSError, journal=JOURNAL)
+    assert (policy.limit, policy.capacity, policy.max_age) == (None, 1_000_000, 86_400.0)
+    policy = policy.replace(max_attempts=4, max_pending=100)
+    assert (policy.limit, policy.capacity) == (4, 100)
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"journal": "sqlit:///a.db"}, "journal: .* did you mean sqlite://"),
+        ({"journal": "a.db"}, "journal: .*is not the URL of a journal"),
+        ({"journal": 5}, "journal: "),
+        ({"max_age": 5.0}, "max_age: has an effect only with `journal`"),
+        ({"order_key": "user"}, "order_key: has an effect only with `journal`"),
+        ({"target": "orders:50051"}, "target: has an effect only with `journal`"),
+        ({"journal": JOURNAL, "max_age": 0}, "max_age: "),
+        ({"journal": JOURNAL, "order_key": 5}, "order_key"),
+    ],
+)
+def test_wrong_settings_of_journals_are_refused(settings, problem):
+    with pytest.raises((ConfigurationError, TypeError), match=problem):
+        FailbackPolicy(retry_on=OSError, **settings)
+
+
 def test_everything_that_is_wrong_is_said_at_once():
     with pytest.raises(ConfigurationError, match=r"wait is NaN.*; max_pending: "):
         FailbackPolicy(retry_on=OSError, backoff=float("nan"), max_pending=0)
