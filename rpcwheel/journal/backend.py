@@ -279,7 +279,8 @@ class JournalBackend(ABC):
         """Make waiting calls due now, and dead letters ready as if they were stored now.
 
         A dead letter begins with 0 attempts, and has its whole maximum age again. Calls that are
-        taken are not changed.
+        taken are not changed. Many calls are changed in several transactions, as by `delete`, so
+        that appends do not wait long.
 
         Returns:
             The number of calls changed.

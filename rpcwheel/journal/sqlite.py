@@ -85,6 +85,9 @@ UPDATE: Final = """UPDATE call SET state = ?, due_ms = coalesce(?, due_ms), atte
     reason = ?, worker = NULL WHERE id = ? AND state = 2 AND worker = ?"""
 KEY: Final = "queue = ? AND target = ? AND order_key = ?"
 
+CHUNK: Final = 2000
+"""Calls that `retry` and `delete` change in one transaction."""
+
 VACUUM_PAGES: Final = 500
 """Free pages that are given back to the file system after a report, if most pages are free."""
 
@@ -247,40 +250,33 @@ class SqliteJournal(JournalBackend):
 
     def retry(self, chosen: Filter) -> int:
         """Make calls due now."""
-        with self._transaction() as (db, now_ms):
-            condition, given = _where(chosen, now_ms)
-            waiting = db.execute(
-                f"UPDATE call SET due_ms = ? WHERE state < 2 AND {condition}",
-                (now_ms, *given),
-            ).rowcount
-            dead = [
-                row[0]
-                for row in db.execute(
-                    f"SELECT id FROM call WHERE state = 3 AND {condition}",
-                    given,
-                )
-            ]
-            db.executemany(
-                """UPDATE call SET expires_ms = ? + expires_ms - created_ms, created_ms = ?,
-                    due_ms = ?, attempts = 0, reason = '',
-                    state = CASE WHEN order_key IS NULL THEN 0 ELSE 1 END WHERE id = ?""",
-                [(now_ms, now_ms, now_ms, number) for number in dead],
-            )
-            _settle(db, _order_keys(db, dead))
-        return waiting + len(dead)
+        return self._change(chosen, "state <> 2", _make_due)
 
     def delete(self, chosen: Filter) -> int:
         """Delete calls."""
-        with self._transaction() as (db, now_ms):
-            condition, given = _where(chosen, now_ms)
-            keys = db.execute(
-                f"""SELECT DISTINCT queue, target, order_key FROM call
-                    WHERE order_key IS NOT NULL AND {condition}""",
-                given,
-            ).fetchall()
-            deleted = db.execute(f"DELETE FROM call WHERE {condition}", given).rowcount
-            _settle(db, keys)
-        return deleted
+        return self._change(chosen, "1 = 1", _delete)
+
+    def _change(
+        self,
+        chosen: Filter,
+        condition: str,
+        change: Callable[[sqlite3.Connection, list[int], int], None],
+    ) -> int:
+        """Change calls in transactions of a few milliseconds, between which others can write."""
+        after = changed = 0
+        while True:
+            with self._transaction() as (db, now_ms):
+                selected, given = _where(chosen, now_ms)
+                statement = f"""SELECT id FROM call WHERE id > ? AND {condition} AND {selected}
+                    ORDER BY id LIMIT {CHUNK}"""
+                ids = [row[0] for row in db.execute(statement, (after, *given))]
+                keys = _order_keys(db, ids)
+                change(db, ids, now_ms)
+                _settle(db, keys)
+            changed += len(ids)
+            if len(ids) < CHUNK:
+                return changed
+            after = ids[-1]
 
     def close(self) -> None:
         """Close both connections."""
@@ -478,6 +474,20 @@ def _ready(
     most = route.limit if limit is None else limit
     place = storable(route.queue), storable(route.target)
     return db.execute(TAKE, (*place, due_ms, max(0, most))).fetchall()
+
+
+def _make_due(db: sqlite3.Connection, ids: list[int], now_ms: int) -> None:
+    db.executemany(
+        """UPDATE call SET expires_ms = ? + expires_ms - created_ms, created_ms = ?, attempts = 0,
+            reason = '', state = CASE WHEN order_key IS NULL THEN 0 ELSE 1 END
+            WHERE id = ? AND state = 3""",
+        [(now_ms, now_ms, number) for number in ids],
+    )
+    db.executemany("UPDATE call SET due_ms = ? WHERE id = ?", [(now_ms, one) for one in ids])
+
+
+def _delete(db: sqlite3.Connection, ids: list[int], _: int) -> None:
+    db.executemany("DELETE FROM call WHERE id = ?", [(one,) for one in ids])
 
 
 def _has_ended_workers(db: sqlite3.Connection, now_ms: int) -> bool:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rpcwheel.journal.url import open_journal_backend
+from rpcwheel.journal import open_journal_backend
 from rpcwheel.testing import JOURNAL_CHECKS
 
 
