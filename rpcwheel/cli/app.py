@@ -10,6 +10,7 @@ from rpcwheel.timer.queue import FORM
 
 from .config import config
 from .doctor import doctor
+from .journal import journal
 from .registry import registry
 from .top import top
 
@@ -21,6 +22,7 @@ app = typer.Typer(
 app.command()(doctor)
 app.command()(top)
 app.add_typer(registry, name="registry")
+app.add_typer(journal, name="journal")
 app.add_typer(config, name="config")
 
 
@@ -48,4 +50,4 @@ def commands(
         ),
     ] = False,
 ) -> None:
-    """Resilience middleware for gRPC: examine servers, processes, registries and settings files."""
+    """Resilience middleware for gRPC: examine servers, processes, registries and journals."""

@@ -1,5 +1,6 @@
 """Checks of command line parameters that several commands use."""
 
+import re
 from typing import Final
 
 import typer
@@ -17,3 +18,20 @@ def check_seconds(seconds: float | None) -> float | None:
     if seconds is not None and not 0 < seconds <= LONGEST_S:
         raise typer.BadParameter(f"give seconds above zero, and at most {LONGEST_S:,.0f}")
     return seconds
+
+
+UNITS_S: Final = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
+
+_SPAN: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
+
+
+def parse_span(text: str) -> float:
+    """Return the seconds of a length of time such as `90`, `30s`, `15m`, `2h` or `7d`.
+
+    Raises:
+        typer.BadParameter: It is none.
+    """
+    match = _SPAN.fullmatch(text.strip())
+    if match is None or match[2] not in UNITS_S:
+        raise typer.BadParameter(f"give a length of time, such as 30s, 15m, 2h or 7d, not {text!r}")
+    return float(match[1]) * UNITS_S[match[2]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from io import StringIO
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -16,6 +16,11 @@ from .findings import printable
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import TextIO
+
+RIGHT_ALIGNED: Final = {
+    "weight", "age", "attempts", "due", "waiting", "taken", "dead", "oldest",
+}  # fmt: skip
+"""Columns of numbers."""
 
 
 def print_table(
@@ -39,9 +44,19 @@ def print_table(
         print(line.rstrip(), file=stream)
 
 
+def table_of(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """Return a table for a terminal, each row on one line."""
+    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
+    _fill(table, head, rows)
+    for column in table.columns:
+        column.no_wrap, column.overflow = True, "ellipsis"
+    return table
+
+
 def _fill(table: Table, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     for name in head:
-        table.add_column(name, overflow="fold", justify="right" if name == "weight" else "left")
+        is_number = name.lower() in RIGHT_ALIGNED
+        table.add_column(name, overflow="fold", justify="right" if is_number else "left")
     for row in rows:
         style = "yellow" if "DRAINING" in row else ""
         table.add_row(*(Text(printable(cell), style=style) for cell in row))

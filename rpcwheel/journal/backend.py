@@ -213,6 +213,10 @@ class JournalBackend(ABC):
 
     url: JournalUrl
 
+    creates: bool = True
+    """Whether the first request creates the journal if it does not exist. If False, it raises
+    `JournalRefused`. An engine that has nothing to create ignores it."""
+
     @abstractmethod
     def __init__(self, url: JournalUrl) -> None:
         """Check the URL. Does not connect yet: the first request does.

@@ -13,8 +13,13 @@ if TYPE_CHECKING:
     from .backend import JournalBackend
 
 
-def open_journal_backend(url: str | JournalUrl) -> JournalBackend:
+def open_journal_backend(url: str | JournalUrl, *, create: bool = True) -> JournalBackend:
     """Make the backend of a journal. Does not connect yet.
+
+    Args:
+        url: The URL.
+        create: Whether the first request creates the journal if it does not exist. If not, it
+            raises `JournalRefused`.
 
     Raises:
         ConfigurationError: The URL is not valid.
@@ -36,4 +41,5 @@ def open_journal_backend(url: str | JournalUrl) -> JournalBackend:
     else:
         backend = next(one for one in other_backends() if one.name == parsed.scheme).load()
     made: JournalBackend = backend(parsed)
+    made.creates = create
     return made

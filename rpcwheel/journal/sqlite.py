@@ -92,6 +92,8 @@ VACUUM_PAGES: Final = 500
 """Free pages that are given back to the file system after a report, if most pages are free."""
 
 FORBIDDEN: Final = frozenset({"SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_READONLY"})
+CREATED_BY: Final = "the first program that uses it creates it"
+
 WRONG_PLACE: Final = (
     PermissionError,
     FileNotFoundError,
@@ -317,10 +319,12 @@ class SqliteJournal(JournalBackend):
                     db.execute(f"PRAGMA incremental_vacuum({VACUUM_PAGES})").fetchall()
 
     def _connect(self) -> sqlite3.Connection:
-        """Open the file, and create it if it does not exist."""
+        """Open the file. Create it if it does not exist, unless `creates` is False."""
         if self._closed:
             raise JournalUnavailable(f"{self.url} was closed")
         with self._translated():
+            if not self.creates and not self._path.exists():
+                raise JournalRefused(f"{self._path}: there is no such file; {CREATED_BY}")
             with suppress(FileExistsError):
                 os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
             db = sqlite3.connect(
@@ -342,6 +346,8 @@ class SqliteJournal(JournalBackend):
             raise JournalRefused(
                 f"{self._path} is another program's database; give the journal a file of its own"
             )
+        if not tables and not self.creates:
+            raise JournalRefused(f"{self._path} is empty, and no journal yet; {CREATED_BY}")
         if not tables:
             db.execute("PRAGMA auto_vacuum = INCREMENTAL")  # before the first table
         self._switch_to_wal(db)

@@ -1,20 +1,13 @@
 """`rpcwheel top`: a real live view, in this process and in a pseudo-terminal."""
 
-import contextlib
-import fcntl
 import json
 import os
-import re
 import signal
-import struct
-import subprocess
-import sys
-import termios
-import threading
 
 import pytest
 
 from fixtures.hostile_process import HOSTILE, VISIBLE, escaped_for_terminal, hostile_components
+from fixtures.terminals import Terminal
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel import live
 from rpcwheel.call_counts import CallCounts
@@ -25,9 +18,6 @@ from rpcwheel.status.server import StatusServer
 from rpcwheel.timer import WheelTimer
 
 TOKEN = "correct-horse-battery"
-
-ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[a-zA-Z]|\([A-Z])")
-"""What rich writes to move the cursor and to color."""
 
 
 @pytest.fixture
@@ -133,54 +123,12 @@ def test_texts_of_peers_are_neither_markup_nor_control_characters(monkeypatch, c
     assert VISIBLE in next(line for line in shown.splitlines() if "grpc-python" in line)
 
 
-class Terminal:
-    """`rpcwheel top` in a pseudo-terminal."""
-
-    def __init__(self, *arguments: str, columns: int = 160, rows: int = 60) -> None:
-        self._master, slave = os.openpty()
-        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-        environ = os.environ | {"TERM": "xterm-256color"}
-        for name in ("COLUMNS", "LINES", "NO_COLOR"):  # they count more than the terminal
-            environ.pop(name, None)
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "rpcwheel", "top", *arguments],
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            env=environ,
-            start_new_session=True,
-        )
-        os.close(slave)
-        self.raw = ""
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def _read(self) -> None:
-        with contextlib.suppress(OSError):  # the process has ended
-            while data := os.read(self._master, 65536):
-                self.raw += data.decode(errors="replace")
-
-    @property
-    def text(self) -> str:
-        """All that was shown so far, without escape sequences."""
-        return ESCAPES.sub("", self.raw)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.process.kill()
-        self.process.wait(WAIT_S)
-        self._reader.join(WAIT_S)
-        os.close(self._master)
-
-
 def test_frames_follow_the_process_until_ctrl_c(server, monkeypatch):
     counts = CallCounts()
     monkeypatch.setattr(live._LIVE, "counts", counts)
     get = counts.client.method("/shop.Orders/Get", "unary")
     get.end(get.begin(), "OK")
-    with Terminal(server.address, "--interval", "0.1") as terminal:
+    with Terminal("top", server.address, "--interval", "0.1") as terminal:
         wait_until(lambda: "OK 1" in terminal.text)
         get.end(get.begin(), "UNAVAILABLE")
         wait_until(lambda: "OK 1, UNAVAILABLE 1" in terminal.text)
@@ -191,7 +139,7 @@ def test_frames_follow_the_process_until_ctrl_c(server, monkeypatch):
 
 
 def test_frames_continue_after_a_restart_of_the_process(server):
-    with Terminal(server.address, "--interval", "0.1") as terminal:
+    with Terminal("top", server.address, "--interval", "0.1") as terminal:
         wait_until(lambda: "process" in terminal.text)
         server.close()
         wait_until(lambda: "does not answer: Connection refused" in terminal.text)
@@ -203,7 +151,7 @@ def test_frames_continue_after_a_restart_of_the_process(server):
 
 def test_a_frame_fits_a_small_terminal(server):
     timers = [WheelTimer(name=f"timer-{number:02}") for number in range(40)]
-    with Terminal(server.address, "--interval", "0.1", columns=60, rows=12) as terminal:
+    with Terminal("top", server.address, "--interval", "0.1", columns=60, rows=12) as terminal:
         wait_until(lambda: "Timers (" in terminal.text)
         terminal.process.send_signal(signal.SIGINT)
         terminal.process.wait(WAIT_S)
@@ -217,7 +165,7 @@ def test_a_frame_fits_a_small_terminal(server):
 def test_a_terminal_shows_texts_of_peers_escaped(monkeypatch):
     with (
         hostile_components(monkeypatch) as kit,
-        Terminal(kit.status_address, columns=400, rows=200) as terminal,
+        Terminal("top", kit.status_address, columns=400, rows=200) as terminal,
     ):
         wait_until(lambda: "Queued calls" in terminal.text)
         terminal.process.send_signal(signal.SIGINT)

@@ -1,0 +1,453 @@
+"""`rpcwheel journal ls|show|retry|drop|export|stats|work URL ...`: journals of failback.
+
+Works with every engine. No command creates a journal. They see the calls of all processes.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from functools import wraps
+from typing import Annotated, Any, Final, NamedTuple, ParamSpec
+
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from rpcwheel.errors import ConfigurationError, ExtraMissing, JournalError
+from rpcwheel.journal import (
+    CallState,
+    Depth,
+    Filter,
+    JournalBackend,
+    StoredCall,
+    open_journal_backend,
+)
+
+from .findings import printable
+from .journal_view import (
+    CALL_COLUMNS,
+    DEPTH_COLUMNS,
+    call_as_json,
+    call_row,
+    depth_as_json,
+    depth_rows,
+    described,
+    description,
+    total_of,
+)
+from .parameters import check_seconds, parse_span
+from .table import print_table, table_of
+
+URL_PREFIXES: Final = ("sqlite:///", "postgresql://", "redis://", "rediss://")
+
+FIRST_PAGE: Final = 10
+LARGEST_PAGE: Final = 1000
+PAGE_BYTES: Final = 4 << 20
+"""Calls are read in pages of about this size."""
+
+MAX_COUNT: Final = 10_000
+"""How far a question counts the selected calls."""
+
+P = ParamSpec("P")
+
+
+class State(StrEnum):
+    """The states by which calls are selected. A blocked call is a waiting one."""
+
+    WAITING = "waiting"
+    TAKEN = "taken"
+    DEAD = "dead"
+
+
+STATES: Final = {
+    State.WAITING: (CallState.READY, CallState.BLOCKED),
+    State.TAKEN: (CallState.TAKEN,),
+    State.DEAD: (CallState.DEAD,),
+}
+
+Url = Annotated[
+    str,
+    typer.Argument(
+        metavar="URL",
+        help="sqlite:///FILE, postgresql://HOST/DATABASE or redis://HOST:PORT.",
+        autocompletion=lambda: list(URL_PREFIXES),
+    ),
+]
+Ids = Annotated[
+    list[int] | None, typer.Option("--id", help="Only this call; may be given several times.")
+]
+StateOption = Annotated[
+    list[State] | None,
+    typer.Option("--state", help="Only calls in this state; may be given several times."),
+]
+Queue = Annotated[str | None, typer.Option(metavar="NAME", help="Only calls of this queue.")]
+TargetOption = Annotated[
+    str | None,
+    typer.Option(metavar="TARGET", help='Only calls to this target; "" for functions.'),
+]
+Method = Annotated[
+    str | None,
+    typer.Option(metavar="PATTERN", help="Only these methods or functions; * and ? match others."),
+]
+ErrorText = Annotated[
+    str | None, typer.Option(metavar="TEXT", help="Only calls whose last error has this text.")
+]
+Older = Annotated[
+    float | None,
+    typer.Option(metavar="TIME", parser=parse_span, help="Only calls stored longer ago: 30s, 2h."),
+]
+Watch = Annotated[bool, typer.Option("--watch", help="Show changes until Ctrl-C.")]
+Interval = Annotated[
+    float, typer.Option(metavar="SECONDS", callback=check_seconds, help="Between two looks.")
+]
+All = Annotated[bool, typer.Option("--all", help="All calls; needed if there is no filter.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+
+journal = typer.Typer(
+    no_args_is_help=True,
+    help="Show, repeat and delete the calls in a journal of failback, and deliver them.\n\nExit "
+    "status: 0 success; 1 there is no such journal or call, the journal does not answer or "
+    "refuses, or the answer was no; 2 a wrong argument or a missing package; 130 after Ctrl-C.",
+)
+
+
+def command(run: Callable[P, None]) -> Callable[P, None]:
+    """Add a command to `journal`. It prints its errors, and ends with 1 or 2 after one."""
+
+    @journal.command()
+    @wraps(run)
+    def reporting(*args: P.args, **options: P.kwargs) -> None:
+        try:
+            run(*args, **options)
+        except (ConfigurationError, ExtraMissing) as error:
+            raise _failed(error, 2) from None
+        except JournalError as error:
+            raise _failed(error, 1) from None
+
+    return reporting
+
+
+def _failed(error: Exception, status: int) -> typer.Exit:
+    _warn(str(error))
+    return typer.Exit(status)
+
+
+def _warn(text: str) -> None:
+    lines = [printable(line) for line in text.splitlines()]
+    print("rpcwheel journal:", *lines, file=sys.stderr, flush=True)
+
+
+# The commands
+
+
+@command
+def ls(
+    url: Url,
+    state: StateOption = None,
+    queue: Queue = None,
+    target: TargetOption = None,
+    method: Method = None,
+    error: ErrorText = None,
+    older: Older = None,
+    ids: Ids = None,
+    limit: Annotated[int, typer.Option(min=1, help="How many calls to show.")] = 100,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object for each call, on one line.")
+    ] = False,
+    watch: Watch = False,
+    interval: Interval = 2.0,
+) -> None:
+    """List calls, the oldest first."""
+    chosen = _filter(state, queue, target, method, error, older, ids)
+    if watch and as_json:
+        raise ConfigurationError("--watch shows a table; leave out --json")
+    with _opened(url) as backend:
+        if as_json:
+            for call in _pages(backend, chosen, limit):
+                print(json.dumps(call_as_json(call)))
+            return
+
+        def look() -> _Frame:
+            calls = list(_pages(backend, chosen, limit + 1))
+            rows = [call_row(call) for call in calls[:limit]]
+            return _Frame(CALL_COLUMNS, rows, _summary(backend, calls, limit))
+
+        _show(look, watch=watch, interval=interval)
+
+
+@command
+def show(
+    url: Url,
+    number: Annotated[int, typer.Argument(metavar="ID")],
+    body: Annotated[
+        bool, typer.Option("--body", help="Show the requests, or the arguments of the function.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show one call, without secrets in its metadata, and without its requests."""
+    with _opened(url) as backend:
+        found = backend.select(Filter(ids=(number,)), limit=1)
+        if not found:
+            _warn(f"there is no call {number} in {backend.url}; it may have been delivered")
+            raise typer.Exit(1)
+        if as_json:
+            print(json.dumps(described(found[0], with_body=body), indent=2))
+            return
+        for line in description(found[0], with_body=body):
+            print(printable(line))
+
+
+@command
+def retry(
+    url: Url,
+    state: StateOption = None,
+    queue: Queue = None,
+    target: TargetOption = None,
+    method: Method = None,
+    error: ErrorText = None,
+    older: Older = None,
+    ids: Ids = None,
+    every: All = False,
+    yes: Yes = False,
+) -> None:
+    """Make calls due now. Dead letters begin anew, with their whole maximum age."""
+    chosen = _filter(state, queue, target, method, error, older, ids)
+    _require_filter(chosen, every=every)
+    with _opened(url) as backend:
+        if not yes:
+            _ask(backend, chosen, "retry")
+        print(f"{_calls(backend.retry(chosen))} due now")
+
+
+@command
+def drop(
+    url: Url,
+    state: Annotated[
+        list[State] | None,
+        typer.Option("--state", show_default="dead", help="Only calls in this state; may be given "
+                     "several times."),
+    ] = None,
+    queue: Queue = None,
+    target: TargetOption = None,
+    method: Method = None,
+    error: ErrorText = None,
+    older: Older = None,
+    ids: Ids = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="All dead letters; needed if there is no filter.")
+    ] = False,
+    yes: Yes = False,
+) -> None:  # fmt: skip
+    """Delete dead letters; other calls only with --state. They are not delivered any more."""
+    _require_filter(_filter(state, queue, target, method, error, older, ids), every=every)
+    chosen = _filter(state or [State.DEAD], queue, target, method, error, older, ids)
+    with _opened(url) as backend:
+        if not yes:
+            _ask(backend, chosen, "drop")
+        dropped = backend.delete(chosen)
+        print(f"{_calls(dropped)} dropped")
+        if not dropped and not state:
+            _warn("only dead letters were considered; --state names other calls")
+
+
+@command
+def export(
+    url: Url,
+    state: StateOption = None,
+    queue: Queue = None,
+    target: TargetOption = None,
+    method: Method = None,
+    error: ErrorText = None,
+    older: Older = None,
+    ids: Ids = None,
+    body: Annotated[
+        bool, typer.Option("--body", help="With the requests (base64) and arguments.")
+    ] = False,
+) -> None:
+    """Print all calls, one JSON object on each line, as `show --json` prints one call."""
+    chosen = _filter(state, queue, target, method, error, older, ids)
+    with _opened(url) as backend:
+        for call in _pages(backend, chosen):
+            print(json.dumps(described(call, with_body=body)))
+
+
+@command
+def stats(
+    url: Url,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print a JSON object; with --watch, one on each line.")
+    ] = False,
+    watch: Watch = False,
+    interval: Interval = 2.0,
+) -> None:
+    """Count the calls of each queue and target."""
+    with _opened(url) as backend:
+        if as_json:
+            print(_document(backend, indent=None if watch else 2), flush=True)
+            while watch:
+                time.sleep(interval)
+                print(_document(backend, indent=None), flush=True)
+            return
+        _show(lambda: _depths_frame(backend), watch=watch, interval=interval)
+
+
+# Calls
+
+
+def _filter(
+    states: list[State] | None,
+    queue: str | None,
+    target: str | None,
+    method: str | None,
+    error: str | None,
+    older: float | None,
+    ids: list[int] | None,
+) -> Filter:
+    chosen = [one for state in states or () for one in STATES[state]]
+    return Filter(
+        ids=tuple(ids) if ids else None,
+        states=tuple(dict.fromkeys(chosen)) or None,
+        queue=queue,
+        target=target,
+        method=method,
+        error=error,
+        min_age_s=older,
+    )
+
+
+def _require_filter(chosen: Filter, *, every: bool) -> None:
+    if chosen == Filter() and not every:
+        raise ConfigurationError("no filter is given; --all selects all calls")
+
+
+@contextmanager
+def _opened(url: str) -> Iterator[JournalBackend]:
+    """Open a journal that exists."""
+    backend = open_journal_backend(url, create=False)
+    try:
+        yield backend
+    finally:
+        backend.close()
+
+
+def _pages(
+    backend: JournalBackend, chosen: Filter, limit: int | None = None
+) -> Iterator[StoredCall]:
+    """Read calls, in pages whose size depends on that of the calls."""
+    after, size, left = 0, FIRST_PAGE, limit
+    while left is None or left > 0:
+        size = size if left is None else min(size, left)
+        page = backend.select(chosen, after=after, limit=size)
+        yield from page
+        if len(page) < size:
+            return
+        after = page[-1].id
+        left = None if left is None else left - len(page)
+        mean = sum(len(call.body) for call in page) // len(page) + 1
+        size = max(1, min(LARGEST_PAGE, PAGE_BYTES // mean))
+
+
+def _ask(backend: JournalBackend, chosen: Filter, what: str) -> None:
+    """Ask whether the selected calls are to be changed.
+
+    Raises:
+        ConfigurationError: There is no terminal for the answer.
+        typer.Exit: No call is selected, or the answer is no.
+    """
+    if not sys.stdin.isatty():
+        raise ConfigurationError(f"no terminal to ask whether to {what} calls; give --yes")
+    count = sum(1 for _ in _pages(backend, chosen, MAX_COUNT + 1))
+    if count == 0:
+        print("no call is selected")
+        raise typer.Exit
+    number = f"more than {MAX_COUNT:,} calls" if count > MAX_COUNT else _calls(count)
+    if not typer.confirm(f"{what} {number} of {printable(str(backend.url))}?", err=True):
+        print("nothing was changed")
+        raise typer.Exit(1)
+
+
+def _calls(count: int) -> str:
+    return f"{count:,} call{'' if count == 1 else 's'}"
+
+
+# Output
+
+
+class _Frame(NamedTuple):
+    """A table, and a line below."""
+
+    head: tuple[str, ...]
+    rows: list[list[str]]
+    summary: str
+
+    def print(self) -> None:
+        if self.rows:
+            print_table(self.head, self.rows, sys.stdout)
+            print()
+        print(printable(self.summary), flush=True)
+
+    def renderable(self, height: int, failure: str) -> RenderableType:
+        """Return what fits on a terminal."""
+        parts: list[RenderableType] = [_text(self.summary, "bold")]
+        if failure:
+            parts.append(_text(failure, "bold red"))
+        if self.rows:
+            room = max(0, height - len(parts) - 2)
+            parts += [Text(), table_of(self.head, self.rows[:room])]
+        return Group(*parts)
+
+
+def _text(text: str, style: str) -> Text:
+    return Text(printable(text), style=style, no_wrap=True, overflow="ellipsis")
+
+
+def _summary(backend: JournalBackend, calls: list[StoredCall], limit: int) -> str:
+    if len(calls) > limit:
+        return f"the first {_calls(limit)} at {backend.url}; --limit shows more, `export` all"
+    return f"{_calls(len(calls)) if calls else 'no call'} at {backend.url}"
+
+
+def _depths_frame(backend: JournalBackend) -> _Frame:
+    depths = backend.depths()
+    total = total_of(depths)
+    counts = ", ".join(f"{total[name]:,} {name}" for name in ("waiting", "taken", "dead"))
+    return _Frame(DEPTH_COLUMNS, depth_rows(depths), f"{counts} at {backend.url}")
+
+
+def _document(backend: JournalBackend, indent: int | None) -> str:
+    depths: list[Depth] = backend.depths()
+    found: dict[str, Any] = {"journal": str(backend.url), "total": total_of(depths)}
+    return json.dumps(found | {"queues": list(map(depth_as_json, depths))}, indent=indent)
+
+
+def _show(look: Callable[[], _Frame], *, watch: bool, interval: float) -> None:
+    """Print a frame; with `watch` one after the other, on a terminal in its place.
+
+    If the journal does not answer later, the last frame stays, with the reason.
+    """
+    frame = look()
+    if not watch:
+        frame.print()
+        return
+    if not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
+        frame.print()
+        while True:
+            time.sleep(interval)
+            try:
+                look().print()
+            except JournalError as error:
+                _warn(str(error))
+    console, failure = Console(highlight=False), ""
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            live.update(frame.renderable(console.size.height, failure), refresh=True)
+            time.sleep(interval)
+            try:
+                frame, failure = look(), ""
+            except JournalError as error:
+                failure = str(error)

@@ -1,0 +1,252 @@
+"""Output of `rpcwheel journal`: tables, the description of a call, and JSON.
+
+A stored call may have secrets. Its requests and arguments are shown only on request, and values of
+metadata whose name looks secret never are.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
+
+from rpcwheel.failback.stored import StoredFunction, decode
+from rpcwheel.journal import CallState
+
+from .top_view import seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from rpcwheel.failback.stored import StoredRpc
+    from rpcwheel.journal import Depth, StoredCall
+
+STATE_NAMES: Final = {
+    CallState.READY: "waiting",
+    CallState.BLOCKED: "blocked",
+    CallState.TAKEN: "taken",
+    CallState.DEAD: "dead",
+}
+
+CALL_COLUMNS: Final = (
+    "id", "state", "queue", "target", "method", "age", "attempts", "due", "last error",
+)  # fmt: skip
+DEPTH_COLUMNS: Final = ("queue", "target", "waiting", "taken", "dead", "oldest")
+
+SECRET: Final = re.compile(
+    r"auth|(?:access|api|private).?key|cookie|credential|jwt|passw|secret|session|signature|token",
+    re.IGNORECASE,
+)
+"""Names of metadata whose values are not shown."""
+
+HIDDEN: Final = "***"
+
+MAX_ERROR: Final = 120
+"""Characters of an error in a table."""
+
+DUMP_BYTES: Final = 1024
+"""Bytes of a request that `show` prints as text."""
+
+ROW_BYTES: Final = 16
+
+
+# Lists
+
+
+def call_row(call: StoredCall) -> list[str]:
+    """Return the cells of `CALL_COLUMNS`."""
+    error = _reason(call)
+    return [
+        str(call.id),
+        STATE_NAMES[call.state],
+        call.queue,
+        call.target,
+        call.method,
+        seconds(max(0.0, call.age_s)),
+        str(call.attempts),
+        _due(call),
+        error if len(error) <= MAX_ERROR else f"{error[:MAX_ERROR]}...",
+    ]
+
+
+def _due(call: StoredCall) -> str:
+    if call.state in (CallState.TAKEN, CallState.DEAD):
+        return ""
+    return f"in {seconds(call.due_s)}" if call.due_s > 0 else "now"
+
+
+def _reason(call: StoredCall) -> str:
+    return (
+        f"{call.reason}: {call.error}" if call.reason and call.error else call.reason or call.error
+    )
+
+
+def call_as_json(call: StoredCall) -> dict[str, Any]:
+    """Return all values of a call except its body."""
+    return {
+        "id": call.id,
+        "state": STATE_NAMES[call.state],
+        "queue": call.queue,
+        "target": call.target,
+        "method": call.method,
+        "key": call.key,
+        "order_key": call.order_key,
+        "age_s": round(call.age_s, 3),
+        "attempts": call.attempts,
+        "due_s": round(call.due_s, 3),
+        "expires_s": round(call.expires_s, 3),
+        "error": call.error,
+        "reason": call.reason,
+        "bytes": len(call.body),
+    }
+
+
+def depth_rows(depths: Sequence[Depth]) -> list[list[str]]:
+    """Return the cells of `DEPTH_COLUMNS`, with the sums in the last row."""
+    rows = [_depth_row(one.queue, one.target, depth_as_json(one)) for one in depths]
+    return [*rows, _depth_row("total", "", total_of(depths))] if len(rows) > 1 else rows
+
+
+def _depth_row(queue: str, target: str, counts: dict[str, Any]) -> list[str]:
+    numbers = [f"{counts[name]:,}" for name in ("waiting", "taken", "dead")]
+    return [queue, target, *numbers, seconds(counts["oldest_s"]) if counts["oldest_s"] else ""]
+
+
+def depth_as_json(depth: Depth) -> dict[str, Any]:
+    """Return the counts of one queue and target."""
+    return {
+        "queue": depth.queue,
+        "target": depth.target,
+        "waiting": depth.waiting,
+        "taken": depth.taken,
+        "dead": depth.dead,
+        "oldest_s": round(depth.oldest_s, 3),
+    }
+
+
+def total_of(depths: Sequence[Depth]) -> dict[str, Any]:
+    """Return the sums of all queues and targets, and the age of the oldest call."""
+    return {
+        "waiting": sum(one.waiting for one in depths),
+        "taken": sum(one.taken for one in depths),
+        "dead": sum(one.dead for one in depths),
+        "oldest_s": round(max((one.oldest_s for one in depths), default=0.0), 3),
+    }
+
+
+# One call
+
+
+def described(call: StoredCall, *, with_body: bool) -> dict[str, Any]:
+    """Return all values of a call, and what its body consists of.
+
+    Args:
+        call: The call.
+        with_body: Whether its requests (base64) or arguments are part of it.
+    """
+    found = call_as_json(call)
+    try:
+        body = decode(call.body)
+        if isinstance(body, StoredFunction):
+            return found | _described_function(body, with_body=with_body)
+        return found | _described_rpc(body, with_body=with_body)
+    except ValueError as error:
+        found["problem"] = f"it cannot be decoded: {error}"
+        if with_body:
+            found["body"] = _base64(call.body)
+        return found
+
+
+def _described_function(body: StoredFunction, *, with_body: bool) -> dict[str, Any]:
+    arguments = json.loads(body.arguments)  # a ValueError: it cannot be decoded
+    found: dict[str, Any] = {"kind": "function", "sizes": [len(body.arguments)]}
+    return found | ({"arguments": arguments} if with_body else {})
+
+
+def _described_rpc(body: StoredRpc, *, with_body: bool) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "kind": body.kind.name.lower(),
+        "timeout_s": body.timeout_s,
+        "wait_for_ready": body.wait_for_ready,
+        "metadata": [[key, _shown(key, value)] for key, value in body.metadata],
+        "sizes": [len(request) for request in body.requests],
+    }
+    return found | ({"requests": [_base64(one) for one in body.requests]} if with_body else {})
+
+
+def _shown(key: str, value: str | bytes) -> str:
+    if SECRET.search(key):
+        return HIDDEN
+    return _base64(value) if isinstance(value, bytes) else value
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def description(call: StoredCall, *, with_body: bool) -> Iterator[str]:
+    """Return the lines of `show`."""
+    found = described(call, with_body=with_body)
+    yield _line("id", str(call.id))
+    yield _line("state", STATE_NAMES[call.state])
+    for name in ("queue", "target", "method", "key"):
+        yield _line(name, str(found[name]))
+    if call.order_key is not None:
+        yield _line("order key", call.order_key)
+    yield _line("stored", f"{seconds(max(0.0, call.age_s))} ago")
+    yield _line("attempts", str(call.attempts))
+    if call.state is not CallState.DEAD:
+        yield _line("due", _due(call) or "an attempt is running, or begins soon")
+        yield _line("expires", f"in {seconds(call.expires_s)}" if call.expires_s > 0 else "now")
+    yield _line("last error", call.error)
+    if call.reason:
+        yield _line("given up", call.reason)
+    yield from _header(call, found)
+    if with_body:
+        yield from _body(call, found)
+
+
+def _header(call: StoredCall, found: dict[str, Any]) -> Iterator[str]:
+    if "problem" in found:
+        yield _line("body", f"{len(call.body):,} bytes; {found['problem']}")
+        return
+    yield _line("kind", found["kind"])
+    if found["kind"] == "function":
+        yield _line("arguments", f"{found['sizes'][0]:,} bytes")
+        return
+    yield _line("timeout", f"{seconds(found['timeout_s'])} for each attempt")
+    if found["wait_for_ready"] is not None:
+        yield _line("wait for ready", "yes" if found["wait_for_ready"] else "no")
+    for key, value in found["metadata"]:
+        yield _line("metadata", f"{key}={value}")
+    sizes = [f"{size:,}" for size in islice(found["sizes"], 20)]
+    more = ", ..." if len(found["sizes"]) > len(sizes) else ""
+    yield _line("requests", f"{len(found['sizes']):,} ({', '.join(sizes)}{more} bytes)")
+
+
+def _body(call: StoredCall, found: dict[str, Any]) -> Iterator[str]:
+    if "arguments" in found:
+        yield from json.dumps(found["arguments"], indent=2).splitlines()
+        return
+    parts = [call.body]
+    if "requests" in found:
+        parts = [base64.b64decode(one) for one in found["requests"]]
+    for number, part in enumerate(parts, start=1):
+        if len(parts) > 1:
+            yield f"request {number}"
+        yield from _dump(part)
+
+
+def _dump(data: bytes) -> Iterator[str]:
+    for start in range(0, min(len(data), DUMP_BYTES), ROW_BYTES):
+        row = data[start : start + ROW_BYTES]
+        text = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)  # noqa: PLR2004 - ASCII
+        yield f"{start:08x}  {row.hex(' '):<{3 * ROW_BYTES}} {text}"
+    if len(data) > DUMP_BYTES:
+        yield f"... and {len(data) - DUMP_BYTES:,} more bytes; --json shows all"
+
+
+def _line(name: str, value: str) -> str:
+    return f"{name:<16}{value}".rstrip()
