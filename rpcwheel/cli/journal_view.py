@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import base64
 import json
-import re
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
+from rpcwheel.failback.policy import SECRET_PARTS
 from rpcwheel.failback.stored import StoredFunction, decode
 from rpcwheel.journal import CallState
 
@@ -34,12 +34,6 @@ CALL_COLUMNS: Final = (
     "id", "state", "queue", "target", "method", "age", "attempts", "due", "last error",
 )  # fmt: skip
 DEPTH_COLUMNS: Final = ("queue", "target", "waiting", "taken", "dead", "oldest")
-
-SECRET: Final = re.compile(
-    r"auth|(?:access|api|private).?key|cookie|credential|jwt|passw|secret|session|signature|token",
-    re.IGNORECASE,
-)
-"""Names of metadata whose values are not shown."""
 
 HIDDEN: Final = "***"
 
@@ -177,7 +171,7 @@ def _described_rpc(body: StoredRpc, *, with_body: bool) -> dict[str, Any]:
 
 
 def _shown(key: str, value: str | bytes) -> str:
-    if SECRET.search(key):
+    if any(part in key for part in SECRET_PARTS):
         return HIDDEN
     return _base64(value) if isinstance(value, bytes) else value
 
