@@ -246,7 +246,12 @@ class KitBase(
         self._timer = checked_timer(timer)
         for one in (policy, *policy.methods.values()):
             if one.failback is not None:
-                self._load("failback").FailbackInvoker(one.failback)  # checks dead_letter
+                in_memory = one.failback.model_copy(update={"journal": None})
+                self._load("failback").FailbackInvoker(in_memory)  # checks dead_letter
+                if one.failback.journal is not None:
+                    from rpcwheel.journal import open_journal_backend
+
+                    open_journal_backend(one.failback.journal).close()  # checks the URL
         self._queues: Any = self._load("interceptors").FailbackQueues(self._timer)
         self._manager: Any = None
         if policy.heartbeat is not None:

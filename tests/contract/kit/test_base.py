@@ -18,6 +18,7 @@ from rpcwheel import (
     MethodPolicy,
     RegistryPolicy,
     RetryPolicy,
+    live,
 )
 from rpcwheel.kit import KitPolicy
 from rpcwheel.options import server_options
@@ -123,6 +124,15 @@ def test_repr_names_the_settings_without_their_values(kind):
     )
     assert repr(kit) == f"<{kind.__module__}.Kit: timeout, methods /a/*>"
     assert repr(kind()).endswith("Kit: nothing switched on>")
+
+
+def test_a_kit_refuses_a_wrong_journal_and_opens_a_right_one_with_its_first_channel(tmp_path):
+    policy = FailbackPolicy(retry_on=OSError, journal=f"sqlite://{tmp_path}/a.db?durabilty=power")
+    with pytest.raises(ConfigurationError, match="did you mean 'durability'"):
+        rpcwheel.Kit(failback=policy)
+    with rpcwheel.Kit(failback=policy.replace(journal=f"sqlite://{tmp_path}/a.db")):
+        assert not list(tmp_path.iterdir())
+        assert live.components("journal") == []
 
 
 def test_a_coroutine_function_as_dead_letter_is_refused_without_an_event_loop():
