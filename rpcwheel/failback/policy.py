@@ -90,7 +90,7 @@ class FailbackPolicy(Policy):
     """The name of the queue in events and logs. None: the function's name, or the method pattern
     for which this policy is set (`"*"` for all methods)."""
 
-    journal: StrictStr | None = None
+    journal: StrictStr | None = Field(default=None, repr=False)  # it may have a password
     """The URL of a journal: `"sqlite:///var/lib/shop/failback.db"`. A failed call is stored there
     before its caller is answered, and survives the process. A call that is given up stays there as
     a dead letter. If `max_attempts` is not set, only `max_age` limits the attempts. None: queued

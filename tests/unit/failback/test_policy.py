@@ -150,6 +150,14 @@ def test_a_journal_has_no_credentials_and_what_may_be_secret_only_by_its_full_na
     assert {key for key in keys if policy.keeps(key)} == kept
 
 
+def test_the_password_of_a_journal_is_not_in_the_representation_of_a_policy():
+    policy = FailbackPolicy(retry_on=OSError, journal="redis://user:secret@127.0.0.1:6379")
+    assert "secret" not in repr(policy)
+    with pytest.raises(ConfigurationError) as caught:
+        FailbackPolicy(retry_on=OSError, journal="reddis://user:secret@127.0.0.1:6379")
+    assert "secret" not in str(caught.value)
+
+
 def test_with_a_journal_other_limits_apply_unless_they_are_set():
     policy = FailbackPolicy(retry_on=OSError, journal=JOURNAL)
     assert (policy.limit, policy.capacity, policy.max_age) == (None, 1_000_000, 86_400.0)
