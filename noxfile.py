@@ -48,7 +48,8 @@ def lowest(session: nox.Session) -> None:
     """
     project = nox.project.load_toml("pyproject.toml")["project"]
     extras = project["optional-dependencies"]
-    users = (project["dependencies"], extras["config"], extras["redis"], extras["zookeeper"])
+    used = ("config", "postgresql", "redis", "zookeeper")
+    users = (project["dependencies"], *(extras[name] for name in used))
     oldest = [each.replace(">=", "==") for several in users for each in several]
     session.install("--editable", ".[test]", *oldest)
     session.run("pytest", "-n", "2", *session.posargs)

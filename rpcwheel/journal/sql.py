@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from .backend import CallState, Dead, Delivered, Depth, StoredCall, storable
@@ -103,47 +104,57 @@ def split_results(
     return deleted, updated
 
 
-def where(
-    chosen: Filter,
-    now_ms: int,
-    *,
-    mark: str,
-    matches: Callable[[str], tuple[str, str]],
-    contains: str,
-    among: str,
-    numbers: Callable[[list[int]], object],
-) -> tuple[str, list[Any]]:
-    """Return the condition for a filter, and its parameters.
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """What the conditions of an engine look like."""
 
-    Args:
-        chosen: The filter.
-        now_ms: The time of the engine.
-        mark: How a parameter is written: "?" or "%s".
-        matches: Makes of a pattern with `*` and `?` an operator, such as "GLOB", and its operand.
-        contains: The condition that a text contains the parameter, with `{}` for the text.
-        among: The condition that a number is in a list, with `{}` for `mark`.
-        numbers: Makes the parameter of such a list.
-    """
+    mark: str
+    """How a parameter is written."""
+    now: str
+    """The time of the engine, in ms."""
+    like: str
+    """The operator of patterns."""
+    pattern: Callable[[str], str]
+    """Makes the operand of `like` of a pattern with `*` and `?`."""
+    contains: str
+    """The condition that a text contains the parameter, with `{}` for the text."""
+    among: str
+    """The condition that a number is in the list that is the parameter."""
+    numbers: Callable[[list[int]], object]
+    """Makes the parameter of such a list."""
+
+
+def where(chosen: Filter, dialect: Dialect) -> tuple[str, list[Any]]:
+    """Return the condition for a filter, and its parameters."""
     terms: list[str] = ["1 = 1"]
     given: list[Any] = []
     if chosen.ids is not None:
-        terms.append(f"id {among.format(mark)}")
-        given.append(numbers([int(number) for number in chosen.ids if 0 < number <= LARGEST_ID]))
+        terms.append(f"id {dialect.among}")
+        ids = [int(number) for number in chosen.ids if 0 < number <= LARGEST_ID]
+        given.append(dialect.numbers(ids))
     if chosen.states is not None:
         states = ", ".join(str(int(state)) for state in chosen.states)
         terms.append(f"state IN ({states or 'NULL'})")
     for column, value in (("queue", chosen.queue), ("target", chosen.target)):
         if value is not None:
-            terms.append(f"{column} = {mark}")
+            terms.append(f"{column} = {dialect.mark}")
             given.append(storable(value))
     if chosen.method is not None:
-        operator, operand = matches(storable(chosen.method))
-        terms.append(f"method {operator} {mark}")
-        given.append(operand)
+        terms.append(f"method {dialect.like} {dialect.mark}")
+        given.append(dialect.pattern(storable(chosen.method)))
     if chosen.error is not None:
+        contains = dialect.contains
         terms.append(f"({contains.format('error')} OR {contains.format('reason')})")
         given += [storable(chosen.error)] * 2
     if chosen.min_age_s is not None:
-        terms.append(f"created_ms <= {mark}")
-        given.append(now_ms - round(chosen.min_age_s * 1e3))
+        terms.append(f"created_ms <= {dialect.now} - {dialect.mark}")
+        given.append(round(chosen.min_age_s * 1e3))
     return " AND ".join(terms), given
+
+
+COUNT_BY_STATE: Final = " UNION ALL ".join(  # one statement, so that a call is counted once
+    f"""SELECT queue, target, {int(state)} AS state, count(*), min(created_ms) FROM call
+        WHERE state = {int(state)} GROUP BY queue, target"""
+    for state in CallState
+)
+"""The rows of `depths_of`. Each state has an index, which has all columns."""

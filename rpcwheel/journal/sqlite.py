@@ -34,6 +34,8 @@ from .backend import CallState, JournalBackend, storable
 from .sql import (
     APPEND_COLUMNS,
     COLUMNS,
+    COUNT_BY_STATE,
+    Dialect,
     append_row,
     depths_of,
     split_results,
@@ -100,6 +102,7 @@ WRONG_PLACE: Final = (
     NotADirectoryError,
     IsADirectoryError,
 )
+INVALID: Final = frozenset({"SQLITE_CONSTRAINT", "SQLITE_TOOBIG", "SQLITE_MISMATCH"})
 DAMAGED: Final = frozenset({"SQLITE_NOTADB", "SQLITE_CORRUPT"})
 
 _inherited: Final[list[sqlite3.Connection]] = []
@@ -230,13 +233,8 @@ class SqliteJournal(JournalBackend):
     def depths(self) -> list[Depth]:
         """Count the calls, each state by the index that has no other."""
         now_ms = self._now_ms()
-        by_state = " UNION ALL ".join(  # one statement, so that a call is counted once
-            f"""SELECT queue, target, {state}, count(*), min(created_ms) FROM call
-                WHERE state = {state} GROUP BY queue, target"""
-            for state in map(int, CallState)
-        )
         with self._read() as db:
-            return depths_of(db.execute(by_state).fetchall(), now_ms)
+            return depths_of(db.execute(COUNT_BY_STATE).fetchall(), now_ms)
 
     def select(self, chosen: Filter, *, after: int = 0, limit: int = 100) -> list[StoredCall]:
         """List calls, in the order of the table."""
@@ -405,6 +403,8 @@ class SqliteJournal(JournalBackend):
                 f"{self._path} is damaged ({error}): stop its processes, move it away with its "
                 "-wal and -shm files, and recover what it has by `sqlite3 FILE .recover`"
             )
+        if kind in INVALID or (not name and isinstance(error, sqlite3.Error)):
+            return JournalRefused(f"{self._path} cannot store a value: {error}")
         if kind in FORBIDDEN or isinstance(error, WRONG_PLACE):
             return JournalRefused(
                 f"{self._path} cannot be opened for writing ({error}): create its directory, and "
@@ -551,10 +551,13 @@ def _settle(db: sqlite3.Connection, keys: list[tuple[str, str, str]]) -> None:
 def _where(chosen: Filter, now_ms: int) -> tuple[str, list[Any]]:
     return where(
         chosen,
-        now_ms,
-        mark="?",
-        matches=lambda pattern: ("GLOB", pattern.replace("[", "[[]")),
-        contains="instr({}, ?) > 0",
-        among="IN (SELECT value FROM json_each({}))",
-        numbers=json.dumps,
+        Dialect(
+            mark="?",
+            now=str(now_ms),
+            like="GLOB",
+            pattern=lambda pattern: pattern.replace("[", "[[]"),
+            contains="instr({}, ?) > 0",
+            among="IN (SELECT value FROM json_each(?))",
+            numbers=json.dumps,
+        ),
     )

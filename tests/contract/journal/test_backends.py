@@ -6,6 +6,14 @@ from rpcwheel.journal import open_journal_backend
 from rpcwheel.testing import JOURNAL_CHECKS
 
 
-@pytest.mark.parametrize("check", JOURNAL_CHECKS.values(), ids=JOURNAL_CHECKS)
-def test_sqlite(check, tmp_path):
+@pytest.fixture(params=JOURNAL_CHECKS)
+def check(request):
+    return JOURNAL_CHECKS[request.param]
+
+
+def test_sqlite_keeps_the_contract(check, tmp_path):
     check(lambda: open_journal_backend(f"sqlite://{tmp_path}/journal.db"))
+
+
+def test_postgresql_keeps_the_contract(check, postgresql):
+    check(lambda: open_journal_backend(postgresql.journal_url()))

@@ -1,0 +1,653 @@
+"""`postgresql://user:password@db:5432/shop`: a journal for workers on many machines.
+
+By psycopg 3. `?schema=rpcwheel` is the schema of the tables, which are created by the first
+request; the role needs the right to create them, or an owner creates the schema. Other options are
+those of libpq, such as `sslmode=verify-full`, or `target_session_attrs=read-write` with several
+hosts. PgBouncer must pool sessions.
+
+A call is durable as the server has it: with `synchronous_commit = on`, the default, it survives a
+power failure; with `off`, the server may lose the last 0.6 s when it crashes. A standby has it if
+`synchronous_standby_names` says so.
+
+Leases and due times are measured by the server's clock. Workers do not wait for each other
+(`FOR UPDATE SKIP LOCKED`), except for calls of the same order key. Each method is one transaction.
+Queue, target and order key of a call may have 2,600 bytes together, as they are in an index.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+import zlib
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+from urllib.parse import quote, urlencode, urlunsplit
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.pq import TransactionStatus
+
+from rpcwheel._concurrency.executor import reset_after_fork
+from rpcwheel.errors import (
+    ConfigurationError,
+    JournalError,
+    JournalFull,
+    JournalRefused,
+    JournalUnavailable,
+)
+
+from .backend import CallState, Dead, Delivered, JournalBackend, Postponed, storable
+from .lost_takes import LostTakes
+from .sql import COLUMNS, COUNT_BY_STATE, Dialect, depths_of, stored_call, where
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator, Sequence
+
+    from .backend import Depth, Filter, NewCall, Result, Route, StoredCall
+    from .url import JournalUrl
+
+R = TypeVar("R")
+Key = tuple[str, str, str]
+
+SCHEMA_VERSION: Final = 1
+"""The version of the tables, in the table `version`."""
+
+TIMEOUT_S: Final = 10.0
+"""How long a request waits for the server, and a statement for locks."""
+
+SCAN_TIMEOUT_S: Final = 120.0
+"""The same for requests that may read the whole table."""
+
+MARGIN_S: Final = 1.0
+"""How much longer than the server the client waits, as the server's errors say more."""
+
+LOCKS: Final = 1024
+"""Order keys share so many advisory locks, as the server has room for few thousand."""
+
+ATTEMPTS: Final = 4
+"""How often a transaction is tried that others have made fail."""
+
+HAS_TABLES: Final = "SELECT 1 FROM pg_tables WHERE schemaname = %s AND tablename = 'version'"
+
+AGAIN: Final = (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure)
+"""Errors of a transaction that others have made fail."""
+
+NOW: Final = "(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
+CLOCK: Final = f"clock AS MATERIALIZED (SELECT {NOW} AS ms)"
+
+TABLES: Final = (
+    """CREATE TABLE $call (
+        id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+        queue text NOT NULL, target text NOT NULL, method text NOT NULL, call_key text NOT NULL,
+        body bytea NOT NULL, due_ms bigint NOT NULL, created_ms bigint NOT NULL,
+        expires_ms bigint NOT NULL, attempts bigint NOT NULL, error text NOT NULL,
+        order_key text, state smallint NOT NULL, worker text, taking bigint,
+        reason text NOT NULL DEFAULT ''
+    ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_insert_scale_factor = 0.05)""",
+    "CREATE TABLE $worker (name text PRIMARY KEY, ends_ms bigint NOT NULL)",
+    """CREATE INDEX ready ON $call (queue, target, due_ms, id) INCLUDE (created_ms)
+        WHERE state = 0""",
+    "CREATE INDEX blocked ON $call (queue, target, created_ms) WHERE state = 1",
+    "CREATE INDEX taken ON $call (worker) INCLUDE (queue, target, created_ms) WHERE state = 2",
+    "CREATE INDEX dead ON $call (queue, target, created_ms) WHERE state = 3",
+    """CREATE INDEX ordered ON $call (queue, target, order_key, id)
+        WHERE order_key IS NOT NULL AND state < 3""",
+    f"CREATE TABLE $version AS SELECT {SCHEMA_VERSION} AS version",
+)
+"""`$` stands for the schema. `ends_ms` is the end of a worker's lease, `taking` the number of the
+request that has taken the call. The table changes so often that autovacuum must not wait for a
+fifth of it."""
+
+_NEW: Final = "queue, target, method, call_key, body, delay, age, attempts, error"
+_ARRAYS: Final = (
+    "%(queue)b::text[], %(target)b::text[], %(method)b::text[], %(call_key)b::text[], "
+    "%(body)b::bytea[], %(delay)b::bigint[], %(age)b::bigint[], %(attempts)b::bigint[], "
+    "%(error)b::text[]"
+)
+_INSERT: Final = f"""WITH {CLOCK}
+    INSERT INTO $call (queue, target, method, call_key, body, due_ms, created_ms, expires_ms,
+        attempts, error, order_key, state)
+    SELECT queue, target, method, call_key, body, ms + delay, ms, ms + age, attempts, error, """
+
+APPEND: Final = f"""{_INSERT} NULL, 0
+    FROM clock, unnest({_ARRAYS}) WITH ORDINALITY AS new({_NEW}, place)
+    ORDER BY place RETURNING id"""
+
+APPEND_ORDERED: Final = f"""{_INSERT} order_key, CASE
+        WHEN order_key IS NULL THEN 0
+        WHEN row_number() OVER (PARTITION BY queue, target, order_key ORDER BY place) > 1 THEN 1
+        WHEN EXISTS (SELECT 1 FROM $call earlier WHERE earlier.queue = new.queue
+            AND earlier.target = new.target AND earlier.order_key = new.order_key
+            AND earlier.order_key IS NOT NULL AND earlier.state < 3) THEN 1
+        ELSE 0 END
+    FROM clock, unnest({_ARRAYS}, %(order_key)b::text[])
+        WITH ORDINALITY AS new({_NEW}, order_key, place)
+    ORDER BY place RETURNING id"""
+
+HAS_ENDED: Final = f"SELECT 1 FROM $worker WHERE ends_ms <= {NOW} LIMIT 1"
+
+TAKE: Final = f"""WITH {CLOCK}, chosen AS MATERIALIZED (
+        SELECT found.id
+        FROM clock, unnest(%(queues)b::text[], %(targets)b::text[], %(limits)b::bigint[])
+            AS route(queue, target, most),
+            LATERAL (SELECT id FROM $call
+                WHERE state = 0 AND queue = route.queue AND target = route.target
+                    AND due_ms <= clock.ms + %(within)s
+                ORDER BY due_ms, id LIMIT route.most FOR UPDATE SKIP LOCKED) AS found
+        WHERE %(always)s OR NOT EXISTS (SELECT 1 FROM $worker WHERE ends_ms <= clock.ms)
+    ), lease AS (
+        INSERT INTO $worker SELECT %(worker)s, ms + %(lease)s FROM clock
+        WHERE EXISTS (SELECT 1 FROM chosen)
+        ON CONFLICT (name) DO UPDATE SET ends_ms = excluded.ends_ms
+    )
+    UPDATE $call SET state = 2, worker = %(worker)s, taking = %(taking)s FROM clock
+    WHERE id IN (SELECT id FROM chosen) RETURNING clock.ms, {COLUMNS}"""
+
+REPORT: Final = f"""WITH {CLOCK}, deleted AS (
+        DELETE FROM $call WHERE id = ANY(%(delivered)b::bigint[]) AND state = 2
+            AND worker = %(worker)s
+        RETURNING id, queue, target, order_key
+    ), updated AS (
+        UPDATE $call SET state = result.state, due_ms = coalesce(ms + result.delay, due_ms),
+            attempts = result.attempts, error = result.error, reason = result.reason,
+            worker = NULL, taking = NULL
+        FROM clock, unnest(%(ids)b::bigint[], %(states)b::smallint[], %(delays)b::bigint[],
+            %(attempts)b::bigint[], %(errors)b::text[], %(reasons)b::text[])
+            AS result(number, state, delay, attempts, error, reason)
+        WHERE id = result.number AND $call.state = 2 AND worker = %(worker)s
+        RETURNING id, queue, target, order_key
+    )
+    SELECT * FROM deleted UNION ALL SELECT * FROM updated"""
+
+_FREE: Final = """WITH freed AS (
+        UPDATE $call SET state = 0, worker = NULL, taking = NULL WHERE state = 2 AND {}
+        RETURNING queue, target, order_key
+    )
+    SELECT DISTINCT queue, target, order_key FROM freed WHERE order_key IS NOT NULL"""
+FREE_WORKERS: Final = _FREE.format("worker = ANY(%s::text[])")
+FREE_LOST: Final = _FREE.format("worker = %s AND taking = ANY(%s::bigint[])")
+
+LOCK: Final = "SELECT pg_advisory_xact_lock(%s, bucket) FROM unnest(%s::int[]) AS bucket"
+_KEYS: Final = """unnest(%(queues)b::text[], %(targets)b::text[], %(keys)b::text[])
+    AS given(queue, target, order_key)"""
+_OF_KEY: Final = """$call.queue = given.queue AND $call.target = given.target
+    AND $call.order_key = given.order_key AND $call.order_key IS NOT NULL AND state < 3"""
+LOCK_READY: Final = f"""SELECT 1 FROM {_KEYS} JOIN $call ON {_OF_KEY} AND state = 0
+    FOR UPDATE OF call"""
+"""Waits for a `take` that is about to take such a call."""
+SETTLE: Final = f"""WITH key AS MATERIALIZED (
+        SELECT *, (SELECT min(id) FROM $call WHERE {_OF_KEY}) AS first FROM {_KEYS}
+        WHERE NOT EXISTS (SELECT 1 FROM $call WHERE {_OF_KEY} AND state = 2)
+    )
+    UPDATE $call SET state = 1 - state FROM key AS given
+    WHERE {_OF_KEY} AND (id = first AND state = 1 OR id <> first AND state = 0)"""
+"""Makes the first call of each key ready and the others blocked, unless one is taken."""
+
+RETRY_WAITING: Final = f"UPDATE $call SET due_ms = {NOW} WHERE state < 2 AND "
+RETRY_DEAD: Final = f"""WITH {CLOCK}, retried AS (
+        UPDATE $call SET created_ms = ms, due_ms = ms, expires_ms = ms + expires_ms - created_ms,
+            attempts = 0, reason = '', state = CASE WHEN order_key IS NULL THEN 0 ELSE 1 END
+        FROM clock WHERE state = 3 AND {{}} RETURNING queue, target, order_key
+    )
+    SELECT queue, target, order_key, count(*) FROM retried GROUP BY queue, target, order_key"""
+DELETE: Final = """WITH deleted AS (
+        DELETE FROM $call WHERE {} RETURNING queue, target, order_key
+    )
+    SELECT queue, target, order_key, count(*) FROM deleted GROUP BY queue, target, order_key"""
+
+ROUTES: Final = """WITH RECURSIVE step AS (
+        (SELECT queue, target FROM $call WHERE state = 0 ORDER BY queue, target LIMIT 1)
+        UNION ALL
+        SELECT next.queue, next.target FROM step, LATERAL (
+            SELECT queue, target FROM $call
+            WHERE state = 0 AND (queue, target) > (step.queue, step.target)
+            ORDER BY queue, target LIMIT 1) AS next
+    )
+    SELECT queue, target FROM step"""
+"""Skips from one to the next in the index of ready calls."""
+
+DIALECT: Final = Dialect(
+    mark="%s",
+    now=NOW,
+    like="LIKE",
+    pattern=lambda pattern: (
+        re.sub(r"([\\%_])", r"\\\1", pattern).replace("*", "%").replace("?", "_")
+    ),
+    contains="strpos({}, %s) > 0",
+    among="= ANY(%s::bigint[])",
+    numbers=list,
+)
+
+REFUSED: Final = re.compile(
+    r"authentication failed|no pg_hba\.conf entry|pg_hba\.conf rejects|no password supplied"
+    r"|permission denied|(role|database) .* does not exist|certificate"
+)
+"""What libpq says if the server refuses a connection; it does not tell the SQLSTATE."""
+
+_inherited: Final[list[object]] = []
+"""Connections of the parent process, which a child must not close."""
+
+
+class PostgresqlJournal(JournalBackend):
+    """A journal in a schema of a PostgreSQL database. Thread-safe; has two connections.
+
+    One is for workers, the other for requests that may read the whole table.
+    """
+
+    def __init__(self, url: JournalUrl) -> None:
+        """Connect nothing yet.
+
+        Raises:
+            ConfigurationError: The URL is not valid.
+        """
+        self.url = url
+        options = dict(url.options)
+        schema = options.pop("schema", "rpcwheel")
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,62}", schema):
+            raise ConfigurationError(
+                f"{url}: schema must be a name of letters, digits and underscores, not {schema!r}"
+            )
+        parts = url.parts
+        query = urlencode(options, quote_via=quote)
+        conninfo = urlunsplit((parts.scheme, parts.netloc, parts.path, query, ""))
+        try:
+            given = conninfo_to_dict(conninfo)
+        except psycopg.Error as error:
+            said = str(error).strip()
+            if "query parameter" not in said:  # it may have the password
+                said = "it is not a URL that libpq accepts"
+            raise ConfigurationError(
+                f"{url}: {said}; a journal is postgresql://user:password@host:5432/database, "
+                "and has the options lease, schema, and those of libpq"
+            ) from None
+        defaults: dict[str, Any] = {
+            "connect_timeout": round(TIMEOUT_S),
+            "tcp_user_timeout": round(TIMEOUT_S * 1e3),
+            "application_name": "rpcwheel",
+        }
+        self._parameters = defaults | given
+        self._schema = schema
+        self._lock_class = zlib.crc32(f"rpcwheel.{schema}".encode()) - (1 << 31)
+        self._closed = False
+        self._lost = LostTakes()
+        self._worker = _Connection(lambda: self._connect(TIMEOUT_S))
+        self._scanner = _Connection(lambda: self._connect(SCAN_TIMEOUT_S))
+
+    # --- Calls ---
+
+    def append(self, calls: Sequence[NewCall]) -> list[int]:
+        """Store calls by one statement, without waiting for others unless they have order keys."""
+        if not calls:
+            return []
+        given: dict[str, list[Any]] = {
+            "queue": [storable(call.queue) for call in calls],
+            "target": [storable(call.target) for call in calls],
+            "method": [storable(call.method) for call in calls],
+            "call_key": [storable(call.key) for call in calls],
+            "body": [call.body for call in calls],
+            "delay": [round(call.delay_s * 1e3) for call in calls],
+            "age": [round(call.max_age_s * 1e3) for call in calls],
+            "attempts": [call.attempts for call in calls],
+            "error": [storable(call.error) for call in calls],
+        }
+        keys = sorted({key for call in calls if (key := _key_of(call)) is not None})
+        if not keys:
+            with self._use(self._worker) as db:
+                return [row[0] for row in self._run(db, APPEND, given)]
+        given["order_key"] = [
+            None if call.order_key is None else storable(call.order_key) for call in calls
+        ]
+
+        def work(db: _Bounded) -> list[int]:
+            self._lock(db, keys)
+            return [row[0] for row in self._run(db, APPEND_ORDERED, given)]
+
+        return self._transaction(self._worker, work)
+
+    def take(
+        self, worker: str, lease_s: float, routes: Sequence[Route], within_s: float
+    ) -> list[StoredCall]:
+        """Give ready calls to a worker, by one statement if no lease has ended."""
+        self._free_lost(worker)
+        limits: dict[tuple[str, str], int] = {}
+        for route in routes:
+            place = storable(route.queue), storable(route.target)
+            limits[place] = limits.get(place, 0) + max(0, route.limit)
+        taking = self._lost.new_number()
+        given: dict[str, Any] = {
+            "queues": [queue for queue, _ in limits],
+            "targets": [target for _, target in limits],
+            "limits": list(limits.values()),
+            "within": round(within_s * 1e3),
+            "lease": round(lease_s * 1e3),
+            "worker": worker,
+            "taking": taking,
+            "always": False,
+        }
+        try:
+            with self._use(self._worker) as db:
+                with db.pipeline():
+                    ended = self._start(db, HAS_ENDED)
+                    taken = self._start(db, TAKE, given) if any(limits.values()) else None
+                has_ended = ended.fetchone() is not None
+                rows = [] if taken is None else taken.fetchall()
+            if has_ended:
+                self._transaction(self._worker, self._end_workers)
+                with self._use(self._worker) as db:
+                    given["always"] = True
+                    rows = self._run(db, TAKE, given) if any(limits.values()) else []
+        except BaseException:
+            self._lost.add(worker, taking)
+            raise
+        order = {place: number for number, place in enumerate(limits)}
+        calls = [stored_call(row[1:], row[0]) for row in rows]
+        return sorted(calls, key=lambda call: (order[call.queue, call.target], call.due_s, call.id))
+
+    def renew(self, worker: str, lease_s: float) -> bool:
+        """Renew the lease of a worker."""
+        with self._use(self._worker) as db:
+            text = f"UPDATE $worker SET ends_ms = {NOW} + %s WHERE name = %s"
+            return self._start(db, text, (round(lease_s * 1e3), worker)).rowcount > 0
+
+    def report(self, worker: str, results: Sequence[Result]) -> list[int]:
+        """Store results by one statement, and a second one if calls have order keys."""
+        if not results:
+            return []
+        delivered = [result.id for result in results if isinstance(result, Delivered)]
+        others = {result.id: result for result in results if not isinstance(result, Delivered)}
+        for number in delivered:
+            others.pop(number, None)
+        given = {
+            "worker": worker,
+            "delivered": delivered,
+            "ids": list(others),
+            "states": [
+                int(CallState.DEAD if isinstance(result, Dead) else CallState.READY)
+                for result in others.values()
+            ],
+            "delays": [
+                round(result.delay_s * 1e3) if isinstance(result, Postponed) else None
+                for result in others.values()
+            ],
+            "attempts": [result.attempts for result in others.values()],
+            "errors": [storable(result.error) for result in others.values()],
+            "reasons": [
+                storable(result.reason) if isinstance(result, Dead) else ""
+                for result in others.values()
+            ],
+        }
+
+        def work(db: _Bounded) -> list[int]:
+            rows = self._run(db, REPORT, given)
+            self._settle(db, [(row[1], row[2], row[3]) for row in rows if row[3] is not None])
+            return [row[0] for row in rows]
+
+        left = set(self._transaction(self._worker, work))
+        late = []
+        for result in results:
+            if result.id in left:
+                left.remove(result.id)  # of a second result for the same call
+            else:
+                late.append(result.id)
+        return late
+
+    def release(self, worker: str) -> None:
+        """Make all calls of a worker ready."""
+        self._transaction(self._worker, lambda db: self._end(db, [worker]))
+
+    # --- Operators ---
+
+    def routes(self) -> list[tuple[str, str]]:
+        """List queues and targets."""
+        with self._use(self._scanner) as db:
+            return [(queue, target) for queue, target in self._run(db, ROUTES)]
+
+    def depths(self) -> list[Depth]:
+        """Count the calls, each state by the index that has no other.
+
+        It reads the table too where autovacuum has not been yet.
+        """
+        text = COUNT_BY_STATE.replace("FROM call", "FROM $call")
+        with self._use(self._scanner) as db, db.pipeline():
+            clock, counts = self._start(db, f"SELECT {NOW}"), self._start(db, text)
+            return depths_of(counts.fetchall(), clock.fetchall()[0][0])
+
+    def select(self, chosen: Filter, *, after: int = 0, limit: int = 100) -> list[StoredCall]:
+        """List calls, in the order of the table."""
+        condition, given = where(chosen, DIALECT)
+        text = f"""SELECT {NOW}, {COLUMNS} FROM $call WHERE id > %s AND {condition}
+            ORDER BY id LIMIT %s"""
+        with self._use(self._scanner) as db:
+            rows = self._run(db, text, (after, *given, limit))
+        return [stored_call(row[1:], row[0]) for row in rows]
+
+    def retry(self, chosen: Filter) -> int:
+        """Make calls due now."""
+        condition, given = where(chosen, DIALECT)
+
+        def work(db: _Bounded) -> int:
+            waiting = self._start(db, RETRY_WAITING + condition, given).rowcount
+            rows = self._run(db, RETRY_DEAD.format(condition), given)
+            self._settle(db, [(row[0], row[1], row[2]) for row in rows if row[2] is not None])
+            return int(waiting + sum(row[3] for row in rows))
+
+        return self._transaction(self._scanner, work)
+
+    def delete(self, chosen: Filter) -> int:
+        """Delete calls."""
+        condition, given = where(chosen, DIALECT)
+
+        def work(db: _Bounded) -> int:
+            rows = self._run(db, DELETE.format(condition), given)
+            self._settle(db, [(row[0], row[1], row[2]) for row in rows if row[2] is not None])
+            return int(sum(row[3] for row in rows))
+
+        return self._transaction(self._scanner, work)
+
+    def close(self) -> None:
+        """Close both connections."""
+        self._closed = True
+        self._scanner.close()
+        self._worker.close()
+
+    # --- Workers whose lease has ended, and order keys ---
+
+    def _end_workers(self, db: _Bounded) -> None:
+        text = f"SELECT name FROM $worker WHERE ends_ms <= {NOW} FOR UPDATE SKIP LOCKED"
+        self._end(db, [row[0] for row in self._run(db, text)])
+
+    def _end(self, db: _Bounded, names: list[str]) -> None:
+        if names:
+            keys = self._run(db, FREE_WORKERS, (names,))
+            self._start(db, "DELETE FROM $worker WHERE name = ANY(%s::text[])", (names,))
+            self._settle(db, keys)
+
+    def _free_lost(self, worker: str) -> None:
+        """Make calls ready that were taken by requests whose answers were lost."""
+        if numbers := self._lost.of(worker):
+            self._transaction(
+                self._worker,
+                lambda db: self._settle(db, self._run(db, FREE_LOST, (worker, numbers))),
+            )
+
+    def _lock(self, db: _Bounded, keys: Sequence[Key]) -> None:
+        """Let no other transaction change the order of these keys."""
+        buckets = {zlib.crc32("\0".join(key).encode()) % LOCKS for key in keys}
+        self._start(db, LOCK, (self._lock_class, sorted(buckets)))
+
+    def _settle(self, db: _Bounded, keys: Sequence[Key]) -> None:
+        if not keys:
+            return
+        given = sorted(set(keys))
+        columns = dict(
+            zip(("queues", "targets", "keys"), map(list, zip(*given, strict=True)), strict=True)
+        )
+        self._lock(db, given)
+        # Two statements: the second one must see what the locks have waited for.
+        self._start(db, LOCK_READY, columns)
+        self._start(db, SETTLE, columns)
+
+    # --- Connections ---
+
+    def _start(self, db: _Bounded, text: str, given: Any = None) -> psycopg.Cursor[Any]:
+        """Execute a statement; in a pipeline, before the result is known."""
+        return db.execute(text.replace("$", f'"{self._schema}".'), given, binary=True)
+
+    def _run(self, db: _Bounded, text: str, given: Any = None) -> list[Any]:
+        return self._start(db, text, given).fetchall()
+
+    def _transaction(self, connection: _Connection, work: Callable[[_Bounded], R]) -> R:
+        """Run a transaction, and again if others have made it fail."""
+        left = ATTEMPTS
+        while True:
+            left -= 1
+            try:
+                with self._use(connection) as db, db.transaction():
+                    return work(db)
+            except JournalUnavailable as error:
+                if left == 0 or not isinstance(error.__cause__, AGAIN):
+                    raise
+
+    @contextmanager
+    def _use(self, connection: _Connection) -> Iterator[_Bounded]:
+        try:
+            with connection.use() as db:
+                yield db
+        except psycopg.Error as error:
+            raise self._error(error) from error
+
+    def _connect(self, timeout_s: float) -> _Bounded:
+        if self._closed:
+            raise JournalUnavailable(f"{self.url} was closed")
+        db: _Bounded = _Bounded.connect(autocommit=True, **self._parameters)
+        try:
+            db.timeout_s = timeout_s + MARGIN_S
+            self._prepare(db, timeout_s)
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+    def _prepare(self, db: _Bounded, timeout_s: float) -> None:
+        """Limit the time of statements, and create the tables if there are none."""
+        limit = f"{round(timeout_s * 1e3)}ms"
+        db.execute(
+            """SELECT set_config('statement_timeout', %(limit)s, false),
+                set_config('idle_in_transaction_session_timeout', %(limit)s, false)""",
+            {"limit": limit},
+        )
+        if (version := self._version(db)) is None:
+            with db.transaction():
+                db.execute("SELECT pg_advisory_xact_lock(%s, %s)", (self._lock_class, LOCKS))
+                if self._version(db) is None:
+                    self._create(db)
+            version = self._version(db)
+        if version != SCHEMA_VERSION:
+            raise JournalRefused(
+                f"{self.url}: the tables in the schema {self._schema} were made by a newer "
+                f"rpcwheel (version {version} of the tables, this one knows {SCHEMA_VERSION}): "
+                "update rpcwheel"
+            )
+
+    def _version(self, db: _Bounded) -> int | None:
+        # Not by to_regclass: it may not see what was created while the lock was waited for.
+        if not self._run(db, HAS_TABLES, (self._schema,)):
+            return None
+        return int(self._run(db, "SELECT max(version) FROM $version")[0][0])
+
+    def _create(self, db: _Bounded) -> None:
+        if not self._run(db, "SELECT 1 FROM pg_namespace WHERE nspname = %s", (self._schema,)):
+            db.execute(f'CREATE SCHEMA "{self._schema}"')
+        for statement in TABLES:
+            self._start(db, statement)
+
+    def _error(self, error: psycopg.Error) -> JournalError:
+        state = error.sqlstate or ""
+        said = error.diag.message_primary or str(error).strip() or type(error).__name__
+        said = f"{self.url}: {said}"
+        if state == "53100":
+            return JournalFull(f"{said} (the server's disk is full)")
+        if state.startswith("28") or state == "42501" or (not state and REFUSED.search(said)):
+            return JournalRefused(f"{said}; look at the user, the password and the rights")
+        if state[:2] in {"22", "23", "54"}:
+            return JournalRefused(f"{said}; the journal cannot store such a value")
+        if isinstance(error, psycopg.DataError):
+            return JournalRefused(f"{said}; the journal cannot store such a value")
+        return JournalUnavailable(said)
+
+
+class _Bounded(psycopg.Connection[Any]):
+    """A connection whose requests fail if the server does not answer in time.
+
+    A server that is stopped, or a network that drops packets, does not end a request otherwise:
+    libpq has no timeout (psycopg 3.3; `test_a_frozen_server_is_unavailable` tells).
+    """
+
+    timeout_s = TIMEOUT_S
+
+    def wait(self, gen: Generator[Any, Any, R], *args: Any, **kwargs: Any) -> R:
+        end_s = time.monotonic() + self.timeout_s
+        return super().wait(_bounded(gen, end_s), *args, **kwargs)
+
+
+def _bounded(steps: Generator[Any, Any, R], end_s: float) -> Generator[Any, Any, R]:
+    """Do the steps of a request. psycopg continues at least each 0.1 s, with 0 if nothing came."""
+    try:
+        awaited = next(steps)
+        while True:
+            ready = yield awaited
+            if not ready and time.monotonic() > end_s:
+                raise psycopg.OperationalError("the server does not answer")
+            awaited = steps.send(ready)
+    except StopIteration as stop:
+        result: R = stop.value
+        return result
+
+
+class _Connection:
+    """A connection that is opened when it is used, and again in a child or after errors."""
+
+    def __init__(self, connect: Callable[[], _Bounded]) -> None:
+        self._connect = connect
+        self._db: _Bounded | None = None
+        self._lock = threading.Lock()
+        reset_after_fork(self)
+
+    def reset(self) -> None:
+        """Leave the parent's connection alone, in a forked child."""
+        self._lock = threading.Lock()
+        if self._db is not None:
+            _inherited.append(self._db)
+            self._db = None
+
+    @contextmanager
+    def use(self) -> Iterator[_Bounded]:
+        with self._lock:
+            if self._db is None or self._db.closed:
+                self._db = self._connect()
+            try:
+                yield self._db
+            except (psycopg.OperationalError, psycopg.InterfaceError, psycopg.ProgrammingError):
+                self._close()  # it may be lost, read-only, or its tables may be gone
+                raise
+            except BaseException:
+                if self._db.info.transaction_status != TransactionStatus.IDLE:
+                    self._close()
+                raise
+
+    def close(self) -> None:
+        with self._lock:
+            self._close()
+
+    def _close(self) -> None:
+        db, self._db = self._db, None
+        if db is not None:
+            with suppress(psycopg.Error):
+                db.close()
+
+
+def _key_of(call: NewCall) -> Key | None:
+    if call.order_key is None:
+        return None
+    return storable(call.queue), storable(call.target), storable(call.order_key)

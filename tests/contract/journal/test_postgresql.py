@@ -1,0 +1,274 @@
+"""The journal in PostgreSQL: failures of the server, rights, tables, and locks."""
+
+import re
+import secrets
+import threading
+
+import psycopg
+import pytest
+
+from fixtures.engine_postgresql import PostgresqlEngine
+from fixtures.engines import engine_fixture
+from fixtures.journal_calls import ROUTES, bodies_of, new_call
+from fixtures.waiting import wait_until
+from rpcwheel.errors import JournalFull, JournalRefused, JournalUnavailable
+from rpcwheel.journal import Filter
+from rpcwheel.journal import postgresql as module
+from rpcwheel.journal.backend import CallState, Dead, Delivered
+
+own_postgresql = engine_fixture(PostgresqlEngine, "module")
+"""A server that tests kill and freeze."""
+
+
+@pytest.fixture
+def schema():
+    return f"test_{secrets.token_hex(4)}"
+
+
+@pytest.fixture
+def journal(postgresql, schema, opened):
+    """A journal in a schema of its own."""
+    return opened(postgresql.journal_url(schema=schema))
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """Requests wait for 1 s."""
+    monkeypatch.setattr(module, "TIMEOUT_S", 1.0)
+    monkeypatch.setattr(module, "SCAN_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(module, "MARGIN_S", 0.2)
+
+
+# Failures of the server
+
+
+def test_calls_survive_a_killed_server(own_postgresql, schema, opened):
+    journal = opened(own_postgresql.journal_url(schema=schema))
+    journal.append([new_call(1)])
+    taken = journal.take("worker", 60.0, ROUTES, 0.0)
+    journal.append([new_call(2)])
+    own_postgresql.kill9()
+    for request in (
+        lambda: journal.append([new_call(3)]),
+        lambda: journal.report("worker", [Delivered(taken[0].id)]),
+        lambda: journal.select(Filter()),
+    ):
+        with pytest.raises(JournalUnavailable):
+            request()
+    own_postgresql.start()
+    assert journal.report("worker", [Delivered(taken[0].id)]) == []
+    journal.append([new_call(4)])
+    assert bodies_of(journal.select(Filter())) == [2, 4]
+
+
+def test_a_frozen_server_is_unavailable(own_postgresql, schema, opened, impatient):
+    journal = opened(own_postgresql.journal_url(schema=schema))
+    journal.append([new_call(1)])
+    journal.depths()
+    own_postgresql.freeze()
+    try:
+        for request in (lambda: journal.append([new_call(2)]), journal.depths):
+            with pytest.raises(JournalUnavailable):
+                request()
+    finally:
+        own_postgresql.thaw()
+    journal.append([new_call(3)])
+    assert set(bodies_of(journal.select(Filter()))) >= {1, 3}
+
+
+def test_calls_taken_by_a_request_whose_answer_was_lost_are_taken_again(
+    own_postgresql, schema, opened, impatient
+):
+    journal = opened(own_postgresql.journal_url(schema=schema))
+    journal.append([new_call(1), new_call(2, order_key="a"), new_call(3, order_key="a")])
+    journal.renew("worker", 60.0)  # connected
+    own_postgresql.freeze()
+    try:
+        with pytest.raises(JournalUnavailable):
+            journal.take("worker", 60.0, ROUTES, 0.0)
+    finally:
+        own_postgresql.thaw()
+    wait_until(lambda: journal.select(Filter(states=(CallState.TAKEN,))))
+    assert journal.renew("worker", 60.0)
+    assert bodies_of(journal.take("worker", 60.0, ROUTES, 0.0)) == [1, 2]
+    assert journal.take("worker", 60.0, ROUTES, 0.0) == []
+
+
+def test_a_full_disk_is_reported(journal, postgresql, schema):
+    journal.append([new_call(1)])
+    (number,) = (one.id for one in journal.take("worker", 60.0, ROUTES, 0.0))
+    postgresql.ask(
+        f"""CREATE FUNCTION {schema}.full() RETURNS trigger LANGUAGE plpgsql AS
+            'BEGIN RAISE ''no space'' USING ERRCODE = ''53100''; END'"""
+    )
+    for event in ("INSERT", "DELETE"):
+        postgresql.ask(
+            f"""CREATE TRIGGER full_{event} AFTER {event} ON {schema}.call
+                FOR EACH ROW EXECUTE FUNCTION {schema}.full()"""
+        )
+    with pytest.raises(JournalFull, match=r"no space.*the server's disk is full"):
+        journal.append([new_call(2)])
+    with pytest.raises(JournalFull):
+        journal.append([new_call(2, order_key="a")])
+    with pytest.raises(JournalFull):
+        journal.report("worker", [Delivered(number)])
+    postgresql.ask(f"DROP FUNCTION {schema}.full CASCADE")
+    assert journal.report("worker", [Delivered(number)]) == []
+    assert journal.select(Filter()) == []
+
+
+def test_transactions_that_others_have_made_fail_are_repeated(journal, monkeypatch):
+    journal.append([new_call(1, order_key="a"), new_call(2, order_key="a")])
+    journal.take("worker", 60.0, ROUTES, 0.0)
+    settle, failures = journal._settle, ["40P01", "40001"]
+
+    def failing(db, keys):
+        if failures:
+            db.execute(f"DO 'BEGIN RAISE ''again'' USING ERRCODE = ''{failures.pop()}''; END'")
+        settle(db, keys)
+
+    monkeypatch.setattr(journal, "_settle", failing)
+    assert journal.report("worker", [Delivered(1)]) == []
+    assert failures == []
+    assert [one.state for one in journal.select(Filter())] == [CallState.READY]
+    failures += ["40P01"] * 10
+    with pytest.raises(JournalUnavailable, match="again"):
+        journal.delete(Filter())
+    assert len(journal.select(Filter())) == 1
+
+
+# Locks
+
+
+def test_a_request_that_waits_for_locks_ends(journal, postgresql, schema, impatient):
+    journal.append([new_call(1)])
+    with psycopg.connect(postgresql.journal_url()) as other:
+        other.execute(f"LOCK TABLE {schema}.call")
+        for request in (lambda: journal.append([new_call(2)]), lambda: journal.select(Filter())):
+            with pytest.raises(JournalUnavailable, match="statement timeout"):
+                request()
+        other.rollback()
+    journal.append([new_call(3)])
+    assert bodies_of(journal.select(Filter())) == [1, 3]
+
+
+def test_requests_of_operators_do_not_delay_those_of_workers(journal, postgresql, schema):
+    journal.append([new_call(1), new_call(2)])
+    with psycopg.connect(postgresql.journal_url()) as other:
+        other.execute(f"SELECT 1 FROM {schema}.call WHERE id = 1 FOR UPDATE")
+        deleting = threading.Thread(target=journal.delete, args=(Filter(),))
+        deleting.start()
+        wait_until(lambda: other.execute("SELECT 1 FROM pg_locks WHERE NOT granted").fetchall())
+        journal.append([new_call(3)])
+        assert bodies_of(journal.take("worker", 60.0, ROUTES, 0.0)) == [2, 3]
+        assert deleting.is_alive()
+        other.rollback()
+        deleting.join()
+    assert bodies_of(journal.select(Filter())) == [3]
+
+
+def test_a_call_that_is_being_taken_is_not_blocked_by_a_retried_dead_letter(
+    journal, postgresql, schema
+):
+    journal.append([new_call(1, order_key="a"), new_call(2, order_key="a")])
+    journal.take("worker", 60.0, ROUTES, 0.0)
+    journal.report("worker", [Dead(1, 2, "", "")])
+    with psycopg.connect(postgresql.journal_url()) as other:
+        other.execute(f"UPDATE {schema}.call SET state = 2, worker = 'other' WHERE id = 2")
+        retrying = threading.Thread(target=journal.retry, args=(Filter(ids=(1,)),))
+        retrying.start()
+        wait_until(lambda: other.execute("SELECT 1 FROM pg_locks WHERE NOT granted").fetchall())
+        other.commit()
+        retrying.join()
+    states = [one.state for one in journal.select(Filter())]
+    assert states == [CallState.BLOCKED, CallState.TAKEN]
+
+
+# Rights and tables
+
+
+def test_a_wrong_password_is_refused_and_not_shown(opened):
+    if reason := PostgresqlEngine.available():
+        pytest.skip(reason)
+    with PostgresqlEngine(password="sesame") as engine:
+        journal = opened(engine.journal_url(user="postgres:hunter2"))
+        with pytest.raises(JournalRefused, match="password authentication failed") as refused:
+            journal.append([new_call(1)])
+        assert "hunter2" not in str(refused.value)
+        with pytest.raises(JournalRefused, match="no password supplied"):
+            opened(engine.journal_url(user="postgres:").replace(":@", "@")).routes()
+        opened(engine.journal_url()).append([new_call(1)])
+
+
+def test_a_role_without_rights_is_refused(journal, postgresql, schema, opened):
+    journal.append([new_call(1)])
+    role = f"role_{schema}"
+    postgresql.ask(f"CREATE ROLE {role} LOGIN")
+    with pytest.raises(JournalRefused, match="permission denied for schema"):
+        opened(postgresql.journal_url(user=role, schema=schema)).append([new_call(2)])
+    with pytest.raises(JournalRefused, match="permission denied for database"):
+        opened(postgresql.journal_url(user=role, schema=f"{schema}_2")).append([new_call(2)])
+    with pytest.raises(JournalRefused, match=r"role .* does not exist"):
+        opened(postgresql.journal_url(user="nobody_else")).append([new_call(2)])
+
+
+def test_tables_of_a_newer_version_are_refused(journal, postgresql, schema, opened):
+    journal.append([new_call(1)])
+    postgresql.ask(f"UPDATE {schema}.version SET version = 2")
+    newer = opened(postgresql.journal_url(schema=schema))
+    with pytest.raises(JournalRefused, match=r"newer rpcwheel \(version 2 .*: update rpcwheel"):
+        newer.append([new_call(2)])
+    postgresql.ask(f"UPDATE {schema}.version SET version = 1")
+    newer.append([new_call(3)])
+
+
+def test_tables_that_were_deleted_are_created_again(journal, postgresql, schema):
+    journal.append([new_call(1)])
+    postgresql.ask(f"DROP SCHEMA {schema} CASCADE")
+    with pytest.raises(JournalUnavailable):
+        journal.append([new_call(2)])
+    journal.append([new_call(3)])
+    assert bodies_of(journal.select(Filter())) == [3]
+
+
+def test_schemas_are_separate_journals(journal, postgresql, schema, opened):
+    other = opened(postgresql.journal_url(schema=f"{schema}_2"))
+    journal.append([new_call(1)])
+    assert other.select(Filter()) == []
+    assert other.take("worker", 60.0, ROUTES, 0.0) == []
+
+
+def test_a_value_that_cannot_be_stored_is_refused(journal):
+    with pytest.raises(JournalRefused, match="the journal cannot store such a value"):
+        journal.append([new_call(1, order_key=secrets.token_hex(10_000))])
+    with pytest.raises(JournalRefused, match="the journal cannot store such a value"):
+        journal.append([new_call(1, attempts=2**63)])
+    journal.append([new_call(2)])
+    assert bodies_of(journal.select(Filter())) == [2]
+
+
+def test_a_server_that_only_reads_is_unavailable(journal, postgresql, schema, opened):
+    journal.append([new_call(1)])
+    reading = opened(
+        postgresql.journal_url(schema=schema, options="-c default_transaction_read_only=on")
+    )
+    assert bodies_of(reading.select(Filter())) == [1]
+    with pytest.raises(JournalUnavailable, match="read-only"):
+        reading.append([new_call(2)])
+
+
+def test_connections_are_named_and_limited(journal, postgresql):
+    journal.append([new_call(1)])
+    with journal._worker.use() as db:
+        shown = [
+            db.execute(f"SHOW {name}").fetchone()[0]
+            for name in (
+                "application_name",
+                "statement_timeout",
+                "idle_in_transaction_session_timeout",
+            )
+        ]
+        assert shown == ["rpcwheel", "10s", "10s"]
+        parameters = {one.keyword.decode(): one.val for one in db.pgconn.info}
+    assert re.fullmatch(rb"10", parameters["connect_timeout"])
+    assert parameters["tcp_user_timeout"] == b"10000"
