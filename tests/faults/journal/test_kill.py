@@ -13,11 +13,9 @@ from functools import partial
 import grpc
 import pytest
 
-from fixtures.journal_clients import JournalClient, Records, Settings
+from fixtures.journal_clients import Records, Settings, stored_calls
 from fixtures.recording_server import RecordingServer, succeed
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel.failback.stored import decode
-from rpcwheel.journal import Filter, open_journal_backend
 
 KILLS = int(os.environ.get("RPCWHEEL_TEST_KILLS", "200"))
 LONGEST_LIFE_S = 0.15
@@ -39,22 +37,6 @@ def answer_at_random(attempt):
 def server():
     with RecordingServer(answer_at_random) as server:
         yield server
-
-
-@pytest.fixture
-def client():
-    with JournalClient() as client:
-        yield client
-
-
-def ids_in(url):
-    """The ids of the calls in a journal, and their keys."""
-    backend = open_journal_backend(url)
-    try:
-        found = backend.select(Filter(), limit=1_000_000)
-    finally:
-        backend.close()
-    return {decode(call.body).requests[0].decode(): call.key for call in found}
 
 
 def is_under_load(answers, start):
@@ -94,7 +76,7 @@ def test_kill_9_at_random_moments_loses_no_queued_call_and_delivers_no_refused_o
             time.sleep(random.uniform(0.0, LONGEST_LIFE_S))
             client.kill()
 
-    records, waiting = Records.read(answers), ids_in(url)
+    records, waiting = Records.read(answers), stored_calls(url)
     queued, refused = records.ids("queued"), records.ids("refused", "failed")
     assert min(len(queued), len(refused)) >= KILLS // 4
     assert not queued - server.delivered() - waiting.keys(), "calls were lost"
@@ -102,7 +84,7 @@ def test_kill_9_at_random_moments_loses_no_queued_call_and_delivers_no_refused_o
 
     server.answer = succeed
     start("last", callers=0)
-    wait_until(lambda: not ids_in(url))
+    wait_until(lambda: not stored_calls(url))
     client.kill()
 
     attempts = server.by_id()
@@ -110,7 +92,7 @@ def test_kill_9_at_random_moments_loses_no_queued_call_and_delivers_no_refused_o
     assert not refused & server.delivered()
     keys = {name: {attempt.key for attempt in made} for name, made in attempts.items()}
     assert all(len(used) == 1 for used in keys.values())
-    assert all(keys[name] == {key} for name, key in waiting.items())
+    assert all(keys[name] == {call.key} for name, call in waiting.items())
     assert set(Counter(next(iter(used)) for used in keys.values()).values()) == {1}
     with sqlite3.connect(file) as db:
         assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
