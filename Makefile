@@ -22,7 +22,7 @@ BUILT_FROM := pyproject.toml rpcwheel/__init__.py $(wildcard rpcwheel/timer/_*.p
 help:                      ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
-demo: $(INSTALLED)         ## calls go to a real gRPC server that is killed and restarted; all are delivered
+demo: $(INSTALLED)         ## server and client are killed under calls, and started again; all calls are delivered
 	$(BIN)/python examples/demo.py
 
 test: .venv/test           ## unit and contract tests: Python and loopback sockets only

@@ -1,4 +1,4 @@
-"""Failback delivers every call although the server is killed; run it: python examples/demo.py.
+"""Failback delivers every call, even if processes are killed; run it: python examples/demo.py.
 
 The server runs in a second process (demo_server.py). The demo
 
@@ -7,11 +7,14 @@ The server runs in a second process (demo_server.py). The demo
    queues the call,
 3. starts the server again on its port: failback delivers the queue,
 4. kills it while two calls are in flight, one of which the server has recorded,
-5. starts it again: failback delivers the queue.
+5. starts it again: failback delivers the queue,
+6. kills it, and starts a client whose queue is in a journal (demo_client.py); while the client
+   makes calls, the demo kills it with SIGKILL too,
+7. starts the server and another client with this journal, which delivers the queue of the first.
 
-Then it compares the calls with the journals of the servers, prints 11 checks, and ends with status
-0 if all of them passed. Failback delivers at least once: the call that was recorded and not
-answered arrives twice.
+Then it compares the calls with those that the servers have recorded, prints 14 checks, and ends
+with status 0 if all of them passed. Failback delivers at least once: a call that was recorded and
+not answered arrives twice. With a journal it then has the same idempotency key.
 """
 
 from __future__ import annotations
@@ -42,7 +45,9 @@ import grpc
 import tenacity
 from audit_pb2 import Line, Receipt
 from audit_pb2_grpc import AuditStub
-from demo_server import HOST, DemoError, ServerProcess
+from demo_client import ClientProcess
+from demo_process import DemoError
+from demo_server import HOST, Received, ServerProcess
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
@@ -62,6 +67,9 @@ DRAIN_LIMIT_S = 20.0
 
 HOLD_LIMIT_S = 5.0
 """How long a call may need to the server that holds it, and for its answer after the kill."""
+
+LEASE_S = 2
+"""How long the calls that a killed client was about to repeat are reserved for it."""
 
 TIMEOUT_S = 5.0
 """The timeout of each attempt. A killed server on this host refuses at once."""
@@ -111,6 +119,22 @@ class Outage:
     drained_s: float = 0.0
 
 
+@dataclass
+class Takeover:
+    """The client that is killed, and the one that delivers its queue."""
+
+    exit_status: int
+    answered: list[str]
+    """How it printed each answer that a caller got: `NUMBER REQUEST`."""
+    delivered: int = -1
+    """How many calls the next client has delivered; -1: not reached."""
+
+    def requests(self) -> dict[bytes, int]:
+        """Return the number of each order."""
+        pairs = (line.split() for line in self.answered)
+        return {bytes.fromhex(request): int(number) for number, request in pairs}
+
+
 class Check(NamedTuple):
     """A claim, and whether it holds."""
 
@@ -134,6 +158,7 @@ class Demo:
         self.calls: list[Call] = []
         self.outages: list[Outage] = []
         self.servers: list[ServerProcess] = []
+        self.takeover: Takeover | None = None
         self.problems: list[str] = []
         self.delivered = self.queued = self.attempts = 0
         self._outage_s = outage_s
@@ -176,8 +201,11 @@ class Demo:
 
             outage = self._kill_during_calls(server)
             self._call_while_down(self.orders - len(self.calls), outage)
-            stack.enter_context(self._start(server.port))
+            server = stack.enter_context(self._start(server.port))
             self._drain(outage)
+
+            self._kill(server, "after the last call")
+            self._take_over(server.port)
 
     def _start(self, port: int = 0, *arguments: str) -> ServerProcess:
         directory = self._directory / f"server-{len(self.servers) + 1}"
@@ -258,6 +286,33 @@ class Demo:
             raise DemoError(f"{outage.left} calls are queued {DRAIN_LIMIT_S:g} s after the restart")
         self._say(f"The queue is empty after {outage.drained_s:.2f} s.")
 
+    def _take_over(self, port: int) -> None:
+        journal = f"sqlite://{self._directory}/failback.db?lease={LEASE_S}"
+        first, count = self.orders + 1, max(5, self.orders // 3)
+        with self._start_client(journal, port, f"--first={first}") as client:
+            answered = [client.wait_for("queued", HOLD_LIMIT_S) for _ in range(count)]
+            self.takeover = takeover = Takeover(client.kill(), answered)
+            answered += client.rest("queued")
+        self._say(
+            f"SIGKILL of the client, which makes calls: exit status {takeover.exit_status}. "
+            f'{len(answered)} calls were answered "queued".'
+        )
+        with (
+            self._start(port, f"--hold-after={first}"),
+            self._start_client(journal, port) as client,
+        ):
+            began = time.monotonic()
+            takeover.delivered = int(client.wait_for("delivered", DRAIN_LIMIT_S))
+            took_s = time.monotonic() - began
+        self._say(f"This client has delivered {takeover.delivered} calls in {took_s:.2f} s.")
+
+    def _start_client(self, journal: str, port: int, *arguments: str) -> ClientProcess:
+        log = self._directory / f"client{'-1' if arguments else '-2'}.log"
+        client = ClientProcess(journal, f"{HOST}:{port}", log, *arguments)
+        task = "It makes calls." if arguments else "It only delivers what the journal has."
+        self._say(f"Client with a journal started: process {client.pid}. {task}")
+        return client
+
     def _read_stats(self) -> None:
         stats = self._push.failback.stats()
         self.queued, self.delivered, self.attempts = (
@@ -281,19 +336,20 @@ class Demo:
 
 
 def checks(demo: Demo) -> Iterator[Check]:
-    """Compare the calls with the journals. A check of a step that did not run fails."""
+    """Compare the calls with what arrived. A check of a step that did not run fails."""
     calls, outages = demo.calls, demo.outages
-    arrived = [request for server in demo.servers for request in server.requests()]
+    received = [one for server in demo.servers for one in server.received()]
+    arrived = [request for request, key in received if not key]  # of the queue in memory
     count, sent = Counter(arrived), {call.request for call in calls}
     results = Counter(call.result for call in calls)
 
-    exits = listed(outage.exit_status for outage in outages)
-    refused = listed("refused" if outage.refused else "open" for outage in outages)
+    exits = listed({outage.exit_status for outage in outages})
+    refused = listed({"refused" if outage.refused else "open" for outage in outages})
     killed = [(outage.exit_status, outage.refused) for outage in outages]
     yield Check(
-        "server killed twice",
-        f"exit {exits}; port {refused}",
-        killed == [(-signal.SIGKILL, True)] * 2,
+        "server killed 3 times",
+        f"{len(outages)} times: exit {exits}, port {refused}",
+        killed == [(-signal.SIGKILL, True)] * 3,
     )
     yield answered("callers answered", "down", calls)
     yield answered("those in flight", "in flight", calls)
@@ -344,7 +400,39 @@ def checks(demo: Demo) -> Iterator[Check]:
         bool(count)
         and all(call.when == "in flight" and count[call.request] == 2 for call in twice),  # noqa: PLR2004
     )
+    yield from taken_over(demo.takeover, received)
     yield Check("no other problem", "; ".join(demo.problems) or "none", passed=not demo.problems)
+
+
+def taken_over(takeover: Takeover | None, received: list[Received]) -> Iterator[Check]:
+    """Check that the calls of the killed client arrived, repeated ones with the same key."""
+    queued = {} if takeover is None else takeover.requests()
+    yield Check(
+        "client killed in its calls",
+        "not reached"
+        if takeover is None
+        else f'exit {takeover.exit_status}, {len(queued)} calls answered "queued"',
+        takeover is not None and takeover.exit_status == -signal.SIGKILL and bool(queued),
+    )
+    keys: dict[bytes, list[str]] = {}
+    for request, key in received:
+        if key:
+            keys.setdefault(request, []).append(key)
+    yield Check(
+        "the next delivered its queue",
+        f"{len(queued.keys() & keys.keys())} of {len(queued)} arrived",
+        bool(queued) and queued.keys() <= keys.keys(),
+    )
+    twice = {request: used for request, used in keys.items() if len(used) > 1}
+    unequal = sum(len(set(used)) > 1 for used in twice.values())
+    distinct = {key for used in keys.values() for key in used}
+    yield Check(
+        "twice with the same key",
+        f"order {listed(queued.get(request, '?') for request in twice)}; different keys: {unequal}"
+        if twice
+        else "none arrived twice",
+        bool(twice) and not unequal and len(distinct) == len(keys),
+    )
 
 
 def answered(claim: str, when: When, calls: list[Call]) -> Check:
@@ -368,8 +456,9 @@ def digest(requests: Iterable[bytes]) -> str:
 
 
 def listed(values: Iterable[object]) -> str:
-    """Return "1 and 2"."""
-    return " and ".join(map(str, values)) or "none"
+    """Return "1, 2 and 3"."""
+    *others, last = [str(value) for value in values] or ["none"]
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 class Errors(logging.Handler):
@@ -386,13 +475,13 @@ class Errors(logging.Handler):
 
 def main() -> int:
     """Run the demo, and return 0 if every check passed."""
-    parser = argparse.ArgumentParser(description="Kill a gRPC server under calls.")
+    parser = argparse.ArgumentParser(description="Kill a gRPC server and a client under calls.")
     parser.add_argument("--orders", type=int, default=60, help="calls to make, at least 10 (60)")
     parser.add_argument("--outage", type=float, default=1.5, help="seconds of each outage (1.5)")
     args = parser.parse_args()
     if args.orders < 10 or not 0 < args.outage < float("inf"):  # noqa: PLR2004
         parser.error("give at least 10 orders, and an outage above 0 s")
-    for number in (signal.SIGINT, signal.SIGTERM):  # so that the servers end too
+    for number in (signal.SIGINT, signal.SIGTERM):  # so that its processes end too
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")

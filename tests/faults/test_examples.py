@@ -14,7 +14,7 @@ from fixtures.waiting import WAIT_S
 
 PACKAGE = Path(rpcwheel.__file__).parents[1]
 EXAMPLES = Path(__file__).parents[2] / "examples"
-SHARED = {"audit_server", "demo_server", "registry_process"}
+SHARED = {"audit_server", "demo_client", "demo_process", "demo_server", "registry_process"}
 
 GRPC_ROUNDING = 1.01
 """gRPC rounds a timeout up on the wire, by at most a hundredth (docs/grpcio.md)."""

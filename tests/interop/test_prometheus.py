@@ -30,13 +30,13 @@ HTTP = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 PROGRAM = f"""
 import io, json, logging, sys, tempfile, types
 from pathlib import Path
-import demo, demo_server, grpc
+import demo, demo_process, grpc
 from prometheus_client import REGISTRY
 from rich.console import Console
 from rpcwheel import Kit
 
 demo.ANSWER_LIMIT_S = demo.DRAIN_LIMIT_S = demo.HOLD_LIMIT_S = demo.TIMEOUT_S = {WAIT_S}
-demo_server.START_TIMEOUT_S = {WAIT_S}
+demo_process.START_TIMEOUT_S = {WAIT_S}
 queue = {{"queue": "{QUEUE}"}}
 during_outage = []
 
@@ -66,7 +66,7 @@ print(json.dumps({{
     "queued": results.count("queued"),
     "delivered": shown.delivered,
     "attempts": shown.attempts,
-    "peaks": [outage.sizes[-1] for outage in shown.outages],
+    "peaks": [outage.sizes[-1] for outage in shown.outages if outage.sizes],
     "during_outage": during_outage,
 }}), flush=True)
 sys.stdin.read()
