@@ -13,6 +13,7 @@ The classes, with the cause of the error: "caller" for wrong use, "load" for a l
     │   └── JournalError
     │       ├── JournalFull         load: the disk or the memory is full   (a FailbackFull too)
     │       ├── JournalUnavailable  the journal does not answer            (a ConnectionError too)
+    │       │   └── JournalOutcomeUnknown  the call may have been stored, or not
     │       └── JournalRefused      the journal refuses: rights, format    (a PermissionError too)
     ├── CallError
     │   ├── DuplicateKey      caller: a call with this key is pending      (a ValueError too)
@@ -48,6 +49,7 @@ __all__ = [
     "InstanceIdConflict",
     "JournalError",
     "JournalFull",
+    "JournalOutcomeUnknown",
     "JournalRefused",
     "JournalUnavailable",
     "NotPublished",
@@ -103,7 +105,7 @@ class FailbackClosed(FailbackError):
 
 
 class JournalError(FailbackError):
-    """A request to a journal failed. A call that could not be stored was not queued."""
+    """A request to a journal failed. Unless it is `JournalOutcomeUnknown`, nothing was stored."""
 
 
 class JournalFull(JournalError, FailbackFull):
@@ -112,6 +114,13 @@ class JournalFull(JournalError, FailbackFull):
 
 class JournalUnavailable(JournalError, ConnectionError):
     """The journal cannot be reached, does not answer in time, or cannot do it now."""
+
+
+class JournalOutcomeUnknown(JournalUnavailable):
+    """The connection was lost before the answer: the call may have been stored, and be delivered.
+
+    Its idempotency key lets servers recognize it if it is made again.
+    """
 
 
 class JournalRefused(JournalError, PermissionError):

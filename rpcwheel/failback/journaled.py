@@ -71,6 +71,9 @@ if TYPE_CHECKING:
 POLL_INTERVAL_S: Final = 1.0
 """How often the journal is asked for calls that other processes have stored or left."""
 
+POLLS_PER_LEASE: Final = 4
+"""How often it is asked during a lease at least, as the lease is renewed then."""
+
 HORIZON_S: Final = 2.0
 """Calls are taken if they are due within this time; the timer starts their attempts."""
 
@@ -331,7 +334,8 @@ class JournaledQueue(RetryQueue):
     def _set_tick(self) -> None:
         timer = shared_timer() if self._timer is None else self._timer
         try:
-            timer.new_timeout(_Tick(weakref.ref(self)), POLL_INTERVAL_S)
+            interval_s = min(POLL_INTERVAL_S, self.journal.url.lease_s / POLLS_PER_LEASE)
+            timer.new_timeout(_Tick(weakref.ref(self)), interval_s)
         except (TimerError, RuntimeError) as error:  # RuntimeError: no thread can be started
             self._ticking = False
             emit(TaskFailed(timer=self.name, task=callable_name(self._set_tick), error=error))

@@ -50,6 +50,7 @@ from rpcwheel.errors import (
     FailbackClosed,
     FailbackError,
     FailbackFull,
+    JournalOutcomeUnknown,
     TimerError,
     TimerStopped,
     TooManyTimeouts,
@@ -349,7 +350,10 @@ class RetryQueue:
     def _refusal(self, kind: type[FailbackError], call: QueuedCall, why: str) -> FailbackError:
         """Report that a call is not queued, and make the error of its caller."""
         emit(FailbackRejected(self.name, call.label, call.error, why))
-        return kind(f"{self.name}: {call.label} failed and was not queued, because {why}")
+        outcome = "was not queued, because"
+        if issubclass(kind, JournalOutcomeUnknown):
+            outcome = "may have been queued or not:"
+        return kind(f"{self.name}: {call.label} failed and {outcome} {why}")
 
     def _next_delay_ns(self, call: QueuedCall, error: BaseException, now_ns: int) -> int | Stop:
         """Decide how long to wait before the next attempt, or that there is none.

@@ -201,7 +201,7 @@ class JournalBackend(ABC):
     Errors: `JournalUnavailable` if the engine cannot be reached, does not answer in time or cannot
     do it now; `JournalFull` if it has no space; `JournalRefused` if it refuses. If a method raises,
     nothing was changed. The exception: if the connection was lost before the answer, a request may
-    have been executed. Calls of `append` have idempotency keys for this. If `report` is repeated,
+    have been executed. `append` raises `JournalOutcomeUnknown` then. If `report` is repeated,
     it returns the ids of the results that were stored. Calls that were taken by a lost `take` are
     made ready again by the next `take` of this backend for this worker.
 

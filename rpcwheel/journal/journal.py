@@ -19,7 +19,12 @@ from typing import TYPE_CHECKING, Final
 
 from rpcwheel import live
 from rpcwheel._concurrency.executor import SerialExecutor, reset_after_fork
-from rpcwheel.errors import JournalError, JournalFull, JournalUnavailable
+from rpcwheel.errors import (
+    JournalError,
+    JournalFull,
+    JournalOutcomeUnknown,
+    JournalUnavailable,
+)
 from rpcwheel.events import JournalFailed, JournalRecovered, emit
 
 from .backend import Postponed
@@ -73,6 +78,7 @@ class Journal:
         self._counter = SerialExecutor()
         self._appends: deque[tuple[NewCall, int, Future[int]]] = deque()
         self._results: deque[tuple[str, Result]] = deque()
+        self._repeated: set[int] = set()  # results that the engine may have stored already
 
     # --- Calls ---
 
@@ -132,7 +138,7 @@ class Journal:
             text = f"{self.url}: interrupted by {error!r}"
             for _, future in batch:
                 if not future.done():
-                    future.set_exception(JournalUnavailable(text))
+                    future.set_exception(JournalOutcomeUnknown(text))
             raise
 
     def _append_batch(self, batch: list[tuple[NewCall, Future[int]]]) -> None:
@@ -173,7 +179,9 @@ class Journal:
             JournalError: The engine is not available.
         """
         with self._turn:
-            self._write_results()
+            failure = self._write_results()
+            if failure is not None:  # one of them may be of a call that would be taken now
+                raise failure
             try:
                 taken = self.backend.take(worker, self.url.lease_s, routes, within_s)
             except JournalError as error:
@@ -218,8 +226,12 @@ class Journal:
         """How many results the engine has not accepted yet."""
         return len(self._results)
 
-    def _write_results(self) -> None:
-        """Store all results; keep them if that fails. The caller has the turn."""
+    def _write_results(self) -> JournalError | None:
+        """Store all results; if that fails, keep them. The caller has the turn.
+
+        Returns:
+            Why it failed; None if nothing is left.
+        """
         while self._results:
             batch = [self._results.popleft() for _ in range(min(MAX_BATCH, len(self._results)))]
             while batch:
@@ -229,13 +241,16 @@ class Journal:
                     late = self.backend.report(worker, own)
                 except BaseException as error:
                     self._results.extendleft(reversed(batch))
+                    self._repeated.update(result.id for _, result in batch)
                     if not isinstance(error, JournalError):
                         raise
                     self._failed(error)
-                    return
+                    return error
                 self._succeeded()
                 batch = [one for one in batch if one[0] != worker]
-                self._note_stored(worker, own, late)
+                self._note_stored(worker, own, [one for one in late if one not in self._repeated])
+                self._repeated.difference_update(result.id for result in own)
+        return None
 
     def _note_stored(self, worker: str, results: list[Result], late: list[int]) -> None:
         queue, on_late = self._workers.get(worker, ("", None))

@@ -33,6 +33,7 @@ from rpcwheel.errors import (
     ConfigurationError,
     JournalError,
     JournalFull,
+    JournalOutcomeUnknown,
     JournalRefused,
     JournalUnavailable,
 )
@@ -225,6 +226,10 @@ REFUSED: Final = re.compile(
 )
 """What libpq says if the server refuses a connection; it does not tell the SQLSTATE."""
 
+LOST: Final = re.compile(r"$|08|57P")
+"""The start of the SQLSTATE of errors that do not tell whether the statement was executed: the
+connection was lost, or the server is ending."""
+
 _inherited: Final[list[object]] = []
 """Connections of the parent process, which a child must not close."""
 
@@ -293,7 +298,7 @@ class PostgresqlJournal(JournalBackend):
         }
         keys = sorted({key for call in calls if (key := _key_of(call)) is not None})
         if not keys:
-            with self._use(self._worker) as db:
+            with self._use(self._worker, storing=True) as db:
                 return [row[0] for row in self._run(db, APPEND, given)]
         given["order_key"] = [
             None if call.order_key is None else storable(call.order_key) for call in calls
@@ -303,7 +308,7 @@ class PostgresqlJournal(JournalBackend):
             self._lock(db, keys)
             return [row[0] for row in self._run(db, APPEND_ORDERED, given)]
 
-        return self._transaction(self._worker, work)
+        return self._transaction(self._worker, work, storing=True)
 
     def take(
         self, worker: str, lease_s: float, routes: Sequence[Route], within_s: float
@@ -497,25 +502,32 @@ class PostgresqlJournal(JournalBackend):
     def _run(self, db: _Bounded, text: str, given: Any = None) -> list[Any]:
         return self._start(db, text, given).fetchall()
 
-    def _transaction(self, connection: _Connection, work: Callable[[_Bounded], R]) -> R:
+    def _transaction(
+        self, connection: _Connection, work: Callable[[_Bounded], R], *, storing: bool = False
+    ) -> R:
         """Run a transaction, and again if others have made it fail."""
         left = ATTEMPTS
         while True:
             left -= 1
             try:
-                with self._use(connection) as db, db.transaction():
+                with self._use(connection, storing=storing) as db, db.transaction():
                     return work(db)
             except JournalUnavailable as error:
                 if left == 0 or not isinstance(error.__cause__, AGAIN):
                     raise
 
     @contextmanager
-    def _use(self, connection: _Connection) -> Iterator[_Bounded]:
+    def _use(self, connection: _Connection, *, storing: bool = False) -> Iterator[_Bounded]:
+        connected = False
         try:
             with connection.use() as db:
+                connected = True
                 yield db
         except psycopg.Error as error:
-            raise self._error(error) from error
+            made = self._error(error)
+            if storing and connected and LOST.match(error.sqlstate or ""):
+                made = JournalOutcomeUnknown(f"{made}; it is not known whether the call was stored")
+            raise made from error
 
     def _connect(self, timeout_s: float) -> _Bounded:
         if self._closed:

@@ -11,7 +11,12 @@ from fixtures.engine_postgresql import PostgresqlEngine
 from fixtures.engines import engine_fixture
 from fixtures.journal_calls import ROUTES, bodies_of, new_call
 from fixtures.waiting import wait_until
-from rpcwheel.errors import JournalFull, JournalRefused, JournalUnavailable
+from rpcwheel.errors import (
+    JournalFull,
+    JournalOutcomeUnknown,
+    JournalRefused,
+    JournalUnavailable,
+)
 from rpcwheel.journal import Filter
 from rpcwheel.journal import postgresql as module
 from rpcwheel.journal.backend import CallState, Dead, Delivered
@@ -92,6 +97,32 @@ def test_calls_taken_by_a_request_whose_answer_was_lost_are_taken_again(
     assert journal.renew("worker", 60.0)
     assert bodies_of(journal.take("worker", 60.0, ROUTES, 0.0)) == [1, 2]
     assert journal.take("worker", 60.0, ROUTES, 0.0) == []
+
+
+def test_an_append_whose_answer_was_lost_has_an_unknown_outcome(
+    own_postgresql, schema, opened, impatient
+):
+    journal = opened(own_postgresql.journal_url(schema=schema))
+    for number, more in ((1, {}), (2, {"order_key": "a"})):
+        journal.append([new_call(0)])  # connected
+        own_postgresql.freeze()
+        try:
+            with pytest.raises(JournalOutcomeUnknown, match="not known whether the call was sto"):
+                journal.append([new_call(number, **more)])
+        finally:
+            own_postgresql.thaw()
+    wait_until(lambda: 1 in bodies_of(journal.select(Filter())))
+
+
+def test_an_append_to_a_server_that_cannot_be_reached_is_not_stored(own_postgresql, schema, opened):
+    journal = opened(own_postgresql.journal_url(schema=schema))
+    own_postgresql.kill9()
+    try:
+        with pytest.raises(JournalUnavailable) as raised:
+            journal.append([new_call(1)])
+        assert not isinstance(raised.value, JournalOutcomeUnknown)
+    finally:
+        own_postgresql.start()
 
 
 def test_a_full_disk_is_reported(journal, postgresql, schema):
