@@ -1,11 +1,43 @@
 """Fixtures for the tests of journals with real processes."""
 
 import contextlib
+from urllib.parse import urlencode
 
 import pytest
 
+from fixtures.engine_postgresql import PostgresqlEngine
+from fixtures.engines import engine_fixture
 from fixtures.journal_clients import JournalClient
 from fixtures.recording_server import RecordingServer
+
+
+class DurablePostgresql(PostgresqlEngine):
+    """PostgreSQL with the durability that it has by default."""
+
+    def __init__(self) -> None:
+        """Prepare it."""
+        super().__init__("-c", "fsync=on", "-c", "synchronous_commit=on")
+
+
+postgresql = engine_fixture(DurablePostgresql, "function")
+
+
+@pytest.fixture(params=["postgresql"])
+def engine(request):
+    """An engine in a process of its own."""
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def journal_url(request, tmp_path):
+    """Makes the URL of a journal from its options."""
+
+    def make(**options):
+        if request.param == "sqlite":
+            return f"sqlite://{tmp_path}/journal.db?{urlencode(options)}"
+        return request.getfixturevalue(request.param).journal_url(**options)
+
+    return make
 
 
 @pytest.fixture

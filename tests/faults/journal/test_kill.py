@@ -7,14 +7,12 @@ import os
 import random
 import sqlite3
 import time
-from collections import Counter
 from functools import partial
 
-import grpc
 import pytest
 
-from fixtures.journal_clients import Records, Settings, stored_calls
-from fixtures.recording_server import RecordingServer, succeed
+from fixtures.journal_clients import Records, Settings, check_deliveries, stored_calls
+from fixtures.recording_server import answer_at_random, succeed
 from fixtures.waiting import WAIT_S, wait_until
 
 KILLS = int(os.environ.get("RPCWHEEL_TEST_KILLS", "200"))
@@ -22,21 +20,6 @@ LONGEST_LIFE_S = 0.15
 """How long a client is under load at most."""
 
 pytestmark = pytest.mark.timeout(4 * WAIT_S + KILLS)
-
-UNAVAILABLE, INVALID = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INVALID_ARGUMENT
-
-
-def answer_at_random(attempt):
-    """Let most first attempts fail, some of them for good, and half of the others."""
-    if attempt.number == 1:
-        return random.choice([UNAVAILABLE, UNAVAILABLE, UNAVAILABLE, INVALID, None])
-    return random.choice([UNAVAILABLE, None])
-
-
-@pytest.fixture
-def server():
-    with RecordingServer(answer_at_random) as server:
-        yield server
 
 
 def is_under_load(answers, start):
@@ -50,6 +33,7 @@ def is_under_load(answers, start):
 def test_kill_9_at_random_moments_loses_no_queued_call_and_delivers_no_refused_one(
     world, server, client, tmp_path
 ):
+    server.answer = answer_at_random
     file, answers = tmp_path / "journal.db", tmp_path / "answers"
     url = f"sqlite://{file}?lease=1"
 
@@ -87,13 +71,8 @@ def test_kill_9_at_random_moments_loses_no_queued_call_and_delivers_no_refused_o
     wait_until(lambda: not stored_calls(url))
     client.kill()
 
-    attempts = server.by_id()
     assert queued <= server.delivered()
-    assert not refused & server.delivered()
-    keys = {name: {attempt.key for attempt in made} for name, made in attempts.items()}
-    assert all(len(used) == 1 for used in keys.values())
-    assert all(keys[name] == {call.key} for name, call in waiting.items())
-    assert set(Counter(next(iter(used)) for used in keys.values()).values()) == {1}
+    check_deliveries(server, refused, waiting)
     with sqlite3.connect(file) as db:
         assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
     db.close()

@@ -12,11 +12,6 @@ UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 
 
 @pytest.fixture
-def url(tmp_path):
-    return f"sqlite://{tmp_path}/journal.db"
-
-
-@pytest.fixture
 def start_worker(start_client, server, tmp_path):
     """Starts a client that makes no calls, but delivers those of the journal."""
 
@@ -38,7 +33,8 @@ def keys_of(server):
     return {name: {one.key for one in made} for name, made in server.by_id().items()}
 
 
-def test_two_live_workers_never_attempt_the_same_call(url, server, start_worker):
+def test_two_live_workers_never_attempt_the_same_call(journal_url, server, start_worker):
+    url = journal_url()
     names = [str(number) for number in range(200)]
     answers = threading.Event()
     server.answer = lambda _: answers.wait(WAIT_S) and None
@@ -51,8 +47,8 @@ def test_two_live_workers_never_attempt_the_same_call(url, server, start_worker)
     assert sorted(attempt.id for attempt in server.attempts) == sorted(names)
 
 
-def test_the_calls_of_a_killed_worker_are_delivered_by_the_other(url, server, start_worker):
-    url += "?lease=2"
+def test_the_calls_of_a_killed_worker_are_delivered_by_the_other(journal_url, server, start_worker):
+    url = journal_url(lease=2)
     answers = threading.Event()
     server.answer = lambda _: answers.wait(WAIT_S) and None
     killed = start_worker("a", url)
@@ -67,9 +63,9 @@ def test_the_calls_of_a_killed_worker_are_delivered_by_the_other(url, server, st
 
 
 def test_results_of_a_worker_that_was_paused_beyond_its_lease_are_ignored(
-    url, server, start_worker, tmp_path
+    journal_url, server, start_worker, tmp_path
 ):
-    url += "?lease=2"
+    url = journal_url(lease=2)
     names = {str(number) for number in range(10)}
     continued, succeeds = threading.Event(), threading.Event()
     held = set()
