@@ -525,7 +525,10 @@ class PostgresqlJournal(JournalBackend):
                 yield db
         except psycopg.Error as error:
             made = self._error(error)
-            if storing and connected and LOST.match(error.sqlstate or ""):
+            is_lost = isinstance(error, psycopg.OperationalError) and LOST.match(
+                error.sqlstate or ""
+            )
+            if storing and connected and is_lost:
                 made = JournalOutcomeUnknown(f"{made}; it is not known whether the call was stored")
             raise made from error
 
@@ -550,6 +553,11 @@ class PostgresqlJournal(JournalBackend):
             {"limit": limit},
         )
         if (version := self._version(db)) is None:
+            if not self.creates:
+                raise JournalRefused(
+                    f"{self.url}: there is no journal in the schema {self._schema}; the first "
+                    "program that uses it creates it"
+                )
             with db.transaction():
                 db.execute("SELECT pg_advisory_xact_lock(%s, %s)", (self._lock_class, LOCKS))
                 if self._version(db) is None:

@@ -6,7 +6,8 @@ the disk keeps what it has confirmed: each transaction waits for an fsync.
 
 The file must be on a local disk, as SQLite's locks and shared memory do not work over a network.
 It is created with mode 0600, because requests may be confidential. Only features of SQLite 3.31 are
-used. If the file is deleted or replaced, the next request opens the new one.
+used. If the file is deleted or replaced, with the files `-wal` and `-shm` beside it, the next
+request opens the new one.
 """
 
 from __future__ import annotations
@@ -314,7 +315,8 @@ class SqliteJournal(JournalBackend):
             if free > VACUUM_PAGES:
                 (pages,) = db.execute("PRAGMA page_count").fetchone()
                 if free > pages // 2:
-                    db.execute(f"PRAGMA incremental_vacuum({VACUUM_PAGES})").fetchall()
+                    # `execute` would return one page only: it does one step (CPython 3.11).
+                    db.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES})")
 
     def _connect(self) -> sqlite3.Connection:
         """Open the file. Create it if it does not exist, unless `creates` is False."""
@@ -339,6 +341,7 @@ class SqliteJournal(JournalBackend):
         db.execute("BEGIN")  # otherwise another process may create the tables between the two
         (application,) = db.execute("PRAGMA application_id").fetchone()
         (tables,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        (version,) = db.execute("PRAGMA user_version").fetchone()
         db.execute("COMMIT")
         if tables and application != APPLICATION_ID:
             raise JournalRefused(
@@ -350,6 +353,17 @@ class SqliteJournal(JournalBackend):
             db.execute("PRAGMA auto_vacuum = INCREMENTAL")  # before the first table
         self._switch_to_wal(db)
         db.execute(f"PRAGMA synchronous = {self._synchronous}")
+        if version == 0:
+            version = self._create(db)
+        if version > SCHEMA_VERSION:
+            raise JournalRefused(
+                f"{self._path} was made by a newer rpcwheel (version {version} of the tables, this "
+                f"one knows {SCHEMA_VERSION}): update rpcwheel"
+            )
+
+    @staticmethod
+    def _create(db: sqlite3.Connection) -> int:
+        """Create the tables, if no other process has done it meanwhile; return their version."""
         db.execute("BEGIN IMMEDIATE")
         (version,) = db.execute("PRAGMA user_version").fetchone()
         if version == 0:
@@ -358,11 +372,7 @@ class SqliteJournal(JournalBackend):
             db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         db.execute("COMMIT")
-        if version > SCHEMA_VERSION:
-            raise JournalRefused(
-                f"{self._path} was made by a newer rpcwheel (version {version} of the tables, this "
-                f"one knows {SCHEMA_VERSION}): update rpcwheel"
-            )
+        return int(version) or SCHEMA_VERSION
 
     @staticmethod
     def _switch_to_wal(db: sqlite3.Connection) -> None:

@@ -3,10 +3,12 @@
 import pytest
 
 from fixtures.engine_postgresql import PostgresqlEngine
+from fixtures.engine_redis import RedisEngine
 from fixtures.engines import engine_fixture
 from rpcwheel.journal import open_journal_backend
 
 postgresql = engine_fixture(PostgresqlEngine, "session")
+redis = engine_fixture(RedisEngine, "session")
 
 
 @pytest.fixture

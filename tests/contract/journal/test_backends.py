@@ -17,3 +17,7 @@ def test_sqlite_keeps_the_contract(check, tmp_path):
 
 def test_postgresql_keeps_the_contract(check, postgresql):
     check(lambda: open_journal_backend(postgresql.journal_url()))
+
+
+def test_redis_keeps_the_contract(check, redis):
+    check(lambda: open_journal_backend(redis.url()))

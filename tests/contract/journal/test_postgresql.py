@@ -17,7 +17,7 @@ from rpcwheel.errors import (
     JournalRefused,
     JournalUnavailable,
 )
-from rpcwheel.journal import Filter
+from rpcwheel.journal import Filter, open_journal_backend
 from rpcwheel.journal import postgresql as module
 from rpcwheel.journal.backend import CallState, Dead, Delivered
 
@@ -303,3 +303,16 @@ def test_connections_are_named_and_limited(journal, postgresql):
         parameters = {one.keyword.decode(): one.val for one in db.pgconn.info}
     assert re.fullmatch(rb"10", parameters["connect_timeout"])
     assert parameters["tcp_user_timeout"] == b"10000"
+
+
+def test_only_programs_that_use_a_journal_create_it(postgresql, schema):
+    url = postgresql.journal_url(schema=schema)
+    reading = open_journal_backend(url, create=False)
+    with pytest.raises(JournalRefused, match=f"there is no journal in the schema {schema}"):
+        reading.depths()
+    assert postgresql.ask(f"SELECT 1 FROM pg_namespace WHERE nspname = '{schema}'") == []
+    using = open_journal_backend(url)
+    using.append([new_call(1)])
+    assert bodies_of(reading.select(Filter())) == [1]
+    using.close()
+    reading.close()

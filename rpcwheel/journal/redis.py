@@ -1,0 +1,477 @@
+"""`redis://user:password@host:6379?db=2`: a journal for workers on many machines, in Redis.
+
+Needs Redis 5 or newer, one server or an address that always leads to the present primary; Redis
+Cluster is not supported. `rediss://` is over TLS, with the files `?ca=root.pem&cert=chain.pem&
+key=key.pem`. All keys begin with `{namespace}:`, with `?namespace=rpcwheel-journal`; a user needs
+these keys, EVAL, INFO and CLIENT.
+
+Calls are as durable as the server is configured to keep them:
+
+* `appendonly yes` is needed: without it, a restart of the server loses all calls since the last
+  snapshot. If it is off, a warning is logged.
+* With `appendfsync everysec`, the default, calls survive the death of the server's process, but a
+  power failure loses up to a second of them. `appendfsync always` loses none.
+* Fail-over to a replica is asynchronous: it loses what the replica has not received yet. That also
+  undoes results, whose calls are attempted again, with the same idempotency keys.
+* `maxmemory-policy` must be `noeviction`, and is checked: other policies delete calls. A server at
+  `maxmemory` refuses new calls (`JournalFull`), and goes on delivering the stored ones.
+
+A call takes about 800 bytes of memory beyond its body. `select`, `retry` and `delete` look at all
+calls, some hundreds at a time, so that others do not wait. If `retry` or `delete` raises, a part of
+the calls may have been changed.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
+
+import redis
+from redis.backoff import NoBackoff
+from redis.exceptions import (
+    AskError,
+    AuthenticationError,
+    BusyLoadingError,
+    ClusterDownError,
+    NoPermissionError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+    TryAgainError,
+)
+from redis.retry import Retry
+
+from rpcwheel._concurrency.executor import reset_after_fork
+from rpcwheel.errors import (
+    ConfigurationError,
+    JournalError,
+    JournalFull,
+    JournalOutcomeUnknown,
+    JournalRefused,
+    JournalUnavailable,
+)
+
+from .backend import (
+    CallState,
+    Delivered,
+    Depth,
+    JournalBackend,
+    Postponed,
+    StoredCall,
+    storable,
+)
+from .lost_takes import LostTakes
+from .redis_scripts import APPEND, COUNT, FREE_LOST, RELEASE, RENEW, REPORT, SCAN, TAKE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from .backend import Filter, NewCall, Result, Route
+    from .url import JournalUrl
+
+_LOG: Final = logging.getLogger("rpcwheel")
+
+PORT: Final = 6379
+
+TIMEOUT_S: Final = 5.0
+"""How long a request waits for the server."""
+
+SCHEMA_VERSION: Final = 1
+"""The version of keys and scripts, in the key `version`."""
+
+CHUNK: Final = 300
+"""Calls that a script looks at. The server runs nothing else for the milliseconds that it takes."""
+
+LAST_ID: Final = 10**16 - 1
+
+CLUSTER: Final = "Redis Cluster is not supported: give the URL of a Redis server outside a cluster"
+
+TLS_ADVICE: Final = (
+    "the TLS handshake failed; check that the port speaks TLS, that its certificate is for this "
+    "host, and the root that signed it: ?ca=root.pem; a server may also want a client certificate: "
+    "&cert=chain.pem&key=key.pem"
+)
+
+
+class RedisJournal(JournalBackend):
+    """A journal in a Redis server, by redis-py. Thread-safe."""
+
+    def __init__(self, url: JournalUrl) -> None:
+        """Connect nothing yet.
+
+        Raises:
+            ConfigurationError: The URL is not valid.
+        """
+        self._options = _options_of(url)
+        self.url = url
+        self._prefix = url.options.get("namespace", "rpcwheel-journal") + ":"
+        if self._prefix == ":":
+            raise ConfigurationError(f"{url}: namespace must not be empty")
+        self._closed = False
+        self._lost = LostTakes()
+        self.reset()
+        reset_after_fork(self)
+
+    def reset(self) -> None:
+        """Connect again; also in a forked child, where the sockets belong to the parent."""
+        # Without a retry policy, redis-py repeats a request for up to 15 s.
+        self._client = redis.Redis(**self._options, retry=Retry(NoBackoff(), 0))
+        self._scripts = {
+            text: self._client.register_script(text)
+            for text in (APPEND, TAKE, FREE_LOST, RENEW, REPORT, RELEASE, COUNT, SCAN)
+        }
+        self._lock = threading.Lock()
+        self._is_checked = False
+
+    # --- Calls ---
+
+    def append(self, calls: Sequence[NewCall]) -> list[int]:
+        """Store calls by one script."""
+        if not calls:
+            return []
+        given: list[str | bytes | int] = []
+        for call in calls:
+            given += (
+                storable(call.queue),
+                storable(call.target),
+                storable(call.method),
+                storable(call.key),
+                call.body,
+                round(call.delay_s * 1e3),
+                round(call.max_age_s * 1e3),
+                int(call.attempts),
+                storable(call.error),
+                0 if call.order_key is None else 1,
+                "" if call.order_key is None else storable(call.order_key),
+            )
+        try:
+            return [int(number) for number in self._run(APPEND, *given)]
+        except JournalUnavailable as error:
+            if _may_be_executed(error.__cause__):
+                raise JournalOutcomeUnknown(str(error)) from error.__cause__
+            raise
+
+    def take(
+        self, worker: str, lease_s: float, routes: Sequence[Route], within_s: float
+    ) -> list[StoredCall]:
+        """Give ready calls to a worker, by one script."""
+        if numbers := self._lost.of(worker):
+            self._run(FREE_LOST, worker, *numbers)
+        given: list[str | int] = []
+        for route in routes:
+            if route.limit > 0:
+                given += (storable(route.queue), storable(route.target), route.limit)
+        number = self._lost.new_number()
+        lease_ms, within_ms = round(lease_s * 1e3), round(within_s * 1e3)
+        try:
+            now_ms, rows = self._run(TAKE, worker, lease_ms, within_ms, number, *given)
+        except BaseException:
+            self._lost.add(worker, number)
+            raise
+        return [_stored_call(row, now_ms) for row in rows]
+
+    def renew(self, worker: str, lease_s: float) -> bool:
+        """Renew the lease of a worker."""
+        return bool(self._run(RENEW, worker, round(lease_s * 1e3)))
+
+    def report(self, worker: str, results: Sequence[Result]) -> list[int]:
+        """Store results by one script."""
+        if not results:
+            return []
+        given: list[str | int] = []
+        for result in results:
+            if isinstance(result, Delivered):
+                given += (result.id, "delivered", 0, 0, "", "")
+                continue
+            attempts, error = int(result.attempts), storable(result.error)
+            if isinstance(result, Postponed):
+                delay_ms = round(result.delay_s * 1e3)
+                given += (result.id, "postponed", attempts, delay_ms, error, "")
+            else:
+                given += (result.id, "dead", attempts, 0, error, storable(result.reason))
+        return [int(number) for number in self._run(REPORT, worker, *given)]
+
+    def release(self, worker: str) -> None:
+        """Make all calls of a worker ready."""
+        self._run(RELEASE, worker)
+
+    # --- Operators ---
+
+    def routes(self) -> list[tuple[str, str]]:
+        """List queues and targets."""
+        return [_split(place) for place, _, (ready, *_) in self._counts() if ready > 0]
+
+    def depths(self) -> list[Depth]:
+        """Return the numbers that the scripts keep. Does not look at the calls."""
+        found = []
+        for place, now_ms, (_, live, taken, dead, created_ms) in self._counts():
+            age_s = max(0, now_ms - int(created_ms)) / 1e3
+            found.append(Depth(*_split(place), live - taken, taken, dead, age_s))
+        return sorted(found, key=lambda depth: (depth.queue, depth.target))
+
+    def _counts(self) -> Iterator[tuple[bytes, int, list[Any]]]:
+        places = self._ask(lambda: self._client.hkeys(f"{self._prefix}places"))
+        for first in range(0, len(places), CHUNK):
+            some = places[first : first + CHUNK]
+            now_ms, rows = self._run(COUNT, *some)
+            for place, row in zip(some, rows, strict=True):
+                if row[1] or row[3]:  # otherwise its calls were deleted meanwhile
+                    yield place, now_ms, row
+
+    def select(self, chosen: Filter, *, after: int = 0, limit: int = 100) -> list[StoredCall]:
+        """List calls."""
+        return [
+            _stored_call(row, now_ms)
+            for now_ms, _, rows in self._scan("select", chosen, after, limit)
+            for row in rows
+        ]
+
+    def retry(self, chosen: Filter) -> int:
+        """Make calls due now."""
+        return sum(number for _, number, _ in self._scan("retry", chosen, 0, LAST_ID))
+
+    def delete(self, chosen: Filter) -> int:
+        """Delete calls."""
+        return sum(number for _, number, _ in self._scan("delete", chosen, 0, LAST_ID))
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._closed = True
+        self._client.close()
+
+    def _scan(
+        self, action: str, chosen: Filter, after: int, limit: int
+    ) -> Iterator[tuple[int, int, list[Any]]]:
+        """Look at calls in the order of their ids, and yield what the script returns."""
+        self._check_open()
+        conditions = _conditions_of(chosen)
+        if chosen.ids is None:
+            last = int(self._ask(lambda: self._client.get(f"{self._prefix}id")) or 0)
+            while limit > 0:
+                now_ms, next_id, number, rows = self._run(
+                    SCAN, action, limit, "range", after, last, CHUNK, *conditions
+                )
+                yield now_ms, number, rows
+                limit -= number
+                if not next_id:
+                    return
+                after = int(next_id)
+        ids = sorted({int(number) for number in chosen.ids or () if after < number <= LAST_ID})
+        for first in range(0, len(ids), CHUNK):
+            if limit <= 0:
+                return
+            some = ids[first : first + CHUNK]
+            now_ms, _, number, rows = self._run(
+                SCAN, action, limit, "ids", 0, 0, 0, *conditions, *some
+            )
+            yield now_ms, number, rows
+            limit -= number
+
+    # --- Requests ---
+
+    def _run(self, script: str, *args: str | bytes | int) -> Any:
+        """Run a script and return its reply."""
+        return self._ask(lambda: self._scripts[script](args=[self._prefix, *args]))
+
+    def _ask(self, request: Callable[[], Any]) -> Any:
+        """Make a request, and turn errors of redis-py into ours."""
+        self._check_open()
+        try:
+            if not self._is_checked:
+                self._check_server()
+            return request()
+        except RedisError as error:
+            if _is_read_only(error):
+                # A fail-over has made this server a replica. New connections to the same address
+                # may lead to the new primary.
+                self._client.connection_pool.disconnect(inuse_connections=False)
+            if not isinstance(error, ResponseError):
+                self._is_checked = False  # it may come back as another server
+            raise _journal_error(self.url, error) from error
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise JournalUnavailable(f"{self.url} was closed")
+
+    def _check_server(self) -> None:
+        """Check the configuration and the version of the keys.
+
+        Raises:
+            JournalRefused: The server would lose calls, or the keys were made by a newer rpcwheel.
+        """
+        with self._lock:
+            if self._is_checked:
+                return
+            info: dict[str, Any] = self._client.info()
+            policy = info.get("maxmemory_policy", "noeviction")
+            if policy != "noeviction":
+                raise JournalRefused(
+                    f"{self.url}: the server deletes keys when its memory is full "
+                    f"(maxmemory-policy {policy}): set maxmemory-policy to noeviction, or use "
+                    "another Redis for the journal"
+                )
+            if info.get("cluster_enabled"):
+                raise JournalRefused(f"{self.url}: {CLUSTER}")
+            key = f"{self._prefix}version"
+            version = self._client.get(key)
+            if version is None and not self.creates:
+                raise JournalRefused(
+                    f"{self.url}: there are no keys {self._prefix}*; the first program that uses "
+                    "the journal creates them"
+                )
+            if version is None:
+                self._client.set(key, SCHEMA_VERSION, nx=True)
+            elif int(version) != SCHEMA_VERSION:
+                raise JournalRefused(
+                    f"{self.url}: the keys {self._prefix}* were made by a newer rpcwheel (version "
+                    f"{int(version)} of the keys, this one knows {SCHEMA_VERSION}): update rpcwheel"
+                )
+            if not info.get("aof_enabled"):
+                _LOG.warning(
+                    "%s: appendonly is off: a restart of the server loses calls; set appendonly "
+                    "to yes",
+                    self.url,
+                )
+            self._is_checked = True
+
+
+def _options_of(url: JournalUrl) -> dict[str, Any]:
+    """Return the arguments of `redis.Redis` for a URL.
+
+    Raises:
+        ConfigurationError: The URL makes no sense for Redis.
+    """
+    is_tls = url.scheme == "rediss"
+    url.check_options("db", "namespace", *(("ca", "cert", "key") if is_tls else ()))
+    try:
+        host, port = url.parts.hostname, url.parts.port
+    except ValueError:  # which may show the password
+        host = port = None
+    if not host or "," in url.parts.netloc or url.parts.path.strip("/"):
+        raise ConfigurationError(
+            f"{url}: a journal is {url.scheme}://user:password@host:{PORT}?db=0, with one host"
+        )
+    db = url.options.get("db", "0")
+    if not db.isdecimal():
+        raise ConfigurationError(f"{url}: db must be a number from 0, not {db!r}")
+    options: dict[str, Any] = {
+        "host": host,
+        "port": port or PORT,
+        "db": int(db),
+        "username": unquote(url.parts.username or "") or None,
+        "password": unquote(url.parts.password or "") or None,
+        "socket_timeout": TIMEOUT_S,
+        "socket_connect_timeout": TIMEOUT_S,
+        "socket_keepalive": True,
+        # For operators. It also makes a missing login an error at once: Redis cuts clients without
+        # one that begin with a long request.
+        "client_name": "rpcwheel",
+        "protocol": 2,
+    }
+    if is_tls:
+        options |= {"ssl": True, "ssl_check_hostname": True, **_tls_of(url)}
+    return options
+
+
+def _tls_of(url: JournalUrl) -> dict[str, str]:
+    given = {
+        name: str(Path(url.options[name]).expanduser())
+        for name in ("ca", "cert", "key")
+        if name in url.options
+    }
+    if ("cert" in given) != ("key" in given):
+        raise ConfigurationError(f"{url}: cert and key go together: two files in PEM")
+    try:
+        context = ssl.create_default_context(cafile=given.get("ca"))
+        if "cert" in given:
+            context.load_cert_chain(given["cert"], given["key"])
+    except OSError as error:  # ssl.SSLError is one
+        raise ConfigurationError(f"{url}: ca, cert or key can't be used: {error}") from None
+    names = {"ca": "ssl_ca_certs", "cert": "ssl_certfile", "key": "ssl_keyfile"}
+    return {names[name]: path for name, path in given.items()}
+
+
+def _conditions_of(chosen: Filter) -> list[str | int]:
+    """Return the pairs of `SCAN`."""
+    age_ms = None if chosen.min_age_s is None else round(chosen.min_age_s * 1e3)
+    states = None if chosen.states is None else "".join(str(int(each)) for each in chosen.states)
+    if states == "":
+        states = "none"
+    pairs: list[str | int] = []
+    for text in (states, chosen.queue, chosen.target, chosen.method, chosen.error):
+        pairs += (0, "") if text is None else (1, storable(text))
+    return [*pairs, *((0, "") if age_ms is None else (1, age_ms))]
+
+
+def _stored_call(row: Sequence[Any], now_ms: int) -> StoredCall:
+    number, fields = row
+    queue, target, method, key, body, due, created, expires, *rest = fields
+    attempts, error, order_key, state, reason = rest
+    return StoredCall(
+        int(number),
+        queue.decode(),
+        target.decode(),
+        method.decode(),
+        key.decode(),
+        body,
+        (int(due) - now_ms) / 1e3,
+        (now_ms - int(created)) / 1e3,
+        (int(expires) - now_ms) / 1e3,
+        int(attempts),
+        error.decode(),
+        None if order_key is None else order_key.decode(),
+        CallState(int(state)),
+        "" if reason is None else reason.decode(),
+    )
+
+
+def _split(place: bytes) -> tuple[str, str]:
+    """Return the queue and the target of a place."""
+    length, _, names = place.partition(b":")
+    return names[: int(length)].decode(), names[int(length) :].decode()
+
+
+def _is_read_only(error: RedisError) -> bool:
+    """Whether the server is a replica. Before Redis 7 only the text of the error says so."""
+    return isinstance(error, ReadOnlyError) or "-READONLY " in str(error)
+
+
+def _may_be_executed(error: BaseException | None) -> bool:
+    """Whether a connection was lost after the request may have been sent."""
+    lost = isinstance(error, (redis.ConnectionError, redis.TimeoutError))
+    return lost and not isinstance(error, BusyLoadingError) and "connecting to" not in str(error)
+
+
+def _journal_error(url: JournalUrl, error: RedisError) -> JournalError:
+    """Return the error of the contract for one of redis-py's."""
+    text = str(error)
+    said = f"{url}: {text or type(error).__name__}"
+    kind: type[JournalError] = JournalUnavailable
+    if _is_refused_by_tls(error):
+        kind, said = JournalRefused, f"{url}: {TLS_ADVICE} ({error})"
+    elif isinstance(error, (AuthenticationError, NoPermissionError)):
+        kind, said = JournalRefused, f"{said}; look at the user, the password and the rights"
+    elif isinstance(error, (AskError, ClusterDownError, TryAgainError)):  # and MovedError
+        kind, said = JournalRefused, f"{url}: {CLUSTER}"
+    elif isinstance(error, OutOfMemoryError) or "-OOM " in text:  # the text: before Redis 7
+        kind, said = JournalFull, f"{said} (Redis has reached its maxmemory)"
+    elif "MISCONF" in text:  # the last write to its disk has failed
+        kind = JournalFull if "No space left" in text else JournalUnavailable
+    elif isinstance(error, (ResponseError, redis.DataError)):
+        later = isinstance(error, BusyLoadingError) or _is_read_only(error) or "BUSY" in text
+        kind = JournalUnavailable if later else JournalRefused
+    return kind(said)
+
+
+def _is_refused_by_tls(error: BaseException | None) -> bool:
+    """Whether one side did not accept the other's certificate, or does not speak TLS."""
+    while error is not None:
+        if isinstance(error, ssl.SSLError):  # a connection may end without a reason for any cause
+            return not isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError))
+        error = error.__cause__ or error.__context__
+    return False

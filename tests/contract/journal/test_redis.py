@@ -1,0 +1,274 @@
+"""The journal in Redis: failures of the server, its configuration, keys, and full memory."""
+
+import secrets
+
+import pytest
+
+from fixtures.engine_redis import RedisEngine
+from fixtures.engine_watchers import tls_files
+from fixtures.engines import engine_fixture
+from fixtures.journal_calls import ROUTES, bodies_of, new_call
+from fixtures.waiting import wait_until
+from rpcwheel.errors import (
+    JournalFull,
+    JournalOutcomeUnknown,
+    JournalRefused,
+    JournalUnavailable,
+)
+from rpcwheel.journal import CallState, Filter, open_journal_backend
+from rpcwheel.journal import redis as module
+from rpcwheel.journal.backend import Dead, Delivered, Postponed
+
+__all__ = ["tls_files"]
+
+own_redis = engine_fixture(RedisEngine, "module")
+"""A server that tests kill, freeze and configure."""
+
+
+@pytest.fixture
+def namespace():
+    return f"test-{secrets.token_hex(4)}"
+
+
+@pytest.fixture
+def journal(redis, namespace, opened):
+    """A journal in a namespace of its own."""
+    return opened(redis.url(namespace=namespace))
+
+
+@pytest.fixture
+def own_journal(own_redis, namespace, opened):
+    """A journal on the server that tests kill, freeze and configure."""
+    return opened(own_redis.url(namespace=namespace))
+
+
+# Failures of the server
+
+
+def test_calls_survive_a_killed_server(own_redis, own_journal):
+    journal = own_journal
+    journal.append([new_call(1)])
+    (taken,) = journal.take("worker", 60.0, ROUTES, 0.0)
+    journal.append([new_call(2)])
+    own_redis.kill9()
+    for request in (
+        lambda: journal.append([new_call(3)]),
+        lambda: journal.report("worker", [Delivered(taken.id)]),
+        journal.depths,
+    ):
+        with pytest.raises(JournalUnavailable):
+            request()
+    with pytest.raises(JournalUnavailable) as refused:
+        journal.append([new_call(3)])
+    assert not isinstance(refused.value, JournalOutcomeUnknown)  # it was not sent
+    own_redis.start()
+    assert journal.report("worker", [Delivered(taken.id)]) == []
+    journal.append([new_call(4)])
+    assert bodies_of(journal.select(Filter())) == [2, 4]
+
+
+def test_a_frozen_server_is_unavailable(own_redis, namespace, opened, monkeypatch):
+    monkeypatch.setattr(module, "TIMEOUT_S", 0.5)
+    journal = opened(own_redis.url(namespace=namespace))
+    journal.append([new_call(1)])
+    own_redis.freeze()
+    try:
+        with pytest.raises(JournalOutcomeUnknown):
+            journal.append([new_call(2)])
+        with pytest.raises(JournalUnavailable):
+            journal.depths()
+    finally:
+        own_redis.thaw()
+    journal.append([new_call(3)])
+    assert set(bodies_of(journal.select(Filter()))) >= {1, 3}
+
+
+def test_calls_taken_by_a_request_whose_answer_was_lost_are_taken_again(
+    own_redis, namespace, opened, monkeypatch
+):
+    monkeypatch.setattr(module, "TIMEOUT_S", 0.5)
+    journal = opened(own_redis.url(namespace=namespace))
+    journal.append([new_call(0)])
+    journal.take("worker", 60.0, ROUTES, 0.0)
+    journal.append([new_call(1), new_call(2, order_key="a"), new_call(3, order_key="a")])
+    own_redis.freeze()
+    try:
+        with pytest.raises(JournalUnavailable):
+            journal.take("worker", 60.0, ROUTES, 0.0)
+    finally:
+        own_redis.thaw()
+    wait_until(lambda: len(journal.select(Filter(states=(CallState.TAKEN,)))) == 3)
+    assert bodies_of(journal.take("worker", 60.0, ROUTES, 0.0)) == [1, 2]
+    assert journal.take("worker", 60.0, ROUTES, 0.0) == []
+
+
+def test_full_memory_refuses_new_calls_and_goes_on_with_the_stored_ones(own_redis, own_journal):
+    journal = own_journal
+    ids = journal.append([new_call(number) for number in range(6)])
+    journal.append([new_call(6, order_key="a"), new_call(7, order_key="a")])
+    own_redis.ask("CONFIG", "SET", "maxmemory", "1")
+    try:
+        with pytest.raises(JournalFull, match="maxmemory"):
+            journal.append([new_call(8)])
+        assert bodies_of(journal.take("worker", 60.0, ROUTES, 0.0)) == [0, 1, 2, 3, 4, 5, 6]
+        assert journal.renew("worker", 60.0)
+        results = [Delivered(ids[0]), Postponed(ids[1], 2, 0.0, "x"), Dead(ids[2], 2, "x", "x")]
+        assert journal.report("worker", results[1:]) == []
+        assert journal.report("worker", results[:1]) == []
+        journal.release("worker")
+        assert journal.retry(Filter(states=(CallState.DEAD,))) == 1
+        assert journal.delete(Filter(ids=(ids[3],))) == 1
+        assert bodies_of(journal.take("other", 60.0, ROUTES, 0.0)) == [4, 5, 6, 1, 2]
+    finally:
+        own_redis.ask("CONFIG", "SET", "maxmemory", "0")
+    assert bodies_of(journal.select(Filter())) == [1, 2, 4, 5, 6, 7]
+
+
+def test_a_replica_is_unavailable(own_redis, own_journal):
+    own_journal.append([new_call(1)])
+    own_redis.ask("REPLICAOF", "127.0.0.1", "1")
+    try:
+        with pytest.raises(JournalUnavailable, match=r"(?i)read.?only"):
+            own_journal.append([new_call(2)])
+    finally:
+        own_redis.ask("REPLICAOF", "NO", "ONE")
+    own_journal.append([new_call(3)])
+    assert bodies_of(own_journal.select(Filter())) == [1, 3]
+
+
+def test_ids_do_not_come_again_after_a_loss_of_data(own_redis, own_journal):
+    before = own_journal.append([new_call(1), new_call(2)])
+    own_redis.flush()
+    assert own_journal.append([new_call(3)])[0] > before[-1]
+
+
+# Configuration and rights
+
+
+@pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
+def test_a_server_that_deletes_keys_is_refused(own_redis, own_journal, policy):
+    own_redis.ask("CONFIG", "SET", "maxmemory-policy", policy)
+    try:
+        with pytest.raises(JournalRefused, match=f"{policy}.*: set maxmemory-policy to noeviction"):
+            own_journal.append([new_call(1)])
+    finally:
+        own_redis.ask("CONFIG", "SET", "maxmemory-policy", "noeviction")
+    own_journal.append([new_call(1)])
+
+
+def test_a_server_without_append_only_file_is_logged(own_redis, own_journal, caplog):
+    own_redis.ask("CONFIG", "SET", "appendonly", "no")
+    try:
+        own_journal.append([new_call(1)])
+        own_journal.append([new_call(2)])
+    finally:
+        own_redis.ask("CONFIG", "SET", "appendonly", "yes")
+    (record,) = caplog.records
+    assert "appendonly is off: a restart of the server loses calls" in record.getMessage()
+
+
+def test_keys_of_a_newer_version_are_refused(redis, journal, namespace, opened):
+    journal.append([new_call(1)])
+    redis.ask("SET", f"{namespace}:version", "2")
+    newer = opened(redis.url(namespace=namespace))
+    with pytest.raises(JournalRefused, match=r"newer rpcwheel \(version 2 .*: update rpcwheel"):
+        newer.append([new_call(2)])
+    redis.ask("SET", f"{namespace}:version", "1")
+    newer.append([new_call(2)])
+
+
+def test_a_wrong_password_is_refused_and_not_shown(opened):
+    if reason := RedisEngine.available():
+        pytest.skip(reason)
+    with RedisEngine("--requirepass", "sesame") as engine:
+        journal = opened(engine.url(user=":hunter2"))
+        with pytest.raises(JournalRefused, match="look at the user, the password") as refused:
+            journal.append([new_call(1)])
+        assert "hunter2" not in str(refused.value)
+        with pytest.raises(JournalRefused, match="look at the user, the password"):
+            opened(engine.url()).depths()
+        opened(engine.url(user=":sesame")).append([new_call(1)])
+
+
+def test_a_journal_over_tls(tls_files, opened):
+    if reason := RedisEngine.available():
+        pytest.skip(reason)
+    root, chain, key = map(str, tls_files)
+    with RedisEngine(tls=tls_files) as engine:
+        url = engine.url(ca=root, cert=chain, key=key).replace("redis://", "rediss://")
+        journal = opened(url)
+        journal.append([new_call(1)])
+        assert bodies_of(journal.select(Filter())) == [1]
+        with pytest.raises(JournalRefused, match="the TLS handshake failed"):
+            opened(engine.url().replace("redis://", "rediss://")).routes()
+
+
+def test_a_cluster_is_refused(opened):
+    if reason := RedisEngine.available():
+        pytest.skip(reason)
+    refused = pytest.raises(JournalRefused, match="Redis Cluster is not supported")
+    with RedisEngine("--cluster-enabled", "yes") as engine, refused:
+        opened(engine.url()).append([new_call(1)])
+
+
+# Keys
+
+
+def test_namespaces_and_databases_are_separate_journals(redis, journal, namespace, opened):
+    journal.append([new_call(1)])
+    for other in (
+        opened(redis.url(namespace=f"{namespace}2")),
+        opened(redis.url(namespace=namespace, db="1")),
+    ):
+        assert other.select(Filter()) == []
+        assert other.take("worker", 60.0, ROUTES, 0.0) == []
+
+
+def test_no_keys_remain_when_all_calls_are_gone(redis, journal, namespace):
+    calls = [new_call(number, order_key=f"{number % 2}") for number in range(6)]
+    ids = journal.append([*calls, new_call(7), new_call(8), new_call(9, target="b")])
+    taken = [one.id for one in journal.take("worker", 60.0, ROUTES, 0.0)]
+    assert taken == [ids[0], ids[1], ids[6], ids[7]]
+    journal.report("worker", [Dead(ids[0], 2, "", ""), Delivered(ids[6]), Delivered(ids[1])])
+    journal.release("worker")
+    journal.retry(Filter())
+    journal.delete(Filter())
+    keys = {
+        key.decode().removeprefix(f"{namespace}:")
+        for key in redis.ask("KEYS", "*")
+        if key.startswith(namespace.encode())
+    }
+    assert keys == {"id", "version"}
+
+
+def test_long_scans_are_done_in_parts(journal, monkeypatch):
+    monkeypatch.setattr(module, "CHUNK", 7)
+    ids = journal.append(
+        [
+            new_call(number, target=f"{number % 20}", delay_s=0.0 if number % 3 else 60.0)
+            for number in range(100)
+        ]
+    )
+    assert [one.id for one in journal.select(Filter(), limit=1000)] == ids
+    assert [one.id for one in journal.select(Filter(), after=ids[9], limit=50)] == ids[10:60]
+    assert [one.id for one in journal.select(Filter(target="7"), limit=3)] == ids[7:50:20]
+    assert [one.id for one in journal.select(Filter(ids=tuple(ids[5:95])), limit=30)] == ids[5:35]
+    assert sorted(journal.routes()) == sorted(("orders", f"{number}") for number in range(20))
+    assert [one.waiting for one in journal.depths()] == [5] * 20
+    assert journal.retry(Filter(target="3")) == 5
+    assert journal.delete(Filter(ids=tuple(ids[:30]))) == 30
+    assert journal.delete(Filter()) == 70
+    assert journal.depths() == []
+
+
+def test_only_programs_that_use_a_journal_create_it(redis, namespace):
+    url = redis.url(namespace=namespace)
+    reading = open_journal_backend(url, create=False)
+    with pytest.raises(JournalRefused, match=f"there are no keys {namespace}:"):
+        reading.depths()
+    assert not [key for key in redis.ask("KEYS", "*") if key.startswith(namespace.encode())]
+    using = open_journal_backend(url)
+    using.append([new_call(1)])
+    assert bodies_of(reading.select(Filter())) == [1]
+    using.close()
+    reading.close()

@@ -1,0 +1,235 @@
+"""The journal in a SQLite file: durability, other files, full disks, and the file itself."""
+
+import os
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from fixtures.journal_calls import ROUTES, bodies_of, new_call
+from fixtures.waiting import WAIT_S
+from rpcwheel.errors import JournalFull, JournalRefused, JournalUnavailable
+from rpcwheel.journal import Filter
+from rpcwheel.journal import sqlite as module
+from rpcwheel.journal.backend import Delivered
+from rpcwheel.testing._harness import on_threads
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "journal.db"
+
+
+@pytest.fixture
+def journal(path, opened):
+    return opened(f"sqlite://{path}")
+
+
+@pytest.mark.parametrize(
+    ("options", "synchronous"), [("", 1), ("?durability=process", 1), ("?durability=power", 2)]
+)
+def test_durability_is_how_often_the_log_is_synchronized(path, opened, options, synchronous):
+    journal = opened(f"sqlite://{path}{options}")
+    journal.append([new_call()])
+    with journal._writer.use() as db:
+        assert db.execute("PRAGMA synchronous").fetchone() == (synchronous,)
+        assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
+def test_calls_survive_sigkill(path, opened):
+    program = f"""
+import sys
+sys.path.append({str(Path(__file__).parents[2])!r})
+from fixtures.journal_calls import new_call
+from rpcwheel.journal import open_journal_backend
+journal = open_journal_backend("sqlite://{path}")
+for number in range(10**9):
+    journal.append([new_call(number)])
+    print(number, flush=True)
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as child:
+        for _ in range(20):
+            child.stdout.readline()
+        child.send_signal(signal.SIGKILL)
+        said = 19 + len(child.stdout.read().splitlines())
+        child.wait(WAIT_S)
+    journal = opened(f"sqlite://{path}")
+    found = bodies_of(journal.select(Filter(), limit=10**6))
+    assert found == list(range(len(found)))
+    assert len(found) > said
+
+
+def test_only_its_owner_may_read_the_file(journal, path):
+    previous = os.umask(0)
+    try:
+        journal.append([new_call()])
+    finally:
+        os.umask(previous)
+    for name in ("", "-wal", "-shm"):
+        mode = stat.S_IMODE(path.with_name(f"{path.name}{name}").stat().st_mode)
+        assert mode == 0o600
+
+
+@pytest.mark.parametrize("names", [[""], ["", "-wal", "-shm"]])
+def test_a_file_that_was_deleted_is_created_again(journal, path, names):
+    journal.append([new_call(1)])
+    journal.depths()
+    for name in names:
+        path.with_name(f"{path.name}{name}").unlink()
+    journal.append([new_call(2)])
+    assert bodies_of(journal.select(Filter())) == [2]
+    assert path.exists()
+
+
+def test_a_file_that_was_replaced_is_opened(journal, path, tmp_path, opened):
+    journal.append([new_call(1)])
+    other = opened(f"sqlite://{tmp_path}/other.db")
+    other.append([new_call(2)])
+    other.close()
+    for name in ("-wal", "-shm"):
+        path.with_name(f"{path.name}{name}").unlink()
+    (tmp_path / "other.db").rename(path)
+    assert bodies_of(journal.select(Filter())) == [2]
+    assert bodies_of(journal.take("worker", 60.0, ROUTES, 0.0)) == [2]
+
+
+def test_a_missing_directory_is_refused(tmp_path, opened):
+    with pytest.raises(JournalRefused, match="create its directory"):
+        opened(f"sqlite://{tmp_path}/missing/journal.db").append([new_call()])
+    (tmp_path / "file").touch()
+    with pytest.raises(JournalRefused, match="cannot be opened"):
+        opened(f"sqlite://{tmp_path}/file/journal.db").append([new_call()])
+    with pytest.raises(JournalRefused, match="cannot be opened"):
+        opened(f"sqlite://{tmp_path}").append([new_call()])
+
+
+def test_another_programs_database_is_refused(path, opened):
+    with sqlite3.connect(path) as other:
+        other.execute("CREATE TABLE call (x)")
+    other.close()
+    before = path.read_bytes()
+    with pytest.raises(JournalRefused, match="is another program's database"):
+        opened(f"sqlite://{path}").append([new_call()])
+    assert path.read_bytes() == before
+
+
+def test_a_file_of_a_newer_version_is_refused(journal, path, opened):
+    journal.append([new_call()])
+    with journal._writer.use() as db:
+        db.execute("PRAGMA user_version = 2")
+    newer = opened(f"sqlite://{path}")
+    with pytest.raises(JournalRefused, match=r"newer rpcwheel \(version 2 .*: update rpcwheel"):
+        newer.append([new_call()])
+
+
+@pytest.mark.parametrize(
+    "content", [b"this is no database" * 300, b"SQLite format 3\0" + b"x" * 5000]
+)
+def test_a_damaged_file_is_refused(path, opened, content):
+    path.write_bytes(content)
+    with pytest.raises(JournalRefused, match=r"is damaged .*move it away"):
+        opened(f"sqlite://{path}").append([new_call()])
+    assert path.read_bytes() == content
+
+
+def test_a_file_that_others_keep_busy_is_unavailable(journal, path, monkeypatch, opened):
+    journal.append([new_call(1)])
+    monkeypatch.setattr(module, "BUSY_TIMEOUT_S", 0.1)
+    impatient = opened(f"sqlite://{path}")
+    impatient.renew("worker", 60.0)  # connected
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(JournalUnavailable, match=r"kept it busy for 0\.1 s"):
+        impatient.append([new_call(2)])
+    assert bodies_of(impatient.select(Filter())) == [1]
+    other.execute("COMMIT")
+    other.close()
+    impatient.append([new_call(3)])
+    assert bodies_of(impatient.select(Filter())) == [1, 3]
+
+
+def test_a_file_is_created_by_several_backends_at_once(path, opened):
+    journals = [opened(f"sqlite://{path}") for _ in range(8)]
+    on_threads(*(partial(journal.append, [new_call()]) for journal in journals))
+    assert len(journals[0].select(Filter())) == len(journals)
+
+
+def test_a_value_that_cannot_be_stored_is_refused(journal):
+    with pytest.raises(JournalRefused, match="cannot store a value"):
+        journal.append([new_call(body=None)])
+    with journal._writer.use() as db:
+        db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 1000)
+        with pytest.raises(sqlite3.DataError):
+            db.execute("SELECT ?", (b"x" * 2000,))
+    with pytest.raises(JournalRefused, match="cannot store a value"):
+        journal.append([new_call(body=b"x" * 2000)])
+    journal.append([new_call(2)])
+    assert bodies_of(journal.select(Filter())) == [2]
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 1 MB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("no right to mount a small file system")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_full_disk_refuses_calls_and_keeps_the_stored_ones(small_disk, opened):
+    journal = opened(f"sqlite://{small_disk}/journal.db")
+    stored = []
+
+    def store_until_full():
+        for number in range(10_000):
+            journal.append([new_call(number, body=b"%d" % number + b" " * 5000)])
+            stored.append(number)
+
+    with pytest.raises(JournalFull, match="the disk is full"):
+        store_until_full()
+    assert len(stored) > 10
+    with pytest.raises(JournalFull):
+        journal.append([new_call(order_key="a", body=b" " * 50_000)])
+    assert bodies_of(journal.select(Filter(), limit=10_000)) == stored
+    with journal._reader.use() as db:
+        assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    journal.close()
+    again = opened(f"sqlite://{small_disk}/journal.db")
+    assert bodies_of(again.select(Filter(), limit=10_000)) == stored
+
+
+def test_a_disk_without_any_space_is_full(small_disk, opened):
+    with pytest.raises(OSError, match="No space left"):
+        (small_disk / "other").write_bytes(b"x" * (2 << 20))
+    with pytest.raises(JournalFull, match="the disk is full"):
+        opened(f"sqlite://{small_disk}/journal.db").append([new_call()])
+    (small_disk / "other").unlink()
+    opened(f"sqlite://{small_disk}/journal.db").append([new_call()])
+
+
+def test_the_space_of_delivered_calls_is_returned(journal, path):
+    journal.append([new_call(number, body=b" " * 8000) for number in range(1000)])
+    with journal._writer.use() as db:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    before = path.stat().st_size
+    while taken := journal.take("worker", 60.0, ROUTES, 0.0):
+        assert journal.report("worker", [Delivered(one.id) for one in taken]) == []
+    with journal._writer.use() as db:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    assert path.stat().st_size < before / 2
+
+
+def test_a_long_scan_does_not_delay_workers(journal):
+    journal.append([new_call(1)])
+    journal.depths()
+    with journal._reader.use():
+        journal.append([new_call(2)])
+        assert bodies_of(journal.take("worker", 60.0, ROUTES, 0.0)) == [1, 2]
