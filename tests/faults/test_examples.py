@@ -60,6 +60,14 @@ def test_the_failback_interceptor_answers_at_once_and_delivers_later() -> None:
     assert printed.endswith("delivered later: 3\n")
 
 
+def test_the_calls_of_a_killed_process_are_delivered_by_the_next() -> None:
+    printed = story("failback_journal.py")
+    before, _, after = printed.partition("the process was killed: True\n")
+    assert re.findall(r"order (\d): queued=True", before) == ["1", "2", "3"]
+    assert sorted(re.findall(r"server: order (\d)", after)) == ["1", "2", "3"]
+    assert printed.endswith("delivered by this process: 3\n")
+
+
 @pytest.mark.parametrize("name", ["deadlines.py", "deadlines_aio.py"])
 def test_a_deadline_shrinks_from_hop_to_hop(name: str) -> None:
     found = re.fullmatch(r"A gives (.*) s\nB has (.*) s\nC has (.*) s\n", story(name))
