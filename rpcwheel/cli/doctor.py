@@ -18,7 +18,7 @@ from rpcwheel.instance import explicit_target
 
 from . import health, peer
 from .findings import Finding, Level, Problem, as_json, as_lines, distribution, healthy, summary
-from .parameters import check_seconds
+from .parameters import check_seconds, check_server_name, checked_tls
 from .target import Address, Target, connect, parse_target, resolve
 from .tls import TlsSettings
 
@@ -51,16 +51,6 @@ def _check_service(name: str) -> str:
     return name
 
 
-def _check_server_name(name: str) -> str:
-    try:
-        name.encode("idna")
-    except UnicodeError as error:
-        raise typer.BadParameter(f"{name!r} is not a valid server name: {error}") from None
-    if "\0" in name or name.startswith("."):
-        raise typer.BadParameter(f"{name!r} is not a valid server name")
-    return name
-
-
 def doctor(
     target: Annotated[
         str, typer.Argument(metavar="HOST:PORT", help="The server; or [IPv6]:PORT, unix:/path.")
@@ -87,7 +77,7 @@ def doctor(
     key: Annotated[Path | None, typer.Option(help="Its private key (PEM).")] = None,
     servername: Annotated[
         str,
-        typer.Option(callback=_check_server_name, show_default="HOST", help="The name that the "
+        typer.Option(callback=check_server_name, show_default="HOST", help="The name that the "
                      "certificate must be valid for."),
     ] = "",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -103,27 +93,13 @@ def doctor(
         raise typer.BadParameter(str(error), param_hint="HOST:PORT") from None
     settings = Settings(
         parsed,
-        _tls_settings(TlsSettings(tls, ca, cert, key, servername)),
+        checked_tls(TlsSettings(tls, ca, cert, key, servername)),
         service,
         timeout,
         samples,
         keepalive,
     )
     raise typer.Exit(run(settings, as_json_object=json))
-
-
-def _tls_settings(given: TlsSettings) -> TlsSettings:
-    if (given.cert is None) != (given.key is None):
-        raise typer.BadParameter("--cert and --key must be given together")
-    enabled = given.enabled or any((given.ca, given.cert, given.servername))
-    settings = TlsSettings(enabled, given.ca, given.cert, given.key, given.servername)
-    try:
-        if enabled:
-            settings.context()
-    except (OSError, ValueError) as error:
-        files = ", ".join(str(file) for file in (given.ca, given.cert, given.key) if file)
-        raise typer.BadParameter(f"{files} cannot be used: {error}") from None
-    return settings
 
 
 def run(settings: Settings, *, as_json_object: bool) -> int:

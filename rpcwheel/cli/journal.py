@@ -40,6 +40,7 @@ from .journal_view import (
     description,
     total_of,
 )
+from .journal_work import work
 from .parameters import check_seconds, parse_span
 from .table import print_table, table_of
 
@@ -294,6 +295,9 @@ def stats(
                 print(_document(backend, indent=None), flush=True)
             return
         _show(lambda: _depths_frame(backend), watch=watch, interval=interval)
+
+
+command(work)
 
 
 # Calls

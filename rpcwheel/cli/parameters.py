@@ -5,6 +5,8 @@ from typing import Final
 
 import typer
 
+from .tls import TlsSettings
+
 LONGEST_S: Final = 1e6
 """Eleven days, less than sockets and threads can wait for."""
 
@@ -35,3 +37,37 @@ def parse_span(text: str) -> float:
     if match is None or match[2] not in UNITS_S:
         raise typer.BadParameter(f"give a length of time, such as 30s, 15m, 2h or 7d, not {text!r}")
     return float(match[1]) * UNITS_S[match[2]]
+
+
+def check_server_name(name: str) -> str:
+    """Check the name that a certificate must be valid for.
+
+    Raises:
+        typer.BadParameter: It is not valid.
+    """
+    try:
+        name.encode("idna")
+    except UnicodeError as error:
+        raise typer.BadParameter(f"{name!r} is not a valid server name: {error}") from None
+    if "\0" in name or name.startswith("."):
+        raise typer.BadParameter(f"{name!r} is not a valid server name")
+    return name
+
+
+def checked_tls(given: TlsSettings) -> TlsSettings:
+    """Return the settings, enabled if any of them is given. Reads the files.
+
+    Raises:
+        typer.BadParameter: They do not belong together, or a file cannot be used.
+    """
+    if (given.cert is None) != (given.key is None):
+        raise typer.BadParameter("--cert and --key must be given together")
+    enabled = given.enabled or any((given.ca, given.cert, given.servername))
+    settings = TlsSettings(enabled, given.ca, given.cert, given.key, given.servername)
+    try:
+        if enabled:
+            settings.context()
+    except (OSError, ValueError) as error:
+        files = ", ".join(str(file) for file in (given.ca, given.cert, given.key) if file)
+        raise typer.BadParameter(f"{files} cannot be used: {error}") from None
+    return settings

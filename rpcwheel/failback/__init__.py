@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from .queued_call import FailedCall, QueueEntry
     from .stored import idempotency_key
     from .sync import FailbackInvoker
+    from .worker import JournalWorker
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
@@ -56,6 +57,7 @@ else:
             ".queued_call": "FailedCall QueueEntry",
             ".stored": "idempotency_key",
             ".sync": "FailbackInvoker",
+            ".worker": "JournalWorker",
         },
         submodules="aio sync",
     )
@@ -65,6 +67,7 @@ __all__ = [
     "FailbackPolicy",
     "FailbackStats",
     "FailedCall",
+    "JournalWorker",
     "QueueEntry",
     "idempotency_key",
     "with_failback",

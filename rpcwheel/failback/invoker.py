@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+import weakref
+from typing import TYPE_CHECKING, Any, Final
 
 from .journaled import JournaledQueue
 from .queue import RetryQueue
@@ -18,6 +19,13 @@ if TYPE_CHECKING:
     from .policy import FailbackPolicy
     from .queue import FailbackStats
     from .queued_call import QueueEntry
+
+_REGISTERED: Final[weakref.WeakSet[InvokerBase]] = weakref.WeakSet()
+
+
+def registered_functions() -> list[InvokerBase]:
+    """List the invokers of the functions that are decorated by `with_failback(journal=...)`."""
+    return sorted(_REGISTERED, key=repr)
 
 
 class InvokerBase:
@@ -57,6 +65,7 @@ class InvokerBase:
             ConfigurationError: An argument cannot be stored.
         """
         self._journaled.codec = FunctionCodec(function, self._queue.name)
+        _REGISTERED.add(self)
 
     def remove_route(self, route: CallRoute) -> None:
         """Begin no more deliveries by a route. Idempotent."""

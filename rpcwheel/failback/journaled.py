@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from rpcwheel.timer import Timeout
     from rpcwheel.timer.api import Timer
 
+    from .limits import TakeLimits
     from .policy import FailbackPolicy
     from .queued_call import FailedCall
     from .stored import FailedRpc, StoredFunction, StoredRpc
@@ -151,6 +152,8 @@ class JournaledQueue(RetryQueue):
         self._has_ended = False
         self.codec: FunctionCodec | None = None
         """Of the decorated function, if the queue is of one."""
+        self.limits: TakeLimits | None = None
+        """Which calls are taken, and how many; None: as many as the windows allow."""
         super().__init__(policy, timer)
         self._max_age_s = to_seconds(to_ns(policy.max_age))
         self._ending = weakref.finalize(self, _abandon, self.journal, self._worker)
@@ -392,11 +395,20 @@ class JournaledQueue(RetryQueue):
             ]
         routes = [route for route in routes if route.limit > 0]
         now_ns = time.monotonic_ns()
-        taken = self.journal.take(self.worker, routes, HORIZON_S) if routes else []
+        taken = self._take_from(routes) if routes else []
         if taken:
             self._lease_ends_ns = now_ns + to_ns(self.journal.url.lease_s)
         self._more = len(taken) >= sum(route.limit for route in routes) > 0
         return taken
+
+    def _take_from(self, routes: list[Route]) -> list[StoredCall]:
+        take = partial(self.journal.take, self.worker)
+        limits = self.limits
+        return take(routes, HORIZON_S) if limits is None else limits.take(take, routes, HORIZON_S)
+
+    def look(self) -> None:
+        """Take the calls that are due now. Blocks; if the journal fails, that is reported."""
+        self._load()
 
     def _adopt(self, stored: StoredCall) -> None:
         """Set the timeout for the next attempt of a call that was taken, or give it up."""

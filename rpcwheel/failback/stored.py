@@ -42,6 +42,11 @@ IDEMPOTENCY_KEY: Final = "idempotency-key"
 VERSION: Final = 1
 FUNCTION: Final = "function"
 
+BROKEN: Final = (
+    struct.error, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError,
+)  # fmt: skip
+"""What bytes that are damaged, or were never those of a call, can raise."""
+
 _HEAD: Final = struct.Struct(">BI")
 
 _KEY: Final[ContextVar[str | None]] = ContextVar("rpcwheel_idempotency_key", default=None)
@@ -168,7 +173,7 @@ def decode(body: bytes) -> StoredRpc | StoredFunction:
         if header["kind"] == FUNCTION:
             return StoredFunction(body[end:], _trace_of(header))
         return StoredRpc.of_header(header, body[end:])
-    except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
+    except BROKEN as error:
         raise ValueError(f"its bytes are damaged: {type(error).__name__}: {error}") from error
 
 

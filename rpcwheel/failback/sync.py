@@ -13,7 +13,7 @@ import threading
 import time
 from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, Self, TypeVar
 
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel.errors import ConfigurationError
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from .stored import FailedRpc
 
 __all__ = ["FailbackInvoker"]
+
+CANCEL_TIMEOUT_S: Final = 1.0
+"""How long `close_all` waits for attempts that were canceled."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -223,8 +226,19 @@ def flush_all(invokers: Iterable[InvokerBase], timeout: Duration | None) -> bool
     return all(done)
 
 
-def close_all(invokers: Iterable[InvokerBase], drain_timeout: Duration) -> list[FailedCall]:
-    """Close queues together; `drain_timeout` is for all of them. See `FailbackInvoker.close`."""
+def close_all(
+    invokers: Iterable[InvokerBase],
+    drain_timeout: Duration,
+    cancel: Callable[[], object] | None = None,
+) -> list[FailedCall]:
+    """Close queues together. See `FailbackInvoker.close`.
+
+    Args:
+        invokers: The invokers of the queues.
+        drain_timeout: For all of them.
+        cancel: Called after that time. Ends the attempts that still run, before their calls are
+            given back to a journal.
+    """
     closing: list[RetryQueue] = []
     seconds = 0.0
     failed: list[FailedCall] = []
@@ -236,6 +250,9 @@ def close_all(invokers: Iterable[InvokerBase], drain_timeout: Duration) -> list[
                 seconds = drain_s
         if seconds > 0:
             _wait_empty(closing, seconds)
+        if cancel is not None:
+            cancel()
+            _wait_empty(closing, CANCEL_TIMEOUT_S)
     finally:  # also after Ctrl-C: every call must be reported
         for queue in closing:
             failed += queue.end_close()

@@ -10,7 +10,6 @@ credentials, wait_for_ready, compression. `Details` has the same fields after th
 
 from __future__ import annotations
 
-import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
@@ -19,17 +18,17 @@ import grpc
 from rpcwheel._grpc import multicallable
 from rpcwheel._grpc.calls import Details, details_with_timeout, failure_of, is_blocking_unary
 from rpcwheel._grpc.counted import begin_counted, counted_continuation, counted_multicallable
-from rpcwheel.call.config import CALL_OPTIONS, MAX_METHODS, seconds_left
+from rpcwheel.call.config import CALL_OPTIONS, seconds_left
 from rpcwheel.call.sync_call import (
     ClientCall,
-    Delivery,
     WaitingCalls,
     begin_stream,
     begin_unary,
     with_readiness,
 )
 from rpcwheel.durations import to_ns
-from rpcwheel.failback.stored import IDEMPOTENCY_KEY, StoredRpc, with_key
+from rpcwheel.failback.stored import with_key
+from rpcwheel.failback.stored_calls import StoredCalls
 from rpcwheel.rpc import Kind, classes_by_kind
 
 from .queues import JournalRoutes
@@ -40,8 +39,6 @@ if TYPE_CHECKING:
     from rpcwheel._grpc.calls import AnyCall
     from rpcwheel.call.config import ClientState, MethodConfig
     from rpcwheel.call_counts import CallCounts
-    from rpcwheel.failback.stored import StoredFunction
-    from rpcwheel.journal.backend import StoredCall
 
 Continuation: TypeAlias = "Callable[[Any, Any], AnyCall]"
 Begun: TypeAlias = "tuple[MethodConfig, int, int, int]"  # for `ClientCall`
@@ -172,7 +169,7 @@ class InterceptedChannel(multicallable.Channel):
         self._state = state
         self._waiting = WaitingCalls()
         self._on_close: Callable[[], object] | None = None
-        self._routes = JournalRoutes(state, channel, _StoredCalls(channel, state))
+        self._routes = JournalRoutes(state, channel, StoredCalls(channel, state.counts))
 
     def on_close(self, callback: Callable[[], object]) -> None:
         """Call `callback()` when this channel is closed. Replaces an earlier callback."""
@@ -210,52 +207,6 @@ class InterceptedChannel(multicallable.Channel):
         )
         made = _MULTICALLABLES[kind](state, self._waiting, kind, method, attempts)
         return counted_multicallable(kind, made, counts.client.method(method, kind.grpc_type))
-
-
-class _StoredCalls:
-    """Makes the calls of a journal through a channel. They consist of bytes."""
-
-    def __init__(self, channel: grpc.Channel, state: ClientState) -> None:
-        self._channel = weakref.ref(channel)
-        self._counts = state.counts
-        self._multicallables: dict[tuple[Kind, str], Any] = {}
-
-    def __call__(
-        self, call: StoredCall, body: StoredRpc | StoredFunction
-    ) -> tuple[Delivery, tuple[bytes, ...], dict[str, Any]]:
-        """Return the delivery of a call, and its requests.
-
-        Raises:
-            LookupError: The channel was dropped.
-            ValueError: It is the call of a function.
-        """
-        if not isinstance(body, StoredRpc):
-            raise ValueError("it is the call of a function, and its queue is one of a channel")  # noqa: TRY004 - it is data
-        start = partial(_start_stored, self._multicallable(body.kind, call.method), body.kind)
-        metadata = (*body.metadata, (IDEMPOTENCY_KEY, call.key))
-        details = Details(call.method, body.timeout_s, metadata, None, body.wait_for_ready, None)
-        return Delivery(call.method, body.kind, start, details, call.attempts), body.requests, {}
-
-    def _multicallable(self, kind: Kind, method: str) -> Any:
-        known = self._multicallables.get((kind, method))
-        if known is not None:
-            return known
-        channel = self._channel()
-        if channel is None:
-            raise LookupError("the channel was dropped")
-        made = getattr(channel, kind.name.lower())(method)
-        if self._counts is not None:
-            made = counted_multicallable(
-                kind, made, self._counts.attempts.method(method, kind.grpc_type)
-            )
-        if len(self._multicallables) >= MAX_METHODS:
-            self._multicallables.clear()
-        self._multicallables[kind, method] = made
-        return made
-
-
-def _start_stored(below: Any, kind: Kind, details: Details, request: Any) -> AnyCall:
-    return (below if kind.streams_responses else below.future)(request, *details[1:])
 
 
 class _Multicallable:

@@ -5,6 +5,7 @@ import io
 import json
 import signal
 import sqlite3
+import struct
 import sys
 
 import pytest
@@ -251,11 +252,20 @@ def test_show_body_has_the_arguments_of_a_function(url, backend, capsys):
     assert document["arguments"] == {"to": "anna"}
 
 
+def with_header(header):
+    return struct.pack(">BI", 1, len(header)) + header
+
+
+TOO_LATE = b'{"kind":"unary_unary","metadata":[],"sizes":[0],"timeout":1%s}' % (b"0" * 400)
+
+
 @pytest.mark.parametrize(
     ("body", "words"),
     [
         (b"\x09garbage", "format 9"),
         (b"", "its bytes are damaged"),
+        (with_header(b"[" * 10**5), "RecursionError"),
+        (with_header(TOO_LATE), "OverflowError"),
         (StoredFunction(b"{").encoded(), "it cannot be decoded"),
     ],
 )
@@ -263,7 +273,7 @@ def test_a_body_that_cannot_be_decoded_is_shown_as_such(body, words, url, backen
     backend.append([call(body=body)])
     shown = run("show", url, 1, "--body", capsys=capsys).out
     (line,) = (line for line in shown.splitlines() if line.startswith("body "))
-    assert f"{len(body)} bytes; it cannot be decoded" in line
+    assert f"{len(body):,} bytes; it cannot be decoded" in line
     assert words in line
     document = json.loads(run("show", url, 1, "--body", "--json", capsys=capsys).out)
     assert base64.b64decode(document["body"]) == body

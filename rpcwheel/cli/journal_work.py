@@ -1,0 +1,260 @@
+"""`rpcwheel journal work URL`: delivers the calls of a journal until it is stopped."""
+
+import base64
+import importlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Final
+
+import grpc
+import typer
+
+from rpcwheel.errors import ConfigurationError
+from rpcwheel.failback import JournalWorker
+from rpcwheel.failback.invoker import registered_functions
+from rpcwheel.registry import insecure_channel, secure_channel
+
+from .findings import printable
+from .parameters import check_seconds, check_server_name, checked_tls
+from .tls import TlsSettings
+
+LOG_FORMAT: Final = "%(asctime)s %(levelname)-7s %(message)s"
+
+SIGNAL_CHECK_INTERVAL_S: Final = 0.2
+"""How often the main thread checks for signals, and for calls that are skipped."""
+
+
+def work(
+    url: Annotated[
+        str,
+        typer.Argument(
+            metavar="URL",
+            help="sqlite:///FILE, postgresql://HOST/DATABASE or redis://HOST:PORT.",
+        ),
+    ],
+    queues: Annotated[
+        list[str] | None,
+        typer.Option("--queue", metavar="NAME", help="Only this queue; several times."),
+    ] = None,
+    targets: Annotated[
+        list[str] | None,
+        typer.Option("--target", metavar="TARGET", help="Only this target; several times."),
+    ] = None,
+    moved: Annotated[
+        list[str] | None,
+        typer.Option("--map", metavar="TARGET=ADDRESS", help="Where the calls to a target are "
+                     "sent: HOST:PORT, or the URL of a registry with the service."),
+    ] = None,
+    modules: Annotated[
+        list[str] | None,
+        typer.Option("--import", metavar="MODULE", help="A module with functions that are "
+                     "decorated by with_failback(journal=URL); several times."),
+    ] = None,
+    retry_on: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CODE", show_default="UNAVAILABLE", help="A status after which a gRPC "
+                     "call is attempted again; others make it a dead letter."),
+    ] = None,
+    backoff: Annotated[
+        float, typer.Option(metavar="SECONDS", callback=check_seconds, help="Before an attempt is "
+                            "repeated.")
+    ] = 5.0,
+    max_attempts: Annotated[
+        int | None, typer.Option(min=1, help="Of a gRPC call, the earlier ones included. Without "
+                                 "it, only its maximum age limits them.")
+    ] = None,
+    rate: Annotated[
+        float | None,
+        typer.Option(metavar="NUMBER", min=0.001, help="The most attempts a second for each "
+                     "target."),
+    ] = None,
+    metadata: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="Metadata of each gRPC call, which journals do not "
+                     "have, such as credentials. KEY=file:PATH reads it from a file, each time "
+                     "anew; KEY=env:NAME from a variable. Others can see arguments."),
+    ] = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="Attempt each call that is due, and end.")
+    ] = False,
+    grace: Annotated[
+        float, typer.Option(metavar="SECONDS", callback=check_seconds, help="For attempts that run "
+                            "when the worker is stopped.")
+    ] = 10.0,
+    tls: Annotated[
+        bool, typer.Option("--tls", help="Use TLS. The options below imply it.")
+    ] = False,
+    ca: Annotated[Path | None, typer.Option(help="Trusted CA certificates (PEM).")] = None,
+    cert: Annotated[Path | None, typer.Option(help="Client certificate for mTLS (PEM).")] = None,
+    key: Annotated[Path | None, typer.Option(help="Its private key (PEM).")] = None,
+    servername: Annotated[
+        str,
+        typer.Option(callback=check_server_name, show_default="HOST", help="The name that "
+                     "certificates must be valid for."),
+    ] = "",
+) -> None:  # fmt: skip
+    """Deliver the calls in a journal, without the program that has stored them.
+
+    gRPC calls of all queues are sent to their targets, in plaintext unless TLS is chosen. Functions
+    must be imported. Ctrl-C and SIGTERM end it with status 0, after running attempts; a second one
+    at once. Any number of workers may use a journal at the same time.
+    """
+    settings = checked_tls(TlsSettings(tls, ca, cert, key, servername))
+    addresses = dict(_pair(one, "--map", "TARGET=ADDRESS") for one in moved or ())
+    _import(modules or ())
+    worker = JournalWorker(
+        url,
+        connect=partial(_connect, addresses, settings),
+        queues=queues or None,
+        targets=targets or None,
+        functions=registered_functions() if modules else (),
+        retry_on=tuple(retry_on or ("UNAVAILABLE",)),
+        backoff=backoff,
+        max_attempts=max_attempts,
+        rate=rate,
+        metadata=_metadata(metadata or ()),
+        once=once,
+    )
+    with _logging(), _signals() as is_stopped:
+        try:
+            worker.start()
+            _say(f"delivers the calls in {worker.url}")
+            _follow(worker, is_stopped)
+            worker.close(grace)
+        finally:
+            worker.close(0)  # after an error, or a second signal
+    stats = worker.stats().values()
+    delivered, dead = sum(one.redelivered for one in stats), sum(one.gave_up for one in stats)
+    _say(f"ended: {delivered:,} delivered, {dead:,} given up")
+
+
+def _follow(worker: JournalWorker, is_stopped: Callable[[], bool]) -> None:
+    """Wait for the end of the worker, and report each queue and target that it skips."""
+    reported: set[tuple[str, str]] = set()
+    while True:
+        if is_stopped():
+            _say("waits for running attempts; a second signal ends them")
+            return
+        ended = worker.wait(SIGNAL_CHECK_INTERVAL_S)
+        for place, reason in worker.skipped.items():
+            if place not in reported:
+                reported.add(place)
+                queue, target = place
+                _say(f"skips the calls of {queue}{' to ' if target else ''}{target}: {reason}")
+        if ended:
+            return
+
+
+def _say(text: str) -> None:
+    print("rpcwheel journal work:", printable(text), file=sys.stderr, flush=True)
+
+
+# Arguments
+
+
+def _pair(text: str, option: str, shape: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals or not value:
+        raise typer.BadParameter(f"give {shape}", param_hint=option)  # not the text: it is secret
+    return key, value
+
+
+def _import(modules: Sequence[str]) -> None:
+    """Import modules, also those of the working directory.
+
+    Raises:
+        ConfigurationError: One cannot be imported.
+    """
+    if modules and "" not in sys.path:
+        sys.path.insert(0, "")
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except Exception as error:
+            raise ConfigurationError(
+                f"cannot import {module}: {type(error).__name__}: {error}"
+            ) from error
+
+
+def _connect(addresses: Mapping[str, str], tls: TlsSettings, target: str) -> grpc.Channel:
+    address = addresses.get(target, target)
+    if not tls.enabled:
+        return insecure_channel(address)
+    name = tls.servername
+    options = [("grpc.ssl_target_name_override", name)] if name else None
+    return secure_channel(address, grpc.ssl_channel_credentials(*tls.pem()), options)
+
+
+def _metadata(given: Sequence[str]) -> Callable[[], list[tuple[str, str | bytes]]]:
+    """Return a function that reads the values, each time anew.
+
+    Raises:
+        ConfigurationError: A file or variable cannot be read now.
+    """
+    pairs = [_pair(one, "--metadata", "KEY=VALUE") for one in given]
+
+    def read() -> list[tuple[str, str | bytes]]:
+        return [(key.lower(), _value(key, source)) for key, source in pairs]
+
+    read()
+    return read
+
+
+def _value(key: str, source: str) -> str | bytes:
+    kind, _, name = source.partition(":")
+    try:
+        if kind == "file":
+            source = Path(name).read_text().strip()
+        elif kind == "env":
+            source = os.environ[name]
+        return base64.b64decode(source, validate=True) if key.endswith("-bin") else source
+    except KeyError:
+        raise ConfigurationError(f"--metadata {key}: there is no variable {name}") from None
+    except OSError as error:
+        raise ConfigurationError(f"--metadata {key}: {error}") from None
+    except ValueError:
+        raise ConfigurationError(
+            f"--metadata {key}: the value must be text, base64 for -bin"
+        ) from None
+
+
+# The process
+
+
+@contextmanager
+def _logging() -> Iterator[None]:
+    """Write what the library logs to stderr."""
+    log, handler = logging.getLogger("rpcwheel"), logging.StreamHandler()
+    handler.setFormatter(logging.Formatter(LOG_FORMAT))
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+        log.removeHandler(handler)
+
+
+@contextmanager
+def _signals() -> Iterator[Callable[[], bool]]:
+    """Note SIGINT and SIGTERM; the second one ends the process. Yields whether there was one."""
+    seen: list[int] = []
+
+    def note(signum: int, _frame: object) -> None:
+        if seen:
+            sys.exit(128 + signum)
+        seen.append(signum)
+
+    previous = {one: signal.signal(one, note) for one in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(seen)
+    finally:
+        for one, handler in previous.items():
+            signal.signal(one, handler)

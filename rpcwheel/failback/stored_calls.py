@@ -1,0 +1,92 @@
+"""Makes the gRPC calls of a journal through a channel of `grpc`. They consist of bytes."""
+
+from __future__ import annotations
+
+import weakref
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from rpcwheel._grpc.calls import Details
+from rpcwheel._grpc.counted import counted_multicallable
+from rpcwheel.call.config import MAX_METHODS
+from rpcwheel.call.sync_call import Delivery
+
+from .stored import IDEMPOTENCY_KEY, StoredRpc
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    import grpc
+
+    from rpcwheel._grpc.calls import AnyCall
+    from rpcwheel.call_counts import CallCounts
+    from rpcwheel.journal.backend import StoredCall
+    from rpcwheel.rpc import Kind
+
+    from .stored import StoredFunction
+
+
+class StoredCalls:
+    """A `MakeCall` for the calls of one channel, to which it keeps a weak reference."""
+
+    def __init__(
+        self,
+        channel: grpc.Channel,
+        counts: CallCounts | None,
+        metadata: Callable[[], Iterable[tuple[str, str | bytes]]] | None = None,
+    ) -> None:
+        """Begin without a call.
+
+        Args:
+            channel: The channel.
+            counts: Where attempts are counted; None if metrics are off.
+            metadata: Returns metadata for the next attempt of a call, such as credentials. It
+                replaces stored metadata of the same names. If the call cannot be made now, it
+                raises LookupError.
+        """
+        self._channel = weakref.ref(channel)
+        self._counts = counts
+        self._metadata = metadata
+        self._multicallables: dict[tuple[Kind, str], Any] = {}
+
+    def __call__(
+        self, call: StoredCall, body: StoredRpc | StoredFunction
+    ) -> tuple[Delivery, tuple[bytes, ...], dict[str, Any]]:
+        """Return the delivery of a call, and its requests.
+
+        Raises:
+            LookupError: The channel was dropped.
+            ValueError: It is the call of a function.
+        """
+        if not isinstance(body, StoredRpc):
+            raise ValueError("it is the call of a function, and its queue is one of a channel")  # noqa: TRY004 - it is data
+        start = partial(_start_stored, self._multicallable(body.kind, call.method), body.kind)
+        metadata = body.metadata
+        if self._metadata is not None:
+            added = tuple(self._metadata())
+            names = {key for key, _ in added}
+            metadata = (*(pair for pair in metadata if pair[0] not in names), *added)
+        metadata = (*metadata, (IDEMPOTENCY_KEY, call.key))
+        details = Details(call.method, body.timeout_s, metadata, None, body.wait_for_ready, None)
+        return Delivery(call.method, body.kind, start, details, call.attempts), body.requests, {}
+
+    def _multicallable(self, kind: Kind, method: str) -> Any:
+        known = self._multicallables.get((kind, method))
+        if known is not None:
+            return known
+        channel = self._channel()
+        if channel is None:
+            raise LookupError("the channel was dropped")
+        made = getattr(channel, kind.name.lower())(method)
+        if self._counts is not None:
+            made = counted_multicallable(
+                kind, made, self._counts.attempts.method(method, kind.grpc_type)
+            )
+        if len(self._multicallables) >= MAX_METHODS:
+            self._multicallables.clear()
+        self._multicallables[kind, method] = made
+        return made
+
+
+def _start_stored(below: Any, kind: Kind, details: Details, request: Any) -> AnyCall:
+    return (below if kind.streams_responses else below.future)(request, *details[1:])

@@ -1,0 +1,451 @@
+"""`JournalWorker`: delivers the calls of a journal without the program that has stored them.
+
+It looks for queues and targets in the journal, again and again, and has a `JournaledQueue` for each
+queue. A gRPC call is made through a channel to its target; only its bytes are needed, not its
+generated classes. A function must be imported: its own invoker delivers its calls.
+
+Functions that are coroutine functions run on an event loop of the worker, on a thread of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import threading
+import time
+import warnings
+import weakref
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import grpc
+
+from rpcwheel import live
+from rpcwheel._concurrency.callbacks import callable_name
+from rpcwheel._concurrency.executor import EXECUTOR
+from rpcwheel._concurrency.loop import call_on_loop
+from rpcwheel.errors import ConfigurationError, JournalError
+from rpcwheel.events import CallbackFailed, emit
+from rpcwheel.journal.journal import open_journal
+from rpcwheel.journal.opening import open_journal_backend
+
+from . import aio
+from .journaled import JournaledQueue
+from .limits import Rates, TakeLimits
+from .policy import FailbackPolicy
+from .stored_calls import StoredCalls
+from .sync import FailbackInvoker, close_all
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from typing import TypeAlias
+
+    from rpcwheel.durations import Duration
+    from rpcwheel.journal.journal import Journal
+
+    from .invoker import InvokerBase
+    from .queue import FailbackStats
+
+    Metadatum: TypeAlias = tuple[str, str | bytes]
+
+__all__ = ["JournalWorker"]
+
+LOOK_INTERVAL_S: Final = 2.0
+"""How often the worker looks for queues and targets that are new in the journal."""
+
+ONCE_INTERVAL_S: Final = 0.05
+"""The same with `once`."""
+
+START_SLACK_NS: Final = 10_000_000
+"""With `once`, calls are due at the start until this time later: engines round times."""
+
+STOP_TIMEOUT_S: Final = 5.0
+"""How long `close` waits for a look at the journal."""
+
+
+class JournalWorker:
+    """Delivers the calls of a journal. Thread-safe; a context manager.
+
+    Any number of workers, and the programs that store the calls, may use a journal at the same
+    time. A call is attempted by one of them at a time.
+
+    Example::
+
+        with JournalWorker("sqlite:///var/lib/shop/failback.db") as worker:
+            worker.wait()                       # until another thread closes it
+
+        with JournalWorker(url, once=True) as worker:
+            worker.wait()                       # until each call that is due was attempted
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        connect: Callable[[str], grpc.Channel] = grpc.insecure_channel,
+        queues: Iterable[str] | None = None,
+        targets: Iterable[str] | None = None,
+        functions: Iterable[Any] = (),
+        retry_on: object = "UNAVAILABLE",
+        backoff: Any = 5.0,
+        max_attempts: int | None = None,
+        rate: float | None = None,
+        metadata: Callable[[], Iterable[Metadatum]] | Sequence[Metadatum] = (),
+        once: bool = False,
+    ) -> None:
+        """Check the settings; `start` begins.
+
+        Args:
+            url: The URL of the journal. It must exist when the worker starts.
+            connect: Makes the channel to a target, which the worker closes.
+            queues: Deliver only the calls of these queues; None: of all.
+            targets: Deliver only gRPC calls to these targets; None: to all.
+            functions: Functions decorated by `with_failback(journal=...)` with the same journal.
+                Their own settings apply to their calls. Closing the worker closes their queues.
+            retry_on: After which failures a gRPC call is attempted again; as in `FailbackPolicy`.
+                After others it becomes a dead letter.
+            backoff: The wait before the next attempt of a gRPC call; as in `FailbackPolicy`.
+            max_attempts: The maximum number of attempts of a gRPC call. None: only its maximum age
+                limits them.
+            rate: The largest number of attempts a second for each target, and for each function.
+                None: no limit.
+            metadata: Metadata for each attempt of a gRPC call, such as credentials, which journals
+                do not have. Or a function that returns it, and is called for each attempt.
+            once: Attempt each call that is due now, and end.
+
+        Raises:
+            ConfigurationError: A setting is not valid.
+            ExtraMissing: A package that the journal needs is not installed.
+            TypeError: A setting is of a wrong type.
+        """
+        if rate is not None and not 0 < rate < float("inf"):
+            raise ConfigurationError(f"rate must be attempts a second, above zero, not {rate!r}")
+        self._url = url
+        self._policy = FailbackPolicy(
+            journal=url,
+            retry_on=retry_on,
+            backoff=backoff,
+            max_attempts=max_attempts,
+        )
+        self._connect = connect
+        self._queues = None if queues is None else frozenset(queues)
+        self._targets = None if targets is None else frozenset(targets)
+        invokers = [getattr(function, "failback", function) for function in functions]
+        self._functions: list[tuple[InvokerBase, JournaledQueue]] = [
+            (invoker, _queue_of(invoker)) for invoker in invokers
+        ]
+        self._metadata = metadata
+        self._rates = None if rate is None else Rates(rate)
+        self._once = once
+        self._due_by_ns: int | None = None
+        self._name = secrets.token_hex(8)
+        self._starting = threading.Lock()
+        self._lock = threading.Lock()  # of the following; no user code runs under it
+        self._closed = False
+        self._invokers: dict[str, InvokerBase] = {}
+        """By the name of the queue: those of gRPC calls, and those of functions."""
+        self._channels: dict[str, grpc.Channel] = {}
+        self._known: set[tuple[str, str]] = set()
+        self._skipped: dict[tuple[str, str], str] = {}
+        self._loop: _LoopThread | None = None
+        self._journal: Journal | None = None
+        self._stop = threading.Event()
+        self._done = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._check = open_journal_backend(url, create=False)
+
+    # --- The user's side ---
+
+    def start(self) -> None:
+        """Begin to deliver. Idempotent. Blocks until the journal has answered.
+
+        Raises:
+            JournalError: The journal does not exist, does not answer or refuses.
+            RuntimeError: The worker was closed.
+        """
+        with self._starting:
+            if self._closed:
+                raise RuntimeError("the worker was closed; make a new one")
+            if self._thread is not None:
+                return
+            self._check.routes()
+            self._check.close()
+            if self._once:
+                self._due_by_ns = time.monotonic_ns() + START_SLACK_NS
+            self._journal = open_journal(self._url)
+            self._start_functions()
+            self._look(self._journal)
+            interval_s = ONCE_INTERVAL_S if self._once else LOOK_INTERVAL_S
+            self._thread = threading.Thread(
+                target=_run,
+                args=(weakref.ref(self), self._stop, interval_s),
+                name="rpcwheel-journal-worker",
+                daemon=True,
+            )
+            self._thread.start()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the worker is closed or, with `once`, each due call was attempted.
+
+        Args:
+            timeout: Seconds; None: without limit.
+
+        Returns:
+            Whether it is so.
+        """
+        return self._done.wait(timeout)
+
+    @property
+    def url(self) -> str:
+        """The URL of the journal, without password and options."""
+        return str(self._check.url)
+
+    @property
+    def skipped(self) -> dict[tuple[str, str], str]:
+        """Why the calls of a queue and target are not delivered; the target of a function is ""."""
+        with self._lock:
+            return dict(self._skipped)
+
+    def stats(self) -> dict[str, FailbackStats]:
+        """Get the counts of calls and attempts of this worker, by the name of the queue."""
+        with self._lock:
+            return {name: invoker.stats() for name, invoker in self._invokers.items()}
+
+    def close(self, grace: Duration = 5.0) -> None:
+        """Begin no more attempts, and let others have the calls. Idempotent.
+
+        Args:
+            grace: Seconds for attempts that run. Then they are canceled; those of functions that
+                are no coroutine functions continue, and others may attempt their calls too.
+        """
+        self._stop.set()
+        with self._starting:
+            thread = self._thread
+            if thread is not None and thread is not threading.current_thread():
+                thread.join(STOP_TIMEOUT_S)
+            with self._lock:
+                was_closed, self._closed = self._closed, True
+                invokers = list(self._invokers.values())
+            if was_closed:
+                return
+            self._check.close()
+            _end(invokers, grace, self._channels, self._loop, self._journal)
+            self._done.set()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_thread", None) is None or self._closed:
+            return
+        self._stop.set()
+        invokers = list(self._invokers.values())
+        left = partial(_end, invokers, 0.0, self._channels, self._loop, self._journal)
+        EXECUTOR.submit(left, left)
+        warnings.warn(  # last, as it may raise
+            "a JournalWorker was dropped without close(), which ends its running attempts",
+            ResourceWarning,
+            source=self,
+            stacklevel=1,
+        )
+
+    # --- Functions ---
+
+    def _start_functions(self) -> None:
+        for invoker, queue in self._functions:
+            if self._queues is not None and queue.name not in self._queues:
+                continue
+            place = queue.name, ""
+            if str(queue.journal.url) != str(self._check.url):
+                with self._lock:
+                    self._skipped[place] = f"the journal of the function is {queue.journal.url}"
+                continue
+            queue.limits = self._new_limits()
+            with self._lock:
+                self._invokers[queue.name] = invoker
+                self._known.add(place)
+            if isinstance(invoker, aio.FailbackInvoker):
+                if self._loop is None:
+                    self._loop = _LoopThread()
+                self._loop.call(invoker.start)
+            elif isinstance(invoker, FailbackInvoker):
+                invoker.start()
+
+    def _new_limits(self) -> TakeLimits:
+        return TakeLimits(self._rates, due_by_ns=self._due_by_ns)
+
+    # --- gRPC calls ---
+
+    def look(self) -> None:
+        """Look for queues and targets that are new. Called by the worker's thread."""
+        if self._journal is None:
+            return
+        self._look(self._journal)
+        if self._once and self._is_idle():
+            self._stop.set()
+            self._done.set()
+
+    def _look(self, journal: Journal) -> None:
+        try:
+            journal.take(self._name, (), 0.0)  # makes the calls of workers ready that have died
+            found = journal.backend.routes()
+        except JournalError:  # reported by the journal
+            return
+        for queue, target in found:
+            if (queue, target) not in self._known and self._is_selected(queue, target):
+                reason = self._add(queue, target)
+                with self._lock:
+                    self._known.add((queue, target))
+                    if reason:
+                        self._skipped.setdefault((queue, target), reason)
+
+    def _is_selected(self, queue: str, target: str) -> bool:
+        if self._queues is not None and queue not in self._queues:
+            return False
+        return self._targets is None or not target or target in self._targets
+
+    def _add(self, queue: str, target: str) -> str:
+        """Deliver the calls of a queue to a target from now on; or return why not."""
+        if not target:
+            return "they are calls of a function that was not imported"
+        channel = self._channels.get(target)
+        try:
+            channel = channel or self._connect(target)
+        except Exception as error:  # noqa: BLE001 - user code, and targets of any program
+            return f"there is no channel to it: {error}"
+        with self._lock:
+            if self._closed:
+                channel.close()
+                return ""
+            self._channels[target] = channel
+            if queue not in self._invokers:
+                invoker = FailbackInvoker(self._policy.model_copy(update={"name": queue}))
+                _queue_of(invoker).limits = self._new_limits()
+                self._invokers[queue] = invoker
+            given = self._invokers[queue]
+        if not isinstance(given, FailbackInvoker):
+            return "the queue is one of a coroutine function"
+        metadata = partial(_metadata_now, self._metadata, self.url)
+        made = StoredCalls(channel, live.call_counts(), metadata)
+        given.add_route(target, made, lambda: True)
+        return ""
+
+    # --- The end, with `once` ---
+
+    def _is_idle(self) -> bool:
+        """Whether each call that was due at the start was attempted. Blocks."""
+        with self._lock:
+            queues = [_queue_of(invoker) for invoker in self._invokers.values()]
+        return all(_has_nothing_due(queue) for queue in queues)
+
+
+def _queue_of(invoker: Any) -> JournaledQueue:
+    """Return the queue of an invoker.
+
+    Raises:
+        TypeError: It has no journal, or it is no invoker.
+    """
+    queue = getattr(invoker, "_queue", None)
+    if not isinstance(queue, JournaledQueue):
+        raise TypeError(f"{invoker!r} is no function decorated by with_failback(journal=...)")
+    return queue
+
+
+def _metadata_now(
+    given: Callable[[], Iterable[Metadatum]] | Sequence[Metadatum], journal: str
+) -> Iterable[Metadatum]:
+    """Return the metadata for an attempt.
+
+    Raises:
+        LookupError: The user's function has failed.
+    """
+    if not callable(given):
+        return given
+    try:
+        return tuple(given())
+    except Exception as error:
+        emit(CallbackFailed(journal, callable_name(given), error))
+        raise LookupError("there is no metadata for the call") from error
+
+
+def _end(
+    invokers: list[InvokerBase],
+    grace: Duration,
+    channels: dict[str, grpc.Channel],
+    loop: _LoopThread | None,
+    journal: Journal | None,
+) -> None:
+    """Close queues; cancel the attempts that run after the grace, and end the rest. Blocks."""
+
+    def cancel() -> None:
+        for channel in channels.values():
+            channel.close()
+        if loop is not None:
+            loop.cancel_tasks()
+
+    close_all(invokers, grace, cancel)
+    if loop is not None:
+        loop.stop()
+    if journal is not None:
+        journal.close()
+
+
+def _has_nothing_due(queue: JournaledQueue) -> bool:
+    """Whether a queue has no call, and finds none in the journal. Blocks."""
+    before = queue.stats()
+    if before.pending or queue.limits is None:
+        return False
+    queue.look()
+    return queue.limits.found_none and queue.stats() == before
+
+
+def _run(worker_ref: weakref.ref[JournalWorker], stop: threading.Event, interval_s: float) -> None:
+    """Look for new queues and targets until the worker is closed or dropped."""
+    while not stop.wait(interval_s):
+        worker = worker_ref()
+        if worker is None:
+            return
+        worker.look()
+        del worker
+
+
+class _LoopThread:
+    """An event loop on a thread of its own."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="rpcwheel-journal-loop", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.close()
+
+    def call(self, function: Callable[[], object]) -> None:
+        """Call a function on the loop, and wait until it has returned."""
+
+        async def run() -> None:
+            function()
+
+        asyncio.run_coroutine_threadsafe(run(), self._loop).result()
+
+    def cancel_tasks(self) -> None:
+        """Cancel all tasks. Does not wait for their ends."""
+
+        def cancel() -> None:
+            for task in asyncio.all_tasks(self._loop):
+                task.cancel()
+
+        call_on_loop(self._loop, cancel)
+
+    def stop(self) -> None:
+        """End the loop and its thread."""
+        call_on_loop(self._loop, self._loop.stop)
+        self._thread.join(STOP_TIMEOUT_S)

@@ -1,0 +1,303 @@
+"""`rpcwheel journal work` as a process, on a journal that other processes have filled."""
+
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import grpc
+import pytest
+
+from fixtures.shop import UNARY_UNARY, Hang
+from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel.cli import main
+from rpcwheel.failback import JournalWorker
+from rpcwheel.failback.stored import StoredRpc
+from rpcwheel.journal import CallState, Filter, NewCall, open_journal_backend
+from rpcwheel.rpc import Kind
+
+HOUR_S = 3600.0
+
+PROGRAM = """
+import asyncio, sys
+import grpc
+import rpcwheel
+from rpcwheel import CallPolicy, FailbackPolicy
+import tasks
+
+durable = {"journal": tasks.URL, "default": b"queued"}
+failback = FailbackPolicy(retry_on="UNAVAILABLE", backoff=0.01, **durable)
+bare = grpc.insecure_channel(sys.argv[1])
+queues = rpcwheel.interceptors.FailbackQueues()
+with rpcwheel.intercept_channel(bare, CallPolicy(failback=failback), queues=queues) as channel:
+    assert channel.unary_unary("/test.Shop/UnaryUnary")(b"order 1", timeout=30.0) == b"queued"
+    queues.close(0)
+assert tasks.record("line 1") is None
+tasks.record.failback.close(0)
+assert asyncio.run(tasks.record_aio("line 2")) is None
+"""
+"""Stores a gRPC call to a server that does not run, and the calls of two functions."""
+
+TASKS = """
+import os
+from pathlib import Path
+from rpcwheel import with_failback
+
+URL = {url!r}
+
+
+def write(line):
+    if "DOWN" in os.environ:
+        raise ConnectionError("the disk is away")
+    with Path("lines").open("a") as lines:
+        lines.write(line + "\\n")
+
+
+@with_failback(retry_on=ConnectionError, backoff=0.01, journal=URL)
+def record(line: str) -> None:
+    write(line)
+
+
+@with_failback(retry_on=ConnectionError, backoff=0.01, journal=URL)
+async def record_aio(line: str) -> None:
+    write(line)
+"""
+
+
+@pytest.fixture
+def url(tmp_path):
+    """The lease does not end during a test."""
+    return f"sqlite://{tmp_path}/journal.db?lease=3600"
+
+
+@pytest.fixture
+def backend(url):
+    backend = open_journal_backend(url)
+    backend.routes()
+    yield backend
+    backend.close()
+
+
+def rpc(target, request=b"order 1", **values):
+    body = StoredRpc(Kind.UNARY_UNARY, (request,), (), WAIT_S).encoded()
+    defaults = {"delay_s": 0.0, "max_age_s": HOUR_S, "queue": "audit"}
+    key = request.decode()
+    return NewCall(target=target, method=UNARY_UNARY, key=key, body=body, **defaults | values)
+
+
+@contextmanager
+def working(*words, **options):
+    """A worker in a process of its own."""
+    command = [sys.executable, "-W", "error", "-m", "rpcwheel", "journal", "work", *words]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, **options) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def ended(process, signum=None):
+    """Wait for the end, after a signal if one is given; return status and stderr."""
+    if signum is not None:
+        process.send_signal(signum)
+    _, err = process.communicate(timeout=WAIT_S)
+    assert "Traceback" not in err
+    return process.returncode, err
+
+
+def run(*words, capsys):
+    status = main(["journal", "work", *words])
+    return status, capsys.readouterr().err
+
+
+def requests_of(shop):
+    return [b"".join(seen.requests) for seen in shop.calls]
+
+
+def test_calls_that_another_process_has_stored_are_delivered(url, tmp_path, shop):
+    (tmp_path / "tasks.py").write_text(TASKS.format(url=url))
+    shop.kill()
+    subprocess.run(
+        [sys.executable, "-c", PROGRAM, shop.target],
+        cwd=tmp_path,
+        env=os.environ | {"DOWN": "1"},
+        timeout=WAIT_S,
+        check=True,
+    )
+    backend = open_journal_backend(url, create=False)
+    assert len(backend.select(Filter(states=(CallState.READY,)))) == 3
+    shop.start()
+    with working(url, "--import", "tasks", cwd=tmp_path) as process:
+        wait_until(lambda: not backend.select(Filter()))
+        status, err = ended(process, signal.SIGTERM)
+    backend.close()
+    assert (status, requests_of(shop)) == (0, [b"order 1"])
+    assert sorted((tmp_path / "lines").read_text().split("\n")) == ["", "line 1", "line 2"]
+    assert "ended: 3 delivered, 0 given up" in err
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_gives_the_calls_to_another_worker_at_once(signum, url, backend, shop):
+    hang = Hang()
+    shop.then(hang)
+    backend.append([rpc(shop.target)])
+    with working(url, "--grace", "0.01") as process:
+        assert hang.begun.wait(WAIT_S)
+        assert [call.state for call in backend.select(Filter())] == [CallState.TAKEN]
+        status, _ = ended(process, signum)
+    assert status == 0
+    with JournalWorker(url):  # the lease would end after an hour
+        wait_until(lambda: not backend.select(Filter()))
+    assert requests_of(shop) == [b"order 1", b"order 1"]
+
+
+def test_a_second_signal_ends_the_process_at_once(url, backend, shop):
+    hang = Hang()
+    shop.then(hang)
+    backend.append([rpc(shop.target)])
+    with working(url, "--grace", "1000") as process:
+        assert hang.begun.wait(WAIT_S)
+        process.send_signal(signal.SIGTERM)
+        while "a second signal ends them" not in process.stderr.readline():
+            assert process.poll() is None
+        assert ended(process, signal.SIGTERM)[0] == 143
+
+
+def test_once_delivers_what_is_due_and_logs_failures(url, backend, shop):
+    backend.append([rpc(shop.target), rpc("127.0.0.1:1", b"2")])
+    with working(url, "--once") as process:
+        status, err = ended(process)
+    assert (status, requests_of(shop)) == (0, [b"order 1"])
+    assert "ended: 1 delivered, 0 given up" in err
+    (line,) = (line for line in err.splitlines() if "UNAVAILABLE" in line)
+    assert "INFO" in line
+    assert [call.attempts for call in backend.select(Filter())] == [2]
+
+
+# In this process
+
+
+def test_map_sends_calls_to_another_address(url, backend, shop, capsys):
+    backend.append([rpc("shop.Orders"), rpc("gone:1", b"2")])
+    words = ["--map", f"shop.Orders={shop.target}", "--map", f"gone:1={shop.target}"]
+    status, _ = run(url, "--once", *words, capsys=capsys)
+    assert (status, sorted(requests_of(shop))) == (0, [b"2", b"order 1"])
+
+
+def test_queues_and_targets_are_selected(url, backend, shop, capsys):
+    target = shop.target
+    backend.append([rpc(target, b"1"), rpc(target, b"2", queue="mail"), rpc("b", b"3")])
+    words = ["--queue", "audit", "--target", target, "--target", "a"]
+    assert run(url, "--once", *words, capsys=capsys)[0] == 0
+    assert requests_of(shop) == [b"1"]
+
+
+def test_metadata_comes_from_arguments_files_and_variables(
+    url, backend, shop, tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "token").write_text("Bearer 1\n")
+    monkeypatch.setenv("TENANT", "7")
+    backend.append([rpc(shop.target)])
+    words = [f"authorization=file:{tmp_path}/token", "X-Tenant=env:TENANT", "x-zone=a=b"]
+    words += ["trace-bin=AAE="]
+    options = [part for word in words for part in ("--metadata", word)]
+    assert run(url, "--once", *options, capsys=capsys)[0] == 0
+    found = shop.calls[0].metadata
+    assert {name: found[name] for name in ("authorization", "x-tenant", "x-zone", "trace-bin")} == {
+        "authorization": "Bearer 1",
+        "x-tenant": "7",
+        "x-zone": "a=b",
+        "trace-bin": b"\x00\x01",
+    }
+
+
+@pytest.fixture
+def tls_server(certificates):
+    """A server with TLS: its target, and the requests that it has got."""
+    requests = []
+
+    def push(request, context):
+        requests.append(request)
+        return b""
+
+    handlers = {"UnaryUnary": grpc.unary_unary_rpc_method_handler(push)}
+    server = grpc.server(ThreadPoolExecutor(1))
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("test.Shop", handlers)])
+    port = server.add_secure_port("127.0.0.1:0", certificates.server_credentials())
+    server.start()
+    yield f"127.0.0.1:{port}", requests
+    server.stop(None).wait()
+
+
+@pytest.mark.parametrize(("name", "attempts"), [("localhost", 0), ("shop.test", 2)])
+def test_calls_are_sent_over_tls(
+    name, attempts, url, backend, tls_server, certificates, tmp_path, capsys
+):
+    target, requests = tls_server
+    (tmp_path / "ca.pem").write_bytes(certificates.root)
+    backend.append([rpc(target)])
+    words = ["--ca", str(tmp_path / "ca.pem"), "--servername", name]
+    assert run(url, "--once", *words, capsys=capsys)[0] == 0
+    assert requests == ([] if attempts else [b"order 1"])
+    assert sum(call.attempts for call in backend.select(Filter())) == attempts
+
+
+def test_settings_for_retries_are_those_of_the_command(url, backend, shop, capsys):
+    backend.append([rpc(shop.target, b"1"), rpc(shop.target, b"2")])
+    shop.then("ABORTED", "INTERNAL")
+    words = ["--retry-on", "ABORTED", "--retry-on", "UNAVAILABLE", "--backoff", "60"]
+    status, err = run(url, "--once", *words, "--max-attempts", "3", capsys=capsys)
+    assert (status, "0 delivered, 1 given up" in err) == (0, True)
+    ready, dead = sorted(backend.select(Filter()), key=lambda call: call.state)
+    assert (ready.attempts, dead.attempts) == (2, 2)
+    assert 30 < ready.due_s <= 60
+    backend.retry(Filter(ids=(ready.id,)))
+    shop.then("ABORTED")
+    run(url, "--once", *words, "--max-attempts", "3", capsys=capsys)
+    assert [call.state for call in backend.select(Filter())] == [CallState.DEAD] * 2
+
+
+def test_calls_that_cannot_be_delivered_are_reported(url, backend, capsys):
+    backend.append([rpc("", queue="shop.tasks.mail"), rpc("", b"2", queue="shop.tasks.mail")])
+    status, err = run(url, "--once", capsys=capsys)
+    assert status == 0
+    assert err.count("skips the calls of shop.tasks.mail: they are calls of a function") == 1
+
+
+def test_a_journal_that_does_not_exist_ends_with_1(url, tmp_path, capsys):
+    status, err = run(url, "--once", capsys=capsys)
+    assert status == 1
+    assert len(err.splitlines()) == 1
+    assert "there is no such file" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--import", "no_such_module"], "cannot import no_such_module: ModuleNotFoundError"),
+        (["--metadata", "swordfish"], "KEY=VALUE"),
+        (["--metadata", "token=file:/no/such/file"], "No such file"),
+        (["--metadata", "token=env:NO_SUCH"], "there is no variable NO_SUCH"),
+        (["--metadata", "token-bin=swordfish"], "base64 for -bin"),
+        (["--map", "shop.Orders"], "TARGET=ADDRESS"),
+        (["--retry-on", "UNAVAILBLE"], "did you mean 'UNAVAILABLE'"),
+        (["--max-attempts", "0"], "greater than or equal to 1"),
+        (["--rate", "0"], "greater than or equal to 0.001"),
+        (["--backoff", "0"], "above zero"),
+        (["--cert", "cert.pem"], "--cert and --key must be given together"),
+        (["--servername", ".x"], "not a valid server name"),
+    ],
+)
+def test_wrong_arguments_end_with_2(words, message, url, backend, capsys):
+    status, err = run(url, "--once", *words, capsys=capsys)
+    assert status == 2
+    assert message in err
+    assert "swordfish" not in err
+
+
+def test_the_password_of_the_journal_is_not_printed(capsys):
+    status, err = run("redsi://u:swordfish@host/0", capsys=capsys)
+    assert (status, "swordfish" in err) == (2, False)

@@ -1,0 +1,417 @@
+"""`JournalWorker`: the calls of a journal are delivered without the program that stored them."""
+
+import asyncio
+import json
+import threading
+
+import grpc
+import pytest
+
+from fixtures.shop import UNARY_STREAM, UNARY_UNARY, Fail, Hang
+from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel.call.retry import RETRY_KEY
+from rpcwheel.errors import ConfigurationError, JournalRefused
+from rpcwheel.events import CallbackFailed
+from rpcwheel.failback import JournalWorker, with_failback
+from rpcwheel.failback import worker as worker_module
+from rpcwheel.failback.stored import IDEMPOTENCY_KEY, StoredFunction, StoredRpc
+from rpcwheel.journal import CallState, Filter, NewCall, open_journal_backend
+from rpcwheel.journal.backend import Route
+from rpcwheel.rpc import Kind
+
+HOUR_S = 3600.0
+
+
+@pytest.fixture(autouse=True)
+def look_often(monkeypatch):
+    monkeypatch.setattr(worker_module, "LOOK_INTERVAL_S", 0.02)
+
+
+@pytest.fixture
+def url(tmp_path):
+    """The lease does not end during a test."""
+    return f"sqlite://{tmp_path}/journal.db?lease=3600"
+
+
+@pytest.fixture
+def backend(url):
+    backend = open_journal_backend(url)
+    backend.routes()
+    yield backend
+    backend.close()
+
+
+def rpc(shop, request=b"order 1", *, method=UNARY_UNARY, kind=Kind.UNARY_UNARY, **values):
+    metadata = values.pop("metadata", ())
+    defaults = {
+        "queue": "audit",
+        "target": shop.target,
+        "method": method,
+        "key": request.decode(),
+        "body": StoredRpc(kind, (request,), metadata, WAIT_S).encoded(),
+        "delay_s": 0.0,
+        "max_age_s": HOUR_S,
+    }
+    return NewCall(**defaults | values)
+
+
+def requests_of(shop):
+    return sorted(b"".join(seen.requests) for seen in shop.calls)
+
+
+def calls_of(backend, *states):
+    return backend.select(Filter(states=states or None))
+
+
+def wait_empty(backend):
+    wait_until(lambda: not calls_of(backend))
+
+
+def test_the_calls_of_all_queues_and_targets_are_delivered(url, backend, shop):
+    backend.append(
+        [
+            rpc(shop, b"1"),
+            rpc(shop, b"2", queue="mail"),
+            rpc(shop, b"3", target="orders", method=UNARY_STREAM, kind=Kind.UNARY_STREAM),
+        ]
+    )
+    addresses = {"orders": shop.target}
+    connected = []
+
+    def connect(target):
+        connected.append(target)
+        return grpc.insecure_channel(addresses.get(target, target))
+
+    with JournalWorker(url, connect=connect) as worker:
+        wait_empty(backend)
+        assert {name: one.redelivered for name, one in worker.stats().items()} == {
+            "audit": 2,
+            "mail": 1,
+        }
+        assert worker.skipped == {}
+        assert worker.url == url.partition("?")[0]
+    assert requests_of(shop) == [b"1", b"2", b"3"]
+    assert sorted(connected) == sorted([shop.target, "orders"])  # one channel for each target
+    assert {seen.metadata[IDEMPOTENCY_KEY] for seen in shop.calls} == {"1", "2", "3"}
+
+
+def test_queues_and_targets_that_come_later_are_found(url, backend, shop):
+    with JournalWorker(url, connect=lambda _: grpc.insecure_channel(shop.target)):
+        for number in (b"1", b"2"):
+            backend.append([rpc(shop, number, queue=number.decode(), target=number.decode())])
+            wait_empty(backend)
+    assert requests_of(shop) == [b"1", b"2"]
+
+
+@pytest.mark.parametrize(
+    ("selection", "delivered"),
+    [({"queues": ["mail"]}, [b"2"]), ({"targets": ["orders"]}, [b"3"])],
+    ids=["queues", "targets"],
+)
+def test_only_the_selected_calls_are_delivered(selection, delivered, url, backend, shop):
+    backend.append(
+        [rpc(shop, b"1"), rpc(shop, b"2", queue="mail"), rpc(shop, b"3", target="orders")]
+    )
+    connect = lambda _: grpc.insecure_channel(shop.target)  # noqa: E731
+    with JournalWorker(url, connect=connect, once=True, **selection) as worker:
+        assert worker.wait(WAIT_S)
+    assert requests_of(shop) == delivered
+    assert len(calls_of(backend, CallState.READY)) == 2
+
+
+def test_an_attempt_that_fails_as_retry_on_says_is_repeated(url, backend, shop):
+    backend.append([rpc(shop)])
+    shop.then(Fail("ABORTED"), Fail("ABORTED"))
+    with JournalWorker(url, retry_on="ABORTED", backoff=0.01):
+        wait_empty(backend)
+    assert [seen.metadata.get(RETRY_KEY) for seen in shop.calls] == [
+        "1",
+        "2",
+        "3",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("failure", "limit", "reason"),
+    [
+        (Fail("INTERNAL"), None, "its error is not one that `retry_on` names"),
+        (Fail("UNAVAILABLE"), 2, "no attempts left"),
+    ],
+)
+def test_other_failures_make_a_dead_letter(failure, limit, reason, url, backend, shop):
+    backend.append([rpc(shop)])
+    shop.then(failure)
+    with JournalWorker(url, max_attempts=limit):
+        wait_until(lambda: calls_of(backend, CallState.DEAD))
+    (dead,) = calls_of(backend)
+    assert (dead.reason, dead.attempts) == (reason, 2)
+    assert dead.error.startswith(failure.code)
+
+
+def test_a_channel_that_cannot_be_made_is_skipped(url, backend, shop):
+    backend.append([rpc(shop, b"1", target="nowhere"), rpc(shop, b"2")])
+
+    def connect(target):
+        if target == "nowhere":
+            raise ValueError("no such host")
+        return grpc.insecure_channel(target)
+
+    with JournalWorker(url, connect=connect) as worker:
+        wait_until(lambda: len(calls_of(backend)) == 1)
+        assert worker.skipped == {("audit", "nowhere"): "there is no channel to it: no such host"}
+    assert requests_of(shop) == [b"2"]
+
+
+# Metadata
+
+
+def test_metadata_of_the_worker_replaces_that_of_the_call(url, backend, shop):
+    backend.append([rpc(shop, metadata=(("x-tenant", "7"), ("x-zone", "a")))])
+    with JournalWorker(url, metadata=[("authorization", "Bearer 1"), ("x-zone", "b")]):
+        wait_empty(backend)
+    found = shop.calls[0].metadata
+    assert {name: found[name] for name in ("x-tenant", "x-zone", "authorization")} == {
+        "x-tenant": "7",
+        "x-zone": "b",
+        "authorization": "Bearer 1",
+    }
+
+
+def test_metadata_is_read_anew_for_each_attempt(url, backend, shop):
+    backend.append([rpc(shop)])
+    shop.then(Fail("UNAVAILABLE"))
+    numbers = iter(range(10))
+    with JournalWorker(url, metadata=lambda: [("x-token", str(next(numbers)))], backoff=0.01):
+        wait_empty(backend)
+    assert [seen.metadata["x-token"] for seen in shop.calls] == ["0", "1"]
+
+
+def test_a_call_waits_while_there_is_no_metadata(url, backend, shop, rpcwheel_events):
+    backend.append([rpc(shop)])
+    tokens = []
+
+    def metadata():
+        return [("x-token", tokens[0])]
+
+    with JournalWorker(url, metadata=metadata):
+        wait_until(lambda: rpcwheel_events.of(CallbackFailed))
+        assert calls_of(backend)[0].attempts == 1
+        tokens.append("now")
+        wait_empty(backend)
+    (seen,) = shop.calls
+    assert seen.metadata["x-token"] == "now"
+    assert seen.metadata[RETRY_KEY] == "1"
+
+
+# Once
+
+
+def test_once_ends_when_each_call_that_was_due_was_attempted(url, backend, shop):
+    backend.append([rpc(shop, str(number).encode()) for number in range(25)])
+    backend.append([rpc(shop, b"later", delay_s=1.0)])
+    shop.then(Fail("UNAVAILABLE"))
+    with JournalWorker(url, once=True, backoff=0.1) as worker:
+        assert worker.wait(WAIT_S)
+        assert worker.stats()["audit"].attempts == 25
+    assert len(shop.calls) == 25
+    assert b"later" not in requests_of(shop)
+    assert sorted(one.attempts for one in calls_of(backend, CallState.READY)) == [1, 2]
+
+
+def test_once_delivers_calls_that_an_order_key_blocks(url, backend, shop):
+    names = [str(number).encode() for number in range(5)]
+    backend.append([rpc(shop, name, order_key="customer") for name in names])
+    with JournalWorker(url, once=True) as worker:
+        assert worker.wait(WAIT_S)
+    assert [seen.requests[0] for seen in shop.calls] == names
+
+
+def test_once_ends_at_once_if_nothing_is_due(url, backend, shop):
+    backend.append([rpc(shop, delay_s=HOUR_S)])
+    with JournalWorker(url, once=True) as worker:
+        assert worker.wait(WAIT_S)
+    assert shop.calls == []
+
+
+# Functions
+
+
+def stored_call(function, **arguments):
+    """A call of a function, as an earlier process has left it."""
+    name = function.failback._queue.name
+    body = StoredFunction(json.dumps(arguments).encode()).encoded()
+    return NewCall(name, "", name, "key-1", body, 0.0, HOUR_S)
+
+
+def test_functions_are_delivered_on_threads_and_on_a_loop(url, backend):
+    seen = {}
+
+    @with_failback(retry_on=ConnectionError, journal=url)
+    def record(line: str) -> None:
+        seen["plain"] = line, threading.current_thread()
+
+    @with_failback(retry_on=ConnectionError, journal=url)
+    async def record_aio(line: str) -> None:
+        await asyncio.sleep(0)
+        seen["aio"] = line, threading.current_thread()
+
+    backend.append([stored_call(record, line="a"), stored_call(record_aio, line="b")])
+    with JournalWorker(url, functions=[record, record_aio]):
+        wait_empty(backend)
+    assert {name: line for name, (line, _) in seen.items()} == {"plain": "a", "aio": "b"}
+    assert seen["aio"][1].name == "rpcwheel-journal-loop"
+    assert seen["plain"][1] is not seen["aio"][1]
+
+
+def test_once_ends_after_the_calls_of_functions(url, backend):
+    lines = []
+
+    @with_failback(retry_on=ConnectionError, journal=url)
+    async def record(line: str) -> None:
+        lines.append(line)
+
+    backend.append([stored_call(record, line="a")])
+    with JournalWorker(url, functions=[record], once=True) as worker:
+        assert worker.wait(WAIT_S)
+    assert lines == ["a"]
+
+
+def test_calls_of_functions_that_are_not_known_or_not_selected_stay(url, backend, tmp_path):
+    other_url = f"sqlite://{tmp_path}/other.db"
+
+    @with_failback(retry_on=ConnectionError, journal=url, name="not-given")
+    def not_given() -> None:
+        raise AssertionError
+
+    @with_failback(retry_on=ConnectionError, journal=other_url, name="other-journal")
+    def other_journal() -> None:
+        raise AssertionError
+
+    @with_failback(retry_on=ConnectionError, journal=url, name="not-selected")
+    def not_selected() -> None:
+        raise AssertionError
+
+    functions = [not_given, other_journal, not_selected]
+    backend.append([stored_call(function) for function in functions])
+    queues = ["not-given", "other-journal"]
+    with JournalWorker(url, functions=functions[1:], queues=queues, once=True) as worker:
+        assert worker.wait(WAIT_S)
+        assert worker.skipped == {
+            ("not-given", ""): "they are calls of a function that was not imported",
+            ("other-journal", ""): f"the journal of the function is {other_url}",
+        }
+    assert len(calls_of(backend, CallState.READY)) == 3
+    for function in functions:
+        function.failback.close(0)
+
+
+def test_functions_without_a_journal_are_refused(url):
+    with pytest.raises(TypeError, match="is no function decorated by with_failback"):
+        JournalWorker(url, functions=[print])
+
+
+# Leases
+
+
+def test_calls_of_a_worker_that_has_died_are_taken_over(url, backend, shop):
+    backend.append([rpc(shop)])
+    (taken,) = backend.take("dead", 0.001, [Route("audit", shop.target, 1)], 0.0)
+    assert backend.routes() == []
+    with JournalWorker(url):
+        wait_empty(backend)
+    assert requests_of(shop) == [taken.key.encode()]
+
+
+def test_close_lets_running_attempts_end_within_the_grace(url, backend, shop):
+    hang = Hang()
+    shop.then(hang)
+    backend.append([rpc(shop)])
+    worker = JournalWorker(url)
+    worker.start()
+    assert hang.begun.wait(WAIT_S)
+    closing = threading.Thread(target=worker.close, args=(WAIT_S,))
+    closing.start()
+    shop.calls[0].ended.set()
+    closing.join(WAIT_S)
+    assert worker.wait(0)
+    assert calls_of(backend) == []
+
+
+def test_close_cancels_attempts_after_the_grace_and_gives_their_calls_back(url, backend, shop):
+    hang = Hang()
+    shop.then(hang)
+    backend.append([rpc(shop)])
+    with JournalWorker(url) as worker:
+        assert hang.begun.wait(WAIT_S)
+        worker.close(0)
+        assert shop.calls[0].ended.wait(WAIT_S)
+        (call,) = calls_of(backend)
+        assert (call.state, call.attempts) == (CallState.READY, 2)
+
+
+def test_close_cancels_coroutines_after_the_grace(url, backend):
+    begun, cancelled = threading.Event(), threading.Event()
+
+    @with_failback(retry_on=ConnectionError, journal=url)
+    async def record() -> None:
+        begun.set()
+        try:
+            await asyncio.sleep(HOUR_S)
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    backend.append([stored_call(record)])
+    with JournalWorker(url, functions=[record]) as worker:
+        assert begun.wait(WAIT_S)
+        worker.close(0)
+    assert cancelled.is_set()
+    assert [call.state for call in calls_of(backend)] == [CallState.READY]
+
+
+# Start and end
+
+
+def test_a_journal_that_does_not_exist_is_not_created(url, tmp_path):
+    worker = JournalWorker(url)
+    with pytest.raises(JournalRefused, match="there is no such file"):
+        worker.start()
+    worker.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_closed_worker_cannot_be_started(url, backend):
+    with JournalWorker(url) as worker:
+        worker.start()  # idempotent
+    worker.close()
+    with pytest.raises(RuntimeError, match="was closed"):
+        worker.start()
+
+
+def test_a_worker_that_is_dropped_warns_and_gives_its_calls_back(url, backend, shop):
+    hang = Hang()
+    shop.then(hang)
+    backend.append([rpc(shop)])
+    workers = [JournalWorker(url)]
+    workers[0].start()
+    assert hang.begun.wait(WAIT_S)
+
+    def drop():
+        workers.clear()
+        wait_until(lambda: not calls_of(backend, CallState.TAKEN))
+
+    with pytest.warns(ResourceWarning, match="without close"):
+        drop()
+
+
+@pytest.mark.parametrize("rate", [0, -1, float("inf"), float("nan")])
+def test_a_rate_that_is_none_is_refused(rate, url):
+    with pytest.raises(ConfigurationError, match="rate must be attempts a second"):
+        JournalWorker(url, rate=rate)
+
+
+def test_with_a_rate_all_calls_are_delivered(url, backend, shop):
+    backend.append([rpc(shop, str(number).encode()) for number in range(10)])
+    with JournalWorker(url, rate=200.0, once=True) as worker:
+        assert worker.wait(WAIT_S)
+    assert len(shop.calls) == 10
