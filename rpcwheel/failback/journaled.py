@@ -202,6 +202,12 @@ class JournaledQueue(RetryQueue):
         """Whether the calls of a target are delivered by this process."""
         return self._route_to(target) is not None
 
+    def holds(self, target: str) -> bool:
+        """Whether calls of a target are in the memory."""
+        with self._lock:
+            known = self._targets.get(target)
+            return known is not None and known.taken > 0
+
     def _route_to(self, target: str) -> CallRoute | None:
         with self._lock:
             known = self._targets.get(target)

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from rpcwheel.journal.journal import Journal
 
     from .invoker import InvokerBase
+    from .journaled import CallRoute
     from .queue import FailbackStats
 
     Metadatum: TypeAlias = tuple[str, str | bytes]
@@ -55,6 +56,9 @@ LOOK_INTERVAL_S: Final = 2.0
 
 ONCE_INTERVAL_S: Final = 0.05
 """The same with `once`."""
+
+UNUSED_S: Final = 300.0
+"""How long the channel to a target is kept for which the journal has no calls."""
 
 START_SLACK_NS: Final = 10_000_000
 """With `once`, calls are due at the start until this time later: engines round times."""
@@ -145,7 +149,9 @@ class JournalWorker:
         self._invokers: dict[str, InvokerBase] = {}
         """By the name of the queue: those of gRPC calls, and those of functions."""
         self._channels: dict[str, grpc.Channel] = {}
-        self._known: set[tuple[str, str]] = set()
+        self._known: dict[tuple[str, str], float] = {}
+        """Queues and targets of gRPC calls, each with the time when it was used last."""
+        self._routes: dict[tuple[str, str], CallRoute] = {}
         self._skipped: dict[tuple[str, str], str] = {}
         self._loop: _LoopThread | None = None
         self._journal: Journal | None = None
@@ -259,15 +265,12 @@ class JournalWorker:
         for invoker, queue in self._functions:
             if self._queues is not None and queue.name not in self._queues:
                 continue
-            place = queue.name, ""
             if str(queue.journal.url) != str(self._check.url):
-                with self._lock:
-                    self._skipped[place] = f"the journal of the function is {queue.journal.url}"
+                self._skip(queue.name, "", f"the journal of the function is {queue.journal.url}")
                 continue
             queue.limits = self._new_limits()
             with self._lock:
                 self._invokers[queue.name] = invoker
-                self._known.add(place)
             if isinstance(invoker, aio.FailbackInvoker):
                 if self._loop is None:
                     self._loop = _LoopThread()
@@ -295,32 +298,36 @@ class JournalWorker:
             found = journal.backend.routes()
         except JournalError:  # reported by the journal
             return
-        for queue, target in found:
-            if (queue, target) not in self._known and self._is_selected(queue, target):
-                reason = self._add(queue, target)
-                with self._lock:
-                    self._known.add((queue, target))
-                    if reason:
-                        self._skipped.setdefault((queue, target), reason)
+        now_s = time.monotonic()
+        for place in found:
+            if place not in self._known and self._is_selected(*place):
+                self._add(*place)
+            self._known[place] = now_s
+        for place, used_s in list(self._known.items()):
+            if now_s - used_s > UNUSED_S:
+                self._drop_unused(place)
 
     def _is_selected(self, queue: str, target: str) -> bool:
         if self._queues is not None and queue not in self._queues:
             return False
         return self._targets is None or not target or target in self._targets
 
-    def _add(self, queue: str, target: str) -> str:
-        """Deliver the calls of a queue to a target from now on; or return why not."""
+    def _add(self, queue: str, target: str) -> None:
+        """Deliver the calls of a queue to a target from now on, or note why not."""
         if not target:
-            return "they are calls of a function that was not imported"
+            if queue not in self._invokers:
+                self._skip(queue, target, "they are calls of a function that was not imported")
+            return
         channel = self._channels.get(target)
         try:
             channel = channel or self._connect(target)
         except Exception as error:  # noqa: BLE001 - user code, and targets of any program
-            return f"there is no channel to it: {error}"
+            self._skip(queue, target, f"there is no channel to it: {error}")
+            return
         with self._lock:
             if self._closed:
                 channel.close()
-                return ""
+                return
             self._channels[target] = channel
             if queue not in self._invokers:
                 invoker = FailbackInvoker(self._policy.model_copy(update={"name": queue}))
@@ -328,11 +335,34 @@ class JournalWorker:
                 self._invokers[queue] = invoker
             given = self._invokers[queue]
         if not isinstance(given, FailbackInvoker):
-            return "the queue is one of a coroutine function"
+            self._skip(queue, target, "the queue is one of a coroutine function")
+            return
         metadata = partial(_metadata_now, self._metadata, self.url)
         made = StoredCalls(channel, live.call_counts(), metadata)
-        given.add_route(target, made, lambda: True)
-        return ""
+        self._routes[queue, target] = given.add_route(target, made, lambda: True)
+
+    def _skip(self, queue: str, target: str, reason: str) -> None:
+        with self._lock:
+            self._skipped.setdefault((queue, target), reason)
+
+    def _drop_unused(self, place: tuple[str, str]) -> None:
+        """Forget a queue and target, and close the channel if no other queue has the target."""
+        name, target = place
+        route = self._routes.get(place)
+        if route is not None:
+            queue = _queue_of(self._invokers[name])
+            queue.remove_route(route)  # first, so that no call is taken meanwhile
+            if queue.holds(target):
+                queue.add_route(route)
+                return
+            del self._routes[place]
+        with self._lock:
+            del self._known[place]
+            self._skipped.pop(place, None)
+            is_used = any(other == target for _, other in self._routes)
+            channel = None if is_used else self._channels.pop(target, None)
+        if channel is not None:
+            channel.close()
 
     # --- The end, with `once` ---
 

@@ -17,6 +17,7 @@ from rpcwheel.failback import worker as worker_module
 from rpcwheel.failback.stored import IDEMPOTENCY_KEY, StoredFunction, StoredRpc
 from rpcwheel.journal import CallState, Filter, NewCall, open_journal_backend
 from rpcwheel.journal.backend import Route
+from rpcwheel.journal.sqlite import SqliteJournal
 from rpcwheel.rpc import Kind
 
 HOUR_S = 3600.0
@@ -160,6 +161,47 @@ def test_a_channel_that_cannot_be_made_is_skipped(url, backend, shop):
         wait_until(lambda: len(calls_of(backend)) == 1)
         assert worker.skipped == {("audit", "nowhere"): "there is no channel to it: no such host"}
     assert requests_of(shop) == [b"2"]
+
+
+def test_a_channel_is_closed_when_its_target_has_no_calls_any_more(url, backend, shop, monkeypatch):
+    monkeypatch.setattr(worker_module, "UNUSED_S", 0.0)
+    closed = threading.Semaphore(0)
+
+    def connect(target):
+        channel = grpc.insecure_channel(target)
+        close = channel.close
+        channel.close = lambda: (close(), closed.release())
+        return channel
+
+    with JournalWorker(url, connect=connect):
+        for number in (b"1", b"2"):
+            backend.append([rpc(shop, number), rpc(shop, number, queue="mail")])
+            wait_empty(backend)
+            assert closed.acquire(timeout=WAIT_S)
+    assert requests_of(shop) == [b"1", b"1", b"2", b"2"]
+
+
+def test_a_channel_is_kept_while_a_call_runs(url, backend, shop, monkeypatch):
+    monkeypatch.setattr(worker_module, "UNUSED_S", 0.0)
+    hang, looks = Hang(), threading.Semaphore(0)
+    shop.then(hang)
+    backend.append([rpc(shop)])
+    take = SqliteJournal.take
+
+    def counted(self, worker, lease_s, routes, within_s):
+        if not routes:
+            looks.release()
+        return take(self, worker, lease_s, routes, within_s)
+
+    with JournalWorker(url) as worker:
+        assert hang.begun.wait(WAIT_S)
+        monkeypatch.setattr(SqliteJournal, "take", counted)
+        for _ in range(3):
+            assert looks.acquire(timeout=WAIT_S)
+        shop.calls[0].ended.set()
+        wait_empty(backend)
+        assert worker.stats()["audit"].redelivered == 1
+    assert len(shop.calls) == 1
 
 
 # Metadata
