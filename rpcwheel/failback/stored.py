@@ -13,11 +13,13 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import math
 import secrets
 import struct
 import time
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from rpcwheel.errors import short_repr
@@ -115,18 +117,20 @@ class StoredRpc:
     @classmethod
     def of_header(cls, header: dict[str, Any], rest: bytes) -> Self:
         """Read a decoded header and the requests that follow it."""
-        requests, start = [], 0
-        for size in header["sizes"]:
-            requests.append(rest[start : start + size])
-            start += size
+        sizes: list[int] = header["sizes"]
+        ends = list(accumulate(sizes))
+        requests = [rest[end - size : end] for end, size in zip(ends, sizes, strict=True)]
         kind = Kind[header["kind"].upper()]
-        if start != len(rest) or (len(requests) != 1 and not kind.streams_requests):
+        if list(map(len, requests)) != sizes or sum(sizes) != len(rest):
             raise ValueError("its requests are incomplete")
+        if len(requests) != 1 and not kind.streams_requests:
+            raise ValueError(f"it has {len(requests)} requests")
         metadata = tuple((str(key), _of_json(value)) for key, value in header["metadata"])
         timeout_s, wait = float(header["timeout"]), header.get("wait_for_ready")
-        trace = _trace_of(header)
+        if not 0 < timeout_s < math.inf:
+            raise ValueError(f"its timeout is {timeout_s}")
         wait = None if wait is None else bool(wait)
-        return cls(kind, tuple(requests), metadata, timeout_s, wait, trace)
+        return cls(kind, tuple(requests), metadata, timeout_s, wait, _trace_of(header))
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,8 +218,14 @@ def checked_order_key(key: object) -> str | None:
 
     Raises:
         TypeError: It is neither a string, an integer nor None.
+        ValueError: It has lone surrogates or NUL, which engines cannot store.
     """
-    if key is None or isinstance(key, str):
+    if key is None:
+        return None
+    if isinstance(key, str):
+        if "\0" in key:
+            raise ValueError(f"order_key must have no NUL: {short_repr(key)}")
+        key.encode()
         return key
     if isinstance(key, int) and not isinstance(key, bool):
         return str(key)

@@ -3,6 +3,9 @@
 Each parameter is written and read by pydantic as its annotation says, so models, dataclasses,
 dates and decimals come back as they were. Protobuf messages are written as bytes. A parameter
 without an annotation takes what JSON has: what comes back is a list where a tuple was.
+
+A call is stored only if its arguments are read back as equal ones. So no call is answered with
+"queued" that could not be made later, or that would be made with other arguments.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import json
 import typing
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import PlainSerializer, PlainValidator, TypeAdapter
+from pydantic import PlainSerializer, PlainValidator, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
 from rpcwheel.errors import ConfigurationError
@@ -45,7 +48,8 @@ class FunctionCodec:
             name: The name under which its calls are stored.
 
         Raises:
-            ConfigurationError: The type of a parameter cannot be written as JSON.
+            ConfigurationError: It is a method, or the type of a parameter cannot be written as
+                JSON.
         """
         self.function = function
         self.name = name
@@ -57,6 +61,11 @@ class FunctionCodec:
                 f"{self.name}: its annotations cannot be resolved ({error}), so its arguments "
                 "cannot be stored in a journal"
             ) from error
+        if next(iter(self._signature.parameters), "") in {"self", "cls"} - hints.keys():
+            raise ConfigurationError(
+                f"{self.name} is a method, whose object cannot be stored in a journal: decorate a "
+                "function that makes or finds the object"
+            )
         self._adapters: dict[str, TypeAdapter[Any]] = {}
         for argument, parameter in self._signature.parameters.items():
             hint: Any = hints.get(argument, Any)
@@ -70,7 +79,7 @@ class FunctionCodec:
         if hasattr(hint, "SerializeToString") and hasattr(hint, "FromString"):
             hint = Annotated[
                 Any,
-                PlainSerializer(lambda message: message.SerializeToString().hex()),
+                PlainSerializer(lambda message: message.SerializeToString().hex(), return_type=str),
                 PlainValidator(lambda text, kind=hint: kind.FromString(bytes.fromhex(text))),
             ]
         try:
@@ -82,8 +91,8 @@ class FunctionCodec:
                 adapter.json_schema(mode="serialization")
             except PydanticUserError as error:
                 raise ConfigurationError(
-                    f"{self.name}: the argument {name!r} ({hint!r}) cannot be stored in a journal: "
-                    f"{error.message}; use a type that pydantic can write as JSON"
+                    f"{self.name}: the argument {name!r} ({hint!r}) cannot be stored in a journal; "
+                    "use a type that pydantic can write as JSON"
                 ) from error
         return adapter
 
@@ -91,18 +100,26 @@ class FunctionCodec:
         """Return the stored form of a call.
 
         Raises:
-            ValueError: An argument cannot be written; the message names it.
+            ValueError: An argument cannot be written and read; the message names it, without its
+                value.
         """
         bound = self._signature.bind(*args, **kwargs)
         written: dict[str, Any] = {}
         for name, value in bound.arguments.items():
+            adapter = self._adapters[name]
             try:
-                text = self._adapters[name].dump_json(value)
+                text = adapter.dump_json(value, by_alias=True, round_trip=True, warnings=False)
+                is_equal = bool(_with_lists(adapter.validate_json(text)) == _with_lists(value))
+                written[name] = json.loads(text)
             except Exception as error:
                 raise ValueError(
-                    f"the argument {name!r} cannot be stored in the journal: {error}"
+                    f"the argument {name!r} cannot be stored in the journal: {_why(error)}"
                 ) from error
-            written[name] = json.loads(text)
+            if not is_equal:
+                raise ValueError(
+                    f"the argument {name!r} cannot be stored in the journal: as JSON it is another "
+                    "value; annotate the parameter with the argument's type"
+                )
         return StoredFunction(json.dumps(written).encode())
 
     def make(
@@ -122,7 +139,7 @@ class FunctionCodec:
             self._signature.bind(*bound.args, **bound.kwargs)
         except Exception as error:
             raise ValueError(
-                f"its arguments do not fit {self.name}{self._signature}: {error}"
+                f"its arguments do not fit {self.name}{self._signature}: {_why(error)}"
             ) from error
         return self.function, bound.args, bound.kwargs
 
@@ -149,3 +166,20 @@ class FunctionCodec:
         bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()
         return checked_order_key(bound.arguments.get(chosen))
+
+
+def _with_lists(value: Any) -> Any:
+    """Replace tuples by lists, which JSON has in their place."""
+    if isinstance(value, (list, tuple)):
+        return [_with_lists(one) for one in value]
+    if type(value) is dict:
+        return {key: _with_lists(one) for key, one in value.items()}
+    return value
+
+
+def _why(error: Exception) -> str:
+    """Describe an error without the values of arguments, which may be secret."""
+    if not isinstance(error, ValidationError):
+        return str(error)
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    return "; ".join(f"{'.'.join(map(str, one['loc']))} {one['msg']}".strip() for one in found)
