@@ -544,6 +544,7 @@ class RetryingCall(Relay):
             return
         except Exception as raised:  # noqa: BLE001 - a user's predicate or wait object
             emit(CallbackFailed(self.method, "failback", raised))
+            error.add_note(f"{self.method}: not queued by failback: {raised}")
             outcome = None
         if outcome is not None:
             self._respond(policy, error, outcome)
@@ -567,6 +568,7 @@ class RetryingCall(Relay):
             return
         except Exception as raised:  # noqa: BLE001 - a user's predicate, wait object or request
             emit(CallbackFailed(self.method, "failback", raised))
+            error.add_note(f"{self.method}: not queued by failback: {raised}")
         self._task = None
         if outcome is not None:
             self._respond(policy, error, outcome)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from rpcwheel import live
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel.durations import NEVER, to_ns, to_seconds
-from rpcwheel.errors import TimerError
+from rpcwheel.errors import ConfigurationError, TimerError
 from rpcwheel.events import (
     CallbackFailed,
     CallSlow,
@@ -356,6 +356,8 @@ class ClientState:
         """The failback policies with a journal, each with its pattern."""
         self.target: str | None = None
         """The target of the channel, for calls that are stored."""
+        self.routes: object = None
+        """Delivers stored calls through the channel, as long as this object exists."""
         self.serializers: dict[str, Callable[[Any], bytes] | None] = {}
         """By method, if there is a journal."""
         self._timer = checked_timer(timer)
@@ -526,8 +528,14 @@ class ClientState:
             requests: All its requests.
 
         Raises:
+            ConfigurationError: The policy is that of `call_options`.
             Exception: A request cannot be serialized, or the user's `order_key` has raised.
         """
+        if not any(policy is own for own, _ in self.journaled):
+            raise ConfigurationError(
+                "a policy with a journal has no effect in call_options(), because nothing would "
+                "deliver its calls after a restart; give it to the client"
+            )
         messages, method = list(requests), details.method
         serialize = self.serializers.get(method)
         body = StoredRpc(

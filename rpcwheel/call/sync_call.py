@@ -358,8 +358,9 @@ class ClientCall:
             return queue.enqueue(error, delivery, *messages)
         except FailbackError as refusal:
             raise refused_by(refusal, error) from error
-        except Exception as raised:  # noqa: BLE001 - a user's predicate or wait object
+        except Exception as raised:  # noqa: BLE001 - a user's predicate, wait object or request
             emit(CallbackFailed(self.method, "failback", raised))
+            error.add_note(f"{self.method}: not queued by failback: {raised}")
             return None
 
     # --- On the caller's thread ---

@@ -18,7 +18,7 @@ from rpcwheel.errors import JournalError
 
 from .invoker import InvokerBase
 from .journaled import CallRoute, JournaledQueue
-from .queued_call import QueuedCall, SavedCall, State
+from .queued_call import QueuedCall, SavedCall
 from .stored import new_key, with_idempotency_key
 
 if TYPE_CHECKING:
@@ -149,6 +149,7 @@ class FailbackInvoker(InvokerBase):
         Returns:
             Whether no call was pending in the end.
         """
+        self.start()
         return await flush(self._queue, timeout)
 
     async def close(self, drain_timeout: Duration = 5.0) -> list[FailedCall]:
@@ -192,6 +193,11 @@ async def close(queue: RetryQueue, drain_timeout: Duration) -> list[FailedCall]:
         else:
             failed = queue.end_close()
     return failed
+
+
+def close_empty(invoker: FailbackInvoker) -> None:
+    """Close an invoker that was just made. Does not block: nothing was taken from a journal."""
+    invoker._queue.end_at_exit()  # noqa: SLF001 - of this package
 
 
 async def _wait_done(done: Future[None], seconds: float) -> bool:
@@ -298,9 +304,8 @@ def _start_task(queue: RetryQueue, loop: asyncio.AbstractEventLoop, call: Queued
 
 
 async def _attempt(queue: RetryQueue, call: QueuedCall) -> None:
-    if call.state is State.DONE:  # reported as lost while it waited for the loop
+    if not queue.begin_attempt(call):
         return
-    queue.begin_span(call)
     try:
         result = call.saved()
         if inspect.isawaitable(result):

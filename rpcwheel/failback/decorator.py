@@ -33,7 +33,6 @@ from rpcwheel.timer.clock import checked_timer
 from . import aio, sync
 from .policy import FailbackPolicy
 from .queued_call import SavedCall, label_of
-from .stored import new_key, with_idempotency_key
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Generator
@@ -274,15 +273,16 @@ class _DetectingInvoker(sync.FailbackInvoker):
         if not self._is_async:
             return super().invoke(function, *args, **kwargs)
         started_ns = self._queue.now_ns()
-        with with_idempotency_key(new_key()):
-            try:
-                result = function(*args, **kwargs)
-            except Exception as error:  # noqa: BLE001 - raised where the result is awaited
-                result = _awaitable_error(error)
-            saved = SavedCall.save(function, args, kwargs)
-            return self._follow_awaitable(result, saved, started_ns)
+        try:
+            result = function(*args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - raised where the result is awaited
+            result = _awaitable_error(error)
+        saved = SavedCall.save(function, args, kwargs)
+        return self._follow_awaitable(result, saved, started_ns)
 
     def _follow_awaitable(self, result: Any, call: SavedCall, started_ns: int) -> Any:
+        if self._queue.durable:  # after a restart it would not be known that a loop is needed
+            return super()._follow_awaitable(result, call, started_ns)
         self._is_async = True
         return aio.follow(self._queue, result, call, started_ns)
 

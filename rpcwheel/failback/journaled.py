@@ -9,9 +9,10 @@ later, or is a dead letter.
 A call is delivered through a route: a channel of this process to its target, or the function with
 its name. Calls without a route stay in the journal.
 
-Each route has a window, the largest number of calls that are taken at the same time. It grows by
-one with each delivery and is halved by each failure, as in TCP's slow start. So a server that is
-down, or that has just come back, is not flooded by a long queue.
+Each target has a window, the largest number of calls that are taken at the same time. It grows by
+one with each delivery and is halved by each failure, as in TCP's slow start. While the last attempt
+has failed, at most `MIN_WINDOW` calls are taken in a second. So a server that is down, or that has
+just come back, is not flooded by a long queue.
 
 Times of the journal are relative and on the engine's clock. The lease is kept on the monotonic
 clock: no attempt begins after its end.
@@ -24,6 +25,7 @@ import secrets
 import threading
 import time
 import weakref
+from collections import Counter
 from concurrent.futures import Future
 from contextvars import Context
 from dataclasses import dataclass, field, replace
@@ -50,7 +52,7 @@ from rpcwheel.journal.journal import open_journal
 from rpcwheel.rpc import Stop
 from rpcwheel.timer import shared_timer
 
-from .queue import AFTER_CLOSE, CANCELLED, CHANNEL_CLOSED, RetryQueue
+from .queue import AFTER_CLOSE, CANCELLED, CHANNEL_CLOSED, RetryQueue, attempt_ended
 from .queued_call import QueuedCall, QueueEntry, SavedCall, State
 from .stored import decode, idempotency_key, new_key, set_idempotency_key
 
@@ -80,7 +82,10 @@ HORIZON_S: Final = 2.0
 
 MIN_WINDOW: Final = 10
 MAX_WINDOW: Final = 1000
-"""The smallest and the largest window of a route."""
+"""The smallest and the largest window of a target."""
+
+PACE_NS: Final = 900_000_000
+"""How long `MIN_WINDOW` calls last if the target fails: a little less than `POLL_INTERVAL_S`."""
 
 CLOSED_CHANNEL_DELAY_NS: Final = 1_000_000_000
 """The wait after an attempt that this process has ended, by closing the channel."""
@@ -127,6 +132,31 @@ class _Target:
     window: int = MIN_WINDOW
     taken: int = 0
     """Calls of this target that this process has."""
+    more: bool = False
+    """Whether calls were left in the journal at the last look, because of the window."""
+    failing: bool = False
+    """Whether the last attempt has failed."""
+    pace_ns: int = 0
+    paced: int = 0
+    """Calls that were taken since `pace_ns`."""
+
+    def limit(self, now_ns: int) -> int:
+        """Return how many calls may be taken now."""
+        if now_ns - self.pace_ns >= PACE_NS:
+            self.pace_ns, self.paced = now_ns, 0
+        free = self.window - self.taken
+        return min(free, MIN_WINDOW - self.paced) if self.failing else free
+
+    def took(self, count: int, limit: int) -> None:
+        """Note how many calls were taken of those that were allowed."""
+        self.paced += count
+        self.more = count >= limit
+
+    def ended(self, *, delivered: bool) -> None:
+        """Set the window after an attempt."""
+        self.failing = not delivered
+        grown, halved = min(MAX_WINDOW, self.window + 1), max(MIN_WINDOW, self.window // 2)
+        self.window = grown if delivered else halved
 
 
 class JournaledQueue(RetryQueue):
@@ -154,8 +184,15 @@ class JournaledQueue(RetryQueue):
         """Of the decorated function, if the queue is of one."""
         self.limits: TakeLimits | None = None
         """Which calls are taken, and how many; None: as many as the windows allow."""
-        super().__init__(policy, timer)
         self._max_age_s = to_seconds(to_ns(policy.max_age))
+        lease_s = self.journal.url.lease_s
+        self._lease_ns = to_ns(lease_s)
+        self._poll_s = min(POLL_INTERVAL_S, lease_s / POLLS_PER_LEASE)
+        try:
+            super().__init__(policy, timer)
+        except BaseException:
+            self.journal.close()
+            raise
         self._ending = weakref.finalize(self, _abandon, self.journal, self._worker)
         self._ending.atexit = False  # `end_at_exit` runs then
 
@@ -165,17 +202,15 @@ class JournaledQueue(RetryQueue):
         self._loading = threading.Lock()
         self._load_requested = False
         self._ticking = False
-        self._more = False
-        """Whether more calls than the windows allow were due at the last look."""
         self._flush_waiters: list[Future[None]] = []
         self._new_worker()
 
     def _new_worker(self) -> None:
         """Begin with a new lease: results for the calls of the old one must not be accepted."""
+        self.journal.remove_worker(self._worker.get("name", ""))
         self._worker["name"] = secrets.token_hex(8)
         self._lease_ends_ns = 0
-        on_late = weak_callback(self._on_late, self.worker)
-        self.journal.add_worker(self.worker, self.name, on_late)
+        self.journal.add_worker(self.worker, self.name, weak_callback(self._on_late))
 
     @property
     def worker(self) -> str:
@@ -311,7 +346,7 @@ class JournaledQueue(RetryQueue):
         self.count("queued_total")
         self._report_queued(call, to_ns(new.delay_s), self.pending)
         self._start_ticking()
-        if new.delay_s < POLL_INTERVAL_S:
+        if new.delay_s < self._poll_s:
             self.request_load()
         return "queued"
 
@@ -343,8 +378,7 @@ class JournaledQueue(RetryQueue):
     def _set_tick(self) -> None:
         timer = shared_timer() if self._timer is None else self._timer
         try:
-            interval_s = min(POLL_INTERVAL_S, self.journal.url.lease_s / POLLS_PER_LEASE)
-            timer.new_timeout(_Tick(weakref.ref(self)), interval_s)
+            timer.new_timeout(_Tick(weakref.ref(self)), self._poll_s)
         except (TimerError, RuntimeError) as error:  # RuntimeError: no thread can be started
             self._ticking = False
             emit(TaskFailed(timer=self.name, task=callable_name(self._set_tick), error=error))
@@ -364,47 +398,64 @@ class JournaledQueue(RetryQueue):
             try:
                 self._keep_lease()
                 taken = self._take()
+                if self._has_ended:  # closed meanwhile
+                    self.journal.release(self.worker)
+                    return
+                for call in taken:
+                    self._adopt(call)
+                self._check_flushed()
             except JournalError:  # reported by the journal; the next tick tries again
                 return
-            for call in taken:
-                self._adopt(call)
-            self._check_flushed()
 
     def _keep_lease(self) -> None:
         """Renew the lease after a third of it. If it has ended, forget its calls."""
-        now_ns, lease_ns = time.monotonic_ns(), to_ns(self.journal.url.lease_s)
-        if not self._holds_calls() or now_ns < self._lease_ends_ns - lease_ns * 2 // 3:
+        now_ns, held = time.monotonic_ns(), self._held()
+        if now_ns < self._lease_ends_ns - self._lease_ns * 2 // 3:
             return
-        if now_ns < self._lease_ends_ns and self.journal.renew(self.worker):
-            self._lease_ends_ns = now_ns + lease_ns
-            return
+        if now_ns >= self._lease_ends_ns > 0:
+            self._end_lease()
+        elif held:
+            if self.journal.renew(self.worker):
+                self._lease_ends_ns = now_ns + self._lease_ns
+            else:
+                self._end_lease()
+
+    def _has_lease(self, call: QueuedCall) -> bool:
+        """Whether no other process may have a call."""
+        return call.worker == self.worker and time.monotonic_ns() < self._lease_ends_ns
+
+    def _end_lease(self) -> None:
+        """Forget the calls of the lease, which has ended. Attempts that run continue."""
         with self._lock:
             for call in self._in_state(State.WAITING):
                 self._forget(call)
-            running = len(self._calls)  # their results may still be accepted
+            running = len(self._held())
             self._new_worker()
         if running:
             emit(FailbackLeaseLost(self.name, str(self.journal.url), running))
 
-    def _holds_calls(self) -> bool:
-        """Whether calls of the present lease are in the memory."""
-        worker = self.worker
+    def _held(self) -> list[QueuedCall]:
+        """List the calls of the present lease that are in the memory."""
         with self._lock:
-            return any(call.worker == worker for call in self._calls)
+            return [call for call in self._calls if call.worker == self.worker]
 
     def _take(self) -> list[StoredCall]:
-        open_targets = [name for name in list(self._targets) if self._route_to(name) is not None]
-        with self._lock:
-            routes = [
-                Route(self.name, name, self._targets[name].window - self._targets[name].taken)
-                for name in open_targets
-            ]
-        routes = [route for route in routes if route.limit > 0]
         now_ns = time.monotonic_ns()
-        taken = self._take_from(routes) if routes else []
+        names = [name for name in list(self._targets) if self._route_to(name) is not None]
+        with self._lock:
+            limits = {name: self._targets[name].limit(now_ns) for name in names}
+        routes = [Route(self.name, name, limit) for name, limit in limits.items() if limit > 0]
+        if not routes:
+            return []
+        taken = self._take_from(routes)
+        if self.limits is not None and len(routes) < len(names):
+            self.limits.found_none = False  # not all were asked for
         if taken:
-            self._lease_ends_ns = now_ns + to_ns(self.journal.url.lease_s)
-        self._more = len(taken) >= sum(route.limit for route in routes) > 0
+            self._lease_ends_ns = now_ns + self._lease_ns
+        counts = Counter(call.target for call in taken)
+        with self._lock:
+            for route in routes:
+                self._targets[route.target].took(counts[route.target], route.limit)
         return taken
 
     def _take_from(self, routes: list[Route]) -> list[StoredCall]:
@@ -436,7 +487,7 @@ class JournaledQueue(RetryQueue):
             self.journal.report(self.worker, _put_back(stored, 0))
             return
         except ValueError as raised:
-            reason = f"it cannot be made: {raised}"
+            reason = storable(f"it cannot be made: {raised}")
         if stored.expires_s <= 0:
             reason = EXPIRED.reason
         now_ns = self.now_ns()
@@ -476,10 +527,19 @@ class JournaledQueue(RetryQueue):
 
     def start_attempt(self, call: QueuedCall) -> None:
         """Start the next attempt of a call, unless its lease has ended. Any thread."""
-        if call.worker == self.worker and time.monotonic_ns() < self._lease_ends_ns:
+        if self._has_lease(call):
             super().start_attempt(call)
         else:
             self.request_load()  # which finds that the lease has ended
+
+    def begin_attempt(self, call: QueuedCall) -> bool:
+        """Begin an attempt, unless the process was paused since `start_attempt`."""
+        if not self._has_lease(call):
+            with attempt_ended(call), self._lock:
+                self._forget(call)
+            self._notify_if_empty()
+            self.request_load()
+        return super().begin_attempt(call)
 
     def _next_delay_ns(self, call: QueuedCall, error: BaseException, now_ns: int) -> int | Stop:
         stored = call.stored
@@ -504,14 +564,13 @@ class JournaledQueue(RetryQueue):
                 return None
             call.error = error
             self._forget(call)
-            target = self._targets[call.stored.target]
-            target.window = max(MIN_WINDOW, target.window // 2)
+            self._targets[call.stored.target].ended(delivered=False)
             delay_s = to_seconds(delay_ns)
             result = Postponed(call.stored.id, call.attempts, delay_s, error_text(error))
             self.journal.report(call.worker, result)
         self._report_failed(call, error, now_ns, delay_ns)
         self._notify_if_empty()
-        if delay_s < POLL_INTERVAL_S:
+        if delay_s < self._poll_s:
             with contextlib.suppress(TimerError, RuntimeError):
                 timer = shared_timer() if self._timer is None else self._timer
                 timer.new_timeout(_Load(weakref.ref(self)), delay_s)
@@ -519,15 +578,18 @@ class JournaledQueue(RetryQueue):
 
     def lost(self, call: QueuedCall, reason: str) -> None:
         """Give a call back whose attempt can run nowhere any more."""
-        if call.stored is None:
-            super().lost(call, reason)
-            return
-        with self._lock:
-            if call.state is State.DONE:
-                return
-            self._forget(call)
-            self.journal.report(call.worker, _put_back(call.stored, call.attempts))
+        with attempt_ended(call) as span:
+            tracing.set_outcome(span, "lost", reason=reason)
+            self._give_back([call])
         self._notify_if_empty()
+
+    def _give_back(self, calls: list[QueuedCall]) -> None:
+        with self._lock:
+            for call in calls:
+                if call.stored is not None and call.state is not State.DONE:
+                    self._forget(call)
+                    result = _put_back(call.stored, call.attempts)
+                    self.journal.report(call.worker, result)
 
     def _forget(self, call: QueuedCall) -> None:
         """Take a call out of the memory without a result, under the lock."""
@@ -539,9 +601,7 @@ class JournaledQueue(RetryQueue):
         if timeout is not None:
             timeout.cancel()
         if call.stored is not None:
-            target = self._targets.get(call.stored.target)
-            if target is not None:
-                target.taken -= 1
+            self._targets[call.stored.target].taken -= 1
         if self._flush_waiters and not self._calls:
             self.request_load()
 
@@ -552,30 +612,24 @@ class JournaledQueue(RetryQueue):
             return
         self._forget(call)
         self._counts[outcome] += 1
+        target = self._targets[stored.target]
         if outcome == "redelivered":
             self.journal.report(call.worker, Delivered(stored.id))
-            target = self._targets.get(stored.target)
-            if target is not None:
-                target.window = min(MAX_WINDOW, target.window + 1)
+            target.ended(delivered=True)
         else:
-            text = error_text(call.error)
-            self.journal.report(call.worker, Dead(stored.id, call.attempts, text, call.reason))
-        if self._more and len(self._calls) <= MIN_WINDOW // 2:
+            text, reason = error_text(call.error), storable(call.reason)
+            self.journal.report(call.worker, Dead(stored.id, call.attempts, text, reason))
+        if target.more and target.taken <= target.window // 2:
             self.request_load()
 
-    def _on_late(self, worker: str, ids: list[int]) -> None:
-        """Report results that the journal has ignored, unless that was reported before."""
-        if worker == self.worker:
-            emit(FailbackLeaseLost(self.name, str(self.journal.url), len(ids)))
+    def _on_late(self, ids: list[int]) -> None:
+        """Report results of the present lease that the journal has ignored: it has ended."""
+        emit(FailbackLeaseLost(self.name, str(self.journal.url), len(ids)))
 
     def _lose_waiting(self, refused: QueuedCall | None = None) -> None:
         """Give the calls back that wait for a timer that was stopped."""
         with self._lock:
-            for call in self._in_state(State.WAITING):
-                self._forget(call)
-                if call.stored is not None:
-                    result = _put_back(call.stored, call.attempts)
-                    self.journal.report(call.worker, result)
+            self._give_back(self._in_state(State.WAITING))
         self._notify_if_empty()
 
     # --- All calls ---
@@ -625,16 +679,16 @@ class JournaledQueue(RetryQueue):
 
     def _hasten(self, future: Future[None]) -> None:
         waiting = Filter(queue=self.name, states=(CallState.READY, CallState.BLOCKED))
-        with contextlib.suppress(JournalError):  # reported; the caller's timeout ends the wait
+        with contextlib.suppress(JournalError):  # `request_load` finds and reports it too
             self.journal.backend.retry(waiting)
         with self._lock:
-            self._flush_waiters = [one for one in self._flush_waiters if not one.cancelled()]
             self._flush_waiters.append(future)
         self.request_load()
 
     def _check_flushed(self) -> None:
         """End the waits of `flush` if nothing is left. After each look for calls."""
         with self._lock:
+            self._flush_waiters = [one for one in self._flush_waiters if not one.cancelled()]
             if not self._flush_waiters or self._calls:
                 return
         for target in list(self._targets):
@@ -750,10 +804,15 @@ def error_text(error: BaseException) -> str:
     details: Any = getattr(error, "details", None)
     try:
         if callable(details):
-            return f"{code_of(error)}: {details()}"[:MAX_ERROR]
-        return f"{type(error).__name__}: {error}"[:MAX_ERROR]
+            return storable(f"{code_of(error)}: {details()}")
+        return storable(f"{type(error).__name__}: {error}")
     except Exception:  # noqa: BLE001 - `__str__` of the user's
         return type(error).__name__
+
+
+def storable(text: str) -> str:
+    """Shorten a text, and replace what engines refuse: lone surrogates, and NUL."""
+    return text[:MAX_ERROR].encode(errors="replace").decode().replace("\0", "?")
 
 
 def _put_back(stored: StoredCall, attempts: int) -> Postponed:

@@ -465,14 +465,21 @@ class RetryQueue:
         context.run(DEADLINE.set, None)
         return context
 
-    def begin_span(self, call: QueuedCall) -> None:
-        """Begin the span of an attempt, and make it the current one. Runs in its context."""
+    def begin_attempt(self, call: QueuedCall) -> bool:
+        """Begin the span of an attempt, and make it the current one. Runs in its context.
+
+        Returns:
+            False if the call has ended while the attempt waited for a worker or its loop.
+        """
+        if call.state is State.DONE:
+            return False
         call.span = tracing.begin_delivery(self.name, call.label, call.attempts)
+        return True
 
     def succeeded(self, call: QueuedCall) -> None:
         """An attempt has succeeded, perhaps after `close` has reported the call as lost."""
         waited_s = (self.now_ns() - call.started_ns) / 1e9
-        with _attempt_ended(call) as span:
+        with attempt_ended(call) as span:
             tracing.set_outcome(span, "delivered")
             emit(FailbackDelivered(self.name, call.label, call.attempts, waited_s))
             self._end(call, "redelivered")
@@ -485,7 +492,7 @@ class RetryQueue:
         """
         now_ns = self.now_ns()
         hook = self.policy.dead_letter
-        with _attempt_ended(call) as span:
+        with attempt_ended(call) as span:
             tracing.set_outcome(span, "failed", error)  # now: the frames of the error are freed
             stop = self._wait_again(call, error, now_ns)
             if stop is None or not self._decide_end(call, "gave_up", stop.reason, error):
@@ -555,7 +562,7 @@ class RetryQueue:
 
     def lost(self, call: QueuedCall, reason: str) -> None:
         """End a call because its attempts can run nowhere any more."""
-        with _attempt_ended(call) as span:
+        with attempt_ended(call) as span:
             tracing.set_outcome(span, "lost", reason=reason)
             if self._decide_end(call, "lost", reason, call.error):
                 self._report_lost([call], reason, self.now_ns())
@@ -692,7 +699,7 @@ class _AttemptTask:
 
 
 @contextlib.contextmanager
-def _attempt_ended(call: QueuedCall) -> Iterator[Any]:
+def attempt_ended(call: QueuedCall) -> Iterator[Any]:
     """End an attempt when the consequences of its result are complete. Yields its span."""
     background, call.background = call.background, None  # the next attempt sets its own
     span, call.span = call.span, None

@@ -45,7 +45,7 @@ VERSION: Final = 1
 FUNCTION: Final = "function"
 
 BROKEN: Final = (
-    struct.error, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError,
+    struct.error, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError,
 )  # fmt: skip
 """What bytes that are damaged, or were never those of a call, can raise."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class StoredCalls:
-    """A `MakeCall` for the calls of one channel, to which it keeps a weak reference."""
+    """A `MakeCall` for the calls of one channel, which exists as long as this object."""
 
     def __init__(
         self,
@@ -44,7 +43,7 @@ class StoredCalls:
                 replaces stored metadata of the same names. If the call cannot be made now, it
                 raises LookupError.
         """
-        self._channel = weakref.ref(channel)
+        self._channel = channel
         self._counts = counts
         self._metadata = metadata
         self._multicallables: dict[tuple[Kind, str], Any] = {}
@@ -55,7 +54,7 @@ class StoredCalls:
         """Return the delivery of a call, and its requests.
 
         Raises:
-            LookupError: The channel was dropped.
+            LookupError: Of `metadata`.
             ValueError: It is the call of a function.
         """
         if not isinstance(body, StoredRpc):
@@ -74,10 +73,7 @@ class StoredCalls:
         known = self._multicallables.get((kind, method))
         if known is not None:
             return known
-        channel = self._channel()
-        if channel is None:
-            raise LookupError("the channel was dropped")
-        made = getattr(channel, kind.name.lower())(method)
+        made = getattr(self._channel, kind.name.lower())(method)
         if self._counts is not None:
             made = counted_multicallable(
                 kind, made, self._counts.attempts.method(method, kind.grpc_type)

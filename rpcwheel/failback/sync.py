@@ -20,7 +20,7 @@ from rpcwheel.errors import ConfigurationError
 
 from .invoker import InvokerBase
 from .journaled import CallRoute, JournaledQueue
-from .queued_call import QueuedCall, SavedCall, State, label_of
+from .queued_call import QueuedCall, SavedCall, label_of
 from .stored import new_key, with_idempotency_key
 
 if TYPE_CHECKING:
@@ -182,6 +182,7 @@ class FailbackInvoker(InvokerBase):
         Raises:
             RuntimeError: Called inside an attempt of this queue, which would wait for itself.
         """
+        self.start()
         return flush_all([self], timeout)
 
     def close(self, drain_timeout: Duration = 5.0) -> list[FailedCall]:
@@ -354,9 +355,8 @@ def _submit(queue: RetryQueue, call: QueuedCall, step: Callable[[], None]) -> No
 
 
 def _attempt(queue: RetryQueue, call: QueuedCall) -> None:
-    if call.state is State.DONE:  # reported as lost while it waited for a worker
+    if not queue.begin_attempt(call):
         return
-    queue.begin_span(call)
     try:
         result = call.saved()
     except BaseException as error:  # noqa: BLE001 - the queue reports it

@@ -15,9 +15,8 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
-from rpcwheel._grpc.aio_relay import run_without_waiting
 from rpcwheel.durations import to_ns
-from rpcwheel.failback.aio import FailbackInvoker
+from rpcwheel.failback.aio import FailbackInvoker, close_empty
 
 from .aio_client import InterceptedChannel, interceptors_of
 from .aio_server import server_interceptors
@@ -96,7 +95,7 @@ class FailbackQueues(FailbackQueuesBase[FailbackInvoker]):
         return [call for report in reports for call in report]
 
     def _close_empty(self, invoker: FailbackInvoker) -> None:
-        run_without_waiting(invoker.close(0))  # does not suspend, as the queue is empty
+        close_empty(invoker)
 
     async def __aenter__(self) -> Self:
         return self

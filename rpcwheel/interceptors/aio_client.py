@@ -107,7 +107,7 @@ class _StoredCalls:
     """Makes the calls of a journal through a channel. They consist of bytes."""
 
     def __init__(self, channel: grpc.aio.Channel, state: ClientState) -> None:
-        self._channel = weakref.ref(channel)
+        self._channel = channel
         self._state = state
         self._calls: dict[tuple[Kind, str], tuple[CallFactory, Any]] = {}
 
@@ -117,7 +117,6 @@ class _StoredCalls:
         """Return the delivery of a call, and its requests.
 
         Raises:
-            LookupError: The channel was dropped.
             ValueError: It is the call of a function.
         """
         if not isinstance(body, StoredRpc):
@@ -137,10 +136,7 @@ class _StoredCalls:
         known = self._calls.get((kind, method))
         if known is not None:
             return known
-        channel = self._channel()
-        if channel is None:
-            raise LookupError("the channel was dropped")
-        start: Any = getattr(channel, kind.name.lower())(method)
+        start: Any = getattr(self._channel, kind.name.lower())(method)
         counts = self._state.counts
         if counts is not None:
             start = partial(begin_counted, counts.attempts.method(method, kind.grpc_type), start)

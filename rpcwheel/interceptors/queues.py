@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from rpcwheel._grpc.connectivity import channel_target
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from rpcwheel.failback.policy import FailbackPolicy
     from rpcwheel.failback.queue import FailbackStats
     from rpcwheel.failback.queued_call import QueueEntry
+    from rpcwheel.failback.stored import StoredFunction, StoredRpc
+    from rpcwheel.journal.backend import StoredCall
     from rpcwheel.timer.api import Timer
 
 InvokerT = TypeVar("InvokerT", bound=InvokerBase)
@@ -116,25 +119,30 @@ def client_state(
 
 
 class JournalRoutes:
-    """Delivers the calls that a journal has for the target of one channel. Thread-safe."""
+    """Delivers the calls that a journal has for the target of one channel. Thread-safe.
 
-    def __init__(self, state: ClientState, channel: Any, make: MakeCall) -> None:
+    It exists as long as the channel or one of its multicallables, as a program may keep only a
+    stub. The queues refer to it weakly.
+    """
+
+    def __init__(self, state: ClientState, channel: Any, calls: MakeCall) -> None:
         """Begin to deliver.
 
         Args:
-            state: The state of the client; gets the channel's target.
+            state: The state of the client; gets the channel's target, and keeps this object.
             channel: The user's channel.
-            make: Makes a stored call through it; raises LookupError if the channel was dropped.
+            calls: Makes a stored call through it.
 
         Raises:
             ConfigurationError: The target of the channel is not known.
         """
         self._closed = False
-        self._channel = weakref.ref(channel)
+        self._calls = calls
         self._routes: list[tuple[Any, CallRoute]] = []
         if not state.journaled:
             return
-        state.target = channel_target(channel)
+        state.target, state.routes = channel_target(channel), self
+        make, is_open = partial(_make, weakref.ref(self)), partial(_is_open, weakref.ref(self))
         for policy, pattern in state.journaled:
             target = policy.target or state.target
             if target is None:
@@ -143,17 +151,28 @@ class JournalRoutes:
                     'journal: give one, FailbackPolicy(target="orders:50051", journal=...)'
                 )
             invoker: Any = state.queue_of(policy, pattern)
-            self._routes.append((invoker, invoker.add_route(target, make, self.is_open)))
-
-    def is_open(self) -> bool:
-        """Whether the channel was neither closed through this object nor dropped."""
-        return not self._closed and self._channel() is not None
+            self._routes.append((invoker, invoker.add_route(target, make, is_open)))
 
     def close(self) -> None:
         """Deliver no more calls through the channel. Idempotent."""
         self._closed = True
         for invoker, route in self._routes:
             invoker.remove_route(route)
+
+
+def _make(
+    routes: weakref.ref[JournalRoutes], call: StoredCall, body: StoredRpc | StoredFunction
+) -> Any:
+    existing = routes()
+    if existing is None:
+        raise LookupError("the channel was dropped")
+    return existing._calls(call, body)  # noqa: SLF001 - of this module
+
+
+def _is_open(routes: weakref.ref[JournalRoutes]) -> bool:
+    """Whether the channel was neither closed nor dropped."""
+    existing = routes()
+    return existing is not None and not existing._closed  # noqa: SLF001 - of this module
 
 
 def refuse_journal(state: ClientState) -> None:

@@ -23,6 +23,7 @@ from rpcwheel.errors import (
     JournalError,
     JournalFull,
     JournalOutcomeUnknown,
+    JournalRefused,
     JournalUnavailable,
 )
 from rpcwheel.events import JournalFailed, JournalRecovered, emit
@@ -60,20 +61,25 @@ class Journal:
         self.url = parse_journal_url(url)
         self.backend: JournalBackend = open_journal_backend(self.url)
         self.users = 0
+        self._closed = False
         self._workers: dict[str, tuple[str, Callable[[list[int]], object]]] = {}
         self._depths: list[Depth] = []
         self._stored: Counter[str] = Counter()
         """How many calls of each queue are not dead: the last count, and the changes since."""
         self._next_count_s = 0.0
         self._failing_since_s: float | None = None
+        self._refuses_writes = False
+        """Whether a request that writes has failed; then one that only reads is no recovery."""
         self.reset()
         reset_after_fork(self)
         live.add("journal", self)
 
     def reset(self) -> None:
         """Forget what the parent was to store, in a forked child."""
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
         self._turn = threading.Lock()  # of the thread that runs a transaction
+        self._holders: set[str] = set()
+        """Workers that may have calls."""
         self._worker = SerialExecutor()
         self._counter = SerialExecutor()
         self._appends: deque[tuple[NewCall, int, Future[int]]] = deque()
@@ -146,12 +152,15 @@ class Journal:
             return
         try:
             ids = self.backend.append([call for call, _ in batch])
-        except JournalError as error:
+        except Exception as error:  # noqa: BLE001 - each caller gets it
             if len(batch) > 1 and not isinstance(error, JournalUnavailable):
                 for one in batch:  # one of them may be too large, or have a refused value
                     self._append_batch([one])
                 return
-            self._failed(error)
+            if isinstance(error, JournalError):
+                self._failed(error)
+            else:  # a value that the engine cannot store
+                error = JournalRefused(f"{self.url}: {type(error).__name__}: {error}")
             for _, future in batch:
                 future.set_exception(error)
             return
@@ -172,6 +181,10 @@ class Journal:
         """
         self._workers[worker] = queue, on_late
 
+    def remove_worker(self, worker: str) -> None:
+        """Ignore from now on that results of a worker come late."""
+        self._workers.pop(worker, None)
+
     def take(self, worker: str, routes: Sequence[Route], within_s: float) -> list[StoredCall]:
         """Take calls; see `JournalBackend.take`. Blocks; may be called on any thread.
 
@@ -185,9 +198,12 @@ class Journal:
             try:
                 taken = self.backend.take(worker, self.url.lease_s, routes, within_s)
             except JournalError as error:
-                self._failed(error)
+                self._holders.add(worker)  # the connection may have been lost after the commit
+                self._failed(error, writes=False)
                 raise
-            self._succeeded()
+            if taken:
+                self._holders.add(worker)
+            self._succeeded(writes=bool(taken))
             return taken
 
     def renew(self, worker: str) -> bool:
@@ -198,10 +214,12 @@ class Journal:
         """
         with self._turn:
             try:
-                return self.backend.renew(worker, self.url.lease_s)
+                renewed = self.backend.renew(worker, self.url.lease_s)
             except JournalError as error:
                 self._failed(error)
                 raise
+            self._succeeded()
+            return renewed
 
     def report(self, worker: str, result: Result) -> None:
         """Store a result on a worker thread, now or when the engine accepts it. Never blocks."""
@@ -215,11 +233,13 @@ class Journal:
         """
         with self._turn:
             self._write_results()
-            try:
-                self.backend.release(worker)
-            except JournalError as error:
-                self._failed(error)
-        self._workers.pop(worker, None)
+            if worker in self._holders:
+                try:
+                    self.backend.release(worker)
+                except JournalError as error:
+                    self._failed(error)
+            self._holders.discard(worker)
+        self.remove_worker(worker)
 
     @property
     def unstored_results(self) -> int:
@@ -261,15 +281,25 @@ class Journal:
 
     # --- Failures of the engine ---
 
-    def _failed(self, error: JournalError) -> None:
-        if self._failing_since_s is None:
-            self._failing_since_s = time.monotonic()
+    def _failed(self, error: JournalError, *, writes: bool = True) -> None:
+        """Report the first failure; a failure because the journal was closed is none."""
+        with self._lock:
+            if self._closed:
+                return
+            self._refuses_writes = self._refuses_writes or writes
+            is_first = self._failing_since_s is None
+            if is_first:
+                self._failing_since_s = time.monotonic()
+        if is_first:
             emit(JournalFailed(str(self.url), error, len(self._results)))
 
-    def _succeeded(self) -> None:
-        since_s, self._failing_since_s = self._failing_since_s, None
-        if since_s is not None:
-            emit(JournalRecovered(str(self.url), time.monotonic() - since_s))
+    def _succeeded(self, *, writes: bool = True) -> None:
+        with self._lock:
+            since_s = self._failing_since_s
+            if since_s is None or (self._refuses_writes and not writes):
+                return
+            self._failing_since_s, self._refuses_writes = None, False
+        emit(JournalRecovered(str(self.url), time.monotonic() - since_s))
 
     @property
     def is_failing(self) -> bool:
@@ -301,7 +331,7 @@ class Journal:
         try:
             found = self.backend.depths()
         except JournalError as error:
-            self._failed(error)
+            self._failed(error, writes=False)
             return
         self._depths = found
         stored: Counter[str] = Counter()
@@ -326,6 +356,7 @@ class Journal:
                 del _OPEN[self.url.text]
         with self._turn:
             self._write_results()
+        self._closed = True
         live.remove("journal", self)
         self.backend.close()
 
