@@ -81,7 +81,6 @@ class ChildProcess:
 
         SIGKILL may have cut the last line; it is ignored.
         """
-        self._reader.join()
         found = []
         while (line := self._lines.get()).endswith("\n"):
             first, _, rest = line.strip().partition(" ")
