@@ -239,9 +239,10 @@ class JournalBackend(ABC):
     ) -> list[StoredCall]:
         """Give ready calls to a worker, and renew its lease if there are any.
 
-        First makes the calls of workers ready whose lease has ended. Of each route the calls that
-        are due first are taken, if they are due within `within_s`, and returned in this order. If
-        there are none, nothing is written.
+        First makes the calls of workers ready whose lease has ended, also if there are no routes.
+        Of each route the calls that are due first are taken, if they are due within `within_s`
+        (negative: if they were due that long ago), and returned in this order. If there are none,
+        nothing is written.
         """
 
     @abstractmethod

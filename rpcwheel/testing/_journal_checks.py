@@ -229,6 +229,16 @@ def calls_are_taken_when_they_are_due(harness: JournalHarness) -> None:
     harness.expect_taken(backend, worker, later, within_s=4 * HOUR_S)
 
 
+def calls_that_were_due_at_an_earlier_time_are_taken(harness: JournalHarness) -> None:
+    """If the given time is negative, and no others."""
+    backend, worker = harness.new(), harness.worker()
+    _, earlier = harness.append(
+        backend, harness.call(1, delay_s=-60.0), harness.call(2, delay_s=-HOUR_S)
+    )
+    harness.expect_taken(backend, worker, within_s=-2 * HOUR_S)
+    harness.expect_taken(backend, worker, earlier, within_s=-HOUR_S / 2)
+
+
 def a_call_becomes_due(harness: JournalHarness) -> None:
     """After its delay, by the clock of the engine."""
     backend, worker = harness.new(), harness.worker()
@@ -393,6 +403,21 @@ def calls_are_taken_over_when_a_lease_ends(harness: JournalHarness) -> None:
         two.report(new, [Delivered(number) for number in ids]) == [],
         "report must accept the results of the new worker",
     )
+
+
+def a_take_without_routes_ends_leases(harness: JournalHarness) -> None:
+    """So that a worker finds what another one has left that had taken every call."""
+    one, two = harness.new(), harness.new()
+    (number,) = harness.append(one, harness.call(1))
+    harness.expect_taken(one, harness.worker(), number, lease_s=SHORT_S)
+    worker = harness.worker()
+
+    def look() -> bool:
+        require(two.take(worker, HOUR_S, [], 0.0) == [], "take without routes must return nothing")
+        return (harness.queue, harness.route().target) in two.routes()
+
+    wait(look, lambda: "take without routes must make calls ready whose lease has ended")
+    harness.expect_states(two, {number: READY}, "after its lease has ended")
 
 
 def a_worker_takes_its_calls_again_after_its_lease(harness: JournalHarness) -> None:
@@ -1204,6 +1229,7 @@ CHECKS: Final[Sequence[Callable[[JournalHarness], None]]] = (
     an_append_stores_all_or_nothing,
     concurrent_appends_are_all_stored,
     calls_are_taken_when_they_are_due,
+    calls_that_were_due_at_an_earlier_time_are_taken,
     a_call_becomes_due,
     what_is_due_first_is_taken_first,
     calls_due_at_the_same_time_are_taken_in_the_order_of_their_ids,
@@ -1212,6 +1238,7 @@ CHECKS: Final[Sequence[Callable[[JournalHarness], None]]] = (
     concurrent_workers_take_each_call_once,
     without_calls_there_is_no_lease,
     calls_are_taken_over_when_a_lease_ends,
+    a_take_without_routes_ends_leases,
     a_worker_takes_its_calls_again_after_its_lease,
     a_renewed_lease_does_not_end,
     released_calls_are_ready_at_once,
