@@ -13,6 +13,7 @@ request opens the new one.
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import os
 import sqlite3
@@ -20,7 +21,7 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from rpcwheel._concurrency.executor import reset_after_fork
 from rpcwheel.errors import (
@@ -61,6 +62,9 @@ BUSY_TIMEOUT_S: Final = 5.0
 
 POLL_S: Final = 0.005
 """The time between two attempts of a request for which SQLite itself does not wait."""
+
+ROOM_TIMEOUT_MS: Final = 100
+"""How long a request waits for readers before it makes room on a full disk."""
 
 TABLES: Final = (
     """CREATE TABLE call (
@@ -106,8 +110,28 @@ WRONG_PLACE: Final = (
 INVALID: Final = frozenset({"SQLITE_CONSTRAINT", "SQLITE_TOOBIG", "SQLITE_MISMATCH"})
 DAMAGED: Final = frozenset({"SQLITE_NOTADB", "SQLITE_CORRUPT"})
 
+Method = TypeVar("Method", bound="Callable[..., Any]")
+
 _inherited: Final[list[sqlite3.Connection]] = []
 """Connections of the parent process. SQLite forbids a child to use or to close them."""
+
+
+def _with_room(method: Method) -> Method:
+    """Repeat a request that has found the disk full, if a checkpoint has made room."""
+
+    @functools.wraps(method)
+    def request(self: SqliteJournal, *args: Any, **options: Any) -> Any:
+        if self._was_full:  # before the log takes the space that is free again
+            self._was_full = not self._make_room()
+        try:
+            return method(self, *args, **options)
+        except JournalFull:
+            self._was_full = not self._make_room()
+            if self._was_full:
+                raise
+        return method(self, *args, **options)
+
+    return cast("Method", request)
 
 
 class SqliteJournal(JournalBackend):
@@ -137,9 +161,11 @@ class SqliteJournal(JournalBackend):
         self._synchronous = "FULL" if durability == "power" else "NORMAL"
         self._clock = clock
         self._closed = False
+        self._was_full = False
         self._writer = _Connection(self._connect)
         self._reader = _Connection(self._connect)
 
+    @_with_room
     def append(self, calls: Sequence[NewCall]) -> list[int]:
         """Store calls in one transaction."""
         if not calls:
@@ -162,6 +188,7 @@ class SqliteJournal(JournalBackend):
             state = CallState.BLOCKED if db.execute(earlier, key).fetchone() else state
         return db.execute(APPEND, append_row(call, now_ms, state)).lastrowid or 0
 
+    @_with_room
     def take(
         self, worker: str, lease_s: float, routes: Sequence[Route], within_s: float
     ) -> list[StoredCall]:
@@ -190,6 +217,7 @@ class SqliteJournal(JournalBackend):
                 )
         return [stored_call((*row[:12], CallState.TAKEN, row[13]), now_ms) for row in rows]
 
+    @_with_room
     def renew(self, worker: str, lease_s: float) -> bool:
         """Renew the lease of a worker."""
         with self._transaction() as (db, now_ms):
@@ -199,6 +227,7 @@ class SqliteJournal(JournalBackend):
             )
             return changed.rowcount > 0
 
+    @_with_room
     def report(self, worker: str, results: Sequence[Result]) -> list[int]:
         """Store results in one transaction."""
         if not results:
@@ -212,6 +241,7 @@ class SqliteJournal(JournalBackend):
         self._shrink()
         return late
 
+    @_with_room
     def release(self, worker: str) -> None:
         """Make all calls of a worker ready."""
         with self._transaction() as (db, _):
@@ -249,10 +279,12 @@ class SqliteJournal(JournalBackend):
             ).fetchall()
         return [stored_call(row, now_ms) for row in rows]
 
+    @_with_room
     def retry(self, chosen: Filter) -> int:
         """Make calls due now."""
         return self._change(chosen, "state <> 2", _make_due)
 
+    @_with_room
     def delete(self, chosen: Filter) -> int:
         """Delete calls."""
         return self._change(chosen, "1 = 1", _delete)
@@ -307,6 +339,20 @@ class SqliteJournal(JournalBackend):
     def _read(self) -> Iterator[sqlite3.Connection]:
         with self._reader.use() as db, self._translated():
             yield db
+
+    def _make_room(self) -> bool:
+        """Copy the log into the database, and give its space back. False: that failed.
+
+        SQLite copies it when it has 1,000 pages, which is more than the disk may have.
+        """
+        with suppress(sqlite3.Error, JournalError), self._writer.use() as db:
+            db.execute(f"PRAGMA busy_timeout = {ROOM_TIMEOUT_MS}")  # readers prevent it
+            try:
+                (busy, _, _) = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            finally:
+                db.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_S * 1e3:.0f}")
+            return not busy
+        return False
 
     def _shrink(self) -> None:
         """Return free pages to the file system if there are many."""
