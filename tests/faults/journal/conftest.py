@@ -6,6 +6,7 @@ from urllib.parse import urlencode
 import pytest
 
 from fixtures.engine_postgresql import PostgresqlEngine
+from fixtures.engine_redis import RedisEngine
 from fixtures.engines import engine_fixture
 from fixtures.journal_clients import JournalClient
 from fixtures.recording_server import RecordingServer
@@ -19,16 +20,29 @@ class DurablePostgresql(PostgresqlEngine):
         super().__init__("-c", "fsync=on", "-c", "synchronous_commit=on")
 
 
+class DurableRedis(RedisEngine):
+    """Redis with the durability that loses nothing."""
+
+    def __init__(self) -> None:
+        """Prepare it."""
+        super().__init__("--appendfsync", "always")
+
+    def journal_url(self, **options: str) -> str:
+        """Its URL as a journal."""
+        return self.url(**options)
+
+
 postgresql = engine_fixture(DurablePostgresql, "function")
+redis = engine_fixture(DurableRedis, "function")
 
 
-@pytest.fixture(params=["postgresql"])
+@pytest.fixture(params=["postgresql", "redis"])
 def engine(request):
     """An engine in a process of its own."""
     return request.getfixturevalue(request.param)
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", "postgresql", "redis"])
 def journal_url(request, tmp_path):
     """Makes the URL of a journal from its options."""
 
