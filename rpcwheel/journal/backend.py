@@ -29,7 +29,7 @@ from __future__ import annotations
 import enum
 import re
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ __all__ = [
     "Route",
     "StoredCall",
     "storable",
+    "storable_call",
 ]
 
 
@@ -97,6 +98,24 @@ class NewCall:
     order_key: str | None = None
     """Calls of one queue and target with the same order key are taken one at a time, in the order
     of their ids. None: no order."""
+
+
+def storable_call(call: NewCall) -> NewCall:
+    """Return a call whose texts every engine can store, as a rule the same one."""
+    order_key = call.order_key
+    texts = (call.queue, call.target, call.method, call.key, call.error, order_key or "")
+    joined = "".join(texts)  # a few checks for each text would cost as much as storing it
+    if (joined.isascii() and "\0" not in joined) or storable(joined) == joined:
+        return call
+    return replace(
+        call,
+        queue=storable(call.queue),
+        target=storable(call.target),
+        method=storable(call.method),
+        key=storable(call.key),
+        error=storable(call.error),
+        order_key=None if order_key is None else storable(order_key),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ from rpcwheel.errors import (
     JournalUnavailable,
 )
 
-from .backend import CallState, Dead, Delivered, JournalBackend, Postponed, storable
+from .backend import CallState, Dead, Delivered, JournalBackend, Postponed, storable, storable_call
 from .lost_takes import LostTakes
 from .sql import COLUMNS, COUNT_BY_STATE, Dialect, depths_of, stored_call, where
 
@@ -285,24 +285,29 @@ class PostgresqlJournal(JournalBackend):
         """Store calls by one statement, without waiting for others unless they have order keys."""
         if not calls:
             return []
+        calls = [storable_call(call) for call in calls]
         given: dict[str, list[Any]] = {
-            "queue": [storable(call.queue) for call in calls],
-            "target": [storable(call.target) for call in calls],
-            "method": [storable(call.method) for call in calls],
-            "call_key": [storable(call.key) for call in calls],
+            "queue": [call.queue for call in calls],
+            "target": [call.target for call in calls],
+            "method": [call.method for call in calls],
+            "call_key": [call.key for call in calls],
             "body": [call.body for call in calls],
             "delay": [round(call.delay_s * 1e3) for call in calls],
             "age": [round(call.max_age_s * 1e3) for call in calls],
             "attempts": [call.attempts for call in calls],
-            "error": [storable(call.error) for call in calls],
+            "error": [call.error for call in calls],
         }
-        keys = sorted({key for call in calls if (key := _key_of(call)) is not None})
+        keys = sorted(
+            {
+                (call.queue, call.target, call.order_key)
+                for call in calls
+                if call.order_key is not None
+            }
+        )
         if not keys:
             with self._use(self._worker, storing=True) as db:
                 return [row[0] for row in self._run(db, APPEND, given)]
-        given["order_key"] = [
-            None if call.order_key is None else storable(call.order_key) for call in calls
-        ]
+        given["order_key"] = [call.order_key for call in calls]
 
         def work(db: _Bounded) -> list[int]:
             self._lock(db, keys)
@@ -665,9 +670,3 @@ class _Connection:
         if db is not None:
             with suppress(psycopg.Error):
                 db.close()
-
-
-def _key_of(call: NewCall) -> Key | None:
-    if call.order_key is None:
-        return None
-    return storable(call.queue), storable(call.target), storable(call.order_key)

@@ -64,6 +64,7 @@ from .backend import (
     Postponed,
     StoredCall,
     storable,
+    storable_call,
 )
 from .lost_takes import LostTakes
 from .redis_scripts import APPEND, COUNT, FREE_LOST, RELEASE, RENEW, REPORT, SCAN, TAKE
@@ -135,19 +136,19 @@ class RedisJournal(JournalBackend):
         if not calls:
             return []
         given: list[str | bytes | int] = []
-        for call in calls:
+        for call in map(storable_call, calls):
             given += (
-                storable(call.queue),
-                storable(call.target),
-                storable(call.method),
-                storable(call.key),
+                call.queue,
+                call.target,
+                call.method,
+                call.key,
                 call.body,
                 round(call.delay_s * 1e3),
                 round(call.max_age_s * 1e3),
                 int(call.attempts),
-                storable(call.error),
+                call.error,
                 0 if call.order_key is None else 1,
-                "" if call.order_key is None else storable(call.order_key),
+                call.order_key or "",
             )
         try:
             return [int(number) for number in self._run(APPEND, *given)]

@@ -30,17 +30,17 @@ LARGEST_ID: Final = 2**63 - 1
 def append_row(call: NewCall, now_ms: int, state: CallState) -> tuple[Any, ...]:
     """Return the values of a new row."""
     return (
-        storable(call.queue),
-        storable(call.target),
-        storable(call.method),
-        storable(call.key),
+        call.queue,
+        call.target,
+        call.method,
+        call.key,
         call.body,
         now_ms + round(call.delay_s * 1e3),
         now_ms,
         now_ms + round(call.max_age_s * 1e3),
         call.attempts,
-        storable(call.error),
-        None if call.order_key is None else storable(call.order_key),
+        call.error,
+        call.order_key,
         int(state),
     )
 

@@ -32,7 +32,7 @@ from rpcwheel.errors import (
     JournalUnavailable,
 )
 
-from .backend import CallState, JournalBackend, storable
+from .backend import CallState, JournalBackend, storable, storable_call
 from .sql import (
     APPEND_COLUMNS,
     COLUMNS,
@@ -170,6 +170,7 @@ class SqliteJournal(JournalBackend):
         """Store calls in one transaction."""
         if not calls:
             return []
+        calls = [storable_call(call) for call in calls]
         with self._transaction() as (db, now_ms):
             if all(call.order_key is None for call in calls):
                 db.executemany(
@@ -183,7 +184,7 @@ class SqliteJournal(JournalBackend):
     def _append_ordered(db: sqlite3.Connection, call: NewCall, now_ms: int) -> int:
         state = CallState.READY
         if call.order_key is not None:
-            key = tuple(map(storable, (call.queue, call.target, call.order_key)))
+            key = call.queue, call.target, call.order_key
             earlier = f"SELECT 1 FROM call WHERE {KEY} AND state < 3 LIMIT 1"
             state = CallState.BLOCKED if db.execute(earlier, key).fetchone() else state
         return db.execute(APPEND, append_row(call, now_ms, state)).lastrowid or 0
@@ -509,14 +510,14 @@ class _Connection:
 
     def _is_same_file(self) -> bool:
         try:
-            found = Path(self._path).stat()
+            found = self._path.stat()
         except OSError:
             return False
         return (found.st_dev, found.st_ino) == self._file
 
     def _file_of(self, db: sqlite3.Connection) -> tuple[int, int]:
-        self._path: str = db.execute("PRAGMA database_list").fetchone()[2]
-        found = Path(self._path).stat()
+        self._path = Path(db.execute("PRAGMA database_list").fetchone()[2])
+        found = self._path.stat()
         return found.st_dev, found.st_ino
 
     def close(self) -> None:

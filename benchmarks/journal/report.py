@@ -1,0 +1,86 @@
+"""The page that a run writes: `docs/benchmarks/journal.md`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from benchmarks import _page
+from benchmarks._page import figure, table
+from benchmarks.calls.scale import Results, Row
+from benchmarks.calls.subjects import Skipped
+from benchmarks.journal.subjects import (
+    AT_MOST,
+    BATCH,
+    BODY,
+    ENGINES,
+    ONE,
+    OURS,
+    SINGLE,
+    WORKER,
+    WORKERS,
+    Scale,
+)
+
+NOTES = """\
+How it is measured: bodies of {body} bytes, calls without order keys. The subjects take turns, in
+another order in each round. {rounds} rounds of {single:,} calls one by one, or of {batched:,} in
+batches; medians. "× bare" is the median of the ratios of wall times within a round, with their
+quartiles. If these are far apart, other programs used the machine. The bare driver executes the
+same statements with values that were prepared before, and makes no objects of the rows. Workers are
+threads of one process, each with a connection of its own. The engines write to the same disk:
+SQLite with `durability=process` and `power`, PostgreSQL with `fsync` and `synchronous_commit` on,
+Redis with `appendonly yes` and `appendfsync everysec`. PostgreSQL and Redis run on this
+machine.
+"""
+
+
+def page(
+    results: Results,
+    scale: Scale,
+    *,
+    facts: Mapping[str, str],
+    skipped: Sequence[Skipped],
+    command: str,
+) -> str:
+    """The page, as Markdown."""
+    origin = [f"* {name}: {value}" for name, value in facts.items()] + [f"* Command: `{command}`"]
+    parts = ["# Journals and their engines", "\n".join(origin)]
+    parts += [f"Not measured: {each.what} ({each.why})." for each in skipped]
+    parts += ["## Target", table(("", "measured", "target", ""), list(_verdicts(results)))]
+    for what in (ONE, BATCH, SINGLE, WORKER, WORKERS):
+        rows = list(results.of("client", "sync", what))
+        if rows:
+            headers = ("", "calls/s", "wall, µs", "× bare", "CPU, µs")
+            parts += [f"## {what.capitalize()}", table(headers, [_line(row) for row in rows])]
+    notes = NOTES.format(
+        body=len(BODY), rounds=scale.rounds, single=scale.single, batched=scale.batched
+    )
+    return "\n\n".join([*parts, notes])
+
+
+def facts(load: str) -> dict[str, str]:
+    """The machine and the versions, by name."""
+    return _page.facts("psycopg", "redis") | {"Load before": load}
+
+
+def _line(row: Row) -> tuple[str, ...]:
+    values = row.values
+    ratio, q1, q3 = (values[f"wall_ratio{part}"] for part in ("", "_q1", "_q3"))
+    return (
+        row.subject,
+        f"{1e6 / values['wall_us']:,.0f}",
+        figure(values["wall_us"]),
+        f"{ratio:.2f} ({q1:.2f}–{q3:.2f})",
+        figure(values["cpu_us"]),
+    )
+
+
+def _verdicts(results: Results) -> Iterator[tuple[str, str, str, str]]:
+    for engine in ENGINES:
+        for what in (ONE, BATCH):
+            text, asked = f"{engine}: {what}", f"≤ {AT_MOST:.2f}×"
+            value = results.value("client", "sync", what, f"{engine}, {OURS}", "wall_ratio")
+            if value is None:
+                yield text, "–", asked, "not measured"
+            else:
+                yield text, f"{value:.3f}×", asked, "met" if value <= AT_MOST else "**missed**"
