@@ -17,6 +17,7 @@ Queue, target and order key of a call may have 2,600 bytes together, as they are
 from __future__ import annotations
 
 import re
+import select
 import threading
 import time
 import zlib
@@ -27,6 +28,7 @@ from urllib.parse import quote, urlencode, urlunsplit
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import TransactionStatus
+from psycopg.waiting import Ready, Wait
 
 from rpcwheel._concurrency.executor import reset_after_fork
 from rpcwheel.errors import (
@@ -606,28 +608,34 @@ class _Bounded(psycopg.Connection[Any]):
     """A connection whose requests fail if the server does not answer in time.
 
     A server that is stopped, or a network that drops packets, does not end a request otherwise:
-    libpq has no timeout (psycopg 3.3; `test_a_frozen_server_is_unavailable` tells).
+    psycopg has no timeout (3.2; `test_a_frozen_server_is_unavailable` tells).
     """
 
     timeout_s = TIMEOUT_S
 
     def wait(self, gen: Generator[Any, Any, R], *args: Any, **kwargs: Any) -> R:
+        """Do the steps of a request; each tells for what of the socket it waits."""
         end_s = time.monotonic() + self.timeout_s
-        return super().wait(_bounded(gen, end_s), *args, **kwargs)
-
-
-def _bounded(steps: Generator[Any, Any, R], end_s: float) -> Generator[Any, Any, R]:
-    """Do the steps of a request. psycopg continues at least each 0.1 s, with 0 if nothing came."""
-    try:
-        awaited = next(steps)
-        while True:
-            ready = yield awaited
-            if not ready and time.monotonic() > end_s:
-                raise psycopg.OperationalError("the server does not answer")
-            awaited = steps.send(ready)
-    except StopIteration as stop:
-        result: R = stop.value
-        return result
+        socket, poll = self.pgconn.socket, select.poll()
+        try:
+            awaited = next(gen)
+            while True:
+                poll.register(
+                    socket,
+                    (select.POLLIN if awaited & Wait.R else 0)
+                    | (select.POLLOUT if awaited & Wait.W else 0),
+                )
+                found = poll.poll(max(0.0, end_s - time.monotonic()) * 1e3)
+                if not found:
+                    raise psycopg.OperationalError("the server does not answer")
+                events = found[0][1]  # an error is for both
+                ready = (Ready.R if events & ~select.POLLOUT else 0) | (
+                    Ready.W if events & ~select.POLLIN else 0
+                )
+                awaited = gen.send(Ready(awaited & ready))
+        except StopIteration as stop:
+            result: R = stop.value
+            return result
 
 
 class _Connection:
