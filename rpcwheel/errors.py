@@ -127,6 +127,18 @@ class JournalRefused(JournalError, PermissionError):
     """The journal refuses. Check the rights, the password, and which program made the journal."""
 
 
+REFUSALS: Final[tuple[type[FailbackError], ...]] = (
+    FailbackError,
+    FailbackFull,
+    FailbackClosed,
+    JournalFull,
+    JournalUnavailable,
+    JournalOutcomeUnknown,
+    JournalRefused,
+)
+"""The errors with which a queue refuses a failed call."""
+
+
 class CallError(RpcWheelError):
     """A call of a `PendingCalls` table was not started, or ended without a response."""
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
+from rpcwheel.errors import REFUSALS
 from rpcwheel.rpc import Kind
 
 from .calls import aio_metadata, has_status, value_of
@@ -56,16 +57,16 @@ class _Refused(grpc.aio.AioRpcError):
         return self.details() or ""
 
 
-_REFUSED_CLASSES: Final[dict[type[FailbackError], type[_Refused]]] = {}
+_REFUSED_CLASSES: Final[dict[type, Any]] = {
+    kind: type(f"{kind.__name__}Rpc", (_Refused, kind), {"__module__": __name__})
+    for kind in REFUSALS
+}
+globals().update({made.__name__: made for made in _REFUSED_CLASSES.values()})  # pickle wants it
 
 
-def _refused_class(kind: type[FailbackError]) -> type[_Refused]:
-    """Make the class for a refusal: a subclass of `kind` that is an error of grpc.aio."""
-    known = _REFUSED_CLASSES.get(kind)
-    if known is None:
-        known = type(f"{kind.__name__}Rpc", (_Refused, kind), {"__module__": __name__})
-        _REFUSED_CLASSES[kind] = known
-    return known
+def _refused_class(refusal: FailbackError) -> type[_Refused]:
+    found = (_REFUSED_CLASSES.get(kind) for kind in type(refusal).__mro__)
+    return next(filter(None, found))
 
 
 def refused_by(refusal: FailbackError, error: BaseException) -> grpc.aio.AioRpcError:
@@ -76,7 +77,7 @@ def refused_by(refusal: FailbackError, error: BaseException) -> grpc.aio.AioRpcE
         error: How it failed; its code and metadata are taken over.
     """
     status = status_of(error)
-    kind = _refused_class(type(refusal))
+    kind = _refused_class(refusal)
     made = kind(status.code(), status.initial_metadata(), status.trailing_metadata(), str(refusal))
     made.__cause__ = error
     return made

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import grpc
 
+from rpcwheel.errors import REFUSALS
+
 from .calls import metadata_tuple
 
 if TYPE_CHECKING:
@@ -155,16 +157,16 @@ class _Refused(FinishedError):
         return self.details()
 
 
-_REFUSED_CLASSES: Final[dict[type[FailbackError], type[_Refused]]] = {}
+_REFUSED_CLASSES: Final[dict[type, Any]] = {
+    kind: type(f"{kind.__name__}Rpc", (_Refused, kind), {"__module__": __name__})
+    for kind in REFUSALS
+}
+globals().update({made.__name__: made for made in _REFUSED_CLASSES.values()})  # pickle wants it
 
 
-def _refused_class(kind: type[FailbackError]) -> type[_Refused]:
-    """Make the class for a refusal: a subclass of `kind` that is a call and a `grpc.RpcError`."""
-    known = _REFUSED_CLASSES.get(kind)
-    if known is None:
-        known = type(f"{kind.__name__}Rpc", (_Refused, kind), {"__module__": __name__})
-        _REFUSED_CLASSES[kind] = known
-    return known
+def _refused_class(refusal: FailbackError) -> type[_Refused]:
+    found = (_REFUSED_CLASSES.get(kind) for kind in type(refusal).__mro__)
+    return next(filter(None, found))
 
 
 def refused_by(refusal: FailbackError, error: BaseException) -> FinishedError:
@@ -176,7 +178,7 @@ def refused_by(refusal: FailbackError, error: BaseException) -> FinishedError:
         refusal: Why the call could not be queued.
         error: How it failed, with a status.
     """
-    made = _refused_class(type(refusal))(refusal, error)
+    made = _refused_class(refusal)(refusal, error)
     made.__cause__ = error
     return made
 

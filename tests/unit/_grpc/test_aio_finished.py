@@ -15,7 +15,7 @@ from rpcwheel._grpc.aio_finished import (
 )
 from rpcwheel._grpc.aio_relay import WouldBlockError, failure_of, has_ended, run_without_waiting
 from rpcwheel._grpc.calls import aio_metadata
-from rpcwheel.errors import FailbackClosed, FailbackFull
+from rpcwheel.errors import REFUSALS
 from rpcwheel.rpc import Kind
 
 OK = grpc.StatusCode.OK
@@ -131,7 +131,7 @@ async def answer(call, kind):
     return [one async for one in call] if kind.streams_responses else await call
 
 
-@pytest.mark.parametrize("kind", [FailbackFull, FailbackClosed])
+@pytest.mark.parametrize("kind", REFUSALS)
 def test_a_refusal_of_a_failback_queue_is_an_rpc_error_and_a_failback_error(kind):
     metadata = aio_metadata([("k", "v")])
     failure = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, None, metadata, "gone")

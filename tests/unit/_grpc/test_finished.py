@@ -4,7 +4,7 @@ import grpc
 import pytest
 
 from rpcwheel._grpc.finished import FinishedError, FinishedResponse, FinishedStream, refused_by
-from rpcwheel.errors import FailbackClosed, FailbackFull
+from rpcwheel.errors import REFUSALS
 
 CODE = grpc.StatusCode.DEADLINE_EXCEEDED
 
@@ -66,7 +66,7 @@ def test_the_messages_of_a_default_response_stream_are_iterated(messages, read):
     assert list(FinishedStream(messages, "")) == read
 
 
-@pytest.mark.parametrize("kind", [FailbackFull, FailbackClosed])
+@pytest.mark.parametrize("kind", REFUSALS)
 def test_a_refusal_of_a_failback_queue_is_a_failed_call_and_both_errors(kind):
     failure = FinishedError(CODE, "too late", initial=(("i", "v"),), trailing=(("k", "v"),))
     call = refused_by(kind("q: not queued"), failure)
