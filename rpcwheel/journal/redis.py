@@ -16,7 +16,7 @@ Calls are as durable as the server is configured to keep them:
 * `maxmemory-policy` must be `noeviction`, and is checked: other policies delete calls. A server at
   `maxmemory` refuses new calls (`JournalFull`), and goes on delivering the stored ones.
 
-A call takes about 800 bytes of memory beyond its body. `select`, `retry` and `delete` look at all
+A call takes about 1,400 bytes of memory beyond its body. `select`, `retry` and `delete` look at all
 calls, some hundreds at a time, so that others do not wait. If `retry` or `delete` raises, a part of
 the calls may have been changed.
 """
