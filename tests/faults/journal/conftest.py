@@ -65,7 +65,7 @@ def server():
 def start_client():
     """Make a `JournalClient`, which is closed at the end of the test."""
     with contextlib.ExitStack() as opened:
-        yield lambda: opened.enter_context(JournalClient())
+        yield lambda *prefix: opened.enter_context(JournalClient(*prefix))
 
 
 @pytest.fixture
