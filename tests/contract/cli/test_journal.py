@@ -15,6 +15,7 @@ from fixtures.terminals import Terminal
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.cli import journal as journal_module
 from rpcwheel.cli import main
+from rpcwheel.cli.journal_view import CALL_COLUMNS, call_row
 from rpcwheel.errors import JournalUnavailable
 from rpcwheel.failback.stored import StoredFunction, StoredRpc
 from rpcwheel.journal import CallState, Filter, NewCall, open_journal_backend
@@ -88,6 +89,15 @@ def test_ls_prints_a_table_and_a_summary(url, backend, capsys):
     assert second[:3] == ["2", "waiting", "mail"]
     assert lines[2].endswith("4  in 60 min")
     assert lines[-1] == f"2 calls at {url}"
+
+
+def test_ls_shows_when_a_call_is_due_only_if_it_waits(url, backend, capsys):
+    backend.append([call(), call(queue="mail"), call(queue="late", delay_s=HOUR_S)])
+    backend.take("worker", HOUR_S, [Route("audit", TARGET, 1)], 0.0)
+    kill(backend, 2)
+    due = CALL_COLUMNS.index("due")
+    assert [call_row(one)[due] for one in backend.select(Filter())] == ["", "", "in 60 min"]
+    assert "an attempt is running, or begins soon" in run("show", url, 1, capsys=capsys).out
 
 
 def test_ls_of_an_empty_journal_says_so(url, backend, capsys):

@@ -153,6 +153,22 @@ def test_a_signal_gives_the_calls_to_another_worker_at_once(signum, url, backend
     assert requests_of(shop) == [b"order 1", b"order 1"]
 
 
+def test_running_attempts_may_end_within_the_grace(url, backend, shop):
+    hang = Hang()
+    shop.then(hang)
+    backend.append([rpc(shop.target)])
+    with working(url, "--grace", "1000") as process:
+        assert hang.begun.wait(WAIT_S)
+        process.send_signal(signal.SIGTERM)
+        while "waits for running attempts" not in process.stderr.readline():
+            assert process.poll() is None
+        shop.calls[0].ended.set()
+        status, err = ended(process)
+    assert status == 0
+    assert "ended: 1 delivered, 0 given up" in err
+    assert backend.select(Filter()) == []
+
+
 def test_a_second_signal_ends_the_process_at_once(url, backend, shop):
     hang = Hang()
     shop.then(hang)

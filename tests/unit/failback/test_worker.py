@@ -1,0 +1,61 @@
+"""When a worker with `once` ends, and what a stored call is sent with."""
+
+from types import SimpleNamespace
+
+import grpc
+import pytest
+
+from rpcwheel.failback.queue import FailbackStats
+from rpcwheel.failback.stored import IDEMPOTENCY_KEY, StoredRpc
+from rpcwheel.failback.stored_calls import StoredCalls
+from rpcwheel.failback.worker import _has_nothing_due
+from rpcwheel.journal.backend import CallState, StoredCall
+from rpcwheel.rpc import Kind
+
+EMPTY, HOLDS_ONE = FailbackStats(), FailbackStats(queued_total=1, pending=1)
+DELIVERED_ONE = FailbackStats(queued_total=1, attempts=1, redelivered=1)
+
+
+class Queue:
+    """A queue whose stats before and after a look, and what the look finds, are given."""
+
+    def __init__(self, before, after, *, found_none):
+        self._stats = iter([before, after])
+        self._found_none = found_none
+        self.limits = SimpleNamespace(found_none=False)
+
+    def stats(self):
+        return next(self._stats)
+
+    def look(self):
+        self.limits.found_none = self._found_none
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "found_none", "ended"),
+    [
+        (EMPTY, EMPTY, True, True),
+        (DELIVERED_ONE, DELIVERED_ONE, True, True),
+        (EMPTY, EMPTY, False, False),
+        (HOLDS_ONE, HOLDS_ONE, True, False),
+        (EMPTY, HOLDS_ONE, True, False),
+        (EMPTY, DELIVERED_ONE, True, False),  # which may have unblocked another call
+    ],
+)
+def test_nothing_is_due_if_a_look_finds_none_and_nothing_changes(before, after, found_none, ended):
+    assert _has_nothing_due(Queue(before, after, found_none=found_none)) is ended
+
+
+def test_given_metadata_replaces_stored_metadata_of_the_same_name():
+    body = StoredRpc(Kind.UNARY_UNARY, (b"",), (("x-zone", "a"), ("x-tenant", "7")))
+    state = CallState.TAKEN
+    call = StoredCall(1, "q", "t", "/s/M", "key-1", b"", 0.0, 1.0, 1.0, 1, "", None, state)
+    with grpc.insecure_channel("127.0.0.1:1") as channel:
+        calls = StoredCalls(channel, None, lambda: [("x-zone", "b")])
+        delivery, requests, _ = calls(call, body)
+    assert requests == (b"",)
+    assert delivery._details.metadata == (
+        ("x-tenant", "7"),
+        ("x-zone", "b"),
+        (IDEMPOTENCY_KEY, "key-1"),
+    )
