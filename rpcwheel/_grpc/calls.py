@@ -203,5 +203,5 @@ def is_channel_closed_error(error: BaseException) -> bool:
     """Whether an error says that the client closed the channel before or during the call."""
     if isinstance(error, grpc.RpcError):
         canceled = value_of(error, "code") is grpc.StatusCode.CANCELLED
-        return canceled and value_of(error, "details") == _CLOSED_DURING_CALL
+        return canceled and _CLOSED_DURING_CALL in str(value_of(error, "details"))
     return isinstance(error, (ValueError, grpc.aio.UsageError)) and str(error) in _CLOSED_MESSAGES

@@ -619,7 +619,8 @@ class JournaledQueue(RetryQueue):
         else:
             text, reason = error_text(call.error), storable(call.reason)
             self.journal.report(call.worker, Dead(stored.id, call.attempts, text, reason))
-        if target.more and target.taken <= target.window // 2:
+        is_next_ready = stored.order_key is not None  # the next call of its key
+        if is_next_ready or (target.more and target.taken <= target.window // 2):
             self.request_load()
 
     def _on_late(self, ids: list[int]) -> None:

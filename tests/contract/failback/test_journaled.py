@@ -6,6 +6,7 @@ import grpc
 import pytest
 
 from fixtures.grpc_servers import IMPATIENT
+from fixtures.journaled_clients import LATER, key_of, push, queue_of
 from fixtures.journals import (
     BODY,
     dead,
@@ -45,67 +46,7 @@ from rpcwheel.interceptors import FailbackQueues, client_interceptors, intercept
 from rpcwheel.journal.backend import CallState
 from rpcwheel.rpc import Kind
 
-LATER = b"later"
 SECRETS = (("authorization", "Bearer x"), ("cookie", "x"), ("proxy-authorization", "x"))
-
-
-@pytest.fixture
-def policy(url):
-    """Makes policies; their calls wait for a minute."""
-
-    def make(**settings):
-        usual = {"retry_on": "UNAVAILABLE", "backoff": 60.0, "default": LATER, "journal": url}
-        return FailbackPolicy(**usual | settings)
-
-    return make
-
-
-@pytest.fixture
-def new_queues(timer):
-    """Makes queues, and closes them at the end. Each has the part of a process in a test."""
-    made = []
-
-    def make(own_timer=None):
-        made.append(FailbackQueues(own_timer))
-        return made[-1]
-
-    yield make
-    for queues in made:
-        queues.close(0)
-
-
-@pytest.fixture
-def client(shop, policy, new_queues):
-    """Makes channels to the shop. Each has queues of its own, `client.queues`."""
-    with_channels = []
-
-    def make(failback=None, *, queues=None, target=shop.target, **settings):
-        channel = grpc.insecure_channel(target, options=IMPATIENT)
-        client.queues = queues or new_queues()
-        settings = {"failback": failback or policy()} | settings
-        made = intercept_channel(channel, CallPolicy(**settings), queues=client.queues)
-        with_channels.append(made)
-        return made
-
-    client = make
-    yield make
-    for channel in with_channels:
-        channel.close()
-
-
-def queue_of(queues):
-    """The queue of the only policy."""
-    (invoker,) = queues._by_name.values()
-    return invoker._queue
-
-
-def push(channel, request=b"order", **options):
-    return channel.unary_unary(UNARY_UNARY)(request, timeout=WAIT_S, **options)
-
-
-def key_of(seen):
-    return seen.metadata[IDEMPOTENCY_KEY]
-
 
 KINDS = dict(zip((UNARY_UNARY, UNARY_STREAM, STREAM_UNARY, STREAM_STREAM), Kind, strict=True))
 
@@ -336,6 +277,17 @@ def test_calls_with_an_order_key_are_delivered_in_order_also_by_the_next_process
 
 def sorted_of(requests, key):
     return [request for request in requests if request.startswith(key)]
+
+
+def test_a_long_queue_of_one_order_key_is_delivered_without_waits(
+    shop, client, policy, url, manual_time, timer, new_queues
+):
+    store(url, count=50, target=shop.target, order_key="shop")
+    queues = new_queues(timer)
+    client(policy(), queues=queues)
+    wait_until(lambda: len(shop.calls) == 50)  # without any time
+    wait_until_quiet(queue_of(queues))
+    assert stored(url) == []
 
 
 def test_one_call_of_an_order_key_is_attempted_at_a_time(shop, client, policy, url):
