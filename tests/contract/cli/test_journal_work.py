@@ -153,22 +153,6 @@ def test_a_signal_gives_the_calls_to_another_worker_at_once(signum, url, backend
     assert requests_of(shop) == [b"order 1", b"order 1"]
 
 
-def test_running_attempts_may_end_within_the_grace(url, backend, shop):
-    hang = Hang()
-    shop.then(hang)
-    backend.append([rpc(shop.target)])
-    with working(url, "--grace", "1000") as process:
-        assert hang.begun.wait(WAIT_S)
-        process.send_signal(signal.SIGTERM)
-        while "waits for running attempts" not in process.stderr.readline():
-            assert process.poll() is None
-        shop.calls[0].ended.set()
-        status, err = ended(process)
-    assert status == 0
-    assert "ended: 1 delivered, 0 given up" in err
-    assert backend.select(Filter()) == []
-
-
 def test_a_second_signal_ends_the_process_at_once(url, backend, shop):
     hang = Hang()
     shop.then(hang)
@@ -258,6 +242,28 @@ def test_calls_are_sent_over_tls(
     assert run(url, "--once", *words, capsys=capsys)[0] == 0
     assert requests == ([] if attempts else [b"order 1"])
     assert sum(call.attempts for call in backend.select(Filter())) == attempts
+
+
+def test_running_attempts_have_the_grace(url, backend, monkeypatch, capsys):
+    given, close = [], JournalWorker.close
+
+    def recording(worker, grace):
+        given.append(grace)
+        close(worker, grace)
+
+    monkeypatch.setattr(JournalWorker, "close", recording)
+    assert run(url, "--once", "--grace", "7", capsys=capsys)[0] == 0
+    assert given[0] == 7.0
+
+
+def test_modules_of_the_working_directory_are_imported(url, backend, tmp_path, monkeypatch, capsys):
+    (tmp_path / "tasks_of_test.py").write_text(TASKS.format(url=url))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])  # as the script has it
+    try:
+        assert run(url, "--once", "--import", "tasks_of_test", capsys=capsys)[0] == 0
+    finally:
+        sys.modules.pop("tasks_of_test", None)
 
 
 def test_settings_for_retries_are_those_of_the_command(url, backend, shop, capsys):
