@@ -57,7 +57,7 @@ class _Refused(grpc.aio.AioRpcError):
         return self.details() or ""
 
 
-_REFUSED_CLASSES: Final[dict[type, Any]] = {
+_REFUSED_CLASSES: Final[dict[type, type[_Refused]]] = {
     kind: type(f"{kind.__name__}Rpc", (_Refused, kind), {"__module__": __name__})
     for kind in REFUSALS
 }
@@ -65,8 +65,8 @@ globals().update({made.__name__: made for made in _REFUSED_CLASSES.values()})  #
 
 
 def _refused_class(refusal: FailbackError) -> type[_Refused]:
-    found = (_REFUSED_CLASSES.get(kind) for kind in type(refusal).__mro__)
-    return next(filter(None, found))
+    kind = next(kind for kind in type(refusal).__mro__ if kind in _REFUSED_CLASSES)
+    return _REFUSED_CLASSES[kind]
 
 
 def refused_by(refusal: FailbackError, error: BaseException) -> grpc.aio.AioRpcError:

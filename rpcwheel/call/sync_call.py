@@ -349,12 +349,13 @@ class ClientCall:
         )
         delivery = Delivery(self.method, self.kind, self._start, details, self._attempts)
         try:
-            queue = self.state.queue_of(policy, self.config.queue)
             if self.config.durable:
                 stored = details._replace(metadata=given.metadata)
                 failed = self.state.failed_rpc(policy, self.kind, stored, messages)
+                queue = self.state.queue_of(policy, self.config.queue)
                 outcome: str | None = queue.enqueue_rpc(error, failed)
                 return outcome
+            queue = self.state.queue_of(policy, self.config.queue)
             return queue.enqueue(error, delivery, *messages)
         except FailbackError as refusal:
             raise refused_by(refusal, error) from error

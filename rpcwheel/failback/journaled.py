@@ -52,7 +52,14 @@ from rpcwheel.journal.journal import open_journal
 from rpcwheel.rpc import Stop
 from rpcwheel.timer import shared_timer
 
-from .queue import AFTER_CLOSE, CANCELLED, CHANNEL_CLOSED, RetryQueue, attempt_ended
+from .queue import (
+    AFTER_CLOSE,
+    CANCELLED,
+    CHANNEL_CLOSED,
+    RetryQueue,
+    attempt_ended,
+    why_not_retried,
+)
 from .queued_call import QueuedCall, QueueEntry, SavedCall, State
 from .stored import decode, idempotency_key, new_key, set_idempotency_key
 
@@ -503,6 +510,7 @@ class JournaledQueue(RetryQueue):
             reason=reason,
             stored=stored,
             worker=self.worker,
+            has_route=route.is_open,
         )
         with self._lock:
             if self._closes_at_ns is not None:
@@ -547,13 +555,20 @@ class JournaledQueue(RetryQueue):
             return super()._next_delay_ns(call, error, now_ns)
         if call.reason:
             return Stop(call.reason)
-        delay_ns = super()._next_delay_ns(call, error, now_ns)
-        if delay_ns in (CHANNEL_CLOSED, CANCELLED):  # by this process; the call is not to blame
+        if self._has_ended_attempt(call, error):
             return CLOSED_CHANNEL_DELAY_NS
+        delay_ns = super()._next_delay_ns(call, error, now_ns)
         if isinstance(delay_ns, Stop):
             return delay_ns
         left_ns = call.started_ns + to_ns(stored.age_s + stored.expires_s) - now_ns
         return min(delay_ns, max(0, left_ns), MAX_NS)
+
+    def _has_ended_attempt(self, call: QueuedCall, error: BaseException) -> bool:
+        """Whether an attempt failed because this process has ended it: it does not count."""
+        if why_not_retried(error) in (CHANNEL_CLOSED, CANCELLED):
+            return True
+        is_over = self._closes_at_ns is not None or not call.has_route()
+        return is_over and code_of(error) == "CANCELLED"
 
     def _wait(
         self, call: QueuedCall, error: BaseException, now_ns: int, delay_ns: int
@@ -567,6 +582,8 @@ class JournaledQueue(RetryQueue):
             self._targets[call.stored.target].ended(delivered=False)
             delay_s = to_seconds(delay_ns)
             result = Postponed(call.stored.id, call.attempts, delay_s, error_text(error))
+            if self._has_ended_attempt(call, error):
+                result = replace(result, attempts=call.attempts - 1, error=call.stored.error)
             self.journal.report(call.worker, result)
         self._report_failed(call, error, now_ns, delay_ns)
         self._notify_if_empty()

@@ -111,7 +111,8 @@ class FailbackStats:
     """Counts of calls and attempts; a consistent snapshot.
 
     `calls == succeeded + failed + queued_total + dropped + rejected`, and
-    `queued_total == redelivered + gave_up + lost + pending`.
+    `queued_total == redelivered + gave_up + lost + pending`. With a journal the second does not
+    hold: other processes may deliver the calls of this one, and this one those of others.
     """
 
     calls: int = 0
@@ -369,7 +370,7 @@ class RetryQueue:
         attempts, elapsed_ns, idle_ns = call.attempts, now_ns - call.started_ns, call.idle_ns
         closes_at_ns = self._closes_at_ns
         if not self._matches(error, attempt=attempts, elapsed_ns=elapsed_ns):
-            return _why_not_retried(error)
+            return why_not_retried(error)
 
         def delay_by(backoff: Backoff) -> int | None:
             return wait_of_call(
@@ -710,7 +711,8 @@ def attempt_ended(call: QueuedCall) -> Iterator[Any]:
         BACKGROUND.end_call(background)
 
 
-def _why_not_retried(error: BaseException) -> Stop:
+def why_not_retried(error: BaseException) -> Stop:
+    """Say why an error that `retry_on` does not name ends a call."""
     if is_channel_closed_error(error):
         return CHANNEL_CLOSED
     # By name, because `asyncio` and `concurrent.futures` have a class each.

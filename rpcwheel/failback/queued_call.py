@@ -157,6 +157,8 @@ class QueuedCall:
     """The call in the journal, if the queue has one."""
     worker: str = ""
     """The name under which it was taken from the journal."""
+    has_route: Callable[[], bool] = field(default=lambda: True, repr=False)
+    """Whether the channel through which it is delivered is still open."""
     timeout: Timeout | None = None
     """Starts the next attempt; None if no timeout is pending."""
     background: BackgroundCall | None = None

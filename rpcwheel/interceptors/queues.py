@@ -52,13 +52,22 @@ class FailbackQueuesBase(Generic[InvokerT]):
             policy: How its calls are retried.
             name: The queue's name if the policy has none: the pattern under which the policy is
                 given. If another queue has that name, a number is appended.
+
+        Raises:
+            ConfigurationError: Another queue has that name, and the policy has a journal.
         """
         known = self._by_policy.get(id(policy))
         if known is not None:
             return known[1]
         with self._lock:
             if id(policy) not in self._by_policy:
-                name = self._unused_name(policy.name or name)
+                name = policy.name or name
+                if policy.journal is not None and name in self._by_name:
+                    raise ConfigurationError(
+                        f"two failback policies have the name {name!r}; with a journal give each "
+                        "its own, FailbackPolicy(name=...), because calls are stored under it"
+                    )
+                name = self._unused_name(name)
                 invoker = self._make_invoker(policy.model_copy(update={"name": name}))
                 self._by_name[name] = invoker
                 self._by_policy[id(policy)] = (policy, invoker)  # a kept policy keeps its id

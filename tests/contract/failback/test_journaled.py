@@ -655,3 +655,25 @@ def test_a_target_that_does_not_answer_does_not_delay_the_others(
     wait_until(lambda: len(shop.calls) == 300)  # without any time
     assert len(silent.calls) == 10
     silent.kill()
+
+
+# --- Attempts that this process has ended ---
+
+
+def test_an_attempt_that_ends_with_its_channel_does_not_count(shop, client, policy, url):
+    shop.then(hang := Hang())
+    (number,) = store(url, target=shop.target)
+    channel = client(policy(max_attempts=2))
+    assert hang.begun.wait(WAIT_S)
+    channel.close()
+    wait_until(lambda: [call.state for call in stored(url)] == [CallState.READY])
+    (call,) = stored(url)
+    assert (call.id, call.attempts) == (number, 1)
+    shop.kill()
+
+
+def test_two_policies_with_a_journal_must_have_different_names(shop, policy):
+    methods = {"/a/*": MethodPolicy(failback=policy(name="same"))}
+    channel = grpc.insecure_channel(shop.target)
+    with channel, pytest.raises(ConfigurationError, match="have the name 'same'"):
+        intercept_channel(channel, CallPolicy(failback=policy(name="same"), methods=methods))

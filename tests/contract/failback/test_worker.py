@@ -388,7 +388,7 @@ def test_close_cancels_attempts_after_the_grace_and_gives_their_calls_back(url, 
         worker.close(0)
         assert shop.calls[0].ended.wait(WAIT_S)
         (call,) = calls_of(backend)
-        assert (call.state, call.attempts) == (CallState.READY, 2)
+        assert (call.state, call.attempts) == (CallState.READY, 1)
 
 
 def test_close_cancels_coroutines_after_the_grace(url, backend):
