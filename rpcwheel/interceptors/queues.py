@@ -54,7 +54,7 @@ class FailbackQueuesBase(Generic[InvokerT]):
                 given. If another queue has that name, a number is appended.
 
         Raises:
-            ConfigurationError: Another queue has that name, and the policy has a journal.
+            ConfigurationError: The policy has a journal, and a different one has that name.
         """
         known = self._by_policy.get(id(policy))
         if known is not None:
@@ -63,10 +63,9 @@ class FailbackQueuesBase(Generic[InvokerT]):
             if id(policy) not in self._by_policy:
                 name = policy.name or name
                 if policy.journal is not None and name in self._by_name:
-                    raise ConfigurationError(
-                        f"two failback policies have the name {name!r}; with a journal give each "
-                        "its own, FailbackPolicy(name=...), because calls are stored under it"
-                    )
+                    invoker = self._with_same_name(policy, name)
+                    self._by_policy[id(policy)] = (policy, invoker)
+                    return invoker
                 name = self._unused_name(name)
                 invoker = self._make_invoker(policy.model_copy(update={"name": name}))
                 self._by_name[name] = invoker
@@ -74,6 +73,20 @@ class FailbackQueuesBase(Generic[InvokerT]):
                 if self._closed:
                     self._close_empty(invoker)
             return self._by_policy[id(policy)][1]
+
+    def _with_same_name(self, policy: FailbackPolicy, name: str) -> InvokerT:
+        """Return the invoker of an equal policy: calls in a journal are stored under the name.
+
+        Raises:
+            ConfigurationError: The policy with that name is another one.
+        """
+        for known, invoker in self._by_policy.values():
+            if invoker is self._by_name[name] and known == policy:
+                return invoker
+        raise ConfigurationError(
+            f"two failback policies have the name {name!r}; with a journal give each its own, "
+            "FailbackPolicy(name=...), because calls are stored under it"
+        )
 
     def _close_empty(self, invoker: InvokerT) -> None:
         """Close a new invoker, whose queue is empty. Called by `queue_for` after `close`."""

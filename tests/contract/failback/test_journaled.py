@@ -673,7 +673,16 @@ def test_an_attempt_that_ends_with_its_channel_does_not_count(shop, client, poli
 
 
 def test_two_policies_with_a_journal_must_have_different_names(shop, policy):
-    methods = {"/a/*": MethodPolicy(failback=policy(name="same"))}
+    methods = {"/a/*": MethodPolicy(failback=policy(name="same", backoff=1.0))}
     channel = grpc.insecure_channel(shop.target)
     with channel, pytest.raises(ConfigurationError, match="have the name 'same'"):
         intercept_channel(channel, CallPolicy(failback=policy(name="same"), methods=methods))
+
+
+def test_equal_policies_with_a_journal_share_a_queue(shop, policy, new_queues):
+    queues = new_queues()
+    for _ in range(2):
+        with intercept_channel(
+            grpc.insecure_channel(shop.target), CallPolicy(failback=policy()), queues=queues
+        ):
+            assert len(queues.stats()) == 1
