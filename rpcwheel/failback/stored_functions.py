@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import typing
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import PlainSerializer, PlainValidator, TypeAdapter, ValidationError
@@ -53,14 +52,18 @@ class FunctionCodec:
         """
         self.function = function
         self.name = name
-        self._signature = inspect.signature(function)
         try:
-            hints = typing.get_type_hints(function, include_extras=True)
+            self._signature = inspect.signature(function, eval_str=True)
         except Exception as error:
             raise ConfigurationError(
                 f"{self.name}: its annotations cannot be resolved ({error}), so its arguments "
                 "cannot be stored in a journal"
             ) from error
+        hints = {
+            parameter.name: parameter.annotation
+            for parameter in self._signature.parameters.values()
+            if parameter.annotation is not parameter.empty
+        }
         if next(iter(self._signature.parameters), "") in {"self", "cls"} - hints.keys():
             raise ConfigurationError(
                 f"{self.name} is a method, whose object cannot be stored in a journal: decorate a "

@@ -168,6 +168,17 @@ def test_all_kinds_of_parameters_come_back():
     )
 
 
+class Pusher:
+    def __call__(self, order: Order, day: "dt.date"):
+        return order, day
+
+
+@pytest.mark.parametrize("function", [Pusher(), functools.partial(Pusher.__call__, None)])
+def test_callable_objects_and_partial_functions_have_types_too(function):
+    given = Order(orderId=5), dt.date(2026, 1, 2)
+    assert made(function, *given) == given
+
+
 def test_a_default_is_that_of_the_function_when_the_call_is_made():
     codec = FunctionCodec(lambda first, second=2: (first, second), "push")
     stored = codec.encode((1,), {})

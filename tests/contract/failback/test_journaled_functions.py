@@ -1,0 +1,420 @@
+"""Functions whose failed calls are in a journal, blocking and coroutine functions."""
+
+import asyncio
+import json
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import pytest
+from pydantic import BaseModel
+
+from fixtures.journals import dead, stored, wait_for_dead, wait_for_none
+from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
+from rpcwheel.errors import (
+    ConfigurationError,
+    FailbackClosed,
+    FailbackFull,
+    JournalRefused,
+    JournalUnavailable,
+)
+from rpcwheel.events import FailbackGaveUp, FailbackQueued
+from rpcwheel.failback import (
+    FailbackInvoker,
+    FailbackPolicy,
+    aio,
+    idempotency_key,
+    with_failback,
+)
+from rpcwheel.failback.stored import decode
+from rpcwheel.journal.backend import CallState
+
+
+class Order(BaseModel):
+    number: int
+
+
+@dataclass
+class Line:
+    shop: str
+
+
+@pytest.fixture
+def journaled(url):
+    """`with_failback` with a journal. The queues are closed at the end."""
+    made = []
+
+    def decorate(function, **settings):
+        usual = {"retry_on": ConnectionError, "backoff": 0.01, "name": "push", "journal": url}
+        made.append(with_failback(**usual | settings)(function))
+        return made[-1]
+
+    yield decorate
+    for function in made:
+        if not isinstance(function.failback, aio.FailbackInvoker):
+            function.failback.close(0)
+
+
+@pytest.fixture
+async def aio_journaled(journaled):
+    """The same for coroutine functions."""
+    made = []
+
+    def decorate(function, **settings):
+        made.append(journaled(function, **settings))
+        return made[-1]
+
+    yield decorate
+    for function in made:
+        await function.failback.close(0)
+
+
+class Flaky:
+    """A function that raises errors one by one, and records its calls with their keys."""
+
+    def __init__(self, *errors):
+        self.errors = list(errors)
+        self.calls = []
+        self.keys = []
+
+    def call(self, *args):
+        self.calls.append(args)
+        self.keys.append(idempotency_key())
+        if self.errors:
+            raise self.errors.pop(0)
+        return "done"
+
+
+# --- Delivery ---
+
+
+def test_a_call_is_stored_before_its_caller_is_answered_and_then_delivered(journaled, url, events):
+    flaky = Flaky(ConnectionError("busy"), ConnectionError())
+
+    def function(order: Order, *lines: Line, note: bytes = b"", **others: int):
+        return flaky.call(order, lines, note, others)
+
+    push = journaled(function, backoff=60, default="later")
+    assert push(Order(number=1), Line("a"), note=b"\xff", more=2) == "later"
+    (call,) = stored(url)
+    assert (call.queue, call.target, call.method, call.attempts) == ("push", "", "push", 1)
+    assert call.error == "ConnectionError: busy"
+    assert call.key == flaky.keys[0]
+    assert json.loads(decode(call.body).arguments)["order"] == {"number": 1}
+    assert push.failback.flush(0.1) is False
+    wait_until(lambda: [one.attempts for one in stored(url, CallState.READY)] == [2])
+    assert push.failback.flush(WAIT_S)
+    assert flaky.calls == [(Order(number=1), (Line("a"),), b"\xff", {"more": 2})] * 3
+    assert len(set(flaky.keys)) == 1
+    assert stored(url) == []
+    assert push.failback.stats().redelivered == 1
+    assert push(Order(number=2)) == "done"
+
+
+def test_calls_of_an_earlier_process_are_delivered_after_start(journaled, url):
+    first = journaled(lambda number: Flaky(ConnectionError()).call(number), backoff=0)
+    first.failback.start()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(first.failback._queue, "request_load", lambda: None)
+        first(1)
+    first.failback.close(0)
+    assert len(stored(url)) == 1
+    flaky = Flaky()
+    second = journaled(lambda number: flaky.call(number, 0))
+    assert second.failback.pending == 0
+    second.failback.start()
+    second.failback.start()
+    wait_for_none(url)
+    assert flaky.calls == [(1, 0)]
+    assert len(second.failback._queue._targets[""].routes) == 1
+
+
+def test_flush_delivers_calls_of_an_earlier_process_too(journaled, url):
+    first = journaled(lambda number: Flaky(ConnectionError()).call(number), backoff=60)
+    first(1)
+    first.failback.close(0)
+    flaky = Flaky()
+    assert journaled(lambda number: flaky.call(number, 0)).failback.flush(WAIT_S)
+    assert flaky.calls == [(1, 0)]
+
+
+def test_a_function_that_returns_a_future_is_delivered(journaled, url):
+    flaky = Flaky(ConnectionError(), ConnectionError())
+
+    def push(number: int):
+        future = Future()
+        try:
+            future.set_result(flaky.call(number))
+        except ConnectionError as error:
+            future.set_exception(error)
+        return future
+
+    assert journaled(push, default="later")(5).result(WAIT_S) == "later"
+    wait_for_none(url)
+    assert flaky.calls == [(5,)] * 3
+    assert len(set(flaky.keys)) == 1
+
+
+def test_a_plain_function_that_returns_an_awaitable_is_refused(journaled, url):
+    async def push():
+        """Nothing."""
+
+    def plain():
+        return push()
+
+    with pytest.raises(TypeError, match=r"make it an `async def`"):
+        journaled(plain)()
+    assert stored(url) == []
+
+
+async def test_a_coroutine_function_is_delivered_by_this_and_by_the_next_process(
+    aio_journaled, url
+):
+    flaky = Flaky(ConnectionError(), ConnectionError())
+
+    async def function(order: Order):
+        await asyncio.sleep(0)
+        return flaky.call(order)
+
+    push = aio_journaled(function, backoff=60, default="later")
+    assert await push(Order(number=1)) == "later"
+    assert await push(Order(number=2)) == "later"
+    assert [call.key for call in stored(url)] == flaky.keys
+    assert await push.failback.close() == []
+    assert {call.state for call in stored(url)} == {CallState.READY}
+    again = aio_journaled(function)
+    assert await again.failback.flush(WAIT_S)
+    assert sorted(args[0].number for args in flaky.calls) == [1, 1, 2, 2]
+    assert stored(url) == []
+
+
+async def test_a_loop_that_was_closed_delivers_nothing(journaled, url):
+    flaky = Flaky(ConnectionError())
+
+    async def function():
+        flaky.call()
+
+    push = journaled(function, backoff=60)
+
+    def other_loop():
+        asyncio.run(push())
+
+    await asyncio.to_thread(other_loop)
+    assert not push.failback._queue.has_route("")
+    assert await push.failback.flush(WAIT_S)  # on this loop
+    assert stored(url) == []
+    assert len(flaky.calls) == 2
+    await push.failback.close()
+
+
+async def test_a_call_that_runs_when_its_loop_is_closed_is_given_back(journaled, url):
+    begun, errors = [], [ConnectionError()]
+
+    async def function():
+        begun.append(1)
+        if errors:
+            raise errors.pop()
+        if len(begun) == 2:
+            await asyncio.Event().wait()
+
+    push = journaled(function)
+
+    async def program():
+        await push()
+        await aio_wait_until(lambda: len(begun) == 2)
+
+    await asyncio.to_thread(lambda: asyncio.run(program()))
+    await aio_wait_until(lambda: [one.state for one in stored(url)] == [CallState.READY])
+    assert await push.failback.flush(WAIT_S)
+    assert stored(url) == []
+    await push.failback.close()
+
+
+# --- The idempotency key ---
+
+
+def test_nested_functions_have_keys_of_their_own(journaled, url):
+    seen = {}
+    plain = with_failback(retry_on=ConnectionError)(idempotency_key)
+
+    @journaled
+    def inner():
+        seen["inner"] = idempotency_key()
+
+    def outer():
+        before = idempotency_key()
+        inner()
+        seen["outer"] = {before, idempotency_key(), plain()}
+
+    journaled(outer, name="outer")()
+    assert len(seen["outer"]) == 1
+    assert seen["inner"] not in seen["outer"]
+    assert idempotency_key() is None
+    assert plain() is None
+
+
+async def test_a_function_without_a_journal_has_no_key():
+    async def coroutine():
+        return idempotency_key()
+
+    @with_failback(retry_on=ConnectionError)
+    def plain():
+        return coroutine()
+
+    assert [await plain(), await plain()] == [None, None]
+    assert await with_failback(retry_on=ConnectionError)(coroutine)() is None
+
+
+# --- Calls that are not queued ---
+
+
+def notes_of(call, *args):
+    with pytest.raises(ConnectionError) as caught:
+        call(*args)
+    return " ".join(getattr(caught.value, "__notes__", []))
+
+
+def test_a_call_that_cannot_be_stored_raises_its_own_error_with_a_note(journaled, url, events):
+    def failing(argument, *, order_key=None):
+        push = journaled(lambda one: Flaky(ConnectionError()).call(one), order_key=order_key)
+        return notes_of(push, argument)
+
+    assert "push: not queued, the argument 'one' cannot be stored" in failing(object())
+    assert "push: not queued, argument 0 is an iterator" in failing(iter([]))
+    assert "not queued, division by zero" in failing(1, order_key=lambda one: 1 / 0)
+    assert "order_key must give a str" in failing(1, order_key=lambda one: 1.5)
+    assert "order_key must give a str" in failing(1.5, order_key="one")
+    assert stored(url) == []
+    assert events.of(FailbackQueued) == []
+
+
+def test_only_the_registered_function_can_be_stored(url):
+    policy = FailbackPolicy(retry_on=ConnectionError, journal=url)
+    with FailbackInvoker(policy) as failback:
+        flaky = Flaky(*[ConnectionError() for _ in range(2)])
+        note = "not queued, only calls of functions decorated by with_failback"
+        assert note in notes_of(failback.invoke, flaky.call)
+        failback.register(lambda: None)
+        assert note in notes_of(failback.invoke, flaky.call)
+    in_memory = FailbackInvoker(FailbackPolicy(retry_on=OSError))
+    with pytest.raises(TypeError, match="its policy has no journal"):
+        in_memory.register(print)
+
+
+def test_a_method_is_refused_when_it_is_decorated(journaled):
+    with pytest.raises(ConfigurationError, match="is a method"):
+
+        class Shop:
+            @journaled
+            def push(self):
+                """Nothing."""
+
+
+def test_a_full_closed_or_failing_journal_refuses_calls(journaled, url, script):
+    push = journaled(
+        lambda: Flaky(*[ConnectionError()] * 9).call(), max_pending=1, backoff=60, default=1
+    )
+    assert push() == 1
+    with pytest.raises(FailbackFull) as caught:
+        push()
+    assert isinstance(caught.value.__cause__, ConnectionError)
+    script["append"] = JournalUnavailable("locked")
+    with pytest.raises(FailbackFull):
+        push()
+    other = journaled(lambda: Flaky(*[ConnectionError()] * 9).call(), name="other")
+    with pytest.raises(JournalUnavailable, match=r"other: .* was not queued, because locked"):
+        other()
+    assert push.failback.close() == []
+    with pytest.raises(FailbackClosed):
+        push()
+
+
+async def test_a_failing_journal_refuses_calls_of_coroutine_functions(aio_journaled, script):
+    async def function():
+        raise ConnectionError
+
+    push = aio_journaled(function)
+    script["append"] = JournalRefused("no rights")
+    with pytest.raises(JournalRefused, match="was not queued, because no rights") as caught:
+        await push()
+    assert isinstance(caught.value.__cause__, ConnectionError)
+
+
+async def test_enqueue_would_block_the_loop(aio_journaled):
+    async def function():
+        """Nothing."""
+
+    with pytest.raises(RuntimeError, match="would block the event loop"):
+        aio_journaled(function).failback.enqueue(ConnectionError(), function)
+
+
+def test_an_error_with_any_text_can_be_stored(journaled, url):
+    class Odd(ConnectionError):
+        def __str__(self):
+            raise RuntimeError
+
+    texts = ["\udcff\0" + "x" * 1000, "", "é"]
+    push = journaled(
+        Flaky(*map(ConnectionError, texts), Odd()).call, backoff=60, name="push", default=1
+    )
+    for _ in range(4):
+        assert push() == 1
+    errors = [call.error for call in stored(url)]
+    assert errors[0].startswith("ConnectionError: ??x")
+    assert len(errors[0]) == 500
+    assert errors[1:] == ["ConnectionError: ", "ConnectionError: é", "Odd"]
+
+
+# --- Dead letters ---
+
+
+def test_a_call_whose_arguments_do_not_fit_any_more_is_a_dead_letter(journaled, url, events):
+    first = journaled(lambda old: Flaky(ConnectionError()).call(), backoff=60)
+    first("secret")
+    first.failback.close(0)
+    letters = []
+    second = journaled(lambda new: None, dead_letter=letters.append)
+    assert second.failback.flush(WAIT_S)
+    (call,) = dead(url)
+    assert "its arguments do not fit push(new): there is no argument 'old'" in call.reason
+    assert "secret" not in call.reason + call.error
+    assert [letter.function for letter in letters] == ["push"]
+    assert len(events.of(FailbackGaveUp)) == 1
+
+
+async def test_a_dead_letter_hook_may_be_a_coroutine_function(aio_journaled, url):
+    letters = []
+
+    async def hook(letter):
+        await asyncio.sleep(0)
+        letters.append(letter.args)
+
+    flaky = Flaky(ConnectionError(), ValueError("bad"))
+
+    async def function(number: int):
+        flaky.call(number)
+
+    await aio_journaled(function, dead_letter=hook)(5)
+    await aio_wait_until(lambda: dead(url))
+    assert letters == [(5,)]
+    assert dead(url)[0].error == "ValueError: bad"
+
+
+def test_an_order_key_of_the_arguments_keeps_the_order(journaled, url):
+    flaky = Flaky(*[ConnectionError() for _ in range(6)])
+    push = journaled(lambda number, shop="none": flaky.call(number), order_key="shop", backoff=0.05)
+    for number in range(3):
+        push(number, shop="a")
+    assert [call.order_key for call in stored(url)] == ["a"] * 3
+    wait_for_none(url)
+    assert sorted(set(flaky.calls[3:]), key=flaky.calls[3:].index) == [(0,), (1,), (2,)]
+
+
+def test_a_stop_object_that_raises_makes_a_dead_letter(journaled, url):
+    def stop(state):
+        if state.attempt_number > 1:
+            raise RuntimeError("\udcff")
+        return False
+
+    journaled(Flaky(*[ConnectionError()] * 3).call, stop=stop)()
+    (call,) = wait_for_dead(url)
+    assert "`stop` raised RuntimeError(" in call.reason
