@@ -1059,6 +1059,8 @@ def depths_count_calls_by_state(harness: JournalHarness) -> None:
         lambda: harness.one(backend, ids[1]).age_s > 0.05,  # noqa: PLR2004
         lambda: "age_s must increase with time",
     )
+    backend.delete(Filter(ids=(ids[3],)))
+    harness.append(backend, harness.call(4, target="z", order_key="a"))  # a younger blocked one
     backend.retry(Filter(ids=(ids[0],)))  # is now the youngest, and has the lowest id
     before = harness.one(backend, ids[1]).age_s
     found = expect((first, "a", 0, 0, 1), (first, "z", 4, 0, 0), (second, "", 1, 0, 0))

@@ -215,6 +215,19 @@ def test_a_call_that_is_being_taken_is_not_blocked_by_a_retried_dead_letter(
     assert states == [CallState.BLOCKED, CallState.TAKEN]
 
 
+def test_an_append_waits_for_a_result_that_ends_the_call_before_it(journal, postgresql):
+    journal.append([new_call(1, order_key="a")])
+    journal.take("worker", 60.0, ROUTES, 0.0)
+    with journal._use(journal._scanner) as db, db.transaction():  # as `report`, before its commit
+        journal._start(db, "DELETE FROM $call")
+        journal._settle(db, [("orders", "10.0.0.1:443", "a")])
+        appending = threading.Thread(target=journal.append, args=([new_call(2, order_key="a")],))
+        appending.start()
+        wait_until(lambda: postgresql.ask("SELECT 1 FROM pg_locks WHERE NOT granted"))
+    appending.join()
+    assert [one.state for one in journal.select(Filter())] == [CallState.READY]
+
+
 # Rights and tables
 
 
