@@ -108,11 +108,32 @@ class Journal:
         Raises:
             JournalFull, JournalUnavailable, JournalRefused: It was not stored.
         """
+        if self._turn.acquire(blocking=False):
+            try:
+                if not self._appends:  # alone, without the cost of a future
+                    return self._append_one(call, limit)
+            finally:
+                self._turn.release()
         future = self._add(call, limit)
         with self._turn:
             while not future.done():  # perhaps by the thread that had the turn before
                 self._write_batch()
         return future.result()
+
+    def _append_one(self, call: NewCall, limit: int) -> int:
+        """Store a call. The caller has the turn."""
+        if self._stored[call.queue] >= limit:
+            raise self._full(call, limit)
+        try:
+            (number,) = self.backend.append([call])
+        except JournalError as error:
+            self._failed(error)
+            raise
+        except Exception as error:
+            raise self._append_failed(error) from error
+        self._succeeded()
+        self._stored[call.queue] += 1
+        return number
 
     def _add(self, call: NewCall, limit: int) -> Future[int]:
         future: Future[int] = Future()
@@ -133,8 +154,7 @@ class Journal:
         while self._appends and len(batch) < MAX_BATCH:
             call, limit, future = self._appends.popleft()
             if self._stored[call.queue] + adding[call.queue] >= limit:
-                text = f"{self.url} has max_pending ({limit}) calls of {call.queue!r}"
-                future.set_exception(JournalFull(text))
+                future.set_exception(self._full(call, limit))
             else:
                 adding[call.queue] += 1
                 batch.append((call, future))
@@ -157,17 +177,25 @@ class Journal:
                 for one in batch:  # one of them may be too large, or have a refused value
                     self._append_batch([one])
                 return
-            if isinstance(error, JournalError):
-                self._failed(error)
-            else:  # a value that the engine cannot store
-                error = JournalRefused(f"{self.url}: {type(error).__name__}: {error}")
+            refusal = self._append_failed(error)
             for _, future in batch:
-                future.set_exception(error)
+                future.set_exception(refusal)
             return
         self._succeeded()
         for (call, future), number in zip(batch, ids, strict=True):
             self._stored[call.queue] += 1
             future.set_result(number)
+
+    def _full(self, call: NewCall, limit: int) -> JournalFull:
+        return JournalFull(f"{self.url} has max_pending ({limit}) calls of {call.queue!r}")
+
+    def _append_failed(self, error: Exception) -> JournalError:
+        """Note that calls could not be stored, and return the error of their callers."""
+        if isinstance(error, JournalError):
+            self._failed(error)
+            return error
+        # a value that the engine cannot store
+        return JournalRefused(f"{self.url}: {type(error).__name__}: {error}")
 
     # --- Workers ---
 

@@ -172,16 +172,16 @@ class SqliteJournal(JournalBackend):
             return []
         calls = [storable_call(call) for call in calls]
         with self._transaction() as (db, now_ms):
-            if all(call.order_key is None for call in calls):
+            if len(calls) > 1 and all(call.order_key is None for call in calls):
                 db.executemany(
                     APPEND, [append_row(call, now_ms, CallState.READY) for call in calls]
                 )
                 (last,) = db.execute("SELECT last_insert_rowid()").fetchone()
                 return list(range(last - len(calls) + 1, last + 1))
-            return [self._append_ordered(db, call, now_ms) for call in calls]
+            return [self._append_one(db, call, now_ms) for call in calls]
 
     @staticmethod
-    def _append_ordered(db: sqlite3.Connection, call: NewCall, now_ms: int) -> int:
+    def _append_one(db: sqlite3.Connection, call: NewCall, now_ms: int) -> int:
         state = CallState.READY
         if call.order_key is not None:
             key = call.queue, call.target, call.order_key
@@ -195,7 +195,7 @@ class SqliteJournal(JournalBackend):
     ) -> list[StoredCall]:
         """Give ready calls to a worker. Begins a transaction only if there are any."""
         now_ms = self._now_ms()
-        with self._writer.use() as db, self._translated():  # the other may be busy with a long scan
+        with self._writer as db, self._translated():  # the other may be busy with a long scan
             found = _has_ended_workers(db, now_ms) or any(
                 _ready(db, route, now_ms, within_s, 1) for route in routes if route.limit > 0
             )
@@ -326,19 +326,24 @@ class SqliteJournal(JournalBackend):
     @contextmanager
     def _transaction(self) -> Iterator[tuple[sqlite3.Connection, int]]:
         """Use the connection for writing in one transaction, which an exception rolls back."""
-        with self._writer.use() as db, self._translated():
-            db.execute("BEGIN IMMEDIATE")
-            try:
-                yield db, self._now_ms()
-                db.execute("COMMIT")
-            except BaseException:
-                with suppress(sqlite3.Error):  # if the disk is full, SQLite may have rolled back
-                    db.execute("ROLLBACK")
-                raise
+        try:
+            with self._writer as db:
+                db.execute("BEGIN IMMEDIATE")
+                try:
+                    yield db, self._now_ms()
+                    db.execute("COMMIT")
+                except BaseException:
+                    with suppress(sqlite3.Error):  # if the disk is full, SQLite has perhaps done so
+                        db.execute("ROLLBACK")
+                    raise
+        except JournalError:  # which may be an OSError
+            raise
+        except (sqlite3.Error, OSError) as error:
+            raise self._error(error) from error
 
     @contextmanager
     def _read(self) -> Iterator[sqlite3.Connection]:
-        with self._reader.use() as db, self._translated():
+        with self._reader as db, self._translated():
             yield db
 
     def _make_room(self) -> bool:
@@ -346,7 +351,7 @@ class SqliteJournal(JournalBackend):
 
         SQLite copies it when it has 1,000 pages, which is more than the disk may have.
         """
-        with suppress(sqlite3.Error, JournalError), self._writer.use() as db:
+        with suppress(sqlite3.Error, JournalError), self._writer as db:
             db.execute(f"PRAGMA busy_timeout = {ROOM_TIMEOUT_MS}")  # readers prevent it
             try:
                 (busy, _, _) = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
@@ -357,7 +362,7 @@ class SqliteJournal(JournalBackend):
 
     def _shrink(self) -> None:
         """Return free pages to the file system if there are many."""
-        with suppress(sqlite3.Error, JournalError), self._writer.use() as db:
+        with suppress(sqlite3.Error, JournalError), self._writer as db:
             (free,) = db.execute("PRAGMA freelist_count").fetchone()
             if free > VACUUM_PAGES:
                 (pages,) = db.execute("PRAGMA page_count").fetchone()
@@ -498,15 +503,22 @@ class _Connection:
             _inherited.append(self._db)
             self._db = None
 
-    @contextmanager
-    def use(self) -> Iterator[sqlite3.Connection]:
-        with self._lock:
+    def __enter__(self) -> sqlite3.Connection:
+        """Keep other threads out, and return the connection. By hand: a generator takes 3 us."""
+        self._lock.acquire()
+        try:
             if self._db is not None and not self._is_same_file():
                 self._close()
             if self._db is None:
                 self._db = self._connect()
                 self._file = self._file_of(self._db)
-            yield self._db
+        except BaseException:
+            self._lock.release()
+            raise
+        return self._db
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
 
     def _is_same_file(self) -> bool:
         try:

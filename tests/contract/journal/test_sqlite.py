@@ -36,7 +36,7 @@ def journal(path, opened):
 def test_durability_is_how_often_the_log_is_synchronized(path, opened, options, synchronous):
     journal = opened(f"sqlite://{path}{options}")
     journal.append([new_call()])
-    with journal._writer.use() as db:
+    with journal._writer as db:
         assert db.execute("PRAGMA synchronous").fetchone() == (synchronous,)
         assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
@@ -120,7 +120,7 @@ def test_another_programs_database_is_refused(path, opened):
 
 def test_a_file_of_a_newer_version_is_refused(journal, path, opened):
     journal.append([new_call()])
-    with journal._writer.use() as db:
+    with journal._writer as db:
         db.execute("PRAGMA user_version = 2")
     newer = opened(f"sqlite://{path}")
     with pytest.raises(JournalRefused, match=r"newer rpcwheel \(version 2 .*: update rpcwheel"):
@@ -162,7 +162,7 @@ def test_a_file_is_created_by_several_backends_at_once(path, opened):
 def test_a_value_that_cannot_be_stored_is_refused(journal):
     with pytest.raises(JournalRefused, match="cannot store a value"):
         journal.append([new_call(body=None)])
-    with journal._writer.use() as db:
+    with journal._writer as db:
         db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 1000)
         with pytest.raises(sqlite3.DataError):
             db.execute("SELECT ?", (b"x" * 2000,))
@@ -199,7 +199,7 @@ def test_a_full_disk_refuses_calls_and_keeps_the_stored_ones(small_disk, opened)
     with pytest.raises(JournalFull):
         journal.append([new_call(order_key="a", body=b" " * 50_000)])
     assert bodies_of(journal.select(Filter(), limit=10_000)) == stored
-    with journal._reader.use() as db:
+    with journal._reader as db:
         assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
     journal.close()
     again = opened(f"sqlite://{small_disk}/journal.db")
@@ -217,12 +217,12 @@ def test_a_disk_without_any_space_is_full(small_disk, opened):
 
 def test_the_space_of_delivered_calls_is_returned(journal, path):
     journal.append([new_call(number, body=b" " * 8000) for number in range(1000)])
-    with journal._writer.use() as db:
+    with journal._writer as db:
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     before = path.stat().st_size
     while taken := journal.take("worker", 60.0, ROUTES, 0.0):
         assert journal.report("worker", [Delivered(one.id) for one in taken]) == []
-    with journal._writer.use() as db:
+    with journal._writer as db:
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     assert path.stat().st_size < before / 2
 
@@ -230,6 +230,6 @@ def test_the_space_of_delivered_calls_is_returned(journal, path):
 def test_a_long_scan_does_not_delay_workers(journal):
     journal.append([new_call(1)])
     journal.depths()
-    with journal._reader.use():
+    with journal._reader:
         journal.append([new_call(2)])
         assert bodies_of(journal.take("worker", 60.0, ROUTES, 0.0)) == [1, 2]
