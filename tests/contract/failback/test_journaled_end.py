@@ -192,11 +192,11 @@ def test_an_invoker_that_cannot_be_made_leaves_no_journal_open(policy):
 
 
 def test_calls_stay_in_the_journal_if_the_channel_is_closed_first(shop, client, policy, url):
-    shop.then("UNAVAILABLE", "UNAVAILABLE", hang := Hang())
+    shop.then("UNAVAILABLE", hang := Hang(), "UNAVAILABLE")
     channel = client(policy(backoff=0.01))
     push(channel)
-    push(channel)
     assert hang.begun.wait(WAIT_S)
+    push(channel)
     channel.close()  # during an attempt
     queue = queue_of(client.queues)
     wait_until(lambda: not queue._calls)
