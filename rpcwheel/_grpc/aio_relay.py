@@ -287,7 +287,8 @@ class Relay(grpc.aio.Call):
         """End with the failure of an attempt.
 
         A call with a stream of requests ends with a copy of the status: if a request can't be
-        written, grpc.aio (1.85) replaces the status of the attempt, even by `MADE_UP_DETAILS`.
+        written, grpc.aio (1.85) replaces the status of the attempt, even by `MADE_UP_DETAILS`. So
+        does a call whose error has notes, as grpc.aio makes another error for its caller.
 
         Args:
             call: The attempt.
@@ -295,7 +296,7 @@ class Relay(grpc.aio.Call):
         """
         if not has_ended(call):
             self.finish(failed_call(self.kind, error))
-        elif not self.kind.streams_requests:
+        elif not self.kind.streams_requests and not hasattr(error, "__notes__"):
             self.finish(call)
         elif isinstance(error, grpc.RpcError):
             self.finish(failed_call(self.kind, error), source=call)

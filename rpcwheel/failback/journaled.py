@@ -690,6 +690,8 @@ class JournaledQueue(RetryQueue):
 
     def when_flushed(self) -> Future[None]:
         """Make all calls due now; get a future for when this process can deliver none any more."""
+        if self.closed:
+            return self.when_empty()
         future: Future[None] = Future()
         self._start_ticking()
         EXECUTOR.submit((self, "flush"), partial(self._hasten, future))

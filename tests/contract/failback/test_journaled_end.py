@@ -140,6 +140,7 @@ def test_close_is_idempotent_and_calls_after_it_are_refused(shop, client, url):
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
     assert stored(url) == []
     assert push(channel) == b"order"
+    assert client.queues.flush(WAIT_S)  # nothing to wait for
 
 
 def test_a_queue_that_is_made_after_close_is_closed(shop, client, url):

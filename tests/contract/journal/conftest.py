@@ -5,6 +5,7 @@ import pytest
 from fixtures.engine_postgresql import PostgresqlEngine
 from fixtures.engine_redis import RedisEngine
 from fixtures.engines import engine_fixture
+from fixtures.journals import script, url  # noqa: F401
 from rpcwheel.journal import open_journal_backend
 
 postgresql = engine_fixture(PostgresqlEngine, "session")

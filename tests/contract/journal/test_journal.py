@@ -1,0 +1,355 @@
+"""The journal of a process: group commit, results, counts, and failures of the engine."""
+
+import dataclasses
+import os
+import threading
+from concurrent.futures import wait
+
+import pytest
+
+from fixtures.journals import store, stored
+from fixtures.timers import run_threads
+from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel.errors import (
+    ConfigurationError,
+    JournalFull,
+    JournalOutcomeUnknown,
+    JournalRefused,
+    JournalUnavailable,
+)
+from rpcwheel.events import JournalFailed, JournalRecovered
+from rpcwheel.journal import journal as front
+from rpcwheel.journal.backend import CallState, Dead, Delivered, NewCall, Postponed, Route
+from rpcwheel.journal.journal import Journal, open_journal
+
+MANY = 1_000_000
+ROUTE = Route("*", "", 100)
+
+
+def new_call(**fields):
+    usual = {"queue": "*", "target": "", "method": "/a/B", "key": "k", "body": b""}
+    return NewCall(**usual | {"delay_s": 0.0, "max_age_s": 60.0} | fields)
+
+
+@pytest.fixture
+def journal(url):
+    journal = open_journal(url)
+    yield journal
+    journal.close()
+
+
+def taken(journal, worker="w"):
+    if worker not in journal._workers:
+        journal.add_worker(worker, "*", lambda ids: None)
+    return journal.take(worker, [ROUTE], 0.0)
+
+
+# --- Appends ---
+
+
+def test_many_threads_append_at_the_same_time_and_each_gets_its_id(journal, url):
+    ids = {}
+
+    def append(thread):
+        for number in range(10):
+            key = f"{thread}-{number}"
+            ids[key] = journal.append_now(new_call(key=key), MANY)
+
+    run_threads(*(lambda thread=thread: append(thread) for thread in range(16)))
+    assert {call.key: call.id for call in stored(url)} == ids
+    assert journal.stored("*") == 160
+    for thread in range(16):
+        own = [ids[f"{thread}-{number}"] for number in range(10)]
+        assert own == sorted(own)
+
+
+def test_calls_that_come_during_a_transaction_share_the_next_one(journal, monkeypatch):
+    entered, opened, batches = threading.Event(), threading.Event(), []
+    append = journal.backend.append
+
+    def slow(calls):
+        batches.append([call.key for call in calls])
+        entered.set()
+        assert opened.wait(WAIT_S)
+        return append(calls)
+
+    monkeypatch.setattr(journal.backend, "append", slow)
+    first = journal.append(new_call(key="first"), MANY)
+    assert entered.wait(WAIT_S)
+    others = [journal.append(new_call(key=f"{number}"), MANY) for number in range(1500)]
+    assert not first.done()
+    opened.set()
+    wait([first, *others], WAIT_S)
+    assert [len(batch) for batch in batches] == [1, 1000, 500]
+    assert [future.result() for future in (first, *others)] == list(range(1, 1502))
+
+
+@pytest.mark.parametrize("bad", [{"attempts": 1 << 70}, {"delay_s": float("nan")}])
+def test_an_append_with_a_value_that_the_engine_refuses_fails_alone(bad, journal, url, events):
+    with journal._turn:  # so that they are one group
+        futures = [
+            journal.append(new_call(key="1"), MANY),
+            journal.append(new_call(key="2", **bad), MANY),
+            journal.append(new_call(key="3"), MANY),
+        ]
+    wait(futures, WAIT_S)
+    assert [call.key for call in stored(url)] == ["1", "3"]
+    assert [futures[0].result(), futures[2].result()] == [call.id for call in stored(url)]
+    with pytest.raises(JournalRefused, match=f"{url}: (Overflow|Value)Error: "):
+        futures[1].result()
+    assert events == []  # the engine is well
+    assert journal.stored("*") == 2
+
+
+def test_the_limit_is_that_of_the_queue(journal):
+    with journal._turn:
+        futures = [journal.append(new_call(queue=queue), 2) for queue in ("a", "a", "b", "a")]
+    wait(futures, WAIT_S)
+    assert [future.exception() is None for future in futures] == [True, True, True, False]
+    with pytest.raises(JournalFull, match=r"has max_pending \(2\) calls of 'a'"):
+        futures[3].result()
+    assert not journal.is_failing
+
+
+def test_dead_letters_do_not_count_and_delivered_calls_make_room(journal, url):
+    for key in "123":
+        journal.append_now(new_call(key=key), MANY)
+    first, second, third = taken(journal)
+    journal.report("w", Delivered(first.id))
+    journal.report("w", Dead(second.id, 2, "", "why"))
+    journal.report("w", Postponed(third.id, 2, 0.0, ""))
+    wait_until(lambda: journal.stored("*") == 1)
+    journal.count()
+    assert journal.stored("*") == 1
+    assert [(one.waiting, one.dead) for one in journal.depths()] == [(1, 1)]
+
+
+def test_an_append_that_is_interrupted_may_be_stored(journal, monkeypatch):
+    def interrupt(calls):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(journal.backend, "append", interrupt)
+        with journal._turn:
+            other = journal._add(new_call(), MANY)
+        with pytest.raises(KeyboardInterrupt):
+            journal.append_now(new_call(), MANY)
+    with pytest.raises(JournalOutcomeUnknown, match="interrupted by KeyboardInterrupt"):
+        other.result(WAIT_S)
+    assert journal.append_now(new_call(), MANY) == 1
+
+
+# --- Results ---
+
+
+def test_results_that_are_refused_are_kept_in_order_and_stored_later(url, script, events):
+    journal = open_journal(url)
+    for key in "12":
+        journal.append_now(new_call(key=key), MANY)
+    calls = taken(journal)
+    script["report"] = JournalUnavailable("locked")
+    for call in calls:
+        journal.report("w", Postponed(call.id, 2, 0.0, "x"))
+    wait_until(lambda: journal.unstored_results == 2)
+    with pytest.raises(JournalUnavailable):  # a call whose result is not stored is not taken again
+        taken(journal)
+    assert journal.unstored_results == 2
+    assert journal.is_failing
+    script.clear()
+    assert [call.attempts for call in taken(journal)] == [2, 2]
+    assert [type(event) for event in events] == [JournalFailed, JournalRecovered]
+    journal.close()
+
+
+def test_late_results_are_ignored_and_reported_to_the_worker(journal, url):
+    late = []
+    journal.append_now(new_call(), MANY)
+    journal.add_worker("w", "*", late.extend)
+    (call,) = taken(journal)
+    journal.backend.release("w")
+    journal.report("w", Delivered(call.id))
+    wait_until(lambda: late == [call.id])
+    assert len(stored(url)) == 1
+    assert journal.stored("*") == 1
+    journal.remove_worker("w")
+    journal.report("w", Delivered(call.id))
+    wait_until(lambda: not journal.unstored_results)
+    assert late == [call.id]
+
+
+def test_results_of_several_workers_are_stored_for_each(journal, url):
+    for key in "1234":
+        journal.append_now(new_call(key=key), MANY)
+    for worker in "ab":
+        journal.add_worker(worker, "*", lambda ids: None)
+    half = dataclasses.replace(ROUTE, limit=2)
+    with_a = journal.take("a", [half], 0.0)
+    with_b = journal.take("b", [half], 0.0)
+    with journal._turn:
+        for first, second in zip(with_a, with_b, strict=True):
+            journal.report("a", Delivered(first.id))
+            journal.report("b", Delivered(second.id))
+    wait_until(lambda: stored(url) == [])
+
+
+def test_release_stores_results_first(journal, url):
+    for key in "12":
+        journal.append_now(new_call(key=key), MANY)
+    first, _ = taken(journal)
+    with journal._turn:
+        journal.report("w", Delivered(first.id))
+    journal.release("w")
+    assert [(call.key, call.state) for call in stored(url)] == [("2", CallState.READY)]
+    assert "w" not in journal._workers
+
+
+def test_a_worker_that_has_taken_nothing_is_released_without_a_request(url, script):
+    journal = open_journal(url)
+    script["release"] = JournalUnavailable("must not be asked")
+    assert taken(journal) == []
+    journal.release("w")
+    assert not journal.is_failing
+    script["take"] = JournalUnavailable("the answer was lost")
+    with pytest.raises(JournalUnavailable):
+        taken(journal)
+    script.clear()
+    released = []
+    script["release"] = lambda: released.append(1)
+    journal.release("w")
+    assert released == [1]
+    journal.close()
+
+
+# --- Failures of the engine ---
+
+
+def test_a_failure_is_reported_once_and_so_is_the_recovery(url, script, events):
+    journal = open_journal(url)
+    script["append"] = JournalFull("full")
+    for _ in range(3):
+        with pytest.raises(JournalFull):
+            journal.append_now(new_call(), MANY)
+        assert taken(journal) == []  # reading is no recovery
+        journal.count()
+    script.clear()
+    journal.append_now(new_call(), MANY)
+    journal.append_now(new_call(key="2"), MANY)
+    failed, recovered = events
+    assert (failed.journal, str(failed.error), failed.results) == (url, "full", 0)
+    assert recovered.after_s >= 0
+    journal.close()
+
+
+def test_after_a_failure_to_read_a_read_is_a_recovery(url, script, events):
+    journal = open_journal(url)
+    script["take"] = script["depths"] = JournalUnavailable("away")
+    journal.count()
+    with pytest.raises(JournalUnavailable):
+        taken(journal)
+    script.clear()
+    assert taken(journal) == []
+    assert [type(event) for event in events] == [JournalFailed, JournalRecovered]
+    journal.close()
+
+
+@pytest.mark.parametrize("works", ["renew", "take", "report"])
+def test_after_a_failure_to_write_any_write_is_a_recovery(works, url, script, events):
+    journal = open_journal(url)
+    store(url, count=2)
+    (call, *_) = taken(journal)
+    script["append"] = JournalUnavailable("away")
+    with pytest.raises(JournalUnavailable):
+        journal.append_now(new_call(), MANY)
+    if works == "renew":
+        assert journal.renew("w")
+    elif works == "take":
+        store(url)
+        assert len(taken(journal)) == 1
+    else:
+        journal.report("w", Delivered(call.id))
+        wait_until(lambda: not journal.is_failing)
+    assert [type(event) for event in events] == [JournalFailed, JournalRecovered]
+    journal.close()
+
+
+def test_a_renewal_that_fails_raises(url, script, events):
+    journal = open_journal(url)
+    script["renew"] = JournalUnavailable("away")
+    with pytest.raises(JournalUnavailable):
+        journal.renew("w")
+    assert len(events.of(JournalFailed)) == 1
+    script.clear()
+    assert journal.renew("w") is False
+    journal.close()
+
+
+# --- Sharing, closing ---
+
+
+def test_users_of_one_url_share_a_journal_that_the_last_one_closes(url):
+    first, second = open_journal(url), open_journal(url)
+    assert first is second
+    first.append_now(new_call(), MANY)
+    first.close()
+    assert second.append_now(new_call(key="2"), MANY) == 2
+    second.close()
+    with pytest.raises(JournalUnavailable, match="was closed"):
+        second.append_now(new_call(), MANY)
+    third = open_journal(url)
+    assert third is not second
+    third.close()
+
+
+def test_close_stores_the_results(url):
+    journal = open_journal(url)
+    journal.append_now(new_call(), MANY)
+    (call,) = taken(journal)
+    with journal._turn:
+        journal.report("w", Delivered(call.id))
+    journal.close()
+    assert stored(url) == []
+
+
+def test_requests_after_close_are_no_failure_of_the_engine(url, events):
+    journal = open_journal(url)
+    journal.append_now(new_call(), MANY)
+    journal.close()
+    with pytest.raises(JournalUnavailable):
+        taken(journal)
+    assert events == []
+
+
+def test_a_wrong_url_leaves_nothing_open():
+    before = dict(front._OPEN)
+    with pytest.raises(ConfigurationError):
+        open_journal("sqlite:///x.db?typo=1")
+    assert before == front._OPEN
+
+
+def test_the_calls_are_counted_at_intervals_only(url, script):
+    journal, counted = open_journal(url), []
+    script["depths"] = lambda: counted.append(1)
+    for _ in range(3):
+        journal.count_if_due()
+    wait_until(lambda: counted)
+    journal.count_if_due()
+    assert journal._counter.wait(WAIT_S)
+    assert len(counted) == 1
+    journal.close()
+
+
+def test_a_forked_child_appends_by_itself_and_forgets_the_results_of_its_parent(url):
+    journal = Journal(url)
+    journal.append_now(new_call(), MANY)
+    (call,) = taken(journal)
+    with journal._turn:
+        journal.report("w", Delivered(call.id))
+        pending = journal._add(new_call(key="parent"), MANY)
+        child = os.fork()
+        if child == 0:
+            good = journal.unstored_results == 0
+            os._exit(0 if good and journal.append_now(new_call(key="child"), MANY) == 2 else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert [one.key for one in stored(url)] == ["k", "child"]
+    journal.close()
+    assert not pending.done() or pending.exception() is None
