@@ -17,8 +17,8 @@ def opened():
     """Open journals, which are closed after the test."""
     journals = []
 
-    def open_one(url):
-        journals.append(open_journal_backend(url))
+    def open_one(given):
+        journals.append(open_journal_backend(given))
         return journals[-1]
 
     yield open_one
