@@ -485,21 +485,17 @@ def test_a_call_that_the_journal_does_not_store_is_refused_with_its_code(
     assert len(stored(url)) == 1
 
 
-def test_results_that_the_journal_refuses_are_stored_later(
-    shop, client, policy, url, events, script
-):
-    shop.then("UNAVAILABLE", "UNAVAILABLE")
+def test_results_that_the_journal_refuses_are_stored_later(shop, client, url, events, script):
     script["report"] = JournalUnavailable("locked")
-    channel = client(policy(backoff=0.01))
-    push(channel)
-    push(channel)
-    wait_until(lambda: len(shop.calls) == 4)
+    store(url, count=2, target=shop.target)
+    client()
+    wait_until(lambda: len(shop.calls) == 2)
     queue = queue_of(client.queues)
     wait_until(lambda: queue.journal.unstored_results == 2)
     assert len(stored(url)) == 2
     del script["report"]
     wait_for_none(url)
-    assert len(shop.calls) == 4
+    assert len(shop.calls) == 2
     assert [len(events.of(kind)) for kind in (JournalFailed, JournalRecovered)] == [1, 1]
 
 
