@@ -247,19 +247,19 @@ def test_calls_of_policies_without_a_journal_have_no_key(shop, client):
 # --- Order ---
 
 
-def by_metadata(policy):
-    return policy(order_key="shop", backoff=0.02)
+def by_metadata(policy, **settings):
+    return policy(order_key="shop", **settings)
 
 
-def by_request(policy):
-    return policy(order_key=lambda request: request[:1].decode(), backoff=0.02)
+def by_request(policy, **settings):
+    return policy(order_key=lambda request: request[:1].decode(), **settings)
 
 
 @pytest.mark.parametrize("ordered", [by_metadata, by_request])
 def test_calls_with_an_order_key_are_delivered_in_order_also_by_the_next_process(
     ordered, shop, client, policy, url
 ):
-    shop.then(*["UNAVAILABLE"] * 8)
+    shop.then(*["UNAVAILABLE"] * 4)
     channel = client(ordered(policy))
     for request in (b"a1", b"a2", b"a3", b"b1"):
         push(channel, request, metadata=(("shop", request[:1].decode()),))
@@ -267,8 +267,8 @@ def test_calls_with_an_order_key_are_delivered_in_order_also_by_the_next_process
     assert {call.order_key for call in stored(url)} == {"a", "b"}
     shop.reset()
     shop.then("UNAVAILABLE", "UNAVAILABLE")
-    client(ordered(policy))
-    wait_for_none(url)
+    client(ordered(policy, backoff=0.02))
+    assert client.queues.flush(WAIT_S)
     delivered = [seen.requests[0] for seen in shop.calls]
     in_order = [one for one, _ in itertools.groupby(sorted_of(delivered, b"a"))]
     assert in_order == [b"a1", b"a2", b"a3"]
@@ -290,11 +290,10 @@ def test_a_long_queue_of_one_order_key_is_delivered_without_waits(
     assert stored(url) == []
 
 
-def test_one_call_of_an_order_key_is_attempted_at_a_time(shop, client, policy, url):
-    shop.then("UNAVAILABLE", "UNAVAILABLE", hang := Hang())
-    channel = client(policy(order_key="shop", backoff=0.02))
-    for _ in range(2):
-        push(channel, metadata=(("shop", "a"),))
+def test_one_call_of_an_order_key_is_attempted_at_a_time(shop, client, url):
+    shop.then(hang := Hang())
+    store(url, count=2, target=shop.target, order_key="a")
+    client()
     assert hang.begun.wait(WAIT_S)
     assert [call.state for call in stored(url)] == [CallState.TAKEN, CallState.BLOCKED]
 
