@@ -88,7 +88,7 @@ HORIZON_S: Final = 2.0
 """Calls are taken if they are due within this time; the timer starts their attempts."""
 
 MIN_WINDOW: Final = 10
-MAX_WINDOW: Final = 1000
+MAX_WINDOW: Final = 256
 """The smallest and the largest window of a target."""
 
 PACE_NS: Final = 900_000_000

@@ -1,0 +1,137 @@
+"""The page that a run writes: `docs/benchmarks/failback.md`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from benchmarks import _page
+from benchmarks._page import figure, table
+from benchmarks.calls.subjects import Skipped
+from benchmarks.failback.scale import (
+    AT_MOST,
+    CHANNEL,
+    DURABILITIES,
+    FRONT,
+    MEMORY,
+    MOST_MB,
+    THREADS,
+    Scale,
+)
+
+Rows = Sequence[dict[str, Any]]
+
+APPENDS = """\
+How it is measured: requests of 300 bytes. The subjects take turns, in another order in each round;
+{rounds} rounds of {calls:,} calls ({channel_calls:,} on a channel); medians of the wall times, and
+of their ratios within a round. The bare module executes the same statements with values that were
+prepared before. Threads share its connection and a lock. "Transactions of as many calls as threads"
+is one thread that has all calls at hand: what group commit could reach without threads. The calls
+of a channel fail because nothing listens at its target.
+"""
+
+WAITING = """\
+How it is measured: calls of 300 bytes, all of them due. An idle client has an empty journal; a
+client that waits has a server that is down. Memory is that of the whole process after {memory_s:g}
+s, at its peak. The first delivery is the median of five processes, each of which was killed then.
+Appends are by `Journal.append_now`, beside the attempts that the server refuses.
+"""
+
+
+def page(
+    appends: Rows,
+    waiting: Mapping[str, Any] | None,
+    scale: Scale,
+    *,
+    facts: Mapping[str, str],
+    skipped: Sequence[Skipped],
+    command: str,
+) -> str:
+    """The page, as Markdown."""
+    origin = [f"* {name}: {value}" for name, value in facts.items()] + [f"* Command: `{command}`"]
+    parts = ["# Failback with a journal", "\n".join(origin)]
+    parts += [f"Not measured: {each.what} ({each.why})." for each in skipped]
+    verdicts = [*_appends_met(appends), *(_waiting_met(waiting) if waiting else ())]
+    parts += ["## Targets", table(("", "measured", "target", ""), verdicts)]
+    for durability in DURABILITIES:
+        rows = [row for row in appends if row["durability"] == durability]
+        if rows:
+            headers = ("threads", "", "calls/s", "× bare", "× in memory")
+            parts += [
+                f"## Appends, `durability={durability}`",
+                table(headers, [_line(row) for row in rows]),
+            ]
+    if appends:
+        parts.append(
+            APPENDS.format(
+                rounds=scale.rounds, calls=scale.calls, channel_calls=scale.channel_calls
+            )
+        )
+    if waiting:
+        parts += [
+            f"## {waiting['waiting']:,} waiting calls",
+            table(("", ""), list(_waiting_lines(waiting))),
+            WAITING.format(memory_s=scale.memory_s),
+        ]
+    return "\n\n".join(parts)
+
+
+def facts(load: str) -> dict[str, str]:
+    """The machine and the versions, by name."""
+    return _page.facts("grpcio") | {"Load before": load}
+
+
+def _line(row: dict[str, Any]) -> tuple[str, ...]:
+    channel = row["subject"] in (CHANNEL, MEMORY)
+    return (
+        str(row["threads"]),
+        row["subject"],
+        f"{row['per_s']:,.0f}",
+        "" if channel else f"{row['bare']:.2f}",
+        f"{row['memory']:.2f}" if channel else "",
+    )
+
+
+def _appends_met(rows: Rows) -> Iterator[tuple[str, str, str, str]]:
+    for durability in DURABILITIES:
+        for threads in THREADS:
+            for row in rows:
+                if (row["durability"], row["threads"], row["subject"]) == (
+                    durability,
+                    threads,
+                    FRONT,
+                ):
+                    text = f"{FRONT}, {threads} threads, `{durability}`: time × bare"
+                    met = "met" if row["bare"] <= AT_MOST else "**missed**"
+                    yield text, f"{row['bare']:.2f}", f"≤ {AT_MOST}", met
+
+
+def _waiting_met(waiting: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
+    for name, text in (("waits", "server is down"), ("delivers", "server is up")):
+        above = waiting[name]["peak_mb"] - waiting["idle"]["peak_mb"]
+        met = "met" if above <= MOST_MB else "**missed**"
+        label = f"memory above an idle client, {waiting['waiting']:,} calls, {text}"
+        yield label, f"{above:.1f} MB", f"≤ {MOST_MB:g} MB", met
+
+
+def _waiting_lines(waiting: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "size of the file", f"{waiting['file_mb']:,.0f} MB"
+    yield "stored in batches of 1,000", f"{waiting['fill_per_s']:,.0f} calls/s"
+    for name, text in (
+        ("idle", "idle client"),
+        ("waits", "client whose server is down"),
+        ("delivers", "client that delivers"),
+    ):
+        yield (
+            f"memory of a {text}".replace("a idle", "an idle"),
+            f"{waiting[name]['peak_mb']:.1f} MB",
+        )
+    first = waiting["first"]
+    yield "first delivery after the imports", f"{figure(first['after_imports_s'] * 1e3)} ms"
+    yield "first delivery after the start of the process", f"{first['after_spawn_s']:.2f} s"
+    for threads in (1, 8):
+        rates = [waiting["rates"][f"{name}, {threads}"] for name in ("empty", "full")]
+        yield (
+            f"appends by {threads} threads to an empty journal, and to this one",
+            " and ".join(f"{rate:,.0f}" for rate in rates) + " calls/s",
+        )
