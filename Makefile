@@ -56,12 +56,13 @@ types: .venv/dev           ## mypy --strict
 layers: .venv/test         ## import-linter: which package may import which
 	$(BIN)/lint-imports --no-cache --no-logo
 
-bench: .venv/bench         ## measure timers, calls, connections, registries and journals; writes docs/benchmarks
+bench: .venv/bench         ## measure timers, calls, connections, registries, journals and failback; writes docs/benchmarks
 	$(BIN)/python -m benchmarks.timer
 	$(BIN)/python -m benchmarks.calls
 	$(BIN)/python -m benchmarks.connections
 	$(BIN)/python -m benchmarks.registries
 	$(BIN)/python -m benchmarks.journal
+	$(BIN)/python -m benchmarks.failback
 
 clean:                     ## delete all generated files, .venv too
 	rm -rf .venv .nox build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -11,6 +11,7 @@ import grpc
 import pytest
 
 from fixtures.grpc_servers import IMPATIENT
+from fixtures.journal_calls import new_call
 from fixtures.journal_clients import (
     QUEUED,
     Records,
@@ -24,6 +25,7 @@ from rpcwheel.call import CallPolicy
 from rpcwheel.errors import JournalFull
 from rpcwheel.failback import FailbackPolicy
 from rpcwheel.interceptors import FailbackQueues, intercept_channel
+from rpcwheel.journal import Filter, open_journal_backend
 from rpcwheel.journal.journal import open_journal
 
 SIZE = "3m"
@@ -145,6 +147,20 @@ def test_a_journal_that_cannot_be_created_for_lack_of_space_is_created_later(
     assert push("queued") == QUEUED
     wait_until(lambda: not stored_calls(url))
     assert server.delivered() == {"queued"}
+
+
+def test_a_full_disk_refuses_nothing_while_the_file_has_room(disk, url):
+    call = new_call(body=bytes(4096))
+    with closing(open_journal_backend(url)) as journal:
+        journal.append([call] * 50)
+        journal.delete(Filter())
+    fill(disk / "reserve", 1 << 18)  # for the log, much less than it would take
+    fill(disk / "rest")
+    (disk / "reserve").unlink()
+    with closing(open_journal_backend(url)) as journal:
+        for _ in range(200):
+            journal.append([call] * 5)
+            journal.delete(Filter())
 
 
 def test_a_file_that_may_not_grow_refuses_calls_and_loses_none(server, client, tmp_path):

@@ -14,7 +14,7 @@ SIZE = 1000
 """Bytes of a call. All of them need more than 100 MB."""
 
 DELIVERED = 3000
-"""The number of calls after which memory is measured. By then, a client takes 1,000 at a time."""
+"""The number of calls after which memory is measured. By then, the window has its largest size."""
 
 LIMIT_MB = 30.0
 
