@@ -323,6 +323,17 @@ def test_a_call_whose_order_key_cannot_be_had_fails_with_its_own_error(
 # --- Dead letters ---
 
 
+def test_a_call_that_is_due_soon_is_taken_at_once(
+    shop, client, policy, manual_time, timer, new_queues
+):
+    shop.then("UNAVAILABLE")
+    channel = client(policy(backoff=0.3), queues=new_queues(timer))
+    push(channel)
+    wait_until(lambda: queue_of(client.queues)._calls)  # without any time
+    timer.advance(0.3)
+    wait_until(lambda: len(shop.calls) == 2)
+
+
 def test_a_call_without_attempts_left_is_a_dead_letter(shop, client, policy, url, events):
     shop.then(*["UNAVAILABLE"] * 3)
     letters = []
@@ -504,6 +515,7 @@ def test_results_that_the_journal_refuses_are_stored_later(shop, client, url, ev
     del script["report"]
     wait_for_none(url)
     assert len(shop.calls) == 2
+    wait_until(lambda: events.of(JournalRecovered))
     assert [len(events.of(kind)) for kind in (JournalFailed, JournalRecovered)] == [1, 1]
 
 

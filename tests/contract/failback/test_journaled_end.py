@@ -45,6 +45,9 @@ def test_flush_returns_false_in_time_if_the_server_stays_down(shop, client, poli
     push(client())
     assert client.queues.flush(0.2) is False
     assert len(stored(url)) == 1
+    queue = queue_of(client.queues)
+    queue.look()
+    assert queue._flush_waiters == []
 
 
 def test_flush_makes_the_calls_due_that_an_earlier_process_has_left(shop, client, url):
