@@ -19,7 +19,7 @@ from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel import Kit
 from rpcwheel.call import CallPolicy
 from rpcwheel.errors import FailbackClosed, TimerStopped
-from rpcwheel.events import FailbackLost, JournalFailed
+from rpcwheel.events import FailbackGaveUp, FailbackLost, JournalFailed
 from rpcwheel.failback import FailbackInvoker, FailbackPolicy
 from rpcwheel.failback.stored import StoredFunction
 from rpcwheel.interceptors import FailbackQueues, intercept_channel
@@ -207,6 +207,22 @@ def test_calls_stay_in_the_journal_if_the_channel_is_closed_first(shop, client, 
     wait_until_quiet(queue)
     assert {call.state for call in stored(url)} <= {CallState.READY}
     client.queues.close(0)
+
+
+def test_calls_stay_in_the_journal_if_the_channel_below_is_closed(shop, policy, url, events):
+    store(url, target=shop.target, delay_s=1.9)
+    with FailbackQueues(timer := ManualTimer()) as queues:
+        bare = grpc.insecure_channel(shop.target)
+        channel = intercept_channel(bare, CallPolicy(failback=policy()), queues=queues)
+        queue = queue_of(queues)
+        wait_until(lambda: queue._calls)
+        bare.close()
+        timer.advance(2)
+        wait_until(lambda: queue.stats().attempts == 1)
+        wait_until_quiet(queue)
+        channel.close()
+    assert [call.state for call in stored(url)] == [CallState.READY]
+    assert events.of(FailbackGaveUp) == []
 
 
 def test_a_program_may_keep_only_a_stub(shop, policy, url):
