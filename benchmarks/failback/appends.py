@@ -82,6 +82,7 @@ class Bare:
     def __init__(self, path: Path, durability: str) -> None:
         self._lock = threading.Lock()
         self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        self._db.execute("PRAGMA auto_vacuum = INCREMENTAL")
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute(f"PRAGMA synchronous = {'FULL' if durability == 'power' else 'NORMAL'}")
         for statement in engine.TABLES:
@@ -102,8 +103,11 @@ class Bare:
     def _store(self, size: int) -> None:
         with self._lock:
             self._db.execute("BEGIN IMMEDIATE")
-            self._db.executemany(engine.APPEND, self._rows[:size])
-            self._db.execute("SELECT last_insert_rowid()").fetchone()
+            if size == 1:
+                _ = self._db.execute(engine.APPEND, self._rows[0]).lastrowid
+            else:
+                self._db.executemany(engine.APPEND, self._rows[:size])
+                self._db.execute("SELECT last_insert_rowid()").fetchone()
             self._db.execute("COMMIT")
 
     def close(self) -> None:
@@ -140,9 +144,11 @@ def measure(scale: Scale, durability: str) -> list[dict[str, Any]]:
         stored = channel_calls(stack, f"sqlite://{directory}/channel.db{option}")
         queued = channel_calls(stack, None)
 
+        new_calls = [new_call(number) for number in range(scale.calls)]
+
         def append_now(calls: int) -> None:
-            for number in range(calls):
-                journal.append_now(new_call(number), LIMIT)
+            for call in new_calls[:calls]:
+                journal.append_now(call, LIMIT)
 
         for threads in THREADS:
             grouped = Grouped(bare, threads)

@@ -24,7 +24,7 @@ Rows = Sequence[dict[str, Any]]
 APPENDS = """\
 How it is measured: requests of 300 bytes. The subjects take turns, in another order in each round;
 {rounds} rounds of {calls:,} calls ({channel_calls:,} on a channel); medians of the wall times, and
-of their ratios within a round. The bare module executes the same statements with values that were
+of their ratios within a round. The bare module executes the same statements. All values were
 prepared before. Threads share its connection and a lock. "Transactions of as many calls as threads"
 is one thread that has all calls at hand: what group commit could reach without threads. The calls
 of a channel fail because nothing listens at its target.

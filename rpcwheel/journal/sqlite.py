@@ -323,23 +323,9 @@ class SqliteJournal(JournalBackend):
     def _now_ms(self) -> int:
         return int(self._clock() * 1e3)
 
-    @contextmanager
-    def _transaction(self) -> Iterator[tuple[sqlite3.Connection, int]]:
+    def _transaction(self) -> _Transaction:
         """Use the connection for writing in one transaction, which an exception rolls back."""
-        try:
-            with self._writer as db:
-                db.execute("BEGIN IMMEDIATE")
-                try:
-                    yield db, self._now_ms()
-                    db.execute("COMMIT")
-                except BaseException:
-                    with suppress(sqlite3.Error):  # if the disk is full, SQLite has perhaps done so
-                        db.execute("ROLLBACK")
-                    raise
-        except JournalError:  # which may be an OSError
-            raise
-        except (sqlite3.Error, OSError) as error:
-            raise self._error(error) from error
+        return _Transaction(self._writer, self._now_ms, self._error)
 
     @contextmanager
     def _read(self) -> Iterator[sqlite3.Connection]:
@@ -484,6 +470,58 @@ class SqliteJournal(JournalBackend):
         except OSError:
             return False
         return disk.f_bavail * disk.f_frsize < 1 << 16
+
+
+class _Transaction:
+    """A transaction. Not by a generator, which takes a tenth of the time of a small transaction."""
+
+    __slots__ = ("_connection", "_db", "_now_ms", "_translate")
+
+    def __init__(
+        self,
+        connection: _Connection,
+        now_ms: Callable[[], int],
+        translate: Callable[[Exception], JournalError],
+    ) -> None:
+        self._connection = connection
+        self._now_ms = now_ms
+        self._translate = translate
+
+    def __enter__(self) -> tuple[sqlite3.Connection, int]:
+        self._db = self._connection.__enter__()
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            return self._db, self._now_ms()
+        except BaseException as error:
+            self._roll_back()
+            self._connection.__exit__()
+            self._raise(error)
+            raise
+
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        try:
+            if error is None:
+                try:
+                    self._db.execute("COMMIT")
+                except BaseException as failure:
+                    self._roll_back()
+                    self._raise(failure)
+                    raise
+            else:
+                self._roll_back()
+                self._raise(error)
+        finally:
+            self._connection.__exit__()
+
+    def _roll_back(self) -> None:
+        with suppress(sqlite3.Error):  # if the disk is full, SQLite has perhaps done so
+            self._db.execute("ROLLBACK")
+
+    def _raise(self, error: BaseException) -> None:
+        """Raise an error of SQLite and of the system as that of a journal."""
+        is_own = isinstance(error, JournalError)  # which may be an OSError
+        if isinstance(error, (sqlite3.Error, OSError)) and not is_own:
+            raise self._translate(error) from error
 
 
 class _Connection:
