@@ -79,8 +79,8 @@ class _Live:
         self._sinks: list[str] | None = None
 
     def reset(self) -> None:
-        """Forget what a forked child has no use of; its timers and queues begin anew."""
-        for name in self._components.keys() - {"timer", "failback"}:
+        """Forget what a forked child has no use of; its timers, queues and journals begin anew."""
+        for name in self._components.keys() - {"timer", "failback", "journal"}:
             self._components[name] = {}
 
     def add(self, name: Name, component: object) -> None:

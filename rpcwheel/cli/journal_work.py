@@ -131,7 +131,14 @@ def work(
             worker.close(0)  # after an error, or a second signal
     stats = worker.stats().values()
     delivered, dead = sum(one.redelivered for one in stats), sum(one.gave_up for one in stats)
-    _say(f"ended: {delivered:,} delivered, {dead:,} given up")
+    failed = max(0, sum(one.attempts for one in stats) - delivered - dead)
+    _say(
+        f"ended: {delivered:,} delivered, {dead:,} given up, "
+        f"{failed:,} failed attempts whose calls stay in the journal"
+    )
+    if worker.failed:
+        _say("the journal fails; the log says why")
+        raise typer.Exit(1)
 
 
 def _follow(worker: JournalWorker, is_stopped: Callable[[], bool]) -> None:

@@ -284,12 +284,17 @@ class JournalFailed(Event):
         FAILBACK,
         ERROR,
         "journal",
-        "%(journal)s: calls cannot be stored, %(results)d results wait: %(error)s",
+        "%(journal)s: calls cannot be stored%(waiting)s: %(error)s",
         interval_s=OUTAGE_INTERVAL_S,
     )
     journal: str
     error: BaseException
     results: int
+
+    def log_texts(self) -> dict[str, str]:
+        """Return `waiting`: how many results of attempts wait, if any."""
+        waiting = f", {self.results} results of attempts wait" if self.results else ""
+        return {"waiting": waiting}
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,9 +62,11 @@ class InvokerBase:
         """Store failed calls of this function, under the name of the queue.
 
         Raises:
-            ConfigurationError: An argument cannot be stored.
+            ConfigurationError: An argument cannot be stored, or `order_key` names none.
         """
-        self._journaled.codec = FunctionCodec(function, self._queue.name)
+        codec = FunctionCodec(function, self._queue.name)
+        codec.check_order_key(self._queue.policy.order_key)
+        self._journaled.codec = codec
         _REGISTERED.add(self)
 
     def remove_route(self, route: CallRoute) -> None:

@@ -826,6 +826,8 @@ def error_text(error: BaseException) -> str:
     try:
         if callable(details):
             return storable(f"{code_of(error)}: {details()}")
+        if type(error) is FailbackError:  # made of a text that was stored
+            return storable(str(error))
         return storable(f"{type(error).__name__}: {error}")
     except Exception:  # noqa: BLE001 - `__str__` of the user's
         return type(error).__name__

@@ -10,6 +10,7 @@ A call is stored only if its arguments are read back as equal ones. So no call i
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import json
 from typing import TYPE_CHECKING, Annotated, Any
@@ -98,6 +99,22 @@ class FunctionCodec:
                     "use a type that pydantic can write as JSON"
                 ) from error
         return adapter
+
+    def check_order_key(self, chosen: object) -> None:
+        """Check that an order key that is a name is that of an argument.
+
+        Raises:
+            ConfigurationError: It is not; the message names the nearest.
+        """
+        parameters = self._signature.parameters
+        if not isinstance(chosen, str) or chosen in parameters:
+            return
+        near = difflib.get_close_matches(chosen, parameters, n=1)
+        meant = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(parameters)}"
+        raise ConfigurationError(
+            f"{self.name}: order_key must be the name of an argument, or a function, and there is "
+            f"no argument {chosen!r}; {meant}"
+        )
 
     def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StoredFunction:
         """Return the stored form of a call.

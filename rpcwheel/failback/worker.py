@@ -60,6 +60,9 @@ ONCE_INTERVAL_S: Final = 0.05
 UNUSED_S: Final = 300.0
 """How long the channel to a target is kept for which the journal has no calls."""
 
+ONCE_FAILURE_S: Final = 5.0
+"""With `once`, the worker ends after the journal has failed for so long."""
+
 START_SLACK_NS: Final = 10_000_000
 """With `once`, calls are due at the start until this time later: engines round times."""
 
@@ -115,7 +118,8 @@ class JournalWorker:
                 None: no limit.
             metadata: Metadata for each attempt of a gRPC call, such as credentials, which journals
                 do not have. Or a function that returns it, and is called for each attempt.
-            once: Attempt each call that is due now, and end.
+            once: Attempt each call that is due now, and end; or end when the journal has failed
+                for 5 seconds, see `failed`.
 
         Raises:
             ConfigurationError: A setting is not valid.
@@ -141,6 +145,7 @@ class JournalWorker:
         self._metadata = metadata
         self._rates = None if rate is None else Rates(rate)
         self._once = once
+        self._failed = False
         self._due_by_ns: int | None = None
         self._name = secrets.token_hex(8)
         self._starting = threading.Lock()
@@ -200,6 +205,11 @@ class JournalWorker:
             Whether it is so.
         """
         return self._done.wait(timeout)
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended because the journal failed; only with `once`."""
+        return self._failed
 
     @property
     def url(self) -> str:
@@ -287,17 +297,21 @@ class JournalWorker:
         """Look for queues and targets that are new. Called by the worker's thread."""
         if self._journal is None:
             return
-        self._look(self._journal)
-        if self._once and self._is_idle():
+        has_looked = self._look(self._journal)
+        if not self._once:
+            return
+        self._failed = self._journal.failing_s > ONCE_FAILURE_S
+        if self._failed or (has_looked and self._is_idle()):
             self._stop.set()
             self._done.set()
 
-    def _look(self, journal: Journal) -> None:
+    def _look(self, journal: Journal) -> bool:
+        """Look for queues and targets. False if the journal has failed."""
         try:
             journal.take(self._name, (), 0.0)  # makes the calls of workers ready that have died
             found = journal.backend.routes()
         except JournalError:  # reported by the journal
-            return
+            return False
         now_s = time.monotonic()
         for place in found:
             if place not in self._known and self._is_selected(*place):
@@ -306,6 +320,7 @@ class JournalWorker:
         for place, used_s in list(self._known.items()):
             if now_s - used_s > UNUSED_S:
                 self._drop_unused(place)
+        return True
 
     def _is_selected(self, queue: str, target: str) -> bool:
         if self._queues is not None and queue not in self._queues:

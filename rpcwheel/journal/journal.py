@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 MAX_BATCH: Final = 1000
 """Calls, or results, in one transaction."""
 
-COUNT_INTERVAL_S: Final = 10.0
+COUNT_INTERVAL_S: Final = 2.0
 COUNT_SHARE: Final = 0.01
 """Calls are counted at this interval, or less often, so that it takes this share of the time."""
 
@@ -333,6 +333,12 @@ class Journal:
     def is_failing(self) -> bool:
         """Whether the last request failed."""
         return self._failing_since_s is not None
+
+    @property
+    def failing_s(self) -> float:
+        """How long requests have failed; 0 if the last one succeeded."""
+        since_s = self._failing_since_s
+        return 0.0 if since_s is None else time.monotonic() - since_s
 
     # --- Counts ---
 

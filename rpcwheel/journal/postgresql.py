@@ -596,7 +596,9 @@ class PostgresqlJournal(JournalBackend):
         if state == "53100":
             return JournalFull(f"{said} (the server's disk is full)")
         if state.startswith("28") or state == "42501" or (not state and REFUSED.search(said)):
-            return JournalRefused(f"{said}; look at the user, the password and the rights")
+            return JournalRefused(
+                f"{said}; look at the user, the password, the rights, and the name of the database"
+            )
         if state[:2] in {"22", "23", "54"}:
             return JournalRefused(f"{said}; the journal cannot store such a value")
         if isinstance(error, psycopg.DataError):

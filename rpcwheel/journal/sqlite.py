@@ -362,6 +362,8 @@ class SqliteJournal(JournalBackend):
             raise JournalUnavailable(f"{self.url} was closed")
         with self._translated():
             if not self.creates and not self._path.exists():
+                if not self._path.parent.is_dir():
+                    raise JournalRefused(f"{self._path}: there is no such directory; create it")
                 raise JournalRefused(f"{self._path}: there is no such file; {CREATED_BY}")
             with suppress(FileExistsError):
                 os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
@@ -458,11 +460,15 @@ class SqliteJournal(JournalBackend):
                 f"{self._path} cannot be opened for writing ({error}): create its directory, and "
                 "let this user write the directory, the file, and its -wal and -shm files"
             )
+        said = f"{self._path}: {error}"
         if kind == "SQLITE_BUSY":
-            return JournalUnavailable(
-                f"{self._path}: other processes have kept it busy for {BUSY_TIMEOUT_S:g} s"
+            said = f"{self._path}: other processes have kept it busy for {BUSY_TIMEOUT_S:g} s"
+        elif kind == "SQLITE_IOERR":
+            said += (
+                f" ({name}); look at the disk, its quota, and the limit of the size of files "
+                "(ulimit -f)"
             )
-        return JournalUnavailable(f"{self._path}: {error}")
+        return JournalUnavailable(said)
 
     def _is_disk_full(self) -> bool:
         try:

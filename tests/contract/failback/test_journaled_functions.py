@@ -418,3 +418,11 @@ def test_a_stop_object_that_raises_makes_a_dead_letter(journaled, url):
     journaled(Flaky(*[ConnectionError()] * 3).call, stop=stop)()
     (call,) = wait_for_dead(url)
     assert "`stop` raised RuntimeError(" in call.reason
+
+
+def test_an_order_key_that_is_no_argument_is_refused(url):
+    with pytest.raises(ConfigurationError, match="no argument 'custmer'; did you mean 'customer'"):
+
+        @with_failback(retry_on=ConnectionError, journal=url, order_key="custmer")
+        def push(customer: str) -> None:
+            """Do nothing."""

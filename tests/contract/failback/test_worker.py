@@ -10,7 +10,7 @@ import pytest
 from fixtures.shop import UNARY_STREAM, UNARY_UNARY, Fail, Hang
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.call.retry import RETRY_KEY
-from rpcwheel.errors import ConfigurationError, JournalRefused
+from rpcwheel.errors import ConfigurationError, JournalFull, JournalRefused
 from rpcwheel.events import CallbackFailed
 from rpcwheel.failback import JournalWorker, with_failback
 from rpcwheel.failback import worker as worker_module
@@ -457,3 +457,17 @@ def test_with_a_rate_all_calls_are_delivered(url, backend, shop):
     with JournalWorker(url, rate=200.0, once=True) as worker:
         assert worker.wait(WAIT_S)
     assert len(shop.calls) == 10
+
+
+def test_once_ends_if_the_journal_fails(url, backend, shop, script, monkeypatch):
+    monkeypatch.setattr("rpcwheel.failback.worker.ONCE_FAILURE_S", 0.2)
+    backend.append([rpc(shop)])
+    script["take"] = JournalFull("the disk is full")
+    with JournalWorker(url, once=True) as worker:
+        assert worker.wait(WAIT_S)
+        assert worker.failed
+    del script["take"]
+    with JournalWorker(url, once=True) as worker:
+        assert worker.wait(WAIT_S)
+        assert not worker.failed
+    assert len(shop.calls) == 1
