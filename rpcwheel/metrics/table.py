@@ -417,7 +417,11 @@ TIMER_MAX_LATENESS: Final = _gauge(
 )
 
 _Q = ("queue",)
-FAILBACK_PENDING: Final = _gauge("failback_pending", _Q, "Calls that are queued in this process.")
+FAILBACK_PENDING: Final = _gauge(
+    "failback_pending",
+    _Q,
+    "Calls that are queued in this process; with a journal, those that it attempts or is about to.",
+)
 FAILBACK_LIMIT: Final = _gauge("failback_max_pending", _Q, "The most calls that a queue takes.")
 FAILBACK_OLDEST: Final = _gauge(
     "failback_oldest_age_seconds",
