@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+from concurrent.futures import CancelledError
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar
 
@@ -205,6 +206,8 @@ async def _wait_done(done: Future[None], seconds: float) -> bool:
         await await_future(done, seconds)
     except TimeoutError:
         return done.done()
+    except CancelledError:  # by `close`
+        return False
     finally:
         done.cancel()
     return True

@@ -423,7 +423,9 @@ class JournaledQueue(RetryQueue):
         if now_ns >= self._lease_ends_ns > 0:
             self._end_lease()
         elif held:
-            if self.journal.renew(self.worker):
+            renewed = self.journal.renew(self.worker)
+            # Attempts that were due after its end were refused, and no timeout starts them again.
+            if renewed and time.monotonic_ns() < self._lease_ends_ns:
                 self._lease_ends_ns = now_ns + self._lease_ns
             else:
                 self._end_lease()
@@ -455,7 +457,11 @@ class JournaledQueue(RetryQueue):
         routes = [Route(self.name, name, limit) for name, limit in limits.items() if limit > 0]
         if not routes:
             return []
+        held = self._held()
         taken = self._take_from(routes)
+        if held and time.monotonic_ns() >= self._lease_ends_ns:  # some may be those that it has
+            self._end_lease()
+            return []
         if self.limits is not None and len(routes) < len(names):
             self.limits.found_none = False  # not all were asked for
         if taken:
@@ -703,7 +709,10 @@ class JournaledQueue(RetryQueue):
         with contextlib.suppress(JournalError):  # `request_load` finds and reports it too
             self.journal.backend.retry(waiting)
         with self._lock:
-            self._flush_waiters.append(future)
+            if self._has_ended:
+                future.cancel()
+            else:
+                self._flush_waiters.append(future)
         self.request_load()
 
     def _check_flushed(self) -> None:

@@ -11,7 +11,7 @@ import contextlib
 import inspect
 import threading
 import time
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, Self, TypeVar
 
@@ -268,7 +268,7 @@ def _wait_empty(queues: Iterable[RetryQueue], seconds: float) -> bool:
 def _is_done_by(empty: Future[None], end: float) -> bool:
     try:
         empty.result(max(0.0, min(end - time.monotonic(), threading.TIMEOUT_MAX)))
-    except TimeoutError:
+    except (TimeoutError, CancelledError):  # canceled by `close`
         return False
     finally:
         empty.cancel()

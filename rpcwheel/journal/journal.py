@@ -212,6 +212,7 @@ class Journal:
     def remove_worker(self, worker: str) -> None:
         """Ignore from now on that results of a worker come late."""
         self._workers.pop(worker, None)
+        self._holders.discard(worker)
 
     def take(self, worker: str, routes: Sequence[Route], within_s: float) -> list[StoredCall]:
         """Take calls; see `JournalBackend.take`. Blocks; may be called on any thread.
@@ -266,7 +267,6 @@ class Journal:
                     self.backend.release(worker)
                 except JournalError as error:
                     self._failed(error)
-            self._holders.discard(worker)
         self.remove_worker(worker)
 
     @property

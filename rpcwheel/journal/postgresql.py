@@ -344,7 +344,7 @@ class PostgresqlJournal(JournalBackend):
                     taken = self._start(db, TAKE, given) if any(limits.values()) else None
                 has_ended = ended.fetchone() is not None
                 rows = [] if taken is None else taken.fetchall()
-            if has_ended:
+            if has_ended and not rows:  # with rows, another backend has ended the workers meanwhile
                 self._transaction(self._worker, self._end_workers)
                 with self._use(self._worker) as db:
                     given["always"] = True

@@ -90,7 +90,9 @@ def masked_journal_url(url: str) -> str:
     scheme, slashes, rest = url.partition("//")
     if not slashes:
         scheme, rest = "", url
-    _, at, after = rest.rpartition("@")
+    user, at, after = rest.rpartition("@")
+    if "?" in user:  # of a password, or of options that have the "@"
+        after = ""
     return f"{scheme}{slashes}{'***' + at if at else ''}{after.partition('?')[0]}"
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -426,3 +427,30 @@ def test_an_order_key_that_is_no_argument_is_refused(url):
         @with_failback(retry_on=ConnectionError, journal=url, order_key="custmer")
         def push(customer: str) -> None:
             """Do nothing."""
+
+
+def test_flush_returns_false_if_the_queue_is_closed_meanwhile(journaled, monkeypatch):
+    failback = journaled(Flaky().call).failback
+    monkeypatch.setattr(failback._queue.journal.backend, "retry", lambda _: failback.close(0))
+    results = []
+    thread = threading.Thread(target=lambda: results.append(failback.flush()), daemon=True)
+    thread.start()
+    thread.join(WAIT_S)
+    assert results == [False]
+
+
+async def test_flush_of_a_coroutine_function_returns_false_if_the_queue_is_closed_meanwhile(
+    aio_journaled, monkeypatch
+):
+    async def push():
+        pass
+
+    failback = aio_journaled(push).failback
+    queue = failback._queue
+
+    def close(_):
+        queue.begin_close(0)
+        queue.end_close()
+
+    monkeypatch.setattr(queue.journal.backend, "retry", close)
+    assert await asyncio.wait_for(failback.flush(), WAIT_S) is False

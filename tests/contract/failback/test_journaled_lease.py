@@ -1,9 +1,15 @@
 """The lease of a queue with a journal."""
 
+import time
+
 import pytest
 
 from fixtures.waiting import wait_until
+from rpcwheel.events import FailbackLeaseLost
 from rpcwheel.failback import FailbackInvoker, FailbackPolicy
+from rpcwheel.failback.journaled import CallRoute
+from rpcwheel.failback.stored import StoredFunction
+from rpcwheel.journal.backend import NewCall
 
 
 @pytest.mark.parametrize(("lease", "interval_s"), [(2, 0.5), (15, 1.0)])
@@ -22,3 +28,46 @@ def test_the_journal_is_asked_several_times_in_a_lease(
         for number in range(3):
             timer.advance(interval_s)
             wait_until(lambda number=number: len(looks) == 2 + number)
+
+
+@pytest.fixture
+def invoker(tmp_path):
+    policy = FailbackPolicy(retry_on=ConnectionError, journal=f"sqlite://{tmp_path}/journal.db")
+    invoker = FailbackInvoker(policy)
+    yield invoker
+    invoker.close(0)
+
+
+@pytest.mark.parametrize("request_name", ["renew", "take"])
+def test_a_request_that_ends_after_the_lease_does_not_prolong_it(
+    request_name, invoker, monkeypatch, events
+):
+    queue = invoker._queue
+    backend = queue.journal.backend
+    begun = []
+    route = CallRoute(
+        "", lambda *_: (print, (), {}), lambda _, call: begun.append(call), None, lambda: True
+    )
+    backend.append([NewCall(queue.name, "", "f", "k", StoredFunction(b"{}").encoded(), 0.0, 60.0)])
+    queue.add_route(route)
+    wait_until(lambda: begun)
+    worker, real = queue.worker, getattr(backend, request_name)
+
+    def ends_late(*given):
+        queue._lease_ends_ns = time.monotonic_ns()
+        return real(*given)
+
+    with queue._loading:
+        monkeypatch.setattr(backend, request_name, ends_late)
+        left_s = 1 if request_name == "renew" else 15
+        queue._lease_ends_ns = time.monotonic_ns() + left_s * 1_000_000_000
+    queue.look()
+    assert queue.worker != worker
+    assert [event.count for event in events if isinstance(event, FailbackLeaseLost)] == [1]
+
+
+def test_the_names_of_ended_leases_are_forgotten(invoker):
+    queue = invoker._queue
+    queue.journal._holders.add(queue.worker)
+    queue._end_lease()
+    assert not queue.journal._holders

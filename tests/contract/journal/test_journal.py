@@ -10,6 +10,7 @@ import pytest
 from fixtures.journals import store, stored
 from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel import live
 from rpcwheel.errors import (
     ConfigurationError,
     JournalFull,
@@ -353,3 +354,10 @@ def test_a_forked_child_appends_by_itself_and_forgets_the_results_of_its_parent(
         assert [one.key for one in stored(url)] == ["k", "child"]
     journal.close()
     assert not pending.done() or pending.exception() is None
+
+
+def test_the_journal_of_a_forked_child_is_reported(journal):
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if journal in live.components("journal") else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -1,5 +1,6 @@
 """The journal in PostgreSQL: failures of the server, rights, tables, and locks."""
 
+import dataclasses
 import re
 import secrets
 import threading
@@ -329,3 +330,11 @@ def test_only_programs_that_use_a_journal_create_it(postgresql, schema):
     assert bodies_of(reading.select(Filter())) == [1]
     using.close()
     reading.close()
+
+
+def test_a_take_while_another_backend_ends_workers_returns_all_that_it_takes(journal, monkeypatch):
+    journal.append([new_call(), new_call()])
+    monkeypatch.setattr(module, "HAS_ENDED", "SELECT 1")  # they have ended since
+    found = journal.take("w", 60.0, [dataclasses.replace(ROUTES[0], limit=1)], 0.0)
+    taken = journal.select(Filter(states=(CallState.TAKEN,)))
+    assert [call.id for call in found] == [call.id for call in taken]

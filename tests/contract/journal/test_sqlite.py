@@ -233,3 +233,30 @@ def test_a_long_scan_does_not_delay_workers(journal):
     with journal._reader:
         journal.append([new_call(2)])
         assert bodies_of(journal.take("worker", 60.0, ROUTES, 0.0)) == [1, 2]
+
+
+class _Interrupting:
+    """A connection on which Ctrl-C comes when a transaction has begun."""
+
+    def __init__(self, db):
+        self._db = db
+
+    def execute(self, statement, *given):
+        found = self._db.execute(statement, *given)
+        if statement == "BEGIN IMMEDIATE":
+            raise KeyboardInterrupt
+        return found
+
+    def close(self):
+        self._db.close()
+
+
+def test_an_interrupted_request_leaves_no_transaction_open(journal):
+    journal.append([new_call()])
+    db = journal._writer._db
+    journal._writer._db = _Interrupting(db)
+    with pytest.raises(KeyboardInterrupt):
+        journal.append([new_call()])
+    assert not db.in_transaction
+    journal._writer._db = db
+    journal.append([new_call()])

@@ -74,6 +74,10 @@ def test_a_url_is_shown_without_password_and_options():
     assert url.lease_s == 30.0
 
 
+def test_a_url_with_an_at_sign_in_an_option_is_shown_without_it():
+    assert str(parse_journal_url("postgresql://h/db?password=a@hunter2")) == "postgresql://***@"
+
+
 def test_options_of_libpq_are_handed_on():
     journal = open_journal_backend(
         "postgres://u:a%26b@h1:1,h2:2/db?sslmode=verify-full&options=-c%20a%3D1&lease=3&schema=s"
