@@ -358,8 +358,10 @@ class ClientState:
         """The target of the channel, for calls that are stored."""
         self.routes: object = None
         """Delivers stored calls through the channel, as long as this object exists."""
-        self.serializers: dict[str, Callable[[Any], bytes] | None] = {}
+        self._serializers: dict[str, Callable[[Any], bytes]] = {}
         """By method, if there is a journal."""
+        self._raw_methods: set[str] = set()
+        """Methods with a multicallable without a serializer."""
         self._timer = checked_timer(timer)
         self.now_ns = clock_of(timer)
         """The clock of the timer in use."""
@@ -512,6 +514,13 @@ class ClientState:
             emit(CallbackFailed(method, "failback", raised))
             return False
 
+    def note_serializer(self, method: str, serialize: Callable[[Any], bytes] | None) -> None:
+        """Remember the serializer of a multicallable, for calls that are stored."""
+        if serialize is not None:
+            self._serializers[method] = serialize
+        elif len(self._raw_methods) < MAX_METHODS:
+            self._raw_methods.add(method)
+
     def failed_rpc(
         self,
         policy: FailbackPolicy,
@@ -537,10 +546,15 @@ class ClientState:
                 "deliver its calls after a restart; give it to the client"
             )
         messages, method = list(requests), details.method
-        serialize = self.serializers.get(method)
+        serialize = self._serializers.get(method)
         body = StoredRpc(
             kind,
-            tuple(message if serialize is None else serialize(message) for message in messages),
+            tuple(
+                message
+                if serialize is None or (isinstance(message, bytes) and method in self._raw_methods)
+                else serialize(message)
+                for message in messages
+            ),
             queued_metadata(details.metadata, policy),
             DELIVERY_TIMEOUT_S if details.timeout is None else details.timeout,
             details.wait_for_ready,

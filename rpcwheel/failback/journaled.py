@@ -56,6 +56,7 @@ from .queue import (
     AFTER_CLOSE,
     CANCELLED,
     CHANNEL_CLOSED,
+    NO_ATTEMPTS_LEFT,
     RetryQueue,
     attempt_ended,
     why_not_retried,
@@ -188,6 +189,7 @@ class JournaledQueue(RetryQueue):
         self._targets: dict[str, _Target] = {}
         self._worker: dict[str, str] = {}  # its "name"; the finalizer has the dict too
         self._has_ended = False
+        self._exits = False
         self.codec: FunctionCodec | None = None
         """Of the decorated function, if the queue is of one."""
         self.limits: TakeLimits | None = None
@@ -484,50 +486,22 @@ class JournaledQueue(RetryQueue):
     def _adopt(self, stored: StoredCall) -> None:
         """Set the timeout for the next attempt of a call that was taken, or give it up."""
         route = self._route_to(stored.target)
-        if route is None:  # closed meanwhile
+        call = None if route is None else self._taken_call(stored, route)
+        if route is None or call is None:
             self.journal.report(self.worker, _put_back(stored, 0))
             return
-        reason, error = "", FailbackError(stored.error or "its first attempt failed")
-        function: Callable[..., Any] = _Named(stored.method)
-        args: tuple[Any, ...] = ()
-        kwargs: dict[str, Any] = {}
-        context = Context()
-        context.run(set_idempotency_key, stored.key)
-        try:
-            body = decode(stored.body)
-            context.run(tracing.make_stored_current, body.trace)
-            function, args, kwargs = route.make(stored, body)
-        except LookupError:  # its channel was dropped this moment
-            self.journal.report(self.worker, _put_back(stored, 0))
-            return
-        except ValueError as raised:
-            reason = storable(f"it cannot be made: {raised}")
-        if stored.expires_s <= 0:
-            reason = EXPIRED.reason
-        now_ns = self.now_ns()
-        call = QueuedCall(
-            SavedCall(function, args, kwargs, context, None),
-            error,
-            now_ns - to_ns(stored.age_s),
-            partial(route.start, self),
-            attempts=stored.attempts,
-            idle_ns=to_ns(max(0.0, stored.age_s)),
-            waiting_since_ns=now_ns,
-            next_attempt_ns=now_ns + to_ns(max(0.0, stored.due_s)),
-            reason=reason,
-            stored=stored,
-            worker=self.worker,
-            has_route=route.is_open,
-        )
         with self._lock:
             if self._closes_at_ns is not None:
                 return  # `end_close` releases it
+            if self._attempts_already(stored.id):
+                self.journal.report(self.worker, _put_back(stored, 0))
+                return
             self._calls[call] = None
             self._targets.setdefault(stored.target, _Target()).taken += 1
-            if reason:
+            if call.reason:
                 call.state = State.RUNNING
-        if reason:
-            route.give_up(self, call, error)
+        if call.reason:
+            route.give_up(self, call, call.error)
         elif stored.due_s <= 0:
             self.start_attempt(call)
         else:
@@ -537,6 +511,50 @@ class JournaledQueue(RetryQueue):
                 with self._lock:
                     self._forget(call)
                 self.journal.report(call.worker, _put_back(stored, stored.attempts))
+
+    def _taken_call(self, stored: StoredCall, route: CallRoute) -> QueuedCall | None:
+        """Make the call for the queue; with a `reason` if it is to be given up.
+
+        Returns:
+            None if it cannot be made now: its channel was dropped, or user code failed.
+        """
+        reason = ""
+        function: Callable[..., Any] = _Named(stored.method)
+        args: tuple[Any, ...] = ()
+        kwargs: dict[str, Any] = {}
+        context = Context()
+        context.run(set_idempotency_key, stored.key)
+        try:
+            body = decode(stored.body)
+            context.run(tracing.make_stored_current, body.trace)
+            function, args, kwargs = route.make(stored, body)
+        except LookupError:
+            return None
+        except ValueError as raised:
+            reason = storable(f"it cannot be made: {raised}")
+        except Exception as raised:  # noqa: BLE001 - of the user; the call is kept
+            emit(TaskFailed(timer=self.name, task=callable_name(route.make), error=raised))
+            return None
+        now_ns = self.now_ns()
+        return QueuedCall(
+            SavedCall(function, args, kwargs, context, None),
+            FailbackError(stored.error or "its first attempt failed"),
+            now_ns - to_ns(stored.age_s),
+            partial(route.start, self),
+            attempts=stored.attempts,
+            idle_ns=to_ns(max(0.0, stored.age_s)),
+            waiting_since_ns=now_ns,
+            next_attempt_ns=now_ns + to_ns(max(0.0, stored.due_s)),
+            reason=EXPIRED.reason if stored.expires_s <= 0 else reason,
+            stored=stored,
+            worker=self.worker,
+            has_route=route.is_open,
+        )
+
+    def _attempts_already(self, number: int) -> bool:
+        """Whether this process attempts a call, whose lease had ended; under the lock."""
+        held = (call.stored for call in self._calls)
+        return any(stored is not None and stored.id == number for stored in held)
 
     # --- Attempts ---
 
@@ -572,10 +590,11 @@ class JournaledQueue(RetryQueue):
 
     def _has_ended_attempt(self, call: QueuedCall, error: BaseException) -> bool:
         """Whether an attempt failed because this process has ended it: it does not count."""
-        if why_not_retried(error) in (CHANNEL_CLOSED, CANCELLED):
-            return True
         is_over = self._closes_at_ns is not None or not call.has_route()
-        return is_over and code_of(error) == "CANCELLED"
+        why = why_not_retried(error)
+        if why is CANCELLED and self.codec is not None:  # perhaps by the function itself
+            return is_over
+        return why in (CHANNEL_CLOSED, CANCELLED) or (is_over and code_of(error) == "CANCELLED")
 
     def _wait(
         self, call: QueuedCall, error: BaseException, now_ns: int, delay_ns: int
@@ -643,6 +662,8 @@ class JournaledQueue(RetryQueue):
         else:
             text, reason = error_text(call.error), storable(call.reason)
             self.journal.report(call.worker, Dead(stored.id, call.attempts, text, reason))
+            if call.reason == NO_ATTEMPTS_LEFT.reason:
+                target.ended(delivered=False)
         is_next_ready = stored.order_key is not None  # the next call of its key
         if is_next_ready or (target.more and target.taken <= target.window // 2):
             self.request_load()
@@ -770,12 +791,14 @@ class JournaledQueue(RetryQueue):
         for future in flushes:
             future.cancel()
         self._ending.detach()
-        self.journal.release(self.worker)
-        self.journal.close()
+        if not (self._exits and self.journal.is_failing):  # each request might take seconds
+            self.journal.release(self.worker)
+            self.journal.close()
         return [call.failed_call(ended_ns, why) for call, ended_ns, why in ended]
 
     def end_at_exit(self) -> None:
         """Give all calls back to the journal when the process exits."""
+        self._exits = True
         self._close(0)
         self.end_close()
 

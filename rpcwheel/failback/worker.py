@@ -142,6 +142,11 @@ class JournalWorker:
         self._functions: list[tuple[InvokerBase, JournaledQueue]] = [
             (invoker, _queue_of(invoker)) for invoker in invokers
         ]
+        if not callable(metadata):
+            try:
+                metadata = tuple((key, value) for key, value in metadata)
+            except (TypeError, ValueError):
+                raise ConfigurationError("metadata must be pairs of a key and a value") from None
         self._metadata = metadata
         self._rates = None if rate is None else Rates(rate)
         self._once = once
@@ -406,12 +411,12 @@ def _metadata_now(
     """Return the metadata for an attempt.
 
     Raises:
-        LookupError: The user's function has failed.
+        LookupError: The user's function has failed, or has not returned pairs.
     """
     if not callable(given):
         return given
     try:
-        return tuple(given())
+        return tuple((key, value) for key, value in given())
     except Exception as error:
         emit(CallbackFailed(journal, callable_name(given), error))
         raise LookupError("there is no metadata for the call") from error

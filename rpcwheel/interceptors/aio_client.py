@@ -93,7 +93,7 @@ class InterceptedChannel(aio_multicallable.Channel):
     def _multicallable(self, kind: Kind, method: str, *args: Any, **options: Any) -> Any:
         if self._state.journaled:
             serializer = args[0] if args else options.get("request_serializer")
-            self._state.serializers[method] = serializer
+            self._state.note_serializer(method, serializer)
         call = getattr(self._channel, kind.name.lower())(method, *args, **options)
         calls = CallFactory(self._state, method, kind, self._waiting)
         counts = self._state.counts

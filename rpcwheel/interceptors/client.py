@@ -198,7 +198,7 @@ class InterceptedChannel(multicallable.Channel):
     def _multicallable(self, kind: Kind, method: str, *args: Any, **options: Any) -> Any:
         state, counts = self._state, self._state.counts
         if state.journaled:
-            state.serializers[method] = args[0] if args else options.get("request_serializer")
+            state.note_serializer(method, args[0] if args else options.get("request_serializer"))
         below = getattr(self._channel, kind.name.lower())(method, *args, **options)
         if counts is None:
             return _MULTICALLABLES[kind](state, self._waiting, kind, method, below)

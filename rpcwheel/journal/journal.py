@@ -15,6 +15,7 @@ import threading
 import time
 from collections import Counter, deque
 from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from rpcwheel import live
@@ -77,7 +78,7 @@ class Journal:
     def reset(self) -> None:
         """Forget what the parent was to store, in a forked child."""
         self._lock = threading.Lock()
-        self._turn = threading.Lock()  # of the thread that runs a transaction
+        self._turn = _Turn()  # of the thread that runs a transaction
         self._holders: set[str] = set()
         """Workers that may have calls."""
         self._worker = SerialExecutor()
@@ -108,6 +109,11 @@ class Journal:
         Raises:
             JournalFull, JournalUnavailable, JournalRefused: It was not stored.
         """
+        if self._turn.is_own():
+            raise JournalUnavailable(
+                f"{self.url}: a signal handler or finalizer has interrupted a request on this "
+                "thread, and cannot store a call before it has ended"
+            )
         if self._turn.acquire(blocking=False):
             try:
                 if not self._appends:  # alone, without the cost of a future
@@ -260,9 +266,12 @@ class Journal:
 
         If the engine is not available, its lease ends by itself.
         """
+        if self._turn.is_own():  # in a signal handler or finalizer: after the interrupted request
+            self._worker.submit(partial(self.release, worker))
+            return
         with self._turn:
-            self._write_results()
-            if worker in self._holders:
+            failure = self._write_results()
+            if failure is None and worker in self._holders:
                 try:
                     self.backend.release(worker)
                 except JournalError as error:
@@ -382,12 +391,15 @@ class Journal:
 
         Results that the engine does not accept now are lost: their calls are attempted again.
         """
-        with _LOCK:
+        if self._turn.is_own():  # as in `release`
+            self._worker.submit(self.close)
+            return
+        with _OPEN.lock:
             self.users -= 1
             if self.users > 0:
                 return
-            if _OPEN.get(self.url.text) is self:
-                del _OPEN[self.url.text]
+            if _OPEN.journals.get(self.url.text) is self:
+                del _OPEN.journals[self.url.text]
         with self._turn:
             self._write_results()
         self._closed = True
@@ -395,8 +407,45 @@ class Journal:
         self.backend.close()
 
 
-_LOCK: Final = threading.RLock()
-_OPEN: Final[dict[str, Journal]] = {}
+class _Turn:
+    """A lock that knows whether the present thread has it, also in a signal handler."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    def is_own(self) -> bool:
+        """Whether this thread has it. `threading.Condition` relies on the private method too."""
+        return bool(self._lock._is_owned())  # type: ignore[attr-defined]  # noqa: SLF001
+
+    def acquire(self, *, blocking: bool) -> bool:
+        """Take it; False if another thread has it and `blocking` is false."""
+        return self._lock.acquire(blocking=blocking)
+
+    def release(self) -> None:
+        """Give it back."""
+        self._lock.release()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+class _Open:
+    """The open journals of this process, by URL."""
+
+    def __init__(self) -> None:
+        self.journals: dict[str, Journal] = {}
+        self.reset()
+        reset_after_fork(self)
+
+    def reset(self) -> None:
+        """Make a lock; another thread of the parent may have had it when it forked."""
+        self.lock = threading.RLock()
+
+
+_OPEN: Final = _Open()
 
 
 def open_journal(url: str) -> Journal:
@@ -406,9 +455,9 @@ def open_journal(url: str) -> Journal:
         ConfigurationError: The URL is not valid.
         ExtraMissing: A package is not installed.
     """
-    with _LOCK:
-        journal = _OPEN.get(url)
+    with _OPEN.lock:
+        journal = _OPEN.journals.get(url)
         if journal is None:
-            journal = _OPEN[url] = Journal(url)
+            journal = _OPEN.journals[url] = Journal(url)
         journal.users += 1
         return journal

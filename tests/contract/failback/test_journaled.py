@@ -437,6 +437,15 @@ def test_a_request_that_cannot_be_serialized_fails_with_its_own_error(shop, clie
     assert stored(url) == []
 
 
+def test_a_method_may_have_multicallables_with_and_without_a_serializer(shop, client, url):
+    shop.then("UNAVAILABLE", "UNAVAILABLE")
+    channel = client()
+    typed = channel.unary_unary(UNARY_UNARY, request_serializer=str.encode)
+    raw = channel.unary_unary(UNARY_UNARY)
+    assert typed("a", timeout=WAIT_S) == raw(b"b", timeout=WAIT_S) == LATER
+    assert [decode(call.body).requests for call in stored(url)] == [(b"a",), (b"b",)]
+
+
 def test_a_full_queue_raises_failback_full(shop, client, policy, url, events):
     shop.then(*["UNAVAILABLE"] * 2)
     channel = client(policy(max_pending=1))

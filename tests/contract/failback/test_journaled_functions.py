@@ -3,7 +3,7 @@
 import asyncio
 import json
 import threading
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 
 import pytest
@@ -454,3 +454,10 @@ async def test_flush_of_a_coroutine_function_returns_false_if_the_queue_is_close
 
     monkeypatch.setattr(queue.journal.backend, "retry", close)
     assert await asyncio.wait_for(failback.flush(), WAIT_S) is False
+
+
+def test_a_function_that_raises_cancelled_error_has_limited_attempts(journaled, url):
+    flaky = Flaky(*[CancelledError()] * 5)
+    journaled(flaky.call, retry_on=CancelledError, max_attempts=3)()
+    (call,) = wait_for_dead(url)
+    assert (call.attempts, len(flaky.calls)) == (3, 3)

@@ -471,3 +471,13 @@ def test_once_ends_if_the_journal_fails(url, backend, shop, script, monkeypatch)
         assert worker.wait(WAIT_S)
         assert not worker.failed
     assert len(shop.calls) == 1
+
+
+def test_metadata_that_is_no_pairs_keeps_the_calls(url, backend, shop, events):
+    given = [[("a", "b", "c")], ["x"], None]
+    backend.append([rpc(shop)])
+    with JournalWorker(url, metadata=lambda: given.pop() if given else [("x-token", "t")]):
+        wait_until(lambda: shop.calls)
+    assert shop.calls[0].metadata["x-token"] == "t"
+    with pytest.raises(ConfigurationError, match="pairs"):
+        JournalWorker(url, metadata=[("a", "b", "c")])

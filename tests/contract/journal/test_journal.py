@@ -321,10 +321,10 @@ def test_requests_after_close_are_no_failure_of_the_engine(url, events):
 
 
 def test_a_wrong_url_leaves_nothing_open():
-    before = dict(front._OPEN)
+    before = dict(front._OPEN.journals)
     with pytest.raises(ConfigurationError):
         open_journal("sqlite:///x.db?typo=1")
-    assert before == front._OPEN
+    assert before == front._OPEN.journals
 
 
 def test_the_calls_are_counted_at_intervals_only(url, script):
@@ -361,3 +361,22 @@ def test_the_journal_of_a_forked_child_is_reported(journal):
     if child == 0:
         os._exit(0 if journal in live.components("journal") else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+# --- Signal handlers and finalizers ---
+
+
+def test_a_call_that_fails_in_a_signal_handler_during_an_append_is_refused(journal, url):
+    with journal._turn, pytest.raises(JournalUnavailable, match="signal handler or finalizer"):
+        journal.append_now(new_call(), MANY)
+    assert stored(url) == []
+
+
+def test_a_release_in_a_signal_handler_waits_for_the_interrupted_request(journal, url):
+    store(url)
+    (call,) = taken(journal)
+    with journal._turn:
+        journal.report("w", Postponed(call.id, 2, 0.0, "down"))
+        journal.release("w")
+        assert [one.state for one in stored(url)] == [CallState.TAKEN]
+    wait_until(lambda: [one.state for one in stored(url)] == [CallState.READY])
