@@ -8,7 +8,7 @@ A stored call is in one of four states:
     READY      it may be taken when it is due
     BLOCKED    an earlier call with the same order key is stored and not dead
     TAKEN      a worker has it, until the worker's lease ends
-    DEAD       a dead letter: there is no further attempt until somebody says so
+    DEAD       a dead letter: there is no further attempt unless `retry` selects it
 
 A worker is one queue of one process. It has one lease for all its calls, measured by the engine's
 clock, because processes on several machines have different clocks. If a lease has ended, the next

@@ -422,7 +422,7 @@ class _Turn:
         return self._lock.acquire(blocking=blocking)
 
     def release(self) -> None:
-        """Give it back."""
+        """Release it."""
         self._lock.release()
 
     def __enter__(self) -> None:
