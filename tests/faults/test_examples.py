@@ -111,10 +111,17 @@ def test_a_frozen_server_is_replaced_by_the_other(name: str) -> None:
 @pytest.mark.parametrize("name", ["idle.py", "idle_aio.py"])
 def test_an_idle_connection_is_closed_and_a_busy_one_is_not(name: str) -> None:
     printed = story(name)
-    assert re.findall(r"closed: ipv4:127.0.0.1:\d+ after \d.\d s: (.*)", printed) == [
-        "connection idle for 1 s"
-    ]
-    assert "the busy connection was kept: True\n" in printed
+    # A worker prints it, and the main thread may print before the line ends.
+    assert (
+        len(
+            re.findall(
+                r"closed: ipv4:127.0.0.1:\d+ after \d.\d s: connection idle for 1 s", printed
+            )
+        )
+        == 1
+    )
+    assert printed.count("closed: ") == 1
+    assert "the busy connection was kept: True" in printed
     assert printed.endswith("the other client calls again and gets a response\n")
 
 

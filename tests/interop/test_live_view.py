@@ -116,6 +116,7 @@ def test_the_page_shows_the_figures_of_the_status(monkeypatch, dump):
         "Timers": len(status["timers"]),
         "Failback queues": 1,
         "Queued calls": 3,
+        "Journals": 1,
         "Channels": len(status["channels"]),
         "Subchannels": len(inner("channels", "subchannels")),
         "Heartbeats": len(status["heartbeats"]),
@@ -128,6 +129,9 @@ def test_the_page_shows_the_figures_of_the_status(monkeypatch, dump):
     (queue,) = tables["Failback queues"]
     assert (queue["pending"], queue["problem"]) == ("3 of 100", "3 calls wait")
     assert column("Queued calls", "attempts") == ["1", "1", "1"]
+    (depth,) = tables["Journals"]
+    assert depth["queue"] == depth["target"] == escaped_for_page(HOSTILE)
+    assert (depth["waiting"], depth["taken"], depth["dead"]) == ("1", "0", "0")
     (call,) = (row for row in tables["Calls"] if row["method"] == escaped_for_page(HOSTILE))
     assert (call["started"], call["in flight"]) == ("1", "0")
     assert call["ended"].startswith("OK 1 (")
