@@ -54,8 +54,11 @@ class BareSqlite:
 
     def append(self, prepared: Any) -> None:
         self._db.execute("BEGIN IMMEDIATE")
-        self._db.executemany(sqlite_journal.APPEND, prepared)
-        self._db.execute("SELECT last_insert_rowid()").fetchone()
+        if len(prepared) == 1:
+            self._db.execute(sqlite_journal.APPEND, prepared[0])
+        else:
+            self._db.executemany(sqlite_journal.APPEND, prepared)
+            self._db.execute("SELECT last_insert_rowid()").fetchone()
         self._db.execute("COMMIT")
 
     def deliver(self, limit: int) -> int:
