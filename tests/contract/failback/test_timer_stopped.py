@@ -1,7 +1,9 @@
 """A queue whose timer is stopped: its calls are reported, and calls that fail later are refused."""
 
 import asyncio
+import gc
 import threading
+import warnings
 
 import pytest
 
@@ -105,3 +107,8 @@ def test_calls_in_the_timer_of_a_closed_loop_are_reported_at_the_next_failure(ev
         asyncio.run(failback.invoke(FlakyCoroutine(ConnectionError()), "second"))
     assert [event.count for event in lost(events)] == [1]
     assert [call.args for call in asyncio.run(failback.close())] == [("first",)]
+    del failback
+    events.clear()
+    with warnings.catch_warnings():  # that the timer was not stopped: here, and in no later test
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
