@@ -126,19 +126,6 @@ class FailbackInvoker(InvokerBase):
         self._journaled.add_route(route)
         return route
 
-    def start(self) -> None:
-        """Begin to deliver the calls of the decorated function that an earlier process has left.
-
-        They are delivered on this loop. Also done by the first call of the function. Idempotent.
-        Without a journal, or for the queue of a channel, it has no effect.
-
-        Raises:
-            RuntimeError: No event loop is running.
-        """
-        queue = self._queue
-        if isinstance(queue, JournaledQueue) and queue.codec and not queue.has_route(""):
-            self.add_route("", queue.codec.make, lambda: True)
-
     async def flush(self, timeout: Duration | None = None) -> bool:  # noqa: ASYNC109 - as for grpc
         """Start an attempt of every queued call now, and wait until no call is pending.
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from rpcwheel.timer.api import Timer
 
-    from .journaled import CallRoute
+    from .journaled import CallRoute, MakeCall
     from .policy import FailbackPolicy
     from .queue import FailbackStats
     from .queued_call import QueueEntry
@@ -68,6 +68,24 @@ class InvokerBase:
         codec.check_order_key(self._queue.policy.order_key)
         self._journaled.codec = codec
         _REGISTERED.add(self)
+
+    def add_route(self, target: str, make: MakeCall, is_open: Callable[[], bool]) -> CallRoute:
+        """Deliver calls of the journal that are stored for a target; see `JournaledQueue`."""
+        raise NotImplementedError
+
+    def start(self) -> None:
+        """Begin to deliver the calls of the decorated function that an earlier process has left.
+
+        Those of a coroutine function are delivered on the running loop. Also done by the first call
+        of the function. Idempotent. Without a journal, or for the queue of a channel, it has no
+        effect.
+
+        Raises:
+            RuntimeError: The function is a coroutine function, and no event loop is running.
+        """
+        queue = self._queue
+        if isinstance(queue, JournaledQueue) and queue.codec and not queue.has_route(""):
+            self.add_route("", queue.codec.make, lambda: True)
 
     def remove_route(self, route: CallRoute) -> None:
         """Begin no more deliveries by a route. Idempotent."""

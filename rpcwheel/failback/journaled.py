@@ -47,6 +47,7 @@ from rpcwheel.journal.backend import (
     NewCall,
     Postponed,
     Route,
+    storable,
 )
 from rpcwheel.journal.journal import open_journal
 from rpcwheel.rpc import Stop
@@ -388,7 +389,7 @@ class JournaledQueue(RetryQueue):
     def _set_tick(self) -> None:
         timer = shared_timer() if self._timer is None else self._timer
         try:
-            timer.new_timeout(_Tick(weakref.ref(self)), self._poll_s)
+            timer.new_timeout(_QueueTask(self, JournaledQueue.tick), self._poll_s)
         except (TimerError, RuntimeError) as error:  # RuntimeError: no thread can be started
             self._ticking = False
             emit(TaskFailed(timer=self.name, task=callable_name(self._set_tick), error=error))
@@ -531,7 +532,7 @@ class JournaledQueue(RetryQueue):
         except LookupError:
             return None
         except ValueError as raised:
-            reason = storable(f"it cannot be made: {raised}")
+            reason = storable(f"it cannot be made: {raised}"[:MAX_ERROR])
         except Exception as raised:  # noqa: BLE001 - of the user; the call is kept
             emit(TaskFailed(timer=self.name, task=callable_name(route.make), error=raised))
             return None
@@ -616,7 +617,7 @@ class JournaledQueue(RetryQueue):
         if delay_s < self._poll_s:
             with contextlib.suppress(TimerError, RuntimeError):
                 timer = shared_timer() if self._timer is None else self._timer
-                timer.new_timeout(_Load(weakref.ref(self)), delay_s)
+                timer.new_timeout(_QueueTask(self, JournaledQueue.request_load), delay_s)
         return None
 
     def lost(self, call: QueuedCall, reason: str) -> None:
@@ -660,7 +661,7 @@ class JournaledQueue(RetryQueue):
             self.journal.report(call.worker, Delivered(stored.id))
             target.ended(delivered=True)
         else:
-            text, reason = error_text(call.error), storable(call.reason)
+            text, reason = error_text(call.error), storable(call.reason[:MAX_ERROR])
             self.journal.report(call.worker, Dead(stored.id, call.attempts, text, reason))
             if call.reason == NO_ATTEMPTS_LEFT.reason:
                 target.ended(delivered=False)
@@ -809,37 +810,24 @@ class JournaledQueue(RetryQueue):
         super().reset_after_fork()
 
 
-class _Tick:
-    """The timer's task that looks for calls again and again, as long as the queue exists."""
+class _QueueTask:
+    """A timer's task that calls a method of a queue, if the queue still exists."""
 
-    __slots__ = ("_queue",)
+    __slots__ = ("_method", "_queue")
 
-    def __init__(self, queue: weakref.ref[JournaledQueue]) -> None:
-        self._queue = queue
+    def __init__(self, queue: JournaledQueue, method: Callable[[JournaledQueue], None]) -> None:
+        self._queue = weakref.ref(queue)
+        self._method = method
 
     def run(self, _: Timeout) -> None:
         queue = self._queue()
         if queue is not None:
-            queue.tick()
+            self._method(queue)
 
     def timer_stopped(self, _: Timeout) -> None:
         queue = self._queue()
         if queue is not None:
             queue.on_timer_stopped()
-
-
-class _Load:
-    """The timer's task that looks for calls once."""
-
-    __slots__ = ("_queue",)
-
-    def __init__(self, queue: weakref.ref[JournaledQueue]) -> None:
-        self._queue = queue
-
-    def run(self, _: Timeout) -> None:
-        queue = self._queue()
-        if queue is not None:
-            queue.request_load()
 
 
 @dataclass(frozen=True, slots=True)
@@ -857,17 +845,12 @@ def error_text(error: BaseException) -> str:
     details: Any = getattr(error, "details", None)
     try:
         if callable(details):
-            return storable(f"{code_of(error)}: {details()}")
+            return storable(f"{code_of(error)}: {details()}"[:MAX_ERROR])
         if type(error) is FailbackError:  # made of a text that was stored
-            return storable(str(error))
-        return storable(f"{type(error).__name__}: {error}")
+            return storable(str(error)[:MAX_ERROR])
+        return storable(f"{type(error).__name__}: {error}"[:MAX_ERROR])
     except Exception:  # noqa: BLE001 - `__str__` of the user's
         return type(error).__name__
-
-
-def storable(text: str) -> str:
-    """Shorten a text, and replace what engines refuse: lone surrogates, and NUL."""
-    return text[:MAX_ERROR].encode(errors="replace").decode().replace("\0", "?")
 
 
 def _put_back(stored: StoredCall, attempts: int) -> Postponed:

@@ -153,16 +153,6 @@ class FailbackInvoker(InvokerBase):
         self._journaled.add_route(route)
         return route
 
-    def start(self) -> None:
-        """Begin to deliver the calls of the decorated function that an earlier process has left.
-
-        Also done by the first call of the function. Idempotent. Without a journal, or for the queue
-        of a channel, it has no effect.
-        """
-        queue = self._queue
-        if isinstance(queue, JournaledQueue) and queue.codec and not queue.has_route(""):
-            self.add_route("", queue.codec.make, lambda: True)
-
     def _follow_awaitable(self, result: Any, call: SavedCall, started_ns: int) -> Any:
         """Called by `invoke` if the function has returned an awaitable."""
         raise _not_awaitable_here(call, result)

@@ -360,7 +360,7 @@ def test_an_error_with_any_text_can_be_stored(journaled, url):
     for _ in range(4):
         assert push() == 1
     errors = [call.error for call in stored(url)]
-    assert errors[0].startswith("ConnectionError: ??x")
+    assert errors[0].startswith("ConnectionError: \ufffd\ufffdx")
     assert len(errors[0]) == 500
     assert errors[1:] == ["ConnectionError: ", "ConnectionError: é", "Odd"]
 
