@@ -29,7 +29,7 @@ class Audit(AuditServicer):
 
 def serve(url: str) -> None:
     """Publish a server while it serves, and stop it gracefully."""
-    with ThreadPoolExecutor() as pool, rpcwheel.Kit(registry=POLICY) as kit:
+    with ThreadPoolExecutor() as pool, rpcwheel.Kit(registry_policy=POLICY) as kit:
         server = grpc.server(pool, interceptors=kit.server_interceptors())
         add_AuditServicer_to_server(Audit(), server)
         with kit.serve(server, publish=url, port=0, host="127.0.0.1", lame_duck=0.3) as served:

@@ -29,7 +29,7 @@ class Audit(AuditServicer):
 
 async def serve(url: str) -> None:
     """Publish a server while it serves, and stop it gracefully."""
-    async with rpcwheel.aio.Kit(registry=POLICY) as kit:
+    async with rpcwheel.aio.Kit(registry_policy=POLICY) as kit:
         server = grpc.aio.server(interceptors=kit.server_interceptors())
         add_AuditServicer_to_server(Audit(), server)
         async with kit.serve(

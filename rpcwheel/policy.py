@@ -362,10 +362,11 @@ def _a(name: str) -> str:
 SYNONYMS: Final = {
     "failsafe": "default_response",
     "fallback": "default_response",
+    "registry": "registry_policy",
     "retries": "max_attempts",
     "wait": "backoff",
 }
-"""Names of settings in other libraries."""
+"""Names of settings in other libraries and in earlier versions."""
 
 
 def _hint(name: str, value: object, owner: type[BaseModel]) -> str:

@@ -52,7 +52,7 @@ def _published(targets: Sequence[str], scale: Scale) -> Iterator[None]:
     """Have so many of them in a registry of its own, for each number that is asked for."""
     with ExitStack() as stack:
         for size in {1, scale.few, scale.many}:
-            registry = stack.enter_context(open_registry(_registry(size), policy=POLICY))
+            registry = stack.enter_context(open_registry(_registry(size), registry_policy=POLICY))
             for target in targets[:size]:
                 host, _, port = target.rpartition(":")
                 instance = ServiceInstance(service=SERVICE, host=host, port=int(port))

@@ -70,7 +70,7 @@ def measure(engine: str, subject: str, scale: Scale) -> list[Row]:
     listeners = [tally.listener(number) for number in range(scale.subscribers)]
     groups = [listeners[at :: scale.sessions] for at in range(scale.sessions)]
     with running(engine) as place, ExitStack() as stack:
-        publisher = stack.enter_context(open_registry(place.url, policy=POLICY))
+        publisher = stack.enter_context(open_registry(place.url, registry_policy=POLICY))
         watch = _subscribe if subject == OURS else rivals.WATCH[engine]
         for group in groups:
             stack.enter_context(watch(place.url, SERVICE, group))
@@ -169,7 +169,7 @@ class _Ours:
 def _subscribe(url: str, service: str, listeners: Sequence[Listener]) -> ExitStack:
     """A session, with a subscription for each listener."""
     stack = ExitStack()
-    registry = stack.enter_context(open_registry(url, policy=POLICY))
+    registry = stack.enter_context(open_registry(url, registry_policy=POLICY))
     for listener in listeners:
         subscription = registry.subscribe(service, _seen_by(listener))
         stack.enter_context(subscription).wait(CONNECT_S)  # for the empty list

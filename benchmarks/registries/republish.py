@@ -37,7 +37,9 @@ def measure(engine: str, subject: str, scale: Scale) -> list[Row]:
     instances = [instance_of(number) for number in range(scale.instances)]
     with running(engine) as place, ExitStack() as stack:
         backends, wipe = _backends(place, settings, scale.publishers)
-        publishers = [stack.enter_context(Registry(each, policy=policy)) for each in backends]
+        publishers = [
+            stack.enter_context(Registry(each, registry_policy=policy)) for each in backends
+        ]
         took = [
             publishers[number % len(publishers)].register(instance)
             for number, instance in enumerate(instances)

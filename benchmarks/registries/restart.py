@@ -89,7 +89,7 @@ def publish(url: str, count: int, restarted: int, pause_s: float) -> None:
         (grpc.method_handlers_generic_handler(SERVICE, {"Get": handler}),)
     )
     server.start()
-    with rpcwheel.open_registry(url, policy=POLICY) as registry:
+    with rpcwheel.open_registry(url, registry_policy=POLICY) as registry:
         registrations = [
             registry.register(ServiceInstance(service=SERVICE, host=_host(number), port=port))
             for number in range(count)

@@ -595,7 +595,7 @@ class BalancedChannel(BalancedChannelBase[Subchannel], aio_multicallable.Channel
         connect: Callable[[ServiceInstance, Options], grpc.aio.Channel] | None = None,
         on_subchannel: Callable[[Subchannel], object] | None = None,
         on_removed: Callable[[Subchannel], object] | None = None,
-        policy: BalancerPolicy | None = None,
+        balancer_policy: BalancerPolicy | None = None,
         timer: Timer | None = None,
     ) -> None:
         """Make the channel, on a loop or before there is one. It connects at the first call.
@@ -618,7 +618,7 @@ class BalancedChannel(BalancedChannelBase[Subchannel], aio_multicallable.Channel
                 channel is made.
             on_removed: A plain function, called on the loop with each subchannel whose instance
                 was removed.
-            policy: The settings; None for the defaults.
+            balancer_policy: The settings; None for the defaults.
             timer: For health checks and drain timeouts; None for `shared_timer()`.
 
         Raises:
@@ -632,7 +632,7 @@ class BalancedChannel(BalancedChannelBase[Subchannel], aio_multicallable.Channel
         self._pool = _Pool(
             name,
             lb_policy,
-            policy,
+            balancer_policy,
             timer=timer,
             connect=connect,
             options=options,

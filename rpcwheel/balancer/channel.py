@@ -634,7 +634,7 @@ class BalancedChannel(BalancedChannelBase[Subchannel], multicallable.Channel):
         connect: Callable[[ServiceInstance, Options], grpc.Channel] | None = None,
         on_subchannel: Callable[[Subchannel], object] | None = None,
         on_removed: Callable[[Subchannel], object] | None = None,
-        policy: BalancerPolicy | None = None,
+        balancer_policy: BalancerPolicy | None = None,
         timer: Timer | None = None,
     ) -> None:
         """Make the channel. Its subchannels connect at the first call.
@@ -654,7 +654,7 @@ class BalancedChannel(BalancedChannelBase[Subchannel], multicallable.Channel):
                 raises, the server counts as unreachable. Instances of both protocols are used.
             on_subchannel: Called with each subchannel when its channel is made, on that thread.
             on_removed: Called with each subchannel whose instance was removed.
-            policy: The settings; None for the defaults.
+            balancer_policy: The settings; None for the defaults.
             timer: For health checks and drain timeouts; None for `shared_timer()`.
 
         Raises:
@@ -663,7 +663,7 @@ class BalancedChannel(BalancedChannelBase[Subchannel], multicallable.Channel):
         self._pool = _Pool(
             name,
             lb_policy,
-            policy,
+            balancer_policy,
             timer=timer,
             connect=connect,
             options=options,

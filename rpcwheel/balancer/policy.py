@@ -105,5 +105,5 @@ def checked_policy(policy: object) -> BalancerPolicy:
     if policy is None:
         return BalancerPolicy()
     if not isinstance(policy, BalancerPolicy):
-        raise TypeError(f"policy must be a BalancerPolicy or None, not {policy!r}")
+        raise TypeError(f"balancer_policy must be a BalancerPolicy or None, not {policy!r}")
     return policy

@@ -327,7 +327,7 @@ def _open_registry(
     log.addHandler(silence)  # without any handler, logging prints warnings to stderr
     add_sink(events.put)
     try:
-        with open_registry(url, policy=policy) as opened:
+        with open_registry(url, registry_policy=policy) as opened:
             parsed = parse_url(url)
             if parsed.scheme == "sqlite" and not creates:
                 _check_file(opened.url, Path(parsed.path).expanduser())

@@ -66,7 +66,7 @@ class Kit(Base):
         group: str | None = None,
         version: str | None = None,
         zone: str | None = None,
-        balancer: BalancerPolicy | None = None,
+        balancer_policy: BalancerPolicy | None = None,
     ) -> grpc.aio.Channel:
         """Make a channel with the policies in front, on a running event loop.
 
@@ -79,7 +79,7 @@ class Kit(Base):
             "group": group,
             "version": version,
             "zone": zone,
-            "balancer": balancer,
+            "balancer_policy": balancer_policy,
         }
         return self._make_channel(
             target,

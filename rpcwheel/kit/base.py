@@ -111,7 +111,7 @@ class KitBase(
         methods: Mapping[str, MethodPolicy] | None = None,
         heartbeat: float | timedelta | HeartbeatPolicy | None = None,
         idle: float | timedelta | IdlePolicy | None = None,
-        registry: float | timedelta | RegistryPolicy | None = None,
+        registry_policy: float | timedelta | RegistryPolicy | None = None,
         status_port: int | None = None,
         status_host: str = "127.0.0.1",
         status_token: str | SecretStr | None = None,
@@ -136,8 +136,8 @@ class KitBase(
                 `channel()` and `intercept_channel()`, or a `HeartbeatPolicy`.
             idle: Seconds without use after which the connections of servers with `detect_idle()`
                 are closed, or an `IdlePolicy`.
-            registry: Seconds after which a registry removes a server whose process is gone, or a
-                `RegistryPolicy`; for the registries of `channel()` and `serve()`.
+            registry_policy: Seconds after which a registry removes a server whose process is gone,
+                or a `RegistryPolicy`; for the registries of `channel()` and `serve()`.
             status_port: The port of the live view: a page, `/status.json` and `/metrics`. 0: any
                 free port, see `status_address`.
             status_host: Where the live view listens. Other machines need a `status_token`.
@@ -161,7 +161,7 @@ class KitBase(
             methods=methods or {},
             heartbeat=heartbeat,
             idle=idle,
-            registry=registry,
+            registry_policy=registry_policy,
             status_port=status_port,
             status_host=status_host,
             status_token=status_token,
@@ -346,8 +346,7 @@ class KitBase(
         **given: Any,
     ) -> Any:
         """Make a channel to a service in a registry, whose subchannels have heartbeats."""
-        settings = given | by_name | {"registry_policy": self._policy.registry}
-        settings["policy"] = settings.pop("balancer")
+        settings = given | by_name | {"registry_policy": self._policy.registry_policy}
         if self._manager is not None:
             heartbeats = SubchannelHeartbeats(self._manager, probe)
             settings |= {"on_subchannel": heartbeats.add, "on_removed": heartbeats.remove}
@@ -571,7 +570,7 @@ class KitBase(
         Args:
             server: A server of yours; with `idle`, it must have `server_interceptors()`.
             publish: The URL of a registry, a `Registry`, or several of them. Registries that are
-                given by URL have this kit's `registry` policy.
+                given by URL have this kit's `registry_policy`.
             service: What to publish, one name or several. None: all services that the server has
                 handlers for; a server of grpc.aio does not show them, so name them.
             port: Where clients reach the server. If nothing in this process listens there and the
@@ -628,7 +627,7 @@ class KitBase(
             lame_duck=lame_duck,
             grace=grace,
             signals=signals,
-            policy=self._policy.registry,
+            registry_policy=self._policy.registry_policy,
             timer=self._timer,
             on_serving=on_serving,
         )

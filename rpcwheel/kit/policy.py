@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
         heartbeat: float | timedelta | HeartbeatPolicy | None
         idle: float | timedelta | IdlePolicy | None
-        registry: float | timedelta | RegistryPolicy | None
+        registry_policy: float | timedelta | RegistryPolicy | None
         status_port: int | None
         status_host: str
         status_token: str | SecretStr | None
@@ -64,7 +64,7 @@ class KitPolicy(CallPolicy):
     """An `IdlePolicy`, or its `idle_timeout` as seconds or a `timedelta`: close idle connections of
     the kit's servers."""
 
-    registry: Annotated[RegistryPolicy | None, or_short(RegistryPolicy)] = None
+    registry_policy: Annotated[RegistryPolicy | None, or_short(RegistryPolicy)] = None
     """A `RegistryPolicy`, or its `lease_ttl` as seconds or a `timedelta`, for the registries that
     the kit opens. None: `RegistryPolicy()`."""
 

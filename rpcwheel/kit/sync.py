@@ -67,7 +67,7 @@ class Kit(Base):
         group: str | None = None,
         version: str | None = None,
         zone: str | None = None,
-        balancer: BalancerPolicy | None = None,
+        balancer_policy: BalancerPolicy | None = None,
     ) -> grpc.Channel:
         """Make a channel with the policies in front.
 
@@ -94,7 +94,7 @@ class Kit(Base):
                 or any.
             version: The same for the version.
             zone: Where this client is: instances of the zone are preferred.
-            balancer: How subchannels are treated; None: the defaults.
+            balancer_policy: How subchannels are treated; None: the defaults.
 
         Raises:
             ConfigurationError: An argument is not valid; the message says what is.
@@ -108,7 +108,7 @@ class Kit(Base):
             "group": group,
             "version": version,
             "zone": zone,
-            "balancer": balancer,
+            "balancer_policy": balancer_policy,
         }
         return self._make_channel(
             target, credentials, probe, named, options=options, compression=compression

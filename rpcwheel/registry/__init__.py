@@ -35,6 +35,14 @@ from typing import TYPE_CHECKING
 from rpcwheel._lazy import lazy_names
 
 if TYPE_CHECKING:
+    from rpcwheel.errors import (
+        InstanceIdConflict,
+        NotPublished,
+        RegistryClosed,
+        RegistryError,
+        RegistryRefused,
+        RegistryUnavailable,
+    )
     from rpcwheel.instance import ServiceInstance, Snapshot
 
     from .backend import RegistryBackend
@@ -52,6 +60,10 @@ else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
+            "rpcwheel.errors": (
+                "InstanceIdConflict NotPublished RegistryClosed RegistryError RegistryRefused "
+                "RegistryUnavailable"
+            ),
             "rpcwheel.instance": "ServiceInstance Snapshot",
             ".policy": "RegistryPolicy",
             ".backend": "RegistryBackend",
@@ -64,11 +76,17 @@ else:
     )
 
 __all__ = [
+    "InstanceIdConflict",
+    "NotPublished",
     "Publisher",
     "Registration",
     "Registry",
     "RegistryBackend",
+    "RegistryClosed",
+    "RegistryError",
     "RegistryPolicy",
+    "RegistryRefused",
+    "RegistryUnavailable",
     "ServiceInstance",
     "Snapshot",
     "Subscription",

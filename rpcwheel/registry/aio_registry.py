@@ -199,10 +199,10 @@ class Registry(RegistryBase):
         self,
         backend: RegistryBackend | str,
         *,
-        policy: RegistryPolicy | None = None,
+        registry_policy: RegistryPolicy | None = None,
         timer: Timer | None = None,
     ) -> None:
-        self._blocking = blocking.Registry(backend, policy=policy, timer=timer)
+        self._blocking = blocking.Registry(backend, registry_policy=registry_policy, timer=timer)
         self._session = self._blocking._session
         self._subscriptions: weakref.WeakSet[Subscription] = weakref.WeakSet()
         self.policy = self._blocking.policy
@@ -301,7 +301,10 @@ class Registry(RegistryBase):
 
 
 def open_registry(
-    url: str | RegistryBackend, *, policy: RegistryPolicy | None = None, timer: Timer | None = None
+    url: str | RegistryBackend,
+    *,
+    registry_policy: RegistryPolicy | None = None,
+    timer: Timer | None = None,
 ) -> Registry:
     """Open the registry of a URL, as `rpcwheel.open_registry`; contacts nothing yet."""
-    return Registry(url, policy=policy, timer=timer)
+    return Registry(url, registry_policy=registry_policy, timer=timer)

@@ -218,7 +218,7 @@ class PublisherBase(Generic[R]):
         lame_duck: Duration = 1.0,
         grace: Duration = 10.0,
         signals: bool = False,
-        policy: RegistryPolicy | None = None,
+        registry_policy: RegistryPolicy | None = None,
         timer: Timer | None = None,
         on_serving: Callable[[PublisherBase[R]], Callable[[], object]] | None = None,
     ) -> None:
@@ -255,7 +255,7 @@ class PublisherBase(Generic[R]):
                 are restored afterwards. (Handlers that were added to an event loop would be called:
                 asyncio's are refused, uvloop's can't be detected.) Wait for the end with the
                 server's `wait_for_termination()`.
-            policy: For registries that are given by URL; None: the defaults.
+            registry_policy: For registries that are given by URL; None: the defaults.
             timer: Any rpcwheel timer; None takes `shared_timer()`.
             on_serving: Called with this publisher once it is published; returns a function that is
                 called after the server has stopped.
@@ -314,7 +314,7 @@ class PublisherBase(Generic[R]):
         self._shutdown_begun = threading.Event()
         self._busy_thread: int | None = None  # which runs the start or the stop
         self._signal_names: SimpleQueue[str | None] = SimpleQueue()
-        self._registries, self._own = self._open_all(given, policy)
+        self._registries, self._own = self._open_all(given, registry_policy)
         live.add("publisher", self)
 
     # What differs between `grpc` and `grpc.aio`
@@ -388,7 +388,7 @@ class PublisherBase(Generic[R]):
         try:
             for one in given:
                 if isinstance(one, str):
-                    own.append(self._registry_type(one, policy=policy, timer=self._timer))
+                    own.append(self._registry_type(one, registry_policy=policy, timer=self._timer))
                 registries.append(own[-1] if isinstance(one, str) else one)
                 registries[-1]._session.check_writable()
         except BaseException:

@@ -296,12 +296,12 @@ class Registry(RegistryBase):
         self,
         backend: RegistryBackend | RegistryUrl | str,
         *,
-        policy: RegistryPolicy | None = None,
+        registry_policy: RegistryPolicy | None = None,
         timer: Timer | None = None,
     ) -> None:
         checked_timer(timer)
-        check_policy(policy)
-        opened, policy = _open_backend(backend, policy, timer)
+        check_policy(registry_policy)
+        opened, policy = _open_backend(backend, registry_policy, timer)
         timer = opened.settings.timer if timer is None else timer
         snapshots = open_snapshot_file(opened.url, policy, timer=timer)
         self.policy = policy
@@ -448,7 +448,10 @@ class Registry(RegistryBase):
 
 
 def open_registry(
-    url: str | RegistryBackend, *, policy: RegistryPolicy | None = None, timer: Timer | None = None
+    url: str | RegistryBackend,
+    *,
+    registry_policy: RegistryPolicy | None = None,
+    timer: Timer | None = None,
 ) -> Registry:
     """Open the registry of a URL; contacts nothing yet.
 
@@ -456,7 +459,7 @@ def open_registry(
         url: `memory://name`, `sqlite:///path`, `etcd://host:port`, `zookeeper://...`,
             `redis://...`, `headless://host:port` (for reading), or that of a backend of yours; see
             `rpcwheel.registry.url`. Or a backend, such as a `FlakyBackend` in tests.
-        policy: Lease, timeout, retries. None: the defaults of `RegistryPolicy`.
+        registry_policy: Lease, timeout, retries. None: the defaults of `RegistryPolicy`.
         timer: Any rpcwheel timer; None takes `shared_timer()` when one is first needed.
 
     Raises:
@@ -464,13 +467,13 @@ def open_registry(
         ExtraMissing: A package that the engine needs is not installed; it says which.
         TypeError: An argument is of a wrong type.
     """
-    return Registry(url, policy=policy, timer=timer)
+    return Registry(url, registry_policy=registry_policy, timer=timer)
 
 
-def check_policy(policy: object, name: str = "policy") -> None:
+def check_policy(policy: object) -> None:
     """Raise `TypeError` if it is neither a `RegistryPolicy` nor None."""
     if policy is not None and not isinstance(policy, RegistryPolicy):
-        raise TypeError(f"{name} must be a RegistryPolicy or None, not {policy!r}")
+        raise TypeError(f"registry_policy must be a RegistryPolicy or None, not {policy!r}")
 
 
 def _open_backend(

@@ -44,7 +44,7 @@ def insecure_channel(
     group: str | None = None,
     version: str | None = None,
     zone: str | None = None,
-    policy: BalancerPolicy | None = None,
+    balancer_policy: BalancerPolicy | None = None,
     registry_policy: RegistryPolicy | None = None,
     on_subchannel: Callable[[Subchannel], object] | None = None,
     on_removed: Callable[[Subchannel], object] | None = None,
@@ -56,8 +56,8 @@ def insecure_channel(
         orders = OrdersStub(channel)
 
     Contacts nothing yet. Calls by name wait until the instances are known, at most
-    `policy.pick_timeout`; then they end with UNAVAILABLE and the reason. If the registry fails
-    later, the last known instances stay.
+    `balancer_policy.pick_timeout`; then they end with UNAVAILABLE and the reason. If the registry
+    fails later, the last known instances stay.
 
     Args:
         target: An address, `"127.0.0.1:50051"` or a URI of gRPC such as `"dns:///orders:50051"`; or
@@ -76,7 +76,7 @@ def insecure_channel(
             any.
         version: The same for the version.
         zone: Where this client is: instances of the zone are preferred.
-        policy: How subchannels are treated; None: the defaults.
+        balancer_policy: How subchannels are treated; None: the defaults.
         registry_policy: Of the registry, if it is given by URL; None: the defaults.
         on_subchannel: Called with each new subchannel.
         on_removed: Called with each subchannel whose instance is gone.
@@ -105,7 +105,7 @@ def secure_channel(
     group: str | None = None,
     version: str | None = None,
     zone: str | None = None,
-    policy: BalancerPolicy | None = None,
+    balancer_policy: BalancerPolicy | None = None,
     registry_policy: RegistryPolicy | None = None,
     on_subchannel: Callable[[Subchannel], object] | None = None,
     on_removed: Callable[[Subchannel], object] | None = None,

@@ -120,15 +120,15 @@ def new_channel(
         options = checked_options(options)
         if not {name for name, _ in options} & AUTHORITY_OPTIONS:
             options = [*options, ("grpc.default_authority", named.authority)]
-    policy, zone = checked_policy(settings.pop("policy")), settings.pop("zone")
+    policy, zone = checked_policy(settings.pop("balancer_policy")), settings.pop("zone")
     registry_policy = settings.pop("registry_policy")
-    check_policy(registry_policy, "registry_policy")
+    check_policy(registry_policy)
     resolver = Resolver(named, blocking, registry_policy, timer, to_ns(policy.pick_timeout))
     try:
         channel = resolved_class(
             named.service,
             options=options,
-            policy=policy if zone is None else policy.replace(zone=zone),
+            balancer_policy=policy if zone is None else policy.replace(zone=zone),
             **shared,
             **{name: one for name, one in settings.items() if one is not None},
         )
@@ -169,7 +169,7 @@ class Resolver:
         self._key = target.registry_key, policy, id(timer)
         url: Any = target.url
         self._registry = (
-            SESSIONS.acquire(self._key, partial(Registry, url, policy=policy, timer=timer))
+            SESSIONS.acquire(self._key, partial(Registry, url, registry_policy=policy, timer=timer))
             if registry is None
             else registry
         )

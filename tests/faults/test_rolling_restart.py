@@ -193,7 +193,7 @@ def test_no_call_fails_while_all_instances_are_restarted_in_turn(tmp_path):
             one.start()
         channel = stack.enter_context(
             rpcwheel.insecure_channel(
-                f"{url}?service=shop.Orders", policy=BalancerPolicy(pick_timeout=WAIT_S)
+                f"{url}?service=shop.Orders", balancer_policy=BalancerPolicy(pick_timeout=WAIT_S)
             )
         )
         wait_until(lambda: len(channel.subchannels) == 2)

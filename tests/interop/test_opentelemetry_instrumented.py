@@ -166,7 +166,7 @@ BALANCED = BalancerPolicy(pick_timeout=WAIT_S)
 @pytest.mark.parametrize("kind", PATHS)
 def test_instrumented_calls_of_a_balanced_channel_are_traced(kind, waits, spans, instrumented_shop):
     instances = [ServiceInstance(service=SERVICE, host="127.0.0.1", port=instrumented_shop.port)]
-    with rpcwheel.balancer.BalancedChannel(SERVICE, policy=BALANCED) as channel:
+    with rpcwheel.balancer.BalancedChannel(SERVICE, balancer_policy=BALANCED) as channel:
         if waits:  # for the instances, and then for the connection
             with ThreadPoolExecutor(1) as pool:
                 response = pool.submit(call, channel, kind)
@@ -185,7 +185,7 @@ async def test_instrumented_aio_calls_of_a_balanced_channel_are_traced(
     kind, waits, spans, instrumented_shop
 ):
     instances = [ServiceInstance(service=SERVICE, host="127.0.0.1", port=instrumented_shop.port)]
-    async with rpcwheel.balancer.aio.BalancedChannel(SERVICE, policy=BALANCED) as channel:
+    async with rpcwheel.balancer.aio.BalancedChannel(SERVICE, balancer_policy=BALANCED) as channel:
         if waits:
             response = asyncio.create_task(aio_call(channel, kind))
             await asyncio.sleep(0)

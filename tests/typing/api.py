@@ -147,7 +147,7 @@ def registries(server: grpc.Server, mine: rpcwheel.registry.Registry) -> None:
     assert_type(rpcwheel.secure_channel("orders:50051", credentials, [], None), grpc.Channel)
     assert_type(ReconnectingChannel("orders:50051").number, int)
     with rpcwheel.open_registry(
-        "memory://", policy=rpcwheel.RegistryPolicy(lease_ttl=5)
+        "memory://", registry_policy=rpcwheel.RegistryPolicy(lease_ttl=5)
     ) as registry:
         assert_type(registry, rpcwheel.registry.Registry)
         instance = rpcwheel.registry.ServiceInstance(

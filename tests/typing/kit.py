@@ -60,8 +60,8 @@ def settings() -> None:
     Kit(timeout="2")  # type: ignore[arg-type]
     Kit(heartbeat=10.0, idle=timedelta(minutes=3))
     Kit(heartbeat=HeartbeatPolicy(interval=None), idle=IdlePolicy(action="report"))
-    Kit(registry=5.0)
-    Kit(registry=RegistryPolicy(lease_ttl=5.0, snapshot=False))
+    Kit(registry_policy=5.0)
+    Kit(registry_policy=RegistryPolicy(lease_ttl=5.0, snapshot=False))
     Kit(heartbeat="10")  # type: ignore[arg-type]
     Kit(2.0)  # type: ignore[call-arg]
     Kit(timeot=2.0)  # type: ignore[arg-type]

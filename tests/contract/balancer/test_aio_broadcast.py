@@ -145,7 +145,7 @@ async def test_without_instances_it_fails_as_a_call_of_the_channel_does(open_cha
 
 @pytest.mark.parametrize("options", [{}, {"wait_for_ready": True}, {"timeout": WAIT_S}])
 async def test_it_waits_until_instances_are_known(shops, open_channel, options):
-    channel = open_channel(policy=BalancerPolicy(pick_timeout=WAIT_S))
+    channel = open_channel(balancer_policy=BalancerPolicy(pick_timeout=WAIT_S))
     call = broadcast(channel)(b"x", **options)
     for _ in range(10):
         await asyncio.sleep(0)
@@ -156,7 +156,7 @@ async def test_it_waits_until_instances_are_known(shops, open_channel, options):
 
 @pytest.mark.parametrize(("limit", "code"), [(None, "UNAVAILABLE"), (0.02, "DEADLINE_EXCEEDED")])
 async def test_it_waits_no_longer_than_pick_timeout_or_its_deadline(open_channel, limit, code):
-    channel = open_channel(policy=BalancerPolicy(pick_timeout=0.05))
+    channel = open_channel(balancer_policy=BalancerPolicy(pick_timeout=0.05))
     error = await refused(broadcast(channel)(b"x", timeout=limit))
     assert (error.code().name, error.details()) == (code, "no instance of test.Shop is known yet")
 

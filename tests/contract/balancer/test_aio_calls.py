@@ -276,7 +276,9 @@ async def test_a_call_needs_no_task_of_its_own(shops, aio_balanced):
 
 async def test_a_stub_keeps_its_channel_alive(shops, timer):
     policy = BalancerPolicy(pick_timeout=WAIT_S)
-    channel = BalancedChannel("test.Shop", [instance(shops[0])], policy=policy, timer=timer)
+    channel = BalancedChannel(
+        "test.Shop", [instance(shops[0])], balancer_policy=policy, timer=timer
+    )
     call, kept = channel.unary_unary(UNARY_UNARY), weakref.ref(channel)
     del channel
     gc.collect()

@@ -46,7 +46,7 @@ PATIENT = BalancerPolicy(pick_timeout=WAIT_S)
         ({"name": ""}, ConfigurationError, r"name.*shop\.Orders"),
         ({"lb_policy": "nonsense"}, ConfigurationError, "lb_policy"),
         ({"instances": ["10.0.0.7:50051"]}, TypeError, r"ServiceInstance, not '10\.0\.0\.7"),
-        ({"policy": {"drain_timeout": 5}}, TypeError, "policy must be a BalancerPolicy"),
+        ({"balancer_policy": {"drain_timeout": 5}}, TypeError, "must be a BalancerPolicy"),
         ({"interceptors": [5]}, TypeError, "interceptors must be"),
         ({"on_subchannel": 5}, TypeError, "on_subchannel must be callable"),
         ({"on_removed": 5}, TypeError, "on_removed must be callable"),
@@ -222,7 +222,7 @@ async def test_heartbeats_can_be_attached_to_each_subchannel(shops, aio_balanced
 
 
 def test_it_may_be_made_and_updated_before_there_is_a_loop(shops, timer):
-    given = {"timer": timer, "policy": PATIENT, "options": IMPATIENT}
+    given = {"timer": timer, "balancer_policy": PATIENT, "options": IMPATIENT}
     made = BalancedChannel("test.Shop", [instance(shops[0])], **given)
     waiting = BalancedChannel("test.Shop", **given)
     waiting.update([instance(shops[2])])
@@ -282,7 +282,7 @@ async def test_other_threads_may_mark_subchannels(shops, aio_balanced):
 @pytest.mark.skipif(uvloop is None, reason="uvloop is not installed")
 def test_calls_of_each_kind_and_their_end_on_uvloop(shops, timer):
     async def main():
-        channel = BalancedChannel("test.Shop", timer=timer, policy=PATIENT)
+        channel = BalancedChannel("test.Shop", timer=timer, balancer_policy=PATIENT)
         stub = Stub(channel)
         waiting = [awaiting(stub.unary_unary(b"ab")), awaiting(stub.stream_unary([b"a", b"b"]))]
         reading = awaiting(stub.unary_stream(b"ab").read())
@@ -301,7 +301,9 @@ def test_calls_of_each_kind_and_their_end_on_uvloop(shops, timer):
 
 
 async def test_it_is_closed_at_the_end_of_async_with(shops, timer):
-    async with BalancedChannel("s", [instance(shops[0])], timer=timer, policy=PATIENT) as channel:
+    async with BalancedChannel(
+        "s", [instance(shops[0])], timer=timer, balancer_policy=PATIENT
+    ) as channel:
         assert await caller(channel)() == b"x"
     assert channel.closed
 
@@ -426,7 +428,7 @@ async def test_a_close_callback_may_be_removed_and_may_fail(shops, aio_balanced,
 
 
 async def test_a_dropped_channel_is_collected(shops, timer):
-    given = {"timer": timer, "options": IMPATIENT, "policy": PATIENT}
+    given = {"timer": timer, "options": IMPATIENT, "balancer_policy": PATIENT}
     channel = BalancedChannel("s", [instance(one) for one in shops], **given)
     await channel.unary_unary(UNARY_UNARY)(b"x", timeout=WAIT_S)
     channel.subchannels[0].mark_unhealthy("the test wants it")

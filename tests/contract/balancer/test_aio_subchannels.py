@@ -224,7 +224,9 @@ def test_a_rolling_restart_fails_no_call_on_uvloop(shops, timer):
     async def main():
         instances = [instance(shop) for shop in shops]
         policy = BalancerPolicy(pick_timeout=WAIT_S)
-        async with BalancedChannel("test.Shop", instances, policy=policy, timer=timer) as channel:
+        async with BalancedChannel(
+            "test.Shop", instances, balancer_policy=policy, timer=timer
+        ) as channel:
             assert await rolling_restart(channel, shops) == []
 
     uvloop.run(main())

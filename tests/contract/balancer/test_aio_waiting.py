@@ -330,7 +330,7 @@ async def test_a_waiting_task_is_kept_alive_by_its_call(shops, timer):
         results.append([one async for one in channel.unary_stream(UNARY_STREAM)(b"ab")])
         await channel.close()
 
-    channel = BalancedChannel("test.Shop", policy=policy, timer=timer)
+    channel = BalancedChannel("test.Shop", balancer_policy=policy, timer=timer)
     known = weakref.ref(channel)
     asyncio.create_task(read(channel))  # noqa: RUF006
     await steps()

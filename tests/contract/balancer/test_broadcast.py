@@ -161,7 +161,7 @@ def test_without_instances_it_fails_as_a_call_of_the_channel_does(open_channel):
 
 @pytest.mark.parametrize("options", [{}, {"wait_for_ready": True}, {"timeout": WAIT_S}])
 def test_it_waits_until_instances_are_known(shops, open_channel, options):
-    channel = open_channel(policy=BalancerPolicy(pick_timeout=WAIT_S))
+    channel = open_channel(balancer_policy=BalancerPolicy(pick_timeout=WAIT_S))
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(broadcast(channel), b"x", **options)
         channel.update([instance(shops[0])])
@@ -170,7 +170,7 @@ def test_it_waits_until_instances_are_known(shops, open_channel, options):
 
 def test_it_waits_no_longer_than_pick_timeout(open_channel):
     with pytest.raises(grpc.RpcError, match="known yet") as caught:
-        broadcast(open_channel(policy=BalancerPolicy(pick_timeout=0.05)))(b"x")
+        broadcast(open_channel(balancer_policy=BalancerPolicy(pick_timeout=0.05)))(b"x")
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 

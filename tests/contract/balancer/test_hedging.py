@@ -23,7 +23,7 @@ def open_channel():
     made = []
 
     def open_both(*targets, hedging, **settings):
-        settings = {"policy": BalancerPolicy(pick_timeout=WAIT_S)} | settings
+        settings = {"balancer_policy": BalancerPolicy(pick_timeout=WAIT_S)} | settings
         instances = [instance(one) for one in targets]
         channel = BalancedChannel("test.Shop", instances, options=IMPATIENT, **settings)
         kit = Kit(hedging=HedgingPolicy(retry_budget=None, **hedging), idempotent=True)

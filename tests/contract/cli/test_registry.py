@@ -31,7 +31,7 @@ def url():
 
 @pytest.fixture
 def registry(url):
-    with open_registry(url, policy=ALONE) as opened:
+    with open_registry(url, registry_policy=ALONE) as opened:
         yield opened
 
 
@@ -180,7 +180,7 @@ def test_unregister_removes_an_instance_of_another_process_and_names_the_process
     tmp_path, capsys
 ) -> None:
     url = f"sqlite://{tmp_path / 'shop.db'}"
-    with open_registry(url, policy=ALONE) as other:
+    with open_registry(url, registry_policy=ALONE) as other:
         registered(other, instance(epoch="feed"), instance(port=50052))
         assert main(["registry", "unregister", url, "shop.Orders", "10.0.0.7:50051"]) == 0
         assert "of the process feed at 10.0.0.7:50051" in capsys.readouterr().out
@@ -197,7 +197,7 @@ def test_an_invalid_record_is_reported_and_the_other_instances_are_shown(tmp_pat
     import sqlite3
 
     file = tmp_path / "shop.db"
-    with open_registry(f"sqlite://{file}", policy=ALONE) as other:
+    with open_registry(f"sqlite://{file}", registry_policy=ALONE) as other:
         registered(other, instance())
         db = sqlite3.connect(file)
         db.execute(

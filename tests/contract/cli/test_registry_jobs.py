@@ -84,7 +84,7 @@ def test_register_publishes_until_a_signal_and_then_withdraws(url, signum, statu
         "g",
         *options,
     ]
-    with open_registry(url, policy=ALONE) as registry, job("register", *words) as process:
+    with open_registry(url, registry_policy=ALONE) as registry, job("register", *words) as process:
         assert process.stdout.readline().startswith("published shop.Orders/10.0.0.7:50051 at")
         (one,) = registry.lookup("shop.Orders").instances
         expected = instance(weight=7, zone="b", metadata={"a": "1", "b": "x=y"}, version="v2",
@@ -97,7 +97,7 @@ def test_register_publishes_until_a_signal_and_then_withdraws(url, signum, statu
 
 
 def test_watch_prints_instances_that_are_added_changed_and_removed(url) -> None:
-    with open_registry(url, policy=ALONE) as registry:
+    with open_registry(url, registry_policy=ALONE) as registry:
         registry.register(instance(id="a"), wait=WAIT_S)
         with job("watch", url, "shop.Orders") as process:
             lines = [process.stdout.readline()]
@@ -120,7 +120,7 @@ def test_watch_prints_instances_that_are_added_changed_and_removed(url) -> None:
 
 
 def test_watch_ends_after_a_signal_that_does_not_interrupt_its_wait(url) -> None:
-    with open_registry(url, policy=ALONE) as registry:
+    with open_registry(url, registry_policy=ALONE) as registry:
         registry.register(instance(id="a"), wait=WAIT_S)
         with job("watch", url, "shop.Orders", run=("-c", ON_ANOTHER_THREAD)) as process:
             assert process.stdout.readline().startswith("= shop.Orders a")

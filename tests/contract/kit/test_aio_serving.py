@@ -13,7 +13,7 @@ PATIENT = BalancerPolicy(pick_timeout=WAIT_S)
 
 
 async def test_a_server_is_published_and_stopped_in_order(make_aio_shop, memory):
-    async with aio.Kit(timeout=WAIT_S, heartbeat=10.0, idle=180.0, registry=60.0) as kit:
+    async with aio.Kit(timeout=WAIT_S, heartbeat=10.0, idle=180.0, registry_policy=60.0) as kit:
         server = make_aio_shop(interceptors=kit.server_interceptors()).server
         async with kit.serve(server, publish=memory, service=SERVICE, **QUICK) as published:
             assert isinstance(published, aio.Publisher)
@@ -22,8 +22,8 @@ async def test_a_server_is_published_and_stopped_in_order(make_aio_shop, memory)
             (detector,) = kit.detectors
             url = f"{memory}/{SERVICE}"
             for channel in (
-                kit.channel(url, balancer=PATIENT),
-                aio.insecure_channel(url, policy=PATIENT),
+                kit.channel(url, balancer_policy=PATIENT),
+                aio.insecure_channel(url, balancer_policy=PATIENT),
             ):
                 async with channel:
                     assert await channel.unary_unary(WHO)(b"", timeout=WAIT_S) == b"a"

@@ -46,18 +46,17 @@ def test_a_kit_takes_the_settings_of_kit_policy(kind):
         "methods": methods,
         "heartbeat": HeartbeatPolicy(interval=10.0),
         "idle": IdlePolicy(idle_timeout=60.0),
-        "registry": RegistryPolicy(lease_ttl=5.0),
+        "registry_policy": RegistryPolicy(lease_ttl=5.0),
         "status_port": None,
         "status_host": "localhost",
         "status_token": "correct-horse-battery",
     }
     assert kind(**settings).policy == KitPolicy(**settings)
     assert set(settings) == set(KitPolicy.model_fields)
-    short = kind(timeout=2, heartbeat=10, idle=60, registry=5).policy
+    short = kind(timeout=2, heartbeat=10, idle=60, registry_policy=5).policy
     assert short.timeout.timeout == 2.0
-    assert {name: getattr(short, name) for name in ("heartbeat", "idle", "registry")} == {
-        name: settings[name] for name in ("heartbeat", "idle", "registry")
-    }
+    names = ("heartbeat", "idle", "registry_policy")
+    assert {n: getattr(short, n) for n in names} == {n: settings[n] for n in names}
 
 
 def test_by_default_all_settings_are_off(kind):
@@ -154,6 +153,8 @@ def test_invalid_settings_are_refused(kind):
     of_a_policy = "policy must be a KitPolicy or a CallPolicy, not "
     rows = [
         given("there is no setting 'timeot'; did you mean 'timeout'?", timeot=2),
+        given("did you mean 'registry_policy'?", registry=5.0),
+        given("did you mean 'registry_policy'?", registry=5.0),
         given("did you mean timeout=DeadlinePolicy(message_timeout=3)?", message_timeout=3),
         given("did you mean retry=RetryPolicy(max_attempts=3)?", max_attempts=3, timer=None),
         given("there is no setting 'zoo'; there are timeout, retry, ", zoo=2),
@@ -173,7 +174,7 @@ def parameters_of(function):
 
 def test_serve_has_the_parameters_of_a_publisher(kind):
     publisher = parameters_of(PublisherBase.__init__)
-    renamed = {"registry", "services", "policy", "timer", "on_serving", "signals"}
+    renamed = {"registry", "services", "registry_policy", "timer", "on_serving", "signals"}
     assert parameters_of(kind.serve).items() >= {
         (name, default) for name, default in publisher.items() if name not in renamed
     }
@@ -186,7 +187,7 @@ def test_server_options_has_the_parameters_of_the_function(kind):
 
 
 def test_channel_has_the_parameters_of_insecure_channel(kind):
-    renamed = {"registry", "policy", "registry_policy", "on_subchannel", "on_removed", "timer"}
+    renamed = {"registry", "registry_policy", "on_subchannel", "on_removed", "timer"}
     assert (
         parameters_of(rpcwheel.insecure_channel).keys() - renamed
         <= parameters_of(kind.channel).keys()

@@ -20,7 +20,7 @@ RETRY = RetryPolicy(retry_on={"UNAVAILABLE"}, max_attempts=4)
 
 @pytest.fixture
 def kit():
-    with Kit(timeout=WAIT_S, retry=RETRY, idempotent=True, registry=60.0) as kit:
+    with Kit(timeout=WAIT_S, retry=RETRY, idempotent=True, registry_policy=60.0) as kit:
         yield kit
 
 
@@ -34,8 +34,8 @@ def test_a_server_is_published_and_called_by_name(make_shop, tmp_path):
         assert published.wait_published(WAIT_S)
         by_name = f"{url}?service=shop.Orders"
         for channel in (
-            kit.channel(by_name, balancer=PATIENT),
-            rpcwheel.insecure_channel(by_name, policy=PATIENT),
+            kit.channel(by_name, balancer_policy=PATIENT),
+            rpcwheel.insecure_channel(by_name, balancer_policy=PATIENT),
         ):
             with channel:
                 assert channel.unary_unary(WHO)(b"", timeout=WAIT_S) == b"a"
@@ -52,7 +52,7 @@ def free_port():
 def test_a_call_by_name_has_the_policies_of_the_kit(kit, make_shop, memory):
     with kit.serve(make_shop().server, publish=memory, service=SERVICE, **QUICK) as published:
         assert published.wait_published(WAIT_S)
-        with kit.channel(f"{memory}/{SERVICE}", balancer=PATIENT) as channel:
+        with kit.channel(f"{memory}/{SERVICE}", balancer_policy=PATIENT) as channel:
             assert channel.unary_unary(WHO)(b"") == b"a"
 
 
@@ -64,7 +64,9 @@ def test_a_registry_of_the_kit_has_its_policy(kit, make_shop, memory):
 
 def test_settings_for_channels_by_name_are_refused_for_an_address(kit, memory):
     settings = {"lb_policy": "least_request", "group": "blue", "version": "1", "zone": "eu-1"}
-    with kit.channel(memory, service=SERVICE, balancer=BalancerPolicy(pick_timeout=1), **settings):
+    with kit.channel(
+        memory, service=SERVICE, balancer_policy=BalancerPolicy(pick_timeout=1), **settings
+    ):
         pass
     with pytest.raises(
         ConfigurationError, match=r"lb_policy, zone: only for a service in a registry"
@@ -98,7 +100,7 @@ def test_detectors_has_the_idle_detector_of_serve_while_the_server_serves(make_s
         assert kit.detectors == ()
         with (
             kit.serve(shop.server, publish=memory, service=SERVICE, **QUICK),
-            kit.channel(memory, service=SERVICE, balancer=PATIENT) as channel,
+            kit.channel(memory, service=SERVICE, balancer_policy=PATIENT) as channel,
         ):
             (detector,) = kit.detectors
             assert not detector.closed
@@ -130,7 +132,7 @@ def test_the_heartbeat_of_a_subchannel_ends_when_its_instance_is_gone(make_shop,
     shop.server.start()
     with rpcwheel.open_registry(memory) as registry, Kit(heartbeat=60.0) as kit:
         registry.register(instance, wait=WAIT_S)
-        with kit.channel(f"{memory}/{SERVICE}", balancer=policy) as channel:
+        with kit.channel(f"{memory}/{SERVICE}", balancer_policy=policy) as channel:
             hold = channel.unary_unary(f"/{SERVICE}/Hold").future(b"", timeout=WAIT_S)
             assert shop.held.wait(WAIT_S)
             (heartbeat,) = kit.heartbeats

@@ -30,7 +30,7 @@ ENDED = {grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE}
 
 @pytest.fixture
 async def registry(memory):
-    async with open_registry(memory, policy=LONG) as registry:
+    async with open_registry(memory, registry_policy=LONG) as registry:
         yield registry
 
 
@@ -120,7 +120,8 @@ async def test_no_call_fails_while_servers_are_replaced(make_aio_shop, memory, t
     """By the manual timer, each server serves until the client knows that it is withdrawn."""
 
     async def start(name):
-        settings = {"port": 0, "lame_duck": 60.0, "grace": 3600.0, "timer": timer, "policy": LONG}
+        settings = {"port": 0, "lame_duck": 60.0, "grace": 3600.0}
+        settings |= {"timer": timer, "registry_policy": LONG}
         published = Publisher(make_aio_shop(name).server, memory, SERVICE, **settings)
         await published.start()
         assert await published.wait_published(WAIT_S)
@@ -283,7 +284,7 @@ async def test_canceling_stop_does_not_cancel_the_shutdown(shop, memory, events,
 
 async def test_a_frozen_registry_delays_neither_the_stop_nor_the_loop(shop, memory, events, timer):
     backend = FlakyBackend(open_backend(memory, Settings(lease_s=10**6, timeout_s=600.0)))
-    async with Registry(backend, policy=LONG) as frozen:
+    async with Registry(backend, registry_policy=LONG) as frozen:
         settings = QUICK | {"timer": timer}
         async with Publisher(shop.server, frozen, SERVICE, **settings) as published:
             assert await published.wait_published(WAIT_S)

@@ -14,7 +14,7 @@ from rpcwheel.registry.aio import Registry
 
 @pytest.fixture
 async def registry(backend, timer):
-    async with Registry(backend, policy=POLICY.replace(snapshot=False)) as registry:
+    async with Registry(backend, registry_policy=POLICY.replace(snapshot=False)) as registry:
         yield registry
         backend.up()
     assert timer.pending == 0
@@ -195,7 +195,7 @@ async def test_a_wait_without_a_snapshot_in_time_is_an_error(registry, backend):
 
 
 async def test_close_withdraws_ends_iterations_and_refuses_later_calls(backend, timer):
-    registry = Registry(backend, policy=POLICY.replace(snapshot=False))
+    registry = Registry(backend, registry_policy=POLICY.replace(snapshot=False))
     await registry.register(instance(), wait=WAIT_S)
     subscription = registry.subscribe("shop.Orders")
     iterated = asyncio.create_task(anext(subscription.__aiter__()))
@@ -250,7 +250,7 @@ async def _all(subscription):
 
 def test_a_registry_outlives_its_loop(backend):
     async def begin():
-        registry = Registry(backend, policy=POLICY.replace(snapshot=False))
+        registry = Registry(backend, registry_policy=POLICY.replace(snapshot=False))
         backend.freeze()
         subscription = registry.subscribe("shop.Orders", lambda _: None)
         waits = asyncio.create_task(registry.register(instance(), wait=WAIT_S))
@@ -266,7 +266,7 @@ def test_a_registry_outlives_its_loop(backend):
 
 
 def test_subscribe_needs_a_running_loop(backend):
-    registry = Registry(backend, policy=POLICY.replace(snapshot=False))
+    registry = Registry(backend, registry_policy=POLICY.replace(snapshot=False))
     with pytest.raises(RuntimeError, match="no running event loop"):
         registry.subscribe("shop.Orders")
     assert backend.requests == []

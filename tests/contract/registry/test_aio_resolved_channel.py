@@ -29,20 +29,20 @@ from rpcwheel.testing import FlakyBackend
 POLICY = RegistryPolicy(lease_ttl=1800.0, timeout=1.0)
 NEVER_S = 10**6
 
-channel = functools.partial(insecure_channel, policy=BalancerPolicy(pick_timeout=WAIT_S))
+channel = functools.partial(insecure_channel, balancer_policy=BalancerPolicy(pick_timeout=WAIT_S))
 """Its first call waits for instances for longer than a machine stands still."""
 
 
 @pytest.fixture
 async def registry(memory):
-    async with open_registry(memory, policy=POLICY) as registry:
+    async with open_registry(memory, registry_policy=POLICY) as registry:
         yield registry
 
 
 @pytest.fixture
 async def flaky(memory):
     backend = FlakyBackend(open_backend(memory, Settings(lease_s=1800.0, timeout_s=1.0)))
-    async with Registry(backend, policy=POLICY) as registry:
+    async with Registry(backend, registry_policy=POLICY) as registry:
         yield backend, registry
         backend.up()
 
@@ -102,7 +102,7 @@ async def test_calls_outlive_a_change_of_addresses(make_aio_shop, serve, registr
     shop = make_aio_shop("a")
     one = await serve("a", shop)
     async with channel(
-        f"{memory}/{SERVICE}", policy=BalancerPolicy(drain_timeout=NEVER_S)
+        f"{memory}/{SERVICE}", balancer_policy=BalancerPolicy(drain_timeout=NEVER_S)
     ) as to_service:
         call = to_service.unary_unary(HOLD)(b"", timeout=WAIT_S)
         await asyncio.wait_for(shop.held.wait(), WAIT_S)
@@ -139,7 +139,7 @@ async def test_on_subchannel_and_on_removed_are_called_if_they_raise(
         return [one for one in events if isinstance(one, CallbackFailed)]
 
     policy = BalancerPolicy(pick_timeout=WAIT_S, self_preservation=False)
-    settings = {"on_subchannel": made.append, "on_removed": forget, "policy": policy}
+    settings = {"on_subchannel": made.append, "on_removed": forget, "balancer_policy": policy}
     async with channel(f"{memory}/{SERVICE}", **settings) as to_service:
         await wait_until_called(to_service, {b"a", b"b"})
         assert {one.id for one in made} == {one.id for one in instances}
@@ -157,7 +157,7 @@ async def test_on_subchannel_and_on_removed_are_called_if_they_raise(
 async def test_after_the_pick_timeout_calls_fail_with_the_error_of_the_registry(flaky, timer):
     backend, registry = flaky
     backend.down("the cable is cut")
-    settings = {"policy": BalancerPolicy(pick_timeout=30.0), "timer": timer}
+    settings = {"balancer_policy": BalancerPolicy(pick_timeout=30.0), "timer": timer}
     async with channel(SERVICE, registry=registry, **settings) as to_service:
         await aio_wait_until(lambda: timer.pending)
         timer.advance(30.0)
@@ -168,7 +168,7 @@ async def test_after_the_pick_timeout_calls_fail_with_the_error_of_the_registry(
 async def test_the_first_call_fails_with_the_reason_after_the_pick_timeout(flaky, timer):
     backend, registry = flaky
     backend.down("the cable is cut")
-    settings = {"policy": BalancerPolicy(pick_timeout=0.2), "timer": timer}
+    settings = {"balancer_policy": BalancerPolicy(pick_timeout=0.2), "timer": timer}
     async with channel(SERVICE, registry=registry, **settings) as to_service:
         await aio_wait_until(lambda: timer.pending)  # its time does not pass
         said = await error_text(to_service)
@@ -195,7 +195,7 @@ async def test_invalid_arguments_are_refused_at_once():
         ({"target": "memory://a"}, ConfigurationError, "no service is named"),
         ({"target": "etdc://a/shop.Orders"}, ConfigurationError, "did you mean etcd://"),
         ({"target": URL, "registry": 7}, TypeError, "registry must be"),
-        ({"target": URL, "registry_policy": 7}, TypeError, "policy must be a RegistryPolicy or"),
+        ({"target": URL, "registry_policy": 7}, TypeError, "must be a RegistryPolicy or"),
         ({"target": URL, "on_removed": 7}, TypeError, "on_removed must be"),
     ):
         with pytest.raises(error, match=said):

@@ -42,7 +42,9 @@ def start(path, timer, engine):
             if not up:
                 backend.down()
             policy = RegistryPolicy(lease_ttl=LEASE_S, timeout=600.0, snapshot=str(path))
-            return backend, opened.enter_context(Registry(backend, policy=policy, timer=timer))
+            return backend, opened.enter_context(
+                Registry(backend, registry_policy=policy, timer=timer)
+            )
 
         yield start
     assert timer.pending == 0

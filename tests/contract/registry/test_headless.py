@@ -28,7 +28,7 @@ from rpcwheel.timer import ManualTimer
 
 HOST = "shop-orders.default"
 POLICY = RegistryPolicy(timeout=WAIT_S, snapshot=False)
-SETTINGS = {"policy": BalancerPolicy(pick_timeout=WAIT_S), "registry_policy": POLICY}
+SETTINGS = {"balancer_policy": BalancerPolicy(pick_timeout=WAIT_S), "registry_policy": POLICY}
 OFTEN = "interval=0.02"
 SELDOM = "interval=1e6"
 
@@ -163,10 +163,10 @@ def test_localhost_is_resolved_by_the_system(make_shop):
 def test_a_failed_resolution_keeps_the_addresses(resolver, pods):
     _, port = pods
     resolver.answers[HOST] = ["127.0.0.1"]
-    balancer = SETTINGS["policy"]
+    balancer = SETTINGS["balancer_policy"]
     with (
-        rpcwheel.open_registry(url(port, OFTEN), policy=POLICY) as registry,
-        rpcwheel.insecure_channel(HOST, registry=registry, policy=balancer) as channel,
+        rpcwheel.open_registry(url(port, OFTEN), registry_policy=POLICY) as registry,
+        rpcwheel.insecure_channel(HOST, registry=registry, balancer_policy=balancer) as channel,
     ):
         assert who(channel) == {"127.0.0.1"}
         resolver.answers[HOST] = NO_SERVER
@@ -185,7 +185,9 @@ def test_a_name_that_never_had_addresses_makes_the_registry_unavailable(resolver
             backend(url()).lookup(HOST)
     policy = BalancerPolicy(pick_timeout=0.1)
     resolver.answers[HOST] = NO_SUCH_NAME
-    with rpcwheel.insecure_channel(url(), policy=policy, registry_policy=POLICY) as channel:
+    with rpcwheel.insecure_channel(
+        url(), balancer_policy=policy, registry_policy=POLICY
+    ) as channel:
         with pytest.raises(grpc.RpcError) as caught:
             who(channel)
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -284,11 +286,13 @@ def test_addresses_are_resolved_again_when_there_are_none(resolver, pods):
     _, port = pods
     timer = ManualTimer()
     resolver.answers[HOST] = ["127.0.0.1"]
-    with rpcwheel.open_registry(url(port, SELDOM), policy=POLICY, timer=timer) as registry:
+    with rpcwheel.open_registry(url(port, SELDOM), registry_policy=POLICY, timer=timer) as registry:
         assert registry.services() == [HOST]
         resolver.answers[HOST] = NO_SUCH_NAME
-        balancer = SETTINGS["policy"]
-        with rpcwheel.insecure_channel(HOST, registry=registry, policy=balancer) as channel:
+        balancer = SETTINGS["balancer_policy"]
+        with rpcwheel.insecure_channel(
+            HOST, registry=registry, balancer_policy=balancer
+        ) as channel:
             assert wait_until(lambda: registry.lookup(HOST).source == "live")
             assert _details(channel) == f"no instance of {HOST} is known"
             resolver.answers[HOST] = ["127.0.0.1"]
@@ -322,7 +326,7 @@ def test_refresh_resolves_at_most_every_5_seconds(resolver, backend):
 def test_publishing_is_refused_at_once(make_shop):
     refused = pytest.raises(ConfigurationError, match="is for reading only")
     instance = ServiceInstance(service=HOST, host="10.0.0.7", port=50051)
-    with rpcwheel.open_registry(url(), policy=POLICY) as registry:
+    with rpcwheel.open_registry(url(), registry_policy=POLICY) as registry:
         with refused:
             registry.register(instance)
         with refused:

@@ -143,7 +143,7 @@ async def test_the_host_of_an_instance_is_a_dns_name_in_aio(unix_socket, proxy, 
 
 def test_the_host_of_a_registry_url_is_a_dns_name(unix_socket):
     policy = RegistryPolicy(timeout=WAIT_S, lease_ttl=10 * WAIT_S, snapshot=False)
-    with rpcwheel.open_registry(f"etcd://{unix_socket.target}", policy=policy) as registry:
+    with rpcwheel.open_registry(f"etcd://{unix_socket.target}", registry_policy=policy) as registry:
         with pytest.raises(RegistryUnavailable):
             registry.lookup(SERVICE)
         assert not unix_socket.was_called

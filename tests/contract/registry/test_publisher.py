@@ -46,7 +46,7 @@ LONG = RegistryPolicy(lease_ttl=10**6, timeout=600.0)
 
 @pytest.fixture
 def registry(memory):
-    with open_registry(memory, policy=LONG) as registry:
+    with open_registry(memory, registry_policy=LONG) as registry:
         yield registry
 
 
@@ -60,7 +60,7 @@ def flaky(memory):
     """A backend whose engine fails on command, and a registry over it."""
     settings = Settings(lease_s=10**6, timeout_s=600.0)
     backend = FlakyBackend(open_backend(f"{memory}-flaky", settings))
-    with Registry(backend, policy=LONG) as registry:
+    with Registry(backend, registry_policy=LONG) as registry:
         yield backend, registry
         backend.up()
 
@@ -289,7 +289,7 @@ REFUSED = [
     ({"health": object()}, TypeError, "health must be"),
     ({"lame_duck": -1}, ConfigurationError, "lame_duck must be 0 or more seconds"),
     ({"grace": "5"}, TypeError, "grace must be seconds"),
-    ({"policy": 7}, TypeError, "policy must be a RegistryPolicy"),
+    ({"registry_policy": 7}, TypeError, "registry_policy must be a RegistryPolicy"),
     ({"timer": 7}, TypeError, "timer must be"),
     ({"server": object()}, TypeError, "server must be what grpc"),
 ]
@@ -352,7 +352,7 @@ def test_an_instance_is_draining_for_a_while_before_it_is_withdrawn(shop, memory
             times.append(("gone", time.monotonic()))
             super().withdraw(instances)
 
-    with Registry(Noting(inner), policy=LONG) as registry:
+    with Registry(Noting(inner), registry_policy=LONG) as registry:
         published = Publisher(shop.server, registry, SERVICE, timer=timer, **QUICK)
         published.start()
         assert published.wait_published(WAIT_S)
@@ -368,7 +368,9 @@ def test_no_call_fails_while_servers_are_replaced(make_shop, memory, timer):
 
     def start(name):
         settings = {"port": 0, "lame_duck": 60.0, "grace": 3600.0, "timer": timer}
-        published = Publisher(make_shop(name).server, memory, SERVICE, policy=LONG, **settings)
+        published = Publisher(
+            make_shop(name).server, memory, SERVICE, registry_policy=LONG, **settings
+        )
         published.start()
         assert published.wait_published(WAIT_S)
         return published
@@ -525,7 +527,7 @@ def test_a_failed_start_leaves_a_server_running_that_ran_before(shop, memory, re
 
 
 def test_a_publisher_with_a_grace_of_0_waits_for_the_lame_duck(shop, memory, timer, events):
-    settings = {"port": 0, "lame_duck": 60.0, "grace": 0, "timer": timer, "policy": LONG}
+    settings = {"port": 0, "lame_duck": 60.0, "grace": 0, "timer": timer, "registry_policy": LONG}
     published = Publisher(shop.server, memory, SERVICE, **settings)
     published.start()
     published.begin_stop()
@@ -686,7 +688,7 @@ def test_health_is_serving_before_it_is_published_and_not_serving_once_it_is_wit
         def set(self, service, status):
             statuses.append((service, status, len(ids(registry))))
 
-    settings = QUICK | {"timer": timer, "policy": LONG}
+    settings = QUICK | {"timer": timer, "registry_policy": LONG}
     published = Publisher(shop.server, memory, SERVICE, health=Health(), **settings)
     published.start()
     assert published.wait_published(WAIT_S)

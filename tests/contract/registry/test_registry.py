@@ -38,7 +38,7 @@ from rpcwheel.timer import ManualTimer
 
 @pytest.fixture
 def registry(backend, timer):
-    with Registry(backend, policy=POLICY.replace(snapshot=False)) as registry:
+    with Registry(backend, registry_policy=POLICY.replace(snapshot=False)) as registry:
         yield registry
         backend.up()
     assert timer.pending == 0
@@ -324,7 +324,7 @@ def test_a_watch_that_cannot_begin_is_an_event_and_is_tried_again(
 
 
 def test_close_withdraws_ends_subscriptions_and_refuses_later_calls(backend, timer):
-    registry = Registry(backend, policy=POLICY.replace(snapshot=False))
+    registry = Registry(backend, registry_policy=POLICY.replace(snapshot=False))
     registration = registry.register(instance(), wait=WAIT_S)
     subscription = registry.subscribe("shop.Orders", lambda _: None)
     registry.close(WAIT_S)
@@ -559,7 +559,7 @@ def test_a_successful_lookup_ends_the_backoff(registry, backend):
 
 def test_a_caller_that_waits_ends_the_backoff(backend, timer):
     policy = POLICY.replace(backoff=3600.0, snapshot=False)
-    with Registry(backend, policy=policy) as registry:
+    with Registry(backend, registry_policy=policy) as registry:
         backend.down()
         registration = registry.register(instance())
         assert wait_until(lambda: registration.error)
@@ -588,7 +588,9 @@ def test_a_backoff_that_hangs_delays_no_caller():
     hangs, goes_on, results = threading.Event(), threading.Event(), []
     backoff = CustomBackoff(lambda: hangs.set() or results.append(goes_on.wait(WAIT_S)))
     backend = flaky_backend(None)
-    with Registry(backend, policy=POLICY.replace(backoff=backoff, snapshot=False)) as registry:
+    with Registry(
+        backend, registry_policy=POLICY.replace(backoff=backoff, snapshot=False)
+    ) as registry:
         backend.down()
         registration = registry.register(instance())
         assert hangs.wait(WAIT_S)
@@ -616,7 +618,7 @@ def test_requests_are_made_one_at_a_time_on_worker_threads(backend, timer, monke
 
     for method in ("publish", "renew", "lookup", "withdraw"):
         monkeypatch.setattr(backend, method, watched(getattr(backend, method)))
-    with Registry(backend, policy=POLICY.replace(snapshot=False)) as registry:
+    with Registry(backend, registry_policy=POLICY.replace(snapshot=False)) as registry:
         for port in range(1, 30):
             registry.register(instance(port))
             registry.lookup("shop.Orders")
@@ -648,7 +650,9 @@ def test_a_sink_that_hangs_delays_neither_renewals_nor_close(registry, backend, 
 
 def test_after_random_faults_the_last_registrations_are_published(timer):
     backend = flaky_backend(timer, timeout_s=0.01)
-    registry = Registry(backend, policy=POLICY.replace(timeout=0.01, backoff=0.05, snapshot=False))
+    registry = Registry(
+        backend, registry_policy=POLICY.replace(timeout=0.01, backoff=0.05, snapshot=False)
+    )
     ended = threading.Event()
     last = {}
 
@@ -697,7 +701,9 @@ def test_after_random_faults_the_last_registrations_are_published(timer):
 
 
 def test_open_registry_contacts_no_server():
-    with open_registry("memory://somewhere", policy=RegistryPolicy(lease_ttl=1)) as registry:
+    with open_registry(
+        "memory://somewhere", registry_policy=RegistryPolicy(lease_ttl=1)
+    ) as registry:
         assert (registry.url, registry.up) == ("memory://somewhere", False)
         assert registry.policy.lease_ttl == 1
         assert repr(registry) == "<Registry memory://somewhere: down, 0 registered>"
@@ -707,13 +713,13 @@ def test_the_lease_of_a_custom_backend_must_be_that_of_the_policy(backend):
     with Registry(backend) as registry:
         assert (registry.policy.lease_ttl, registry.policy.timeout) == (6.0, 600.0)
     with pytest.raises(ConfigurationError, match="for a lease of 6 s, the policy has 15 s"):
-        Registry(backend, policy=RegistryPolicy())
+        Registry(backend, registry_policy=RegistryPolicy())
 
 
 def test_invalid_arguments_are_refused_at_once(registry):
     for ask, error, said in (
         (lambda: open_registry(5), TypeError, "a URL such as"),
-        (lambda: open_registry("memory://", policy=3), TypeError, "RegistryPolicy"),
+        (lambda: open_registry("memory://", registry_policy=3), TypeError, "RegistryPolicy"),
         (lambda: open_registry("memory://", timer=3), TypeError, "timer"),
         (lambda: open_registry("nowhere://"), ConfigurationError, "scheme"),
         (lambda: registry.register("shop"), TypeError, "ServiceInstance"),

@@ -24,13 +24,13 @@ from rpcwheel.testing import FlakyBackend
 POLICY = RegistryPolicy(lease_ttl=1800.0, timeout=1.0)
 NEVER_S = 10**6
 
-channel = functools.partial(insecure_channel, policy=BalancerPolicy(pick_timeout=WAIT_S))
+channel = functools.partial(insecure_channel, balancer_policy=BalancerPolicy(pick_timeout=WAIT_S))
 """Its first call waits for instances for longer than a machine stands still."""
 
 
 @pytest.fixture
 def registry(memory):
-    with open_registry(memory, policy=POLICY) as registry:
+    with open_registry(memory, registry_policy=POLICY) as registry:
         yield registry
 
 
@@ -38,7 +38,7 @@ def registry(memory):
 def flaky(memory):
     """A backend with an engine that fails when fields to, and a registry over it."""
     backend = FlakyBackend(open_backend(memory, Settings(lease_s=1800.0, timeout_s=1.0)))
-    with Registry(backend, policy=POLICY) as registry:
+    with Registry(backend, registry_policy=POLICY) as registry:
         yield backend, registry
         backend.up()
 
@@ -136,7 +136,9 @@ def test_weights_are_those_of_the_registry(serve, memory):
 def test_calls_outlive_a_change_of_addresses(make_shop, serve, registry, memory):
     shop = make_shop("a")
     one = serve("a", shop)
-    with channel(f"{memory}/{SERVICE}", policy=BalancerPolicy(drain_timeout=NEVER_S)) as to_service:
+    with channel(
+        f"{memory}/{SERVICE}", balancer_policy=BalancerPolicy(drain_timeout=NEVER_S)
+    ) as to_service:
         call = to_service.unary_unary(HOLD).future(b"", timeout=WAIT_S)
         assert shop.held.wait(WAIT_S)
         serve("b")
@@ -158,7 +160,7 @@ def test_on_subchannel_and_on_removed_are_called_if_they_raise(serve, registry, 
         return [one for one in events if isinstance(one, CallbackFailed)]
 
     policy = BalancerPolicy(pick_timeout=WAIT_S, self_preservation=False)
-    settings = {"on_subchannel": made.append, "on_removed": forget, "policy": policy}
+    settings = {"on_subchannel": made.append, "on_removed": forget, "balancer_policy": policy}
     with channel(f"{memory}/{SERVICE}", **settings) as to_service:
         assert wait_until(lambda: who(to_service, 4) == {b"a", b"b"})
         assert {one.id for one in made} == {one.id for one in instances}
@@ -187,7 +189,7 @@ def test_after_the_pick_timeout_calls_fail_with_the_error_of_the_registry(flaky,
     backend, registry = flaky
     backend.down("the cable is cut")
     policy = BalancerPolicy(pick_timeout=30.0)
-    with channel(SERVICE, registry=registry, policy=policy, timer=timer) as to_service:
+    with channel(SERVICE, registry=registry, balancer_policy=policy, timer=timer) as to_service:
         assert wait_until(lambda: timer.pending)
         timer.advance(30.0)
         assert "the cable is cut" in error_text(to_service)
@@ -198,7 +200,7 @@ def test_the_first_call_fails_with_the_reason_after_the_pick_timeout(flaky, time
     backend, registry = flaky
     backend.down("the cable is cut")
     policy = BalancerPolicy(pick_timeout=0.2)
-    with channel(SERVICE, registry=registry, policy=policy, timer=timer) as to_service:
+    with channel(SERVICE, registry=registry, balancer_policy=policy, timer=timer) as to_service:
         assert wait_until(lambda: timer.pending)  # its time does not pass
         said = error_text(to_service)
     assert said.startswith(f"no instance of {SERVICE} is known yet: ")
@@ -238,8 +240,8 @@ def test_calls_fail_at_once_while_the_registry_refuses_access(serve, memory):
     locked.refuse("no rights")
     policy = BalancerPolicy(pick_timeout=NEVER_S)
     with (
-        Registry(locked, policy=POLICY) as registry,
-        channel(SERVICE, registry=registry, policy=policy) as to_service,
+        Registry(locked, registry_policy=POLICY) as registry,
+        channel(SERVICE, registry=registry, balancer_policy=policy) as to_service,
     ):
         assert "no rights" in error_text(to_service)
         locked.unlock()
@@ -273,8 +275,8 @@ REFUSED = [
     ({"target": URL, "registry": 7}, TypeError, "registry must be"),
     ({"target": URL, "lb_policy": "best"}, ConfigurationError, "lb_policy: there is no 'best'"),
     ({"target": URL, "on_removed": 7}, TypeError, "on_removed must be"),
-    ({"target": URL, "policy": 7}, TypeError, "must be a BalancerPolicy"),
-    ({"target": URL, "registry_policy": 7}, TypeError, "policy must be a RegistryPolicy or None"),
+    ({"target": URL, "balancer_policy": 7}, TypeError, "must be a BalancerPolicy"),
+    ({"target": URL, "registry_policy": 7}, TypeError, "must be a RegistryPolicy or None"),
     ({"target": URL, "timer": 7}, TypeError, "timer must be"),
     ({"target": 7}, ConfigurationError, "7 is an address"),
 ]

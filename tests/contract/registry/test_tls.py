@@ -12,7 +12,7 @@ from rpcwheel.balancer import BalancerPolicy
 from rpcwheel.registry import ServiceInstance
 
 POLICY = RegistryPolicy(lease_ttl=1800.0, timeout=1.0)
-SETTINGS = {"policy": BalancerPolicy(pick_timeout=WAIT_S), "registry_policy": POLICY}
+SETTINGS = {"balancer_policy": BalancerPolicy(pick_timeout=WAIT_S), "registry_policy": POLICY}
 """Calls wait for instances for longer than a machine stands still."""
 
 REFUSED = grpc.StatusCode.FAILED_PRECONDITION
@@ -23,7 +23,7 @@ WITHOUT_TLS = f"no instance of {SERVICE} is published with TLS"
 
 @pytest.fixture
 def registry(memory):
-    with rpcwheel.open_registry(memory, policy=POLICY) as registry:
+    with rpcwheel.open_registry(memory, registry_policy=POLICY) as registry:
         yield registry
 
 
@@ -106,7 +106,7 @@ def test_an_insecure_channel_does_not_call_a_service_with_tls(publish, url):
         (details,) = refusals(channel)
         assert REQUIRES_TLS in details
         assert ADVICE in details
-        with kit.channel(url, balancer=SETTINGS["policy"]) as of_kit:
+        with kit.channel(url, balancer_policy=SETTINGS["balancer_policy"]) as of_kit:
             assert refusals(of_kit) == {details}
 
 
@@ -116,7 +116,7 @@ async def test_an_insecure_channel_does_not_call_a_service_with_tls_in_aio(publi
         (details,) = await aio_refusals(channel)
         assert REQUIRES_TLS in details
         assert ADVICE in details
-        async with kit.channel(url, balancer=SETTINGS["policy"]) as of_kit:
+        async with kit.channel(url, balancer_policy=SETTINGS["balancer_policy"]) as of_kit:
             assert await aio_refusals(of_kit) == {details}
 
 
@@ -139,8 +139,8 @@ def test_a_secure_channel_calls_only_instances_with_tls(publish, url, certificat
     credentials = certificates.channel_credentials()
     with rpcwheel.secure_channel(url, credentials, **SETTINGS) as channel:
         assert who(channel) == {b"secure"}
-    policy = SETTINGS["policy"]
-    with rpcwheel.Kit() as kit, kit.channel(url, credentials, balancer=policy) as channel:
+    policy = SETTINGS["balancer_policy"]
+    with rpcwheel.Kit() as kit, kit.channel(url, credentials, balancer_policy=policy) as channel:
         assert who(channel) == {b"secure"}
 
 
@@ -150,8 +150,11 @@ async def test_a_secure_channel_calls_only_instances_with_tls_in_aio(publish, ur
     credentials = certificates.channel_credentials()
     async with rpcwheel.aio.secure_channel(url, credentials, **SETTINGS) as channel:
         assert await aio_who(channel) == {b"secure"}
-    policy = SETTINGS["policy"]
-    async with rpcwheel.aio.Kit() as kit, kit.channel(url, credentials, balancer=policy) as channel:
+    policy = SETTINGS["balancer_policy"]
+    async with (
+        rpcwheel.aio.Kit() as kit,
+        kit.channel(url, credentials, balancer_policy=policy) as channel,
+    ):
         assert await aio_who(channel) == {b"secure"}
 
 

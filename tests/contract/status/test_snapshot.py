@@ -291,7 +291,7 @@ def test_aio_components_are_described_while_their_event_loop_is_blocked():
 
 def test_registrations_and_subscriptions_of_a_registry(memory, timer):
     instance = ServiceInstance(service="shop.Orders", host="10.0.0.1", port=50051)
-    with Registry(memory, timer=timer, policy=RegistryPolicy(lease_ttl=9.0)) as registry:
+    with Registry(memory, timer=timer, registry_policy=RegistryPolicy(lease_ttl=9.0)) as registry:
         registry.register(instance, wait=WAIT_S)
         with registry.subscribe("shop.Orders") as followed:
             followed.wait(WAIT_S)
@@ -315,7 +315,7 @@ def test_a_registry_that_fails_has_a_problem(timer):
     backend = flaky_backend(timer)
     instance = ServiceInstance(service="shop.Orders", host="10.0.0.1", port=1)
     policy = RegistryPolicy(lease_ttl=6.0)
-    with Registry(backend, policy=policy, timer=timer) as registry:
+    with Registry(backend, registry_policy=policy, timer=timer) as registry:
         registry.register(instance, wait=WAIT_S)
         backend.down()
         registry.register(instance.replace(weight=3))

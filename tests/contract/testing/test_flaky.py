@@ -233,7 +233,9 @@ def test_a_flaky_backend_is_read_only_if_the_inner_backend_is(timer):
     settings = Settings(LEASE, 0.05, timer)
     backend = FlakyBackend(open_backend("headless://localhost:1", settings))
     with (
-        Registry(backend, policy=RegistryPolicy(lease_ttl=LEASE, snapshot=False)) as registry,
+        Registry(
+            backend, registry_policy=RegistryPolicy(lease_ttl=LEASE, snapshot=False)
+        ) as registry,
         pytest.raises(ConfigurationError, match="for reading only"),
     ):
         registry.register(ONE)

@@ -199,7 +199,7 @@ def test_a_reconnect_is_an_event_of_the_spans_of_the_calls_in_flight(kind, form,
 def test_a_reconnect_of_a_subchannel_is_an_event_of_the_calls_on_it(shop, spans):
     instance = ServiceInstance(service="test.Shop", host="127.0.0.1", port=shop.port)
     policy = BalancerPolicy(pick_timeout=WAIT_S)
-    with BalancedChannel("test.Shop", [instance], policy=policy) as channel:
+    with BalancedChannel("test.Shop", [instance], balancer_policy=policy) as channel:
         span = spans.tracer.start_span("caller")
         running = in_flight(channel, "unary_unary", "blocking", shop, span)
         (subchannel,) = channel.subchannels

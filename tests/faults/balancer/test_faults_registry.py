@@ -24,7 +24,7 @@ def start():
 
 def load_on(url, threads=1):
     policy = BalancerPolicy(health_check_timeout=2.0)
-    settings = {"registry_policy": POLICY, "policy": policy}
+    settings = {"registry_policy": POLICY, "balancer_policy": policy}
     return Load(
         lambda: rpcwheel.insecure_channel(url, **settings),
         lambda: aio.insecure_channel(url, **settings),

@@ -36,8 +36,8 @@ def pids_of(*servers):
 def load_on(servers, policy=None, **settings):
     instances = instances_of(servers)
     return Load(
-        lambda: BalancedChannel("shop.Orders", instances, policy=policy),
-        lambda: AioBalancedChannel("shop.Orders", instances, policy=policy),
+        lambda: BalancedChannel("shop.Orders", instances, balancer_policy=policy),
+        lambda: AioBalancedChannel("shop.Orders", instances, balancer_policy=policy),
         method=PING,
         **settings,
     )
@@ -82,7 +82,7 @@ def test_a_frozen_server_is_ejected_and_taken_back_when_it_answers(servers, even
 
 def test_calls_fail_at_once_with_the_reason_while_all_servers_are_down(servers):
     instances, policy = instances_of(servers), BalancerPolicy(pick_timeout=WAIT_S)
-    with BalancedChannel("shop.Orders", instances, policy=policy) as channel:
+    with BalancedChannel("shop.Orders", instances, balancer_policy=policy) as channel:
         ping = channel.unary_unary(PING)
         assert ping(b"", timeout=WAIT_S)
         for server in servers:
@@ -101,7 +101,7 @@ def test_calls_fail_at_once_with_the_reason_while_all_servers_are_down(servers):
 
 async def test_aio_calls_fail_at_once_with_the_reason_while_all_servers_are_down(servers):
     instances, policy = instances_of(servers), BalancerPolicy(pick_timeout=WAIT_S)
-    async with AioBalancedChannel("shop.Orders", instances, policy=policy) as channel:
+    async with AioBalancedChannel("shop.Orders", instances, balancer_policy=policy) as channel:
         ping = channel.unary_unary(PING)
         assert await ping(b"", timeout=WAIT_S)
         for server in servers:

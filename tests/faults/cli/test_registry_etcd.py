@@ -58,7 +58,7 @@ def test_register_and_watch_report_data_loss_and_register_publishes_again() -> N
             assert lines[0]["event"] == "present"
             assert "disconnected" in [one["event"] for one in lines]
             assert "removed" not in [one["event"] for one in lines]
-            with open_registry(etcd.url(), policy=ALONE) as registry:
+            with open_registry(etcd.url(), registry_policy=ALONE) as registry:
                 assert wait_until(lambda: registry.lookup("shop.Orders").instances)
                 assert ended(publisher, signal.SIGTERM)[0] == 143
                 assert registry.lookup("shop.Orders").instances == ()

@@ -75,7 +75,7 @@ def test_a_frozen_server_gets_no_calls_until_it_answers(memory, events):
                 instance = ServiceInstance(service=SERVICE, host="127.0.0.1", port=one.port)
                 registry.register(instance, wait=WAIT_S)
             balancer = BalancerPolicy(health_check_backoff=600)
-            with kit.channel(f"{memory}/{SERVICE}", balancer=balancer) as channel:
+            with kit.channel(f"{memory}/{SERVICE}", balancer_policy=balancer) as channel:
                 ping = channel.unary_unary(PING)
 
                 def pids():
@@ -106,7 +106,7 @@ async def test_a_frozen_server_gets_no_aio_calls_until_it_answers(memory, events
                 instance = ServiceInstance(service=SERVICE, host="127.0.0.1", port=one.port)
                 await registry.register(instance, wait=WAIT_S)
             balancer = BalancerPolicy(health_check_backoff=600)
-            async with kit.channel(f"{memory}/{SERVICE}", balancer=balancer) as channel:
+            async with kit.channel(f"{memory}/{SERVICE}", balancer_policy=balancer) as channel:
                 ping = channel.unary_unary(PING)
 
                 async def pids():

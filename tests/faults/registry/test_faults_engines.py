@@ -55,7 +55,7 @@ def opened(world):
     """Opens registries of the world; closed in the end, when the engine is there again."""
     with contextlib.ExitStack() as stack:
         yield lambda url=None, **settings: stack.enter_context(
-            open_registry(url or world.url(), policy=world.policy.replace(**settings))
+            open_registry(url or world.url(), registry_policy=world.policy.replace(**settings))
         )
 
 

@@ -42,11 +42,16 @@ async def refusals(url, balancer, why, policy):
     """Have calls made through channels of both worlds, which end with this reason."""
 
     def blocking():
-        with Kit(registry=policy) as kit, kit.channel(url, balancer=balancer) as to_service:
+        with (
+            Kit(registry_policy=policy) as kit,
+            kit.channel(url, balancer_policy=balancer) as to_service,
+        ):
             return ends(to_service.unary_unary(WHO), why)
 
     async def awaiting():
-        async with aio.insecure_channel(url, registry_policy=policy, policy=balancer) as to_service:
+        async with aio.insecure_channel(
+            url, registry_policy=policy, balancer_policy=balancer
+        ) as to_service:
             return await ends_soon(to_service.unary_unary(WHO), why)
 
     return await asyncio.gather(asyncio.to_thread(blocking), awaiting())
@@ -97,10 +102,10 @@ async def test_wrong_credentials_are_reported_at_once_and_valid_ones_still_work(
     with engine:
         if isinstance(engine, EtcdEngine):
             engine.require_login("bob", "secret", prefix="/rpcwheel/v1/")
-        with open_registry(engine.url(user="bob:secret"), policy=POLICY) as registry:
+        with open_registry(engine.url(user="bob:secret"), registry_policy=POLICY) as registry:
             registry.register(ONE, wait=WAIT_S)
             wrong = engine.url(SERVICE, user="bob:5esame")
-            with open_registry(wrong, policy=POLICY) as other:
+            with open_registry(wrong, registry_policy=POLICY) as other:
                 with pytest.raises(RegistryRefused, match=why):
                     other.lookup(SERVICE)
                 with pytest.raises(RegistryRefused, match=why):
@@ -159,7 +164,7 @@ def babble(listening):
 async def test_each_error_of_a_missing_engine_names_its_address(scheme, who):
     with who() as port:
         url = f"{scheme}://127.0.0.1:{port}"
-        with open_registry(url, policy=IMPATIENT) as registry:
+        with open_registry(url, registry_policy=IMPATIENT) as registry:
             registration = registry.register(ONE)
             with registry.subscribe(SERVICE) as known:
                 with pytest.raises(RegistryUnavailable, match=f"127.0.0.1:{port}"):
@@ -231,8 +236,8 @@ async def test_unreadable_records_are_skipped_and_reported_and_the_others_are_ca
     shop.server.start()
     with (
         running(name, tmp_path) as engine,
-        open_registry(engine.url(), policy=POLICY) as registry,
-        open_registry(engine.url(), policy=POLICY) as other,
+        open_registry(engine.url(), registry_policy=POLICY) as registry,
+        open_registry(engine.url(), registry_policy=POLICY) as other,
     ):
         registry.register(good, wait=WAIT_S)
         plant(engine, SERVICE, FOREIGN)

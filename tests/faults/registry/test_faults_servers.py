@@ -63,7 +63,10 @@ def test_a_killed_server_is_not_called_until_it_accepts_connections(tmp_path, st
     with running("sqlite", tmp_path) as engine:
         stays, dies = start(engine.url()), start(engine.url(), port=port)
         assert {stays.port, dies.port} == {stays.port, port}
-        with load(engine.url(SERVICE)) as calls, open_registry(engine.url(), policy=POLICY) as one:
+        with (
+            load(engine.url(SERVICE)) as calls,
+            open_registry(engine.url(), registry_policy=POLICY) as one,
+        ):
             assert calls.wait_for_answers_of(stays.pid, dies.pid)
             dies.kill()
             calls.ends_what_is_on_its_way()
@@ -89,7 +92,9 @@ def test_a_frozen_or_killed_server_is_gone_from_each_registry_after_its_lease(tm
         urls = [engine.url() for engine in engines]
         server = opened.enter_context(PublishedServer(urls, lease=2.0))
         policy = POLICY.replace(stale_timeout=0.5)
-        registries = [opened.enter_context(open_registry(url, policy=policy)) for url in urls]
+        registries = [
+            opened.enter_context(open_registry(url, registry_policy=policy)) for url in urls
+        ]
         subscriptions = [each.subscribe(SERVICE) for each in registries[::2]]  # the others ask
 
         def known():

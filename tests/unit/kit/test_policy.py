@@ -7,7 +7,7 @@ import pytest
 from rpcwheel import CallPolicy, ConfigurationError, HeartbeatPolicy, IdlePolicy, RegistryPolicy
 from rpcwheel.kit import KitPolicy
 
-OWN = {"heartbeat", "idle", "registry", "status_port", "status_token"}
+OWN = {"heartbeat", "idle", "registry_policy", "status_port", "status_token"}
 
 
 def test_a_kit_policy_has_more_settings_than_a_call_policy_all_off():
@@ -18,10 +18,10 @@ def test_a_kit_policy_has_more_settings_than_a_call_policy_all_off():
 
 def test_a_number_stands_for_the_interval_the_idle_timeout_and_the_lease():
     for short in (10, 10.0, timedelta(seconds=10)):
-        policy = KitPolicy(heartbeat=short, idle=short, registry=short)
+        policy = KitPolicy(heartbeat=short, idle=short, registry_policy=short)
         assert policy.heartbeat == HeartbeatPolicy(interval=short)
         assert policy.idle == IdlePolicy(idle_timeout=short)
-        assert policy.registry == RegistryPolicy(lease_ttl=short)
+        assert policy.registry_policy == RegistryPolicy(lease_ttl=short)
 
 
 def test_a_dict_stands_for_a_policy():

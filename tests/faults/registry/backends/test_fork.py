@@ -99,7 +99,7 @@ from rpcwheel.registry import ServiceInstance
 from fixtures.waiting import WAIT_S, wait_until
 
 policy = RegistryPolicy(lease_ttl=3.0, timeout=1.0, snapshot=False)
-with open_registry(sys.argv[1], policy=policy) as registry:
+with open_registry(sys.argv[1], registry_policy=policy) as registry:
     subscription = registry.subscribe("shop.Orders")
     wait_until(lambda: subscription.snapshot and subscription.snapshot.instances)
     registry.register(ServiceInstance(service="shop.Bills", host="10.0.0.1", port=1), wait=WAIT_S)

@@ -57,8 +57,8 @@ def failover():
 def registries(failover):
     """Two registries at the fixed address: one publishes, the other one watches."""
     with (
-        open_registry(failover.url, policy=POLICY) as registry,
-        open_registry(failover.url, policy=POLICY) as other,
+        open_registry(failover.url, registry_policy=POLICY) as registry,
+        open_registry(failover.url, registry_policy=POLICY) as other,
     ):
         yield registry, other
 
