@@ -38,6 +38,7 @@ pytest starts: PYTEST_DONT_REWRITE.
 from typing import TYPE_CHECKING
 
 from rpcwheel._lazy import lazy_names
+from rpcwheel.telemetry import components as _components
 
 if TYPE_CHECKING:
     from rpcwheel.balancer import BalancerPolicy
@@ -89,11 +90,26 @@ else:
         submodules=(
             "aio backoff balancer call durations errors events failback heartbeat idle instance "
             "interceptors kit methods metrics options pending policy probe registry rpc testing "
-            "timer tracing transport"
+            "telemetry timer transport"
         ),
     )
 
 __version__ = "0.1.0"
+
+
+def _counts_calls() -> bool:
+    from rpcwheel.telemetry.switches import metric_sinks
+
+    return bool(metric_sinks())
+
+
+def _start_telemetry() -> None:
+    from rpcwheel import _autostart
+
+    _autostart.start()
+
+
+_components.on_first(_start_telemetry, _counts_calls)
 
 __all__ = [
     "AsyncWheelTimer",

@@ -5,7 +5,7 @@ import signal
 
 import grpc
 
-from rpcwheel import live
+from rpcwheel.telemetry import components
 from rpcwheel.timer.queue import FORM
 
 pytest_plugins = ["fixtures.timer_and_events", "fixtures.leaks", "fixtures.properties"]
@@ -17,7 +17,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 def pytest_sessionstart() -> None:
     """Switch metrics and traces on, which otherwise the first component of any test would do."""
-    live.start()
+    components.start()
 
 
 def pytest_report_header() -> str:

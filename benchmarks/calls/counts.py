@@ -23,10 +23,11 @@ from benchmarks.calls.server_process import ServerProcess
 from benchmarks.calls.subjects import BARE, COUNTED, UNCOUNTED
 from benchmarks.calls.turns import Burst, Taken, take_turns
 from benchmarks.calls.wire import PAYLOAD, UNARY_UNARY
-from rpcwheel import Kit, live
+from rpcwheel import Kit
 from rpcwheel._grpc import aio_multicallable, multicallable
 from rpcwheel.aio import Kit as AioKit
-from rpcwheel.call_counts import CallCounts
+from rpcwheel.telemetry import components
+from rpcwheel.telemetry.call_counts import CallCounts
 
 ALONE_CALLS = 20
 """How many times more calls a burst has if nothing is sent."""
@@ -138,11 +139,11 @@ _COUNTS = {UNCOUNTED: None, COUNTED: CallCounts()}
 
 
 def _made_with(counts: CallCounts | None, make: Callable[[], Any]) -> Any:
-    replaced, live._LIVE.counts = live._LIVE.counts, counts
+    replaced, components._COMPONENTS.counts = components._COMPONENTS.counts, counts
     try:
         return make()
     finally:
-        live._LIVE.counts = replaced
+        components._COMPONENTS.counts = replaced
 
 
 def _rows(world: World, measure: str, bursts: Mapping[str, Burst], scale: Scale) -> list[Row]:

@@ -14,7 +14,7 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from rpcwheel.call_counts import CallEnd
+from rpcwheel.telemetry.call_counts import CallEnd
 
 from .aio_relay import (
     STATUS_CHECK_DELAYS_S,
@@ -27,7 +27,7 @@ from .calls import code_name, code_of
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from rpcwheel.call_counts import MethodCounts
+    from rpcwheel.telemetry.call_counts import MethodCounts
 
 
 def begin_counted(

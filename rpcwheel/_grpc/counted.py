@@ -9,8 +9,8 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from rpcwheel.call_counts import CallEnd
 from rpcwheel.rpc import classes_by_kind
+from rpcwheel.telemetry.call_counts import CallEnd
 
 from . import multicallable
 from .calls import InternalCallback, code_of, has_ended
@@ -18,8 +18,8 @@ from .calls import InternalCallback, code_of, has_ended
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rpcwheel.call_counts import MethodCounts
     from rpcwheel.rpc import Kind
+    from rpcwheel.telemetry.call_counts import MethodCounts
 
     from .calls import AnyCall
 

@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NamedTuple, Pro
 
 import grpc
 
-from rpcwheel import live
 from rpcwheel._concurrency.callbacks import CloseCallbacks, run_callback, weak_callback
 from rpcwheel.backoff import Backoff
 from rpcwheel.durations import NEVER, to_ns, to_seconds
@@ -41,6 +40,7 @@ from rpcwheel.events import (
     SubchannelUnhealthy,
     emit,
 )
+from rpcwheel.telemetry import components
 from rpcwheel.timer.clock import checked_timer, clock_of
 from rpcwheel.transport.arguments import checked_options, refuse_both
 
@@ -408,7 +408,7 @@ class SubchannelPool(Generic[S]):
         """Instances that left the registry without DRAINING, and when."""
         self._chosen: tuple[list[S], list[int]] = ([], [])
         """The subchannels and weights that `_pick` was prepared with."""
-        live.add("channel", self)
+        components.add("channel", self)
 
     @property
     def calls(self) -> int:
@@ -514,7 +514,7 @@ class SubchannelPool(Generic[S]):
         """Make a `ReconnectingChannel`."""
         connect = None if self._connect is None else partial(self._connect, instance)
         channel = self.channel_class(instance.target, connect=connect, **self._own)
-        live.remove("channel", channel)  # it is reported as a subchannel
+        components.remove("channel", channel)  # it is reported as a subchannel
         return channel
 
     def drain_now(self, subchannels: Iterable[S]) -> None:

@@ -51,7 +51,7 @@ from rpcwheel.errors import FailbackError
 from rpcwheel.events import CallbackFailed, HedgeSent, RetryStopped, emit
 from rpcwheel.failback.stored import with_key
 from rpcwheel.rpc import TRIED, Kind, NextAttempt, Stop, classes_by_kind
-from rpcwheel.tracing import with_current_trace
+from rpcwheel.telemetry.tracing import with_current_trace
 
 from .aio_requests import RequestStream
 from .config import (

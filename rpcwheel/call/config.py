@@ -21,7 +21,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from rpcwheel import live
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import ConfigurationError, TimerError
@@ -38,6 +37,7 @@ from rpcwheel.events import (
 from rpcwheel.failback.matching import Matcher
 from rpcwheel.failback.stored import FailedRpc, StoredRpc, checked_order_key, key_of, new_key
 from rpcwheel.rpc import DEADLINE, NextAttempt, Stop
+from rpcwheel.telemetry import components
 from rpcwheel.timer import shared_timer
 from rpcwheel.timer.clock import checked_timer, clock_of
 
@@ -343,11 +343,11 @@ class ClientState:
         self.configs = MethodConfigs(checked_calls(policy))
         self.queue_of = queue_of
         # Starts the traces too: the timer that the first retry makes would start them too late.
-        self.counts = live.call_counts()
+        self.counts = components.call_counts()
         """Where calls and attempts are counted; None if metrics are off."""
         for pattern, settings in (("*", policy), *policy.methods.items()):
             if settings.failback is not None:
-                live.expect_queue(settings.failback.name or pattern)
+                components.expect_queue(settings.failback.name or pattern)
         self.journaled = tuple(
             (settings.failback, pattern)
             for pattern, settings in (("*", policy), *policy.methods.items())

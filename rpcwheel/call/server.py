@@ -14,15 +14,15 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from rpcwheel import live
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._grpc.calls import code_name
 from rpcwheel._grpc.handlers import behavior_of, kind_of, late_s, time_left, with_behavior
-from rpcwheel.call_counts import CallEnd
 from rpcwheel.durations import NEVER, to_seconds
 from rpcwheel.errors import TimerError
 from rpcwheel.events import CallSlow, DeadlineExceededBeforeStart, emit
 from rpcwheel.rpc import DEADLINE, STATUS_CODES
+from rpcwheel.telemetry import components
+from rpcwheel.telemetry.call_counts import CallEnd
 from rpcwheel.timer import shared_timer
 from rpcwheel.timer.clock import checked_timer
 
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     import grpc
 
     from rpcwheel._grpc.handlers import Behavior
-    from rpcwheel.call_counts import MethodCounts
     from rpcwheel.rpc import Kind
+    from rpcwheel.telemetry.call_counts import MethodCounts
     from rpcwheel.timer import Timeout
     from rpcwheel.timer.api import Timer
 
@@ -53,7 +53,7 @@ class ServerState:
     def __init__(self, policy: CallPolicy | None, *, timer: Timer | None) -> None:
         self._config = MethodConfigs(CallPolicy() if policy is None else checked_calls(policy))
         self._timer = checked_timer(timer)
-        self._counts = live.call_counts()
+        self._counts = components.call_counts()
         self._wrapped: dict[
             tuple[str, int], tuple[grpc.RpcMethodHandler, grpc.RpcMethodHandler]
         ] = {}

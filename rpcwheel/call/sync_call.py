@@ -47,7 +47,7 @@ from rpcwheel.errors import FailbackError
 from rpcwheel.events import CallbackFailed, HedgeSent, RetryStopped, emit
 from rpcwheel.failback.stored import with_key
 from rpcwheel.rpc import TRIED, Kind, NextAttempt, Stop
-from rpcwheel.tracing import with_current_trace
+from rpcwheel.telemetry.tracing import with_current_trace
 
 from .config import (
     ANSWER_KEY,

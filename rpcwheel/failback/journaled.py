@@ -32,7 +32,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Protocol
 
-from rpcwheel import tracing
 from rpcwheel._concurrency.callbacks import callable_name, weak_callback
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._grpc.calls import code_of
@@ -51,6 +50,7 @@ from rpcwheel.journal.backend import (
 )
 from rpcwheel.journal.journal import open_journal
 from rpcwheel.rpc import Stop
+from rpcwheel.telemetry import tracing
 from rpcwheel.timer import shared_timer
 
 from .queue import (

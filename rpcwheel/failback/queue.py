@@ -41,7 +41,6 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
-from rpcwheel import live, tracing
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._grpc.calls import is_channel_closed_error
 from rpcwheel.backoff import Backoff, wait_of_call
@@ -68,6 +67,7 @@ from rpcwheel.events import (
 )
 from rpcwheel.exiting import BACKGROUND
 from rpcwheel.rpc import DEADLINE, Stop
+from rpcwheel.telemetry import components, tracing
 from rpcwheel.timer import shared_timer
 from rpcwheel.timer.clock import checked_timer, clock_of
 
@@ -180,7 +180,7 @@ class RetryQueue:
         """When the drain of `close` ends or has ended; None while the queue is open."""
         self._timer_stop_seen = False
         self._begin()
-        live.add("failback", self)
+        components.add("failback", self)
         if not BACKGROUND.add(self):
             self.end_at_exit()
 
@@ -725,12 +725,12 @@ def _drop_frames(error: BaseException) -> None:
 
 
 def _at_exit() -> None:
-    for queue in live.components("failback"):
+    for queue in components.of_kind("failback"):
         queue.end_at_exit()
 
 
 def _in_child() -> None:
-    for queue in live.components("failback"):
+    for queue in components.of_kind("failback"):
         queue.reset_after_fork()
 
 

@@ -164,7 +164,7 @@ class QueuedCall:
     background: BackgroundCall | None = None
     """The attempt that runs."""
     span: Any = None
-    """Of the attempt that runs; see `rpcwheel.tracing.begin_delivery`."""
+    """Of the attempt that runs; see `rpcwheel.telemetry.tracing.begin_delivery`."""
     label: str = field(init=False)
     """The name in events and logs."""
 

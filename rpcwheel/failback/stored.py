@@ -100,7 +100,7 @@ class StoredRpc:
     """Of each attempt."""
     wait_for_ready: bool | None = None
     trace: dict[str, str] = field(default_factory=dict)
-    """The trace context of the caller; see `rpcwheel.tracing.carrier`."""
+    """The trace context of the caller; see `rpcwheel.telemetry.tracing.carrier`."""
 
     def encoded(self) -> bytes:
         """Return the bytes to be stored."""

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     import grpc
 
     from rpcwheel._grpc.calls import AnyCall
-    from rpcwheel.call_counts import CallCounts
     from rpcwheel.journal.backend import StoredCall
     from rpcwheel.rpc import Kind
+    from rpcwheel.telemetry.call_counts import CallCounts
 
     from .stored import StoredFunction
 

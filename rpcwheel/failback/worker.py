@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import grpc
 
-from rpcwheel import live
 from rpcwheel._concurrency.callbacks import callable_name
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._concurrency.loop import call_on_loop
@@ -28,6 +27,7 @@ from rpcwheel.errors import ConfigurationError, JournalError
 from rpcwheel.events import CallbackFailed, emit
 from rpcwheel.journal.journal import open_journal
 from rpcwheel.journal.opening import open_journal_backend
+from rpcwheel.telemetry import components
 
 from . import aio
 from .journaled import JournaledQueue
@@ -358,7 +358,7 @@ class JournalWorker:
             self._skip(queue, target, "the queue is one of a coroutine function")
             return
         metadata = partial(_metadata_now, self._metadata, self.url)
-        made = StoredCalls(channel, live.call_counts(), metadata)
+        made = StoredCalls(channel, components.call_counts(), metadata)
         self._routes[queue, target] = given.add_route(target, made, lambda: True)
 
     def _skip(self, queue: str, target: str, reason: str) -> None:

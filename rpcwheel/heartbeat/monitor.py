@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Self, TypeVar
 
 import grpc
 
-from rpcwheel import live
 from rpcwheel._concurrency.callbacks import run_callback, weak_callback
 from rpcwheel._concurrency.notifications import NotificationQueue
 from rpcwheel._grpc.connectivity import channel_target, core_state, is_bare, unwrapped_channels
@@ -37,9 +36,10 @@ from rpcwheel.durations import NEVER, to_seconds
 from rpcwheel.events import CallbackFailed, ConnectionDead, Event, ExecutorRejected, emit
 from rpcwheel.exiting import BACKGROUND
 from rpcwheel.probe import ALIVE, UNANSWERED, HealthProbe, ProbeResult, checked_probe
+from rpcwheel.telemetry import components
+from rpcwheel.telemetry.tracing import add_to_calls
 from rpcwheel.timer import ManualTimer, shared_timer
 from rpcwheel.timer.clock import checked_timer, clock_of
-from rpcwheel.tracing import add_to_calls
 from rpcwheel.transport.state import ActivityStamps
 
 from .core import HeartbeatCore
@@ -121,7 +121,7 @@ class HeartbeatBase(ABC):
             now_ns=self._now_ns(),
             silent_from_start=not self._can_reconnect,
         )
-        live.add("heartbeat", self)
+        components.add("heartbeat", self)
 
     # In the adapters
 

@@ -22,7 +22,6 @@ import weakref
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from rpcwheel import live
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._concurrency.notifications import NotificationQueue
 from rpcwheel.durations import NEVER, to_seconds
@@ -34,6 +33,7 @@ from rpcwheel.events import (
     IdleCloseSkipped,
     IdleDetectionLimited,
 )
+from rpcwheel.telemetry import components
 from rpcwheel.timer import shared_timer
 from rpcwheel.timer.clock import checked_timer, clock_of
 
@@ -144,7 +144,7 @@ class DetectorBase:
         table.now_ns = self._now_ns
         table.set_heartbeats(self._policy.heartbeats)
         self._restart_interval()
-        live.add("detector", self)
+        components.add("detector", self)
 
     # What depends on the server
 

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
     from rpcwheel.call.aio_call import RetryingCall
     from rpcwheel.call.config import ClientState
-    from rpcwheel.call_counts import CallCounts, MethodCounts
     from rpcwheel.failback.stored import StoredFunction
     from rpcwheel.journal.backend import StoredCall
+    from rpcwheel.telemetry.call_counts import CallCounts, MethodCounts
 
     Continuation: TypeAlias = Callable[[Any, Any], Awaitable[Any]]
 

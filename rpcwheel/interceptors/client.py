@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from rpcwheel._grpc.calls import AnyCall
     from rpcwheel.call.config import ClientState, MethodConfig
-    from rpcwheel.call_counts import CallCounts
+    from rpcwheel.telemetry.call_counts import CallCounts
 
 Continuation: TypeAlias = "Callable[[Any, Any], AnyCall]"
 Begun: TypeAlias = "tuple[MethodConfig, int, int, int]"  # for `ClientCall`

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from rpcwheel._grpc.handlers import Behavior
     from rpcwheel.call.policy import CallPolicy
     from rpcwheel.call.server import ServedMethod
-    from rpcwheel.call_counts import MethodCounts
     from rpcwheel.rpc import Kind
+    from rpcwheel.telemetry.call_counts import MethodCounts
     from rpcwheel.timer.api import Timer
 
 

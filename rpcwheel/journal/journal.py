@@ -18,7 +18,6 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from rpcwheel import live
 from rpcwheel._concurrency.executor import SerialExecutor, reset_after_fork
 from rpcwheel.errors import (
     JournalError,
@@ -28,6 +27,7 @@ from rpcwheel.errors import (
     JournalUnavailable,
 )
 from rpcwheel.events import JournalFailed, JournalRecovered, emit
+from rpcwheel.telemetry import components
 
 from .backend import Postponed
 from .opening import open_journal_backend
@@ -73,7 +73,7 @@ class Journal:
         """Whether a request that writes has failed; then one that only reads is no recovery."""
         self.reset()
         reset_after_fork(self)
-        live.add("journal", self)
+        components.add("journal", self)
 
     def reset(self) -> None:
         """Forget what the parent was to store, in a forked child."""
@@ -403,7 +403,7 @@ class Journal:
         with self._turn:
             self._write_results()
         self._closed = True
-        live.remove("journal", self)
+        components.remove("journal", self)
         self.backend.close()
 
 

@@ -16,11 +16,11 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Never, Self, TypeVar
 
-from rpcwheel import live
 from rpcwheel.call.policy import CallPolicy
 from rpcwheel.durations import to_ns, to_seconds
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.methods import checked_pattern
+from rpcwheel.telemetry import components
 
 from .policy import PREFIX, KitPolicy
 
@@ -265,7 +265,7 @@ class KitBase(
         if policy.status_port is not None:  # last: it may raise
             from rpcwheel.status.server import shared_server
 
-            live.count_calls()
+            components.count_calls()
             token = policy.status_token
             self._status = shared_server(
                 policy.status_port,

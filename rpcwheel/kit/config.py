@@ -39,9 +39,8 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import PydanticOmit
 
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.live import VARIABLE as METRICS_VARIABLE
 from rpcwheel.policy import Policy, field_at, messages_of, path_of, shown, types_in
-from rpcwheel.tracing import VARIABLE as TRACES_VARIABLE
+from rpcwheel.telemetry.switches import METRICS_VARIABLE, TRACES_VARIABLE
 
 from .policy import PREFIX, KitPolicy
 

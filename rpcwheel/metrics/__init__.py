@@ -12,7 +12,6 @@ variable `RPCWHEEL_METRICS` limits that: `off`, `prometheus` or `otel`. Nothing 
 from __future__ import annotations
 
 import logging
-from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 from rpcwheel._lazy import lazy_names
@@ -30,7 +29,7 @@ __all__ = ["Collector", "start"]
 
 
 def start(sinks: Iterable[str]) -> None:
-    """Start the metrics. `rpcwheel.live` calls this, once.
+    """Start the metrics. `rpcwheel._autostart` calls this, once.
 
     Args:
         sinks: "prometheus" registers a `Collector` in `prometheus_client.REGISTRY`; "otel" makes
@@ -39,11 +38,25 @@ def start(sinks: Iterable[str]) -> None:
     from .readings import start_counting
 
     start_counting()
-    for sink, module in (("prometheus", ".prometheus"), ("otel", ".opentelemetry")):
-        if sink in sinks:
-            try:
-                import_module(module, __name__).start()
-            except ImportError as error:  # the package is too old
-                _LOG.warning("metrics for %s stay off: %s", sink, error)
-            except Exception:  # noqa: BLE001 - the program continues without it
-                _LOG.exception("metrics for %s stay off", sink)
+    for sink in sinks:
+        try:
+            _STARTS[sink]()
+        except ImportError as error:  # the package is too old
+            _LOG.warning("metrics for %s stay off: %s", sink, error)
+        except Exception:  # noqa: BLE001 - the program continues without it
+            _LOG.exception("metrics for %s stay off", sink)
+
+
+def _start_prometheus() -> None:
+    from . import prometheus
+
+    prometheus.start()
+
+
+def _start_opentelemetry() -> None:
+    from . import opentelemetry
+
+    opentelemetry.start()
+
+
+_STARTS: Final = {"prometheus": _start_prometheus, "otel": _start_opentelemetry}

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Final
 from opentelemetry import metrics
 from opentelemetry.metrics import Meter, Observation
 
-from rpcwheel import live
 from rpcwheel._concurrency.executor import EXECUTOR
-from rpcwheel.call_counts import Histogram
 from rpcwheel.events import FailbackDelivered, add_sink, remove_sink
+from rpcwheel.telemetry import components
+from rpcwheel.telemetry.call_counts import Histogram
 
 from .readings import read, start_counting
 from .table import (
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
     from opentelemetry.metrics import CallbackOptions, MeterProvider
 
-    from rpcwheel.call_counts import MethodCounts
     from rpcwheel.events import Event
+    from rpcwheel.telemetry.call_counts import MethodCounts
 
     from .readings import Labels, Series
     from .table import Metric
@@ -81,7 +81,7 @@ def start(provider: MeterProvider | None = None) -> Callable[[], None]:
     recorder = _Recorder(meter)
     _observe(meter, _Reading(recorder))
     add_sink(recorder.delivered)
-    counts = live.count_calls()
+    counts = components.count_calls()
     listeners = (
         (counts.client, partial(recorder.ended, CLIENT_SECONDS)),
         (counts.attempts, partial(recorder.ended, ATTEMPT_SECONDS)),

@@ -24,7 +24,8 @@ from prometheus_client.core import (
 )
 from prometheus_client.utils import floatToGoString
 
-from rpcwheel.call_counts import Histogram
+from rpcwheel import status
+from rpcwheel.telemetry.call_counts import Histogram
 
 from .readings import read, start_counting
 from .table import METHOD
@@ -70,8 +71,9 @@ class Collector(prometheus_client.registry.Collector):
 
 
 def start() -> None:
-    """Register a `Collector` in `prometheus_client.REGISTRY`."""
+    """Register a `Collector` in `prometheus_client.REGISTRY`, and serve it in the live view."""
     prometheus_client.REGISTRY.register(_COLLECTOR)
+    status.exposition = exposition
 
 
 def exposition(accept: str) -> tuple[bytes, str]:

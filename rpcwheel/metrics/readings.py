@@ -9,10 +9,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from rpcwheel import live
 from rpcwheel._concurrency.executor import EXECUTOR_NAME, reset_after_fork
-from rpcwheel.call_counts import MAX_NAME, OTHER, Histogram, QueuedCounts
 from rpcwheel.events import add_sink
+from rpcwheel.telemetry import components
+from rpcwheel.telemetry.call_counts import MAX_NAME, OTHER, Histogram, QueuedCounts
 
 from .table import (
     ATTEMPT_SECONDS,
@@ -59,9 +59,9 @@ from .table import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from rpcwheel.call_counts import CallCounts, Side
     from rpcwheel.events import Event
     from rpcwheel.status.snapshot import JournalStatus, RegistryStatus, Status
+    from rpcwheel.telemetry.call_counts import CallCounts, Side
     from rpcwheel.timer.api import TimerStats
 
 Labels: TypeAlias = tuple[str, ...]
@@ -168,9 +168,9 @@ ENDED_TIMERS: Final = EndedTimers()
 
 def start_counting() -> None:
     """Count calls, events and ended timers from now on. Idempotent."""
-    live.count_calls()
+    components.count_calls()
     add_sink(EVENT_COUNTS)
-    live.on_end_of_timer(ENDED_TIMERS.put)
+    components.on_end_of_timer(ENDED_TIMERS.put)
 
 
 def read() -> Iterator[tuple[Metric, Series]]:
@@ -178,10 +178,10 @@ def read() -> Iterator[tuple[Metric, Series]]:
     from rpcwheel.status.snapshot import snapshot  # now: the import takes 20 ms
 
     status = snapshot()
-    calls = dict(read_calls(live.count_calls()))
-    components = read_components(status)
+    calls = dict(read_calls(components.count_calls()))
+    gauges = read_components(status)
     yield from calls.items()
-    expected = _expected(status, calls, components)
+    expected = _expected(status, calls, gauges)
     for source in EVENTS:
         metric = source.metric
         series = EVENT_COUNTS.series(metric)
@@ -190,11 +190,11 @@ def read() -> Iterator[tuple[Metric, Series]]:
                 if labels not in series and len(series) < MAX_SERIES:
                     series[labels] = 0.0
         yield metric, series
-    yield from components.items()
+    yield from gauges.items()
 
 
 def _expected(
-    status: Status, calls: Mapping[Metric, Series], components: Mapping[Metric, Series]
+    status: Status, calls: Mapping[Metric, Series], gauges: Mapping[Metric, Series]
 ) -> dict[Metric | Labels, Iterable[Labels]]:
     """Return, by metric or by labels, the series of counters that are 0 before their first event.
 
@@ -206,15 +206,15 @@ def _expected(
         (): [()],
         (METHOD,): [(method,) for _, method in calls[CLIENT_STARTED]],
         LATE_BEFORE_START: [(method,) for _, method in calls[SERVER_STARTED]],
-        ("channel",): components[CHANNEL_CALLS],
+        ("channel",): gauges[CHANNEL_CALLS],
         ("queue",): [
-            *components[FAILBACK_PENDING],
-            *((name,) for name in live.expected_queues.copy()),
+            *gauges[FAILBACK_PENDING],
+            *((name,) for name in components.expected_queues.copy()),
         ],
-        ("registry",): components[REGISTRY_UP],
+        ("registry",): gauges[REGISTRY_UP],
         ("target",): targets,
-        REPLACED: [*targets, *components[CHANNEL_CALLS]],
-        ("timer",): [*components[TIMER_PENDING], (EXECUTOR_NAME,)],
+        REPLACED: [*targets, *gauges[CHANNEL_CALLS]],
+        ("timer",): [*gauges[TIMER_PENDING], (EXECUTOR_NAME,)],
     }
 
 

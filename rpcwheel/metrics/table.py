@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
-from rpcwheel.call_counts import BOUNDS_S
 from rpcwheel.events import (
     CallbackFailed,
     CallSlow,
@@ -51,6 +50,7 @@ from rpcwheel.events import (
     TaskSlow,
 )
 from rpcwheel.rpc import NO_BUDGET
+from rpcwheel.telemetry.call_counts import BOUNDS_S
 from rpcwheel.timer.api import LATENESS_BOUNDS_S
 
 if TYPE_CHECKING:

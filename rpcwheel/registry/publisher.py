@@ -30,7 +30,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Self, TypeVar
 import grpc
 import grpc.aio
 
-from rpcwheel import live
 from rpcwheel._concurrency.callbacks import CloseCallbacks
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._concurrency.notifications import FLUSH_TIMEOUT_S, NotificationQueue
@@ -39,6 +38,7 @@ from rpcwheel.durations import MAX_NS, to_ns, to_seconds
 from rpcwheel.errors import ConfigurationError, NotPublished, RegistryError, TimerError
 from rpcwheel.events import CallbackFailed, ShutdownStep, WithdrawalFailed
 from rpcwheel.instance import ServiceInstance, joined, started_now
+from rpcwheel.telemetry import components
 from rpcwheel.timer import ManualTimer, shared_timer
 from rpcwheel.timer.clock import checked_timer, clock_of
 
@@ -315,7 +315,7 @@ class PublisherBase(Generic[R]):
         self._busy_thread: int | None = None  # which runs the start or the stop
         self._signal_names: SimpleQueue[str | None] = SimpleQueue()
         self._registries, self._own = self._open_all(given, registry_policy)
-        live.add("publisher", self)
+        components.add("publisher", self)
 
     # What differs between `grpc` and `grpc.aio`
 

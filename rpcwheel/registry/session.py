@@ -20,7 +20,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from rpcwheel import live
 from rpcwheel._concurrency.executor import EXECUTOR, reset_after_fork
 from rpcwheel._concurrency.notifications import FLUSH_TIMEOUT_S, NotificationQueue
 from rpcwheel.durations import to_ns, to_seconds
@@ -32,6 +31,7 @@ from rpcwheel.errors import (
 )
 from rpcwheel.events import InstancesChanged, RegistryFailed
 from rpcwheel.instance import ServiceInstance, Snapshot
+from rpcwheel.telemetry import components
 
 from .backend import check_writable
 from .cache import ServiceCache
@@ -222,7 +222,7 @@ class Session:
         """The clock of all times of this session."""
         self._init_state()
         reset_after_fork(self)
-        live.add("registry", self)
+        components.add("registry", self)
 
     def _init_state(self) -> None:
         self._lock = threading.RLock()

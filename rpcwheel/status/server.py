@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib
 import io
 import json
 import logging
@@ -38,7 +37,7 @@ from http.server import BaseHTTPRequestHandler
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
-from rpcwheel import live
+from rpcwheel import status
 from rpcwheel._concurrency.executor import reset_after_fork
 from rpcwheel.errors import ConfigurationError
 
@@ -412,10 +411,9 @@ def _status(_: str) -> Answer:
 
 
 def _metrics(accept: str) -> Answer:
-    if "prometheus" not in live.sinks():
+    if status.exposition is None:
         return Answer(HTTPStatus.NOT_IMPLEMENTED, NO_METRICS.encode())
-    prometheus: Any = importlib.import_module("rpcwheel.metrics.prometheus")
-    body, content_type = prometheus.exposition(accept)
+    body, content_type = status.exposition(accept)
     return Answer(HTTPStatus.OK, body, content_type)
 
 

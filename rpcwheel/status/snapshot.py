@@ -20,16 +20,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from rpcwheel import live
-from rpcwheel.call_counts import BOUNDS_S
 from rpcwheel.events.log import MAX_ERROR, error_kind, error_text
+from rpcwheel.telemetry import components
+from rpcwheel.telemetry.call_counts import BOUNDS_S
 from rpcwheel.timer.api import LATENESS_BOUNDS_S, TimerStats
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from rpcwheel.call_counts import CallCounts, MethodTotals
     from rpcwheel.failback.queue import FailbackStats
+    from rpcwheel.telemetry.call_counts import CallCounts, MethodTotals
 
 MAX_ENTRIES: Final = 50
 """Entries of a failback queue in a snapshot."""
@@ -302,16 +302,16 @@ def snapshot() -> Status:
     """Describe what runs in this process. Any thread. Does not raise because a component does."""
     errors: list[str] = []
 
-    def rows(name: live.Name, describe: Callable[[Any], Iterator[Row]]) -> tuple[Row, ...]:
+    def rows(name: components.Kind, describe: Callable[[Any], Iterator[Row]]) -> tuple[Row, ...]:
         found: list[Row] = []
-        for component in live.components(name):
+        for component in components.of_kind(name):
             try:
                 found += describe(component)
             except Exception as error:  # noqa: BLE001 - the other components are described
                 errors.append(f"{name}: {error_text(error, MAX_ERROR)}")
         return tuple(sorted(found, key=_first_field))
 
-    counts = live.call_counts()
+    counts = components.call_counts()
     return Status(
         version=_version("rpcwheel"),
         python=platform.python_version(),

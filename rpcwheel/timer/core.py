@@ -12,12 +12,12 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Self
 
-from rpcwheel import live
 from rpcwheel._concurrency.callbacks import callable_name
 from rpcwheel.durations import MAX_NS, NEVER
 from rpcwheel.errors import ConfigurationError, TimerStopped, TooManyTimeouts
 from rpcwheel.events.events import ExecutorRejected, TaskFailed, TaskSlow, TooManyTimers
 from rpcwheel.events.hub import emit
+from rpcwheel.telemetry import components
 from rpcwheel.timer._front import SLOW_NS
 from rpcwheel.timer.api import Lateness, TimerStats
 from rpcwheel.timer.queue import TimerBase, TimerQueue, TimerState, default_queue
@@ -224,8 +224,8 @@ class TimerCore(TimerBase):
         queue = self._timer_state.queue
         queue.limit(-1)
         undelivered = queue.drain()
-        live.end_timer(self)
         if not sys.is_finalizing():
+            components.end_timer(self)
             for timeout in undelivered:
                 self._notify(timeout, "timer_stopped")
         return undelivered
@@ -247,8 +247,8 @@ class TimerCore(TimerBase):
 
     def _register(self) -> None:
         """Count this timer. Emits `TooManyTimers` once."""
-        live.add("timer", self)
-        if not _warned and (count := len(live.components("timer"))) > LIVE_LIMIT:
+        components.add("timer", self)
+        if not _warned and (count := len(components.of_kind("timer"))) > LIVE_LIMIT:
             _warned.append(count)
             emit(TooManyTimers(count, LIVE_LIMIT))
 

@@ -8,10 +8,10 @@ import time
 import weakref
 from typing import TYPE_CHECKING
 
-from rpcwheel import live
 from rpcwheel.durations import NEVER
 from rpcwheel.events.events import TaskFailed, TaskSlow
 from rpcwheel.events.hub import emit
+from rpcwheel.telemetry import components
 from rpcwheel.timer.core import BATCH, OnError, TimerCore
 
 if TYPE_CHECKING:
@@ -212,7 +212,7 @@ def shared_timer() -> WheelTimer:
 
 def _after_fork_in_child() -> None:
     _shared.lock = threading.RLock()
-    for timer in live.components("timer"):
+    for timer in components.of_kind("timer"):
         if isinstance(timer, WheelTimer) and not timer.stopped:
             timer._after_fork()
 

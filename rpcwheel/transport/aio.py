@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 import grpc
 
-from rpcwheel import live
 from rpcwheel._concurrency.callbacks import CloseCallbacks, weak_callback
 from rpcwheel._concurrency.loop import call_on_loop
 from rpcwheel._grpc.aio_finished import finished_call
@@ -37,8 +36,9 @@ from rpcwheel.durations import NEVER
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.events import ConnectionReplaced, emit
 from rpcwheel.rpc import Kind, classes_by_kind
+from rpcwheel.telemetry import components
+from rpcwheel.telemetry.tracing import add_to_calls, begin_call
 from rpcwheel.timer.clock import checked_timer, clock_of
-from rpcwheel.tracing import add_to_calls, begin_call
 
 from .arguments import (
     DEFAULT_BACKOFF,
@@ -172,7 +172,7 @@ class ReconnectingChannel(ChannelStatus, Channel):
             self._new_transport(), self._now_ns, checked
         )
         """Internal: which transport serves the next call."""
-        live.add("channel", self)
+        components.add("channel", self)
 
     def _new_transport(self) -> AioTransport:
         channel: object = self._connect(list(self._options))
@@ -464,7 +464,7 @@ class TransportCall(Relay):
     _call: Any = None
     _counted = False
     _has_failed = False
-    _span_key: object = None  # of `rpcwheel.tracing.begin_call`
+    _span_key: object = None  # of `rpcwheel.telemetry.tracing.begin_call`
 
     def __init__(self, multicallable: _Multicallable, transport: AioTransport) -> None:
         self.method = multicallable.method

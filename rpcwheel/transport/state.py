@@ -174,7 +174,7 @@ class Transport(Generic[C]):
         self.calls = 0
         """Number of calls in flight on it, without heartbeats."""
         self.spans: dict[object, Any] = {}
-        """The recording spans of these calls; see `rpcwheel.tracing.begin_call`."""
+        """The recording spans of these calls; see `rpcwheel.telemetry.tracing.begin_call`."""
         self.drain_until_ns = NEVER
         """When calls in flight are ended; `NEVER` while it is active."""
         self.ended = False

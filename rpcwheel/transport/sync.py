@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import grpc
 
-from rpcwheel import live
 from rpcwheel._concurrency.callbacks import CloseCallbacks, weak_callback
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._grpc import multicallable
@@ -37,8 +36,9 @@ from rpcwheel.durations import NEVER
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.events import ConnectionReplaced, emit
 from rpcwheel.rpc import Kind, classes_by_kind
+from rpcwheel.telemetry import components
+from rpcwheel.telemetry.tracing import add_to_calls, begin_call
 from rpcwheel.timer.clock import checked_timer, clock_of
-from rpcwheel.tracing import add_to_calls, begin_call
 
 from .arguments import (
     DEFAULT_BACKOFF,
@@ -123,7 +123,7 @@ class ReconnectingChannel(ChannelStatus, multicallable.Channel):
         )
         """Internal: which transport serves the next call."""
         self._subscriptions = Subscriptions(target, self.connections)
-        live.add("channel", self)
+        components.add("channel", self)
 
     def _new_transport(self) -> SyncTransport:
         channel: object = self._connect(list(self._options))
@@ -397,7 +397,7 @@ class ReconnectingChannel(ChannelStatus, multicallable.Channel):
 
         Args:
             transport: The result of `begin_call`.
-            span_key: The result of `rpcwheel.tracing.begin_call`.
+            span_key: The result of `rpcwheel.telemetry.tracing.begin_call`.
         """
         if span_key is not None:
             transport.spans.pop(span_key, None)

@@ -41,13 +41,13 @@ NOT_EXPORTED = {
     "durations",
     "exiting",
     "instance",
-    "live",
     "methods",
     "metrics",
     "events",
     "policy",
     "probe",
     "status",
+    "telemetry",
     "testing",
     "workers",
 }
@@ -129,7 +129,8 @@ def loaded_by(code: str) -> set[str]:
 def test_import_rpcwheel_loads_no_dependency_and_no_submodule() -> None:
     loaded = loaded_by("import rpcwheel")
     assert loaded & DEPENDENCIES == set()
-    assert {name for name in loaded if name.startswith("rpcwheel.")} == {"rpcwheel._lazy"}
+    own = {"rpcwheel._lazy", "rpcwheel.telemetry", "rpcwheel.telemetry.components"}
+    assert {name for name in loaded if name.startswith("rpcwheel.")} == own
 
 
 def test_a_kit_of_calls_loads_no_aio_module_and_no_unused_package() -> None:

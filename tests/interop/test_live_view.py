@@ -10,10 +10,10 @@ import pytest
 
 from fixtures.hostile_process import HOSTILE, VISIBLE, escaped_for_page, hostile_components
 from fixtures.waiting import WAIT_S
-from rpcwheel import live
-from rpcwheel.call_counts import CallCounts
 from rpcwheel.status import server as server_module
 from rpcwheel.status.server import StatusServer
+from rpcwheel.telemetry import components
+from rpcwheel.telemetry.call_counts import CallCounts
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
@@ -165,8 +165,8 @@ def test_texts_of_peers_are_text(monkeypatch, dump):
 
 
 def test_components_that_do_not_exist_are_named(monkeypatch, dump):
-    monkeypatch.setattr(live._LIVE, "_components", {})
-    monkeypatch.setattr(live._LIVE, "counts", CallCounts())
+    monkeypatch.setattr(components._COMPONENTS, "_by_kind", {})
+    monkeypatch.setattr(components._COMPONENTS, "counts", CallCounts())
     with StatusServer(0) as server:
         text = dump(f"http://{server.address}/")
     for none in ("no calls yet", "no timers", "no failback queues", "no registries"):

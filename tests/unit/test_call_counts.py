@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from rpcwheel import call_counts
-from rpcwheel.call_counts import BOUNDS_S, OTHER, CallCounts, CallEnd, Side
+from rpcwheel.telemetry import call_counts
+from rpcwheel.telemetry.call_counts import BOUNDS_S, OTHER, CallCounts, CallEnd, Side
 
 GET = "/shop.Orders/Get"
 
@@ -162,7 +162,7 @@ def test_the_end_of_a_call_that_is_dropped_is_canceled(side, counts):
 
 FORKED = """
 import os, threading
-from rpcwheel.call_counts import CallCounts
+from rpcwheel.telemetry.call_counts import CallCounts
 
 all_counts = CallCounts()
 sides = (all_counts.client, all_counts.attempts, all_counts.server)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rpcwheel import tracing
 from rpcwheel.events import DefaultResponseUsed, FailbackQueued, HedgeSent, RetryScheduled
+from rpcwheel.telemetry import tracing
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "observability.md").read_text()
 

@@ -9,12 +9,12 @@ import pytest
 from fixtures.hostile_process import HOSTILE, VISIBLE, escaped_for_terminal, hostile_components
 from fixtures.terminals import Terminal
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel import live
-from rpcwheel.call_counts import CallCounts
 from rpcwheel.cli import main
 from rpcwheel.cli.top import VARIABLE
 from rpcwheel.status import server as server_module
 from rpcwheel.status.server import StatusServer
+from rpcwheel.telemetry import components
+from rpcwheel.telemetry.call_counts import CallCounts
 from rpcwheel.timer import WheelTimer
 
 TOKEN = "correct-horse-battery"
@@ -125,7 +125,7 @@ def test_texts_of_peers_are_neither_markup_nor_control_characters(monkeypatch, c
 
 def test_frames_follow_the_process_until_ctrl_c(server, monkeypatch):
     counts = CallCounts()
-    monkeypatch.setattr(live._LIVE, "counts", counts)
+    monkeypatch.setattr(components._COMPONENTS, "counts", counts)
     get = counts.client.method("/shop.Orders/Get", "unary")
     get.end(get.begin(), "OK")
     with Terminal("top", server.address, "--interval", "0.1") as terminal:

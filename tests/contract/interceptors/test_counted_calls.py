@@ -381,7 +381,7 @@ async def test_without_metrics_nothing_of_aio_is_wrapped(
 
 OFF = """
 import sys, grpc, grpc.aio, rpcwheel, rpcwheel.aio
-from rpcwheel import live
+from rpcwheel.telemetry import components
 
 for kit in (rpcwheel.Kit(timeout=1.0), rpcwheel.aio.Kit(timeout=1.0)):
     kit.client_interceptors(), kit.server_interceptors()
@@ -390,7 +390,7 @@ with grpc.insecure_channel("127.0.0.1:1") as bare, rpcwheel.Kit(timeout=1.0) as 
         kit.intercept_channel(bare).unary_unary("/test.Shop/UnaryUnary")(b"x", timeout=0.0)
     except grpc.RpcError:
         pass
-assert live.call_counts() is None
+assert components.call_counts() is None
 print(sorted({"prometheus_client", "opentelemetry", "rpcwheel.metrics"} & sys.modules.keys()))
 """
 

@@ -27,7 +27,7 @@ POLICY = CallPolicy(
 def small_caches(monkeypatch, call_counts):
     monkeypatch.setattr("rpcwheel.call.config.MAX_METHODS", MAX_METHODS)
     monkeypatch.setattr("rpcwheel.interceptors.aio_client.MAX_METHODS", MAX_METHODS)
-    monkeypatch.setattr("rpcwheel.call_counts.MAX_METHODS", MAX_METHODS)
+    monkeypatch.setattr("rpcwheel.telemetry.call_counts.MAX_METHODS", MAX_METHODS)
 
 
 class Response:

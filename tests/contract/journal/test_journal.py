@@ -10,7 +10,6 @@ import pytest
 from fixtures.journals import store, stored
 from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel import live
 from rpcwheel.errors import (
     ConfigurationError,
     JournalFull,
@@ -22,6 +21,7 @@ from rpcwheel.events import JournalFailed, JournalRecovered
 from rpcwheel.journal import journal as front
 from rpcwheel.journal.backend import CallState, Dead, Delivered, NewCall, Postponed, Route
 from rpcwheel.journal.journal import Journal, open_journal
+from rpcwheel.telemetry import components
 
 MANY = 1_000_000
 ROUTE = Route("*", "", 100)
@@ -359,7 +359,7 @@ def test_a_forked_child_appends_by_itself_and_forgets_the_results_of_its_parent(
 def test_the_journal_of_a_forked_child_is_reported(journal):
     child = os.fork()
     if child == 0:
-        os._exit(0 if journal in live.components("journal") else 1)
+        os._exit(0 if journal in components.of_kind("journal") else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 

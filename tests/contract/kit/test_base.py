@@ -18,11 +18,11 @@ from rpcwheel import (
     MethodPolicy,
     RegistryPolicy,
     RetryPolicy,
-    live,
 )
 from rpcwheel.kit import KitPolicy
 from rpcwheel.options import server_options
 from rpcwheel.registry.publisher import PublisherBase
+from rpcwheel.telemetry import components
 
 RETRY = RetryPolicy(retry_on={"UNAVAILABLE"}, max_attempts=4)
 
@@ -129,10 +129,10 @@ def test_a_kit_refuses_a_wrong_journal_and_opens_a_right_one_with_its_first_chan
     policy = FailbackPolicy(retry_on=OSError, journal=f"sqlite://{tmp_path}/a.db?durabilty=power")
     with pytest.raises(ConfigurationError, match="did you mean 'durability'"):
         rpcwheel.Kit(failback=policy)
-    before = live.components("journal")
+    before = components.of_kind("journal")
     with rpcwheel.Kit(failback=policy.replace(journal=f"sqlite://{tmp_path}/a.db")):
         assert not list(tmp_path.iterdir())
-        assert live.components("journal") == before
+        assert components.of_kind("journal") == before
 
 
 def test_a_coroutine_function_as_dead_letter_is_refused_without_an_event_loop():

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fixtures.call_counts import call_counts  # noqa: F401
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel import Kit, live
+from rpcwheel import Kit
 from rpcwheel.balancer import BalancedChannel
 from rpcwheel.errors import FailbackFull, JournalRefused
 from rpcwheel.events import ConnectionReplaced, emit
@@ -17,6 +17,7 @@ from rpcwheel.failback import FailbackInvoker, FailbackPolicy
 from rpcwheel.instance import ServiceInstance
 from rpcwheel.metrics import Collector
 from rpcwheel.registry import Registry
+from rpcwheel.telemetry import components
 from rpcwheel.testing import FlakyServer
 from rpcwheel.timer import ManualTimer, WheelTimer
 
@@ -222,7 +223,7 @@ def test_a_journal(scrape, tmp_path):
         with kit.channel("127.0.0.1:1") as channel:
             assert channel.unary_unary("/shop.Audit/Push")(b"x") is None
         states = {"journal": url, "queue": "audit"}
-        (journal,) = live.components("journal")
+        (journal,) = components.of_kind("journal")
         journal.count()
         assert scrape("rpcwheel_journal_calls", **states, state="waiting") == 1
         assert scrape("rpcwheel_journal_calls", **states, state="taken") == 0

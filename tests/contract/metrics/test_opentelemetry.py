@@ -10,10 +10,10 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from fixtures.waiting import wait_until
-from rpcwheel import live
 from rpcwheel.events import FailbackDelivered, RetryScheduled, TaskFailed, emit
 from rpcwheel.metrics import opentelemetry
 from rpcwheel.metrics.table import METRICS, otel_name
+from rpcwheel.telemetry import components
 from rpcwheel.timer import WheelTimer
 
 GET = "/shop.Orders/Measured"
@@ -45,7 +45,7 @@ def test_an_event_is_in_the_next_collection(reader):
 
 
 def test_the_duration_of_a_call_has_the_attributes_of_the_semantic_conventions(reader):
-    calls = live.count_calls().client.method(GET, "unary")
+    calls = components.count_calls().client.method(GET, "unary")
     for code in ("OK", "NOT_FOUND"):
         calls.end(calls.begin(), code)
     found = points(reader, "rpc.client.call.duration")
@@ -74,7 +74,7 @@ def test_the_duration_of_a_call_has_the_attributes_of_the_semantic_conventions(r
 
 
 def test_the_duration_of_an_attempt_has_the_attributes_of_gRFC_A66(reader):  # noqa: N802
-    attempts = live.count_calls().attempts.method(GET, "unary")
+    attempts = components.count_calls().attempts.method(GET, "unary")
     attempts.end(attempts.begin(), "UNAVAILABLE")
     (point,) = points(reader, "grpc.client.attempt.duration")
     assert dict(point.attributes) == {
@@ -87,7 +87,7 @@ def test_the_duration_of_an_attempt_has_the_attributes_of_gRFC_A66(reader):  # n
     ("code", "is_error"), [("NOT_FOUND", False), ("INTERNAL", True), ("OK", False)]
 )
 def test_not_every_status_is_an_error_of_a_server(reader, code, is_error):
-    served = live.count_calls().server.method(GET, "unary")
+    served = components.count_calls().server.method(GET, "unary")
     served.end(served.begin(), code)
     (point,) = points(reader, "rpc.server.call.duration")
     assert ("error.type" in point.attributes) == is_error
@@ -103,7 +103,7 @@ def test_after_the_stop_nothing_is_recorded():
     reader = InMemoryMetricReader()
     stop = opentelemetry.start(MeterProvider([reader]))
     stop()
-    calls = live.count_calls().client.method(GET, "unary")
+    calls = components.count_calls().client.method(GET, "unary")
     calls.end(calls.begin(), "OK")
     emit(FailbackDelivered("measured", "push", 2, 12.0))
     assert points(reader, "rpc.client.call.duration") == []
@@ -164,7 +164,7 @@ class RefusingProvider(MeterProvider):
 def test_durations_are_recorded_on_a_worker_so_that_calls_take_no_locks_of_an_sdk(rpcwheel_events):
     provider = RefusingProvider()
     stop = opentelemetry.start(provider)
-    calls = live.count_calls().client.method(GET, "unary")
+    calls = components.count_calls().client.method(GET, "unary")
     try:
         for _ in range(opentelemetry.MAX_QUEUED):
             calls.end(calls.begin(), "OK")

@@ -15,9 +15,10 @@ import pytest
 import rpcwheel
 from fixtures.refusals import not_refused_so
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel import ConfigurationError, Kit, live
+from rpcwheel import ConfigurationError, Kit, status
 from rpcwheel.status import server as server_module
 from rpcwheel.status.server import MAX_CONNECTIONS, MAX_HEAD_BYTES, StatusServer
+from rpcwheel.telemetry import components
 
 TOKEN = "correct-horse-battery"
 
@@ -106,10 +107,8 @@ def test_metrics_are_the_exposition_of_prometheus(server):
     assert body.endswith(b"# EOF\n")
 
 
-@pytest.mark.parametrize("wanted", ["off", "otel"])
-def test_without_prometheus_metrics_say_what_to_install(server, monkeypatch, wanted):
-    monkeypatch.setenv(live.VARIABLE, wanted)
-    monkeypatch.setattr(live._LIVE, "_sinks", None)  # as if the process began now
+def test_without_prometheus_metrics_say_what_to_install(server, monkeypatch):
+    monkeypatch.setattr(status, "exposition", None)  # as if the process began now
     answer, body = get(server, "/metrics")
     assert answer.status == 501
     assert b"pip install 'rpcwheel[prometheus]'" in body
@@ -403,11 +402,11 @@ def test_without_a_port_a_kit_serves_nothing(kind):
 
 
 def test_a_kit_with_a_status_counts_calls(kind, monkeypatch):
-    monkeypatch.setattr(live._LIVE, "counts", None)
-    monkeypatch.setattr(live._LIVE, "_to_start", [])  # as without the extras
+    monkeypatch.setattr(components._COMPONENTS, "counts", None)
+    monkeypatch.setattr(components._COMPONENTS, "_on_first", [])  # as without the extras
     kit = kind(status_port=0)
     try:
-        assert live.call_counts() is not None
+        assert components.call_counts() is not None
     finally:
         kit._status.close()
 

@@ -17,13 +17,14 @@ from fixtures.shop import UNARY_UNARY
 from fixtures.shops import SERVICE, WHO
 from fixtures.small_servers import METHOD, Gate, serving, small
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel import FailbackPolicy, Kit, aio, live
+from rpcwheel import FailbackPolicy, Kit, aio
 from rpcwheel.balancer import BalancedChannel
 from rpcwheel.balancer.aio import BalancedChannel as AioBalancedChannel
-from rpcwheel.call_counts import CallCounts
 from rpcwheel.registry import Publisher, Registry, RegistryPolicy, ServiceInstance
 from rpcwheel.registry.aio import Registry as AioRegistry
 from rpcwheel.status.snapshot import MAX_ENTRIES, snapshot
+from rpcwheel.telemetry import components
+from rpcwheel.telemetry.call_counts import CallCounts
 from rpcwheel.timer import ManualTimer, WheelTimer
 
 FAILBACK = FailbackPolicy(retry_on="UNAVAILABLE", backoff=600.0, default=b"later", name="orders")
@@ -352,7 +353,7 @@ def test_a_published_server_and_its_clients(make_shop, memory):
 
 def test_calls_by_method_and_code(monkeypatch):
     counts = CallCounts()
-    monkeypatch.setattr(live._LIVE, "counts", counts)
+    monkeypatch.setattr(components._COMPONENTS, "counts", counts)
     get = counts.client.method("/shop.Orders/Get", "unary")
     for code in ("OK", "OK", "OK", "UNAVAILABLE"):
         get.end(get.begin(), code)
@@ -367,7 +368,7 @@ def test_calls_by_method_and_code(monkeypatch):
 
 
 def test_without_metrics_no_calls_are_reported(monkeypatch):
-    monkeypatch.setattr(live._LIVE, "counts", None)
+    monkeypatch.setattr(components._COMPONENTS, "counts", None)
     status = snapshot()
     assert (status.calls_counted, status.methods) == (False, ())
 
@@ -384,7 +385,7 @@ class Broken:
 )
 def test_a_component_that_raises_is_reported_and_hides_no_other(name):
     broken = Broken()
-    live.add(name, broken)
+    components.add(name, broken)
     try:
         with WheelTimer(name="intact"):
             status = snapshot()
@@ -393,7 +394,7 @@ def test_a_component_that_raises_is_reported_and_hides_no_other(name):
         assert error.startswith(f"{name}: RuntimeError: no ")
         assert r"\x1b[31m" in error
     finally:
-        live.remove(name, broken)
+        components.remove(name, broken)
 
 
 def test_components_may_be_made_and_closed_during_a_snapshot(shop):
@@ -420,7 +421,7 @@ def test_a_journal_is_described(tmp_path):
     with Kit(failback=policy, timeout=1.0) as kit:
         with kit.channel("127.0.0.1:1") as channel:
             channel.unary_unary("/shop.Audit/Push")(b"x")
-        (live.components("journal")[0]).count()
+        (components.of_kind("journal")[0]).count()
         (journal,) = snapshot().journals
         (depth,) = journal.depths
         assert (journal.url, journal.up, journal.problem) == (url, True, "")

@@ -323,7 +323,7 @@ class Broken:
 
 
 def test_exceptions_of_a_tracer_do_not_affect_deliveries(shop, spans, monkeypatch):
-    monkeypatch.setattr("rpcwheel.tracing._Api.tracer", Broken())
+    monkeypatch.setattr("rpcwheel.telemetry.tracing._Api.tracer", Broken())
     shop.then("UNAVAILABLE")
     with rpcwheel.Kit(**QUEUED) as kit, kit.channel(shop.target) as channel:
         assert begin(channel, "blocking") == b"later"

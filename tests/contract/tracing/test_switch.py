@@ -32,7 +32,7 @@ with FlakyServer() as server:
             assert kit.flush(30)
             assert channel.reconnect("a test")
     assert len(server.calls) == 4
-print("on" if rpcwheel.tracing._Api.trace is not None else "off")
+print("on" if rpcwheel.telemetry.tracing._Api.trace is not None else "off")
 print(sorted(name for name in sys.modules if name.startswith("opentelemetry.")))
 """
 

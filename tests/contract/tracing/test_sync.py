@@ -290,8 +290,8 @@ class Broken:
 
 
 def test_exceptions_of_a_tracer_do_not_affect_calls(shop, spans, monkeypatch, caplog):
-    monkeypatch.setattr("rpcwheel.tracing._Api.trace", Broken())
-    monkeypatch.setattr("rpcwheel.tracing._REPORTED", set())
+    monkeypatch.setattr("rpcwheel.telemetry.tracing._Api.trace", Broken())
+    monkeypatch.setattr("rpcwheel.telemetry.tracing._REPORTED", set())
     for _ in range(2):
         shop.then("UNAVAILABLE")
         with Kit(**RETRIED) as kit, kit.channel(shop.target) as channel:

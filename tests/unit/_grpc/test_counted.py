@@ -7,7 +7,7 @@ from fixtures.waiting import aio_wait_until
 from rpcwheel._grpc import aio_counted, counted
 from rpcwheel._grpc.aio_relay import MADE_UP_DETAILS
 from rpcwheel._grpc.calls import is_blocking_unary
-from rpcwheel.call_counts import CallCounts
+from rpcwheel.telemetry.call_counts import CallCounts
 
 
 @pytest.fixture

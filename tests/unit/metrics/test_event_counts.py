@@ -3,7 +3,6 @@
 import gc
 import threading
 
-from rpcwheel.call_counts import MAX_NAME, MAX_QUEUED, OTHER
 from rpcwheel.events import (
     FailbackDelivered,
     FailbackLost,
@@ -13,6 +12,7 @@ from rpcwheel.events import (
 )
 from rpcwheel.metrics.readings import EndedTimers, EventCounts
 from rpcwheel.metrics.table import EVENTS, MAX_SERIES, METRICS
+from rpcwheel.telemetry.call_counts import MAX_NAME, MAX_QUEUED, OTHER
 
 METRIC = {source.metric.name: source.metric for source in EVENTS}
 GET, PUT = "/shop.Orders/Get", "/shop.Orders/Put"

@@ -1,6 +1,6 @@
 """What a forked child reports."""
 
-from rpcwheel.live import _Live
+from rpcwheel.telemetry.components import _Components
 
 
 class Component:
@@ -8,10 +8,10 @@ class Component:
 
 
 def test_a_forked_child_reports_only_its_timers_and_queues():
-    live, made = _Live(), {}
+    components, made = _Components(), {}
     for name in ("timer", "failback", "channel", "heartbeat", "detector", "registry", "publisher"):
         made[name] = Component()
-        live.add(name, made[name])
-    live.reset()
-    assert [name for name in made if live.components(name)] == ["timer", "failback"]
-    assert live.components("timer") == [made["timer"]]
+        components.add(name, made[name])
+    components.reset()
+    assert [name for name in made if components.of_kind(name)] == ["timer", "failback"]
+    assert components.of_kind("timer") == [made["timer"]]

@@ -2,8 +2,8 @@
 
 import pytest
 
-from rpcwheel.call_counts import BOUNDS_S
 from rpcwheel.status.snapshot import quantile
+from rpcwheel.telemetry.call_counts import BOUNDS_S
 
 
 def buckets(**counts: int) -> list[int]:

@@ -11,9 +11,9 @@ import pytest
 
 from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel import live
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.events.events import ExecutorRejected, TaskFailed, TaskSlow, TooManyTimers
+from rpcwheel.telemetry import components
 from rpcwheel.timer import (
     HashedWheel,
     HierarchicalWheel,
@@ -348,7 +348,7 @@ def test_invalid_options_of_a_timer_are_refused():
 def test_more_than_64_timers_emit_too_many_timers_once(events, monkeypatch):
     monkeypatch.setattr(core, "_warned", [])
     gc.collect()
-    others = len(live.components("timer"))
+    others = len(components.of_kind("timer"))
     timers = [WheelTimer() for _ in range(64 - others)]
     for _ in range(10):
         timers.pop().stop()

@@ -15,7 +15,7 @@ import pytest
 
 from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel import live
+from rpcwheel.telemetry import components
 from rpcwheel.timer import TimerStopped, WheelTimer, shared_timer, sync
 
 pytestmark = pytest.mark.usefixtures("frequent_thread_switches")
@@ -255,7 +255,9 @@ def test_timers_can_be_created_by_concurrent_threads():
             keep.append(timer)
 
     run_threads(*[make] * 4)
-    assert not [timer for timer in live.components("timer") if not timer.stopped and timer in keep]
+    assert not [
+        timer for timer in components.of_kind("timer") if not timer.stopped and timer in keep
+    ]
 
 
 def test_a_signal_handler_may_start_and_cancel_timeouts_at_any_time():

@@ -39,6 +39,8 @@ from rpcwheel.events import (
 )
 from rpcwheel.events.log import error_kind, error_text, field_values, plain_text, traceback_of
 
+from .switches import TRACES_VARIABLE, is_off
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
@@ -55,8 +57,6 @@ __all__ = [
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-VARIABLE: Final = "RPCWHEEL_TRACES"
 
 NAMES: Final[dict[type[Event], str]] = {
     RetryScheduled: "rpcwheel.retry",
@@ -131,11 +131,12 @@ def start() -> None:
     Raises:
         ImportError: `opentelemetry-api` is not installed.
     """
-    wanted = os.environ.get(VARIABLE, "").strip().lower()
-    if wanted == "off":
+    if is_off(TRACES_VARIABLE):
         return
-    if wanted:
-        _LOG.warning("%s=%s is not known and has no effect; it may be off", VARIABLE, ascii(wanted))
+    if value := os.environ.get(TRACES_VARIABLE, "").strip():
+        _LOG.warning(
+            "%s=%s is not known and has no effect; it may be off", TRACES_VARIABLE, ascii(value)
+        )
     from opentelemetry import context, propagate, trace
 
     _Api.context, _Api.propagate = context, propagate

@@ -248,3 +248,7 @@ class CallCounts:
         """Begin with counts of 0, in a forked child."""
         for side in (self.client, self.attempts, self.server):
             side.reset()
+
+
+CALL_COUNTS: Final = CallCounts()
+"""The counts of this process."""
