@@ -252,6 +252,7 @@ class KitBase(
                     from rpcwheel.journal import open_journal_backend
 
                     open_journal_backend(one.failback.journal).close()  # checks the URL
+        components.start()
         self._queues: Any = self._load("interceptors").FailbackQueues(self._timer)
         self._manager: Any = None
         if policy.heartbeat is not None:

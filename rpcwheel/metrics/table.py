@@ -153,7 +153,7 @@ SERVER_STARTED: Final = Metric(
     "grpc_server_started",
     "counter",
     (TYPE, METHOD),
-    "Calls that handlers of servers began to serve.",
+    "Calls that servers accepted, also those that they refused because the deadline had passed.",
     otel="grpc.server.call.started",
 )
 SERVER_HANDLED: Final = Metric(

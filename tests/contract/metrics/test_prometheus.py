@@ -137,6 +137,16 @@ def test_the_environment_chooses_what_is_switched_on(monkeypatch, value, importe
     assert ("RPCWHEEL_METRICS='nonsense'" in done.stderr) == (value == "nonsense")
 
 
+@pytest.mark.parametrize("kit", ["rpcwheel.Kit", "rpcwheel.aio.Kit"])
+def test_a_kit_alone_switches_metrics_on(monkeypatch, kit):
+    monkeypatch.delenv("RPCWHEEL_METRICS", raising=False)
+    program = f"import sys, rpcwheel\n{kit}()\nprint('prometheus_client' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "True\n"
+
+
 def test_an_old_api_of_opentelemetry_leaves_the_program_and_prometheus_alone():
     old = "import opentelemetry.metrics as m; m.Meter.create_histogram = lambda self, name: None\n"
     program = old + PROGRAM
