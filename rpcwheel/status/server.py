@@ -1,8 +1,9 @@
 """The live view over HTTP: one page, the same as JSON, and the metrics for Prometheus.
 
-`StatusServer` answers GET and HEAD of `/`, `/status.json` and `/metrics`. It serves one request per
-connection, on a daemon thread each, and at most `MAX_CONNECTIONS` at a time. A client has
-`TIMEOUT_S` to send the head of its request, of at most `MAX_HEAD_BYTES`, and as long to read.
+`StatusServer` answers GET and HEAD of `/`, `/status.json` and `/metrics`. It is the standard
+library's `ThreadingHTTPServer` with limits: one request per connection, on a daemon thread each,
+and at most `MAX_CONNECTIONS` at a time. A client has `TIMEOUT_S` to send the head of its request,
+of at most `MAX_HEAD_BYTES`, and as long to read the answer.
 
 Who may read it:
     * Without a token it listens on the loopback only, and answers only if the header `Host` names
@@ -23,8 +24,8 @@ import json
 import logging
 import os
 import re
-import selectors
 import socket
+import sys
 import threading
 import time
 import warnings
@@ -33,8 +34,10 @@ from base64 import b64encode
 from dataclasses import asdict
 from functools import cache
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler
+from http.client import LineTooLong
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
+from socketserver import BaseServer
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from rpcwheel import status
@@ -50,8 +53,6 @@ if TYPE_CHECKING:
 MAX_CONNECTIONS: Final = 16
 
 MAX_HEAD_BYTES: Final = 16_384
-
-END_OF_HEAD: Final = re.compile(rb"\r?\n\r?\n")
 
 TIMEOUT_S: Final = 10.0
 
@@ -113,11 +114,11 @@ class StatusServer:
         """
         self._closed = True
         self.users = 1
-        self._site = _Site(Access(host, token))
-        self._listener = _listen(host, port)
-        self._wake, self._woken = socket.socketpair()
-        self.host, self.port = self._listener.getsockname()[:2]
-        self._thread = _thread(_accept, self._listener, self._woken, self._site)
+        access = Access(host, token)
+        listener = _listen(host, port)
+        self.host, self.port = listener.getsockname()[:2]
+        self._http = _HttpServer(listener, access)
+        self._thread = _thread(self._http.serve)
         reset_after_fork(self)
         try:
             self._thread.start()
@@ -143,16 +144,15 @@ class StatusServer:
             if self._closed or self.users > 0:
                 return
             self._closed = True
-        self._wake.close()  # which the thread notices
+        self._http.stop()
         if threading.current_thread() is not self._thread:  # where the garbage collector may run
             self._thread.join(TIMEOUT_S)
-        self._site.end()
 
     def reset(self) -> None:
         """Close the copies of the sockets, in a forked child."""
         self._closed = True
-        for one in (self._listener, self._wake, self._woken, *self._site.connections):
-            descriptor = one.detach()  # `close` would wait for the file object of a request
+        for sock in (self._http.socket, *self._http.connections):
+            descriptor = sock.detach()  # `close` would wait for the file object of a request
             if descriptor != -1:
                 os.close(descriptor)
 
@@ -175,30 +175,64 @@ class StatusServer:
             )
 
 
-class _Site:
-    """Who may read, and the connections. Known to the threads, which do not know the server."""
+class _HttpServer(ThreadingHTTPServer):
+    """The sockets and threads. They do not know the `StatusServer`, so that it can be dropped."""
 
-    def __init__(self, access: Access) -> None:
+    timeout = None if sys.platform == "linux" else 0.5
+    """Seconds until `serve` notices `stop`. Linux wakes it at once."""
+
+    def __init__(self, listener: socket.socket, access: Access) -> None:
+        # Not the next class's, which would look up the name of this host.
+        BaseServer.__init__(self, listener.getsockname(), _Handler)
+        self.socket = listener
         self.access = access
+        self._stopped = False
         self._lock = threading.RLock()  # a finalizer may close the server at any time
         self.connections: dict[socket.socket, bool] = {}
         """The open connections, the oldest first, and whether the head of the request was read."""
 
-    def add(self, connection: socket.socket) -> bool:
+    def serve(self) -> None:
+        """Accept connections until `stop`. Not `serve_forever`, which wakes up twice a second."""
+        with self:
+            while not self._stopped:
+                self.handle_request()
+
+    def stop(self) -> None:
+        """Stop accepting, and end the connections; their threads close them."""
+        with self._lock:
+            self._stopped = True
+            for sock in (self.socket, *self.connections):
+                _shut_down(sock)
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        try:
+            return super().get_request()
+        except OSError:
+            if not self._stopped:  # too many open files
+                time.sleep(0.01)
+            raise
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
         """Add a connection. If there are too many, end the oldest one that has sent no request.
 
         Returns:
-            False if all others are being answered.
+            False if all others are being answered, or the server is stopped.
         """
         with self._lock:
             if len(self.connections) >= MAX_CONNECTIONS:
                 silent = next((one for one, read in self.connections.items() if not read), None)
                 if silent is None:
+                    with contextlib.suppress(OSError):  # the client has gone
+                        request.send(b"HTTP/1.0 503 Service Unavailable\r\n\r\n")
                     return False
                 del self.connections[silent]
                 _shut_down(silent)
-            self.connections[connection] = False
-            return True
+            if not self._stopped:
+                self.connections[request] = False
+            return not self._stopped
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        _thread(self.process_request_thread, request, client_address).start()
 
     def head_read(self, connection: socket.socket) -> None:
         """Note that the head of a request was read."""
@@ -206,17 +240,14 @@ class _Site:
             if connection in self.connections:
                 self.connections[connection] = True
 
-    def remove(self, connection: socket.socket) -> None:
-        """Close a connection."""
+    def close_request(self, request: Any) -> None:
         with self._lock:
-            self.connections.pop(connection, None)
-            connection.close()
+            self.connections.pop(request, None)
+            request.close()
 
-    def end(self) -> None:
-        """End all connections; their threads close them."""
-        with self._lock:
-            for connection in self.connections:
-                _shut_down(connection)
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), OSError):  # the client is too slow, or has gone
+            _LOG.exception("a request of the live view failed")
 
 
 def _shut_down(connection: socket.socket) -> None:
@@ -261,57 +292,48 @@ def _thread(target: Callable[..., object], *args: object) -> threading.Thread:
     return threading.Thread(target=target, args=args, name="rpcwheel-status", daemon=True)
 
 
-def _accept(listener: socket.socket, woken: socket.socket, site: _Site) -> None:
-    """Accept connections until the other end of `woken` is closed."""
-    with listener, woken, selectors.DefaultSelector() as selector:
-        listener.setblocking(False)
-        selector.register(listener, selectors.EVENT_READ)
-        selector.register(woken, selectors.EVENT_READ)
-        while woken not in [key.fileobj for key, _ in selector.select()]:
-            try:
-                connection, _ = listener.accept()
-            except OSError:  # the client has gone, or there are too many open files
-                time.sleep(0.01)
-                continue
-            connection.settimeout(TIMEOUT_S)
-            if not site.add(connection):
-                with connection, contextlib.suppress(OSError):
-                    connection.send(b"HTTP/1.0 503 Service Unavailable\r\n\r\n")
-                continue
-            try:
-                _thread(_serve, connection, site).start()
-            except RuntimeError:  # no thread can be started
-                site.remove(connection)
+class _HeadReader(io.RawIOBase):
+    """Reads the head of a request: no longer than `TIMEOUT_S`, and at most `MAX_HEAD_BYTES`."""
 
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection, self._left = connection, MAX_HEAD_BYTES
+        self._ends_at = time.monotonic() + TIMEOUT_S
 
-def _serve(connection: socket.socket, site: _Site) -> None:
-    try:
-        _Handler(connection, ("", 0), site)  # type: ignore[arg-type]  # it only passes it on
-    except OSError:
-        pass  # the client is too slow, or has gone
-    finally:
-        site.remove(connection)
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        self._connection.settimeout(max(0.001, self._ends_at - time.monotonic()))
+        count = self._connection.recv_into(buffer)
+        self._left -= count
+        if self._left < 0:
+            raise LineTooLong("head")  # which the base class answers with 431
+        return count
 
 
 class _Handler(BaseHTTPRequestHandler):
     """One request."""
 
-    server: Any
-    """The `_Site`."""
-    timeout = None
+    server: _HttpServer
+    command = requestline = request_version = ""
     error_message_format = "%(message)s\n"
     error_content_type = "text/plain; charset=utf-8"
 
-    def handle(self) -> None:
-        head = self._read_head()
-        self.raw_requestline, _, headers = head.partition(b"\n")
+    def setup(self) -> None:
+        super().setup()
         self.rfile.close()
-        self.rfile = io.BytesIO(headers)
-        if not head or not self.parse_request():
+        self.rfile = io.BufferedReader(_HeadReader(self.connection))
+
+    def handle(self) -> None:
+        try:
+            self.raw_requestline = self.rfile.readline()
+        except LineTooLong:
+            self.send_error(HTTPStatus.REQUEST_URI_TOO_LONG)
             return
-        if self.request_version == "HTTP/0.9":  # such an answer would have no headers
-            self.send_error(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED)
+        if not self.parse_request():
             return
+        self.server.head_read(self.connection)
+        self.connection.settimeout(TIMEOUT_S)
         try:
             answer = self._answer()
         except ConnectionError:
@@ -321,23 +343,13 @@ class _Handler(BaseHTTPRequestHandler):
             answer = Answer(HTTPStatus.INTERNAL_SERVER_ERROR, b"see the log of the process\n")
         self._send(answer)
 
-    def _read_head(self) -> bytes:
-        """Read up to the empty line after the headers; b"" if the client sends none."""
-        head, ends_at, searched = bytearray(), time.monotonic() + TIMEOUT_S, 0
-        while not END_OF_HEAD.search(head, searched):
-            searched = max(0, len(head) - 3)
-            self.connection.settimeout(max(0.001, ends_at - time.monotonic()))
-            received = self.connection.recv(4096)
-            head += received
-            if not received or len(head) > MAX_HEAD_BYTES:
-                return b""
-        self.connection.settimeout(TIMEOUT_S)
-        self.server.head_read(self.connection)
-        return bytes(head)
+    def send_response_only(self, code: int, message: str | None = None) -> None:
+        self.request_version = "HTTP/1.0"  # the base class sends no head to a client of HTTP/0.9
+        super().send_response_only(code, message)
 
     def _answer(self) -> Answer:
         path, headers = self.path.partition("?")[0], self.headers
-        access: Access = self.server.access
+        access = self.server.access
         if access.needs_token:
             if path != "/" and not access.has_token(headers.get("Authorization", "")):
                 return UNAUTHORIZED
