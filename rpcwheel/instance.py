@@ -228,6 +228,9 @@ class Snapshot:
     """Ids of instances that the registry may have lost by accident; they are kept for a time."""
     age_s: float = 0.0
     """The time since the registry last confirmed the snapshot, or since the file was written."""
+    expired: frozenset[str] = frozenset()
+    """Ids of instances that are not in the snapshot any more because they were stale for
+    `stale_timeout`; those of the last time. Their servers may still answer."""
 
 
 def record_epoch(data: bytes) -> str | None:

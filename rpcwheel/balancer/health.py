@@ -3,7 +3,8 @@
 * An unhealthy subchannel is checked, with a backoff between the checks, until it answers. Then it
   gets calls again.
 * A stale subchannel is checked every few seconds while it is READY. If it does not answer or can't
-  be reached, it is removed.
+  be reached, it is removed; also if the registry has had the time to list it again, and lists most
+  others.
 * A healthy subchannel is checked once if all its calls are canceled: hedging cancels the attempts
   on a frozen server.
 
@@ -128,6 +129,8 @@ class HealthChecker(Generic[S]):
         pool = self._pool
         if not pool.wants_check(subchannel, generation):
             subchannel.suspected = False
+            return
+        if subchannel.stale and pool.expire_stale():
             return
         state = subchannel.state
         if subchannel.suspected and state is not READY:

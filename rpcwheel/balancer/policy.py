@@ -91,9 +91,10 @@ class BalancerPolicy(Policy):
     no health check. None: never. A number sets `consecutive_failures`."""
 
     self_preservation: StrictBool = True
-    """If the list of instances becomes empty, whether the channel keeps the instances that still
-    answer (Eureka). A kept instance is removed when its connection fails or it does not answer a
-    health check. DRAINING instances are not kept, because they have announced their end."""
+    """If the list of instances becomes empty, or the registry may have lost most of them, whether
+    the channel keeps the instances that still answer (Eureka). A kept instance is removed when its
+    connection fails or it does not answer a health check. DRAINING instances are not kept, because
+    they have announced their end."""
 
 
 def checked_policy(policy: object) -> BalancerPolicy:

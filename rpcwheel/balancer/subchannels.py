@@ -276,13 +276,12 @@ class _Change(NamedTuple, Generic[S]):
 
     removed: tuple[S, ...]
     """The removed subchannels, which are drained."""
-    to_check: tuple[S, ...]
-    """The subchannels whose health is checked now: they are stale, or they are unhealthy and their
-    instance was published again by another process."""
-    returned: tuple[S, ...] = ()
+    renewed: tuple[S, ...]
+    """The unhealthy subchannels whose instance was published again by another process."""
+    returned: tuple[S, ...]
     """The subchannels that were stale and whose instances were published again."""
-    stale: bool = False
-    """Whether `to_check` are stale subchannels that are kept."""
+    retained: tuple[S, ...]
+    """The subchannels that are stale from now on."""
 
 
 class Checks(Protocol[S_contra]):
@@ -322,6 +321,10 @@ class SubchannelPool(Generic[S]):
     on_unreachable: Callable[[], object] | None = None
     """Called repeatedly while calls are made and a server can't be reached or none is known. Any
     thread. Must not block or raise."""
+    stale_grace_ns: int | None = None
+    """How long stale subchannels that answer are kept after the last change of what is stale, once
+    they are no longer the majority. None: the instances are not of a registry, so what an update
+    lacks is removed at once, unless it is empty."""
     _is_unreachable = False
 
     closing = False
@@ -406,6 +409,8 @@ class SubchannelPool(Generic[S]):
         """Why there are no instances, for the status of calls."""
         self._lost: dict[str, tuple[int, ServiceInstance]] = {}
         """Instances that left the registry without DRAINING, and when."""
+        self._returned_ns = 0
+        """When an instance became or ceased to be stale for the last time."""
         self._chosen: tuple[list[S], list[int]] = ([], [])
         """The subchannels and weights that `_pick` was prepared with."""
         components.add("channel", self)
@@ -545,86 +550,134 @@ class SubchannelPool(Generic[S]):
 
     # --- Instances ---
 
-    def update(self, instances: Iterable[ServiceInstance]) -> None:
+    def update(self, instances: Iterable[ServiceInstance], *, expired: Container[str] = ()) -> None:
         """Set the instances; changes only what differs.
+
+        Args:
+            instances: The instances.
+            expired: Ids of instances that the registry lost, and not by a withdrawal. Those that
+                still answer are kept as stale.
 
         Raises:
             TypeError: An element is not a `ServiceInstance`; nothing has changed.
         """
-        change = self._update(instances)
-        if change is None:
-            return
-        removed, to_check, returned, stale = change
-        if stale:
-            emit(StaleInstancesKept(self.name, tuple(one.id for one in to_check)))
-        for one in returned:
-            if one.healthy:
-                self.checker.forget(one)
-        self._drop(removed)
-        for one in to_check:
-            self.checker.check_later(one, 0)
+        with self.lock:
+            if self.closed:
+                return
+            self._instances.update(instances)
+            change = self._update(self._kept_as_stale(expired))
+            if change is None:
+                return
+            known = self._instances.known
+            left = [one.instance for one in change.removed if one.id not in known]
+            self._remember_lost(left, known)
+        self._apply(change)
 
-    def _drop(self, removed: Iterable[S]) -> None:
-        for one in removed:
-            self.checker.forget(one)
-        self.drain(removed)
+    def _apply(self, change: _Change[S]) -> None:
+        """Perform what an update requires outside the lock."""
+        if change.retained:
+            emit(StaleInstancesKept(self.name, tuple(one.id for one in change.retained)))
+        for subchannel in change.returned:
+            if subchannel.healthy:
+                self.checker.forget(subchannel)
+        for subchannel in change.removed:
+            self.checker.forget(subchannel)
+        self.drain(change.removed)
         self.changed()
+        for subchannel in (*change.renewed, *change.retained):
+            self.checker.check_later(subchannel, 0)
 
     def remove_stale(self, subchannel: S) -> None:
         """Remove a stale subchannel that no longer answers."""
         with self.lock:
             if not subchannel.stale or subchannel.removed:
                 return
-            kept = {name: one for name, one in self._by_id.items() if one is not subchannel}
-            removed = self._replace(kept)
-        self._drop(removed)
+            change = self._update(
+                {id_: one for id_, one in self._stale().items() if one is not subchannel}
+            )
+        if change is not None:
+            self._apply(change)
 
-    def _update(self, instances: Iterable[ServiceInstance]) -> _Change[S] | None:
-        """Set the instances; None if the subchannels stay as they are."""
+    def expire_stale(self) -> bool:
+        """Remove all stale subchannels, although they answer, if that is due.
+
+        Not as long as most subchannels are stale: the few others would get all calls. And not
+        before the servers that can be published again have been.
+        """
         with self.lock:
-            if self.closed:
-                return None
-            self._instances.update(instances)
-            known = self._instances.known
-            if not known and self.policy.self_preservation:
-                kept = self._last_ones()
-                if kept:
-                    return self._keep_stale(kept)
-            was_usable = self._known and self._mixed is None
-            self._known, self._error = True, ""
-            selected = self._select_instances()
-            if was_usable and self._mixed is None and self._has_just(selected):
-                return None
-            kept = {}
-            renewed: list[S] = []
-            returned: list[S] = []
-            for instance in selected:
-                one = self._by_id.get(instance.id)
-                if one is None or _place(one.instance) != _place(instance):
-                    kept[instance.id] = self._new_subchannel(instance)
-                    continue
-                if one.stale:
-                    one.stale = False
-                    returned.append(one)
-                if not one.healthy and one.instance.epoch != instance.epoch:
-                    one.generation += 1
-                    one.checks = 0
-                    renewed.append(one)
-                one.instance = instance
-                kept[instance.id] = one
-            removed = self._replace(kept)
-            self._remember_lost([one.instance for one in removed if one.id not in known], known)
-        return _Change(removed, tuple(renewed), tuple(returned))
+            if self.stale_grace_ns is None or 2 * len(self._stale()) > len(self._by_id):
+                return False
+            if self.now_ns() - self._returned_ns < self.stale_grace_ns:
+                return False
+            change = self._update({})
+        if change is not None:
+            self._apply(change)
+        return True
 
-    def _has_just(self, instances: list[ServiceInstance]) -> bool:
+    def _stale(self) -> dict[str, S]:
+        return {id_: one for id_, one in self._by_id.items() if one.stale}
+
+    def _kept_as_stale(self, expired: Container[str]) -> dict[str, S]:
+        """Return the subchannels to keep although the registry does not list their instances."""
+        known = self._instances.known
+        if not self.policy.self_preservation:
+            return {}
+        if not known:
+            return self._last_ones()
+        if self.stale_grace_ns is None:
+            return {}
+        return {
+            id_: one
+            for id_, one in self._by_id.items()
+            if (one.stale or id_ in expired)
+            and id_ not in known
+            and one.instance.status != "DRAINING"
+        }
+
+    def _update(self, stale: dict[str, S]) -> _Change[S] | None:
+        """Use the known instances and these stale subchannels; None if nothing changes."""
+        was_usable = self._known and self._mixed is None
+        self._known, self._error = True, ""
+        selected = self._select_instances(len(stale))
+        if self._mixed is not None:
+            stale = {}
+        elif was_usable and self._has_just(selected, stale):
+            return None
+        kept = dict(stale)
+        renewed: list[S] = []
+        returned: list[S] = []
+        retained = tuple(one for one in stale.values() if not one.stale)
+        for one in retained:
+            one.stale = True
+            one.generation += 1
+        for instance in selected:
+            subchannel = self._by_id.get(instance.id)
+            if subchannel is None or _place(subchannel.instance) != _place(instance):
+                kept[instance.id] = self._new_subchannel(instance)
+                continue
+            if subchannel.stale:
+                subchannel.stale = False
+                returned.append(subchannel)
+            if not subchannel.healthy and subchannel.instance.epoch != instance.epoch:
+                subchannel.generation += 1
+                subchannel.checks = 0
+                renewed.append(subchannel)
+            subchannel.instance = instance
+            kept[instance.id] = subchannel
+        removed = self._replace(kept)
+        if retained or returned or any(one.stale for one in removed):
+            self._returned_ns = self.now_ns()
+        return _Change(removed, tuple(renewed), tuple(returned), retained)
+
+    def _has_just(self, instances: list[ServiceInstance], stale: dict[str, S]) -> bool:
         """Whether the subchannels have exactly these instances, without any change."""
-        if len(instances) != len(self._by_id):
+        if len(instances) + len(stale) != len(self._by_id):
             return False
         for instance in instances:
             one = self._by_id.get(instance.id)
             if one is None or one.instance is not instance or one.stale:
                 return False
-        return True
+        return all(one.stale for one in stale.values())
 
     def _remember_lost(self, lost: list[ServiceInstance], given: Container[str]) -> None:
         """Remember instances that left without DRAINING, for `LOST_NS`."""
@@ -649,14 +702,6 @@ class SubchannelPool(Generic[S]):
             kept[id_] = self._new_subchannel(instance)
         return kept
 
-    def _keep_stale(self, kept: dict[str, S]) -> _Change[S]:
-        """Keep the last subchannels although no instance is left in the registry."""
-        found = tuple(one for one in kept.values() if not one.stale)
-        for one in found:
-            one.stale = True
-            one.generation += 1
-        return _Change(self._replace(kept), found, stale=bool(found))
-
     def _replace(self, kept: dict[str, S]) -> tuple[S, ...]:
         """Use these subchannels from now on; returns the removed ones."""
         remaining = set(kept.values())
@@ -670,8 +715,8 @@ class SubchannelPool(Generic[S]):
         self._choose_anew()
         return removed
 
-    def _select_instances(self) -> list[ServiceInstance]:
-        """Return the instances that get a subchannel.
+    def _select_instances(self, stale: int) -> list[ServiceInstance]:
+        """Return the instances that get a subchannel, beside so many stale ones.
 
         If an instance requires TLS, a channel without TLS connects to none. Otherwise an attacker
         who can write to the registry could have requests sent in plain text.
@@ -691,7 +736,7 @@ class SubchannelPool(Generic[S]):
                 "rpcwheel.insecure_channel(target)"
             )
         else:
-            return self._instances.chosen()
+            return self._instances.chosen(beside=stale)
         self._mixed = Refusal(grpc.StatusCode.FAILED_PRECONDITION, details, final=True)
         return []
 

@@ -69,10 +69,16 @@ class InstanceSubset:
         for one in added:
             self._add(one)
 
-    def chosen(self) -> list[ServiceInstance]:
-        """Return the instances that get a subchannel."""
-        size = self._size
-        if size is None or len(self.usable) <= size:
+    def chosen(self, *, beside: int = 0) -> list[ServiceInstance]:
+        """Return the instances that get a subchannel.
+
+        Args:
+            beside: The number of places that are taken by stale instances.
+        """
+        if self._size is None:
+            return list(self.usable.values())
+        size = max(1, self._size - beside)
+        if len(self.usable) <= size:
             return list(self.usable.values())
         ranks = self._ranking[:size]
         if self._zone and ranks[-1][:2] == (False, False):  # only of the zone

@@ -655,14 +655,17 @@ class SubchannelHealthy(Event):
 
 @dataclass(frozen=True, slots=True)
 class StaleInstancesKept(Event):
-    """The registry has no instances of a service any more; a channel keeps those that answer."""
+    """The registry may have lost instances of a service; a channel keeps those that answer.
+
+    All instances of the service disappeared, or these were stale for `stale_timeout`.
+    """
 
     log_line = LogLine(
         CONNECTION,
         WARNING,
         "channel",
-        "%(channel)s: the registry has no instances any more; the channel keeps these as long as "
-        "they answer: %(subchannels)s",
+        "%(channel)s: the registry may have lost these instances; the channel keeps them as long "
+        "as they answer: %(subchannels)s",
         interval_s=OUTAGE_INTERVAL_S,
     )
     channel: str

@@ -11,6 +11,8 @@ The view of the registry is used as it is, with these exceptions:
   than half of a service of three or more disappeared within one lease without DRAINING; and if none
   of its records can be read. (Eureka's self-preservation; Dubbo's empty protection is off by
   default, and knows only the empty list.)
+* If more than half disappeared one after the other, those that were removed first are back as
+  stale instances: the leases of servers that are cut off do not end at the same time.
 * An instance that was missing for twice `stale_timeout` of contact in all, and is missing again
   when contact is back, is removed. Otherwise a registry that is lost each minute would keep dead
   instances forever.
@@ -99,7 +101,9 @@ class ServiceCache:
         self._ids: list[str] = []  # of the same, in order
         self._ordered: list[ServiceInstance] = []  # the same in the same order
         self._stale: dict[str, _Stale] = {}
-        self._vanished: dict[str, int] = {}  # within the last lease, without DRAINING
+        self._vanished: dict[str, tuple[int, ServiceInstance]] = {}
+        """What disappeared within the last lease without DRAINING, and when."""
+        self._expired: frozenset[str] = frozenset()
         self._live = False  # the registry has answered
         self._written_ns: int | None = None  # age of what `remember` was given
         self._uses_file = False  # the instances from the file are shown
@@ -166,6 +170,7 @@ class ServiceCache:
         stale_before = set(self._stale)
         for key in found:
             self._stale.pop(key, None)
+        self._expired -= found.keys()
         self._forget_long_missing()
         trusted = self._judge(records, skipped, now_ns)
         lost = self._lost(gone, now_ns, trusted=trusted)
@@ -202,6 +207,7 @@ class ServiceCache:
                 return self._show()
             for key in self._stale:
                 self._remove(key)
+            self._expired = frozenset(self._stale)
             self._stale = {}
         return self._show()
 
@@ -260,12 +266,15 @@ class ServiceCache:
     def _mark_draining(self, last_records: Mapping[str, bytes]) -> None:
         """Note which instances were DRAINING before they disappeared between two views."""
         for key, data in last_records.items():
-            if key in self._instances and key not in self._records:
-                last = self._read(key, data, [])
-                if last is not None and last.status == "DRAINING":
+            if key in self._records or not (key in self._instances or key in self._vanished):
+                continue
+            last = self._read(key, data, [])
+            if last is not None and last.status == "DRAINING":
+                self._vanished.pop(key, None)
+                if key in self._instances:
                     self._set(last)
-                    if self._stale.pop(key, None) is not None:
-                        self._remove(key)
+                if self._stale.pop(key, None) is not None:
+                    self._remove(key)
 
     def _contact_until(self, now_ns: int) -> int:
         """For how long the registry has answered in all.
@@ -316,9 +325,9 @@ class ServiceCache:
         since_ns = now_ns - self._rules.lease_ns
         if self._vanished:
             self._vanished = {
-                key: at
-                for key, at in self._vanished.items()
-                if at > since_ns and key not in self._present
+                key: (at_ns, instance)
+                for key, (at_ns, instance) in self._vanished.items()
+                if at_ns > since_ns and key not in self._present
             }
         lost = [
             key
@@ -329,11 +338,16 @@ class ServiceCache:
         ]
         if trusted:
             return lost
-        self._vanished |= dict.fromkeys(lost, now_ns)
+        self._vanished |= {key: (now_ns, self._instances[key]) for key in lost}
         total = len(self._present) + len(self._vanished)
         if lost and total >= SMALL_SERVICE and 2 * len(self._vanished) > total:
             seconds = to_seconds(self._rules.lease_ns)
             self._doubt(f"more than half of them disappeared within {seconds:.3g} s", now_ns)
+            mark = _Stale(now_ns, self._contact_until(now_ns))
+            for key, (_, instance) in self._vanished.items():
+                if key not in self._instances:
+                    self._set(instance)
+                    self._stale[key] = mark
         return lost
 
     # What users see
@@ -351,7 +365,9 @@ class ServiceCache:
         if same and (instances is old.instances or instances == old.instances):
             self.shown = TimedSnapshot(old, self._since_ns())
             return []
-        new = Snapshot(self._service, instances, old.revision + 1, source, stale)
+        new = Snapshot(
+            self._service, instances, old.revision + 1, source, stale, expired=self._expired
+        )
         self.shown = TimedSnapshot(new, self._since_ns())
         events: list[Event] = []
         if grown:

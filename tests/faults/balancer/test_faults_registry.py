@@ -8,11 +8,12 @@ import rpcwheel
 from fixtures.fault_server import PublishedServer
 from fixtures.fault_worlds import Load, World, running
 from fixtures.shops import SERVICE
-from fixtures.waiting import wait_until
+from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel import BalancerPolicy, RegistryPolicy, aio
 from rpcwheel.events import StaleInstancesKept
 
-POLICY = RegistryPolicy(lease_ttl=2.0, timeout=1.0, snapshot=False)
+POLICY = RegistryPolicy(lease_ttl=2.0, timeout=1.0, snapshot=False, jitter=10 * WAIT_S)
+"""Of the clients: stale instances have much time to be published again."""
 
 
 @pytest.fixture
@@ -22,9 +23,10 @@ def start():
         yield lambda url, **settings: started.enter_context(PublishedServer([url], **settings))
 
 
-def load_on(url, threads=1):
+def load_on(url, removed, threads=1):
     policy = BalancerPolicy(health_check_timeout=2.0)
     settings = {"registry_policy": POLICY, "balancer_policy": policy}
+    settings["on_removed"] = lambda subchannel: removed.append(subchannel.id)
     return Load(
         lambda: rpcwheel.insecure_channel(url, **settings),
         lambda: aio.insecure_channel(url, **settings),
@@ -39,7 +41,8 @@ def test_servers_that_are_cut_off_from_the_registry_are_called_as_long_as_they_a
         world = World(engine, tmp_path)
         dies, stays = servers = [start(world.url(), lease=2.0) for _ in range(2)]
         assert all(one.pid for one in servers)  # they are published
-        with load_on(engine.url(SERVICE)) as load:  # not through the proxy
+        removed = []
+        with load_on(engine.url(SERVICE), removed) as load:  # not through the proxy
             assert load.wait_for_answers_of(dies.pid, stays.pid)
             world.fail("cut off")
 
@@ -49,6 +52,14 @@ def test_servers_that_are_cut_off_from_the_registry_are_called_as_long_as_they_a
 
             assert wait_until(lambda: channels_that_kept() == 2)
             assert load.wait_for_answers_of(dies.pid, stays.pid)
+            removed.clear()  # when the first was cut off, the other was left
+            world.end_fault("cut off")
+            assert wait_until(lambda: len(world.held(SERVICE)) == 2)
+            assert load.wait_for_answers_of(dies.pid, stays.pid)
+            assert removed == []  # not even when only one of them was back
+            before = channels_that_kept()
+            world.fail("cut off")
+            assert wait_until(lambda: channels_that_kept() >= before + 2)
             assert load.failures == []
             dies.kill()
             load.ends_what_is_on_its_way()

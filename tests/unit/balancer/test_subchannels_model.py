@@ -13,6 +13,7 @@ from fixtures.subchannel_pools import (
     FAILING,
     IDLE,
     READY,
+    SECOND,
     Clock,
     FakeConnection,
     FakePool,
@@ -47,6 +48,7 @@ PICKERS = [
     lambda: RingHash("x-user"),
 ]
 NUMBERS = st.integers(0, 9)
+GRACE_S = 10
 
 
 class Pool(RuleBasedStateMachine):
@@ -55,15 +57,18 @@ class Pool(RuleBasedStateMachine):
         zone=st.sampled_from(["", "near"]),
         slow_start=st.sampled_from([None, 10]),
         self_preservation=st.booleans(),
+        of_registry=st.booleans(),
     )
-    def begin(self, picker, **policy):
+    def begin(self, picker, of_registry, **policy):
         self.clock = Clock()
         clock = SimpleNamespace(
             monotonic_ns=lambda: self.clock.now_ns, time=lambda: self.clock.now_ns / 1e9
         )
         subchannels.time = clock
         self.pool = FakePool(self.clock, picker(), outlier_ejection=3, **policy)
+        self.pool.stale_grace_ns = GRACE_S * SECOND if of_registry else None
         self.published, self.unhealthy, self.removed = {}, set(), []
+        self.stale, self.changed_ns = set(), 0
         self.lost = {}  # by id: when, and the instance
 
     def teardown(self):
@@ -73,11 +78,11 @@ class Pool(RuleBasedStateMachine):
         known = self.pool.subchannels
         return known[number % len(known)] if known else None
 
-    @rule(instances=st.lists(INSTANCES, max_size=6))
-    def update(self, instances):
+    @rule(instances=st.lists(INSTANCES, max_size=6), expired=st.sets(INSTANCES.map(lambda i: i.id)))
+    def update(self, instances, expired=()):
         before = {one.id: one for one in self.pool.subchannels}
         published = {one.id: one for one in instances}
-        self.pool.update(instances)
+        self.pool.update(instances, expired=expired)
         after = {one.id: one for one in self.pool.subchannels}
         oldest_ns = self.clock.now_ns - 60_000_000_000
         lost = {
@@ -87,13 +92,16 @@ class Pool(RuleBasedStateMachine):
         }
         kept = {name: one for name, one in self.published.items() if one.status != "DRAINING"}
         last = {name: one for name, (_, one) in lost.items()} | kept
+        stale = {}
         if not published and last and self.pool.policy.self_preservation:
-            assert all(one.stale for one in after.values())
-            published, self.lost = last, {}
-        else:
-            assert not any(one.stale for one in after.values())
-            gone = {name: one for name, one in kept.items() if name not in published}
-            self.lost = lost | {name: (self.clock.now_ns, one) for name, one in gone.items()}
+            stale, lost = last, {}
+        elif self.pool.policy.self_preservation and self.pool.stale_grace_ns is not None:
+            left = (self.stale | {*expired}) - published.keys()
+            stale = {name: one for name, one in kept.items() if name in left}
+        published |= stale
+        gone = {name: one for name, one in kept.items() if name not in published}
+        self.lost = lost | {name: (self.clock.now_ns, one) for name, one in gone.items()}
+        self.set_stale({*stale})
         same = {
             name
             for name in before.keys() & published.keys()
@@ -104,14 +112,33 @@ class Pool(RuleBasedStateMachine):
         self.published = published
         self.unhealthy &= same
 
+    def set_stale(self, names):
+        if names != self.stale:
+            self.stale, self.changed_ns = names, self.clock.now_ns
+
+    def note_removed(self, one):
+        self.removed.append(one)
+        del self.published[one.id]
+        self.unhealthy.discard(one.id)
+
     @rule(number=NUMBERS)
     def remove_if_stale(self, number):
         one = self.any_of(number)
         if one is not None and one.stale:
             self.pool.remove_stale(one)
-            self.removed.append(one)
-            del self.published[one.id]
-            self.unhealthy.discard(one.id)
+            self.note_removed(one)
+            self.set_stale(self.stale - {one.id})
+
+    @rule()
+    def expire_stale(self):
+        few = 2 * len(self.stale) <= len(self.published)
+        since_s = (self.clock.now_ns - self.changed_ns) / SECOND
+        stale = [one for one in self.pool.subchannels if one.stale]
+        self.pool.expire_stale()
+        if self.pool.stale_grace_ns is not None and few and since_s >= GRACE_S:
+            for one in stale:
+                self.note_removed(one)
+            self.set_stale(set())
 
     @rule(seconds=st.integers(0, 20))
     def time_passes(self, seconds):
@@ -184,6 +211,7 @@ class Pool(RuleBasedStateMachine):
     def subchannels_are_as_published(self):
         pool = self.pool
         assert {one.id: one.instance for one in pool.subchannels} == self.published
+        assert {one.id for one in pool.subchannels if one.stale} == self.stale
         for one in pool.subchannels:
             assert one.healthy is (one.id not in self.unhealthy)
             assert not one.removed

@@ -219,7 +219,11 @@ def test_half_of_four_instances_that_disappear_are_removed_at_once(driver):
 def test_instances_that_disappear_within_a_lease_count_together(driver):
     driver.update("abcde").advance_to(1).update("abcd").advance_to(2).update("abc")
     assert driver.ids == "abc"
-    assert driver.advance_to(LEASE_S - 1).update("ab").ids == "abc"
+    driver.advance_to(LEASE_S - 1).update("ab")
+    assert (driver.ids, driver.stale) == ("abcde", "cde")
+    driver.advance_to(LEASE_S - 1 + STALE_S)
+    assert (driver.ids, driver.snapshot.expired) == ("ab", {"c", "d", "e"})
+    assert driver.update("abc").update("abcd").update("abd").snapshot.expired == {"e"}
 
 
 def test_instances_that_disappear_in_more_than_a_lease_do_not_count_together(driver):
@@ -396,6 +400,13 @@ def test_a_view_equal_to_the_file_changes_the_source(driver):
     assert driver.take_events(InstancesChanged) == [
         InstancesChanged(REGISTRY, SERVICE, 1, added=0, removed=0, source="live")
     ]
+
+
+def test_an_instance_that_was_draining_between_two_views_does_not_come_back(driver):
+    driver.update("abcde").update("abcd")
+    assert ids_after(driver, "abcd", records(draining="e")) == "abcd"
+    assert ids_after(driver, "abc", {}) == "abc"
+    assert ids_after(driver, "a", {}) == "abcd"
 
 
 # Last records: of instances that came and went in views that were merged

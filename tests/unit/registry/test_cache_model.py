@@ -112,6 +112,8 @@ class History:
         together = len(view) + len(lately)
         if lost and together >= MIN_COUNT and 2 * len(lately) > together:
             self.stale_periods.append([self.now, self.now + STALE_S])
+            lost |= lately - stale  # those that were removed first are back
+            self.disappeared = [loss for loss in self.disappeared if loss[1] not in lost]
         self.disappeared += [(self.now, key, self.is_stale_at(self.now)) for key in lost]
 
 
@@ -140,6 +142,13 @@ class CacheHistory(RuleBasedStateMachine):
     def a_view_with_fewer(self, up):
         left = {key for key, status in self.history.listed.items() if status == "UP"} & up
         self.a_view(left, set(), set())
+
+    @rule(count=st.integers(2, 3))
+    def some_disappear_one_by_one(self, count):
+        for _ in range(count):
+            left = sorted(key for key, status in self.history.listed.items() if status == "UP")
+            self.a_view(set(left[1:]), set(), set())
+            self.pass_time(1)
 
     @rule()
     def an_equal_view(self):

@@ -107,7 +107,7 @@ def test_a_loss_of_contact_between_waiting_views_is_applied_in_order(watch, file
     watch.on_view(view("xyz"))
     watch.on_view(view())
     file.unblock()
-    assert shows(watch, "abc", stale="abc")
+    assert shows(watch, "abcd", stale="abcd")  # d disappeared within the same lease
 
 
 def test_an_instance_that_was_draining_in_a_merged_view_is_removed_at_once(watch, file):
