@@ -8,6 +8,9 @@ case, so it does not find new pods while the known ones answer.
 With `?srv=1` the addresses and ports come from the SRV records `_grpc._tcp.HOST`. The records with
 the lowest priority value are used, their weights are not.
 
+An address that no server can have, such as 0.0.0.0, is a record that can't be read: it is skipped,
+with an event. If all addresses are such, the registry is unavailable.
+
 If the resolver fails, the registry is unavailable and the known addresses stay. The answer that a
 name does not exist, or has no addresses, means that the service has no instances, but only if it
 had addresses before. Otherwise the name may be wrong, and the registry is unavailable.
@@ -18,6 +21,7 @@ Kubernetes publishes the pods itself, so nothing can be registered.
 from __future__ import annotations
 
 import ipaddress
+import json
 import socket
 import threading
 from concurrent.futures import Future
@@ -32,7 +36,7 @@ from rpcwheel.errors import (
     RegistryRefused,
     RegistryUnavailable,
 )
-from rpcwheel.instance import ServiceInstance
+from rpcwheel.instance import VERSION, ServiceInstance, joined
 from rpcwheel.registry.backend import RegistryBackend, View
 from rpcwheel.timer.clock import clock_of
 
@@ -136,15 +140,21 @@ class HeadlessBackend(RegistryBackend):
             raise RegistryRefused(
                 f"{self.url} has one service, {self._host!r}, which is its host; not {service!r}"
             )
-        records = {}
+        records, refused, usable = {}, None, False
         for host, port in self._endpoints():
             try:
-                one = ServiceInstance(
+                instance = ServiceInstance(
                     service=service, host=host, port=port, protocol=self._protocol, epoch=""
                 )
             except ConfigurationError as error:  # such as 0.0.0.0, of a filtering name server
-                raise RegistryUnavailable(f"{self.url}: {error}") from error
-            records[one.id] = one.encoded()
+                refused = error
+                unreadable = {"v": VERSION, "service": service, "host": host, "port": port}
+                records[joined(host, port)] = json.dumps(unreadable).encode()
+            else:
+                records[instance.id] = instance.encoded()
+                usable = True
+        if refused is not None and not usable:
+            raise RegistryUnavailable(f"{self.url}: {refused}") from refused
         return View(records)
 
     def _endpoints(self) -> tuple[_Endpoint, ...]:

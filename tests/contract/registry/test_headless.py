@@ -21,6 +21,7 @@ from rpcwheel.errors import (
     RegistryRefused,
     RegistryUnavailable,
 )
+from rpcwheel.events import RecordSkipped
 from rpcwheel.registry import ServiceInstance
 from rpcwheel.registry.backend import Settings
 from rpcwheel.registry.backends import open_backend
@@ -212,10 +213,20 @@ def test_a_name_that_no_longer_exists_is_an_empty_service(resolver, backend):
     assert headless.services() == []
 
 
-def test_an_address_that_no_server_can_have_makes_the_registry_unavailable(resolver, backend):
+def test_if_no_address_can_be_that_of_a_server_the_registry_is_unavailable(resolver, backend):
     resolver.answers[HOST] = ["0.0.0.0"]
     with pytest.raises(RegistryUnavailable, match="an address to listen on"):
         backend(url()).lookup(HOST)
+
+
+def test_an_address_that_no_server_can_have_is_skipped_with_an_event(resolver, pods, events):
+    _, port = pods
+    resolver.answers[HOST] = ["127.0.0.1", "0.0.0.0", "::", "127.0.0.2"]
+    with rpcwheel.insecure_channel(url(port, OFTEN), **SETTINGS) as channel:
+        wait_until(lambda: who(channel) == {"127.0.0.1", "127.0.0.2"})
+    skipped = [event for event in events if isinstance(event, RecordSkipped)]
+    assert {event.key for event in skipped} == {f"0.0.0.0:{port}", f"[::]:{port}"}
+    assert all("an address to listen on" in str(event.error) for event in skipped)
 
 
 def test_a_resolver_that_hangs_delays_no_caller_and_is_asked_once(resolver, backend):
