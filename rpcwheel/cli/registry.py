@@ -63,6 +63,10 @@ URL_HELP: Final = (
 )
 
 TIMEOUT_S: Final = to_seconds(to_ns(RegistryPolicy().timeout))
+
+CAUSE_TIMEOUT_S: Final = 2.0
+"""How long an error waits for the failed request that explains it."""
+
 LEASE_TTL_S: Final = to_seconds(to_ns(RegistryPolicy().lease_ttl))
 
 P = ParamSpec("P")
@@ -333,9 +337,10 @@ def _open_registry(
                 _check_file(opened.url, Path(parsed.path).expanduser())
             if parsed.scheme == "memory":
                 _warn("memory:// is private to each process; instances of others are not visible")
-            yield opened
-    except (RegistryUnavailable, NotPublished) as error:
-        raise _cause(events, error) from None
+            try:
+                yield opened
+            except (RegistryUnavailable, NotPublished) as error:
+                raise _cause(events, error) from None
     finally:
         remove_sink(events.put)
         log.removeHandler(silence)
@@ -350,12 +355,18 @@ def _check_file(url: str, path: Path) -> None:
 
 
 def _cause(events: SimpleQueue[object], error: RegistryError) -> RegistryError:
-    """Return the backend's error, which says more than that a wait was too long."""
-    while not events.empty():
-        event = events.get()
+    """Return the backend's error, which says more than that a wait was too long.
+
+    Waits for it, because the request may take a moment longer than the caller waited.
+    """
+    end_s = time.monotonic() + CAUSE_TIMEOUT_S
+    while True:
+        try:
+            event = events.get(timeout=max(0, end_s - time.monotonic()))
+        except Empty:
+            return error
         if isinstance(event, RegistryFailed) and isinstance(event.error, RegistryError):
-            error = event.error
-    return error
+            error, end_s = event.error, 0  # and the last one, if there are several
 
 
 def _next(events: SimpleQueue[object]) -> object:

@@ -332,7 +332,10 @@ class Session:
             self._timer.clear()
             self._reconciler.close(now_ns)
             self.lookups.refuse(RegistryClosed(f"{self.name} was closed"))
+            has_records = bool(self._reconciler.records())
         self.watches.close()
+        if not has_records:
+            self.abandon()  # only a lookup can be under way, whose answer nobody needs
         return self._ended
 
     def abandon(self) -> None:

@@ -104,6 +104,8 @@ class SqliteFile:
             raise self._handle(error) from error
         finally:
             self._lock.release()
+            if self._closed:
+                self._drop_unless_used()
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
@@ -145,10 +147,14 @@ class SqliteFile:
             return True
 
     def close(self) -> None:
-        """Close the connection after the running request. Idempotent."""
-        with self._lock:
-            self._closed = True
+        """Close the connection, or have the running request close it. Idempotent; never waits."""
+        self._closed = True
+        self._drop_unless_used()
+
+    def _drop_unless_used(self) -> None:
+        if self._lock.acquire(blocking=False):
             self._drop()
+            self._lock.release()
 
     def _open_if_needed(self) -> sqlite3.Connection:
         if self._closed:

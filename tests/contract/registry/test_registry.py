@@ -378,17 +378,23 @@ def test_close_returns_in_time_and_ends_lookups_if_the_backend_hangs(timer):
     assert wait_until(lambda: timer.pending == 0)
 
 
-def test_close_does_not_wait_for_a_watch_that_hangs_at_its_begin(backend, monkeypatch):
-    entered, let_go, results, watch = threading.Event(), threading.Event(), [], backend.watch
+@pytest.mark.parametrize("request_name", ["watch", "lookup"])
+def test_close_does_not_wait_for_a_first_request_that_hangs(backend, monkeypatch, request_name):
+    entered, let_go, results = threading.Event(), threading.Event(), []
+    send = getattr(backend, request_name)
 
     def hang(*arguments):
         entered.set()
         results.append(let_go.wait(WAIT_S))
-        return watch(*arguments)
+        return send(*arguments)
 
-    monkeypatch.setattr(backend, "watch", hang)
+    monkeypatch.setattr(backend, request_name, hang)
     registry = Registry(backend)
-    registry.subscribe("shop.Orders")
+    if request_name == "watch":
+        registry.subscribe("shop.Orders")
+    else:
+        with pytest.raises(RegistryUnavailable):
+            registry.lookup("shop.Orders", wait=0)
     assert entered.wait(WAIT_S)
     registry.close(2 * WAIT_S)
     let_go.set()

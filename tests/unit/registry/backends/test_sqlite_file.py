@@ -119,3 +119,12 @@ def test_a_file_that_is_deleted_during_a_write_is_unavailable_not_forbidden(
     delete_at(monkeypatch, path, "INSERT OR REPLACE INTO meta")
     with pytest.raises(RegistryUnavailable, match="was replaced or deleted during this request"):
         keep(opened(path), 2)
+
+
+def test_close_does_not_wait_for_a_request_which_then_closes_the_connection(opened, path):
+    file = opened(path)
+    with file.connection() as db:
+        file.close()
+        db.execute("SELECT 1")
+    with pytest.raises(sqlite3.ProgrammingError, match="closed database"):
+        db.execute("SELECT 1")
