@@ -231,7 +231,9 @@ class RegistryRefused(RegistryError, PermissionError):
 
 
 class InstanceIdConflict(RegistryError):
-    """Another process publishes the same instance id. Each replaces the instance of the other.
+    """Others publish the same instance id. Each replaces the instance of the other.
+
+    Another process, or another `Registry` of this process.
 
     Not raised: it is the `error` of the event `RegistryFailed` and of the registration.
     """

@@ -27,13 +27,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Lost", "RegistryBackend", "Settings", "View", "Watch", "Watcher", "check_writable"]
 
-Lost = Literal["missing", "taken", "lease", "session", "wiped"]
+Lost = Literal["missing", "taken", "changed", "lease", "session", "wiped"]
 """Why the engine does not have a published instance any more. "missing": its record is gone, or is
-another process's. "taken": it is known to be another process's. "lease": the lease has ended.
-"session": the session has ended. "wiped": the engine has lost its data. After the last three the
-instances are published again with `jitter`, because all processes do so.
+another process's. "taken": it is known to be another process's. "changed": it has the same epoch,
+but is not under this backend's lease: another registry of this process has it, or somebody wrote it
+by hand. "lease": the lease has ended. "session": the session has ended. "wiped": the engine has
+lost its data. After the last three the instances are published again with `jitter`, because all
+processes do so.
 
-A backend may return "missing" in place of "taken": missing records are looked up."""
+A backend may return "missing" in place of "taken" and "changed": missing records are looked up."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,6 +115,8 @@ class RegistrationRecord:
     seen_ns: int | None = None
     """The time of the last request to which the registry answered that it has the key."""
     conflict: IdConflict = field(default_factory=IdConflict)
+    was_changed: bool = False
+    """Whether others had changed it at the last renewal."""
     attempts: int = 0
     """Failed requests in a row, of it alone."""
     error: BaseException | None = None
@@ -440,7 +442,11 @@ class Reconciler:
             reason = lost.get(record.instance.key)
             if reason is None:
                 record.seen_ns = request.started_ns
+                record.was_changed = False
             elif record.generation == generation:
+                if reason == "changed":  # if again, another registry of this process does that
+                    reason = "taken" if record.was_changed else "missing"
+                    record.was_changed = True
                 record.lost_reason = reason
                 if record.state is not State.PUBLISHED:
                     continue  # its change is due already
@@ -459,8 +465,9 @@ class Reconciler:
     def _conflict(self, record: RegistrationRecord, delay_ns: int) -> RegistryFailed:
         service, name = record.instance.key
         record.error = error = InstanceIdConflict(
-            f"{service}/{name}: another process publishes under this id, and each replaces the "
-            "other's record; give each its own id, by its host and port, or by id="
+            f"{service}/{name}: another process publishes under this id, or another registry of "
+            "this one, and each replaces the other's record; give each its own id, by its host and "
+            "port, or by id="
         )
         return RegistryFailed(self._registry, "renew", error, to_seconds(delay_ns))
 

@@ -514,23 +514,26 @@ def _with_conflicts(
     records: Iterable[RegistrationRecord],
     lost: Mapping[tuple[str, str], Lost],
 ) -> Mapping[tuple[str, str], Lost]:
-    """Return why instances were lost, with "taken" for those that another process has replaced.
+    """Return why instances were lost, with "taken" and "changed" for those that are still there.
 
     Reads each service of which something is missing; it may block.
     """
     missing = [record for record in records if lost.get(record.instance.key) == "missing"]
-    taken: dict[tuple[str, str], Lost] = {}
+    found: dict[tuple[str, str], Lost] = {}
     for service in {record.instance.service for record in missing}:
         try:
-            found = backend.lookup(service).records
+            records_by_id = backend.lookup(service).records
         except RegistryError:
             continue  # unknown
         for record in missing:
-            other = _decode(found.get(record.instance.id))
-            of_service = record.instance.service == service
-            if of_service and other is not None and not record.may_be(other):
-                taken[record.instance.key] = "taken"
-    return {**lost, **taken}
+            other = _decode(records_by_id.get(record.instance.id))
+            if record.instance.service != service or other is None:
+                continue
+            if other.epoch == record.instance.epoch:
+                found[record.instance.key] = "changed"
+            elif not record.may_be(other):
+                found[record.instance.key] = "taken"
+    return {**lost, **found}
 
 
 def _decode(data: bytes | None) -> ServiceInstance | None:

@@ -528,17 +528,35 @@ def test_a_timer_that_is_stopped_is_reported_once_and_closing_still_withdraws(ev
     other.close()
 
 
+def id_conflicts(events):
+    return [one for one in events if isinstance(getattr(one, "error", None), InstanceIdConflict)]
+
+
 def test_an_id_conflict_is_an_event_and_the_instance_is_published_again(
     registry, backend, timer, events
 ):
     beside = flaky_backend(timer, backend.url.hosts[0][0])
     ours = registry.register(instance(epoch="ours"), wait=WAIT_S)
     beside.publish([instance(epoch="theirs")])
-    id_conflict = lambda: [  # noqa: E731
-        one for one in events if isinstance(getattr(one, "error", None), InstanceIdConflict)
-    ]
     timer.advance(2.2)  # a renewal; no lease ends
-    assert wait_until(id_conflict)
+    assert wait_until(lambda: id_conflicts(events))
+    assert wait_until(lambda: ours.state == "PUBLISHED" and ours.error is None)
+    beside.close()
+
+
+def test_two_registries_of_a_process_with_one_id_are_an_id_conflict_too(
+    registry, backend, timer, events
+):
+    beside = flaky_backend(timer, backend.url.hosts[0][0])
+    ours = registry.register(instance(), wait=WAIT_S)
+    beside.publish([instance()])
+    timer.advance(2.2)
+    again = lambda: {one.again for one in events if isinstance(one, InstancePublished)}  # noqa: E731
+    assert wait_until(lambda: "missing" in again())
+    assert not id_conflicts(events)  # somebody may have changed it by hand
+    beside.publish([instance()])
+    timer.advance(2.2)
+    assert wait_until(lambda: id_conflicts(events))
     assert wait_until(lambda: ours.state == "PUBLISHED" and ours.error is None)
     beside.close()
 
