@@ -28,7 +28,7 @@ from rpcwheel.errors import RegistryError, RegistryUnavailable
 from rpcwheel.instance import record_epoch
 from rpcwheel.registry.backend import RegistryBackend, View
 
-from .etcd_client import EQUAL, LEASE, MOD_REVISION, EtcdClient, LeaseUnknown, messages
+from .etcd_client import EQUAL, MOD_REVISION, EtcdClient, LeaseUnknown, messages
 from .etcd_watch import EtcdWatches, id_of, range_end
 
 if TYPE_CHECKING:
@@ -55,6 +55,8 @@ class _Put(NamedTuple):
 
     lease: int
     epoch: str
+    revision: int = 0
+    """Of the record since it was put or checked; 0: not known."""
 
 
 class EtcdBackend(RegistryBackend):
@@ -96,7 +98,7 @@ class EtcdBackend(RegistryBackend):
             self._puts.pop(each.key, None)
 
     def renew(self, instances: Collection[ServiceInstance]) -> Mapping[tuple[str, str], Lost]:
-        """Renew the lease, and check that the records have it."""
+        """Renew the lease, and check that the records have it, and their epochs."""
         self._check_open()
         self._keep_alive()
         leases = self._read_leases(instances)
@@ -197,12 +199,14 @@ class EtcdBackend(RegistryBackend):
             made.PutRequest(key=self._key(each), value=data, lease=lease) for each, data in batch
         )
         try:
-            self._transact(once=True, success=[made.RequestOp(put=put) for put in puts])
+            response = self._transact(once=True, success=[made.RequestOp(put=put) for put in puts])
         except RegistryUnavailable:
             with self._lock:
                 self._abandoned.add(lease)
                 self._lease = 0
             raise
+        for each, _ in batch:
+            self._puts[each.key] = _Put(lease, each.epoch, response.header.revision)
 
     def _current_lease(self) -> int:
         """Return the lease with at least half of its time left; a new one if there is none.
@@ -254,23 +258,30 @@ class EtcdBackend(RegistryBackend):
         self._lease, self._why_lost = 0, why
 
     def _read_leases(self, instances: Iterable[ServiceInstance]) -> dict[tuple[str, str], int]:
-        """Return the leases of the records that are there.
+        """Return the leases of the records that are there with their epoch.
 
-        Reads nothing if all have the current lease. A read without values has no leases: etcd 3.7
-        leaves them out.
+        Reads nothing if nobody has written them since they were put.
         """
         made = self._messages
         leases: dict[tuple[str, str], int] = {}
         for batch in _batches(instances):
+            puts = [self._puts.get(each.key) or _Put(0, "") for each, _ in batch]
             keys = [self._key(each) for each, _ in batch]
             same = [
-                made.Compare(result=EQUAL, target=LEASE, key=key, lease=self._lease) for key in keys
+                made.Compare(result=EQUAL, target=MOD_REVISION, key=key, mod_revision=put.revision)
+                for key, put in zip(keys, puts, strict=True)
             ]
             reads = [made.RequestOp(range=made.RangeRequest(key=key)) for key in keys]
             response = self._transact(compare=same, failure=reads)
-            leases.update((each.key, self._lease) for each, _ in batch if response.succeeded)
-            for (each, _), read in zip(batch, response.responses, strict=False):
-                leases.update((each.key, kv.lease) for kv in read.range.kvs)
+            if response.succeeded:
+                leases.update(
+                    (each.key, put.lease) for (each, _), put in zip(batch, puts, strict=True)
+                )
+            for (each, _), put, read in zip(batch, puts, response.responses, strict=False):
+                for kv in read.range.kvs:
+                    if record_epoch(kv.value) == each.epoch:
+                        leases[each.key] = kv.lease
+                        self._puts[each.key] = put._replace(revision=kv.mod_revision)
         return leases
 
     def _delete(self, instances: Iterable[ServiceInstance]) -> None:

@@ -468,9 +468,6 @@ EQUAL: Final = 0
 MOD_REVISION: Final = 2
 """For `Compare.target`: etcd's enum `CompareTarget`."""
 
-LEASE: Final = 4
-"""The same."""
-
 SCHEMA: Final = """
 ResponseHeader         cluster_id:1:u member_id:2:u revision:3:i raft_term:4:u
 KeyValue               key:1:b create_revision:2:i mod_revision:3:i version:4:i value:5:b lease:6:i

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from rpcwheel._concurrency.executor import reset_after_fork
 from rpcwheel.durations import NEVER, to_ns
 from rpcwheel.errors import ConfigurationError, RegistryError
+from rpcwheel.instance import record_epoch
 from rpcwheel.registry.backend import RegistryBackend, View
 from rpcwheel.timer.clock import clock_of
 
@@ -126,14 +127,14 @@ class SqliteBackend(RegistryBackend):
         with self._file.transaction() as db:
             lease, store = self._renew_lease(db), _meta(db, "store")
             found = db.execute(
-                "SELECT service, id, epoch FROM instance WHERE lease = ? AND namespace = ?",
+                "SELECT service, id, data FROM instance WHERE lease = ? AND namespace = ?",
                 (lease, self.url.namespace),
             ).fetchall()
         if lease is None:
             self._lease, self._lost = None, "lease" if store == self._store else "wiped"
             return dict.fromkeys((one.key for one in instances), self._lost)
-        present = set(found)
-        return {one.key: "missing" for one in instances if (*one.key, one.epoch) not in present}
+        epochs = {(service, id_): record_epoch(_as_bytes(data)) for service, id_, data in found}
+        return {one.key: "missing" for one in instances if epochs.get(one.key) != one.epoch}
 
     def lookup(self, service: str) -> View:
         self._check_open()
@@ -181,10 +182,7 @@ class SqliteBackend(RegistryBackend):
     def _read_service(self, db: sqlite3.Connection, service: str) -> tuple[View, int]:
         """Return the records of a service, and when the first of their leases ends."""
         rows = self._alive(db.execute(FIND, (self.url.namespace, service)).fetchall())
-        records = {
-            str(key): data if isinstance(data, bytes) else str(data).encode()  # written by others
-            for _, (key, data) in rows
-        }
+        records = {str(key): _as_bytes(data) for _, (key, data) in rows}
         return View(records), min((ends_ns for ends_ns, _ in rows), default=NEVER)
 
     def _alive(self, rows: Iterable[tuple[Any, ...]]) -> list[tuple[int, list[Any]]]:
@@ -225,6 +223,11 @@ class SqliteBackend(RegistryBackend):
     def reset(self) -> None:
         """Start without a lease. Called by `reset_after_fork` in a forked child."""
         self._lease, self._lost = None, "lease"
+
+
+def _as_bytes(data: object) -> bytes:
+    """Return the data of a record, which others may have written with another type."""
+    return data if isinstance(data, bytes) else str(data).encode()
 
 
 def _meta(db: sqlite3.Connection, name: str) -> str:

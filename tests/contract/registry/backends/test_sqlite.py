@@ -231,6 +231,18 @@ def test_records_of_others_are_returned_unchanged_beside_ours(opened, path):
     assert len(records) == 6
 
 
+def test_records_overwritten_under_their_lease_are_reported_as_missing(opened, path):
+    backend = opened()
+    backend.publish([ONE, TWO])
+    with closing(sqlite3.connect(path)) as db, db:
+        change = "UPDATE instance SET data = ? WHERE id = ?"
+        db.execute(change, (ONE.replace(epoch="another").encoded(), ONE.id))
+        db.execute(change, ("broken", TWO.id))
+    assert backend.renew([ONE, TWO]) == {ONE.key: "missing", TWO.key: "missing"}
+    backend.publish([ONE, TWO])
+    assert backend.renew([ONE, TWO]) == {}
+
+
 def test_invalid_options_are_refused():
     for query in ("?pol=1", "?poll=0", "?tls=1"):
         with pytest.raises(ConfigurationError):

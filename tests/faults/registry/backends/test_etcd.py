@@ -84,6 +84,20 @@ def test_a_record_with_another_epoch_is_missing(make) -> None:
 # The end
 
 
+def test_records_overwritten_under_their_lease_are_missing(etcd, make) -> None:
+    backend, one, two, three = make(), instance(1), instance(2), instance(3)
+    backend.publish([one, two, three])
+    root = f"/{backend.url.namespace}/v1/{SERVICE}"
+    lease = etcd.lease_of(f"{root}/{one.id}")
+    etcd.put(f"{root}/{one.id}", one.replace(epoch="another").encoded(), lease)
+    etcd.put(f"{root}/{two.id}", b"broken", lease)
+    etcd.put(f"{root}/{three.id}", three.replace(weight=7).encoded(), lease)
+    for _ in range(2):
+        assert backend.renew([one, two, three]) == {one.key: "missing", two.key: "missing"}
+    backend.publish([one, two])
+    assert backend.renew([one, two, three]) == {}
+
+
 def test_a_publish_renews_a_lease_that_was_not_renewed_for_a_while(etcd, opened) -> None:
     backend = opened(etcd.url(namespace=secrets.token_hex(4)), lease=4.0)
     backend.publish([instance(1)])

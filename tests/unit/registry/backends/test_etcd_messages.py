@@ -3,15 +3,17 @@
 import pytest
 from google.protobuf import descriptor_pool
 
-from rpcwheel.registry.backends.etcd_client import EQUAL, LEASE, messages
+from rpcwheel.registry.backends.etcd_client import EQUAL, MOD_REVISION, messages
 
 WIRE = [
     (messages().PutRequest(key=b"k", value=b"v", lease=5), b"\n\1k\x12\1v\x18\5"),
     (
         messages().TxnRequest(
-            compare=[messages().Compare(result=EQUAL, target=LEASE, key=b"k", lease=7)]
+            compare=[
+                messages().Compare(result=EQUAL, target=MOD_REVISION, key=b"k", mod_revision=7)
+            ]
         ),
-        b"\n\7\x10\4\x1a\1k@\7",
+        b"\n\7\x10\2\x1a\1k0\7",
     ),
     (messages().WatchRequest(progress=messages().WatchProgressRequest()), b"\x1a\0"),
     (
