@@ -147,7 +147,7 @@ class ServiceWatch:
         self._shown: TimedSnapshot | None = None
         self._closed = False
         self._updates, self._events = SerialExecutor(), NotificationQueue()
-        self._queues = tuple(SerialExecutor() for _ in range(LISTENER_QUEUES))
+        self._queues: list[SerialExecutor] = []  # of listeners; made when needed: 2 kB each
         self._turn = itertools.count()
         self._listeners: dict[Listener, SerialExecutor] = {}
         # of the manager
@@ -179,8 +179,10 @@ class ServiceWatch:
         changes it may see only the last. What it raises is an event, `CallbackFailed`.
         """
         listener = Listener(self, function)
-        queue = self._queues[next(self._turn) % LISTENER_QUEUES]
         with self._changed:
+            if len(self._queues) < LISTENER_QUEUES:
+                self._queues.append(SerialExecutor())
+            queue = self._queues[next(self._turn) % LISTENER_QUEUES]
             if not self._closed:
                 self._listeners[listener] = queue
         if self._shown is not None and not self._closed:
