@@ -239,7 +239,8 @@ class FailbackRejected(Event):
 class FailbackLost(Event):
     """Queued calls were not delivered before the queue, its timer, its loop or the process ended.
 
-    `functions` are their distinct labels, the oldest call's first.
+    `functions` are their distinct labels, the oldest call's first. If a journal in Redis has lost
+    the calls, their labels are lost too, and it has `calls to TARGET` instead.
     """
 
     log_line = LogLine(

@@ -13,8 +13,10 @@ Calls are as durable as the server is configured to keep them:
   power failure loses up to a second of them. `appendfsync always` loses none.
 * Fail-over to a replica is asynchronous: it loses what the replica has not received yet. That also
   undoes results, whose calls are attempted again, with the same idempotency keys.
-* `maxmemory-policy` must be `noeviction`, and is checked: other policies delete calls. A server at
-  `maxmemory` refuses new calls (`JournalFull`), and goes on delivering the stored ones.
+* `maxmemory-policy` must be `noeviction`, and is checked when the server is connected and when a
+  lease is renewed: other policies delete calls. A server at `maxmemory` refuses new calls
+  (`JournalFull`), and goes on delivering the stored ones.
+* A call whose key is lost is removed by the request that meets it, which emits `FailbackLost`.
 
 A call takes about 1,400 bytes of memory beyond its body. `select`, `retry` and `delete` look at all
 calls, some hundreds at a time, so that others do not wait. If `retry` or `delete` raises, a part of
@@ -55,6 +57,7 @@ from rpcwheel.errors import (
     JournalRefused,
     JournalUnavailable,
 )
+from rpcwheel.events import FailbackLost, emit
 
 from .backend import (
     CallState,
@@ -114,6 +117,7 @@ class RedisJournal(JournalBackend):
         if self._prefix == ":":
             raise ConfigurationError(f"{url}: namespace must not be empty")
         self._closed = False
+        self._has_warned = False
         self._lost = LostTakes()
         self.reset()
         reset_after_fork(self)
@@ -169,15 +173,18 @@ class RedisJournal(JournalBackend):
                 given += (storable(route.queue), storable(route.target), route.limit)
         number = self._lost.new_number()
         lease_ms, within_ms = round(lease_s * 1e3), round(within_s * 1e3)
+        now_ms, rows, is_more = 0, list[Any](), True
         try:
-            now_ms, rows = self._run(TAKE, worker, lease_ms, within_ms, number, *given)
+            while is_more and not rows:  # many calls were lost
+                now_ms, rows, is_more = self._run(TAKE, worker, lease_ms, within_ms, number, *given)
         except BaseException:
             self._lost.add(worker, number)
             raise
         return [_stored_call(row, now_ms) for row in rows]
 
     def renew(self, worker: str, lease_s: float) -> bool:
-        """Renew the lease of a worker."""
+        """Renew the lease of a worker, after another check of the server's settings."""
+        self._is_checked = False
         return bool(self._run(RENEW, worker, round(lease_s * 1e3)))
 
     def report(self, worker: str, results: Sequence[Result]) -> list[int]:
@@ -276,8 +283,16 @@ class RedisJournal(JournalBackend):
     # --- Requests ---
 
     def _run(self, script: str, *args: str | bytes | int) -> Any:
-        """Run a script and return its reply."""
-        return self._ask(lambda: self._scripts[script](args=[self._prefix, *args]))
+        """Run a script, report the lost calls that it has removed, and return its reply."""
+        reply, lost = self._ask(lambda: self._scripts[script](args=[self._prefix, *args]))
+        ages: dict[tuple[str, str], list[float]] = {}
+        for place, age_ms in lost:
+            ages.setdefault(_split(place), []).append(age_ms / 1e3)
+        for (queue, target), of_place in ages.items():
+            calls = f"calls to {target}" if target else "calls of functions"
+            reason = f"{self.url} has lost their data: were its keys deleted or evicted?"
+            emit(FailbackLost(queue, (calls,), len(of_place), max(of_place), reason))
+        return reply
 
     def _ask(self, request: Callable[[], Any]) -> Any:
         """Make a request, and turn errors of redis-py into ours."""
@@ -332,7 +347,8 @@ class RedisJournal(JournalBackend):
                     f"{self.url}: the keys {self._prefix}* were made by a newer rpcwheel (version "
                     f"{int(version)} of the keys, this one knows {SCHEMA_VERSION}): update rpcwheel"
                 )
-            if not info.get("aof_enabled"):
+            if not info.get("aof_enabled") and not self._has_warned:
+                self._has_warned = True
                 _LOG.warning(
                     "%s: appendonly is off: a restart of the server loses calls; set appendonly "
                     "to yes",

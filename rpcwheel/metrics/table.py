@@ -301,7 +301,8 @@ EVENTS: Final = (
         "failback_lost",
         FailbackLost,
         _QUEUE,
-        "Queued calls that were not delivered before the queue, timer, loop or process ended.",
+        "Queued calls that were not delivered before the queue, timer, loop or process ended, or "
+        "that a journal has lost.",
         amount="count",
     ),
     _count(

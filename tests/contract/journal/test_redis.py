@@ -1,6 +1,7 @@
 """The journal in Redis: failures of the server, its configuration, keys, and full memory."""
 
 import secrets
+from dataclasses import replace
 
 import pytest
 
@@ -15,6 +16,7 @@ from rpcwheel.errors import (
     JournalRefused,
     JournalUnavailable,
 )
+from rpcwheel.events import FailbackLost
 from rpcwheel.journal import CallState, Filter, open_journal_backend
 from rpcwheel.journal import redis as module
 from rpcwheel.journal.backend import Dead, Delivered, Postponed
@@ -90,14 +92,16 @@ def test_calls_taken_by_a_request_whose_answer_was_lost_are_taken_again(
     journal = opened(own_redis.url(namespace=namespace))
     journal.append([new_call(0)])
     journal.take("worker", 60.0, ROUTES, 0.0)
-    journal.append([new_call(1), new_call(2, order_key="a"), new_call(3, order_key="a")])
+    calls = [new_call(1), new_call(2, order_key="a"), new_call(3, order_key="a"), new_call(4)]
+    *_, lost = journal.append(calls)
     own_redis.freeze()
     try:
         with pytest.raises(JournalUnavailable):
             journal.take("worker", 60.0, ROUTES, 0.0)
     finally:
         own_redis.thaw()
-    wait_until(lambda: len(journal.select(Filter(states=(CallState.TAKEN,)))) == 3)
+    wait_until(lambda: len(journal.select(Filter(states=(CallState.TAKEN,)))) == 4)
+    own_redis.ask("DEL", f"{namespace}:call:{lost}")
     assert bodies_of(journal.take("worker", 60.0, ROUTES, 0.0)) == [1, 2]
     assert journal.take("worker", 60.0, ROUTES, 0.0) == []
 
@@ -142,6 +146,98 @@ def test_ids_do_not_come_again_after_a_loss_of_data(own_redis, own_journal):
     assert own_journal.append([new_call(3)])[0] > before[-1]
 
 
+# Calls whose hash is lost
+
+
+@pytest.fixture
+def keys(redis, namespace):
+    """A function that returns the keys of the journal, without the namespace."""
+
+    def keys():
+        names = [key.decode() for key in redis.ask("KEYS", f"{namespace}:*")]
+        return {name.removeprefix(f"{namespace}:") for name in names}
+
+    return keys
+
+
+@pytest.mark.parametrize("lost", [0, 2, 3, 4], ids=["unordered", "first", "second", "last"])
+@pytest.mark.parametrize("taken", [False, True], ids=["waiting", "taken by a dead worker"])
+def test_all_calls_but_a_lost_one_are_delivered(
+    redis, journal, namespace, keys, rpcwheel_events, lost, taken
+):
+    ordered = [new_call(number, order_key="a") for number in (2, 3, 4)]
+    ids = journal.append([new_call(0), new_call(1), *ordered])
+    if taken:
+        journal.take("dead", 0.001, ROUTES, 0.0)
+    redis.ask("DEL", f"{namespace}:call:{ids[lost]}")
+    delivered = []
+
+    def deliver():
+        calls = journal.take("worker", 60.0, ROUTES, 0.0)
+        assert journal.report("worker", [Delivered(call.id) for call in calls]) == []
+        delivered.extend(bodies_of(calls))
+        return len(delivered) == 4
+
+    wait_until(deliver)
+    in_order = [number for number in delivered if number >= 2]
+    assert in_order == sorted(in_order)
+    assert {*delivered, lost} == {0, 1, 2, 3, 4}
+    assert journal.take("worker", 60.0, ROUTES, 0.0) == []
+    assert [(event.name, event.count) for event in rpcwheel_events.of(FailbackLost)] == [
+        ("orders", 1)
+    ]
+    journal.release("worker")
+    assert (journal.depths(), keys()) == ([], {"id", "version"})
+
+
+def test_a_lost_call_is_removed_by_the_request_that_meets_it(
+    redis, journal, namespace, keys, rpcwheel_events
+):
+    ids = journal.append([new_call(number, order_key="a") for number in range(8)])
+    for _ in range(3):
+        (taken,) = journal.take("worker", 60.0, ROUTES, 0.0)
+        journal.report("worker", [Dead(taken.id, 2, "", "")])
+
+    def lose(number):
+        redis.ask("DEL", f"{namespace}:call:{ids[number]}")
+
+    def losses():
+        return sum(event.count for event in rpcwheel_events.of(FailbackLost))
+
+    lose(0)  # a dead letter
+    assert bodies_of(journal.select(Filter())) == [1, 2, 3, 4, 5, 6, 7]
+    assert journal.retry(Filter(ids=(ids[0],))) == 0
+    assert (losses(), [depth.dead for depth in journal.depths()]) == (1, [2])
+    lose(1)
+    assert journal.delete(Filter(states=(CallState.DEAD,))) == 1
+    assert (losses(), [depth.dead for depth in journal.depths()]) == (2, [0])
+    for number, result in ((3, Postponed(ids[3], 2, 0.0, "")), (4, Dead(ids[4], 2, "", ""))):
+        assert bodies_of(journal.take("worker", 60.0, ROUTES, 0.0)) == [number]
+        lose(number)
+        assert journal.report("worker", [result]) == []
+        assert losses() == number
+    assert bodies_of(journal.take("worker", 60.0, ROUTES, 0.0)) == [5]
+    lose(5)
+    assert journal.report("worker", [Delivered(ids[5])]) == []  # it is not lost
+    assert bodies_of(journal.take("worker", 60.0, ROUTES, 0.0)) == [6]
+    lose(6)
+    journal.release("worker")
+    assert losses() == 5
+    assert bodies_of(journal.take("worker", 60.0, ROUTES, 0.0)) == [7]
+    lose(7)
+    assert journal.delete(Filter(target="other")) == 0
+    assert losses() == 6
+    journal.release("worker")
+    assert keys() == {"id", "version"}
+
+
+def test_a_long_row_of_lost_calls_is_removed_at_once(redis, journal, namespace, rpcwheel_events):
+    ids = journal.append([new_call(number) for number in range(3000)])
+    redis.ask("DEL", *(f"{namespace}:call:{number}" for number in ids[:2999]))
+    assert bodies_of(journal.take("worker", 60.0, [replace(ROUTES[0], limit=2)], 0.0)) == [2999]
+    assert sum(event.count for event in rpcwheel_events.of(FailbackLost)) == 2999
+
+
 # Configuration and rights
 
 
@@ -156,11 +252,25 @@ def test_a_server_that_deletes_keys_is_refused(own_redis, own_journal, policy):
     own_journal.append([new_call(1)])
 
 
+def test_the_policy_is_checked_again_when_a_lease_is_renewed(own_redis, own_journal):
+    own_journal.append([new_call(1)])
+    own_journal.take("worker", 60.0, ROUTES, 0.0)
+    own_redis.ask("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    try:
+        with pytest.raises(JournalRefused, match="set maxmemory-policy to noeviction"):
+            own_journal.renew("worker", 60.0)
+        with pytest.raises(JournalRefused, match="set maxmemory-policy to noeviction"):
+            own_journal.append([new_call(2)])
+    finally:
+        own_redis.ask("CONFIG", "SET", "maxmemory-policy", "noeviction")
+    assert own_journal.renew("worker", 60.0)
+
+
 def test_a_server_without_append_only_file_is_logged(own_redis, own_journal, caplog):
     own_redis.ask("CONFIG", "SET", "appendonly", "no")
     try:
         own_journal.append([new_call(1)])
-        own_journal.append([new_call(2)])
+        own_journal.renew("worker", 60.0)
     finally:
         own_redis.ask("CONFIG", "SET", "appendonly", "yes")
     (record,) = caplog.records
@@ -224,7 +334,7 @@ def test_namespaces_and_databases_are_separate_journals(redis, journal, namespac
         assert other.take("worker", 60.0, ROUTES, 0.0) == []
 
 
-def test_no_keys_remain_when_all_calls_are_gone(redis, journal, namespace):
+def test_no_keys_remain_when_all_calls_are_gone(journal, keys):
     calls = [new_call(number, order_key=f"{number % 2}") for number in range(6)]
     ids = journal.append([*calls, new_call(7), new_call(8), new_call(9, target="b")])
     taken = [one.id for one in journal.take("worker", 60.0, ROUTES, 0.0)]
@@ -233,12 +343,7 @@ def test_no_keys_remain_when_all_calls_are_gone(redis, journal, namespace):
     journal.release("worker")
     journal.retry(Filter())
     journal.delete(Filter())
-    keys = {
-        key.decode().removeprefix(f"{namespace}:")
-        for key in redis.ask("KEYS", "*")
-        if key.startswith(namespace.encode())
-    }
-    assert keys == {"id", "version"}
+    assert keys() == {"id", "version"}
 
 
 def test_long_scans_are_done_in_parts(journal, monkeypatch):
