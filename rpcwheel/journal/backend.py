@@ -33,7 +33,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from .url import JournalUrl
 
@@ -235,6 +235,9 @@ class JournalBackend(ABC):
     creates: bool = True
     """Whether the first request creates the journal if it does not exist. If False, it raises
     `JournalRefused`. An engine that has nothing to create ignores it."""
+
+    clock: Callable[[], float] | None = None
+    """The wall clock, in seconds, which tests may replace. None: the engine has its own."""
 
     @abstractmethod
     def __init__(self, url: JournalUrl) -> None:

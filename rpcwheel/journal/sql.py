@@ -57,7 +57,7 @@ def stored_call(row: Sequence[Any], now_ms: int) -> StoredCall:
         key,
         bytes(body),
         (due - now_ms) / 1e3,
-        (now_ms - created) / 1e3,
+        max(0, now_ms - created) / 1e3,  # the clock may have been set back
         (expires - now_ms) / 1e3,
         attempts,
         error,

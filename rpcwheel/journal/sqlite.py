@@ -8,6 +8,11 @@ The file must be on a local disk, as SQLite's locks and shared memory do not wor
 It is created with mode 0600, because requests may be confidential. Only features of SQLite 3.31 are
 used. If the file is deleted or replaced, with the files `-wal` and `-shm` beside it, the next
 request opens the new one.
+
+Times are those of the wall clock, because they must hold over a reboot. The file has the latest
+time at which a transaction began. If the clock is behind it, it was set back, and the next
+transaction moves the due times and the ends of leases back too. If it is set forward, they come
+early.
 """
 
 from __future__ import annotations
@@ -75,13 +80,16 @@ TABLES: Final = (
         order_key TEXT, state INTEGER NOT NULL, worker TEXT, reason TEXT NOT NULL DEFAULT ''
     )""",
     "CREATE TABLE worker (name TEXT PRIMARY KEY, ends_ms INTEGER NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE clock (latest_ms INTEGER NOT NULL)",
+    "INSERT INTO clock VALUES (0)",
     "CREATE INDEX ready ON call (queue, target, due_ms, id, created_ms, state) WHERE state = 0",
     "CREATE INDEX blocked ON call (queue, target, created_ms, state) WHERE state = 1",
     "CREATE INDEX taken ON call (worker, queue, target, created_ms, state) WHERE state = 2",
     "CREATE INDEX dead ON call (queue, target, created_ms, state) WHERE state = 3",
     "CREATE INDEX ordered ON call (queue, target, order_key, state) WHERE order_key IS NOT NULL",
 )
-"""`ends_ms` is the end of a worker's lease. All times are those of `time.time`. The indexes of the
+"""`ends_ms` is the end of a worker's lease, `latest_ms` about the latest time of a transaction. The
+indexes of the
 states have all columns that `depths` reads: it is five times as fast as with reads of the table."""
 
 APPEND: Final = f"INSERT INTO call ({APPEND_COLUMNS}) VALUES ({', '.join('?' * 12)})"
@@ -94,6 +102,9 @@ KEY: Final = "queue = ? AND target = ? AND order_key = ?"
 
 CHUNK: Final = 2000
 """Calls that `retry` and `delete` change in one transaction."""
+
+CLOCK_MS: Final = 1000
+"""How exact `latest_ms` is. A clock that is set back by less is not noticed."""
 
 VACUUM_PAGES: Final = 500
 """Free pages that are given back to the file system after a report, if most pages are free."""
@@ -137,12 +148,10 @@ def _with_room(method: Method) -> Method:
 class SqliteJournal(JournalBackend):
     """A journal in one file. Thread-safe; has a connection for writing and one for reading."""
 
-    def __init__(self, url: JournalUrl, *, clock: Callable[[], float] = time.time) -> None:
-        """Open nothing yet.
+    clock: Callable[[], float]
 
-        Args:
-            url: The URL.
-            clock: The wall clock, in seconds; for tests.
+    def __init__(self, url: JournalUrl) -> None:
+        """Open nothing yet.
 
         Raises:
             ConfigurationError: The URL is not valid.
@@ -159,7 +168,8 @@ class SqliteJournal(JournalBackend):
         self.url = url
         self._path = Path(url.path).expanduser().absolute()
         self._synchronous = "FULL" if durability == "power" else "NORMAL"
-        self._clock = clock
+        self.clock = time.time
+        self._latest_ms = 0
         self._closed = False
         self._was_full = False
         self._writer = _Connection(self._connect)
@@ -196,8 +206,12 @@ class SqliteJournal(JournalBackend):
         """Give ready calls to a worker. Begins a transaction only if there are any."""
         now_ms = self._now_ms()
         with self._writer as db, self._translated():  # the other may be busy with a long scan
-            found = _has_ended_workers(db, now_ms) or any(
-                _ready(db, route, now_ms, within_s, 1) for route in routes if route.limit > 0
+            found = (
+                _has_ended_workers(db, now_ms)
+                or any(
+                    _ready(db, route, now_ms, within_s, 1) for route in routes if route.limit > 0
+                )
+                or now_ms < _latest_ms(db) - CLOCK_MS
             )
         if not found:
             return []
@@ -321,11 +335,23 @@ class SqliteJournal(JournalBackend):
     # --- Connections ---
 
     def _now_ms(self) -> int:
-        return int(self._clock() * 1e3)
+        return int(self.clock() * 1e3)
 
     def _transaction(self) -> _Transaction:
         """Use the connection for writing in one transaction, which an exception rolls back."""
-        return _Transaction(self._writer, self._now_ms, self._error)
+        return _Transaction(self._writer, self._begin, self._error)
+
+    def _begin(self, db: sqlite3.Connection) -> int:
+        """Return the time of a transaction. If the clock was set back, correct the file first."""
+        now_ms = self._now_ms()
+        if not self._latest_ms <= now_ms < self._latest_ms + CLOCK_MS:
+            back_ms = _latest_ms(db) - now_ms
+            if back_ms > CLOCK_MS:
+                db.execute("UPDATE call SET due_ms = due_ms - ? WHERE state < 3", (back_ms,))
+                db.execute("UPDATE worker SET ends_ms = ends_ms - ?", (back_ms,))
+            db.execute("UPDATE clock SET latest_ms = ?", (now_ms,))
+            self._latest_ms = now_ms
+        return now_ms
 
     @contextmanager
     def _read(self) -> Iterator[sqlite3.Connection]:
@@ -481,23 +507,23 @@ class SqliteJournal(JournalBackend):
 class _Transaction:
     """A transaction. Not by a generator, which takes a tenth of the time of a small transaction."""
 
-    __slots__ = ("_connection", "_db", "_now_ms", "_translate")
+    __slots__ = ("_begin", "_connection", "_db", "_translate")
 
     def __init__(
         self,
         connection: _Connection,
-        now_ms: Callable[[], int],
+        begin: Callable[[sqlite3.Connection], int],
         translate: Callable[[Exception], JournalError],
     ) -> None:
         self._connection = connection
-        self._now_ms = now_ms
+        self._begin = begin
         self._translate = translate
 
     def __enter__(self) -> tuple[sqlite3.Connection, int]:
         self._db = self._connection.__enter__()
         try:
             self._db.execute("BEGIN IMMEDIATE")
-            return self._db, self._now_ms()
+            return self._db, self._begin(self._db)
         except BaseException as error:
             self._roll_back()
             self._connection.__exit__()
@@ -593,6 +619,11 @@ def _ready(
     most = route.limit if limit is None else limit
     place = storable(route.queue), storable(route.target)
     return db.execute(TAKE, (*place, due_ms, max(0, most))).fetchall()
+
+
+def _latest_ms(db: sqlite3.Connection) -> int:
+    (latest_ms,) = db.execute("SELECT latest_ms FROM clock").fetchone()
+    return int(latest_ms)
 
 
 def _make_due(db: sqlite3.Connection, ids: list[int], now_ms: int) -> None:

@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import struct
 import sys
+import time
 
 import pytest
 
@@ -144,7 +145,8 @@ FILTERS = {
 def mixed(url, tmp_path):
     """Call 2 differs from calls 1 and 3 in everything that a filter can select."""
     now_s = [1e9]
-    backend = SqliteJournal(open_journal_backend(url).url, clock=lambda: now_s[0])
+    backend = open_journal_backend(url)
+    backend.clock = lambda: now_s[0]
     function = {"queue": "mail", "target": "", "method": "shop.tasks.mail"}
     backend.append([call()])
     now_s[0] -= 3 * HOUR_S
@@ -159,7 +161,7 @@ def mixed(url, tmp_path):
 @pytest.fixture
 def at_that_time(monkeypatch):
     """The time of the calls of `mixed`."""
-    monkeypatch.setattr(SqliteJournal.__init__, "__kwdefaults__", {"clock": lambda: 1e9})
+    monkeypatch.setattr(time, "time", lambda: 1e9)
 
 
 @pytest.mark.usefixtures("at_that_time")

@@ -75,6 +75,36 @@ def test_only_its_owner_may_read_the_file(journal, path):
         assert mode == 0o600
 
 
+# The clock
+
+
+@pytest.mark.parametrize("opens_again", [False, True])
+def test_a_clock_that_is_set_back_delays_neither_takeovers_nor_calls(path, opened, opens_again):
+    now_s = [1_800_000_000.0]
+
+    def opened_journal():
+        journal = opened(f"sqlite://{path}")
+        journal.clock = lambda: now_s[0]
+        return journal
+
+    journal = opened_journal()
+    journal.append([new_call(1), new_call(2, order_key="a"), new_call(3, order_key="a")])
+    assert bodies_of(journal.take("killed", 3.0, ROUTES, 0.0)) == [1, 2]
+    now_s[0] += 10.0  # the worker renews its lease, and a call is appended
+    assert journal.renew("killed", 3.0)
+    journal.append([new_call(4, delay_s=60.0)])
+    now_s[0] -= 3600.0
+    if opens_again:
+        journal = opened_journal()
+    assert journal.take("worker", 60.0, ROUTES, 0.0) == []
+    assert [round(call.due_s) for call in journal.select(Filter())] == [-10, -10, -10, 60]
+    now_s[0] += 3.0
+    assert bodies_of(journal.take("worker", 60.0, ROUTES, 0.0)) == [1, 2]
+    now_s[0] += 57.0
+    assert bodies_of(journal.take("worker", 60.0, ROUTES, 0.0)) == [4]
+    assert all(call.age_s >= 0 for call in journal.select(Filter()))
+
+
 @pytest.mark.parametrize("names", [[""], ["", "-wal", "-shm"]])
 def test_a_file_that_was_deleted_is_created_again(journal, path, names):
     journal.append([new_call(1)])
