@@ -8,6 +8,7 @@ Handlers run on threads, for clients of `grpc` and of `grpc.aio` alike.
 
 from __future__ import annotations
 
+import math
 import socket
 import threading
 import time
@@ -20,11 +21,14 @@ from typing import TYPE_CHECKING, Any, Final, Self, cast
 import grpc
 
 from rpcwheel._grpc.handlers import behavior_of, time_left, with_behavior
+from rpcwheel.durations import to_ns, to_seconds
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.rpc import CODES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from rpcwheel.durations import Duration
 
     Metadata = tuple[tuple[str, str | bytes], ...]
 
@@ -55,12 +59,16 @@ class ReceivedCall:
 
 @dataclass(slots=True, eq=False)
 class _Fault:
-    """What happens to calls instead of an answer. Without a code, they are frozen."""
+    """What happens to calls."""
 
     method: str | None
     left: int | None
     """For how many more calls; None for all."""
-    code: grpc.StatusCode | None
+    delay_s: float = 0.0
+    """How long they wait before their handler runs."""
+    loses_response: bool = False
+    code: grpc.StatusCode | None = None
+    """The status with which they fail before their handler runs; None if they do not."""
     details: str = ""
     trailing_metadata: Metadata = ()
 
@@ -76,9 +84,10 @@ class FlakyServer:
     request message back. gRPC's own services, such as `grpc.health.v1.Health`, are unimplemented
     without a handler.
 
-    `fail` and `freeze` with `times` apply to so many of the next calls, in the order in which they
-    were given. Those without `times` apply to all other calls, and the last one wins. All apply to
-    heartbeats and health checks too, unless they are limited to a `method`.
+    `fail`, `freeze`, `delay` and `lose_response` with `times` apply to so many of the next calls,
+    in the order in which they were given. Those without `times` apply to all other calls, and the
+    last one wins. Only one applies to a call. All apply to heartbeats and health checks too, unless
+    they are limited to a `method`.
 
     Thread-safe, but call `stop`, `start` and `close` on one thread at a time.
     """
@@ -146,7 +155,8 @@ class FlakyServer:
         if name not in CODES:
             raise ConfigurationError(f"code must be a status code other than OK, not {code!r}")
         trailing = tuple(trailing_metadata)
-        self._add(_Fault(method, times, grpc.StatusCode[name], details, trailing))
+        code = grpc.StatusCode[name]
+        self._add(_Fault(method, times, code=code, details=details, trailing_metadata=trailing))
 
     def freeze(self, times: int | None = None, *, method: str | None = None) -> None:
         """Let calls hang before their handler runs.
@@ -161,10 +171,45 @@ class FlakyServer:
         Raises:
             ConfigurationError: `times` or `method` is invalid.
         """
-        self._add(_Fault(method, times, None))
+        self._add(_Fault(method, times, math.inf))
+
+    def delay(
+        self, seconds: Duration, times: int | None = None, *, method: str | None = None
+    ) -> None:
+        """Let calls wait before their handler runs.
+
+        Args:
+            seconds: Seconds of real time, or a `timedelta`. A `ManualTimer` does not move them.
+            times: How many of the next calls; None for all until `recover`.
+            method: The full name of the method whose calls wait; None for all methods.
+
+        Raises:
+            ConfigurationError: `seconds`, `times` or `method` is invalid.
+            TypeError: `seconds` is neither a number nor a `timedelta`.
+        """
+        delay_ns = to_ns(seconds, what="seconds")
+        if delay_ns < 0:
+            raise ConfigurationError(f"seconds must not be negative, not {seconds!r}")
+        self._add(_Fault(method, times, to_seconds(delay_ns)))
+
+    def lose_response(self, times: int | None = None, *, method: str | None = None) -> None:
+        """Let handlers run, and calls fail with UNAVAILABLE instead of getting the response.
+
+        As if the connection had been lost right after the server executed the call. A handler
+        with a response stream runs until its first response message. If a handler fails, its
+        status is sent.
+
+        Args:
+            times: How many of the next calls; None for all until `recover`.
+            method: The full name of the method whose responses are lost; None for all methods.
+
+        Raises:
+            ConfigurationError: `times` or `method` is invalid.
+        """
+        self._add(_Fault(method, times, loses_response=True))
 
     def recover(self) -> None:
-        """End all failures. Frozen calls continue with their handler."""
+        """End all failures. Frozen and delayed calls continue with their handler."""
         with self._lock:
             self._faults.clear()
             for go_on in self._frozen:
@@ -231,8 +276,15 @@ class FlakyServer:
 
         def run(request: Any, context: grpc.ServicerContext, *push: Any) -> Any:
             read: list[Any] = [] if is_stream else [request]
-            self._begin(method, read, context)
-            return behavior(_recorded(request, read) if is_stream else request, context, *push)
+            loses_response = self._begin(method, read, context)
+            if loses_response and push:
+                push = (lambda _: None,)
+            response = behavior(_recorded(request, read) if is_stream else request, context, *push)
+            if loses_response:
+                if handler.response_streaming and not push:
+                    next(iter(response), None)
+                _lose(context)
+            return response
 
         return with_behavior(handler, run)
 
@@ -242,33 +294,36 @@ class FlakyServer:
         """Return the request messages, for every kind of call."""
         read = list(islice(requests, 1))
         first = tuple(read)
-        self._begin(method, read, context)
+        loses_response = self._begin(method, read, context)
         if method.startswith("/grpc."):
             context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+        if loses_response:
+            _lose(context)
         yield from first
         yield from _recorded(requests, read)
 
-    def _begin(self, method: str, read: list[Any], context: grpc.ServicerContext) -> None:
-        """Record a call, and do what `fail` or `freeze` say."""
+    def _begin(self, method: str, read: list[Any], context: grpc.ServicerContext) -> bool:
+        """Record a call, and do what the commands say. Whether its response is to be lost."""
         metadata = tuple((key, value) for key, value in context.invocation_metadata())
         call = ReceivedCall(method, read, metadata, time.monotonic(), time_left(context))
         go_on = threading.Event()
         with self._lock:
             self.calls.append(call)
             fault = self._next_fault(method)
-            if fault is not None and fault.code is None:
+            if fault is not None and fault.delay_s > 0:
                 self._frozen.add(go_on)
-        if fault is None:
-            return
+        if fault is None or fault.loses_response:
+            return fault is not None
         if fault.code is not None:
             context.set_trailing_metadata(fault.trailing_metadata)
             context.abort(fault.code, fault.details)
         if context.add_callback(go_on.set):  # False: the call has ended
-            go_on.wait()
+            go_on.wait(min(fault.delay_s, threading.TIMEOUT_MAX))
         with self._lock:
             self._frozen.discard(go_on)
         if not context.is_active():
             context.abort(grpc.StatusCode.CANCELLED, "the call has ended while it was frozen")
+        return False
 
     def _next_fault(self, method: str) -> _Fault | None:
         faults = [fault for fault in self._faults if fault.method in {None, method}]
@@ -290,6 +345,10 @@ class _Services(grpc.GenericRpcHandler):
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
         """Return the handler of a method."""
         return self._find(details)
+
+
+def _lose(context: grpc.ServicerContext) -> None:
+    context.abort(grpc.StatusCode.UNAVAILABLE, "the test lost the response")
 
 
 def _recorded(requests: Iterator[Any], read: list[Any]) -> Iterator[Any]:

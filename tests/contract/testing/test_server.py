@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from datetime import timedelta
 
 import grpc
 import pytest
@@ -39,7 +40,10 @@ def test_a_service_of_grpc_is_unimplemented_without_a_handler(channel):
     assert code_of(channel.unary_unary("/grpc.health.v1.Health/Check")) == "UNIMPLEMENTED"
 
 
-def test_handlers_of_every_kind_are_served_and_fail_on_command(channel, flaky_server):
+@pytest.fixture
+def of_every_kind(channel, flaky_server):
+    """Calls of handlers of every kind."""
+
     def joined(request, context):
         return b"".join(request)
 
@@ -55,7 +59,7 @@ def test_handlers_of_every_kind_are_served_and_fail_on_command(channel, flaky_se
     flaky_server.add_generic_rpc_handlers(
         [grpc.method_handlers_generic_handler("shop.Orders", methods)]
     )
-    calls = {
+    return {
         "UnaryUnary": lambda: channel.unary_unary("/shop.Orders/UnaryUnary")(b"12"),
         "UnaryStream": lambda: list(channel.unary_stream("/shop.Orders/UnaryStream")(b"12")),
         "StreamUnary": lambda: channel.stream_unary("/shop.Orders/StreamUnary")(iter([b"1", b"2"])),
@@ -63,6 +67,10 @@ def test_handlers_of_every_kind_are_served_and_fail_on_command(channel, flaky_se
             channel.stream_stream("/shop.Orders/StreamStream")(iter([b"1", b"2"]))
         ),
     }
+
+
+def test_handlers_of_every_kind_are_served_and_fail_on_command(of_every_kind, flaky_server):
+    calls = of_every_kind
     results = [b"21", [b"1", b"2"], b"12", [b"1", b"2"]]
     assert [call() for call in calls.values()] == results
     assert [call.requests for call in flaky_server.calls] == [[b"12"]] * 2 + [[b"1", b"2"]] * 2
@@ -70,6 +78,18 @@ def test_handlers_of_every_kind_are_served_and_fail_on_command(channel, flaky_se
         flaky_server.fail(times=1, code="ABORTED")
         with pytest.raises(grpc.RpcError, match="ABORTED"):
             call()
+
+
+def test_the_response_of_a_handler_of_any_kind_is_lost_on_command(of_every_kind, flaky_server):
+    for call in of_every_kind.values():
+        flaky_server.lose_response(times=1)
+        with pytest.raises(grpc.RpcError, match="the test lost the response") as caught:
+            call()
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        call()
+    *others, first, _ = [call.requests for call in flaky_server.calls]
+    assert others == [[b"12"]] * 4 + [[b"1", b"2"]] * 2
+    assert first == [b"1"]  # until the first response message
 
 
 def test_generated_code_registers_a_servicer(channel, flaky_server):
@@ -82,6 +102,9 @@ def test_generated_code_registers_a_servicer(channel, flaky_server):
     servicer.set("", 2)
     assert next(watch).status == 2
     watch.cancel()
+    flaky_server.lose_response(times=1)
+    with pytest.raises(grpc.RpcError, match="the test lost the response"):
+        next(stub.Watch(health_pb2.HealthCheckRequest()))
 
 
 def test_a_call_is_recorded_with_its_metadata_and_deadline(channel, flaky_server):
@@ -143,6 +166,34 @@ def test_a_frozen_call_ends_at_its_deadline_without_an_error_log(channel, flaky_
     assert caplog.records == []
 
 
+def test_a_lost_response_is_that_of_a_call_that_was_executed(channel, flaky_server):
+    executed = []
+    handler = grpc.unary_unary_rpc_method_handler(lambda request, _: executed.append(request))
+    flaky_server.add_generic_rpc_handlers(
+        [grpc.method_handlers_generic_handler("shop.Orders", {"Pay": handler})]
+    )
+    flaky_server.lose_response(method=PAY)
+    assert code_of(channel.unary_unary(PAY)) == "UNAVAILABLE"
+    assert executed == [b"1"]
+    assert code_of(channel.unary_unary(GET)) == "OK"
+    flaky_server.lose_response()
+    assert code_of(channel.unary_unary(GET)) == "UNAVAILABLE"  # without a handler
+
+
+def test_a_delayed_call_is_answered_after_the_delay_or_recovery(channel, flaky_server):
+    get = channel.unary_unary(GET)
+    flaky_server.delay(0.05, times=1)
+    began = time.monotonic()
+    assert get(b"1") == b"1"
+    assert time.monotonic() - began >= 0.05
+    flaky_server.delay(timedelta(hours=1))
+    assert code_of(get, 0.1) == "DEADLINE_EXCEEDED"
+    call = get.future(b"1")
+    wait_until(lambda: len(flaky_server.calls) == 3)
+    flaky_server.recover()
+    assert call.result(WAIT_S) == b"1"
+
+
 def test_a_stopped_server_refuses_connections_until_it_starts_on_its_port(channel, flaky_server):
     get, target = channel.unary_unary(GET), flaky_server.target
     flaky_server.freeze(times=1)
@@ -169,12 +220,14 @@ def test_invalid_arguments_are_refused(flaky_server):
             flaky_server.fail(**arguments)
     with pytest.raises(ConfigurationError):
         flaky_server.freeze(times=-1)
+    with pytest.raises(ConfigurationError, match="seconds must"):
+        flaky_server.delay(-1.0)
 
 
 # Clients of grpc.aio
 
 
-async def test_aio_calls_fail_and_hang_on_command(aio_channel, flaky_server):
+async def test_aio_calls_fail_hang_wait_and_lose_responses_on_command(aio_channel, flaky_server):
     get = aio_channel.unary_unary(GET)
     flaky_server.fail(times=1)
     with pytest.raises(grpc.RpcError, match="UNAVAILABLE"):
@@ -185,6 +238,15 @@ async def test_aio_calls_fail_and_hang_on_command(aio_channel, flaky_server):
     assert not frozen.done()
     flaky_server.recover()
     assert await frozen == b"2"
+    flaky_server.delay(3600.0, times=1)
+    delayed = get(b"2")
+    await aio_wait_until(lambda: len(flaky_server.calls) == 3)
+    flaky_server.recover()
+    assert await delayed == b"2"
+    flaky_server.lose_response(times=1)
+    with pytest.raises(grpc.RpcError, match="the test lost the response"):
+        await get(b"3")
+    assert flaky_server.calls[-1].requests == [b"3"]
     stream = aio_channel.stream_stream(GET)(iter([b"3", b"4"]))
     assert [message async for message in stream] == [b"3", b"4"]
 
