@@ -15,7 +15,8 @@ has failed, at most `MIN_WINDOW` calls are taken in a second. So a server that i
 just come back, is not flooded by a long queue.
 
 Times of the journal are relative and on the engine's clock. The lease is kept on the monotonic
-clock: no attempt begins after its end.
+clock: no attempt begins after its end. With a `ManualTimer`, both clocks are that of the timer if
+the journal is in SQLite, and `advance` looks for calls itself.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from __future__ import annotations
 import contextlib
 import secrets
 import threading
-import time
 import weakref
 from collections import Counter
 from concurrent.futures import Future
@@ -51,7 +51,7 @@ from rpcwheel.journal.backend import (
 from rpcwheel.journal.journal import open_journal
 from rpcwheel.rpc import Stop
 from rpcwheel.telemetry import tracing
-from rpcwheel.timer import shared_timer
+from rpcwheel.timer import ManualTimer, shared_timer
 
 from .queue import (
     AFTER_CLOSE,
@@ -186,7 +186,8 @@ class JournaledQueue(RetryQueue):
             ConfigurationError: The URL is not valid.
             ExtraMissing: A package that the journal needs is not installed.
         """
-        self.journal: Journal = open_journal(str(policy.journal))
+        self.journal: Journal = open_journal(str(policy.journal), timer)
+        self._is_manual = isinstance(timer, ManualTimer)
         self._targets: dict[str, _Target] = {}
         self._worker: dict[str, str] = {}  # its "name"; the finalizer has the dict too
         self._has_ended = False
@@ -359,6 +360,8 @@ class JournaledQueue(RetryQueue):
         self._start_ticking()
         if new.delay_s < self._poll_s:
             self.request_load()
+            if self._is_manual:
+                self._request_load_after(new.delay_s)
         return "queued"
 
     def _not_stored(self, call: QueuedCall, error: JournalError) -> Literal["dropped"]:
@@ -377,7 +380,14 @@ class JournaledQueue(RetryQueue):
             if self._load_requested or self._closes_at_ns is not None:
                 return
             self._load_requested = True
-        EXECUTOR.submit((self, "journal"), self._load)
+        # A `ManualTimer` may be advanced before a timeout is set, which would then be too late.
+        within_s = 0.0 if self._is_manual else HORIZON_S
+        EXECUTOR.submit((self, "journal"), partial(self._load, within_s))
+
+    def _request_load_after(self, delay_s: float) -> None:
+        with contextlib.suppress(TimerError, RuntimeError):
+            timer = shared_timer() if self._timer is None else self._timer
+            timer.new_timeout(_QueueTask(self, JournaledQueue.request_load), delay_s)
 
     def _start_ticking(self) -> None:
         with self._lock:
@@ -397,10 +407,13 @@ class JournaledQueue(RetryQueue):
     def tick(self) -> None:
         """Look for calls, and set the next timeout. On the timer's thread."""
         if self._closes_at_ns is None:
-            self.request_load()
+            if self._is_manual:  # while its clock stands still, so that it cannot pass the lease
+                self._load()
+            else:
+                self.request_load()
             self._set_tick()
 
-    def _load(self) -> None:
+    def _load(self, within_s: float = HORIZON_S) -> None:
         with self._loading:
             self._load_requested = False
             if self._closes_at_ns is not None:
@@ -408,7 +421,7 @@ class JournaledQueue(RetryQueue):
             self.journal.count_if_due()
             try:
                 self._keep_lease()
-                taken = self._take()
+                taken = self._take(within_s)
                 if self._has_ended:  # closed meanwhile
                     self.journal.release(self.worker)
                     return
@@ -420,7 +433,7 @@ class JournaledQueue(RetryQueue):
 
     def _keep_lease(self) -> None:
         """Renew the lease after a third of it. If it has ended, forget its calls."""
-        now_ns, held = time.monotonic_ns(), self._held()
+        now_ns, held = self.journal.now_ns(), self._held()
         if now_ns < self._lease_ends_ns - self._lease_ns * 2 // 3:
             return
         if now_ns >= self._lease_ends_ns > 0:
@@ -428,14 +441,14 @@ class JournaledQueue(RetryQueue):
         elif held:
             renewed = self.journal.renew(self.worker)
             # Attempts that were due after its end were refused, and no timeout starts them again.
-            if renewed and time.monotonic_ns() < self._lease_ends_ns:
+            if renewed and self.journal.now_ns() < self._lease_ends_ns:
                 self._lease_ends_ns = now_ns + self._lease_ns
             else:
                 self._end_lease()
 
     def _has_lease(self, call: QueuedCall) -> bool:
         """Whether no other process may have a call."""
-        return call.worker == self.worker and time.monotonic_ns() < self._lease_ends_ns
+        return call.worker == self.worker and self.journal.now_ns() < self._lease_ends_ns
 
     def _end_lease(self) -> None:
         """Forget the calls of the lease, which has ended. Attempts that run continue."""
@@ -452,8 +465,8 @@ class JournaledQueue(RetryQueue):
         with self._lock:
             return [call for call in self._calls if call.worker == self.worker]
 
-    def _take(self) -> list[StoredCall]:
-        now_ns = time.monotonic_ns()
+    def _take(self, within_s: float) -> list[StoredCall]:
+        now_ns = self.journal.now_ns()
         names = [name for name in list(self._targets) if self._route_to(name) is not None]
         with self._lock:
             limits = {name: self._targets[name].limit(now_ns) for name in names}
@@ -461,8 +474,8 @@ class JournaledQueue(RetryQueue):
         if not routes:
             return []
         held = self._held()
-        taken = self._take_from(routes)
-        if held and time.monotonic_ns() >= self._lease_ends_ns:  # some may be those that it has
+        taken = self._take_from(routes, within_s)
+        if held and self.journal.now_ns() >= self._lease_ends_ns:  # some may be those that it has
             self._end_lease()
             return []
         if self.limits is not None and len(routes) < len(names):
@@ -475,10 +488,10 @@ class JournaledQueue(RetryQueue):
                 self._targets[route.target].took(counts[route.target], route.limit)
         return taken
 
-    def _take_from(self, routes: list[Route]) -> list[StoredCall]:
+    def _take_from(self, routes: list[Route], within_s: float) -> list[StoredCall]:
         take = partial(self.journal.take, self.worker)
         limits = self.limits
-        return take(routes, HORIZON_S) if limits is None else limits.take(take, routes, HORIZON_S)
+        return take(routes, within_s) if limits is None else limits.take(take, routes, within_s)
 
     def look(self) -> None:
         """Take the calls that are due now. Blocks; if the journal fails, that is reported."""
@@ -615,9 +628,7 @@ class JournaledQueue(RetryQueue):
         self._report_failed(call, error, now_ns, delay_ns)
         self._notify_if_empty()
         if delay_s < self._poll_s:
-            with contextlib.suppress(TimerError, RuntimeError):
-                timer = shared_timer() if self._timer is None else self._timer
-                timer.new_timeout(_QueueTask(self, JournaledQueue.request_load), delay_s)
+            self._request_load_after(delay_s)
         return None
 
     def lost(self, call: QueuedCall, reason: str) -> None:

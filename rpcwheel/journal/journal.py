@@ -12,7 +12,6 @@ are attempted again by another one, with the same idempotency key.
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter, deque
 from concurrent.futures import Future
 from functools import partial
@@ -28,6 +27,8 @@ from rpcwheel.errors import (
 )
 from rpcwheel.events import JournalFailed, JournalRecovered, emit
 from rpcwheel.telemetry import components
+from rpcwheel.timer import ManualTimer
+from rpcwheel.timer.clock import clock_of
 
 from .backend import Postponed
 from .opening import open_journal_backend
@@ -35,6 +36,8 @@ from .url import parse_journal_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from rpcwheel.timer.api import Timer
 
     from .backend import Depth, JournalBackend, NewCall, Result, Route, StoredCall
 
@@ -52,15 +55,22 @@ class Journal:
     `open_journal` makes it; each user closes it once.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, timer: ManualTimer | None = None) -> None:
         """Check the URL; connects when it is used.
+
+        Args:
+            url: The URL.
+            timer: The clock of a journal in SQLite, for tests.
 
         Raises:
             ConfigurationError: The URL is not valid.
             ExtraMissing: A package is not installed.
         """
         self.url = parse_journal_url(url)
-        self.backend: JournalBackend = open_journal_backend(self.url)
+        self.backend: JournalBackend = open_journal_backend(self.url, timer=timer)
+        self._key = url, timer
+        self.now_ns = clock_of(None if self.backend.clock is None else timer)
+        """The clock for leases: monotonic, or that of a `ManualTimer`."""
         self.users = 0
         self._closed = False
         self._workers: dict[str, tuple[str, Callable[[list[int]], object]]] = {}
@@ -326,7 +336,7 @@ class Journal:
             self._refuses_writes = self._refuses_writes or writes
             is_first = self._failing_since_s is None
             if is_first:
-                self._failing_since_s = time.monotonic()
+                self._failing_since_s = self._now_s()
         if is_first:
             emit(JournalFailed(str(self.url), error, len(self._results)))
 
@@ -336,7 +346,7 @@ class Journal:
             if since_s is None or (self._refuses_writes and not writes):
                 return
             self._failing_since_s, self._refuses_writes = None, False
-        emit(JournalRecovered(str(self.url), time.monotonic() - since_s))
+        emit(JournalRecovered(str(self.url), self._now_s() - since_s))
 
     @property
     def is_failing(self) -> bool:
@@ -347,7 +357,10 @@ class Journal:
     def failing_s(self) -> float:
         """How long requests have failed; 0 if the last one succeeded."""
         since_s = self._failing_since_s
-        return 0.0 if since_s is None else time.monotonic() - since_s
+        return 0.0 if since_s is None else self._now_s() - since_s
+
+    def _now_s(self) -> float:
+        return self.now_ns() / 1e9
 
     # --- Counts ---
 
@@ -364,13 +377,13 @@ class Journal:
 
     def count_if_due(self) -> None:
         """Count the calls on a worker thread if the last count is old. Never blocks."""
-        if time.monotonic() >= self._next_count_s:
-            self._next_count_s = time.monotonic() + COUNT_INTERVAL_S
+        if self._now_s() >= self._next_count_s:
+            self._next_count_s = self._now_s() + COUNT_INTERVAL_S
             self._counter.submit(self.count)
 
     def count(self) -> None:
         """Count the calls now. Blocks."""
-        began_s = time.monotonic()
+        began_s = self._now_s()
         try:
             found = self.backend.depths()
         except JournalError as error:
@@ -381,7 +394,7 @@ class Journal:
         for depth in found:
             stored[depth.queue] += depth.waiting + depth.taken
         self._stored = stored
-        took_s = time.monotonic() - began_s
+        took_s = self._now_s() - began_s
         self._next_count_s = began_s + max(COUNT_INTERVAL_S, took_s / COUNT_SHARE)
 
     # --- The end ---
@@ -398,8 +411,8 @@ class Journal:
             self.users -= 1
             if self.users > 0:
                 return
-            if _OPEN.journals.get(self.url.text) is self:
-                del _OPEN.journals[self.url.text]
+            if _OPEN.journals.get(self._key) is self:
+                del _OPEN.journals[self._key]
         with self._turn:
             self._write_results()
         self._closed = True
@@ -433,10 +446,10 @@ class _Turn:
 
 
 class _Open:
-    """The open journals of this process, by URL."""
+    """The open journals of this process, by URL and `ManualTimer`."""
 
     def __init__(self) -> None:
-        self.journals: dict[str, Journal] = {}
+        self.journals: dict[tuple[str, ManualTimer | None], Journal] = {}
         self.reset()
         reset_after_fork(self)
 
@@ -448,16 +461,19 @@ class _Open:
 _OPEN: Final = _Open()
 
 
-def open_journal(url: str) -> Journal:
+def open_journal(url: str, timer: Timer | None = None) -> Journal:
     """Open a journal, or share the one that is open for the same URL. Close it once.
+
+    A `ManualTimer` has journals of its own: those in SQLite have its time.
 
     Raises:
         ConfigurationError: The URL is not valid.
         ExtraMissing: A package is not installed.
     """
+    key = url, timer if isinstance(timer, ManualTimer) else None
     with _OPEN.lock:
-        journal = _OPEN.journals.get(url)
+        journal = _OPEN.journals.get(key)
         if journal is None:
-            journal = _OPEN.journals[url] = Journal(url)
+            journal = _OPEN.journals[key] = Journal(*key)
         journal.users += 1
         return journal

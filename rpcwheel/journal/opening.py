@@ -6,20 +6,26 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from rpcwheel.errors import ExtraMissing
+from rpcwheel.timer.clock import wall_clock_of
 
 from .url import BACKENDS, JournalUrl, other_backends, parse_journal_url
 
 if TYPE_CHECKING:
+    from rpcwheel.timer.api import Timer
+
     from .backend import JournalBackend
 
 
-def open_journal_backend(url: str | JournalUrl, *, create: bool = True) -> JournalBackend:
+def open_journal_backend(
+    url: str | JournalUrl, *, create: bool = True, timer: Timer | None = None
+) -> JournalBackend:
     """Make the backend of a journal. Does not connect yet.
 
     Args:
         url: The URL.
         create: Whether the first request creates the journal if it does not exist. If not, it
             raises `JournalRefused`.
+        timer: A `ManualTimer`, for tests: its time is that of a journal in SQLite.
 
     Raises:
         ConfigurationError: The URL is not valid.
@@ -42,4 +48,6 @@ def open_journal_backend(url: str | JournalUrl, *, create: bool = True) -> Journ
         backend = next(one for one in other_backends() if one.name == parsed.scheme).load()
     made: JournalBackend = backend(parsed)
     made.creates = create
+    if made.clock is not None:
+        made.clock = wall_clock_of(timer)
     return made

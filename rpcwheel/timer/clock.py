@@ -12,12 +12,20 @@ if TYPE_CHECKING:
 
     from .api import Timer
 
-__all__ = ["checked_timer", "clock_of"]
+__all__ = ["checked_timer", "clock_of", "wall_clock_of"]
 
 
 def clock_of(timer: Timer | None) -> Callable[[], int]:
     """Return the nanosecond clock of a timer: `time.monotonic_ns`, or that of a `ManualTimer`."""
     return timer._timer_state.now if isinstance(timer, ManualTimer) else time.monotonic_ns
+
+
+def wall_clock_of(timer: Timer | None) -> Callable[[], float]:
+    """Return the wall clock of a timer, in seconds.
+
+    That of a `ManualTimer` begins when the timer is made, and moves in `advance`.
+    """
+    return (lambda: timer._began_s + timer.now) if isinstance(timer, ManualTimer) else time.time
 
 
 def checked_timer(timer: Timer | None) -> Timer | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from rpcwheel.durations import MAX_NS, NEVER, to_ns
@@ -19,11 +20,15 @@ class ManualTimer(TimerCore):
 
     Tasks run on the thread that calls `advance`, in the order of their due ticks. The clock stops
     at each tick while its tasks run, so timeouts that they start have exact deadlines.
+
+    Failback that has the timer looks at its journal in `advance`, and journals in SQLite have the
+    time of the timer, beginning with the time when it was made.
     """
 
     def __init__(self, queue: TimerQueue | None = None) -> None:
         super().__init__(queue, name="manual-timer", manual=True)
         self._timer_state.armed_ns = 0
+        self._began_s = time.time()
 
     @property
     def now(self) -> float:

@@ -10,6 +10,7 @@ from fixtures.journaled_clients import LATER, key_of, push, queue_of
 from fixtures.journals import (
     BODY,
     dead,
+    paused,
     store,
     stored,
     wait_for_dead,
@@ -323,13 +324,12 @@ def test_a_call_whose_order_key_cannot_be_had_fails_with_its_own_error(
 # --- Dead letters ---
 
 
-def test_a_call_that_is_due_soon_is_taken_at_once(
-    shop, client, policy, manual_time, timer, new_queues
+def test_a_call_is_attempted_when_it_is_due_before_the_next_look(
+    shop, client, policy, timer, new_queues
 ):
     shop.then("UNAVAILABLE")
     channel = client(policy(backoff=0.3), queues=new_queues(timer))
     push(channel)
-    wait_until(lambda: queue_of(client.queues)._calls)  # without any time
     timer.advance(0.3)
     wait_until(lambda: len(shop.calls) == 2)
 
@@ -560,10 +560,10 @@ def test_a_queue_whose_lease_has_ended_starts_no_attempt(
     queues = new_queues(timer)
     client(policy(), queues=queues)
     queue = queue_of(queues)
-    wait_until_quiet(queue)
-    with queue._loading:  # the process is paused for as long as its lease
+    manual_time(1, queue)
+    with paused(queue):  # for as long as its lease
         queue._lease_ends_ns = 1
-        timer.advance(2)
+        timer.advance(1)
         assert [call.state for call in queue._calls] == [State.WAITING]
     manual_time(16, queue)
     assert [seen.metadata["grpc-previous-rpc-attempts"] for seen in shop.calls] == ["1"]
@@ -574,20 +574,21 @@ def test_a_queue_whose_lease_has_ended_starts_no_attempt(
 def test_a_call_that_waited_for_a_thread_while_its_lease_ended_is_not_attempted(
     shop, client, policy, url, manual_time, timer, new_queues, monkeypatch
 ):
-    begin, paused = JournaledQueue.begin_attempt, []
+    begin, calls = JournaledQueue.begin_attempt, []
 
     def pause(queue, call):
-        if not paused:  # the process, for as long as its lease
-            paused.append(call)
+        if not calls:  # the process is paused for as long as its lease
+            calls.append(call)
             queue._lease_ends_ns = 1
         return begin(queue, call)
 
     monkeypatch.setattr(JournaledQueue, "begin_attempt", pause)
+    timer.advance(1)
     store(url, target=shop.target)
     queues = new_queues(timer)
     client(policy(), queues=queues)
     queue = queue_of(queues)
-    wait_until(lambda: paused)
+    wait_until(lambda: calls)
     wait_until_quiet(queue)
     assert shop.calls == []
     manual_time(16, queue)
@@ -603,11 +604,11 @@ def test_a_late_result_is_ignored(
     client(policy(), queues=first)
     assert hang.begun.wait(WAIT_S)
     slow = queue_of(first)
-    with slow._loading:  # paused: it does not renew its lease
+    with paused(slow):  # it does not renew its lease
         timer.advance(16)
         client(policy(), queues=second)
         wait_for_none(url)
-    wait_until(lambda: events.of(FailbackLeaseLost))
+    timer.advance(1)
     (lost,) = events.of(FailbackLeaseLost)
     assert (lost.name, lost.journal, lost.count) == ("*", url, 1)
     shop.kill()  # ends the first attempt

@@ -209,15 +209,17 @@ def test_calls_stay_in_the_journal_if_the_channel_is_closed_first(shop, client, 
     client.queues.close(0)
 
 
-def test_calls_stay_in_the_journal_if_the_channel_below_is_closed(shop, policy, url, events):
+def test_calls_stay_in_the_journal_if_the_channel_below_is_closed(
+    shop, policy, url, events, timer, manual_time
+):
     store(url, target=shop.target, delay_s=1.9)
-    with FailbackQueues(timer := ManualTimer()) as queues:
+    with FailbackQueues(timer) as queues:
         bare = grpc.insecure_channel(shop.target)
         channel = intercept_channel(bare, CallPolicy(failback=policy()), queues=queues)
         queue = queue_of(queues)
-        wait_until(lambda: queue._calls)
+        manual_time(1, queue)
         bare.close()
-        timer.advance(2)
+        timer.advance(1)
         wait_until(lambda: queue.stats().attempts == 1)
         wait_until_quiet(queue)
         channel.close()
@@ -260,7 +262,7 @@ def test_calls_stay_in_the_journal_if_the_channel_is_dropped(make, shop, policy,
 
 
 def test_queues_that_are_dropped_without_close_attempt_what_they_have_and_close_the_journal(
-    shop, policy, url, timer
+    shop, policy, url, timer, manual_time
 ):
     shop.then("UNAVAILABLE")
     store(url, target=shop.target, delay_s=1.9)
@@ -268,10 +270,10 @@ def test_queues_that_are_dropped_without_close_attempt_what_they_have_and_close_
     channel = grpc.insecure_channel(shop.target)
     kept.append(intercept_channel(channel, CallPolicy(failback=policy()), queues=kept[0]))
     journal = queue_of(kept[0]).journal
-    wait_until(lambda: queue_of(kept[0])._calls)
-    wait_until_quiet(queue_of(kept[0]))
+    manual_time(1, queue_of(kept[0]))
+    assert queue_of(kept[0])._calls
     kept.clear()
-    timer.advance(2)
+    timer.advance(1)
     wait_until(lambda: journal._closed or gc.collect() < 0)
     assert [(call.state, call.attempts) for call in stored(url)] == [(CallState.READY, 2)]
     channel.close()
@@ -327,14 +329,18 @@ def test_a_call_that_was_answered_survives_sigkill(shop, client, url):
 
 def test_a_process_that_exits_gives_its_calls_back_and_reports_none_as_lost(shop, client, url):
     shop.then("UNAVAILABLE")
-    store(url, count=5, target=shop.target, delay_s=1.9)
+    store(url, count=5, target=shop.target, delay_s=60.0)
     ended = run(
         url,
         shop.target,
         """
+        from rpcwheel.timer import ManualTimer
+        timer = ManualTimer()
+        kit = Kit(failback=policy, timer=timer)
+        channel = kit.channel(target)
         (invoker,) = kit._queues._by_name.values()
         while len(invoker._queue._calls) < 5:
-            pass
+            timer.advance(1)  # takes them before they are due
         """,
     )
     assert (ended.returncode, ended.stdout) == (0, "")
@@ -358,7 +364,9 @@ def test_an_attempt_that_hangs_does_not_delay_the_exit(shop, url):
     assert [call.state for call in stored(url)] == [CallState.READY]
 
 
-def test_a_forked_child_has_its_own_queue_and_does_not_release_the_calls_of_its_parent(url):
+def test_a_forked_child_has_its_own_queue_and_does_not_release_the_calls_of_its_parent(
+    url, timer, manual_time
+):
     calls = []
 
     def function(number: int):
@@ -367,13 +375,13 @@ def test_a_forked_child_has_its_own_queue_and_does_not_release_the_calls_of_its_
             raise ConnectionError
 
     policy = FailbackPolicy(retry_on=ConnectionError, journal=url, backoff=0.01, name="fork")
-    timer = ManualTimer()
     with FailbackInvoker(policy, timer=timer) as failback:
         failback.register(function)
         body = StoredFunction(b'{"number": 1}').encoded()
         store(url, queue="fork", method="fork", delay_s=1.9, body=body)
         failback.start()
-        wait_until(lambda: len(failback._queue._calls) == 1)
+        manual_time(1, failback._queue)
+        assert len(failback._queue._calls) == 1
         worker = failback._queue.worker
         child = os.fork()
         if child == 0:
