@@ -22,13 +22,12 @@ import functools
 import json
 import os
 import sqlite3
-import threading
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
-from rpcwheel._concurrency.executor import reset_after_fork
+from rpcwheel._concurrency.sqlite_connection import FileId, SqliteConnection
 from rpcwheel.errors import (
     ConfigurationError,
     JournalError,
@@ -123,9 +122,6 @@ DAMAGED: Final = frozenset({"SQLITE_NOTADB", "SQLITE_CORRUPT"})
 
 Method = TypeVar("Method", bound="Callable[..., Any]")
 
-_inherited: Final[list[sqlite3.Connection]] = []
-"""Connections of the parent process. SQLite forbids a child to use or to close them."""
-
 
 def _with_room(method: Method) -> Method:
     """Repeat a request that has found the disk full, if a checkpoint has made room."""
@@ -172,8 +168,8 @@ class SqliteJournal(JournalBackend):
         self._latest_ms = 0
         self._closed = False
         self._was_full = False
-        self._writer = _Connection(self._connect)
-        self._reader = _Connection(self._connect)
+        self._writer = _Connection(self._path, self._connect)
+        self._reader = _Connection(self._path, self._connect)
 
     @_with_room
     def append(self, calls: Sequence[NewCall]) -> list[int]:
@@ -556,60 +552,46 @@ class _Transaction:
             raise self._translate(error) from error
 
 
-class _Connection:
-    """A connection that is opened when it is used, and again in a child or for another file."""
+class _Connection(SqliteConnection):
+    """A connection that is opened when it is used, again after a fork or for another file."""
 
-    def __init__(self, connect: Callable[[], sqlite3.Connection]) -> None:
+    _locks_when_idle = True
+
+    def __init__(self, path: Path, connect: Callable[[], sqlite3.Connection]) -> None:
+        super().__init__(path)
         self._connect = connect
-        self._db: sqlite3.Connection | None = None
-        self._file: tuple[int, int] = 0, 0
-        self._lock = threading.Lock()
-        reset_after_fork(self)
-
-    def reset(self) -> None:
-        """Leave the parent's connection alone, in a forked child."""
-        self._lock = threading.Lock()
-        if self._db is not None:
-            _inherited.append(self._db)
-            self._db = None
+        self._file: FileId | None = None
 
     def __enter__(self) -> sqlite3.Connection:
         """Keep other threads out, and return the connection. By hand: a generator takes 3 us."""
-        self._lock.acquire()
+        self._acquire()
         try:
             if self._db is not None and not self._is_same_file():
                 self._close()
-            if self._db is None:
-                self._db = self._connect()
-                self._file = self._file_of(self._db)
+            return self._db or self._open()
         except BaseException:
-            self._lock.release()
+            self._release()
             raise
-        return self._db
 
     def __exit__(self, *_: object) -> None:
-        self._lock.release()
+        self._release()
+
+    def _open(self) -> sqlite3.Connection:
+        if self._is_used_by_parent():
+            raise JournalUnavailable(
+                f"{self._path} was in use when this process was forked, which must not use it; "
+                "fork before the first call that fails, or start another process"
+            )
+        self._db = self._connect()
+        self._path = Path(self._db.execute("PRAGMA database_list").fetchone()[2])
+        self._file = self._id_of_file()
+        return self._db
 
     def _is_same_file(self) -> bool:
         try:
-            found = self._path.stat()
+            return self._file is not None and self._id_of_file() == self._file
         except OSError:
             return False
-        return (found.st_dev, found.st_ino) == self._file
-
-    def _file_of(self, db: sqlite3.Connection) -> tuple[int, int]:
-        self._path = Path(db.execute("PRAGMA database_list").fetchone()[2])
-        found = self._path.stat()
-        return found.st_dev, found.st_ino
-
-    def close(self) -> None:
-        with self._lock:
-            self._close()
-
-    def _close(self) -> None:
-        db, self._db = self._db, None
-        if db is not None:
-            db.close()
 
 
 def _ready(

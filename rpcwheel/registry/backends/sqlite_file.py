@@ -12,23 +12,18 @@ record needs to survive it, and a file that a power failure has damaged is creat
 
 from __future__ import annotations
 
-import os
 import secrets
 import sqlite3
-import threading
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from rpcwheel._concurrency.executor import reset_after_fork
+from rpcwheel._concurrency.sqlite_connection import FileId, SqliteConnection
 from rpcwheel.errors import RegistryClosed, RegistryError, RegistryRefused, RegistryUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-FileId = tuple[int, int]
-"""Device and inode of a file."""
 
 APPLICATION_ID: Final = 0x72706377
 """`rpcw`: marks the file of a registry in SQLite's header."""
@@ -63,11 +58,8 @@ FORBIDDEN: Final = (
 DAMAGED: Final = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
 """SQLite's errors if a file is damaged, or is not a database."""
 
-_inherited: Final[list[sqlite3.Connection]] = []
-"""Connections of the parent process. SQLite forbids a child to use or to close them."""
 
-
-class SqliteFile:
+class SqliteFile(SqliteConnection):
     """A registry's file, opened or created at its first use. Any thread, one at a time."""
 
     def __init__(self, path: str, timeout_s: float) -> None:
@@ -78,14 +70,11 @@ class SqliteFile:
             timeout_s: The longest wait, each: for a lock of another process, for another thread
                 that uses this object, and for a file that is replaced while it is opened.
         """
-        self._path = Path(path).expanduser().absolute()
+        super().__init__(Path(path).expanduser().absolute())
         self._timeout_s = timeout_s
-        self._db: sqlite3.Connection | None = None
         self._db_file_id: FileId | None = None  # of the file that `_db` has open
         self._data_version = 0
         self._closed = False
-        self._lock = threading.Lock()
-        reset_after_fork(self)
 
     @contextmanager
     def connection(self) -> Iterator[sqlite3.Connection]:
@@ -94,7 +83,7 @@ class SqliteFile:
         Raises:
             RegistryUnavailable, RegistryRefused: The file can't be used.
         """
-        if not self._lock.acquire(timeout=self._timeout_s):
+        if not self._acquire(self._timeout_s):
             raise RegistryUnavailable(f"{self._path}: still busy with the request before")
         try:
             yield self._open_if_needed()
@@ -103,9 +92,9 @@ class SqliteFile:
         except (sqlite3.Error, OSError) as error:
             raise self._handle(error) from error
         finally:
-            self._lock.release()
+            self._release()
             if self._closed:
-                self._drop_unless_used()
+                self._close_unless_used()
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
@@ -142,27 +131,34 @@ class SqliteFile:
         if self._db is None:
             return False
         try:
-            return self._file_id() != self._db_file_id
+            return self._id_of_file() != self._db_file_id
         except OSError:  # a parent is no directory any more; a read reports it
             return True
 
     def close(self) -> None:
         """Close the connection, or have the running request close it. Idempotent; never waits."""
         self._closed = True
-        self._drop_unless_used()
+        self._close_unless_used()
 
-    def _drop_unless_used(self) -> None:
-        if self._lock.acquire(blocking=False):
-            self._drop()
-            self._lock.release()
+    def _close_unless_used(self) -> None:
+        if self._acquire(0):
+            try:
+                self._close()
+            finally:
+                self._release()
 
     def _open_if_needed(self) -> sqlite3.Connection:
         if self._closed:
             raise RegistryClosed(f"{self._path} was closed; open another")
         if self._db is not None:
-            if self._file_id() == self._db_file_id:
+            if self._id_of_file() == self._db_file_id:
                 return self._db
-            self._drop()
+            self._close()
+        if self._is_used_by_parent():
+            raise RegistryUnavailable(
+                f"{self._path} was in use when this process was forked, which must not use it; "
+                "fork before a registry is opened, or start another process"
+            )
         # The path may be replaced while it is opened, and the inode of an open SQLite connection is
         # not known. So the connection counts only if the path led to the same file before and
         # after it was opened. A file that this creates is therefore opened twice.
@@ -170,12 +166,12 @@ class SqliteFile:
         attempts = 0
         while True:
             attempts += 1
-            before = self._db_file_id = self._file_id()  # `_delete_damaged` reads it
+            before = self._db_file_id = self._id_of_file()  # `_delete_damaged` reads it
             self._db = db = self._connect()
-            self._db_file_id = self._file_id()
+            self._db_file_id = self._id_of_file()
             if before is not None and before == self._db_file_id:
                 return db
-            self._drop()
+            self._close()
             if attempts > 1 and time.monotonic() > deadline_s:
                 raise RegistryUnavailable(f"{self._path} is replaced or deleted again and again")
 
@@ -225,19 +221,9 @@ class SqliteFile:
                 f"{self._path} is a database of something else; give a registry a file of its own"
             )
 
-    def _file_id(self) -> FileId | None:
-        """Identify the file to which the path leads now; None if there is none."""
-        try:
-            found = os.stat(self._path)  # noqa: PTH116 - at each poll; a Path takes twice as long
-        except FileNotFoundError:
-            return None
-        return found.st_dev, found.st_ino
-
-    def _drop(self) -> None:
-        db, self._db, self._data_version = self._db, None, 0
-        if db is not None:
-            with suppress(sqlite3.Error):
-                db.close()
+    def _close(self) -> None:
+        self._data_version = 0
+        super()._close()
 
     def _handle(self, error: sqlite3.Error | OSError) -> RegistryError:
         """Drop an unusable connection, delete a damaged registry, and return the error to raise.
@@ -247,7 +233,7 @@ class SqliteFile:
         extended_code = getattr(error, "sqlite_errorcode", 0)
         code = extended_code & 0xFF  # the primary code
         if code != sqlite3.SQLITE_BUSY:
-            self._drop()
+            self._close()
         if isinstance(error, OSError):
             kind = RegistryRefused if isinstance(error, PermissionError) else RegistryUnavailable
             return kind(f"{self._path}: {error.strerror}")
@@ -276,7 +262,7 @@ class SqliteFile:
     def _delete_damaged(self) -> RegistryError:
         """Delete a damaged file, unless another process has replaced it."""
         try:
-            if self._file_id() == self._db_file_id:
+            if self._id_of_file() == self._db_file_id:
                 self._path.unlink(missing_ok=True)
         except OSError as error:
             return RegistryRefused(
@@ -290,13 +276,6 @@ class SqliteFile:
             header = file.read(100)
             return header[APPLICATION_ID_BYTES] == APPLICATION_ID.to_bytes(4, "big")
         return False
-
-    def reset(self) -> None:
-        """Start without a connection. Called by `reset_after_fork` in a forked child."""
-        self._lock = threading.Lock()
-        if self._db is not None:
-            _inherited.append(self._db)
-            self._db = None
 
 
 def _text(found: bytes) -> str:
