@@ -12,11 +12,12 @@ client for 1.6 s. An address list also can't contain host names, and over TLS gR
 certificates against the whole list (grpcio 1.85);
 `test_over_tls_a_list_of_addresses_matches_no_certificate` fails if grpcio changes this.
 
-Before a fork, channels on which nothing was received yet are closed, and their calls are made again
-after it. If a process forks while a channel connects and another thread waits for an answer, gRPC's
-threads crash in the child (SIGSEGV or SIGABRT, grpcio 1.85.1, `GRPC_ENABLE_FORK_SUPPORT` not set):
-with an etcd that accepts connections and does not answer, in every third child.
-Without this, tests/faults/registry/backends/test_fork.py fails with these versions.
+Forks are safe only with `GRPC_ENABLE_FORK_SUPPORT=0` in the environment. gRPC's own fork handlers
+start its threads again in the child. If the process forks while a channel connects and a thread
+waits for an answer, they crash the child (SIGSEGV or SIGABRT, grpcio 1.85.1). To close such
+channels before the fork was tried: it races with gRPC's handler, and after 100 to 500 forks
+`os.fork` did not return in the parent, with the GIL held. So this module does nothing to channels
+there, and warns. docs/grpcio.md has the figures.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import functools
 import os
 import threading
 import time
+import warnings
 import weakref
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -106,7 +108,6 @@ class _Connection:
     channel: grpc.Channel
     has_answered: bool = False
     """Whether anything was received on it."""
-    closed_by_fork: bool = False
 
 
 class EtcdClient:
@@ -146,6 +147,11 @@ class EtcdClient:
         return os.getpid() != self._pid
 
     @property
+    def is_open(self) -> bool:
+        """Whether `close` was not called and this process can use it."""
+        return not (self._closed or self.forked)
+
+    @property
     def is_connected(self) -> bool:
         """Whether something was received on the current connection."""
         connection = self._connection
@@ -177,9 +183,6 @@ class EtcdClient:
             left_s = end_s - time.monotonic()
             try:
                 return self._call_member(method, request, left_s if members == 1 else left_s / 2)
-            except _ClosedByFork as error:
-                if once or left_s <= 0:
-                    raise RegistryUnavailable(str(error)) from error.__cause__
             except (RegistryUnavailable, _TlsRefused) as error:
                 members -= 1
                 if not members or once:
@@ -215,7 +218,7 @@ class EtcdClient:
         try:
             call: Any = method(iter(requests), metadata=(*_metadata(token), *REQUIRE_LEADER))
         except ValueError as error:  # the channel was closed meanwhile
-            raise self._closed_meanwhile(connection) from error
+            raise self.closed_error() from error
         return WatchStream(call, self, connection, token)
 
     def has_new_token(self, stream: WatchStream, key: bytes) -> bool:
@@ -227,8 +230,8 @@ class EtcdClient:
 
         Drops the connection, unless etcd refused the request or the client canceled the call.
         """
-        if self._closed or connection.closed_by_fork:
-            return self._closed_meanwhile(connection)
+        if self._closed:
+            return self.closed_error()
         code, details = _status(error)
         if code in REFUSALS:
             if self._url.user and any(text in details for text in INVALID_TOKEN):
@@ -261,15 +264,6 @@ class EtcdClient:
         for connection in connections:
             connection.channel.close()
 
-    def close_unanswered(self) -> None:
-        """Close the channels on which nothing was received. Right before a fork, with `_LOCK`."""
-        for connection in list(self._connections):
-            if not connection.has_answered and not self.forked:
-                connection.closed_by_fork = True
-                if connection is self._connection:
-                    self._connection = None
-                connection.channel.close()
-
     def keep_channels(self) -> None:
         """Keep the parent's channels referenced in a forked child.
 
@@ -285,12 +279,6 @@ class EtcdClient:
                 "open another one"
             )
         return RegistryClosed(f"{self.where}: it was closed; open another one")
-
-    def _closed_meanwhile(self, connection: _Connection) -> RegistryError:
-        """Return the error of a call whose channel the client has closed."""
-        if connection.closed_by_fork and not (self._closed or self.forked):
-            return _ClosedByFork(f"{self.where}: this process forked before etcd answered")
-        return self.closed_error()
 
     def _connect(self) -> _Connection:
         """Return the current connection, or a new one, which connects at the first call."""
@@ -362,7 +350,7 @@ class EtcdClient:
         except grpc.RpcError as error:
             raise self.error_of(error, connection) from error
         except ValueError as error:  # the channel was closed meanwhile
-            raise self._closed_meanwhile(connection) from error
+            raise self.closed_error() from error
         connection.has_answered = True
         return response
 
@@ -373,10 +361,6 @@ class LeaseUnknown(RegistryRefused):
 
 class _TlsRefused(RegistryRefused):
     """The TLS handshake with this member failed; another one may have a valid certificate."""
-
-
-class _ClosedByFork(RegistryUnavailable):
-    """The channel was closed before a fork."""
 
 
 class _InvalidToken(RegistryRefused):
@@ -426,10 +410,37 @@ _PARENTS_CHANNELS: Final[list[grpc.Channel]] = []
 """In a forked child; see `EtcdClient.keep_channels`."""
 
 
-def _before_fork() -> None:
-    _LOCK.acquire()
-    for client in _CLIENTS:
-        client.close_unanswered()
+FORK_SUPPORT: Final = "GRPC_ENABLE_FORK_SUPPORT"
+"""The variable in the environment that switches gRPC's fork handlers off."""
+
+FORK_WARNING: Final = (
+    f"this process has an etcd registry and forks. Without {FORK_SUPPORT}=0 in the environment, "
+    "gRPC's fork handlers can crash the child if etcd does not answer at this moment. Fork before "
+    "the registry is opened, or set it; a child cannot use gRPC then, unless it executes another "
+    'program (multiprocessing "spawn")'
+)
+
+
+class _ForkWarning:
+    """Warns at the first fork of this process that gRPC's handlers make unsafe."""
+
+    def __init__(self) -> None:
+        self._is_given = False
+
+    def give(self) -> None:
+        if self._is_given or FORK_SUPPORT in os.environ:
+            return
+        if any(client.is_open for client in list(_CLIENTS)):
+            self._is_given = True
+            warnings.warn(FORK_WARNING, RuntimeWarning, stacklevel=3)
+
+
+_FORK_WARNING: Final = _ForkWarning()
+
+
+def _after_fork_in_parent() -> None:
+    _LOCK.release()
+    _FORK_WARNING.give()  # last, as it may raise: Python reports that and goes on
 
 
 def _after_fork_in_child() -> None:
@@ -440,7 +451,9 @@ def _after_fork_in_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
-        before=_before_fork, after_in_parent=_LOCK.release, after_in_child=_after_fork_in_child
+        before=_LOCK.acquire,
+        after_in_parent=_after_fork_in_parent,
+        after_in_child=_after_fork_in_child,
     )
 
 
