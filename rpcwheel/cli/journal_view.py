@@ -11,7 +11,7 @@ import json
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
-from rpcwheel.failback.policy import SECRET_PARTS
+from rpcwheel.failback.policy import is_secret
 from rpcwheel.failback.stored import StoredFunction, decode
 from rpcwheel.journal import CallState
 
@@ -171,7 +171,7 @@ def _described_rpc(body: StoredRpc, *, with_body: bool) -> dict[str, Any]:
 
 
 def _shown(key: str, value: str | bytes) -> str:
-    if any(part in key for part in SECRET_PARTS):
+    if is_secret(key):
         return HIDDEN
     return _base64(value) if isinstance(value, bytes) else value
 

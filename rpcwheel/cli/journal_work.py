@@ -80,6 +80,10 @@ def work(
                      "have, such as credentials. KEY=file:PATH reads it from a file, each time "
                      "anew; KEY=env:NAME from a variable. Others can see arguments."),
     ] = None,
+    to_all: Annotated[
+        bool, typer.Option("--metadata-to-all-targets", help="Send --metadata to every target in "
+                           "the journal. Without it, --metadata needs --target.")
+    ] = False,
     once: Annotated[
         bool, typer.Option("--once", help="Attempt each call that is due, and end.")
     ] = False,
@@ -106,6 +110,12 @@ def work(
     at once. Any number of workers may use a journal at the same time.
     """
     settings = checked_tls(TlsSettings(tls, ca, cert, key, servername))
+    if metadata and not (targets or to_all):
+        raise typer.BadParameter(
+            "it would be sent to every target in the journal; give --target, or "
+            "--metadata-to-all-targets",
+            param_hint="--metadata",
+        )
     addresses = dict(_pair(one, "--map", "TARGET=ADDRESS") for one in moved or ())
     _import(modules or ())
     worker = JournalWorker(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from fnmatch import fnmatchcase
 from functools import partial
@@ -31,10 +32,26 @@ NEVER_STORED: Final = frozenset({"authorization", "proxy-authorization", "cookie
 by itself."""
 
 SECRET_PARTS: Final = (
-    *("auth", "token", "secret", "password", "passwd", "credential", "cookie", "session"),
-    *("api-key", "api_key", "apikey", "signature", "jwt"),
+    *("auth", "token", "secret", "password", "passwd", "passphrase", "private", "credential"),
+    *("cookie", "session", "api-key", "apikey", "signature", "jwt", "oidc", "client-principal"),
 )
-"""Keys with one of these parts are stored in a journal only if they are listed by their name."""
+SECRET_WORDS: Final = frozenset({"otp", "pin"})
+KEYS_OF_DATA: Final = frozenset({"idempotency", "order", "partition", "routing", "shard", "cache"})
+"""Words before `-key` with which it is no secret."""
+
+
+def is_secret(key: str) -> bool:
+    """Whether a metadata key names a secret, which a journal has only if it is listed by its name.
+
+    This is so if it contains one of `SECRET_PARTS`, ends with `-key`, such as `x-api-key`, or if
+    one of its words is in `SECRET_WORDS`. Words are separated by `-`, `_` and `.`.
+    """
+    words = re.split("[-_.]", key.removesuffix("-bin"))
+    if words[-1] == "key" and words[-2:-1] and words[-2] not in KEYS_OF_DATA:
+        return True
+    text = "-".join(words)
+    return any(part in text for part in SECRET_PARTS) or not SECRET_WORDS.isdisjoint(words)
+
 
 JOURNAL_CAPACITY: Final = 1_000_000
 """The default of `max_pending` with a journal."""
@@ -131,12 +148,9 @@ class FailbackPolicy(Policy):
 
     def keeps(self, key: str) -> bool:
         """Whether the metadata entry `key` of a queued call is sent again."""
-        is_secret = key == "authorization"
-        if self.journal is not None:
-            if key in NEVER_STORED:
-                return False
-            is_secret = any(part in key for part in SECRET_PARTS)
-        if is_secret:
+        if self.journal is not None and key in NEVER_STORED:
+            return False
+        if key == "authorization" or (self.journal is not None and is_secret(key)):
             return key in self.metadata
         return any(fnmatchcase(key, pattern) for pattern in self.metadata)
 

@@ -387,8 +387,9 @@ class SqliteJournal(JournalBackend):
                 if not self._path.parent.is_dir():
                     raise JournalRefused(f"{self._path}: there is no such directory; create it")
                 raise JournalRefused(f"{self._path}: there is no such file; {CREATED_BY}")
-            with suppress(FileExistsError):
-                os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+            with suppress(FileExistsError):  # with O_EXCL, which does not follow a symbolic link
+                file = os.path.realpath(self._path)
+                os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
             db = sqlite3.connect(
                 self._path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
             )

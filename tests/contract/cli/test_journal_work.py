@@ -203,6 +203,7 @@ def test_metadata_comes_from_arguments_files_and_variables(
     words = [f"authorization=file:{tmp_path}/token", "X-Tenant=env:TENANT", "x-zone=a=b"]
     words += ["trace-bin=AAE="]
     options = [part for word in words for part in ("--metadata", word)]
+    options.append("--metadata-to-all-targets")
     assert run(url, "--once", *options, capsys=capsys)[0] == 0
     found = shop.calls[0].metadata
     assert {name: found[name] for name in ("authorization", "x-tenant", "x-zone", "trace-bin")} == {
@@ -300,10 +301,11 @@ def test_a_journal_that_does_not_exist_ends_with_1(url, tmp_path, capsys):
     ("words", "message"),
     [
         (["--import", "no_such_module"], "cannot import no_such_module: ModuleNotFoundError"),
-        (["--metadata", "swordfish"], "KEY=VALUE"),
-        (["--metadata", "token=file:/no/such/file"], "No such file"),
-        (["--metadata", "token=env:NO_SUCH"], "there is no variable NO_SUCH"),
-        (["--metadata", "token-bin=swordfish"], "base64 for -bin"),
+        (["--metadata", "token=swordfish"], "--metadata-to-all-targets"),
+        (["--target", "a", "--metadata", "swordfish"], "KEY=VALUE"),
+        (["--target", "a", "--metadata", "token=file:/no/such/file"], "No such file"),
+        (["--target", "a", "--metadata", "token=env:NO_SUCH"], "there is no variable NO_SUCH"),
+        (["--target", "a", "--metadata", "token-bin=swordfish"], "base64 for -bin"),
         (["--map", "shop.Orders"], "TARGET=ADDRESS"),
         (["--retry-on", "UNAVAILBLE"], "did you mean 'UNAVAILABLE'"),
         (["--max-attempts", "0"], "greater than or equal to 1"),

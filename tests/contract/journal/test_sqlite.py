@@ -64,7 +64,11 @@ for number in range(10**9):
     assert len(found) > said
 
 
-def test_only_its_owner_may_read_the_file(journal, path):
+@pytest.mark.parametrize("is_link", [False, True])
+def test_only_its_owner_may_read_the_file(journal, path, is_link):
+    if is_link:  # to a file that does not exist
+        link, path = path, path.with_name("elsewhere.db")
+        link.symlink_to(path)
     previous = os.umask(0)
     try:
         journal.append([new_call()])

@@ -150,6 +150,19 @@ def test_a_journal_has_no_credentials_and_what_may_be_secret_only_by_its_full_na
     assert {key for key in keys if policy.keeps(key)} == kept
 
 
+def test_which_metadata_may_be_secret():
+    policy = FailbackPolicy(retry_on=OSError, journal=JOURNAL)
+    secret = {
+        *("x-private-id", "x-passphrase", "x-access-key", "signing_key", "enc-key-bin", "otp"),
+        *("x-otp-code", "card_pin", "x-ms-client-principal", "x-amzn-oidc-data", "x-api_key-id"),
+    }
+    public = {
+        *("x-shipping", "x-opinion", "x-hotpath", "x-monkey", "key", "x-key-id", "x-partition-key"),
+        *("x-idempotency-key", "x-principal", "tenant-bin"),
+    }
+    assert {key for key in secret | public if policy.keeps(key)} == public
+
+
 def test_the_password_of_a_journal_is_not_in_the_representation_of_a_policy():
     policy = FailbackPolicy(retry_on=OSError, journal="redis://user:secret@127.0.0.1:6379")
     assert "secret" not in repr(policy)
