@@ -32,6 +32,7 @@ from rpcwheel.timer.clock import clock_of
 
 from .backend import Postponed
 from .opening import open_journal_backend
+from .recount import Recount
 from .url import parse_journal_url
 
 if TYPE_CHECKING:
@@ -93,6 +94,8 @@ class Journal:
         """Workers that may have calls."""
         self._worker = SerialExecutor()
         self._counter = SerialExecutor()
+        self._counting = threading.Lock()
+        self._recount = Recount()  # of the thread that has the turn
         self._appends: deque[tuple[NewCall, int, Future[int]]] = deque()
         self._results: deque[tuple[str, Result]] = deque()
         self._repeated: set[int] = set()  # results that the engine may have stored already
@@ -138,6 +141,7 @@ class Journal:
 
     def _append_one(self, call: NewCall, limit: int) -> int:
         """Store a call. The caller has the turn."""
+        self._count_if_needed(call, limit)
         if self._stored[call.queue] >= limit:
             raise self._full(call, limit)
         try:
@@ -149,6 +153,7 @@ class Journal:
             raise self._append_failed(error) from error
         self._succeeded()
         self._stored[call.queue] += 1
+        self._recount.add(call.queue)
         return number
 
     def _add(self, call: NewCall, limit: int) -> Future[int]:
@@ -167,6 +172,8 @@ class Journal:
         """Store the calls that have waited longest. The caller has the turn."""
         batch: list[tuple[NewCall, Future[int]]] = []
         adding: Counter[str] = Counter()
+        if self._appends:
+            self._count_if_needed(*self._appends[0][:2])
         while self._appends and len(batch) < MAX_BATCH:
             call, limit, future = self._appends.popleft()
             if self._stored[call.queue] + adding[call.queue] >= limit:
@@ -200,7 +207,23 @@ class Journal:
         self._succeeded()
         for (call, future), number in zip(batch, ids, strict=True):
             self._stored[call.queue] += 1
+            self._recount.add(call.queue)
             future.set_result(number)
+
+    def _count_if_needed(self, call: NewCall, limit: int) -> None:
+        """Count what other processes have stored, unless that is known. The caller has the turn.
+
+        An engine that has just failed is not asked, as the call would wait for it twice.
+        """
+        if self.is_failing or not self._recount.is_needed(call.queue, limit):
+            return
+        if self._counting.acquire(blocking=False):  # not twice, also not in a finalizer
+            try:
+                self._recount.begin()
+                self._count()
+                self._recount.end(self._stored)
+            finally:
+                self._counting.release()
 
     def _full(self, call: NewCall, limit: int) -> JournalFull:
         return JournalFull(f"{self.url} has max_pending ({limit}) calls of {call.queue!r}")
@@ -383,6 +406,10 @@ class Journal:
 
     def count(self) -> None:
         """Count the calls now. Blocks."""
+        with self._counting:
+            self._count()
+
+    def _count(self) -> None:
         began_s = self._now_s()
         try:
             found = self.backend.depths()

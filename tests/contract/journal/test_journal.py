@@ -112,6 +112,21 @@ def test_the_limit_is_that_of_the_queue(journal):
     assert not journal.is_failing
 
 
+def test_the_limit_is_that_of_all_processes_exceeded_by_an_eighth_at_most(url):
+    journals = [Journal(url), Journal(url)]  # as in two processes
+    full, limit = 0, 80
+    while full < 2:
+        full = 0
+        for journal in journals:
+            try:
+                journal.append_now(new_call(), limit)
+            except JournalFull:
+                full += 1
+    for journal in journals:
+        journal.close()
+    assert limit <= len(stored(url)) <= limit * 9 // 8
+
+
 def test_dead_letters_do_not_count_and_delivered_calls_make_room(journal, url):
     for key in "123":
         journal.append_now(new_call(key=key), MANY)
