@@ -1,4 +1,4 @@
-"""What failback with a journal costs: run it all."""
+"""What failback costs: run it all."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from benchmarks._main import Program
 from benchmarks.calls.subjects import Skipped
 from benchmarks.failback import __doc__ as about
 from benchmarks.failback import report
-from benchmarks.failback.scale import DURABILITIES, SCALES, STEPS
+from benchmarks.failback.scale import BACKLOGS, DURABILITIES, SCALES, STEPS
 
 TIMEOUT_S = 3600.0
 
-PROGRAM = Program("failback", about, "about a minute", STEPS)
+PROGRAM = Program("failback", about, "about two minutes", STEPS)
 
 
 def main() -> int:
@@ -28,6 +28,7 @@ def main() -> int:
     facts, scale = report.facts(_page.load()), "quick" if options.quick else "full"
     appends: list[dict[str, Any]] = []
     waiting: list[dict[str, Any]] = []
+    backlog: list[dict[str, Any]] = []
     skipped: list[Skipped] = []
 
     def run(step: str, into: list[dict[str, Any]], *arguments: str) -> None:
@@ -44,11 +45,15 @@ def main() -> int:
     if "waiting" in only:
         with tempfile.TemporaryDirectory() as directory:  # 5 GB
             run("waiting", waiting, directory)
+    if "backlog" in only:
+        for name in BACKLOGS:
+            run("backlog", backlog, name)
     if options.json is not None:
-        options.json.write_text(json.dumps([*appends, *waiting], indent=1) + "\n")
+        options.json.write_text(json.dumps([*appends, *waiting, *backlog], indent=1) + "\n")
     page = report.page(
         appends,
         waiting[0] if waiting else None,
+        backlog,
         SCALES[scale],
         facts=facts,
         skipped=skipped,

@@ -13,9 +13,15 @@ from benchmarks.failback.scale import (
     CHANNEL,
     DURABILITIES,
     FRONT,
+    LEAST_SHARE,
     MEMORY,
+    MOST_FAILED,
     MOST_MB,
+    PER_S,
+    SERVER_THREADS,
+    SERVICE_S,
     THREADS,
+    TIMEOUT_S,
     Scale,
 )
 
@@ -37,10 +43,18 @@ s, at its peak. The first delivery is the median of five processes, each of whic
 Appends are by `Journal.append_now`, beside the attempts that the server refuses.
 """
 
+BACKLOG = """\
+How it is measured: a server with {threads} threads, each busy for {service_s:g} s with a call, so
+that it can execute {per_s:g} calls a second; the timeout of each attempt is {timeout_s:g} s. All
+calls are due at the same time. The calls of a queue in memory have failed while nothing listened.
+The time is that from the first execution to the end of the last one.
+"""
+
 
 def page(
     appends: Rows,
     waiting: Mapping[str, Any] | None,
+    backlog: Rows,
     scale: Scale,
     *,
     facts: Mapping[str, str],
@@ -49,9 +63,13 @@ def page(
 ) -> str:
     """The page, as Markdown."""
     origin = [f"* {name}: {value}" for name, value in facts.items()] + [f"* Command: `{command}`"]
-    parts = ["# Failback with a journal", "\n".join(origin)]
+    parts = ["# Failback", "\n".join(origin)]
     parts += [f"Not measured: {each.what} ({each.why})." for each in skipped]
-    verdicts = [*_appends_met(appends), *(_waiting_met(waiting) if waiting else ())]
+    verdicts = [
+        *_appends_met(appends),
+        *(_waiting_met(waiting) if waiting else ()),
+        *_backlog_met(backlog),
+    ]
     parts += ["## Targets", table(("", "measured", "target", ""), verdicts)]
     for durability in DURABILITIES:
         rows = [row for row in appends if row["durability"] == durability]
@@ -72,6 +90,15 @@ def page(
             f"## {waiting['waiting']:,} waiting calls",
             table(("", ""), list(_waiting_lines(waiting))),
             WAITING.format(memory_s=scale.memory_s),
+        ]
+    if backlog:
+        headers = ("", "calls", "delivered", "never executed", "failed attempts", "twice")
+        parts += [
+            "## A long queue and a healthy server",
+            table((*headers, "calls/s"), [_backlog_line(row) for row in backlog]),
+            BACKLOG.format(
+                threads=SERVER_THREADS, service_s=SERVICE_S, per_s=PER_S, timeout_s=TIMEOUT_S
+            ),
         ]
     return "\n\n".join(parts)
 
@@ -112,6 +139,25 @@ def _waiting_met(waiting: Mapping[str, Any]) -> Iterator[tuple[str, str, str, st
         met = "met" if above <= MOST_MB else "**missed**"
         label = f"memory above an idle client, {waiting['waiting']:,} calls, {text}"
         yield label, f"{above:.1f} MB", f"≤ {MOST_MB:g} MB", met
+
+
+def _backlog_met(rows: Rows) -> Iterator[tuple[str, str, str, str]]:
+    for row in rows:
+        if row["share"] is None:
+            continue
+        failed, share = row["failed"] / row["attempts"], row["share"]
+        is_met = failed <= MOST_FAILED and share >= LEAST_SHARE and row["never"] == 0
+        yield (
+            f"a long queue, {row['name']}: failed attempts, share of the server's rate",
+            f"{failed:.1%}, {share:.0%}",
+            f"≤ {MOST_FAILED:.0%}, ≥ {LEAST_SHARE:.0%}",
+            "met" if is_met else "**missed**",
+        )
+
+
+def _backlog_line(row: Mapping[str, Any]) -> tuple[str, ...]:
+    counts = (f"{row[name]:,}" for name in ("calls", "delivered", "never", "failed", "twice"))
+    return row["name"], *counts, f"{row['per_s']:,.0f}"
 
 
 def _waiting_lines(waiting: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

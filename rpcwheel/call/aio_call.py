@@ -762,7 +762,10 @@ class _SilenceLimit:
 class Delivery:
     """Makes a queued call again, in one attempt. Failback calls it with the requests."""
 
-    __slots__ = ("_attempts", "_metadata", "_timeout", "_wait_for_ready", "calls", "label", "start")
+    __slots__ = (
+        *("_attempts", "_metadata", "_wait_for_ready"),
+        *("calls", "channel", "label", "start", "timeout_s"),
+    )
 
     def __init__(
         self,
@@ -788,7 +791,9 @@ class Delivery:
         """The name of the call in failback's events."""
         self.calls = calls
         self.start = start
-        self._timeout = timeout
+        self.channel = calls.state.key
+        """The same for all calls of a channel, whose deliveries are paced together."""
+        self.timeout_s = timeout
         self._metadata = metadata
         self._wait_for_ready = wait_for_ready
         self._attempts = attempts
@@ -801,12 +806,12 @@ class Delivery:
             NO_POLICY,
             self.start,
             requests if self.calls.kind.streams_requests else requests[0],
-            self._timeout,
+            self.timeout_s,
             with_current_trace(with_attempt(self._metadata, self._attempts)),
             self._wait_for_ready,
             started_ns=0,
             deadline_ns=NEVER,
-        ).first_attempt(self._timeout)
+        ).first_attempt(self.timeout_s)
         if isinstance(call, CoroutineType):
             call = await call
         if not self.calls.kind.streams_responses:

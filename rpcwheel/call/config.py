@@ -319,6 +319,10 @@ def _ns(value: float | timedelta | None) -> int:
     return NEVER if value is None else to_ns(value)
 
 
+class ChannelKey:
+    """Stands for the channel of a client, where its queued calls must not keep the channel."""
+
+
 class ClientState:
     """The state that the calls of one client share. Any thread may use it."""
 
@@ -356,6 +360,8 @@ class ClientState:
         """The failback policies with a journal, each with its pattern."""
         self.target: str | None = None
         """The target of the channel, for calls that are stored."""
+        self.key = ChannelKey()
+        """The key under which failback paces the calls that it queues in memory."""
         self.routes: object = None
         """Delivers stored calls through the channel, as long as this object exists."""
         self._serializers: dict[str, Callable[[Any], bytes]] = {}

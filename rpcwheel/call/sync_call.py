@@ -146,6 +146,7 @@ class ClientCall:
         "kind",
         "method",
         "requests",
+        "start_delivery",
         "state",
         "waiting",
     )
@@ -184,6 +185,8 @@ class ClientCall:
         self._begun = begun[1:]
         self._plan: RetryPlan | None = None  # until the first attempt has failed
         self._start = start
+        self.start_delivery = start
+        """Makes an attempt in the background, after failback has queued the call."""
         details = with_readiness(details, self.config)
         if self.config.durable:
             details = copy_details(details)._replace(metadata=with_key(details.metadata))
@@ -347,7 +350,9 @@ class ClientCall:
             timeout=delivery_timeout(given.timeout, self.config),
             metadata=queued_metadata(given.metadata, policy),
         )
-        delivery = Delivery(self.method, self.kind, self._start, details, self._attempts)
+        delivery = Delivery(
+            self.method, self.kind, self.start_delivery, details, self._attempts, self.state.key
+        )
         try:
             if self.config.durable:
                 stored = details._replace(metadata=given.metadata)
@@ -420,10 +425,16 @@ class ClientCall:
 class Delivery:
     """Makes a queued call again. Failback calls it with the requests."""
 
-    __slots__ = ("_details", "_kind", "_number", "_start", "label")
+    __slots__ = ("_details", "_kind", "_number", "_start", "channel", "label")
 
     def __init__(
-        self, method: str, kind: Kind, start: Start, details: Details, attempts: int
+        self,
+        method: str,
+        kind: Kind,
+        start: Start,
+        details: Details,
+        attempts: int,
+        channel: object = None,
     ) -> None:
         """Keep what is needed to make the call.
 
@@ -433,13 +444,20 @@ class Delivery:
             start: Makes an attempt: `start(details, request)` returns a call.
             details: The call details of each attempt.
             attempts: The number of attempts so far.
+            channel: The same for all calls of a channel, whose deliveries are paced together.
         """
         self.label = method
         """The name of the call in failback's events."""
+        self.channel = channel
         self._kind = kind
         self._start = start
         self._details = details
         self._number = attempts
+
+    @property
+    def timeout_s(self) -> float | None:
+        """The timeout of each attempt."""
+        return self._details.timeout
 
     def __call__(self, *requests: Any) -> Any:
         """Return the call, for whose end failback waits. Reads a response stream to its end."""

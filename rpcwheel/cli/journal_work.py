@@ -58,8 +58,10 @@ def work(
     ] = None,
     retry_on: Annotated[
         list[str] | None,
-        typer.Option(metavar="CODE", show_default="UNAVAILABLE", help="A status after which a gRPC "
-                     "call is attempted again; others make it a dead letter."),
+        typer.Option(metavar="CODE", show_default="what the program named that stored the call",
+                     help="A status after which a gRPC call is attempted again, also UNAVAILABLE, "
+                     "DEADLINE_EXCEEDED and RESOURCE_EXHAUSTED; others make it a dead letter; "
+                     "several times."),
     ] = None,
     backoff: Annotated[
         float, typer.Option(metavar="SECONDS", callback=check_seconds, help="Before an attempt is "
@@ -73,6 +75,10 @@ def work(
         float | None,
         typer.Option(metavar="NUMBER", min=0.001, help="The most attempts a second for each "
                      "target."),
+    ] = None,
+    max_in_flight: Annotated[
+        int | None, typer.Option(min=1, help="The most attempts at a time for each target. Without "
+                                 "it, as many as the latency of the calls allows.")
     ] = None,
     metadata: Annotated[
         list[str] | None,
@@ -124,10 +130,11 @@ def work(
         queues=queues or None,
         targets=targets or None,
         functions=registered_functions() if modules else (),
-        retry_on=tuple(retry_on or ("UNAVAILABLE",)),
+        retry_on=tuple(retry_on) if retry_on else None,
         backoff=backoff,
         max_attempts=max_attempts,
         rate=rate,
+        max_in_flight=max_in_flight,
         metadata=_metadata(metadata or ()),
         once=once,
     )

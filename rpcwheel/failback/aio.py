@@ -127,7 +127,7 @@ class FailbackInvoker(InvokerBase):
         return route
 
     async def flush(self, timeout: Duration | None = None) -> bool:  # noqa: ASYNC109 - as for grpc
-        """Start an attempt of every queued call now, and wait until no call is pending.
+        """Make every queued call due now, and wait until no call is pending.
 
         A call that fails again waits as the policy's `backoff` says.
 

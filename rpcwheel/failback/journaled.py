@@ -9,10 +9,8 @@ later, or is a dead letter.
 A call is delivered through a route: a channel of this process to its target, or the function with
 its name. Calls without a route stay in the journal.
 
-Each target has a window, the largest number of calls that are taken at the same time. It grows by
-one with each delivery and is halved by each failure, as in TCP's slow start. While the last attempt
-has failed, at most `MIN_WINDOW` calls are taken in a second. So a server that is down, or that has
-just come back, is not flooded by a long queue.
+`pacing.py` says when attempts begin. As many calls of a target are taken as can begin soon: calls
+that are not taken can be taken by other processes.
 
 Times of the journal are relative and on the engine's clock. The lease is kept on the monotonic
 clock: no attempt begins after its end. With a `ManualTimer`, both clocks are that of the timer if
@@ -31,6 +29,8 @@ from contextvars import Context
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Protocol
+
+import grpc
 
 from rpcwheel._concurrency.callbacks import callable_name, weak_callback
 from rpcwheel._concurrency.executor import EXECUTOR
@@ -57,13 +57,11 @@ from .queue import (
     AFTER_CLOSE,
     CANCELLED,
     CHANNEL_CLOSED,
-    NO_ATTEMPTS_LEFT,
     RetryQueue,
-    attempt_ended,
     why_not_retried,
 )
 from .queued_call import QueuedCall, QueueEntry, SavedCall, State
-from .stored import decode, idempotency_key, new_key, set_idempotency_key
+from .stored import StoredRpc, decode, idempotency_key, new_key, set_idempotency_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,10 +72,10 @@ if TYPE_CHECKING:
     from rpcwheel.timer import Timeout
     from rpcwheel.timer.api import Timer
 
-    from .limits import TakeLimits
+    from .pacer import Pacer
     from .policy import FailbackPolicy
     from .queued_call import FailedCall
-    from .stored import FailedRpc, StoredFunction, StoredRpc
+    from .stored import FailedRpc, StoredFunction
     from .stored_functions import FunctionCodec
 
 POLL_INTERVAL_S: Final = 1.0
@@ -87,15 +85,8 @@ POLLS_PER_LEASE: Final = 4
 """How often it is asked during a lease at least, as the lease is renewed then."""
 
 HORIZON_S: Final = 2.0
-"""Calls are taken if they are due within this time; the timer starts their attempts."""
-
-MIN_WINDOW: Final = 10
-MAX_WINDOW: Final = 256
-"""The smallest and the largest window of a target. A running call has about 60 kB of memory; 1,000
-at a time deliver 3,100 calls/s, and 256 deliver 2,600."""
-
-PACE_NS: Final = 900_000_000
-"""How long `MIN_WINDOW` calls last if the target fails: a little less than `POLL_INTERVAL_S`."""
+HORIZON_NS: Final = to_ns(HORIZON_S)
+"""Calls are taken if they are due within this time, and can begin within it."""
 
 CLOSED_CHANNEL_DELAY_NS: Final = 1_000_000_000
 """The wait after an attempt that this process has ended, by closing the channel."""
@@ -136,37 +127,14 @@ class CallRoute:
 
 @dataclass(slots=True)
 class _Target:
-    """The routes to one target, the oldest first, and its window."""
+    """The routes to one target, the oldest first, and the calls that this process has taken."""
 
     routes: list[CallRoute] = field(default_factory=list)
-    window: int = MIN_WINDOW
     taken: int = 0
-    """Calls of this target that this process has."""
+    capacity: int = 0
+    """How many it could have at the last look."""
     more: bool = False
-    """Whether calls were left in the journal at the last look, because of the window."""
-    failing: bool = False
-    """Whether the last attempt has failed."""
-    pace_ns: int = 0
-    paced: int = 0
-    """Calls that were taken since `pace_ns`."""
-
-    def limit(self, now_ns: int) -> int:
-        """Return how many calls may be taken now."""
-        if now_ns - self.pace_ns >= PACE_NS:
-            self.pace_ns, self.paced = now_ns, 0
-        free = self.window - self.taken
-        return min(free, MIN_WINDOW - self.paced) if self.failing else free
-
-    def took(self, count: int, limit: int) -> None:
-        """Note how many calls were taken of those that were allowed."""
-        self.paced += count
-        self.more = count >= limit
-
-    def ended(self, *, delivered: bool) -> None:
-        """Set the window after an attempt."""
-        self.failing = not delivered
-        grown, halved = min(MAX_WINDOW, self.window + 1), max(MIN_WINDOW, self.window // 2)
-        self.window = grown if delivered else halved
+    """Whether calls may have been left in the journal at the last look, because of that."""
 
 
 class JournaledQueue(RetryQueue):
@@ -194,8 +162,12 @@ class JournaledQueue(RetryQueue):
         self._exits = False
         self.codec: FunctionCodec | None = None
         """Of the decorated function, if the queue is of one."""
-        self.limits: TakeLimits | None = None
-        """Which calls are taken, and how many; None: as many as the windows allow."""
+        self.due_by_ns: int | None = None
+        """Only calls that are due by this time of the monotonic clock are taken; None: all."""
+        self.found_none = False
+        """Whether the journal had no such call when it was asked last."""
+        self.uses_stored_retry_on = False
+        """Whether the `retry_on` that a call was stored with counts, instead of the policy's."""
         self._max_age_s = to_seconds(to_ns(policy.max_age))
         lease_s = self.journal.url.lease_s
         self._lease_ns = to_ns(lease_s)
@@ -205,6 +177,7 @@ class JournaledQueue(RetryQueue):
         except BaseException:
             self.journal.close()
             raise
+        self._retry_codes = self._matches.codes(grpc.RpcError)
         self._ending = weakref.finalize(self, _abandon, self.journal, self._worker)
         self._ending.atexit = False  # `end_at_exit` runs then
 
@@ -317,7 +290,8 @@ class JournaledQueue(RetryQueue):
     ) -> tuple[QueuedCall, NewCall] | None:
         """Do what `begin_store` does for a gRPC call."""
         call = self.named_call(failed.method, error, self.now_ns(), None)
-        body = replace(failed.body, trace=tracing.carrier()).encoded()
+        stored = replace(failed.body, trace=tracing.carrier(), retry_on=self._retry_codes)
+        body = stored.encoded()
         new = self.begin_store(call, failed.target, failed.key, body, failed.order_key)
         return None if new is None else (call, new)
 
@@ -467,31 +441,34 @@ class JournaledQueue(RetryQueue):
 
     def _take(self, within_s: float) -> list[StoredCall]:
         now_ns = self.journal.now_ns()
-        names = [name for name in list(self._targets) if self._route_to(name) is not None]
-        with self._lock:
-            limits = {name: self._targets[name].limit(now_ns) for name in names}
-        routes = [Route(self.name, name, limit) for name, limit in limits.items() if limit > 0]
+        targets = {
+            name: target
+            for name, target in list(self._targets.items())
+            if self._route_to(name) is not None
+        }
+        routes = []
+        for name, target in targets.items():
+            target.capacity = self.pacers.of_target(name).capacity(HORIZON_NS)
+            if target.capacity > target.taken:
+                routes.append(Route(self.name, name, target.capacity - target.taken))
+        if self.due_by_ns is not None:
+            within_s = min(within_s, to_seconds(self.due_by_ns - now_ns))
+        self.found_none = not targets
         if not routes:
             return []
         held = self._held()
-        taken = self._take_from(routes, within_s)
+        taken = self.journal.take(self.worker, routes, within_s)
         if held and self.journal.now_ns() >= self._lease_ends_ns:  # some may be those that it has
             self._end_lease()
             return []
-        if self.limits is not None and len(routes) < len(names):
-            self.limits.found_none = False  # not all were asked for
+        self.found_none = not taken and len(routes) == len(targets)
         if taken:
             self._lease_ends_ns = now_ns + self._lease_ns
         counts = Counter(call.target for call in taken)
         with self._lock:
             for route in routes:
-                self._targets[route.target].took(counts[route.target], route.limit)
+                targets[route.target].more = counts[route.target] >= route.limit
         return taken
-
-    def _take_from(self, routes: list[Route], within_s: float) -> list[StoredCall]:
-        take = partial(self.journal.take, self.worker)
-        limits = self.limits
-        return take(routes, within_s) if limits is None else limits.take(take, routes, within_s)
 
     def look(self) -> None:
         """Take the calls that are due now. Blocks; if the journal fails, that is reported."""
@@ -536,12 +513,15 @@ class JournaledQueue(RetryQueue):
         function: Callable[..., Any] = _Named(stored.method)
         args: tuple[Any, ...] = ()
         kwargs: dict[str, Any] = {}
+        retry_on: frozenset[str] | None = None
         context = Context()
         context.run(set_idempotency_key, stored.key)
         try:
             body = decode(stored.body)
             context.run(tracing.make_stored_current, body.trace)
             function, args, kwargs = route.make(stored, body)
+            if self.uses_stored_retry_on and isinstance(body, StoredRpc):
+                retry_on = body.retry_on or None
         except LookupError:
             return None
         except ValueError as raised:
@@ -563,6 +543,7 @@ class JournaledQueue(RetryQueue):
             stored=stored,
             worker=self.worker,
             has_route=route.is_open,
+            retry_on=retry_on,
         )
 
     def _attempts_already(self, number: int) -> bool:
@@ -572,17 +553,22 @@ class JournaledQueue(RetryQueue):
 
     # --- Attempts ---
 
-    def start_attempt(self, call: QueuedCall) -> None:
+    def pacer_of(self, call: QueuedCall) -> Pacer:
+        """Return what begins the attempts of a call: the same for all calls to its target."""
+        target = "" if call.stored is None else call.stored.target
+        return self.pacers.of_target(target)
+
+    def start_now(self, call: QueuedCall, began_ns: int) -> bool:
         """Start the next attempt of a call, unless its lease has ended. Any thread."""
         if self._has_lease(call):
-            super().start_attempt(call)
-        else:
-            self.request_load()  # which finds that the lease has ended
+            return super().start_now(call, began_ns)
+        self.request_load()  # which finds that the lease has ended
+        return False
 
     def begin_attempt(self, call: QueuedCall) -> bool:
         """Begin an attempt, unless the process was paused since `start_attempt`."""
         if not self._has_lease(call):
-            with attempt_ended(call), self._lock:
+            with self.attempt_ended(call), self._lock:
                 self._forget(call)
             self._notify_if_empty()
             self.request_load()
@@ -594,7 +580,7 @@ class JournaledQueue(RetryQueue):
             return super()._next_delay_ns(call, error, now_ns)
         if call.reason:
             return Stop(call.reason)
-        if self._has_ended_attempt(call, error):
+        if self.has_ended_attempt(call, error):
             return CLOSED_CHANNEL_DELAY_NS
         delay_ns = super()._next_delay_ns(call, error, now_ns)
         if isinstance(delay_ns, Stop):
@@ -602,7 +588,7 @@ class JournaledQueue(RetryQueue):
         left_ns = call.started_ns + to_ns(stored.age_s + stored.expires_s) - now_ns
         return min(delay_ns, max(0, left_ns), MAX_NS)
 
-    def _has_ended_attempt(self, call: QueuedCall, error: BaseException) -> bool:
+    def has_ended_attempt(self, call: QueuedCall, error: BaseException) -> bool:
         """Whether an attempt failed because this process has ended it: it does not count."""
         is_over = self._closes_at_ns is not None or not call.has_route()
         why = why_not_retried(error)
@@ -619,10 +605,9 @@ class JournaledQueue(RetryQueue):
                 return None
             call.error = error
             self._forget(call)
-            self._targets[call.stored.target].ended(delivered=False)
             delay_s = to_seconds(delay_ns)
             result = Postponed(call.stored.id, call.attempts, delay_s, error_text(error))
-            if self._has_ended_attempt(call, error):
+            if self.has_ended_attempt(call, error):
                 result = replace(result, attempts=call.attempts - 1, error=call.stored.error)
             self.journal.report(call.worker, result)
         self._report_failed(call, error, now_ns, delay_ns)
@@ -633,8 +618,8 @@ class JournaledQueue(RetryQueue):
 
     def lost(self, call: QueuedCall, reason: str) -> None:
         """Give a call back whose attempt can run nowhere any more."""
-        with attempt_ended(call) as span:
-            tracing.set_outcome(span, "lost", reason=reason)
+        with self.attempt_ended(call) as attempt:
+            tracing.set_outcome(attempt.span, "lost", reason=reason)
             self._give_back([call])
         self._notify_if_empty()
 
@@ -670,14 +655,11 @@ class JournaledQueue(RetryQueue):
         target = self._targets[stored.target]
         if outcome == "redelivered":
             self.journal.report(call.worker, Delivered(stored.id))
-            target.ended(delivered=True)
         else:
             text, reason = error_text(call.error), storable(call.reason[:MAX_ERROR])
             self.journal.report(call.worker, Dead(stored.id, call.attempts, text, reason))
-            if call.reason == NO_ATTEMPTS_LEFT.reason:
-                target.ended(delivered=False)
         is_next_ready = stored.order_key is not None  # the next call of its key
-        if is_next_ready or (target.more and target.taken <= target.window // 2):
+        if is_next_ready or (target.more and target.taken <= target.capacity * 3 // 4):
             self.request_load()
 
     def _on_late(self, ids: list[int]) -> None:

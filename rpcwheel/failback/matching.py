@@ -15,7 +15,7 @@ from tenacity import retry_base
 
 from rpcwheel.backoff import failed_state
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.rpc import checked_code
+from rpcwheel.rpc import CODES, checked_code
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -66,6 +66,14 @@ class Matcher:
         self._types = tuple(types)
         if not (types or self._codes or self._strategies or self._predicates):
             raise ConfigurationError(f"`{setting}` is empty; {wanted(setting)}")
+
+    def codes(self, rpc_error: type[Exception]) -> frozenset[str]:
+        """Return the status codes that are named: each code if a type is that of all gRPC errors.
+
+        Args:
+            rpc_error: `grpc.RpcError`.
+        """
+        return CODES if issubclass(rpc_error, self._types) else frozenset(self._codes)
 
     def __call__(self, error: BaseException, *, attempt: int, elapsed_ns: int) -> bool:
         """Return whether to retry after `error`, with which the `attempt`-th attempt ended.

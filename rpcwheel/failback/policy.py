@@ -20,7 +20,7 @@ from pydantic.json_schema import SkipJsonSchema
 
 from rpcwheel.backoff import Backoff
 from rpcwheel.journal.url import parse_journal_url
-from rpcwheel.policy import Policy, Seconds, Wait, checked
+from rpcwheel.policy import Number, Policy, Seconds, Wait, checked
 from rpcwheel.rpc import CODES_SCHEMA
 
 from .matching import Matcher, wanted
@@ -67,7 +67,9 @@ class FailbackPolicy(Policy):
     retry_on: Annotated[Any, WithJsonSchema(CODES_SCHEMA)] = Field(description=wanted("retry_on"))
     """The failures that are retried: gRPC status codes (or their names), exception types, functions
     that take the exception and return a bool, tenacity `retry_if_*` objects, or a set, tuple or
-    list of these. Other errors are raised to the caller unchanged."""
+    list of these. Other errors are raised to the caller unchanged. A call that is queued is also
+    attempted again after UNAVAILABLE, DEADLINE_EXCEEDED and RESOURCE_EXHAUSTED, as these only show
+    that its server is busy or cannot be reached."""
 
     max_attempts: Annotated[StrictInt, Field(ge=1)] | None = 4
     """Maximum number of attempts of a call, including the first. 1: the error is raised to the
@@ -102,6 +104,14 @@ class FailbackPolicy(Policy):
     because the token may have expired; it is never stored in a journal, and other keys that may be
     secret (with "token", "api-key" and the like in them) only if they are listed by their full
     names. Inner interceptors and call credentials add their metadata to each attempt."""
+
+    rate: Annotated[Number, Field(gt=0, allow_inf_nan=False)] | None = None
+    """The largest number of attempts of queued calls a second, evenly spaced, to the target of each
+    channel (for a function: of its calls). None: no limit. Each process has its own rate."""
+
+    max_in_flight: Annotated[StrictInt, Field(ge=1)] | None = None
+    """The largest number of such attempts at a time. None: it follows the latency of the calls, so
+    that a long queue does not overload the server."""
 
     name: Annotated[StrictStr, Field(min_length=1)] | None = None
     """The name of the queue in events and logs. None: the function's name, or the method pattern

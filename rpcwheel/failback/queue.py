@@ -42,7 +42,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from rpcwheel._concurrency.executor import EXECUTOR
-from rpcwheel._grpc.calls import is_channel_closed_error
+from rpcwheel._grpc.calls import code_of, is_channel_closed_error
 from rpcwheel.backoff import Backoff, wait_of_call
 from rpcwheel.durations import to_ns, to_seconds
 from rpcwheel.errors import (
@@ -72,6 +72,8 @@ from rpcwheel.timer import shared_timer
 from rpcwheel.timer.clock import checked_timer, clock_of
 
 from .matching import Matcher
+from .pacer import Pacers
+from .pacing import BUSY_CODES, Outcome
 from .policy import FailbackPolicy
 from .queued_call import QueuedCall, State
 
@@ -83,6 +85,7 @@ if TYPE_CHECKING:
     from rpcwheel.timer import Timeout
     from rpcwheel.timer.api import Timer
 
+    from .pacer import Pacer
     from .queued_call import FailedCall, QueueEntry
 
 NO_ATTEMPTS_LEFT: Final = Stop("no attempts left")
@@ -176,6 +179,8 @@ class RetryQueue:
         self._matches = Matcher(policy.retry_on)
         self._backoff = Backoff(policy.backoff, policy.stop, policy.limit)
         self._unlimited_backoff = Backoff(policy.backoff)
+        self.pacers = self._new_pacers()
+        """Begin the attempts; a worker may replace them before the first attempt."""
         self._closes_at_ns: int | None = None
         """When the drain of `close` ends or has ended; None while the queue is open."""
         self._timer_stop_seen = False
@@ -183,6 +188,10 @@ class RetryQueue:
         components.add("failback", self)
         if not BACKGROUND.add(self):
             self.end_at_exit()
+
+    def _new_pacers(self) -> Pacers:
+        policy = self.policy
+        return Pacers(policy.rate, policy.max_in_flight, self._timer)
 
     def _begin(self) -> None:
         self._lock = threading.RLock()
@@ -196,6 +205,7 @@ class RetryQueue:
         """Begin with an empty queue in a forked child."""
         for call in self._calls:
             call.state = State.DONE
+        self.pacers = self._new_pacers()
         self._begin()
         BACKGROUND.add(self)  # it is reset first, because its fork hook was registered first
 
@@ -369,7 +379,7 @@ class RetryQueue:
         """
         attempts, elapsed_ns, idle_ns = call.attempts, now_ns - call.started_ns, call.idle_ns
         closes_at_ns = self._closes_at_ns
-        if not self._matches(error, attempt=attempts, elapsed_ns=elapsed_ns):
+        if not self._is_retried(call, error, elapsed_ns):
             return why_not_retried(error)
 
         def delay_by(backoff: Backoff) -> int | None:
@@ -385,6 +395,19 @@ class RetryQueue:
         if closes_at_ns is not None:
             delay_ns = min(delay_ns, max((closes_at_ns - now_ns) // 2, MIN_DRAIN_DELAY_NS))
         return delay_ns
+
+    def _is_retried(self, call: QueuedCall, error: BaseException, elapsed_ns: int) -> bool:
+        """Whether a call is attempted again after an error, if it has attempts left.
+
+        After the first attempt, `retry_on` decides. The caller of a queued call has been told that
+        it will be delivered, so it is not given up because its server is busy or unavailable.
+        """
+        is_queued = call.stored is not None or call.attempts > 1
+        if is_queued and code_of(error) in BUSY_CODES:
+            return True
+        if call.retry_on is not None:
+            return code_of(error) in call.retry_on
+        return self._matches(error, attempt=call.attempts, elapsed_ns=elapsed_ns)
 
     # --- The timer ---
 
@@ -423,7 +446,7 @@ class RetryQueue:
             lost = [
                 call
                 for call in self._in_state(State.WAITING)
-                if call.timeout is not None or call is refused
+                if call.timeout is not None or call.is_ready or call is refused
             ]
             for call in lost:
                 self._remove(call, "lost")
@@ -434,26 +457,53 @@ class RetryQueue:
     # --- Further attempts ---
 
     def start_attempt(self, call: QueuedCall) -> None:
-        """Start the next attempt of a call if it waits for one. Any thread; does not block.
+        """Start the next attempt of a call as soon as the pacing of its target allows.
+
+        Any thread; does not block.
+        """
+        with self._lock:
+            if call.state is not State.WAITING or call.is_ready:
+                return
+            call.is_ready = True
+        self.pacer_of(call).add(self, call)
+
+    def pacer_of(self, call: QueuedCall) -> Pacer:
+        """Return what begins the attempts of a call: the same for a channel, or for a function.
+
+        Functions have their names as keys: a program may make a new function for each call.
+        """
+        channel = getattr(call.saved.function, "channel", None)
+        if channel is None:
+            return self.pacers.of_target(call.label)
+        return self.pacers.of_channel(channel)
+
+    def is_waiting(self, call: QueuedCall) -> bool:
+        """Whether a call still waits for an attempt."""
+        return call.state is State.WAITING and call.is_ready
+
+    def start_now(self, call: QueuedCall, began_ns: int) -> bool:
+        """Start an attempt of a call if it waits for one. Any thread; does not block.
 
         If the process may begin no background call any more, `end_at_exit` reports the call.
         """
         background = BACKGROUND.begin_call()  # it ends when it is garbage
         if background is None:
-            return
-        now_ns = self.now_ns()
+            return False
         with self._lock:
-            if call.state is not State.WAITING:
-                return
+            if not self.is_waiting(call):
+                return False
             call.state = State.RUNNING
+            call.is_ready = False
+            call.began_ns = began_ns
             call.attempts += 1
-            call.idle_ns += now_ns - call.waiting_since_ns
+            call.idle_ns += began_ns - call.waiting_since_ns
             call.background = background
             timeout, call.timeout = call.timeout, None
             self._counts["attempts"] += 1
         if timeout is not None:
             timeout.cancel()
         call.start(call)
+        return True
 
     def context_for(self, call: QueuedCall) -> Context:
         """A context for an attempt: the caller's, without the deadline of the caller's own call.
@@ -473,15 +523,17 @@ class RetryQueue:
             False if the call has ended while the attempt waited for a worker or its loop.
         """
         if call.state is State.DONE:
-            return False
+            with self.attempt_ended(call):
+                return False
         call.span = tracing.begin_delivery(self.name, call.label, call.attempts)
         return True
 
     def succeeded(self, call: QueuedCall) -> None:
         """An attempt has succeeded, perhaps after `close` has reported the call as lost."""
         waited_s = (self.now_ns() - call.started_ns) / 1e9
-        with attempt_ended(call) as span:
-            tracing.set_outcome(span, "delivered")
+        with self.attempt_ended(call) as attempt:
+            attempt.outcome = Outcome.DELIVERED
+            tracing.set_outcome(attempt.span, "delivered")
             emit(FailbackDelivered(self.name, call.label, call.attempts, waited_s))
             self._end(call, "redelivered")
 
@@ -493,9 +545,13 @@ class RetryQueue:
         """
         now_ns = self.now_ns()
         hook = self.policy.dead_letter
-        with attempt_ended(call) as span:
+        with self.attempt_ended(call) as attempt:
+            span = attempt.span
             tracing.set_outcome(span, "failed", error)  # now: the frames of the error are freed
+            outcome = Outcome.BUSY if code_of(error) in BUSY_CODES else Outcome.FAILED
             stop = self._wait_again(call, error, now_ns)
+            if stop in (None, NO_ATTEMPTS_LEFT) and not self.has_ended_attempt(call, error):
+                attempt.outcome = outcome
             if stop is None or not self._decide_end(call, "gave_up", stop.reason, error):
                 return None
             tracing.set_outcome(span, "gave_up", reason=stop.reason)
@@ -508,6 +564,10 @@ class RetryQueue:
             if hook is None:
                 self._end(call, "gave_up")
         return None if hook is None else partial(hook, failed)
+
+    def has_ended_attempt(self, call: QueuedCall, error: BaseException) -> bool:
+        """Whether an attempt failed because this process has ended it."""
+        return why_not_retried(error) is not NOT_NAMED
 
     def _wait_again(self, call: QueuedCall, error: BaseException, now_ns: int) -> Stop | None:
         """Let a call wait for its next attempt, or say why not. None also if it has ended."""
@@ -561,10 +621,26 @@ class RetryQueue:
         finally:
             self._end(call, "gave_up")
 
+    @contextlib.contextmanager
+    def attempt_ended(self, call: QueuedCall) -> Iterator[EndedAttempt]:
+        """End an attempt when the consequences of its result are complete."""
+        background, call.background = call.background, None  # the next attempt sets its own
+        span, call.span = call.span, None
+        began_ns, call.began_ns = call.began_ns, None
+        pacer = self.pacer_of(call)
+        attempt = EndedAttempt(span)
+        try:
+            yield attempt
+        finally:
+            tracing.end(span)
+            BACKGROUND.end_call(background)
+            if began_ns is not None:
+                pacer.ended(began_ns, attempt.outcome)
+
     def lost(self, call: QueuedCall, reason: str) -> None:
         """End a call because its attempts can run nowhere any more."""
-        with attempt_ended(call) as span:
-            tracing.set_outcome(span, "lost", reason=reason)
+        with self.attempt_ended(call) as attempt:
+            tracing.set_outcome(attempt.span, "lost", reason=reason)
             if self._decide_end(call, "lost", reason, call.error):
                 self._report_lost([call], reason, self.now_ns())
                 self._end(call, "lost")
@@ -680,6 +756,15 @@ class RetryQueue:
             )
 
 
+@dataclass(slots=True)
+class EndedAttempt:
+    """An attempt that ends."""
+
+    span: Any
+    outcome: Outcome = Outcome.UNKNOWN
+    """What it says about the server."""
+
+
 class _AttemptTask:
     """The timer's task for the next attempt of a call."""
 
@@ -697,18 +782,6 @@ class _AttemptTask:
 
     def __repr__(self) -> str:
         return f"retry of {self._call.label}"
-
-
-@contextlib.contextmanager
-def attempt_ended(call: QueuedCall) -> Iterator[Any]:
-    """End an attempt when the consequences of its result are complete. Yields its span."""
-    background, call.background = call.background, None  # the next attempt sets its own
-    span, call.span = call.span, None
-    try:
-        yield span
-    finally:
-        tracing.end(span)
-        BACKGROUND.end_call(background)
 
 
 def why_not_retried(error: BaseException) -> Stop:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
-from rpcwheel.durations import NEVER
+from rpcwheel.durations import NEVER, to_ns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -161,15 +161,28 @@ class QueuedCall:
     """Whether the channel through which it is delivered is still open."""
     timeout: Timeout | None = None
     """Starts the next attempt; None if no timeout is pending."""
+    is_ready: bool = False
+    """Whether its next attempt is due, and begins as soon as the pacing allows."""
+    began_ns: int | None = None
+    """When the attempt that runs began."""
     background: BackgroundCall | None = None
     """The attempt that runs."""
     span: Any = None
     """Of the attempt that runs; see `rpcwheel.telemetry.tracing.begin_delivery`."""
+    retry_on: frozenset[str] | None = None
+    """The status codes after which the program that has stored it attempts it again, if they count
+    in place of the policy's `retry_on`."""
     label: str = field(init=False)
     """The name in events and logs."""
 
     def __post_init__(self) -> None:
         self.label = label_of(self.saved.function)
+
+    @property
+    def timeout_ns(self) -> int:
+        """The timeout of each attempt, if it is known."""
+        timeout_s = getattr(self.saved.function, "timeout_s", None)
+        return NEVER if timeout_s is None else to_ns(timeout_s)
 
     def entry(self, now_ns: int) -> QueueEntry:
         """Describe the call for users."""

@@ -101,6 +101,9 @@ class StoredRpc:
     wait_for_ready: bool | None = None
     trace: dict[str, str] = field(default_factory=dict)
     """The trace context of the caller; see `rpcwheel.telemetry.tracing.carrier`."""
+    retry_on: frozenset[str] = frozenset()
+    """The status codes that the policy's `retry_on` names. Empty: none, or stored by a version that
+    did not store them."""
 
     def encoded(self) -> bytes:
         """Return the bytes to be stored."""
@@ -110,6 +113,7 @@ class StoredRpc:
             "timeout": self.timeout_s,
             "wait_for_ready": self.wait_for_ready,
             "trace": self.trace,
+            "retry_on": sorted(self.retry_on),
             "sizes": [len(request) for request in self.requests],
         }
         return _encoded(header, *self.requests)
@@ -130,7 +134,8 @@ class StoredRpc:
         if not 0 < timeout_s < math.inf:
             raise ValueError(f"its timeout is {timeout_s}")
         wait = None if wait is None else bool(wait)
-        return cls(kind, tuple(requests), metadata, timeout_s, wait, _trace_of(header))
+        retry_on = frozenset(map(str, header.get("retry_on", ())))
+        return cls(kind, tuple(requests), metadata, timeout_s, wait, _trace_of(header), retry_on)
 
 
 @dataclass(frozen=True, slots=True)

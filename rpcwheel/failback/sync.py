@@ -158,10 +158,10 @@ class FailbackInvoker(InvokerBase):
         raise _not_awaitable_here(call, result)
 
     def flush(self, timeout: Duration | None = None) -> bool:
-        """Start an attempt of every queued call now, and wait until no call is pending.
+        """Make every queued call due now, and wait until no call is pending.
 
-        The attempts count toward `max_attempts`. A call that fails again waits as the policy's
-        `backoff` says.
+        The attempts begin as the pacing allows (`FailbackPolicy.max_in_flight`), and count toward
+        `max_attempts`. A call that fails again waits as the policy's `backoff` says.
 
         Args:
             timeout: Seconds to wait at most; None waits until all are delivered or given up.

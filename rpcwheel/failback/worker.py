@@ -31,7 +31,7 @@ from rpcwheel.telemetry import components
 
 from . import aio
 from .journaled import JournaledQueue
-from .limits import Rates, TakeLimits
+from .pacer import Pacers
 from .policy import FailbackPolicy
 from .stored_calls import StoredCalls
 from .sync import FailbackInvoker, close_all
@@ -93,10 +93,11 @@ class JournalWorker:
         queues: Iterable[str] | None = None,
         targets: Iterable[str] | None = None,
         functions: Iterable[Any] = (),
-        retry_on: object = "UNAVAILABLE",
+        retry_on: object = None,
         backoff: Any = 5.0,
         max_attempts: int | None = None,
         rate: float | None = None,
+        max_in_flight: int | None = None,
         metadata: Callable[[], Iterable[Metadatum]] | Sequence[Metadatum] = (),
         once: bool = False,
     ) -> None:
@@ -110,12 +111,15 @@ class JournalWorker:
             functions: Functions decorated by `with_failback(journal=...)` with the same journal.
                 Their own settings apply to their calls. Closing the worker closes their queues.
             retry_on: After which failures a gRPC call is attempted again; as in `FailbackPolicy`.
-                After others it becomes a dead letter.
+                After others it becomes a dead letter. None: after the status codes that the program
+                named in its policy when it stored the call.
             backoff: The wait before the next attempt of a gRPC call; as in `FailbackPolicy`.
             max_attempts: The maximum number of attempts of a gRPC call. None: only its maximum age
                 limits them.
             rate: The largest number of attempts a second for each target, and for each function.
                 None: no limit.
+            max_in_flight: The largest number of attempts at a time for each target, and for each
+                function. None: it follows the latency, as in `FailbackPolicy`.
             metadata: Metadata for each attempt of a gRPC call, such as credentials, which journals
                 do not have. Or a function that returns it, and is called for each attempt.
             once: Attempt each call that is due now, and end; or end when the journal has failed
@@ -126,14 +130,14 @@ class JournalWorker:
             ExtraMissing: A package that the journal needs is not installed.
             TypeError: A setting is of a wrong type.
         """
-        if rate is not None and not 0 < rate < float("inf"):
-            raise ConfigurationError(f"rate must be attempts a second, above zero, not {rate!r}")
         self._url = url
         self._policy = FailbackPolicy(
             journal=url,
-            retry_on=retry_on,
+            retry_on="UNAVAILABLE" if retry_on is None else retry_on,
             backoff=backoff,
             max_attempts=max_attempts,
+            rate=rate,
+            max_in_flight=max_in_flight,
         )
         self._connect = connect
         self._queues = None if queues is None else frozenset(queues)
@@ -148,7 +152,9 @@ class JournalWorker:
             except (TypeError, ValueError):
                 raise ConfigurationError("metadata must be pairs of a key and a value") from None
         self._metadata = metadata
-        self._rates = None if rate is None else Rates(rate)
+        self._uses_stored_retry_on = retry_on is None
+        self._pacers = Pacers(rate, max_in_flight)
+        """Of gRPC calls: queues share the pacer of a target."""
         self._once = once
         self._failed = False
         self._due_by_ns: int | None = None
@@ -283,7 +289,9 @@ class JournalWorker:
             if str(queue.journal.url) != str(self._check.url):
                 self._skip(queue.name, "", f"the journal of the function is {queue.journal.url}")
                 continue
-            queue.limits = self._new_limits()
+            queue.due_by_ns = self._due_by_ns
+            if self._policy.rate is not None or self._policy.max_in_flight is not None:
+                queue.pacers = Pacers(self._policy.rate, self._policy.max_in_flight)
             with self._lock:
                 self._invokers[queue.name] = invoker
             if isinstance(invoker, aio.FailbackInvoker):
@@ -292,9 +300,6 @@ class JournalWorker:
                 self._loop.call(invoker.start)
             elif isinstance(invoker, FailbackInvoker):
                 invoker.start()
-
-    def _new_limits(self) -> TakeLimits:
-        return TakeLimits(self._rates, due_by_ns=self._due_by_ns)
 
     # --- gRPC calls ---
 
@@ -351,7 +356,10 @@ class JournalWorker:
             self._channels[target] = channel
             if queue not in self._invokers:
                 invoker = FailbackInvoker(self._policy.model_copy(update={"name": queue}))
-                _queue_of(invoker).limits = self._new_limits()
+                queue_made = _queue_of(invoker)
+                queue_made.due_by_ns = self._due_by_ns
+                queue_made.pacers = self._pacers
+                queue_made.uses_stored_retry_on = self._uses_stored_retry_on
                 self._invokers[queue] = invoker
             given = self._invokers[queue]
         if not isinstance(given, FailbackInvoker):
@@ -447,10 +455,10 @@ def _end(
 def _has_nothing_due(queue: JournaledQueue) -> bool:
     """Whether a queue has no call, and finds none in the journal. Blocks."""
     before = queue.stats()
-    if before.pending or queue.limits is None:
+    if before.pending:
         return False
     queue.look()
-    return queue.limits.found_none and queue.stats() == before
+    return queue.found_none and queue.stats() == before
 
 
 def _run(worker_ref: weakref.ref[JournalWorker], stop: threading.Event, interval_s: float) -> None:

@@ -226,15 +226,18 @@ class _Multicallable:
 
     def _begin(self, name: str, request: Any, *options: Any) -> Any:
         """Begin a call of `.future()`, or a response stream."""
-        start = getattr(self._below, name)
-        call = self._new_call(
-            lambda details, request: start(request, *details[1:]), request, options
-        )
+        call = self._new_call(self._begin_attempt, request, options)
         return begin_stream(call) if self._kind.streams_responses else begin_unary(call)
 
     def _wait(self, name: str, request: Any, *options: Any) -> Any:
         """Make a call on the caller's thread and return its response."""
         return _result(name, self._new_call(self._attempt, request, options).run())
+
+    def _begin_attempt(self, details: Details, request: Any) -> AnyCall:
+        """Begin an attempt of a call of `.future()`, or of a response stream."""
+        begin = self._below if self._kind.streams_responses else self._below.future
+        call: AnyCall = begin(request, *details[1:])
+        return call
 
     def _attempt(self, details: Details, request: Any) -> AnyCall:
         """Make one attempt on the caller's thread. Returns a call that has ended."""
@@ -251,7 +254,9 @@ class _Multicallable:
         begun: Begun | None = None,
     ) -> ClientCall:
         details = Details(self._method, *options)
-        return ClientCall(self._state, self._kind, start, details, request, begun, self._waiting)
+        call = ClientCall(self._state, self._kind, start, details, request, begun, self._waiting)
+        call.start_delivery = self._begin_attempt  # no worker thread is blocked
+        return call
 
 
 class _Succeeded:

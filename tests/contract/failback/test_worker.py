@@ -43,13 +43,13 @@ def backend(url):
 
 
 def rpc(shop, request=b"order 1", *, method=UNARY_UNARY, kind=Kind.UNARY_UNARY, **values):
-    metadata = values.pop("metadata", ())
+    metadata, retry_on = values.pop("metadata", ()), frozenset(values.pop("retry_on", ()))
     defaults = {
         "queue": "audit",
         "target": shop.target,
         "method": method,
         "key": request.decode(),
-        "body": StoredRpc(kind, (request,), metadata, WAIT_S).encoded(),
+        "body": StoredRpc(kind, (request,), metadata, WAIT_S, retry_on=retry_on).encoded(),
         "delay_s": 0.0,
         "max_age_s": HOUR_S,
     }
@@ -130,6 +130,17 @@ def test_an_attempt_that_fails_as_retry_on_says_is_repeated(url, backend, shop):
         "2",
         "3",
     ]
+
+
+@pytest.mark.parametrize("code", ["ABORTED", "DEADLINE_EXCEEDED"])
+def test_an_attempt_is_repeated_as_the_program_named_or_if_the_server_is_busy(
+    code, url, backend, shop
+):
+    backend.append([rpc(shop, retry_on=["ABORTED"])])
+    shop.then(Fail(code))
+    with JournalWorker(url, backoff=0.01):
+        wait_empty(backend)
+    assert len(shop.calls) == 2
 
 
 @pytest.mark.parametrize(
@@ -448,7 +459,7 @@ def test_a_worker_that_is_dropped_warns_and_gives_its_calls_back(url, backend, s
 
 @pytest.mark.parametrize("rate", [0, -1, float("inf"), float("nan")])
 def test_a_rate_that_is_none_is_refused(rate, url):
-    with pytest.raises(ConfigurationError, match="rate must be attempts a second"):
+    with pytest.raises(ConfigurationError, match=r"^rate: "):
         JournalWorker(url, rate=rate)
 
 

@@ -118,7 +118,7 @@ def test_results_that_a_full_disk_refuses_are_stored_when_there_is_space(disk, u
 
     server.answer = answer
     fill(disk / "reserve", RESERVE)
-    queued = [f"held-{number}" for number in range(10)]
+    queued = [f"held-{number}" for number in range(4)]
     for name in queued:
         assert push(name) == QUEUED
     wait_until(lambda: server.delivered() == set(queued))  # their attempts are running

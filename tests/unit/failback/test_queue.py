@@ -3,14 +3,18 @@
 import asyncio
 import gc
 import threading
+from types import SimpleNamespace
 
+import grpc
 import hypothesis.strategies as st
 import pytest
 import tenacity
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from fixtures.waiting import WAIT_S
+from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel._grpc.finished import FinishedError
+from rpcwheel.call.config import ChannelKey
 from rpcwheel.errors import FailbackClosed, FailbackFull
 from rpcwheel.events import (
     DeadLetterFailed,
@@ -47,10 +51,11 @@ class RecordingQueue(RetryQueue):
         )
         self.started = []
 
-    def add(self, *args, error=GONE, started_ns=None):
-        """Queue a call of `push`."""
+    def add(self, *args, error=GONE, started_ns=None, channel=None):
+        """Queue a call of `push`, or of a method of a channel."""
         started_ns = self.now_ns() if started_ns is None else started_ns
-        saved = SavedCall.save(push, args, {})
+        function = push if channel is None else SimpleNamespace(channel=channel, label="/a/B")
+        saved = SavedCall.save(function, args, {})
         return self.enqueue(QueuedCall(saved, error, started_ns, self.started.append))
 
     def counts(self, **expected):
@@ -142,6 +147,54 @@ def test_an_error_that_retry_on_does_not_name_ends_the_call_with_a_reason(
     queue.failed(queue.started[0], error)
     assert events[-1] == FailbackGaveUp("q", PUSH, 2, 5.0, error, reason)
     assert timer.pending == 0
+
+
+@pytest.mark.parametrize("code", ["DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "UNAVAILABLE"])
+def test_a_queued_call_is_not_given_up_because_its_server_is_busy(timer, code):
+    queue = RecordingQueue(timer, max_attempts=3, backoff=5)
+    busy = FinishedError(grpc.StatusCode[code], "")
+    assert queue.add(error=busy) is None
+    queue.add()
+    for number in (1, 2):
+        timer.advance(5)
+        assert queue.counts(attempts=number, gave_up=0)
+        queue.failed(queue.started[-1], busy)
+    assert queue.counts(gave_up=1)
+    assert queue.started[-1].reason == "no attempts left"
+
+
+def test_attempts_of_a_channel_wait_for_those_that_run_and_not_for_those_of_others(timer):
+    queue = RecordingQueue(timer, backoff=5)
+    keys = [ChannelKey(), ChannelKey()]
+    for number in range(30):
+        queue.add(channel=keys[number // 15])
+    timer.advance(5)
+    assert [call.saved.function.channel for call in queue.started].count(keys[0]) == 4
+    assert len(queue.started) == 8
+    (entry,) = {entry.next_attempt_s for entry in queue.entries()} - {None}
+    assert entry == 0
+    for call in queue.started:
+        queue.succeeded(call)
+    assert queue.counts(redelivered=30, pending=0)
+
+
+def test_attempts_begin_at_the_rate_of_the_policy(timer):
+    queue = RecordingQueue(timer, backoff=5, rate=2)
+    for _ in range(4):
+        queue.add()
+    timer.advance(5)
+    for number in (1, 2, 3, 4):
+        assert len(queue.started) == number
+        timer.advance(0.5)
+
+
+def test_calls_that_wait_for_the_pacing_are_lost_with_a_stopped_timer(timer):
+    queue = RecordingQueue(timer, backoff=5, rate=1)
+    for _ in range(3):
+        queue.add()
+    timer.advance(5)
+    timer.stop()
+    wait_until(lambda: queue.counts(lost=2))
 
 
 def test_a_call_whose_channel_was_closed_is_logged_without_a_traceback(timer, caplog):

@@ -1,7 +1,5 @@
 """When a worker with `once` ends, and what a stored call is sent with."""
 
-from types import SimpleNamespace
-
 import grpc
 import pytest
 
@@ -22,13 +20,13 @@ class Queue:
     def __init__(self, before, after, *, found_none):
         self._stats = iter([before, after])
         self._found_none = found_none
-        self.limits = SimpleNamespace(found_none=False)
+        self.found_none = False
 
     def stats(self):
         return next(self._stats)
 
     def look(self):
-        self.limits.found_none = self._found_none
+        self.found_none = self._found_none
 
 
 @pytest.mark.parametrize(

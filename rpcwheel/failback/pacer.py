@@ -1,0 +1,189 @@
+"""Begins the attempts to each target as its `Pacing` allows.
+
+A call that is due is given to the pacer of its target, which begins its attempt at once or later:
+when another attempt has ended, or when time has passed. Calls begin in the order in which they were
+given. No lock is held while an attempt is started.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, Any, Protocol
+
+from rpcwheel._concurrency.callbacks import callable_name
+from rpcwheel.durations import NEVER, to_seconds
+from rpcwheel.errors import TimerError
+from rpcwheel.events import TaskFailed, emit
+from rpcwheel.timer import shared_timer
+from rpcwheel.timer.clock import clock_of
+
+from .pacing import Outcome, Pacing
+
+if TYPE_CHECKING:
+    from rpcwheel.timer import Timeout
+    from rpcwheel.timer.api import Timer
+
+    from .queued_call import QueuedCall
+
+
+class Starter(Protocol):
+    """A queue that starts attempts."""
+
+    name: str
+
+    def is_waiting(self, call: QueuedCall) -> bool:
+        """Whether a call still waits for an attempt."""
+
+    def start_now(self, call: QueuedCall, began_ns: int) -> bool:
+        """Start an attempt; False if it is not wanted any more. Any thread; does not block."""
+
+    def on_timer_stopped(self) -> None:
+        """Report the calls that wait for a timer that was stopped. Any thread."""
+
+
+class Pacer:
+    """Begins the attempts to one target. Thread-safe.
+
+    One thread at a time starts attempts, those of other threads too: an attempt that ends inside of
+    the function that starts it does not make the stack deeper.
+    """
+
+    def __init__(self, pacing: Pacing, timer: Timer | None) -> None:
+        """Begin without a call.
+
+        Args:
+            pacing: Says when attempts begin.
+            timer: For calls that begin later; None for `shared_timer()`.
+        """
+        self._pacing = pacing
+        self._now_ns = clock_of(timer)
+        self._timer = timer
+        self._lock = threading.RLock()  # a finalizer may make a call that fails
+        self._ready: deque[tuple[Starter, QueuedCall]] = deque()
+        self._is_starting = False
+        self._wakes_at_ns = NEVER
+
+    def add(self, queue: Starter, call: QueuedCall) -> None:
+        """Begin an attempt of a call as soon as allowed."""
+        with self._lock:
+            self._ready.append((queue, call))
+        self.start()
+
+    def ended(self, began_ns: int, outcome: Outcome) -> None:
+        """Note that an attempt has ended, and begin others."""
+        with self._lock:
+            self._pacing.ended(began_ns, self._now_ns(), outcome)
+        self.start()
+
+    def capacity(self, within_ns: int) -> int:
+        """Return how many calls can be at hand; see `Pacing.capacity`."""
+        with self._lock:
+            return self._pacing.capacity(within_ns)
+
+    def start(self) -> None:
+        """Begin the attempts that may begin now."""
+        with self._lock:
+            if self._is_starting:  # by that thread, which looks again
+                return
+            self._is_starting = True
+        try:
+            while (begun := self._next()) is not None:
+                queue, call, began_ns = begun
+                if not queue.start_now(call, began_ns):
+                    with self._lock:
+                        self._pacing.ended(began_ns, began_ns, Outcome.UNKNOWN)
+        except BaseException:
+            self._is_starting = False
+            raise
+
+    def _next(self) -> tuple[Starter, QueuedCall, int] | None:
+        with self._lock:
+            while self._ready and not self._ready[0][0].is_waiting(self._ready[0][1]):
+                self._ready.popleft()
+            if not self._ready:
+                self._is_starting = False
+                return None
+            now_ns = self._now_ns()
+            at_ns = self._pacing.next_ns(now_ns)
+            if at_ns <= now_ns:
+                queue, call = self._ready.popleft()
+                self._pacing.began(now_ns, call.timeout_ns)
+                return queue, call, now_ns
+            self._is_starting = False
+            if at_ns >= min(NEVER, self._wakes_at_ns):
+                return None
+            self._wakes_at_ns = at_ns
+        self._wake_after(at_ns - now_ns)
+        return None
+
+    def _wake_after(self, delay_ns: int) -> None:
+        try:
+            timer = shared_timer() if self._timer is None else self._timer
+            timer.new_timeout(_WakeTask(self), to_seconds(delay_ns))
+        except (TimerError, RuntimeError) as error:  # stopped, full, or no thread can be started
+            self._wakes_at_ns = NEVER
+            with self._lock:
+                queues = {id(queue): queue for queue, _ in self._ready}
+            for queue in queues.values():
+                emit(TaskFailed(timer=queue.name, task=callable_name(self.start), error=error))
+                queue.on_timer_stopped()
+
+    def wake(self) -> None:
+        """Begin attempts whose time has come. On the timer's thread."""
+        self._wakes_at_ns = NEVER
+        self.start()
+
+    def timer_stopped(self) -> None:
+        """Report the calls that wait for the timer."""
+        with self._lock:
+            queues = {id(queue): queue for queue, _ in self._ready}
+        for queue in queues.values():
+            queue.on_timer_stopped()
+
+
+class _WakeTask:
+    """The timer's task for the next attempts."""
+
+    __slots__ = ("_pacer",)
+
+    def __init__(self, pacer: Pacer) -> None:
+        self._pacer = pacer
+
+    def run(self, _: Timeout) -> None:
+        self._pacer.wake()
+
+    def timer_stopped(self, _: Timeout) -> None:
+        self._pacer.timer_stopped()
+
+
+class Pacers:
+    """The pacers of one queue, or of all queues of a worker, by target. Thread-safe."""
+
+    def __init__(
+        self, rate: float | None, max_in_flight: int | None, timer: Timer | None = None
+    ) -> None:
+        """Begin without a pacer; the arguments are those of `Pacing` and `Pacer`."""
+        self._limits = rate, max_in_flight
+        self._timer = timer
+        self._lock = threading.RLock()
+        self._by_target: dict[str, Pacer] = {}
+        self._by_channel: weakref.WeakKeyDictionary[Any, Pacer] = weakref.WeakKeyDictionary()
+
+    def of_target(self, name: str) -> Pacer:
+        """Get the pacer of a target."""
+        with self._lock:
+            if name not in self._by_target:
+                self._by_target[name] = self._new()
+            return self._by_target[name]
+
+    def of_channel(self, channel: object) -> Pacer:
+        """Get the pacer of a channel's calls; it exists as long as that object."""
+        with self._lock:
+            if channel not in self._by_channel:
+                self._by_channel[channel] = self._new()
+            return self._by_channel[channel]
+
+    def _new(self) -> Pacer:
+        return Pacer(Pacing(*self._limits), self._timer)

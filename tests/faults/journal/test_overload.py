@@ -1,0 +1,108 @@
+"""A long queue does not overload a healthy server, over the wire."""
+
+import asyncio
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+
+from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
+from rpcwheel import FailbackPolicy, Kit, aio
+from rpcwheel.failback import JournalWorker
+
+THREADS, SERVICE_S, TIMEOUT_S = 8, 0.1, 2.0
+CALLS = 400
+"""So many would wait in the server for 5 s."""
+
+MOST_WAITING = 100
+"""The largest number of calls that may wait in the server: 6 to 9, without pacing 183 to 192."""
+
+METHOD = "/shop.Audit/Push"
+
+
+class Server:
+    """A server whose few threads are busy with each call. Refuses all calls until `start`."""
+
+    def __init__(self):
+        self.executions = []
+        self.most_waiting = 0
+        self._pool = ThreadPoolExecutor(THREADS)
+        self._lock = threading.Lock()
+        self._server = grpc.server(self._pool)
+        handlers = {"Push": grpc.unary_unary_rpc_method_handler(self._execute)}
+        self._server.add_registered_method_handlers("shop.Audit", handlers)
+        self.target = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self.is_up = False
+
+    def _execute(self, request, context):
+        if not self.is_up:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "not yet")
+        with self._lock:
+            self.executions.append(request)
+            self.most_waiting = max(self.most_waiting, self._pool._work_queue.qsize())
+        time.sleep(SERVICE_S)
+        return b""
+
+    def __enter__(self):
+        self._server.start()
+        return self
+
+    def __exit__(self, *_):
+        self._server.stop(None).wait()
+        self._pool.shutdown()
+
+
+@pytest.fixture
+def server():
+    with Server() as server:
+        yield server
+
+
+@pytest.fixture(params=["memory", "journal"])
+def policy(request, tmp_path):
+    """A program that does not name DEADLINE_EXCEEDED, as in the guide."""
+    settings = {"max_pending": 2 * CALLS, "max_attempts": 1000}
+    if request.param == "journal":
+        settings = {"journal": f"sqlite://{tmp_path}/failback.db"}
+    return FailbackPolicy(retry_on="UNAVAILABLE", backoff=2.0, name="audit", **settings)
+
+
+def assert_delivered(server, stats, delivered=CALLS):
+    assert len(set(server.executions)) == CALLS
+    assert (stats.redelivered, stats.gave_up) == (delivered, 0)
+    assert server.most_waiting <= MOST_WAITING
+
+
+def test_calls_that_failed_together_are_delivered_by_the_program(server, policy):
+    with Kit(failback=policy) as kit, kit.channel(server.target) as channel:
+        push = channel.unary_unary(METHOD)
+        for number in range(CALLS):
+            push(b"%d" % number, timeout=TIMEOUT_S)
+        server.is_up = True
+        wait_until(lambda: kit.stats()["audit"].redelivered == CALLS, timeout=4 * WAIT_S)
+        assert_delivered(server, kit.stats()["audit"])
+
+
+async def test_calls_that_failed_together_are_delivered_by_the_program_aio(server, policy):
+    async with aio.Kit(failback=policy) as kit, kit.channel(server.target) as channel:
+        push = channel.unary_unary(METHOD)
+        await asyncio.gather(*(push(b"%d" % each, timeout=TIMEOUT_S) for each in range(CALLS)))
+        server.is_up = True
+        await aio_wait_until(lambda: kit.stats()["audit"].redelivered == CALLS, timeout=4 * WAIT_S)
+        assert_delivered(server, kit.stats()["audit"])
+
+
+@pytest.mark.parametrize("policy", ["journal"], indirect=True)
+def test_calls_that_failed_together_are_delivered_by_a_worker(server, policy):
+    with Kit(failback=policy) as kit, kit.channel(server.target) as channel:
+        push = channel.unary_unary(METHOD)
+        for number in range(CALLS):
+            push(b"%d" % number, timeout=TIMEOUT_S)
+        kit.close(0)
+    server.is_up = True
+    with JournalWorker(policy.journal, backoff=2.0) as worker:
+        wait_until(lambda: len(set(server.executions)) == CALLS, timeout=4 * WAIT_S)
+        wait_until(lambda: worker.stats()["audit"].redelivered == CALLS)
+        assert_delivered(server, worker.stats()["audit"])
