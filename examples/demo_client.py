@@ -16,7 +16,6 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-import grpc
 from audit_pb2 import Line, Receipt
 from audit_pb2_grpc import AuditStub
 from demo_process import ChildProcess
@@ -86,8 +85,7 @@ def main() -> None:
         journal=args.journal,
     )
     kit = Kit(timeout=TIMEOUT_S, methods={"/shop.Audit/*": MethodPolicy(failback=failback)})
-    server = grpc.insecure_channel(args.target, options=CHANNEL_OPTIONS)
-    with kit.intercept_channel(server) as channel, kit:
+    with kit, kit.channel(args.target, options=CHANNEL_OPTIONS) as channel:
         print("ready", flush=True)
         if args.first is not None:
             make_calls(AuditStub(channel), args.first)

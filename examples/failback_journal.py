@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 
-import grpc
 from audit_pb2 import Line, Receipt
 from audit_pb2_grpc import AuditStub
 from audit_server import AuditServer
@@ -28,7 +27,7 @@ def make_kit(journal: str) -> Kit:
 
 def call(journal: str, target: str) -> None:
     """Make calls without a server, in a process that is killed afterwards."""
-    channel = make_kit(journal).intercept_channel(grpc.insecure_channel(target))
+    channel = make_kit(journal).channel(target)
     for number in ORDERS:
         answer = AuditStub(channel).Push(Line(text=f"order {number}"))
         print(f"order {number}: queued={answer is QUEUED}", flush=True)
@@ -43,8 +42,7 @@ def main() -> int:
         command = [sys.executable, __file__, journal, server.target]
         ended = subprocess.run(command, check=False)  # noqa: S603 - this file
         print("the process was killed:", ended.returncode == -signal.SIGKILL)
-        kit = make_kit(journal)
-        with server, kit.intercept_channel(grpc.insecure_channel(server.target)), kit:
+        with server, make_kit(journal) as kit, kit.channel(server.target):
             print("the server is up, and this process has the journal")
             kit.flush(timeout=20.0)
             delivered = sum(stats.redelivered for stats in kit.stats().values())

@@ -7,9 +7,8 @@ Policies, errors and timers are the same objects as in `rpcwheel`::
     methods = {"/shop.Orders/Get*": aio.MethodPolicy(idempotent=True)}
     kit = aio.Kit(timeout=2.0, retry=retry, methods=methods)
     server = grpc.aio.server(interceptors=kit.server_interceptors())
-    bare = grpc.aio.insecure_channel("127.0.0.1:50051")
-    async with kit.intercept_channel(bare) as channel, kit:  # the kit is closed first
-        ...
+    async with kit, kit.channel("127.0.0.1:50051") as channel:
+        ...  # at the end the kit delivers the queued calls
 
 The `grpc.aio` variant of a name that `rpcwheel` does not list is in its package:
 `rpcwheel.heartbeat.aio.HeartbeatManager`.

@@ -68,6 +68,7 @@ from .config import (
     response_source,
     seconds_left,
 )
+from .keeper import KeptDelivery
 from .policy import DefaultResponsePolicy
 from .retry import COMMITTED, NO_TIME, TIMER_STOPPED, result_of, with_attempt
 
@@ -537,8 +538,7 @@ class RetryingCall(Relay):
             attempts=self._attempts,
         )
         try:
-            queue = self._state.queue_of(policy, self._config.queue)
-            outcome = queue.enqueue(error, delivery, *requests)
+            outcome = self._state.enqueue(policy, self._config, error, delivery, *requests)
         except FailbackError as refusal:
             self.finish(failed_call(self.kind, refused_by(refusal, error)))
             return
@@ -759,12 +759,12 @@ class _SilenceLimit:
             self.timeout.cancel()
 
 
-class Delivery:
+class Delivery(KeptDelivery):
     """Makes a queued call again, in one attempt. Failback calls it with the requests."""
 
     __slots__ = (
         *("_attempts", "_metadata", "_wait_for_ready"),
-        *("calls", "channel", "label", "start", "timeout_s"),
+        *("calls", "channel", "start", "timeout_s"),
     )
 
     def __init__(
@@ -787,8 +787,7 @@ class Delivery:
             wait_for_ready: As given by the caller.
             attempts: The number of attempts so far.
         """
-        self.label = calls.method
-        """The name of the call in failback's events."""
+        super().__init__(calls.method)
         self.calls = calls
         self.start = start
         self.channel = calls.state.key

@@ -62,7 +62,7 @@ from .retry import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from datetime import timedelta
-    from typing import Unpack
+    from typing import Never, Unpack
 
     from rpcwheel._grpc.calls import Details
     from rpcwheel.durations import Duration
@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from rpcwheel.timer import Timeout
     from rpcwheel.timer.api import Timer
 
+    from .keeper import ChannelKeeper, KeptDelivery
     from .policy import CallPolicy, MethodSettings
 
 ANSWER_KEY: Final = "rpcwheel-answer"
@@ -349,8 +350,11 @@ class ClientState:
         # Starts the traces too: the timer that the first retry makes would start them too late.
         self.counts = components.call_counts()
         """Where calls and attempts are counted; None if metrics are off."""
+        self.queues_calls = False
+        """Whether failback may queue calls, without `call_options`."""
         for pattern, settings in (("*", policy), *policy.methods.items()):
             if settings.failback is not None:
+                self.queues_calls = True
                 components.expect_queue(settings.failback.name or pattern)
         self.journaled = tuple(
             (settings.failback, pattern)
@@ -364,6 +368,10 @@ class ClientState:
         """The key under which failback paces the calls that it queues in memory."""
         self.routes: object = None
         """Delivers stored calls through the channel, as long as this object exists."""
+        self.keeper: ChannelKeeper | None = None
+        """Counts the queued calls of the channel, if the kit has made it."""
+        self.refuse: Callable[[], Never] | None = None
+        """Raises the error of a call on a closed channel; None while the channel is open."""
         self._serializers: dict[str, Callable[[Any], bytes]] = {}
         """By method, if there is a journal."""
         self._raw_methods: set[str] = set()
@@ -399,7 +407,12 @@ class ClientState:
         Returns:
             The time now, the deadline of the call, and the deadline of its first attempt. If the
             deadline has passed, the first attempt must not be made.
+
+        Raises:
+            ValueError, grpc.aio.UsageError: The channel was closed.
         """
+        if self.refuse is not None:
+            self.refuse()
         now_ns = self.now_ns()
         deadline_ns = attempt_ns = config.deadline_ns(now_ns, own_ns, _left_ns())
         if (config.retry is not None or config.hedging is not None) and now_ns < deadline_ns:
@@ -505,6 +518,30 @@ class ClientState:
             return None
         emit(DefaultResponseUsed(method, error))
         return config.default_response
+
+    def enqueue(
+        self,
+        policy: FailbackPolicy,
+        config: MethodConfig,
+        error: BaseException,
+        delivery: KeptDelivery,
+        *requests: object,
+    ) -> str | None:
+        """Queue a failed call; see `FailbackQueue.enqueue`.
+
+        The connections of the kit's channel are kept while the call is queued.
+        """
+        if self.keeper is not None and not delivery.keep(self.keeper):
+            error.add_note(f"{delivery.label}: not queued by failback, as its channel was closed")
+            return None
+        outcome = None
+        try:
+            queue = self.queue_of(policy, config.queue)
+            outcome = queue.enqueue(error, delivery, *requests)
+        finally:
+            if outcome != "queued":
+                delivery.release_channel()
+        return outcome
 
     @staticmethod
     def is_queued(method: str, config: MethodConfig, error: BaseException) -> bool:

@@ -60,6 +60,7 @@ from .config import (
     response_source,
     seconds_left,
 )
+from .keeper import KeptDelivery
 from .policy import DefaultResponsePolicy
 from .retry import TIMER_STOPPED, result_of, with_attempt
 from .sync_requests import RequestStream
@@ -100,11 +101,24 @@ def with_readiness(details: Any, config: MethodConfig) -> Any:
 
 
 class WaitingCalls:
-    """The calls of one channel that wait for their next attempt. Thread-safe."""
+    """The calls of one channel that end with it. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._calls: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._running: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def add_running(self, call: AnyCall) -> None:
+        """Add a call that `cancel_running` is to cancel. The reference to it is weak."""
+        with self._lock:
+            self._running.add(call)
+
+    def cancel_running(self) -> None:
+        """Cancel the calls of `add_running`."""
+        with self._lock:
+            calls = list(self._running)
+        for call in calls:
+            call.cancel()
 
     def add(self, call: _BackoffWait | _RetryingState) -> None:
         """Add a call that begins to wait. The reference to it is weak."""
@@ -224,6 +238,8 @@ class ClientCall:
     def next_attempt(self, attempt: NextAttempt) -> AnyCall:
         """Make another attempt."""
         self._attempts = attempt.number
+        if self.state.refuse is not None:
+            return _channel_closed()
         left_s = seconds_left(attempt.deadline_ns, self.state.now_ns())
         details = details_with_timeout(self._details, left_s)
         details = details._replace(metadata=with_attempt(details.metadata, attempt.number))
@@ -250,7 +266,7 @@ class ClientCall:
 
     def next_step(self, error: BaseException, *, received: bool = False) -> NextAttempt | Stop:
         """Decide what follows a failed attempt. Runs users' wait objects."""
-        if is_channel_closed_error(error):
+        if is_channel_closed_error(error) or self.state.refuse is not None:
             return CHANNEL_CLOSED
         if not has_status(error):
             return NO_STATUS
@@ -350,9 +366,6 @@ class ClientCall:
             timeout=delivery_timeout(given.timeout, self.config),
             metadata=queued_metadata(given.metadata, policy),
         )
-        delivery = Delivery(
-            self.method, self.kind, self.start_delivery, details, self._attempts, self.state.key
-        )
         try:
             if self.config.durable:
                 stored = details._replace(metadata=given.metadata)
@@ -360,8 +373,10 @@ class ClientCall:
                 queue = self.state.queue_of(policy, self.config.queue)
                 outcome: str | None = queue.enqueue_rpc(error, failed)
                 return outcome
-            queue = self.state.queue_of(policy, self.config.queue)
-            return queue.enqueue(error, delivery, *messages)
+            delivery = Delivery(
+                self.method, self.kind, self.start_delivery, details, self._attempts, self.state.key
+            )
+            return self.state.enqueue(policy, self.config, error, delivery, *messages)
         except FailbackError as refusal:
             raise refused_by(refusal, error) from error
         except Exception as raised:  # noqa: BLE001 - a user's predicate, wait object or request
@@ -422,10 +437,10 @@ class ClientCall:
             timeout.cancel()
 
 
-class Delivery:
+class Delivery(KeptDelivery):
     """Makes a queued call again. Failback calls it with the requests."""
 
-    __slots__ = ("_details", "_kind", "_number", "_start", "channel", "label")
+    __slots__ = ("_details", "_kind", "_number", "_start", "channel")
 
     def __init__(
         self,
@@ -446,8 +461,7 @@ class Delivery:
             attempts: The number of attempts so far.
             channel: The same for all calls of a channel, whose deliveries are paced together.
         """
-        self.label = method
-        """The name of the call in failback's events."""
+        super().__init__(method)
         self.channel = channel
         self._kind = kind
         self._start = start

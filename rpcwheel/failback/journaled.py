@@ -483,8 +483,10 @@ class JournaledQueue(RetryQueue):
             return
         with self._lock:
             if self._closes_at_ns is not None:
+                call.leave()
                 return  # `end_close` releases it
             if self._attempts_already(stored.id):
+                call.leave()
                 self.journal.report(self.worker, _put_back(stored, 0))
                 return
             self._calls[call] = None
@@ -635,7 +637,7 @@ class JournaledQueue(RetryQueue):
         """Take a call out of the memory without a result, under the lock."""
         if call.state is State.DONE:
             return
-        call.state = State.DONE
+        call.leave()
         del self._calls[call]
         timeout, call.timeout = call.timeout, None
         if timeout is not None:

@@ -667,7 +667,7 @@ class RetryQueue:
     def _remove(self, call: QueuedCall, outcome: str) -> None:
         """Take a call out of the queue and count it, under the lock; idempotent."""
         if call.state is not State.DONE:
-            call.state = State.DONE
+            call.leave()
             del self._calls[call]
             self._counts[outcome] += 1
 

@@ -184,6 +184,13 @@ class QueuedCall:
         timeout_s = getattr(self.saved.function, "timeout_s", None)
         return NEVER if timeout_s is None else to_ns(timeout_s)
 
+    def leave(self) -> None:
+        """Note that the call has left its queue. Does not block."""
+        self.state = State.DONE
+        release = getattr(self.saved.function, "release_channel", None)  # of a `Delivery`
+        if release is not None:
+            release()
+
     def entry(self, now_ns: int) -> QueueEntry:
         """Describe the call for users."""
         left_ns = max(0, self.next_attempt_ns - now_ns)

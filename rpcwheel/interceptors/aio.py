@@ -88,10 +88,13 @@ class FailbackQueues(FailbackQueuesBase[FailbackInvoker]):
             TypeError, ConfigurationError: `drain_timeout` is no time.
         """
         to_ns(drain_timeout, what="drain_timeout")  # raises before any queue is closed
-        with self._lock:  # `queue_for` may run on the thread of another loop
-            self._closed = True
+        self._begin_close()
         invokers = list(self._by_name.values())
-        reports = await asyncio.gather(*(invoker.close(drain_timeout) for invoker in invokers))
+        try:
+            reports = await asyncio.gather(*(invoker.close(drain_timeout) for invoker in invokers))
+        finally:
+            for channel in self._take_kept():
+                await channel.close_kept()
         return [call for report in reports for call in report]
 
     def _close_empty(self, invoker: FailbackInvoker) -> None:
@@ -133,6 +136,7 @@ def intercept_channel(
     *,
     timer: Timer | None = None,
     queues: FailbackQueues | None = None,
+    _keeps: bool = False,
 ) -> grpc.aio.Channel:
     """Apply policies to a channel; arguments as of `client_interceptors`.
 
@@ -142,6 +146,5 @@ def intercept_channel(
     Raises:
         TypeError: `channel` is not a channel of grpc.aio.
     """
-    return InterceptedChannel(
-        channel, client_state(policy, timer=timer, queues=queues, queues_class=FailbackQueues)
-    )
+    state = client_state(policy, timer=timer, queues=queues, queues_class=FailbackQueues)
+    return InterceptedChannel(channel, state, queues if _keeps else None)

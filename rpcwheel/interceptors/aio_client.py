@@ -6,19 +6,22 @@ the user's channel. An interceptor awaits the continuation that grpc.aio passes 
 
 from __future__ import annotations
 
+import asyncio
 import weakref
 from functools import partial
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Never
 
 import grpc
 
+from rpcwheel._concurrency.loop import call_on_loop
 from rpcwheel._grpc import aio_multicallable
 from rpcwheel._grpc.aio_counted import begin_counted, begin_counted_awaited, count_end
 from rpcwheel._grpc.aio_interceptors import give_lists, lists_of
 from rpcwheel._grpc.calls import code_of
 from rpcwheel.call.aio_call import CallFactory, Delivery
 from rpcwheel.call.config import MAX_METHODS
+from rpcwheel.call.keeper import ChannelKeeper
 from rpcwheel.failback.stored import IDEMPOTENCY_KEY, StoredRpc
 from rpcwheel.rpc import Kind, classes_by_kind
 
@@ -34,7 +37,15 @@ if TYPE_CHECKING:
     from rpcwheel.journal.backend import StoredCall
     from rpcwheel.telemetry.call_counts import CallCounts, MethodCounts
 
+    from .queues import FailbackQueuesBase
+
     Continuation: TypeAlias = Callable[[Any, Any], Awaitable[Any]]
+
+CLOSED: Final = "Channel is closed."
+"""The text of grpc.aio's error for a call on a closed channel."""
+
+_CLOSING: Final[set[asyncio.Task[None]]] = set()
+"""Tasks that close kept connections; the loop has only weak references to tasks."""
 
 
 # --- A channel ---
@@ -43,8 +54,19 @@ if TYPE_CHECKING:
 class InterceptedChannel(aio_multicallable.Channel):
     """Applies policies to the calls of the user's channel. Closing it closes the user's channel."""
 
-    def __init__(self, channel: grpc.aio.Channel, state: ClientState) -> None:
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        state: ClientState,
+        owner: FailbackQueuesBase[Any] | None = None,
+    ) -> None:
         """Apply policies to a channel.
+
+        Args:
+            channel: The user's channel, or the kit's.
+            state: The state of the client.
+            owner: The kit's queues, if the kit has made the channel. Keeps the connections of a
+                closed channel while calls of it are queued.
 
         Raises:
             TypeError: `channel` is not a channel of grpc.aio.
@@ -58,6 +80,12 @@ class InterceptedChannel(aio_multicallable.Channel):
         self._state = state
         self._on_close: Callable[[], object] | None = None
         self._waiting: weakref.WeakSet[RetryingCall] = weakref.WeakSet()
+        self._running: weakref.WeakSet[Any] = weakref.WeakSet()
+        """The calls in flight, if calls of this channel may be queued."""
+        self._owner = owner
+        self._loop: asyncio.AbstractEventLoop | None = None  # since the channel is kept
+        if owner is not None:
+            state.keeper = ChannelKeeper(is_used=state.queues_calls)
         self._routes = JournalRoutes(state, channel, _StoredCalls(channel, state))
         give_lists(self, lists_of(channel))  # interceptors appended to them run in each attempt
 
@@ -66,13 +94,55 @@ class InterceptedChannel(aio_multicallable.Channel):
         self._on_close = callback
 
     async def close(self, grace: float | None = None) -> None:
-        """Close the user's channel and cancel calls that wait for their next attempt."""
+        """Close the user's channel, or, for a channel of a kit, all but its queued calls.
+
+        If calls of a kit's channel are queued, its connections are kept until these are delivered
+        or the kit is closed.
+
+        Args:
+            grace: Seconds for which calls in flight may continue; None or 0: they are canceled now.
+        """
         self._routes.close()
         if self._on_close is not None:
             self._on_close()
         self._cancel_waiting()  # no new attempts during the grace
-        await self._channel.close(grace)
+        owner, keeper = self._owner, self._state.keeper
+        self._loop = asyncio.get_running_loop()
+        if owner is None or keeper is None:
+            await self._channel.close(grace)
+        else:
+            self._state.refuse = _refuse
+            kept = owner.keep(self, keeper)
+            await (self._end_calls(grace) if kept else self._channel.close(grace))
         self._cancel_waiting()
+
+    async def _end_calls(self, grace: float | None) -> None:
+        calls = [call for call in self._running if not call.done()]
+        ends = [asyncio.get_running_loop().create_future() for _ in calls]
+        for call, end in zip(calls, ends, strict=True):
+            call.add_done_callback(lambda _, end=end: end.done() or end.set_result(None))
+        try:
+            if grace and ends:
+                await asyncio.wait(ends, timeout=grace)
+        finally:
+            for call in calls:
+                call.cancel()
+
+    async def close_kept(self) -> None:
+        """Close the connections that were kept for queued calls."""
+        if self._state.keeper is not None:
+            self._state.keeper.end()
+        await self._channel.close()
+
+    def close_kept_soon(self) -> None:
+        """Do the same on the loop. Any thread."""
+        if self._loop is not None:  # if it is closed, the garbage collector closes them
+            call_on_loop(self._loop, self._start_closing, self._loop)
+
+    def _start_closing(self, loop: asyncio.AbstractEventLoop) -> None:
+        task = loop.create_task(self.close_kept())
+        _CLOSING.add(task)
+        task.add_done_callback(_CLOSING.discard)
 
     def _cancel_waiting(self) -> None:
         for call in list(self._waiting):
@@ -80,14 +150,20 @@ class InterceptedChannel(aio_multicallable.Channel):
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
         """Return the state of the user's channel."""
+        if self._state.refuse is not None:
+            return grpc.ChannelConnectivity.SHUTDOWN
         return self._channel.get_state(try_to_connect)
 
     async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
         """Wait for another state of the user's channel."""
+        if self._state.refuse is not None:
+            self._state.refuse()
         await self._channel.wait_for_state_change(last_observed_state)
 
     async def channel_ready(self) -> None:
         """Wait until the user's channel is ready."""
+        if self._state.refuse is not None:
+            self._state.refuse()
         await self._channel.channel_ready()
 
     def _multicallable(self, kind: Kind, method: str, *args: Any, **options: Any) -> Any:
@@ -98,9 +174,15 @@ class InterceptedChannel(aio_multicallable.Channel):
         calls = CallFactory(self._state, method, kind, self._waiting)
         counts = self._state.counts
         if counts is None:
-            return _MULTICALLABLES[kind](call, calls)
+            return _MULTICALLABLES[kind](call, calls, self._running)
         call = partial(begin_counted, counts.attempts.method(method, kind.grpc_type), call)
-        return _COUNTED[kind](call, calls, counts.client.method(method, kind.grpc_type))
+        return _COUNTED[kind](
+            call, calls, self._running, counts.client.method(method, kind.grpc_type)
+        )
+
+
+def _refuse() -> Never:
+    raise grpc.aio.UsageError(CLOSED)
 
 
 class _StoredCalls:
@@ -147,9 +229,15 @@ class _StoredCalls:
 
 
 class _Multicallable:
-    def __init__(self, call: Callable[..., Any], calls: CallFactory) -> None:
+    def __init__(
+        self,
+        call: Callable[..., Any],
+        calls: CallFactory,
+        running: weakref.WeakSet[Any],
+    ) -> None:
         self._call = call
         self._calls = calls
+        self._running = running
 
     def _begin(
         self,
@@ -161,14 +249,24 @@ class _Multicallable:
         compression: grpc.Compression | None,
     ) -> Any:
         start = partial(self._call, credentials=credentials, compression=compression)
-        return self._calls.begin(start, request, timeout, metadata, wait_for_ready)
+        call = self._calls.begin(start, request, timeout, metadata, wait_for_ready)
+        keeper = self._calls.state.keeper
+        if keeper is not None and keeper.is_used:
+            self._running.add(call)
+        return call
 
 
 class _CountedMulticallable(_Multicallable):
     """The same while metrics are on: counts calls. `call` counts attempts."""
 
-    def __init__(self, call: Callable[..., Any], calls: CallFactory, counts: MethodCounts) -> None:
-        super().__init__(call, calls)
+    def __init__(
+        self,
+        call: Callable[..., Any],
+        calls: CallFactory,
+        running: weakref.WeakSet[Any],
+        counts: MethodCounts,
+    ) -> None:
+        super().__init__(call, calls, running)
         self._counts = counts
 
     def _begin(
@@ -183,8 +281,8 @@ class _CountedMulticallable(_Multicallable):
         counts = self._counts
         began_ns = counts.begin()
         try:
-            start = partial(self._call, credentials=credentials, compression=compression)
-            call = self._calls.begin(start, request, timeout, metadata, wait_for_ready)
+            options = timeout, metadata, credentials, wait_for_ready, compression
+            call = super()._begin(request, *options)
         except BaseException as error:
             counts.end(began_ns, code_of(error))
             raise

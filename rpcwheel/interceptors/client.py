@@ -10,15 +10,18 @@ credentials, wait_for_ready, compression. `Details` has the same fields after th
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Never, Self, TypeAlias
 
 import grpc
 
+from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._grpc import multicallable
 from rpcwheel._grpc.calls import Details, details_with_timeout, failure_of, is_blocking_unary
 from rpcwheel._grpc.counted import begin_counted, counted_continuation, counted_multicallable
 from rpcwheel.call.config import CALL_OPTIONS, seconds_left
+from rpcwheel.call.keeper import ChannelKeeper
 from rpcwheel.call.sync_call import (
     ClientCall,
     WaitingCalls,
@@ -40,7 +43,12 @@ if TYPE_CHECKING:
     from rpcwheel.call.config import ClientState, MethodConfig
     from rpcwheel.telemetry.call_counts import CallCounts
 
+    from .queues import FailbackQueuesBase
+
 Continuation: TypeAlias = "Callable[[Any, Any], AnyCall]"
+CLOSED: Final = "Cannot invoke RPC on closed channel!"
+"""The text of gRPC's error for a call on a closed channel."""
+
 Begun: TypeAlias = "tuple[MethodConfig, int, int, int]"  # for `ClientCall`
 
 
@@ -154,8 +162,19 @@ def interceptors_of(state: ClientState) -> list[ClientInterceptor]:
 class InterceptedChannel(multicallable.Channel):
     """Applies policies to the calls of the user's channel. Closing it closes the user's channel."""
 
-    def __init__(self, channel: grpc.Channel, state: ClientState) -> None:
+    def __init__(
+        self,
+        channel: grpc.Channel,
+        state: ClientState,
+        owner: FailbackQueuesBase[Any] | None = None,
+    ) -> None:
         """Apply policies to a channel.
+
+        Args:
+            channel: The user's channel, or the kit's.
+            state: The state of the client.
+            owner: The kit's queues, if the kit has made the channel. Keeps the connections of a
+                closed channel while calls of it are queued.
 
         Raises:
             TypeError: `channel` is not a channel of grpc.
@@ -169,6 +188,10 @@ class InterceptedChannel(multicallable.Channel):
         self._state = state
         self._waiting = WaitingCalls()
         self._on_close: Callable[[], object] | None = None
+        self._owner = owner
+        if owner is not None:
+            state.keeper = ChannelKeeper(is_used=state.queues_calls)
+        self._subscribers: list[Callable[[grpc.ChannelConnectivity], None]] = []
         self._routes = JournalRoutes(state, channel, StoredCalls(channel, state.counts))
 
     def on_close(self, callback: Callable[[], object]) -> None:
@@ -181,19 +204,51 @@ class InterceptedChannel(multicallable.Channel):
         try_to_connect: bool | None = False,
     ) -> None:
         """Subscribe to the state of the user's channel."""
+        if self._state.refuse is not None:  # closed
+            return
+        if self._owner is not None:
+            self._subscribers.append(callback)
         self._channel.subscribe(callback, try_to_connect=try_to_connect)
 
     def unsubscribe(self, callback: Callable[[grpc.ChannelConnectivity], None]) -> None:
         """End a subscription to the state of the user's channel."""
+        with suppress(ValueError):
+            self._subscribers.remove(callback)
         self._channel.unsubscribe(callback)
 
     def close(self) -> None:
-        """Close the user's channel."""
+        """Close the user's channel, or, for a channel of a kit, all but its queued calls.
+
+        If calls of a kit's channel are queued, its connections are kept until these are delivered
+        or the kit is closed. New calls are refused, and calls in flight are canceled, except
+        blocking ones that no other thread can cancel.
+        """
         self._routes.close()
-        self._channel.close()
+        state = self._state
+        if self._owner is not None and state.keeper is not None:
+            state.refuse = _refuse
+            kept = self._owner.keep(self, state.keeper)
+        else:
+            kept = False
+        if kept:
+            for callback in tuple(self._subscribers):
+                self.unsubscribe(callback)
+            self._waiting.cancel_running()
+        else:
+            self._channel.close()
         self._waiting.end_waiting()
         if self._on_close is not None:
             self._on_close()
+
+    def close_kept(self) -> None:
+        """Close the connections that were kept for queued calls."""
+        if self._state.keeper is not None:
+            self._state.keeper.end()
+        self._channel.close()
+
+    def close_kept_soon(self) -> None:
+        """Do the same on a worker thread."""
+        EXECUTOR.submit(self, self.close_kept)
 
     def _multicallable(self, kind: Kind, method: str, *args: Any, **options: Any) -> Any:
         state, counts = self._state, self._state.counts
@@ -207,6 +262,10 @@ class InterceptedChannel(multicallable.Channel):
         )
         made = _MULTICALLABLES[kind](state, self._waiting, kind, method, attempts)
         return counted_multicallable(kind, made, counts.client.method(method, kind.grpc_type))
+
+
+def _refuse() -> Never:
+    raise ValueError(CLOSED)
 
 
 class _Multicallable:
@@ -227,7 +286,13 @@ class _Multicallable:
     def _begin(self, name: str, request: Any, *options: Any) -> Any:
         """Begin a call of `.future()`, or a response stream."""
         call = self._new_call(self._begin_attempt, request, options)
-        return begin_stream(call) if self._kind.streams_responses else begin_unary(call)
+        begun = begin_stream(call) if self._kind.streams_responses else begin_unary(call)
+        keeper = self._state.keeper
+        if keeper is not None and keeper.is_used:
+            self._waiting.add_running(begun)
+            if self._state.refuse is not None:  # the channel was closed meanwhile
+                begun.cancel()
+        return begun
 
     def _wait(self, name: str, request: Any, *options: Any) -> Any:
         """Make a call on the caller's thread and return its response."""

@@ -15,6 +15,7 @@ from rpcwheel.failback.invoker import InvokerBase
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from rpcwheel.call.keeper import ChannelKeeper
     from rpcwheel.call.policy import CallPolicy
     from rpcwheel.failback.journaled import CallRoute, MakeCall
     from rpcwheel.failback.policy import FailbackPolicy
@@ -44,6 +45,9 @@ class FailbackQueuesBase(Generic[InvokerT]):
         self._closed = False
         self._by_policy: dict[int, tuple[FailbackPolicy, InvokerT]] = {}
         self._by_name: dict[str, InvokerT] = {}
+        self._is_closing = False
+        self._kept: dict[Any, None] = {}
+        """The channels that `keep` keeps; a set that any thread may change."""
 
     def queue_for(self, policy: FailbackPolicy, name: str) -> InvokerT:
         """Get the invoker with the queue of a policy (of this object, not of an equal one).
@@ -87,6 +91,39 @@ class FailbackQueuesBase(Generic[InvokerT]):
             f"two failback policies have the name {name!r}; with a journal give each its own, "
             "FailbackPolicy(name=...), because calls are stored under it"
         )
+
+    def keep(self, channel: Any, keeper: ChannelKeeper) -> bool:
+        """Keep the connections of a channel that was closed, if calls of it are queued.
+
+        They are closed when the last of these calls has left its queue, and at the end of `close`.
+
+        Args:
+            channel: Has `close_kept` and `close_kept_soon`.
+            keeper: Counts the queued calls of the channel.
+
+        Returns:
+            Whether they are kept.
+        """
+        self._kept[channel] = None
+        if keeper.keep(partial(self._release, channel)):
+            return True
+        self._kept.pop(channel, None)
+        return False
+
+    def _release(self, channel: Any) -> None:
+        """Close the connections of a channel, unless `close` is about to. Does not block."""
+        if not self._is_closing and self._kept.pop(channel, channel) is None:
+            channel.close_kept_soon()
+
+    def _begin_close(self) -> None:
+        with self._lock:  # `queue_for` may run on another thread
+            self._closed = self._is_closing = True
+
+    def _take_kept(self) -> list[Any]:
+        """Return the channels whose connections `close` must close."""
+        self._is_closing = False
+        kept = list(self._kept)
+        return [channel for channel in kept if self._kept.pop(channel, channel) is None]
 
     def _close_empty(self, invoker: InvokerT) -> None:
         """Close a new invoker, whose queue is empty. Called by `queue_for` after `close`."""
@@ -159,6 +196,7 @@ class JournalRoutes:
             ConfigurationError: The target of the channel is not known.
         """
         self._closed = False
+        self._keeper = state.keeper
         self._calls = calls
         self._routes: list[tuple[Any, CallRoute]] = []
         if not state.journaled:
@@ -175,8 +213,16 @@ class JournalRoutes:
             invoker: Any = state.queue_of(policy, pattern)
             self._routes.append((invoker, invoker.add_route(target, make, is_open)))
 
+    def _make(self, call: StoredCall, body: StoredRpc | StoredFunction) -> Any:
+        """Make a stored call, whose channel is kept until the call has left the memory."""
+        delivery: Any
+        delivery, requests, options = self._calls(call, body)
+        if self._keeper is not None and not delivery.keep(self._keeper):
+            raise LookupError("the channel was closed")
+        return delivery, requests, options
+
     def close(self) -> None:
-        """Deliver no more calls through the channel. Idempotent."""
+        """Take no more calls for the channel. Idempotent."""
         self._closed = True
         for invoker, route in self._routes:
             invoker.remove_route(route)
@@ -188,7 +234,7 @@ def _make(
     existing = routes()
     if existing is None:
         raise LookupError("the channel was dropped")
-    return existing._calls(call, body)  # noqa: SLF001 - of this module
+    return existing._make(call, body)
 
 
 def _is_open(routes: weakref.ref[JournalRoutes]) -> bool:

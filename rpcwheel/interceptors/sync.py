@@ -91,9 +91,12 @@ class FailbackQueues(FailbackQueuesBase[FailbackInvoker]):
             TypeError, ConfigurationError: `drain_timeout` is no time.
         """
         to_ns(drain_timeout, what="drain_timeout")
-        with self._lock:
-            self._closed = True
-        return close_all(list(self._by_name.values()), drain_timeout)
+        self._begin_close()
+        try:
+            return close_all(list(self._by_name.values()), drain_timeout)
+        finally:
+            for channel in self._take_kept():
+                channel.close_kept()
 
     def __enter__(self) -> Self:
         return self
@@ -138,6 +141,7 @@ def intercept_channel(
     *,
     timer: Timer | None = None,
     queues: FailbackQueues | None = None,
+    _keeps: bool = False,
 ) -> grpc.Channel:
     """Apply policies to a channel; arguments as of `client_interceptors`.
 
@@ -147,6 +151,5 @@ def intercept_channel(
     Raises:
         TypeError: `channel` is not a channel of grpc.
     """
-    return InterceptedChannel(
-        channel, client_state(policy, timer=timer, queues=queues, queues_class=FailbackQueues)
-    )
+    state = client_state(policy, timer=timer, queues=queues, queues_class=FailbackQueues)
+    return InterceptedChannel(channel, state, queues if _keeps else None)

@@ -45,9 +45,8 @@ class Kit(Base):
 
         kit = rpcwheel.aio.Kit(timeout=2.0)
         server = grpc.aio.server(interceptors=kit.server_interceptors())
-        bare = grpc.aio.insecure_channel("127.0.0.1:50051")
-        async with kit.intercept_channel(bare) as channel, kit:
-            ...  # at the end the kit is closed first: it delivers queued calls through the channel
+        async with kit, kit.channel("127.0.0.1:50051") as channel:
+            ...  # at the end the kit delivers the queued calls
     """
 
     _world: ClassVar = "aio"

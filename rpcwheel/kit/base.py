@@ -327,7 +327,8 @@ class KitBase(
         if self._manager is not None and self._manager.closed:
             raise RuntimeError(CLOSED)
         if names_service(target, by_name):
-            return self._intercept(self._resolved(target, credentials, probe, by_name, **given))
+            channel = self._resolved(target, credentials, probe, by_name, **given)
+            return self._intercept(channel, keeps=True)
         from rpcwheel.instance import explicit_target
         from rpcwheel.transport.arguments import checked_target
 
@@ -336,7 +337,7 @@ class KitBase(
         )
         if self._manager is not None:  # if it raises, the channel has no connection yet
             self._manager.attach(channel, probe=probe)
-        return self._intercept(channel)
+        return self._intercept(channel, keeps=True)
 
     def _resolved(
         self,
@@ -388,9 +389,10 @@ class KitBase(
             on_close(self._manager.attach(channel).detach)
         return intercepted
 
-    def _intercept(self, channel: Any) -> Channel:
+    def _intercept(self, channel: Any, *, keeps: bool = False) -> Channel:
+        """Apply the policies; `keeps`: the kit owns the channel, see `FailbackQueuesBase.keep`."""
         intercepted: Channel = self._load("interceptors").intercept_channel(
-            channel, self._policy, timer=self._timer, queues=self._queues
+            channel, self._policy, timer=self._timer, queues=self._queues, _keeps=keeps
         )
         return intercepted
 

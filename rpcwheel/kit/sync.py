@@ -48,8 +48,8 @@ class Kit(Base):
         methods = {"/shop.Orders/Get*": MethodPolicy(idempotent=True)}
         kit = rpcwheel.Kit(timeout=2.0, retry=retry, methods=methods)
         server = grpc.server(pool, interceptors=kit.server_interceptors())
-        with kit.intercept_channel(grpc.insecure_channel("127.0.0.1:50051")) as channel, kit:
-            ...  # at the end the kit is closed first: it delivers queued calls through the channel
+        with kit, kit.channel("127.0.0.1:50051") as channel:
+            ...  # at the end the kit delivers the queued calls
     """
 
     _world: ClassVar = "sync"
@@ -76,7 +76,11 @@ class Kit(Base):
         `rpcwheel.insecure_channel` or `secure_channel`. If the kit has `heartbeat`, each of its
         subchannels is probed, and gets no calls after a heartbeat was missed, until it answers.
 
-        Close it. For other settings make a channel yourself, and give it to `intercept_channel`.
+        Close it. If calls of it are queued then, new calls are refused, `.future()` calls and
+        streams are canceled, and blocking calls that run end by themselves. Its connections are
+        kept until the queued calls are delivered, or the kit is closed.
+
+        For other settings make a channel yourself, and give it to `intercept_channel`.
 
         Args:
             target: As in `rpcwheel.insecure_channel`: `"127.0.0.1:50051"`, `"dns:///orders:50051"`,
@@ -145,8 +149,9 @@ class Kit(Base):
         The heartbeats, the idle detectors and the live view end. Idempotent. `with kit:` closes
         too, but drops the list.
 
-        Channels and servers are not closed: they are yours. Close the kit before the channels: it
-        delivers through them.
+        Servers and open channels are not closed. Queued calls of channels of `channel()` are
+        delivered also if these were closed before. Close channels of `intercept_channel()` after
+        the kit, which delivers through them.
 
         Args:
             drain_timeout: Seconds to go on trying, however many attempts the policies allow. 0: not
