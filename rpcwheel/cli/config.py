@@ -12,7 +12,7 @@ import typer
 from tenacity import wait_random_exponential
 
 from rpcwheel.call.policy import REPLACED, MethodPolicy
-from rpcwheel.errors import ConfigurationError
+from rpcwheel.errors import ConfigurationError, ExtraMissing
 from rpcwheel.kit.config import policy_from_env, policy_from_file, settings_schema
 from rpcwheel.kit.policy import PREFIX, KitPolicy
 from rpcwheel.methods import matches, specificity
@@ -65,7 +65,7 @@ def check(
     """Check a settings file, and print all problems or the settings that are in effect.
 
     Exit status: 0 if the settings are valid, 1 if not, 2 for a wrong argument, or if the file
-    cannot be read or a package to read YAML is missing.
+    cannot be read or a package that it needs is missing.
     """
     if method is not None and not re.fullmatch(r"/[\w.]+/\w+", method):
         raise typer.BadParameter(
@@ -84,6 +84,9 @@ def check(
             policy = policy_from_file(file)
         else:
             raise typer.BadParameter("give a FILE, or --env", param_hint="FILE")
+    except ExtraMissing as error:
+        print(printable(str(error)), file=sys.stderr)
+        raise typer.Exit(2) from None
     except ConfigurationError as error:
         if isinstance(error.__cause__, (ModuleNotFoundError, OSError)):
             print(printable(str(error)), file=sys.stderr)

@@ -195,3 +195,11 @@ class FailbackPolicy(Policy):
     def _check_stop(cls, stop: object) -> object:
         checked(lambda given: Backoff(stop=given), stop)
         return stop
+
+
+def same_name_problem(name: str) -> str:
+    """Describe that two different policies, of which one has a journal, have the same name."""
+    return (
+        f"two failback policies have the name {name!r}; with a journal give each its own, "
+        "FailbackPolicy(name=...), because calls are stored under it"
+    )

@@ -11,6 +11,7 @@ from rpcwheel._grpc.connectivity import channel_target
 from rpcwheel.call.config import ClientState
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.failback.invoker import InvokerBase
+from rpcwheel.failback.policy import same_name_problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -87,10 +88,7 @@ class FailbackQueuesBase(Generic[InvokerT]):
         for known, invoker in self._by_policy.values():
             if invoker is self._by_name[name] and known == policy:
                 return invoker
-        raise ConfigurationError(
-            f"two failback policies have the name {name!r}; with a journal give each its own, "
-            "FailbackPolicy(name=...), because calls are stored under it"
-        )
+        raise ConfigurationError(same_name_problem(name))
 
     def keep(self, channel: Any, keeper: ChannelKeeper) -> bool:
         """Keep the connections of a channel that was closed, if calls of it are queued.

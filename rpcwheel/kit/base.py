@@ -20,9 +20,10 @@ from rpcwheel.call.policy import CallPolicy
 from rpcwheel.durations import to_ns, to_seconds
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.methods import checked_pattern
+from rpcwheel.policy import path_of
 from rpcwheel.telemetry import components
 
-from .policy import PREFIX, KitPolicy
+from .policy import PREFIX, KitPolicy, journal_problems
 
 if TYPE_CHECKING:
     import os
@@ -248,10 +249,9 @@ class KitBase(
             if one.failback is not None:
                 in_memory = one.failback.model_copy(update={"journal": None})
                 self._load("failback").FailbackInvoker(in_memory)  # checks dead_letter
-                if one.failback.journal is not None:
-                    from rpcwheel.journal import open_journal_backend
-
-                    open_journal_backend(one.failback.journal).close()  # checks the URL
+        problems = [f"{path_of(place)}: {text}" for place, text in journal_problems(policy)]
+        if problems:
+            raise ConfigurationError("; ".join(problems))
         components.start()
         self._queues: Any = self._load("interceptors").FailbackQueues(self._timer)
         self._manager: Any = None

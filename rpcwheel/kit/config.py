@@ -42,7 +42,7 @@ from rpcwheel.errors import ConfigurationError
 from rpcwheel.policy import Policy, field_at, messages_of, path_of, shown, types_in
 from rpcwheel.telemetry.switches import METRICS_VARIABLE, TRACES_VARIABLE
 
-from .policy import PREFIX, KitPolicy
+from .policy import PREFIX, KitPolicy, journal_problems
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -196,12 +196,20 @@ class _SettingsSchema(GenerateJsonSchema):
 
 def _policy(tree: dict[str, Any], origin: Callable[[Place], str]) -> KitPolicy:
     try:
-        return KitPolicy.model_validate(_without_false(tree, ()))
+        policy = KitPolicy.model_validate(_without_false(tree, ()))
     except ValidationError as error:
-        messages: dict[str, list[str]] = {}
-        for place, message in islice(messages_of(error, KitPolicy), MAX_ERRORS):
-            messages.setdefault(origin(tuple(map(str, place))), []).append(message)
-        others = error.error_count() - MAX_ERRORS
+        problems = list(islice(messages_of(error, KitPolicy), MAX_ERRORS))
+        count = error.error_count()
+    else:
+        found = list(journal_problems(policy))
+        if not found:
+            return policy
+        problems = [(place, f"{path_of(place)}: {text}") for place, text in found[:MAX_ERRORS]]
+        count = len(found)
+    messages: dict[str, list[str]] = {}
+    for place, message in problems:
+        messages.setdefault(origin(tuple(map(str, place))), []).append(message)
+    others = count - MAX_ERRORS
     more = [f"and {others:,} more"] if others > 0 else []
     lines = [f"{where}: {'; '.join(these)}" for where, these in messages.items()]
     refusal = ConfigurationError("; ".join([*lines, *more]))

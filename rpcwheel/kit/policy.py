@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Final, Self
 from pydantic import BeforeValidator, Field, SecretStr, StrictInt, model_validator
 
 from rpcwheel.call.policy import CallPolicy
+from rpcwheel.errors import ConfigurationError
+from rpcwheel.failback.policy import same_name_problem
 from rpcwheel.heartbeat.policy import HeartbeatPolicy
 from rpcwheel.idle.policy import IdlePolicy
 from rpcwheel.instance import checked_host
@@ -15,10 +17,13 @@ from rpcwheel.registry.policy import RegistryPolicy
 from rpcwheel.status.access import LOOPBACK, check_access, checked_token
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from datetime import timedelta
     from typing import Unpack
 
     from rpcwheel.call.policy import CallSettings
+    from rpcwheel.failback.policy import FailbackPolicy
+    from rpcwheel.policy import Place
 
     class KitSettings(CallSettings, total=False):
         """What `KitPolicy(...)` accepts, which is more than the fields hold."""
@@ -89,3 +94,38 @@ class KitPolicy(CallPolicy):
         if self.status_port is not None:
             check_access(self.status_host, has_token=self.status_token is not None)
         return self
+
+
+def journal_problems(policy: KitPolicy) -> Iterator[tuple[Place, str]]:
+    """Yield the place and the description of each problem of journals. Connects to none.
+
+    A kit and `rpcwheel config check` refuse these.
+
+    Raises:
+        ExtraMissing: A package that a journal needs is not installed; the message says which.
+    """
+    own: dict[str, FailbackPolicy] = {}
+    refused: dict[str, str] = {}  # the URLs that were opened, each with its problem
+    for pattern, settings in (("*", policy), *policy.methods.items()):
+        failback = settings.failback
+        if failback is None or failback.journal is None:
+            continue
+        place: Place = ("failback",) if settings is policy else ("methods", pattern, "failback")
+        if failback.journal not in refused:
+            refused[failback.journal] = _journal_problem(failback.journal)
+        if refused[failback.journal]:
+            yield (*place, "journal"), refused[failback.journal]
+        name = failback.name or pattern
+        if own.setdefault(name, failback) != failback:
+            yield place, same_name_problem(name)
+
+
+def _journal_problem(url: str) -> str:
+    """Return why a journal cannot be opened; "" if it can."""
+    from rpcwheel.journal import open_journal_backend
+
+    try:
+        open_journal_backend(url).close()
+    except ConfigurationError as error:
+        return str(error)
+    return ""

@@ -7,6 +7,7 @@ import tomllib
 
 import pytest
 
+from rpcwheel import ConfigurationError, Kit, aio
 from rpcwheel.cli import main
 from rpcwheel.kit.config import policy_from_file
 
@@ -59,6 +60,38 @@ def test_check_prints_every_problem_with_the_nearest_name(file, capsys) -> None:
     assert all(line.startswith(f"{file}: ") for line in lines)
     for text in ("did you mean 'timeout'?", "UNAVAILABLE", "max_attempts"):
         assert any(text in line for line in lines)
+
+
+def test_check_refuses_what_a_kit_refuses(file, capsys) -> None:
+    file.write_text(
+        '[methods."/a/*".failback]\n'
+        'retry_on = ["UNAVAILABLE"]\njournal = "sqlite:///x.db?durabilty=power"\nname = "x"\n'
+        '[methods."/b/*".failback]\n'
+        'retry_on = ["UNAVAILABLE"]\njournal = "sqlite:///"\nname = "x"\n'
+    )
+    assert main(["config", "check", str(file)]) == 1
+    first, second = (f'{file}: methods["/{name}/*"].failback' for name in "ab")
+    expected = (
+        (f"{first}.journal: sqlite:///x.db: ", "did you mean 'durability'?"),
+        (f"{second}.journal: sqlite:///: ", "give the file"),
+        (f"{second}: two failback policies have the name 'x'", "give each its own"),
+    )
+    lines = capsys.readouterr().err.splitlines()
+    for line, (beginning, part) in zip(lines, expected, strict=True):
+        assert line.startswith(beginning)
+        assert part in line
+    for kit in (Kit, aio.Kit):
+        with pytest.raises(ConfigurationError, match="durabilty") as refused:
+            kit.from_file(file)
+        assert len(refused.value.problems) == 3
+
+
+def test_check_needs_the_package_of_a_journal(file, capsys, monkeypatch) -> None:
+    monkeypatch.delitem(sys.modules, "rpcwheel.journal.redis", raising=False)
+    monkeypatch.setitem(sys.modules, "redis", None)
+    file.write_text('failback = { retry_on = ["UNAVAILABLE"], journal = "redis://a" }')
+    assert main(["config", "check", str(file)]) == 2
+    assert "pip install 'rpcwheel[redis]'" in capsys.readouterr().err
 
 
 def test_check_of_a_file_that_cannot_be_read_ends_with_2(tmp_path, capsys) -> None:

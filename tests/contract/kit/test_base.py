@@ -125,6 +125,17 @@ def test_repr_names_the_settings_without_their_values(kind):
     assert repr(kind()).endswith("Kit: nothing switched on>")
 
 
+def test_a_kit_refuses_two_journaled_policies_with_one_queue_name(kind, tmp_path):
+    policy = FailbackPolicy(retry_on=OSError, journal=f"sqlite://{tmp_path}/a.db", name="audit")
+    methods = {"/a/*": MethodPolicy(failback=policy), "/b/*": MethodPolicy(failback=policy)}
+    kind(failback=policy.replace(), methods=methods)  # equal policies share the queue
+    methods["/c/*"] = MethodPolicy(failback=policy.replace(backoff=1.0))
+    with pytest.raises(
+        ConfigurationError, match=r'^methods\["/c/\*"\].failback: .* name \'audit\'; with a journal'
+    ):
+        kind(methods=methods)
+
+
 def test_a_kit_refuses_a_wrong_journal_and_opens_a_right_one_with_its_first_channel(tmp_path):
     policy = FailbackPolicy(retry_on=OSError, journal=f"sqlite://{tmp_path}/a.db?durabilty=power")
     with pytest.raises(ConfigurationError, match="did you mean 'durability'"):
