@@ -27,12 +27,12 @@ from rpcwheel.durations import to_ns
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.failback.matching import Matcher, wanted
 from rpcwheel.failback.policy import FailbackPolicy
-from rpcwheel.methods import MethodPattern, matches, specificity
+from rpcwheel.methods import MethodPattern, PatternIndex
 from rpcwheel.policy import Delay, Number, Policy, Seconds, Wait, checked, or_short
 from rpcwheel.rpc import CODES_SCHEMA, checked_code
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from typing import Unpack
 
 RETRY_ON_ADVICE: Final = (
@@ -74,6 +74,11 @@ class DeadlinePolicy(Policy):
         for problem in self.ineffective_limits(self.timeout):
             raise ConfigurationError(problem)
         return self
+
+    @property
+    def has_limits(self) -> bool:
+        """Whether it has limits within a call."""
+        return any(getattr(self, name) is not None for name in PARTIAL_LIMITS)
 
     def ineffective_limits(self, timeout: float | timedelta | None) -> Iterator[str]:
         """Describe each limit that has no effect, because calls end after `timeout` seconds."""
@@ -379,7 +384,15 @@ class MethodPolicy(Policy):
 
 
 class FrozenDict(dict[str, MethodPolicy]):
-    """A dict that cannot be changed."""
+    """A dict that cannot be changed. Its keys are patterns."""
+
+    _index: PatternIndex | None = None
+
+    def matching(self, method: str) -> list[str]:
+        """Return the patterns that match a method, or a pattern; the most specific one last."""
+        if self._index is None:
+            self._index = PatternIndex(self)
+        return self._index.matching(method)
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise TypeError("a policy cannot be changed; make another one")
@@ -427,30 +440,52 @@ class CallPolicy(MethodPolicy):
     def policy_for(self, method: str) -> MethodPolicy:
         """Return the effective settings of a method, or of a pattern: `"/shop.Orders/Get"`."""
         found = MethodPolicy().over(self)
-        for pattern in sorted(self.methods, key=specificity):  # stable: of equals the later wins
-            if matches(pattern, method):
-                found = self.methods[pattern].over(found)
+        for own in self._layers(method):
+            found = own.over(found)
         return found
+
+    def _layers(self, method: str) -> list[MethodPolicy]:
+        """Return the settings of the patterns that match a method, the most specific last."""
+        methods = self.methods
+        if not isinstance(methods, FrozenDict):  # of a copy whose `methods` were not checked
+            methods = FrozenDict(methods)
+        return [methods[pattern] for pattern in methods.matching(method)]
+
+    def _timeout_of(self, method: str) -> float | timedelta | None:
+        """Return the effective timeout of a method, as `policy_for` does, in less time."""
+        for own in reversed([self, *self._layers(method)]):
+            if "timeout" in own.model_fields_set:
+                if own.timeout is None:
+                    return None
+                if "timeout" in own.timeout.model_fields_set:
+                    return own.timeout.timeout
+        return None
 
     def _ineffective_settings(self) -> Iterator[str]:
         """Describe settings without an effect, if they are given together with their cause."""
-        yield from _ineffective(self, self)
+        yield from _ineffective(
+            self, lambda: None if self.timeout is None else self.timeout.timeout
+        )
         for pattern, own in self.methods.items():
-            for problem in _ineffective(own, self.policy_for(pattern)):
+            for problem in _ineffective(own, partial(self._timeout_of, pattern)):
                 yield f'methods["{pattern}"].{problem}'
 
 
-def _ineffective(own: MethodPolicy, effective: MethodPolicy) -> Iterator[str]:
+def _ineffective(
+    own: MethodPolicy, timeout_of: Callable[[], float | timedelta | None]
+) -> Iterator[str]:
     """Describe settings in `own` that have no effect, because calls end after a timeout."""
-    timeout = None if effective.timeout is None else effective.timeout.timeout
-    if own.timeout is not None:
-        for problem in own.timeout.ineffective_limits(timeout):
+    if own.timeout is not None and own.timeout.has_limits:
+        for problem in own.timeout.ineffective_limits(timeout_of()):
             yield f"timeout: {problem}"
     if own.retry is None or own.retry.max_attempts == 1:
         return
     for name in ("attempt_timeout", "backoff"):
         limit = getattr(own.retry, name)
-        if isinstance(limit, (int, float, timedelta)) and reaches(limit, timeout):
+        if not isinstance(limit, (int, float, timedelta)):
+            continue
+        timeout = timeout_of()
+        if reaches(limit, timeout):
             yield (
                 f"retry: {name} ({limit}) leaves no time for another attempt, because timeout "
                 f"({timeout}) is for all attempts together; give less, or leave it out"

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from rpcwheel.methods import MethodPattern, matches, specificity
+from rpcwheel.methods import MethodPattern, PatternIndex, matches, specificity
 
 PATTERN = TypeAdapter(MethodPattern)
 
@@ -61,3 +61,9 @@ def test_full_names_and_longer_patterns_are_more_specific():
 def test_matching_agrees_with_a_regular_expression(glob, text):
     parts = [re.escape(part) for part in glob.split("*")]
     assert matches(glob, text) is bool(re.fullmatch(".*".join(parts), text))
+
+
+@given(st.lists(globs | texts, unique=True), texts | globs)
+def test_an_index_has_the_patterns_that_match_the_most_specific_last(patterns, name):
+    found = PatternIndex(patterns).matching(name)
+    assert found == sorted((one for one in patterns if matches(one, name)), key=specificity)

@@ -1,7 +1,9 @@
 """`CallPolicy`: which settings apply to which method, and which are refused."""
 
 import copy
+import itertools
 import pickle
+import sys
 from datetime import timedelta
 from functools import partial
 
@@ -22,6 +24,7 @@ from rpcwheel.failback import FailbackPolicy
 from rpcwheel.methods import matches
 
 SAFE = RetryPolicy(retry_on="UNAVAILABLE")
+SLOW = RetryPolicy(retry_on="UNAVAILABLE", backoff=5.0)
 UNSAFE = RetryPolicy(retry_on=["INTERNAL", "ABORTED"])
 DEFAULT_RESPONSE = DefaultResponsePolicy(on="UNAVAILABLE", default=b"sorry")
 FAILBACK = FailbackPolicy(retry_on="UNAVAILABLE")
@@ -275,3 +278,19 @@ def test_a_policy_can_be_copied_pickled_and_dumped():
         "timeout": {"timeout": 2.0},
         "methods": {"/a/b": {"idempotent": True}},
     }
+
+
+@pytest.mark.parametrize("form", ["/shop.S{}/Get", "/shop.S{}/*", "/shop.S*/Get{}", "/*{}/*"])
+def test_the_cost_of_a_policy_grows_in_proportion_to_its_patterns(form):
+    def count_calls(number):
+        methods = {form.format(1000 + one): MethodPolicy(retry=SLOW) for one in range(number)}
+        calls = itertools.count()
+        before = sys.getprofile()
+        sys.setprofile(lambda *_: next(calls))
+        try:
+            CallPolicy(timeout=60.0, methods=methods)
+        finally:
+            sys.setprofile(before)
+        return next(calls)
+
+    assert count_calls(800) < 3 * count_calls(400)
