@@ -73,7 +73,7 @@ class ConfigurationError(RpcWheelError, ValueError):
     """An argument or a setting is invalid; the message says what is allowed."""
 
     problems: tuple[str, ...] = ()
-    """Each problem in settings of a file or of the environment; empty for other errors."""
+    """Each problem of settings, if there may be several; the message has a line for each."""
 
 
 class TimerError(RpcWheelError):

@@ -15,7 +15,7 @@ import textwrap
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NoReturn, Self, TypeVar, get_args
 
 from pydantic import (
@@ -35,7 +35,7 @@ from rpcwheel.durations import positive_ns, to_ns, to_seconds
 from rpcwheel.errors import ConfigurationError, short_repr
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
     from pydantic.json_schema import JsonSchemaValue
@@ -53,6 +53,7 @@ __all__ = [
     "messages_of",
     "or_short",
     "path_of",
+    "refusal",
     "shown",
     "types_in",
 ]
@@ -60,6 +61,9 @@ __all__ = [
 _MAX_BEGINNING: Final = 600
 _MAX_END: Final = 300
 """Characters that are shown of a long message, at its beginning and at its end."""
+
+MAX_LISTED: Final = 20
+"""The most mistakes that one error lists."""
 
 R = TypeVar("R")
 
@@ -270,10 +274,25 @@ seconds, `{initial, max, multiplier}`, for tenacity's `wait_random_exponential`:
 
 def error_for_users(error: ValidationError, policy: type[BaseModel]) -> Exception:
     """Make one exception of all errors that pydantic found."""
-    message = "; ".join(dict.fromkeys(text for _, text in messages_of(error, policy)))
+    message = refusal((text for _, text in messages_of(error, policy)), error.error_count())
     kinds = [one["type"] for one in error.errors(include_url=False, include_input=False)]
     are_types = all(kind.endswith("_type") for kind in kinds)
-    return (TypeError if are_types else ConfigurationError)(message)
+    return TypeError(str(message)) if are_types else message
+
+
+def refusal(messages: Iterable[str], count: int) -> ConfigurationError:
+    """Make one exception of several mistakes, with a line for each of the first ones.
+
+    Args:
+        messages: Those of the mistakes; equal ones are listed once.
+        count: The number of mistakes.
+    """
+    listed = list(islice(messages, MAX_LISTED))
+    others = [f"and {count - len(listed):,} more"] if count > len(listed) else []
+    lines = [*dict.fromkeys(listed), *others]
+    error = ConfigurationError("\n".join(lines))
+    error.problems = tuple(lines)
+    return error
 
 
 def messages_of(error: ValidationError, policy: type[BaseModel]) -> Iterator[tuple[Place, str]]:
@@ -334,6 +353,7 @@ def _message(one: ErrorDetails, policy: type[BaseModel]) -> str:
             return f"{place}: {_misplaced(one, policy)}"
         case "own_type" | "value_error" as kind:
             problem = one["msg"] if kind == "own_type" else str(one["ctx"]["error"])
+            problem = problem.replace("\n", "; ")  # of a table with several mistakes
             names_place = not place or re.match(rf"{re.escape(place)}(?!\w)", problem)
             return problem if names_place else f"{place}: {problem}"
         case kind:
@@ -393,7 +413,9 @@ def path_of(place: Place) -> str:
     """Return a place as messages show it: `methods["/shop.Orders/Get"].retry.max_attempts`."""
     path = ""
     for part in place:
-        if str(part).isidentifier():
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif str(part).isidentifier():
             path += f".{part}"
         elif part != "[key]":  # by which pydantic means the key itself
             path += f'["{part}"]'

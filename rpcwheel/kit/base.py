@@ -20,7 +20,7 @@ from rpcwheel.call.policy import CallPolicy
 from rpcwheel.durations import to_ns, to_seconds
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.methods import checked_pattern
-from rpcwheel.policy import path_of
+from rpcwheel.policy import refusal
 from rpcwheel.telemetry import components
 
 from .policy import PREFIX, KitPolicy, journal_problems
@@ -249,9 +249,9 @@ class KitBase(
             if one.failback is not None:
                 in_memory = one.failback.model_copy(update={"journal": None})
                 self._load("failback").FailbackInvoker(in_memory)  # checks dead_letter
-        problems = [f"{path_of(place)}: {text}" for place, text in journal_problems(policy)]
+        problems = [message for _, message in journal_problems(policy)]
         if problems:
-            raise ConfigurationError("; ".join(problems))
+            raise refusal(problems, len(problems))
         components.start()
         self._queues: Any = self._load("interceptors").FailbackQueues(self._timer)
         self._manager: Any = None

@@ -30,7 +30,6 @@ from __future__ import annotations
 import difflib
 import json
 import os
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -39,7 +38,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import PydanticOmit
 
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.policy import Policy, field_at, messages_of, path_of, shown, types_in
+from rpcwheel.policy import Policy, field_at, messages_of, path_of, refusal, shown, types_in
 from rpcwheel.telemetry.switches import METRICS_VARIABLE, TRACES_VARIABLE
 
 from .policy import PREFIX, KitPolicy, journal_problems
@@ -82,9 +81,6 @@ dots, grows with n squared (CPython 3.11: 5 s for 16,000 names)."""
 
 MAX_VALUES: Final = 50_000
 """The most values in a YAML file, with its aliases resolved."""
-
-MAX_ERRORS: Final = 20
-"""The most mistakes that one error lists."""
 
 MAX_EXAMPLE_LENGTH: Final = 200
 """The longest value of a variable that a message shows as a JSON list."""
@@ -198,24 +194,14 @@ def _policy(tree: dict[str, Any], origin: Callable[[Place], str]) -> KitPolicy:
     try:
         policy = KitPolicy.model_validate(_without_false(tree, ()))
     except ValidationError as error:
-        problems = list(islice(messages_of(error, KitPolicy), MAX_ERRORS))
-        count = error.error_count()
+        problems, count = messages_of(error, KitPolicy), error.error_count()
     else:
         found = list(journal_problems(policy))
         if not found:
             return policy
-        problems = [(place, f"{path_of(place)}: {text}") for place, text in found[:MAX_ERRORS]]
-        count = len(found)
-    messages: dict[str, list[str]] = {}
-    for place, message in problems:
-        messages.setdefault(origin(tuple(map(str, place))), []).append(message)
-    others = count - MAX_ERRORS
-    more = [f"and {others:,} more"] if others > 0 else []
-    lines = [f"{where}: {'; '.join(these)}" for where, these in messages.items()]
-    refusal = ConfigurationError("; ".join([*lines, *more]))
-    each = [f"{where}: {message}" for where, these in messages.items() for message in these]
-    refusal.problems = (*each, *more)
-    raise refusal
+        problems, count = iter(found), len(found)
+    lines = (f"{origin(tuple(map(str, place)))}: {message}" for place, message in problems)
+    raise refusal(lines, count)
 
 
 def checked_tree(tree: dict[str, Any], where: str) -> dict[str, Any]:
@@ -226,13 +212,16 @@ def checked_tree(tree: dict[str, Any], where: str) -> dict[str, Any]:
             file or variable that the tree comes from.
     """
 
-    def check(value: object, place: Place) -> None:
+    def check(value: object, place: tuple[str | int, ...]) -> None:
         if isinstance(value, (dict, list, tuple, set)):
             if len(place) >= MAX_LEVELS:
                 raise ConfigurationError(_too_deep(where))
-            named = value.items() if isinstance(value, dict) else enumerate(value)
-            for name, part in named:
-                check(part, (*place, str(name)))
+            if isinstance(value, dict):
+                for name, part in value.items():
+                    check(part, (*place, str(name)))
+            else:
+                for number, part in enumerate(value):
+                    check(part, (*place, number))
         elif isinstance(value, int) and value.bit_length() > MAX_BITS:
             raise ConfigurationError(f"{where}: {path_of(place)}: {_TOO_LARGE}")
 

@@ -12,7 +12,7 @@ from rpcwheel.failback.policy import same_name_problem
 from rpcwheel.heartbeat.policy import HeartbeatPolicy
 from rpcwheel.idle.policy import IdlePolicy
 from rpcwheel.instance import checked_host
-from rpcwheel.policy import checked, or_short
+from rpcwheel.policy import checked, or_short, path_of
 from rpcwheel.registry.policy import RegistryPolicy
 from rpcwheel.status.access import LOOPBACK, check_access, checked_token
 
@@ -97,7 +97,7 @@ class KitPolicy(CallPolicy):
 
 
 def journal_problems(policy: KitPolicy) -> Iterator[tuple[Place, str]]:
-    """Yield the place and the description of each problem of journals. Connects to none.
+    """Yield the place and the message of each problem of journals. Connects to none.
 
     A kit and `rpcwheel config check` refuse these.
 
@@ -114,10 +114,11 @@ def journal_problems(policy: KitPolicy) -> Iterator[tuple[Place, str]]:
         if failback.journal not in refused:
             refused[failback.journal] = _journal_problem(failback.journal)
         if refused[failback.journal]:
-            yield (*place, "journal"), refused[failback.journal]
+            here: Place = (*place, "journal")
+            yield here, f"{path_of(here)}: {refused[failback.journal]}"
         name = failback.name or pattern
         if own.setdefault(name, failback) != failback:
-            yield place, same_name_problem(name)
+            yield place, f"{path_of(place)}: {same_name_problem(name)}"
 
 
 def _journal_problem(url: str) -> str:

@@ -36,7 +36,7 @@ from tenacity import wait_exponential
 
 from rpcwheel.call.policy import HedgingPolicy, MethodPolicy, RetryPolicy, RetryThrottling
 from rpcwheel.errors import ConfigurationError, short_repr
-from rpcwheel.policy import messages_of, path_of
+from rpcwheel.policy import messages_of, path_of, refusal
 from rpcwheel.rpc import CODES, STATUS_CODES
 
 from .config import checked_tree, read_text
@@ -50,9 +50,18 @@ if TYPE_CHECKING:
 MAX_ATTEMPTS: Final = 5
 """A higher `maxAttempts` counts as this (gRFC A6)."""
 
+MAX_DURATION_S: Final = 315_576_000_000
+"""The longest duration of protobuf: 10,000 years."""
+
 DURATION: Final = re.compile(r"\d{1,12}(\.\d{1,9})?s", re.ASCII)
 SERVICE: Final = re.compile(r"[\w.-]+", re.ASCII)
 METHOD: Final = re.compile(r"\w+", re.ASCII)
+
+
+def _not_bool(value: object) -> object:
+    if isinstance(value, bool):  # which pydantic takes for 1 or 0
+        raise ConfigurationError(f"it must be a number, not {value!r}")
+    return value
 
 
 def _seconds(value: object) -> float:
@@ -60,7 +69,10 @@ def _seconds(value: object) -> float:
         raise ConfigurationError(
             f'it must be a duration in seconds, such as "1.5s", not {short_repr(value)}'
         )
-    return float(value[:-1])
+    seconds = float(value[:-1])
+    if seconds > MAX_DURATION_S:
+        raise ConfigurationError(f"it must be not more than {MAX_DURATION_S:,} s, not {value!r}")
+    return seconds
 
 
 def _code(value: object) -> str:
@@ -76,6 +88,8 @@ def _code(value: object) -> str:
     return name
 
 
+Integer = Annotated[int, BeforeValidator(_not_bool)]
+Number = Annotated[float, BeforeValidator(_not_bool)]
 Delay = Annotated[float, BeforeValidator(_seconds)]
 Duration = Annotated[float, BeforeValidator(_seconds), Field(gt=0)]
 Code = Annotated[str, BeforeValidator(_code)]
@@ -116,10 +130,10 @@ class _Name(_Part):
 
 
 class _Retry(_Part):
-    max_attempts: Annotated[int, Field(ge=2)]
+    max_attempts: Annotated[Integer, Field(ge=2)]
     initial_backoff: Duration
     max_backoff: Duration
-    backoff_multiplier: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    backoff_multiplier: Annotated[Number, Field(gt=0, allow_inf_nan=False)]
     retryable_status_codes: Annotated[list[Code], Field(min_length=1)]
 
     def policy(self, throttling: RetryThrottling | None) -> RetryPolicy:
@@ -143,7 +157,7 @@ class _GrpcBackoff(wait_exponential):
 
 
 class _Hedging(_Part):
-    max_attempts: Annotated[int, Field(ge=2)]
+    max_attempts: Annotated[Integer, Field(ge=2)]
     hedging_delay: Delay = 0.0
     non_fatal_status_codes: list[Code] = []
 
@@ -157,8 +171,8 @@ class _Hedging(_Part):
 
 
 class _Throttling(_Part):
-    max_tokens: Annotated[int, Field(gt=0, le=1000)]
-    token_ratio: Annotated[float, Field(ge=0.001, allow_inf_nan=False)]
+    max_tokens: Annotated[Integer, Field(gt=0, le=1000)]
+    token_ratio: Annotated[Number, Field(ge=0.001, allow_inf_nan=False)]
 
 
 class _Method(_Part):
@@ -235,12 +249,13 @@ def policy_from_service_config(
         TypeError: It is of another type.
     """
     where, tree = _read(config)
+    tree = _without_null(checked_tree(tree, where))
     try:
-        parsed = _ServiceConfig.model_validate(_without_null(checked_tree(tree, where)))
+        parsed = _ServiceConfig.model_validate(tree)
         policy = parsed.policy()
     except ValidationError as error:
-        messages = dict.fromkeys(text for _, text in messages_of(error, _ServiceConfig))
-        raise ConfigurationError(f"{where}: {'; '.join(messages)}") from None
+        messages = (f"{where}: {text}" for _, text in messages_of(error, _ServiceConfig))
+        raise refusal(messages, error.error_count()) from None
     except ConfigurationError as error:
         raise ConfigurationError(f"{where}: {error}") from None
     ignored = ", ".join(_unknown(parsed, ()))

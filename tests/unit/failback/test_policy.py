@@ -108,7 +108,7 @@ def test_a_value_of_a_wrong_type_is_a_type_error_that_says_what_to_give():
             "metadata: it must be a tuple or a list, such as ('trace-id',) (in a file",
         ),
         ({"metadata": None}, "metadata: it must be a tuple or a list, such as"),
-        ({"metadata": [5]}, 'metadata["0"]: Input should be a valid string, not 5'),
+        ({"metadata": [5]}, "metadata[0]: Input should be a valid string, not 5"),
         ({"dead_letter": "log"}, "dead_letter: Input should be callable, not 'log'"),
     ]:
         with pytest.raises(TypeError, match=re.escape(said)):
@@ -197,7 +197,7 @@ def test_wrong_settings_of_journals_are_refused(settings, problem):
 
 
 def test_everything_that_is_wrong_is_said_at_once():
-    with pytest.raises(ConfigurationError, match=r"wait is NaN.*; max_pending: "):
+    with pytest.raises(ConfigurationError, match=r"wait is NaN.*\nmax_pending: "):
         FailbackPolicy(retry_on=OSError, backoff=float("nan"), max_pending=0)
 
 

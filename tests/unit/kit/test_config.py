@@ -186,7 +186,9 @@ def test_an_error_names_the_file_and_the_place(file):
 
 def test_an_error_lists_all_mistakes_of_a_file(file):
     text = 'timeout = -1\nretry = {retry_on = "UNAVAILABLE", max_attempts = "3"}\nspeed = 1'
-    with pytest.raises(ConfigurationError, match=r"timeout: .*; retry\.max_attempts: .*'speed'"):
+    with pytest.raises(
+        ConfigurationError, match=r"timeout: .*\n.*retry\.max_attempts: .*\n.*'speed'"
+    ):
         policy_from_file(file(text))
 
 
@@ -196,7 +198,7 @@ def test_a_file_that_is_not_a_table_of_settings_is_refused(file):
         ("shop.yaml", "a: [", "not valid YAML: "),
         ("shop.yaml", "a: 1\na: 2", "found duplicate key"),
         ("shop.yaml", "- timeout", "it must hold settings by name, not ['timeout']"),
-        ("shop.yaml", "1: 2", '["1"]: Keys should be strings, not 1'),
+        ("shop.yaml", "1: 2", "[1]: Keys should be strings, not 1"),
         ("shop.yaml", "methods: {1: {timeout: 2}}", "valid string, not 1"),
     ]
     assert (
@@ -270,7 +272,7 @@ def test_an_integer_of_more_than_64_bits_is_refused(file):
         ),
         ("shop.toml", "timeout = -" + "9" * 400, "timeout"),
         ("shop.toml", "timeout = 0x" + "9" * 9000, "timeout"),
-        ("shop.toml", "[methods.'/a/b']\nfailback = {retry_on = [0b1" + "0" * 64 + "]}", 'on["0"]'),
+        ("shop.toml", "[methods.'/a/b']\nfailback = {retry_on = [0b1" + "0" * 64 + "]}", "on[0]"),
         ("shop.yaml", "timeout: 0x" + "9" * 9000, "timeout"),
     ]
     assert (
@@ -417,7 +419,7 @@ def test_a_long_message_is_cut_in_the_middle(file):
 
 def test_an_error_lists_at_most_20_mistakes(file):
     path = file("".join(f"a{number} = 1\n" for number in range(3000)))
-    with pytest.raises(ConfigurationError, match=r"; and 2,980 more$") as refused:
+    with pytest.raises(ConfigurationError, match=r"\nand 2,980 more$") as refused:
         policy_from_file(path)
     assert str(refused.value).count("there is no setting") == 20
 
@@ -542,9 +544,9 @@ def test_each_mistake_names_its_file_or_variable(file):
     with pytest.raises(ConfigurationError) as refused:
         from_env(CONFIG=str(path), RETRY__BACKOFF="-2", RETRY__RETRY_BUDGET="3")
     assert str(refused.value) == (
-        f"{path}: timeout: it must be a finite time above zero (at least 1 ns), not -1; "
-        "retry.max_attempts: Input should be greater than or equal to 1, not 0; "
-        "RPCWHEEL_RETRY__BACKOFF: retry.backoff: wait must not be negative, not -2; 0 is at once; "
+        f"{path}: timeout: it must be a finite time above zero (at least 1 ns), not -1\n"
+        f"{path}: retry.max_attempts: Input should be greater than or equal to 1, not 0\n"
+        "RPCWHEEL_RETRY__BACKOFF: retry.backoff: wait must not be negative, not -2; 0 is at once\n"
         "RPCWHEEL_RETRY__RETRY_BUDGET: retry.retry_budget: "
         "it must be a share from 0 to 1, or a RetryThrottling, not 3"
     )
@@ -555,8 +557,8 @@ def test_an_unknown_setting_is_reported_before_a_missing_one():
         from_env(RETRY__ATEMPTS="3")
     assert str(refused.value).startswith(
         "RPCWHEEL_RETRY__ATEMPTS: retry: there is no setting 'atempts'; "
-        "did you mean 'max_attempts'?; "
-        "retry: `retry_on` is missing; "
+        "did you mean 'max_attempts'?\n"
+        "RPCWHEEL_RETRY__ATEMPTS: retry: `retry_on` is missing; "
     )
 
 

@@ -177,6 +177,7 @@ def refused(config, *said):
         ({"timeout": ".5s"}, "timeout: it must be a duration in seconds"),
         ({"timeout": "0s"}, "timeout: Input should be greater than 0"),
         ({"timeout": "1.s"}, "timeout: it must be a duration"),
+        ({"timeout": "315576000000.1s"}, "not more than 315,576,000,000 s"),
         ({"waitForReady": "yes"}, "waitForReady: it must be true or false, not 'yes'"),
         ({"name": {}}, ".name: "),
         ({"name": [{"method": "Get"}]}, "a method needs a service"),
@@ -185,7 +186,8 @@ def refused(config, *said):
         ({"name": [{"service": "s", "method": "Get*"}]}, "patterns are not allowed"),
         ({"retryPolicy": {}}, "`maxAttempts` is missing"),
         ({"retryPolicy": RETRY | {"maxAttempts": 1}}, "retryPolicy.maxAttempts: "),
-        ({"retryPolicy": RETRY | {"maxAttempts": True}}, "retryPolicy.maxAttempts: "),
+        ({"retryPolicy": RETRY | {"maxAttempts": True}}, "maxAttempts: it must be a number"),
+        ({"retryPolicy": RETRY | {"backoffMultiplier": True}}, "it must be a number, not True"),
         ({"retryPolicy": RETRY | {"initialBackoff": "0s"}}, "retryPolicy.initialBackoff: "),
         ({"retryPolicy": RETRY | {"maxBackoff": None}}, "`maxBackoff` is missing"),
         ({"retryPolicy": RETRY | {"backoffMultiplier": 0}}, "retryPolicy.backoffMultiplier: "),
@@ -202,20 +204,21 @@ def refused(config, *said):
     ],
 )
 def test_an_error_names_the_place_of_what_grpc_refuses(entry, said):
-    refused({"methodConfig": [{"name": [{}]} | entry]}, 'service config: methodConfig["0"]', said)
+    refused({"methodConfig": [{"name": [{}]} | entry]}, "service config: methodConfig[0]", said)
 
 
 def test_a_name_may_be_given_once():
     for twice in ({}, ORDERS, GET):
         entries = [{"name": [twice]}, {"name": [{"service": "a"}, twice]}]
-        refused({"methodConfig": entries}, 'methodConfig["1"].name: ', "has an entry already")
+        refused({"methodConfig": entries}, "methodConfig[1].name: ", "has an entry already")
         refused({"methodConfig": [{"name": [twice, twice]}]}, "has an entry already")
 
 
 @pytest.mark.parametrize(
     "throttling",
     [{}, {"maxTokens": 0, "tokenRatio": 1}, {"maxTokens": 1001, "tokenRatio": 1}]
-    + [{"maxTokens": 10, "tokenRatio": ratio} for ratio in (0, -1, 0.0001)],
+    + [{"maxTokens": 10, "tokenRatio": ratio} for ratio in (0, -1, 0.0001, True)]
+    + [{"maxTokens": True, "tokenRatio": 1}],
 )
 def test_throttling_out_of_range_is_refused(throttling):
     refused({"retryThrottling": throttling}, "retryThrottling")
@@ -236,9 +239,23 @@ def test_a_file_is_named_in_errors(tmp_path):
     refused(path, f"{path}: methodConfig: ")
 
 
-def test_all_mistakes_are_reported_at_once():
-    entries = [{"name": [{}], "timeout": "5"}, {"name": [ORDERS], "waitForReady": 3}]
-    refused({"methodConfig": entries}, 'methodConfig["0"].timeout', 'methodConfig["1"].waitForRead')
+def test_each_mistake_has_a_line_and_the_first_20_are_listed():
+    entries = [{"name": [{"service": f"s{one}"}], "timeout": "5"} for one in range(3000)]
+    with pytest.raises(ConfigurationError) as caught:
+        policy_from_service_config({"methodConfig": entries})
+    lines = str(caught.value).splitlines()
+    assert caught.value.problems == tuple(lines)
+    assert [line.partition(": it must be")[0] for line in lines] == [
+        *(f"service config: methodConfig[{one}].timeout" for one in range(20)),
+        "and 2,980 more",
+    ]
+
+
+def test_an_integer_that_is_too_large_is_reported_with_its_place():
+    with pytest.raises(
+        ConfigurationError, match=r"^service config: methodConfig\[0\].x: an integer"
+    ):
+        policy_from_service_config({"methodConfig": [{"x": 1 << 70}]})
 
 
 def test_a_warning_names_the_keys_that_are_not_applied():
@@ -255,8 +272,8 @@ def test_a_warning_names_the_keys_that_are_not_applied():
         ],
     }
     names = (
-        'loadBalancingConfig, healthCheckConfig, methodConfig["1"].maxRequestMessageBytes, '
-        'methodConfig["1"].retryPolicy.perAttemptRecvTimeout; '
+        "loadBalancingConfig, healthCheckConfig, methodConfig[1].maxRequestMessageBytes, "
+        "methodConfig[1].retryPolicy.perAttemptRecvTimeout; "
     )
     with pytest.warns(UserWarning, match=re.escape(f"does not apply {names}")) as caught:
         policy = policy_from_service_config(config)
