@@ -92,6 +92,10 @@ else:
             "interceptors kit methods metrics options pending policy probe registry rpc testing "
             "telemetry timer transport"
         ),
+        elsewhere=(
+            "balancer call errors failback heartbeat idle instance interceptors journal kit "
+            "pending probe registry timer transport"
+        ),
     )
 
 __version__ = "0.1.0"

@@ -87,4 +87,8 @@ if not TYPE_CHECKING:
             "rpcwheel.kit.aio": "Kit",
             "rpcwheel.registry.aio": "Publisher insecure_channel open_registry secure_channel",
         },
+        elsewhere=(
+            "balancer.aio failback.aio heartbeat.aio idle.aio pending.aio registry.aio timer.aio "
+            "transport.aio"
+        ),
     )

@@ -14,6 +14,7 @@ import tenacity
 from tenacity.stop import stop_base
 from tenacity.wait import wait_base
 
+from rpcwheel._naming import safe_repr
 from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import ConfigurationError
 
@@ -105,6 +106,7 @@ class Backoff:
             return None
         return delay_ns
 
+    @safe_repr
     def __repr__(self) -> str:
         wait = to_seconds(self._wait_ns) if self._wait is None else self._wait
         return f"Backoff(wait={wait!r}, stop={self._stop!r}, max_attempts={self._max_attempts!r})"

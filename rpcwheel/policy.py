@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from itertools import islice, pairwise
+from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NoReturn, Self, TypeVar, get_args
 
 from pydantic import (
@@ -106,6 +107,11 @@ class Policy(BaseModel):
         def __delattr__(self, name: str) -> NoReturn:
             self._refuse_change(name)
 
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        """Yield the settings; no text has an address, so equal policies look alike."""
+        for name, value in super().__repr_args__():
+            yield name, _without_address(value)
+
     def replace(self, **settings: object) -> Self:
         """Return a copy with other settings.
 
@@ -134,6 +140,29 @@ class Policy(BaseModel):
             f"a {type(self).__name__} cannot be changed; make another one: "
             f"policy.replace({name}=...)"
         )
+
+
+class _Text(str):
+    """A text whose `repr` has no quotes."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _without_address(value: Any) -> Any:
+    """Return what stands for a value in a `repr`, without the address of an object in it."""
+    kind = type(value)
+    if kind in (list, tuple, set, frozenset):
+        return kind(map(_without_address, value))
+    if isinstance(value, (FunctionType, MethodType)):
+        return _Text(f"{value.__module__}.{value.__qualname__}")
+    if getattr(kind, "__repr__", None) is object.__repr__:  # such as the objects of tenacity
+        parts = getattr(value, "__dict__", {}).items()
+        shown_parts = ", ".join(f"{name}={_without_address(part)!r}" for name, part in parts)
+        return _Text(f"{kind.__name__}({shown_parts})")
+    return value
 
 
 def _field_docstrings(kind: type) -> Iterator[tuple[str, str]]:
@@ -357,8 +386,15 @@ def _message(one: ErrorDetails, policy: type[BaseModel]) -> str:
             names_place = not place or re.match(rf"{re.escape(place)}(?!\w)", problem)
             return problem if names_place else f"{place}: {problem}"
         case kind:
-            wanted = "it must be true or false" if kind == "bool_type" else one["msg"]
+            wanted = "it must be true or false" if kind == "bool_type" else readable(one["msg"])
             return f"{place}: {wanted}, not {given}"
+
+
+def readable(message: str) -> str:
+    """Return a message of pydantic in the words of this package."""
+    message = re.sub(r"^(Input|List|Tuple|Set|String|Value) should ", "it must ", message)
+    message = re.sub(r" after validation, not \d+$", "", message)
+    return re.sub("be a valid dictionary or instance of ", "be a table or a ", message)
 
 
 def _misplaced(one: ErrorDetails, policy: type[BaseModel]) -> str:
@@ -400,7 +436,9 @@ def _hint(name: str, value: object, owner: type[BaseModel]) -> str:
                 return f"did you mean {outer}={inner.__name__}({name}={shown(value)})?"
     if SYNONYMS.get(name) in fields:
         return f"did you mean {SYNONYMS[name]!r}?"
-    near = difflib.get_close_matches(name, fields, n=1)
+    near = difflib.get_close_matches(name, fields, n=1) or [
+        field for field in fields if name in field.split("_")
+    ]
     return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(fields)}"
 
 

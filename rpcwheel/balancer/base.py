@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Generic
 
+from rpcwheel._naming import public_name, safe_repr
+
 from .subchannels import READY, S
 
 if TYPE_CHECKING:
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from .subchannels import SubchannelPool
 
 
+@public_name("BalancedChannel")
 class BalancedChannelBase(Generic[S]):
     """The instances, the subchannels and the state of a balanced channel."""
 
@@ -104,6 +107,7 @@ class BalancedChannelBase(Generic[S]):
         """
         return self._pool.close_callbacks.add(callback)
 
+    @safe_repr
     def __repr__(self) -> str:
         subchannels = self.subchannels
         unhealthy = sum(not one.healthy for one in subchannels)

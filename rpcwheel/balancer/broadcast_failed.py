@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
 
+from rpcwheel._naming import safe_repr
 from rpcwheel.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class BroadcastFailed(grpc.RpcError):
         count = len(self.errors) + len(self.responses)
         return f"{self.method}: {len(self.errors)} of {count} servers failed: {'; '.join(texts)}"
 
+    @safe_repr
     def __repr__(self) -> str:
         return f"BroadcastFailed({str(self)!r})"
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
 from grpc import ChannelConnectivity
 
+from rpcwheel._naming import safe_repr
 from rpcwheel.errors import ConfigurationError
 
 from .pickers import Pick, Picker, SubchannelT
@@ -108,6 +109,7 @@ class RingHash(Picker):
 
         return pick
 
+    @safe_repr
     def __repr__(self) -> str:
         return f"RingHash({self._name!r})"
 

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NamedTuple, Pro
 import grpc
 
 from rpcwheel._concurrency.callbacks import CloseCallbacks, run_callback, weak_callback
+from rpcwheel._naming import public_name, safe_repr
 from rpcwheel.backoff import Backoff
 from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import ConfigurationError
@@ -118,6 +119,7 @@ MAX_REPICKS: Final = 3
 """The maximum number of picks of one call if the picked subchannel is not READY."""
 
 
+@public_name("Subchannel")
 class SubchannelBase:
     """One server of a balanced channel; the part that both worlds have in common."""
 
@@ -258,6 +260,7 @@ class SubchannelBase:
         self.taken_back_ns = now_ns
         return now_ns - since_ns
 
+    @safe_repr
     def __repr__(self) -> str:
         health = "" if self.healthy else f", unhealthy: {self.unhealthy_reason}"
         stale = ", stale" if self.stale else ""

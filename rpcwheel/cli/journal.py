@@ -80,11 +80,16 @@ Url = Annotated[
     ),
 ]
 Ids = Annotated[
-    list[int] | None, typer.Option("--id", help="Only this call; may be given several times.")
+    list[int] | None,
+    typer.Option("--id", metavar="ID", help="Only this call; may be given several times."),
 ]
 StateOption = Annotated[
     list[State] | None,
-    typer.Option("--state", help="Only calls in this state; may be given several times."),
+    typer.Option(
+        "--state",
+        metavar="STATE",
+        help="Only calls in this state: waiting, taken or dead; may be given several times.",
+    ),
 ]
 Queue = Annotated[str | None, typer.Option(metavar="NAME", help="Only calls of this queue.")]
 TargetOption = Annotated[

@@ -10,6 +10,7 @@ sink that keeps the event also keeps the frames.
 """
 
 import logging
+import re
 from dataclasses import dataclass
 from typing import ClassVar, Final, NamedTuple
 
@@ -43,13 +44,23 @@ class LogLine(NamedTuple):
     values."""
     template: str
     """A %-template over the event's fields, the texts of `Event.log_texts`, and `call`: `name` and
-    `function`."""
+    `function`. `%(count call)s` is the field `count` with a noun: `1 call`, `2 calls`."""
     traceback: bool = False
     """Whether the traceback, if there is one, of an error without a gRPC status is logged."""
     interval_s: float = 0.0
     """At most one line per subject in this time. 0: the general limit."""
     always_after: "type[Event] | None" = None
     """After a logged event of this class and the same subject, the line is always logged."""
+
+    @property
+    def counted_fields(self) -> list[tuple[str, str]]:
+        """The fields that the template has with a noun, each with the noun."""
+        return re.findall(r"%\((\w+) (\w+)\)s", self.template)
+
+
+def plural(count: object, noun: str) -> str:
+    """Return a number with its noun: `1 call`, `2 calls`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 class Event:
@@ -247,7 +258,7 @@ class FailbackLost(Event):
         FAILBACK,
         ERROR,
         "name",
-        "%(name)s: %(count)d call(s) not delivered, %(reason)s; "
+        "%(name)s: %(count call)s not delivered, %(reason)s; "
         "the oldest waited %(oldest_s).3g s: %(functions)s",
     )
     name: str
@@ -268,7 +279,7 @@ class FailbackLeaseLost(Event):
         FAILBACK,
         WARNING,
         "name journal",
-        "%(name)s: the lease of %(count)d call(s) in %(journal)s has ended; "
+        "%(name)s: the lease of %(count call)s in %(journal)s has ended; "
         "another process may attempt them too",
         interval_s=OVERFLOW_INTERVAL_S,
     )
@@ -510,8 +521,8 @@ class ConnectionDead(Event):
         CONNECTION,
         WARNING,
         "target",
-        "%(target)s: connection dead, nothing read for %(silent_s).3g s, %(misses)d heartbeat(s) "
-        "missed, %(calls)d call(s) in flight",
+        "%(target)s: connection dead, nothing read for %(silent_s).3g s, %(misses heartbeat)s "
+        "missed, %(calls call)s in flight",
         interval_s=OUTAGE_INTERVAL_S,
     )
     target: str
@@ -531,8 +542,8 @@ class ConnectionReplaced(Event):
         CONNECTION,
         INFO,
         "target",
-        "%(target)s: replaced its connection (the new one is number %(number)d), with %(calls)d "
-        "call(s) in flight on the old one: %(reason)s",
+        "%(target)s: replaced its connection (the new one is number %(number)d), with "
+        "%(calls call)s in flight on the old one: %(reason)s",
         interval_s=OUTAGE_INTERVAL_S,
     )
     target: str
@@ -569,8 +580,7 @@ class ConnectionIdle(Event):
         CONNECTION,
         INFO,
         "peer",
-        "%(peer)s: idle for %(idle_s).3g s, %(reason)s, "
-        "%(calls)d call(s) and %(streams)d stream(s) open",
+        "%(peer)s: idle for %(idle_s).3g s, %(reason)s, %(calls call)s and %(streams stream)s open",
         interval_s=OUTAGE_INTERVAL_S,
     )
     peer: str
@@ -684,9 +694,9 @@ REASONS_TO_REPUBLISH: Final = {
 }
 
 REQUESTS: Final = {
-    "publish": "publishing {} instance(s)",
-    "withdraw": "withdrawing {} instance(s)",
-    "renew": "renewing the lease of {} instance(s)",
+    "publish": "publishing {}",
+    "withdraw": "withdrawing {}",
+    "renew": "renewing the lease of {}",
     "watch": "watching for changes",
     "lookup": "a lookup",
     "close": "closing the connection",
@@ -782,7 +792,7 @@ class RegistryFailed(Event):
         when = f"in {self.delay_s:.3g} s" if self.delay_s else "now"
         if isinstance(self.error, InstanceIdConflict):
             return {"action": "keeping an instance published", "next": f"published again {when}"}
-        action = REQUESTS.get(self.request, self.request).format(self.items)
+        action = REQUESTS.get(self.request, self.request).format(plural(self.items, "instance"))
         if self.delay_s is None:
             return {"action": action, "next": NOT_REPEATED.get(self.request, "not repeated")}
         kept = "known instances are kept; " if self.request == "watch" else ""
@@ -817,7 +827,7 @@ class InstancesChanged(Event):
         REGISTRY,
         INFO,
         "registry service",
-        "%(registry)s: %(service)s has %(instances)d instance(s), source %(source)s: "
+        "%(registry)s: %(service)s has %(instances instance)s, source %(source)s: "
         "%(added)d added, %(removed)d removed",
     )
     registry: str
@@ -840,7 +850,7 @@ class InstancesRetained(Event):
         REGISTRY,
         WARNING,
         "registry service",
-        "%(registry)s: %(instances)d instance(s) of %(service)s disappeared while the registry may "
+        "%(registry)s: %(instances instance)s of %(service)s disappeared while the registry may "
         "have lost data (%(reason)s); kept as stale until the registry lists them again or "
         "stale_timeout is over",
         interval_s=OUTAGE_INTERVAL_S,

@@ -29,7 +29,7 @@ from typing import Final, TypeAlias
 
 from rpcwheel.errors import InstanceIdConflict, RpcWheelError
 
-from .events import Event, LogLine
+from .events import Event, LogLine, plural
 from .rate_limit import RateLimiter, Suppressed
 
 MAX_LINE: Final = 600
@@ -179,7 +179,10 @@ def _texts(event: Event, values: dict[str, Value], more: str, max_text: int) -> 
     call = function if name == function else f"{name}: {function}"
     computed = {key: plain_text(text, max_text) for key, text in event.log_texts().items()}
     error = values.get("error") or "no answer"
-    return {**values, "call": call, **computed, "error": error, "more": more}
+    line = event.log_line
+    counted = line.counted_fields if line is not None else ()
+    counts = {f"{field} {noun}": plural(values[field], noun) for field, noun in counted}
+    return {**values, **counts, "call": call, **computed, "error": error, "more": more}
 
 
 def _has_status(error: BaseException) -> bool:

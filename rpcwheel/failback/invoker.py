@@ -6,6 +6,8 @@ import warnings
 import weakref
 from typing import TYPE_CHECKING, Any, Final
 
+from rpcwheel._naming import public_name, safe_repr
+
 from .journaled import JournaledQueue
 from .queue import RetryQueue
 from .stored_functions import FunctionCodec
@@ -28,6 +30,7 @@ def registered_functions() -> list[InvokerBase]:
     return sorted(_REGISTERED, key=repr)
 
 
+@public_name("FailbackInvoker")
 class InvokerBase:
     """A user's handle on a retry queue: what is the same for `grpc` and `grpc.aio`.
 
@@ -110,6 +113,7 @@ class InvokerBase:
         """
         return self._queue.entries()
 
+    @safe_repr
     def __repr__(self) -> str:
         return f"<{type(self).__module__}.{type(self).__name__} {self._queue.name!r}>"
 

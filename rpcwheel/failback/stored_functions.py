@@ -19,6 +19,7 @@ from pydantic import PlainSerializer, PlainValidator, TypeAdapter, ValidationErr
 from pydantic.errors import PydanticUserError
 
 from rpcwheel.errors import ConfigurationError
+from rpcwheel.policy import readable
 
 from .stored import StoredFunction, checked_order_key
 
@@ -202,4 +203,5 @@ def _why(error: Exception) -> str:
     if not isinstance(error, ValidationError):
         return str(error)
     found = error.errors(include_url=False, include_context=False, include_input=False)
-    return "; ".join(f"{'.'.join(map(str, one['loc']))} {one['msg']}".strip() for one in found)
+    described = ((".".join(map(str, one["loc"])), readable(one["msg"])) for one in found)
+    return "; ".join(f"{place} {problem}".strip() for place, problem in described)

@@ -32,6 +32,7 @@ import grpc
 from rpcwheel._concurrency.callbacks import run_callback, weak_callback
 from rpcwheel._concurrency.notifications import NotificationQueue
 from rpcwheel._grpc.connectivity import channel_target, core_state, is_bare, unwrapped_channels
+from rpcwheel._naming import public_name, safe_repr
 from rpcwheel.durations import NEVER, to_seconds
 from rpcwheel.events import CallbackFailed, ConnectionDead, Event, ExecutorRejected, emit
 from rpcwheel.exiting import BACKGROUND
@@ -76,6 +77,7 @@ class Work(enum.Enum):
     """Events and listeners."""
 
 
+@public_name("Heartbeat")
 class HeartbeatBase(ABC):
     """The heartbeat of one connection; created by `HeartbeatManager.attach`. Thread-safe."""
 
@@ -215,6 +217,7 @@ class HeartbeatBase(ABC):
         """What the server last said about itself (`grpc.health.v1`); None: nothing."""
         return self._core.serving
 
+    @safe_repr
     def __repr__(self) -> str:
         return f"<Heartbeat of {self.target}: {self.state}>"
 
@@ -529,6 +532,7 @@ class HeartbeatBase(ABC):
             run_callback(self.target, listener, self, *change, catch=BaseException)
 
 
+@public_name("HeartbeatManager")
 class HeartbeatManagerBase(Generic[H]):
     """The heartbeats of many connections. Thread-safe."""
 
@@ -651,6 +655,7 @@ class HeartbeatManagerBase(Generic[H]):
         for heartbeat in self.heartbeats:
             heartbeat.detach()
 
+    @safe_repr
     def __repr__(self) -> str:
         return f"<HeartbeatManager of {len(self._heartbeats)} connections, {self.policy!r}>"
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._concurrency.notifications import NotificationQueue
+from rpcwheel._naming import public_name, safe_repr
 from rpcwheel.durations import NEVER, to_seconds
 from rpcwheel.errors import ConfigurationError, TimerError, TimerStopped
 from rpcwheel.events import (
@@ -103,6 +104,7 @@ class _WakeUp:
         self._on_stopped()
 
 
+@public_name("IdleConnectionDetector")
 class DetectorBase:
     """What the detectors of `grpc` and `grpc.aio` have in common."""
 
@@ -216,6 +218,7 @@ class DetectorBase:
             self._restart_interval()
         return policy
 
+    @safe_repr
     def __repr__(self) -> str:
         kind = type(self)
         state = "closed" if self._closed else f"{len(self._table)} connections"

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from rpcwheel._grpc.connectivity import channel_target
+from rpcwheel._naming import public_name, safe_repr
 from rpcwheel.call.config import ClientState
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.failback.invoker import InvokerBase
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 InvokerT = TypeVar("InvokerT", bound=InvokerBase)
 
 
+@public_name("FailbackQueues")
 class FailbackQueuesBase(Generic[InvokerT]):
     """One queue for each policy, created by the first call that needs it. Thread-safe.
 
@@ -147,6 +149,7 @@ class FailbackQueuesBase(Generic[InvokerT]):
         """
         return {name: invoker.entries() for name, invoker in list(self._by_name.items())}
 
+    @safe_repr
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {sorted(self._by_name)} pending={self.pending}>"
 

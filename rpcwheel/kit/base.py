@@ -16,6 +16,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Never, Self, TypeVar
 
+from rpcwheel._naming import public_name, safe_repr
 from rpcwheel.call.policy import CallPolicy
 from rpcwheel.durations import to_ns, to_seconds
 from rpcwheel.errors import ConfigurationError
@@ -82,6 +83,7 @@ NO_TABLE: Final = (
 )
 
 
+@public_name("Kit")
 class KitBase(
     Generic[
         Channel,
@@ -671,6 +673,7 @@ class KitBase(
         entries: dict[str, list[QueueEntry]] = self._queues.entries()
         return entries
 
+    @safe_repr
     def __repr__(self) -> str:
         """Names of settings only: a default response may be anything."""
         names = [

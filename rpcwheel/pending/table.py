@@ -22,6 +22,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
+from rpcwheel._naming import safe_repr
 from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import CallsClosed, CallTimeout, ConfigurationError, DuplicateKey, TooManyCalls
 from rpcwheel.events import LateResponse, UnmatchedResponse, emit
@@ -333,6 +334,7 @@ class PendingTable(ABC, Generic[F, V]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @safe_repr
     def __repr__(self) -> str:
         kind = type(self)
         return f"<{kind.__module__}.{kind.__name__} {self.name!r} {self.pending} pending>"

@@ -20,6 +20,7 @@ from rpcwheel._concurrency.loop import (
     on_worker,
     running_loop,
 )
+from rpcwheel._naming import safe_repr
 from rpcwheel.errors import RegistryRefused, RegistryUnavailable
 from rpcwheel.events import CallbackFailed
 
@@ -131,6 +132,7 @@ class Subscription:
     async def __aexit__(self, *exc_info: object) -> None:
         self.close()
 
+    @safe_repr
     def __repr__(self) -> str:
         return repr(self._blocking)
 

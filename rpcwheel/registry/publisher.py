@@ -34,6 +34,7 @@ from rpcwheel._concurrency.callbacks import CloseCallbacks
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._concurrency.notifications import FLUSH_TIMEOUT_S, NotificationQueue
 from rpcwheel._grpc.serving import has_terminated, is_running, services_of
+from rpcwheel._naming import public_name, safe_repr
 from rpcwheel.durations import MAX_NS, to_ns, to_seconds
 from rpcwheel.errors import ConfigurationError, NotPublished, RegistryError, TimerError
 from rpcwheel.events import CallbackFailed, ShutdownStep, WithdrawalFailed
@@ -192,6 +193,7 @@ class _Deadline:
                     break
 
 
+@public_name("Publisher")
 class PublisherBase(Generic[R]):
     """A server, its registries, and the instances that are published of it.
 
@@ -358,6 +360,7 @@ class PublisherBase(Generic[R]):
         """One of "new", "starting", "serving", "ending" and "closed"."""
         return self._state.value
 
+    @safe_repr
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self._name()}: {self.state}>"
 

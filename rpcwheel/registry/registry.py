@@ -11,6 +11,7 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
+from rpcwheel._naming import public_name, safe_repr
 from rpcwheel.durations import positive_ns, to_ns, to_seconds
 from rpcwheel.errors import (
     ConfigurationError,
@@ -48,6 +49,7 @@ KEY_FIELDS: Final = {"service", "id", "epoch"}
 
 
 @dataclass(frozen=True, repr=False)
+@public_name("Registration")
 class RegistrationBase:
     """What the registrations of both worlds have in common."""
 
@@ -98,6 +100,7 @@ class RegistrationBase:
             )
         self._owner._session.change(self._record, changes)
 
+    @safe_repr
     def __repr__(self) -> str:
         instance = self.instance
         return f"<Registration of {instance.service}/{instance.id}: {self.state}>"
@@ -198,10 +201,12 @@ class Subscription:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
+    @safe_repr
     def __repr__(self) -> str:
         return f"<Subscription of {self.service} at {self._owner.url}>"
 
 
+@public_name("Registry")
 class RegistryBase:
     """What the registries of both worlds have in common: state, and checks of arguments."""
 
@@ -224,6 +229,7 @@ class RegistryBase:
         """Whether `close()` was called."""
         return self._session.closed
 
+    @safe_repr
     def __repr__(self) -> str:
         state = "closed" if self.closed else "up" if self.up else "down"
         registered = len(self._session.records())

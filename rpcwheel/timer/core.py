@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Self
 
 from rpcwheel._concurrency.callbacks import callable_name
+from rpcwheel._naming import safe_repr
 from rpcwheel.durations import MAX_NS, NEVER
 from rpcwheel.errors import ConfigurationError, TimerStopped, TooManyTimeouts
 from rpcwheel.events.events import ExecutorRejected, TaskFailed, TaskSlow, TooManyTimers
@@ -135,6 +136,7 @@ class TimerCore(TimerBase):
                 stacklevel=1,
             )
 
+    @safe_repr
     def __repr__(self) -> str:
         state = "stopped" if self.stopped else f"{self.pending} pending"
         return f"<{type(self).__name__} {self.name!r} {self.queue_type} {state}>"

@@ -32,6 +32,7 @@ from rpcwheel._grpc.aio_relay import (
     WouldBlockError,
     failure_of,
 )
+from rpcwheel._naming import safe_repr
 from rpcwheel.durations import NEVER
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.events import ConnectionReplaced, emit
@@ -416,6 +417,7 @@ class ReconnectingChannel(ChannelStatus, Channel):
         while (state := self.get_state(try_to_connect=True)) is not READY:
             await self.wait_for_state_change(state)
 
+    @safe_repr
     def __repr__(self) -> str:
         return (
             f"<ReconnectingChannel of grpc.aio to {self.target!r}, connection {self.number}, "

@@ -32,6 +32,7 @@ from rpcwheel._grpc.connectivity import (
     wait_for_polling_end,
 )
 from rpcwheel._grpc.finished import FinishedError
+from rpcwheel._naming import safe_repr
 from rpcwheel.durations import NEVER
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.events import ConnectionReplaced, emit
@@ -359,6 +360,7 @@ class ReconnectingChannel(ChannelStatus, multicallable.Channel):
         """Call this callback no more; an unknown one is not an error."""
         self._subscriptions.remove(callback)
 
+    @safe_repr
     def __repr__(self) -> str:
         state = self.get_state()
         return (

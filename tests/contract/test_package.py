@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import is_dataclass
 from pathlib import Path
 
 import grimp
@@ -412,3 +413,33 @@ def test_the_relative_links_of_a_document_exist(name: str) -> None:
         if not target.exists() or (anchor and anchor not in anchors(target)):
             missing.append(link)
     assert not missing
+
+
+def test_a_class_of_another_package_is_named_with_its_package() -> None:
+    for module, place in [
+        (rpcwheel, "rpcwheel.transport.ReconnectingChannel"),
+        (rpcwheel.aio, "rpcwheel.transport.aio.ReconnectingChannel"),
+    ]:
+        with pytest.raises(AttributeError, match=rf"'ReconnectingChannel'; it is {place}$"):
+            module.ReconnectingChannel  # noqa: B018 - an attribute that it does not have
+    with pytest.raises(AttributeError, match=r"no attribute 'Unknown'$"):
+        rpcwheel.Unknown  # noqa: B018
+
+
+@pytest.mark.parametrize("package", sorted(AIO_PACKAGES))
+def test_an_object_whose_constructor_has_raised_has_a_repr(package) -> None:
+    for world in ("sync", "aio"):
+        module = importlib.import_module(f"rpcwheel.{package}.{world}")
+        for name in module.__all__:
+            kind = getattr(module, name)
+            if not inspect.isclass(kind) or is_dataclass(kind):
+                continue
+            module_of_repr = getattr(kind.__repr__, "__module__", "")
+            if module_of_repr.startswith("rpcwheel"):
+                assert name in repr(kind.__new__(kind))
+
+
+def test_an_error_of_a_shared_method_names_the_public_class() -> None:
+    for kit in (rpcwheel.Kit(), rpcwheel.aio.Kit()):
+        with pytest.raises(TypeError, match=r"^Kit\.serve\(\) missing 1 required"):
+            kit.serve(None, publish="memory://a")

@@ -12,6 +12,7 @@ from pydantic import Field, StrictInt
 
 from rpcwheel.call import DeadlinePolicy, RetryPolicy
 from rpcwheel.errors import ConfigurationError
+from rpcwheel.failback import FailbackPolicy
 from rpcwheel.idle import IdlePolicy
 from rpcwheel.kit import KitPolicy
 from rpcwheel.policy import Number, Policy, Seconds, Wait, field_at, types_in
@@ -44,8 +45,8 @@ def test_an_error_names_the_place_of_each_mistake():
         Outer(timeout=-1, inner=inner, inners={"/shop.Orders/Get*": inner | {"atempts": 1}})
     assert str(refused.value).split("\n") == [
         "timeout: it must be a finite time above zero (at least 1 ns), not -1",
-        "inner.attempts: Input should be greater than or equal to 1, not 0",
-        'inners["/shop.Orders/Get*"].attempts: Input should be greater than or equal to 1, not 0',
+        "inner.attempts: it must be greater than or equal to 1, not 0",
+        'inners["/shop.Orders/Get*"].attempts: it must be greater than or equal to 1, not 0',
         "inners[\"/shop.Orders/Get*\"]: there is no setting 'atempts'; did you mean 'attempts'?",
     ]
 
@@ -150,7 +151,7 @@ def test_a_time_must_not_be_a_string_or_bool():
 
 def test_a_number_must_not_be_a_string_or_bool():
     for share in ["0.2", True]:
-        with pytest.raises(TypeError, match="share: Input should be a valid number"):
+        with pytest.raises(TypeError, match="share: it must be a valid number"):
             Outer(share=share)
         assert Outer(share=1).share == 1.0
 
@@ -167,7 +168,7 @@ def test_a_wrong_backoff_table_is_refused():
         ({"initial": 0.1}, "`max` is missing"),
         ({"inital": 0.1, "max": 2.0}, "no setting 'inital'; did you mean 'initial'?"),
         ({"initial": 3.0, "max": 2.0}, "initial (3) is more than max (2)"),
-        ({"initial": 0.1, "max": 2.0, "multiplier": 0.5}, "multiplier: Input should be greater"),
+        ({"initial": 0.1, "max": 2.0, "multiplier": 0.5}, "multiplier: it must be greater"),
         ({"initial": 0.1, "max": 2.0, "multiplier": float("inf")}, "multiplier: "),
         ({"initial": 0.1, "max": float("inf")}, "max: it must be a finite time"),
     ]:
@@ -194,3 +195,31 @@ def test_positional_settings_are_refused():
 def test_a_policy_of_another_kind_is_refused():
     with pytest.raises(TypeError, match="heartbeat: it must be seconds or a HeartbeatPolicy, not"):
         KitPolicy(heartbeat=IdlePolicy())
+
+
+def test_a_word_of_a_setting_suggests_the_setting():
+    for kind, name, meant in [
+        (RetryPolicy, "on", "retry_on"),
+        (RetryPolicy, "attempts", "max_attempts"),
+        (IdlePolicy, "check", "check_interval"),
+    ]:
+        with pytest.raises(
+            ConfigurationError, match=f"no setting '{name}'; did you mean '{meant}'"
+        ):
+            kind(**{name: 1})
+
+
+def test_the_repr_of_a_policy_has_no_addresses():
+    policy = FailbackPolicy(
+        retry_on=[OSError, tenacity.retry_if_exception(callable)],
+        backoff=tenacity.wait_fixed(1) + tenacity.wait_random(0, 2),
+        stop=tenacity.stop_after_attempt(3),
+        dead_letter=lambda failed: None,
+    )
+    assert " at 0x" not in repr(policy)
+    for text in (
+        "stop=stop_after_attempt(max_attempt_number=3)",
+        "wait_combine(wait_funcs=(wait_fixed(wait_fixed=1.0), wait_random(",
+        "test_policy.test_the_repr_of_a_policy_has_no_addresses.<locals>.<lambda>",
+    ):
+        assert text in repr(policy)

@@ -93,3 +93,8 @@ def test_a_closed_pipe_ends_the_command_without_a_traceback() -> None:
     )
     os.close(write)
     assert (run.returncode, run.stderr) == (1, b"")
+
+
+def test_help_has_no_types_of_python(capsys) -> None:
+    assert main(["journal", "ls", "--help"]) == 0
+    assert "list[" not in capsys.readouterr().out

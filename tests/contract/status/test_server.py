@@ -415,8 +415,8 @@ def test_settings_of_the_status_are_refused(kind, server):
         return (lambda: kind(**settings)), error, words
 
     rows = [
-        given("status_port: Input should be less than or equal to 65535", status_port=70000),
-        given("status_port: Input should be a valid integer", TypeError, status_port="9090"),
+        given("status_port: it must be less than or equal to 65535", status_port=70000),
+        given("status_port: it must be a valid integer", TypeError, status_port="9090"),
         given("status_host: it must be a DNS name", status_port=0, status_host="a b"),
         given("set status_token", status_port=0, status_host="0.0.0.0"),
         given("16 characters or more", status_port=0, status_token="short"),

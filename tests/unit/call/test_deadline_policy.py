@@ -83,7 +83,7 @@ def test_a_code_of_another_type_is_a_type_error(on):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"max_attempts": 0}, "max_attempts: Input should be greater than or equal to 1, not 0"),
+        ({"max_attempts": 0}, "max_attempts: it must be greater than or equal to 1, not 0"),
         ({"backoff": -1}, "wait must not be negative"),
         ({"backoff": {"initial": 1.0}}, "backoff: `max` is missing"),
         (
@@ -91,7 +91,7 @@ def test_a_code_of_another_type_is_a_type_error(on):
             "retry_budget: it must be a share from 0 to 1, or",
         ),
         ({"retry_budget": float("nan")}, "retry_budget: "),
-        ({"min_retries": -1}, "min_retries: Input should be greater than or equal to 0, not -1"),
+        ({"min_retries": -1}, "min_retries: it must be greater than or equal to 0, not -1"),
         ({"replay_buffer_bytes": -1}, "replay_buffer_bytes: "),
         ({"attempt_timeout": 0}, "attempt_timeout: it must be a finite time above zero"),
         ({"max_pushback": 0}, "max_pushback: it must be a finite time above zero"),

@@ -194,7 +194,7 @@ def test_contradictory_policies_are_refused():
             timeout={"timeout": 2, "slow_call_threshold": 3},
         ),
         calls("timeout: there is no setting 'timout'; did you mean", timeout={"timout": 2}),
-        calls("instance of RetryPolicy, not {'UNAVAILABLE'}", TypeError, retry={"UNAVAILABLE"}),
+        calls("a table or a RetryPolicy, not {'UNAVAILABLE'}", TypeError, retry={"UNAVAILABLE"}),
         calls(
             "did you mean 'UNAVAILABLE'?",
             methods={"*": {"default_response": {"on": ["UNAVAILBLE"]}}},
@@ -203,7 +203,7 @@ def test_contradictory_policies_are_refused():
             """methods["shop.Orders/*"]: 'shop.Orders/*' names no methods; did you mean '/shop""",
             methods={"shop.Orders/*": IDEMPOTENT},
         ),
-        calls("methods: Input should be a valid dictionary", TypeError, methods=None),
+        calls("methods: it must be a valid dictionary", TypeError, methods=None),
         calls(
             "default_response forgets the call, failback delivers it later; choose one",
             default_response=DEFAULT_RESPONSE,

@@ -138,9 +138,9 @@ def test_throttling_may_be_given_as_a_table():
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
-        ({"max_tokens": 0, "token_ratio": 1.0}, ConfigurationError, "max_tokens: Input should be"),
-        ({"max_tokens": 1001, "token_ratio": 1}, ConfigurationError, "max_tokens: Input should be"),
-        ({"max_tokens": 10, "token_ratio": 0.0}, ConfigurationError, "token_ratio: Input should"),
+        ({"max_tokens": 0, "token_ratio": 1.0}, ConfigurationError, "max_tokens: it must be"),
+        ({"max_tokens": 1001, "token_ratio": 1}, ConfigurationError, "max_tokens: it must be"),
+        ({"max_tokens": 10, "token_ratio": 0.0}, ConfigurationError, "token_ratio: it must be"),
         ({"max_tokens": 10}, ConfigurationError, "`token_ratio` is missing"),
         (1.5, ConfigurationError, "a share from 0 to 1, or a RetryThrottling, not 1.5"),
         (float("nan"), ConfigurationError, "a share from 0 to 1, or a RetryThrottling, not nan"),

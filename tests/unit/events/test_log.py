@@ -612,7 +612,7 @@ def test_a_failed_request_to_a_registry_is_logged_with_what_happens_next(caplog,
         return line_of(events.RegistryFailed(REGISTRY, request, error, delay_s, **more), caplog)
 
     assert failed("publish", 0.25) == (
-        "publishing 1 instance(s) failed (next attempt in 0.25 s): ValueError: no such shop"
+        "publishing 1 instance failed (next attempt in 0.25 s): ValueError: no such shop"
     )
     assert failed("lookup", None) == (
         "a lookup failed (the caller gets the last known instances, or this error): "

@@ -80,11 +80,11 @@ def test_a_value_out_of_range_is_refused_with_what_is_allowed():
     for settings, said in [
         ({"retry_on": []}, "`retry_on` is empty"),
         ({"retry_on": "UNAVAILBLE"}, "did you mean 'UNAVAILABLE'?"),
-        ({"max_attempts": 0}, "max_attempts: Input should be greater than or equal to 1, not 0"),
-        ({"max_pending": 0}, "max_pending: Input should be greater than or equal to 1, not 0"),
+        ({"max_attempts": 0}, "max_attempts: it must be greater than or equal to 1, not 0"),
+        ({"max_pending": 0}, "max_pending: it must be greater than or equal to 1, not 0"),
         ({"backoff": -1}, "wait must not be negative"),
         ({"backoff": float("nan")}, "wait is NaN"),
-        ({"overflow": "wait"}, "overflow: Input should be 'raise' or 'drop', not 'wait'"),
+        ({"overflow": "wait"}, "overflow: it must be 'raise' or 'drop', not 'wait'"),
         ({"name": ""}, "name: "),
     ]:
         with pytest.raises(ConfigurationError, match=re.escape(said)):
@@ -94,22 +94,22 @@ def test_a_value_out_of_range_is_refused_with_what_is_allowed():
 def test_a_value_of_a_wrong_type_is_a_type_error_that_says_what_to_give():
     for settings, said in [
         ({"retry_on": 14}, "`retry_on` holds 14; say which errors"),
-        ({"max_attempts": "3"}, "max_attempts: Input should be a valid integer, not '3'"),
-        ({"max_attempts": True}, "max_attempts: Input should be a valid integer, not True"),
-        ({"max_pending": 1.5}, "max_pending: Input should be a valid integer, not 1.5"),
-        ({"max_pending": None}, "max_pending: Input should be a valid integer, not None"),
+        ({"max_attempts": "3"}, "max_attempts: it must be a valid integer, not '3'"),
+        ({"max_attempts": True}, "max_attempts: it must be a valid integer, not True"),
+        ({"max_pending": 1.5}, "max_pending: it must be a valid integer, not 1.5"),
+        ({"max_pending": None}, "max_pending: it must be a valid integer, not None"),
         ({"backoff": None}, "wait must be seconds"),
         ({"backoff": "5"}, "wait must be seconds"),
         ({"backoff": True}, "wait must be seconds"),
         ({"stop": 3}, "stop must be None or a tenacity stop object"),
-        ({"name": 5}, "name: Input should be a valid string, not 5"),
+        ({"name": 5}, "name: it must be a valid string, not 5"),
         (
             {"metadata": "trace-id"},
             "metadata: it must be a tuple or a list, such as ('trace-id',) (in a file",
         ),
         ({"metadata": None}, "metadata: it must be a tuple or a list, such as"),
-        ({"metadata": [5]}, "metadata[0]: Input should be a valid string, not 5"),
-        ({"dead_letter": "log"}, "dead_letter: Input should be callable, not 'log'"),
+        ({"metadata": [5]}, "metadata[0]: it must be a valid string, not 5"),
+        ({"dead_letter": "log"}, "dead_letter: it must be callable, not 'log'"),
     ]:
         with pytest.raises(TypeError, match=re.escape(said)):
             FailbackPolicy(**{"retry_on": OSError} | settings)

@@ -29,7 +29,7 @@ REFUSED = [
     (
         {"action": "goaway"},
         ConfigurationError,
-        "action: Input should be 'shutdown' or 'report', not 'goaway'",
+        "action: it must be 'shutdown' or 'report', not 'goaway'",
     ),
     ({"check_interval": 9, "read_idle": 5}, ConfigurationError, "check_interval (9.0) is longer"),
     ({"request_timeout": 0}, ConfigurationError, "request_timeout: it must be a finite time above"),

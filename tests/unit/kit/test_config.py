@@ -148,9 +148,9 @@ def test_an_error_names_the_file_and_the_place(file):
         ("retry = { max_attempts = 3 }", "retry: `retry_on` is missing; name the status codes"),
         (
             'retry = { retry_on = "UNAVAILABLE", max_attempts = 0 }',
-            "retry.max_attempts: Input should be greater",
+            "retry.max_attempts: it must be greater",
         ),
-        ('retry = "UNAVAILABLE"', "retry: Input should be a valid dictionary or instance of Retry"),
+        ('retry = "UNAVAILABLE"', "retry: it must be a table or a Retry"),
         ('[methods."shop.Orders/*"]', "did you mean '/shop.Orders/*'?"),
         (
             '[methods."/a/b"]\nretry = {retry_on = ["UNAVAILBLE"]}',
@@ -526,7 +526,7 @@ def test_an_error_names_the_variable():
         ("RETRY__RETRY_ON", "UNAVAILBLE", ": retry.retry_on: "),
         ("TIMEOUT__TIMEOT", "2", ": timeout: there is no setting 'timeot'"),
         ("RETRY", '{"max_attempts": 2}', ": retry: `retry_on` is missing"),
-        ("METHODS", "none", ": methods: Input should be a valid dictionary"),
+        ("METHODS", "none", ": methods: it must be a valid dictionary"),
         ("IDEMPOTENT", "yes", ": idempotent: it must be true or false"),
         ("CONFIG__X", "1", ": there is no setting 'config'"),
     ]:
@@ -545,7 +545,7 @@ def test_each_mistake_names_its_file_or_variable(file):
         from_env(CONFIG=str(path), RETRY__BACKOFF="-2", RETRY__RETRY_BUDGET="3")
     assert str(refused.value) == (
         f"{path}: timeout: it must be a finite time above zero (at least 1 ns), not -1\n"
-        f"{path}: retry.max_attempts: Input should be greater than or equal to 1, not 0\n"
+        f"{path}: retry.max_attempts: it must be greater than or equal to 1, not 0\n"
         "RPCWHEEL_RETRY__BACKOFF: retry.backoff: wait must not be negative, not -2; 0 is at once\n"
         "RPCWHEEL_RETRY__RETRY_BUDGET: retry.retry_budget: "
         "it must be a share from 0 to 1, or a RetryThrottling, not 3"

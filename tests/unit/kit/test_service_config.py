@@ -175,7 +175,7 @@ def refused(config, *said):
         ({"timeout": 5}, "timeout: it must be a duration in seconds"),
         ({"timeout": "-1s"}, "timeout: it must be a duration in seconds"),
         ({"timeout": ".5s"}, "timeout: it must be a duration in seconds"),
-        ({"timeout": "0s"}, "timeout: Input should be greater than 0"),
+        ({"timeout": "0s"}, "timeout: it must be greater than 0"),
         ({"timeout": "1.s"}, "timeout: it must be a duration"),
         ({"timeout": "315576000000.1s"}, "not more than 315,576,000,000 s"),
         ({"waitForReady": "yes"}, "waitForReady: it must be true or false, not 'yes'"),
