@@ -86,6 +86,9 @@ def refused_by(refusal: FailbackError, error: BaseException) -> grpc.aio.AioRpcE
 class FinishedCall(grpc.aio.Call):
     """A call that has ended. Made by `finished_call` and `failed_call`."""
 
+    is_new = False
+    """Whether the call ended when it began, and its caller does not know yet."""
+
     def __init__(
         self, *, result: Any = None, error: BaseException | None = None, status: object = None
     ) -> None:
@@ -178,6 +181,10 @@ class _Written(FinishedCall):
     _done_writing_flag = True  # grpc.aio (1.85) reads it from any call that an interceptor returns
 
     async def write(self, _: object) -> None:
+        """Raise the status if the call ended when it began and this is its first `write`."""
+        if self.is_new:
+            self.is_new = False
+            self._raise()
         raise asyncio.InvalidStateError(FINISHED)
 
     async def done_writing(self) -> None:

@@ -681,6 +681,8 @@ class WrittenRelay(Relay):
             call, cancels = self._final or self._attempt, cancel_count()
             if call is None:
                 await self._wait_for_change()
+                if name == "write" and self._final is not None:
+                    self._raise_end()  # as if it had waited for the connection of gRPC's own call
                 continue
             try:
                 await getattr(call, name)(*args)

@@ -822,4 +822,6 @@ class Delivery(KeptDelivery):
 
 def _late(kind: Kind) -> FinishedCall:
     """Make the end of a call whose deadline had passed before it began."""
-    return finished_call(kind, grpc.StatusCode.DEADLINE_EXCEEDED, LATE)
+    call = finished_call(kind, grpc.StatusCode.DEADLINE_EXCEEDED, LATE)
+    call.is_new = True
+    return call
