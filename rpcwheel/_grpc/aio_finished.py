@@ -32,6 +32,9 @@ COLLECTED: Final = "Cancelled upon garbage collection!"
 FINISHED: Final = "RPC already finished."
 """The text of grpc.aio's error for a write to a call that has ended."""
 
+HALF_CLOSED: Final = 'RPC is half closed after calling "done_writing".'
+"""The text of grpc.aio's error for a write after `done_writing`."""
+
 
 def status_of(error: BaseException) -> grpc.aio.AioRpcError:
     """Return an error as an `AioRpcError`; an error of another interceptor may have only a code."""

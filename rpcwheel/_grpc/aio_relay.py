@@ -37,6 +37,7 @@ from .aio_finished import (
     CANCELLED_HERE,
     COLLECTED,
     FINISHED,
+    HALF_CLOSED,
     OK,
     FinishedCall,
     failed_call,
@@ -663,17 +664,27 @@ class ReadRelay(Relay):
 class WrittenRelay(Relay):
     """A call with a stream of requests, which the caller may write to the running attempt."""
 
+    _half_closed = False  # `done_writing` was called before the first attempt
+
     @property
     def _done_writing_flag(self) -> bool:
         """Read by grpc.aio (1.85) from any call that an interceptor returns."""
-        return bool(getattr(self._final or self._attempt, "_done_writing_flag", False))
+        call = self._final or self._attempt
+        return self._half_closed or bool(getattr(call, "_done_writing_flag", False))
 
     async def write(self, request: object) -> None:
+        if self._half_closed and self._final is None:
+            raise asyncio.InvalidStateError(HALF_CLOSED)
         await self._forward("write", request)
 
     async def done_writing(self) -> None:
-        """End the stream of requests. Idempotent."""
-        await self._forward("done_writing")
+        """End the stream of requests. Idempotent. If it is canceled, so is the call."""
+        self._half_closed = self._half_closed or (self._final or self._attempt) is None
+        try:
+            await self._forward("done_writing")
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
 
     async def _forward(self, name: str, *args: object) -> None:
         """Call a method of the running attempt, or of the next one if that is superseded."""

@@ -7,6 +7,7 @@ versions of grpcio on which it was verified.
 from __future__ import annotations
 
 from functools import partial
+from types import NoneType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import grpc
@@ -68,11 +69,61 @@ def metadata_tuple(metadata: Iterable[tuple[str, str | bytes]] | None) -> Metada
     return () if metadata is None else tuple((key, value) for key, value in metadata)
 
 
+def reusable_metadata(metadata: Any) -> Any:
+    """Return metadata that can be read more than once: an iterator becomes a tuple of pairs.
+
+    Raises:
+        TypeError, ValueError: It does not consist of pairs.
+    """
+    if metadata is None or isinstance(metadata, (tuple, list, grpc.aio.Metadata)):
+        return metadata
+    return metadata_tuple(metadata)
+
+
 def aio_metadata(metadata: Iterable[tuple[str, str | bytes]] | None) -> grpc.aio.Metadata:
     """Return metadata of any form as `grpc.aio.Metadata`."""
     if isinstance(metadata, grpc.aio.Metadata):
         return metadata
     return grpc.aio.Metadata(*(metadata or ()))
+
+
+# --- Arguments of a call that waits for a connection ---
+
+
+def check_options(metadata: Any, credentials: object, compression: object) -> None:
+    """Raise if an argument of a call has a wrong type, as gRPC does when it begins the call.
+
+    Raises:
+        TypeError, ValueError: An argument has a wrong type, or metadata does not consist of pairs.
+    """
+    for key, value in metadata or ():
+        is_binary = isinstance(key, (str, bytes)) and key[-4:] in {"-bin", b"-bin"}
+        if not isinstance(value, bytes if is_binary else (str, bytes, NoneType)):
+            expected = "bytes" if is_binary else "str"
+            raise TypeError(f"metadata {key!r} must be {expected}, not {type(value).__name__}")
+    if not isinstance(credentials, (grpc.CallCredentials, NoneType)):
+        raise TypeError(f"credentials must be grpc.CallCredentials, not {credentials!r}")
+    if compression not in (None, *grpc.Compression):
+        raise TypeError(f"compression must be a grpc.Compression, not {compression!r}")
+
+
+def check_request(request: Any, serializer: Callable[[Any], Any] | None) -> Exception | None:
+    """Serialize the request of a call that waits, to find out whether gRPC will accept it.
+
+    Returns:
+        The exception of the serializer; None if it raised none. gRPC does not raise it: a call of
+        `grpc` ends with INTERNAL, and one of `grpc.aio` (1.85) sends an empty message.
+
+    Raises:
+        TypeError: The serialized request is not of type bytes.
+    """
+    try:
+        data = request if serializer is None else serializer(request)
+    except Exception as error:  # noqa: BLE001 - returned
+        return error
+    if not isinstance(data, bytes):
+        raise TypeError(f"a request must be serialized to bytes, not {type(data).__name__}")
+    return None
 
 
 # --- Whether a call blocks, and its end ---

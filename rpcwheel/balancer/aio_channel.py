@@ -36,7 +36,7 @@ from rpcwheel._grpc.aio_relay import (
     Signal,
     cancel_count,
 )
-from rpcwheel._grpc.calls import value_of
+from rpcwheel._grpc.calls import check_options, check_request, reusable_metadata, value_of
 from rpcwheel.call.config import copy_of
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.events import CallbackFailed, emit
@@ -85,6 +85,10 @@ if TYPE_CHECKING:
     """A subchannel, its channel, its transport, and gRPC's call."""
 
 
+NOT_SECURE: Final = "Call credentials are only valid on secure channels"
+"""The text of grpc.aio's error for a call with credentials on a channel without encryption."""
+
+
 class Subchannel(SubchannelBase):
     """One server of a balanced channel, with a connection of its own. Made by the channel."""
 
@@ -121,6 +125,11 @@ class _Pool(SubchannelPool[Subchannel]):
         self.signal = Signal()
         """Notified when the state of the channel may have changed."""
         self.checker = HealthChecker(self, timer)
+
+    @property
+    def is_insecure(self) -> bool:
+        """Whether the connections are not encrypted; False if `connect` makes them."""
+        return self._connect is None and self._own["credentials"] is None
 
     # --- The loop ---
 
@@ -547,6 +556,7 @@ class _Method:
         pool = self.pool
         if pool.closing:
             raise grpc.aio.UsageError(CLOSED)
+        metadata = reusable_metadata(metadata)  # a picker may read it too
         options = {
             "timeout": timeout,
             "metadata": metadata,
@@ -562,12 +572,26 @@ class _Method:
             else:
                 subchannel = pool.pick_other(tried, self.name, message, metadata)
             if subchannel is None:
+                self._check(request, metadata, credentials, compression)
                 call = CALLS[self.kind](self, None)
                 call.wait_for((request,), options, wait_for_ready=bool(wait_for_ready))
                 return call
             begun = self.start(subchannel, (request,), options)
             if begun is not None:
                 return CALLS[self.kind](self, begun)
+
+    def _check(self, request: Any, metadata: Any, credentials: object, compression: object) -> None:
+        """Check the arguments of a call that waits, as gRPC does when it begins the call.
+
+        Raises:
+            TypeError, ValueError: An argument has a wrong type.
+            grpc.aio.UsageError: It has credentials, and the connections are not encrypted.
+        """
+        if credentials is not None and self.pool.is_insecure:
+            raise grpc.aio.UsageError(NOT_SECURE)
+        check_options(metadata, credentials, compression)
+        if not self.kind.streams_requests:
+            check_request(request, self._spec.serializer)
 
 
 _MULTICALLABLES: Final = classes_by_kind(_Method, aio_multicallable.MULTICALLABLES)
@@ -650,7 +674,13 @@ class BalancedChannel(BalancedChannelBase[Subchannel], aio_multicallable.Channel
         return _MULTICALLABLES[kind](self, self._pool, method, *args, **options)
 
     async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
-        """Wait for another state, which is read every few milliseconds."""
+        """Wait for another state, which is read every few milliseconds.
+
+        Raises:
+            grpc.aio.UsageError: The channel is closed.
+        """
+        if self.closed:
+            raise grpc.aio.UsageError(CLOSED)
         await self._wait_until(lambda: self.get_state() is not last_observed_state)
 
     async def channel_ready(self) -> None:

@@ -21,7 +21,15 @@ import grpc
 
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._grpc import multicallable
-from rpcwheel._grpc.calls import Details, InternalCallback, metadata_tuple, run_at_end
+from rpcwheel._grpc.calls import (
+    Details,
+    InternalCallback,
+    check_options,
+    check_request,
+    metadata_tuple,
+    reusable_metadata,
+    run_at_end,
+)
 from rpcwheel._grpc.finished import FinishedError, FinishedResponse
 from rpcwheel.call.config import ClientState, copy_of
 from rpcwheel.call.policy import CallPolicy
@@ -62,6 +70,9 @@ if TYPE_CHECKING:
 
 CLOSED_MEANWHILE: Final = "Channel closed!"
 """gRPC's details of a call whose channel is closed while it runs."""
+
+NOT_SERIALIZED: Final = "Exception serializing request!"
+"""gRPC's details of a call whose serializer has raised."""
 
 WAKE_INTERVAL_S: Final = 1.0
 """The maximum time that a blocked call waits for the worker before it reads the states itself."""
@@ -502,9 +513,11 @@ class _Method:
     ) -> Any:
         """Make a call on the caller's thread and return its response."""
         pool = self.pool
+        metadata = reusable_metadata(metadata)  # a picker may read it too
         seen = None if self.kind.streams_requests else request
         subchannel = pool.pick(self.name, seen, metadata)
         if subchannel is None:
+            self._check(request, metadata, credentials, compression)
             pick = partial(pool.pick_again, self.name, seen, metadata)
             found, timeout = pool.wait_for(pick, timeout, wait_for_ready=bool(wait_for_ready))
             subchannel = found
@@ -534,6 +547,7 @@ class _Method:
     def _begin(self, name: str, request: Any, timeout: float | None, *options: Any) -> Any:
         """Begin a call of `.future()`, or a response stream."""
         metadata, credentials, wait_for_ready, compression = options
+        metadata = reusable_metadata(metadata)  # a picker may read it too
         ready = False if wait_for_ready else wait_for_ready  # it must not wait for one server
         given, tried = (metadata, credentials, ready, compression), TRIED.get()
         while True:
@@ -545,8 +559,25 @@ class _Method:
                 return call
         if self.pool.closed:
             raise ValueError(CLOSED)
-        waiting = WaitingCall(self, name, request, timeout, options)
+        self._check(request, metadata, credentials, compression)
+        waiting = WaitingCall(self, name, request, timeout, (metadata, *options[1:]))
         return RetryingCall(waiting) if name == "future" else RetryingStream(waiting)
+
+    def _check(self, request: Any, metadata: Any, credentials: object, compression: object) -> None:
+        """Check the arguments of a call that waits, as gRPC does when it begins the call.
+
+        Raises:
+            TypeError, ValueError: An argument has a wrong type.
+            FinishedError: The serializer has raised.
+        """
+        check_options(metadata, credentials, compression)
+        if self.kind.streams_requests:
+            return
+        args, options = self._given
+        serializer = args[0] if args else options.get("request_serializer")
+        error = check_request(request, serializer)
+        if error is not None:
+            raise FinishedError(grpc.StatusCode.INTERNAL, NOT_SERIALIZED) from error
 
     def begin_on(
         self,

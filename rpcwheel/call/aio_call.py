@@ -612,7 +612,8 @@ class _HedgedCall(RetryingCall, AwaitedRelay, grpc.aio.UnaryUnaryCall[Any, Any])
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._running: list[Any] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()  # that begin attempts
+        self._awaiting: set[asyncio.Task[None]] = set()  # one for each running attempt
         self._hedges = self._state.hedging_plan(self._config, self._started_ns, self._deadline_ns)
         self._tried: list[object] = []  # subchannels, appended by the balancer
 
@@ -650,6 +651,24 @@ class _HedgedCall(RetryingCall, AwaitedRelay, grpc.aio.UnaryUnaryCall[Any, Any])
                 self._on_hedge_done(attempt, None)
             else:
                 attempt.add_done_callback(partial(self._on_hedge_done, attempt))
+                task = asyncio.get_running_loop().create_task(self._await_end(attempt))
+                self._awaiting.add(task)
+                task.add_done_callback(self._awaiting.discard)
+
+    async def _await_end(self, attempt: Any) -> None:
+        """Wait for the end of an attempt, to get an exception that is not a status.
+
+        If a request can't be sent, such as one of a wrong type, grpc.aio (1.85) raises that from
+        `await`. The call does not end, and its done-callbacks are never called.
+        """
+        try:
+            await attempt
+        except (grpc.RpcError, asyncio.CancelledError):
+            return  # its done-callback handles it
+        except Exception as error:  # noqa: BLE001 - for the caller
+            if attempt in self._running:
+                self._running.remove(attempt)
+                self._hedge_failed(attempt, error)
 
     def _has_begun(self, attempt: Any, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

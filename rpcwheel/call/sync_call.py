@@ -39,6 +39,7 @@ from rpcwheel._grpc.calls import (
     is_channel_closed_error,
     is_single_threaded,
     metadata_tuple,
+    reusable_metadata,
     run_at_end,
 )
 from rpcwheel._grpc.finished import FinishedError, FinishedResponse, FinishedStream, refused_by
@@ -98,6 +99,13 @@ def with_readiness(details: Any, config: MethodConfig) -> Any:
     if config.wait_for_ready is None or getattr(details, "wait_for_ready", None) is not None:
         return details
     return copy_details(details)._replace(wait_for_ready=config.wait_for_ready)
+
+
+def with_reusable_metadata(details: Any) -> Any:
+    """Return call details whose metadata each attempt can read."""
+    metadata = getattr(details, "metadata", None)
+    reusable = reusable_metadata(metadata)
+    return details if reusable is metadata else copy_details(details)._replace(metadata=reusable)
 
 
 class WaitingCalls:
@@ -201,7 +209,7 @@ class ClientCall:
         self._start = start
         self.start_delivery = start
         """Makes an attempt in the background, after failback has queued the call."""
-        details = with_readiness(details, self.config)
+        details = with_readiness(with_reusable_metadata(details), self.config)
         if self.config.durable:
             details = copy_details(details)._replace(metadata=with_key(details.metadata))
         self._details = details

@@ -18,7 +18,13 @@ import grpc
 
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._grpc import multicallable
-from rpcwheel._grpc.calls import Details, details_with_timeout, failure_of, is_blocking_unary
+from rpcwheel._grpc.calls import (
+    Details,
+    details_with_timeout,
+    failure_of,
+    is_blocking_unary,
+    reusable_metadata,
+)
 from rpcwheel._grpc.counted import begin_counted, counted_continuation, counted_multicallable
 from rpcwheel.call.config import CALL_OPTIONS, seconds_left
 from rpcwheel.call.keeper import ChannelKeeper
@@ -28,6 +34,7 @@ from rpcwheel.call.sync_call import (
     begin_stream,
     begin_unary,
     with_readiness,
+    with_reusable_metadata,
 )
 from rpcwheel.durations import to_ns
 from rpcwheel.failback.stored import with_key
@@ -72,6 +79,7 @@ class ClientInterceptor(
         if not blocking:
             return begin_unary(make(client_call_details, request), may_block=blocking is None)
         # Most calls need only their first attempt, so that is made without a `ClientCall`.
+        client_call_details = with_reusable_metadata(client_call_details)
         state, method = self._state, client_call_details.method
         config, timeout = state.current_config(method), client_call_details.timeout
         own_ns = None if timeout is None else to_ns(timeout, what="timeout")
@@ -369,6 +377,9 @@ class _UnaryUnary(_Multicallable, multicallable.UnaryUnary):
         Most calls need only their first attempt, so that is made without a `ClientCall`.
         """
         state, timeout = self._state, options[0]
+        metadata = reusable_metadata(options[1])  # a retry sends it again
+        if metadata is not options[1]:
+            options = (timeout, metadata, *options[2:])
         overridden = CALL_OPTIONS.get() is not None
         config = state.current_config(self._method) if overridden else self._config
         if config.hedging is not None:

@@ -393,7 +393,13 @@ class ReconnectingChannel(ChannelStatus, Channel):
             return False
 
     async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
-        """Wait until the state changes, also by a reconnect."""
+        """Wait until the state changes, also by a reconnect.
+
+        Raises:
+            grpc.aio.UsageError: The channel is closed.
+        """
+        if self.connections.closed:
+            raise grpc.aio.UsageError(CLOSED)
         while True:
             channel = self.connections.active.channel
             if channel.get_state() is not last_observed_state:

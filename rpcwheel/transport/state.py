@@ -107,7 +107,7 @@ class ActivityStamps:
 class MethodSpec:
     """The arguments from which a multicallable is created on each connection."""
 
-    __slots__ = ("_args", "_deserializer", "_options", "_serializer", "kind", "method")
+    __slots__ = ("_args", "_deserializer", "_options", "kind", "method", "serializer")
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class MethodSpec:
     ) -> None:
         self.kind = kind
         self.method = method
-        self._serializer = request_serializer
+        self.serializer = request_serializer
         self._deserializer = response_deserializer
         self._args = args
         self._options: Mapping[str, Any] = MappingProxyType(options)
@@ -136,7 +136,7 @@ class MethodSpec:
                 because the start of its call is.
             stamps_response: Whether a unary response is stamped.
         """
-        serializer, deserializer = self._serializer, self._deserializer
+        serializer, deserializer = self.serializer, self._deserializer
         if activity is not None:
             if stamps_response or self.kind.streams_responses:
                 deserializer = activity.reading(deserializer)

@@ -7,7 +7,7 @@ import pytest
 
 from fixtures.aio_policy_channels import refused
 from fixtures.shop import UNARY_UNARY, Fail, Hang
-from fixtures.waiting import aio_wait_until
+from fixtures.waiting import WAIT_S, aio_wait_until
 from rpcwheel.call import CallPolicy, DefaultResponsePolicy, HedgingPolicy
 from rpcwheel.events import HedgeSent
 from rpcwheel.failback import FailbackPolicy
@@ -203,3 +203,10 @@ async def test_a_channel_that_is_closed_with_a_grace_lets_running_attempts_end(s
     assert not call.done()
     call.cancel()
     await closing
+
+
+async def test_a_request_of_a_wrong_type_raises(channels, timer):
+    """gRPC's own call does not end then; only awaiting it raises."""
+    channel = channels.open(CallPolicy(hedging=HEDGING, idempotent=True), timer=timer)
+    with pytest.raises(TypeError):
+        await asyncio.wait_for(channel.unary_unary(UNARY_UNARY)("text"), WAIT_S)

@@ -83,6 +83,28 @@ async def test_an_interceptor_that_waits_for_a_request_stream_blocks_the_writer(
         assert await channel.stream_unary(STREAM_UNARY)(iter([b"x"])) == b"x"
 
 
+async def test_a_write_to_an_intercepted_call_during_done_writing_is_accepted(shop):
+    """docs/grpcio.md recommends `intercept_channel`, whose calls refuse such a `write`."""
+
+    class PassOn(aio.StreamUnaryClientInterceptor):
+        async def intercept_stream_unary(self, continuation, details, requests):
+            return await continuation(details, requests)
+
+    async with channel_to(shop, PassOn()) as channel:
+        shop.then(Hang())
+        call = channel.stream_unary(STREAM_UNARY)()
+        await asyncio.gather(call.done_writing(), call.write(b"lost"))
+        call.cancel()
+
+
+async def test_a_call_whose_request_has_a_wrong_type_raises_and_does_not_end(aio_shop_channel):
+    """call/aio_call.py awaits each attempt of a hedged call, instead of using done-callbacks."""
+    call = aio_shop_channel.unary_unary(UNARY_UNARY)("text")
+    with pytest.raises(TypeError):
+        await call
+    assert not call.done()
+
+
 async def test_await_raises_the_exception_of_a_done_callback(aio_shop_channel):
     """_grpc/aio_relay.py catches each exception of a callback and emits `CallbackFailed`."""
 
