@@ -345,6 +345,7 @@ class ClientState:
         Raises:
             TypeError: `policy` is not a `CallPolicy`, or `timer` is not a timer.
         """
+        self.policy = policy
         self.configs = MethodConfigs(checked_calls(policy))
         self.queue_of = queue_of
         # Starts the traces too: the timer that the first retry makes would start them too late.

@@ -20,6 +20,7 @@ from rpcwheel.failback.aio import FailbackInvoker, close_empty
 
 from .aio_client import InterceptedChannel, interceptors_of
 from .aio_server import server_interceptors
+from .nesting import warn_if_nested
 from .queues import FailbackQueuesBase, client_state, refuse_journal
 
 if TYPE_CHECKING:
@@ -137,8 +138,12 @@ def intercept_channel(
     timer: Timer | None = None,
     queues: FailbackQueues | None = None,
     _keeps: bool = False,
+    _stacklevel: int = 2,
 ) -> grpc.aio.Channel:
     """Apply policies to a channel; arguments as of `client_interceptors`.
+
+    Warns (`RuntimeWarning`) if both the policies and those that the channel already has retry or
+    hedge: their attempts multiply.
 
     Returns:
         A channel whose calls follow the policies. Closing it closes `channel`.
@@ -147,4 +152,6 @@ def intercept_channel(
         TypeError: `channel` is not a channel of grpc.aio.
     """
     state = client_state(policy, timer=timer, queues=queues, queues_class=FailbackQueues)
-    return InterceptedChannel(channel, state, queues if _keeps else None)
+    intercepted = InterceptedChannel(channel, state, queues if _keeps else None)
+    warn_if_nested(channel, intercepted.policy_attempts, stacklevel=_stacklevel)
+    return intercepted

@@ -19,12 +19,14 @@ from rpcwheel._grpc import aio_multicallable
 from rpcwheel._grpc.aio_counted import begin_counted, begin_counted_awaited, count_end
 from rpcwheel._grpc.aio_interceptors import give_lists, lists_of
 from rpcwheel._grpc.calls import code_of
+from rpcwheel._grpc.interceptors import AIO_CHANNEL, Interceptors
 from rpcwheel.call.aio_call import CallFactory, Delivery
 from rpcwheel.call.config import MAX_METHODS
 from rpcwheel.call.keeper import ChannelKeeper
 from rpcwheel.failback.stored import IDEMPOTENCY_KEY, StoredRpc
 from rpcwheel.rpc import Kind, classes_by_kind
 
+from .nesting import attempts_of
 from .queues import JournalRoutes
 
 if TYPE_CHECKING:
@@ -47,6 +49,11 @@ CLOSED: Final = "Channel is closed."
 _CLOSING: Final[set[asyncio.Task[None]]] = set()
 """Tasks that close kept connections; the loop has only weak references to tasks."""
 
+
+FOR_AIO: Final = (
+    "these interceptors are for channels of grpc.aio: grpc.aio.insecure_channel(target, "
+    "interceptors=...); for servers use server_interceptors"
+)
 
 # --- A channel ---
 
@@ -78,6 +85,7 @@ class InterceptedChannel(aio_multicallable.Channel):
             )
         self._channel = channel
         self._state = state
+        self.policy_attempts = attempts_of(state.policy)
         self._on_close: Callable[[], object] | None = None
         self._waiting: weakref.WeakSet[RetryingCall] = weakref.WeakSet()
         self._running: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -309,6 +317,7 @@ class _Interceptor:
 
     def __init__(self, state: ClientState) -> None:
         self._state = state
+        self.policy_attempts = attempts_of(state.policy)
         self._calls: dict[bytes | str, CallFactory] = {}
         if state.counts is not None:
             counted = partial(self._intercept_counted, state.counts)
@@ -375,9 +384,10 @@ class _StreamStreamInterceptor(_Interceptor, grpc.aio.StreamStreamClientIntercep
 
 def interceptors_of(state: ClientState) -> list[grpc.aio.ClientInterceptor]:
     """Make one interceptor for each kind of call; all share the state."""
-    return [
+    made: list[grpc.aio.ClientInterceptor] = [
         _UnaryUnaryInterceptor(state),
         _UnaryStreamInterceptor(state),
         _StreamUnaryInterceptor(state),
         _StreamStreamInterceptor(state),
     ]
+    return Interceptors(made, AIO_CHANNEL, FOR_AIO)

@@ -13,12 +13,13 @@ import asyncio
 import inspect
 from contextvars import copy_context
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import grpc
 
 from rpcwheel._concurrency.loop import running_loop
 from rpcwheel._grpc.handlers import DEADLINE_PASSED, context_with_code
+from rpcwheel._grpc.interceptors import AIO_SERVER, Interceptors
 from rpcwheel.call.server import (
     CountedResponses,
     ServedCallEnd,
@@ -43,6 +44,12 @@ if TYPE_CHECKING:
     Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler | None]]
 
 
+FOR_AIO: Final = (
+    "these interceptors are for grpc.aio.server(); for a grpc.server() use "
+    "rpcwheel.interceptors.server_interceptors, or rpcwheel.Kit"
+)
+
+
 def server_interceptors(
     policy: CallPolicy | None = None, *, timer: Timer | None = None
 ) -> list[grpc.aio.ServerInterceptor]:
@@ -58,26 +65,24 @@ def server_interceptors(
             reported as `CallSlow`. None for no limits.
         timer: Any rpcwheel timer; None for `shared_timer()`, which is made when it is needed.
     """
-    return [_Interceptor(ServerState(policy, timer=timer))]
+    return Interceptors([_Interceptor(ServerState(policy, timer=timer))], AIO_SERVER, FOR_AIO)
 
 
 class _Interceptor(grpc.aio.ServerInterceptor):
     def __init__(self, state: ServerState) -> None:
         self._state = state
 
-    # Deliberately not `async def`. If this interceptor is given to a `grpc.server()` by mistake,
-    # that server would take the coroutine for a handler, and the thread that accepts its calls
-    # would end. An exception raised here fails only the one call, and is logged.
+    # Deliberately not `async def`. If a list of the user's with this interceptor is given to a
+    # `grpc.server()` by mistake, that server would take the coroutine for a handler, and the thread
+    # that accepts its calls would end. An exception raised here fails only the one call, and is
+    # logged.
     def intercept_service(  # type: ignore[override]  # grpc.aio takes None as grpc does
         self,
         continuation: Continuation,
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Awaitable[grpc.RpcMethodHandler | None]:
         if running_loop() is None:
-            raise TypeError(
-                "these interceptors are for grpc.aio.server(), and this is a grpc.server(); use "
-                "rpcwheel.interceptors.server_interceptors, or rpcwheel.Kit"
-            )
+            raise TypeError(FOR_AIO)
         return self._intercept(continuation, handler_call_details)
 
     async def _intercept(

@@ -26,6 +26,7 @@ from rpcwheel._grpc.calls import (
     reusable_metadata,
 )
 from rpcwheel._grpc.counted import begin_counted, counted_continuation, counted_multicallable
+from rpcwheel._grpc.interceptors import Interceptors
 from rpcwheel.call.config import CALL_OPTIONS, seconds_left
 from rpcwheel.call.keeper import ChannelKeeper
 from rpcwheel.call.sync_call import (
@@ -41,6 +42,7 @@ from rpcwheel.failback.stored import with_key
 from rpcwheel.failback.stored_calls import StoredCalls
 from rpcwheel.rpc import Kind, classes_by_kind
 
+from .nesting import attempts_of
 from .queues import JournalRoutes
 
 if TYPE_CHECKING:
@@ -59,6 +61,12 @@ CLOSED: Final = "Cannot invoke RPC on closed channel!"
 Begun: TypeAlias = "tuple[MethodConfig, int, int, int]"  # for `ClientCall`
 
 
+FOR_THREADS: Final = (
+    "these interceptors are for channels of grpc: grpc.intercept_channel(channel, *interceptors); "
+    "for those of grpc.aio use rpcwheel.interceptors.aio.client_interceptors, or rpcwheel.aio.Kit"
+)
+
+
 class ClientInterceptor(
     grpc.UnaryUnaryClientInterceptor,
     grpc.UnaryStreamClientInterceptor,
@@ -69,6 +77,7 @@ class ClientInterceptor(
 
     def __init__(self, state: ClientState) -> None:
         self._state = state
+        self.policy_attempts = attempts_of(state.policy)
 
     def intercept_unary_unary(
         self, continuation: Continuation, client_call_details: Any, request: Any
@@ -161,10 +170,11 @@ class _CountingInterceptor(ClientInterceptor):
         return self._count(Kind.STREAM_STREAM, super().intercept_stream_stream, *args)
 
 
-def interceptors_of(state: ClientState) -> list[ClientInterceptor]:
+def interceptors_of(state: ClientState) -> list[grpc.UnaryUnaryClientInterceptor]:
     """Make the interceptor of one client, for all kinds of call."""
     counts = state.counts
-    return [ClientInterceptor(state) if counts is None else _CountingInterceptor(state, counts)]
+    made = ClientInterceptor(state) if counts is None else _CountingInterceptor(state, counts)
+    return Interceptors([made], None, FOR_THREADS)
 
 
 class InterceptedChannel(multicallable.Channel):
@@ -194,6 +204,7 @@ class InterceptedChannel(multicallable.Channel):
             )
         self._channel = channel
         self._state = state
+        self.policy_attempts = attempts_of(state.policy)
         self._waiting = WaitingCalls()
         self._on_close: Callable[[], object] | None = None
         self._owner = owner

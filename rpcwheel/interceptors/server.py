@@ -8,11 +8,12 @@ so the deadline is unset after the call. Verified on grpcio 1.60 and 1.85;
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import grpc
 
 from rpcwheel._grpc.handlers import DEADLINE_PASSED, is_pushing
+from rpcwheel._grpc.interceptors import SERVER, Interceptors
 from rpcwheel.call.server import (
     CountedResponses,
     ServedCallEnd,
@@ -32,6 +33,12 @@ if TYPE_CHECKING:
     from rpcwheel.timer.api import Timer
 
 
+FOR_THREADS: Final = (
+    "these interceptors are for grpc.server(); for a grpc.aio.server() use "
+    "rpcwheel.interceptors.aio.server_interceptors, or rpcwheel.aio.Kit"
+)
+
+
 def server_interceptors(
     policy: CallPolicy | None = None, *, timer: Timer | None = None
 ) -> list[grpc.ServerInterceptor]:
@@ -48,7 +55,7 @@ def server_interceptors(
             reported as `CallSlow`. None for no limits.
         timer: Any rpcwheel timer; None for `shared_timer()`, which is made when it is needed.
     """
-    return [_Interceptor(ServerState(policy, timer=timer))]
+    return Interceptors([_Interceptor(ServerState(policy, timer=timer))], SERVER, FOR_THREADS)
 
 
 class _Interceptor(grpc.ServerInterceptor):

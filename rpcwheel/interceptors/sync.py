@@ -15,6 +15,7 @@ from rpcwheel.durations import to_ns
 from rpcwheel.failback.sync import FailbackInvoker, close_all, flush_all
 
 from .client import InterceptedChannel, interceptors_of
+from .nesting import warn_if_nested
 from .queues import FailbackQueuesBase, client_state, refuse_journal
 from .server import server_interceptors
 
@@ -132,7 +133,7 @@ def client_interceptors(
     refuse_journal(state)
     if any(one.hedging is not None for one in (policy, *policy.methods.values())):
         warnings.warn(HEDGES_FUTURES, stacklevel=_stacklevel)
-    return [*interceptors_of(state)]
+    return interceptors_of(state)
 
 
 def intercept_channel(
@@ -142,8 +143,12 @@ def intercept_channel(
     timer: Timer | None = None,
     queues: FailbackQueues | None = None,
     _keeps: bool = False,
+    _stacklevel: int = 2,
 ) -> grpc.Channel:
     """Apply policies to a channel; arguments as of `client_interceptors`.
+
+    Warns (`RuntimeWarning`) if both the policies and those that the channel already has retry or
+    hedge: their attempts multiply.
 
     Returns:
         A channel whose calls follow the policies. Closing it closes `channel`.
@@ -152,4 +157,6 @@ def intercept_channel(
         TypeError: `channel` is not a channel of grpc.
     """
     state = client_state(policy, timer=timer, queues=queues, queues_class=FailbackQueues)
-    return InterceptedChannel(channel, state, queues if _keeps else None)
+    intercepted = InterceptedChannel(channel, state, queues if _keeps else None)
+    warn_if_nested(channel, intercepted.policy_attempts, stacklevel=_stacklevel)
+    return intercepted

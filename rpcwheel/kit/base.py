@@ -329,8 +329,8 @@ class KitBase(
         if self._manager is not None and self._manager.closed:
             raise RuntimeError(CLOSED)
         if names_service(target, by_name):
-            channel = self._resolved(target, credentials, probe, by_name, **given)
-            return self._intercept(channel, keeps=True)
+            resolved = self._resolved(target, credentials, probe, by_name, **given)
+            return self._intercept(resolved, keeps=True, stacklevel=5)
         from rpcwheel.instance import explicit_target
         from rpcwheel.transport.arguments import checked_target
 
@@ -339,7 +339,7 @@ class KitBase(
         )
         if self._manager is not None:  # if it raises, the channel has no connection yet
             self._manager.attach(channel, probe=probe)
-        return self._intercept(channel, keeps=True)
+        return self._intercept(channel, keeps=True, stacklevel=5)
 
     def _resolved(
         self,
@@ -372,10 +372,13 @@ class KitBase(
 
         With `heartbeat` and grpc.aio an event loop must be running.
 
+        Warns (`RuntimeWarning`) if both this kit and the policies that the channel already has
+        retry or hedge: their attempts multiply.
+
         Raises:
             RuntimeError: The kit has `heartbeat` and is closed.
         """
-        intercepted = self._intercept(channel)
+        intercepted = self._intercept(channel, stacklevel=4)
         if self._manager is None:
             return intercepted
         from rpcwheel.heartbeat.monitor import channel_below_interceptors
@@ -391,10 +394,15 @@ class KitBase(
             on_close(self._manager.attach(channel).detach)
         return intercepted
 
-    def _intercept(self, channel: Any, *, keeps: bool = False) -> Channel:
+    def _intercept(self, channel: Any, *, keeps: bool = False, stacklevel: int) -> Channel:
         """Apply the policies; `keeps`: the kit owns the channel, see `FailbackQueuesBase.keep`."""
         intercepted: Channel = self._load("interceptors").intercept_channel(
-            channel, self._policy, timer=self._timer, queues=self._queues, _keeps=keeps
+            channel,
+            self._policy,
+            timer=self._timer,
+            queues=self._queues,
+            _keeps=keeps,
+            _stacklevel=stacklevel,
         )
         return intercepted
 
@@ -477,7 +485,8 @@ class KitBase(
             return interceptors
         table: Any = self._load("idle").ConnectionTable()
         self._tables.append(table)
-        return [table, *interceptors]
+        interceptors.insert(0, table)
+        return interceptors
 
     def detect_idle(
         self,

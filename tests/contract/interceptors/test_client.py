@@ -357,7 +357,8 @@ def test_a_predicate_that_raises_leaves_the_failure(shop, client, events):
 def test_done_callbacks_that_block_do_not_delay_calls_through_two_interceptors(shop, shop_channel):
     retry = RetryPolicy(retry_on="UNAVAILABLE", backoff=0.0, retry_budget=None)
     policy = CallPolicy(timeout=WAIT_S, retry=retry, idempotent=True)
-    channel = intercept_channel(intercept_channel(shop_channel, policy), policy)
+    with pytest.warns(RuntimeWarning, match="3 x 3 = 9"):
+        channel = intercept_channel(intercept_channel(shop_channel, policy), policy)
     opened, here = threading.Event(), threading.get_ident()
 
     def hang(_):

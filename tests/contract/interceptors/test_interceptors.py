@@ -79,11 +79,6 @@ async def test_a_channel_of_the_other_world_is_refused_with_a_hint():
             intercept_channel(bare, CallPolicy())
 
 
-async def test_a_server_of_grpc_aio_refuses_the_interceptors_of_grpc_before_it_serves():
-    with pytest.raises(ValueError, match="Interceptor must be ServerInterceptor"):
-        grpc.aio.server(interceptors=sync.server_interceptors())
-
-
 async def test_an_invalid_time_is_refused_before_any_queue_is_closed(timer):
     policy = FailbackPolicy(retry_on=ConnectionError)
     with sync.FailbackQueues(timer) as queues:

@@ -74,7 +74,7 @@ def test_aio_interceptors_on_a_sync_server_fail_calls_with_a_clear_error(caplog)
     with serving(handler("unary_unary", behavior), interceptors=others) as target:
         assert status(target, "unary_unary")[0] is grpc.StatusCode.UNKNOWN
         assert ask(target, "unary_unary", timeout=None) == [b"None"]
-    assert "are for grpc.aio.server(), and this is a grpc.server()" in caplog.text
+    assert "are for grpc.aio.server(); for a grpc.server() use" in caplog.text
     assert "rpcwheel.Kit" in caplog.text
 
 
