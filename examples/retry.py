@@ -12,13 +12,15 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 from audit_pb2 import Line, Receipt
 from audit_pb2_grpc import AuditServicer, AuditStub, add_AuditServicer_to_server
+from tenacity import wait_fixed
 
 from rpcwheel import Kit, MethodPolicy, RetryPolicy
 
 TIMEOUT = 1.75
 KIT = Kit(
     timeout=TIMEOUT,
-    retry=RetryPolicy(retry_on="UNAVAILABLE", max_attempts=10, backoff=0.5),
+    # Each wait is 0.5 s. With `backoff=0.5` it would be random, from 0.25 to 0.5 s.
+    retry=RetryPolicy(retry_on="UNAVAILABLE", max_attempts=10, backoff=wait_fixed(0.5)),
     methods={"/*/Push": MethodPolicy(idempotent=True)},  # otherwise a call is made once
 )
 

@@ -30,8 +30,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 from pydantic_core.core_schema import no_info_before_validator_function
-from tenacity import wait_random_exponential
 
+from rpcwheel.backoff import DEFAULT_JITTER, JitteredWait
 from rpcwheel.durations import positive_ns, to_ns, to_seconds
 from rpcwheel.errors import ConfigurationError, short_repr
 
@@ -258,22 +258,23 @@ Number = Annotated[float, Strict()]
 
 
 class _Exponential(Policy):
-    """The table for a wait; a service config of gRPC has the same three settings."""
+    """The table for a wait."""
 
     initial: Seconds
     max: Seconds
     multiplier: Annotated[Number, Field(ge=1.0, allow_inf_nan=False)] = 2.0
+    jitter: Annotated[Number, Field(ge=0.0, le=1.0)] = DEFAULT_JITTER
 
 
 def _wait(value: object) -> object:
-    """Convert a table to a tenacity object; return any other value as it is."""
+    """Convert a table to a wait object; return any other value as it is."""
     if not isinstance(value, dict):
         return value
     table = checked(lambda given: _Exponential(**given), value)
     initial, longest = (to_seconds(to_ns(time)) for time in (table.initial, table.max))
     if initial > longest:
         raise ConfigurationError(f"initial ({initial:g}) is more than max ({longest:g})")
-    return wait_random_exponential(multiplier=initial, max=longest, exp_base=table.multiplier)
+    return JitteredWait(initial, longest, table.multiplier, table.jitter)
 
 
 _WAIT: Final = {
@@ -285,6 +286,7 @@ _WAIT: Final = {
                 "initial": _SECONDS,
                 "max": _SECONDS,
                 "multiplier": {"type": "number", "minimum": 1, "default": 2.0},
+                "jitter": {"type": "number", "minimum": 0, "maximum": 1, "default": DEFAULT_JITTER},
             },
             "required": ["initial", "max"],
             "additionalProperties": False,
@@ -293,9 +295,8 @@ _WAIT: Final = {
 }
 
 Wait = Annotated[Any, BeforeValidator(_wait), WithJsonSchema(_WAIT)]
-"""A wait before an attempt: seconds, a `timedelta`, a tenacity `wait_*` object, or a table of
-seconds, `{initial, max, multiplier}`, for tenacity's `wait_random_exponential`: a random time up to
-`initial`, then up to `multiplier` times as much, and so on, at most `max`."""
+"""A wait before an attempt: seconds or a `timedelta`, of which half is random; a tenacity `wait_*`
+object; or a table `{initial, max, multiplier, jitter}` for a `JitteredWait`."""
 
 
 # Error messages

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Annotated, ClassVar, Final
 
 from pydantic import Field, StrictBool, StrictInt, StrictStr
-from tenacity import wait_random_exponential
 
+from rpcwheel.backoff import JitteredWait
 from rpcwheel.policy import Delay, Number, Policy, Seconds, Wait, or_short
 
-DEFAULT_HEALTH_CHECK_BACKOFF: Final = wait_random_exponential(multiplier=0.5, max=10)
-"""Full jitter, so that the clients of an unhealthy server do not probe it at the same time."""
+DEFAULT_HEALTH_CHECK_BACKOFF: Final = JitteredWait(initial=0.5, max=10.0)
+"""Half of it is random, so that the clients of an unhealthy server do not probe it together."""
 
 
 class OutlierEjectionPolicy(Policy):

@@ -20,9 +20,8 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from tenacity import wait_random_exponential
 
-from rpcwheel.backoff import Backoff
+from rpcwheel.backoff import DEFAULT_JITTER, Backoff, JitteredWait
 from rpcwheel.durations import to_ns
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.failback.matching import Matcher, wanted
@@ -167,11 +166,11 @@ class RetryPolicy(Policy):
     max_attempts: Annotated[StrictInt, Field(ge=1)] = 3
     """Maximum number of attempts of a call, including the first. 1: no retries."""
 
-    backoff: Wait = wait_random_exponential(multiplier=0.1, max=2.0)
+    backoff: Wait = JitteredWait(initial=0.1, max=2.0)
     """The wait before each retry: seconds, a `timedelta`, a tenacity `wait_*` object, or a table
-    such as `{initial = 0.1, max = 2.0}`, which is the default: a random time between 0 and a limit,
-    which is 0.1 s, then 0.2 s, 0.4 s and so on, and never more than 2 s ("full jitter", so that
-    calls that failed together are not retried together). If the server sends
+    such as `{initial = 0.1, max = 2.0}`, which is the default: up to 0.1 s, then 0.2 s, 0.4 s and
+    so on, and never more than 2 s. Half of each wait is random, so that calls that failed together
+    are not retried together; a `wait_fixed(5)` of tenacity is exact. If the server sends
     `grpc-retry-pushback-ms` (gRFC A6), that time is used instead, up to `max_pushback`."""
 
     max_pushback: Seconds | None = 300.0
@@ -480,12 +479,12 @@ def _ineffective(
             yield f"timeout: {problem}"
     if own.retry is None or own.retry.max_attempts == 1:
         return
-    for name in ("attempt_timeout", "backoff"):
+    for name, shortest in (("attempt_timeout", 1.0), ("backoff", 1.0 - DEFAULT_JITTER)):
         limit = getattr(own.retry, name)
         if not isinstance(limit, (int, float, timedelta)):
             continue
         timeout = timeout_of()
-        if reaches(limit, timeout):
+        if reaches(limit * shortest, timeout):
             yield (
                 f"retry: {name} ({limit}) leaves no time for another attempt, because timeout "
                 f"({timeout}) is for all attempts together; give less, or leave it out"

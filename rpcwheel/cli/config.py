@@ -6,11 +6,11 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from functools import cache
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
-from tenacity import wait_random_exponential
 
+from rpcwheel.backoff import JitteredWait
 from rpcwheel.call.policy import REPLACED, MethodPolicy
 from rpcwheel.errors import ConfigurationError, ExtraMissing
 from rpcwheel.kit.config import policy_from_env, policy_from_file, settings_schema
@@ -20,9 +20,6 @@ from rpcwheel.policy import Policy
 
 from .findings import printable
 from .table import print_table
-
-USUAL_MULTIPLIER: Final = 2
-"""The `multiplier` of a wait that does not set it."""
 
 config = typer.Typer(no_args_is_help=True, help="Check settings files.")
 
@@ -222,10 +219,13 @@ def _as_json(value: object) -> object:
             return [_as_json(one) for one in value]
         case dict() | Policy():
             return {str(name): _as_json(one) for name, one in dict(value).items()}
-        case wait_random_exponential():
-            usual = value.exp_base == USUAL_MULTIPLIER
-            more = {} if usual else {"multiplier": value.exp_base}
-            return {"initial": value.multiplier, "max": value.max, **more}
+        case JitteredWait():
+            usual = JitteredWait(value.initial, value.max)
+            table = {"initial": value.initial, "max": value.max}
+            for name in ("multiplier", "jitter"):
+                if getattr(value, name) != getattr(usual, name):
+                    table[name] = getattr(value, name)
+            return table
     return str(value)
 
 

@@ -65,7 +65,7 @@ def work(
     ] = None,
     backoff: Annotated[
         float, typer.Option(metavar="SECONDS", callback=check_seconds, help="Before an attempt is "
-                            "repeated.")
+                            "repeated; half of it is random.")
     ] = 5.0,
     max_attempts: Annotated[
         int | None, typer.Option(min=1, help="Of a gRPC call, the earlier ones included. Without "

@@ -154,8 +154,8 @@ def with_failback(
             know what may be executed twice.
         max_attempts: How many attempts a call gets, the first one included. None: no limit. If
             `stop` is given and this is not, `stop` alone decides.
-        backoff: The wait before each further attempt: seconds, a `timedelta`, or a tenacity
-            `wait_*` object.
+        backoff: The wait before each further attempt: seconds or a `timedelta`, of which half is
+            random, or a tenacity `wait_*` object, such as `wait_fixed(5)` for an exact wait.
         stop: A tenacity `stop_*` object.
         default: What the caller of a queued call gets.
         max_pending: How many calls may be queued at once.

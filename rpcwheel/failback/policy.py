@@ -79,7 +79,8 @@ class FailbackPolicy(Policy):
 
     backoff: Wait = 5.0
     """The wait before each retry: seconds, a `timedelta`, a tenacity `wait_*` object, or a table
-    such as `{initial = 1.0, max = 60.0}`."""
+    such as `{initial = 1.0, max = 60.0}`. Half of a number and of the times in a table is random:
+    with 5.0 the wait is from 2.5 to 5 s. A `wait_fixed(5)` of tenacity is exact."""
 
     stop: SkipJsonSchema[Any] = None
     """A tenacity `stop_*` object that ends the retries of a call, or None. It counts the first

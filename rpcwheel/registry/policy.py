@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Final, Self
 
 from pydantic import StrictBool, field_validator, model_validator
-from tenacity import wait_random_exponential
 
-from rpcwheel.backoff import Backoff
+from rpcwheel.backoff import Backoff, JitteredWait
 from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.policy import Policy, Seconds, Wait, checked
@@ -126,7 +125,7 @@ class RegistryRules:
         lease_ns = to_ns(policy.lease_ttl)
         share_ns = max(1, lease_ns // RENEWALS_PER_LEASE)
         longest_ns = min(share_ns, LONGEST_RETRY_NS)
-        usual = wait_random_exponential(multiplier=FIRST_RETRY_S, max=to_seconds(longest_ns))
+        usual = JitteredWait(initial=FIRST_RETRY_S, max=to_seconds(longest_ns))
 
         def given_or(given: Seconds | None, default_ns: int) -> int:
             return default_ns if given is None else to_ns(given)

@@ -251,8 +251,9 @@ class RetryTask(_Resubmitting):
         run: Called without arguments. On an `AsyncWheelTimer` it may be a coroutine function. An
             attempt fails if it raises.
         max_attempts: The number of attempts, the first included. None: no limit.
-        backoff: The wait from the end of an attempt to the next one: seconds, a `timedelta` or a
-            tenacity `wait_*` object.
+        backoff: The wait from the end of an attempt to the next one: seconds or a `timedelta`, of
+            which half is random, or a tenacity `wait_*` object, such as `wait_fixed(5)` for an
+            exact wait.
         stop: A tenacity `stop_*` object.
         initial_delay: The delay of the first attempt; by default 0.
 

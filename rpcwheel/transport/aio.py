@@ -144,8 +144,9 @@ class ReconnectingChannel(ChannelStatus, Channel):
             interceptors: Of the channel.
             connect: Called as `connect(options)`, with the options above, to create the channel of
                 each connection. Replaces `credentials`, `compression` and `interceptors`.
-            backoff: Between reconnects while the server never answers: seconds, a `timedelta`, or a
-                tenacity wait object. A connection that has worked is replaced at once.
+            backoff: Between reconnects while the server never answers: seconds or a `timedelta`, of
+                which half is random, or a tenacity wait object. A connection that has worked is
+                replaced at once.
             timer: For `drain_timeout`; None: `shared_timer()`.
 
         Raises:

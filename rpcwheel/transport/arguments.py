@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
-from tenacity import wait_random_exponential
 
-from rpcwheel.backoff import Backoff
+from rpcwheel.backoff import Backoff, JitteredWait
 from rpcwheel.durations import NEVER, to_ns
 from rpcwheel.errors import ConfigurationError
 
@@ -20,8 +19,8 @@ OWN_CONNECTION: Final = ("grpc.use_local_subchannel_pool", 1)
 """Without this option gRPC shares a connection and its backoff between channels to the same target
 (measured on grpcio 1.85)."""
 
-DEFAULT_BACKOFF: Final = wait_random_exponential(multiplier=1, max=60)
-"""With full jitter, so that a thousand clients of a failed server do not reconnect together."""
+DEFAULT_BACKOFF: Final = JitteredWait(initial=1.0, max=60.0)
+"""Half of it is random, so that a thousand clients of a failed server do not reconnect together."""
 
 
 def checked_target(target: object) -> str:

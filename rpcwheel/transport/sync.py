@@ -99,8 +99,9 @@ class ReconnectingChannel(ChannelStatus, multicallable.Channel):
             connect: Called as `connect(options)`, with the options above, to create the channel of
                 each connection, on the thread that reconnects. Replaces `credentials` and
                 `compression`.
-            backoff: Between reconnects while the server never answers: seconds, a `timedelta`, or a
-                tenacity wait object. A connection that has worked is replaced at once.
+            backoff: Between reconnects while the server never answers: seconds or a `timedelta`, of
+                which half is random, or a tenacity wait object. A connection that has worked is
+                replaced at once.
             timer: For `drain_timeout`; None: `shared_timer()`.
 
         Raises:

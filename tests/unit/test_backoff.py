@@ -1,5 +1,8 @@
 """`Backoff`."""
 
+import copy
+import pickle
+from bisect import bisect_right
 from datetime import timedelta
 
 import pytest
@@ -7,7 +10,7 @@ import tenacity
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpcwheel.backoff import Backoff, failed_state
+from rpcwheel.backoff import Backoff, JitteredWait, failed_state
 from rpcwheel.durations import NEVER
 from rpcwheel.errors import ConfigurationError
 
@@ -19,25 +22,63 @@ def delay(backoff, attempt=1, elapsed_ns=0, error=BOOM, idle_ns=0):
     return backoff.next_delay_ns(attempt, elapsed_ns=elapsed_ns, error=error, idle_ns=idle_ns)
 
 
-def test_the_default_is_five_seconds_without_end():
-    assert delay(Backoff()) == 5 * S
-    assert delay(Backoff(), attempt=1_000_000, elapsed_ns=10**18) == 5 * S
+def test_the_default_is_up_to_five_seconds_without_end():
+    for attempt in (1, 1_000_000):
+        assert 2.5 * S <= delay(Backoff(), attempt, elapsed_ns=10**18) <= 5 * S
 
 
-def test_a_wait_may_be_seconds_or_a_timedelta():
-    for wait, ns in [
-        (0, 0),
+@pytest.mark.parametrize(
+    ("wait", "longest_ns"),
+    [
         (0.25, S // 4),
         (3, 3 * S),
         (timedelta(minutes=1), 60 * S),
-        (float("inf"), NEVER),
-    ]:
-        assert delay(Backoff(wait)) == ns
+        (JitteredWait(initial=0.5, max=5.0), 4 * S),
+        (JitteredWait(initial=0.5, max=3.0), 3 * S),
+    ],
+)
+def test_half_of_a_wait_is_random(wait, longest_ns):
+    backoff = Backoff(wait)
+    delays = [delay(backoff, 4) for _ in range(1000)]
+    assert 0.5 * longest_ns <= min(delays) <= 0.51 * longest_ns
+    assert 0.99 * longest_ns <= max(delays) <= longest_ns
+
+
+def test_waits_without_a_random_part():
+    exact = JitteredWait(initial=0.5, max=5.0, multiplier=3.0, jitter=0.0)
+    assert [delay(Backoff(exact), n) for n in (1, 2, 3, 10**6)] == [S // 2, 1.5 * S, 4.5 * S, 5 * S]
+    assert delay(Backoff(tenacity.wait_fixed(5))) == 5 * S
+    assert (delay(Backoff(0)), delay(Backoff(float("inf")))) == (0, NEVER)
+
+
+@pytest.mark.parametrize("attempt", [1, 3])
+@pytest.mark.parametrize("wait", [5.0, JitteredWait(initial=5.0, max=10.0)])
+def test_calls_that_failed_together_are_attempted_again_evenly(wait, attempt):
+    """No 10 ms have more than twice the mean, whatever the random start is."""
+    backoff = Backoff(wait)
+    longest_ns = 5 * S if attempt == 1 or wait == 5.0 else 10 * S
+    due = sorted(number * 14_000 + delay(backoff, attempt) for number in range(1000))
+    assert due[-1] - due[0] > 0.498 * longest_ns
+    mean = 1000 * S // 100 / (longest_ns / 2)
+    assert max(bisect_right(due, at + S // 100) - index for index, at in enumerate(due)) < 2 * mean
+
+
+def test_copies_and_forked_processes_have_other_waits(monkeypatch):
+    wait = JitteredWait(initial=5.0, max=5.0)
+    for other in (copy.deepcopy(wait), pickle.loads(pickle.dumps(wait))):
+        assert other == wait
+        assert other.delay_ns(1) != wait.delay_ns(1)
+    child = copy.copy(wait)
+    assert child._fractions is wait._fractions  # as after a fork
+    before = wait._fractions._start
+    monkeypatch.setattr("os.getpid", lambda: 1)
+    child.delay_ns(1)
+    assert child._fractions._start != before
 
 
 def test_max_attempts_counts_the_first_attempt():
     for attempts in [1, 2, 4]:
-        backoff = Backoff(1.0, max_attempts=attempts)
+        backoff = Backoff(tenacity.wait_fixed(1), max_attempts=attempts)
         answers = [delay(backoff, attempt) for attempt in range(1, attempts + 2)]
         assert answers == [S] * (attempts - 1) + [None, None]
 
@@ -64,12 +105,12 @@ def test_a_plain_function_may_be_the_wait():
 
 
 def test_stop_after_attempt_counts_the_first_attempt():
-    backoff = Backoff(1.0, stop=tenacity.stop_after_attempt(3))
+    backoff = Backoff(tenacity.wait_fixed(1), stop=tenacity.stop_after_attempt(3))
     assert [delay(backoff, n) for n in (1, 2, 3)] == [S, S, None]
 
 
 def test_stop_after_delay_counts_from_the_start_of_the_first_attempt():
-    backoff = Backoff(1.0, stop=tenacity.stop_after_delay(10))
+    backoff = Backoff(tenacity.wait_fixed(1), stop=tenacity.stop_after_delay(10))
     assert delay(backoff, 5, elapsed_ns=10 * S - 1_000) == S
     assert delay(backoff, 5, elapsed_ns=10 * S) is None
 
@@ -78,7 +119,7 @@ def test_stop_before_delay_gets_the_next_wait():
     backoff = Backoff(tenacity.wait_fixed(4), stop=tenacity.stop_before_delay(10))
     assert delay(backoff, elapsed_ns=5 * S) == 4 * S
     assert delay(backoff, elapsed_ns=7 * S) is None
-    assert delay(Backoff(4.0, stop=tenacity.stop_before_delay(10)), elapsed_ns=7 * S) is None
+    assert delay(Backoff(8.0, stop=tenacity.stop_before_delay(10)), elapsed_ns=7 * S) is None
 
 
 def test_attempts_end_with_the_first_of_stop_and_max_attempts():
@@ -165,7 +206,9 @@ def test_max_attempts_below_one_is_refused():
 
 
 def test_the_repr_of_a_backoff_shows_its_settings():
-    assert repr(Backoff(2, max_attempts=4)) == "Backoff(wait=2.0, stop=None, max_attempts=4)"
+    wait = JitteredWait(initial=1.0, max=2.0)
+    assert repr(Backoff(wait, max_attempts=4)) == f"Backoff(wait={wait}, stop=None, max_attempts=4)"
+    assert repr(wait) == "JitteredWait(initial=1.0, max=2.0, multiplier=2.0, jitter=0.5)"
 
 
 @given(

@@ -7,9 +7,9 @@ from datetime import timedelta
 from typing import Annotated
 
 import pytest
-import tenacity
 from pydantic import Field, StrictInt
 
+from rpcwheel.backoff import JitteredWait
 from rpcwheel.call import DeadlinePolicy, RetryPolicy
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.failback import FailbackPolicy
@@ -156,11 +156,11 @@ def test_a_number_must_not_be_a_string_or_bool():
         assert Outer(share=1).share == 1.0
 
 
-def test_a_backoff_table_becomes_wait_random_exponential():
-    wait = Inner(on="a", wait={"initial": 0.1, "max": timedelta(seconds=2), "multiplier": 3}).wait
-    assert isinstance(wait, tenacity.wait_random_exponential)
-    assert (wait.multiplier, wait.max, wait.exp_base, wait.min) == (0.1, 2.0, 3.0, 0)
-    assert Inner(on="a", wait={"initial": 1, "max": 60}).wait.exp_base == 2.0
+def test_a_backoff_table_becomes_a_wait_of_which_half_is_random_unless_jitter_is_set():
+    table = {"initial": 0.1, "max": timedelta(seconds=2)}
+    more = {"multiplier": 3, "jitter": 0}
+    assert Inner(on="a", wait=table).wait == JitteredWait(0.1, 2.0, multiplier=2.0, jitter=0.5)
+    assert Inner(on="a", wait=table | more).wait == JitteredWait(0.1, 2.0, 3.0, jitter=0.0)
 
 
 def test_a_wrong_backoff_table_is_refused():
@@ -170,6 +170,8 @@ def test_a_wrong_backoff_table_is_refused():
         ({"initial": 3.0, "max": 2.0}, "initial (3) is more than max (2)"),
         ({"initial": 0.1, "max": 2.0, "multiplier": 0.5}, "multiplier: it must be greater"),
         ({"initial": 0.1, "max": 2.0, "multiplier": float("inf")}, "multiplier: "),
+        ({"initial": 0.1, "max": 2.0, "jitter": 1.1}, "jitter: Input should be less"),
+        ({"initial": 0.1, "max": 2.0, "jitter": float("nan")}, "jitter: "),
         ({"initial": 0.1, "max": float("inf")}, "max: it must be a finite time"),
     ]:
         with pytest.raises(ConfigurationError, match=r"^inner\.wait: .*" + re.escape(said)):

@@ -7,6 +7,7 @@ import grpc
 import pytest
 from google.protobuf.wrappers_pb2 import StringValue
 from scenarios.failback import DEFAULT, ORDER, SCENARIOS
+from tenacity import wait_fixed
 
 from fixtures.failback_queues import (
     FlakyCoroutine,
@@ -132,8 +133,8 @@ async def test_canceling_the_caller_cancels_the_call_which_is_not_retried(
 
 
 async def test_entries_lists_the_queued_calls_and_can_be_read_on_any_thread(aio_invoker, timer):
-    failback, error = aio_invoker(), ConnectionError("down")
-    await failback.invoke(FlakyCoroutine(error), "secret")
+    failback = aio_invoker(backoff=wait_fixed(5))
+    await failback.invoke(FlakyCoroutine(error := ConnectionError("down")), "secret")
     timer.advance(2)
     (entry,) = await asyncio.to_thread(failback.entries)
     assert (entry.function, entry.attempts) == (f"{FlakyCoroutine.__module__}.FlakyCoroutine", 1)

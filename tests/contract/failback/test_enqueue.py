@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from tenacity import wait_fixed
 
 from fixtures.failback_queues import (
     FlakyCoroutine,
@@ -29,7 +30,8 @@ DELIVERED = [FailbackStats(calls=1, queued_total=1, attempts=1, redelivered=1)]
 
 
 def test_an_enqueued_call_is_made_later_on_a_worker_with_its_arguments(invoker, events):
-    failback, delivery, error = invoker(), Delivery(), ConnectionError("gone")
+    failback, delivery = invoker(backoff=wait_fixed(5)), Delivery()
+    error = ConnectionError("gone")
     assert failback.enqueue(error, delivery, b"order", 2) == "queued"
     assert (delivery.calls, failback.pending) == ([], 1)
     run_until_empty(failback)

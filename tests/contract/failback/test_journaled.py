@@ -4,6 +4,7 @@ import itertools
 
 import grpc
 import pytest
+from tenacity import wait_fixed
 
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.journaled_clients import LATER, key_of, push, queue_of
@@ -374,7 +375,7 @@ def test_a_call_that_has_reached_its_max_age_is_a_dead_letter(
 ):
     shop.then(*["UNAVAILABLE"] * 100)
     queues = new_queues(timer)
-    push(client(policy(backoff=4.0, max_age=10.0), queues=queues))
+    push(client(policy(backoff=wait_fixed(4), max_age=10.0), queues=queues))
     manual_time(12, queue_of(queues))
     (call,) = dead(url)
     assert call.reason == "its max_age has passed"

@@ -7,6 +7,7 @@ import grpc
 import pytest
 from google.protobuf.wrappers_pb2 import StringValue
 from scenarios.failback import DEFAULT, ORDER, SCENARIOS
+from tenacity import wait_fixed
 
 from fixtures.failback_queues import FlakyFunction, HangingFunction, all_wait, run_until_empty
 from fixtures.grpc_servers import METHOD, begin_scenario, requests_of
@@ -124,7 +125,7 @@ def test_a_coroutine_function_as_dead_letter_is_refused():
 
 
 def test_entries_lists_the_queued_calls_and_can_be_read_while_an_attempt_runs(invoker, timer):
-    failback, hanging = invoker(), HangingFunction(1)
+    failback, hanging = invoker(backoff=wait_fixed(5)), HangingFunction(1)
     failback.invoke(hanging)
     timer.advance(5)
     failback.invoke(FlakyFunction(error := ConnectionError("down")), "secret")

@@ -5,6 +5,7 @@ import threading
 
 import grpc
 import pytest
+from tenacity import wait_fixed
 
 from fixtures.shop import STREAM_UNARY, UNARY_STREAM, UNARY_UNARY, Fail, Hang
 from fixtures.waiting import WAIT_S, wait_until
@@ -14,7 +15,7 @@ from rpcwheel.events import CallbackFailed, FailbackGaveUp, FailbackQueued
 from rpcwheel.failback import FailbackPolicy
 from rpcwheel.interceptors import FailbackQueues, intercept_channel
 
-AUDIT = FailbackPolicy(retry_on="UNAVAILABLE", backoff=60.0, default=b"later")
+AUDIT = FailbackPolicy(retry_on="UNAVAILABLE", backoff=wait_fixed(60), default=b"later")
 
 
 @pytest.fixture

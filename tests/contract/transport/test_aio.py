@@ -388,5 +388,5 @@ def test_reconnect_needs_a_running_loop():
         made[0].reconnect()
 
 
-def test_the_default_backoff_has_full_jitter_up_to_a_minute():
-    assert (DEFAULT_BACKOFF.multiplier, DEFAULT_BACKOFF.max, DEFAULT_BACKOFF.min) == (1, 60, 0)
+def test_the_default_backoff_is_a_second_at_first_and_a_minute_at_last():
+    assert (DEFAULT_BACKOFF.initial, DEFAULT_BACKOFF.max, DEFAULT_BACKOFF.jitter) == (1, 60, 0.5)

@@ -38,7 +38,7 @@ def test_a_number_for_outlier_ejection_is_that_of_consecutive_failures():
     assert policy.outlier_ejection == OutlierEjectionPolicy(consecutive_failures=3)
 
 
-def test_health_checks_back_off_at_random_from_half_a_second_to_ten():
+def test_health_checks_back_off_from_half_a_second_to_ten():
     backoff = Backoff(DEFAULT_HEALTH_CHECK_BACKOFF)
     delays = [backoff.next_delay_ns(1, elapsed_ns=0, error=None) for _ in range(200)]
     assert max(delays) <= SECOND // 2

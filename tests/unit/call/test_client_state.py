@@ -23,7 +23,7 @@ from rpcwheel.timer import ManualTimer, shared_timer
 
 M = "/shop.Orders/Get"
 S = 1_000_000_000
-RETRY = RetryPolicy(retry_on="UNAVAILABLE", backoff=0.25)
+RETRY = RetryPolicy(retry_on="UNAVAILABLE", backoff=tenacity.wait_fixed(0.25))
 CUT_SHORT = RetryPolicy(retry_on="UNAVAILABLE", backoff=0.0, attempt_timeout=2.0)
 FAILED = AttemptResult("UNAVAILABLE")
 
@@ -117,7 +117,11 @@ def test_without_propagation_the_call_being_served_does_not_limit_the_deadline(m
 def test_a_plan_that_is_made_after_the_failure_counts_the_first_attempt(make, timer):
     state, config = make(
         retry=RetryPolicy(
-            retry_on="UNAVAILABLE", max_attempts=2, backoff=0.25, retry_budget=0.0, min_retries=1
+            retry_on="UNAVAILABLE",
+            max_attempts=2,
+            backoff=tenacity.wait_fixed(0.25),
+            retry_budget=0.0,
+            min_retries=1,
         )
     )
     now_ns, deadline_ns, _ = state.begin(config, None)

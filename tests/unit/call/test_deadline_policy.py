@@ -5,8 +5,8 @@ from datetime import timedelta
 
 import grpc
 import pytest
-import tenacity
 
+from rpcwheel.backoff import JitteredWait
 from rpcwheel.call import DeadlinePolicy, RetryPolicy
 from rpcwheel.errors import ConfigurationError
 
@@ -24,8 +24,7 @@ def test_the_defaults_of_a_deadline():
 def test_the_defaults_of_a_retry():
     policy = RetryPolicy(retry_on="UNAVAILABLE")
     assert policy.max_attempts == 3
-    assert (policy.backoff.multiplier, policy.backoff.max, policy.backoff.exp_base) == (0.1, 2.0, 2)
-    assert isinstance(policy.backoff, tenacity.wait_random_exponential)
+    assert policy.backoff == JitteredWait(initial=0.1, max=2.0)
     assert policy.attempt_timeout is None
     assert (policy.retry_budget, policy.min_retries) == (0.2, 10)
     assert policy.replay_buffer_bytes == 1 << 20

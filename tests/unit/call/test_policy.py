@@ -180,9 +180,9 @@ def calls(words: str, error: type[Exception] = ConfigurationError, **settings: o
 
 
 def test_contradictory_policies_are_refused():
-    slow = RetryPolicy(retry_on="UNAVAILABLE", backoff=2.0)
+    slow = RetryPolicy(retry_on="UNAVAILABLE", backoff=4.0)  # its shortest wait is 2 s
     cut_off = RetryPolicy(retry_on="UNAVAILABLE", attempt_timeout=2.0)
-    no_time = "(2.0) leaves no time for another attempt, because timeout (2.0)"
+    no_time = "leaves no time for another attempt, because timeout (2.0)"
     silent = MethodPolicy(timeout=DeadlinePolicy(message_timeout=5.0))
     rows = [
         calls("timeout: it must be seconds", TypeError, timeout="2"),
@@ -210,10 +210,10 @@ def test_contradictory_policies_are_refused():
             failback=FAILBACK,
         ),
         # What takes as long as the whole call.
-        calls(f"retry: backoff {no_time}", timeout=2.0, retry=slow),
-        calls(f"retry: attempt_timeout {no_time}", timeout=2.0, retry=cut_off),
+        calls(f"retry: backoff (4.0) {no_time}", timeout=2.0, retry=slow),
+        calls(f"retry: attempt_timeout (2.0) {no_time}", timeout=2.0, retry=cut_off),
         calls(
-            f'methods["/a/*"].retry: backoff {no_time}',
+            f'methods["/a/*"].retry: backoff (4.0) {no_time}',
             timeout=2.0,
             methods={"/a/*": MethodPolicy(retry=slow)},
         ),
@@ -240,7 +240,7 @@ def test_all_contradictions_are_reported_at_once():
 
 
 def test_limits_within_the_timeout_are_accepted():
-    slow = RetryPolicy(retry_on="UNAVAILABLE", backoff=2.0)
+    slow = RetryPolicy(retry_on="UNAVAILABLE", backoff=4.0)
     silent = MethodPolicy(timeout=DeadlinePolicy(message_timeout=5.0))
     for settings in (
         {"timeout": 2.1, "retry": slow},

@@ -47,7 +47,11 @@ class RecordingQueue(RetryQueue):
 
     def __init__(self, timer, **given):
         super().__init__(
-            FailbackPolicy(**{"retry_on": ConnectionError, "name": "q"} | given), timer
+            FailbackPolicy(
+                **{"retry_on": ConnectionError, "name": "q", "backoff": tenacity.wait_fixed(5)}
+                | given
+            ),
+            timer,
         )
         self.started = []
 
@@ -102,7 +106,9 @@ def test_a_call_gets_at_most_max_attempts(timer, limit):
 
 
 def test_a_stop_object_alone_decides_and_measures_from_the_start_of_the_first_attempt(timer):
-    queue = RecordingQueue(timer, backoff=1, stop=tenacity.stop_after_delay(10))
+    queue = RecordingQueue(
+        timer, backoff=tenacity.wait_fixed(1), stop=tenacity.stop_after_delay(10)
+    )
     timer.advance(20)
     queue.add(started_ns=12_000_000_000)  # it took 8 s to fail
     timer.advance(1)
@@ -464,7 +470,7 @@ def test_flush_starts_every_waiting_call_once_oldest_first(queue, timer):
 def test_during_close_no_wait_is_longer_than_half_of_the_time_left(
     timer, events, drain_s, backoff_s, wait_s
 ):
-    queue = RecordingQueue(timer, backoff=backoff_s)
+    queue = RecordingQueue(timer, backoff=tenacity.wait_fixed(backoff_s))
     queue.add()
     assert queue.begin_close(drain_s) == drain_s
     queue.failed(queue.started[0], GONE)
@@ -478,7 +484,7 @@ def test_during_close_no_wait_is_longer_than_half_of_the_time_left(
 def test_during_close_attempts_are_not_limited_and_at_least_50_ms_apart(
     timer, events, backoff_s, wait_s, limit
 ):
-    queue = RecordingQueue(timer, backoff=backoff_s, **limit)
+    queue = RecordingQueue(timer, backoff=tenacity.wait_fixed(backoff_s), **limit)
     queue.add()
     queue.begin_close(100)
     for number in range(5):

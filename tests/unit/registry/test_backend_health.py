@@ -1,5 +1,7 @@
 """Whether a registry answers, and how long it is left alone after a failure."""
 
+from tenacity import wait_fixed
+
 from rpcwheel.errors import RegistryRefused, RegistryUnavailable
 from rpcwheel.events import RegistryRecovered
 from rpcwheel.registry.policy import RegistryPolicy, RegistryRules
@@ -10,7 +12,9 @@ AWAY = RegistryUnavailable("away")
 
 
 def health():
-    return BackendHealth("memory://", RegistryRules.from_policy(RegistryPolicy(backoff=2.0)))
+    return BackendHealth(
+        "memory://", RegistryRules.from_policy(RegistryPolicy(backoff=wait_fixed(2)))
+    )
 
 
 def fail(one, now_ns, error=AWAY):

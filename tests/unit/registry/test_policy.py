@@ -88,14 +88,13 @@ def test_given_times_are_used():
     assert seconds(given) == [9, 1, 2, 3.5, 4]
 
 
-def test_the_default_backoff_is_random_and_doubles_from_200_ms_to_a_third_of_the_lease():
+def test_the_default_backoff_doubles_from_200_ms_to_a_third_of_the_lease():
     for lease, longest in ((15.0, 5.0), (300.0, 30.0)):
         rules = RegistryRules.from_policy(RegistryPolicy(lease_ttl=lease))
         for attempt, most in ((1, 0.2), (2, 0.4), (3, 0.8), (20, longest), (100_000, longest)):
             waits = [rules.retry_ns(attempt, elapsed_ns=0, error=None) / 1e9 for _ in range(300)]
-            assert max(waits) <= most
-            assert max(waits) > most * 0.8
-            assert min(waits) < most * 0.2
+            assert 0.5 * most <= min(waits) <= 0.6 * most
+            assert 0.9 * most <= max(waits) <= most
 
 
 class Broken(wait_base):
@@ -108,7 +107,6 @@ class Broken(wait_base):
 
 def test_a_custom_backoff_is_used_if_it_returns_a_finite_time():
     for retry, expected in (
-        (2.0, 2.0),
         (wait_fixed(3), 3.0),
         (0.0, LEAST_RETRY_NS / 1e9),
         (Broken(ZeroDivisionError()), 5.0),

@@ -2,6 +2,8 @@
 
 from datetime import timedelta
 
+from tenacity import wait_fixed
+
 from rpcwheel.durations import NEVER
 from rpcwheel.transport.arguments import (
     OWN_CONNECTION,
@@ -16,7 +18,7 @@ from rpcwheel.transport.arguments import (
 def test_valid_values_are_accepted():
     assert checked_target("dns:///shop:50051") == "dns:///shop:50051"
     assert checked_reason("") == ""
-    assert checked_backoff(2.5).next_delay_ns(1, elapsed_ns=0, error=None) == 2_500_000_000
+    assert checked_backoff(wait_fixed(2)).next_delay_ns(1, elapsed_ns=0, error=None) == 2 * 10**9
 
 
 def test_the_options_disable_shared_connections():
