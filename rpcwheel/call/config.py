@@ -57,6 +57,7 @@ from .retry import (
     RetryPlan,
     RetryThrottle,
     attempt_deadline_ns,
+    budget_key,
 )
 
 if TYPE_CHECKING:
@@ -93,6 +94,9 @@ DEFAULT_BUFFER_BYTES: Final = 1 << 20
 
 MAX_METHODS: Final = 4096
 """Methods whose configuration is cached. A proxy may call any name that its clients send."""
+
+MAX_OPTION_BUDGETS: Final = 256
+"""Retry budgets of `call_options` that a client keeps. A program may compute ever new values."""
 
 READ_TIMEOUT_S: Final = 1.0
 """How long to read the rest of a request stream before failback queues the call."""
@@ -381,7 +385,16 @@ class ClientState:
         self.now_ns = clock_of(timer)
         """The clock of the timer in use."""
         self._slow: dict[tuple[str, int], tuple[Callable[[Timeout], object], float]] = {}
-        self._budgets: dict[BudgetKey, Budget] = {}
+        limited = [
+            each
+            for settings in (policy, *policy.methods.values())
+            for each in (settings.retry, settings.hedging)
+            if each is not None
+        ]
+        self._budgets: dict[BudgetKey, Budget] = {
+            key: _budget(key) for key in map(budget_key, limited) if key is not None
+        }
+        self._option_budgets: dict[BudgetKey, Budget] = {}
         self._reported: set[str] = set()
 
     @property
@@ -442,7 +455,12 @@ class ClientState:
         key = config.budget
         if key is None:
             return None
-        return self._budgets.get(key) or self._budgets.setdefault(key, _budget(key))
+        budget = self._budgets.get(key) or self._option_budgets.get(key)
+        if budget is None:
+            if len(self._option_budgets) >= MAX_OPTION_BUDGETS:
+                self._option_budgets.clear()
+            budget = self._option_budgets.setdefault(key, _budget(key))
+        return budget
 
     def next_step(
         self,

@@ -5,8 +5,14 @@ import time
 import pytest
 import tenacity
 
-from rpcwheel.call import DeadlinePolicy, RetryPolicy, deadline_scope
-from rpcwheel.call.config import ANSWER_KEY, ClientState, response_source, seconds_left
+from rpcwheel.call import DeadlinePolicy, RetryPolicy, call_options, deadline_scope
+from rpcwheel.call.config import (
+    ANSWER_KEY,
+    MAX_OPTION_BUDGETS,
+    ClientState,
+    response_source,
+    seconds_left,
+)
 from rpcwheel.call.policy import CallPolicy, DefaultResponsePolicy, MethodPolicy
 from rpcwheel.durations import NEVER
 from rpcwheel.errors import TimerStopped
@@ -185,6 +191,19 @@ def test_all_calls_of_a_client_use_one_budget(make):
 def test_each_client_has_its_own_budget(make):
     (one, config), (other, _) = make(retry=RETRY), make(retry=RETRY)
     assert one.budget_of(config) is not other.budget_of(config)
+
+
+def test_a_client_keeps_the_budgets_of_its_policy_and_a_limited_number_of_others(make):
+    state, config = make(retry=RETRY)
+    before = state.budget_of(config)
+    for share in range(5 * MAX_OPTION_BUDGETS):
+        retry = RetryPolicy(retry_on="UNAVAILABLE", retry_budget=share / 10_000)
+        with call_options(retry=retry):
+            budget = state.budget_of(state.current_config(M))
+        with call_options(retry=retry):
+            assert state.budget_of(state.current_config(M)) is budget
+    assert state.budget_of(config) is before
+    assert len(state._budgets) + len(state._option_budgets) <= 1 + MAX_OPTION_BUDGETS
 
 
 # --- After a failed attempt ---
