@@ -348,3 +348,39 @@ def test_the_status_of_a_call_is_in_its_state_which_does_not_keep_the_call_alive
     del call
     gc.collect()
     assert (state.code, dropped()) == (grpc.StatusCode.OK, None)
+
+
+class WallClock:
+    """Replaces the module `time` in grpcio: a wall clock that is set while a call runs."""
+
+    ahead_s = 0.0
+    step_s = 0.0
+    """How far the clock is set forward each time it is read."""
+
+    def time(self) -> float:
+        self.ahead_s += self.step_s
+        return time.time() + self.ahead_s
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(time, name)
+
+
+def test_a_wall_clock_that_is_set_changes_timeouts(monkeypatch, shop, shop_channel):
+    """If this fails, calls without policies need no warning in docs/grpcio.md."""
+    clock = WallClock()
+    for module in ("grpc._channel", "grpc._common"):
+        monkeypatch.setattr(f"{module}.time", clock)
+    method = shop_channel.unary_unary(UNARY_UNARY)
+    shop.then(Hang())
+    call = method.future(b"", timeout=1000.0)
+    clock.ahead_s = -3600.0
+    assert call.time_remaining() > 3600
+    clock.step_s = 3600.0
+    with pytest.raises(grpc.FutureTimeoutError):  # at once
+        call.result(timeout=1800.0)
+    assert not call.done()  # its deadline has not changed
+    call.cancel()
+    clock.step_s, clock.ahead_s = 0.0, -3600.0  # set back before gRPC's core gets the deadline
+    with pytest.raises(grpc.RpcError) as failed:
+        method(b"", timeout=1800.0)
+    assert failed.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
