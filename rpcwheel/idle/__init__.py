@@ -13,8 +13,9 @@
 
 `IdlePolicy` has the limits: no message read or written, not read, not written, too old (Dubbo's
 `CloseTimerTask`). Only calls count as use: heartbeats and HTTP/2 pings do not keep a connection
-open. A call in flight does, and an open stream too, unless the policy says otherwise. Idle
-does not mean dead: to find clients that are frozen or cut off, use keepalive pings of the server.
+open. A call in flight does, and an open stream too, unless the policy says otherwise. Bytes that
+arrive without a pause of 0.1 s keep a connection open as well: they may be a call. Idle does not
+mean dead: to find clients that are frozen or cut off, use keepalive pings of the server.
 
 gRPC does not expose its connections. They are found among the sockets of the process, on Linux, for
 TCP. A connection is shut down after its streams were ended with UNAVAILABLE and the reason; its
