@@ -177,11 +177,11 @@ def main() -> None:
         before = status_of(address)
         time.sleep(1.0)
         console = Console(record=True, width=132, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
-        console.print(frame("127.0.0.1:9090", status_of(address), before, height=49))
+        console.print(frame("127.0.0.1:9090", status_of(address), [before], height=64))
         html = Path(profile, "top.html")
         html.write_text(console.export_html(inline_styles=True))
         picture(f"http://{address}/", "live-view.png", 1200, 1120, profile)
-        picture(html.as_uri(), "top.png", 1140, 960, profile)
+        picture(html.as_uri(), "top.png", 1290, 1210, profile)
         kit.close(0)
 
 

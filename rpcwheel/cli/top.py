@@ -1,7 +1,8 @@
 """`rpcwheel top HOST:PORT`: the live view of a process in a terminal.
 
-Reads `/status.json` of a process with `Kit(status_port=...)`. If the process stops to answer, the
-last frame stays, with the reason, until it answers again: a restart does not end the command.
+Reads `/status.json` of a process with `Kit(status_port=...)`, on a thread. If the process stops to
+answer, the last frame stays, with the reason, until it answers again: a restart does not end the
+command.
 """
 
 from __future__ import annotations
@@ -9,19 +10,34 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import queue
+import re
+import select
 import sys
+import threading
 import time
+from collections import deque
+from contextlib import contextmanager
 from http import HTTPStatus
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.segment import SegmentLines
+from rich.text import Text
 
 from .findings import Problem, printable
 from .parameters import check_seconds
 from .target import Target, parse_target
-from .top_view import frame
+from .top_view import WINDOW_S, frame
+
+if sys.platform != "win32":
+    import termios
+    import tty
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 TIMEOUT_S: Final = 10.0
 
@@ -35,6 +51,21 @@ VARIABLE: Final = "RPCWHEEL_STATUS_TOKEN"
 
 PIPE_WIDTH: Final = 250
 """Columns of a frame that is not printed on a terminal."""
+
+KEY_INTERVAL_S: Final = 0.1
+"""Between two looks whether an answer has come; keys are read at once."""
+
+SLOW_S: Final = 1.0
+"""An answer that takes longer is reported."""
+
+KEY: Final = re.compile(r"\x1b[\[O][0-9;]*[A-Za-z~]|.", re.DOTALL)
+LINE_DOWN: Final = {"j", "\x1b[B", "\x1bOB"}
+LINE_UP: Final = {"k", "\x1b[A", "\x1bOA"}
+PAGE_DOWN: Final = {" ", "\x1b[6~"}
+PAGE_UP: Final = {"b", "\x1b[5~"}
+
+HISTORY_S: Final = 2.0
+"""Between two statuses that are kept for rates, if the interval is shorter."""
 
 
 def top(
@@ -61,7 +92,9 @@ def top(
         bool, typer.Option("--json", help="Print one JSON object, with all that the process sends.")
     ] = False,
 ) -> None:
-    """Show what runs in a process, which must have Kit(status_port=...). Ctrl-C ends it.
+    """Show what runs in a process, which must have Kit(status_port=...).
+
+    Keys: q or Ctrl-C quits; arrows, Page Up and Page Down show the rows that do not fit.
 
     Exit status: 0 success; 1 the process does not answer, or refuses; 2 a wrong argument; 130 after
     Ctrl-C.
@@ -98,19 +131,105 @@ def _print(view: RenderableType) -> None:
 
 
 def _follow(where: Target, token: str, interval: float, status: dict[str, Any]) -> None:
-    """Show frames until Ctrl-C."""
-    console, before, failure = Console(highlight=False), None, ""
-    with Live(console=console, screen=True, auto_refresh=False) as live:
+    """Show frames until the key q or Ctrl-C."""
+    answers: queue.SimpleQueue[dict[str, Any] | Problem] = queue.SimpleQueue()
+    poll = threading.Thread(target=_poll, args=(where, token, interval, answers), daemon=True)
+    poll.start()
+    console, failure, offset = Console(highlight=False), "", -1
+    history: deque[dict[str, Any]] = deque(maxlen=int(WINDOW_S / HISTORY_S))
+    kept_s = answered_s = time.monotonic()
+    with _keys() as read_keys, Live(console=console, screen=True, auto_refresh=False) as live:
+        shown: object = None
         while True:
-            view = frame(str(where), status, before, failure, height=console.size.height)
-            live.update(view, refresh=True)
-            time.sleep(interval)
-            try:
-                latest, failure = _status(where, token), ""
-            except Problem as problem:
-                failure = problem.message
-            else:
-                before, status = status, latest
+            late_s = int(time.monotonic() - answered_s - interval)
+            is_late = late_s >= SLOW_S and not failure
+            reason = f"{where} has not answered for {late_s} s" if is_late else failure
+            state = answered_s, reason, offset, console.size
+            if state != shown:
+                view, offset = _view(console, where, status, history, reason, offset)
+                live.update(view, refresh=True)
+                shown = state
+            for key in KEY.findall(read_keys(KEY_INTERVAL_S)):
+                if key in {"q", "Q"}:
+                    return
+                offset = _scrolled(offset, key, console.size.height - 1)
+            while not answers.empty():
+                answer, answered_s = answers.get(), time.monotonic()
+                if isinstance(answer, Problem):
+                    failure = answer.message
+                    continue
+                if not history or answered_s - kept_s >= HISTORY_S:
+                    history.append(status)
+                    kept_s = answered_s
+                status, failure = answer, ""
+
+
+def _poll(
+    where: Target, token: str, interval: float, answers: queue.SimpleQueue[dict[str, Any] | Problem]
+) -> None:
+    """Request statuses for ever, on a daemon thread: keys work while the process is frozen."""
+    while True:
+        time.sleep(interval)
+        try:
+            answers.put(_status(where, token))
+        except Problem as problem:
+            answers.put(problem)
+
+
+def _scrolled(offset: int, key: str, page: int) -> int:
+    """Return the first line to show after a key; -1 for some rows of each table."""
+    if key in LINE_DOWN or (key in PAGE_DOWN and offset < 0):
+        return offset + 1
+    if key in PAGE_DOWN:
+        return offset + page
+    if key in LINE_UP:
+        return max(-1, offset - 1)
+    return max(-1, offset - page) if key in PAGE_UP else offset
+
+
+def _view(
+    console: Console,
+    where: Target,
+    status: dict[str, Any],
+    history: deque[dict[str, Any]],
+    failure: str,
+    offset: int,
+) -> tuple[RenderableType, int]:
+    """Return what fits the terminal, and the offset, which is not beyond the last line."""
+    height = console.size.height
+    if offset < 0:
+        return frame(str(where), status, history, failure, height=height), offset
+    lines = console.render_lines(frame(str(where), status, history, failure), pad=False)
+    offset = max(0, min(offset, len(lines) - height + 1))
+    shown = lines[offset : offset + height - 1]
+    place = f"lines {offset + 1} to {offset + len(shown)} of {len(lines)}; ↑ ↓: scroll; q: quit"
+    return Group(SegmentLines(shown, new_lines=True), Text(place, style="dim", end="")), offset
+
+
+@contextmanager
+def _keys() -> Iterator[Callable[[float], str]]:
+    """Yield a function that waits so many seconds for keys, and returns them."""
+
+    def wait(timeout_s: float) -> str:
+        time.sleep(timeout_s)
+        return ""
+
+    if sys.platform == "win32" or not sys.stdin.isatty():
+        yield wait
+        return
+    descriptor = sys.stdin.fileno()
+
+    def read(timeout_s: float) -> str:
+        if not select.select([descriptor], [], [], timeout_s)[0]:
+            return ""
+        return os.read(descriptor, 64).decode(errors="replace") or "q"  # the terminal is gone
+
+    mode = termios.tcgetattr(descriptor)
+    try:
+        tty.setcbreak(descriptor)  # Ctrl-C is still a signal
+        yield read
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, mode)
 
 
 def _status(where: Target, token: str) -> dict[str, Any]:

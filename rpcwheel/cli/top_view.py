@@ -17,7 +17,7 @@ from rich.text import Text
 from .findings import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
 MAX_TEXT: Final = 200
 """Characters of a cell."""
@@ -31,6 +31,10 @@ SHORT: Final = 24
 
 LAST_BOUND_S: Final = 10.0
 """The quantile of durations that stands for more."""
+
+WINDOW_S: Final = 60.0
+MAX_FAILED_SHARE: Final = 0.05
+"""A method has a problem if more of its calls failed within the window, as for the alert rules."""
 
 Row: TypeAlias = dict[str, Any]
 
@@ -77,7 +81,11 @@ def _text(name: str) -> Column:
 
 
 def _number(name: str, key: str = "") -> Column:
-    return Column(name, lambda row: f"{row[key or name]:,}", "right")
+    def value(row: Row) -> str:
+        number = row[key or name]
+        return "" if number is None else f"{number:,}"
+
+    return Column(name, value, "right")
 
 
 def _time(name: str, key: str) -> Column:
@@ -97,6 +105,15 @@ def _inner(outer: str, inner: str, **names: str) -> Callable[[Row], Iterable[Any
                 yield row | {name: one[key] for name, key in names.items()}
 
     return rows
+
+
+def _journal_rows(status: Row) -> Iterable[Row]:
+    """Return the rows of journals; one that was not counted yet, or has no calls, has one too."""
+    empty = dict.fromkeys(("queue", "target", "waiting", "taken", "dead", "oldest_s"))
+    for journal in status["journals"]:
+        for depth in journal["depths"] or [empty]:
+            problem = journal["problem"] or depth.get("problem")
+            yield depth | {"journal": journal["url"], "problem": problem}
 
 
 def _codes(row: Row) -> str:
@@ -146,7 +163,7 @@ SECTIONS: Final = (
         lambda status: status["queues"],
         (
             Column("queue", lambda row: row["name"]),
-            _stat("pending"),
+            _number("pending"),
             _number("of", "max_pending"),
             _time("oldest", "oldest_age_s"),
             _stat("delivered", "redelivered"),
@@ -169,7 +186,7 @@ SECTIONS: Final = (
     ),
     Section(
         "Journals",
-        _inner("journals", "depths", journal="url"),
+        _journal_rows,
         (
             _text("journal"),
             _text("queue"),
@@ -267,7 +284,7 @@ SECTIONS: Final = (
 def frame(
     target: str,
     status: Row,
-    before: Row | None = None,
+    history: Sequence[Row] = (),
     failure: str = "",
     *,
     height: int | None = None,
@@ -277,24 +294,30 @@ def frame(
     Args:
         target: Of the process.
         status: The JSON of its status.
-        before: An earlier status, for rates.
+        history: Earlier statuses, the oldest first, for rates and failed calls.
         failure: Why the status is not up to date.
-        height: Of the terminal: each table has only some of its rows. None: no limit.
+        height: Of the terminal: each table has only some of its rows, and the last line says how
+            many rows are missing. None: no limit.
     """
     tables: list[tuple[Section, list[Row]]] = []
     empty: list[str] = []
     for section in SECTIONS:
-        rows = sorted(_rows(section, status, before), key=lambda row: not row.get("problem"))
+        rows = sorted(_rows(section, status, history), key=lambda row: not row.get("problem"))
         if rows:
             tables.append((section, rows))
         else:
             empty.append(section.title.lower())
-    parts: list[RenderableType] = [_head(target, status)]
+    errors = status.get("errors", ())
+    parts: list[RenderableType] = [_head(target, status), _summary(tables, len(errors))]
     if failure:
         at = time.strftime("%H:%M:%S", time.localtime(_float(status.get("now"))))
         parts.append(_line(f"{failure} (the figures are of {at})", "bold red"))
-    parts += [_line(f"not shown: {one}", "red") for one in status.get("errors", ())]
-    lines = MAX_ROWS * len(tables) if height is None else height - len(parts) - 2 - len(tables)
+    parts += [_line(f"not shown: {one}", "red") for one in errors]
+    total = sum(len(rows) for _, rows in tables)
+    if height is not None:
+        height -= len(parts) + bool(empty) + 1
+        tables = _fitting(tables, height // 2)  # a heading and a row each
+    lines = MAX_ROWS * len(tables) if height is None else height - len(tables)
     spaced = lines >= 3 * len(tables)  # an empty line before each table
     room = _shared(lines - spaced * len(tables), [len(rows) for _, rows in tables])
     for (section, rows), most in zip(tables, room, strict=True):
@@ -302,7 +325,34 @@ def frame(
         parts.append(_table(section, rows, most))
     if empty:
         parts.append(_line(f"no {', no '.join(empty)}", "dim"))
+    if height is not None:
+        parts.append(_line(_hint(total - sum(room)), "dim"))
     return Group(*parts)
+
+
+def _summary(tables: list[tuple[Section, list[Row]]], errors: int) -> Text:
+    """Say how many problems there are, and where."""
+    counts = {
+        section.title: sum(bool(row.get("problem")) for row in rows) for section, rows in tables
+    }
+    counts["Not shown"] = errors
+    total = sum(counts.values())
+    if not total:
+        return _line("no problems", "green")
+    places = ", ".join(f"{title} {count}" for title, count in counts.items() if count)
+    return _line(f"{total} problem{'' if total == 1 else 's'}: {places}", "bold red")
+
+
+def _hint(hidden: int) -> str:
+    if not hidden:
+        return "q: quit"
+    return f"{hidden:,} row{' is' if hidden == 1 else 's are'} hidden; ↓: show all; q: quit"
+
+
+def _fitting(tables: list[tuple[Section, list[Row]]], most: int) -> list[tuple[Section, list[Row]]]:
+    """Return at most so many tables: first those with a problem."""
+    order = sorted(range(len(tables)), key=lambda index: not tables[index][1][0].get("problem"))
+    return [tables[index] for index in sorted(order[: max(0, most)])]
 
 
 def _shared(lines: int, wanted: list[int]) -> list[int]:
@@ -328,24 +378,49 @@ def _head(target: str, status: Row) -> Text:
     return _line(", ".join(words), "bold")
 
 
-def _rows(section: Section, status: Row, before: Row | None) -> list[Row]:
+def _rows(section: Section, status: Row, history: Sequence[Row]) -> list[Row]:
     try:
         rows = [row for row in section.rows(status) if isinstance(row, dict)]
         if section.title == "Calls":
-            rows.sort(key=lambda row: -row["started"])
-            if before is not None and before["pid"] == status["pid"]:
-                rows = [row | {"rate": _rate(row, status, before)} for row in rows]
+            rows = _call_rows(rows, status, history)
     except (KeyError, TypeError):  # another version
         return []
     return rows
 
 
-def _rate(row: Row, status: Row, before: Row) -> str:
-    passed_s = status["now"] - before["now"]
-    for one in before["methods"]:
-        if passed_s > 0 and all(one[name] == row[name] for name in ("side", "method", "kind")):
-            return f"{(row['started'] - one['started']) / passed_s:.1f}"
-    return ""
+def _call_rows(rows: list[Row], status: Row, history: Sequence[Row]) -> list[Row]:
+    """Add what the figures of calls mean now: a rate, and a problem if many fail."""
+    same = [one for one in history if one["pid"] == status["pid"]]
+    statuses = [one for one in same if status["now"] - one["now"] <= WINDOW_S] or same[-1:]
+    first, last = (_by_method(statuses[index]) if statuses else {} for index in (0, -1))
+    passed_s = status["now"] - statuses[-1]["now"] if statuses else 0.0
+    described = []
+    for row in sorted(rows, key=lambda row: -row["started"]):
+        early, late, rate = first.get(_method(row)), last.get(_method(row)), ""
+        if late is not None and passed_s > 0:
+            rate = f"{(row['started'] - late['started']) / passed_s:.1f}"
+        described.append(row | {"rate": rate, "problem": _failed(row, early)})
+    return described
+
+
+def _method(row: Row) -> tuple[Any, ...]:
+    return row["side"], row["method"], row["kind"]
+
+
+def _by_method(status: Row) -> dict[tuple[Any, ...], Row]:
+    return {_method(row): row for row in status["methods"]}
+
+
+def _failed(row: Row, early: Row | None) -> str:
+    """Return how many calls failed since `early`, or at all if none ended since, if it is many."""
+    failed, ended = row["failed"], _ended(row)
+    if early is not None and _ended(early) < ended:
+        failed, ended = failed - early["failed"], ended - _ended(early)
+    return f"{failed:,} of {ended:,} failed" if failed > MAX_FAILED_SHARE * ended else ""
+
+
+def _ended(row: Row) -> int:
+    return sum(one["count"] for one in row["codes"])
 
 
 def _float(value: Any) -> float:
@@ -354,14 +429,14 @@ def _float(value: Any) -> float:
 
 def _table(section: Section, rows: list[Row], room: int) -> Table:
     shown, columns = rows[:room], list(section.columns)
-    title = section.title if len(rows) == len(shown) else f"{section.title} ({len(rows)})"
+    part = "" if len(rows) == len(shown) else f" {len(shown)}/{len(rows)}"
     if any(row.get("problem") for row in rows):
         columns.insert(1, Column("problem", lambda row: row.get("problem") or ""))
     table = Table(box=None, header_style="", padding=(0, 2, 0, 0))
     cells = [[_cell(column, row) for column in columns] for row in shown]
     for index, column in enumerate(columns):  # only long texts are cut if the screen is narrow
         is_long = max(len(line[index]) for line in cells) > SHORT
-        heading = Text(column.name, style="dim") if index else Text(title, style="bold")
+        heading = Text(column.name, style="dim") if index else _line(section.title + part, "bold")
         table.add_column(heading, justify=column.justify, no_wrap=not is_long)
     for row, line in zip(shown, cells, strict=True):
         style = "red" if row.get("problem") else ""

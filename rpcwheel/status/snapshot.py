@@ -40,6 +40,13 @@ LATE_S: Final = 0.1
 LATE_SHARE: Final = 0.01
 """The share of late tasks from which a timer has a problem."""
 
+FAILURES: Final = frozenset({
+    "DATA_LOSS", "DEADLINE_EXCEEDED", "INTERNAL", "RESOURCE_EXHAUSTED", "UNAVAILABLE",
+    "UNIMPLEMENTED", "UNKNOWN",
+})  # fmt: skip
+"""Status codes that show a failure of the server or the connection, as for the alert rules. On a
+server DEADLINE_EXCEEDED is none: its clients set the deadline."""
+
 Row = TypeVar("Row")
 
 
@@ -77,6 +84,8 @@ class QueueStatus:
     """A failback queue."""
 
     name: str
+    pending: int
+    """Calls that are queued; with a journal, in all of it, as last counted."""
     max_pending: int
     oldest_age_s: float | None
     """None: the queue is empty."""
@@ -267,6 +276,8 @@ class MethodStatus:
     p50_s: float | None
     """Approximate, from the buckets; the last bound stands for more. None: no call has ended."""
     p99_s: float | None
+    failed: int
+    """Calls that ended with one of `FAILURES`."""
     codes: tuple[CodeStatus, ...]
 
 
@@ -378,10 +389,10 @@ def _queue(queue: Any) -> Iterator[QueueStatus]:
     if queue.closed and not queue.pending:
         return
     stats: FailbackStats = queue.stats()
-    entries = queue.held_entries(MAX_ENTRIES)
-    full = queue.pending >= queue.max_pending
+    entries, pending = queue.held_entries(MAX_ENTRIES), queue.pending
     yield QueueStatus(
         queue.name,
+        pending,
         queue.max_pending,
         entries[0].age_s if entries else None,
         stats,
@@ -396,8 +407,12 @@ def _queue(queue: Any) -> Iterator[QueueStatus]:
             )
             for one in entries
         ),
-        "it is full" if full else f"{stats.pending} calls wait" if stats.pending else "",
+        "it is full" if pending >= queue.max_pending else _waiting(pending),
     )
+
+
+def _waiting(count: int) -> str:
+    return f"{count:,} call{' waits' if count == 1 else 's wait'}" if count else ""
 
 
 def _journal(journal: Any) -> Iterator[JournalStatus]:
@@ -417,12 +432,17 @@ def _journal(journal: Any) -> Iterator[JournalStatus]:
                 one.taken,
                 one.dead,
                 one.oldest_s,
-                f"{one.dead} dead letters" if one.dead else "",
+                _depth_problem(one.dead, one.waiting + one.taken),
             )
             for one in journal.depths()
         ),
         problem,
     )
+
+
+def _depth_problem(dead: int, pending: int) -> str:
+    letters = f"{dead:,} dead letter{'' if dead == 1 else 's'}" if dead else ""
+    return ", ".join(filter(None, (letters, _waiting(pending))))
 
 
 def _heartbeat(heartbeat: Any) -> Iterator[HeartbeatStatus]:
@@ -584,6 +604,7 @@ def _method(side: str, totals: MethodTotals) -> MethodStatus:
     ]
     codes = tuple(CodeStatus(code, one.number, one.sum / one.number) for code, one in ended.items())
     in_flight = max(0, totals.started - sum(one.count for one in codes))
+    failures = FAILURES - {"DEADLINE_EXCEEDED"} if side == "server" else FAILURES
     return MethodStatus(
         side,
         totals.method,
@@ -592,6 +613,7 @@ def _method(side: str, totals: MethodTotals) -> MethodStatus:
         in_flight,
         quantile(buckets, 0.5),
         quantile(buckets, 0.99),
+        sum(one.count for one in codes if one.code in failures),
         codes,
     )
 

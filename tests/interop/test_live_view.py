@@ -1,9 +1,11 @@
 """The page of the live view in a browser: headless Chromium."""
 
 import json
+import re
 import shutil
 import subprocess
 import urllib.request
+from dataclasses import asdict
 from html.parser import HTMLParser
 
 import pytest
@@ -12,6 +14,7 @@ from fixtures.hostile_process import HOSTILE, VISIBLE, escaped_for_page, hostile
 from fixtures.waiting import WAIT_S
 from rpcwheel.status import server as server_module
 from rpcwheel.status.server import StatusServer
+from rpcwheel.status.snapshot import snapshot
 from rpcwheel.telemetry import components
 from rpcwheel.telemetry.call_counts import CallCounts
 
@@ -27,12 +30,12 @@ VOID = {"input", "link", "meta"}
 
 
 class Page(HTMLParser):
-    """The tables of a page by their titles: rows by their headings; and its notice and title."""
+    """The tables of a page by their titles: rows by their headings; and other texts."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.tables: dict[str, list[dict[str, str]]] = {}
-        self.notice = self.title = ""
+        self.notice = self.problems = self.title = ""
         self.elements: list[str] = []
         self._heading = ""
         self._columns: list[str] = []
@@ -66,6 +69,8 @@ class Page(HTMLParser):
                 self._cells[-1] += data
             case (_, "notice"):
                 self.notice += data
+            case (_, "problems"):
+                self.problems += data
             case ("title", _):
                 self.title += data
 
@@ -74,7 +79,7 @@ class Page(HTMLParser):
 def dump(tmp_path):
     """A function that loads a URL and returns the page as it is after a second."""
 
-    def dump(url: str) -> str:
+    def dump(url: str, *options: str) -> str:
         return subprocess.run(
             [
                 CHROMIUM,
@@ -83,6 +88,7 @@ def dump(tmp_path):
                 "--disable-gpu",
                 f"--user-data-dir={tmp_path}",
                 "--virtual-time-budget=1000",
+                *options,
                 "--dump-dom",
                 url,
             ],
@@ -111,7 +117,7 @@ def test_the_page_shows_the_figures_of_the_status(monkeypatch, dump):
     def column(title: str, name: str) -> list[str]:
         return sorted(row[name] for row in tables[title])
 
-    assert {title: len(rows) for title, rows in tables.items()} == {
+    counts = {
         "Calls": len(status["methods"]),
         "Timers": len(status["timers"]),
         "Failback queues": 1,
@@ -125,6 +131,9 @@ def test_the_page_shows_the_figures_of_the_status(monkeypatch, dump):
         "Registered instances": len(inner("registries", "registrations")),
         "Followed services": len(inner("registries", "subscriptions")),
         "Published servers": len(status["publishers"]),
+    }
+    assert {title: len(rows) for title, rows in tables.items()} == {
+        title: count for title, count in counts.items() if count
     }
     (queue,) = tables["Failback queues"]
     assert (queue["pending"], queue["problem"]) == ("3 of 100", "3 calls wait")
@@ -169,9 +178,67 @@ def test_components_that_do_not_exist_are_named(monkeypatch, dump):
     monkeypatch.setattr(components._COMPONENTS, "counts", CallCounts())
     with StatusServer(0) as server:
         text = dump(f"http://{server.address}/")
-    for none in ("no calls yet", "no timers", "no failback queues", "no registries"):
-        assert f"<p>{none}</p>" in text
-    assert "no problems" in text
+    assert "<p>no calls yet, no timers, no failback queues, " in text
+    page = Page(text)
+    assert (page.tables, page.problems, page.notice) == ({}, "no problems", "")
+
+
+def test_problems_are_summed_up_and_marked(monkeypatch, dump):
+    monkeypatch.setattr(components._COMPONENTS, "_by_kind", {})
+    codes = [
+        {"code": code, "count": count, "mean_s": 0.1}
+        for code, count in (("OK", 90), ("UNAVAILABLE", 10))
+    ]
+    method = {"side": "client", "method": "/shop.Orders/Get", "kind": "unary", "started": 100}
+    method |= {"in_flight": 0, "p50_s": 0.1, "p99_s": 0.1, "failed": 10, "codes": codes}
+    depth = {"queue": "audit", "target": "a:1", "waiting": 2, "taken": 0, "dead": 0}
+    depth |= {"oldest_s": 1.0, "problem": "2 calls wait"}
+    journal = {"up": True, "unstored_results": 0, "problem": ""}
+    changed = asdict(snapshot()) | {
+        "methods": [method],
+        "journals": [
+            journal | {"url": "sqlite:///new.db", "depths": []},
+            journal | {"url": "sqlite:///counted.db", "depths": [depth]},
+        ],
+    }
+    answer = server_module.Answer(server_module.HTTPStatus.OK, json.dumps(changed).encode())
+    with StatusServer(0) as server:
+        monkeypatch.setitem(server_module.PATHS, "/status.json", lambda _: answer)
+        page = Page(dump(f"http://{server.address}/"))
+    assert page.problems == "2 problems: Calls 1, Journals 1"
+    assert page.title == "(2) rpcwheel"
+    assert page.tables["Calls"][0]["problem"] == "10 of 100 failed"
+    counted, new = page.tables["Journals"]
+    assert (counted["problem"], counted["waiting"]) == ("2 calls wait", "2")
+    assert (new["journal"], new["problem"], new["waiting"]) == ("sqlite:///new.db", "", "")
+
+
+@pytest.fixture
+def changed_page(monkeypatch):
+    """A function that puts statements before those of the page."""
+
+    def change(script: str) -> None:
+        page = server_module.page_and_policy()[0].replace(
+            b"<script>", f"<script>{script}\n".encode()
+        )
+        headers = {"Content-Security-Policy": "default-src * data: 'unsafe-inline'"}
+        answer = server_module.Answer(server_module.HTTPStatus.OK, page, "text/html", headers)
+        monkeypatch.setitem(server_module.PATHS, "/", lambda _: answer)
+
+    return change
+
+
+def test_a_phone_shows_whole_rows(monkeypatch, dump, changed_page):
+    changed_page("""setInterval(() => {
+      const cells = [...document.querySelectorAll("td")].filter((cell) => cell.textContent);
+      document.body.dataset.cells = cells.length;
+      document.body.dataset.cut = cells.filter(
+        (cell) => cell.getBoundingClientRect().right > innerWidth).length;
+    }, 100);""")
+    with hostile_components(monkeypatch) as kit:
+        text = dump(f"http://{kit.status_address}/", "--window-size=375,800")
+    assert re.search(r'data-cells="[1-9]\d+"', text)
+    assert 'data-cut="0"' in text
 
 
 def test_the_page_takes_the_token_from_the_fragment(dump):
@@ -182,7 +249,7 @@ def test_the_page_takes_the_token_from_the_fragment(dump):
         assert (refused.notice, refused.tables) == ("The token is wrong", {})
         shown = Page(dump(f"http://{server.address}/#token={TOKEN}"))
         assert shown.notice == ""
-        assert "Timers" in shown.tables
+        assert shown.problems
 
 
 def test_the_page_says_that_the_process_fails_to_answer(dump, monkeypatch):
@@ -191,6 +258,13 @@ def test_the_page_says_that_the_process_fails_to_answer(dump, monkeypatch):
         page = Page(dump(f"http://{server.address}/"))
     assert page.notice == "The process answers with status 404"
     assert page.title == "(!) rpcwheel"
+
+
+def test_the_page_says_at_once_that_the_process_is_frozen(dump, changed_page):
+    changed_page("window.fetch = () => new Promise(() => {});")
+    with StatusServer(0) as server:
+        page = Page(dump(f"http://{server.address}/", "--virtual-time-budget=3000"))
+    assert page.notice == "The process does not answer"
 
 
 def test_the_page_says_that_the_process_is_gone(dump, monkeypatch):

@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 import signal
+import threading
 
 import pytest
 
@@ -152,14 +154,35 @@ def test_frames_continue_after_a_restart_of_the_process(server):
 def test_a_frame_fits_a_small_terminal(server):
     timers = [WheelTimer(name=f"timer-{number:02}") for number in range(40)]
     with Terminal("top", server.address, "--interval", "0.1", columns=60, rows=12) as terminal:
-        wait_until(lambda: "Timers (" in terminal.text)
-        terminal.process.send_signal(signal.SIGINT)
-        terminal.process.wait(WAIT_S)
+        wait_until(lambda: "rows are hidden" in terminal.text)
         first = terminal.text.split("rpcwheel ")[1]
         assert first.count("\n") <= 12
         assert "timer-39" not in first
+        terminal.press("\x1b[B" + 9 * " ")  # down: all rows; then to the end
+        wait_until(lambda: "timer-39" in terminal.text)
+        wait_until(lambda: re.search(r"lines \d+ to (\d+) of \1;", terminal.text))
+        terminal.press("q")
+        assert terminal.process.wait(WAIT_S) == 0
     for timer in timers:
         timer.stop()
+
+
+def test_a_process_that_is_frozen_is_reported_at_once(server, monkeypatch):
+    go_on, status = threading.Event(), server_module.PATHS["/status.json"]
+    with Terminal("top", server.address, "--interval", "0.1") as terminal:
+        wait_until(lambda: "process" in terminal.text)
+
+        def freeze(accept):
+            go_on.wait(WAIT_S)
+            return status(accept)
+
+        monkeypatch.setitem(server_module.PATHS, "/status.json", freeze)
+        wait_until(lambda: f"{server.address} has not answered for " in terminal.text)
+        go_on.set()
+        with WheelTimer(name="thawed"):
+            wait_until(lambda: "thawed" in terminal.text)
+        terminal.press("q")
+        assert terminal.process.wait(WAIT_S) == 0
 
 
 def test_a_terminal_shows_texts_of_peers_escaped(monkeypatch):

@@ -20,6 +20,7 @@ from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel import FailbackPolicy, Kit, aio
 from rpcwheel.balancer import BalancedChannel
 from rpcwheel.balancer.aio import BalancedChannel as AioBalancedChannel
+from rpcwheel.journal import Depth
 from rpcwheel.registry import Publisher, Registry, RegistryPolicy, ServiceInstance
 from rpcwheel.registry.aio import Registry as AioRegistry
 from rpcwheel.status.snapshot import MAX_ENTRIES, snapshot
@@ -355,15 +356,19 @@ def test_calls_by_method_and_code(monkeypatch):
     counts = CallCounts()
     monkeypatch.setattr(components._COMPONENTS, "counts", counts)
     get = counts.client.method("/shop.Orders/Get", "unary")
-    for code in ("OK", "OK", "OK", "UNAVAILABLE"):
+    served = counts.server.method("/shop.Orders/Get", "unary")
+    for code in ("OK", "OK", "OK", "NOT_FOUND", "UNAVAILABLE", "DEADLINE_EXCEEDED"):
         get.end(get.begin(), code)
+        served.end(served.begin(), code)
     get.begin()
     status = snapshot()
     assert status.calls_counted
-    (found,) = status.methods
+    found, on_server = status.methods
+    assert (found.failed, on_server.failed) == (2, 1)
     assert (found.side, found.method, found.kind) == ("client", "/shop.Orders/Get", "unary")
-    assert (found.started, found.in_flight) == (5, 1)
-    assert [(one.code, one.count) for one in found.codes] == [("OK", 3), ("UNAVAILABLE", 1)]
+    assert (found.started, found.in_flight) == (7, 1)
+    codes = {one.code: one.count for one in found.codes}
+    assert codes == {"OK": 3, "NOT_FOUND": 1, "UNAVAILABLE": 1, "DEADLINE_EXCEEDED": 1}
     assert 0 < found.p50_s <= found.p99_s
 
 
@@ -422,12 +427,28 @@ def test_a_journal_is_described(tmp_path):
         with kit.channel("127.0.0.1:1") as channel:
             channel.unary_unary("/shop.Audit/Push")(b"x")
         (components.of_kind("journal")[0]).count()
-        (journal,) = snapshot().journals
+        status = snapshot()
+        (journal,) = status.journals
         (depth,) = journal.depths
         assert (journal.url, journal.up, journal.problem) == (url, True, "")
         assert (depth.queue, depth.waiting, depth.taken, depth.dead) == ("audit", 1, 0, 0)
         assert depth.target.endswith("127.0.0.1:1")
+        assert depth.problem == "1 call waits"
+        queue = row(status.queues, name="audit")
+        assert (queue.pending, queue.stats.pending, queue.problem) == (1, 0, "1 call waits")
     assert snapshot().journals == ()
+
+
+def test_dead_letters_and_waiting_calls_of_a_journal_are_a_problem(tmp_path, monkeypatch):
+    policy = FailbackPolicy(retry_on="UNAVAILABLE", journal=f"sqlite://{tmp_path}/journal.db")
+    with Kit(failback=policy) as kit, kit.channel("127.0.0.1:1"):
+        (journal,) = components.of_kind("journal")
+        counts = [("a", 2, 1, 1200), ("b", 0, 0, 1), ("c", 0, 0, 0)]
+        depths = [Depth("orders", *one, 1.0) for one in counts]
+        monkeypatch.setattr(journal, "depths", lambda: depths)
+        (found,) = snapshot().journals
+    problems = [one.problem for one in found.depths]
+    assert problems == ["1,200 dead letters, 3 calls wait", "1 dead letter", ""]
 
 
 def test_a_journal_that_fails_has_a_problem(tmp_path):

@@ -17,6 +17,7 @@ METHOD = {
     "in_flight": 2,
     "p50_s": 0.0025,
     "p99_s": 10.0,
+    "failed": 0,
     "codes": [{"code": "OK", "count": 98, "mean_s": 0.003}],
 }
 
@@ -54,13 +55,14 @@ def test_a_time_has_three_digits(value, shown):
 def test_an_empty_status_names_what_there_is_none_of():
     lines = text_of(status()).splitlines()
     assert lines[0].strip() == "rpcwheel 1 at 127.0.0.1:9090, process 7, up for 60 s"
-    assert "no calls, no timers, no failback queues" in lines[1]
+    assert lines[1].strip() == "no problems"
+    assert "no calls, no timers, no failback queues" in lines[2]
 
 
 def test_calls_have_a_rate_after_the_second_status():
     before = status(methods=[METHOD])
     after = status(methods=[METHOD | {"started": 130}], now=102.0)
-    row = text_of(after, before).splitlines()[3]
+    row = text_of(after, [before]).splitlines()[4]
     assert row.split()[:7] == ["client", "/shop.Orders/Get", "15.0", "130", "2", "2.5", "ms"]
     assert "≥ 10 s" in row
     assert "OK 98" in row
@@ -69,7 +71,48 @@ def test_calls_have_a_rate_after_the_second_status():
 def test_a_restarted_process_has_no_rate():
     before = status(methods=[METHOD])
     after = status(methods=[METHOD], now=102.0, pid=8)
-    assert text_of(after, before).splitlines()[3].split()[2] == "100"
+    assert text_of(after, [before]).splitlines()[4].split()[2] == "100"
+
+
+def counted(now, ok, failed):
+    """A status after so many calls of one method."""
+    codes = [{"code": "OK", "count": ok}, {"code": "UNAVAILABLE", "count": failed}]
+    return status(methods=[METHOD | {"failed": failed, "codes": codes}], now=now)
+
+
+@pytest.mark.parametrize(
+    ("history", "latest", "problem"),
+    [
+        ([], counted(0.0, 95, 5), ""),
+        ([], counted(0.0, 94, 6), "6 of 100 failed"),
+        ([counted(0.0, 1000, 0), counted(50.0, 1000, 0)], counted(60.0, 1009, 1), "1 of 10 failed"),
+        ([counted(0.0, 0, 1000)], counted(60.0, 10, 1000), ""),
+        ([counted(0.0, 0, 1000)], counted(2.0, 0, 1000), "1,000 of 1,000 failed"),  # none since
+        ([counted(0.0, 0, 0), counted(50.0, 0, 9)], counted(61.0, 99, 9), ""),  # a minute later
+    ],
+)
+def test_a_method_of_which_many_calls_failed_within_a_minute_has_a_problem(
+    history, latest, problem
+):
+    text = text_of(latest, history)
+    assert ("1 problem: Calls 1" if problem else "no problems") in text
+    assert problem in text
+
+
+def test_a_journal_that_fails_or_was_not_counted_has_a_row():
+    depth = {"queue": "audit", "target": "a:1", "waiting": 2, "taken": 0, "dead": 0}
+    depth |= {"oldest_s": 1.0, "problem": "2 calls wait"}
+    journals = [
+        {"url": "sqlite:///counted.db", "depths": [depth], "problem": ""},
+        {"url": "sqlite:///failing.db", "depths": [depth], "problem": "it stores nothing"},
+        {"url": "sqlite:///new.db", "depths": [], "problem": ""},
+    ]
+    lines = text_of(status(journals=journals)).splitlines()
+    assert lines[1].strip() == "2 problems: Journals 2"
+    counted, failing, new = (" ".join(line.split()) for line in lines[4:7])
+    assert counted == "sqlite:///counted.db 2 calls wait audit a:1 2 0 0 1 s"
+    assert failing == "sqlite:///failing.db it stores nothing audit a:1 2 0 0 1 s"
+    assert new == "sqlite:///new.db"
 
 
 def test_rows_with_a_problem_come_first_and_their_number_is_limited():
@@ -79,10 +122,23 @@ def test_rows_with_a_problem_come_first_and_their_number_is_limited():
     ]
     rows[40]["problem"] = "its servers cannot be reached"
     lines = text_of(status(channels=rows), height=20).splitlines()
-    assert lines[2].startswith("Channels (50) ")
-    assert lines[3].split()[0] == "shop-40"
-    assert "its servers cannot be reached" in lines[3]
-    assert len(lines) <= 20
+    assert lines[3].startswith("Channels 14/50 ")
+    assert lines[4].split()[0] == "shop-40"
+    assert "its servers cannot be reached" in lines[4]
+    assert len(lines) == 20
+    assert lines[-1].startswith("36 rows are hidden; ")
+
+
+@pytest.mark.parametrize("height", range(1, 40))
+def test_a_frame_fits_the_terminal_and_shows_tables_with_a_problem_first(height):
+    names = "timers", "queues", "channels", "heartbeats", "connections", "publishers"
+    rows = {name: [{"target": f"{name}-{index}"} for index in range(3)] for name in names}
+    rows["heartbeats"][1]["problem"] = "dead"
+    lines = text_of(status(**rows), height=height, width=80).splitlines()
+    assert len(lines) <= max(height, 4)  # the head, the problems, what there is none of, a hint
+    shown = sum(line.count("?") > 0 for line in lines)
+    assert lines[-1].startswith(f"{18 - shown} row" if shown < 18 else "q: quit")
+    assert any(line.startswith("heartbeats-1 ") for line in lines) is (height >= 6)
 
 
 @pytest.mark.parametrize(
