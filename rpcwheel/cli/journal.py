@@ -4,6 +4,7 @@ Works with every engine. No command creates a journal. They see the calls of all
 """
 
 import json
+import logging
 import os
 import sys
 import time
@@ -128,12 +129,17 @@ def command(run: Callable[P, None]) -> Callable[P, None]:
     @journal.command()
     @wraps(run)
     def reporting(*args: P.args, **options: P.kwargs) -> None:
+        log = logging.getLogger("psycopg")
+        level = log.level
+        log.setLevel(logging.ERROR)  # it warns of lost connections, which the journal reports
         try:
             run(*args, **options)
         except (ConfigurationError, ExtraMissing) as error:
             raise _failed(error, 2) from None
         except JournalError as error:
             raise _failed(error, 1) from None
+        finally:
+            log.setLevel(level)
 
     return reporting
 

@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -16,6 +17,7 @@ import grpc
 import typer
 
 from rpcwheel.errors import ConfigurationError
+from rpcwheel.events.log import report_suppressed
 from rpcwheel.failback import JournalWorker
 from rpcwheel.failback.invoker import registered_functions
 from rpcwheel.registry import insecure_channel, secure_channel
@@ -28,6 +30,9 @@ LOG_FORMAT: Final = "%(asctime)s %(levelname)-7s %(message)s"
 
 SIGNAL_CHECK_INTERVAL_S: Final = 0.2
 """How often the main thread checks for signals, and for calls that are skipped."""
+
+PROGRESS_INTERVAL_S: Final = 10.0
+"""How often the counts are printed if they have changed."""
 
 
 def work(
@@ -138,29 +143,31 @@ def work(
         metadata=_metadata(metadata or ()),
         once=once,
     )
+    left = 0
     with _logging(), _signals() as is_stopped:
         try:
             worker.start()
             _say(f"delivers the calls in {worker.url}")
             _follow(worker, is_stopped)
+            left = worker.count() if once else 0
             worker.close(grace)
         finally:
             worker.close(0)  # after an error, or a second signal
-    stats = worker.stats().values()
-    delivered, dead = sum(one.redelivered for one in stats), sum(one.gave_up for one in stats)
-    failed = max(0, sum(one.attempts for one in stats) - delivered - dead)
-    _say(
-        f"ended: {delivered:,} delivered, {dead:,} given up, "
-        f"{failed:,} failed attempts whose calls stay in the journal"
-    )
+    _say(f"ended: {_counts(worker)} whose calls stay in the journal")
+    if left:
+        _say(
+            f"{left:,} call{' is' if left == 1 else 's are'} left: not due yet, skipped, or taken "
+            "by others; `rpcwheel journal ls` shows them"
+        )
     if worker.failed:
         _say("the journal fails; the log says why")
         raise typer.Exit(1)
 
 
 def _follow(worker: JournalWorker, is_stopped: Callable[[], bool]) -> None:
-    """Wait for the end of the worker, and report each queue and target that it skips."""
+    """Wait for the end of the worker; report progress, and each queue and target that it skips."""
     reported: set[tuple[str, str]] = set()
+    printed, next_s = _counts(worker), time.monotonic() + PROGRESS_INTERVAL_S
     while True:
         if is_stopped():
             _say("waits for running attempts; a second signal ends them")
@@ -173,6 +180,21 @@ def _follow(worker: JournalWorker, is_stopped: Callable[[], bool]) -> None:
                 _say(f"skips the calls of {queue}{' to ' if target else ''}{target}: {reason}")
         if ended:
             return
+        if time.monotonic() >= next_s:
+            counts, next_s = _counts(worker), time.monotonic() + PROGRESS_INTERVAL_S
+            if counts != printed:
+                printed, left = counts, worker.count()
+                _say(f"so far {counts}; {left:,} call{'' if left == 1 else 's'} left")
+
+
+def _counts(worker: JournalWorker) -> str:
+    stats = worker.stats().values()
+    delivered, dead = sum(one.redelivered for one in stats), sum(one.gave_up for one in stats)
+    failed = max(0, sum(one.attempts for one in stats) - delivered - dead)
+    return (
+        f"{delivered:,} delivered, {dead:,} given up, "
+        f"{failed:,} failed attempt{'' if failed == 1 else 's'}"
+    )
 
 
 def _say(text: str) -> None:
@@ -262,6 +284,7 @@ def _logging() -> Iterator[None]:
     try:
         yield
     finally:
+        report_suppressed()
         log.setLevel(level)
         log.removeHandler(handler)
 

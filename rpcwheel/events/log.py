@@ -139,7 +139,8 @@ def _report(count: Suppressed) -> None:
         )
 
 
-def _report_all() -> None:
+def report_suppressed() -> None:
+    """Log how many lines were suppressed so far. At exit, or before a handler is removed."""
     for count in LIMITER.flush():
         _report(count)
 
@@ -264,6 +265,6 @@ def _escaped(text: str, longest: int) -> str:
     return f"{beginning[:longest]}..." if is_cut else beginning
 
 
-atexit.register(_report_all)
+atexit.register(report_suppressed)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=LIMITER.reset)

@@ -52,6 +52,8 @@ class FailbackInvoker(InvokerBase):
             await failback.invoke(stub.Push, event)
     """
 
+    _blocks = False
+
     async def invoke(
         self, function: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs
     ) -> R | Any:

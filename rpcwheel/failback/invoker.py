@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from rpcwheel._naming import public_name, safe_repr
 
@@ -36,6 +36,9 @@ class InvokerBase:
 
     If it is dropped while calls are pending, it warns (`ResourceWarning`); they are still retried.
     """
+
+    _blocks: ClassVar[bool] = True
+    """Whether its methods may block."""
 
     def __init__(self, policy: FailbackPolicy, *, timer: Timer | None = None) -> None:
         """Make an empty queue.
@@ -96,7 +99,12 @@ class InvokerBase:
 
     @property
     def pending(self) -> int:
-        """How many calls are queued, those with a running attempt included."""
+        """How many calls are queued, those with a running attempt included.
+
+        With a journal: of all processes, as last counted. The first access counts them, and blocks;
+        with `grpc.aio` a worker thread counts them, and the value is 0 until then.
+        """
+        self._queue.ensure_counted(block=self._blocks)
         return self._queue.pending
 
     def stats(self) -> FailbackStats:

@@ -681,6 +681,10 @@ class JournaledQueue(RetryQueue):
         """How many calls of this queue are in the journal, as last counted."""
         return max(self.journal.stored(self.name), len(self._calls))
 
+    def ensure_counted(self, *, block: bool) -> None:
+        """Count the calls if they were never counted: now, or on a worker thread."""
+        self.journal.ensure_counted(block=block)
+
     def entries(self, limit: int | None = None) -> list[QueueEntry]:
         """List the calls of this queue in the journal, oldest first, at most 1,000. Blocks.
 

@@ -216,6 +216,9 @@ class RetryQueue:
         """How many calls are queued, those with a running attempt included."""
         return len(self._calls)
 
+    def ensure_counted(self, *, block: bool) -> None:
+        """Count the calls, if `pending` needs that and it was never done."""
+
     def stats(self) -> FailbackStats:
         """Get the counts so far."""
         with self._lock:

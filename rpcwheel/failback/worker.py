@@ -233,6 +233,19 @@ class JournalWorker:
         with self._lock:
             return dict(self._skipped)
 
+    def count(self) -> int:
+        """Count the calls that are left for this worker, also those that are not due. Blocks.
+
+        If the journal fails, or the worker does not run, this is the last count.
+        """
+        journal = self._journal
+        if journal is None:
+            return 0
+        if not self._closed:
+            journal.count()
+        selected = (one for one in journal.depths() if self._is_selected(one.queue, one.target))
+        return sum(one.waiting + one.taken for one in selected)
+
     def stats(self) -> dict[str, FailbackStats]:
         """Get the counts of calls and attempts of this worker, by the name of the queue."""
         with self._lock:

@@ -79,6 +79,7 @@ class Journal:
         self._stored: Counter[str] = Counter()
         """How many calls of each queue are not dead: the last count, and the changes since."""
         self._next_count_s = 0.0
+        self._was_counted = False
         self._failing_since_s: float | None = None
         self._refuses_writes = False
         """Whether a request that writes has failed; then one that only reads is no recovery."""
@@ -398,6 +399,15 @@ class Journal:
         """
         return self._stored[queue]
 
+    def ensure_counted(self, *, block: bool) -> None:
+        """Count the calls if that was never tried: now, or on a worker thread."""
+        if self._was_counted or self._closed:
+            return
+        if block and not self._turn.is_own():
+            self.count()
+        else:
+            self.count_if_due()
+
     def count_if_due(self) -> None:
         """Count the calls on a worker thread if the last count is old. Never blocks."""
         if self._now_s() >= self._next_count_s:
@@ -416,6 +426,8 @@ class Journal:
         except JournalError as error:
             self._failed(error, writes=False)
             return
+        finally:
+            self._was_counted = True
         self._depths = found
         stored: Counter[str] = Counter()
         for depth in found:

@@ -1,6 +1,7 @@
 """`rpcwheel journal work` as a process, on a journal that other processes have filled."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -39,6 +40,14 @@ tasks.record.failback.close(0)
 assert asyncio.run(tasks.record_aio("line 2")) is None
 """
 """Stores a gRPC call to a server that does not run, and the calls of two functions."""
+
+IMPATIENT = """
+import sys
+from rpcwheel.cli import journal_work, main
+
+journal_work.PROGRESS_INTERVAL_S = 0.0
+sys.exit(main(sys.argv[1:]))
+"""
 
 TASKS = """
 import os
@@ -88,9 +97,9 @@ def rpc(target, request=b"order 1", **values):
 
 
 @contextmanager
-def working(*words, **options):
+def working(*words, program=("-m", "rpcwheel"), **options):
     """A worker in a process of its own."""
-    command = [sys.executable, "-W", "error", "-m", "rpcwheel", "journal", "work", *words]
+    command = [sys.executable, "-W", "error", *program, "journal", "work", *words]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, **options) as process:
         try:
             yield process
@@ -174,6 +183,35 @@ def test_once_delivers_what_is_due_and_logs_failures(url, backend, shop):
     (line,) = (line for line in err.splitlines() if "UNAVAILABLE" in line)
     assert "INFO" in line
     assert [call.attempts for call in backend.select(Filter())] == [2]
+    assert "1 call is left" in err
+
+
+def test_progress_is_reported_when_it_changes(url, backend, shop):
+    backend.append([rpc(shop.target), rpc(shop.target, b"2", delay_s=HOUR_S)])
+    with working(url, program=("-c", IMPATIENT)) as process:
+        lines = iter(process.stderr.readline, "")
+        progress = "so far 1 delivered, 0 given up, 0 failed attempts; [12] calls? left"
+        assert any(re.search(progress, line) for line in lines)
+        ended(process, signal.SIGTERM)
+
+
+def test_warnings_of_psycopg_are_not_printed(url, backend, tmp_path):
+    warning = "error ignored in rollback on <_Bounded [BAD] at 0x7f00>: the connection is lost"
+    (tmp_path / "lossy.py").write_text(
+        f"import logging\nlogging.getLogger('psycopg').warning({warning!r})\n"
+    )
+    with working(url, "--once", "--import", "lossy", cwd=tmp_path) as process:
+        status, err = ended(process)
+    assert status == 0
+    assert "ignored in rollback" not in err
+
+
+def test_repeated_log_lines_are_counted_in_the_format_of_the_log(url, backend, shop):
+    backend.append([rpc("127.0.0.1:1", b"%d" % number) for number in range(20)])
+    with working(url, "--once") as process:
+        _, err = ended(process)
+    (line,) = (line for line in err.splitlines() if "more FailbackAttemptFailed not logged" in line)
+    assert re.match(r"\d{4}-\d\d-\d\d .* INFO +audit .*: \d+ more ", line)
 
 
 # In this process
@@ -243,6 +281,22 @@ def test_calls_are_sent_over_tls(
     assert run(url, "--once", *words, capsys=capsys)[0] == 0
     assert requests == ([] if attempts else [b"order 1"])
     assert sum(call.attempts for call in backend.select(Filter())) == attempts
+
+
+@pytest.mark.parametrize(
+    ("delay_s", "options", "left"),
+    [
+        (HOUR_S, [], "2 calls are left: not due yet, "),
+        (HOUR_S, ["--queue", "audit"], "1 call is left: not due yet, "),
+        (0.0, [], ""),
+    ],
+)
+def test_once_says_how_many_calls_are_left(delay_s, options, left, url, backend, shop, capsys):
+    later = [rpc(shop.target, b"2", delay_s=delay_s), rpc("b", b"3", queue="mail", delay_s=delay_s)]
+    backend.append([rpc(shop.target), *(later if delay_s else ())])
+    _, err = run(url, "--once", *options, capsys=capsys)
+    assert left in err
+    assert ("left" in err) is bool(left)
 
 
 def test_running_attempts_have_the_grace(url, backend, monkeypatch, capsys):

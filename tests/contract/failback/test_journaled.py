@@ -152,6 +152,15 @@ def test_each_kind_of_channel_stores_calls_and_delivers_those_of_an_earlier_proc
         assert [seen.metadata["token"] for seen in shop.calls] == ["fresh"] * 2
 
 
+def test_calls_of_an_earlier_process_are_pending_at_once(shop, client):
+    shop.then("UNAVAILABLE")
+    with client() as channel:
+        assert push(channel) == LATER
+    client.queues.close(0)
+    with client():
+        assert client.queues.pending == 1
+
+
 def test_a_message_is_stored_as_its_serializer_writes_it(shop, client, url):
     shop.then("UNAVAILABLE")
     call = client().unary_unary(UNARY_UNARY, request_serializer=str.encode)

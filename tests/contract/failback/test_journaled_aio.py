@@ -133,6 +133,17 @@ async def test_a_channel_of_a_kit_delivers_the_calls_of_an_earlier_process(shop,
     assert [seen.requests for seen in shop.calls] == [[b"order"]] * 2
 
 
+async def test_calls_of_an_earlier_process_are_pending_as_soon_as_they_are_counted(shop, policy):
+    shop.then("UNAVAILABLE")
+    async with aio.Kit(failback=policy()) as kit, kit.channel(shop.target) as channel:
+        assert await push(channel) == LATER
+        await kit.close(0)
+    kit = aio.Kit(failback=policy())
+    async with kit.channel(shop.target), kit:
+        await aio_wait_until(lambda: kit.pending == 1)
+        await kit.close(0)
+
+
 async def test_a_program_may_keep_only_a_stub(shop, policy, url):
     shop.then("UNAVAILABLE")
     async with FailbackQueues() as queues:
