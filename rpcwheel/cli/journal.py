@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
-from functools import wraps
+from functools import partial, wraps
+from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple, ParamSpec
 
 import typer
@@ -43,6 +44,7 @@ from .journal_view import (
 )
 from .journal_work import work
 from .parameters import check_seconds, parse_span
+from .protobuf_view import named_fields, numbered_fields
 from .table import print_table, table_of
 
 URL_PREFIXES: Final = ("sqlite:///", "postgresql://", "redis://", "rediss://")
@@ -199,8 +201,14 @@ def show(
     body: Annotated[
         bool, typer.Option("--body", help="Show the requests, or the arguments of the function.")
     ] = False,
+    descriptors: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="With --body: a descriptor set with the method, which "
+                     "protoc --include_imports --descriptor_set_out writes. Without it, fields of "
+                     "protobuf have numbers."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-) -> None:
+) -> None:  # fmt: skip
     """Show one call, without secrets in its metadata, and without its requests."""
     with _opened(url) as backend:
         found = backend.select(Filter(ids=(number,)), limit=1)
@@ -210,7 +218,10 @@ def show(
         if as_json:
             print(json.dumps(described(found[0], with_body=body), indent=2))
             return
-        for line in description(found[0], with_body=body):
+        decode = numbered_fields
+        if descriptors is not None:
+            decode = partial(named_fields, descriptors, found[0].method)
+        for line in description(found[0], with_body=body, decode_request=decode):
             print(printable(line))
 
 

@@ -11,14 +11,16 @@ import json
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
+from rpcwheel.errors import ConfigurationError
 from rpcwheel.failback.policy import is_secret
 from rpcwheel.failback.stored import StoredFunction, decode
 from rpcwheel.journal import CallState
 
+from .protobuf_view import numbered_fields
 from .top_view import seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from rpcwheel.failback.stored import StoredRpc
     from rpcwheel.journal import Depth, StoredCall
@@ -44,6 +46,10 @@ DUMP_BYTES: Final = 1024
 """Bytes of a request that `show` prints as text."""
 
 ROW_BYTES: Final = 16
+
+DUMP_LINES: Final = 200
+MAX_LINE: Final = 500
+"""Lines of a request, and characters of a line, that `show` prints if it is decoded."""
 
 
 # Lists
@@ -180,8 +186,19 @@ def _base64(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-def description(call: StoredCall, *, with_body: bool) -> Iterator[str]:
-    """Return the lines of `show`."""
+def description(
+    call: StoredCall,
+    *,
+    with_body: bool,
+    decode_request: Callable[[bytes], list[str]] = numbered_fields,
+) -> Iterator[str]:
+    """Return the lines of `show`.
+
+    Args:
+        call: The call.
+        with_body: Whether its requests or arguments are shown.
+        decode_request: Returns the lines of a request; if it raises ValueError, they are bytes.
+    """
     found = described(call, with_body=with_body)
     yield _line("id", str(call.id))
     yield _line("state", STATE_NAMES[call.state])
@@ -199,7 +216,7 @@ def description(call: StoredCall, *, with_body: bool) -> Iterator[str]:
         yield _line("given up", call.reason)
     yield from _header(call, found)
     if with_body:
-        yield from _body(call, found)
+        yield from _body(call, found, decode_request)
 
 
 def _header(call: StoredCall, found: dict[str, Any]) -> Iterator[str]:
@@ -220,17 +237,29 @@ def _header(call: StoredCall, found: dict[str, Any]) -> Iterator[str]:
     yield _line("requests", f"{len(found['sizes']):,} ({', '.join(sizes)}{more} bytes)")
 
 
-def _body(call: StoredCall, found: dict[str, Any]) -> Iterator[str]:
+def _body(
+    call: StoredCall, found: dict[str, Any], decode_request: Callable[[bytes], list[str]]
+) -> Iterator[str]:
     if "arguments" in found:
         yield from json.dumps(found["arguments"], indent=2).splitlines()
         return
-    parts = [call.body]
-    if "requests" in found:
-        parts = [base64.b64decode(one) for one in found["requests"]]
+    if "requests" not in found:
+        yield from _dump(call.body)
+        return
+    parts = [base64.b64decode(one) for one in found["requests"]]
     for number, part in enumerate(parts, start=1):
         if len(parts) > 1:
             yield f"request {number}"
-        yield from _dump(part)
+        try:
+            lines = decode_request(part)
+        except ConfigurationError:  # a ValueError, of the descriptor set
+            raise
+        except ValueError:
+            yield from _dump(part)
+            continue
+        yield from (line[:MAX_LINE] for line in lines[:DUMP_LINES])
+        if len(lines) > DUMP_LINES:
+            yield f"... and {len(lines) - DUMP_LINES:,} more lines; --json shows all"
 
 
 def _dump(data: bytes) -> Iterator[str]:

@@ -254,6 +254,65 @@ def test_show_body_dumps_the_requests(url, backend, capsys):
     assert [base64.b64decode(one) for one in shown["requests"]] == [b"order 1\x00", b"x" * 1025]
 
 
+ORDER = bytes.fromhex("089601 12064772c3bcc39f 1a040a020807 2501000000 2a02ff00")
+"""A request: a varint, a text, a message with a message, 4 bytes, and bytes that are no message."""
+
+
+@pytest.fixture
+def descriptors(tmp_path):
+    """A descriptor set with the method, whose request has names for some of the fields."""
+    messages = pytest.importorskip("google.protobuf.descriptor_pb2")
+    file = messages.FileDescriptorProto(name="shop.proto", package="shop", syntax="proto3")
+    order = file.message_type.add(name="Order")
+    kind = messages.FieldDescriptorProto
+    order.field.add(name="number", number=1, type=kind.TYPE_INT32, label=kind.LABEL_OPTIONAL)
+    order.field.add(name="customer", number=2, type=kind.TYPE_STRING, label=kind.LABEL_OPTIONAL)
+    push = {"name": "Push", "input_type": ".shop.Order", "output_type": ".shop.Order"}
+    file.service.add(name="Orders").method.add(**push)
+    path = tmp_path / "shop.pb"
+    path.write_bytes(messages.FileDescriptorSet(file=[file]).SerializeToString())
+    return path
+
+
+def body_lines(*words, capsys):
+    lines = run("show", *words, "--body", capsys=capsys).out.splitlines()
+    return lines[next(at for at, line in enumerate(lines) if line.startswith("requests ")) + 1 :]
+
+
+def test_show_body_decodes_protobuf_with_the_numbers_of_fields(url, backend, capsys):
+    backend.append([call(body=StoredRpc(Kind.UNARY_UNARY, (ORDER,)).encoded())])
+    assert body_lines(url, 1, capsys=capsys) == [
+        "1: 150", '2: "Grüß"', "3 {", "  1 {", "    1: 7", "  }", "}", "4: 0x00000001", "5: ff 00",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [b"\x08", b"\x0a\x05a", b"\x0b", b"\x00\x01", b"\x08" + b"\xff" * 11, b"\x0d\x01", b"xx"],
+)
+def test_show_body_dumps_what_is_not_protobuf(request_bytes, url, backend, capsys):
+    backend.append([call(body=StoredRpc(Kind.UNARY_UNARY, (request_bytes,)).encoded())])
+    (line,) = body_lines(url, 1, capsys=capsys)
+    assert line.startswith(f"00000000  {request_bytes.hex(' ')}  ")
+
+
+def test_show_body_decodes_protobuf_with_the_names_of_a_descriptor_set(
+    url, backend, descriptors, tmp_path, capsys
+):
+    backend.append([call(body=StoredRpc(Kind.UNARY_UNARY, (ORDER,)).encoded())])
+    lines = body_lines(url, 1, "--descriptors", descriptors, capsys=capsys)
+    assert lines[:2] == ["number: 150", 'customer: "Grüß"']
+    backend.append([call(method="/shop.Orders/Other")])
+    (tmp_path / "other").write_text("no descriptors")
+    for number, file, words in [
+        (2, descriptors, f"{descriptors} does not describe /shop.Orders/Other"),
+        (1, tmp_path / "other", "is no descriptor set"),
+        (1, tmp_path / "none", "No such file"),
+    ]:
+        shown = run("show", url, number, "--body", "--descriptors", file, capsys=capsys, status=2)
+        assert words in shown.err
+
+
 def test_show_body_has_the_arguments_of_a_function(url, backend, capsys):
     body = StoredFunction(json.dumps({"to": "anna"}).encode()).encoded()
     backend.append([call(body=body, target="", method="shop.tasks.mail")])
