@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Annotated
 
 import pytest
+import tenacity
 from pydantic import Field, StrictInt
 
 from rpcwheel.backoff import JitteredWait
