@@ -171,7 +171,7 @@ def test_a_wrong_backoff_table_is_refused():
         ({"initial": 3.0, "max": 2.0}, "initial (3) is more than max (2)"),
         ({"initial": 0.1, "max": 2.0, "multiplier": 0.5}, "multiplier: it must be greater"),
         ({"initial": 0.1, "max": 2.0, "multiplier": float("inf")}, "multiplier: "),
-        ({"initial": 0.1, "max": 2.0, "jitter": 1.1}, "jitter: Input should be less"),
+        ({"initial": 0.1, "max": 2.0, "jitter": 1.1}, "jitter: it must be less"),
         ({"initial": 0.1, "max": 2.0, "jitter": float("nan")}, "jitter: "),
         ({"initial": 0.1, "max": float("inf")}, "max: it must be a finite time"),
     ]:

@@ -185,7 +185,7 @@ def test_attempts_of_a_channel_wait_for_those_that_run_and_not_for_those_of_othe
 
 
 def test_attempts_begin_at_the_rate_of_the_policy(timer):
-    queue = RecordingQueue(timer, backoff=5, rate=2)
+    queue = RecordingQueue(timer, rate=2)
     for _ in range(4):
         queue.add()
     timer.advance(5)
@@ -195,7 +195,7 @@ def test_attempts_begin_at_the_rate_of_the_policy(timer):
 
 
 def test_calls_that_wait_for_the_pacing_are_lost_with_a_stopped_timer(timer):
-    queue = RecordingQueue(timer, backoff=5, rate=1)
+    queue = RecordingQueue(timer, rate=1)
     for _ in range(3):
         queue.add()
     timer.advance(5)
