@@ -44,6 +44,7 @@ from rpcwheel.events import (
 from rpcwheel.telemetry import components
 from rpcwheel.timer.clock import checked_timer, clock_of
 from rpcwheel.transport.arguments import checked_options, refuse_both
+from rpcwheel.transport.state import ChannelStatus, SubchannelStatus, channel_problem
 
 from .lb_policy import checked_lb_policy
 from .policy import DEFAULT_HEALTH_CHECK_BACKOFF, checked_policy
@@ -242,6 +243,28 @@ class SubchannelBase:
         if not instance.weight:
             return 2
         return int(bool(zone) and instance.zone != zone)
+
+    def status(self) -> SubchannelStatus:
+        """Describe the subchannel now."""
+        instance, state, reason = self.instance, self.state, self.unhealthy_reason
+        problem = f"unhealthy: {reason}" if not self.healthy else ""
+        if not problem and self.stale:
+            problem = "stale: its instance has left the registry"
+        if not problem and state is FAILING:
+            problem = "it cannot be reached"
+        return SubchannelStatus(
+            self.id,
+            self.address,
+            state.name,
+            self.healthy,
+            reason,
+            self.ejected,
+            self.stale,
+            self.calls,
+            instance.weight,
+            instance.zone,
+            problem,
+        )
 
     def set_unhealthy(self, reason: str, now_ns: int) -> None:
         """Internal: make it unhealthy. Under the pool's lock."""
@@ -1177,6 +1200,23 @@ class SubchannelPool(Generic[S]):
         attempt = min(subchannel.checks + 1, MAX_BACKOFF_ATTEMPTS)
         delay_ns = self._check_backoff.next_delay_ns(attempt, elapsed_ns=0, error=None)
         return NEVER if delay_ns is None else max(delay_ns, MIN_CHECK_DELAY_NS)
+
+    def status(self) -> ChannelStatus | None:
+        """Describe the channel now; None if it is closed or being closed."""
+        if self.closing:
+            return None
+        subchannels = tuple(subchannel.status() for subchannel in self.subchannels)
+        state = self.whole_state().name
+        return ChannelStatus(
+            self.name,
+            True,
+            state,
+            self.calls,
+            None,
+            any(subchannel.stale for subchannel in subchannels),
+            subchannels,
+            channel_problem(state, has_servers=bool(subchannels)),
+        )
 
     def whole_state(self) -> grpc.ChannelConnectivity:
         """Return the best state of all subchannels, as gRPC's round_robin does."""

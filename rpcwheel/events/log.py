@@ -202,6 +202,16 @@ def _is_call_error(error: BaseException) -> bool:
     return _has_status(error) and not isinstance(error, RpcWheelError)
 
 
+def status_text(error: BaseException | None) -> str:
+    """Return the text of an error for a status: one line, escaped; "" for None."""
+    return "" if error is None else error_text(error, MAX_ERROR)
+
+
+def waiting_calls(count: int) -> str:
+    """Describe the number of calls that wait, for a status; "" for none."""
+    return f"{count:,} call{' waits' if count == 1 else 's wait'}" if count else ""
+
+
 def error_kind(error: BaseException) -> str:
     """Return the status code of a call's error, else the name of its class."""
     with contextlib.suppress(Exception):  # methods of a user's class

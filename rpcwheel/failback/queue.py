@@ -65,6 +65,7 @@ from rpcwheel.events import (
     FailbackRejected,
     emit,
 )
+from rpcwheel.events.log import error_kind, status_text, waiting_calls
 from rpcwheel.exiting import BACKGROUND
 from rpcwheel.rpc import DEADLINE, Stop
 from rpcwheel.telemetry import components, tracing
@@ -145,6 +146,41 @@ class FailbackStats:
     """Calls that are queued now, those with a running attempt included."""
 
 
+MAX_STATUS_ENTRIES: Final = 50
+"""Entries in the status of a queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedCallStatus:
+    """A call in a failback queue."""
+
+    function: str
+    age_s: float
+    attempts: int
+    next_attempt_s: float | None
+    """None: an attempt runs, or there is no further attempt."""
+    error_kind: str
+    """The status code, or the class of the error."""
+    error: str
+    """Begins with the kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStatus:
+    """A failback queue."""
+
+    name: str
+    pending: int
+    """Calls that are queued; with a journal, in all of it, as last counted."""
+    max_pending: int
+    oldest_age_s: float | None
+    """None: the queue is empty."""
+    stats: FailbackStats
+    entries: tuple[QueuedCallStatus, ...]
+    """The oldest `MAX_STATUS_ENTRIES` calls."""
+    problem: str
+
+
 class RetryQueue:
     """The failed calls of one policy, and when each is attempted again. Thread-safe.
 
@@ -223,6 +259,21 @@ class RetryQueue:
         """Get the counts so far."""
         with self._lock:
             return FailbackStats(**self._counts | {"pending": len(self._calls)})
+
+    def status(self) -> QueueStatus | None:
+        """Describe the queue now; None if it was closed and has no calls. Never blocks."""
+        if self.closed and not self.pending:
+            return None
+        entries, pending = self.held_entries(MAX_STATUS_ENTRIES), self.pending
+        return QueueStatus(
+            self.name,
+            pending,
+            self.max_pending,
+            entries[0].age_s if entries else None,
+            self.stats(),
+            tuple(map(_entry_status, entries)),
+            "it is full" if pending >= self.max_pending else waiting_calls(pending),
+        )
 
     @property
     def closed(self) -> bool:
@@ -813,3 +864,14 @@ def _in_child() -> None:
 atexit.register(_at_exit)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_in_child)
+
+
+def _entry_status(entry: QueueEntry) -> QueuedCallStatus:
+    return QueuedCallStatus(
+        entry.function,
+        entry.age_s,
+        entry.attempts,
+        None if entry.next_attempt_s == math.inf else entry.next_attempt_s,
+        error_kind(entry.error),
+        status_text(entry.error),
+    )

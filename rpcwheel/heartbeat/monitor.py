@@ -23,6 +23,7 @@ import random
 import threading
 import weakref
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Self, TypeVar
@@ -75,6 +76,24 @@ class Work(enum.Enum):
     """`reconnect()` of the channel: runs the user's `connect`, and emits events."""
     NOTIFY = enum.auto()
     """Events and listeners."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatStatus:
+    """The heartbeat of a channel."""
+
+    target: str
+    state: str
+    rtt_s: float | None
+    misses: int
+    sent: int
+    answered: int
+    replaced: int
+    serving: bool | None
+    """What the server said about itself; None: nothing."""
+    silence_s: float | None
+    """Seconds since anything was read; None: never was anything."""
+    problem: str
 
 
 @public_name("Heartbeat")
@@ -216,6 +235,27 @@ class HeartbeatBase(ABC):
     def serving(self) -> bool | None:
         """What the server last said about itself (`grpc.health.v1`); None: nothing."""
         return self._core.serving
+
+    def status(self) -> HeartbeatStatus | None:
+        """Describe the heartbeat now; None if it has ended."""
+        state = str(self.state)
+        if state == "closed":
+            return None
+        problem = state if state in {"suspect", "dead"} else ""
+        if not problem and self.serving is False:
+            problem = "not serving"
+        return HeartbeatStatus(
+            self.target,
+            state,
+            self.rtt,
+            self.misses,
+            self.sent,
+            self.answered,
+            self.replaced,
+            self.serving,
+            self.silence,
+            problem,
+        )
 
     @safe_repr
     def __repr__(self) -> str:

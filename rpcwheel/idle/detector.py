@@ -19,6 +19,7 @@ import threading
 import time
 import warnings
 import weakref
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -102,6 +103,27 @@ class _WakeUp:
 
     def timer_stopped(self, _: Timeout) -> None:
         self._on_stopped()
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionStatus:
+    """A connection of a server that has an idle detector."""
+
+    peer: str
+    local_address: str | None
+    user_agent: str | None
+    tls_subject: str | None
+    tls_names: tuple[str, ...]
+    state: str
+    idle_s: float
+    calls: int
+    """In flight, streams included."""
+    streams: int
+    calls_total: int
+    heartbeats_total: int
+    connected_at: float
+    """Seconds since 1970."""
+    problem: str
 
 
 @public_name("IdleConnectionDetector")
@@ -315,8 +337,11 @@ class DetectorBase:
             self._scan()
             return self._table.connections(self._limits, self._table.entries())
 
-    def _known_connections(self) -> list[Connection]:
-        """Internal: as `_list_connections`, but by the last scan if a round runs. Any thread."""
+    def status(self) -> tuple[ConnectionStatus, ...]:
+        """Describe the connections; by the last scan if a round runs. Any thread."""
+        return tuple(map(_connection_status, self._scanned_connections()))
+
+    def _scanned_connections(self) -> list[Connection]:
         if self._closed:
             return []
         if self._round_lock.acquire(blocking=False):
@@ -475,4 +500,23 @@ def _checked_policy(policy: object) -> IdlePolicy:
         return IdlePolicy(idle_timeout=policy)
     raise TypeError(
         f"policy must be an IdlePolicy, or the seconds of its idle_timeout, not {policy!r}"
+    )
+
+
+def _connection_status(connection: Connection) -> ConnectionStatus:
+    tls, state = connection.tls_identity, connection.state.value
+    return ConnectionStatus(
+        connection.peer,
+        connection.local_address,
+        connection.user_agent,
+        None if tls is None else tls.subject,
+        () if tls is None else tls.alternative_names,
+        state,
+        connection.idle_s,
+        connection.calls_in_flight,
+        connection.streams_in_flight,
+        connection.calls_total,
+        connection.heartbeats_total,
+        connection.connected_at.timestamp(),
+        "it is being closed" if state == "closing" else "",
     )

@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 from collections import Counter, deque
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -26,6 +27,7 @@ from rpcwheel.errors import (
     JournalUnavailable,
 )
 from rpcwheel.events import JournalFailed, JournalRecovered, emit
+from rpcwheel.events.log import waiting_calls
 from rpcwheel.telemetry import components
 from rpcwheel.timer import ManualTimer
 from rpcwheel.timer.clock import clock_of
@@ -48,6 +50,36 @@ MAX_BATCH: Final = 1000
 COUNT_INTERVAL_S: Final = 2.0
 COUNT_SHARE: Final = 0.01
 """Calls are counted at this interval, or less often, so that it takes this share of the time."""
+
+
+@dataclass(frozen=True, slots=True)
+class DepthStatus:
+    """The calls of one queue and target in a journal."""
+
+    queue: str
+    target: str
+    waiting: int
+    taken: int
+    """By processes that attempt them or are about to."""
+    dead: int
+    oldest_s: float
+    """The age of the oldest call that is not dead; 0 without one."""
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class JournalStatus:
+    """A journal of failback."""
+
+    url: str
+    """Without the password."""
+    up: bool
+    """Whether the last request succeeded."""
+    unstored_results: int
+    """Results of attempts that the journal has not accepted yet."""
+    depths: tuple[DepthStatus, ...]
+    """As last counted; of all processes that use the journal."""
+    problem: str
 
 
 class Journal:
@@ -388,6 +420,31 @@ class Journal:
 
     # --- Counts ---
 
+    def status(self) -> JournalStatus:
+        """Describe the journal, by the last counts. Does not block."""
+        results = self.unstored_results
+        problem = "it stores nothing" if self.is_failing else ""
+        if results and problem:
+            problem += f"; {results} results wait"
+        return JournalStatus(
+            str(self.url),
+            not self.is_failing,
+            results,
+            tuple(
+                DepthStatus(
+                    depth.queue,
+                    depth.target,
+                    depth.waiting,
+                    depth.taken,
+                    depth.dead,
+                    depth.oldest_s,
+                    _depth_problem(depth.dead, depth.waiting + depth.taken),
+                )
+                for depth in self.depths()
+            ),
+            problem,
+        )
+
     def depths(self) -> list[Depth]:
         """Return the last counts of the calls in the journal. Does not block."""
         return self._depths
@@ -516,3 +573,8 @@ def open_journal(url: str, timer: Timer | None = None) -> Journal:
             journal = _OPEN.journals[key] = Journal(*key)
         journal.users += 1
         return journal
+
+
+def _depth_problem(dead: int, pending: int) -> str:
+    letters = f"{dead:,} dead letter{'' if dead == 1 else 's'}" if dead else ""
+    return ", ".join(filter(None, (letters, waiting_calls(pending))))

@@ -60,7 +60,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from rpcwheel.events import Event
-    from rpcwheel.status.snapshot import JournalStatus, RegistryStatus, Status
+    from rpcwheel.journal.journal import JournalStatus
+    from rpcwheel.registry.session import RegistryStatus
+    from rpcwheel.status.snapshot import Status
     from rpcwheel.telemetry.call_counts import CallCounts, Side
     from rpcwheel.timer.api import TimerStats
 

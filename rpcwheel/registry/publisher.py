@@ -23,6 +23,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Self, TypeVar
@@ -193,6 +194,16 @@ class _Deadline:
                     break
 
 
+@dataclass(frozen=True, slots=True)
+class PublisherStatus:
+    """A server that is published."""
+
+    services: tuple[str, ...]
+    state: str
+    port: int
+    problem: str
+
+
 @public_name("Publisher")
 class PublisherBase(Generic[R]):
     """A server, its registries, and the instances that are published of it.
@@ -359,6 +370,15 @@ class PublisherBase(Generic[R]):
     def state(self) -> str:
         """One of "new", "starting", "serving", "ending" and "closed"."""
         return self._state.value
+
+    def status(self) -> PublisherStatus | None:
+        """Describe the publisher now; None if it is closed."""
+        state = self.state
+        if state == "closed":
+            return None
+        services = tuple(instance.service for instance in self.instances)
+        problem = "it stops" if state == "ending" else ""
+        return PublisherStatus(services, state, self.port, problem)
 
     @safe_repr
     def __repr__(self) -> str:

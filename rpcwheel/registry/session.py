@@ -17,7 +17,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rpcwheel._concurrency.executor import EXECUTOR, reset_after_fork
@@ -30,6 +30,7 @@ from rpcwheel.errors import (
     RegistryUnavailable,
 )
 from rpcwheel.events import InstancesChanged, RegistryFailed
+from rpcwheel.events.log import status_text
 from rpcwheel.instance import ServiceInstance, Snapshot
 from rpcwheel.telemetry import components
 
@@ -38,7 +39,7 @@ from .cache import ServiceCache
 from .one_shot_timer import OneShotTimer
 from .policy import RegistryRules
 from .reconciler import Reconciler, RegistrationRecord, State
-from .watches import WatchManager
+from .watches import ServiceWatch, WatchManager
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -186,6 +187,48 @@ class LookupQueue:
         self._emit(*(one for one in events if not isinstance(one, InstancesChanged)))
 
 
+@dataclass(frozen=True, slots=True)
+class RegistrationStatus:
+    """An instance that is published in a registry."""
+
+    service: str
+    id: str
+    address: str
+    state: str
+    lease_age_s: float | None
+    """Seconds since the registry last confirmed it; None: never."""
+    error: str
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionStatus:
+    """A service that is followed in a registry."""
+
+    service: str
+    instances: int
+    source: str
+    """`"live"`, `"stale"`, `"cache"`, or "" if nothing is known yet."""
+    stale_s: float
+    """For how long the registry has not confirmed the instances."""
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryStatus:
+    """A registry."""
+
+    url: str
+    """Without the password."""
+    up: bool
+    lease_ttl_s: float
+    error: str
+    """Of the last request, if it failed."""
+    registrations: tuple[RegistrationStatus, ...]
+    subscriptions: tuple[SubscriptionStatus, ...]
+    problem: str
+
+
 class Session:
     """One backend, and all that is registered and watched there. Thread-safe."""
 
@@ -259,6 +302,25 @@ class Session:
         """The registrations, including those that are not withdrawn yet."""
         with self._lock:
             return self._reconciler.records()
+
+    def status(self) -> RegistryStatus | None:
+        """Describe the registry, and all that is registered and followed there; None if closed."""
+        if self.closed:
+            return None
+        now_ns, lease_s = self.now_ns(), to_seconds(self.rules.lease_ns)
+        registrations = [_registration(record, now_ns, lease_s) for record in self.records()]
+        watches = [_subscription(watch) for watch in self.watches.watches()]
+        error = status_text(self.health.error)
+        down = self.health.since_ns is not None
+        return RegistryStatus(
+            self.name,
+            self.health.up,
+            lease_s,
+            error,
+            tuple(sorted(registrations, key=lambda row: (row.service, row.id))),
+            tuple(sorted(watches, key=lambda row: row.service)),
+            (error or "it does not answer") if down else "",
+        )
 
     def set_desired(self, instance: ServiceInstance, *, flush_now: bool) -> RegistrationRecord:
         """Publish an instance, or change it.
@@ -542,3 +604,29 @@ def _decode(data: bytes | None) -> ServiceInstance | None:
         return None if data is None else ServiceInstance.decoded(data)
     except ValueError:
         return None
+
+
+def _registration(record: RegistrationRecord, now_ns: int, lease_s: float) -> RegistrationStatus:
+    state, error, seen_ns = str(record.state), status_text(record.error), record.seen_ns
+    age_s = None if seen_ns is None else max(0, now_ns - seen_ns) / 1e9
+    problem = error
+    if not problem and state == "LOST":
+        problem = "the registry has lost it"
+    elif not problem and state == "PUBLISHED" and age_s is not None and age_s > lease_s:
+        problem = "its lease has run out"
+    instance = record.instance
+    return RegistrationStatus(
+        instance.service, instance.id, instance.address, state, age_s, error, problem
+    )
+
+
+def _subscription(watch: ServiceWatch) -> SubscriptionStatus:
+    snapshot = watch.snapshot
+    if snapshot is None:
+        return SubscriptionStatus(watch.service, 0, "", 0.0, "nothing is known of it")
+    problem = ""
+    if snapshot.source != "live":
+        problem = f"not confirmed by the registry for {snapshot.age_s:.3g} s"
+    return SubscriptionStatus(
+        watch.service, len(snapshot.instances), snapshot.source, snapshot.age_s, problem
+    )

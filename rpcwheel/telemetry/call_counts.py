@@ -11,6 +11,7 @@ import os
 import threading
 from bisect import bisect_left
 from collections import deque
+from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -38,6 +39,13 @@ MAX_QUEUED: Final = 128
 
 MAX_ADDED: Final = 256
 """Entries that one call adds up, at most: about 0.1 ms."""
+
+FAILURES: Final = frozenset({
+    "DATA_LOSS", "DEADLINE_EXCEEDED", "INTERNAL", "RESOURCE_EXHAUSTED", "UNAVAILABLE",
+    "UNIMPLEMENTED", "UNKNOWN",
+})  # fmt: skip
+"""Status codes that show a failure of the server or the connection, as for the alert rules. On a
+server DEADLINE_EXCEEDED is none: its clients set the deadline."""
 
 _BOUNDS_NS: Final = tuple(round(bound * 1e9) for bound in BOUNDS_S)
 
@@ -231,6 +239,33 @@ class Side(QueuedCounts):
             ]
 
 
+@dataclass(frozen=True, slots=True)
+class CodeStatus:
+    """The calls of a method that ended with one status code."""
+
+    code: str
+    count: int
+    mean_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class MethodStatus:
+    """The calls of a method."""
+
+    side: str
+    """`"client"`: calls; `"attempt"`: what clients sent; `"server"`."""
+    method: str
+    kind: str
+    started: int
+    in_flight: int
+    p50_s: float | None
+    """Approximate, from the buckets; the last bound stands for more. None: no call has ended."""
+    p99_s: float | None
+    failed: int
+    """Calls that ended with one of `FAILURES`."""
+    codes: tuple[CodeStatus, ...]
+
+
 class CallCounts:
     """All calls of this process that pass through channels and interceptors of rpcwheel."""
 
@@ -248,6 +283,49 @@ class CallCounts:
         """Begin with counts of 0, in a forked child."""
         for side in (self.client, self.attempts, self.server):
             side.reset()
+
+    def status(self) -> tuple[MethodStatus, ...]:
+        """Describe the calls of each method so far."""
+        sides = ("client", self.client), ("attempt", self.attempts), ("server", self.server)
+        return tuple(_method(name, totals) for name, side in sides for totals in side.totals())
+
+
+def _method(side: str, totals: MethodTotals) -> MethodStatus:
+    ended = totals.ended
+    buckets = [
+        sum(numbers) for numbers in zip(*(one.buckets for one in ended.values()), strict=True)
+    ]
+    codes = tuple(CodeStatus(code, one.number, one.sum / one.number) for code, one in ended.items())
+    failures = FAILURES - {"DEADLINE_EXCEEDED"} if side == "server" else FAILURES
+    in_flight = max(0, totals.started - sum(one.count for one in codes))
+    return MethodStatus(
+        side,
+        totals.method,
+        totals.kind,
+        totals.started,
+        in_flight,
+        quantile(buckets, 0.5),
+        quantile(buckets, 0.99),
+        sum(one.count for one in codes if one.code in failures),
+        codes,
+    )
+
+
+def quantile(buckets: list[int], share: float) -> float | None:
+    """Estimate a quantile from the counts of the buckets of `BOUNDS_S`; None if there are none.
+
+    It is interpolated in its bucket, as Prometheus' `histogram_quantile` does. In the last bucket,
+    which has no upper bound, it is the last bound.
+    """
+    rank, below = share * sum(buckets), 0
+    if not rank:
+        return None
+    for index, count in enumerate(buckets[:-1]):
+        if below + count >= rank:
+            lower = BOUNDS_S[index - 1] if index else 0.0
+            return lower + (BOUNDS_S[index] - lower) * (rank - below) / count
+        below += count
+    return BOUNDS_S[-1]
 
 
 CALL_COUNTS: Final = CallCounts()

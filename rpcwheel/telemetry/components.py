@@ -3,6 +3,10 @@
 Each timer, queue, channel and so on adds itself here when it is made. Metrics and the live view
 read the list. References are weak.
 
+A component has a method `status()`, for any thread. It returns a frozen dataclass, or None if the
+component is closed; a detector returns one for each connection. Its field `problem` says what is
+wrong with the component, or is an empty string.
+
 The first component runs the function given to `on_first`, which may start metrics and traces. This
 module knows no metrics package and reads no environment.
 """

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from datetime import timedelta
 
     from rpcwheel.timer._base import Timeout
 
-__all__ = ["LATENESS_BOUNDS_S", "Lateness", "TaskLike", "Timer", "TimerStats", "TimerTask"]
+__all__ = [
+    "LATENESS_BOUNDS_S",
+    "Lateness",
+    "TaskLike",
+    "Timer",
+    "TimerStats",
+    "TimerStatus",
+    "TimerTask",
+]
 
 
 @runtime_checkable
@@ -82,3 +90,24 @@ class TimerStats:
     lateness: Lateness
     slowest_task: str | None
     slowest_task_s: float
+
+
+LATE_S: Final = 0.1
+"""A task is late if it starts so much after its deadline. One of `LATENESS_BOUNDS_S`."""
+
+LATE_SHARE: Final = 0.01
+"""The share of late tasks from which a timer has a problem."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimerStatus:
+    """A timer."""
+
+    name: str
+    queue: str
+    """The class of its queue."""
+    stats: TimerStats
+    late_s: float
+    """By how much its next wake-up is overdue now."""
+    problem: str
+    """What is wrong with it; "" if nothing is."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import warnings
 import weakref
+from bisect import bisect_left
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Self
 
@@ -20,7 +21,14 @@ from rpcwheel.events.events import ExecutorRejected, TaskFailed, TaskSlow, TooMa
 from rpcwheel.events.hub import emit
 from rpcwheel.telemetry import components
 from rpcwheel.timer._front import SLOW_NS
-from rpcwheel.timer.api import Lateness, TimerStats
+from rpcwheel.timer.api import (
+    LATE_S,
+    LATE_SHARE,
+    LATENESS_BOUNDS_S,
+    Lateness,
+    TimerStats,
+    TimerStatus,
+)
 from rpcwheel.timer.queue import TimerBase, TimerQueue, TimerState, default_queue
 
 if TYPE_CHECKING:
@@ -110,6 +118,19 @@ class TimerCore(TimerBase):
             slowest_task=self._slowest_task,
             slowest_task_s=self._slowest_ns / 1e9,
         )
+
+    def status(self) -> TimerStatus | None:
+        """Describe the timer now; None if it was stopped."""
+        if self.stopped:
+            return None
+        stats, late_s = self.stats(), self.overdue
+        late = sum(stats.lateness.buckets[bisect_left(LATENESS_BOUNDS_S, LATE_S) + 1 :])
+        problem = ""
+        if late_s > LATE_S:
+            problem = f"it should have woken up {late_s:.3g} s ago"
+        elif late > LATE_SHARE * stats.fired:
+            problem = f"{late} of {stats.fired} tasks started over {LATE_S:g} s late"
+        return TimerStatus(self.name, self.queue_type, stats, late_s, problem)
 
     def stop(self) -> list[Timeout]:
         """Stop the timer, and return the pending timeouts."""

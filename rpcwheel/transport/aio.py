@@ -51,7 +51,7 @@ from .arguments import (
     refuse_both,
 )
 from .drain_timer import new_drain_timeout
-from .state import ChannelStatus, ConnectionManager, MethodSpec, Transport
+from .state import ChannelProperties, ConnectionManager, MethodSpec, Transport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -114,7 +114,7 @@ class AioTransport(Transport[grpc.aio.Channel]):
         return [call for call in calls if call is not None]
 
 
-class ReconnectingChannel(ChannelStatus, Channel):
+class ReconnectingChannel(ChannelProperties, Channel):
     """A channel whose connection can be replaced while stubs and calls live on.
 
     On other threads than the loop's only `target`, `number`, `calls`, `closed`, `accepts_calls`,

@@ -8,6 +8,7 @@ calls it under a lock, or on one event loop.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
@@ -336,7 +337,52 @@ class ConnectionManager(Generic[T]):
         return transports
 
 
+@dataclass(frozen=True, slots=True)
+class SubchannelStatus:
+    """A server of a balanced channel."""
+
+    id: str
+    address: str
+    state: str
+    healthy: bool
+    unhealthy_reason: str
+    ejected: bool
+    """Whether it is unhealthy because its calls failed."""
+    stale: bool
+    """Whether its instance has left the registry and it is kept because it still answers."""
+    calls: int
+    """In flight."""
+    weight: int
+    zone: str
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
 class ChannelStatus:
+    """A channel to one target, or a balanced channel, which has subchannels."""
+
+    target: str
+    """The name of the service if it is balanced."""
+    balanced: bool
+    state: str
+    calls: int
+    """In flight."""
+    connection: int | None
+    """The number of the active connection, from 1; None if it is balanced."""
+    stale: bool
+    """Whether a subchannel is stale."""
+    subchannels: tuple[SubchannelStatus, ...]
+    problem: str
+
+
+def channel_problem(state: str, *, has_servers: bool) -> str:
+    """Return the `problem` of a channel in this state."""
+    if state != "TRANSIENT_FAILURE":
+        return ""
+    return "its servers cannot be reached" if has_servers else "no server is known"
+
+
+class ChannelProperties:
     """Properties of `ReconnectingChannel` in both worlds."""
 
     connections: ConnectionManager[Any]
@@ -367,6 +413,19 @@ class ChannelStatus:
     def accepts_calls(self) -> bool:
         """Whether calls may start: neither `drain` nor `close` was called."""
         return self.connections.accepts_calls
+
+    def get_state(self, try_to_connect: bool = False) -> Any:
+        """Return the state of the active connection."""
+        raise NotImplementedError
+
+    def status(self) -> ChannelStatus | None:
+        """Describe the channel now; None if it is closed."""
+        if self.closed:
+            return None
+        state = self.get_state()
+        name = "UNKNOWN" if state is None else str(state.name)
+        problem = channel_problem(name, has_servers=True)
+        return ChannelStatus(self.target, False, name, self.calls, self.number, False, (), problem)
 
     @property
     def activity(self) -> ActivityStamps:

@@ -51,7 +51,7 @@ from .arguments import (
     refuse_both,
 )
 from .drain_timer import new_drain_timeout
-from .state import ChannelStatus, ConnectionManager, MethodSpec, Transport
+from .state import ChannelProperties, ConnectionManager, MethodSpec, Transport
 from .subscriptions import Subscriptions
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ CLOSED: Final = "Cannot invoke RPC on closed channel!"
 READY: Final = grpc.ChannelConnectivity.READY
 
 
-class ReconnectingChannel(ChannelStatus, multicallable.Channel):
+class ReconnectingChannel(ChannelProperties, multicallable.Channel):
     """A channel whose connection can be replaced while stubs and calls live on."""
 
     def __init__(

@@ -117,6 +117,23 @@ def test_there_is_no_import_cycle_also_under_type_checking() -> None:
     graphlib.TopologicalSorter(imports).prepare()  # raises CycleError, which names the cycle
 
 
+COMPUTED_IMPORTS = {
+    "_lazy.py": "public names of all packages, on first use",
+    "kit/base.py": "the package of a feature, in the world of the kit",
+    "journal/opening.py": "engines of its own package",
+    "registry/backends/__init__.py": "engines of its own package",
+    "timer/queue.py": "the two forms of its own package",
+    "cli/journal_work.py": "modules of the user",
+}
+"""Where a module is imported by a string, and what; import-linter sees none of these imports."""
+
+
+def test_modules_are_imported_by_a_string_only_where_that_makes_no_circle() -> None:
+    calls = re.compile(r"\b(?:import_module|__import__)\(")
+    paths = [path for path in PACKAGE.rglob("*.py") if calls.search(path.read_text("utf-8"))]
+    assert {str(path.relative_to(PACKAGE)) for path in paths} == set(COMPUTED_IMPORTS)
+
+
 DEPENDENCIES = {"asyncio", "grpc", "pydantic", "tenacity"}
 
 

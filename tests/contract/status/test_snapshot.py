@@ -20,10 +20,11 @@ from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel import FailbackPolicy, Kit, aio
 from rpcwheel.balancer import BalancedChannel
 from rpcwheel.balancer.aio import BalancedChannel as AioBalancedChannel
+from rpcwheel.failback.queue import MAX_STATUS_ENTRIES
 from rpcwheel.journal import Depth
 from rpcwheel.registry import Publisher, Registry, RegistryPolicy, ServiceInstance
 from rpcwheel.registry.aio import Registry as AioRegistry
-from rpcwheel.status.snapshot import MAX_ENTRIES, snapshot
+from rpcwheel.status.snapshot import snapshot
 from rpcwheel.telemetry import components
 from rpcwheel.telemetry.call_counts import CallCounts
 from rpcwheel.timer import ManualTimer, WheelTimer
@@ -126,17 +127,17 @@ def test_a_failback_queue_lists_its_oldest_calls(shop):
     shop.kill()
     with Kit(failback=FAILBACK) as kit, kit.channel(shop.target) as channel:
         push = channel.unary_unary(UNARY_UNARY)
-        for _ in range(MAX_ENTRIES + 1):
+        for _ in range(MAX_STATUS_ENTRIES + 1):
             assert push(b"a") == b"later"
         found = row(snapshot().queues, name="orders")
-        assert found.stats.pending == MAX_ENTRIES + 1
-        assert len(found.entries) == MAX_ENTRIES
+        assert found.stats.pending == MAX_STATUS_ENTRIES + 1
+        assert len(found.entries) == MAX_STATUS_ENTRIES
         first, last = found.entries[0], found.entries[-1]
         assert (first.function, first.attempts, first.error_kind) == (UNARY_UNARY, 1, "UNAVAILABLE")
         assert first.error.startswith("UNAVAILABLE: ")
         assert 0 < first.next_attempt_s <= 600.0
         assert found.oldest_age_s == first.age_s >= last.age_s
-        assert found.problem == f"{MAX_ENTRIES + 1} calls wait"
+        assert found.problem == f"{MAX_STATUS_ENTRIES + 1} calls wait"
         kit.close(0)
     assert tables_with(name="orders") == []
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from rpcwheel.status.snapshot import quantile
-from rpcwheel.telemetry.call_counts import BOUNDS_S
+from rpcwheel.telemetry.call_counts import BOUNDS_S, quantile
 
 
 def buckets(**counts: int) -> list[int]:
