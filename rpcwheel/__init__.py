@@ -12,7 +12,9 @@ Packages, highest layer first:
 `heartbeat`     Probes silent connections and replaces dead ones: `HeartbeatManager`.
 `idle`          Finds and closes idle connections of a server: `IdleConnectionDetector`.
 `pending`       Calls over your own transport that wait for a response: `PendingCalls`.
-`registry`      Publishes services and finds them: `Publisher`, `insecure_channel("etcd://...")`.
+`publisher`     Keeps a server published while it serves: `Publisher`.
+`resolver`      Channels to services by name: `insecure_channel("etcd://...")`.
+`registry`      Registers instances and finds them: `open_registry`, `RegistryPolicy`.
 `balancer`      One channel over all instances of a service: `BalancedChannel`.
 `call`          Deadlines, retries, hedging and default responses: `RetryPolicy`, `call_options`.
 `transport`     A channel whose connection can be replaced: `ReconnectingChannel`.
@@ -59,13 +61,9 @@ if TYPE_CHECKING:
     from rpcwheel.idle import IdlePolicy
     from rpcwheel.interceptors import client_interceptors, intercept_channel, server_interceptors
     from rpcwheel.kit import Kit
-    from rpcwheel.registry import (
-        Publisher,
-        RegistryPolicy,
-        insecure_channel,
-        open_registry,
-        secure_channel,
-    )
+    from rpcwheel.publisher import Publisher
+    from rpcwheel.registry import RegistryPolicy, open_registry
+    from rpcwheel.resolver import insecure_channel, secure_channel
     from rpcwheel.timer import AsyncWheelTimer, WheelTimer, shared_timer
 
     from . import aio
@@ -84,17 +82,19 @@ else:
             ".idle": "IdlePolicy",
             ".interceptors": "client_interceptors intercept_channel server_interceptors",
             ".kit": "Kit",
-            ".registry": ("Publisher RegistryPolicy insecure_channel open_registry secure_channel"),
+            ".publisher": "Publisher",
+            ".registry": "RegistryPolicy open_registry",
+            ".resolver": "insecure_channel secure_channel",
             ".timer": "AsyncWheelTimer WheelTimer shared_timer",
         },
         submodules=(
             "aio backoff balancer call durations errors events failback heartbeat idle instance "
-            "interceptors kit methods metrics options pending policy probe registry rpc testing "
-            "telemetry timer transport"
+            "interceptors kit methods metrics options pending policy publisher registry resolver "
+            "rpc telemetry testing timer transport"
         ),
         elsewhere=(
             "balancer call errors failback heartbeat idle instance interceptors journal kit "
-            "pending probe registry timer transport"
+            "pending publisher registry resolver timer transport"
         ),
     )
 

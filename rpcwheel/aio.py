@@ -41,8 +41,10 @@ if TYPE_CHECKING:
         server_interceptors,
     )
     from rpcwheel.kit.aio import Kit
+    from rpcwheel.publisher.aio import Publisher
     from rpcwheel.registry import RegistryPolicy
-    from rpcwheel.registry.aio import Publisher, insecure_channel, open_registry, secure_channel
+    from rpcwheel.registry.aio import open_registry
+    from rpcwheel.resolver.aio import insecure_channel, secure_channel
     from rpcwheel.timer import AsyncWheelTimer, WheelTimer, shared_timer
 
 __all__ = [
@@ -85,7 +87,9 @@ if not TYPE_CHECKING:
                 "client_interceptors intercept_channel server_interceptors"
             ),
             "rpcwheel.kit.aio": "Kit",
-            "rpcwheel.registry.aio": "Publisher insecure_channel open_registry secure_channel",
+            "rpcwheel.publisher.aio": "Publisher",
+            "rpcwheel.registry.aio": "open_registry",
+            "rpcwheel.resolver.aio": "insecure_channel secure_channel",
         },
         elsewhere=(
             "balancer.aio failback.aio heartbeat.aio idle.aio pending.aio registry.aio timer.aio "

@@ -19,9 +19,8 @@ import tenacity
 from tenacity.stop import stop_base
 from tenacity.wait import wait_base
 
-from rpcwheel._naming import safe_repr
 from rpcwheel.durations import NEVER, to_ns, to_seconds
-from rpcwheel.errors import ConfigurationError
+from rpcwheel.errors import ConfigurationError, safe_repr
 
 if TYPE_CHECKING:
     from tenacity.stop import StopBaseT

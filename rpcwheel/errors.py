@@ -32,9 +32,10 @@ An argument of the wrong type raises the built-in `TypeError`, because that is a
 code.
 """
 
-from collections.abc import Hashable
-from functools import partial
-from typing import Final, Literal
+from collections.abc import Callable, Hashable
+from functools import partial, wraps
+from types import FunctionType
+from typing import Any, Final, Literal, TypeVar
 
 __all__ = [
     "CallError",
@@ -262,3 +263,39 @@ def short_repr(value: object) -> str:
     except (ValueError, RecursionError):  # an integer of more than 4,300 digits; nested too deep
         text = f"<{type(value).__name__}>"
     return text if len(text) <= _MAX_REPR else f"{text[:_MAX_REPR]}..."
+
+
+# --- How objects and methods are named in messages ---
+
+C = TypeVar("C")
+
+
+def public_name(name: str) -> Callable[[type[C]], type[C]]:
+    """Name the methods of a base class as those of its public subclasses, in Python's errors.
+
+    Otherwise a missing argument is one of `KitBase.serve()`, a class that users do not know.
+    """
+
+    def rename(base: type[C]) -> type[C]:
+        for function in vars(base).values():
+            if isinstance(function, FunctionType):
+                function.__qualname__ = f"{name}.{function.__name__}"
+        return base
+
+    return rename
+
+
+def safe_repr(describe: Callable[[Any], str]) -> Callable[[Any], str]:
+    """Make a `__repr__` that does not raise if the constructor of the object has raised.
+
+    Debuggers and test runners show such objects.
+    """
+
+    @wraps(describe)
+    def described(self: Any) -> str:
+        try:
+            return describe(self)
+        except AttributeError:
+            return f"<{type(self).__name__}, not initialized>"
+
+    return described

@@ -31,7 +31,9 @@ from benchmarks.registries.subjects import (
     UNARY,
 )
 from rpcwheel.instance import ServiceInstance
-from rpcwheel.registry import RegistryPolicy, aio_resolved_channel, open_registry, resolved_channel
+from rpcwheel.registry import RegistryPolicy, open_registry
+from rpcwheel.resolver import aio_channel as aio_resolved_channel
+from rpcwheel.resolver import channel as resolved_channel
 from rpcwheel.transport import ReconnectingChannel
 from rpcwheel.transport.aio import ReconnectingChannel as AioReconnectingChannel
 

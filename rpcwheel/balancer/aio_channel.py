@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import grpc
 
+from rpcwheel._concurrency.exiting import BACKGROUND
 from rpcwheel._concurrency.loop import call_on_loop, running_loop
 from rpcwheel._grpc import aio_multicallable
 from rpcwheel._grpc.aio_finished import (
@@ -40,8 +41,6 @@ from rpcwheel._grpc.calls import check_options, check_request, reusable_metadata
 from rpcwheel.call.config import copy_of
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.events import CallbackFailed, emit
-from rpcwheel.exiting import BACKGROUND
-from rpcwheel.probe import MARK
 from rpcwheel.rpc import TRIED, Kind, classes_by_kind
 from rpcwheel.transport.aio import (
     CLOSED,
@@ -50,6 +49,7 @@ from rpcwheel.transport.aio import (
     ReconnectingChannel,
     TransportCall,
 )
+from rpcwheel.transport.probe import MARK
 from rpcwheel.transport.state import MethodSpec
 
 from .base import BalancedChannelBase
@@ -70,8 +70,8 @@ from .subchannels import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from rpcwheel._concurrency.exiting import BackgroundCall
     from rpcwheel._grpc.aio_interceptors import Interceptors
-    from rpcwheel.exiting import BackgroundCall
     from rpcwheel.instance import ServiceInstance
     from rpcwheel.timer.api import Timer
 

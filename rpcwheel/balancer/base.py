@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Generic
 
-from rpcwheel._naming import public_name, safe_repr
+from rpcwheel.errors import public_name, safe_repr
 
 from .subchannels import READY, S
 

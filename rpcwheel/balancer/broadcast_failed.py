@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
 
-from rpcwheel._naming import safe_repr
-from rpcwheel.errors import ConfigurationError
+from rpcwheel.errors import ConfigurationError, safe_repr
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

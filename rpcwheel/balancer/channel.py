@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 import grpc
 
 from rpcwheel._concurrency.executor import EXECUTOR
+from rpcwheel._concurrency.exiting import BACKGROUND
 from rpcwheel._grpc import multicallable
 from rpcwheel._grpc.calls import (
     Details,
@@ -36,9 +37,8 @@ from rpcwheel.call.policy import CallPolicy
 from rpcwheel.call.sync_call import CallAttempts, ClientCall, RetryingCall, RetryingStream
 from rpcwheel.durations import NEVER, to_ns
 from rpcwheel.events import CallbackFailed, emit
-from rpcwheel.exiting import BACKGROUND
-from rpcwheel.probe import MARK
 from rpcwheel.rpc import TRIED, Kind, classes_by_kind
+from rpcwheel.transport.probe import MARK
 from rpcwheel.transport.sync import CLOSED, ReconnectingChannel
 
 from .base import BalancedChannelBase
@@ -58,7 +58,7 @@ from .subscriptions import Subscriptions
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from rpcwheel.exiting import BackgroundCall
+    from rpcwheel._concurrency.exiting import BackgroundCall
     from rpcwheel.instance import ServiceInstance
     from rpcwheel.timer.api import Timer
 

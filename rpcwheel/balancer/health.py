@@ -24,8 +24,8 @@ from rpcwheel._concurrency.callbacks import weak_callback
 from rpcwheel.durations import NEVER, to_seconds
 from rpcwheel.errors import TimerError
 from rpcwheel.events import CallbackFailed, emit
-from rpcwheel.probe import UNANSWERED, HealthProbe
 from rpcwheel.timer import shared_timer
+from rpcwheel.transport.probe import UNANSWERED, HealthProbe
 
 from .subchannels import FAILING, READY, SubchannelBase
 

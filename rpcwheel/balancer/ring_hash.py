@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
 from grpc import ChannelConnectivity
 
-from rpcwheel._naming import safe_repr
-from rpcwheel.errors import ConfigurationError
+from rpcwheel.errors import ConfigurationError, safe_repr
 
 from .pickers import Pick, Picker, SubchannelT
 

@@ -30,10 +30,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NamedTuple, Pro
 import grpc
 
 from rpcwheel._concurrency.callbacks import CloseCallbacks, run_callback, weak_callback
-from rpcwheel._naming import public_name, safe_repr
 from rpcwheel.backoff import Backoff
 from rpcwheel.durations import NEVER, to_ns, to_seconds
-from rpcwheel.errors import ConfigurationError
+from rpcwheel.errors import ConfigurationError, public_name, safe_repr
 from rpcwheel.events import (
     CallbackFailed,
     StaleInstancesKept,

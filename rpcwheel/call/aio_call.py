@@ -49,7 +49,6 @@ from rpcwheel._grpc.calls import Details
 from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import FailbackError
 from rpcwheel.events import CallbackFailed, HedgeSent, RetryStopped, emit
-from rpcwheel.failback.stored import with_key
 from rpcwheel.rpc import TRIED, Kind, NextAttempt, Stop, classes_by_kind
 from rpcwheel.telemetry.tracing import with_current_trace
 
@@ -68,6 +67,7 @@ from .config import (
     response_source,
     seconds_left,
 )
+from .idempotency import with_key
 from .keeper import KeptDelivery
 from .policy import DefaultResponsePolicy
 from .retry import COMMITTED, NO_TIME, TIMER_STOPPED, result_of, with_attempt
@@ -77,10 +77,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from rpcwheel._grpc.aio_finished import FinishedCall
-    from rpcwheel.failback.policy import FailbackPolicy
     from rpcwheel.timer import Timeout
 
     from .config import ClientState
+    from .failback_policy import FailbackPolicy
     from .retry import Metadata, RetryPlan
 
 Start: TypeAlias = "Callable[..., Any]"

@@ -17,7 +17,7 @@ import copy
 import time
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -34,14 +34,14 @@ from rpcwheel.events import (
     StreamStalled,
     emit,
 )
-from rpcwheel.failback.matching import Matcher
-from rpcwheel.failback.stored import FailedRpc, StoredRpc, checked_order_key, key_of, new_key
 from rpcwheel.rpc import DEADLINE, NextAttempt, Stop
 from rpcwheel.telemetry import components
 from rpcwheel.timer import shared_timer
 from rpcwheel.timer.clock import checked_timer, clock_of
 
 from .hedging import HedgingConfig, HedgingPlan
+from .idempotency import checked_order_key, key_of, new_key
+from .matching import Matcher
 from .policy import (
     DeadlinePolicy,
     DefaultResponsePolicy,
@@ -67,11 +67,11 @@ if TYPE_CHECKING:
 
     from rpcwheel._grpc.calls import Details
     from rpcwheel.durations import Duration
-    from rpcwheel.failback.policy import FailbackPolicy
     from rpcwheel.rpc import AttemptResult, Kind
     from rpcwheel.timer import Timeout
     from rpcwheel.timer.api import Timer
 
+    from .failback_policy import FailbackPolicy
     from .keeper import ChannelKeeper, KeptDelivery
     from .policy import CallPolicy, MethodSettings
 
@@ -103,6 +103,24 @@ READ_TIMEOUT_S: Final = 1.0
 
 DELIVERY_TIMEOUT_S: Final = 60.0
 """The timeout of one delivery if neither the caller nor the policy sets one."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailedRpc:
+    """A gRPC call whose first attempt has failed, to be stored in a journal."""
+
+    method: str
+    kind: Kind
+    requests: tuple[bytes, ...] = field(repr=False)
+    metadata: tuple[tuple[str, str | bytes], ...] = field(repr=False)
+    """Without the idempotency key, and without credentials."""
+    timeout_s: float
+    """Of each delivery."""
+    wait_for_ready: bool | None
+    target: str
+    key: str
+    """The idempotency key, which its first attempt had too."""
+    order_key: str | None
 
 
 class FailbackQueue(Protocol):
@@ -590,7 +608,7 @@ class ClientState:
         details: Details,
         requests: Iterable[Any],
     ) -> FailedRpc:
-        """Make the stored form of a failed call.
+        """Serialize a failed call, to be stored.
 
         Args:
             policy: With a journal.
@@ -609,26 +627,28 @@ class ClientState:
             )
         messages, method = list(requests), details.method
         serialize = self._serializers.get(method)
-        body = StoredRpc(
-            kind,
-            tuple(
-                message
-                if serialize is None or (isinstance(message, bytes) and method in self._raw_methods)
-                else serialize(message)
-                for message in messages
-            ),
-            queued_metadata(details.metadata, policy),
-            DELIVERY_TIMEOUT_S if details.timeout is None else details.timeout,
-            details.wait_for_ready,
+        serialized = tuple(
+            message
+            if serialize is None or (isinstance(message, bytes) and method in self._raw_methods)
+            else serialize(message)
+            for message in messages
         )
         order_key: Any = policy.order_key
         if callable(order_key):
             order_key = order_key(messages[0]) if messages else None
         elif order_key is not None:
             order_key = dict(details.metadata or ()).get(order_key)
-        target = policy.target or self.target or ""
-        key = key_of(details.metadata) or new_key()
-        return FailedRpc(method, target, key, body, checked_order_key(order_key))
+        return FailedRpc(
+            method,
+            kind,
+            serialized,
+            queued_metadata(details.metadata, policy),
+            DELIVERY_TIMEOUT_S if details.timeout is None else details.timeout,
+            details.wait_for_ready,
+            policy.target or self.target or "",
+            key_of(details.metadata) or new_key(),
+            checked_order_key(order_key),
+        )
 
     def watch_slow_call(self, method: str, config: MethodConfig) -> Timeout | None:
         """Set a timeout that emits `CallSlow`; the caller cancels it at the end of the call.

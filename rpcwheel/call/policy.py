@@ -24,11 +24,12 @@ from pydantic import (
 from rpcwheel.backoff import DEFAULT_JITTER, Backoff, JitteredWait
 from rpcwheel.durations import to_ns
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.failback.matching import Matcher, wanted
-from rpcwheel.failback.policy import FailbackPolicy
 from rpcwheel.methods import MethodPattern, PatternIndex
 from rpcwheel.policy import Delay, Number, Policy, Seconds, Wait, checked, or_short
 from rpcwheel.rpc import CODES_SCHEMA, checked_code
+
+from .failback_policy import FailbackPolicy
+from .matching import Matcher, wanted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

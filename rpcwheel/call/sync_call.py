@@ -46,7 +46,6 @@ from rpcwheel._grpc.finished import FinishedError, FinishedResponse, FinishedStr
 from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import FailbackError
 from rpcwheel.events import CallbackFailed, HedgeSent, RetryStopped, emit
-from rpcwheel.failback.stored import with_key
 from rpcwheel.rpc import TRIED, Kind, NextAttempt, Stop
 from rpcwheel.telemetry.tracing import with_current_trace
 
@@ -61,6 +60,7 @@ from .config import (
     response_source,
     seconds_left,
 )
+from .idempotency import with_key
 from .keeper import KeptDelivery
 from .policy import DefaultResponsePolicy
 from .retry import TIMER_STOPPED, result_of, with_attempt
@@ -71,11 +71,11 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from rpcwheel._grpc.calls import AnyCall, Details, Metadata
-    from rpcwheel.failback.policy import FailbackPolicy
     from rpcwheel.timer import Timeout
     from rpcwheel.timer.api import Timer
 
     from .config import ClientState, MethodConfig
+    from .failback_policy import FailbackPolicy
     from .hedging import HedgingPlan
     from .retry import RetryPlan
 

@@ -1,6 +1,6 @@
 """The command line: `rpcwheel`, or `python -m rpcwheel`. It needs the extra `rpcwheel[cli]`.
 
-`doctor` finds out why a gRPC server cannot be reached (`cli/doctor.py`). `registry` shows, watches
+`doctor` finds out why a gRPC server cannot be reached (`cli/doctor/`). `registry` shows, watches
 and changes the instances in a registry (`cli/registry.py`). `journal` does so for the calls in a
 journal of failback, and delivers them (`cli/journal.py`). `config` checks a settings file
 (`cli/config.py`). `top` shows what runs in a process (`cli/top.py`).

@@ -9,7 +9,7 @@ import typer
 from rpcwheel.timer.queue import FORM
 
 from .config import config
-from .doctor import doctor
+from .doctor.doctor import doctor
 from .journal import journal
 from .registry import registry
 from .top import top

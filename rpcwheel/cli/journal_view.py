@@ -11,8 +11,8 @@ import json
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
+from rpcwheel.call.failback_policy import is_secret
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.failback.policy import is_secret
 from rpcwheel.failback.stored import StoredFunction, decode
 from rpcwheel.journal import CallState
 

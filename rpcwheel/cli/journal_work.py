@@ -20,11 +20,11 @@ from rpcwheel.errors import ConfigurationError
 from rpcwheel.events.log import report_suppressed
 from rpcwheel.failback import JournalWorker
 from rpcwheel.failback.invoker import registered_functions
-from rpcwheel.registry import insecure_channel, secure_channel
+from rpcwheel.resolver import insecure_channel, secure_channel
 
+from .doctor.tls import TlsSettings
 from .findings import printable
 from .parameters import check_seconds, check_server_name, checked_tls
-from .tls import TlsSettings
 
 LOG_FORMAT: Final = "%(asctime)s %(levelname)-7s %(message)s"
 

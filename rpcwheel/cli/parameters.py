@@ -5,7 +5,7 @@ from typing import Final
 
 import typer
 
-from .tls import TlsSettings
+from .doctor.tls import TlsSettings
 
 LONGEST_S: Final = 1e6
 """Eleven days, less than sockets and threads can wait for."""

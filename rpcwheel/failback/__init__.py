@@ -40,11 +40,12 @@ from typing import TYPE_CHECKING
 from rpcwheel._lazy import lazy_names
 
 if TYPE_CHECKING:
+    from rpcwheel.call.failback_policy import FailbackPolicy, FailedCall
+    from rpcwheel.call.idempotency import idempotency_key
+
     from .decorator import with_failback
-    from .policy import FailbackPolicy
     from .queue import FailbackStats
-    from .queued_call import FailedCall, QueueEntry
-    from .stored import idempotency_key
+    from .queued_call import QueueEntry
     from .sync import FailbackInvoker
     from .worker import JournalWorker
 else:
@@ -52,12 +53,12 @@ else:
         __name__,
         {
             ".decorator": "with_failback",
-            ".policy": "FailbackPolicy",
             ".queue": "FailbackStats",
-            ".queued_call": "FailedCall QueueEntry",
-            ".stored": "idempotency_key",
+            ".queued_call": "QueueEntry",
             ".sync": "FailbackInvoker",
             ".worker": "JournalWorker",
+            "rpcwheel.call.failback_policy": "FailbackPolicy FailedCall",
+            "rpcwheel.call.idempotency": "idempotency_key",
         },
         submodules="aio sync",
     )

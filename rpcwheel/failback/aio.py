@@ -15,24 +15,24 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar
 
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._concurrency.loop import await_future, call_on_loop, on_worker, running_loop
+from rpcwheel.call.idempotency import new_key, with_idempotency_key
 from rpcwheel.errors import JournalError
 
 from .invoker import InvokerBase
 from .journaled import CallRoute, JournaledQueue
 from .queued_call import QueuedCall, SavedCall
-from .stored import new_key, with_idempotency_key
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from concurrent.futures import Future
 
+    from rpcwheel.call.config import FailedRpc
+    from rpcwheel.call.failback_policy import FailedCall
     from rpcwheel.durations import Duration
     from rpcwheel.journal.backend import NewCall
 
     from .journaled import MakeCall
     from .queue import RetryQueue
-    from .queued_call import FailedCall
-    from .stored import FailedRpc
 
 __all__ = ["FailbackInvoker"]
 

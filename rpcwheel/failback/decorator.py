@@ -28,10 +28,10 @@ from typing import (
 )
 
 from rpcwheel._concurrency.loop import running_loop
+from rpcwheel.call.failback_policy import FailbackPolicy
 from rpcwheel.timer.clock import checked_timer
 
 from . import aio, sync
-from .policy import FailbackPolicy
 from .queued_call import SavedCall, label_of
 
 if TYPE_CHECKING:
@@ -41,10 +41,9 @@ if TYPE_CHECKING:
     from tenacity.stop import StopBaseT
     from tenacity.wait import WaitBaseT
 
+    from rpcwheel.call.failback_policy import FailedCall
     from rpcwheel.durations import Duration
     from rpcwheel.timer.api import Timer
-
-    from .queued_call import FailedCall
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")

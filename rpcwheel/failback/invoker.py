@@ -6,7 +6,7 @@ import warnings
 import weakref
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from rpcwheel._naming import public_name, safe_repr
+from rpcwheel.errors import public_name, safe_repr
 
 from .journaled import JournaledQueue
 from .queue import RetryQueue
@@ -15,10 +15,10 @@ from .stored_functions import FunctionCodec
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from rpcwheel.call.failback_policy import FailbackPolicy
     from rpcwheel.timer.api import Timer
 
     from .journaled import CallRoute, MakeCall
-    from .policy import FailbackPolicy
     from .queue import FailbackStats
     from .queued_call import QueueEntry
 

@@ -35,6 +35,7 @@ import grpc
 from rpcwheel._concurrency.callbacks import callable_name, weak_callback
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._grpc.calls import code_of
+from rpcwheel.call.idempotency import idempotency_key, new_key, set_idempotency_key
 from rpcwheel.durations import MAX_NS, to_ns, to_seconds
 from rpcwheel.errors import FailbackClosed, FailbackError, JournalError, JournalFull, TimerError
 from rpcwheel.events import FailbackDropped, FailbackLeaseLost, TaskFailed, emit
@@ -61,11 +62,13 @@ from .queue import (
     why_not_retried,
 )
 from .queued_call import QueuedCall, QueueEntry, SavedCall, State
-from .stored import StoredRpc, decode, idempotency_key, new_key, set_idempotency_key
+from .stored import StoredRpc, decode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from rpcwheel.call.config import FailedRpc
+    from rpcwheel.call.failback_policy import FailbackPolicy, FailedCall
     from rpcwheel.durations import Duration
     from rpcwheel.journal.backend import StoredCall
     from rpcwheel.journal.journal import Journal
@@ -73,9 +76,7 @@ if TYPE_CHECKING:
     from rpcwheel.timer.api import Timer
 
     from .pacer import Pacer
-    from .policy import FailbackPolicy
-    from .queued_call import FailedCall
-    from .stored import FailedRpc, StoredFunction
+    from .stored import StoredFunction
     from .stored_functions import FunctionCodec
 
 POLL_INTERVAL_S: Final = 1.0
@@ -290,8 +291,15 @@ class JournaledQueue(RetryQueue):
     ) -> tuple[QueuedCall, NewCall] | None:
         """Do what `begin_store` does for a gRPC call."""
         call = self.named_call(failed.method, error, self.now_ns(), None)
-        stored = replace(failed.body, trace=tracing.carrier(), retry_on=self._retry_codes)
-        body = stored.encoded()
+        body = StoredRpc(
+            failed.kind,
+            failed.requests,
+            failed.metadata,
+            failed.timeout_s,
+            failed.wait_for_ready,
+            tracing.carrier(),
+            self._retry_codes,
+        ).encoded()
         new = self.begin_store(call, failed.target, failed.key, body, failed.order_key)
         return None if new is None else (call, new)
 

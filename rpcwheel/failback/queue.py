@@ -23,8 +23,8 @@ Rules:
       invoker that is dropped without `close()` must be noticed.
 
 At the end of the process, queued calls are reported: when it exits, or when its main thread ends if
-a server of `grpc` runs in it (see `rpcwheel.exiting`). A forked child begins with empty queues, as
-the calls belong to the parent.
+a server of `grpc` runs in it (see `rpcwheel._concurrency.exiting`). A forked child begins with
+empty queues, as the calls belong to the parent.
 """
 
 from __future__ import annotations
@@ -42,8 +42,11 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from rpcwheel._concurrency.executor import EXECUTOR
+from rpcwheel._concurrency.exiting import BACKGROUND
 from rpcwheel._grpc.calls import code_of, is_channel_closed_error
 from rpcwheel.backoff import Backoff, wait_of_call
+from rpcwheel.call.failback_policy import FailbackPolicy
+from rpcwheel.call.matching import Matcher
 from rpcwheel.durations import to_ns, to_seconds
 from rpcwheel.errors import (
     FailbackClosed,
@@ -66,28 +69,26 @@ from rpcwheel.events import (
     emit,
 )
 from rpcwheel.events.log import error_kind, status_text, waiting_calls
-from rpcwheel.exiting import BACKGROUND
 from rpcwheel.rpc import DEADLINE, Stop
 from rpcwheel.telemetry import components, tracing
 from rpcwheel.timer import shared_timer
 from rpcwheel.timer.clock import checked_timer, clock_of
 
-from .matching import Matcher
 from .pacer import Pacers
 from .pacing import BUSY_CODES, Outcome
-from .policy import FailbackPolicy
 from .queued_call import QueuedCall, State
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextvars import Context
 
+    from rpcwheel.call.failback_policy import FailedCall
     from rpcwheel.durations import Duration
     from rpcwheel.timer import Timeout
     from rpcwheel.timer.api import Timer
 
     from .pacer import Pacer
-    from .queued_call import FailedCall, QueueEntry
+    from .queued_call import QueueEntry
 
 NO_ATTEMPTS_LEFT: Final = Stop("no attempts left")
 NOT_NAMED: Final = Stop("its error is not one that `retry_on` names")

@@ -17,34 +17,15 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
+from rpcwheel.call.failback_policy import FailedCall
 from rpcwheel.durations import NEVER, to_ns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rpcwheel.exiting import BackgroundCall
+    from rpcwheel._concurrency.exiting import BackgroundCall
     from rpcwheel.journal.backend import StoredCall
     from rpcwheel.timer import Timeout
-
-
-@dataclass(frozen=True, slots=True)
-class FailedCall:
-    """A call that was not delivered, with all that is needed to make it by other means."""
-
-    function: str
-    """The method path, such as `/shop.Orders/Push`, or the function's name, such as
-    `shop.orders.push`."""
-    args: tuple[Any, ...] = field(repr=False)
-    """As the caller gave them; messages are copies, in the state they had when it was queued."""
-    kwargs: dict[str, Any] = field(repr=False)
-    attempts: int
-    """Attempts made, the first one included."""
-    waited_s: float
-    """Seconds since the first attempt began."""
-    error: BaseException
-    """How the last finished attempt failed."""
-    reason: str
-    """Why there is no further attempt."""
 
 
 @dataclass(frozen=True, slots=True)

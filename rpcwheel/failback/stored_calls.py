@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 from rpcwheel._grpc.calls import Details
 from rpcwheel._grpc.counted import counted_multicallable
 from rpcwheel.call.config import MAX_METHODS
+from rpcwheel.call.idempotency import IDEMPOTENCY_KEY
 from rpcwheel.call.sync_call import Delivery
 
-from .stored import IDEMPOTENCY_KEY, StoredRpc
+from .stored import StoredRpc
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

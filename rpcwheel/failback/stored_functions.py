@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import PlainSerializer, PlainValidator, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
+from rpcwheel.call.idempotency import checked_order_key
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.policy import readable
 
-from .stored import StoredFunction, checked_order_key
+from .stored import StoredFunction
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,24 +16,23 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, Self, TypeVar
 
 from rpcwheel._concurrency.executor import EXECUTOR
+from rpcwheel.call.idempotency import new_key, with_idempotency_key
 from rpcwheel.errors import ConfigurationError
 
 from .invoker import InvokerBase
 from .journaled import CallRoute, JournaledQueue
 from .queued_call import QueuedCall, SavedCall, label_of
-from .stored import new_key, with_idempotency_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from rpcwheel.call.config import FailedRpc
+    from rpcwheel.call.failback_policy import FailbackPolicy, FailedCall
     from rpcwheel.durations import Duration
     from rpcwheel.timer.api import Timer
 
     from .journaled import MakeCall
-    from .policy import FailbackPolicy
     from .queue import RetryQueue
-    from .queued_call import FailedCall
-    from .stored import FailedRpc
 
 __all__ = ["FailbackInvoker"]
 

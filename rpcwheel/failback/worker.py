@@ -23,6 +23,7 @@ import grpc
 from rpcwheel._concurrency.callbacks import callable_name
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._concurrency.loop import call_on_loop
+from rpcwheel.call.failback_policy import FailbackPolicy
 from rpcwheel.errors import ConfigurationError, JournalError
 from rpcwheel.events import CallbackFailed, emit
 from rpcwheel.journal.journal import open_journal
@@ -32,7 +33,6 @@ from rpcwheel.telemetry import components
 from . import aio
 from .journaled import JournaledQueue
 from .pacer import Pacers
-from .policy import FailbackPolicy
 from .stored_calls import StoredCalls
 from .sync import FailbackInvoker, close_all
 

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 from rpcwheel._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from rpcwheel.probe import HealthProbe, MethodProbe, Probe, ProbeResult
+    from rpcwheel.transport.probe import HealthProbe, MethodProbe, Probe, ProbeResult
 
     from .policy import HeartbeatPolicy
     from .rules import HeartbeatState
@@ -41,7 +41,7 @@ else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "rpcwheel.probe": "HealthProbe MethodProbe Probe ProbeResult",
+            "rpcwheel.transport.probe": "HealthProbe MethodProbe Probe ProbeResult",
             ".policy": "HeartbeatPolicy",
             ".rules": "HeartbeatState",
             ".sync": "Heartbeat HeartbeatManager",

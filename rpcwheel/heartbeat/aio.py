@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import grpc
 
 from rpcwheel._concurrency.loop import call_on_loop, running_loop
-from rpcwheel.probe import MARK
+from rpcwheel.transport.probe import MARK
 
 from .monitor import HeartbeatBase, HeartbeatManagerBase, Work, status_of
 

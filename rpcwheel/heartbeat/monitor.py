@@ -31,17 +31,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Self, TypeVar
 import grpc
 
 from rpcwheel._concurrency.callbacks import run_callback, weak_callback
+from rpcwheel._concurrency.exiting import BACKGROUND
 from rpcwheel._concurrency.notifications import NotificationQueue
 from rpcwheel._grpc.connectivity import channel_target, core_state, is_bare, unwrapped_channels
-from rpcwheel._naming import public_name, safe_repr
 from rpcwheel.durations import NEVER, to_seconds
+from rpcwheel.errors import public_name, safe_repr
 from rpcwheel.events import CallbackFailed, ConnectionDead, Event, ExecutorRejected, emit
-from rpcwheel.exiting import BACKGROUND
-from rpcwheel.probe import ALIVE, UNANSWERED, HealthProbe, ProbeResult, checked_probe
 from rpcwheel.telemetry import components
 from rpcwheel.telemetry.tracing import add_to_calls
 from rpcwheel.timer import ManualTimer, shared_timer
 from rpcwheel.timer.clock import checked_timer, clock_of
+from rpcwheel.transport.probe import ALIVE, UNANSWERED, HealthProbe, ProbeResult, checked_probe
 from rpcwheel.transport.state import ActivityStamps
 
 from .core import HeartbeatCore
@@ -52,9 +52,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rpcwheel.durations import Duration
-    from rpcwheel.probe import Probe
     from rpcwheel.timer import Timeout
     from rpcwheel.timer.api import Timer
+    from rpcwheel.transport.probe import Probe
 
     Report = Callable[[int, str, object], None]
     """Takes the time of the end of a heartbeat, the name of its status, and the response."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 import grpc
 
 from rpcwheel._concurrency.executor import EXECUTOR, SerialExecutor
-from rpcwheel.probe import MARK, HealthProbe, MethodProbe
+from rpcwheel.transport.probe import MARK, HealthProbe, MethodProbe
 
 from .monitor import HeartbeatBase, HeartbeatManagerBase, Work, status_of
 

@@ -25,9 +25,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._concurrency.notifications import NotificationQueue
-from rpcwheel._naming import public_name, safe_repr
 from rpcwheel.durations import NEVER, to_seconds
-from rpcwheel.errors import ConfigurationError, TimerError, TimerStopped
+from rpcwheel.errors import ConfigurationError, TimerError, TimerStopped, public_name, safe_repr
 from rpcwheel.events import (
     ConnectionClosed,
     ConnectionIdle,

@@ -26,9 +26,9 @@ from .queues import FailbackQueuesBase, client_state, refuse_journal
 if TYPE_CHECKING:
     import grpc
 
+    from rpcwheel.call.failback_policy import FailedCall
     from rpcwheel.call.policy import CallPolicy
     from rpcwheel.durations import Duration
-    from rpcwheel.failback.queued_call import FailedCall
     from rpcwheel.timer.api import Timer
 
 __all__ = ["FailbackQueues", "client_interceptors", "intercept_channel", "server_interceptors"]

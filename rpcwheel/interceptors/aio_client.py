@@ -22,8 +22,9 @@ from rpcwheel._grpc.calls import code_of
 from rpcwheel._grpc.interceptors import AIO_CHANNEL, Interceptors
 from rpcwheel.call.aio_call import CallFactory, Delivery
 from rpcwheel.call.config import MAX_METHODS
+from rpcwheel.call.idempotency import IDEMPOTENCY_KEY
 from rpcwheel.call.keeper import ChannelKeeper
-from rpcwheel.failback.stored import IDEMPOTENCY_KEY, StoredRpc
+from rpcwheel.failback.stored import StoredRpc
 from rpcwheel.rpc import Kind, classes_by_kind
 
 from .nesting import attempts_of

@@ -28,6 +28,7 @@ from rpcwheel._grpc.calls import (
 from rpcwheel._grpc.counted import begin_counted, counted_continuation, counted_multicallable
 from rpcwheel._grpc.interceptors import Interceptors
 from rpcwheel.call.config import CALL_OPTIONS, seconds_left
+from rpcwheel.call.idempotency import with_key
 from rpcwheel.call.keeper import ChannelKeeper
 from rpcwheel.call.sync_call import (
     ClientCall,
@@ -38,7 +39,6 @@ from rpcwheel.call.sync_call import (
     with_reusable_metadata,
 )
 from rpcwheel.durations import to_ns
-from rpcwheel.failback.stored import with_key
 from rpcwheel.failback.stored_calls import StoredCalls
 from rpcwheel.rpc import Kind, classes_by_kind
 

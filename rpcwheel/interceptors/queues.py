@@ -8,19 +8,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from rpcwheel._grpc.connectivity import channel_target
-from rpcwheel._naming import public_name, safe_repr
 from rpcwheel.call.config import ClientState
-from rpcwheel.errors import ConfigurationError
+from rpcwheel.call.failback_policy import same_name_problem
+from rpcwheel.errors import ConfigurationError, public_name, safe_repr
 from rpcwheel.failback.invoker import InvokerBase
-from rpcwheel.failback.policy import same_name_problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from rpcwheel.call.failback_policy import FailbackPolicy
     from rpcwheel.call.keeper import ChannelKeeper
     from rpcwheel.call.policy import CallPolicy
     from rpcwheel.failback.journaled import CallRoute, MakeCall
-    from rpcwheel.failback.policy import FailbackPolicy
     from rpcwheel.failback.queue import FailbackStats
     from rpcwheel.failback.queued_call import QueueEntry
     from rpcwheel.failback.stored import StoredFunction, StoredRpc

@@ -13,12 +13,13 @@ if TYPE_CHECKING:
 
     from rpcwheel.balancer.pickers import Picker
     from rpcwheel.balancer.policy import BalancerPolicy
+    from rpcwheel.call.failback_policy import FailedCall
     from rpcwheel.durations import Duration
-    from rpcwheel.failback.queued_call import FailedCall
     from rpcwheel.heartbeat.aio import Heartbeat
     from rpcwheel.idle.aio import ConnectionTable, IdleConnectionDetector
-    from rpcwheel.probe import Probe
-    from rpcwheel.registry.aio import Publisher, Registry
+    from rpcwheel.publisher.aio import Publisher
+    from rpcwheel.registry.aio import Registry
+    from rpcwheel.transport.probe import Probe
 
     Base = KitBase[
         grpc.aio.Channel,

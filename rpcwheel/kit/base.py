@@ -16,10 +16,9 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Never, Self, TypeVar
 
-from rpcwheel._naming import public_name, safe_repr
 from rpcwheel.call.policy import CallPolicy
 from rpcwheel.durations import to_ns, to_seconds
-from rpcwheel.errors import ConfigurationError
+from rpcwheel.errors import ConfigurationError, public_name, safe_repr
 from rpcwheel.methods import checked_pattern
 from rpcwheel.policy import refusal
 from rpcwheel.telemetry import components
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
 
     from pydantic import SecretStr
 
+    from rpcwheel.call.failback_policy import FailbackPolicy
     from rpcwheel.call.policy import (
         DeadlinePolicy,
         DefaultResponsePolicy,
@@ -41,18 +41,17 @@ if TYPE_CHECKING:
         RetryPolicy,
     )
     from rpcwheel.durations import Duration
-    from rpcwheel.failback.policy import FailbackPolicy
     from rpcwheel.failback.queue import FailbackStats
     from rpcwheel.failback.queued_call import QueueEntry
     from rpcwheel.heartbeat.policy import HeartbeatPolicy
     from rpcwheel.heartbeat.rules import HeartbeatState
     from rpcwheel.idle.policy import IdlePolicy
     from rpcwheel.options.presets import ServerPreset
-    from rpcwheel.probe import Probe
+    from rpcwheel.publisher.publisher import PublisherBase
     from rpcwheel.registry.policy import RegistryPolicy
-    from rpcwheel.registry.publisher import PublisherBase
     from rpcwheel.status.server import StatusServer
     from rpcwheel.timer.api import Timer
+    from rpcwheel.transport.probe import Probe
 
 Channel = TypeVar("Channel")
 Server = TypeVar("Server")
@@ -322,7 +321,7 @@ class KitBase(
         `by_name` are the settings that apply only to a service in a registry, `given` those that
         are handed on to gRPC.
         """
-        from rpcwheel.registry.target import names_service
+        from rpcwheel.resolver.target import names_service
 
         if probe is not None and self._manager is None:
             raise ConfigurationError(NO_HEARTBEAT)
@@ -354,10 +353,10 @@ class KitBase(
         if self._manager is not None:
             heartbeats = SubchannelHeartbeats(self._manager, probe)
             settings |= {"on_subchannel": heartbeats.add, "on_removed": heartbeats.remove}
-        registry = self._load("registry")
+        resolver = self._load("resolver")
         if credentials is None:
-            return registry.insecure_channel(target, timer=self._timer, **settings)
-        return registry.secure_channel(target, credentials, timer=self._timer, **settings)
+            return resolver.insecure_channel(target, timer=self._timer, **settings)
+        return resolver.secure_channel(target, credentials, timer=self._timer, **settings)
 
     def intercept_channel(self, channel: Channel) -> Channel:
         """Put the policies in front of a channel. To close the result closes the channel.
@@ -624,7 +623,7 @@ class KitBase(
                 return detector.close  # type: ignore[no-any-return]
 
         services = [service] if isinstance(service, str) else service or ()
-        publisher: Publisher = self._load("registry").Publisher(
+        publisher: Publisher = self._load("publisher").Publisher(
             server,
             publish,
             *services,

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Final, Self
 
 from pydantic import BeforeValidator, Field, SecretStr, StrictInt, model_validator
 
+from rpcwheel.call.failback_policy import same_name_problem
 from rpcwheel.call.policy import CallPolicy
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.failback.policy import same_name_problem
 from rpcwheel.heartbeat.policy import HeartbeatPolicy
 from rpcwheel.idle.policy import IdlePolicy
 from rpcwheel.instance import checked_host
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from datetime import timedelta
     from typing import Unpack
 
+    from rpcwheel.call.failback_policy import FailbackPolicy
     from rpcwheel.call.policy import CallSettings
-    from rpcwheel.failback.policy import FailbackPolicy
     from rpcwheel.policy import Place
 
     class KitSettings(CallSettings, total=False):

@@ -22,9 +22,15 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
-from rpcwheel._naming import safe_repr
 from rpcwheel.durations import NEVER, to_ns, to_seconds
-from rpcwheel.errors import CallsClosed, CallTimeout, ConfigurationError, DuplicateKey, TooManyCalls
+from rpcwheel.errors import (
+    CallsClosed,
+    CallTimeout,
+    ConfigurationError,
+    DuplicateKey,
+    TooManyCalls,
+    safe_repr,
+)
 from rpcwheel.events import LateResponse, UnmatchedResponse, emit
 from rpcwheel.rpc import DEADLINE
 from rpcwheel.timer import shared_timer

@@ -20,9 +20,9 @@ reached, the snapshot file has those of an earlier run.
 Modules: `reconciler.py` decides what to send to the registry, `cache.py` which instances count;
 `session.py` and `watches.py` send the requests on worker threads, through a `RegistryBackend`
 (`backend.py` is the contract, `backends/` has the built-in ones). `registry.py` is the blocking
-interface. `publisher.py` publishes a server while it serves. `resolver.py` updates the channels of
-`resolved_channel.py`. Modules for coroutines are called `aio_...`. `sync.py` and `aio.py` list the
-names of each world.
+interface. Modules for coroutines are called `aio_...`. `sync.py` and `aio.py` list the names of
+each world. `rpcwheel.publisher` publishes a server while it serves, and `rpcwheel.resolver` has
+channels to the instances of a service.
 
 Requests do not run on the timer's thread or the caller's. Everything that is opened has a `close`,
 which takes no longer than `close(timeout)` even if the engine is dead. At the interpreter's exit a
@@ -47,15 +47,7 @@ if TYPE_CHECKING:
 
     from .backend import RegistryBackend
     from .policy import RegistryPolicy
-    from .sync import (
-        Publisher,
-        Registration,
-        Registry,
-        Subscription,
-        insecure_channel,
-        open_registry,
-        secure_channel,
-    )
+    from .sync import Registration, Registry, Subscription, open_registry
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
@@ -67,10 +59,7 @@ else:
             "rpcwheel.instance": "ServiceInstance Snapshot",
             ".policy": "RegistryPolicy",
             ".backend": "RegistryBackend",
-            ".sync": (
-                "Publisher Registration Registry Subscription insecure_channel "
-                "open_registry secure_channel"
-            ),
+            ".sync": "Registration Registry Subscription open_registry",
         },
         submodules="aio backend backends sync",
     )
@@ -78,7 +67,6 @@ else:
 __all__ = [
     "InstanceIdConflict",
     "NotPublished",
-    "Publisher",
     "Registration",
     "Registry",
     "RegistryBackend",
@@ -90,7 +78,5 @@ __all__ = [
     "ServiceInstance",
     "Snapshot",
     "Subscription",
-    "insecure_channel",
     "open_registry",
-    "secure_channel",
 ]

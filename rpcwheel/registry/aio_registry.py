@@ -20,8 +20,7 @@ from rpcwheel._concurrency.loop import (
     on_worker,
     running_loop,
 )
-from rpcwheel._naming import safe_repr
-from rpcwheel.errors import RegistryRefused, RegistryUnavailable
+from rpcwheel.errors import RegistryRefused, RegistryUnavailable, safe_repr
 from rpcwheel.events import CallbackFailed
 
 from . import registry as blocking

@@ -11,7 +11,6 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
-from rpcwheel._naming import public_name, safe_repr
 from rpcwheel.durations import positive_ns, to_ns, to_seconds
 from rpcwheel.errors import (
     ConfigurationError,
@@ -20,6 +19,8 @@ from rpcwheel.errors import (
     RegistryError,
     RegistryRefused,
     RegistryUnavailable,
+    public_name,
+    safe_repr,
 )
 from rpcwheel.instance import ServiceInstance
 from rpcwheel.timer.clock import checked_timer

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rpcwheel.heartbeat.monitor import HeartbeatStatus
     from rpcwheel.idle.detector import ConnectionStatus
     from rpcwheel.journal.journal import JournalStatus
-    from rpcwheel.registry.publisher import PublisherStatus
+    from rpcwheel.publisher.publisher import PublisherStatus
     from rpcwheel.registry.session import RegistryStatus
     from rpcwheel.telemetry.call_counts import MethodStatus
     from rpcwheel.timer.api import TimerStatus

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Final
 from rpcwheel.errors import RpcWheelError
 from rpcwheel.journal.backend import JournalBackend
 
-from ._journal_checks import CHECKS
-from ._journal_harness import JournalHarness
+from .conformance.journal_checks import CHECKS
+from .conformance.journal_harness import JournalHarness
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

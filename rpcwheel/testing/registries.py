@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Final
 from rpcwheel.errors import RpcWheelError
 from rpcwheel.registry.backend import RegistryBackend
 
-from ._checks import CHECKS
-from ._harness import ConformanceHarness
+from .conformance.registry_checks import CHECKS
+from .conformance.registry_harness import ConformanceHarness
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -14,9 +14,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Self
 
 from rpcwheel._concurrency.callbacks import callable_name
-from rpcwheel._naming import safe_repr
 from rpcwheel.durations import MAX_NS, NEVER
-from rpcwheel.errors import ConfigurationError, TimerStopped, TooManyTimeouts
+from rpcwheel.errors import ConfigurationError, TimerStopped, TooManyTimeouts, safe_repr
 from rpcwheel.events.events import ExecutorRejected, TaskFailed, TaskSlow, TooManyTimers
 from rpcwheel.events.hub import emit
 from rpcwheel.telemetry import components

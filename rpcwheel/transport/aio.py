@@ -32,9 +32,8 @@ from rpcwheel._grpc.aio_relay import (
     WouldBlockError,
     failure_of,
 )
-from rpcwheel._naming import safe_repr
 from rpcwheel.durations import NEVER
-from rpcwheel.errors import ConfigurationError
+from rpcwheel.errors import ConfigurationError, safe_repr
 from rpcwheel.events import ConnectionReplaced, emit
 from rpcwheel.rpc import Kind, classes_by_kind
 from rpcwheel.telemetry import components

@@ -13,8 +13,8 @@ from fixtures.balanced_channels import dead  # noqa: F401 - fixtures
 from fixtures.exiting_process import ends_beside_its_server, goes_on
 from fixtures.heartbeats import server  # noqa: F401
 from fixtures.waiting import aio_wait_until
+from rpcwheel._concurrency.exiting import BackgroundCalls
 from rpcwheel.errors import FailbackClosed
-from rpcwheel.exiting import BackgroundCalls
 from rpcwheel.failback import FailbackInvoker as SyncFailbackInvoker
 from rpcwheel.failback import FailbackPolicy
 from rpcwheel.failback.aio import FailbackInvoker

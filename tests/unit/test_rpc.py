@@ -4,15 +4,7 @@ import grpc
 import pytest
 
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.rpc import (
-    CODES,
-    DEADLINE,
-    AttemptResult,
-    Kind,
-    NextAttempt,
-    Stop,
-    checked_code,
-)
+from rpcwheel.rpc import CODES, DEADLINE, AttemptResult, Kind, NextAttempt, Stop, checked_code
 
 
 def test_the_codes_are_those_of_grpc_that_are_errors():

@@ -10,7 +10,8 @@ import pytest
 from ruamel.yaml import YAML
 
 from rpcwheel.kit.config import policy_from_env
-from rpcwheel.registry import RegistryPolicy, publisher
+from rpcwheel.publisher import publisher
+from rpcwheel.registry import RegistryPolicy
 from rpcwheel.registry.url import parse_url
 
 DEPLOY = Path(__file__).parents[3] / "deploy"

@@ -22,6 +22,7 @@ from fixtures.shop import STREAM_STREAM, STREAM_UNARY, UNARY_STREAM, UNARY_UNARY
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel import Kit, call_options
 from rpcwheel.call import CallPolicy, HedgingPolicy, MethodPolicy, RetryPolicy
+from rpcwheel.call.idempotency import IDEMPOTENCY_KEY
 from rpcwheel.errors import (
     ConfigurationError,
     FailbackFull,
@@ -44,7 +45,7 @@ from rpcwheel.events import (
 from rpcwheel.failback import FailbackPolicy
 from rpcwheel.failback.journaled import JournaledQueue
 from rpcwheel.failback.queued_call import State
-from rpcwheel.failback.stored import IDEMPOTENCY_KEY, StoredRpc, decode
+from rpcwheel.failback.stored import StoredRpc, decode
 from rpcwheel.interceptors import FailbackQueues, client_interceptors, intercept_channel
 from rpcwheel.journal.backend import CallState
 from rpcwheel.rpc import Kind

@@ -18,6 +18,7 @@ from fixtures.shop import STREAM_STREAM, STREAM_UNARY, UNARY_STREAM, UNARY_UNARY
 from fixtures.waiting import WAIT_S, aio_wait_until
 from rpcwheel import aio
 from rpcwheel.call import CallPolicy, HedgingPolicy, RetryPolicy
+from rpcwheel.call.idempotency import IDEMPOTENCY_KEY
 from rpcwheel.errors import (
     ConfigurationError,
     FailbackClosed,
@@ -33,7 +34,7 @@ from rpcwheel.events import (
     FailbackGaveUp,
     FailbackQueued,
 )
-from rpcwheel.failback.stored import IDEMPOTENCY_KEY, decode
+from rpcwheel.failback.stored import decode
 from rpcwheel.interceptors.aio import FailbackQueues, client_interceptors, intercept_channel
 from rpcwheel.journal.backend import CallState
 from rpcwheel.rpc import Kind

@@ -9,12 +9,13 @@ import pytest
 
 from fixtures.shop import UNARY_STREAM, UNARY_UNARY, Fail, Hang
 from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel.call.idempotency import IDEMPOTENCY_KEY
 from rpcwheel.call.retry import RETRY_KEY
 from rpcwheel.errors import ConfigurationError, JournalFull, JournalRefused
 from rpcwheel.events import CallbackFailed
 from rpcwheel.failback import JournalWorker, with_failback
 from rpcwheel.failback import worker as worker_module
-from rpcwheel.failback.stored import IDEMPOTENCY_KEY, StoredFunction, StoredRpc
+from rpcwheel.failback.stored import StoredFunction, StoredRpc
 from rpcwheel.journal import CallState, Filter, NewCall, open_journal_backend
 from rpcwheel.journal.backend import Route
 from rpcwheel.journal.sqlite import SqliteJournal

@@ -15,7 +15,7 @@ from fixtures.small_servers import METHOD, small
 from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
 from rpcwheel.idle import ConnectionState, ConnectionTable, IdleConnectionDetector, aio
 
-PUBLIC = {"change", "check", "close", "closed", "connections", "policy"}
+PUBLIC = {"change", "check", "close", "closed", "connections", "policy", "status"}
 
 
 def public(instance: object) -> set[str]:

@@ -17,7 +17,7 @@ from rpcwheel.errors import JournalFull, JournalRefused, JournalUnavailable
 from rpcwheel.journal import Filter
 from rpcwheel.journal import sqlite as module
 from rpcwheel.journal.backend import Delivered
-from rpcwheel.testing._harness import on_threads
+from rpcwheel.testing.conformance.registry_harness import on_threads
 
 
 @pytest.fixture

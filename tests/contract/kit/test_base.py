@@ -21,7 +21,7 @@ from rpcwheel import (
 )
 from rpcwheel.kit import KitPolicy
 from rpcwheel.options import server_options
-from rpcwheel.registry.publisher import PublisherBase
+from rpcwheel.publisher.publisher import PublisherBase
 from rpcwheel.telemetry import components
 
 RETRY = RetryPolicy(retry_on={"UNAVAILABLE"}, max_attempts=4)

@@ -22,7 +22,8 @@ from rpcwheel.balancer import BalancedChannel
 from rpcwheel.balancer.aio import BalancedChannel as AioBalancedChannel
 from rpcwheel.failback.queue import MAX_STATUS_ENTRIES
 from rpcwheel.journal import Depth
-from rpcwheel.registry import Publisher, Registry, RegistryPolicy, ServiceInstance
+from rpcwheel.publisher import Publisher
+from rpcwheel.registry import Registry, RegistryPolicy, ServiceInstance
 from rpcwheel.registry.aio import Registry as AioRegistry
 from rpcwheel.status.snapshot import snapshot
 from rpcwheel.telemetry import components

@@ -5,7 +5,8 @@ import pytest
 from rpcwheel.errors import JournalUnavailable
 from rpcwheel.journal.sqlite import SqliteJournal
 from rpcwheel.journal.url import parse_journal_url
-from rpcwheel.testing import JOURNAL_CHECKS, _journal_harness, check_journal
+from rpcwheel.testing import JOURNAL_CHECKS, check_journal
+from rpcwheel.testing.conformance import journal_harness as _journal_harness
 
 
 @pytest.fixture

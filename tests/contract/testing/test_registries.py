@@ -9,7 +9,8 @@ from rpcwheel.errors import RegistryUnavailable
 from rpcwheel.registry.backend import Settings, View
 from rpcwheel.registry.backends.memory import MemoryBackend
 from rpcwheel.registry.url import parse_url
-from rpcwheel.testing import BACKEND_CHECKS, _harness, check_backend
+from rpcwheel.testing import BACKEND_CHECKS, check_backend
+from rpcwheel.testing.conformance import registry_harness as _harness
 
 
 def make(kind, timer):

@@ -11,7 +11,7 @@ import pytest
 
 from fixtures.serving_process import WHO, ServingProcess
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel.registry import insecure_channel
+from rpcwheel.resolver import insecure_channel
 
 STEPS = ["withdraw", "not serving", "wait", "stop", "closed"]
 
@@ -117,7 +117,7 @@ def test_signals_are_not_handled_without_the_setting():
 NO_THREADS = """if True:
     import threading, grpc
     from concurrent.futures import ThreadPoolExecutor
-    from rpcwheel.registry import Publisher
+    from rpcwheel.publisher import Publisher
     from rpcwheel.testing import FlakyBackend
 
     server = grpc.server(ThreadPoolExecutor(2))
@@ -139,7 +139,7 @@ NO_THREADS = """if True:
 LOOP_ENDS = """if True:
     import asyncio, grpc.aio, threading
     from rpcwheel.events import ShutdownStep, add_sink
-    from rpcwheel.registry.aio import Publisher
+    from rpcwheel.publisher.aio import Publisher
 
     waits, closed = asyncio.Event(), threading.Event()
 
@@ -169,7 +169,7 @@ LOOP_ENDS = """if True:
 NOT_STOPPED = """if True:
     import asyncio, grpc.aio
     from rpcwheel.registry import open_registry
-    from rpcwheel.registry.aio import Publisher
+    from rpcwheel.publisher.aio import Publisher
 
     async def main():
         settings = {"port": 0, "lame_duck": 600, "grace": 600}
@@ -189,7 +189,7 @@ LOOP_GONE = """if True:
     import asyncio
     import grpc.aio
     from rpcwheel.registry import open_registry
-    from rpcwheel.registry.aio import Publisher
+    from rpcwheel.publisher.aio import Publisher
 
     async def main():
         global published

@@ -3,8 +3,8 @@
 import grpc
 from grpc_health.v1 import health_pb2
 
+from rpcwheel.cli.doctor.health import RESPONSES, CallFailed, ServingStatus, finding_for
 from rpcwheel.cli.findings import Level
-from rpcwheel.cli.health import RESPONSES, CallFailed, ServingStatus, finding_for
 
 Status = grpc.StatusCode
 

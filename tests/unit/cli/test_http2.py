@@ -13,7 +13,7 @@ from hyperframe.frame import (
 )
 
 from fixtures.waiting import WAIT_S
-from rpcwheel.cli.http2 import (
+from rpcwheel.cli.doctor.http2 import (
     PREFACE,
     Closed,
     Connection,

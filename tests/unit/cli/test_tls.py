@@ -5,7 +5,7 @@ from pathlib import Path
 
 import grpc
 
-from rpcwheel.cli.tls import TlsSettings, explained, roots
+from rpcwheel.cli.doctor.tls import TlsSettings, explained, roots
 
 
 def error(reason):

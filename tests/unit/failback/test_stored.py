@@ -10,19 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpcwheel.failback.stored import (
-    FUNCTION,
+from rpcwheel.call.idempotency import (
     IDEMPOTENCY_KEY,
-    StoredFunction,
-    StoredRpc,
     checked_order_key,
-    decode,
     idempotency_key,
     key_of,
     new_key,
     with_idempotency_key,
     with_key,
 )
+from rpcwheel.failback.stored import FUNCTION, StoredFunction, StoredRpc, decode
 from rpcwheel.rpc import Kind
 
 TEXT = st.text(st.characters(codec="ascii", min_codepoint=0x20))

@@ -3,8 +3,9 @@
 import grpc
 import pytest
 
+from rpcwheel.call.idempotency import IDEMPOTENCY_KEY
 from rpcwheel.failback.queue import FailbackStats
-from rpcwheel.failback.stored import IDEMPOTENCY_KEY, StoredRpc
+from rpcwheel.failback.stored import StoredRpc
 from rpcwheel.failback.stored_calls import StoredCalls
 from rpcwheel.failback.worker import _has_nothing_due
 from rpcwheel.journal.backend import CallState, StoredCall

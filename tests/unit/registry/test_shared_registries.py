@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from rpcwheel.registry.resolver import SharedRegistries
+from rpcwheel.resolver.resolver import SharedRegistries
 
 
 def test_a_registry_is_made_once_per_key_and_closed_by_its_last_user():

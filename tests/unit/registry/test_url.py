@@ -6,9 +6,10 @@ from hypothesis import strategies as st
 
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.instance import ServiceInstance
-from rpcwheel.registry import insecure_channel, open_registry
+from rpcwheel.registry import open_registry
 from rpcwheel.registry.backends import OURS
 from rpcwheel.registry.url import FILE_SCHEMES, SERVICE_SCHEMES, RegistryUrl, parse_url
+from rpcwheel.resolver import insecure_channel
 
 PARSED = [
     ("memory://", RegistryUrl("memory")),

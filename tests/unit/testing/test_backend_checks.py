@@ -10,7 +10,9 @@ from rpcwheel.registry.backends import memory
 from rpcwheel.registry.backends.memory import MemoryBackend
 from rpcwheel.registry.backends.watch_notifier import WatchNotifier
 from rpcwheel.registry.url import parse_url
-from rpcwheel.testing import BACKEND_CHECKS, _checks, _harness
+from rpcwheel.testing import BACKEND_CHECKS
+from rpcwheel.testing.conformance import registry_checks as _checks
+from rpcwheel.testing.conformance import registry_harness as _harness
 from rpcwheel.timer import ManualTimer
 
 # Backends that break a rule of publishing

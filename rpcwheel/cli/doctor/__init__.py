@@ -1,0 +1,1 @@
+"""`rpcwheel doctor`: finds out why a gRPC server cannot be reached."""

@@ -1,0 +1,246 @@
+"""`rpcwheel doctor HOST:PORT`: find out why a gRPC server cannot be reached.
+
+gRPC reports UNAVAILABLE for nearly everything that can be wrong. The doctor checks one step after
+the other, from the name to a health check, and ends where the next step cannot work.
+"""
+
+import os
+import sys
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Final
+
+import grpc
+import typer
+
+from rpcwheel.cli.findings import (
+    Finding,
+    Level,
+    Problem,
+    as_json,
+    as_lines,
+    distribution,
+    healthy,
+    summary,
+)
+from rpcwheel.cli.parameters import check_seconds, check_server_name, checked_tls
+from rpcwheel.cli.target import Address, Target, connect, parse_target, resolve
+from rpcwheel.instance import explicit_target
+
+from . import health, peer
+from .tls import TlsSettings
+
+PROXY_VARIABLES: Final = ("grpc_proxy", "https_proxy", "http_proxy")
+"""The variables that gRPC reads, in this order; lower case only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The options of the command line."""
+
+    target: Target
+    tls: TlsSettings = field(default_factory=TlsSettings)
+    service: str = ""
+    timeout: float = 5.0
+    samples: int = 5
+    keepalive: float | None = None
+
+    def endpoint(self, address: Address) -> peer.Endpoint:
+        """Return the endpoint for one of the target's addresses."""
+        name = self.tls.servername or self.target.host or "localhost"
+        return peer.Endpoint(address, self.timeout, self.tls, name)
+
+
+def _check_service(name: str) -> str:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise typer.BadParameter(f"{name!r} is not valid UTF-8") from None
+    return name
+
+
+def doctor(
+    target: Annotated[
+        str, typer.Argument(metavar="HOST:PORT", help="The server; or [IPv6]:PORT, unix:/path.")
+    ],
+    service: Annotated[
+        str,
+        typer.Option(callback=_check_service, help="Check the health of this service, not of the "
+                     "server."),
+    ] = "",
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", callback=check_seconds, help="Limit for each step.")
+    ] = 5.0,
+    samples: Annotated[int, typer.Option(min=1, help="How many round trips to measure.")] = 5,
+    keepalive: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", callback=check_seconds, help="Test whether the server "
+                     "refuses keepalive pings at this interval. Takes three times as long."),
+    ] = None,
+    tls: Annotated[
+        bool, typer.Option("--tls", help="Use TLS. The options below imply it.")
+    ] = False,
+    ca: Annotated[Path | None, typer.Option(help="Trusted CA certificates (PEM).")] = None,
+    cert: Annotated[Path | None, typer.Option(help="Client certificate for mTLS (PEM).")] = None,
+    key: Annotated[Path | None, typer.Option(help="Its private key (PEM).")] = None,
+    servername: Annotated[
+        str,
+        typer.Option(callback=check_server_name, show_default="HOST", help="The name that the "
+                     "certificate must be valid for."),
+    ] = "",
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:  # fmt: skip
+    """Find out why a gRPC server cannot be reached.
+
+    Checks name, TCP, TLS, HTTP/2, health, round trips, and whether the server permits keepalive
+    pings. Exit status: 0 if calls can work, 1 if not, 2 for a wrong argument.
+    """
+    try:
+        parsed = parse_target(target)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="HOST:PORT") from None
+    settings = Settings(
+        parsed,
+        checked_tls(TlsSettings(tls, ca, cert, key, servername)),
+        service,
+        timeout,
+        samples,
+        keepalive,
+    )
+    raise typer.Exit(run(settings, as_json_object=json))
+
+
+def run(settings: Settings, *, as_json_object: bool) -> int:
+    """Examine the server and print each finding at once, or all of them as JSON at the end.
+
+    Returns:
+        The exit status: 0 if calls can work, else 1.
+    """
+    findings: list[Finding] = []
+    if not as_json_object:
+        print(f"rpcwheel doctor {settings.target}")
+    for finding in examine(settings):
+        findings.append(finding)
+        if not as_json_object:
+            print("\n".join(as_lines(finding)), flush=True)
+        elif finding.step == "keepalive" and finding.level is Level.NOTE:
+            print(finding.message, file=sys.stderr, flush=True)
+    print(as_json(str(settings.target), findings) if as_json_object else summary(findings))
+    return 0 if healthy(findings) else 1
+
+
+def examine(settings: Settings) -> Iterator[Finding]:
+    """Check one step after the other; end where the next step cannot work."""
+    yield from _proxy(settings)
+    try:
+        addresses = resolve(settings.target, settings.timeout)
+    except Problem as problem:
+        yield Finding.failed("name", problem)
+        return
+    if not settings.target.path:
+        listed = [str(address) for address in addresses]
+        message = f"{settings.target.host} resolves to {', '.join(listed)}"
+        yield Finding("name", Level.OK, message, facts={"addresses": listed})
+    reachable = yield from _reachable(addresses, settings)
+    usable = []
+    for address in reachable:
+        last = None
+        for last in peer.protocol(settings.endpoint(address)):
+            yield last
+        if last is not None and last.level is Level.OK:
+            usable.append(address)
+    if usable:
+        yield from _calls(usable, settings)
+
+
+def _reachable(
+    addresses: list[Address], settings: Settings
+) -> Generator[Finding, None, list[Address]]:
+    """Return the addresses that accept a connection. gRPC too needs only one of them."""
+    reachable, failed = [], []
+    for address in addresses:
+        try:
+            sock, _ = connect(address, settings.timeout)
+        except Problem as problem:
+            failed.append((address, problem))
+        else:
+            sock.close()
+            reachable.append(address)
+    for address, reason in failed:
+        level = Level.NOTE if reachable else Level.FAIL
+        advice = "clients try the next address" if reachable else reason.advice
+        yield Finding("tcp", level, f"{address}: {reason.message}", advice)
+    for address in reachable:
+        yield Finding("tcp", Level.OK, f"{address}: connected")
+    return reachable
+
+
+def _calls(addresses: list[Address], settings: Settings) -> Iterator[Finding]:
+    for address in addresses:
+        yield from peer.round_trips(settings.endpoint(address), settings.samples)
+    with _channel(settings) as channel:
+        result, _ = health.check(channel, settings.service, settings.timeout)
+        yield health.finding_for(result, settings.service, settings.timeout)
+        if not _times_out(result):
+            yield from _latency(channel, result, settings)
+    for address in addresses if settings.keepalive else ():
+        yield from peer.check_keepalive(settings.endpoint(address), settings.keepalive or 0)
+
+
+def _latency(channel: grpc.Channel, first: health.Result, settings: Settings) -> Iterator[Finding]:
+    """Measure health checks, as long as each has the result of the first."""
+    times: list[float] = []
+    for _ in range(settings.samples):
+        result, took = health.check(channel, settings.service, settings.timeout)
+        if not health.same(result, first):
+            other = health.finding_for(result, settings.service, settings.timeout)
+            yield Finding(
+                "call",
+                Level.WARN,
+                f"a different result after {len(times)} of {settings.samples} health checks: "
+                f"{other.message}",
+                "there may be several servers behind one address, or one that restarts: look into "
+                "its log",
+            )
+            break
+        times.append(took)
+    if times:
+        text, facts = distribution(times)
+        yield Finding("call", Level.OK, f"{text} for a health check", facts=facts)
+
+
+def _times_out(result: health.Result) -> bool:
+    """Return whether further health checks would take a timeout each, or show nothing new."""
+    codes = {grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE}
+    return isinstance(result, health.CallFailed) and result.code in codes
+
+
+def _channel(settings: Settings) -> grpc.Channel:
+    options: list[tuple[str, object]] = [("grpc.use_local_subchannel_pool", 1)]
+    target = explicit_target(str(settings.target))
+    if settings.tls.servername:
+        options.append(("grpc.ssl_target_name_override", settings.tls.servername))
+    channel: grpc.Channel = (
+        grpc.secure_channel(
+            target, grpc.ssl_channel_credentials(*settings.tls.pem()), options=options
+        )
+        if settings.tls.enabled
+        else grpc.insecure_channel(target, options=options)
+    )
+    return channel
+
+
+def _proxy(settings: Settings) -> Iterator[Finding]:
+    """Report that gRPC uses a proxy of the environment, which the doctor does not."""
+    variable = next((name for name in PROXY_VARIABLES if os.environ.get(name)), None)
+    exempt = os.environ.get("no_grpc_proxy") or os.environ.get("no_proxy") or ""  # noqa: SIM112
+    suffixes = tuple(filter(None, map(str.strip, exempt.split(","))))
+    host = settings.target.host
+    if variable and host and not host.endswith(suffixes):
+        yield Finding(
+            "proxy",
+            Level.WARN,
+            f"gRPC uses the proxy of ${variable}; the steps from name to ping are without it",
+            f'set no_grpc_proxy={host}, or give the channel ("grpc.enable_http_proxy", 0)',
+        )

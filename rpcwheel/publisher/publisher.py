@@ -1,0 +1,909 @@
+"""Publishes the services of a server while it serves, and stops both in order.
+
+`PublisherBase` is the whole publisher: blocking, and written once. `Publisher` is its interface for
+threads; `aio_publisher.py` has the one for coroutines, which runs the same code on worker threads.
+A `ServerAdapter` hides whether the server is one of `grpc` or of `grpc.aio`.
+
+Start: the server starts, its port accepts a connection, its health is SERVING, and only then it is
+published. Stop: it is withdrawn from the registries, its health is NOT_SERVING, it goes on serving
+for a while (lame duck), the server stops, and the registries that the publisher opened are closed.
+Measured with eight busy clients over six replacements: in this order no call of 16,211 failed; if a
+server stopped before it was withdrawn, some did.
+
+Threads: `start()` runs on its caller's thread, the stop on one worker thread. Registries, health
+servicers and sinks run on workers of their own during the stop, so one that hangs delays it for a
+bounded time only. Neither they nor any other user code are called under the lock.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Self, TypeVar
+
+import grpc
+import grpc.aio
+
+from rpcwheel._concurrency.callbacks import CloseCallbacks
+from rpcwheel._concurrency.executor import EXECUTOR
+from rpcwheel._concurrency.notifications import FLUSH_TIMEOUT_S, NotificationQueue
+from rpcwheel._grpc.serving import has_terminated, is_running, services_of
+from rpcwheel.durations import MAX_NS, to_ns, to_seconds
+from rpcwheel.errors import (
+    ConfigurationError,
+    NotPublished,
+    RegistryError,
+    TimerError,
+    public_name,
+    safe_repr,
+)
+from rpcwheel.events import CallbackFailed, ShutdownStep, WithdrawalFailed
+from rpcwheel.instance import ServiceInstance, joined, started_now
+from rpcwheel.registry.backends import check_writable
+from rpcwheel.registry.registry import Registration, Registry, RegistryBase, checked_wait
+from rpcwheel.registry.url import parse_url
+from rpcwheel.telemetry import components
+from rpcwheel.timer import ManualTimer, shared_timer
+from rpcwheel.timer.clock import checked_timer, clock_of
+
+from .netinfo import (
+    PortBinding,
+    address_facing,
+    check_unshared,
+    connect_error,
+    is_local,
+    listening_addresses,
+    port_binding,
+)
+from .signals import SIGNAL_HANDLERS, is_main_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from rpcwheel.durations import Duration
+    from rpcwheel.registry.policy import RegistryPolicy
+    from rpcwheel.registry.url import RegistryUrl
+    from rpcwheel.timer.api import Timer
+
+R = TypeVar("R", bound=RegistryBase)
+
+CONNECT_TIMEOUT_S: Final = 1.0
+"""The timeout of a connection to the server's own port."""
+
+WITHDRAW_TIMEOUT_S: Final = 2.0
+"""The timeout of the withdrawal from all registries together."""
+
+DRAINING_NOTICE_S: Final = 0.25
+"""Between DRAINING and the withdrawal, so that clients whose registry is polled see the former: two
+polling intervals."""
+
+HEALTH_TIMEOUT_S: Final = 1.0
+"""For the user's health servicer."""
+
+STOP_MARGIN_S: Final = 1.0
+"""How much longer than the grace the server may take to stop, and a timer than the lame duck."""
+
+CLOSE_TIMEOUT_S: Final = 2.0
+"""For the registries that the publisher has opened, and for the user's callback."""
+
+HURRIED_TIMEOUT_S: Final = 0.5
+"""For a step that can't be left out of a hurried stop."""
+
+UNANSWERED_TIMEOUT_S: Final = 0.1
+"""For closing a registry that has not answered to the withdrawal."""
+
+POLL_INTERVAL_S: Final = 0.05
+"""How often a step looks whether the stop is hurried by now, or a manual clock has advanced."""
+
+WORKER_START_TIMEOUT_S: Final = 0.5
+"""How long `stop()` waits for a worker thread before it does the work itself."""
+
+SIGNAL_CHECK_S: Final = 0.2
+"""How often a wait lets the main thread run signal handlers; gRPC's own waits do so every 0.1 s."""
+
+SERVING: Final = 1
+NOT_SERVING: Final = 2
+"""Of `grpc.health.v1.HealthCheckResponse.ServingStatus`."""
+
+UNREGISTERED: Final = ("WITHDRAWING", "GONE")
+"""States of a registration."""
+
+NOT_PUBLISHED: Final = ("grpc.health.", "grpc.reflection.", "grpc.channelz.")
+"""How the names of services begin that every server has."""
+
+
+class ServerGone(Exception):
+    """The event loop of a server has ended, so nothing can be done with the server any more."""
+
+
+class ServerAdapter:
+    """What differs between servers of `grpc`, as here, and of `grpc.aio`.
+
+    Blocking; not for event loops.
+    """
+
+    def __init__(self, server: Any) -> None:
+        self._server = server
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether `call` and `stop` have no effect any more."""
+        return False
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the server was started and not stopped."""
+        return bool(is_running(self._server))
+
+    def service_names(self) -> tuple[str, ...]:
+        """The services that the server has handlers for; () if that can't be known."""
+        return services_of(self._server)
+
+    def call(self, function: Callable[..., Any], *args: object) -> Any:
+        """Call a method of the server, or user code, where the server runs; returns the result.
+
+        Raises:
+            ServerGone: The server's event loop has ended.
+        """
+        return function(*args)
+
+    def stop(self, grace_s: float) -> threading.Event:
+        """Accept no more calls, and let running calls continue for a time; then the event is set.
+
+        A second call may only shorten the grace to 0.
+
+        Raises:
+            ServerGone: The server's event loop has ended.
+        """
+        stopped: threading.Event = self._server.stop(grace_s)
+        return stopped
+
+
+class State(enum.Enum):
+    """Where a publisher stands."""
+
+    NEW = "new"
+    STARTING = "starting"
+    SERVING = "serving"
+    ENDING = "ending"
+    CLOSED = "closed"
+
+
+class _Deadline:
+    """The end of a step of the stop by the timer's clock; sooner once the stop is hurried."""
+
+    def __init__(
+        self, publisher: PublisherBase[Any], timeout_s: float, hurried_timeout_s: float
+    ) -> None:
+        self._now_ns, self._hurry = publisher._now_ns, publisher._hurry
+        self._timeout_s, self._hurried_timeout_s = timeout_s, hurried_timeout_s
+        self._begin_ns = self._now_ns()
+
+    def left_s(self) -> float:
+        """Seconds until the step is over; 0: it is."""
+        timeout_s = self._hurried_timeout_s if self._hurry.is_set() else self._timeout_s
+        return max(0.0, timeout_s - to_seconds(self._now_ns() - self._begin_ns))
+
+    def wait_for(self, events: Iterable[threading.Event]) -> None:
+        """Wait until all events are set, or the step is over."""
+        for event in events:
+            while (left_s := self.left_s()) > 0:
+                if event.wait(min(left_s, POLL_INTERVAL_S)):
+                    break
+
+
+@dataclass(frozen=True, slots=True)
+class PublisherStatus:
+    """A server that is published."""
+
+    services: tuple[str, ...]
+    state: str
+    port: int
+    problem: str
+
+
+@public_name("Publisher")
+class PublisherBase(Generic[R]):
+    """A server, its registries, and the instances that are published of it.
+
+    `R` is the class of registries that users give and get.
+    """
+
+    _registry_type: ClassVar[type[Any]]
+
+    def __init__(
+        self,
+        server: Any,
+        registry: R | str | Sequence[R | str],
+        *services: str,
+        port: int,
+        host: str | None = None,
+        id: str = "",  # noqa: A002 - as the instance has it
+        weight: int = 100,
+        group: str = "",
+        version: str = "",
+        protocol: str = "grpc",
+        zone: str = "",
+        metadata: Mapping[str, str] | None = None,
+        health: Any = None,
+        lame_duck: Duration = 1.0,
+        grace: Duration = 10.0,
+        signals: bool = False,
+        registry_policy: RegistryPolicy | None = None,
+        timer: Timer | None = None,
+        on_serving: Callable[[PublisherBase[R]], Callable[[], object]] | None = None,
+    ) -> None:
+        """Check the arguments and open the registries that are given by URL. Does not connect.
+
+        Args:
+            server: What `grpc.server()` returned; for `rpcwheel.aio`, `grpc.aio.server()`. It is
+                started if it does not run, and stopped at the end.
+            registry: Where to publish: a registry of yours, which is left open, a URL, or several
+                of them.
+            *services: What to publish. None: the services that the server has handlers for, except
+                health, reflection and channelz; a server of grpc.aio does not show its services.
+                The path of a URL may name one, too.
+            port: Where clients reach the server. If nothing listens there and the server does not
+                run, it is bound first, without TLS, as `[::]:port`; 0 takes any free port. A port
+                at which another process listens is refused; to share it, bind it yourself.
+            host: Where clients reach the server. None: the address of this machine that faces the
+                registry; 127.0.0.1 for a registry on this machine.
+            id: The instance's id in the registry; "" for `host:port`. Workers that share a port
+                need one each: a process that publishes an id takes it over from the one before.
+            weight: Share of the calls, from 0 to 1000.
+            group: As clients ask for it.
+            version: As clients ask for it.
+            protocol: `"grpcs"` for a server with TLS.
+            zone: For clients that prefer their own zone.
+            metadata: More to publish, as strings.
+            health: The server's `grpc_health` servicer, or any object with `set(service, status)`.
+                It gets SERVING before the services are published, and NOT_SERVING once they are
+                withdrawn (by `enter_graceful_shutdown()` if it has that).
+            lame_duck: Seconds between the withdrawal and the stop, in which clients hear of it.
+            grace: Seconds for which running calls may go on after the stop.
+            signals: Whether SIGTERM and SIGINT stop the server in order, and a second one at once.
+                On the main thread only. Handlers that were set before are not called meanwhile, and
+                are restored afterwards. (Handlers that were added to an event loop would be called:
+                asyncio's are refused, uvloop's can't be detected.) Wait for the end with the
+                server's `wait_for_termination()`.
+            registry_policy: For registries that are given by URL; None: the defaults.
+            timer: Any rpcwheel timer; None takes `shared_timer()`.
+            on_serving: Called with this publisher once it is published; returns a function that is
+                called after the server has stopped.
+
+        Raises:
+            ConfigurationError: A value is not valid; the message says which ones are.
+            ExtraMissing: A package that a registry needs is not installed.
+            TypeError: An argument is of a wrong type.
+        """
+        self._server: ServerAdapter = self._adapt(server)
+        self._grpc_server = server
+        self._timer = checked_timer(timer)
+        self._now_ns = clock_of(timer)
+        self._health = _checked_health(health)
+        self._lame_duck_s = _checked_seconds(lame_duck, "lame_duck")
+        self._grace_s = _checked_seconds(grace, "grace")
+        self._signals = signals
+        self._on_serving = on_serving
+        self._undo_on_serving: Callable[[], object] | None = None
+        given = [registry] if isinstance(registry, (str, self._registry_type)) else _list(registry)
+        self._urls = [url for one in given if (url := _url_of(one)) is not None]
+        self._port, self._host = _checked_port(port), host
+        self._settings: dict[str, Any] = {
+            "id": id,
+            "weight": weight,
+            "group": group or _url_option(self._urls, "group"),
+            "version": version or _url_option(self._urls, "version"),
+            "protocol": protocol,
+            "zone": zone,
+            "metadata": dict(metadata or {}),
+        }
+        self._services = _named_services(services, self._urls)
+        for service in self._services or ("checked",):
+            self._instance(service, "checked" if host is None else host, self._port or 1)
+
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._state = State.NEW
+        self._reason = ""
+        self._binding = PortBinding.OWN
+        self._instances: tuple[ServiceInstance, ...] = ()
+        self._published: list[tuple[R, Registration]] = []
+        self._answered: list[R] = []  # to the withdrawal
+        self._events = NotificationQueue()
+        # What the stop has to undo.
+        self._is_server_started = False
+        self._is_health_set = False
+        self._is_published = False
+        self._ran_before = False  # then a start that fails leaves the server running
+        self._start_failed = False
+
+        self._hurry = threading.Event()  # the stop takes no more time than it must
+        self._lame_duck_over = threading.Event()
+        self._closed = threading.Event()
+        self._on_closed = CloseCallbacks("publisher")
+        self._shutdown_begun = threading.Event()
+        self._busy_thread: int | None = None  # which runs the start or the stop
+        self._signal_names: SimpleQueue[str | None] = SimpleQueue()
+        self._registries, self._own = self._open_all(given, registry_policy)
+        components.add("publisher", self)
+
+    # What differs between `grpc` and `grpc.aio`
+
+    def _adapt(self, server: Any) -> ServerAdapter:
+        """Check the type of the server, and return its adapter."""
+        raise NotImplementedError
+
+    def _close(self, registry: R, timeout_s: float) -> None:
+        raise NotImplementedError
+
+    # State
+
+    @property
+    def registries(self) -> tuple[R, ...]:
+        """The registries that were given, and those that were opened for given URLs."""
+        return tuple(self._registries)
+
+    @property
+    def instances(self) -> tuple[ServiceInstance, ...]:
+        """The published instances, one for each service; () before the start."""
+        return self._instances
+
+    @property
+    def registrations(self) -> tuple[Any, ...]:
+        """The `Registration` of each instance in each registry; () before the start."""
+        return tuple(registration for _, registration in self._published)
+
+    @property
+    def port(self) -> int:
+        """Where clients reach the server; 0 before the start if any port will do."""
+        return self._port
+
+    @property
+    def own_ports(self) -> int | None:
+        """The port, if this process listens there; None if a proxy in front of it does."""
+        return None if self._binding is PortBinding.PROXY else self._port
+
+    @property
+    def state(self) -> str:
+        """One of "new", "starting", "serving", "ending" and "closed"."""
+        return self._state.value
+
+    def status(self) -> PublisherStatus | None:
+        """Describe the publisher now; None if it is closed."""
+        state = self.state
+        if state == "closed":
+            return None
+        services = tuple(instance.service for instance in self.instances)
+        problem = "it stops" if state == "ending" else ""
+        return PublisherStatus(services, state, self.port, problem)
+
+    @safe_repr
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._name()}: {self.state}>"
+
+    def _name(self) -> str:
+        services = [one.service for one in self._instances] or list(self._services) or ["a server"]
+        more = f" and {len(services) - 1} more" if len(services) > 1 else ""
+        address = self._instances[0].address if self._instances else f"port {self._port}"
+        return f"{services[0]}{more} at {address}"
+
+    def _is_forked(self) -> bool:
+        return os.getpid() != self._pid
+
+    def _instance(self, service: str, host: str, port: int) -> ServiceInstance:
+        return ServiceInstance(service=service, host=host, port=port, **self._settings)
+
+    def _open_all(
+        self, given: Sequence[R | str], policy: RegistryPolicy | None
+    ) -> tuple[list[R], list[R]]:
+        """Return all registries, and those of them that the publisher has opened."""
+        for one in given:
+            if not isinstance(one, (str, self._registry_type)):
+                raise TypeError(
+                    f"registry must be a {self._registry_type.__module__}.Registry or a URL such "
+                    f"as 'etcd://127.0.0.1:2379', or several; not {one!r}"
+                )
+        registries: list[R] = []
+        own: list[R] = []
+        try:
+            for one in given:
+                if isinstance(one, str):
+                    own.append(self._registry_type(one, registry_policy=policy, timer=self._timer))
+                registries.append(own[-1] if isinstance(one, str) else one)
+                registries[-1]._session.check_writable()
+        except BaseException:
+            for registry in own:
+                EXECUTOR.submit(registry, partial(self._close, registry, CLOSE_TIMEOUT_S))
+            raise
+        return registries, own
+
+    # Start
+
+    def _begin_start(self) -> bool:
+        """Whether the caller is to call `_start`; False if that was done before.
+
+        On the main thread, signals are handled from now on.
+
+        Raises:
+            RuntimeError: It has been stopped; or a thread for signals can't be started.
+        """
+        with self._lock:
+            if self._state in {State.STARTING, State.SERVING}:
+                return False
+            if self._state is not State.NEW:
+                raise RuntimeError(f"{self!r} can't start again; make another for another server")
+            if self._signals and is_main_thread():
+                threading.Thread(
+                    target=self._stop_on_signals, name="rpcwheel-signals", daemon=True
+                ).start()
+                SIGNAL_HANDLERS.add(self._signal_names.put)
+            self._state = State.STARTING
+            self._busy_thread = threading.get_ident()
+        return True
+
+    def _start(self) -> None:
+        """Start and publish; if that fails, or a stop was requested meanwhile, undo it."""
+        self._busy_thread = threading.get_ident()  # in aio a worker
+        try:
+            for step in (self._start_server, self._check_port, self._set_serving, self._publish):
+                if self._state is State.STARTING:
+                    step()
+        except BaseException as error:
+            self._start_failed = True
+            self.begin_stop(repr(error), 0)
+            self._shut_down()
+            raise
+        with self._lock:
+            if self._state is State.STARTING:
+                self._state, self._busy_thread = State.SERVING, None
+                return
+        self._shut_down()
+
+    def _start_server(self) -> None:
+        self._ran_before = self._server.is_running
+        self._binding = self._find_binding()
+        services = self._services or tuple(
+            name for name in self._server.service_names() if not name.startswith(NOT_PUBLISHED)
+        )
+        if not services:
+            raise ConfigurationError(
+                "name the services that are published: which ones the server has handlers for "
+                "can't be known"
+            )
+        host = address_facing(self._urls) if self._host is None else self._host
+        if self._binding is PortBinding.BIND:
+            self._bind()
+        now = started_now()
+        self._instances = tuple(
+            self._instance(service, host, self._port).replace(started_at=now)
+            for service in services
+        )
+        self._is_server_started = True
+        if not self._ran_before:
+            self._server.call(self._grpc_server.start)
+
+    def _find_binding(self) -> PortBinding:
+        host, port = self._host, self._port
+        is_elsewhere = host is not None and not is_local(host)
+        answers = bool(host and port and not connect_error(host, port, CONNECT_TIMEOUT_S))
+        own = listening_addresses()
+        if own is None:  # the system does not show it
+            error = connect_error("localhost", port, CONNECT_TIMEOUT_S)
+            own = frozenset(() if error else {("", port)})
+        return port_binding(
+            port,
+            listening_ports={own_port for _, own_port in own},
+            server_runs=self._ran_before,
+            host_forwards=is_elsewhere or answers,
+        )
+
+    def _bind(self) -> None:
+        if self._settings["protocol"] != "grpc":
+            raise ConfigurationError(
+                f"nothing in this process listens on port {self._port}, and which credentials it "
+                f"takes is not known: call add_secure_port('[::]:{self._port}', credentials) first"
+            )
+        try:
+            check_unshared(self._port)
+            self._port = self._server.call(
+                self._grpc_server.add_insecure_port, f"[::]:{self._port}"
+            )
+        except (OSError, RuntimeError) as error:
+            raise ConfigurationError(
+                f"port {self._port} can't be bound, perhaps because another process listens there "
+                f"({error}); give another port; or, if the other process is a proxy for this "
+                "server, host= and a server that has a port of its own; or, if both are to share "
+                f"the port, call add_insecure_port('[::]:{self._port}') first"
+            ) from error
+
+    def _check_port(self) -> None:
+        """Check that the published address accepts connections, if it is one of this machine."""
+        if self._binding is PortBinding.PROXY:
+            return
+        host, port = self._instances[0].host, self._port
+        error = connect_error(host, port, CONNECT_TIMEOUT_S)
+        if error and (self._host is None or is_local(host)):
+            own = sorted(joined(*one) for one in listening_addresses() or () if one[1] == port)
+            raise ConfigurationError(
+                f"nothing accepts connections at {joined(host, port)} ({error}), so that it can't "
+                f"be published; the server listens at {', '.join(own) or 'no port'}; have it "
+                "listen at '[::]', or give the host= at which it does"
+            )
+
+    def _set_serving(self) -> None:
+        self._is_health_set = True
+        if self._health is not None:
+            self._set_health(SERVING)
+
+    def _set_health(self, status: int) -> None:
+        for service in ("", *(one.service for one in self._instances)):  # "" is the whole server
+            self._server.call(self._health.set, service, status)
+
+    def _publish(self) -> None:
+        self._is_published = True
+        for registry in self._registries:
+            for instance in self._instances:
+                registration = registry._blocking.register(instance)
+                self._published.append((registry, registration))
+        if self._on_serving is not None:
+            self._undo_on_serving = self._server.call(self._on_serving, self)
+
+    # Stop
+
+    def begin_stop(
+        self, reason: str = "begin_stop() was called", grace: Duration | None = None
+    ) -> None:
+        """Begin the stop, and return at once; from any thread. Arguments as in `stop()`."""
+        grace_s = checked_wait(grace, "grace")
+        if self._is_forked():
+            return
+        if self._server.is_gone:
+            grace_s = 0.0
+        with self._lock:
+            if self._state is State.CLOSED:
+                return
+            if grace_s is not None:
+                self._grace_s = min(self._grace_s, grace_s)
+            is_first = self._state is not State.ENDING
+            if is_first:
+                self._state, self._reason = State.ENDING, reason
+        if grace_s == 0:
+            self._hurry.set()
+            self._lame_duck_over.set()
+        if is_first:
+            EXECUTOR.submit(self, self._shut_down_if_idle)
+
+    def _shut_down_if_idle(self) -> None:
+        """Shut down, unless another thread does; a thread that starts does it afterwards."""
+        with self._lock:
+            if self._busy_thread is not None or self._shutdown_begun.is_set():
+                return
+            self._busy_thread = threading.get_ident()
+        self._shut_down()
+
+    def _ensure_shutdown_runs(self) -> None:
+        """Shut down here if no worker begins to: a program that ends gets no more threads."""
+        if not self._shutdown_begun.wait(WORKER_START_TIMEOUT_S):
+            self._shut_down_if_idle()
+
+    def _stop_on_signals(self) -> None:
+        """Stop at the first signal, and hurry at the next ones."""
+        grace = None
+        while (name := self._signal_names.get()) is not None:
+            self.begin_stop(name, grace)
+            self._ensure_shutdown_runs()
+            grace = 0
+
+    def _shut_down(self) -> None:
+        """Stop in the order that the module's docstring gives, whatever fails."""
+        self._shutdown_begun.set()
+        try:
+            if self._is_published:
+                step = self._begin_step("withdraw", WITHDRAW_TIMEOUT_S)
+                self._run_all(
+                    step,
+                    *[
+                        (f"withdrawal from {registry!r}", partial(self._withdraw, registry, step))
+                        for registry in self._registries
+                    ],
+                )
+            if self._is_health_set:
+                step = self._begin_step("not serving", HEALTH_TIMEOUT_S)
+                self._run_all(step, (type(self._health).__name__, self._set_not_serving))
+            if self._is_published:
+                self._begin_step("wait")
+                self._run("lame duck", self._wait_lame_duck)
+            is_left_running = self._ran_before and self._start_failed
+            if self._is_server_started and not is_left_running and not self._server.is_gone:
+                step = self._begin_step("stop", self._grace_s + STOP_MARGIN_S, 0.0)
+                self._run("stop of the server", partial(self._stop_server, step))
+            step = _Deadline(self, CLOSE_TIMEOUT_S, HURRIED_TIMEOUT_S)
+            closes = [(repr(one), partial(self._close_own, one, step)) for one in self._own]
+            self._run_all(step, *closes, ("on_serving", self._call_undo_on_serving))
+            self._report_what_is_listed()
+            self._begin_step("closed")
+            self._events.wait(FLUSH_TIMEOUT_S)
+        finally:
+            with self._lock:
+                self._state, self._busy_thread = State.CLOSED, None
+            SIGNAL_HANDLERS.remove(self._signal_names.put)
+            self._signal_names.put(None)
+            self._closed.set()
+            self._on_closed.run()
+
+    def _report_what_is_listed(self) -> None:
+        """Report the registries that may still list the server."""
+        for registry in self._registries:
+            listed = [one for where, one in self._published if where is registry]
+            if any(one.state != "GONE" for one in listed):
+                errors = (one.error for one in listed)
+                error = next((one for one in errors if one is not None), None)
+                url = registry.url
+                self._events.emit(WithdrawalFailed(self._name(), url, error))
+
+    def _begin_step(
+        self, name: str, timeout_s: float = 0.0, hurried_timeout_s: float = HURRIED_TIMEOUT_S
+    ) -> _Deadline:
+        if self._instances:
+            self._events.emit(ShutdownStep(self._name(), name, self._reason))
+        return _Deadline(self, timeout_s, hurried_timeout_s)
+
+    def _run_all(self, step: _Deadline, *jobs: tuple[str, Callable[[], object]]) -> None:
+        """Run jobs at once on workers, each with its name, and wait until the step is over."""
+        ends: list[threading.Event] = []
+        for name, job in jobs:
+            ended = threading.Event()  # also the key: a job that hangs delays no other
+            EXECUTOR.submit(ended, partial(self._run, name, job, ended))
+            ends.append(ended)
+        step.wait_for(ends)
+
+    def _run(
+        self, name: str, job: Callable[[], object], ended: threading.Event | None = None
+    ) -> None:
+        """Run a job; an exception becomes a `CallbackFailed` event."""
+        try:
+            job()
+        except ServerGone:
+            pass  # there is nothing to stop any more
+        except Exception as error:  # noqa: BLE001 - reported
+            self._events.emit(CallbackFailed(self._name(), name, error))
+        finally:
+            if ended is not None:
+                ended.set()
+
+    def _withdraw(self, registry: R, step: _Deadline) -> None:
+        """Publish DRAINING, give clients a moment to see it, and unregister.
+
+        What the user has unregistered stays so, and so do changes that the user has made.
+        """
+        blocking = registry._blocking
+        with suppress(RegistryError):  # it is dead, which it reports itself; or the user closed it
+            draining: list[Registration] = []
+            for one, registration in self._published:
+                if one is registry and registration.state not in UNREGISTERED:
+                    with suppress(NotPublished):  # the user unregisters it at this moment
+                        registration.update(status="DRAINING")
+                        draining.append(registration)
+            until = time.monotonic() + (0.0 if self._hurry.is_set() else step.left_s() / 2)
+            if all(one.wait_published(max(0.0, until - time.monotonic())) for one in draining):
+                self._hurry.wait(DRAINING_NOTICE_S)
+            for registration in draining:
+                blocking.unregister(registration)
+            for registration in draining:
+                blocking.unregister(registration, wait=step.left_s())
+            self._answered.append(registry)
+
+    def _set_not_serving(self) -> None:
+        enter_shutdown = getattr(self._health, "enter_graceful_shutdown", None)
+        if callable(enter_shutdown):
+            self._server.call(enter_shutdown)
+        elif self._health is not None:
+            self._set_health(NOT_SERVING)
+
+    def _wait_lame_duck(self) -> None:
+        """Wait on the timer, or until the stop is hurried."""
+        timer = shared_timer() if self._timer is None else self._timer
+        try:
+            timeout = timer.new_timeout(lambda _: self._lame_duck_over.set(), self._lame_duck_s)
+        except TimerError:  # it is stopped, or full
+            self._lame_duck_over.wait(self._lame_duck_s)
+            return
+        timeout_s = self._lame_duck_s + STOP_MARGIN_S  # should the timer be stopped meanwhile
+        self._lame_duck_over.wait(None if isinstance(timer, ManualTimer) else timeout_s)
+        timeout.cancel()
+
+    def _stop_server(self, step: _Deadline) -> None:
+        grace_s = self._grace_s
+        stopped = self._server.stop(grace_s)
+        step.wait_for([stopped])
+        if self._hurry.is_set():
+            if grace_s > 0 and not stopped.is_set():
+                self._server.stop(0)
+            stopped.wait(STOP_MARGIN_S)
+
+    def _close_own(self, registry: R, step: _Deadline) -> None:
+        is_silent = self._is_published and registry not in self._answered
+        timeout_s = 0.0 if is_silent else step.left_s()
+        self._close(registry, max(UNANSWERED_TIMEOUT_S, timeout_s))
+
+    def _call_undo_on_serving(self) -> None:
+        if self._undo_on_serving is not None:
+            try:
+                self._server.call(self._undo_on_serving)
+            except ServerGone:
+                self._undo_on_serving()
+
+
+class Publisher(PublisherBase[Registry]):
+    """Publishes the services of a `grpc.server()` while it serves, and stops both in order.
+
+        with Publisher(server, "etcd://127.0.0.1:2379", "shop.Orders", port=50051, signals=True):
+            server.wait_for_termination()
+
+    The stop: DRAINING, then withdrawn from all registries at once (at most 2 s, also if they are
+    dead), health NOT_SERVING, the lame duck, no more calls are accepted, running calls may end
+    within the grace, registries that were given by URL are closed. Each step is an event
+    (`ShutdownStep`).
+
+    A context manager: `start()` and `stop()`. Thread-safe; all methods are idempotent. In a forked
+    child it does nothing.
+    """
+
+    _registry_type = Registry
+
+    def start(self) -> None:
+        """Start the server if it does not run, and publish its services.
+
+        If a registry can't be reached, that is no error: the services are published as soon as it
+        can be. If the start fails, all of it is undone; a server that ran before is left running.
+
+        Raises:
+            ConfigurationError: Nothing listens at the port and it can't be bound, or it accepts no
+                connections; or the services or the host can't be known.
+            RuntimeError: It was stopped before.
+            Exception: What the server or the health servicer raised.
+        """
+        if self._begin_start():
+            self._start()
+
+    def stop(
+        self, grace: Duration | None = None, *, reason: str = "stop() was called", wait: bool = True
+    ) -> None:
+        """Stop in order; from any thread, any number of times.
+
+        Args:
+            grace: Seconds for which running calls may go on. Of all that were given, the smallest
+                counts. 0: stop at once, without the lame duck.
+            reason: For events; the first counts.
+            wait: Whether to wait for the end. Give False where the end waits for the caller, as in
+                a call that the server serves.
+        """
+        self.begin_stop(reason, grace)
+        if wait and not self._is_forked() and self._busy_thread != threading.get_ident():
+            self._ensure_shutdown_runs()
+            self.wait()
+            SIGNAL_HANDLERS.remove(self._signal_names.put)  # the main thread restores handlers
+
+    def wait(self, timeout: Duration | None = None) -> bool:
+        """Wait until it is closed, at most `timeout` seconds; returns whether it is."""
+        timeout_s = checked_wait(timeout, "timeout")
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        left_s = SIGNAL_CHECK_S if timeout_s is None else min(timeout_s, SIGNAL_CHECK_S)
+        # A signal that arrives just before the main thread begins to wait does not end the wait.
+        while not self._closed.wait(left_s):
+            if until is not None:
+                left_s = min(until - time.monotonic(), SIGNAL_CHECK_S)
+                if left_s <= 0:
+                    return False
+        return True
+
+    def wait_published(self, timeout: Duration) -> bool:
+        """Wait until all services are in all registries, at most `timeout` seconds.
+
+        Returns:
+            Whether they are.
+        """
+        until = time.monotonic() + (checked_wait(timeout, "timeout") or 0.0)
+        return all(
+            one.wait_published(max(0.0, until - time.monotonic())) for one in self.registrations
+        )
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop(reason="the with block ended")
+
+    def _adapt(self, server: Any) -> ServerAdapter:
+        if isinstance(server, grpc.aio.Server):
+            raise TypeError(
+                f"{server!r} is a server of grpc.aio: for those there is rpcwheel.aio.Publisher"
+            )
+        if not isinstance(server, grpc.Server):
+            raise TypeError(f"server must be what grpc.server() gave, not {server!r}")
+        if has_terminated(server):
+            raise ConfigurationError("the server was stopped before; make another")
+        return ServerAdapter(server)
+
+    def _close(self, registry: Registry, timeout_s: float) -> None:
+        registry.close(timeout_s)
+
+
+# Checks of arguments
+
+
+def _checked_health(health: Any) -> Any:
+    if health is not None and not callable(getattr(health, "set", None)):
+        raise TypeError(
+            "health must be the server's health servicer, or what has "
+            f"`set(service, status)`; not {health!r}"
+        )
+    return health
+
+
+def _checked_port(port: object) -> int:
+    if not isinstance(port, int) or isinstance(port, bool):
+        raise TypeError(f"port must be a number, such as 50051, not {port!r}")
+    if not 0 <= port < 1 << 16:
+        raise ConfigurationError(f"port must be from 1 to 65535, or 0 for any, not {port}")
+    return port
+
+
+def _checked_seconds(value: Duration, what: str) -> float:
+    value_ns = to_ns(value, what=what)
+    if value_ns < 0:
+        raise ConfigurationError(f"{what} must be 0 or more seconds, not {value!r}")
+    return to_seconds(min(value_ns, MAX_NS))
+
+
+def _list(registry: object) -> list[Any]:
+    if not isinstance(registry, Sequence) or isinstance(registry, (bytes, bytearray)):
+        raise TypeError(
+            "registry must be a registry, a URL such as 'etcd://127.0.0.1:2379', or several of "
+            f"them; not {registry!r}"
+        )
+    if not registry:
+        raise ConfigurationError("registry is empty; give at least one registry, or its URL")
+    return list(registry)
+
+
+def _url_of(registry: Any) -> RegistryUrl | None:
+    """The URL of a registry; None for one of the user's that has none."""
+    if isinstance(registry, str):
+        url = parse_url(registry)
+        check_writable(url)
+        return url
+    try:
+        return parse_url(registry.url)
+    except (AttributeError, ConfigurationError, TypeError):
+        return None
+
+
+def _url_option(urls: Sequence[RegistryUrl], name: str) -> str:
+    """The option of the first URL that has it, or ""."""
+    return next((url.options[name] for url in urls if url.options.get(name)), "")
+
+
+def _named_services(services: tuple[str, ...], urls: Sequence[RegistryUrl]) -> tuple[str, ...]:
+    """The services that arguments or URLs name."""
+    of_urls = tuple(url.service for url in urls if url.service)
+    for service in services:
+        if not isinstance(service, str):
+            raise TypeError(
+                f'a service is named by a string, such as "shop.Orders"; not {service!r}'
+            )
+    if services and not set(of_urls) <= set(services):
+        raise ConfigurationError(
+            f"the URL names the service {of_urls[0]!r}, which is not among {', '.join(services)}; "
+            "leave it out of the URL, or name it too"
+        )
+    return tuple(dict.fromkeys(services or of_urls))

@@ -1,0 +1,5 @@
+"""The public names for threads."""
+
+from .publisher import Publisher
+
+__all__ = ["Publisher"]

@@ -1,0 +1,243 @@
+"""Makes the channels of both worlds, and updates those by name with the instances of a service.
+
+Channels with the URL of one registry share its session: the first opens it, the last closes it.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from rpcwheel._concurrency.executor import EXECUTOR, reset_after_fork
+from rpcwheel.balancer.policy import checked_policy
+from rpcwheel.durations import to_ns
+from rpcwheel.errors import RegistryError, RegistryRefused
+from rpcwheel.instance import explicit_target
+from rpcwheel.registry.one_shot_timer import OneShotTimer
+from rpcwheel.registry.registry import Registry, check_policy
+from rpcwheel.transport.arguments import checked_options, checked_target
+
+from .target import Target, names_service
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Sequence
+
+    import grpc
+
+    from rpcwheel.instance import Snapshot
+    from rpcwheel.registry.policy import RegistryPolicy
+    from rpcwheel.registry.registry import RegistryBase, Subscription
+    from rpcwheel.timer.api import Timer
+
+C = TypeVar("C")
+
+AUTHORITY_OPTIONS: Final = frozenset({"grpc.default_authority", "grpc.ssl_target_name_override"})
+
+
+class SharedRegistries:
+    """Registries opened for channels, by what they were opened with. Thread-safe."""
+
+    def __init__(self) -> None:
+        self.reset()
+        reset_after_fork(self)
+
+    def reset(self) -> None:
+        """Forget all in a forked child: the sessions are the parent's."""
+        self._lock = threading.RLock()  # finalizers release registries
+        self._open: dict[Hashable, tuple[Registry, int]] = {}  # with the number of users
+
+    def acquire(self, key: Hashable, make: Callable[[], Registry]) -> Registry:
+        """Return the open registry of this key, or a new one.
+
+        Raises:
+            Exception: What `make` raised; nothing is kept then.
+        """
+        with self._lock:
+            registry, users = self._open[key] if key in self._open else (make(), 0)
+            self._open[key] = registry, users + 1
+            return registry
+
+    def release(self, key: Hashable, registry: Registry) -> bool:
+        """Release a registry. Returns True to its last user, who must close it."""
+        with self._lock:
+            known, users = self._open.get(key, (None, 0))
+            if known is not registry:
+                return False  # it belongs to the parent of a fork
+            self._open[key] = registry, users - 1
+            if users == 1:
+                del self._open[key]
+            return users == 1
+
+
+SESSIONS: Final = SharedRegistries()
+"""The shared registries of this process."""
+
+
+def new_channel(
+    channel_class: Callable[..., C],
+    resolved_class: Callable[..., C],
+    registry_class: type[RegistryBase],
+    *,
+    target: str,
+    credentials: grpc.ChannelCredentials | None,
+    options: Sequence[tuple[str, Any]] | None,
+    timer: Timer | None,
+    **settings: Any,
+) -> C:
+    """Make the channel of `insecure_channel` and `secure_channel`, whose other arguments follow.
+
+    Args:
+        channel_class: Of a channel to an address.
+        resolved_class: Of a channel to a service by its name.
+        registry_class: Of a registry of the user's.
+        target: This and all others: see `rpcwheel.insecure_channel`.
+        credentials: None: without encryption.
+        options: For each connection.
+        timer: None for `shared_timer()`.
+        **settings: The others, also those that are None.
+
+    Raises:
+        RuntimeError, ConfigurationError, ExtraMissing, TypeError: As `insecure_channel`.
+    """
+    names = {"compression", "interceptors"} & settings.keys()
+    shared = {"credentials": credentials, "timer": timer, **{n: settings.pop(n) for n in names}}
+    if not names_service(target, settings):
+        address = explicit_target(checked_target(target))
+        return channel_class(address, options=options, **shared)
+    registry = settings.pop("registry")
+    if registry is not None and not isinstance(registry, registry_class):
+        package = f"rpcwheel.registry{'' if registry_class is Registry else '.aio'}"
+        raise TypeError(f"registry must be a {package}.Registry or None, not {registry!r}")
+    blocking = None if registry is None else registry._blocking
+    selection = {name: settings.pop(name) for name in ("service", "group", "version")}
+    named = Target.of(target, has_registry=registry is not None, **selection)
+    if credentials is not None:
+        named = named.with_tls()
+    if named.authority is not None:
+        options = checked_options(options)
+        if not {name for name, _ in options} & AUTHORITY_OPTIONS:
+            options = [*options, ("grpc.default_authority", named.authority)]
+    policy, zone = checked_policy(settings.pop("balancer_policy")), settings.pop("zone")
+    registry_policy = settings.pop("registry_policy")
+    check_policy(registry_policy)
+    resolver = Resolver(named, blocking, registry_policy, timer, to_ns(policy.pick_timeout))
+    try:
+        channel = resolved_class(
+            named.service,
+            options=options,
+            balancer_policy=policy if zone is None else policy.replace(zone=zone),
+            **shared,
+            **{name: one for name, one in settings.items() if one is not None},
+        )
+        resolver.start(channel)
+    except BaseException:
+        resolver.close()
+        raise
+    return channel
+
+
+class Resolver:
+    """Updates one channel, which it holds weakly, with the instances of a service. Thread-safe.
+
+    On worker threads, also a channel of `grpc.aio`, which takes updates on any thread.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        registry: Registry | None,
+        policy: RegistryPolicy | None,
+        timer: Timer | None,
+        wait_ns: int,
+    ) -> None:
+        """Open the registry of the target if none is given. Does nothing else before `start`.
+
+        Args:
+            target: The service and its registry.
+            registry: The user's own; None: that of the target's URL.
+            policy: For a registry that is given by URL; None: the defaults.
+            timer: None for `shared_timer()`.
+            wait_ns: How long calls wait at most for the first instances.
+
+        Raises:
+            ConfigurationError, ExtraMissing: The registry can't be opened.
+        """
+        self._target, self._wait_ns = target, wait_ns
+        self._key = target.registry_key, policy, id(timer)
+        url: Any = target.url
+        self._registry = (
+            SESSIONS.acquire(self._key, partial(Registry, url, registry_policy=policy, timer=timer))
+            if registry is None
+            else registry
+        )
+        self._lock = threading.RLock()
+        look_up_again = partial(EXECUTOR.submit, self, partial(self._look_up, wait=False))
+        self._timer = OneShotTimer(timer, look_up_again)
+        self._subscription: Subscription | None = None
+        self._closed = False
+        self._dropped: weakref.finalize[..., Any] | None = None
+
+    def start(self, channel: Any) -> None:
+        """Update a channel until it is closed or dropped, or this is closed.
+
+        Raises:
+            RegistryClosed: The registry is closed.
+        """
+        self._channel = weakref.ref(channel)
+        self._dropped = weakref.finalize(channel, EXECUTOR.submit, self, self.close)
+        self._dropped.atexit = False
+        channel._resolver = self
+        channel._pool.on_unreachable = self.refresh
+        rules = self._registry._session.rules
+        if rules.self_preservation:  # a server that can reach the registry again publishes then
+            channel._pool.stale_grace_ns = rules.jitter_ns + rules.longest_retry_ns
+        self._subscription = self._registry.subscribe(self._target.service, self._update)
+        EXECUTOR.submit(self, self._look_up)
+
+    def close(self) -> None:
+        """End the subscription, and close the registry if no other channel uses it. Idempotent."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._timer.clear()
+        if self._dropped is not None:
+            self._dropped.detach()
+        if self._subscription is not None:
+            self._subscription.close()
+        if self._target.url is not None and SESSIONS.release(self._key, self._registry):
+            self._registry.close()
+
+    def refresh(self) -> None:
+        """Have the registry look again, if it is polled. Never blocks; any thread."""
+        self._registry._session.refresh(self._target.service)
+
+    def _update(self, snapshot: Snapshot) -> None:
+        channel = self._channel()
+        if channel is not None:
+            selected = self._target.select(snapshot)
+            reason = "" if selected else self._target.mismatch(snapshot)
+            channel._pool.empty_reason = reason
+            channel._pool.update(selected, expired=snapshot.expired)
+
+    def _look_up(self, *, wait: bool = True) -> None:
+        """Find out whether the registry answers; if not, report to calls why. Runs on a worker.
+
+        Args:
+            wait: Whether calls wait, and the registry is asked again, if it is unavailable.
+        """
+        if self._closed:
+            return
+        try:
+            self._registry.lookup(self._target.service)
+        except RegistryError as error:
+            channel = self._channel()
+            if channel is None:
+                return
+            wait = wait and not isinstance(error, RegistryRefused)
+            channel.report_error(str(error), wait=wait)
+            with self._lock:
+                if wait and not self._closed:
+                    self._timer.wake(self._timer.now_ns() + self._wait_ns)

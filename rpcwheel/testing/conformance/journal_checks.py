@@ -1,0 +1,1272 @@
+"""The rules of `JournalBackend`, one function for each."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import warnings
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from rpcwheel.errors import JournalUnavailable
+from rpcwheel.journal.backend import (
+    CallState,
+    Dead,
+    Delivered,
+    Depth,
+    Filter,
+    NewCall,
+    Postponed,
+    storable,
+)
+
+from .journal_harness import HOUR_S, MANY, SHORT_S, TIMEOUT_S, JournalHarness, wait
+from .registry_harness import on_threads, require
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from rpcwheel.journal.backend import Result, StoredCall
+
+READY, BLOCKED, TAKEN, DEAD = CallState
+
+SLACK_S: Final = 60.0
+"""By how much times may differ because the machine is slow."""
+
+MILLISECOND: Final = 0.001
+"""Times may be rounded to it."""
+
+TEXTS: Final = (
+    "",
+    "x",
+    "Zürich ∑ 数据 \U0001f600 é",
+    "a'b\"c`d\\e%f_g*h?i[j]k",
+    "\x01\t\r\n\x7f",
+    " ",
+)
+
+
+# Appending
+
+
+def appended_calls_are_kept_unchanged(harness: JournalHarness) -> None:
+    """All texts, bytes of all values, and long ones; in `select` and in `take`."""
+    backend = harness.new()
+    bodies = (b"", b"\0", bytes(range(256)), os.urandom(1 << 20), b"\\x41", b"'")
+    calls = [
+        replace(
+            harness.call(queue=f"{harness.queue}{text}", target=text, method=f"/{text}", body=body),
+            key=text,
+            max_age_s=12.5,
+            attempts=number,
+            error=text * 10_000,
+            order_key=None if number == 0 else text,
+        )
+        for number, (text, body) in enumerate(zip(TEXTS, bodies, strict=True))
+    ]
+    ids = harness.append(backend, *calls)
+    stored = {one.id: one for one in backend.select(Filter(ids=tuple(ids)), limit=MANY)}
+    for number, call in zip(ids, calls, strict=True):
+        require(number in stored, f"select must find the call {number}, which was appended")
+        _require_same(stored[number], call, "select")
+        (taken,) = harness.expect_taken(
+            backend,
+            harness.worker(),
+            number,
+            routes=[harness.route(queue=call.queue, target=call.target)],
+        )
+        _require_same(taken, call, "take")
+
+
+def _require_same(stored: StoredCall, call: NewCall, method: str) -> None:
+    for name in ("queue", "target", "method", "key", "body", "attempts", "error", "order_key"):
+        given, found = getattr(call, name), getattr(stored, name)
+        require(
+            found == given and type(found) is type(given),
+            f"{method} must return {name} as it was appended, {given!r:.80}, not {found!r:.80}",
+        )
+    require(stored.reason == "", f"{method} must return no reason, not {stored.reason!r}")
+    for name, given in (("due_s", call.delay_s), ("expires_s", call.max_age_s)):
+        found = getattr(stored, name)
+        require(
+            given - SLACK_S < found <= given + MILLISECOND,
+            f"{method} must return {name} of about {given}, not {found}",
+        )
+    require(
+        -MILLISECOND <= stored.age_s < SLACK_S,
+        f"{method} must return an age of about 0, not {stored.age_s}",
+    )
+
+
+def what_not_every_engine_can_store_is_replaced(harness: JournalHarness) -> None:
+    """U+0000 and surrogates in texts, by U+FFFD; in all requests."""
+    backend, worker = harness.new(), harness.worker()
+    odd = "a\0b\ud800c"
+    call = replace(harness.call(order_key=odd, error=odd, target=odd), method=odd, key=odd)
+    (number,) = harness.append(backend, call)
+    for name in ("target", "method", "key", "error", "order_key"):
+        found = getattr(harness.one(backend, number), name)
+        require(
+            found == storable(odd),
+            f"{name} must be {storable(odd)!r} in the journal, not {found!r}",
+        )
+    chosen = Filter(queue=harness.queue, target=odd, method=f"{odd}*", error=odd)
+    require(backend.select(chosen), "select must accept texts with U+0000 and surrogates")
+    harness.expect_taken(backend, worker, number, routes=[harness.route(target=odd)])
+    lost = backend.report(worker, [Dead(number, 2, odd, odd)])
+    one = harness.one(backend, number)
+    require(
+        not lost and (one.error, one.reason) == (storable(odd), storable(odd)),
+        f"report must accept texts with U+0000 and surrogates, but stored {one!r}",
+    )
+
+
+def ids_increase(harness: JournalHarness) -> None:
+    """Within an append, from one to the next, and from one backend to another."""
+    one, two = harness.new(), harness.new()
+    ids: list[int] = []
+    for number in range(4):
+        ids += harness.append((one, two)[number % 2], *map(harness.call, range(1 + number)))
+    one.delete(Filter(ids=(ids[-1],)))
+    ids += harness.append(two, harness.call())
+    require(
+        all(number > 0 for number in ids),
+        f"ids must be positive numbers, not {ids}",
+    )
+    require(
+        ids == sorted(set(ids)),
+        f"ids must increase, also after the last call was deleted, but are {ids}",
+    )
+
+
+def many_calls_are_appended_at_once(harness: JournalHarness) -> None:
+    """In the order of their ids. No calls are accepted too."""
+    backend = harness.new()
+    require(backend.append([]) == [], "append of no calls must return no ids")
+    calls = [
+        harness.call(number, order_key=f"{number % 7}" if number % 2 else None)
+        for number in range(2000)
+    ]
+    ids = harness.append(backend, *calls)
+    found = harness.found(backend)
+    require(
+        [(one.id, one.body) for one in found]
+        == [(number, call.body) for number, call in zip(ids, calls, strict=True)],
+        "append must return the ids in the order of the calls",
+    )
+    first: dict[str | None, int] = {}
+    for one in found:
+        first.setdefault(one.order_key, one.id)
+    wanted = [
+        READY if one.order_key is None or first[one.order_key] == one.id else BLOCKED
+        for one in found
+    ]
+    require(
+        [one.state for one in found] == wanted,
+        "of the calls of one append, the first of each order key must be READY, others BLOCKED",
+    )
+
+
+def an_append_stores_all_or_nothing(harness: JournalHarness) -> None:
+    """If one of the calls cannot be stored, none is."""
+    backend = harness.new()
+    wrong: Any = replace(harness.call(2), body=None)  # type: ignore[arg-type]
+    for calls in (
+        [harness.call(1), wrong],
+        [harness.call(1, order_key="a"), replace(wrong, order_key="a")],
+    ):
+        raised = False
+        try:
+            backend.append(calls)
+        except Exception:  # noqa: BLE001 - an error of the caller, which no journal has to name
+            raised = True
+        require(raised, "append of a call whose body is None must raise")
+        require(not harness.found(backend), "an append that raised must store no call")
+    harness.append(backend, harness.call(3))
+    harness.append(backend, harness.call(4, order_key="a"))
+
+
+def concurrent_appends_are_all_stored(harness: JournalHarness) -> None:
+    """Of several backends."""
+    backends = [harness.new() for _ in range(4)]
+    ids: list[list[int]] = [[] for _ in backends]
+
+    def work(place: int) -> None:
+        for number in range(20):
+            ids[place] += harness.append(
+                backends[place], harness.call(number), harness.call(number, order_key="a")
+            )
+
+    on_threads(*(partial(work, place) for place in range(len(backends))))
+    for each in ids:
+        require(each == sorted(each), f"the ids of one backend must increase, but are {each}")
+    found = [one.id for one in harness.found(backends[0])]
+    require(
+        found == sorted(number for each in ids for number in each),
+        f"all {sum(map(len, ids))} calls of concurrent appends must be stored once, not {found}",
+    )
+
+
+# Taking
+
+
+def calls_are_taken_when_they_are_due(harness: JournalHarness) -> None:
+    """Or if they are due within the given time."""
+    backend, worker = harness.new(), harness.worker()
+    now, soon, later = harness.append(
+        backend,
+        harness.call(1),
+        harness.call(2, delay_s=HOUR_S),
+        harness.call(3, delay_s=3 * HOUR_S),
+    )
+    harness.expect_taken(backend, worker, now)
+    harness.expect_taken(backend, worker)
+    harness.expect_taken(backend, worker, soon, within_s=2 * HOUR_S)
+    harness.expect_taken(backend, worker, within_s=2 * HOUR_S)
+    harness.expect_taken(backend, worker, later, within_s=4 * HOUR_S)
+
+
+def calls_that_were_due_at_an_earlier_time_are_taken(harness: JournalHarness) -> None:
+    """If the given time is negative, and no others."""
+    backend, worker = harness.new(), harness.worker()
+    _, earlier = harness.append(
+        backend, harness.call(1, delay_s=-60.0), harness.call(2, delay_s=-HOUR_S)
+    )
+    harness.expect_taken(backend, worker, within_s=-2 * HOUR_S)
+    harness.expect_taken(backend, worker, earlier, within_s=-HOUR_S / 2)
+
+
+def a_call_becomes_due(harness: JournalHarness) -> None:
+    """After its delay, by the clock of the engine."""
+    backend, worker = harness.new(), harness.worker()
+    (number,) = harness.append(backend, harness.call(1, delay_s=0.2))
+    taken: list[StoredCall] = []
+
+    def look() -> bool:
+        taken.extend(harness.take(backend, worker))
+        return bool(taken)
+
+    wait(look, lambda: "a call with a delay of 0.2 s must be taken after it")
+    require(
+        taken[0].id == number and taken[0].due_s <= 0 and taken[0].age_s >= 0.2 - MILLISECOND,
+        f"a call must not be taken before it is due, but was: {taken[0]}",
+    )
+
+
+def what_is_due_first_is_taken_first(harness: JournalHarness) -> None:
+    """Then what was stored first. Also if more are due than the limit of the route."""
+    backend, worker = harness.new(), harness.worker()
+    delays = (50, 10, 40, 10, -5, 30, 20, 10, 0, 60, 70)
+    ids = harness.append(backend, *(harness.call(delay_s=float(delay)) for delay in delays))
+    due = dict(zip(ids, delays, strict=True))
+    order = sorted(due, key=lambda number: (due[number], number))
+    harness.expect_taken(backend, worker, *order[:4], routes=[harness.route(4)], within_s=SLACK_S)
+    first = sorted(order[4:], key=lambda number: (due[number], number))
+    harness.expect_taken(backend, worker, *first[:2], routes=[harness.route(2)], within_s=HOUR_S)
+    harness.expect_taken(backend, worker, *first[2:], within_s=HOUR_S)
+
+
+def calls_due_at_the_same_time_are_taken_in_the_order_of_their_ids(harness: JournalHarness) -> None:
+    """Also if ids have different numbers of digits."""
+    backend, worker = harness.new(), harness.worker()
+    ids = harness.append(backend, *map(harness.call, range(120)))
+    for first in range(0, len(ids), 50):
+        harness.expect_taken(backend, worker, *ids[first : first + 50], routes=[harness.route(50)])
+
+
+def only_given_routes_are_taken_and_up_to_their_limits(harness: JournalHarness) -> None:
+    """A limit of 0 takes nothing; a route given twice takes no call twice."""
+    backend, worker = harness.new(), harness.worker()
+    places = {
+        place: harness.append(
+            backend,
+            *(harness.call(queue=harness.queue + place[0], target=place[1]) for _ in range(3)),
+        )
+        for place in (("", ""), ("", "a"), ("", "A"), ("a", ""), ("a", "b"), ("", "ab"), ("b", "a"))
+    }
+
+    def route(place: tuple[str, str], limit: int) -> Any:
+        return harness.route(limit, queue=harness.queue + place[0], target=place[1])
+
+    taken = harness.take(
+        backend,
+        worker,
+        route(("", ""), 2),
+        route(("", "a"), 0),
+        route(("a", "b"), 9),
+        route(("c", "a"), 9),
+        route(("b", "a"), 1),
+        route(("b", "a"), 1),
+    )
+    wanted = [*places["", ""][:2], *places["a", "b"], *places["b", "a"][:2]]
+    require(
+        sorted(one.id for one in taken) == sorted(wanted),
+        f"take must return the calls {wanted} of the given routes, not {taken}",
+    )
+    require(
+        harness.take(backend, worker, route(("", "a"), -1)) == [],
+        "take with a limit below 0 must return nothing",
+    )
+    require(backend.take(worker, HOUR_S, [], 0.0) == [], "take without routes must return nothing")
+
+
+def a_taken_call_is_not_taken_again(harness: JournalHarness) -> None:
+    """Not by its worker, and not by another one on another connection."""
+    one, two = harness.new(), harness.new()
+    first, second = harness.worker(), harness.worker()
+    ids = harness.append(one, harness.call(1), harness.call(2))
+    harness.expect_taken(one, first, ids[0], routes=[harness.route(1)])
+    harness.expect_taken(one, first, ids[1], routes=[harness.route(1)])
+    harness.expect_taken(one, first)
+    harness.expect_taken(two, second)
+    harness.expect_states(two, dict.fromkeys(ids, TAKEN), "after they were taken")
+
+
+def concurrent_workers_take_each_call_once(harness: JournalHarness) -> None:
+    """While others append."""
+    producer, backends = harness.new(), [harness.new() for _ in range(4)]
+    total = 400
+    taken: list[list[int]] = [[] for _ in backends]
+    workers = [harness.worker() for _ in backends]
+
+    def work(place: int) -> None:
+        backend, worker = backends[place], workers[place]
+        end = time.monotonic() + TIMEOUT_S
+        while sum(map(len, taken)) < total:
+            require(time.monotonic() < end, f"{total} calls must be taken, but {taken} were")
+            found = [one.id for one in harness.take(backend, worker, harness.route(7))]
+            lost = backend.report(worker, [Delivered(number) for number in found])
+            require(not lost, f"report must accept results of taken calls, but ignored {lost}")
+            taken[place] += found
+
+    def produce() -> None:
+        for first in range(0, total, 10):
+            harness.append(producer, *map(harness.call, range(first, first + 10)))
+
+    on_threads(produce, *(partial(work, place) for place in range(len(backends))))
+    every = [number for each in taken for number in each]
+    require(
+        len(set(every)) == len(every) == total,
+        f"each of {total} calls must be taken once, but {len(every)} were, {len(set(every))} "
+        "different ones",
+    )
+    require(not harness.found(producer), "delivered calls must be deleted")
+
+
+# Leases
+
+
+def without_calls_there_is_no_lease(harness: JournalHarness) -> None:
+    """`renew` says so."""
+    backend, worker = harness.new(), harness.worker()
+    require(
+        backend.renew(worker, HOUR_S) is False,
+        "renew of a worker that has not taken anything must return False",
+    )
+    harness.expect_taken(backend, worker)
+    require(
+        backend.renew(worker, HOUR_S) is False,
+        "renew of a worker for which take found nothing must return False",
+    )
+
+
+def calls_are_taken_over_when_a_lease_ends(harness: JournalHarness) -> None:
+    """Unchanged. Late results change nothing, and `renew` returns False."""
+    one, two = harness.new(), harness.new()
+    old, new = harness.worker(), harness.worker()
+    ids = harness.append(
+        one, *(harness.call(number, attempts=3, error="down", delay_s=-5) for number in range(3))
+    )
+    harness.expect_taken(one, old, *ids, lease_s=SHORT_S)
+    harness.wait_until_taken(two, new, *ids)
+    before = harness.found(two)
+    lost = one.report(
+        old, [Delivered(ids[0]), Postponed(ids[1], 9, 0.0, "late"), Dead(ids[2], 9, "late", "late")]
+    )
+    require(
+        sorted(lost) == ids,
+        f"report must return the ids of calls that were taken over, {ids}, not {lost}",
+    )
+    require(one.renew(old, HOUR_S) is False, "renew of a lease that has ended must return False")
+    after = harness.found(two)
+    for was, call in zip(before, after, strict=True):
+        require(
+            (was.id, was.state, was.attempts, was.error, was.reason)
+            == (call.id, TAKEN, 3, "down", ""),
+            f"a late result must change nothing, but changed {was} to {call}",
+        )
+        require(call.due_s <= -5 + MILLISECOND, "a call that is taken over must keep its due time")
+    require(
+        two.report(new, [Delivered(number) for number in ids]) == [],
+        "report must accept the results of the new worker",
+    )
+
+
+def a_take_without_routes_ends_leases(harness: JournalHarness) -> None:
+    """So that a worker finds what another one has left that had taken every call."""
+    one, two = harness.new(), harness.new()
+    (number,) = harness.append(one, harness.call(1))
+    harness.expect_taken(one, harness.worker(), number, lease_s=SHORT_S)
+    worker = harness.worker()
+
+    def look() -> bool:
+        require(two.take(worker, HOUR_S, [], 0.0) == [], "take without routes must return nothing")
+        return (harness.queue, harness.route().target) in two.routes()
+
+    wait(look, lambda: "take without routes must make calls ready whose lease has ended")
+    harness.expect_states(two, {number: READY}, "after its lease has ended")
+
+
+def a_worker_takes_its_calls_again_after_its_lease(harness: JournalHarness) -> None:
+    """As it has no others then."""
+    backend, worker = harness.new(), harness.worker()
+    ids = harness.append(backend, harness.call(1), harness.call(2))
+    harness.expect_taken(backend, worker, *ids, lease_s=SHORT_S)
+    harness.wait_until_taken(backend, worker, *ids)
+    require(backend.renew(worker, HOUR_S), "renew after taking again must return True")
+
+
+def a_renewed_lease_does_not_end(harness: JournalHarness) -> None:
+    """By `renew`, and by taking other calls, but not by taking none."""
+    backend, other = harness.new(), harness.new()
+    renewing, taking, idle = harness.worker(), harness.worker(), harness.worker()
+    routes = [harness.route(queue=f"{harness.queue}.{number}") for number in range(3)]
+    ids = [
+        harness.append(backend, harness.call(queue=route.queue), harness.call(queue=route.queue))
+        for route in routes
+    ]
+    for worker, route, (number, _) in zip((renewing, taking, idle), routes, ids, strict=True):
+        harness.expect_taken(
+            backend, worker, number, routes=[replace(route, limit=1)], lease_s=HOUR_S
+        )
+    for worker in (renewing, taking, idle):
+        require(backend.renew(worker, 2 * SHORT_S), "renew of a lease must return True")
+    require(backend.renew(renewing, HOUR_S), "renew of a lease must return True")
+    harness.expect_taken(backend, taking, ids[1][1], routes=[routes[1]])
+    harness.take(backend, idle, harness.route(queue=f"{harness.queue}.none"))
+    found: list[int] = []
+
+    def look() -> bool:
+        found.extend(one.id for one in harness.take(other, harness.worker(), *routes))
+        return ids[2][0] in found
+
+    wait(look, lambda: "a lease must end that was only shortened by renew, or after an empty take")
+    require(
+        sorted(found) == sorted([ids[0][1], *ids[2]]),
+        f"the calls {[ids[0][1], *ids[2]]} must be taken when a lease ends, but {found} were: the "
+        "others have been renewed by `renew` or by `take`",
+    )
+    harness.let_a_lease_end(other)
+    require(
+        harness.take(other, harness.worker(), *routes) == [],
+        "calls with a renewed lease must not be taken by others",
+    )
+    require(
+        backend.report(renewing, [Delivered(ids[0][0])])
+        == backend.report(taking, [Delivered(number) for number in ids[1]])
+        == [],
+        "report must accept results of calls with a renewed lease",
+    )
+
+
+def released_calls_are_ready_at_once(harness: JournalHarness) -> None:
+    """With unchanged attempts. The worker has no lease any more; those of others remain."""
+    backend, old, new, third = harness.new(), *(harness.worker() for _ in range(3))
+    ids = harness.append(backend, *(harness.call(number, attempts=2) for number in range(3)))
+    harness.expect_taken(backend, third, ids[0], routes=[harness.route(1)])
+    harness.expect_taken(backend, old, *ids[1:])
+    backend.release(old)
+    require(backend.renew(old, HOUR_S) is False, "renew after release must return False")
+    require(
+        backend.report(old, [Delivered(ids[1])]) == [ids[1]],
+        "report after release must ignore results",
+    )
+    taken = harness.expect_taken(backend, new, *ids[1:])
+    require(
+        [one.attempts for one in taken] == [2, 2], "release must not change the number of attempts"
+    )
+    backend.release(harness.worker())  # of a worker that is not known: no error
+
+
+# Reporting
+
+
+def delivered_calls_are_deleted(harness: JournalHarness) -> None:
+    """Only those."""
+    backend, worker = harness.new(), harness.worker()
+    ids = harness.append(backend, *map(harness.call, range(3)))
+    harness.expect_taken(backend, worker, *ids)
+    require(backend.report(worker, []) == [], "report of no results must return no ids")
+    lost = backend.report(worker, [Delivered(ids[0]), Delivered(ids[2])])
+    require(lost == [], f"report of taken calls must return no ids, not {lost}")
+    harness.expect_states(backend, {ids[1]: TAKEN}, "after two others were delivered")
+
+
+def postponed_calls_are_due_later(harness: JournalHarness) -> None:
+    """With their attempts and the error."""
+    backend, worker = harness.new(), harness.worker()
+    ids = harness.append(backend, harness.call(1), harness.call(2, max_age_s=5 * HOUR_S))
+    harness.expect_taken(backend, worker, *ids)
+    lost = backend.report(
+        worker, [Postponed(ids[0], 5, 2 * HOUR_S, "é"), Postponed(ids[1], 6, 0.0, "down")]
+    )
+    require(lost == [], f"report of taken calls must return no ids, not {lost}")
+    first, second = (harness.one(backend, number) for number in ids)
+    for call, attempts, due_s, error in ((first, 5, 2 * HOUR_S, "é"), (second, 6, 0.0, "down")):
+        require(
+            (call.state, call.attempts, call.error, call.reason) == (READY, attempts, error, "")
+            and due_s - SLACK_S < call.due_s <= due_s + MILLISECOND,
+            f"the call must be READY, due in {due_s} s, after {attempts} attempts and {error!r}, "
+            f"but is {call}",
+        )
+    require(
+        5 * HOUR_S - SLACK_S < second.expires_s <= 5 * HOUR_S,
+        f"a postponed call must keep its maximum age, but expires in {second.expires_s} s",
+    )
+    harness.expect_taken(backend, worker, ids[1])
+    harness.expect_taken(backend, harness.worker(), ids[0], within_s=3 * HOUR_S)
+
+
+def dead_calls_are_kept_and_not_taken(harness: JournalHarness) -> None:
+    """With attempts, error and reason."""
+    backend, worker = harness.new(), harness.worker()
+    (number,) = harness.append(backend, harness.call())
+    harness.expect_taken(backend, worker, number)
+    lost = backend.report(worker, [Dead(number, 7, "gone", "too old")])
+    one = harness.one(backend, number)
+    require(
+        lost == []
+        and (one.state, one.attempts, one.error, one.reason, one.body)
+        == (DEAD, 7, "gone", "too old", b"1"),
+        f"the call must be DEAD after 7 attempts, 'gone' and 'too old', but is {one}",
+    )
+    harness.expect_taken(backend, worker, within_s=HOUR_S)
+    backend.release(worker)
+    harness.expect_states(backend, {number: DEAD}, "after its worker was released")
+
+
+def results_of_calls_that_are_not_taken_are_ignored(harness: JournalHarness) -> None:
+    """Of ready, deleted, unknown and reported calls, and of those of another worker."""
+    backend, worker, other = harness.new(), harness.worker(), harness.worker()
+    theirs, deleted, reported, mine, ready = harness.append(backend, *map(harness.call, range(5)))
+    harness.expect_taken(backend, other, theirs, routes=[harness.route(1)])
+    harness.expect_taken(backend, worker, deleted, reported, mine, routes=[harness.route(3)])
+    backend.delete(Filter(ids=(deleted,)))
+    backend.report(worker, [Postponed(reported, 2, HOUR_S, "once")])
+    unknown = ready + 1_000_000
+    wrong = [ready, unknown, theirs, deleted, reported]
+    makers: tuple[Callable[[int], Result], ...] = (
+        Delivered,
+        lambda number: Postponed(number, 9, 0.0, "wrong"),
+        lambda number: Dead(number, 9, "wrong", "wrong"),
+    )
+    for make in makers:
+        lost = backend.report(worker, [make(number) for number in wrong])
+        require(
+            sorted(lost) == sorted(wrong),
+            f"report must return the ids of calls that the worker does not have, {wrong}, "
+            f"not {lost}",
+        )
+        harness.expect_states(
+            backend,
+            {theirs: TAKEN, reported: READY, mine: TAKEN, ready: READY},
+            "after results that were ignored",
+        )
+    lost = backend.report(worker, [Delivered(ready), Delivered(mine)])
+    require(lost == [ready], f"report must return the ids that were ignored, [{ready}], not {lost}")
+    harness.expect_states(
+        backend,
+        {theirs: TAKEN, reported: READY, ready: READY},
+        "after a result that was accepted and one that was ignored",
+    )
+    require(
+        {one.error for one in harness.found(backend)} == {"", "once"},
+        "ignored results must not change errors",
+    )
+
+
+def a_report_stores_all_or_nothing(harness: JournalHarness) -> None:
+    """If one of the results cannot be stored, none is."""
+    backend, worker = harness.new(), harness.worker()
+    ids = harness.append(
+        backend, *(harness.call(number, order_key="a" if number else None) for number in range(2))
+    )
+    harness.expect_taken(backend, worker, *ids)
+    wrong: Any = Postponed(ids[1], None, 0.0, "x")  # type: ignore[arg-type]
+    raised = False
+    try:
+        backend.report(worker, [Delivered(ids[0]), wrong])
+    except Exception:  # noqa: BLE001 - an error of the caller, which no journal has to name
+        raised = True
+    require(raised, "report of a result whose attempts are None must raise")
+    harness.expect_states(backend, dict.fromkeys(ids, TAKEN), "after a report that raised")
+    require(
+        backend.report(worker, [Delivered(number) for number in ids]) == [],
+        "report must accept results after one that raised",
+    )
+
+
+# Order keys
+
+
+def calls_with_an_order_key_are_taken_one_at_a_time(harness: JournalHarness) -> None:
+    """In the order of their ids, not of their due times; a postponed one is the next one again."""
+    backend, worker = harness.new(), harness.worker()
+    ids = harness.append(
+        backend, *(harness.call(delay_s=-float(number), order_key="a") for number in range(2))
+    )
+    ids += harness.append(backend, harness.call(order_key="a"))
+    harness.expect_states(
+        backend, {ids[0]: READY, ids[1]: BLOCKED, ids[2]: BLOCKED}, "after three were appended"
+    )
+    harness.expect_taken(backend, worker, ids[0])
+    harness.expect_taken(backend, worker, within_s=HOUR_S)
+    backend.report(worker, [Postponed(ids[0], 2, HOUR_S, "down")])
+    harness.expect_states(
+        backend, {ids[0]: READY, ids[1]: BLOCKED, ids[2]: BLOCKED}, "after one was postponed"
+    )
+    harness.expect_taken(backend, worker)
+    harness.expect_taken(backend, worker, ids[0], within_s=2 * HOUR_S)
+    backend.report(worker, [Delivered(ids[0])])
+    harness.expect_states(
+        backend, {ids[1]: READY, ids[2]: BLOCKED}, "after the first was delivered"
+    )
+    harness.expect_taken(backend, worker, ids[1])
+    backend.report(worker, [Delivered(ids[1])])
+    harness.expect_taken(backend, worker, ids[2])
+    backend.report(worker, [Delivered(ids[2])])
+    (last,) = harness.append(backend, harness.call(order_key="a"))
+    harness.expect_taken(backend, worker, last)
+
+
+def an_order_key_blocks_only_its_own_calls(harness: JournalHarness) -> None:
+    """Not those of other keys, queues or targets, nor those without a key."""
+    backend, worker = harness.new(), harness.worker()
+    queues, targets = (harness.queue, f"{harness.queue}.a"), ("b", "a.b")
+    keys = (None, "", "a", "A")
+    calls = [
+        harness.call(queue=queue, target=target, order_key=key)
+        for queue in queues
+        for target in targets
+        for key in keys
+    ]
+    first, second = harness.append(backend, *calls), harness.append(backend, *calls)
+    routes = [harness.route(queue=queue, target=target) for queue in queues for target in targets]
+    taken = {one.id for one in harness.take(backend, worker, *routes)}
+    free = {number for number, call in zip(second, calls, strict=True) if call.order_key is None}
+    require(
+        taken == {*first, *free},
+        f"the calls {[*first, *free]} must be taken, which no other blocks, not {taken}",
+    )
+    backend.report(worker, [Postponed(number, 2, HOUR_S, "down") for number in first[4:]])
+    backend.report(worker, [Delivered(number) for number in first[:4]])
+    found = [one.id for one in harness.take(backend, worker, *routes)]
+    require(
+        sorted(found) == sorted(set(second[:4]) - free),
+        f"only the next calls of the delivered ones, {second[:4]}, must be taken, not {found}",
+    )
+
+
+def a_dead_letter_does_not_block(harness: JournalHarness) -> None:
+    """Nor does a deleted call, in any state."""
+    backend, worker = harness.new(), harness.worker()
+    ids = harness.append(backend, *(harness.call(number, order_key="a") for number in range(6)))
+    harness.expect_taken(backend, worker, ids[0])
+    backend.report(worker, [Dead(ids[0], 2, "no", "no")])
+    wanted = {ids[0]: DEAD, ids[1]: READY} | dict.fromkeys(ids[2:], BLOCKED)
+    harness.expect_states(backend, wanted, "after the first is dead")
+    backend.delete(Filter(ids=(ids[1],)))  # a ready one
+    harness.expect_taken(backend, worker, ids[2])
+    backend.delete(Filter(ids=(ids[3],)))  # a blocked one
+    harness.expect_taken(backend, worker)
+    backend.delete(Filter(ids=(ids[2],)))  # a taken one
+    harness.expect_taken(backend, worker, ids[4])
+    require(
+        backend.report(worker, [Delivered(ids[2])]) == [ids[2]],
+        "report of a deleted call must return its id",
+    )
+    harness.expect_states(
+        backend,
+        {ids[0]: DEAD, ids[4]: TAKEN, ids[5]: BLOCKED},
+        "after a late result of a deleted call",
+    )
+    (last,) = harness.append(backend, harness.call(order_key="b"))
+    harness.expect_taken(backend, worker, last)
+    backend.report(worker, [Dead(last, 2, "no", "no")])
+    harness.expect_taken(backend, worker, *harness.append(backend, harness.call(order_key="b")))
+
+
+def a_call_that_is_taken_over_still_blocks(harness: JournalHarness) -> None:
+    """Also one that was released."""
+    backend, old, new = harness.new(), harness.worker(), harness.worker()
+    first, second = harness.append(
+        backend, harness.call(order_key="a"), harness.call(order_key="a")
+    )
+    harness.expect_taken(backend, old, first)
+    backend.release(old)
+    harness.expect_states(backend, {first: READY, second: BLOCKED}, "after a release")
+    harness.expect_taken(backend, old, first, lease_s=SHORT_S)
+    harness.wait_until_taken(backend, new, first)
+    harness.expect_states(backend, {first: TAKEN, second: BLOCKED}, "after the lease has ended")
+    backend.report(old, [Delivered(first)])
+    harness.expect_states(backend, {first: TAKEN, second: BLOCKED}, "after a late result")
+    backend.report(new, [Delivered(first)])
+    harness.expect_taken(backend, new, second)
+
+
+def a_dead_letter_is_retried_in_its_order(harness: JournalHarness) -> None:
+    """Before later calls of its order key that are not taken, and after one that is."""
+    backend, worker, other = harness.new(), harness.worker(), harness.worker()
+    dead, ready, blocked = harness.append(
+        backend, *(harness.call(number, order_key="a") for number in range(3))
+    )
+    harness.expect_taken(backend, worker, dead)
+    backend.report(worker, [Dead(dead, 2, "no", "no")])
+    require(backend.retry(Filter(ids=(dead,))) == 1, "retry of a dead letter must return 1")
+    wanted = {dead: READY, ready: BLOCKED, blocked: BLOCKED}
+    harness.expect_states(backend, wanted, "after the first was retried")
+    harness.expect_taken(backend, worker, dead)
+    backend.report(worker, [Dead(dead, 2, "no", "no")])
+    harness.expect_taken(backend, worker, ready)
+    backend.retry(Filter(ids=(dead,)))
+    wanted = {dead: BLOCKED, ready: TAKEN, blocked: BLOCKED}
+    harness.expect_states(backend, wanted, "after the first was retried while the second is taken")
+    backend.report(worker, [Postponed(ready, 2, 0.0, "down")])
+    wanted = {dead: READY, ready: BLOCKED, blocked: BLOCKED}
+    harness.expect_states(backend, wanted, "after the second was postponed")
+    harness.expect_taken(backend, worker, dead)
+    backend.report(worker, [Dead(dead, 2, "no", "no")])
+    harness.expect_taken(backend, worker, ready)
+    backend.retry(Filter(ids=(dead,)))
+    backend.release(worker)
+    harness.expect_states(backend, wanted, "after the worker of the second was released")
+    for number in (dead, ready, blocked):
+        harness.expect_taken(backend, other, number)
+        backend.report(other, [Delivered(number)])
+
+
+def several_dead_letters_of_a_key_are_retried_in_their_order(harness: JournalHarness) -> None:
+    """In one request."""
+    backend, worker = harness.new(), harness.worker()
+    ids = harness.append(backend, *(harness.call(number, order_key="a") for number in range(3)))
+    for number in ids:
+        harness.expect_taken(backend, worker, number)
+        backend.report(worker, [Dead(number, 2, "no", "no")])
+    require(backend.retry(Filter(queue=harness.queue)) == 3, "retry must return the number")  # noqa: PLR2004
+    for number in ids:
+        harness.expect_taken(backend, worker, number)
+        backend.report(worker, [Delivered(number)])
+
+
+def concurrent_workers_keep_the_order(harness: JournalHarness) -> None:
+    """While others append, also of several calls of different keys at once."""
+    backends, producers = [harness.new() for _ in range(3)], [harness.new() for _ in range(2)]
+    keys, rounds = ("a", "b", "c"), 15
+    total = len(keys) * rounds * len(producers)
+    lock, busy = threading.Lock(), set[str | None]()
+    done: dict[str | None, list[int]] = {key: [] for key in keys}
+
+    def produce(place: int) -> None:
+        turned = keys if place else keys[::-1]
+        for number in range(rounds):
+            harness.append(
+                producers[place], *(harness.call(number, order_key=key) for key in turned)
+            )
+
+    def work(place: int) -> None:
+        backend, worker = backends[place], harness.worker()
+        end = time.monotonic() + TIMEOUT_S
+        while sum(map(len, done.values())) < total:
+            require(time.monotonic() < end, f"{total} calls must be taken, but only {done} were")
+            found = harness.take(backend, worker, harness.route(2))
+            with lock:
+                taken = {one.order_key for one in found}
+                require(
+                    len(taken) == len(found) and not taken & busy,
+                    "two calls of one order key were taken at the same time",
+                )
+                busy.update(taken)
+                for one in found:
+                    done[one.order_key].append(one.id)
+            with lock:
+                busy.difference_update(taken)  # from the report on, the next may be taken
+            backend.report(worker, [Delivered(one.id) for one in found])
+
+    on_threads(
+        *(partial(produce, place) for place in range(len(producers))),
+        *(partial(work, place) for place in range(len(backends))),
+    )
+    for key, ids in done.items():
+        require(ids == sorted(ids), f"calls of the order key {key} were taken in the order {ids}")
+    require(not harness.found(producers[0]), "all calls must be delivered")
+
+
+# Selecting
+
+
+def select_finds_what_its_filter_says(harness: JournalHarness) -> None:
+    """All conditions together; without any, all calls."""
+    backend, worker = harness.new(), harness.worker()
+    one, two, three, four = harness.append(
+        backend,
+        harness.call(1, target="a:1", error="status UNAVAILABLE: x"),
+        harness.call(2, target="b:1", method="/shop.Orders/Pull", error="100% of_it"),
+        harness.call(3, target="a:1", order_key="k"),
+        harness.call(4, target="a:1", order_key="k", queue=f"{harness.queue}.other"),
+    )
+    (five,) = harness.append(backend, harness.call(5, target="a:1", order_key="k"))
+    harness.expect_taken(backend, worker, two, routes=[harness.route(target="b:1")])
+    harness.expect_taken(backend, worker, one, routes=[harness.route(1, target="a:1")])
+    backend.report(worker, [Dead(one, 2, "status UNAVAILABLE: x", "Too old: [9]")])
+    chosen: tuple[tuple[Filter, list[int]], ...] = (
+        (Filter(), [one, two, three, four, five]),
+        (Filter(ids=(three, one, three)), [one, three]),
+        (Filter(ids=()), []),
+        (Filter(ids=(-1, 0, 2**63, 2**70, two)), [two]),
+        (Filter(states=(READY,)), [three, four]),
+        (Filter(states=(BLOCKED,)), [five]),
+        (Filter(states=(TAKEN, DEAD)), [one, two]),
+        (Filter(states=()), []),
+        (Filter(queue=harness.queue), [one, two, three, five]),
+        (Filter(queue=f"{harness.queue}.other"), [four]),
+        (Filter(queue=f"{harness.queue}.*"), []),
+        (Filter(target="a:1"), [one, three, four, five]),
+        (Filter(target="A:1"), []),
+        (Filter(target="*"), []),
+        (Filter(target="b:1", method="*Pull"), [two]),
+        (Filter(target="a:1", method="*Pull"), []),
+        (Filter(error="UNAVAILABLE"), [one]),
+        (Filter(error="unavailable"), []),
+        (Filter(error="Too old: [9]"), [one]),
+        (Filter(error="0% of_"), [two]),
+        (Filter(error="%"), [two]),
+        (Filter(error=""), [one, two, three, four, five]),
+        (Filter(min_age_s=-1.0), [one, two, three, four, five]),
+        (Filter(min_age_s=HOUR_S), []),
+        (Filter(states=(READY,), target="a:1", queue=f"{harness.queue}.other"), [four]),
+    )
+    for each, wanted in chosen:
+        found = [
+            stored.id
+            for stored in backend.select(each, after=one - 1, limit=MANY)
+            if stored.queue.startswith(harness.queue)
+        ]
+        require(found == wanted, f"select of {each} must find {wanted}, not {found}")
+
+
+def wildcards_match_any_text(harness: JournalHarness) -> None:
+    """`*` and `?` are the only ones, the whole text must match, and case matters."""
+    backend = harness.new()
+    texts = (
+        "a",
+        "ab",
+        "abc",
+        "aXc",
+        "ABC",
+        "a*c",
+        "a%c",
+        "a_c",
+        "a[b]c",
+        "a\\c",
+        "aéc",
+        "",
+        "a\nc",
+        "a数c",
+        "[a]",
+        "{a}",
+        "a.c",
+        "-",
+        "ababab",
+    )
+    patterns = {
+        "*": texts,
+        "?": ("a", "-"),
+        "a?c": ("abc", "aXc", "a*c", "a%c", "a_c", "a\\c", "aéc", "a\nc", "a数c", "a.c"),
+        "a*": tuple(text for text in texts if text.startswith("a")),
+        "*c": tuple(text for text in texts if text.endswith("c")),
+        "*b*": ("ab", "abc", "a[b]c", "ababab"),
+        "a**c": tuple(text for text in texts if text[:1] == "a" and text[-1:] == "c"),
+        "*?": tuple(text for text in texts if text),
+        "a%c": ("a%c",),
+        "a_c": ("a_c",),
+        "a\\c": ("a\\c",),
+        "[a]": ("[a]",),
+        "a[b]c": ("a[b]c",),
+        "{a}": ("{a}",),
+        "a.c": ("a.c",),
+        "*ab": ("ab", "ababab"),
+        "a*b": ("ab", "ababab"),
+        "*a*b*a*b*": ("ababab",),
+        "abc": ("abc",),
+        "": ("",),
+        "a-z": (),
+    }
+    harness.append(backend, *(harness.call(method=text) for text in texts))
+    for pattern, wanted in patterns.items():
+        chosen = Filter(queue=harness.queue, method=pattern)
+        found = [stored.method for stored in backend.select(chosen, limit=MANY)]
+        require(
+            sorted(found) == sorted(wanted),
+            f"the pattern {pattern!r} must match {sorted(wanted)}, not {sorted(found)}",
+        )
+
+
+def select_returns_pages(harness: JournalHarness) -> None:
+    """In the order of ids."""
+    backend = harness.new()
+    ids = harness.append(backend, *(harness.call(delay_s=float(-number)) for number in range(25)))
+    chosen, found, pages = Filter(queue=harness.queue), list[int](), 0
+    while page := backend.select(chosen, after=found[-1] if found else 0, limit=10):
+        require(len(page) <= 10, "select must return at most `limit` calls")  # noqa: PLR2004
+        found += [one.id for one in page]
+        pages += 1
+    require(found == ids, f"pages must have the calls {ids} in the order of ids, not {found}")
+    require(pages == 3, "select must return `limit` calls if there are as many")  # noqa: PLR2004
+    require(backend.select(chosen, limit=0) == [], "select with a limit of 0 must return nothing")
+
+
+def many_ids_can_be_selected(harness: JournalHarness) -> None:
+    """For `select`, `retry` and `delete`."""
+    backend = harness.new()
+    ids = harness.append(backend, *map(harness.call, range(40)))
+    many = Filter(queue=harness.queue, ids=(*range(ids[-1] + 1, ids[-1] + 40_000), *ids))
+    require(len(backend.select(many)) == len(ids), "select must accept 40,000 ids")
+    require(backend.retry(many) == len(ids), "retry must accept 40,000 ids")
+    require(backend.delete(many) == len(ids), "delete must accept 40,000 ids")
+
+
+def waiting_calls_are_retried_now(harness: JournalHarness) -> None:
+    """Those that are taken are not changed."""
+    backend, worker = harness.new(), harness.worker()
+    ids = harness.append(
+        backend,
+        harness.call(1, order_key="a"),
+        harness.call(2, order_key="a", delay_s=HOUR_S, attempts=4, error="x"),
+        harness.call(3, delay_s=HOUR_S),
+        harness.call(4, delay_s=HOUR_S),
+    )
+    harness.expect_taken(backend, worker, ids[0])
+    number = backend.retry(Filter(queue=harness.queue, ids=tuple(ids[:3])))
+    require(number == 2, f"retry must return the number of changed calls, 2, not {number}")  # noqa: PLR2004
+    require(backend.retry(Filter(ids=(ids[0],))) == 0, "retry of a taken call must return 0")
+    harness.expect_taken(backend, worker, ids[2])
+    one = harness.one(backend, ids[1])
+    require(
+        (one.state, one.attempts, one.error) == (BLOCKED, 4, "x") and one.due_s <= MILLISECOND,
+        f"retry of a waiting call must change only its due time, but it is {one}",
+    )
+    require(
+        harness.one(backend, ids[3]).due_s > SLACK_S, "retry must not change calls not selected"
+    )
+    require(
+        backend.report(worker, [Delivered(ids[0])]) == [], "retry must not end the lease of a call"
+    )
+    harness.expect_taken(backend, worker, ids[1])
+
+
+def dead_letters_are_retried_as_if_they_were_new(harness: JournalHarness) -> None:
+    """With no attempts, and their whole maximum age."""
+    backend, worker = harness.new(), harness.worker()
+    (number,) = harness.append(backend, harness.call(max_age_s=0.2))
+    harness.expect_taken(backend, worker, number)
+    backend.report(worker, [Dead(number, 7, "no", "too old")])
+    wait(
+        lambda: harness.one(backend, number).expires_s < -0.1,  # noqa: PLR2004
+        lambda: "expires_s must decrease with time",
+    )
+    aged = harness.one(backend, number).age_s
+    require(aged >= 0.3 - MILLISECOND, f"age_s must increase with time, but is {aged}")
+    require(backend.retry(Filter(states=(DEAD,), queue=harness.queue)) == 1, "retry must return 1")
+    (one,) = harness.expect_taken(backend, worker, number)
+    require(
+        (one.attempts, one.reason) == (0, ""),
+        f"a dead letter that is retried must have 0 attempts and no reason, but is {one}",
+    )
+    total = one.age_s + one.expires_s
+    require(
+        abs(total - 0.2) <= 2 * MILLISECOND,
+        f"a dead letter that is retried must have its maximum age of 0.2 s again, not {total}",
+    )
+    require(
+        one.age_s - (one.due_s * -1) <= 2 * MILLISECOND,
+        f"a dead letter that is retried must be as if it was stored now, but is {one}",
+    )
+
+
+def deleted_calls_are_gone(harness: JournalHarness) -> None:
+    """In any state; their number is returned."""
+    backend, worker = harness.new(), harness.worker()
+    dead, taken, ready, first, second, kept = harness.append(
+        backend,
+        harness.call(1),
+        harness.call(2),
+        harness.call(3, delay_s=HOUR_S),
+        harness.call(4, order_key="a", delay_s=HOUR_S),
+        harness.call(5, order_key="a", delay_s=HOUR_S),
+        harness.call(6, target="kept"),
+    )
+    harness.expect_taken(backend, worker, dead, taken)
+    backend.report(worker, [Dead(dead, 2, "no", "no")])
+    number = backend.delete(Filter(queue=harness.queue, target="10.0.0.1:443"))
+    require(number == 5, f"delete must return the number of calls, 5, not {number}")  # noqa: PLR2004
+    require(backend.delete(Filter(ids=(first,))) == 0, "delete of a deleted call must return 0")
+    harness.expect_states(backend, {kept: READY}, "after all but one were deleted")
+    require(
+        backend.report(worker, [Delivered(taken)]) == [taken],
+        "report of a deleted call must return its id",
+    )
+    harness.expect_taken(backend, worker, within_s=2 * HOUR_S)
+    require({ready, second}.isdisjoint(one.id for one in harness.found(backend)), "deleted")
+
+
+# Counting
+
+
+def depths_count_calls_by_state(harness: JournalHarness) -> None:
+    """By queue and target, in the order of their names, with the age of the oldest."""
+    backend, worker = harness.new(), harness.worker()
+    first, second = harness.queue, f"{harness.queue}.b"
+
+    def expect(*wanted: tuple[str, str, int, int, int]) -> list[Depth]:
+        found = [one for one in backend.depths() if one.queue.startswith(harness.queue)]
+        counts = [(one.queue, one.target, one.waiting, one.taken, one.dead) for one in found]
+        require(counts == list(wanted), f"depths must be {list(wanted)}, not {counts}")
+        return found
+
+    expect()
+    ids = harness.append(
+        backend,
+        harness.call(1, target="z"),
+        harness.call(2, target="z", delay_s=HOUR_S),
+        harness.call(3, target="z", order_key="a"),
+        harness.call(4, target="z", order_key="a"),
+        harness.call(5, target="a"),
+        harness.call(6, queue=second, target=""),
+    )
+    expect((first, "a", 1, 0, 0), (first, "z", 4, 0, 0), (second, "", 1, 0, 0))
+    harness.expect_taken(backend, worker, ids[0], ids[2], routes=[harness.route(target="z")])
+    harness.expect_taken(backend, worker, ids[4], routes=[harness.route(target="a")])
+    expect((first, "a", 0, 1, 0), (first, "z", 2, 2, 0), (second, "", 1, 0, 0))
+    backend.report(
+        worker, [Dead(ids[0], 2, "", ""), Postponed(ids[2], 2, 0.0, ""), Dead(ids[4], 2, "", "")]
+    )
+    found = expect((first, "a", 0, 0, 1), (first, "z", 3, 0, 1), (second, "", 1, 0, 0))
+    require(found[0].oldest_s == 0, "the oldest call that is not dead must be 0 s old without one")
+    wait(
+        lambda: harness.one(backend, ids[1]).age_s > 0.05,  # noqa: PLR2004
+        lambda: "age_s must increase with time",
+    )
+    backend.delete(Filter(ids=(ids[3],)))
+    harness.append(backend, harness.call(4, target="z", order_key="a"))  # a younger blocked one
+    backend.retry(Filter(ids=(ids[0],)))  # is now the youngest, and has the lowest id
+    before = harness.one(backend, ids[1]).age_s
+    found = expect((first, "a", 0, 0, 1), (first, "z", 4, 0, 0), (second, "", 1, 0, 0))
+    after = harness.one(backend, ids[1]).age_s
+    require(
+        before - MILLISECOND <= found[1].oldest_s <= after + MILLISECOND,
+        f"the oldest call must be {before} s old, not {found[1].oldest_s}",
+    )
+    backend.delete(Filter(queue=harness.queue, target="z"))
+    expect((first, "a", 0, 0, 1), (second, "", 1, 0, 0))
+    backend.release(worker)
+    for queue in (first, second):
+        backend.delete(Filter(queue=queue))
+    expect()
+
+
+def routes_have_ready_calls(harness: JournalHarness) -> None:
+    """Also those that are not due; not those whose calls are taken, dead or blocked."""
+    backend, worker = harness.new(), harness.worker()
+
+    def expect(*targets: str) -> None:
+        found = sorted(target for queue, target in backend.routes() if queue == harness.queue)
+        require(found == sorted(targets), f"routes must list the targets {targets}, not {found}")
+
+    expect()
+    one, _, three, four = harness.append(
+        backend,
+        harness.call(1, target="a"),
+        harness.call(2, target="b", delay_s=HOUR_S),
+        harness.call(3, target="c", order_key="k"),
+        harness.call(4, target="c", order_key="k"),
+    )
+    expect("a", "b", "c")
+    harness.expect_taken(backend, worker, one, routes=[harness.route(target="a")])
+    harness.expect_taken(backend, worker, three, routes=[harness.route(target="c")])
+    expect("b")
+    backend.report(worker, [Postponed(three, 2, HOUR_S, ""), Dead(one, 2, "", "")])
+    expect("b", "c")
+    backend.delete(Filter(queue=harness.queue, ids=(three, four)))
+    expect("b")
+    backend.retry(Filter(ids=(one,)))
+    expect("a", "b")
+
+
+# Backends
+
+
+def backends_share_the_journal(harness: JournalHarness) -> None:
+    """What one does, another sees at once."""
+    one, two = harness.new(), harness.new()
+    worker = harness.worker()
+    (number,) = harness.append(one, harness.call())
+    harness.expect_states(two, {number: READY}, "in the other backend, after append")
+    harness.expect_taken(two, worker, number)
+    harness.expect_states(one, {number: TAKEN}, "in the other backend, after take")
+    require(
+        one.report(worker, [Postponed(number, 2, HOUR_S, "x")]) == [],
+        "report by another backend must be accepted: the lease is the worker's",
+    )
+    require(two.retry(Filter(ids=(number,))) == 1, "retry must find what another has appended")
+    require(one.delete(Filter(ids=(number,))) == 1, "delete must find what another has appended")
+    harness.expect_states(two, {}, "in the other backend, after delete")
+
+
+def requests_may_be_made_on_any_thread(harness: JournalHarness) -> None:
+    """`select`, `depths`, `routes`, `retry` and `delete` also while others run."""
+    backend, worker = harness.new(), harness.worker()
+    total = 60
+    delivered: list[int] = []
+
+    def work() -> None:
+        for number in range(total):
+            harness.append(backend, harness.call(number), harness.call(target="other"))
+            found = [one.id for one in harness.take(backend, worker)]
+            backend.renew(worker, HOUR_S)
+            backend.report(worker, [Delivered(each) for each in found])
+            delivered.extend(found)
+
+    def look() -> None:
+        while len(delivered) < total:
+            backend.select(Filter(queue=harness.queue))
+            backend.depths()
+            backend.routes()
+            backend.retry(Filter(queue=harness.queue, target="other"))
+            backend.delete(Filter(queue=harness.queue, target="other"))
+
+    on_threads(work, look, look)
+    backend.release(worker)
+    require(len(set(delivered)) == total, f"{total} calls must be delivered, not {len(delivered)}")
+
+
+def a_forked_child_has_its_own_connection(harness: JournalHarness) -> None:
+    """Parent and child go on, each for itself."""
+    if not hasattr(os, "fork"):
+        return
+    backend = harness.new()
+    ids = harness.append(backend, harness.call(1))
+    harness.found(backend)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads, since CPython 3.12
+        child = os.fork()
+    if child == 0:
+        code = 1
+        with suppress(BaseException):
+            for number in range(3):
+                backend.append([harness.call(number)])
+                harness.found(backend)
+            backend.close()
+            code = 0
+        os._exit(code)
+    ids += harness.append(backend, harness.call(3))
+    status: list[int] = []
+
+    def look() -> bool:
+        pid, code = os.waitpid(child, os.WNOHANG)
+        if pid:
+            status.append(os.waitstatus_to_exitcode(code))
+        return bool(pid)
+
+    wait(look, lambda: "requests in a forked child must end")
+    require(status == [0], "append and select in a forked child must work")
+    ids += harness.append(backend, harness.call(4))
+    found = [one.id for one in harness.found(backend)]
+    require(
+        len(found) == 6 and set(ids) < set(found),  # noqa: PLR2004
+        f"the journal must have 6 calls of parent and child, not {found}",
+    )
+
+
+def a_closed_backend_refuses_requests(harness: JournalHarness) -> None:
+    """With `JournalUnavailable`. Closing twice is no error; taken calls remain taken."""
+    backend, other, worker = harness.new(), harness.new(), harness.worker()
+    (number,) = harness.append(backend, harness.call())
+    harness.expect_taken(backend, worker, number)
+    backend.close()
+    backend.close()
+    requests: dict[str, Callable[[], object]] = {
+        "append": lambda: backend.append([harness.call()]),
+        "take": lambda: harness.take(backend, worker),
+        "renew": lambda: backend.renew(worker, HOUR_S),
+        "report": lambda: backend.report(worker, [Delivered(number)]),
+        "release": lambda: backend.release(worker),
+        "routes": backend.routes,
+        "depths": backend.depths,
+        "select": lambda: backend.select(Filter()),
+        "retry": lambda: backend.retry(Filter()),
+        "delete": lambda: backend.delete(Filter(queue=harness.queue)),
+    }
+    for name, request in requests.items():
+        try:
+            request()
+        except JournalUnavailable:
+            continue
+        raise AssertionError(f"{name} after close must raise JournalUnavailable")
+    unused = harness.new()
+    unused.close()
+    harness.expect_states(other, {number: TAKEN}, "after the backend of its worker was closed")
+    require(
+        other.report(worker, [Delivered(number)]) == [], "close must not end the lease of a worker"
+    )
+
+
+CHECKS: Final[Sequence[Callable[[JournalHarness], None]]] = (
+    appended_calls_are_kept_unchanged,
+    what_not_every_engine_can_store_is_replaced,
+    ids_increase,
+    many_calls_are_appended_at_once,
+    an_append_stores_all_or_nothing,
+    concurrent_appends_are_all_stored,
+    calls_are_taken_when_they_are_due,
+    calls_that_were_due_at_an_earlier_time_are_taken,
+    a_call_becomes_due,
+    what_is_due_first_is_taken_first,
+    calls_due_at_the_same_time_are_taken_in_the_order_of_their_ids,
+    only_given_routes_are_taken_and_up_to_their_limits,
+    a_taken_call_is_not_taken_again,
+    concurrent_workers_take_each_call_once,
+    without_calls_there_is_no_lease,
+    calls_are_taken_over_when_a_lease_ends,
+    a_take_without_routes_ends_leases,
+    a_worker_takes_its_calls_again_after_its_lease,
+    a_renewed_lease_does_not_end,
+    released_calls_are_ready_at_once,
+    delivered_calls_are_deleted,
+    postponed_calls_are_due_later,
+    dead_calls_are_kept_and_not_taken,
+    results_of_calls_that_are_not_taken_are_ignored,
+    a_report_stores_all_or_nothing,
+    calls_with_an_order_key_are_taken_one_at_a_time,
+    an_order_key_blocks_only_its_own_calls,
+    a_dead_letter_does_not_block,
+    a_call_that_is_taken_over_still_blocks,
+    a_dead_letter_is_retried_in_its_order,
+    several_dead_letters_of_a_key_are_retried_in_their_order,
+    concurrent_workers_keep_the_order,
+    select_finds_what_its_filter_says,
+    wildcards_match_any_text,
+    select_returns_pages,
+    many_ids_can_be_selected,
+    waiting_calls_are_retried_now,
+    dead_letters_are_retried_as_if_they_were_new,
+    deleted_calls_are_gone,
+    depths_count_calls_by_state,
+    routes_have_ready_calls,
+    backends_share_the_journal,
+    requests_may_be_made_on_any_thread,
+    a_forked_child_has_its_own_connection,
+    a_closed_backend_refuses_requests,
+)

@@ -1,0 +1,5 @@
+"""Fixtures of the tests of the publisher: servers, backends and certificates."""
+
+from fixtures.certificates import certificates  # noqa: F401 - a fixture
+from fixtures.flaky_backends import backend  # noqa: F401 - a fixture
+from fixtures.shops import make_aio_shop, make_shop, memory  # noqa: F401 - fixtures

@@ -1,0 +1,787 @@
+"""A server is published while it serves, where clients reach it, and stops in order."""
+
+import contextlib
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import grpc_health.v1.health as grpc_health
+import pytest
+from grpc_health.v1 import health_pb2
+
+from fixtures.shops import HOLD, SERVICE, WHO
+from fixtures.timers import run_threads
+from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel.errors import ConfigurationError
+from rpcwheel.events import (
+    CallbackFailed,
+    ShutdownStep,
+    WithdrawalFailed,
+    add_sink,
+    remove_sink,
+)
+from rpcwheel.publisher import Publisher
+from rpcwheel.registry import Registry, RegistryPolicy, open_registry
+from rpcwheel.registry.backend import Settings
+from rpcwheel.registry.backends import open_backend
+from rpcwheel.resolver import insecure_channel
+from rpcwheel.testing import FlakyBackend
+
+QUICK = {"port": 0, "lame_duck": 0.05, "grace": 60.0}
+ALL = ["withdraw", "not serving", "wait", "stop", "closed"]
+ENDED = {grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE}
+LONG = RegistryPolicy(lease_ttl=10**6, timeout=600.0)
+"""Neither a lease nor a request ends within a test."""
+
+
+@pytest.fixture
+def registry(memory):
+    with open_registry(memory, registry_policy=LONG) as registry:
+        yield registry
+
+
+@pytest.fixture
+def shop(make_shop):
+    return make_shop()
+
+
+@pytest.fixture
+def flaky(memory):
+    """A backend whose engine fails on command, and a registry over it."""
+    settings = Settings(lease_s=10**6, timeout_s=600.0)
+    backend = FlakyBackend(open_backend(f"{memory}-flaky", settings))
+    with Registry(backend, registry_policy=LONG) as registry:
+        yield backend, registry
+        backend.up()
+
+
+@contextlib.contextmanager
+def serving(shop, *args, **settings):
+    """Publish a server; stop it at once, as the stop is not what is tested."""
+    published = Publisher(shop.server, *args, **{"port": 0} | settings)
+    published.start()
+    try:
+        yield published
+    finally:
+        published.stop(grace=0)
+
+
+def ids(registry, service=SERVICE):
+    return [one.id for one in registry.lookup(service).instances]
+
+
+def ask(port, method=WHO):
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as to_server:
+        return to_server.unary_unary(method)(b"", timeout=WAIT_S)
+
+
+def steps(events):
+    return [one.step for one in events if isinstance(one, ShutdownStep)]
+
+
+def failures(events):
+    return [one for one in events if isinstance(one, CallbackFailed)]
+
+
+# Start
+
+
+def test_a_server_without_a_port_is_bound_started_and_published(shop, memory, registry):
+    with Publisher(shop.server, memory, SERVICE, **QUICK) as published:
+        assert published.wait_published(WAIT_S)
+        where = f"127.0.0.1:{published.port}"
+        assert ids(registry) == [where]
+        assert repr(published) == f"<Publisher of {SERVICE} at {where}: serving>"
+        assert ask(published.port) == b"a"
+    assert wait_until(lambda: ids(registry) == [])
+    assert shop.server.wait_for_termination(WAIT_S) is False
+
+
+def test_a_running_server_is_published_with_its_port(shop, memory, registry):
+    port = shop.listen()
+    shop.server.start()
+    with Publisher(shop.server, memory, SERVICE, **QUICK | {"port": port}) as published:
+        assert published.wait_published(WAIT_S)
+        assert ask(port) == b"a"
+        assert [one.address for one in published.instances] == [f"127.0.0.1:{port}"]
+    assert wait_until(lambda: ids(registry) == [])
+    with pytest.raises(grpc.RpcError):
+        ask(port)
+
+
+def test_two_servers_of_one_service_with_an_id_each_are_both_published(make_shop, memory, registry):
+    with (
+        serving(make_shop("a"), memory, SERVICE, id="worker-1") as first,
+        serving(make_shop("b"), memory, SERVICE, id="worker-2") as second,
+    ):
+        assert first.wait_published(WAIT_S)
+        assert second.wait_published(WAIT_S)
+        assert sorted(ids(registry)) == ["worker-1", "worker-2"]
+
+
+def test_the_services_default_to_those_that_the_server_has_handlers_for(
+    make_shop, memory, registry
+):
+    not_published = ["grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"]
+    shop = make_shop(services=["shop.Orders", "shop.Audit", *not_published])
+    with serving(shop, memory) as published:
+        assert published.wait_published(WAIT_S)
+        assert registry.services() == ["shop.Audit", "shop.Orders"]
+
+
+def test_a_server_whose_services_are_unknown_is_not_started(make_shop, memory):
+    shop = make_shop(services=["grpc.health.v1.Health"])
+    port = shop.listen()
+    published = Publisher(shop.server, memory, port=port)
+    with pytest.raises(ConfigurationError, match="name the services that are published"):
+        published.start()
+    assert published.state == "closed"
+    shop.server.start()
+    assert ask(port, "/grpc.health.v1.Health/Who") == b"a"
+
+
+def test_the_settings_of_an_instance_are_published(shop, memory, registry):
+    settings = {
+        "weight": 7,
+        "group": "blue",
+        "version": "2.0",
+        "zone": "eu-1",
+        "metadata": {"commit": "abc"},
+    }
+    before = time.time()
+    with serving(shop, memory, SERVICE, **settings) as published:
+        assert published.wait_published(WAIT_S)
+        (instance,) = registry.lookup(SERVICE).instances
+    assert settings == {name: getattr(instance, name) for name in settings}
+    assert before - 1 <= instance.started_at <= time.time()
+
+
+def test_a_url_may_name_the_service_the_group_and_the_version(shop, memory):
+    with serving(shop, f"{memory}/{SERVICE}?group=blue&version=2.0") as published:
+        (instance,) = published.instances
+    assert (instance.service, instance.group, instance.version) == (SERVICE, "blue", "2.0")
+
+
+def test_a_server_is_published_in_several_registries_and_those_of_the_user_stay_open(
+    shop, memory, registry
+):
+    other = f"{memory}-other"
+    with open_registry(other) as looking:
+        with Publisher(shop.server, [registry, other], SERVICE, **QUICK) as published:
+            assert published.wait_published(WAIT_S)
+            assert ids(registry) == ids(looking) == [published.instances[0].id]
+            opened = published.registries[1]
+        assert wait_until(lambda: ids(registry) == ids(looking) == [])
+    assert not registry.closed
+    assert opened.closed
+
+
+def test_a_registry_that_is_down_at_the_start_gets_the_instance_later(shop, flaky):
+    backend, registry = flaky
+    backend.down()
+    with serving(shop, registry, SERVICE) as published:
+        assert ask(published.port) == b"a"
+        assert not published.wait_published(0.01)
+        backend.up()
+        assert published.wait_published(WAIT_S)
+
+
+# Where the server listens
+
+
+@pytest.fixture(scope="module")
+def port_of_another_process():
+    """A port at which another process listens, on the loopback, and which it would share."""
+    code = (
+        "import socket; listener = socket.create_server(('127.0.0.1', 0), reuse_port=True); "
+        "print(listener.getsockname()[1], flush=True); input()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-S", "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    yield int(process.stdout.readline())
+    process.communicate("\n")
+
+
+def test_an_address_that_does_not_reach_the_server_is_refused(
+    make_shop, memory, registry, port_of_another_process
+):
+    shop = make_shop()
+    port = shop.listen("127.0.0.1")
+    message = (
+        rf"nothing accepts connections at 127\.0\.0\.2:{port} .*listens at 127\.0\.0\.1:{port}"
+    )
+    with pytest.raises(ConfigurationError, match=message):
+        Publisher(shop.server, memory, SERVICE, port=port, host="127.0.0.2").start()
+    shop = make_shop()
+    port = shop.listen()
+    shop.server.start()
+    with pytest.raises(ConfigurationError, match="the server runs already"):
+        Publisher(shop.server, memory, SERVICE, port=port + 1).start()
+    assert ask(port) == b"a"  # it is the user's, and runs on
+    assert ids(registry) == []
+
+
+def test_a_port_of_another_process_is_refused_unless_the_server_has_bound_it(
+    memory, port_of_another_process
+):
+    """Though both processes allow to share it, which is gRPC's default."""
+    port = port_of_another_process
+    server = grpc.server(ThreadPoolExecutor(1))
+    with pytest.raises(ConfigurationError, match="another process listens there"):
+        Publisher(server, memory, SERVICE, port=port).start()
+    assert server.add_insecure_port(f"[::]:{port}") == port
+    with Publisher(server, memory, SERVICE, port=port, grace=0, lame_duck=0) as published:
+        assert published.instances[0].port == port
+
+
+def test_the_address_of_a_proxy_is_published_unchecked(make_shop, memory, port_of_another_process):
+    for host, port in (("127.0.0.1", port_of_another_process), ("192.0.2.7", 50051)):
+        shop = make_shop()
+        shop.listen()
+        with serving(shop, memory, SERVICE, port=port, host=host) as published:
+            assert published.instances[0].address == f"{host}:{port}"
+            assert published.own_ports is None
+
+
+def test_a_server_over_tls_is_published_as_one_if_it_has_its_port(make_shop, memory, certificates):
+    shop = make_shop()
+    message = r"call add_secure_port\('\[::\]:0', credentials\)"
+    with pytest.raises(ConfigurationError, match=message):
+        Publisher(shop.server, memory, SERVICE, port=0, protocol="grpcs").start()
+    shop = make_shop()
+    port = shop.server.add_secure_port("127.0.0.1:0", certificates.server_credentials())
+    with serving(shop, memory, SERVICE, port=port, protocol="grpcs") as published:
+        assert published.instances[0].protocol == "grpcs"
+
+
+# Arguments
+
+REFUSED = [
+    ({"registry": "etcd:127.0.0.1"}, ConfigurationError, "not the URL of a registry"),
+    ({"registry": "etdc://127.0.0.1"}, ConfigurationError, "did you mean etcd://"),
+    ({"registry": []}, ConfigurationError, "registry is empty"),
+    ({"registry": 7}, TypeError, "registry must be a registry, a URL"),
+    ({"registry": ["memory://", "memory://a?nope=1"]}, ConfigurationError, "no option 'nope'"),
+    ({"registry": ["memory://", 7]}, TypeError, "registry must be a .*Registry or a URL"),
+    ({"registry": "memory://a/shop.Users"}, ConfigurationError, "names the service 'shop.Users'"),
+    ({"service": "shop Orders"}, ConfigurationError, "service: it must be a name"),
+    ({"service": 7}, TypeError, "a service is named by a string"),
+    ({"port": "50051"}, TypeError, "port must be a number"),
+    ({"port": 70000}, ConfigurationError, "port must be from 1 to 65535"),
+    ({"host": "0.0.0.0"}, ConfigurationError, "an address to listen on"),
+    ({"weight": 1001}, ConfigurationError, "weight"),
+    ({"protocol": "http"}, ConfigurationError, "protocol"),
+    ({"metadata": {"a": 7}}, TypeError, "metadata"),
+    ({"health": object()}, TypeError, "health must be"),
+    ({"lame_duck": -1}, ConfigurationError, "lame_duck must be 0 or more seconds"),
+    ({"grace": "5"}, TypeError, "grace must be seconds"),
+    ({"registry_policy": 7}, TypeError, "registry_policy must be a RegistryPolicy"),
+    ({"timer": 7}, TypeError, "timer must be"),
+    ({"server": object()}, TypeError, "server must be what grpc"),
+]
+
+
+def test_invalid_arguments_are_refused_at_once(make_shop):
+    ended = make_shop().server
+    ended.start()
+    ended.stop(None)
+    server = make_shop().server
+    over = ({"server": ended}, ConfigurationError, "the server was stopped before")
+    for given, error, message in [*REFUSED, over]:
+        settings = {"server": server, "registry": "memory://", "service": SERVICE, "port": 50051}
+        settings |= given
+        arguments = [settings.pop(name) for name in ("server", "registry", "service")]
+        with pytest.raises(error, match=message):
+            Publisher(*arguments, **settings)
+
+
+# The order of the stop
+
+
+def test_each_step_of_the_stop_is_an_event_with_the_reason(shop, memory, events):
+    with Publisher(shop.server, memory, SERVICE, **QUICK) as published:
+        port = published.port
+        published.stop(reason="enough")
+    assert wait_until(lambda: steps(events) == ALL)
+    shutdown_steps = [one for one in events if isinstance(one, ShutdownStep)]
+    assert {(one.server, one.reason) for one in shutdown_steps} == {
+        (f"{SERVICE} at 127.0.0.1:{port}", "enough")
+    }
+
+
+def test_a_lame_duck_serves_and_is_withdrawn(shop, registry, timer, events):
+    settings = QUICK | {"lame_duck": 60.0, "timer": timer}
+    published = Publisher(shop.server, registry, SERVICE, **settings)
+    published.start()
+    assert published.wait_published(WAIT_S)
+    published.begin_stop()
+    assert wait_until(lambda: "wait" in steps(events) and timer.pending)
+    assert wait_until(lambda: ids(registry) == [])
+    assert ask(published.port) == b"a"
+    timer.advance(60.0)
+    assert published.wait(WAIT_S)
+    assert wait_until(lambda: steps(events) == ALL)
+    assert timer.pending == 0
+
+
+def test_an_instance_is_draining_for_a_while_before_it_is_withdrawn(shop, memory, timer):
+    """So that clients of a polled registry see it, too."""
+    inner = open_backend(memory, Settings(lease_s=10**6, timeout_s=600.0))
+    times = []
+
+    class Noting(FlakyBackend):
+        def publish(self, instances):
+            super().publish(instances)
+            times.append((instances[0].status, time.monotonic()))
+
+        def withdraw(self, instances):
+            times.append(("gone", time.monotonic()))
+            super().withdraw(instances)
+
+    with Registry(Noting(inner), registry_policy=LONG) as registry:
+        published = Publisher(shop.server, registry, SERVICE, timer=timer, **QUICK)
+        published.start()
+        assert published.wait_published(WAIT_S)
+        published.begin_stop()
+        assert wait_until(lambda: len(times) == 3)
+        published.stop(grace=0)
+    assert [status for status, _ in times] == ["UP", "DRAINING", "gone"]
+    assert times[2][1] - times[1][1] > 0.2
+
+
+def test_no_call_fails_while_servers_are_replaced(make_shop, memory, timer):
+    """By the manual timer, each server serves until the client knows that it is withdrawn."""
+
+    def start(name):
+        settings = {"port": 0, "lame_duck": 60.0, "grace": 3600.0, "timer": timer}
+        published = Publisher(
+            make_shop(name).server, memory, SERVICE, registry_policy=LONG, **settings
+        )
+        published.start()
+        assert published.wait_published(WAIT_S)
+        return published
+
+    def is_known(published):
+        return any(one.instance.port == published.port for one in to_service.subchannels)
+
+    servers = [start("a")]
+    with insecure_channel(f"{memory}/{SERVICE}") as to_service:
+        who = to_service.unary_unary(WHO)
+        answers, over = [], threading.Event()
+
+        def call():
+            while not over.is_set():
+                answers.append(who(b"", timeout=WAIT_S))
+
+        def replace():
+            try:
+                assert wait_until(lambda: b"a" in answers)
+                for name in "bc":
+                    old = servers[-1]
+                    servers.append(start(name))
+                    assert wait_until(lambda: name.encode() in answers)  # noqa: B023
+                    old.begin_stop()
+                    assert wait_until(lambda: not is_known(old))  # noqa: B023
+                    assert wait_until(lambda: timer.advance(1.0) >= 0 and old.wait(0.001))  # noqa: B023
+            finally:
+                over.set()
+
+        run_threads(call, call, replace)
+    servers[-1].stop(grace=0)
+    assert set(answers) == {b"a", b"b", b"c"}
+
+
+def test_calls_in_flight_may_end_within_the_grace(shop, memory, events):
+    with (
+        Publisher(shop.server, memory, SERVICE, **QUICK) as published,
+        grpc.insecure_channel(f"127.0.0.1:{published.port}") as held,
+    ):
+        call = held.unary_unary(HOLD).future(b"", timeout=WAIT_S)
+        assert shop.held.wait(WAIT_S)
+        published.begin_stop()
+        assert wait_until(lambda: "stop" in steps(events))
+        shop.release.set()
+        assert call.result() == b"a"
+
+
+@pytest.mark.parametrize("settings", [{"lame_duck": 600}, {"grace": 600}])
+def test_stop_with_grace_0_hurries_a_running_stop(shop, memory, settings, events):
+    published = Publisher(shop.server, memory, SERVICE, **QUICK | settings)
+    published.start()
+    with grpc.insecure_channel(f"127.0.0.1:{published.port}") as held:
+        call = held.unary_unary(HOLD).future(b"")
+        assert shop.held.wait(WAIT_S)
+        published.begin_stop()
+        step = "wait" if "lame_duck" in settings else "stop"
+        assert wait_until(lambda: steps(events)[-1:] == [step])
+        published.stop(grace=0)
+        assert call.code() in ENDED
+    assert published.state == "closed"
+
+
+def test_start_and_stop_are_idempotent(shop, memory, events):
+    published = Publisher(shop.server, memory, SERVICE, **QUICK)
+    published.start()
+    published.start()
+    run_threads(*[published.stop] * 4)
+    published.stop()
+    assert wait_until(lambda: steps(events) == ALL)
+    with pytest.raises(RuntimeError, match="can't start again"):
+        published.start()
+
+
+def test_a_publisher_that_was_never_started_leaves_the_server_alone_and_closes_its_registries(
+    shop, memory
+):
+    published = Publisher(shop.server, memory, SERVICE, **QUICK)
+    published.stop()
+    assert published.registries[0].closed
+    port = shop.listen()
+    shop.server.start()
+    assert ask(port) == b"a"
+
+
+def test_a_served_call_may_begin_the_stop(make_shop, memory):
+    class Ending(grpc.ServerInterceptor):
+        def intercept_service(self, continuation, details):
+            published.begin_stop("a call asked for it")
+            return continuation(details)
+
+    shop = make_shop(interceptors=[Ending()])
+    with Publisher(shop.server, memory, SERVICE, **QUICK) as published:
+        assert ask(published.port) == b"a"
+        assert not shop.server.wait_for_termination(WAIT_S)
+
+
+def test_on_serving_is_called_when_it_serves_and_its_result_after_the_stop(shop, memory):
+    seen = []
+
+    def on_serving(published):
+        seen.append(published.state)
+        return lambda: seen.append(shop.server.wait_for_termination(0))
+
+    published = Publisher(shop.server, memory, SERVICE, on_serving=on_serving, port=0)
+    published.start()
+    assert seen == ["starting"]
+    published.stop(grace=0)
+    assert wait_until(lambda: seen == ["starting", False])  # it had ended
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_stop_in_a_forked_child_does_nothing(shop, memory, registry):
+    with serving(shop, memory, SERVICE) as published:
+        assert published.wait_published(WAIT_S)
+        gc.disable()  # objects of gRPC must not be destroyed in the child
+        try:
+            child = os.fork()
+            if not child:
+                published.stop()
+                os._exit(7 if published.state == "serving" else 1)
+        finally:
+            gc.enable()
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert len(ids(registry)) == 1
+        assert ask(published.port) == b"a"
+
+
+def test_a_stop_during_the_start_undoes_the_start(shop, memory, registry, events):
+    class Health:
+        def set(self, service, status):
+            published.begin_stop("enough")
+
+    published = Publisher(shop.server, memory, SERVICE, health=Health(), **QUICK)
+    published.start()
+    assert published.state == "closed"
+    assert published.registrations == ()
+    assert shop.server.wait_for_termination(WAIT_S) is False
+    assert wait_until(lambda: steps(events) == ["not serving", "stop", "closed"])
+
+
+def test_a_failed_start_leaves_a_server_running_that_ran_before(shop, memory, registry):
+    def on_serving(published):
+        raise LookupError("no such thing")
+
+    port = shop.listen()
+    shop.server.start()
+    settings = QUICK | {"port": port, "on_serving": on_serving}
+    published = Publisher(shop.server, memory, SERVICE, **settings)
+    with pytest.raises(LookupError):
+        published.start()
+    assert published.state == "closed"
+    assert wait_until(lambda: ids(registry) == [])
+    assert ask(port) == b"a"
+
+
+def test_a_publisher_with_a_grace_of_0_waits_for_the_lame_duck(shop, memory, timer, events):
+    settings = {"port": 0, "lame_duck": 60.0, "grace": 0, "timer": timer, "registry_policy": LONG}
+    published = Publisher(shop.server, memory, SERVICE, **settings)
+    published.start()
+    published.begin_stop()
+    assert wait_until(lambda: "wait" in steps(events) and timer.pending)
+    timer.advance(60.0)
+    assert published.wait(WAIT_S)
+
+
+# Registries at the stop
+
+
+def test_a_frozen_registry_delays_neither_the_stop_nor_another_registry(
+    shop, registry, flaky, timer, events
+):
+    backend, frozen = flaky
+    settings = QUICK | {"timer": timer}
+    with Publisher(shop.server, [frozen, registry], SERVICE, **settings) as published:
+        assert published.wait_published(WAIT_S)
+        backend.freeze()
+        published.begin_stop()
+        assert wait_until(lambda: ids(registry) == [])
+        assert steps(events)[-1:] in ([], ["withdraw"])
+        assert wait_until(lambda: timer.advance(1.0) >= 0 and published.wait(0.001))
+    assert wait_until(lambda: steps(events) == ALL)
+    (failed,) = [one for one in events if isinstance(one, WithdrawalFailed)]
+    assert failed.registry == frozen.url
+
+
+def test_a_hurried_stop_does_not_wait_for_a_frozen_registry(shop, flaky, timer, events):
+    """The clock stands still, so only the grace of 0 can end the wait."""
+    backend, frozen = flaky
+    published = Publisher(shop.server, frozen, SERVICE, timer=timer, **QUICK)
+    published.start()
+    assert published.wait_published(WAIT_S)
+    backend.freeze()
+    published.begin_stop()
+    assert wait_until(lambda: steps(events) == ["withdraw"])
+    timer.advance(0.6)  # more than it may take without grace
+    published.stop(grace=0)
+
+
+def test_hanging_registries_do_not_keep_servers_from_not_serving_and_closing(
+    make_shop, memory, timer, events
+):
+    goes_on, statuses = threading.Event(), []
+
+    class Health:
+        def set(self, service, status):
+            statuses.append((self, status))
+
+    class Hanging(Registry):
+        """A user's registry that does not answer to withdrawals."""
+
+        def unregister(self, what, *, wait=None):
+            goes_on.wait()
+
+    settings = QUICK | {"timer": timer}
+    hanging = [Hanging(memory) for _ in range(6)]
+    every = [
+        Publisher(make_shop().server, [one, memory], f"{SERVICE}{n}", health=Health(), **settings)
+        for n, one in enumerate(hanging)
+    ]
+    try:
+        for one in every:
+            one.start()
+            one.begin_stop()
+        assert wait_until(lambda: steps(events).count("withdraw") == 6)
+        assert wait_until(
+            lambda: timer.advance(1.0) >= 0 and all(one.state == "closed" for one in every)
+        )
+        assert len({health for health, status in statuses if status == 2}) == 6
+        assert wait_until(lambda: all(one.registries[1].closed for one in every))
+    finally:
+        goes_on.set()
+        for one in hanging:
+            one.close()
+
+
+def test_a_failed_withdrawal_is_an_event_and_a_closed_registry_is_not(
+    shop, registry, memory, events
+):
+    class Broken(Registry):
+        def unregister(self, what, *, wait=None):
+            raise LookupError("no such thing")
+
+    with (
+        Broken(memory) as broken,
+        Publisher(shop.server, [registry, broken], SERVICE, **QUICK),
+    ):
+        registry.close()
+    assert wait_until(lambda: steps(events) == ALL)
+    (failed,) = failures(events)
+    assert isinstance(failed.error, LookupError)
+
+
+def test_a_hanging_sink_does_not_delay_the_stop(shop, memory):
+    goes_on = threading.Event()
+
+    def hang(event):
+        if isinstance(event, ShutdownStep):
+            goes_on.wait()
+
+    add_sink(hang)
+    try:
+        published = Publisher(shop.server, memory, SERVICE, **QUICK)
+        published.start()
+        published.begin_stop()
+        assert published.wait(WAIT_S)
+    finally:
+        remove_sink(hang)
+        goes_on.set()
+
+
+def test_an_instance_that_the_user_unregistered_is_not_published_by_the_stop(
+    shop, registry, memory
+):
+    published = Publisher(shop.server, registry, SERVICE, "shop.Other", **QUICK)
+    published.start()
+    published.registrations[0].unregister(wait=WAIT_S)
+    shown = []
+    with (
+        open_registry(memory) as other,
+        other.subscribe(SERVICE, lambda snapshot: shown.append(len(snapshot.instances))) as seen,
+    ):
+        seen.wait(WAIT_S)
+        published.stop()
+        assert wait_until(lambda: other.lookup(SERVICE).instances == ())
+    assert set(shown) <= {0}
+    assert wait_until(lambda: {one.state for one in published.registrations} == {"GONE"})
+
+
+def test_draining_keeps_the_changes_that_the_user_made(shop, registry, memory):
+    published = Publisher(shop.server, registry, SERVICE, **QUICK)
+    published.start()
+    published.registrations[0].update(weight=7)
+    shown = []
+    with (
+        open_registry(memory) as other,
+        other.subscribe(
+            SERVICE, lambda seen: shown.append([(one.weight, one.status) for one in seen.instances])
+        ),
+    ):
+        assert wait_until(lambda: shown[-1:] == [[(7, "UP")]])
+        published.stop()
+        assert wait_until(lambda: shown[-1] == [])
+    assert {weight for instances in shown for weight, status in instances if status != "UP"} <= {7}
+
+
+# Health
+
+
+def test_health_is_serving_before_it_is_published_and_not_serving_once_it_is_withdrawn(
+    shop, memory, registry, timer, events
+):
+    statuses = []
+
+    class Health:
+        def set(self, service, status):
+            statuses.append((service, status, len(ids(registry))))
+
+    settings = QUICK | {"timer": timer, "registry_policy": LONG}
+    published = Publisher(shop.server, memory, SERVICE, health=Health(), **settings)
+    published.start()
+    assert published.wait_published(WAIT_S)
+    published.begin_stop()  # the time that it has to withdraw does not pass
+    assert wait_until(lambda: "wait" in steps(events))
+    assert statuses == [("", 1, 0), (SERVICE, 1, 0), ("", 2, 0), (SERVICE, 2, 0)]
+    published.stop(grace=0)
+
+
+def test_the_health_servicer_of_grpc_stays_not_serving(shop, memory):
+    health = grpc_health.HealthServicer()
+
+    def says(service):
+        request = health_pb2.HealthCheckRequest(service=service)
+        return health.Check(request, None).status
+
+    with serving(shop, memory, SERVICE, health=health):
+        assert says(SERVICE) == says("") == health_pb2.HealthCheckResponse.SERVING
+    health.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
+    assert says(SERVICE) == says("") == health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+def test_a_failing_health_servicer_undoes_the_start(shop, memory, registry):
+    class Broken:
+        def set(self, service, status):
+            raise LookupError(service)
+
+    published = Publisher(shop.server, memory, SERVICE, health=Broken(), **QUICK)
+    with pytest.raises(LookupError):
+        published.start()
+    assert published.state == "closed"
+    assert ids(registry) == []
+    assert shop.server.wait_for_termination(WAIT_S) is False
+
+
+def test_a_health_servicer_whose_repr_fails_does_not_prevent_the_stop(shop, memory, events):
+    class Broken:
+        def set(self, service, status):
+            if status == 2:
+                raise LookupError(service)
+
+        def __repr__(self):
+            raise ZeroDivisionError
+
+    with Publisher(shop.server, memory, SERVICE, health=Broken(), **QUICK):
+        pass
+    assert wait_until(lambda: steps(events) == ALL)
+    assert shop.server.wait_for_termination(WAIT_S) is False
+
+
+def test_a_hanging_health_servicer_does_not_delay_the_stop(shop, memory, events):
+    goes_on = threading.Event()
+
+    class Broken:
+        def set(self, service, status):
+            if status == 2:
+                goes_on.wait()
+                raise LookupError(service)
+
+    with Publisher(shop.server, memory, SERVICE, health=Broken(), **QUICK):
+        pass
+    assert wait_until(lambda: steps(events) == ALL)
+    goes_on.set()
+    assert wait_until(lambda: failures(events))
+
+
+SERVES_UNTIL_A_SIGNAL = """
+import signal, sys, threading, time
+from concurrent.futures import ThreadPoolExecutor
+import grpc
+from rpcwheel.publisher import Publisher
+
+def tell_when_main_waits():  # on the thread that receives the signal
+    main = threading.main_thread().ident
+    while sys._current_frames()[main].f_code is not threading.Condition.wait.__code__:
+        time.sleep(0.01)
+    print("waiting", flush=True)
+    threading.Event().wait()
+
+server = grpc.server(ThreadPoolExecutor(1))
+port = server.add_insecure_port("127.0.0.1:0")
+publisher = Publisher(server, "memory://", "shop.Orders", port=port, signals=True, lame_duck=0)
+publisher.start()
+threading.Thread(target=tell_when_main_waits, daemon=True).start()
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # in this thread and in later ones
+publisher.wait()
+print("ended", flush=True)
+"""
+
+
+def test_wait_ends_after_a_signal_that_does_not_interrupt_the_main_thread():
+    command = [sys.executable, "-c", SERVES_UNTIL_A_SIGNAL]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline() == "waiting\n"
+            process.send_signal(signal.SIGTERM)
+            out, _ = process.communicate(timeout=WAIT_S)
+        finally:
+            process.kill()
+    assert out == "ended\n"

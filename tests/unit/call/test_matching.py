@@ -1,0 +1,167 @@
+"""Which errors `retry_on` names."""
+
+import http
+import re
+
+import grpc
+import pytest
+import tenacity
+
+from rpcwheel.call.matching import Matcher
+from rpcwheel.errors import ConfigurationError
+from rpcwheel.rpc import CODES
+
+UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
+
+
+class RpcFailed(grpc.RpcError):
+    """An error with a status code, as those of grpc and grpc.aio."""
+
+    def __init__(self, code):
+        self._code = code
+
+    def code(self):
+        return self._code
+
+
+def matches(on, error, attempt=1, elapsed_ns=0):
+    return Matcher(on)(error, attempt=attempt, elapsed_ns=elapsed_ns)
+
+
+def test_a_type_matches_its_errors_and_those_of_its_subclasses():
+    assert matches(OSError, ConnectionError())
+    assert not matches(ConnectionError, OSError())
+    assert matches(grpc.RpcError, RpcFailed(UNAVAILABLE))
+
+
+def test_a_code_may_be_given_as_itself_or_by_its_name():
+    for on in [UNAVAILABLE, "UNAVAILABLE"]:
+        assert matches(on, RpcFailed(UNAVAILABLE))
+        assert not matches(on, RpcFailed(grpc.StatusCode.NOT_FOUND))
+
+
+def test_every_code_of_grpc_but_ok_can_be_named():
+    assert {code.name for code in grpc.StatusCode} == CODES | {"OK"}
+
+
+def test_an_error_with_another_kind_of_code_does_not_match_a_status_code():
+    class Coded(Exception):
+        code = "UNAVAILABLE"
+
+    class CodedByNumber(Exception):
+        def code(self):
+            return 14
+
+    assert not matches("UNAVAILABLE", Coded())
+    assert not matches("UNAVAILABLE", CodedByNumber())
+    assert not matches("UNAVAILABLE", ValueError())
+
+
+def test_a_predicate_sees_the_error():
+    error = ValueError("busy")
+    assert matches(lambda seen: seen is error, error)
+    assert not matches(lambda seen: "free" in str(seen), error)
+
+
+def test_a_tenacity_object_sees_the_state_of_the_try():
+    seen = []
+
+    class Watch(tenacity.retry_base):
+        def __call__(self, retry_state):
+            seen.append(retry_state)
+            return True
+
+    error = ValueError()
+    assert matches(Watch(), error, attempt=3, elapsed_ns=2_000_000_000)
+    (state,) = seen
+    assert state.outcome.exception() is error
+    assert state.attempt_number == 3
+    assert state.seconds_since_start == pytest.approx(2.0)
+
+
+def test_tenacity_objects_and_their_sums_are_obeyed():
+    on = tenacity.retry_if_exception_type(OSError) | tenacity.retry_if_exception_message("busy")
+    assert matches(on, ConnectionError())
+    assert matches(on, ValueError("busy"))
+    assert not matches(on, ValueError("free"))
+
+
+def test_sets_tuples_and_lists_mix_kinds():
+    for of in [set, tuple, list, frozenset]:
+        for error in [
+            ConnectionError(),
+            RpcFailed(UNAVAILABLE),
+            RpcFailed(grpc.StatusCode.ABORTED),
+        ]:
+            assert matches(of([ConnectionError, UNAVAILABLE, "ABORTED"]), error)
+            assert not matches(of([ConnectionError, UNAVAILABLE, "ABORTED"]), ValueError())
+
+
+def test_collections_may_be_nested():
+    assert matches([{"ABORTED"}, (ConnectionError, [TimeoutError])], TimeoutError())
+
+
+def test_any_one_that_matches_is_enough():
+    on = [ValueError, lambda error: False, tenacity.retry_if_exception_type(KeyError)]
+    assert matches(on, ValueError())
+    assert matches(on, KeyError())
+    assert not matches(on, OSError())
+
+
+def test_what_ends_a_program_or_a_task_never_matches():
+    for error in [KeyboardInterrupt(), SystemExit(), GeneratorExit()]:
+        assert not matches([Exception, lambda error: True, tenacity.retry_always], error)
+
+
+def test_naming_what_ends_a_program_is_refused():
+    for on in [KeyboardInterrupt, BaseException, [ValueError, SystemExit]]:
+        with pytest.raises(ConfigurationError, match=r"retry_on=Exception means every error"):
+            Matcher(on)
+
+
+def test_an_empty_collection_is_refused():
+    for on in [(), [], set(), [[], ()]]:
+        with pytest.raises(ConfigurationError, match="`retry_on` is empty; say which errors"):
+            Matcher(on)
+
+
+def test_an_unknown_code_is_refused_with_the_nearest_one():
+    for name, hint in [
+        ("UNAVAILBLE", "did you mean 'UNAVAILABLE'?"),
+        ("unavailable", "did you mean 'UNAVAILABLE'?"),
+        ("x", "there are ABORTED, ALREADY_EXISTS"),
+    ]:
+        with pytest.raises(ConfigurationError, match=re.escape(hint)):
+            Matcher(name)
+
+
+def test_ok_is_no_failure():
+    for on in [grpc.StatusCode.OK, "OK"]:
+        with pytest.raises(ConfigurationError, match="OK, which is not an error"):
+            Matcher(on)
+
+
+def test_what_is_of_no_known_kind_is_refused_with_what_to_give():
+    for on in [14, None, 3.5, b"UNAVAILABLE", http.HTTPStatus.NOT_FOUND]:
+        with pytest.raises(TypeError, match=r"say which errors: exception types"):
+            Matcher(on)
+
+
+def test_a_class_that_is_no_exception_is_refused():
+    for on in [int, grpc.StatusCode, tenacity.retry_if_exception_type]:
+        with pytest.raises(TypeError, match="which is not an exception"):
+            Matcher(on)
+
+
+def test_looking_at_results_is_refused():
+    for kind in [tenacity.retry_if_result, tenacity.retry_if_not_result]:
+        with pytest.raises(ConfigurationError, match="raise an error for a result"):
+            Matcher(kind(bool))
+
+
+def test_a_coroutine_function_is_no_predicate():
+    async def matches(error):
+        return True
+
+    with pytest.raises(TypeError, match="coroutine function; give a plain one"):
+        Matcher(matches)

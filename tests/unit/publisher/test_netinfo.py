@@ -1,0 +1,126 @@
+"""Addresses and ports of this machine and this process, as the system reports them."""
+
+import socket
+
+import pytest
+
+from rpcwheel.errors import ConfigurationError
+from rpcwheel.publisher.netinfo import (
+    PortBinding,
+    address_facing,
+    connect_error,
+    is_local,
+    listening_addresses,
+    port_binding,
+)
+from rpcwheel.registry.url import parse_url
+
+
+@pytest.fixture
+def listener():
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        yield one
+
+
+def urls(*given):
+    return [parse_url(one) for one in given]
+
+
+def test_the_loopback_faces_a_registry_on_this_machine():
+    for url in (
+        "memory://",
+        "sqlite:///run/shop.db",
+        "etcd://127.0.0.1:2379",
+        "redis://localhost",
+        "own://",
+        "etcd://no.such.host.invalid,127.0.0.1",
+    ):
+        assert address_facing(urls(url)) == "127.0.0.1", url
+
+
+def test_the_address_facing_a_remote_registry_is_that_of_the_route_to_it():
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            pytest.skip("this machine has no default route")
+        own = probe.getsockname()[0]
+    assert address_facing(urls("memory://", "etcd://192.0.2.1:2379")) == own
+
+
+def test_without_a_resolvable_registry_the_default_route_counts_or_host_is_required():
+    try:
+        own = address_facing(urls("etcd://192.0.2.1:2379"))
+    except ConfigurationError as error:
+        assert "give host=" in str(error)  # noqa: PT017 - this machine has no default route
+    else:
+        assert address_facing(urls()) == own
+        assert address_facing(urls("etcd://no.such.host.invalid:2379")) == own
+
+
+def test_is_local_knows_the_addresses_of_this_machine():
+    assert is_local("127.0.0.1")
+    assert is_local("localhost")
+    assert not is_local("192.0.2.1")
+    assert not is_local("no.such.host.invalid")
+
+
+def test_only_listening_sockets_of_this_process_are_listening_addresses(listener):
+    address = listener.getsockname()
+    assert address in listening_addresses()
+    with socket.create_connection(address) as client:
+        assert client.getsockname() not in listening_addresses()
+    listener.close()
+    assert address not in listening_addresses()
+
+
+def test_a_unix_socket_is_listed_with_port_0(tmp_path):
+    with socket.socket(socket.AF_UNIX) as one:
+        one.bind(str(tmp_path / "shop.sock"))
+        one.listen()
+        assert (str(tmp_path / "shop.sock"), 0) in listening_addresses()
+
+
+def test_connect_error_is_empty_if_the_connection_is_accepted(listener):
+    host, port = listener.getsockname()
+    assert connect_error(host, port, 5.0) == ""
+    listener.close()
+    assert "refused" in connect_error(host, port, 5.0)
+
+
+# Who listens on the published port
+
+
+def binding(port=50051, **given) -> PortBinding:
+    usual = {"listening_ports": (), "server_runs": False, "host_forwards": False}
+    return port_binding(port, **usual | given)
+
+
+def test_a_port_on_which_this_process_listens_is_its_own():
+    assert binding(listening_ports={50051}) is PortBinding.OWN
+    given = {"server_runs": True, "host_forwards": True}
+    assert binding(listening_ports={50051}, **given) is PortBinding.OWN
+
+
+def test_a_port_on_which_nobody_listens_is_bound_if_the_server_does_not_run():
+    assert binding() is PortBinding.BIND
+    assert binding(listening_ports={9090}) is PortBinding.BIND
+    assert binding(0) is PortBinding.BIND
+
+
+def test_a_running_server_with_another_port_is_refused():
+    for listening_ports in (set(), {50052}):
+        with pytest.raises(ConfigurationError, match=r"port is 50051.*the server runs already"):
+            binding(listening_ports=listening_ports, server_runs=True)
+    with pytest.raises(ConfigurationError):
+        binding(0, server_runs=True, host_forwards=True)
+
+
+def test_a_port_of_a_proxy_is_not_bound():
+    assert binding(host_forwards=True, listening_ports={50052}) is PortBinding.PROXY
+    assert binding(host_forwards=True, server_runs=True) is PortBinding.PROXY
+
+
+def test_a_port_is_bound_if_the_process_listens_at_none_that_a_proxy_could_forward_to():
+    """Another server answers at the host: the one that this replaces, which stops soon."""
+    assert binding(host_forwards=True) is PortBinding.BIND

@@ -1,0 +1,134 @@
+"""The handlers of signals that end a process, and the previous handlers."""
+
+import asyncio
+import os
+import signal
+import threading
+
+import pytest
+
+from rpcwheel.publisher.signals import (
+    SIGNAL_HANDLERS,
+    SignalHandlers,
+    is_main_thread,
+    signal_handled_by_loop,
+)
+
+
+@pytest.fixture(autouse=True)
+def handlers():
+    """Restore the handlers after the test."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield before
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_each_signal_calls_all_callbacks():
+    signals, one, other = SignalHandlers(), [], []
+    signals.add(one.append)
+    signals.add(other.append)
+    signal.raise_signal(signal.SIGTERM)
+    signal.raise_signal(signal.SIGINT)
+    assert one == other == ["SIGTERM", "SIGINT"]
+
+
+def test_removing_the_last_callback_restores_the_previous_handlers():
+    mine = []
+    signal.signal(signal.SIGTERM, lambda *_: mine.append("mine"))
+    signals, one, other = SignalHandlers(), [], []
+    signals.add(one.append)
+    signals.add(other.append)
+    signals.remove(one.append)
+    signal.raise_signal(signal.SIGTERM)
+    assert (one, other, mine) == ([], ["SIGTERM"], [])
+    signals.remove(other.append)
+    signal.raise_signal(signal.SIGTERM)
+    assert (other, mine) == (["SIGTERM"], ["mine"])
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_handler_that_was_set_meanwhile_is_not_replaced():
+    signals = SignalHandlers()
+    signals.add(print)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signals.remove(print)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+
+
+@pytest.mark.parametrize("previous", ["of the application", "default"])
+def test_a_handler_that_calls_the_replaced_one_works_after_the_removal(previous):
+    calls, signals = [], SignalHandlers()
+    own = (lambda *_: calls.append("previous")) if previous != "default" else signal.SIG_DFL
+    signal.signal(signal.SIGTERM, own)
+    signals.add(calls.append)
+    replaced = signal.getsignal(signal.SIGTERM)
+
+    def chained(number, frame):
+        calls.append("chained")
+        replaced(number, frame)
+
+    signal.signal(signal.SIGTERM, chained)
+    signal.raise_signal(signal.SIGTERM)
+    signals.remove(calls.append)
+    signal.raise_signal(signal.SIGTERM)
+    after = [] if previous == "default" else ["previous"]
+    assert calls == ["chained", "SIGTERM", "chained", *after]
+    assert signal.getsignal(signal.SIGTERM) is chained
+
+
+def test_a_handler_of_an_asyncio_loop_is_detected():
+    async def added():
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, print)
+        known = signal_handled_by_loop()
+        loop.remove_signal_handler(signal.SIGTERM)
+        return known, signal_handled_by_loop()
+
+    assert asyncio.run(added()) == ("SIGTERM", "")
+
+
+def test_an_ignored_signal_stays_ignored():
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signals, seen = SignalHandlers(), []
+    signals.add(seen.append)
+    signal.raise_signal(signal.SIGINT)
+    assert seen == []
+
+
+def on_another_thread(work):
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(10)
+
+
+def test_no_handler_is_set_on_another_thread():
+    signals, may = SignalHandlers(), []
+    before = signal.getsignal(signal.SIGTERM)
+    on_another_thread(lambda: (may.append(is_main_thread()), signals.add(print)))
+    assert may == [False]
+    assert is_main_thread()
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_after_a_removal_on_another_thread_the_next_signal_restores_the_handlers():
+    mine, signals, seen = [], SignalHandlers(), []
+    signal.signal(signal.SIGTERM, lambda *_: mine.append("mine"))
+    callback = seen.append
+    signals.add(callback)
+    on_another_thread(lambda: signals.remove(callback))
+    signal.raise_signal(signal.SIGTERM)
+    assert (seen, mine) == ([], ["mine"])
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_has_the_previous_handlers(handlers):
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    SIGNAL_HANDLERS.add(print)
+    child = os.fork()
+    if not child:
+        signal.raise_signal(signal.SIGTERM)
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    SIGNAL_HANDLERS.remove(print)
+    assert os.WTERMSIG(status) == signal.SIGTERM
