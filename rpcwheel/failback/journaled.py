@@ -189,11 +189,12 @@ class JournaledQueue(RetryQueue):
         self._load_requested = False
         self._ticking = False
         self._flush_waiters: list[Future[None]] = []
+        self._lost: set[int] = set()
+        self.journal.remove_worker(self._worker.get("name", ""))
         self._new_worker()
 
     def _new_worker(self) -> None:
         """Begin with a new lease: results for the calls of the old one must not be accepted."""
-        self.journal.remove_worker(self._worker.get("name", ""))
         self._worker["name"] = secrets.token_hex(8)
         self._lease_ends_ns = 0
         self.journal.add_worker(self.worker, self.name, weak_callback(self._on_late))
@@ -437,10 +438,13 @@ class JournaledQueue(RetryQueue):
         with self._lock:
             for call in self._in_state(State.WAITING):
                 self._forget(call)
-            running = len(self._held())
+            worker, held = self.worker, self._held()
+            self._lost = {call.stored.id for call in held if call.stored is not None}
             self._new_worker()
-        if running:
-            emit(FailbackLeaseLost(self.name, str(self.journal.url), running))
+        self.journal.store_results()  # of attempts that have ended: they are late, too
+        self.journal.remove_worker(worker)
+        if held:
+            emit(FailbackLeaseLost(self.name, str(self.journal.url), len(held)))
 
     def _held(self) -> list[QueuedCall]:
         """List the calls of the present lease that are in the memory."""
@@ -673,8 +677,9 @@ class JournaledQueue(RetryQueue):
             self.request_load()
 
     def _on_late(self, ids: list[int]) -> None:
-        """Report results of the present lease that the journal has ignored: it has ended."""
-        emit(FailbackLeaseLost(self.name, str(self.journal.url), len(ids)))
+        """Report results that the journal has ignored, because their lease has ended."""
+        if count := len(set(ids) - self._lost):
+            emit(FailbackLeaseLost(self.name, str(self.journal.url), count))
 
     def _lose_waiting(self, refused: QueuedCall | None = None) -> None:
         """Give the calls back that wait for a timer that was stopped."""

@@ -327,6 +327,11 @@ class Journal:
         self._results.append((worker, result))
         self._worker.submit(self._write)
 
+    def store_results(self) -> None:
+        """Store the results so far; they are kept if the engine is not available. Blocks."""
+        with self._turn:
+            self._write_results()
+
     def release(self, worker: str) -> None:
         """Store the worker's results, and make its other calls ready. Blocks; never raises.
 

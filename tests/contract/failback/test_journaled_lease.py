@@ -1,10 +1,11 @@
 """The lease of a queue with a journal."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from fixtures.waiting import wait_until
+from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.events import FailbackLeaseLost
 from rpcwheel.failback import FailbackInvoker, FailbackPolicy
 from rpcwheel.failback.journaled import CallRoute
@@ -38,19 +39,27 @@ def invoker(tmp_path):
     invoker.close(0)
 
 
+def begin_attempt(queue):
+    """Take a call from the journal, and begin its attempt."""
+    begun = []
+    route = CallRoute(
+        "", lambda *_: (print, (), {}), lambda _, call: begun.append(call), None, lambda: True
+    )
+    call = NewCall(queue.name, "", "f", "k", StoredFunction(b"{}").encoded(), 0.0, 60.0)
+    queue.journal.backend.append([call])
+    queue.add_route(route)
+    wait_until(lambda: begun)
+    assert queue.begin_attempt(begun[0])
+    return begun[0]
+
+
 @pytest.mark.parametrize("request_name", ["renew", "take"])
 def test_a_request_that_ends_after_the_lease_does_not_prolong_it(
     request_name, invoker, monkeypatch, events
 ):
     queue = invoker._queue
     backend = queue.journal.backend
-    begun = []
-    route = CallRoute(
-        "", lambda *_: (print, (), {}), lambda _, call: begun.append(call), None, lambda: True
-    )
-    backend.append([NewCall(queue.name, "", "f", "k", StoredFunction(b"{}").encoded(), 0.0, 60.0)])
-    queue.add_route(route)
-    wait_until(lambda: begun)
+    begin_attempt(queue)
     worker, real = queue.worker, getattr(backend, request_name)
 
     def ends_late(*given):
@@ -63,6 +72,22 @@ def test_a_request_that_ends_after_the_lease_does_not_prolong_it(
         queue._lease_ends_ns = time.monotonic_ns() + left_s * 1_000_000_000
     queue.look()
     assert queue.worker != worker
+    assert [event.count for event in events if isinstance(event, FailbackLeaseLost)] == [1]
+
+
+def test_a_result_that_is_not_stored_yet_when_its_lease_ends_is_reported(invoker, events):
+    queue = invoker._queue
+    journal, worker = queue.journal, queue.worker
+    call = begin_attempt(queue)
+    journal.backend.release(worker)  # another process may have the call now
+    with ThreadPoolExecutor() as pool:
+        with journal._turn:  # no result is stored meanwhile
+            queue.succeeded(call)
+            with queue._loading:
+                queue._lease_ends_ns = time.monotonic_ns()
+            look = pool.submit(queue.look)
+            wait_until(lambda: queue.worker != worker)
+        look.result(WAIT_S)
     assert [event.count for event in events if isinstance(event, FailbackLeaseLost)] == [1]
 
 
