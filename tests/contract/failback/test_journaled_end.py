@@ -339,8 +339,8 @@ def test_a_process_that_exits_gives_its_calls_back_and_reports_none_as_lost(shop
         kit = Kit(failback=policy, timer=timer)
         channel = kit.channel(target)
         (invoker,) = kit._queues._by_name.values()
-        while len(invoker._queue._calls) < 5:
-            timer.advance(1)  # takes them before they are due
+        while not invoker._queue._calls:
+            timer.advance(1)  # takes as many as the pacing allows, before they are due
         """,
     )
     assert (ended.returncode, ended.stdout) == (0, "")
