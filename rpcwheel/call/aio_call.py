@@ -781,10 +781,7 @@ class _SilenceLimit:
 class Delivery(KeptDelivery):
     """Makes a queued call again, in one attempt. Failback calls it with the requests."""
 
-    __slots__ = (
-        *("_attempts", "_metadata", "_wait_for_ready"),
-        *("calls", "channel", "start", "timeout_s"),
-    )
+    __slots__ = ("_attempts", "_metadata", "_wait_for_ready", "calls", "start")
 
     def __init__(
         self,
@@ -806,12 +803,9 @@ class Delivery(KeptDelivery):
             wait_for_ready: As given by the caller.
             attempts: The number of attempts so far.
         """
-        super().__init__(calls.method)
+        super().__init__(calls.method, calls.state.key, timeout)
         self.calls = calls
         self.start = start
-        self.channel = calls.state.key
-        """The same for all calls of a channel, whose deliveries are paced together."""
-        self.timeout_s = timeout
         self._metadata = metadata
         self._wait_for_ready = wait_for_ready
         self._attempts = attempts

@@ -72,16 +72,21 @@ class ChannelKeeper:
 class KeptDelivery:
     """Makes a queued call again. Its channel is kept until the call has left its queue."""
 
-    __slots__ = ("_keeper", "label")
+    __slots__ = ("_keeper", "channel", "label", "timeout_s")
 
-    def __init__(self, method: str) -> None:
+    def __init__(self, method: str, channel: object, timeout_s: float | None) -> None:
         """Begin without a channel that is kept.
 
         Args:
             method: The full name of the method.
+            channel: The same for all calls of a channel, whose deliveries are paced together; or
+                None.
+            timeout_s: The timeout of each attempt.
         """
         self.label = method
         """The name of the call in failback's events."""
+        self.channel = channel
+        self.timeout_s = timeout_s
         self._keeper: ChannelKeeper | None = None
 
     def __call__(self, *requests: Any) -> Any:

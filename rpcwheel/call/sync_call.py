@@ -448,7 +448,7 @@ class ClientCall:
 class Delivery(KeptDelivery):
     """Makes a queued call again. Failback calls it with the requests."""
 
-    __slots__ = ("_details", "_kind", "_number", "_start", "channel")
+    __slots__ = ("_details", "_kind", "_number", "_start")
 
     def __init__(
         self,
@@ -469,17 +469,11 @@ class Delivery(KeptDelivery):
             attempts: The number of attempts so far.
             channel: The same for all calls of a channel, whose deliveries are paced together.
         """
-        super().__init__(method)
-        self.channel = channel
+        super().__init__(method, channel, details.timeout)
         self._kind = kind
         self._start = start
         self._details = details
         self._number = attempts
-
-    @property
-    def timeout_s(self) -> float | None:
-        """The timeout of each attempt."""
-        return self._details.timeout
 
     def __call__(self, *requests: Any) -> Any:
         """Return the call, for whose end failback waits. Reads a response stream to its end."""

@@ -47,6 +47,7 @@ from rpcwheel._grpc.calls import code_of, is_channel_closed_error
 from rpcwheel.backoff import Backoff, wait_of_call
 from rpcwheel.call.failback_policy import FailbackPolicy
 from rpcwheel.call.matching import Matcher
+from rpcwheel.call.keeper import KeptDelivery
 from rpcwheel.durations import to_ns, to_seconds
 from rpcwheel.errors import (
     FailbackClosed,
@@ -527,10 +528,10 @@ class RetryQueue:
 
         Functions have their names as keys: a program may make a new function for each call.
         """
-        channel = getattr(call.saved.function, "channel", None)
-        if channel is None:
-            return self.pacers.of_target(call.label)
-        return self.pacers.of_channel(channel)
+        function = call.saved.function
+        if isinstance(function, KeptDelivery) and function.channel is not None:
+            return self.pacers.of_channel(function.channel)
+        return self.pacers.of_target(call.label)
 
     def is_waiting(self, call: QueuedCall) -> bool:
         """Whether a call still waits for an attempt."""

@@ -18,6 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from rpcwheel.call.failback_policy import FailedCall
+from rpcwheel.call.keeper import KeptDelivery
 from rpcwheel.durations import NEVER, to_ns
 
 if TYPE_CHECKING:
@@ -162,15 +163,15 @@ class QueuedCall:
     @property
     def timeout_ns(self) -> int:
         """The timeout of each attempt, if it is known."""
-        timeout_s = getattr(self.saved.function, "timeout_s", None)
+        function = self.saved.function
+        timeout_s = function.timeout_s if isinstance(function, KeptDelivery) else None
         return NEVER if timeout_s is None else to_ns(timeout_s)
 
     def leave(self) -> None:
         """Note that the call has left its queue. Does not block."""
         self.state = State.DONE
-        release = getattr(self.saved.function, "release_channel", None)  # of a `Delivery`
-        if release is not None:
-            release()
+        if isinstance(self.saved.function, KeptDelivery):
+            self.saved.function.release_channel()
 
     def entry(self, now_ns: int) -> QueueEntry:
         """Describe the call for users."""

@@ -3,7 +3,7 @@
 import asyncio
 import gc
 import threading
-from types import SimpleNamespace
+from unittest.mock import Mock
 
 import grpc
 import hypothesis.strategies as st
@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel._grpc.finished import FinishedError
 from rpcwheel.call.config import ChannelKey
+from rpcwheel.call.keeper import KeptDelivery
 from rpcwheel.errors import FailbackClosed, FailbackFull
 from rpcwheel.events import (
     DeadLetterFailed,
@@ -58,7 +59,7 @@ class RecordingQueue(RetryQueue):
     def add(self, *args, error=GONE, started_ns=None, channel=None):
         """Queue a call of `push`, or of a method of a channel."""
         started_ns = self.now_ns() if started_ns is None else started_ns
-        function = push if channel is None else SimpleNamespace(channel=channel, label="/a/B")
+        function = push if channel is None else KeptDelivery("/a/B", channel, 60)
         saved = SavedCall.save(function, args, {})
         return self.enqueue(QueuedCall(saved, error, started_ns, self.started.append))
 
@@ -182,6 +183,17 @@ def test_attempts_of_a_channel_wait_for_those_that_run_and_not_for_those_of_othe
     for call in queue.started:
         queue.succeeded(call)
     assert queue.counts(redelivered=30, pending=0)
+
+
+def test_a_function_may_have_any_attributes(queue, timer):
+    function = Mock(channel="sms")  # and a `timeout_s`, and a `release_channel`
+    saved = SavedCall.save(function, (), {})
+    queue.enqueue(QueuedCall(saved, GONE, queue.now_ns(), queue.started.append))
+    timer.advance(5)
+    (call,) = queue.started
+    queue.succeeded(call)
+    assert queue.counts(redelivered=1)
+    assert function.mock_calls == []
 
 
 def test_attempts_begin_at_the_rate_of_the_policy(timer):
