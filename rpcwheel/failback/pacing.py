@@ -15,8 +15,9 @@ and FAST TCP (Jin, Wei, Low 2004), so that a long queue uses the server and does
       busy, otherwise down to `FAILING_LIMIT`, as its cause may be the call.
     * After `IDLE_NS` without an attempt everything begins anew.
 
-While the last attempt has failed, at most `FAILING_LIMIT` attempts begin in a second. So a server
-that is down, or has just come back, is not flooded by a long queue.
+While the last attempt has failed, about `FAILING_LIMIT` attempts begin in a second, evenly spaced
+except for the first ones after a pause. So a server that is down, or has just come back, is not
+flooded by a long queue, and it is noticed soon that it is back.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ MAX_WINDOW: Final = 256
 calls/s, and 256 deliver 2,600."""
 
 PACE_NS: Final = 1_000_000_000
-"""The time in which at most `FAILING_LIMIT` attempts begin while they fail."""
+FAILING_GAP_NS: Final = PACE_NS // FAILING_LIMIT
+"""The mean time between the beginnings of two attempts while they fail. Those that did not begin in
+the last `PACE_NS` can be made up for."""
 
 MIN_SAMPLES: Final = 8
 MAX_SAMPLES: Final = 32
@@ -105,8 +108,7 @@ class Pacing:
         self._gap_ns = 0 if rate is None else max(1, round(1e9 / rate))
         self._fixed = max_in_flight
         self._next_ns = 0
-        self._paced_since_ns = -PACE_NS
-        self._paced = 0
+        self._paced_ns = -PACE_NS
         self._in_flight = 0
         self._last_ns = -IDLE_NS
         self._restart(0)
@@ -149,8 +151,8 @@ class Pacing:
             self._is_limited = True
             return NEVER
         at_ns = self._next_ns
-        if self._failing and self._paced >= FAILING_LIMIT:
-            at_ns = max(at_ns, self._paced_since_ns + PACE_NS)
+        if self._failing:
+            at_ns = max(at_ns, self._paced_ns)
         return at_ns
 
     def capacity(self, within_ns: int) -> int:
@@ -167,9 +169,8 @@ class Pacing:
         """Note that an attempt has begun, and its timeout."""
         if not self._in_flight and now_ns - self._last_ns >= IDLE_NS:
             self._restart(now_ns)
-        if now_ns - self._paced_since_ns >= PACE_NS:
-            self._paced_since_ns, self._paced = now_ns, 0
-        self._paced += 1
+        paced_ns = max(self._paced_ns, now_ns - PACE_NS + FAILING_GAP_NS)
+        self._paced_ns = min(paced_ns, now_ns) + FAILING_GAP_NS
         self._next_ns = max(self._next_ns, now_ns - CATCH_UP_NS) + self._gap_ns
         self._in_flight += 1
         self._last_ns = now_ns

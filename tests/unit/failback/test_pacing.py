@@ -158,6 +158,17 @@ def test_a_server_that_is_down_gets_ten_attempts_a_second_and_all_when_it_is_bac
     assert server.per_s(17, 20) >= 0.85 * 80
 
 
+def test_attempts_that_fail_are_spaced_evenly_after_the_first_ten():
+    pacing, now_ns, began_ns = Pacing(), 0, []
+    while len(began_ns) < 3 * FAILING_LIMIT:
+        now_ns = max(now_ns, pacing.next_ns(now_ns))
+        pacing.began(now_ns)
+        pacing.ended(now_ns, now_ns, Outcome.BUSY)
+        began_ns.append(now_ns)
+    evenly = [number * S // FAILING_LIMIT for number in range(1, 2 * FAILING_LIMIT + 1)]
+    assert began_ns == [0] * FAILING_LIMIT + evenly
+
+
 def test_a_rate_spaces_attempts_evenly():
     pacing, now_ns, began_ns = Pacing(rate=4, max_in_flight=9), 0, []
     while len(began_ns) < 5:
