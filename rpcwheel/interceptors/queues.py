@@ -47,7 +47,7 @@ class FailbackQueuesBase(Generic[InvokerT]):
         self._closed = False
         self._by_policy: dict[int, tuple[FailbackPolicy, InvokerT]] = {}
         self._by_name: dict[str, InvokerT] = {}
-        self._is_closing = False
+        self._closing = 0  # how many threads and tasks run `close`
         self._kept: dict[Any, None] = {}
         """The channels that `keep` keeps; a set that any thread may change."""
 
@@ -111,16 +111,20 @@ class FailbackQueuesBase(Generic[InvokerT]):
 
     def _release(self, channel: Any) -> None:
         """Close the connections of a channel, unless `close` is about to. Does not block."""
-        if not self._is_closing and self._kept.pop(channel, channel) is None:
+        if not self._closing and self._kept.pop(channel, channel) is None:
             channel.close_kept_soon()
 
     def _begin_close(self) -> None:
         with self._lock:  # `queue_for` may run on another thread
-            self._closed = self._is_closing = True
+            self._closed = True
+            self._closing += 1
 
     def _take_kept(self) -> list[Any]:
-        """Return the channels whose connections `close` must close."""
-        self._is_closing = False
+        """Return the channels whose connections `close` must close: none if another one runs."""
+        with self._lock:
+            self._closing -= 1
+            if self._closing:
+                return []
         kept = list(self._kept)
         return [channel for channel in kept if self._kept.pop(channel, channel) is None]
 

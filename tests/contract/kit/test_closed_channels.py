@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
@@ -74,6 +75,19 @@ def test_close_of_the_kit_returns_the_calls_of_closed_channels(kits, shop):
     kits.do(queue_one(kits, shop, kit, shop.target).close)
     (failed,) = kits.do(kit.close, 0)
     assert (failed.function, failed.args, failed.attempts) == (UNARY_UNARY, (b"a",), 1)
+
+
+def test_a_second_close_of_the_kit_leaves_the_connections_to_the_first(kits, shop):
+    kit = kits.kit(failback=LATER)
+    channel = queue_one(kits, shop, kit, shop.target)
+    kits.do(channel.close)
+    shop.then(hang := Hang())
+    with ThreadPoolExecutor() as threads:
+        closing = threads.submit(kits.do, kit.close, WAIT_S)
+        assert hang.begun.wait(WAIT_S)
+        assert kits.do(kit.close, WAIT_S) == []
+        release(shop, 1)
+        assert closing.result(WAIT_S) == []
 
 
 def test_closing_a_channel_with_queued_calls_ends_its_futures_and_streams(kits, shop, target):
