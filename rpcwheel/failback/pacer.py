@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from rpcwheel._concurrency.callbacks import callable_name
 from rpcwheel.durations import NEVER, to_seconds
-from rpcwheel.errors import TimerError
+from rpcwheel.errors import TimerError, TimerStopped
 from rpcwheel.events import TaskFailed, emit
 from rpcwheel.timer import shared_timer
 from rpcwheel.timer.clock import clock_of
@@ -99,36 +99,39 @@ class Pacer:
             raise
 
     def _next(self) -> tuple[Starter, QueuedCall, int] | None:
-        with self._lock:
-            while self._ready and not self._ready[0][0].is_waiting(self._ready[0][1]):
-                self._ready.popleft()
-            if not self._ready:
-                self._is_starting = False
-                return None
-            now_ns = self._now_ns()
-            at_ns = self._pacing.next_ns(now_ns)
-            if at_ns <= now_ns:
-                queue, call = self._ready.popleft()
-                self._pacing.began(now_ns, call.timeout_ns)
-                return queue, call, now_ns
-            self._is_starting = False
-            if at_ns >= min(NEVER, self._wakes_at_ns):
-                return None
-            self._wakes_at_ns = at_ns
-        self._wake_after(at_ns - now_ns)
-        return None
+        can_wait = True
+        while True:
+            with self._lock:
+                while self._ready and not self._ready[0][0].is_waiting(self._ready[0][1]):
+                    self._ready.popleft()
+                if not self._ready:
+                    self._is_starting = False
+                    return None
+                now_ns = self._now_ns()
+                at_ns = self._pacing.next_ns(now_ns)
+                if at_ns <= now_ns or not (can_wait or self._pacing.in_flight):
+                    queue, call = self._ready.popleft()
+                    self._pacing.began(now_ns, call.timeout_ns)
+                    return queue, call, now_ns
+                if not can_wait or at_ns >= min(NEVER, self._wakes_at_ns):
+                    self._is_starting = False
+                    return None
+                self._wakes_at_ns = at_ns
+                name = self._ready[0][0].name
+            can_wait = self._wake_after(at_ns - now_ns, name)
 
-    def _wake_after(self, delay_ns: int) -> None:
+    def _wake_after(self, delay_ns: int, name: str) -> bool:
+        """Set a timeout; False if that is not possible now: then attempts follow each other."""
         try:
             timer = shared_timer() if self._timer is None else self._timer
             timer.new_timeout(_WakeTask(self), to_seconds(delay_ns))
-        except (TimerError, RuntimeError) as error:  # stopped, full, or no thread can be started
+        except TimerStopped:
+            self.timer_stopped()
+        except (TimerError, RuntimeError) as error:  # it is full, or no thread can be started
             self._wakes_at_ns = NEVER
-            with self._lock:
-                queues = {id(queue): queue for queue, _ in self._ready}
-            for queue in queues.values():
-                emit(TaskFailed(timer=queue.name, task=callable_name(self.start), error=error))
-                queue.on_timer_stopped()
+            emit(TaskFailed(timer=name, task=callable_name(self.start), error=error))
+            return False
+        return True
 
     def wake(self) -> None:
         """Begin attempts whose time has come. On the timer's thread."""

@@ -215,6 +215,20 @@ def test_calls_that_wait_for_the_pacing_are_lost_with_a_stopped_timer(timer):
     wait_until(lambda: queue.counts(lost=2))
 
 
+def test_while_the_timer_is_full_attempts_follow_each_other():
+    with WheelTimer(max_pending=2) as timer:
+        queue = RecordingQueue(timer, rate=0.01)
+        queue.add(1)
+        queue.add(2)
+        queue.start_attempt(next(iter(queue._calls)))
+        timer.new_timeout(print, 60)  # that of the first call is free
+        queue.begin_flush(None)
+        assert len(queue.started) == 1
+        queue.succeeded(queue.started[0])
+        queue.succeeded(queue.started[1])
+        assert queue.counts(redelivered=2, lost=0)
+
+
 def test_a_call_whose_channel_was_closed_is_logged_without_a_traceback(timer, caplog):
     queue = RecordingQueue(timer, name="closed")  # no line of it is suppressed
     queue.add()
