@@ -46,8 +46,8 @@ from rpcwheel._concurrency.exiting import BACKGROUND
 from rpcwheel._grpc.calls import code_of, is_channel_closed_error
 from rpcwheel.backoff import Backoff, wait_of_call
 from rpcwheel.call.failback_policy import FailbackPolicy
-from rpcwheel.call.matching import Matcher
 from rpcwheel.call.keeper import KeptDelivery
+from rpcwheel.call.matching import Matcher
 from rpcwheel.durations import to_ns, to_seconds
 from rpcwheel.errors import (
     FailbackClosed,

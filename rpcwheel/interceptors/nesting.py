@@ -13,10 +13,12 @@ if TYPE_CHECKING:
 
 
 def attempts_of(policy: CallPolicy) -> int:
-    """Return how many attempts the policies allow for one call."""
+    """Return how many attempts the policies allow for one call; 1 if no method is idempotent."""
     settings = (policy, *policy.methods.values())
-    repeated = (one for each in settings for one in (each.retry, each.hedging))
-    return max((one.max_attempts for one in repeated if one is not None), default=1)
+    if not any(setting.idempotent for setting in settings):
+        return 1
+    policies = (part for setting in settings for part in (setting.retry, setting.hedging))
+    return max((part.max_attempts for part in policies if part is not None), default=1)
 
 
 def warn_if_nested(channel: Any, attempts: int, *, stacklevel: int) -> None:

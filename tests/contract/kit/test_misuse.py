@@ -17,6 +17,7 @@ from rpcwheel.interceptors import aio, sync
 TARGET = "127.0.0.1:1"
 RETRY = CallPolicy(retry=RetryPolicy(retry_on="UNAVAILABLE", max_attempts=4), idempotent=True)
 HEDGING = CallPolicy(hedging=HedgingPolicy(delay=1.0), idempotent=True)
+NOT_IDEMPOTENT = CallPolicy(retry=RetryPolicy(retry_on="UNAVAILABLE", max_attempts=4))
 ONE_ATTEMPT = CallPolicy(timeout=DeadlinePolicy(timeout=1.0))
 
 SYNC = SimpleNamespace(
@@ -57,6 +58,7 @@ async def test_retries_of_a_channel_that_has_retries_warn():
                 assert [one.filename for one in warned] == [__file__]
                 intercept(world, make(world, ONE_ATTEMPT), RETRY)
                 intercept(world, make(world, RETRY), ONE_ATTEMPT)
+                intercept(world, make(world, RETRY), NOT_IDEMPOTENT)
 
 
 async def test_interceptors_of_a_kit_in_its_own_channel_warn():
