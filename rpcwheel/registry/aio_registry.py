@@ -24,7 +24,7 @@ from rpcwheel.errors import RegistryRefused, RegistryUnavailable, safe_repr
 from rpcwheel.events import CallbackFailed
 
 from . import registry as blocking
-from .reconciler import State
+from .reconciler import RegistrationState
 from .registry import RegistrationBase, RegistryBase, checked_close, checked_wait
 
 if TYPE_CHECKING:
@@ -46,13 +46,13 @@ class Registration(RegistrationBase):
 
     async def wait_published(self, timeout: Duration | None = None) -> bool:  # noqa: ASYNC109 - as in sync
         """Wait until the registry has it, as `rpcwheel.Registration.wait_published`."""
-        return await self._reaches(State.PUBLISHED, checked_wait(timeout, "timeout"))
+        return await self._reaches(RegistrationState.PUBLISHED, checked_wait(timeout, "timeout"))
 
     async def unregister(self, wait: Duration | None = None) -> None:
         """Withdraw it; as `Registry.unregister`."""
         await self._owner.unregister(self, wait=wait)
 
-    async def _reaches(self, state: State, wait_s: float | None) -> bool:
+    async def _reaches(self, state: RegistrationState, wait_s: float | None) -> bool:
         reached = self._when(state)
         try:
             return await await_future(reached, wait_s)
@@ -72,7 +72,7 @@ class Subscription:
     def __init__(
         self, owner: Registry, service: str, listener: Callable[[Snapshot], object] | None
     ) -> None:
-        """For `Registry.subscribe` only."""
+        """Start to follow; called by `Registry.subscribe` only."""
         self._listener = listener
         self._loop = asyncio.get_running_loop()
         self._session = owner._session
@@ -87,7 +87,7 @@ class Subscription:
 
     @property
     def service(self) -> str:
-        """Its name."""
+        """The name of the service."""
         return self._blocking.service
 
     @property
@@ -191,7 +191,7 @@ def _was_asked_to_end(task: asyncio.Future[object]) -> bool:
 
 
 class Registry(RegistryBase):
-    """As `rpcwheel.registry.Registry`, with coroutines where that blocks.
+    """The form of `rpcwheel.registry.Registry` for asyncio: coroutines where that blocks.
 
     An async context manager that closes.
     """
@@ -230,7 +230,7 @@ class Registry(RegistryBase):
         """Withdraw an instance, as `rpcwheel.Registry.unregister`."""
         record, wait_s = self._remove(what, wait)
         registration = Registration(self, record)
-        if wait_s is not None and not await registration._reaches(State.GONE, wait_s):
+        if wait_s is not None and not await registration._reaches(RegistrationState.GONE, wait_s):
             raise registration._not_withdrawn(wait_s)
 
     def subscribe(
@@ -256,9 +256,9 @@ class Registry(RegistryBase):
 
     async def lookup(self, service: str, *, wait: Duration | None = None) -> Snapshot:
         """Return the present instances of a service, as `rpcwheel.Registry.lookup`."""
-        known, wait_s = self._known(service, wait)
-        if known is not None:
-            return known
+        watched, wait_s = self._watched_snapshot(service, wait)
+        if watched is not None:
+            return watched
         try:
             return await self._answer(self._session.look_up(service), wait_s)
         except (RegistryUnavailable, RegistryRefused):

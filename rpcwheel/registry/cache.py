@@ -160,17 +160,17 @@ class ServiceCache:
         before, self._records = self._records, records
         self._mark_draining(last_records)
         gone = [key for key in changed if key not in records]
-        found, skipped = self._decode(before, changed)
+        decoded, skipped = self._decode(before, changed)
         events += skipped
-        known = self._live or self._instances
-        if records and not (found or known) and self._rules.self_preservation:
+        has_data = self._live or self._instances
+        if records and not (decoded or has_data) and self._rules.self_preservation:
             return events  # nothing can be read, and nothing is known: that is no answer
         self._present.difference_update(gone)
-        self._present.update(found)
+        self._present.update(decoded)
         stale_before = set(self._stale)
-        for key in found:
+        for key in decoded:
             self._stale.pop(key, None)
-        self._expired -= found.keys()
+        self._expired -= decoded.keys()
         self._forget_long_missing()
         trusted = self._judge(records, skipped, now_ns)
         lost = self._lost(gone, now_ns, trusted=trusted)
@@ -180,7 +180,7 @@ class ServiceCache:
         for key in gone:
             if key not in self._stale:
                 self._remove(key)
-        for instance in found.values():
+        for instance in decoded.values():
             self._set(instance)
         self._live = True
         return [*events, *self._show(grown=bool(self._stale.keys() - stale_before))]
@@ -219,14 +219,14 @@ class ServiceCache:
         A record that is the same as `before` is neither decoded nor reported again.
         """
         skipped: list[RecordSkipped] = []
-        found: dict[str, ServiceInstance] = {}
+        decoded: dict[str, ServiceInstance] = {}
         for key in sorted(self._records.keys() & changed):
             data = self._records[key]
             instance = None if before.get(key) == data else self._read(key, data, skipped)
             instance = instance or self._instances.get(key)
             if instance is not None:
-                found[key] = instance
-        return found, skipped
+                decoded[key] = instance
+        return decoded, skipped
 
     def _read(self, key: str, data: bytes, skipped: list[RecordSkipped]) -> ServiceInstance | None:
         """Decode a record; None, and an event in `skipped`: it can't be read."""
@@ -243,12 +243,12 @@ class ServiceCache:
 
     def _set(self, instance: ServiceInstance) -> None:
         key = instance.id
-        known = self._instances.get(key)
-        if known is instance:
+        previous = self._instances.get(key)
+        if previous is instance:
             return
         self._modified = True
         at = bisect_left(self._ids, key)
-        if known is None:
+        if previous is None:
             self._ids.insert(at, key)
             self._ordered.insert(at, instance)
         else:
@@ -277,7 +277,7 @@ class ServiceCache:
                     self._remove(key)
 
     def _contact_until(self, now_ns: int) -> int:
-        """For how long the registry has answered in all.
+        """Return how long the registry has answered in all.
 
         Each time counts as one `stale_timeout` at most: a longer one removes stale instances,
         unless this process stood still.
@@ -292,7 +292,7 @@ class ServiceCache:
         if self._suspect_ns is None:
             return
         limit_ns = self._contact_before_ns - 2 * self._rules.stale_timeout_ns
-        for key in [key for key, one in self._stale.items() if one.contact_ns <= limit_ns]:
+        for key in [key for key, stale in self._stale.items() if stale.contact_ns <= limit_ns]:
             del self._stale[key]
             self._remove(key)
 
@@ -321,7 +321,7 @@ class ServiceCache:
         self._until_ns = max(self._until_ns, now_ns + self._rules.stale_timeout_ns)
 
     def _lost(self, gone: Iterable[str], now_ns: int, *, trusted: bool) -> list[str]:
-        """Which of these disappeared without DRAINING; too many within a lease are suspect."""
+        """Return those that disappeared without DRAINING; too many within a lease are suspect."""
         since_ns = now_ns - self._rules.lease_ns
         if self._vanished:
             self._vanished = {
@@ -380,7 +380,7 @@ class ServiceCache:
     def _since_ns(self) -> int | None:
         if not self._live:
             return self._written_ns
-        times = [one.since_ns for one in self._stale.values()]
+        times = [stale.since_ns for stale in self._stale.values()]
         if self._suspect_ns is not None:
             times.append(self._suspect_ns)
         return min(times, default=None)

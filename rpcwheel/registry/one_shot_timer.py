@@ -100,14 +100,14 @@ class OneShotTimer:
     # As a task of the timer
 
     def run(self, timeout: Timeout) -> None:
-        """The timeout has expired."""
+        """Call the function: the timeout has expired."""
         with self._lock:
             if timeout is self._timeout:
                 self.clear()
         self._expired()
 
     def timer_stopped(self, _: Timeout) -> None:
-        """The timer was stopped while the timeout waited in it."""
+        """Handle the stop of the timer while the timeout waited in it."""
         self._stopped()
 
     def _stopped(self) -> None:

@@ -90,7 +90,8 @@ JITTER: Final = random.SystemRandom()
 time, which changes the random numbers of a test that has seeded it, and lets Hypothesis fail."""
 
 RENEWALS_PER_LEASE: Final = 3
-"""So that one may be lost; Consul's and etcd's own clients do the same."""
+"""How often a lease is renewed while it lasts: one renewal may be lost, as with the clients of
+Consul and etcd."""
 
 FIRST_RETRY_S: Final = 0.2
 LONGEST_RETRY_NS: Final = 30_000_000_000
@@ -127,8 +128,8 @@ class RegistryRules:
         longest_ns = min(share_ns, LONGEST_RETRY_NS)
         usual = JitteredWait(initial=FIRST_RETRY_S, max=to_seconds(longest_ns))
 
-        def given_or(given: Seconds | None, default_ns: int) -> int:
-            return default_ns if given is None else to_ns(given)
+        def given_or(value: Seconds | None, default_ns: int) -> int:
+            return default_ns if value is None else to_ns(value)
 
         return cls(
             lease_ns=lease_ns,

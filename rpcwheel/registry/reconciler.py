@@ -65,8 +65,8 @@ CONFLICT_LEASES: Final = 2
 """The longest wait before an instance is published again under an id that another process uses."""
 
 
-class State(enum.StrEnum):
-    """Of a registration; see `Registration.state`."""
+class RegistrationState(enum.StrEnum):
+    """The state of a registration; see `Registration.state`."""
 
     PENDING = "PENDING"
     PUBLISHED = "PUBLISHED"
@@ -103,7 +103,7 @@ class RegistrationRecord:
     """The instance that is to be published, or was published last."""
     wanted: bool = True
     generation: int = 1
-    state: State = State.PENDING
+    state: RegistrationState = RegistrationState.PENDING
     due_ns: int = NEVER
     """When its next request is due."""
     sent: dict[str, ServiceInstance] = field(default_factory=dict)
@@ -128,7 +128,7 @@ class RegistrationRecord:
     @property
     def is_held(self) -> bool:
         """Whether the registry has it, as far as is known; perhaps in an older form."""
-        return self.wanted and self.seen_ns is not None and self.state is not State.LOST
+        return self.wanted and self.seen_ns is not None and self.state is not RegistrationState.LOST
 
 
 class Request(NamedTuple):
@@ -136,7 +136,7 @@ class Request(NamedTuple):
 
     kind: Literal["publish", "withdraw", "renew"]
     batch: tuple[tuple[RegistrationRecord, int], ...]
-    """With their generations."""
+    """The records, each with its generation when the request was made."""
     instances: tuple[ServiceInstance, ...]
     started_ns: int
 
@@ -158,7 +158,7 @@ class BackendHealth:
         self.pause_ns = 0
         """Until then, no requests but renewals."""
         self.renewal_pause_ns = 0
-        """The same for renewals, which can't wait for as long as a policy may say."""
+        """Until then, no renewals. They can't wait for as long as a policy may say."""
 
     def request_succeeded(self, now_ns: int) -> list[RegistryRecovered]:
         """Note an answer to a request. Returns the events to emit."""
@@ -198,7 +198,7 @@ class BackendHealth:
         self.renewal_pause_ns = now_ns + min(delay_ns, self._rules.longest_retry_ns)
 
     def shorten_pause(self) -> None:
-        """Let the next attempt be soon: a caller waits."""
+        """Make the next attempt soon: a caller waits."""
         self.pause_ns = min(self.pause_ns, self.failed_ns + FLUSH_PAUSE_NS)
 
 
@@ -229,13 +229,17 @@ class Reconciler:
     # The desired state
 
     def records(self) -> tuple[RegistrationRecord, ...]:
-        """The records that are desired, or not removed yet."""
-        return tuple(one for one in self._records.values() if one.state is not State.GONE)
+        """Return the records that are desired, or not removed yet."""
+        return tuple(
+            record
+            for record in self._records.values()
+            if record.state is not RegistrationState.GONE
+        )
 
     def set_desired(self, instance: ServiceInstance, now_ns: int) -> RegistrationRecord:
-        """Have it published from now on, as it is given here."""
+        """Have an instance published from now on."""
         record = self._records.get(instance.key)
-        if record is None or record.state is State.GONE:
+        if record is None or record.state is RegistrationState.GONE:
             old, record = record, RegistrationRecord(instance)
             if old is not None:  # gone, but a request that failed may still take effect
                 record.sent, record.doubt_ns = old.sent, old.doubt_ns
@@ -244,36 +248,42 @@ class Reconciler:
         else:
             record.instance = instance
             record.generation += 1
-            record.state = State.LOST if record.state is State.LOST else State.PENDING
+            record.state = (
+                RegistrationState.LOST
+                if record.state is RegistrationState.LOST
+                else RegistrationState.PENDING
+            )
         record.wanted = True
         self._plan(record, now_ns)
         return record
 
-    def remove(self, what: ServiceInstance | RegistrationRecord, now_ns: int) -> RegistrationRecord:
-        """Have it withdrawn, also an instance that this process did not publish."""
-        if isinstance(what, RegistrationRecord):
-            record = what
+    def remove(
+        self, target: ServiceInstance | RegistrationRecord, now_ns: int
+    ) -> RegistrationRecord:
+        """Have an instance withdrawn, also one that this process did not publish."""
+        if isinstance(target, RegistrationRecord):
+            record = target
         else:
-            known = self._records.get(what.key)
-            if known is not None and not known.may_be(what):
-                if known.wanted:  # that one replaces it, or has done so
-                    return RegistrationRecord(what, wanted=False, state=State.GONE)
-                if known.state is not State.GONE:
-                    known.sent[what.epoch] = what
-                    known.generation += 1
-                    self._plan(known, now_ns)
-                    return known
-            if known is None or known.state is State.GONE:
-                known = self.set_desired(what, now_ns)
-                known.sent[what.epoch] = what
-            record = known
+            current = self._records.get(target.key)
+            if current is not None and not current.may_be(target):
+                if current.wanted:  # that one replaces it, or has done so
+                    return RegistrationRecord(target, wanted=False, state=RegistrationState.GONE)
+                if current.state is not RegistrationState.GONE:
+                    current.sent[target.epoch] = target
+                    current.generation += 1
+                    self._plan(current, now_ns)
+                    return current
+            if current is None or current.state is RegistrationState.GONE:
+                current = self.set_desired(target, now_ns)
+                current.sent[target.epoch] = target
+            record = current
         if not record.wanted:
             return record
         record.wanted = False
         record.generation += 1
         record.attempts = 0
         if record.sent:
-            record.state = State.WITHDRAWING
+            record.state = RegistrationState.WITHDRAWING
             self._plan(record, now_ns)
         else:
             self._forget(record)
@@ -282,7 +292,7 @@ class Reconciler:
     def close(self, now_ns: int) -> None:
         """Withdraw everything at once, with few attempts."""
         for record in tuple(self._records.values()):
-            if record.state is State.GONE:
+            if record.state is RegistrationState.GONE:
                 del self._records[record.instance.key]
             else:
                 self.remove(record, now_ns)
@@ -384,7 +394,7 @@ class Reconciler:
             for record, _ in pairs:
                 record.sent[record.instance.epoch] = record.instance
         if kind == "withdraw":  # also replaced epochs: a late request may have published them
-            instances = tuple(one for record, _ in pairs for one in record.sent.values())
+            instances = tuple(instance for record, _ in pairs for instance in record.sent.values())
         else:
             instances = tuple(record.instance for record, _ in pairs)
         self._under_way = Request(kind, pairs, instances, now_ns)
@@ -401,9 +411,9 @@ class Reconciler:
             self._plan_renewal(now_ns)
         if record.generation != generation:
             return []  # a later change is due already
-        repeated = record.state is State.PUBLISHED
+        repeated = record.state is RegistrationState.PUBLISHED
         reason, record.lost_reason = record.lost_reason, ""
-        self._settle(record, State.PUBLISHED, now_ns)
+        self._settle(record, RegistrationState.PUBLISHED, now_ns)
         if repeated:
             return []
         service, name = record.instance.key
@@ -415,22 +425,22 @@ class Reconciler:
     ) -> list[InstanceWithdrawn]:
         if record.generation != generation:
             return []
-        repeated = record.state is State.GONE
-        self._settle(record, State.GONE, now_ns)
+        repeated = record.state is RegistrationState.GONE
+        self._settle(record, RegistrationState.GONE, now_ns)
         if not record.sent or self.closing:
             self._forget(record)
         if repeated:
             return []
         return [InstanceWithdrawn(self._registry, *record.instance.key)]
 
-    def _settle(self, record: RegistrationRecord, state: State, now_ns: int) -> None:
-        """The registry has the desired state, unless an older request takes effect later."""
+    def _settle(self, record: RegistrationRecord, state: RegistrationState, now_ns: int) -> None:
+        """Note the desired state as reached, unless an older request may take effect later."""
         record.state, record.error, record.attempts, record.due_ns = state, None, 0, NEVER
         if record.doubt_ns > now_ns:
             self._plan(record, record.doubt_ns)
             return
         epoch = record.instance.epoch
-        record.sent = {epoch: record.instance} if state is State.PUBLISHED else {}
+        record.sent = {epoch: record.instance} if state is RegistrationState.PUBLISHED else {}
 
     def _renewed(
         self, request: Request, now_ns: int, lost: Mapping[Key, Lost]
@@ -448,9 +458,9 @@ class Reconciler:
                     reason = "taken" if record.was_changed else "missing"
                     record.was_changed = True
                 record.lost_reason = reason
-                if record.state is not State.PUBLISHED:
+                if record.state is not RegistrationState.PUBLISHED:
                     continue  # its change is due already
-                record.state = State.LOST
+                record.state = RegistrationState.LOST
                 match reason:
                     case "missing":
                         delay_ns = 0
@@ -512,8 +522,8 @@ class Reconciler:
         return alone and not self.closing and _may_concern_some(error)
 
     def _forget(self, record: RegistrationRecord) -> None:
-        """Nothing is left to do for it."""
-        record.state, record.due_ns = State.GONE, NEVER
+        """Drop a record for which nothing is left to do."""
+        record.state, record.due_ns = RegistrationState.GONE, NEVER
         key = record.instance.key
         if self._records.get(key) is record:
             del self._records[key]

@@ -28,8 +28,8 @@ from rpcwheel.timer.clock import checked_timer
 from .backend import RegistryBackend, Settings
 from .backends import open_backend
 from .policy import RegistryPolicy
-from .reconciler import State
-from .session import Session
+from .reconciler import RegistrationState
+from .session import RegistrySession
 from .snapshot_file import open_snapshot_file
 from .url import RegistryUrl, parse_url
 
@@ -93,8 +93,8 @@ class RegistrationBase:
             RegistryClosed: The registry is closed.
             NotPublished: It was unregistered; register it again.
         """
-        given = {"weight": weight, "status": status, "metadata": metadata}
-        changes = others | {name: value for name, value in given.items() if value is not None}
+        arguments = {"weight": weight, "status": status, "metadata": metadata}
+        changes = others | {name: value for name, value in arguments.items() if value is not None}
         if fixed := KEY_FIELDS & changes.keys():
             raise ConfigurationError(
                 f"{', '.join(sorted(fixed))} can't be changed by update(); register another"
@@ -106,19 +106,19 @@ class RegistrationBase:
         instance = self.instance
         return f"<Registration of {instance.service}/{instance.id}: {self.state}>"
 
-    def _when(self, state: State) -> Future[bool]:
+    def _when(self, state: RegistrationState) -> Future[bool]:
         reached: Future[bool] = self._owner._session.when(self._record, state)
         return reached
 
     def _not_published(self, wait_s: float) -> RegistryError:
-        """The error of a `register` that did not wait long enough; its cause is the last error."""
+        """Return the error of a `register` that was not done in time; its cause is the last one."""
         record, session = self._record, self._owner._session
         if not record.wanted and not session.closed:
             return NotPublished(f"{'/'.join(record.instance.key)} was unregistered meanwhile")
         return _with_cause(NotPublished, "published at", session, record, wait_s)
 
     def _not_withdrawn(self, wait_s: float) -> RegistryError:
-        """The same of an `unregister`."""
+        """Return the error of an `unregister` that was not done in time."""
         record = self._record
         if record.wanted:
             return RegistryUnavailable(
@@ -140,13 +140,13 @@ class Registration(RegistrationBase):
         Returns:
             Whether it has; False too if it was unregistered meanwhile, or the registry closed.
         """
-        return self._reaches(State.PUBLISHED, checked_wait(timeout, "timeout"))
+        return self._reaches(RegistrationState.PUBLISHED, checked_wait(timeout, "timeout"))
 
     def unregister(self, wait: Duration | None = None) -> None:
         """Withdraw it; as `Registry.unregister`."""
         self._owner.unregister(self, wait=wait)
 
-    def _reaches(self, state: State, wait_s: float | None) -> bool:
+    def _reaches(self, state: RegistrationState, wait_s: float | None) -> bool:
         reached = self._when(state)
         try:
             return reached.result(wait_s)
@@ -162,7 +162,7 @@ class Subscription:
     def __init__(
         self, owner: Registry, service: str, listener: Callable[[Snapshot], object] | None
     ) -> None:
-        """For `Registry.subscribe` only."""
+        """Start to follow; called by `Registry.subscribe` only."""
         self._owner = owner
         self._watches = owner._session.watches
         self._watch = self._watches.acquire(service, self)
@@ -170,7 +170,7 @@ class Subscription:
 
     @property
     def service(self) -> str:
-        """Its name."""
+        """The name of the service."""
         return self._watch.service
 
     @property
@@ -211,7 +211,7 @@ class Subscription:
 class RegistryBase:
     """What the registries of both worlds have in common: state, and checks of arguments."""
 
-    _session: Session
+    _session: RegistrySession
     _blocking: Any
     """The `Registry` that makes the requests: the same, or that of the one for `grpc.aio`."""
 
@@ -239,27 +239,29 @@ class RegistryBase:
     def _set_desired(
         self, instance: ServiceInstance, wait: Duration | None
     ) -> tuple[RegistrationRecord, float | None]:
-        """Have it published. Returns also how many seconds to wait."""
+        """Have the instance published. Returns also how many seconds to wait."""
         wait_s = checked_wait(wait)
         if not isinstance(instance, ServiceInstance):
             raise TypeError(f"instance must be a ServiceInstance, not {instance!r}")
         return self._session.set_desired(instance, flush_now=wait is not None), wait_s
 
     def _remove(
-        self, what: ServiceInstance | RegistrationBase, wait: Duration | None
+        self, registration: ServiceInstance | RegistrationBase, wait: Duration | None
     ) -> tuple[RegistrationRecord, float | None]:
-        """Have it withdrawn. Returns also how many seconds to wait."""
+        """Have the instance withdrawn. Returns also how many seconds to wait."""
         wait_s = checked_wait(wait)
-        given: ServiceInstance | RegistrationRecord
-        if isinstance(what, RegistrationBase):
-            if what._owner._session is not self._session:
-                raise ConfigurationError(f"{what!r} belongs to another registry, {what._owner!r}")
-            given = what._record
-        elif isinstance(what, ServiceInstance):
-            given = what
+        target: ServiceInstance | RegistrationRecord
+        if isinstance(registration, RegistrationBase):
+            if registration._owner._session is not self._session:
+                raise ConfigurationError(
+                    f"{registration!r} belongs to another registry, {registration._owner!r}"
+                )
+            target = registration._record
+        elif isinstance(registration, ServiceInstance):
+            target = registration
         else:
-            raise TypeError(f"give a ServiceInstance or a Registration, not {what!r}")
-        return self._session.remove(given, flush_now=wait is not None), wait_s
+            raise TypeError(f"give a ServiceInstance or a Registration, not {registration!r}")
+        return self._session.remove(target, flush_now=wait is not None), wait_s
 
     def _check_service(self, service: str, listener: object = None) -> None:
         """Check arguments, and that the registry is open."""
@@ -268,12 +270,14 @@ class RegistryBase:
             raise TypeError(f"a listener must be callable as listener(snapshot), not {listener!r}")
         self._session.check_open()
 
-    def _known(self, service: str, wait: Duration | None) -> tuple[Snapshot | None, float]:
+    def _watched_snapshot(
+        self, service: str, wait: Duration | None
+    ) -> tuple[Snapshot | None, float]:
         """Return the snapshot of a watched service, and the time to wait for one."""
         wait_s = checked_wait(wait)
         self._check_service(service)
-        known = self._session.watches.known(service)
-        return known, self._timeout_s if wait_s is None else wait_s
+        snapshot = self._session.watches.snapshot_of(service)
+        return snapshot, self._timeout_s if wait_s is None else wait_s
 
     @property
     def _timeout_s(self) -> float:
@@ -313,7 +317,7 @@ class Registry(RegistryBase):
         snapshots = open_snapshot_file(opened.url, policy, timer=timer)
         self.policy = policy
         """The settings."""
-        self._session = Session(opened, policy, timer=timer, snapshots=snapshots)
+        self._session = RegistrySession(opened, policy, timer=timer, snapshots=snapshots)
 
     @property
     def registrations(self) -> tuple[Registration, ...]:
@@ -356,7 +360,7 @@ class Registry(RegistryBase):
         """
         record, wait_s = self._remove(what, wait)
         registration = Registration(self, record)
-        if wait_s is not None and not registration._reaches(State.GONE, wait_s):
+        if wait_s is not None and not registration._reaches(RegistrationState.GONE, wait_s):
             raise registration._not_withdrawn(wait_s)
 
     def subscribe(
@@ -390,17 +394,17 @@ class Registry(RegistryBase):
             RegistryRefused: The registry refuses to answer, and nothing is known.
             RegistryClosed: After `close()`.
         """
-        known, wait_s = self._known(service, wait)
-        if known is not None:
-            return known
+        watched, wait_s = self._watched_snapshot(service, wait)
+        if watched is not None:
+            return watched
         try:
-            found: Snapshot = self._answer(self._session.look_up(service), wait_s)
+            snapshot: Snapshot = self._answer(self._session.look_up(service), wait_s)
         except (RegistryUnavailable, RegistryRefused):
             last = self._session.lookups.last(service)
             if last is None:
                 raise
             return last
-        return found
+        return snapshot
 
     def services(self) -> list[str]:
         """Request the names of all services in the registry, in order.
@@ -478,7 +482,7 @@ def open_registry(
 
 
 def check_policy(policy: object) -> None:
-    """Raise `TypeError` if it is neither a `RegistryPolicy` nor None."""
+    """Raise `TypeError` if the policy is neither a `RegistryPolicy` nor None."""
     if policy is not None and not isinstance(policy, RegistryPolicy):
         raise TypeError(f"registry_policy must be a RegistryPolicy or None, not {policy!r}")
 
@@ -486,7 +490,7 @@ def check_policy(policy: object) -> None:
 def _open_backend(
     backend: object, policy: RegistryPolicy | None, timer: Timer | None
 ) -> tuple[RegistryBackend, RegistryPolicy]:
-    """The backend, and the policy it is to keep."""
+    """Return the backend, and the policy that it keeps."""
     if isinstance(backend, RegistryBackend):
         lease_s = backend.settings.lease_s
         if policy is None:
@@ -507,8 +511,8 @@ def _open_backend(
     return open_backend(url, Settings(lease_s, timeout_s, timer)), policy
 
 
-def checked_wait(wait: Duration | None, what: str = "wait") -> float | None:
-    """In seconds; None stays None.
+def checked_wait(wait: Duration | None, argument: str = "wait") -> float | None:
+    """Convert a wait to seconds; None stays None.
 
     Raises:
         TypeError: Neither seconds nor a timedelta nor None.
@@ -516,16 +520,16 @@ def checked_wait(wait: Duration | None, what: str = "wait") -> float | None:
     """
     if wait is None:
         return None
-    wait_ns = to_ns(wait, what=what)
+    wait_ns = to_ns(wait, what=argument)
     if wait_ns < 0:
-        raise ConfigurationError(f"{what} must be 0 or more seconds, or None; not {wait!r}")
+        raise ConfigurationError(f"{argument} must be 0 or more seconds, or None; not {wait!r}")
     return min(to_seconds(wait_ns), threading.TIMEOUT_MAX)
 
 
 def _with_cause(
     kind: type[RegistryError],
     done: str,
-    session: Session,
+    session: RegistrySession,
     record: RegistrationRecord,
     wait_s: float,
 ) -> RegistryError:
@@ -545,5 +549,5 @@ def _with_cause(
 
 
 def checked_close(timeout: Duration) -> float:
-    """How long `close` may take, in seconds."""
+    """Convert the timeout of `close` to seconds."""
     return min(to_seconds(positive_ns(timeout, what="timeout")), threading.TIMEOUT_MAX)

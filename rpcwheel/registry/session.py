@@ -38,7 +38,7 @@ from .backend import check_writable
 from .cache import ServiceCache
 from .one_shot_timer import OneShotTimer
 from .policy import RegistryRules
-from .reconciler import Reconciler, RegistrationRecord, State
+from .reconciler import Reconciler, RegistrationRecord, RegistrationState
 from .watches import ServiceWatch, WatchManager
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
     Lookup = tuple[str | None, Future[Any]]
     """A service (None: the names of all services), and its answer."""
-    Waiter = tuple[RegistrationRecord, State, Future[bool]]
+    Waiter = tuple[RegistrationRecord, RegistrationState, Future[bool]]
     """A caller that waits until a registration is in a state, and the future of the result."""
 
 BUG_RETRY_NS: Final = 1_000_000_000
@@ -116,13 +116,13 @@ class LookupQueue:
         """Ask the backend, and set the answer. Returns the error, if there was one."""
         service, answer = lookup
         try:
-            found = list(self._backend.services()) if service is None else self._look_up(service)
+            result = list(self._backend.services()) if service is None else self._look_up(service)
         except BaseException as error:  # noqa: BLE001 - for the caller
             if not isinstance(error, RegistryClosed):  # closed by its user: no failure
                 self._emit(RegistryFailed(self._registry, "lookup", error, None))
             answer.set_exception(error)
             return error
-        answer.set_result(found)
+        answer.set_result(result)
         return None
 
     def refuse(self, error: BaseException) -> None:
@@ -131,11 +131,11 @@ class LookupQueue:
             lookup[1].set_exception(error)
 
     def last(self, service: str) -> Snapshot | None:
-        """The last answer, of this run or an earlier one; None: none. May read a file."""
-        known = self._answers.get(service)
-        if known is not None:
-            age_s = to_seconds(max(0, self._now_ns() - known.at_ns))
-            return replace(known.snapshot, source="cache", age_s=age_s)
+        """Return the last answer, of this run or an earlier one; None: none. May read a file."""
+        answer = self._answers.get(service)
+        if answer is not None:
+            age_s = to_seconds(max(0, self._now_ns() - answer.at_ns))
+            return replace(answer.snapshot, source="cache", age_s=age_s)
         return None if self._snapshots is None else self._snapshots.load(service)
 
     def remember(self, snapshot: Snapshot) -> None:
@@ -150,19 +150,19 @@ class LookupQueue:
         return ServiceCache(self._registry, service, self._rules, now_ns)
 
     def _look_up(self, service: str) -> Snapshot:
-        known = self._answers.get(service)
+        answer = self._answers.get(service)
         try:
             view = self._backend.lookup(service)
         except BaseException as error:
-            if known is not None:
-                self._report(known.cache.contact_lost(str(error), self._now_ns()))
+            if answer is not None:
+                self._report(answer.cache.contact_lost(str(error), self._now_ns()))
             raise
         now_ns = self._now_ns()
-        is_old = known is not None and now_ns - known.at_ns > self._rules.stale_timeout_ns
-        if known is None or (view.records and is_old):  # nothing is kept of an answer that is old
+        is_old = answer is not None and now_ns - answer.at_ns > self._rules.stale_timeout_ns
+        if answer is None or (view.records and is_old):  # nothing is kept of an answer that is old
             cache = self._unreadable.pop(service, None) or self._new_cache(service, now_ns)
         else:
-            cache = known.cache
+            cache = answer.cache
         self._report(cache.update(view.records, now_ns))
         if cache.shown is None:
             self._unreadable[service] = cache
@@ -171,12 +171,11 @@ class LookupQueue:
                 "RecordSkipped have the reasons"
             )
         shown = cache.shown.at(now_ns)
-        before = Snapshot(service) if known is None else known.snapshot
+        before = Snapshot(service) if answer is None else answer.snapshot
         changed = (shown.instances, shown.stale) != (before.instances, before.stale)
         snapshot = replace(shown, revision=before.revision + changed)
-        if (
-            known is not None or shown.instances
-        ):  # otherwise every name ever asked for would be kept
+        # Otherwise every name ever asked for would be kept.
+        if answer is not None or shown.instances:
             self._answers[service] = _Answer(cache, snapshot, now_ns)
             if self._snapshots is not None:
                 self._snapshots.keep(service, snapshot.instances)
@@ -184,7 +183,7 @@ class LookupQueue:
 
     def _report(self, events: Iterable[object]) -> None:
         """Emit all events but `InstancesChanged`, which is for subscribed services."""
-        self._emit(*(one for one in events if not isinstance(one, InstancesChanged)))
+        self._emit(*(event for event in events if not isinstance(event, InstancesChanged)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +209,7 @@ class SubscriptionStatus:
     source: str
     """`"live"`, `"stale"`, `"cache"`, or "" if nothing is known yet."""
     stale_s: float
-    """For how long the registry has not confirmed the instances."""
+    """The time for which the registry has not confirmed the instances."""
     problem: str
 
 
@@ -219,17 +218,17 @@ class RegistryStatus:
     """A registry."""
 
     url: str
-    """Without the password."""
+    """The URL without the password."""
     up: bool
     lease_ttl_s: float
     error: str
-    """Of the last request, if it failed."""
+    """The error of the last request, if it failed."""
     registrations: tuple[RegistrationStatus, ...]
     subscriptions: tuple[SubscriptionStatus, ...]
     problem: str
 
 
-class Session:
+class RegistrySession:
     """One backend, and all that is registered and watched there. Thread-safe."""
 
     def __init__(
@@ -299,7 +298,7 @@ class Session:
             self._backend.refresh(service)
 
     def records(self) -> tuple[RegistrationRecord, ...]:
-        """The registrations, including those that are not withdrawn yet."""
+        """Return the registrations, including those that are not withdrawn yet."""
         with self._lock:
             return self._reconciler.records()
 
@@ -344,17 +343,17 @@ class Session:
             self._reconciler.set_desired(record.instance.replace(**changes), now_ns)
 
     def remove(
-        self, what: ServiceInstance | RegistrationRecord, *, flush_now: bool
+        self, target: ServiceInstance | RegistrationRecord, *, flush_now: bool
     ) -> RegistrationRecord:
         """Withdraw an instance; `flush_now` as in `set_desired`."""
         self.check_writable()
         with self._changing(flush_now=flush_now) as now_ns:
-            if isinstance(what, RegistrationRecord) and not what.wanted:
-                return what
+            if isinstance(target, RegistrationRecord) and not target.wanted:
+                return target
             self.check_open()
-            return self._reconciler.remove(what, now_ns)
+            return self._reconciler.remove(target, now_ns)
 
-    def when(self, record: RegistrationRecord, state: State) -> Future[bool]:
+    def when(self, record: RegistrationRecord, state: RegistrationState) -> Future[bool]:
         """Return a future: True when `record` is in `state`, False if that can't happen any more.
 
         A caller that stops waiting cancels the future. Callbacks run on a worker, or at once.
@@ -457,7 +456,7 @@ class Session:
         settled: list[tuple[Future[bool], bool]] = []
         for waiter in self._waiters:
             record, state, future = waiter
-            final_state = State.PUBLISHED if record.wanted else State.GONE
+            final_state = RegistrationState.PUBLISHED if record.wanted else RegistrationState.GONE
             if record.state is state:
                 settled.append((future, True))
             elif state is not final_state or self._finished:
@@ -549,7 +548,7 @@ class Session:
     # On the backend's threads
 
     def _backend_answered(self) -> None:
-        """A watch got a view from the registry."""
+        """Note that a watch got a view from the registry."""
         if self.health.up:
             return
         with self._lock:
@@ -557,7 +556,7 @@ class Session:
         self.emit(*events)
 
     def _contact_lost(self, reason: str) -> None:
-        """A watch has lost contact, or the registry its data."""
+        """Note that a watch has lost contact, or the registry its data."""
         with self._lock:
             if self.closed or self.health.since_ns is not None:
                 return
@@ -581,7 +580,7 @@ def _with_conflicts(
     Reads each service of which something is missing; it may block.
     """
     missing = [record for record in records if lost.get(record.instance.key) == "missing"]
-    found: dict[tuple[str, str], Lost] = {}
+    conflicts: dict[tuple[str, str], Lost] = {}
     for service in {record.instance.service for record in missing}:
         try:
             records_by_id = backend.lookup(service).records
@@ -592,10 +591,10 @@ def _with_conflicts(
             if record.instance.service != service or other is None:
                 continue
             if other.epoch == record.instance.epoch:
-                found[record.instance.key] = "changed"
+                conflicts[record.instance.key] = "changed"
             elif not record.may_be(other):
-                found[record.instance.key] = "taken"
-    return {**lost, **found}
+                conflicts[record.instance.key] = "taken"
+    return {**lost, **conflicts}
 
 
 def _decode(data: bytes | None) -> ServiceInstance | None:

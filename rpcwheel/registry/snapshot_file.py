@@ -234,14 +234,14 @@ class SnapshotFile:
             with self._lock:
                 self._writing = False
                 self._pause_s = min(PAUSE_FACTOR * took_s, LONGEST_PAUSE_S)
-                if any(one.agrees is not None for one in self._kept.values()):
+                if any(entry.agrees is not None for entry in self._kept.values()):
                     self._arm(self._refresh_s)
 
     def _agreeing(self) -> set[str]:
-        """Services for which the file is to say again that nothing has changed."""
+        """Return the services for which the file is to say again that nothing has changed."""
         with self._lock:
             kept = dict(self._kept)
-        agree = {name: one.agrees() for name, one in kept.items() if one.agrees is not None}
+        agree = {name: entry.agrees() for name, entry in kept.items() if entry.agrees is not None}
         over = {name for name, answer in agree.items() if answer is None}
         with self._lock:
             for name in over:
@@ -253,7 +253,7 @@ class SnapshotFile:
             entries = {}
         now_s = time.time()
         since_s = now_s - 0.9 * self._refresh_s  # another process may have written it
-        fresh = {name for name, one in entries.items() if since_s < one.written_s <= now_s}
+        fresh = {name for name, entry in entries.items() if since_s < entry.written_s <= now_s}
         return {name for name, answer in agree.items() if answer and name not in fresh}
 
     def _write_services(self, kept: dict[str, _Kept]) -> None:
@@ -287,25 +287,27 @@ class SnapshotFile:
             self._failed("read", error)
             entries = {}
         now_s = time.time()
-        entries = {name: one for name, one in entries.items() if one.written_s > now_s - FORGET_S}
+        entries = {
+            name: entry for name, entry in entries.items() if entry.written_s > now_s - FORGET_S
+        }
         for service, (written_s, instances, _) in kept.items():
-            known = entries.get(service)
-            if known is None or not written_s < known.written_s <= now_s:
+            previous = entries.get(service)
+            if previous is None or not written_s < previous.written_s <= now_s:
                 entries[service] = _Entry(written_s, self._text_of(service, instances))
-        return {name: one for name, one in entries.items() if one.text != "[]"}
+        return {name: entry for name, entry in entries.items() if entry.text != "[]"}
 
     def _text_of(self, service: str, instances: tuple[ServiceInstance, ...]) -> str:
         """Return instances in JSON; each object is encoded once."""
         before, now = self._encoded.get(service, {}), {}
-        for one in instances:
-            now[id(one)] = before.get(id(one)) or (one, one.encoded().decode())
+        for instance in instances:
+            now[id(instance)] = before.get(id(instance)) or (instance, instance.encoded().decode())
         self._encoded[service] = now
         return f"[{', '.join(text for _, text in now.values())}]"
 
     def _text(self, entries: dict[str, _Entry]) -> str:
         services = ", ".join(
-            f'{json.dumps(name)}: {{"written": {one.written_s!r}, "instances": {one.text}}}'
-            for name, one in entries.items()
+            f'{json.dumps(name)}: {{"written": {entry.written_s!r}, "instances": {entry.text}}}'
+            for name, entry in entries.items()
         )
         registry = json.dumps(self._registry)
         return f'{{"v": {VERSION}, "registry": {registry}, "services": {{{services}}}}}'
@@ -356,7 +358,7 @@ class SnapshotFile:
 
     def _instances(self, service: str, entry: _Entry) -> tuple[ServiceInstance, ...]:
         """Return the instances in the order of their ids. Reports each unreadable record once."""
-        found: dict[str, ServiceInstance] = {}
+        instances: dict[str, ServiceInstance] = {}
         reported = self._skipped.get(service, frozenset())
         skipped: set[int] = set()
         for record in json.loads(entry.text):
@@ -371,13 +373,13 @@ class SnapshotFile:
                     emit(RecordSkipped(self._registry, service, str(key or "?"), error))
                 skipped.add(content)
             else:
-                found[instance.id] = instance
+                instances[instance.id] = instance
         self._skipped[service] = frozenset(skipped)
-        return tuple(found[key] for key in sorted(found))
+        return tuple(instances[key] for key in sorted(instances))
 
-    def _failed(self, what: str, error: Exception) -> None:
-        if what not in self._reported:
-            self._reported.add(what)
+    def _failed(self, operation: str, error: Exception) -> None:
+        if operation not in self._reported:
+            self._reported.add(operation)
             emit(SnapshotFailed(self._registry, str(self.path), error))
 
 
@@ -405,13 +407,13 @@ def open_snapshot_file(
 
 
 def _cache_directory() -> Path:
-    """That of the XDG Base Directory Specification, which ignores relative paths."""
-    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (given if given.is_absolute() else Path.home() / ".cache") / "rpcwheel"
+    """Return the XDG Base Directory for caches; the specification ignores relative paths."""
+    configured = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (configured if configured.is_absolute() else Path.home() / ".cache") / "rpcwheel"
 
 
 def _file_name(url: RegistryUrl) -> str:
-    """One for each registry, user and namespace; without ":", for Windows (Dubbo #5158)."""
+    """Name the file of a registry, user and namespace; without ":", for Windows (Dubbo #5158)."""
     hosts = sorted(f"{host}:{port}" for host, port in url.hosts)
     options = sorted(url.options.items())
     whole = json.dumps([url.scheme, hosts, url.path, url.user, url.namespace, options])
@@ -421,14 +423,14 @@ def _file_name(url: RegistryUrl) -> str:
 
 def _parse(data: bytes) -> dict[str, _Entry]:
     try:
-        found = json.loads(data)
-        services = found.get("services") if isinstance(found, dict) else None
+        content = json.loads(data)
+        services = content.get("services") if isinstance(content, dict) else None
         if not isinstance(services, dict):
             raise ValueError("it is not a snapshot file")  # noqa: TRY004 - a file, no argument
         return {
-            name: _Entry(float(one["written"]), json.dumps(one["instances"]))
-            for name, one in services.items()
-            if _is_entry(one)
+            name: _Entry(float(entry["written"]), json.dumps(entry["instances"]))
+            for name, entry in services.items()
+            if _is_entry(entry)
         }
     except RecursionError as error:
         raise ValueError(str(error)) from None
@@ -444,7 +446,7 @@ def _is_entry(entry: object) -> bool:
 
 
 def _look_of(status: os.stat_result) -> tuple[int, int, int]:
-    """Values of `os.stat` by which a changed file is recognized."""
+    """Return the values of `os.stat` by which a changed file is recognized."""
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 

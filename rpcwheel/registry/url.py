@@ -100,11 +100,11 @@ class RegistryUrl:
         Raises:
             ConfigurationError: An option is unknown. The message names the nearest, or all.
         """
-        known = (*COMMON_OPTIONS, *own)
+        allowed = (*COMMON_OPTIONS, *own)
         for name in self.options:
-            if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                meant = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+            if name not in allowed:
+                near = difflib.get_close_matches(name, allowed, n=1)
+                meant = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(allowed)}"
                 raise ConfigurationError(f"{self}: there is no option {name!r}; {meant}")
 
     def flag(self, name: str, *, default: bool = False) -> bool:
@@ -113,12 +113,12 @@ class RegistryUrl:
         Raises:
             ConfigurationError: The value is neither.
         """
-        given = self.options.get(name)
-        if given is None:
+        text = self.options.get(name)
+        if text is None:
             return default
-        if given and given.lower() not in _YES_NO:
-            raise ConfigurationError(f"{self}: {name} must be true or false, not {given!r}")
-        return _YES_NO.get(given.lower(), True)
+        if text and text.lower() not in _YES_NO:
+            raise ConfigurationError(f"{self}: {name} must be true or false, not {text!r}")
+        return _YES_NO.get(text.lower(), True)
 
     def seconds(self, name: str, *, default: float) -> float:
         """Read an option that is a number of seconds.
@@ -126,14 +126,14 @@ class RegistryUrl:
         Raises:
             ConfigurationError: It is not a finite number above zero.
         """
-        given = self.options.get(name)
+        text = self.options.get(name)
         try:
-            value = default if given is None else float(given)
+            value = default if text is None else float(text)
         except ValueError:
             value = 0.0
         if not 0 < value < float("inf"):
             raise ConfigurationError(
-                f"{self}: {name} must be a finite number of seconds above zero, not {given!r}"
+                f"{self}: {name} must be a finite number of seconds above zero, not {text!r}"
             )
         return value
 
@@ -201,9 +201,13 @@ def _parse(scheme: str, rest: str) -> RegistryUrl:
 
 
 def _nearest_scheme(scheme: str) -> str:
-    """The known scheme that an unknown one resembles; "" if it is known, or resembles none."""
-    known = {*FILE_SCHEMES, *SERVICE_SCHEMES, *(one.name for one in entry_points(group=GROUP))}
-    near = [] if scheme in known else difflib.get_close_matches(scheme, sorted(known), n=1)
+    """Return the known scheme nearest to an unknown one; "" if it is known, or resembles none."""
+    schemes = {
+        *FILE_SCHEMES,
+        *SERVICE_SCHEMES,
+        *(entry.name for entry in entry_points(group=GROUP)),
+    }
+    near = [] if scheme in schemes else difflib.get_close_matches(scheme, sorted(schemes), n=1)
     return near[0] if near else ""
 
 
@@ -211,15 +215,15 @@ def _path_is_own(scheme: str) -> bool:
     """Whether the backend of another package claims the path. Loads its class."""
     if scheme in SERVICE_SCHEMES:
         return False
-    for one in entry_points(group=GROUP):
-        if one.name == scheme:
+    for entry in entry_points(group=GROUP):
+        if entry.name == scheme:
             with suppress(Exception):  # `open_backend` reports the error
-                return bool(getattr(one.load(), "path_is_own", False))
+                return bool(getattr(entry.load(), "path_is_own", False))
     return False
 
 
 def _service(scheme: str, path: str) -> str:
-    """The service that the path names."""
+    """Return the service that the path names."""
     if scheme in REDIS_SCHEMES and path.isdecimal():
         raise ConfigurationError(
             f"the path is the name of the service; the number of the database is ?db={path}"
@@ -242,18 +246,18 @@ def _host_as_service(hosts: Hosts, path: str) -> str:
 
 
 def _options(query: str) -> dict[str, str]:
-    given = parse_qsl(query, keep_blank_values=True)
-    options = dict(given)
-    if len(options) < len(given):
-        twice = sorted({name for name, _ in given if [one for one, _ in given].count(name) > 1})
+    pairs = parse_qsl(query, keep_blank_values=True)
+    options = dict(pairs)
+    if len(options) < len(pairs):
+        twice = sorted({name for name, _ in pairs if [key for key, _ in pairs].count(name) > 1})
         raise ConfigurationError(f"{', '.join(twice)}: given twice")
     return options
 
 
-def _a_name(what: str, value: str) -> str:
+def _a_name(label: str, value: str) -> str:
     if not _NAME.fullmatch(value):
         raise ConfigurationError(
-            f"{what} must be a name of letters, digits, '.', '_' and '-', not {value!r}"
+            f"{label} must be a name of letters, digits, '.', '_' and '-', not {value!r}"
         )
     return value
 
@@ -286,22 +290,22 @@ def _authority(authority: str, after: str) -> tuple[str, str, Hosts]:
         raise ConfigurationError(
             "before '@' stands user:password; a '@' or ':' in them is written %40 or %3A"
         )
-    found = tuple(_host(one) for one in hosts.split(",")) if hosts else ()
-    return unquote(user), unquote(password), found
+    addresses = tuple(_host(host) for host in hosts.split(",")) if hosts else ()
+    return unquote(user), unquote(password), addresses
 
 
-def _host(given: str) -> tuple[str, int | None]:
-    host, colon, port = given.rpartition(":")
-    if not colon or given.endswith("]"):
-        host, colon, port = given, "", ""
+def _host(text: str) -> tuple[str, int | None]:
+    host, colon, port = text.rpartition(":")
+    if not colon or text.endswith("]"):
+        host, colon, port = text, "", ""
     checked = None
     if ":" not in host or host.startswith("["):
         with suppress(ConfigurationError):
             checked = checked_host(host)
     if checked is None:
         raise ConfigurationError(
-            f"{given!r} is no host and port, such as 10.0.0.1:2379, shop.example:2379 or [::1]:2379"
+            f"{text!r} is no host and port, such as 10.0.0.1:2379, shop.example:2379 or [::1]:2379"
         )
     if colon and not (port.isascii() and port.isdigit() and 0 < int(port) <= LARGEST_PORT):
-        raise ConfigurationError(f"{given!r}: a port is a number from 1 to {LARGEST_PORT}")
+        raise ConfigurationError(f"{text!r}: a port is a number from 1 to {LARGEST_PORT}")
     return checked, int(port) if colon else None

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from .snapshot_file import SnapshotFile
 
 LISTENER_QUEUES: Final = 16
-"""For the listeners of a service."""
+"""The largest number of executors that call the listeners of a service."""
 
 MAX_PENDING: Final = 64
 """Views and losses of contact that wait, which alternate. If there are more, some in the middle are
@@ -60,7 +60,7 @@ class Listener:
     """A user's function that is called with snapshots until this is closed."""
 
     def __init__(self, watch: ServiceWatch, function: Callable[[Snapshot], object]) -> None:
-        """For `ServiceWatch.add_listener`."""
+        """Create a listener, which `ServiceWatch.add_listener` adds to its watch."""
         self._watch = watch
         self._function = function
         self._pending = False
@@ -126,7 +126,7 @@ class ServiceWatch:
         on_view: Callable[[], object],
         on_contact_lost: Callable[[str], object],
     ) -> None:
-        """Begin; nothing is known yet, except perhaps by the file.
+        """Start without instances; nothing is known yet, except perhaps by the file.
 
         Args:
             service: Its name.
@@ -245,10 +245,10 @@ class ServiceWatch:
 
         def load() -> None:
             try:
-                found = snapshots.load(self.service)
-                if found is not None:
-                    age_ns = to_ns(found.age_s)
-                    remember = partial(self._cache.remember, found.instances, age_ns)
+                snapshot = snapshots.load(self.service)
+                if snapshot is not None:
+                    age_ns = to_ns(snapshot.age_s)
+                    remember = partial(self._cache.remember, snapshot.instances, age_ns)
                     self._updates.submit(partial(self._apply, remember), first=True)
             finally:
                 done.set()
@@ -275,7 +275,7 @@ class ServiceWatch:
     @staticmethod
     def _drop_some(pending: list[_Pending | str]) -> None:
         """Drop the second view and the second reason; the next view has the view's last records."""
-        (dropped,) = (one for one in pending[1:3] if isinstance(one, _Pending))
+        (dropped,) = (update for update in pending[1:3] if isinstance(update, _Pending))
         del pending[1:3]
         place = 1 if isinstance(pending[1], _Pending) else 2
         following = pending[place]
@@ -285,13 +285,13 @@ class ServiceWatch:
     def _apply_pending(self) -> None:
         with self._changed:
             pending, self._pending = self._pending, []
-        for one in pending:
-            if isinstance(one, str):
-                self._apply(partial(self._cache.contact_lost, one))
+        for news in pending:
+            if isinstance(news, str):
+                self._apply(partial(self._cache.contact_lost, news))
             else:
                 update = partial(
-                    self._cache.update, one.records,
-                    changed=one.changed, last_records=one.last_records,
+                    self._cache.update, news.records,
+                    changed=news.changed, last_records=news.last_records,
                 )  # fmt: skip
                 self._apply(update)
 
@@ -401,20 +401,20 @@ class WatchManager:
                 return
             self._watches.pop(watch.service, None)
             self._end_later(watch)
-            known = watch.snapshot
+            snapshot = watch.snapshot
             watch.close()  # before another watch of the service writes to the snapshot file
-        if known is not None:
-            self._on_unused(known)
+        if snapshot is not None:
+            self._on_unused(snapshot)
         self._jobs.start()
 
-    def known(self, service: str) -> Snapshot | None:
-        """The snapshot of a watched service."""
+    def snapshot_of(self, service: str) -> Snapshot | None:
+        """Return the snapshot of a service; None if it is not watched, or there is none yet."""
         with self._lock:
             watch = self._watches.get(service)
         return None if watch is None else watch.snapshot
 
     def watches(self) -> list[ServiceWatch]:
-        """The watches of all services that are subscribed to."""
+        """Return the watches of all services that are subscribed to."""
         with self._lock:
             return list(self._watches.values())
 
@@ -443,7 +443,7 @@ class WatchManager:
                 if watch.due_ns <= now_ns:
                     watch.due_ns = NEVER
                     self._jobs.add(partial(self._begin, watch))
-            self._timer.wake(min((one.due_ns for one in self._watches.values()), default=NEVER))
+            self._timer.wake(min((watch.due_ns for watch in self._watches.values()), default=NEVER))
         self._jobs.start()
 
     # On a worker, one after the other

@@ -98,13 +98,13 @@ def check_scheme(url: RegistryUrl) -> None:
 
 
 def _entry_point(url: RegistryUrl) -> EntryPoint:
-    found: dict[str, EntryPoint] = {one.name: one for one in entry_points(group=GROUP)}
-    if url.scheme not in found:
-        known = sorted({*OURS, *found})
-        near = difflib.get_close_matches(url.scheme, known, n=1)
+    entries: dict[str, EntryPoint] = {entry.name: entry for entry in entry_points(group=GROUP)}
+    if url.scheme not in entries:
+        schemes = sorted({*OURS, *entries})
+        near = difflib.get_close_matches(url.scheme, schemes, n=1)
         meant = f"did you mean {near[0]}://? " if near else ""
         raise ConfigurationError(
             f"{url}: no registry has the scheme {url.scheme!r}; {meant}there are "
-            f"{', '.join(f'{name}://' for name in known)}"
+            f"{', '.join(f'{name}://' for name in schemes)}"
         )
-    return found[url.scheme]
+    return entries[url.scheme]

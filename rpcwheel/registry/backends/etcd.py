@@ -56,7 +56,7 @@ class _Put(NamedTuple):
     lease: int
     epoch: str
     revision: int = 0
-    """Of the record since it was put or checked; 0: not known."""
+    """The revision of the record when it was put or checked; 0: not known."""
 
 
 class EtcdBackend(RegistryBackend):
@@ -127,8 +127,8 @@ class EtcdBackend(RegistryBackend):
         """Read the keys of the namespace without their values."""
         request = self._range(self._root)
         request.keys_only = True
-        found = self._client.call("KV/Range", request).kvs
-        names = (each.key.removeprefix(self._root).partition(b"/") for each in found)
+        pairs = self._client.call("KV/Range", request).kvs
+        names = (each.key.removeprefix(self._root).partition(b"/") for each in pairs)
         return sorted({name.decode(errors="backslashreplace") for name, slash, _ in names if slash})
 
     def watch(self, service: str, watcher: Watcher) -> Watch:
@@ -173,11 +173,11 @@ class EtcdBackend(RegistryBackend):
         prefixes = list(prefixes)
         ranges = [self._messages.RequestOp(range=self._range(prefix)) for prefix in prefixes]
         response = self._client.call("KV/Txn", self._messages.TxnRequest(success=ranges))
-        found: list[Mapping[str, bytes]] = [
+        records: list[Mapping[str, bytes]] = [
             {id_of(kv.key, prefix): kv.value for kv in each.range.kvs}
             for prefix, each in zip(prefixes, response.responses, strict=True)
         ]
-        return int(response.header.revision), found
+        return int(response.header.revision), records
 
     def _transact(self, *, once: bool = False, **parts: Iterable[object]) -> Any:
         response = self._client.call("KV/Txn", self._messages.TxnRequest(**parts), once=once)
@@ -192,14 +192,17 @@ class EtcdBackend(RegistryBackend):
             self._put_with(self._current_lease(), batch)
 
     def _put_with(self, lease: int, batch: Sequence[_Encoded]) -> None:
-        made = self._messages
+        messages = self._messages
         for each, _ in batch:  # before the call: its response can be lost
             self._puts[each.key] = _Put(lease, each.epoch)
         puts = (
-            made.PutRequest(key=self._key(each), value=data, lease=lease) for each, data in batch
+            messages.PutRequest(key=self._key(each), value=data, lease=lease)
+            for each, data in batch
         )
         try:
-            response = self._transact(once=True, success=[made.RequestOp(put=put) for put in puts])
+            response = self._transact(
+                once=True, success=[messages.RequestOp(put=put) for put in puts]
+            )
         except RegistryUnavailable:
             with self._lock:
                 self._abandoned.add(lease)
@@ -262,16 +265,18 @@ class EtcdBackend(RegistryBackend):
 
         Reads nothing if nobody has written them since they were put.
         """
-        made = self._messages
+        messages = self._messages
         leases: dict[tuple[str, str], int] = {}
         for batch in _batches(instances):
             puts = [self._puts.get(each.key) or _Put(0, "") for each, _ in batch]
             keys = [self._key(each) for each, _ in batch]
             same = [
-                made.Compare(result=EQUAL, target=MOD_REVISION, key=key, mod_revision=put.revision)
+                messages.Compare(
+                    result=EQUAL, target=MOD_REVISION, key=key, mod_revision=put.revision
+                )
                 for key, put in zip(keys, puts, strict=True)
             ]
-            reads = [made.RequestOp(range=made.RangeRequest(key=key)) for key in keys]
+            reads = [messages.RequestOp(range=messages.RangeRequest(key=key)) for key in keys]
             response = self._transact(compare=same, failure=reads)
             if response.succeeded:
                 leases.update(
@@ -286,31 +291,33 @@ class EtcdBackend(RegistryBackend):
 
     def _delete(self, instances: Iterable[ServiceInstance]) -> None:
         """Read the epochs, and delete what has not changed since; else read again."""
-        made = self._messages
+        messages = self._messages
         for batch in _batches(instances):
             left = [each for each, _ in batch]
             while left:
-                requests = (made.RangeRequest(key=self._key(each)) for each in left)
-                response = self._transact(success=[made.RequestOp(range=one) for one in requests])
-                found = {
+                requests = (messages.RangeRequest(key=self._key(each)) for each in left)
+                response = self._transact(
+                    success=[messages.RequestOp(range=request) for request in requests]
+                )
+                revisions = {
                     kv.key: kv.mod_revision
                     for each, read in zip(left, response.responses, strict=True)
                     for kv in read.range.kvs
                     if record_epoch(kv.value) == each.epoch
                 }
-                left = [each for each in left if self._key(each) in found]
-                if not left or self._delete_unchanged(found):
+                left = [each for each in left if self._key(each) in revisions]
+                if not left or self._delete_unchanged(revisions):
                     break
 
-    def _delete_unchanged(self, found: Mapping[bytes, int]) -> bool:
+    def _delete_unchanged(self, revisions: Mapping[bytes, int]) -> bool:
         """Delete these keys if all still have these revisions; whether they had."""
-        made = self._messages
+        messages = self._messages
         same = [
-            made.Compare(result=EQUAL, target=MOD_REVISION, key=key, mod_revision=revision)
-            for key, revision in found.items()
+            messages.Compare(result=EQUAL, target=MOD_REVISION, key=key, mod_revision=revision)
+            for key, revision in revisions.items()
         ]
-        requests = (made.DeleteRangeRequest(key=key) for key in found)
-        deletes = [made.RequestOp(delete_range=request) for request in requests]
+        requests = (messages.DeleteRangeRequest(key=key) for key in revisions)
+        deletes = [messages.RequestOp(delete_range=request) for request in requests]
         return bool(self._transact(compare=same, success=deletes).succeeded)
 
 

@@ -80,7 +80,7 @@ TLS_FAILURES: Final = (
     "TSI_DATA_CORRUPTED",  # after it, by TLS 1.3: the server does not accept our certificate
     "Hostname Verification Check failed",
 )
-"""In gRPC's error text for a connection that could not be made (grpcio 1.85)."""
+"""Parts of gRPC's error text for a connection that could not be made (grpcio 1.85)."""
 
 REQUIRE_LEADER: Final = (("hasleader", "true"),)
 """Makes a member end a watch stream when it loses the leader, instead of staying silent (the
@@ -102,7 +102,7 @@ CHANNEL_OPTIONS: Final[tuple[tuple[str, str | int], ...]] = (
 
 
 @dataclass(eq=False)
-class _Connection:
+class _EtcdConnection:
     """A channel to one member."""
 
     channel: grpc.Channel
@@ -132,8 +132,8 @@ class EtcdClient:
         self._tls = Tls.from_url(url, default=url.scheme == "etcds")
         self._targets = [grpc_target(host, port or PORT) for host, port in url.hosts]
         self._next_target = JITTER.randrange(len(self._targets))  # spreads clients over members
-        self._connection: _Connection | None = None  # changed under _LOCK
-        self._connections: weakref.WeakSet[_Connection] = weakref.WeakSet()  # under _LOCK
+        self._connection: _EtcdConnection | None = None  # changed under _LOCK
+        self._connections: weakref.WeakSet[_EtcdConnection] = weakref.WeakSet()  # under _LOCK
         self._closed = False
         self._token = ""
         self._login_lock = threading.Lock()  # so that concurrent calls share one login
@@ -225,7 +225,7 @@ class EtcdClient:
         """Whether the stream's token is invalid by now; reads `key` to find out."""
         return self._valid_token(key) != stream.token
 
-    def error_of(self, error: grpc.RpcError, connection: _Connection) -> RegistryError:
+    def error_of(self, error: grpc.RpcError, connection: _EtcdConnection) -> RegistryError:
         """Return the registry error for a call's error.
 
         Drops the connection, unless etcd refused the request or the client canceled the call.
@@ -246,7 +246,7 @@ class EtcdClient:
             return _TlsRefused(f"{self.where}: {TLS_ADVICE} ({details})")
         return RegistryUnavailable(f"{self.where}: {details or code.name}")
 
-    def drop(self, connection: _Connection) -> None:
+    def drop(self, connection: _EtcdConnection) -> None:
         """Make the next request connect to the next member. Calls on this connection finish."""
         with _LOCK:
             if connection is self._connection:
@@ -280,7 +280,7 @@ class EtcdClient:
             )
         return RegistryClosed(f"{self.where}: it was closed; open another one")
 
-    def _connect(self) -> _Connection:
+    def _connect(self) -> _EtcdConnection:
         """Return the current connection, or a new one, which connects at the first call."""
         connection = self._connection
         if self._closed or self.forked:
@@ -304,11 +304,11 @@ class EtcdClient:
                     if credentials
                     else grpc.insecure_channel(target, options)
                 )
-                self._connection = _Connection(channel)
+                self._connection = _EtcdConnection(channel)
                 self._connections.add(self._connection)
             return self._connection
 
-    def _login(self, connection: _Connection, timeout_s: float) -> str:
+    def _login(self, connection: _EtcdConnection, timeout_s: float) -> str:
         """Return the token to send; "" if none is needed."""
         if not self._url.user:
             return ""
@@ -335,7 +335,7 @@ class EtcdClient:
         return self._login(self._connect(), self._timeout_s)
 
     def _call(
-        self, connection: _Connection, method: str, request: Any, token: str, timeout_s: float
+        self, connection: _EtcdConnection, method: str, request: Any, token: str, timeout_s: float
     ) -> Any:
         # LeaseKeepAlive is a bidirectional stream in etcd's API. With one request and one response
         # a stream looks like a unary call on the wire, and here it needs no thread.
@@ -370,7 +370,9 @@ class _InvalidToken(RegistryRefused):
 class WatchStream:
     """Iterates over the responses of a watch stream; raises RegistryError at its end."""
 
-    def __init__(self, call: Any, client: EtcdClient, connection: _Connection, token: str) -> None:
+    def __init__(
+        self, call: Any, client: EtcdClient, connection: _EtcdConnection, token: str
+    ) -> None:
         self.token = token
         self._call = call
         self._client = client
@@ -407,7 +409,7 @@ so that no channel is being made then and the child gets it in a known state."""
 _CLIENTS: Final[weakref.WeakSet[EtcdClient]] = weakref.WeakSet()
 
 _PARENTS_CHANNELS: Final[list[grpc.Channel]] = []
-"""In a forked child; see `EtcdClient.keep_channels`."""
+"""The parent's channels in a forked child; see `EtcdClient.keep_channels`."""
 
 
 FORK_SUPPORT: Final = "GRPC_ENABLE_FORK_SUPPORT"
@@ -476,10 +478,10 @@ def _advice(code: grpc.StatusCode, details: str) -> str:
 
 
 EQUAL: Final = 0
-"""For `Compare.result`: etcd's enum `CompareResult`."""
+"""A value of `Compare.result`, of etcd's enum `CompareResult`."""
 
 MOD_REVISION: Final = 2
-"""For `Compare.target`: etcd's enum `CompareTarget`."""
+"""A value of `Compare.target`, of etcd's enum `CompareTarget`."""
 
 SCHEMA: Final = """
 ResponseHeader         cluster_id:1:u member_id:2:u revision:3:i raft_term:4:u
@@ -544,15 +546,15 @@ def messages() -> SimpleNamespace:
     )
     for line in SCHEMA.strip().splitlines():
         name, *fields = line.split()
-        made = file.message_type.add(name=name)
+        message_type = file.message_type.add(name=name)
         for field in fields:
-            made.field.append(_field(descriptor_pb2, *field.split(":")))
+            message_type.field.append(_field(descriptor_pb2, *field.split(":")))
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(file.SerializeToString())
     names = [message.name for message in file.message_type]
-    found = {name: pool.FindMessageTypeByName(f"{PACKAGE}.{name}") for name in names}
+    descriptors = {name: pool.FindMessageTypeByName(f"{PACKAGE}.{name}") for name in names}
     return SimpleNamespace(
-        **{name: message_factory.GetMessageClass(each) for name, each in found.items()}
+        **{name: message_factory.GetMessageClass(each) for name, each in descriptors.items()}
     )
 
 

@@ -132,7 +132,7 @@ class EtcdWatches:
 
     def _perform(self, actions: list[core.Action]) -> list[core.Action]:
         """Perform the actions that do not block; returns the others, for the watch thread."""
-        made = self._messages
+        messages = self._messages
         others: list[core.Action] = []
         for action in actions:
             match action:
@@ -140,15 +140,17 @@ class EtcdWatches:
                     self._must_open = True
                     self._changed.notify_all()
                 case core.CreateWatch(number, prefix):
-                    create = made.WatchCreateRequest(
+                    create = messages.WatchCreateRequest(
                         key=prefix, range_end=range_end(prefix), watch_id=number
                     )
-                    self._requests.put(made.WatchRequest(create=create))
+                    self._requests.put(messages.WatchRequest(create=create))
                 case core.CancelWatch(number):
-                    cancel = made.WatchCancelRequest(watch_id=number)
-                    self._requests.put(made.WatchRequest(cancel=cancel))
+                    cancel = messages.WatchCancelRequest(watch_id=number)
+                    self._requests.put(messages.WatchRequest(cancel=cancel))
                 case core.SendProbe():
-                    self._requests.put(made.WatchRequest(progress=made.WatchProgressRequest()))
+                    self._requests.put(
+                        messages.WatchRequest(progress=messages.WatchProgressRequest())
+                    )
                 case core.EndStream(unresponsive):
                     self._end_stream(unresponsive=unresponsive)
                 case core.Read() | core.NotifyView() | core.NotifyContactLost():
@@ -227,15 +229,15 @@ class EtcdWatches:
     def _response(self, message: Any) -> core.WatchResponse:
         """Convert etcd's message; changes of an unknown watch are left out."""
         number = message.watch_id if message.watch_id > 0 else -1
-        known = self._watchers.get(number)
-        prefix = known[1] if known else b""
+        watcher = self._watchers.get(number)
+        prefix = watcher[1] if watcher else b""
         changes = (
-            core.Change(
+            core.WatchChange(
                 id_of(event.kv.key, prefix),
                 None if event.type else event.kv.value,
                 event.kv.mod_revision,
             )
-            for event in (message.events if known else ())
+            for event in (message.events if watcher else ())
         )
         return core.WatchResponse(
             number=number,
@@ -251,8 +253,8 @@ class EtcdWatches:
         for action in actions:
             match action:
                 case core.Read(prefixes):
-                    revision, found = self._read(prefixes.values())
-                    by_number = dict(zip(prefixes, found, strict=True))
+                    revision, contents = self._read(prefixes.values())
+                    by_number = dict(zip(prefixes, contents, strict=True))
                     with self._changed:
                         more = self._perform(self._core.read(by_number, revision, self._clock()))
                     self._perform_blocking(more)

@@ -107,7 +107,7 @@ class NotifyContactLost(Action):
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class WatchChange:
     """A change of one record."""
 
     id: str
@@ -127,15 +127,15 @@ class WatchResponse:
     created: bool = False
     canceled: bool = False
     reason: str = ""
-    changes: tuple[Change, ...] = ()
+    changes: tuple[WatchChange, ...] = ()
 
 
 @dataclass(slots=True)
-class _Watch:
+class _KeyWatch:
     prefix: bytes
     records: dict[str, bytes] = field(default_factory=dict)
     revision: int = 0
-    """Of `records`."""
+    """The revision of `records`."""
     create_sent: bool = False
     """Whether etcd has not responded to `CreateWatch` yet."""
     created: bool = False
@@ -171,7 +171,7 @@ class WatchCore:
         self._reread_interval_ns = reread_interval_ns
         self._max_retry_ns = max_retry_ns
         self._uniform = uniform
-        self._watches: dict[int, _Watch] = {}
+        self._watches: dict[int, _KeyWatch] = {}
         self._creating: list[int] = []  # create requests without a response, in order
         self._revision = 0  # the highest one so far
         self._is_opening = False
@@ -195,7 +195,7 @@ class WatchCore:
 
     def add(self, number: int, prefix: bytes, now_ns: int) -> list[Action]:
         """Add a watch; `number` is above zero and was never used."""
-        watch = self._watches[number] = _Watch(prefix)
+        watch = self._watches[number] = _KeyWatch(prefix)
         if self._is_open and self._ending is None:
             return [self._create(number, watch, now_ns)]
         return self.tick(now_ns)
@@ -235,7 +235,7 @@ class WatchCore:
         return [*actions, *self._read_if_needed()]
 
     def read(
-        self, found: Mapping[int, Mapping[str, bytes]], revision: int, now_ns: int
+        self, contents: Mapping[int, Mapping[str, bytes]], revision: int, now_ns: int
     ) -> list[Action]:
         """Handle the result of `Read`: records by id by number, all of one revision."""
         self._is_reading = False
@@ -248,7 +248,7 @@ class WatchCore:
             actions += self._notify_contact_lost(self._watches, DATA_LOST)
             self._need_read()  # also those that are not part of this read
         self._revision = revision
-        for number, records in found.items():
+        for number, records in contents.items():
             watch = self._watches.get(number)
             if watch is None:
                 continue
@@ -290,7 +290,7 @@ class WatchCore:
         self._expect_response(now_ns)
         return [*refused, SendProbe()]
 
-    def _create(self, number: int, watch: _Watch, now_ns: int) -> CreateWatch:
+    def _create(self, number: int, watch: _KeyWatch, now_ns: int) -> CreateWatch:
         watch.create_sent = True
         self._creating.append(number)
         self._expect_response(now_ns)
@@ -325,7 +325,9 @@ class WatchCore:
         watch.is_read = False  # it is created again with the next probe
         return self._notify_contact_lost([number], response.reason or "etcd has ended the watch")
 
-    def _apply(self, number: int, watch: _Watch, changes: tuple[Change, ...]) -> list[Action]:
+    def _apply(
+        self, number: int, watch: _KeyWatch, changes: tuple[WatchChange, ...]
+    ) -> list[Action]:
         new = [change for change in changes if change.revision > watch.revision]
         if not new:
             return []

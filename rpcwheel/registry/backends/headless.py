@@ -171,7 +171,7 @@ class HeadlessBackend(RegistryBackend):
                 self._resolved_ns = self._now_ns()
                 EXECUTOR.submit(running, partial(self._run, running))
         try:
-            found = running.result(self.settings.timeout_s)
+            endpoints = running.result(self.settings.timeout_s)
         except TimeoutError:
             raise RegistryUnavailable(
                 f"{self.url}: the resolver has not answered within {self.settings.timeout_s:g} s"
@@ -181,30 +181,30 @@ class HeadlessBackend(RegistryBackend):
                 raise RegistryUnavailable(f"{self.url}: {error}") from None
             return ()
         self._had_addresses = True
-        return found
+        return endpoints
 
     # On a worker thread
 
     def _run(self, running: Future[tuple[_Endpoint, ...]]) -> None:
         try:
-            found = tuple(dict.fromkeys(self._resolve()))
+            endpoints = tuple(dict.fromkeys(self._resolve()))
         except BaseException as error:  # noqa: BLE001 - for those who wait
             self._running = None
             running.set_exception(error)
         else:
             self._running = None
-            running.set_result(found)
+            running.set_result(endpoints)
 
     def _resolve(self) -> Iterable[_Endpoint]:
         if not self._srv:
             return self._addresses(self._host, self._port)
-        found: list[_Endpoint] = []
+        endpoints: list[_Endpoint] = []
         for host, port in self._srv_records():
             with suppress(_NoAddresses):  # a pod that has gone meanwhile
-                found += self._addresses(host, port)
-        if not found:
+                endpoints += self._addresses(host, port)
+        if not endpoints:
             raise _NoAddresses(f"no host in the SRV records of {self._host!r} has an address")
-        return found
+        return endpoints
 
     def _addresses(self, host: str, port: int) -> list[_Endpoint]:
         try:
@@ -227,11 +227,11 @@ class HeadlessBackend(RegistryBackend):
             raise _NoAddresses(f"there are no SRV records {name}: {error}") from error
         except Exception as error:
             raise RegistryUnavailable(f"{self.url}: {name}: {error}") from error
-        first = min((one.priority for one in records), default=0)
+        first = min((record.priority for record in records), default=0)
         return [
-            (one.target.to_text(omit_final_dot=True), one.port)
-            for one in records
-            if one.priority == first
+            (record.target.to_text(omit_final_dot=True), record.port)
+            for record in records
+            if record.priority == first
         ]
 
 
@@ -244,7 +244,7 @@ def _checked_protocol(url: RegistryUrl) -> Literal["grpc", "grpcs"]:
 
 
 def _host_of(family: int, address: tuple[Any, ...]) -> str:
-    """The host of a socket's address; of a link-local IPv6 address with its zone."""
+    """Return the host of a socket's address; a link-local IPv6 address has its zone."""
     host = str(address[0])
     zone = address[3] if family == socket.AF_INET6 else 0
     if zone and "%" not in host and ipaddress.ip_address(host).is_link_local:

@@ -161,26 +161,28 @@ class MemoryBackend(RegistryBackend):
             self._check_open()
             if instances:
                 self._begin_lease()
-            for one in instances:
-                record = _Record(one.encoded(), one.epoch, self._lease)
-                self._engine.put(self._key(one), record, changed)
+            for instance in instances:
+                record = _Record(instance.encoded(), instance.epoch, self._lease)
+                self._engine.put(self._key(instance), record, changed)
 
     def withdraw(self, instances: Sequence[ServiceInstance]) -> None:
         with self._engine.changing() as changed:
             self._check_open()
-            for one in instances:
-                found = self._find(one)
-                if found is not None and found.epoch == one.epoch:
-                    self._engine.remove(self._key(one), changed)
+            for instance in instances:
+                record = self._find(instance)
+                if record is not None and record.epoch == instance.epoch:
+                    self._engine.remove(self._key(instance), changed)
 
     def renew(self, instances: Collection[ServiceInstance]) -> Mapping[tuple[str, str], Lost]:
         with self._engine.changing():
             self._check_open()
             if self._lease.over:
-                return {one.key: "lease" for one in instances}
+                return {instance.key: "lease" for instance in instances}
             if self._lease.timeout is not None:
                 self._begin_lease()
-            return {one.key: "missing" for one in instances if not self._is_there(one)}
+            return {
+                instance.key: "missing" for instance in instances if not self._is_there(instance)
+            }
 
     def lookup(self, service: str) -> View:
         with self._engine.lock:
@@ -218,15 +220,15 @@ class MemoryBackend(RegistryBackend):
     def _where(self, service: str) -> tuple[str, str]:
         return self.url.namespace, service
 
-    def _key(self, one: ServiceInstance) -> tuple[str, str, str]:
-        return self.url.namespace, one.service, one.id
+    def _key(self, instance: ServiceInstance) -> tuple[str, str, str]:
+        return self.url.namespace, instance.service, instance.id
 
-    def _find(self, one: ServiceInstance) -> _Record | None:
-        return self._engine.records.get(self._where(one.service), {}).get(one.id)
+    def _find(self, instance: ServiceInstance) -> _Record | None:
+        return self._engine.records.get(self._where(instance.service), {}).get(instance.id)
 
-    def _is_there(self, one: ServiceInstance) -> bool:
-        found = self._find(one)
-        return found is not None and found.epoch == one.epoch and found.lease is self._lease
+    def _is_there(self, instance: ServiceInstance) -> bool:
+        record = self._find(instance)
+        return record is not None and record.epoch == instance.epoch and record.lease is self._lease
 
     def _remove_watch(self, notifier: WatchNotifier) -> None:
         with self._engine.lock:

@@ -132,7 +132,7 @@ class PollingWatcher:
 
     def _suspect(self, services: Iterable[str]) -> list[WatchNotifier]:
         """Mark the watches as suspected; returns those that were not."""
-        watches = [one for one in self._watches_of(services) if one not in self._suspected]
+        watches = [watch for watch in self._watches_of(services) if watch not in self._suspected]
         self._suspected.update(watches)
         return watches
 
@@ -194,8 +194,8 @@ class PollingWatcher:
                     return self._check
                 for service, full in self._pending.items():
                     del self._pending[service]
-                    known = self._views.pop(service, None)  # back after a read that succeeds
-                    return partial(self._read_service, service, None if full else known)
+                    previous = self._views.pop(service, None)  # back after a read that succeeds
+                    return partial(self._read_service, service, None if full else previous)
             self._running = False
             return None
 
@@ -207,9 +207,9 @@ class PollingWatcher:
         if changed:
             self.request_read()
 
-    def _read_service(self, service: str, known: View | None) -> None:
+    def _read_service(self, service: str, previous: View | None) -> None:
         try:
-            view = self._read(service, known)
+            view = self._read(service, previous)
         except RegistryError as error:
             self._read_failed(service, error)
             return

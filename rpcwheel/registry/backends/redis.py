@@ -146,15 +146,15 @@ class RedisBackend(RegistryBackend):
     def publish(self, instances: Sequence[ServiceInstance]) -> None:
         for batch in _batches(instances):
             now_ns = self._now()
-            pairs = [part for one in batch for part in (_field(one), one.encoded())]
+            pairs = [part for instance in batch for part in (_field(instance), instance.encoded())]
             began = self._run(self._register, self._owner, *pairs)
             if not self._published:
                 self._renewed_ns, self._renewed_in = now_ns, began
-            self._published.update((one.key, one) for one in batch)
+            self._published.update((instance.key, instance) for instance in batch)
 
     def withdraw(self, instances: Sequence[ServiceInstance]) -> None:
-        for one in instances:
-            self._published.pop(one.key, None)
+        for instance in instances:
+            self._published.pop(instance.key, None)
         self._remove(instances, owner="")
 
     def renew(self, instances: Collection[ServiceInstance]) -> Mapping[tuple[str, str], Lost]:
@@ -164,7 +164,7 @@ class RedisBackend(RegistryBackend):
             began, fields = self._run(self._renew, self._owner, *_fields_and_epochs(batch))
             missing = {field.decode() for field in fields}
             reason = self._reason(began, now_ns)
-            lost |= {one.key: reason for one in batch if _field(one) in missing}
+            lost |= {instance.key: reason for instance in batch if _field(instance) in missing}
         self._renewed_ns, self._renewed_in = now_ns, began
         return lost
 
@@ -204,7 +204,7 @@ class RedisBackend(RegistryBackend):
             self._run(self._unregister, owner, *_fields_and_epochs(batch))
 
     def _reason(self, began: bytes, now_ns: int) -> Lost:
-        """Why instances are lost that were there at the last renewal."""
+        """Return why instances are lost that were there at the last renewal."""
         if not self._published:
             return "missing"
         if began != self._renewed_in:
@@ -229,15 +229,15 @@ class RedisBackend(RegistryBackend):
         if not services:
             return False
         versions = self._ask(lambda: self._client.hmget(f"{self._prefix}versions", services))
-        known, self._versions = self._versions, dict(zip(services, versions, strict=True))
+        previous, self._versions = self._versions, dict(zip(services, versions, strict=True))
         for service, version in self._versions.items():
-            if service not in known or known[service] != version:
+            if service not in previous or previous[service] != version:
                 self._polling.request_read(service)
         return False
 
-    def _read(self, service: str, known: View | None) -> View:
+    def _read(self, service: str, previous: View | None) -> View:
         """Read a watched service."""
-        began, view = self._load(service, known)
+        began, view = self._load(service, previous)
         self._compare(began)
         return view
 
@@ -247,17 +247,17 @@ class RedisBackend(RegistryBackend):
         if before and before != began:
             self._polling.report_contact_lost(f"{self.url}: the server has lost its data")
 
-    def _load(self, service: str, known: View | None) -> tuple[bytes, View]:
-        """Return `began` and all records of a service. Read only what has changed since `known`."""
-        since: str | int = "" if known is None else known.revision
-        began, version, size, is_update, ids, found = self._run(self._reader, service, since)
+    def _load(self, service: str, previous: View | None) -> tuple[bytes, View]:
+        """Return `began` and all records of a service. Reads only the changes since `previous`."""
+        since: str | int = "" if previous is None else previous.revision
+        began, version, size, is_update, ids, values = self._run(self._reader, service, since)
         names = (each.decode(errors="replace") for each in ids)
-        records: dict[str, bytes | None] = dict(zip(names, found, strict=True))
-        if known is None or not is_update:
+        records: dict[str, bytes | None] = dict(zip(names, values, strict=True))
+        if previous is None or not is_update:
             present = {name: data for name, data in records.items() if data is not None}
             return began, View(present, int(version))
-        changed = {name for name, data in records.items() if known.records.get(name) != data}
-        merged = dict(known.records)
+        changed = {name for name, data in records.items() if previous.records.get(name) != data}
+        merged = dict(previous.records)
         for name in changed:
             if (data := records[name]) is None:
                 del merged[name]
@@ -265,8 +265,8 @@ class RedisBackend(RegistryBackend):
                 merged[name] = data
         if len(merged) != size:  # another program has written without changing the version
             return self._load(service, None)
-        is_same = int(version) == known.revision
-        return began, known if is_same else View(merged, int(version), frozenset(changed))
+        is_same = int(version) == previous.revision
+        return began, previous if is_same else View(merged, int(version), frozenset(changed))
 
     def _run(self, script: Script, *args: str | bytes | int) -> Any:
         """Run a script and return its reply."""
@@ -336,24 +336,24 @@ def _is_read_only(error: RedisError) -> bool:
 
 def _registry_error(url: RegistryUrl, error: RedisError) -> RegistryError:
     """Return the error of the contract for one of redis-py's."""
-    said = f"{url}: {str(error) or type(error).__name__}"
+    message = f"{url}: {str(error) or type(error).__name__}"
     kind: type[RegistryError] = RegistryUnavailable
     if refused_by_tls(error):
-        kind, said = RegistryRefused, f"{url}: {TLS_ADVICE} ({error})"
+        kind, message = RegistryRefused, f"{url}: {TLS_ADVICE} ({error})"
     elif isinstance(error, (AuthenticationError, NoPermissionError)):
-        kind, said = RegistryRefused, f"{said}; look at the user, the password and the rights"
+        kind, message = RegistryRefused, f"{message}; look at the user, the password and the rights"
     elif isinstance(error, AskError):  # and MovedError, which derives from it
         where = f"slot {error.slot_id} is at {error.host}:{error.port}"
         kind = RegistryRefused
-        said = f"{url}: this node does not hold the registry's keys, {where}; {CLUSTER}"
+        message = f"{url}: this node does not hold the registry's keys, {where}; {CLUSTER}"
     elif type(error) in {ClusterDownError, TryAgainError}:
-        said = f"{said}; {CLUSTER}"
+        message = f"{message}; {CLUSTER}"
     elif isinstance(error, OutOfMemoryError) or "-OOM " in str(error):  # the text: before Redis 7
-        said = f"{said}; {FULL}"
+        message = f"{message}; {FULL}"
     elif isinstance(error, ResponseError):
         later = isinstance(error, BusyLoadingError) or _is_read_only(error)
         kind = RegistryUnavailable if later else RegistryRefused
-    return kind(said)
+    return kind(message)
 
 
 def _batches(instances: Iterable[ServiceInstance]) -> Iterator[tuple[ServiceInstance, ...]]:
@@ -369,7 +369,7 @@ def _field(instance: ServiceInstance) -> str:
 
 
 def _fields_and_epochs(instances: Iterable[ServiceInstance]) -> list[str]:
-    return [part for one in instances for part in (_field(one), one.epoch)]
+    return [part for instance in instances for part in (_field(instance), instance.epoch)]
 
 
 class ChangeListener:

@@ -103,8 +103,15 @@ class SqliteBackend(RegistryBackend):
                 (lease, self._now() + self._lease_ns, self._lease_ns),
             )
             rows = (
-                (self.url.namespace, one.service, one.id, one.encoded(), one.epoch, lease)
-                for one in instances
+                (
+                    self.url.namespace,
+                    instance.service,
+                    instance.id,
+                    instance.encoded(),
+                    instance.epoch,
+                    lease,
+                )
+                for instance in instances
             )
             db.executemany(PUT, rows)
             db.execute(COUNT_UP)
@@ -115,7 +122,10 @@ class SqliteBackend(RegistryBackend):
         self._check_open()
         if not instances:
             return
-        rows = ((self.url.namespace, one.service, one.id, one.epoch) for one in instances)
+        rows = (
+            (self.url.namespace, instance.service, instance.id, instance.epoch)
+            for instance in instances
+        )
         with self._file.transaction() as db:
             if db.executemany(DELETE, rows).rowcount:
                 db.execute(COUNT_UP)
@@ -123,18 +133,22 @@ class SqliteBackend(RegistryBackend):
     def renew(self, instances: Collection[ServiceInstance]) -> Mapping[tuple[str, str], Lost]:
         self._check_open()
         if self._lease is None:
-            return dict.fromkeys((one.key for one in instances), self._lost)
+            return dict.fromkeys((instance.key for instance in instances), self._lost)
         with self._file.transaction() as db:
             lease, store = self._renew_lease(db), _meta(db, "store")
-            found = db.execute(
+            stored = db.execute(
                 "SELECT service, id, data FROM instance WHERE lease = ? AND namespace = ?",
                 (lease, self.url.namespace),
             ).fetchall()
         if lease is None:
             self._lease, self._lost = None, "lease" if store == self._store else "wiped"
-            return dict.fromkeys((one.key for one in instances), self._lost)
-        epochs = {(service, id_): record_epoch(_as_bytes(data)) for service, id_, data in found}
-        return {one.key: "missing" for one in instances if epochs.get(one.key) != one.epoch}
+            return dict.fromkeys((instance.key for instance in instances), self._lost)
+        epochs = {(service, id_): record_epoch(_as_bytes(data)) for service, id_, data in stored}
+        return {
+            instance.key: "missing"
+            for instance in instances
+            if epochs.get(instance.key) != instance.epoch
+        }
 
     def lookup(self, service: str) -> View:
         self._check_open()
@@ -231,5 +245,5 @@ def _as_bytes(data: object) -> bytes:
 
 
 def _meta(db: sqlite3.Connection, name: str) -> str:
-    found = db.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
-    return "0" if found is None else str(found[0])
+    row = db.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
+    return "0" if row is None else str(row[0])

@@ -278,6 +278,6 @@ class SqliteFile(SqliteConnection):
         return False
 
 
-def _text(found: bytes) -> str:
+def _text(data: bytes) -> str:
     """Decode text of other programs, which may not be UTF-8."""
-    return found.decode(errors="replace")
+    return data.decode(errors="replace")

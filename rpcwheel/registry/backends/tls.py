@@ -50,19 +50,19 @@ class Tls:
             ConfigurationError: The settings contradict each other, or a file can't be loaded.
         """
         names = ("ca", "cert", "key", "server_name")
-        given = {name: url.options[name] for name in names if name in url.options}
+        options = {name: url.options[name] for name in names if name in url.options}
         if not url.flag("tls", default=default):
             if default:
                 plain = url.scheme.removesuffix("s")
                 raise ConfigurationError(f"{url}: {url.scheme}:// uses TLS; without it {plain}://")
-            if given:
-                raise ConfigurationError(f"{url}: {', '.join(given)}: for TLS only; add tls=true")
+            if options:
+                raise ConfigurationError(f"{url}: {', '.join(options)}: for TLS only; add tls=true")
             return None
-        if ("cert" in given) != ("key" in given):
+        if ("cert" in options) != ("key" in options):
             raise ConfigurationError(f"{url}: cert and key go together: two files in PEM")
-        for name in {"ca", "cert", "key"} & given.keys():
-            given[name] = str(Path(given[name]).expanduser())
-        tls = cls(**given)
+        for name in {"ca", "cert", "key"} & options.keys():
+            options[name] = str(Path(options[name]).expanduser())
+        tls = cls(**options)
         try:
             tls.context()
         except OSError as error:  # ssl.SSLError is one

@@ -70,5 +70,5 @@ def _relative(view: View, previous: View | None) -> View | None:
     if view.changed is None:
         return None if view.records == previous.records else view
     old, new = previous.records, view.records
-    changed = frozenset(one for one in view.changed if old.get(one) != new.get(one))
+    changed = frozenset(key for key in view.changed if old.get(key) != new.get(key))
     return View(new, view.revision, changed) if changed else None

@@ -40,7 +40,7 @@ from rpcwheel.instance import record_epoch
 from rpcwheel.registry.backend import RegistryBackend, View
 
 from .polling import PollingWatcher
-from .zookeeper_session import Session, check_url, registry_error
+from .zookeeper_session import ZooKeeperSession, check_url, registry_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -57,7 +57,7 @@ fired: 40 leases, 10 minutes by default. Watched services are read as often. A s
 costs a request for each node, so that the idle load grows with services times processes."""
 
 MAX_ATTEMPTS: Final = 5
-"""To publish a node that others change at the same time."""
+"""The largest number of attempts to publish a node that others change at the same time."""
 
 
 LIST: Final = ""
@@ -84,7 +84,7 @@ class ZookeeperBackend(RegistryBackend):
         super().__init__(url, settings)
         check_url(url)
         self._root = f"/{url.namespace}/v1"
-        self._session = Session(url, settings, self._contact_changed)
+        self._session = ZooKeeperSession(url, settings, self._contact_changed)
         self._polling = PollingWatcher(
             url,
             self._read_watched,
@@ -104,7 +104,7 @@ class ZookeeperBackend(RegistryBackend):
 
     def publish(self, instances: Sequence[ServiceInstance]) -> None:
         client, end_ns = self._session.client(), self._session.end_ns()
-        left = {self._path(one): one.encoded() for one in instances}
+        left = {self._path(instance): instance.encoded() for instance in instances}
         self._published.update(dict.fromkeys(left, _session_id(client)))
         for path in left:
             self._verified.pop(path, None)
@@ -117,14 +117,14 @@ class ZookeeperBackend(RegistryBackend):
 
     def withdraw(self, instances: Sequence[ServiceInstance]) -> None:
         client, end_ns = self._session.client(), self._session.end_ns()
-        epochs = {self._path(one): one.epoch for one in instances}
+        epochs = {self._path(instance): instance.epoch for instance in instances}
         for path in epochs:
             self._published.pop(path, None)
             self._verified.pop(path, None)
-        found = self._get(client, epochs, end_ns)
+        nodes = self._get(client, epochs, end_ns)
         versions = {
             path: stat.version
-            for path, (data, stat) in found.items()
+            for path, (data, stat) in nodes.items()
             if record_epoch(data) == epochs[path]
         }
         requests = [client.delete_async(path, version) for path, version in versions.items()]
@@ -138,28 +138,30 @@ class ZookeeperBackend(RegistryBackend):
         self._renewals += 1
         if self._renewals % FULL_EVERY == 0:
             self._verified.clear()
-        paths = {self._path(one): one for one in instances}
+        paths = {self._path(instance): instance for instance in instances}
         unverified = {
-            path: one
-            for path, one in paths.items()
-            if self._verified.get(path) != (connection, one.epoch)
+            path: instance
+            for path, instance in paths.items()
+            if self._verified.get(path) != (connection, instance.epoch)
         }
         if not unverified:
             return {}
         # Before the reads, as a watch may fire before its read returns.
-        self._verified |= {path: (connection, one.epoch) for path, one in unverified.items()}
+        self._verified |= {
+            path: (connection, instance.epoch) for path, instance in unverified.items()
+        }
         lost: dict[tuple[str, str], Lost] = {}
         try:
-            found = self._get(client, unverified, self._session.end_ns(), self._own_node_changed)
+            nodes = self._get(client, unverified, self._session.end_ns(), self._own_node_changed)
         except BaseException:
             self._verified.clear()
             raise
-        for path, one in unverified.items():
-            data, stat = found.get(path, (b"", None))
+        for path, instance in unverified.items():
+            data, stat = nodes.get(path, (b"", None))
             owner = stat and stat.ephemeralOwner
-            if owner != _session_id(client) or record_epoch(data) != one.epoch:
+            if owner != _session_id(client) or record_epoch(data) != instance.epoch:
                 self._verified.pop(path, None)
-                lost[one.key] = self._why_lost(client, path)
+                lost[instance.key] = self._why_lost(client, path)
         return lost
 
     def lookup(self, service: str) -> View:
@@ -207,17 +209,17 @@ class ZookeeperBackend(RegistryBackend):
 
     # Reading services
 
-    def _read_watched(self, service: str, known: View | None) -> View:
-        """Read what has changed since `known` (None: everything), and set watches on it."""
+    def _read_watched(self, service: str, previous: View | None) -> View:
+        """Read what has changed since `previous` (None: everything), and set watches on it."""
         client, end_ns = self._session.client(), self._session.end_ns()
         marked, fired = self._fired.setdefault(service, set()), set()
         while marked:
             fired.add(marked.pop())
-        before: Mapping[str, bytes] = known.nodes if isinstance(known, _NodesView) else {}
-        if known is None:
+        before: Mapping[str, bytes] = previous.nodes if isinstance(previous, _NodesView) else {}
+        if previous is None:
             fired.add(LIST)
         elif not fired:
-            return known
+            return previous
         names = fired
         if LIST in fired:
             names = self._list(client, f"{self._root}/{service}", end_ns, self._watch_fired)
@@ -228,7 +230,7 @@ class ZookeeperBackend(RegistryBackend):
         for name in fired - read.keys():
             nodes.pop(name, None)
         changed = None
-        if known is not None:
+        if previous is not None:
             differ = (name for name in fired if before.get(name) != nodes.get(name))
             changed = frozenset(map(_id_of, differ))
         return _NodesView(_by_ids(nodes), client.last_zxid, changed, nodes)
@@ -320,9 +322,9 @@ class ZookeeperBackend(RegistryBackend):
 
         The node of a session that has died would be deleted with it (Dubbo replaces it, too).
         """
-        found = self._get(client, taken, end_ns)
+        nodes = self._get(client, taken, end_ns)
         requests = []
-        for path, (_, stat) in found.items():
+        for path, (_, stat) in nodes.items():
             if stat.ephemeralOwner == _session_id(client):
                 requests.append(client.set_async(path, taken[path], stat.version))
             else:
@@ -330,7 +332,7 @@ class ZookeeperBackend(RegistryBackend):
                 transaction.delete(path, stat.version)
                 transaction.create(path, taken[path], ephemeral=True)
                 requests.append(transaction.commit_async())
-        results = self._results(found, requests, end_ns)
+        results = self._results(nodes, requests, end_ns)
         return {path for path, result in results.items() if not _failed(result)}
 
     def _results(
@@ -359,13 +361,17 @@ def _failed(result: Any, allowed: type[KazooException] | tuple[()] = ()) -> bool
 
 def _first_error(results: list[Any]) -> KazooException | None:
     """Find the error that ended a transaction; the others only say that they were rolled back."""
-    errors = [one for one in results if isinstance(one, KazooException)]
-    causes = [one for one in errors if not isinstance(one, (RolledBackError, RuntimeInconsistency))]
+    errors = [result for result in results if isinstance(result, KazooException)]
+    causes = [
+        result
+        for result in errors
+        if not isinstance(result, (RolledBackError, RuntimeInconsistency))
+    ]
     return next(iter(causes + errors), None)
 
 
 def _session_id(client: KazooClient) -> int:
-    """The id of the client's session, or 0, which no session has."""
+    """Return the id of the client's session, or 0, which no session has."""
     session = client.client_id
     return int(session[0]) if session else 0
 
@@ -378,22 +384,22 @@ CACHED_IDS: Final = 16384
 
 
 def _name_of(instance: str) -> str:
-    """The name of an instance's node; ZooKeeper refuses `.`, `..` and most non-ASCII characters."""
+    """Name the node of an instance; ZooKeeper refuses `.`, `..` and most non-ASCII characters."""
     name = quote(instance, safe=SAFE)
     return name if name.strip(".") else name.replace(".", "%2E")
 
 
 @lru_cache(CACHED_IDS)
 def _id_of(name: str) -> str:
-    """The id that a node's name stands for; a name that we would not give is its own id."""
+    """Return the id in a node's name; a name that `_name_of` does not return is its own id."""
     instance = unquote(name)
     return instance if _name_of(instance) == name else name
 
 
 def _by_ids(nodes: Mapping[str, bytes]) -> Mapping[str, bytes]:
-    """The data by ids; an id of ours takes precedence over a foreign name that looks like it."""
+    """Return the data by id; an id from `_id_of` takes precedence over an equal foreign name."""
     if "%" not in "".join(nodes):  # for large services: a generator would take 20 times as long
         return nodes
     ids = {name: _id_of(name) for name in nodes}
-    ours = {known: nodes[name] for name, known in ids.items() if known != name}
-    return {name: nodes[name] for name, known in ids.items() if known == name} | ours
+    ours = {id_: nodes[name] for name, id_ in ids.items() if id_ != name}
+    return {name: nodes[name] for name, id_ in ids.items() if id_ == name} | ours

@@ -68,7 +68,8 @@ FIRST_RETRY_S: Final = 0.1
 MAX_RETRY_S: Final = 1.0
 
 REPLACE_AFTER_LEASES: Final = 2
-"""Without contact. A server that can be reached has ended the session long before."""
+"""The leases without contact after which the client is replaced. A server that can be reached has
+ended the session long before."""
 
 CLOSE_TIMEOUT_S: Final = 1.5
 """Limit of `close` if the server does not answer; `timeout_s`, if that is less."""
@@ -80,7 +81,7 @@ NODE_ERRORS: Final = (NoNodeError, NodeExistsError, BadVersionError, NotEmptyErr
 """Errors about one node, not about the session."""
 
 
-class Session:
+class ZooKeeperSession:
     """One kazoo client at a time. Thread-safe.
 
     In a forked child it starts again, and leaves its parent's connection alone.

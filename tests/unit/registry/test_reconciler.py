@@ -14,7 +14,7 @@ from rpcwheel.events import (
     RegistryFailed,
     RegistryRecovered,
 )
-from rpcwheel.registry.reconciler import MAX_BATCH, State
+from rpcwheel.registry.reconciler import MAX_BATCH, RegistrationState
 
 
 @pytest.fixture
@@ -24,13 +24,13 @@ def driver():
 
 def test_a_registered_instance_is_published_at_once(driver):
     record = driver.set_desired()
-    assert record.state is State.PENDING
+    assert record.state is RegistrationState.PENDING
     assert driver.run_next() == (
         "publish",
         ["a:1"],
         [InstancePublished("memory://", "shop", "a:1")],
     )
-    assert (record.state, driver.next_request()) == (State.PUBLISHED, None)
+    assert (record.state, driver.next_request()) == (RegistrationState.PUBLISHED, None)
 
 
 def test_one_request_is_under_way_at_a_time(driver):
@@ -49,20 +49,24 @@ def test_a_request_has_at_most_max_batch_instances(driver):
 def test_an_instance_that_was_never_sent_is_gone_without_a_request(driver):
     record = driver.set_desired()
     driver.remove(record)
-    assert (record.state, driver.next_request(), driver.core.records()) == (State.GONE, None, ())
+    assert (record.state, driver.next_request(), driver.core.records()) == (
+        RegistrationState.GONE,
+        None,
+        (),
+    )
 
 
 def test_a_published_instance_is_withdrawn_once(driver):
     record = driver.publish()
     driver.remove(record)
-    assert record.state is State.WITHDRAWING
+    assert record.state is RegistrationState.WITHDRAWING
     assert driver.run_next() == (
         "withdraw",
         ["a:1"],
         [InstanceWithdrawn("memory://", "shop", "a:1")],
     )
     assert (record.state, driver.remove(record), driver.next_request()) == (
-        State.GONE,
+        RegistrationState.GONE,
         record,
         None,
     )
@@ -70,8 +74,11 @@ def test_a_published_instance_is_withdrawn_once(driver):
 
 def test_an_instance_of_another_process_can_be_withdrawn(driver):
     record = driver.remove(instance(7))
-    assert (record.state, driver.run_next()[:2]) == (State.WITHDRAWING, ("withdraw", ["a:7"]))
-    assert record.state is State.GONE
+    assert (record.state, driver.run_next()[:2]) == (
+        RegistrationState.WITHDRAWING,
+        ("withdraw", ["a:7"]),
+    )
+    assert record.state is RegistrationState.GONE
 
 
 # Failures
@@ -85,7 +92,11 @@ def test_a_failed_request_is_made_again_without_limit(driver):
         assert (record.error, driver.core.health.up, driver.advance()) == (UNAVAILABLE, False, 1.0)
     events = driver.run_next()[2]
     assert events[0] == RegistryRecovered("memory://", 50.0)
-    assert (record.state, record.error, driver.core.health.up) == (State.PUBLISHED, None, True)
+    assert (record.state, record.error, driver.core.health.up) == (
+        RegistrationState.PUBLISHED,
+        None,
+        True,
+    )
 
 
 def test_after_a_failure_new_instances_wait_for_the_backoff_unless_a_caller_waits(driver):
@@ -101,7 +112,7 @@ def test_an_instance_whose_publication_failed_is_withdrawn_as_it_may_be_publishe
     record = driver.set_desired()
     driver.run_next(error=UNAVAILABLE)
     driver.remove(record)
-    assert (record.state, record.error) == (State.WITHDRAWING, UNAVAILABLE)
+    assert (record.state, record.error) == (RegistrationState.WITHDRAWING, UNAVAILABLE)
     driver.advance()
     assert driver.run_next()[0] == "withdraw"
 
@@ -113,7 +124,7 @@ def test_a_withdrawal_after_a_failed_publication_is_made_again_a_lease_later(dri
     driver.remove(record)
     assert driver.advance() == 1.0
     driver.run_next()
-    assert (record.state, driver.core.records()) == (State.GONE, ())
+    assert (record.state, driver.core.records()) == (RegistrationState.GONE, ())
     assert driver.advance() == 5.0
     assert driver.run_next() == ("withdraw", ["a:1"], [])
     assert driver.core.next_wake_ns() == NEVER
@@ -129,7 +140,7 @@ def test_a_publication_after_a_failed_withdrawal_is_made_again_a_lease_later(dri
     repeated = []
     while driver.advance() < 100 and driver.now_ns < 120 * SECOND:
         repeated.append(driver.run_next()[0])
-    assert (repeated.count("publish"), record.state) == (1, State.PUBLISHED)
+    assert (repeated.count("publish"), record.state) == (1, RegistrationState.PUBLISHED)
 
 
 def test_a_withdrawal_includes_epochs_whose_publication_failed(driver):
@@ -139,7 +150,7 @@ def test_a_withdrawal_includes_epochs_whose_publication_failed(driver):
     driver.advance()
     driver.run_next()
     record = driver.set_desired(instance(epoch="new"))
-    assert (gone.state, record is gone) == (State.GONE, False)
+    assert (gone.state, record is gone) == (RegistrationState.GONE, False)
     driver.run_next()
     driver.remove(record)
     request = driver.next_request()
@@ -187,7 +198,7 @@ def test_an_instance_whose_change_is_refused_is_renewed_unchanged(driver):
         kinds.append(request.kind)
         driver.advance()
     assert {"publish", "renew"} == set(kinds)
-    assert record.state is State.PENDING
+    assert record.state is RegistrationState.PENDING
 
 
 def test_a_publication_after_a_loss_during_a_change_has_the_reason(driver):
@@ -197,7 +208,7 @@ def test_a_publication_after_a_loss_during_a_change_has_the_reason(driver):
         driver.run_next(error=REFUSED)
         driver.advance()
     assert driver.run_next(lost={record.instance.key: "wiped"})[0] == "renew"
-    assert record.state is State.PENDING
+    assert record.state is RegistrationState.PENDING
     events = driver.run_next()[2]
     assert events == [InstancePublished("memory://", "shop", "a:1", "wiped", 2.0)]
 
@@ -216,10 +227,10 @@ def test_a_lost_instance_is_published_again_at_once_or_within_the_jitter():
         record = driver.publish()
         driver.advance()
         driver.run_next(lost={record.instance.key: why})
-        assert (record.state, driver.advance()) == (State.LOST, seconds)
+        assert (record.state, driver.advance()) == (RegistrationState.LOST, seconds)
         events = driver.run_next()[2]
         assert events == [InstancePublished("memory://", "shop", "a:1", why, 2.0 + seconds)]
-        assert record.state is State.PUBLISHED
+        assert record.state is RegistrationState.PUBLISHED
 
 
 def test_lost_instances_are_spread_evenly_over_the_jitter():
@@ -259,7 +270,7 @@ def test_a_lost_instance_that_is_changed_is_published_at_once(driver):
     driver.advance()
     driver.run_next(lost={record.instance.key: "wiped"})
     driver.set_desired(instance(weight=7))
-    assert (record.state, driver.advance()) == (State.LOST, 0.0)
+    assert (record.state, driver.advance()) == (RegistrationState.LOST, 0.0)
 
 
 def test_failing_renewals_take_turns_with_other_requests(driver):
@@ -284,8 +295,8 @@ def test_a_refused_instance_of_a_batch_is_isolated(driver, error):
         refused = request.kind == "publish" and bad in request.instances
         driver.finish(request, error=error if refused else None)
     states = {record.instance.id: record.state for record in records}
-    assert states.pop("a:9") is State.PENDING
-    assert set(states.values()) == {State.PUBLISHED}
+    assert states.pop("a:9") is RegistrationState.PENDING
+    assert set(states.values()) == {RegistrationState.PUBLISHED}
 
 
 def test_a_refused_instance_waits_while_the_others_are_published(driver):
@@ -333,13 +344,17 @@ def test_a_long_backoff_does_not_delay_renewals_beyond_the_lease(error):
 def test_unregistering_an_earlier_epoch_leaves_the_published_one(driver):
     ours = driver.publish()
     theirs = driver.remove(instance(epoch="before"))
-    assert (theirs.state, theirs.wanted, driver.next_request()) == (State.GONE, False, None)
-    assert (ours.state, driver.core.records()) == (State.PUBLISHED, (ours,))
+    assert (theirs.state, theirs.wanted, driver.next_request()) == (
+        RegistrationState.GONE,
+        False,
+        None,
+    )
+    assert (ours.state, driver.core.records()) == (RegistrationState.PUBLISHED, (ours,))
 
 
 def test_unregistering_an_earlier_epoch_leaves_the_publication_that_replaces_it(driver):
     ours = driver.set_desired()
-    assert driver.remove(instance(epoch="before")).state is State.GONE
+    assert driver.remove(instance(epoch="before")).state is RegistrationState.GONE
     assert (ours.wanted, driver.run_next()[:2]) == (True, ("publish", ["a:1"]))
 
 
@@ -356,11 +371,11 @@ def test_an_earlier_epoch_is_withdrawn_together_with_the_own_one(driver):
     request = driver.next_request()
     assert driver.remove(instance(epoch="before")) is ours
     driver.finish(request)
-    assert ours.state is State.WITHDRAWING
+    assert ours.state is RegistrationState.WITHDRAWING
     request = driver.next_request()
     assert sorted(one.epoch for one in request.instances) == ["before", "e"]
     driver.finish(request)
-    assert (ours.state, driver.next_request()) == (State.GONE, None)
+    assert (ours.state, driver.next_request()) == (RegistrationState.GONE, None)
 
 
 # The end
@@ -372,10 +387,10 @@ def test_close_withdraws_all_at_once_during_a_backoff(driver):
     driver.run_next(error=UNAVAILABLE)
     never_sent = driver.set_desired(instance(3))
     driver.core.close(driver.now_ns)
-    assert never_sent.state is State.GONE
+    assert never_sent.state is RegistrationState.GONE
     assert driver.run_next()[:2] == ("withdraw", ["a:1", "a:2"])
     assert (failed.state, driver.next_request(), driver.core.next_wake_ns()) == (
-        State.GONE,
+        RegistrationState.GONE,
         None,
         NEVER,
     )
@@ -396,7 +411,7 @@ def test_close_attempts_a_failing_withdrawal_twice(driver):
     assert driver.run_next(error=UNAVAILABLE)[2][0].delay_s is None
     assert (driver.next_request(), record.state, record.error) == (
         None,
-        State.WITHDRAWING,
+        RegistrationState.WITHDRAWING,
         UNAVAILABLE,
     )
 

@@ -8,16 +8,24 @@ from rpcwheel.durations import NEVER
 from rpcwheel.errors import RegistryRefused, RegistryUnavailable
 from rpcwheel.instance import ServiceInstance
 from rpcwheel.registry.policy import RegistryPolicy, RegistryRules
-from rpcwheel.registry.reconciler import Reconciler, State
+from rpcwheel.registry.reconciler import Reconciler, RegistrationState
 
 SECOND = 1_000_000_000
 LEASE = 6 * SECOND
 TRANSITIONS = {
-    State.PENDING: {State.PUBLISHED, State.WITHDRAWING, State.GONE},
-    State.PUBLISHED: {State.PENDING, State.LOST, State.WITHDRAWING},
-    State.LOST: {State.PUBLISHED, State.WITHDRAWING},
-    State.WITHDRAWING: {State.PENDING, State.GONE},
-    State.GONE: set(),
+    RegistrationState.PENDING: {
+        RegistrationState.PUBLISHED,
+        RegistrationState.WITHDRAWING,
+        RegistrationState.GONE,
+    },
+    RegistrationState.PUBLISHED: {
+        RegistrationState.PENDING,
+        RegistrationState.LOST,
+        RegistrationState.WITHDRAWING,
+    },
+    RegistrationState.LOST: {RegistrationState.PUBLISHED, RegistrationState.WITHDRAWING},
+    RegistrationState.WITHDRAWING: {RegistrationState.PENDING, RegistrationState.GONE},
+    RegistrationState.GONE: set(),
 }
 PORTS = st.integers(1, 2)
 INTENTS = st.tuples(
@@ -156,7 +164,7 @@ class Reconciling(RuleBasedStateMachine):
     @invariant()
     def states_follow_each_other_as_they_may(self):
         for entry in self.entries:
-            before = self.states.get(entry, State.PENDING)
+            before = self.states.get(entry, RegistrationState.PENDING)
             after = entry.state
             between = TRANSITIONS[before] | {
                 x for one in TRANSITIONS[before] for x in TRANSITIONS[one]
@@ -188,7 +196,9 @@ class Reconciling(RuleBasedStateMachine):
         for entry in self.entries:
             newest = self.core._records.get(entry.instance.key) is entry
             wanted = newest and entry.wanted
-            assert entry.state is (State.PUBLISHED if wanted else State.GONE)
+            assert entry.state is (
+                RegistrationState.PUBLISHED if wanted else RegistrationState.GONE
+            )
 
 
 TestReconciling = Reconciling.TestCase

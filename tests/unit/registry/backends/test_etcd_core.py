@@ -5,7 +5,6 @@ from rpcwheel.registry.backends import etcd_watch_core as core
 from rpcwheel.registry.backends.etcd_watch_core import (
     DATA_LOST,
     CancelWatch,
-    Change,
     CreateWatch,
     EndStream,
     NotifyContactLost,
@@ -13,6 +12,7 @@ from rpcwheel.registry.backends.etcd_watch_core import (
     OpenStream,
     Read,
     SendProbe,
+    WatchChange,
     WatchCore,
     WatchResponse,
 )
@@ -78,13 +78,13 @@ def test_more_services_than_fit_in_one_transaction_are_read_in_several() -> None
 
 def test_changes_up_to_the_revision_of_the_read_are_ignored() -> None:
     watches = watching(SHOP, revision=10)
-    old = Change("a", b"old", 9)
+    old = WatchChange("a", b"old", 9)
     assert watches.received(WatchResponse(1, 9, changes=(old,)), 0) == []
-    new = (Change("a", b"new", 11), Change("b", b"new", 11))
+    new = (WatchChange("a", b"new", 11), WatchChange("b", b"new", 11))
     assert watches.received(WatchResponse(1, 11, changes=new), 0) == [
         NotifyView(1, {"a": b"new", "b": b"new"}, 11, frozenset("ab"))
     ]
-    gone = Change("a", None, 12)
+    gone = WatchChange("a", None, 12)
     assert watches.received(WatchResponse(1, 12, changes=(gone,)), 0) == [
         NotifyView(1, {"b": b"new"}, 12, A_CHANGED)
     ]
@@ -140,7 +140,7 @@ def test_on_a_new_stream_each_watch_is_created_and_read_again() -> None:
     at = watches.next_wake_ns
     watches.tick(at)
     assert watches.opened(at) == [CreateWatch(1, SHOP)]
-    missed = Change("b", b"1", 13)
+    missed = WatchChange("b", b"1", 13)
     assert watches.received(WatchResponse(1, 12, created=True), at) == [Read({1: SHOP})]
     assert watches.read({1: {"a": b"1"}}, 12, at) == [NotifyView(1, {"a": b"1"}, 12)]
     assert watches.received(WatchResponse(1, 13, changes=(missed,)), at)
@@ -164,7 +164,7 @@ def test_the_wait_for_the_next_stream_doubles_up_to_a_maximum_until_a_read_succe
 
 def test_a_decreased_revision_causes_a_read_which_detects_lost_data() -> None:
     watches = watching(SHOP, revision=10)
-    watches.received(WatchResponse(1, 11, changes=(Change("a", b"1", 11),)), 0)
+    watches.received(WatchResponse(1, 11, changes=(WatchChange("a", b"1", 11),)), 0)
     assert watches.received(WatchResponse(-1, 3), 0) == [Read({1: SHOP})]
     assert watches.read({1: {}}, 3, 0) == [
         NotifyContactLost(1, DATA_LOST),
@@ -174,13 +174,13 @@ def test_a_decreased_revision_causes_a_read_which_detects_lost_data() -> None:
 
 def test_a_decreased_revision_above_that_of_the_last_read_is_lost_data_too() -> None:
     watches = watching(SHOP, revision=10)
-    watches.received(WatchResponse(1, 50, changes=(Change("a", b"1", 50),)), 0)
+    watches.received(WatchResponse(1, 50, changes=(WatchChange("a", b"1", 50),)), 0)
     assert watches.received(WatchResponse(-1, 20), 0) == [Read({1: SHOP})]
     assert watches.read({1: {}}, 20, 0) == [
         NotifyContactLost(1, DATA_LOST),
         NotifyView(1, {}, 20),
     ]
-    change = Change("a", b"2", 21)
+    change = WatchChange("a", b"2", 21)
     assert watches.received(WatchResponse(1, 21, changes=(change,)), 0) == [
         NotifyView(1, {"a": b"2"}, 21, A_CHANGED)
     ]
@@ -238,4 +238,4 @@ def test_a_removed_watch_is_canceled_and_affects_no_other() -> None:
     assert watches.remove(1) == [CancelWatch(1)]
     assert watches.remove(1) == []
     assert watches.received(WatchResponse(1, 10, canceled=True), 0) == []
-    assert watches.received(WatchResponse(2, 11, changes=(Change("a", b"1", 11),)), 0)
+    assert watches.received(WatchResponse(2, 11, changes=(WatchChange("a", b"1", 11),)), 0)

@@ -8,7 +8,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from rpcwheel.durations import NEVER
 from rpcwheel.registry.backends.etcd_watch_core import (
     CancelWatch,
-    Change,
     CreateWatch,
     EndStream,
     NotifyContactLost,
@@ -16,6 +15,7 @@ from rpcwheel.registry.backends.etcd_watch_core import (
     OpenStream,
     Read,
     SendProbe,
+    WatchChange,
     WatchCore,
     WatchResponse,
 )
@@ -54,7 +54,7 @@ class Etcd:
             self.records[key] = value
         for number, prefix in self.created.items():
             if key.startswith(prefix):
-                change = Change(key[len(prefix) :].decode(), value, self.revision)
+                change = WatchChange(key[len(prefix) :].decode(), value, self.revision)
                 self._respond(WatchResponse(number, self.revision, changes=(change,)))
 
     def below(self, prefix: bytes) -> dict[str, bytes]:
