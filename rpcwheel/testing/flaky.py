@@ -49,7 +49,7 @@ class FlakyBackend(RegistryBackend):
         self._state: State = "up"
         self._reason = ""
         self._gone: set[tuple[str, str]] = set()  # removed by `forget`, until published again
-        self._watches: list[_Watch] = []
+        self._watches: list[_FlakyWatch] = []
 
     # Commands
 
@@ -87,65 +87,65 @@ class FlakyBackend(RegistryBackend):
         for watch in watches:
             watch.cut("the engine has lost its data")
         for service in self.inner.services():
-            found = [_read(record) for record in self.inner.lookup(service).records.values()]
-            taken = [one for one in found if one is not None]
+            decoded = [_read(record) for record in self.inner.lookup(service).records.values()]
+            instances = [instance for instance in decoded if instance is not None]
             with self._changed:
-                self._gone.update(one.key for one in taken)
-            self.inner.withdraw(taken)
+                self._gone.update(instance.key for instance in instances)
+            self.inner.withdraw(instances)
         for watch in () if cut else watches:
             watch.resume()
 
     # Requests
 
     def publish(self, instances: Sequence[ServiceInstance]) -> None:
-        """As `RegistryBackend.publish`."""
+        """Publish in the inner backend, or fail."""
 
-        def done() -> None:
+        def execute() -> None:
             self.inner.publish(instances)
             with self._changed:
-                self._gone.difference_update(one.key for one in instances)
+                self._gone.difference_update(instance.key for instance in instances)
 
-        self._request("publish", [one.id for one in instances], done)
+        self._request("publish", [instance.id for instance in instances], execute)
 
     def withdraw(self, instances: Sequence[ServiceInstance]) -> None:
-        """As `RegistryBackend.withdraw`."""
-        ids = [one.id for one in instances]
+        """Withdraw in the inner backend, or fail."""
+        ids = [instance.id for instance in instances]
         self._request("withdraw", ids, lambda: self.inner.withdraw(instances))
 
     def renew(self, instances: Collection[ServiceInstance]) -> Mapping[tuple[str, str], Lost]:
-        """As `RegistryBackend.renew`."""
+        """Renew in the inner backend, or fail. Forgotten instances are reported as "wiped"."""
 
-        def done() -> Mapping[tuple[str, str], Lost]:
+        def execute() -> Mapping[tuple[str, str], Lost]:
             lost = self.inner.renew(instances)
             with self._changed:
                 return {key: "wiped" if key in self._gone else why for key, why in lost.items()}
 
-        return self._request("renew", [one.id for one in instances], done)
+        return self._request("renew", [instance.id for instance in instances], execute)
 
     def lookup(self, service: str) -> View:
-        """As `RegistryBackend.lookup`."""
+        """Look up a service in the inner backend, or fail."""
         return self._request("lookup", [service], lambda: self.inner.lookup(service))
 
     def services(self) -> Sequence[str]:
-        """As `RegistryBackend.services`."""
+        """List the services of the inner backend, or fail."""
         return self._request("services", [], self.inner.services)
 
     def watch(self, service: str, watcher: Watcher) -> Watch:
-        """As `RegistryBackend.watch`."""
+        """Watch a service in the inner backend. The watcher gets no views while contact is cut."""
         with self._changed:
             self._check_open()
             self.requests.append(("watch", (service,)))
-            watch = _Watch(watcher, cut=self._state in CUT)
+            watch = _FlakyWatch(watcher, cut=self._state in CUT)
             self._watches.append(watch)
         watch.inner = self.inner.watch(service, watch)
         return watch
 
     def refresh(self, service: str) -> None:
-        """As `RegistryBackend.refresh`."""
+        """Refresh the watches of a service in the inner backend, in any state."""
         self.inner.refresh(service)
 
     def close(self) -> None:
-        """As `RegistryBackend.close`. The inner backend gives up its lease in any state."""
+        """Close the inner backend, which gives up its lease in any state. Idempotent."""
         with self._changed:
             closed, self._closed = self._closed, True
             self._changed.notify_all()
@@ -155,10 +155,10 @@ class FlakyBackend(RegistryBackend):
             watch.close()
         self.inner.close()
 
-    def _request(self, method: str, what: Sequence[str], done: Callable[[], R]) -> R:
+    def _request(self, method: str, names: Sequence[str], execute: Callable[[], R]) -> R:
         with self._changed:
             self._check_open()
-            self.requests.append((method, tuple(what)))
+            self.requests.append((method, tuple(names)))
             if self._state == "frozen":
                 self._changed.wait_for(
                     lambda: self._state != "frozen" or self._closed, self.settings.timeout_s
@@ -169,7 +169,7 @@ class FlakyBackend(RegistryBackend):
             raise RegistryRefused(f"{self.url}: {reason}")
         if state in CUT:
             raise RegistryUnavailable(f"{self.url}: {reason}")
-        answer = done()
+        answer = execute()
         if state == "losing answers":
             raise RegistryUnavailable(f"{self.url}: {reason}")
         return answer
@@ -187,7 +187,7 @@ class FlakyBackend(RegistryBackend):
                 watch.resume()
 
 
-class _Watch:
+class _FlakyWatch:
     """Passes calls of the inner backend to a watcher, except while contact is cut."""
 
     def __init__(self, watcher: Watcher, *, cut: bool) -> None:

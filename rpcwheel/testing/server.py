@@ -59,11 +59,11 @@ class ReceivedCall:
 
 @dataclass(slots=True, eq=False)
 class _Fault:
-    """What happens to calls."""
+    """A failure that applies to calls."""
 
     method: str | None
     left: int | None
-    """For how many more calls; None for all."""
+    """How many more calls it applies to; None: all."""
     delay_s: float = 0.0
     """How long they wait before their handler runs."""
     loses_response: bool = False
@@ -266,8 +266,8 @@ class FlakyServer:
 
     def _service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
         method: str = details.method
-        found = (handlers.service(details) for handlers in self._handlers)
-        handler = next((one for one in found if one is not None), None)
+        candidates = (handlers.service(details) for handlers in self._handlers)
+        handler = next((candidate for candidate in candidates if candidate is not None), None)
         if handler is None:
             handler = grpc.stream_stream_rpc_method_handler(partial(self._echo, method))
             return cast("grpc.RpcMethodHandler", handler)

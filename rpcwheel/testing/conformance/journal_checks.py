@@ -53,7 +53,7 @@ TEXTS: Final = (
 
 
 def appended_calls_are_kept_unchanged(harness: JournalHarness) -> None:
-    """All texts, bytes of all values, and long ones; in `select` and in `take`."""
+    """`select` and `take` return all texts, bytes of all values, and long ones."""
     backend = harness.new()
     bodies = (b"", b"\0", bytes(range(256)), os.urandom(1 << 20), b"\\x41", b"'")
     calls = [
@@ -68,7 +68,7 @@ def appended_calls_are_kept_unchanged(harness: JournalHarness) -> None:
         for number, (text, body) in enumerate(zip(TEXTS, bodies, strict=True))
     ]
     ids = harness.append(backend, *calls)
-    stored = {one.id: one for one in backend.select(Filter(ids=tuple(ids)), limit=MANY)}
+    stored = {call.id: call for call in backend.select(Filter(ids=tuple(ids)), limit=MANY)}
     for number, call in zip(ids, calls, strict=True):
         require(number in stored, f"select must find the call {number}, which was appended")
         _require_same(stored[number], call, "select")
@@ -83,17 +83,17 @@ def appended_calls_are_kept_unchanged(harness: JournalHarness) -> None:
 
 def _require_same(stored: StoredCall, call: NewCall, method: str) -> None:
     for name in ("queue", "target", "method", "key", "body", "attempts", "error", "order_key"):
-        given, found = getattr(call, name), getattr(stored, name)
+        wanted, actual = getattr(call, name), getattr(stored, name)
         require(
-            found == given and type(found) is type(given),
-            f"{method} must return {name} as it was appended, {given!r:.80}, not {found!r:.80}",
+            actual == wanted and type(actual) is type(wanted),
+            f"{method} must return {name} as it was appended, {wanted!r:.80}, not {actual!r:.80}",
         )
     require(stored.reason == "", f"{method} must return no reason, not {stored.reason!r}")
-    for name, given in (("due_s", call.delay_s), ("expires_s", call.max_age_s)):
-        found = getattr(stored, name)
+    for name, wanted in (("due_s", call.delay_s), ("expires_s", call.max_age_s)):
+        actual = getattr(stored, name)
         require(
-            given - SLACK_S < found <= given + MILLISECOND,
-            f"{method} must return {name} of about {given}, not {found}",
+            wanted - SLACK_S < actual <= wanted + MILLISECOND,
+            f"{method} must return {name} of about {wanted}, not {actual}",
         )
     require(
         -MILLISECOND <= stored.age_s < SLACK_S,
@@ -102,36 +102,36 @@ def _require_same(stored: StoredCall, call: NewCall, method: str) -> None:
 
 
 def what_not_every_engine_can_store_is_replaced(harness: JournalHarness) -> None:
-    """U+0000 and surrogates in texts, by U+FFFD; in all requests."""
+    """All requests replace U+0000 and surrogates in texts by U+FFFD."""
     backend, worker = harness.new(), harness.worker()
     odd = "a\0b\ud800c"
     call = replace(harness.call(order_key=odd, error=odd, target=odd), method=odd, key=odd)
     (number,) = harness.append(backend, call)
     for name in ("target", "method", "key", "error", "order_key"):
-        found = getattr(harness.one(backend, number), name)
+        text = getattr(harness.stored_call(backend, number), name)
         require(
-            found == storable(odd),
-            f"{name} must be {storable(odd)!r} in the journal, not {found!r}",
+            text == storable(odd),
+            f"{name} must be {storable(odd)!r} in the journal, not {text!r}",
         )
     chosen = Filter(queue=harness.queue, target=odd, method=f"{odd}*", error=odd)
     require(backend.select(chosen), "select must accept texts with U+0000 and surrogates")
     harness.expect_taken(backend, worker, number, routes=[harness.route(target=odd)])
     lost = backend.report(worker, [Dead(number, 2, odd, odd)])
-    one = harness.one(backend, number)
+    stored = harness.stored_call(backend, number)
     require(
-        not lost and (one.error, one.reason) == (storable(odd), storable(odd)),
-        f"report must accept texts with U+0000 and surrogates, but stored {one!r}",
+        not lost and (stored.error, stored.reason) == (storable(odd), storable(odd)),
+        f"report must accept texts with U+0000 and surrogates, but stored {stored!r}",
     )
 
 
 def ids_increase(harness: JournalHarness) -> None:
-    """Within an append, from one to the next, and from one backend to another."""
-    one, two = harness.new(), harness.new()
+    """Ids increase within an append, between appends, and between backends."""
+    backend, other = harness.new(), harness.new()
     ids: list[int] = []
     for number in range(4):
-        ids += harness.append((one, two)[number % 2], *map(harness.call, range(1 + number)))
-    one.delete(Filter(ids=(ids[-1],)))
-    ids += harness.append(two, harness.call())
+        ids += harness.append((backend, other)[number % 2], *map(harness.call, range(1 + number)))
+    backend.delete(Filter(ids=(ids[-1],)))
+    ids += harness.append(other, harness.call())
     require(
         all(number > 0 for number in ids),
         f"ids must be positive numbers, not {ids}",
@@ -143,7 +143,7 @@ def ids_increase(harness: JournalHarness) -> None:
 
 
 def many_calls_are_appended_at_once(harness: JournalHarness) -> None:
-    """In the order of their ids. No calls are accepted too."""
+    """Ids are in the order of the calls. An append of no calls is accepted."""
     backend = harness.new()
     require(backend.append([]) == [], "append of no calls must return no ids")
     calls = [
@@ -151,21 +151,21 @@ def many_calls_are_appended_at_once(harness: JournalHarness) -> None:
         for number in range(2000)
     ]
     ids = harness.append(backend, *calls)
-    found = harness.found(backend)
+    stored = harness.stored_calls(backend)
     require(
-        [(one.id, one.body) for one in found]
+        [(call.id, call.body) for call in stored]
         == [(number, call.body) for number, call in zip(ids, calls, strict=True)],
         "append must return the ids in the order of the calls",
     )
     first: dict[str | None, int] = {}
-    for one in found:
-        first.setdefault(one.order_key, one.id)
+    for call in stored:
+        first.setdefault(call.order_key, call.id)
     wanted = [
-        READY if one.order_key is None or first[one.order_key] == one.id else BLOCKED
-        for one in found
+        READY if call.order_key is None or first[call.order_key] == call.id else BLOCKED
+        for call in stored
     ]
     require(
-        [one.state for one in found] == wanted,
+        [call.state for call in stored] == wanted,
         "of the calls of one append, the first of each order key must be READY, others BLOCKED",
     )
 
@@ -184,13 +184,13 @@ def an_append_stores_all_or_nothing(harness: JournalHarness) -> None:
         except Exception:  # noqa: BLE001 - an error of the caller, which no journal has to name
             raised = True
         require(raised, "append of a call whose body is None must raise")
-        require(not harness.found(backend), "an append that raised must store no call")
+        require(not harness.stored_calls(backend), "an append that raised must store no call")
     harness.append(backend, harness.call(3))
     harness.append(backend, harness.call(4, order_key="a"))
 
 
 def concurrent_appends_are_all_stored(harness: JournalHarness) -> None:
-    """Of several backends."""
+    """Several backends append at once, and each call is stored once."""
     backends = [harness.new() for _ in range(4)]
     ids: list[list[int]] = [[] for _ in backends]
 
@@ -203,10 +203,11 @@ def concurrent_appends_are_all_stored(harness: JournalHarness) -> None:
     on_threads(*(partial(work, place) for place in range(len(backends))))
     for each in ids:
         require(each == sorted(each), f"the ids of one backend must increase, but are {each}")
-    found = [one.id for one in harness.found(backends[0])]
+    stored_ids = [call.id for call in harness.stored_calls(backends[0])]
     require(
-        found == sorted(number for each in ids for number in each),
-        f"all {sum(map(len, ids))} calls of concurrent appends must be stored once, not {found}",
+        stored_ids == sorted(number for each in ids for number in each),
+        f"all {sum(map(len, ids))} calls of concurrent appends must be stored once, "
+        f"not {stored_ids}",
     )
 
 
@@ -214,7 +215,7 @@ def concurrent_appends_are_all_stored(harness: JournalHarness) -> None:
 
 
 def calls_are_taken_when_they_are_due(harness: JournalHarness) -> None:
-    """Or if they are due within the given time."""
+    """`within_s` adds the calls that become due within that time."""
     backend, worker = harness.new(), harness.worker()
     now, soon, later = harness.append(
         backend,
@@ -230,7 +231,7 @@ def calls_are_taken_when_they_are_due(harness: JournalHarness) -> None:
 
 
 def calls_that_were_due_at_an_earlier_time_are_taken(harness: JournalHarness) -> None:
-    """If the given time is negative, and no others."""
+    """A negative `within_s` selects only calls that were due so long ago."""
     backend, worker = harness.new(), harness.worker()
     _, earlier = harness.append(
         backend, harness.call(1, delay_s=-60.0), harness.call(2, delay_s=-HOUR_S)
@@ -240,7 +241,7 @@ def calls_that_were_due_at_an_earlier_time_are_taken(harness: JournalHarness) ->
 
 
 def a_call_becomes_due(harness: JournalHarness) -> None:
-    """After its delay, by the clock of the engine."""
+    """A call is due after its delay, by the clock of the engine."""
     backend, worker = harness.new(), harness.worker()
     (number,) = harness.append(backend, harness.call(1, delay_s=0.2))
     taken: list[StoredCall] = []
@@ -257,7 +258,7 @@ def a_call_becomes_due(harness: JournalHarness) -> None:
 
 
 def what_is_due_first_is_taken_first(harness: JournalHarness) -> None:
-    """Then what was stored first. Also if more are due than the limit of the route."""
+    """Equal due times are ordered by id. The limit of a route cuts off the last calls."""
     backend, worker = harness.new(), harness.worker()
     delays = (50, 10, 40, 10, -5, 30, 20, 10, 0, 60, 70)
     ids = harness.append(backend, *(harness.call(delay_s=float(delay)) for delay in delays))
@@ -270,7 +271,7 @@ def what_is_due_first_is_taken_first(harness: JournalHarness) -> None:
 
 
 def calls_due_at_the_same_time_are_taken_in_the_order_of_their_ids(harness: JournalHarness) -> None:
-    """Also if ids have different numbers of digits."""
+    """Ids are compared as numbers, whatever their number of digits."""
     backend, worker = harness.new(), harness.worker()
     ids = harness.append(backend, *map(harness.call, range(120)))
     for first in range(0, len(ids), 50):
@@ -303,7 +304,7 @@ def only_given_routes_are_taken_and_up_to_their_limits(harness: JournalHarness) 
     )
     wanted = [*places["", ""][:2], *places["a", "b"], *places["b", "a"][:2]]
     require(
-        sorted(one.id for one in taken) == sorted(wanted),
+        sorted(call.id for call in taken) == sorted(wanted),
         f"take must return the calls {wanted} of the given routes, not {taken}",
     )
     require(
@@ -314,19 +315,19 @@ def only_given_routes_are_taken_and_up_to_their_limits(harness: JournalHarness) 
 
 
 def a_taken_call_is_not_taken_again(harness: JournalHarness) -> None:
-    """Not by its worker, and not by another one on another connection."""
-    one, two = harness.new(), harness.new()
+    """Neither the same worker nor one on another connection takes a call that is taken."""
+    backend, other = harness.new(), harness.new()
     first, second = harness.worker(), harness.worker()
-    ids = harness.append(one, harness.call(1), harness.call(2))
-    harness.expect_taken(one, first, ids[0], routes=[harness.route(1)])
-    harness.expect_taken(one, first, ids[1], routes=[harness.route(1)])
-    harness.expect_taken(one, first)
-    harness.expect_taken(two, second)
-    harness.expect_states(two, dict.fromkeys(ids, TAKEN), "after they were taken")
+    ids = harness.append(backend, harness.call(1), harness.call(2))
+    harness.expect_taken(backend, first, ids[0], routes=[harness.route(1)])
+    harness.expect_taken(backend, first, ids[1], routes=[harness.route(1)])
+    harness.expect_taken(backend, first)
+    harness.expect_taken(other, second)
+    harness.expect_states(other, dict.fromkeys(ids, TAKEN), "after they were taken")
 
 
 def concurrent_workers_take_each_call_once(harness: JournalHarness) -> None:
-    """While others append."""
+    """Several workers take while another backend appends."""
     producer, backends = harness.new(), [harness.new() for _ in range(4)]
     total = 400
     taken: list[list[int]] = [[] for _ in backends]
@@ -337,10 +338,10 @@ def concurrent_workers_take_each_call_once(harness: JournalHarness) -> None:
         end = time.monotonic() + TIMEOUT_S
         while sum(map(len, taken)) < total:
             require(time.monotonic() < end, f"{total} calls must be taken, but {taken} were")
-            found = [one.id for one in harness.take(backend, worker, harness.route(7))]
-            lost = backend.report(worker, [Delivered(number) for number in found])
+            taken_ids = [call.id for call in harness.take(backend, worker, harness.route(7))]
+            lost = backend.report(worker, [Delivered(number) for number in taken_ids])
             require(not lost, f"report must accept results of taken calls, but ignored {lost}")
-            taken[place] += found
+            taken[place] += taken_ids
 
     def produce() -> None:
         for first in range(0, total, 10):
@@ -353,14 +354,14 @@ def concurrent_workers_take_each_call_once(harness: JournalHarness) -> None:
         f"each of {total} calls must be taken once, but {len(every)} were, {len(set(every))} "
         "different ones",
     )
-    require(not harness.found(producer), "delivered calls must be deleted")
+    require(not harness.stored_calls(producer), "delivered calls must be deleted")
 
 
 # Leases
 
 
 def without_calls_there_is_no_lease(harness: JournalHarness) -> None:
-    """`renew` says so."""
+    """`renew` returns False for a worker that has taken no calls."""
     backend, worker = harness.new(), harness.worker()
     require(
         backend.renew(worker, HOUR_S) is False,
@@ -374,24 +375,27 @@ def without_calls_there_is_no_lease(harness: JournalHarness) -> None:
 
 
 def calls_are_taken_over_when_a_lease_ends(harness: JournalHarness) -> None:
-    """Unchanged. Late results change nothing, and `renew` returns False."""
-    one, two = harness.new(), harness.new()
+    """The calls are unchanged. Late results change nothing, and `renew` returns False."""
+    backend, other = harness.new(), harness.new()
     old, new = harness.worker(), harness.worker()
     ids = harness.append(
-        one, *(harness.call(number, attempts=3, error="down", delay_s=-5) for number in range(3))
+        backend,
+        *(harness.call(number, attempts=3, error="down", delay_s=-5) for number in range(3)),
     )
-    harness.expect_taken(one, old, *ids, lease_s=SHORT_S)
-    harness.wait_until_taken(two, new, *ids)
-    before = harness.found(two)
-    lost = one.report(
+    harness.expect_taken(backend, old, *ids, lease_s=SHORT_S)
+    harness.wait_until_taken(other, new, *ids)
+    before = harness.stored_calls(other)
+    lost = backend.report(
         old, [Delivered(ids[0]), Postponed(ids[1], 9, 0.0, "late"), Dead(ids[2], 9, "late", "late")]
     )
     require(
         sorted(lost) == ids,
         f"report must return the ids of calls that were taken over, {ids}, not {lost}",
     )
-    require(one.renew(old, HOUR_S) is False, "renew of a lease that has ended must return False")
-    after = harness.found(two)
+    require(
+        backend.renew(old, HOUR_S) is False, "renew of a lease that has ended must return False"
+    )
+    after = harness.stored_calls(other)
     for was, call in zip(before, after, strict=True):
         require(
             (was.id, was.state, was.attempts, was.error, was.reason)
@@ -400,28 +404,30 @@ def calls_are_taken_over_when_a_lease_ends(harness: JournalHarness) -> None:
         )
         require(call.due_s <= -5 + MILLISECOND, "a call that is taken over must keep its due time")
     require(
-        two.report(new, [Delivered(number) for number in ids]) == [],
+        other.report(new, [Delivered(number) for number in ids]) == [],
         "report must accept the results of the new worker",
     )
 
 
 def a_take_without_routes_ends_leases(harness: JournalHarness) -> None:
-    """So that a worker finds what another one has left that had taken every call."""
-    one, two = harness.new(), harness.new()
-    (number,) = harness.append(one, harness.call(1))
-    harness.expect_taken(one, harness.worker(), number, lease_s=SHORT_S)
+    """A take without routes makes calls ready whose lease has ended."""
+    backend, other = harness.new(), harness.new()
+    (number,) = harness.append(backend, harness.call(1))
+    harness.expect_taken(backend, harness.worker(), number, lease_s=SHORT_S)
     worker = harness.worker()
 
     def look() -> bool:
-        require(two.take(worker, HOUR_S, [], 0.0) == [], "take without routes must return nothing")
-        return (harness.queue, harness.route().target) in two.routes()
+        require(
+            other.take(worker, HOUR_S, [], 0.0) == [], "take without routes must return nothing"
+        )
+        return (harness.queue, harness.route().target) in other.routes()
 
     wait(look, lambda: "take without routes must make calls ready whose lease has ended")
-    harness.expect_states(two, {number: READY}, "after its lease has ended")
+    harness.expect_states(other, {number: READY}, "after its lease has ended")
 
 
 def a_worker_takes_its_calls_again_after_its_lease(harness: JournalHarness) -> None:
-    """As it has no others then."""
+    """A worker whose lease has ended takes its own calls, and has a lease again."""
     backend, worker = harness.new(), harness.worker()
     ids = harness.append(backend, harness.call(1), harness.call(2))
     harness.expect_taken(backend, worker, *ids, lease_s=SHORT_S)
@@ -430,7 +436,7 @@ def a_worker_takes_its_calls_again_after_its_lease(harness: JournalHarness) -> N
 
 
 def a_renewed_lease_does_not_end(harness: JournalHarness) -> None:
-    """By `renew`, and by taking other calls, but not by taking none."""
+    """`renew` and taking other calls extend a lease; a take that returns nothing does not."""
     backend, other = harness.new(), harness.new()
     renewing, taking, idle = harness.worker(), harness.worker(), harness.worker()
     routes = [harness.route(queue=f"{harness.queue}.{number}") for number in range(3)]
@@ -447,16 +453,16 @@ def a_renewed_lease_does_not_end(harness: JournalHarness) -> None:
     require(backend.renew(renewing, HOUR_S), "renew of a lease must return True")
     harness.expect_taken(backend, taking, ids[1][1], routes=[routes[1]])
     harness.take(backend, idle, harness.route(queue=f"{harness.queue}.none"))
-    found: list[int] = []
+    taken: list[int] = []
 
     def look() -> bool:
-        found.extend(one.id for one in harness.take(other, harness.worker(), *routes))
-        return ids[2][0] in found
+        taken.extend(call.id for call in harness.take(other, harness.worker(), *routes))
+        return ids[2][0] in taken
 
     wait(look, lambda: "a lease must end that was only shortened by renew, or after an empty take")
     require(
-        sorted(found) == sorted([ids[0][1], *ids[2]]),
-        f"the calls {[ids[0][1], *ids[2]]} must be taken when a lease ends, but {found} were: the "
+        sorted(taken) == sorted([ids[0][1], *ids[2]]),
+        f"the calls {[ids[0][1], *ids[2]]} must be taken when a lease ends, but {taken} were: the "
         "others have been renewed by `renew` or by `take`",
     )
     harness.let_a_lease_end(other)
@@ -473,7 +479,7 @@ def a_renewed_lease_does_not_end(harness: JournalHarness) -> None:
 
 
 def released_calls_are_ready_at_once(harness: JournalHarness) -> None:
-    """With unchanged attempts. The worker has no lease any more; those of others remain."""
+    """Attempts are unchanged. The worker loses its lease; the leases of others remain."""
     backend, old, new, third = harness.new(), *(harness.worker() for _ in range(3))
     ids = harness.append(backend, *(harness.call(number, attempts=2) for number in range(3)))
     harness.expect_taken(backend, third, ids[0], routes=[harness.route(1)])
@@ -486,7 +492,8 @@ def released_calls_are_ready_at_once(harness: JournalHarness) -> None:
     )
     taken = harness.expect_taken(backend, new, *ids[1:])
     require(
-        [one.attempts for one in taken] == [2, 2], "release must not change the number of attempts"
+        [call.attempts for call in taken] == [2, 2],
+        "release must not change the number of attempts",
     )
     backend.release(harness.worker())  # of a worker that is not known: no error
 
@@ -495,7 +502,7 @@ def released_calls_are_ready_at_once(harness: JournalHarness) -> None:
 
 
 def delivered_calls_are_deleted(harness: JournalHarness) -> None:
-    """Only those."""
+    """Other taken calls stay."""
     backend, worker = harness.new(), harness.worker()
     ids = harness.append(backend, *map(harness.call, range(3)))
     harness.expect_taken(backend, worker, *ids)
@@ -506,7 +513,7 @@ def delivered_calls_are_deleted(harness: JournalHarness) -> None:
 
 
 def postponed_calls_are_due_later(harness: JournalHarness) -> None:
-    """With their attempts and the error."""
+    """The attempts and the error of the report are stored."""
     backend, worker = harness.new(), harness.worker()
     ids = harness.append(backend, harness.call(1), harness.call(2, max_age_s=5 * HOUR_S))
     harness.expect_taken(backend, worker, *ids)
@@ -514,7 +521,7 @@ def postponed_calls_are_due_later(harness: JournalHarness) -> None:
         worker, [Postponed(ids[0], 5, 2 * HOUR_S, "é"), Postponed(ids[1], 6, 0.0, "down")]
     )
     require(lost == [], f"report of taken calls must return no ids, not {lost}")
-    first, second = (harness.one(backend, number) for number in ids)
+    first, second = (harness.stored_call(backend, number) for number in ids)
     for call, attempts, due_s, error in ((first, 5, 2 * HOUR_S, "é"), (second, 6, 0.0, "down")):
         require(
             (call.state, call.attempts, call.error, call.reason) == (READY, attempts, error, "")
@@ -531,17 +538,17 @@ def postponed_calls_are_due_later(harness: JournalHarness) -> None:
 
 
 def dead_calls_are_kept_and_not_taken(harness: JournalHarness) -> None:
-    """With attempts, error and reason."""
+    """The attempts, the error and the reason of the report are stored."""
     backend, worker = harness.new(), harness.worker()
     (number,) = harness.append(backend, harness.call())
     harness.expect_taken(backend, worker, number)
     lost = backend.report(worker, [Dead(number, 7, "gone", "too old")])
-    one = harness.one(backend, number)
+    call = harness.stored_call(backend, number)
     require(
         lost == []
-        and (one.state, one.attempts, one.error, one.reason, one.body)
+        and (call.state, call.attempts, call.error, call.reason, call.body)
         == (DEAD, 7, "gone", "too old", b"1"),
-        f"the call must be DEAD after 7 attempts, 'gone' and 'too old', but is {one}",
+        f"the call must be DEAD after 7 attempts, 'gone' and 'too old', but is {call}",
     )
     harness.expect_taken(backend, worker, within_s=HOUR_S)
     backend.release(worker)
@@ -549,7 +556,7 @@ def dead_calls_are_kept_and_not_taken(harness: JournalHarness) -> None:
 
 
 def results_of_calls_that_are_not_taken_are_ignored(harness: JournalHarness) -> None:
-    """Of ready, deleted, unknown and reported calls, and of those of another worker."""
+    """Ready, deleted, unknown and reported calls, and those of another worker, stay as they are."""
     backend, worker, other = harness.new(), harness.worker(), harness.worker()
     theirs, deleted, reported, mine, ready = harness.append(backend, *map(harness.call, range(5)))
     harness.expect_taken(backend, other, theirs, routes=[harness.route(1)])
@@ -583,7 +590,7 @@ def results_of_calls_that_are_not_taken_are_ignored(harness: JournalHarness) -> 
         "after a result that was accepted and one that was ignored",
     )
     require(
-        {one.error for one in harness.found(backend)} == {"", "once"},
+        {call.error for call in harness.stored_calls(backend)} == {"", "once"},
         "ignored results must not change errors",
     )
 
@@ -613,7 +620,7 @@ def a_report_stores_all_or_nothing(harness: JournalHarness) -> None:
 
 
 def calls_with_an_order_key_are_taken_one_at_a_time(harness: JournalHarness) -> None:
-    """In the order of their ids, not of their due times; a postponed one is the next one again."""
+    """Ids decide, not due times; a postponed call is the next one again."""
     backend, worker = harness.new(), harness.worker()
     ids = harness.append(
         backend, *(harness.call(delay_s=-float(number), order_key="a") for number in range(2))
@@ -643,7 +650,7 @@ def calls_with_an_order_key_are_taken_one_at_a_time(harness: JournalHarness) -> 
 
 
 def an_order_key_blocks_only_its_own_calls(harness: JournalHarness) -> None:
-    """Not those of other keys, queues or targets, nor those without a key."""
+    """Calls of other keys, queues or targets are not blocked, nor those without a key."""
     backend, worker = harness.new(), harness.worker()
     queues, targets = (harness.queue, f"{harness.queue}.a"), ("b", "a.b")
     keys = (None, "", "a", "A")
@@ -655,7 +662,7 @@ def an_order_key_blocks_only_its_own_calls(harness: JournalHarness) -> None:
     ]
     first, second = harness.append(backend, *calls), harness.append(backend, *calls)
     routes = [harness.route(queue=queue, target=target) for queue in queues for target in targets]
-    taken = {one.id for one in harness.take(backend, worker, *routes)}
+    taken = {call.id for call in harness.take(backend, worker, *routes)}
     free = {number for number, call in zip(second, calls, strict=True) if call.order_key is None}
     require(
         taken == {*first, *free},
@@ -663,15 +670,15 @@ def an_order_key_blocks_only_its_own_calls(harness: JournalHarness) -> None:
     )
     backend.report(worker, [Postponed(number, 2, HOUR_S, "down") for number in first[4:]])
     backend.report(worker, [Delivered(number) for number in first[:4]])
-    found = [one.id for one in harness.take(backend, worker, *routes)]
+    taken_next = [call.id for call in harness.take(backend, worker, *routes)]
     require(
-        sorted(found) == sorted(set(second[:4]) - free),
-        f"only the next calls of the delivered ones, {second[:4]}, must be taken, not {found}",
+        sorted(taken_next) == sorted(set(second[:4]) - free),
+        f"only the next calls of the delivered ones, {second[:4]}, must be taken, not {taken_next}",
     )
 
 
 def a_dead_letter_does_not_block(harness: JournalHarness) -> None:
-    """Nor does a deleted call, in any state."""
+    """A deleted call does not block either, whatever its state was."""
     backend, worker = harness.new(), harness.worker()
     ids = harness.append(backend, *(harness.call(number, order_key="a") for number in range(6)))
     harness.expect_taken(backend, worker, ids[0])
@@ -700,7 +707,7 @@ def a_dead_letter_does_not_block(harness: JournalHarness) -> None:
 
 
 def a_call_that_is_taken_over_still_blocks(harness: JournalHarness) -> None:
-    """Also one that was released."""
+    """A call that was released blocks later ones too."""
     backend, old, new = harness.new(), harness.worker(), harness.worker()
     first, second = harness.append(
         backend, harness.call(order_key="a"), harness.call(order_key="a")
@@ -718,7 +725,7 @@ def a_call_that_is_taken_over_still_blocks(harness: JournalHarness) -> None:
 
 
 def a_dead_letter_is_retried_in_its_order(harness: JournalHarness) -> None:
-    """Before later calls of its order key that are not taken, and after one that is."""
+    """A retried dead letter precedes later calls of its order key, except one that is taken."""
     backend, worker, other = harness.new(), harness.worker(), harness.worker()
     dead, ready, blocked = harness.append(
         backend, *(harness.call(number, order_key="a") for number in range(3))
@@ -749,7 +756,7 @@ def a_dead_letter_is_retried_in_its_order(harness: JournalHarness) -> None:
 
 
 def several_dead_letters_of_a_key_are_retried_in_their_order(harness: JournalHarness) -> None:
-    """In one request."""
+    """One request retries all dead letters of a key; these are taken one at a time."""
     backend, worker = harness.new(), harness.worker()
     ids = harness.append(backend, *(harness.call(number, order_key="a") for number in range(3)))
     for number in ids:
@@ -762,7 +769,7 @@ def several_dead_letters_of_a_key_are_retried_in_their_order(harness: JournalHar
 
 
 def concurrent_workers_keep_the_order(harness: JournalHarness) -> None:
-    """While others append, also of several calls of different keys at once."""
+    """Other backends append meanwhile, several calls of different keys at once."""
     backends, producers = [harness.new() for _ in range(3)], [harness.new() for _ in range(2)]
     keys, rounds = ("a", "b", "c"), 15
     total = len(keys) * rounds * len(producers)
@@ -781,19 +788,19 @@ def concurrent_workers_keep_the_order(harness: JournalHarness) -> None:
         end = time.monotonic() + TIMEOUT_S
         while sum(map(len, done.values())) < total:
             require(time.monotonic() < end, f"{total} calls must be taken, but only {done} were")
-            found = harness.take(backend, worker, harness.route(2))
+            calls = harness.take(backend, worker, harness.route(2))
             with lock:
-                taken = {one.order_key for one in found}
+                taken = {call.order_key for call in calls}
                 require(
-                    len(taken) == len(found) and not taken & busy,
+                    len(taken) == len(calls) and not taken & busy,
                     "two calls of one order key were taken at the same time",
                 )
                 busy.update(taken)
-                for one in found:
-                    done[one.order_key].append(one.id)
+                for call in calls:
+                    done[call.order_key].append(call.id)
             with lock:
                 busy.difference_update(taken)  # from the report on, the next may be taken
-            backend.report(worker, [Delivered(one.id) for one in found])
+            backend.report(worker, [Delivered(call.id) for call in calls])
 
     on_threads(
         *(partial(produce, place) for place in range(len(producers))),
@@ -801,64 +808,64 @@ def concurrent_workers_keep_the_order(harness: JournalHarness) -> None:
     )
     for key, ids in done.items():
         require(ids == sorted(ids), f"calls of the order key {key} were taken in the order {ids}")
-    require(not harness.found(producers[0]), "all calls must be delivered")
+    require(not harness.stored_calls(producers[0]), "all calls must be delivered")
 
 
 # Selecting
 
 
 def select_finds_what_its_filter_says(harness: JournalHarness) -> None:
-    """All conditions together; without any, all calls."""
+    """All conditions must hold; a filter without conditions selects all calls."""
     backend, worker = harness.new(), harness.worker()
-    one, two, three, four = harness.append(
+    dead, taken, ready, elsewhere = harness.append(
         backend,
         harness.call(1, target="a:1", error="status UNAVAILABLE: x"),
         harness.call(2, target="b:1", method="/shop.Orders/Pull", error="100% of_it"),
         harness.call(3, target="a:1", order_key="k"),
         harness.call(4, target="a:1", order_key="k", queue=f"{harness.queue}.other"),
     )
-    (five,) = harness.append(backend, harness.call(5, target="a:1", order_key="k"))
-    harness.expect_taken(backend, worker, two, routes=[harness.route(target="b:1")])
-    harness.expect_taken(backend, worker, one, routes=[harness.route(1, target="a:1")])
-    backend.report(worker, [Dead(one, 2, "status UNAVAILABLE: x", "Too old: [9]")])
+    (blocked,) = harness.append(backend, harness.call(5, target="a:1", order_key="k"))
+    harness.expect_taken(backend, worker, taken, routes=[harness.route(target="b:1")])
+    harness.expect_taken(backend, worker, dead, routes=[harness.route(1, target="a:1")])
+    backend.report(worker, [Dead(dead, 2, "status UNAVAILABLE: x", "Too old: [9]")])
     chosen: tuple[tuple[Filter, list[int]], ...] = (
-        (Filter(), [one, two, three, four, five]),
-        (Filter(ids=(three, one, three)), [one, three]),
+        (Filter(), [dead, taken, ready, elsewhere, blocked]),
+        (Filter(ids=(ready, dead, ready)), [dead, ready]),
         (Filter(ids=()), []),
-        (Filter(ids=(-1, 0, 2**63, 2**70, two)), [two]),
-        (Filter(states=(READY,)), [three, four]),
-        (Filter(states=(BLOCKED,)), [five]),
-        (Filter(states=(TAKEN, DEAD)), [one, two]),
+        (Filter(ids=(-1, 0, 2**63, 2**70, taken)), [taken]),
+        (Filter(states=(READY,)), [ready, elsewhere]),
+        (Filter(states=(BLOCKED,)), [blocked]),
+        (Filter(states=(TAKEN, DEAD)), [dead, taken]),
         (Filter(states=()), []),
-        (Filter(queue=harness.queue), [one, two, three, five]),
-        (Filter(queue=f"{harness.queue}.other"), [four]),
+        (Filter(queue=harness.queue), [dead, taken, ready, blocked]),
+        (Filter(queue=f"{harness.queue}.other"), [elsewhere]),
         (Filter(queue=f"{harness.queue}.*"), []),
-        (Filter(target="a:1"), [one, three, four, five]),
+        (Filter(target="a:1"), [dead, ready, elsewhere, blocked]),
         (Filter(target="A:1"), []),
         (Filter(target="*"), []),
-        (Filter(target="b:1", method="*Pull"), [two]),
+        (Filter(target="b:1", method="*Pull"), [taken]),
         (Filter(target="a:1", method="*Pull"), []),
-        (Filter(error="UNAVAILABLE"), [one]),
+        (Filter(error="UNAVAILABLE"), [dead]),
         (Filter(error="unavailable"), []),
-        (Filter(error="Too old: [9]"), [one]),
-        (Filter(error="0% of_"), [two]),
-        (Filter(error="%"), [two]),
-        (Filter(error=""), [one, two, three, four, five]),
-        (Filter(min_age_s=-1.0), [one, two, three, four, five]),
+        (Filter(error="Too old: [9]"), [dead]),
+        (Filter(error="0% of_"), [taken]),
+        (Filter(error="%"), [taken]),
+        (Filter(error=""), [dead, taken, ready, elsewhere, blocked]),
+        (Filter(min_age_s=-1.0), [dead, taken, ready, elsewhere, blocked]),
         (Filter(min_age_s=HOUR_S), []),
-        (Filter(states=(READY,), target="a:1", queue=f"{harness.queue}.other"), [four]),
+        (Filter(states=(READY,), target="a:1", queue=f"{harness.queue}.other"), [elsewhere]),
     )
     for each, wanted in chosen:
-        found = [
+        selected = [
             stored.id
-            for stored in backend.select(each, after=one - 1, limit=MANY)
+            for stored in backend.select(each, after=dead - 1, limit=MANY)
             if stored.queue.startswith(harness.queue)
         ]
-        require(found == wanted, f"select of {each} must find {wanted}, not {found}")
+        require(selected == wanted, f"select of {each} must find {wanted}, not {selected}")
 
 
 def wildcards_match_any_text(harness: JournalHarness) -> None:
-    """`*` and `?` are the only ones, the whole text must match, and case matters."""
+    """Only `*` and `?` are wildcards, the whole text must match, and case matters."""
     backend = harness.new()
     texts = (
         "a",
@@ -907,29 +914,29 @@ def wildcards_match_any_text(harness: JournalHarness) -> None:
     harness.append(backend, *(harness.call(method=text) for text in texts))
     for pattern, wanted in patterns.items():
         chosen = Filter(queue=harness.queue, method=pattern)
-        found = [stored.method for stored in backend.select(chosen, limit=MANY)]
+        selected = [stored.method for stored in backend.select(chosen, limit=MANY)]
         require(
-            sorted(found) == sorted(wanted),
-            f"the pattern {pattern!r} must match {sorted(wanted)}, not {sorted(found)}",
+            sorted(selected) == sorted(wanted),
+            f"the pattern {pattern!r} must match {sorted(wanted)}, not {sorted(selected)}",
         )
 
 
 def select_returns_pages(harness: JournalHarness) -> None:
-    """In the order of ids."""
+    """Pages follow each other in the order of ids."""
     backend = harness.new()
     ids = harness.append(backend, *(harness.call(delay_s=float(-number)) for number in range(25)))
-    chosen, found, pages = Filter(queue=harness.queue), list[int](), 0
-    while page := backend.select(chosen, after=found[-1] if found else 0, limit=10):
+    chosen, selected, pages = Filter(queue=harness.queue), list[int](), 0
+    while page := backend.select(chosen, after=selected[-1] if selected else 0, limit=10):
         require(len(page) <= 10, "select must return at most `limit` calls")  # noqa: PLR2004
-        found += [one.id for one in page]
+        selected += [call.id for call in page]
         pages += 1
-    require(found == ids, f"pages must have the calls {ids} in the order of ids, not {found}")
+    require(selected == ids, f"pages must have the calls {ids} in the order of ids, not {selected}")
     require(pages == 3, "select must return `limit` calls if there are as many")  # noqa: PLR2004
     require(backend.select(chosen, limit=0) == [], "select with a limit of 0 must return nothing")
 
 
 def many_ids_can_be_selected(harness: JournalHarness) -> None:
-    """For `select`, `retry` and `delete`."""
+    """`select`, `retry` and `delete` accept 40,000 ids."""
     backend = harness.new()
     ids = harness.append(backend, *map(harness.call, range(40)))
     many = Filter(queue=harness.queue, ids=(*range(ids[-1] + 1, ids[-1] + 40_000), *ids))
@@ -939,7 +946,7 @@ def many_ids_can_be_selected(harness: JournalHarness) -> None:
 
 
 def waiting_calls_are_retried_now(harness: JournalHarness) -> None:
-    """Those that are taken are not changed."""
+    """`retry` makes waiting calls due now, and does not change taken ones."""
     backend, worker = harness.new(), harness.worker()
     ids = harness.append(
         backend,
@@ -953,13 +960,14 @@ def waiting_calls_are_retried_now(harness: JournalHarness) -> None:
     require(number == 2, f"retry must return the number of changed calls, 2, not {number}")  # noqa: PLR2004
     require(backend.retry(Filter(ids=(ids[0],))) == 0, "retry of a taken call must return 0")
     harness.expect_taken(backend, worker, ids[2])
-    one = harness.one(backend, ids[1])
+    call = harness.stored_call(backend, ids[1])
     require(
-        (one.state, one.attempts, one.error) == (BLOCKED, 4, "x") and one.due_s <= MILLISECOND,
-        f"retry of a waiting call must change only its due time, but it is {one}",
+        (call.state, call.attempts, call.error) == (BLOCKED, 4, "x") and call.due_s <= MILLISECOND,
+        f"retry of a waiting call must change only its due time, but it is {call}",
     )
     require(
-        harness.one(backend, ids[3]).due_s > SLACK_S, "retry must not change calls not selected"
+        harness.stored_call(backend, ids[3]).due_s > SLACK_S,
+        "retry must not change calls not selected",
     )
     require(
         backend.report(worker, [Delivered(ids[0])]) == [], "retry must not end the lease of a call"
@@ -968,36 +976,36 @@ def waiting_calls_are_retried_now(harness: JournalHarness) -> None:
 
 
 def dead_letters_are_retried_as_if_they_were_new(harness: JournalHarness) -> None:
-    """With no attempts, and their whole maximum age."""
+    """A retried dead letter has no attempts, and its whole maximum age again."""
     backend, worker = harness.new(), harness.worker()
     (number,) = harness.append(backend, harness.call(max_age_s=0.2))
     harness.expect_taken(backend, worker, number)
     backend.report(worker, [Dead(number, 7, "no", "too old")])
     wait(
-        lambda: harness.one(backend, number).expires_s < -0.1,  # noqa: PLR2004
+        lambda: harness.stored_call(backend, number).expires_s < -0.1,  # noqa: PLR2004
         lambda: "expires_s must decrease with time",
     )
-    aged = harness.one(backend, number).age_s
+    aged = harness.stored_call(backend, number).age_s
     require(aged >= 0.3 - MILLISECOND, f"age_s must increase with time, but is {aged}")
     require(backend.retry(Filter(states=(DEAD,), queue=harness.queue)) == 1, "retry must return 1")
-    (one,) = harness.expect_taken(backend, worker, number)
+    (call,) = harness.expect_taken(backend, worker, number)
     require(
-        (one.attempts, one.reason) == (0, ""),
-        f"a dead letter that is retried must have 0 attempts and no reason, but is {one}",
+        (call.attempts, call.reason) == (0, ""),
+        f"a dead letter that is retried must have 0 attempts and no reason, but is {call}",
     )
-    total = one.age_s + one.expires_s
+    total = call.age_s + call.expires_s
     require(
         abs(total - 0.2) <= 2 * MILLISECOND,
         f"a dead letter that is retried must have its maximum age of 0.2 s again, not {total}",
     )
     require(
-        one.age_s - (one.due_s * -1) <= 2 * MILLISECOND,
-        f"a dead letter that is retried must be as if it was stored now, but is {one}",
+        call.age_s - (call.due_s * -1) <= 2 * MILLISECOND,
+        f"a dead letter that is retried must be as if it was stored now, but is {call}",
     )
 
 
 def deleted_calls_are_gone(harness: JournalHarness) -> None:
-    """In any state; their number is returned."""
+    """Calls in any state can be deleted; `delete` returns their number."""
     backend, worker = harness.new(), harness.worker()
     dead, taken, ready, first, second, kept = harness.append(
         backend,
@@ -1019,22 +1027,26 @@ def deleted_calls_are_gone(harness: JournalHarness) -> None:
         "report of a deleted call must return its id",
     )
     harness.expect_taken(backend, worker, within_s=2 * HOUR_S)
-    require({ready, second}.isdisjoint(one.id for one in harness.found(backend)), "deleted")
+    require(
+        {ready, second}.isdisjoint(call.id for call in harness.stored_calls(backend)), "deleted"
+    )
 
 
 # Counting
 
 
 def depths_count_calls_by_state(harness: JournalHarness) -> None:
-    """By queue and target, in the order of their names, with the age of the oldest."""
+    """Each queue and target has its counts, in the order of their names."""
     backend, worker = harness.new(), harness.worker()
     first, second = harness.queue, f"{harness.queue}.b"
 
     def expect(*wanted: tuple[str, str, int, int, int]) -> list[Depth]:
-        found = [one for one in backend.depths() if one.queue.startswith(harness.queue)]
-        counts = [(one.queue, one.target, one.waiting, one.taken, one.dead) for one in found]
+        depths = [depth for depth in backend.depths() if depth.queue.startswith(harness.queue)]
+        counts = [
+            (depth.queue, depth.target, depth.waiting, depth.taken, depth.dead) for depth in depths
+        ]
         require(counts == list(wanted), f"depths must be {list(wanted)}, not {counts}")
-        return found
+        return depths
 
     expect()
     ids = harness.append(
@@ -1053,21 +1065,21 @@ def depths_count_calls_by_state(harness: JournalHarness) -> None:
     backend.report(
         worker, [Dead(ids[0], 2, "", ""), Postponed(ids[2], 2, 0.0, ""), Dead(ids[4], 2, "", "")]
     )
-    found = expect((first, "a", 0, 0, 1), (first, "z", 3, 0, 1), (second, "", 1, 0, 0))
-    require(found[0].oldest_s == 0, "the oldest call that is not dead must be 0 s old without one")
+    depths = expect((first, "a", 0, 0, 1), (first, "z", 3, 0, 1), (second, "", 1, 0, 0))
+    require(depths[0].oldest_s == 0, "the oldest call that is not dead must be 0 s old without one")
     wait(
-        lambda: harness.one(backend, ids[1]).age_s > 0.05,  # noqa: PLR2004
+        lambda: harness.stored_call(backend, ids[1]).age_s > 0.05,  # noqa: PLR2004
         lambda: "age_s must increase with time",
     )
     backend.delete(Filter(ids=(ids[3],)))
     harness.append(backend, harness.call(4, target="z", order_key="a"))  # a younger blocked one
     backend.retry(Filter(ids=(ids[0],)))  # is now the youngest, and has the lowest id
-    before = harness.one(backend, ids[1]).age_s
-    found = expect((first, "a", 0, 0, 1), (first, "z", 4, 0, 0), (second, "", 1, 0, 0))
-    after = harness.one(backend, ids[1]).age_s
+    before = harness.stored_call(backend, ids[1]).age_s
+    depths = expect((first, "a", 0, 0, 1), (first, "z", 4, 0, 0), (second, "", 1, 0, 0))
+    after = harness.stored_call(backend, ids[1]).age_s
     require(
-        before - MILLISECOND <= found[1].oldest_s <= after + MILLISECOND,
-        f"the oldest call must be {before} s old, not {found[1].oldest_s}",
+        before - MILLISECOND <= depths[1].oldest_s <= after + MILLISECOND,
+        f"the oldest call must be {before} s old, not {depths[1].oldest_s}",
     )
     backend.delete(Filter(queue=harness.queue, target="z"))
     expect((first, "a", 0, 0, 1), (second, "", 1, 0, 0))
@@ -1078,15 +1090,15 @@ def depths_count_calls_by_state(harness: JournalHarness) -> None:
 
 
 def routes_have_ready_calls(harness: JournalHarness) -> None:
-    """Also those that are not due; not those whose calls are taken, dead or blocked."""
+    """Ready calls count before they are due; taken, dead and blocked ones do not count."""
     backend, worker = harness.new(), harness.worker()
 
     def expect(*targets: str) -> None:
-        found = sorted(target for queue, target in backend.routes() if queue == harness.queue)
-        require(found == sorted(targets), f"routes must list the targets {targets}, not {found}")
+        listed = sorted(target for queue, target in backend.routes() if queue == harness.queue)
+        require(listed == sorted(targets), f"routes must list the targets {targets}, not {listed}")
 
     expect()
-    one, _, three, four = harness.append(
+    first, _, third, fourth = harness.append(
         backend,
         harness.call(1, target="a"),
         harness.call(2, target="b", delay_s=HOUR_S),
@@ -1094,14 +1106,14 @@ def routes_have_ready_calls(harness: JournalHarness) -> None:
         harness.call(4, target="c", order_key="k"),
     )
     expect("a", "b", "c")
-    harness.expect_taken(backend, worker, one, routes=[harness.route(target="a")])
-    harness.expect_taken(backend, worker, three, routes=[harness.route(target="c")])
+    harness.expect_taken(backend, worker, first, routes=[harness.route(target="a")])
+    harness.expect_taken(backend, worker, third, routes=[harness.route(target="c")])
     expect("b")
-    backend.report(worker, [Postponed(three, 2, HOUR_S, ""), Dead(one, 2, "", "")])
+    backend.report(worker, [Postponed(third, 2, HOUR_S, ""), Dead(first, 2, "", "")])
     expect("b", "c")
-    backend.delete(Filter(queue=harness.queue, ids=(three, four)))
+    backend.delete(Filter(queue=harness.queue, ids=(third, fourth)))
     expect("b")
-    backend.retry(Filter(ids=(one,)))
+    backend.retry(Filter(ids=(first,)))
     expect("a", "b")
 
 
@@ -1109,24 +1121,26 @@ def routes_have_ready_calls(harness: JournalHarness) -> None:
 
 
 def backends_share_the_journal(harness: JournalHarness) -> None:
-    """What one does, another sees at once."""
-    one, two = harness.new(), harness.new()
+    """A backend sees at once what another one has stored."""
+    backend, other = harness.new(), harness.new()
     worker = harness.worker()
-    (number,) = harness.append(one, harness.call())
-    harness.expect_states(two, {number: READY}, "in the other backend, after append")
-    harness.expect_taken(two, worker, number)
-    harness.expect_states(one, {number: TAKEN}, "in the other backend, after take")
+    (number,) = harness.append(backend, harness.call())
+    harness.expect_states(other, {number: READY}, "in the other backend, after append")
+    harness.expect_taken(other, worker, number)
+    harness.expect_states(backend, {number: TAKEN}, "in the other backend, after take")
     require(
-        one.report(worker, [Postponed(number, 2, HOUR_S, "x")]) == [],
+        backend.report(worker, [Postponed(number, 2, HOUR_S, "x")]) == [],
         "report by another backend must be accepted: the lease is the worker's",
     )
-    require(two.retry(Filter(ids=(number,))) == 1, "retry must find what another has appended")
-    require(one.delete(Filter(ids=(number,))) == 1, "delete must find what another has appended")
-    harness.expect_states(two, {}, "in the other backend, after delete")
+    require(other.retry(Filter(ids=(number,))) == 1, "retry must find what another has appended")
+    require(
+        backend.delete(Filter(ids=(number,))) == 1, "delete must find what another has appended"
+    )
+    harness.expect_states(other, {}, "in the other backend, after delete")
 
 
 def requests_may_be_made_on_any_thread(harness: JournalHarness) -> None:
-    """`select`, `depths`, `routes`, `retry` and `delete` also while others run."""
+    """`select`, `depths`, `routes`, `retry` and `delete` may run while others run."""
     backend, worker = harness.new(), harness.worker()
     total = 60
     delivered: list[int] = []
@@ -1134,10 +1148,10 @@ def requests_may_be_made_on_any_thread(harness: JournalHarness) -> None:
     def work() -> None:
         for number in range(total):
             harness.append(backend, harness.call(number), harness.call(target="other"))
-            found = [one.id for one in harness.take(backend, worker)]
+            ids = [call.id for call in harness.take(backend, worker)]
             backend.renew(worker, HOUR_S)
-            backend.report(worker, [Delivered(each) for each in found])
-            delivered.extend(found)
+            backend.report(worker, [Delivered(each) for each in ids])
+            delivered.extend(ids)
 
     def look() -> None:
         while len(delivered) < total:
@@ -1153,12 +1167,12 @@ def requests_may_be_made_on_any_thread(harness: JournalHarness) -> None:
 
 
 def a_forked_child_has_its_own_connection(harness: JournalHarness) -> None:
-    """Parent and child go on, each for itself."""
+    """Requests of the parent and of the child succeed."""
     if not hasattr(os, "fork"):
         return
     backend = harness.new()
     ids = harness.append(backend, harness.call(1))
-    harness.found(backend)
+    harness.stored_calls(backend)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of threads, since CPython 3.12
         child = os.fork()
@@ -1167,7 +1181,7 @@ def a_forked_child_has_its_own_connection(harness: JournalHarness) -> None:
         with suppress(BaseException):
             for number in range(3):
                 backend.append([harness.call(number)])
-                harness.found(backend)
+                harness.stored_calls(backend)
             backend.close()
             code = 0
         os._exit(code)
@@ -1183,15 +1197,15 @@ def a_forked_child_has_its_own_connection(harness: JournalHarness) -> None:
     wait(look, lambda: "requests in a forked child must end")
     require(status == [0], "append and select in a forked child must work")
     ids += harness.append(backend, harness.call(4))
-    found = [one.id for one in harness.found(backend)]
+    stored_ids = [call.id for call in harness.stored_calls(backend)]
     require(
-        len(found) == 6 and set(ids) < set(found),  # noqa: PLR2004
-        f"the journal must have 6 calls of parent and child, not {found}",
+        len(stored_ids) == 6 and set(ids) < set(stored_ids),  # noqa: PLR2004
+        f"the journal must have 6 calls of parent and child, not {stored_ids}",
     )
 
 
 def a_closed_backend_refuses_requests(harness: JournalHarness) -> None:
-    """With `JournalUnavailable`. Closing twice is no error; taken calls remain taken."""
+    """Requests raise `JournalUnavailable`. Closing twice is no error; taken calls stay taken."""
     backend, other, worker = harness.new(), harness.new(), harness.worker()
     (number,) = harness.append(backend, harness.call())
     harness.expect_taken(backend, worker, number)

@@ -103,13 +103,13 @@ class JournalHarness:
         return ids
 
     def worker(self) -> str:
-        """A new name of a worker."""
+        """Return the name of a new worker."""
         return f"worker-{secrets.token_hex(6)}"
 
     def route(
         self, limit: int = MANY, *, queue: str | None = None, target: str = "10.0.0.1:443"
     ) -> Route:
-        """The route of `call`."""
+        """Return the route of the calls that `call` makes."""
         return Route(self.queue if queue is None else queue, target, limit)
 
     def take(
@@ -132,15 +132,15 @@ class JournalHarness:
         lease_s: float = HOUR_S,
         within_s: float = 0.0,
     ) -> list[StoredCall]:
-        """Take calls; check that it is these."""
+        """Take calls; check that exactly the wanted ones are returned, in this order."""
         taken = self.take(backend, worker, *routes, lease_s=lease_s, within_s=within_s)
         require(
-            [one.id for one in taken] == list(wanted),
-            f"take must return the calls {list(wanted)}, not {[one.id for one in taken]}",
+            [call.id for call in taken] == list(wanted),
+            f"take must return the calls {list(wanted)}, not {[call.id for call in taken]}",
         )
-        for one in taken:
+        for call in taken:
             require(
-                one.state is CallState.TAKEN, f"a call that was taken is TAKEN, not {one.state!r}"
+                call.state is CallState.TAKEN, f"a call that was taken is TAKEN, not {call.state!r}"
             )
         return taken
 
@@ -148,16 +148,16 @@ class JournalHarness:
         self, backend: JournalBackend, worker: str, *wanted: int, lease_s: float = HOUR_S
     ) -> None:
         """Take until a worker has got these calls, as when the lease of another ends."""
-        found: list[int] = []
+        taken: list[int] = []
 
         def look() -> bool:
-            found.extend(one.id for one in self.take(backend, worker, lease_s=lease_s))
-            return len(found) >= len(wanted)
+            taken.extend(call.id for call in self.take(backend, worker, lease_s=lease_s))
+            return len(taken) >= len(wanted)
 
-        wait(look, lambda: f"the calls {list(wanted)} must be taken over, but only {found} were")
+        wait(look, lambda: f"the calls {list(wanted)} must be taken over, but only {taken} were")
         require(
-            sorted(found) == sorted(wanted),
-            f"the calls {list(wanted)} must be taken over, not {found}",
+            sorted(taken) == sorted(wanted),
+            f"the calls {list(wanted)} must be taken over, not {taken}",
         )
 
     def let_a_lease_end(self, backend: JournalBackend) -> None:
@@ -173,27 +173,29 @@ class JournalHarness:
         backend.report(other, [])
         backend.delete(Filter(ids=(number,)))
 
-    def found(self, backend: JournalBackend, ids: Iterable[int] | None = None) -> list[StoredCall]:
-        """All calls of this check, or those with the given ids."""
+    def stored_calls(
+        self, backend: JournalBackend, ids: Iterable[int] | None = None
+    ) -> list[StoredCall]:
+        """Return the stored calls of this check, or those with these ids."""
         wanted = None if ids is None else tuple(ids)
         return backend.select(Filter(queue=self.queue, ids=wanted), limit=MANY)
 
-    def one(self, backend: JournalBackend, number: int) -> StoredCall:
-        """A stored call."""
-        found = self.found(backend, [number])
+    def stored_call(self, backend: JournalBackend, number: int) -> StoredCall:
+        """Return the stored call with this id."""
+        calls = self.stored_calls(backend, [number])
         require(
-            [one.id for one in found] == [number],
-            f"select must find the stored call {number}, not {found}",
+            [call.id for call in calls] == [number],
+            f"select must find the stored call {number}, not {calls}",
         )
-        return found[0]
+        return calls[0]
 
     def expect_states(
         self, backend: JournalBackend, wanted: dict[int, CallState], where: str
     ) -> None:
         """Check that exactly these calls are stored, with these states."""
-        found = {one.id: one.state for one in self.found(backend)}
+        stored = {call.id: call.state for call in self.stored_calls(backend)}
         require(
-            found == wanted, f"{where} the calls must be {shown(wanted)}, but are {shown(found)}"
+            stored == wanted, f"{where} the calls must be {shown(wanted)}, but are {shown(stored)}"
         )
 
 

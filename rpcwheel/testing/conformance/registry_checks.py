@@ -41,30 +41,30 @@ SILENCE_S: Final = 0.5
 def published_instances_are_found(harness: ConformanceHarness) -> None:
     """Every backend finds them, with all values unchanged."""
     publisher, other = harness.new(), harness.new()
-    one = harness.instance(1, zone="west", metadata={"a": "1"}, started_at=1.5, protocol="grpcs")
-    two = harness.instance(2, status="DRAINING", group="g", version="2")
-    harness.publish(publisher, one, two)
-    harness.expect_found(publisher, one, two)
-    harness.expect_found(other, one, two)
+    first = harness.instance(1, zone="west", metadata={"a": "1"}, started_at=1.5, protocol="grpcs")
+    second = harness.instance(2, status="DRAINING", group="g", version="2")
+    harness.publish(publisher, first, second)
+    harness.expect_found(publisher, first, second)
+    harness.expect_found(other, first, second)
 
 
 def publishing_again_replaces_an_instance(harness: ConformanceHarness) -> None:
-    """By the same process, and by another one with another epoch."""
+    """An instance is replaced by its own process, and by a process with another epoch."""
     before, after = harness.new(), harness.new()
-    one = harness.instance()
-    harness.publish(before, one)
-    harness.publish(before, one)
-    harness.expect_found(after, one)
-    changed = one.replace(weight=7)
+    instance = harness.instance()
+    harness.publish(before, instance)
+    harness.publish(before, instance)
+    harness.expect_found(after, instance)
+    changed = instance.replace(weight=7)
     harness.publish(before, changed)
     harness.expect_found(after, changed)
-    successor = one.replace(epoch="another", weight=9)
+    successor = instance.replace(epoch="another", weight=9)
     harness.publish(after, successor)
     harness.expect_found(before, successor)
 
 
 def many_instances_are_published_at_once(harness: ConformanceHarness) -> None:
-    """As a registry does after the engine has lost its data."""
+    """A registry publishes many at once after the engine has lost its data."""
     publisher, other = harness.new(), harness.new()
     many = [harness.instance(number) for number in range(MANY)]
     harness.publish(publisher, *many)
@@ -78,12 +78,12 @@ def many_instances_are_published_at_once(harness: ConformanceHarness) -> None:
 def withdrawn_instances_are_removed(harness: ConformanceHarness) -> None:
     """Withdrawing an instance twice, or an unknown one, is no error. Other instances stay."""
     publisher, other = harness.new(), harness.new()
-    one, two, never = (harness.instance(number) for number in (1, 2, 3))
-    harness.publish(publisher, one, two)
-    harness.withdraw(publisher, one, never)
-    harness.expect_found(other, two)
-    harness.withdraw(publisher, one)
-    harness.expect_found(other, two)
+    first, second, never = (harness.instance(number) for number in (1, 2, 3))
+    harness.publish(publisher, first, second)
+    harness.withdraw(publisher, first, never)
+    harness.expect_found(other, second)
+    harness.withdraw(publisher, first)
+    harness.expect_found(other, second)
 
 
 def a_late_withdrawal_keeps_the_successor(harness: ConformanceHarness) -> None:
@@ -109,20 +109,22 @@ def empty_requests_are_accepted(harness: ConformanceHarness) -> None:
 
 
 def an_unknown_service_has_no_instances(harness: ConformanceHarness) -> None:
-    """Looking it up is no error."""
+    """A lookup of an unknown service is no error."""
     backend = harness.new()
     harness.publish(backend, harness.instance())
     harness.expect_found(backend, service=f"{harness.service}.unknown")
 
 
 def services_have_instances(harness: ConformanceHarness) -> None:
-    """They are listed in order, each once, until their last instance is removed."""
+    """Services are listed in order, each once, until their last instance is removed."""
     publisher, other = harness.new(), harness.new()
     names = [f"{harness.service}.{name}" for name in ("b", "a", "c")]
     instances = [harness.instance(number, name) for name in names for number in (1, 2)]
     harness.publish(publisher, *instances)
-    found = _services(harness, other)
-    require(found == sorted(names), f"services() must return {sorted(names)} in order, not {found}")
+    listed = _services(harness, other)
+    require(
+        listed == sorted(names), f"services() must return {sorted(names)} in order, not {listed}"
+    )
     harness.withdraw(publisher, *instances[:2])
     left = sorted(names[1:])
     harness.wait_until(
@@ -138,19 +140,19 @@ def names_do_not_match_by_prefix(harness: ConformanceHarness) -> None:
     instances = [harness.instance(1, name) for name in names]
     longer = harness.instance(10)
     harness.publish(publisher, *instances, longer.replace(id=instances[0].id + "0"))
-    for name, one in zip(names[1:], instances[1:], strict=True):
-        harness.expect_found(other, one, service=name)
+    for name, instance in zip(names[1:], instances[1:], strict=True):
+        harness.expect_found(other, instance, service=name)
     harness.withdraw(publisher, instances[0])
     harness.expect_found(other, longer.replace(id=instances[0].id + "0"))
     harness.expect_found(other, instances[1], service=names[1])
 
 
 def all_ids_and_texts_are_kept(harness: ConformanceHarness) -> None:
-    """Including characters that are special to engines, and the longest ids."""
+    """Ids and texts may have characters that are special to engines, and the longest lengths."""
     publisher, other = harness.new(), harness.new()
     ids = ["[::1]:50051", "a%2Fb", "*", "?", "..", "'\";--", "ä€😀", "{x}", "a\\b", "#", "x" * 256]
     text = {"ä\n\0": "😀\t'\"", "long": "x" * 8000}
-    instances = [harness.instance(1, id=one, zone="ä b") for one in ids]
+    instances = [harness.instance(1, id=instance_id, zone="ä b") for instance_id in ids]
     harness.publish(publisher, *instances, harness.instance(2, metadata=text))
     harness.expect_found(other, *instances, harness.instance(2, metadata=text))
     lost = publisher.renew(instances)
@@ -160,19 +162,19 @@ def all_ids_and_texts_are_kept(harness: ConformanceHarness) -> None:
 
 
 def a_renewed_lease_does_not_end(harness: ConformanceHarness) -> None:
-    """If it is renewed after every third of the lease. Takes more than two leases."""
+    """Instances stay that are renewed every third of a lease. Takes more than two leases."""
     publisher, other = harness.new(), harness.new()
-    one = harness.instance()
+    instance = harness.instance()
     rounds = 0
     while True:
         rounds += 1
         start = began = harness.now
         try:
-            harness.publish(publisher, one)
+            harness.publish(publisher, instance)
             pauses = [harness.now - began, harness.let_time_pass(2.2 * harness.lease_s)]
             began = harness.now
-            lost = publisher.renew([one])
-            found = harness.found(other)
+            lost = publisher.renew([instance])
+            instances = harness.lookup(other)
         except (AssertionError, RegistryUnavailable):
             late_s = harness.now - start - 2.2 * harness.lease_s
             if rounds == ROUNDS or late_s < harness.lease_s / 4:
@@ -181,64 +183,69 @@ def a_renewed_lease_does_not_end(harness: ConformanceHarness) -> None:
         if rounds == ROUNDS or max(*pauses, harness.now - began) < harness.lease_s / 4:
             break  # if not, the process was suspended, and the lease may have ended
     require(not lost, f"renew must find instances renewed in time, but returned {dict(lost)}")
-    require(found == [one], f"lookup must find instances renewed in time, but found {shown(found)}")
+    require(
+        instances == [instance],
+        f"lookup must find instances renewed in time, but found {shown(instances)}",
+    )
 
 
 def a_lease_that_is_not_renewed_ends(harness: ConformanceHarness) -> None:
-    """As that of a killed process. Lookups, watchers and a late `renew` show that it has ended."""
+    """Lookups, watchers and a late `renew` show the end, as after the process was killed."""
     publisher, other, watcher = harness.new(), harness.new(), RecordingWatcher()
     if publisher.keeps_alive:  # then the lease ends only with the process
         return
-    one = harness.instance()
+    instance = harness.instance()
     other.watch(harness.service, watcher)
-    _publish_until_seen(harness, publisher, watcher, one)
+    _publish_until_seen(harness, publisher, watcher, instance)
     harness.stop_renewing(publisher)
     harness.let_time_pass(2 * harness.lease_s)
     harness.expect_found(other)
     watcher.wait_for(harness)
-    _require_lost(publisher, [one], [one], "was not renewed in time")
-    _publish_until_seen(harness, publisher, watcher, one)
+    _require_lost(publisher, [instance], [instance], "was not renewed in time")
+    _publish_until_seen(harness, publisher, watcher, instance)
 
 
 def _publish_until_seen(
     harness: ConformanceHarness,
     publisher: RegistryBackend,
     watcher: RecordingWatcher,
-    one: ServiceInstance,
+    instance: ServiceInstance,
 ) -> None:
     """Publish, and again if the lease ended because the process was suspended."""
 
     def seen() -> bool:
-        if publisher.renew([one]):
-            harness.publish(publisher, one)
-        return watcher.has_seen(one)
+        if publisher.renew([instance]):
+            harness.publish(publisher, instance)
+        return watcher.has_seen(instance)
 
-    harness.publish(publisher, one)
+    harness.publish(publisher, instance)
     harness.wait_until(
         seen,
-        lambda: f"a watcher must see {shown([one])}, but {watcher.last_view}",
+        lambda: f"a watcher must see {shown([instance])}, but {watcher.last_view}",
     )
 
 
 def renew_reports_missing_instances(harness: ConformanceHarness) -> None:
-    """Instances never published or removed by others, until they are published again."""
+    """`renew` reports instances that were never published or that others have removed."""
     publisher, other = harness.new(), harness.new()
-    one, two, never = (harness.instance(number) for number in (1, 2, 3))
+    first, second, never = (harness.instance(number) for number in (1, 2, 3))
     _require_lost(publisher, [never], [never], "was never published")
-    publisher.publish([one, two])
-    other.withdraw([one])
-    _require_lost(publisher, [one, two, never], [one, never], "was withdrawn or never published")
-    publisher.publish([one])
-    _require_lost(publisher, [one, two], [], "is missing")
+    publisher.publish([first, second])
+    other.withdraw([first])
+    _require_lost(
+        publisher, [first, second, never], [first, never], "was withdrawn or never published"
+    )
+    publisher.publish([first])
+    _require_lost(publisher, [first, second], [], "is missing")
 
 
 def renew_reports_replaced_instances(harness: ConformanceHarness) -> None:
-    """The key exists with another epoch."""
+    """`renew` reports an instance whose key exists with another epoch."""
     publisher, other = harness.new(), harness.new()
-    one, two = harness.instance(1), harness.instance(2)
-    publisher.publish([one, two])
-    harness.publish(other, one.replace(epoch="another"))
-    _require_lost(publisher, [one, two], [one], "was taken over")
+    first, second = harness.instance(1), harness.instance(2)
+    publisher.publish([first, second])
+    harness.publish(other, first.replace(epoch="another"))
+    _require_lost(publisher, [first, second], [first], "was taken over")
 
 
 def a_view_does_not_change(harness: ConformanceHarness) -> None:
@@ -254,24 +261,24 @@ def a_view_does_not_change(harness: ConformanceHarness) -> None:
 
 
 def methods_may_be_called_on_any_thread(harness: ConformanceHarness) -> None:
-    """One call at a time, from different threads."""
+    """The calls come from different threads, one at a time."""
     publisher, other = harness.new(), harness.new()
-    one = harness.instance()
-    on_threads(lambda: harness.publish(publisher, one))
-    on_threads(lambda: publisher.renew([one]))
-    harness.expect_found(other, one)
-    on_threads(lambda: harness.withdraw(publisher, one))
+    instance = harness.instance()
+    on_threads(lambda: harness.publish(publisher, instance))
+    on_threads(lambda: publisher.renew([instance]))
+    harness.expect_found(other, instance)
+    on_threads(lambda: harness.withdraw(publisher, instance))
     harness.expect_found(other)
 
 
 def close_gives_up_the_lease(harness: ConformanceHarness) -> None:
     """Instances of the closed backend are removed, those of others stay."""
     publisher, other = harness.new(), harness.new()
-    one, two = harness.instance(1), harness.instance(2)
-    harness.publish(publisher, one)
-    harness.publish(other, two)
+    first, second = harness.instance(1), harness.instance(2)
+    harness.publish(publisher, first)
+    harness.publish(other, second)
     harness.close(publisher)
-    harness.expect_found(other, two)
+    harness.expect_found(other, second)
 
 
 def close_is_idempotent_and_refuses_later_requests(harness: ConformanceHarness) -> None:
@@ -306,7 +313,11 @@ def close_ends_threads_and_timeouts(harness: ConformanceHarness) -> None:
     left: list[threading.Thread] = []
 
     def look() -> bool:
-        left[:] = [one for one in threading.enumerate() if one not in before and not _is_ours(one)]
+        left[:] = [
+            thread
+            for thread in threading.enumerate()
+            if thread not in before and not _is_ours(thread)
+        ]
         return not left
 
     end = time.monotonic() + TIMEOUT_S
@@ -318,12 +329,12 @@ def close_ends_threads_and_timeouts(harness: ConformanceHarness) -> None:
 
 
 def _is_ours(thread: threading.Thread) -> bool:
-    """Whether it is the thread of the shared timer, which runs as long as the process."""
+    """Whether a thread is that of the shared timer, which runs as long as the process."""
     return thread.daemon and thread.name == "rpcwheel-timer"
 
 
 def _services(harness: ConformanceHarness, backend: RegistryBackend) -> list[str]:
-    """The services of this check."""
+    """Return the services of this check."""
     return [name for name in backend.services() if name.startswith(harness.service)]
 
 
@@ -335,13 +346,13 @@ def _require_lost(
 ) -> None:
     lost = backend.renew(asked)
     require(
-        set(lost) == {one.key for one in wanted},
+        set(lost) == {instance.key for instance in wanted},
         f"renew must report each instance that {why}: {shown(wanted)}; but returned {dict(lost)}",
     )
-    known = {"missing", "taken", "lease", "session", "wiped"}
+    reasons = {"missing", "taken", "lease", "session", "wiped"}
     require(
-        set(lost.values()) <= known,
-        f"renew must give a reason of {sorted(known)}, not {set(lost.values())}",
+        set(lost.values()) <= reasons,
+        f"renew must give a reason of {sorted(reasons)}, not {set(lost.values())}",
     )
 
 
@@ -354,30 +365,30 @@ def a_watch_begins_with_the_present_view(harness: ConformanceHarness) -> None:
     empty, full = RecordingWatcher(), RecordingWatcher()
     first = other.watch(f"{harness.service}.empty", empty)
     empty.wait_for(harness)
-    one = harness.instance()
-    harness.publish(publisher, one)
+    instance = harness.instance()
+    harness.publish(publisher, instance)
     second = other.watch(harness.service, full)
-    full.wait_for(harness, one)
+    full.wait_for(harness, instance)
     first.close()
     second.close()
 
 
 def a_watch_reports_each_change(harness: ConformanceHarness) -> None:
-    """Published, changed and withdrawn instances, and those of a backend that is closed."""
-    publisher, second, other = harness.new(), harness.new(), harness.new()
+    """Instances are published, changed and withdrawn, and their backend is closed."""
+    publisher, another, other = harness.new(), harness.new(), harness.new()
     watcher = RecordingWatcher()
     watch = other.watch(harness.service, watcher)
     watcher.wait_for(harness)
-    one, two = harness.instance(1), harness.instance(2)
-    harness.publish(publisher, one)
-    watcher.wait_for(harness, one)
-    harness.publish(second, two)
-    watcher.wait_for(harness, one, two)
-    harness.publish(publisher, one.replace(weight=5))
-    watcher.wait_for(harness, one.replace(weight=5), two)
-    harness.withdraw(publisher, one)
-    watcher.wait_for(harness, two)
-    harness.close(second)
+    first, second = harness.instance(1), harness.instance(2)
+    harness.publish(publisher, first)
+    watcher.wait_for(harness, first)
+    harness.publish(another, second)
+    watcher.wait_for(harness, first, second)
+    harness.publish(publisher, first.replace(weight=5))
+    watcher.wait_for(harness, first.replace(weight=5), second)
+    harness.withdraw(publisher, first)
+    watcher.wait_for(harness, second)
+    harness.close(another)
     watcher.wait_for(harness)
     watch.close()
 
@@ -409,17 +420,20 @@ def a_watch_reports_only_its_service(harness: ConformanceHarness) -> None:
 
 
 def watches_of_one_service_are_independent(harness: ConformanceHarness) -> None:
-    """Each reports changes, and closing one does not end the other."""
+    """Each watch reports changes, and closing one does not end the other."""
     publisher, other = harness.new(), harness.new()
-    one, two = RecordingWatcher(), RecordingWatcher()
-    first, second = other.watch(harness.service, one), other.watch(harness.service, two)
+    first, second = RecordingWatcher(), RecordingWatcher()
+    first_watch, second_watch = (
+        other.watch(harness.service, first),
+        other.watch(harness.service, second),
+    )
     harness.publish(publisher, harness.instance(1))
-    one.wait_for(harness, harness.instance(1))
-    two.wait_for(harness, harness.instance(1))
-    first.close()
+    first.wait_for(harness, harness.instance(1))
+    second.wait_for(harness, harness.instance(1))
+    first_watch.close()
     harness.publish(publisher, harness.instance(2))
-    two.wait_for(harness, harness.instance(1), harness.instance(2))
-    second.close()
+    second.wait_for(harness, harness.instance(1), harness.instance(2))
+    second_watch.close()
 
 
 def a_closed_watch_reports_nothing(harness: ConformanceHarness) -> None:
@@ -445,7 +459,7 @@ def a_closed_watch_reports_nothing(harness: ConformanceHarness) -> None:
 
 
 def a_watcher_may_close_its_watch(harness: ConformanceHarness) -> None:
-    """From within its own call: that does not hang or raise, and no other call follows."""
+    """Closing in a call of the watcher does not hang or raise, and no other call follows."""
     publisher, other = harness.new(), harness.new()
     closing, watcher = _ClosingWatcher(), RecordingWatcher()
     closing.watch = other.watch(harness.service, closing)
@@ -463,7 +477,7 @@ def a_watcher_may_close_its_watch(harness: ConformanceHarness) -> None:
 
 
 def a_watcher_is_not_called_concurrently(harness: ConformanceHarness) -> None:
-    """While several backends publish. The last view has the latest values."""
+    """Several backends publish at once. The last view has the latest values."""
     backends = [harness.new() for _ in range(3)]
     watcher = RecordingWatcher()
     watch = harness.new().watch(harness.service, watcher)
@@ -474,8 +488,8 @@ def a_watcher_is_not_called_concurrently(harness: ConformanceHarness) -> None:
             backends[number].publish([last[number].replace(weight=weight)])
 
     on_threads(*(partial(work, number) for number in range(len(backends))))
-    for backend, one in zip(backends, last, strict=True):
-        harness.publish(backend, one)
+    for backend, instance in zip(backends, last, strict=True):
+        harness.publish(backend, instance)
     watcher.wait_for(harness, *last)
     watch.close()
 

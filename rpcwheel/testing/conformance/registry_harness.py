@@ -92,22 +92,22 @@ class ConformanceHarness:
 
     def instance(self, number: int = 1, service: str = "", **more: object) -> ServiceInstance:
         """Make an instance of this check's service, or of another."""
-        given = {"service": service or self.service, "host": "127.0.0.1", "port": 50000 + number}
-        return ServiceInstance(**given | more)  # type: ignore[arg-type]
+        fields = {"service": service or self.service, "host": "127.0.0.1", "port": 50000 + number}
+        return ServiceInstance(**fields | more)  # type: ignore[arg-type]
 
     def publish(self, backend: RegistryBackend, *instances: ServiceInstance) -> None:
         """Publish instances, and renew them from now on."""
         backend.publish(instances)
-        keys = {one.key for one in instances}
+        keys = {instance.key for instance in instances}
         for published in self._published.values():
-            published[:] = [one for one in published if one.key not in keys]
+            published[:] = [instance for instance in published if instance.key not in keys]
         self._published[backend].extend(instances)
 
     def withdraw(self, backend: RegistryBackend, *instances: ServiceInstance) -> None:
         """Withdraw instances, and stop renewing them."""
         backend.withdraw(instances)
         for published in self._published.values():
-            published[:] = [one for one in published if one not in instances]
+            published[:] = [instance for instance in published if instance not in instances]
 
     def stop_renewing(self, backend: RegistryBackend) -> None:
         """Stop renewing the instances of a backend."""
@@ -118,8 +118,8 @@ class ConformanceHarness:
         del self._published[backend]
         backend.close()
 
-    def found(self, backend: RegistryBackend, service: str = "") -> list[ServiceInstance]:
-        """The instances that a lookup returns, by id."""
+    def lookup(self, backend: RegistryBackend, service: str = "") -> list[ServiceInstance]:
+        """Look a service up, and return its instances, sorted by id."""
         view = backend.lookup(service or self.service)
         require(isinstance(view, View), f"lookup must return a View, not {view!r}")
         return decoded(view)
@@ -128,14 +128,14 @@ class ConformanceHarness:
         self, backend: RegistryBackend, *wanted: ServiceInstance, service: str = ""
     ) -> None:
         """Wait until a lookup returns exactly these instances."""
-        found: list[ServiceInstance] = []
+        instances: list[ServiceInstance] = []
 
         def look() -> bool:
-            found[:] = self.found(backend, service)
-            return found == by_id(wanted)
+            instances[:] = self.lookup(backend, service)
+            return instances == by_id(wanted)
 
         self.wait_until(
-            look, lambda: f"lookup must find {shown(by_id(wanted))}, but found {shown(found)}"
+            look, lambda: f"lookup must find {shown(by_id(wanted))}, but found {shown(instances)}"
         )
 
     def wait_until(self, look: Callable[[], object], otherwise: Callable[[], str]) -> None:
@@ -183,8 +183,8 @@ class ConformanceHarness:
 
     @property
     def _timers(self) -> list[ManualTimer]:
-        found = {id(one.settings.timer): one.settings.timer for one in self._published}
-        return [timer for timer in found.values() if isinstance(timer, ManualTimer)]
+        timers = {id(backend.settings.timer): backend.settings.timer for backend in self._published}
+        return [timer for timer in timers.values() if isinstance(timer, ManualTimer)]
 
     def _renew(self) -> None:
         """Renew the published instances, every third of the lease."""
@@ -208,7 +208,7 @@ class RecordingWatcher:
         self._revision = 0
 
     def on_view(self, view: View) -> None:
-        """As `Watcher.on_view`."""
+        """Record a view, and whether another call is running."""
         if not self._inside.acquire(blocking=False):
             self.was_concurrent = True
             return
@@ -219,7 +219,7 @@ class RecordingWatcher:
         self._inside.release()
 
     def on_contact_lost(self, reason: str) -> None:
-        """As `Watcher.on_contact_lost`."""
+        """Record why contact was lost."""
         self.suspicions.append(reason)
 
     def has_seen(self, *wanted: ServiceInstance) -> bool:
@@ -246,21 +246,21 @@ class RecordingWatcher:
 
 
 def decoded(view: View) -> list[ServiceInstance]:
-    """The instances of a view, in the order of their ids."""
-    found = []
+    """Return the instances of a view, sorted by id."""
+    instances = []
     for key, record in view.records.items():
         try:
-            one = ServiceInstance.decoded(record)
+            instance = ServiceInstance.decoded(record)
         except ValueError as error:
             raise AssertionError(f"the record of {key!r} is not the stored one: {error}") from None
-        require(one.id == key, f"the record of {one.id!r} is found under {key!r}")
-        found.append(one)
-    return by_id(found)
+        require(instance.id == key, f"the record of {instance.id!r} is found under {key!r}")
+        instances.append(instance)
+    return by_id(instances)
 
 
 def by_id(instances: Sequence[ServiceInstance]) -> list[ServiceInstance]:
     """Sort instances by id."""
-    return sorted(instances, key=lambda one: one.id)
+    return sorted(instances, key=lambda instance: instance.id)
 
 
 def shown(instances: Sequence[ServiceInstance]) -> str:
@@ -268,5 +268,7 @@ def shown(instances: Sequence[ServiceInstance]) -> str:
     if not instances:
         return "nothing"
     first, others = instances[:4], instances[4:]
-    text = ", ".join(f"{one.service}/{one.id} (weight {one.weight})" for one in first)
+    text = ", ".join(
+        f"{instance.service}/{instance.id} (weight {instance.weight})" for instance in first
+    )
     return f"{text} and {len(others)} more" if others else text
