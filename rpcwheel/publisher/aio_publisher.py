@@ -54,7 +54,7 @@ class _LoopServer(ServerAdapter):
     def __init__(self, server: grpc.aio.Server) -> None:
         super().__init__(server)
         self.loop: asyncio.AbstractEventLoop | None = None
-        """The server's, once it is known."""
+        """The event loop of the server, or None before it is known."""
         self._is_abandoned = False
         self._tasks: set[asyncio.Task[Any]] = set()  # only used on the loop
 
@@ -142,7 +142,7 @@ class _LoopServer(ServerAdapter):
 
 
 class Publisher(PublisherBase[Registry]):
-    """What `rpcwheel.Publisher` is, for a server of `grpc.aio`.
+    """Publishes the services of a `grpc.aio.server()` while it serves, and stops both in order.
 
         async with Publisher(server, "etcd://127.0.0.1:2379", "shop.Orders", port=50051) as served:
             await server.wait_for_termination()
@@ -162,7 +162,10 @@ class Publisher(PublisherBase[Registry]):
     @property
     def registrations(self) -> tuple[Registration, ...]:
         """The `Registration` of each instance in each registry; () before the start."""
-        return tuple(Registration(registry, one._record) for registry, one in self._published)
+        return tuple(
+            Registration(registry, registration._record)
+            for registry, registration in self._published
+        )
 
     async def start(self) -> None:
         """Start the server if it does not run, and publish its services, as `Publisher` of grpc.
@@ -233,7 +236,9 @@ class Publisher(PublisherBase[Registry]):
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(loop_timeout(checked_wait(timeout, "timeout"))):
-                return all([await one.wait_published() for one in self.registrations])
+                return all(
+                    [await registration.wait_published() for registration in self.registrations]
+                )
         return False
 
     async def __aenter__(self) -> Self:

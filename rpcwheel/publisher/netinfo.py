@@ -35,7 +35,7 @@ EXTERNAL_ADDRESSES: Final = ("192.0.2.1", "2001:db8::1")
 """Addresses for documentation (RFC 5737 and 3849), which the default route leads to."""
 
 ANY_PORT: Final = 9
-"""For UDP sockets that send nothing."""
+"""A port for UDP sockets that send nothing."""
 
 
 class PortBinding(enum.Enum):
@@ -96,21 +96,21 @@ def address_facing(registries: Iterable[RegistryUrl]) -> str:
         ConfigurationError: There is no such address.
     """
     failures: list[str] = []
-    found: list[str] = []
+    addresses: list[str] = []
     for url in registries:
         if url.scheme in LOCAL_SCHEMES or not url.hosts:
-            found.append(LOOPBACK)
+            addresses.append(LOOPBACK)
         for host, port in url.hosts if url.scheme not in LOCAL_SCHEMES else ():
             try:
-                found.append(_source_address(host, port or ANY_PORT))
+                addresses.append(_source_address(host, port or ANY_PORT))
             except OSError as error:
                 failures.append(f"{host}: {error}")
-    if not found:  # the registries may be reached later; the server serves now
+    if not addresses:  # the registries may be reached later; the server serves now
         for host in EXTERNAL_ADDRESSES:
             with suppress(OSError):
-                found.append(_source_address(host, ANY_PORT))
-    remote = [one for one in found if not ipaddress.ip_address(one).is_loopback]
-    if not found:
+                addresses.append(_source_address(host, ANY_PORT))
+    remote = [address for address in addresses if not ipaddress.ip_address(address).is_loopback]
+    if not addresses:
         raise ConfigurationError(
             "by which address clients reach this server could not be found out "
             f"({'; '.join(failures) or 'no registry says where it is'}); give host="
@@ -151,9 +151,9 @@ def _listening_addresses(descriptors: Path) -> Iterator[tuple[str, int]]:
         with suppress(OSError):  # closed meanwhile; a socket of another kind
             if not stat.S_ISSOCK(os.fstat(number).st_mode):
                 continue  # closing a duplicate of a file would release its locks
-            with socket.socket(fileno=os.dup(number)) as one:
-                if one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                    name = one.getsockname()
+            with socket.socket(fileno=os.dup(number)) as duplicate:
+                if duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    name = duplicate.getsockname()
                     is_ip = isinstance(name, tuple)
                     yield (_without_mapping(name[0]), int(name[1])) if is_ip else (name, 0)
 

@@ -81,23 +81,23 @@ WITHDRAW_TIMEOUT_S: Final = 2.0
 """The timeout of the withdrawal from all registries together."""
 
 DRAINING_NOTICE_S: Final = 0.25
-"""Between DRAINING and the withdrawal, so that clients whose registry is polled see the former: two
-polling intervals."""
+"""The pause between DRAINING and the withdrawal: two polling intervals, so that clients whose
+registry is polled see DRAINING."""
 
 HEALTH_TIMEOUT_S: Final = 1.0
-"""For the user's health servicer."""
+"""The limit for calls of the user's health servicer."""
 
 STOP_MARGIN_S: Final = 1.0
 """How much longer than the grace the server may take to stop, and a timer than the lame duck."""
 
 CLOSE_TIMEOUT_S: Final = 2.0
-"""For the registries that the publisher has opened, and for the user's callback."""
+"""The limit for closing the publisher's own registries, and for the user's callback."""
 
 HURRIED_TIMEOUT_S: Final = 0.5
-"""For a step that can't be left out of a hurried stop."""
+"""The limit for a step that can't be left out of a hurried stop."""
 
 UNANSWERED_TIMEOUT_S: Final = 0.1
-"""For closing a registry that has not answered to the withdrawal."""
+"""The limit for closing a registry that has not answered to the withdrawal."""
 
 POLL_INTERVAL_S: Final = 0.05
 """How often a step looks whether the stop is hurried by now, or a manual clock has advanced."""
@@ -110,7 +110,7 @@ SIGNAL_CHECK_S: Final = 0.2
 
 SERVING: Final = 1
 NOT_SERVING: Final = 2
-"""Of `grpc.health.v1.HealthCheckResponse.ServingStatus`."""
+"""Numbers of `grpc.health.v1.HealthCheckResponse.ServingStatus`."""
 
 UNREGISTERED: Final = ("WITHDRAWING", "GONE")
 """States of a registration."""
@@ -124,7 +124,7 @@ class ServerGone(Exception):
 
 
 class ServerAdapter:
-    """What differs between servers of `grpc`, as here, and of `grpc.aio`.
+    """Adapts a server of `grpc`; its subclass adapts one of `grpc.aio`.
 
     Blocking; not for event loops.
     """
@@ -166,8 +166,8 @@ class ServerAdapter:
         return stopped
 
 
-class State(enum.Enum):
-    """Where a publisher stands."""
+class PublisherState(enum.Enum):
+    """The state of a publisher."""
 
     NEW = "new"
     STARTING = "starting"
@@ -293,8 +293,10 @@ class PublisherBase(Generic[R]):
         self._signals = signals
         self._on_serving = on_serving
         self._undo_on_serving: Callable[[], object] | None = None
-        given = [registry] if isinstance(registry, (str, self._registry_type)) else _list(registry)
-        self._urls = [url for one in given if (url := _url_of(one)) is not None]
+        entries = (
+            [registry] if isinstance(registry, (str, self._registry_type)) else _list(registry)
+        )
+        self._urls = [url for entry in entries if (url := _url_of(entry)) is not None]
         self._port, self._host = _checked_port(port), host
         self._settings: dict[str, Any] = {
             "id": id,
@@ -311,7 +313,7 @@ class PublisherBase(Generic[R]):
 
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._state = State.NEW
+        self._state = PublisherState.NEW
         self._reason = ""
         self._binding = PortBinding.OWN
         self._instances: tuple[ServiceInstance, ...] = ()
@@ -332,7 +334,7 @@ class PublisherBase(Generic[R]):
         self._shutdown_begun = threading.Event()
         self._busy_thread: int | None = None  # which runs the start or the stop
         self._signal_names: SimpleQueue[str | None] = SimpleQueue()
-        self._registries, self._own = self._open_all(given, registry_policy)
+        self._registries, self._own = self._open_all(entries, registry_policy)
         components.add("publisher", self)
 
     # What differs between `grpc` and `grpc.aio`
@@ -390,7 +392,11 @@ class PublisherBase(Generic[R]):
         return f"<{type(self).__name__} of {self._name()}: {self.state}>"
 
     def _name(self) -> str:
-        services = [one.service for one in self._instances] or list(self._services) or ["a server"]
+        services = (
+            [instance.service for instance in self._instances]
+            or list(self._services)
+            or ["a server"]
+        )
         more = f" and {len(services) - 1} more" if len(services) > 1 else ""
         address = self._instances[0].address if self._instances else f"port {self._port}"
         return f"{services[0]}{more} at {address}"
@@ -402,22 +408,24 @@ class PublisherBase(Generic[R]):
         return ServiceInstance(service=service, host=host, port=port, **self._settings)
 
     def _open_all(
-        self, given: Sequence[R | str], policy: RegistryPolicy | None
+        self, entries: Sequence[R | str], policy: RegistryPolicy | None
     ) -> tuple[list[R], list[R]]:
         """Return all registries, and those of them that the publisher has opened."""
-        for one in given:
-            if not isinstance(one, (str, self._registry_type)):
+        for entry in entries:
+            if not isinstance(entry, (str, self._registry_type)):
                 raise TypeError(
                     f"registry must be a {self._registry_type.__module__}.Registry or a URL such "
-                    f"as 'etcd://127.0.0.1:2379', or several; not {one!r}"
+                    f"as 'etcd://127.0.0.1:2379', or several; not {entry!r}"
                 )
         registries: list[R] = []
         own: list[R] = []
         try:
-            for one in given:
-                if isinstance(one, str):
-                    own.append(self._registry_type(one, registry_policy=policy, timer=self._timer))
-                registries.append(own[-1] if isinstance(one, str) else one)
+            for entry in entries:
+                if isinstance(entry, str):
+                    own.append(
+                        self._registry_type(entry, registry_policy=policy, timer=self._timer)
+                    )
+                registries.append(own[-1] if isinstance(entry, str) else entry)
                 registries[-1]._session.check_writable()
         except BaseException:
             for registry in own:
@@ -436,16 +444,16 @@ class PublisherBase(Generic[R]):
             RuntimeError: It has been stopped; or a thread for signals can't be started.
         """
         with self._lock:
-            if self._state in {State.STARTING, State.SERVING}:
+            if self._state in {PublisherState.STARTING, PublisherState.SERVING}:
                 return False
-            if self._state is not State.NEW:
+            if self._state is not PublisherState.NEW:
                 raise RuntimeError(f"{self!r} can't start again; make another for another server")
             if self._signals and is_main_thread():
                 threading.Thread(
                     target=self._stop_on_signals, name="rpcwheel-signals", daemon=True
                 ).start()
                 SIGNAL_HANDLERS.add(self._signal_names.put)
-            self._state = State.STARTING
+            self._state = PublisherState.STARTING
             self._busy_thread = threading.get_ident()
         return True
 
@@ -454,7 +462,7 @@ class PublisherBase(Generic[R]):
         self._busy_thread = threading.get_ident()  # in aio a worker
         try:
             for step in (self._start_server, self._check_port, self._set_serving, self._publish):
-                if self._state is State.STARTING:
+                if self._state is PublisherState.STARTING:
                     step()
         except BaseException as error:
             self._start_failed = True
@@ -462,8 +470,8 @@ class PublisherBase(Generic[R]):
             self._shut_down()
             raise
         with self._lock:
-            if self._state is State.STARTING:
-                self._state, self._busy_thread = State.SERVING, None
+            if self._state is PublisherState.STARTING:
+                self._state, self._busy_thread = PublisherState.SERVING, None
                 return
         self._shut_down()
 
@@ -531,7 +539,9 @@ class PublisherBase(Generic[R]):
         host, port = self._instances[0].host, self._port
         error = connect_error(host, port, CONNECT_TIMEOUT_S)
         if error and (self._host is None or is_local(host)):
-            own = sorted(joined(*one) for one in listening_addresses() or () if one[1] == port)
+            own = sorted(
+                joined(*address) for address in listening_addresses() or () if address[1] == port
+            )
             raise ConfigurationError(
                 f"nothing accepts connections at {joined(host, port)} ({error}), so that it can't "
                 f"be published; the server listens at {', '.join(own) or 'no port'}; have it "
@@ -544,7 +554,8 @@ class PublisherBase(Generic[R]):
             self._set_health(SERVING)
 
     def _set_health(self, status: int) -> None:
-        for service in ("", *(one.service for one in self._instances)):  # "" is the whole server
+        services = [instance.service for instance in self._instances]
+        for service in ("", *services):  # "" is the whole server
             self._server.call(self._health.set, service, status)
 
     def _publish(self) -> None:
@@ -568,13 +579,13 @@ class PublisherBase(Generic[R]):
         if self._server.is_gone:
             grace_s = 0.0
         with self._lock:
-            if self._state is State.CLOSED:
+            if self._state is PublisherState.CLOSED:
                 return
             if grace_s is not None:
                 self._grace_s = min(self._grace_s, grace_s)
-            is_first = self._state is not State.ENDING
+            is_first = self._state is not PublisherState.ENDING
             if is_first:
-                self._state, self._reason = State.ENDING, reason
+                self._state, self._reason = PublisherState.ENDING, reason
         if grace_s == 0:
             self._hurry.set()
             self._lame_duck_over.set()
@@ -626,26 +637,26 @@ class PublisherBase(Generic[R]):
                 step = self._begin_step("stop", self._grace_s + STOP_MARGIN_S, 0.0)
                 self._run("stop of the server", partial(self._stop_server, step))
             step = _Deadline(self, CLOSE_TIMEOUT_S, HURRIED_TIMEOUT_S)
-            closes = [(repr(one), partial(self._close_own, one, step)) for one in self._own]
+            closes = [(repr(own), partial(self._close_own, own, step)) for own in self._own]
             self._run_all(step, *closes, ("on_serving", self._call_undo_on_serving))
-            self._report_what_is_listed()
+            self._report_listed()
             self._begin_step("closed")
             self._events.wait(FLUSH_TIMEOUT_S)
         finally:
             with self._lock:
-                self._state, self._busy_thread = State.CLOSED, None
+                self._state, self._busy_thread = PublisherState.CLOSED, None
             SIGNAL_HANDLERS.remove(self._signal_names.put)
             self._signal_names.put(None)
             self._closed.set()
             self._on_closed.run()
 
-    def _report_what_is_listed(self) -> None:
+    def _report_listed(self) -> None:
         """Report the registries that may still list the server."""
         for registry in self._registries:
-            listed = [one for where, one in self._published if where is registry]
-            if any(one.state != "GONE" for one in listed):
-                errors = (one.error for one in listed)
-                error = next((one for one in errors if one is not None), None)
+            listed = [registration for owner, registration in self._published if owner is registry]
+            if any(registration.state != "GONE" for registration in listed):
+                errors = (registration.error for registration in listed)
+                error = next((error for error in errors if error is not None), None)
                 url = registry.url
                 self._events.emit(WithdrawalFailed(self._name(), url, error))
 
@@ -687,13 +698,16 @@ class PublisherBase(Generic[R]):
         blocking = registry._blocking
         with suppress(RegistryError):  # it is dead, which it reports itself; or the user closed it
             draining: list[Registration] = []
-            for one, registration in self._published:
-                if one is registry and registration.state not in UNREGISTERED:
+            for owner, registration in self._published:
+                if owner is registry and registration.state not in UNREGISTERED:
                     with suppress(NotPublished):  # the user unregisters it at this moment
                         registration.update(status="DRAINING")
                         draining.append(registration)
             until = time.monotonic() + (0.0 if self._hurry.is_set() else step.left_s() / 2)
-            if all(one.wait_published(max(0.0, until - time.monotonic())) for one in draining):
+            if all(
+                registration.wait_published(max(0.0, until - time.monotonic()))
+                for registration in draining
+            ):
                 self._hurry.wait(DRAINING_NOTICE_S)
             for registration in draining:
                 blocking.unregister(registration)
@@ -813,7 +827,8 @@ class Publisher(PublisherBase[Registry]):
         """
         until = time.monotonic() + (checked_wait(timeout, "timeout") or 0.0)
         return all(
-            one.wait_published(max(0.0, until - time.monotonic())) for one in self.registrations
+            registration.wait_published(max(0.0, until - time.monotonic()))
+            for registration in self.registrations
         )
 
     def __enter__(self) -> Self:
@@ -858,10 +873,10 @@ def _checked_port(port: object) -> int:
     return port
 
 
-def _checked_seconds(value: Duration, what: str) -> float:
-    value_ns = to_ns(value, what=what)
+def _checked_seconds(value: Duration, argument: str) -> float:
+    value_ns = to_ns(value, what=argument)
     if value_ns < 0:
-        raise ConfigurationError(f"{what} must be 0 or more seconds, not {value!r}")
+        raise ConfigurationError(f"{argument} must be 0 or more seconds, not {value!r}")
     return to_seconds(min(value_ns, MAX_NS))
 
 
@@ -877,7 +892,7 @@ def _list(registry: object) -> list[Any]:
 
 
 def _url_of(registry: Any) -> RegistryUrl | None:
-    """The URL of a registry; None for one of the user's that has none."""
+    """Return the URL of a registry; None if it is the user's and has none."""
     if isinstance(registry, str):
         url = parse_url(registry)
         check_writable(url)
@@ -889,12 +904,12 @@ def _url_of(registry: Any) -> RegistryUrl | None:
 
 
 def _url_option(urls: Sequence[RegistryUrl], name: str) -> str:
-    """The option of the first URL that has it, or ""."""
+    """Return the option of the first URL that has it, or ""."""
     return next((url.options[name] for url in urls if url.options.get(name)), "")
 
 
 def _named_services(services: tuple[str, ...], urls: Sequence[RegistryUrl]) -> tuple[str, ...]:
-    """The services that arguments or URLs name."""
+    """Return the services that arguments or URLs name."""
     of_urls = tuple(url.service for url in urls if url.service)
     for service in services:
         if not isinstance(service, str):

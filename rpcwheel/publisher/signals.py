@@ -76,7 +76,7 @@ class SignalHandlers:
         previous ones.
         """
         # compared with `!=`, as two bound methods of one object are equal but not identical
-        self._callbacks = tuple(one for one in self._callbacks if one != callback)
+        self._callbacks = tuple(other for other in self._callbacks if other != callback)
         if not self._callbacks and is_main_thread():
             self._restore()
 
