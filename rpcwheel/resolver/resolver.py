@@ -62,8 +62,8 @@ class SharedRegistries:
     def release(self, key: Hashable, registry: Registry) -> bool:
         """Release a registry. Returns True to its last user, who must close it."""
         with self._lock:
-            known, users = self._open.get(key, (None, 0))
-            if known is not registry:
+            current, users = self._open.get(key, (None, 0))
+            if current is not registry:
                 return False  # it belongs to the parent of a fork
             self._open[key] = registry, users - 1
             if users == 1:
@@ -129,7 +129,7 @@ def new_channel(
             options=options,
             balancer_policy=policy if zone is None else policy.replace(zone=zone),
             **shared,
-            **{name: one for name, one in settings.items() if one is not None},
+            **{name: value for name, value in settings.items() if value is not None},
         )
         resolver.start(channel)
     except BaseException:

@@ -116,8 +116,10 @@ class Target:
         if not snapshot.instances:
             return ""
         wanted = {"group": self.group, "version": self.version}
-        given = " and ".join(f"{name} {value!r}" for name, value in wanted.items() if value != ANY)
-        return f"it has {len(snapshot.instances)}, but none of {given}"
+        conditions = " and ".join(
+            f"{name} {value!r}" for name, value in wanted.items() if value != ANY
+        )
+        return f"it has {len(snapshot.instances)}, but none of {conditions}"
 
 
 def is_registry_url(target: object) -> bool:
@@ -143,10 +145,10 @@ def names_service(target: object, settings: Mapping[str, object]) -> bool:
     """
     if settings.get("registry") is not None or is_registry_url(target):
         return True
-    if given := [name for name, value in settings.items() if value is not None]:
+    if names := [name for name, value in settings.items() if value is not None]:
         shown = repr(masked_url(target)) if isinstance(target, str) else repr(target)
         raise ConfigurationError(
-            f"{', '.join(given)}: only for a service in a registry, such as {EXAMPLE!r}; {shown} "
+            f"{', '.join(names)}: only for a service in a registry, such as {EXAMPLE!r}; {shown} "
             "is an address"
         )
     return False
