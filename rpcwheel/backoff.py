@@ -218,8 +218,8 @@ def _check_wait(wait: Duration | WaitBaseT) -> WaitBaseT:
 
 
 def _check_stop(stop: StopBaseT | None) -> StopBaseT | None:
-    given: object = stop
-    if stop is None or (callable(given) and not isinstance(given, (type, wait_base))):
+    candidate: object = stop
+    if stop is None or (callable(candidate) and not isinstance(candidate, (type, wait_base))):
         return stop
     raise TypeError(
         "stop must be None or a tenacity stop object such as stop_after_delay(600), "

@@ -197,7 +197,7 @@ class CallTimeout(CallError, TimeoutError):
         self.name = name
 
     def __str__(self) -> str:
-        what = f"{self.name}: call {self.key!r} timed out after {self.elapsed:.3f} s"
+        summary = f"{self.name}: call {self.key!r} timed out after {self.elapsed:.3f} s"
         sent_after = self.elapsed if self.sent is None else self.sent - self.start
         if self.side == "server":
             silent = self.elapsed - sent_after
@@ -206,14 +206,14 @@ class CallTimeout(CallError, TimeoutError):
             why = "client slow: the request was never sent"
         else:
             why = f"client slow: the request was sent only after {sent_after:.3f} s"
-        return f"{what} (timeout {self.timeout:.4g} s); {why}"
+        return f"{summary} (timeout {self.timeout:.4g} s); {why}"
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self)!r})"
 
     def __reduce__(self) -> tuple[object, ...]:
-        given = {part: getattr(self, part) for part in _PARTS}
-        return partial(type(self), self.key, **given), (), vars(self)
+        arguments = {part: getattr(self, part) for part in _PARTS}
+        return partial(type(self), self.key, **arguments), (), vars(self)
 
 
 _PARTS: Final = ("side", "timeout", "elapsed", "start", "sent", "name")

@@ -146,12 +146,12 @@ class ServiceInstance(Policy):
 
     @model_validator(mode="before")
     @classmethod
-    def _has_an_id(cls, given: Any) -> Any:
-        if isinstance(given, dict) and not given.get("id"):
-            host, port = given.get("host"), given.get("port")
+    def _has_an_id(cls, data: Any) -> Any:
+        if isinstance(data, dict) and not data.get("id"):
+            host, port = data.get("host"), data.get("port")
             if isinstance(host, str) and isinstance(port, int) and _ID.fullmatch(host):
-                return {**given, "id": joined(host, port)}
-        return given
+                return {**data, "id": joined(host, port)}
+        return data
 
     @field_validator("id")
     @classmethod
@@ -200,11 +200,11 @@ class ServiceInstance(Policy):
         is_record = isinstance(record, dict) and isinstance(record.pop("v", None), int)
         if not is_record:
             raise ValueError("no record of an instance: a JSON object with a version `v`")
-        known = {name: record.pop(name) for name in tuple(record) if name in cls.model_fields}
-        known.pop("extra", None)
-        known.setdefault("epoch", "")
+        fields = {name: record.pop(name) for name in tuple(record) if name in cls.model_fields}
+        fields.pop("extra", None)
+        fields.setdefault("epoch", "")
         try:
-            return cls(**known, extra=record)
+            return cls(**fields, extra=record)
         except (ConfigurationError, TypeError) as error:
             raise ValueError(str(error)) from None
 

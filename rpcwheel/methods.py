@@ -39,7 +39,7 @@ def checked_pattern(pattern: str) -> str:
         return pattern
     bare = pattern.strip("/")
     meant = (f"/{bare}", f"/{bare}/*") if "/" in bare else (f"/{bare}/*",)
-    near = next((one for one in meant if _FORM.fullmatch(one)), None)
+    near = next((form for form in meant if _FORM.fullmatch(form)), None)
     hint = (
         f"did you mean {near!r}? A pattern is" if near else "a pattern is a full name, or has '*':"
     )

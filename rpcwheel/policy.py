@@ -118,8 +118,8 @@ class Policy(BaseModel):
         Raises:
             ConfigurationError, TypeError: As the constructor.
         """
-        given = {name: getattr(self, name) for name in self.model_fields_set}
-        return type(self)(**given | settings)
+        current = {name: getattr(self, name) for name in self.model_fields_set}
+        return type(self)(**current | settings)
 
     @classmethod
     def __get_pydantic_json_schema__(
@@ -221,7 +221,7 @@ def or_short(kind: type[Policy]) -> object:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _OrShort:
-    """As pydantic's `BeforeValidator`, and the JSON schema allows the number too."""
+    """A `BeforeValidator` of pydantic whose JSON schema also allows the number."""
 
     validate: Callable[[object], object]
     number: dict[str, object]
@@ -251,7 +251,7 @@ def _delay(value: object) -> object:
 
 
 Delay = Annotated[float | timedelta, BeforeValidator(_delay), WithJsonSchema(_DELAY)]
-"""As `Seconds`, or zero."""
+"""Zero, or a time that `Seconds` accepts."""
 
 Number = Annotated[float, Strict()]
 """A float or an int; no string and no bool."""
@@ -270,7 +270,7 @@ def _wait(value: object) -> object:
     """Convert a table to a wait object; return any other value as it is."""
     if not isinstance(value, dict):
         return value
-    table = checked(lambda given: _Exponential(**given), value)
+    table = checked(lambda fields: _Exponential(**fields), value)
     initial, longest = (to_seconds(to_ns(time)) for time in (table.initial, table.max))
     if initial > longest:
         raise ConfigurationError(f"initial ({initial:g}) is more than max ({longest:g})")
@@ -305,7 +305,7 @@ object; or a table `{initial, max, multiplier, jitter}` for a `JitteredWait`."""
 def error_for_users(error: ValidationError, policy: type[BaseModel]) -> Exception:
     """Make one exception of all errors that pydantic found."""
     message = refusal((text for _, text in messages_of(error, policy)), error.error_count())
-    kinds = [one["type"] for one in error.errors(include_url=False, include_input=False)]
+    kinds = [mistake["type"] for mistake in error.errors(include_url=False, include_input=False)]
     are_types = all(kind.endswith("_type") for kind in kinds)
     return TypeError(str(message)) if are_types else message
 
@@ -331,11 +331,13 @@ def messages_of(error: ValidationError, policy: type[BaseModel]) -> Iterator[tup
     Missing settings come last, because a misspelled setting explains a missing one. Long messages
     are cut in the middle, because they end with what is allowed.
     """
-    for one in sorted(error.errors(include_url=False), key=lambda one: one["type"] == "missing"):
-        text = _message(one, policy)
+    for mistake in sorted(
+        error.errors(include_url=False), key=lambda mistake: mistake["type"] == "missing"
+    ):
+        text = _message(mistake, policy)
         if len(text) > _MAX_BEGINNING + _MAX_END:
             text = f"{text[:_MAX_BEGINNING]} ... {text[-_MAX_END:]}"
-        yield one["loc"], text
+        yield mistake["loc"], text
 
 
 def field_at(policy: type[BaseModel], place: Place) -> tuple[type[BaseModel], Any]:
@@ -348,7 +350,11 @@ def field_at(policy: type[BaseModel], place: Place) -> tuple[type[BaseModel], An
     for step, part in enumerate(place, 1):
         field = policy.model_fields.get(str(part))
         if step < len(place) and field is not None:
-            inner = (one for one in types_in(field.annotation) if issubclass(one, BaseModel))
+            inner = (
+                candidate
+                for candidate in types_in(field.annotation)
+                if issubclass(candidate, BaseModel)
+            )
             policy = next(inner, policy)
     return policy, field
 
@@ -362,33 +368,35 @@ def types_in(annotation: object) -> Iterator[type]:
         yield annotation
 
 
-def _message(one: ErrorDetails, policy: type[BaseModel]) -> str:
-    owner, field = field_at(policy, one["loc"])
-    place, given = path_of(one["loc"]), shown(one["input"])
-    outer = path_of(one["loc"][:-1]) + ": " if len(one["loc"]) > 1 else ""
-    name = str(one["loc"][-1]) if one["loc"] else ""
-    match one["type"]:
+def _message(mistake: ErrorDetails, policy: type[BaseModel]) -> str:
+    owner, field = field_at(policy, mistake["loc"])
+    place, actual = path_of(mistake["loc"]), shown(mistake["input"])
+    outer = path_of(mistake["loc"][:-1]) + ": " if len(mistake["loc"]) > 1 else ""
+    name = str(mistake["loc"][-1]) if mistake["loc"] else ""
+    match mistake["type"]:
         case "missing":
             advice = None if field is None else field.description
             return f"{outer}`{name}` is missing" + (f"; {advice}" if advice else "")
         case "extra_forbidden":
-            return f"{outer}there is no setting {shown(name)}; {_hint(name, one['input'], owner)}"
+            return (
+                f"{outer}there is no setting {shown(name)}; {_hint(name, mistake['input'], owner)}"
+            )
         case "tuple_type":
-            item = one["input"] if isinstance(one["input"], str) else "..."
+            item = mistake["input"] if isinstance(mistake["input"], str) else "..."
             return (
                 f"{place}: it must be a tuple or a list, such as {(item,)!r} (in a file "
-                f'["{item}"]), not {given}'
+                f'["{item}"]), not {actual}'
             )
-        case "model_type" if isinstance(one["input"], Policy):
-            return f"{place}: {_misplaced(one, policy)}"
+        case "model_type" if isinstance(mistake["input"], Policy):
+            return f"{place}: {_misplaced(mistake, policy)}"
         case "own_type" | "value_error" as kind:
-            problem = one["msg"] if kind == "own_type" else str(one["ctx"]["error"])
+            problem = mistake["msg"] if kind == "own_type" else str(mistake["ctx"]["error"])
             problem = problem.replace("\n", "; ")  # of a table with several mistakes
             names_place = not place or re.match(rf"{re.escape(place)}(?!\w)", problem)
             return problem if names_place else f"{place}: {problem}"
         case kind:
-            wanted = "it must be true or false" if kind == "bool_type" else readable(one["msg"])
-            return f"{place}: {wanted}, not {given}"
+            wanted = "it must be true or false" if kind == "bool_type" else readable(mistake["msg"])
+            return f"{place}: {wanted}, not {actual}"
 
 
 def readable(message: str) -> str:
@@ -398,17 +406,17 @@ def readable(message: str) -> str:
     return re.sub("be a valid dictionary or instance of ", "be a table or a ", message)
 
 
-def _misplaced(one: ErrorDetails, policy: type[BaseModel]) -> str:
+def _misplaced(mistake: ErrorDetails, policy: type[BaseModel]) -> str:
     """Say what to write in place of a policy of another kind."""
-    given, wanted = type(one["input"]), one["ctx"]["class_name"]
-    owner, field = field_at(policy, one["loc"])
+    actual, wanted = type(mistake["input"]), mistake["ctx"]["class_name"]
+    owner, field = field_at(policy, mistake["loc"])
     for kind in (owner, *types_in(field and field.annotation)):
         if kind.__name__ == wanted and issubclass(kind, BaseModel):
             for name, inner in kind.model_fields.items():
-                if given in types_in(inner.annotation):
-                    written = f"{wanted}({name}={shown(one['input'])})"
-                    return f"it must be {_a(wanted)}, not {_a(given.__name__)}; write {written}"
-    return f"it must be {_a(wanted)}, not {_a(given.__name__)}"
+                if actual in types_in(inner.annotation):
+                    written = f"{wanted}({name}={shown(mistake['input'])})"
+                    return f"it must be {_a(wanted)}, not {_a(actual.__name__)}; write {written}"
+    return f"it must be {_a(wanted)}, not {_a(actual.__name__)}"
 
 
 def _a(name: str) -> str:

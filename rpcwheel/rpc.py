@@ -146,7 +146,7 @@ class Stop:
 
 
 NO_BUDGET: Final = Stop("the retry budget of the target is used up")
-"""Of throttled retries, which metrics count."""
+"""The decision for throttled retries, which metrics count."""
 
 
 def checked_code(name: object, *, what: str) -> str:

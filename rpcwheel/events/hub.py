@@ -57,8 +57,8 @@ class SinkList:
     def remove_sink(self, sink: Sink) -> None:
         """Stop calling `sink`, which may be `log_event`. An unknown sink is no error."""
         with self._lock:
-            self._sinks = tuple(known for known in self._sinks if known != sink)
-            self._broken = tuple(known for known in self._broken if known != sink)
+            self._sinks = tuple(other for other in self._sinks if other != sink)
+            self._broken = tuple(other for other in self._broken if other != sink)
 
     def _report(self, sink: Sink) -> None:
         with self._lock:

@@ -56,8 +56,8 @@ PERIOD_S: Final = 10.0
 LIMITER: Final = RateLimiter()
 
 PREFIX: Final = "rpcwheel_"
-"""Of the attributes of records. Without it, `name` would be the logger's, structlog's message is
-`event`, and log stores have their own `service`, `source`, `status` and `error`."""
+"""The prefix of the attributes of records. Without it, `name` is the logger's, structlog's message
+is `event`, and log stores have their own `service`, `source`, `status` and `error`."""
 
 Value: TypeAlias = str | float | None
 
