@@ -71,12 +71,12 @@ def check(
         )
     if env:
         prefix = prefix or PREFIX
-    given = "file"
+    origin = "file"
     try:
         if prefix:
             environ = os.environ | ({} if file is None else {f"{prefix}CONFIG": file})
             policy = policy_from_env(prefix, environ)
-            given = "file or variable" if environ.get(f"{prefix}CONFIG") else "variable"
+            origin = "file or variable" if environ.get(f"{prefix}CONFIG") else "variable"
         elif file is not None:
             policy = policy_from_file(file)
         else:
@@ -95,19 +95,19 @@ def check(
             print(*map(printable, problems), sep="\n", file=sys.stderr)
         raise typer.Exit(1) from None
     settings = list(
-        _all_settings(policy, given) if method is None else _method_settings(policy, given, method)
+        _method_settings(policy, origin, method) if method else _all_settings(policy, origin)
     )
     if as_json:
         values = {
-            one.name: {"value": one.value, "from": one.source}
-            | ({"note": one.note} if one.note else {})
-            for one in settings
+            setting.name: {"value": setting.value, "from": setting.source}
+            | ({"note": setting.note} if setting.note else {})
+            for setting in settings
         }
         print(json.dumps({"file": file, "valid": True, "settings": values}, indent=2))
         return
     rows = [
-        (one.name, _as_toml(one.value), one.source + (f" ({one.note})" if one.note else ""))
-        for one in settings
+        (name, _as_toml(value), f"{source} ({note})" if note else source)
+        for name, value, source, note in settings
     ]
     print_table(("setting", "value", "from"), rows, sys.stdout)
     print("\nThe settings are valid." if prefix else f"\n{file} is valid.")
@@ -118,7 +118,7 @@ class Setting(NamedTuple):
 
     name: str
     value: Any
-    """As in JSON."""
+    """The value, as in JSON."""
     source: str
     """"file", "variable", "file or variable", "default", or the pattern of the methods that it is
     set for."""
@@ -130,22 +130,22 @@ Layer = tuple[str, Policy]
 """Settings that are given in one place, and the name of the place."""
 
 
-def _all_settings(policy: KitPolicy, given: str) -> Iterator[Setting]:
+def _all_settings(policy: KitPolicy, origin: str) -> Iterator[Setting]:
     """Yield the general settings, and those that are given for some methods."""
     for name in KitPolicy.model_fields:
         if name != "methods":
-            yield from _settings(name, getattr(policy, name), [(given, policy)])
+            yield from _settings(name, getattr(policy, name), [(origin, policy)])
     for pattern, own in policy.methods.items():
         for name in MethodPolicy.model_fields:
-            for one in _settings(name, getattr(own, name), [(given, own)]):
-                if one.source == given:
-                    yield one._replace(name=f'methods."{pattern}".{one.name}')
+            for setting in _settings(name, getattr(own, name), [(origin, own)]):
+                if setting.source == origin:
+                    yield setting._replace(name=f'methods."{pattern}".{setting.name}')
 
 
-def _method_settings(policy: KitPolicy, given: str, method: str) -> Iterator[Setting]:
+def _method_settings(policy: KitPolicy, origin: str, method: str) -> Iterator[Setting]:
     """Yield the settings of one method, and where each comes from."""
     patterns = sorted(policy.methods, key=specificity)
-    layers: list[Layer] = [(given, policy)]
+    layers: list[Layer] = [(origin, policy)]
     layers += [
         (pattern, policy.methods[pattern]) for pattern in patterns if matches(pattern, method)
     ]
@@ -153,9 +153,9 @@ def _method_settings(policy: KitPolicy, given: str, method: str) -> Iterator[Set
     for name in MethodPolicy.model_fields:
         value = getattr(effective, name)
         useless = name in {"retry", "hedging"} and value is not None and not effective.idempotent
-        for one in _settings(name, value, layers):
-            note = "no effect: the method is not idempotent" if useless else one.note
-            yield one._replace(note=note)
+        for setting in _settings(name, value, layers):
+            note = "no effect: the method is not idempotent" if useless else setting.note
+            yield setting._replace(note=note)
 
 
 @cache
@@ -216,9 +216,9 @@ def _as_json(value: object) -> object:
         case set() | frozenset():
             return sorted(map(str, value))
         case list() | tuple():
-            return [_as_json(one) for one in value]
+            return [_as_json(element) for element in value]
         case dict() | Policy():
-            return {str(name): _as_json(one) for name, one in dict(value).items()}
+            return {str(name): _as_json(element) for name, element in dict(value).items()}
         case JitteredWait():
             usual = JitteredWait(value.initial, value.max)
             table = {"initial": value.initial, "max": value.max}
@@ -237,7 +237,7 @@ def _as_toml(value: Any) -> str:
         case list():
             return f"[{', '.join(map(_as_toml, value))}]"
         case dict():
-            pairs = (f"{_as_key(name)} = {_as_toml(one)}" for name, one in value.items())
+            pairs = (f"{_as_key(name)} = {_as_toml(element)}" for name, element in value.items())
             return f"{{{', '.join(pairs)}}}"
     return json.dumps(value, ensure_ascii=False)
 

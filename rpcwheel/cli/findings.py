@@ -38,7 +38,7 @@ class Problem(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class DoctorFinding:
     """The result of one step. `facts` are numbers and names for the JSON output."""
 
     step: str
@@ -48,12 +48,12 @@ class Finding:
     facts: dict[str, object] = field(default_factory=dict)
 
     @classmethod
-    def failed(cls, step: str, problem: Problem) -> Finding:
+    def failed(cls, step: str, problem: Problem) -> DoctorFinding:
         """Return the finding for a problem. The step of the problem, if it has one, is used."""
         return cls(problem.step or step, Level.FAIL, problem.message, problem.advice)
 
 
-def as_lines(finding: Finding) -> list[str]:
+def as_lines(finding: DoctorFinding) -> list[str]:
     """Return the finding as text: the message, and the advice on a second line."""
     lines = [f"{finding.level:<5} {finding.step:<10} {printable(finding.message)}"]
     return [*lines, f"{INDENT}{'':<10} -> {printable(finding.advice)}"] if finding.advice else lines
@@ -64,9 +64,9 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
-def as_json(target: str, findings: Sequence[Finding]) -> str:
+def as_json(target: str, findings: Sequence[DoctorFinding]) -> str:
     """Return all findings as one JSON object."""
-    found = [
+    steps = [
         {
             "step": finding.step,
             "level": finding.level.lower(),
@@ -76,15 +76,15 @@ def as_json(target: str, findings: Sequence[Finding]) -> str:
         | finding.facts
         for finding in findings
     ]
-    return json.dumps({"target": target, "healthy": healthy(findings), "findings": found}, indent=2)
+    return json.dumps({"target": target, "healthy": healthy(findings), "findings": steps}, indent=2)
 
 
-def healthy(findings: Sequence[Finding]) -> bool:
+def healthy(findings: Sequence[DoctorFinding]) -> bool:
     """Return whether no finding makes calls fail."""
     return not any(finding.level is Level.FAIL for finding in findings)
 
 
-def summary(findings: Sequence[Finding]) -> str:
+def summary(findings: Sequence[DoctorFinding]) -> str:
     """Return the last line of the report."""
     failed = [finding.step for finding in findings if finding.level is Level.FAIL]
     if failed:
@@ -95,7 +95,7 @@ def summary(findings: Sequence[Finding]) -> str:
 
 def distribution(seconds: Sequence[float]) -> tuple[str, dict[str, object]]:
     """Return median, minimum and maximum of durations, as text and as facts, in milliseconds."""
-    ms = [one * 1000 for one in seconds]
+    ms = [duration_s * 1000 for duration_s in seconds]
     low, middle, high = min(ms), statistics.median(ms), max(ms)
     text = f"{middle:.2f} ms (median of {len(ms)}; {low:.2f} to {high:.2f})"
     rounded = {"min": round(low, 3), "median": round(middle, 3), "max": round(high, 3)}

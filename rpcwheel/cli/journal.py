@@ -60,7 +60,7 @@ MAX_COUNT: Final = 10_000
 P = ParamSpec("P")
 
 
-class State(StrEnum):
+class StateFilter(StrEnum):
     """The states by which calls are selected. A blocked call is a waiting one."""
 
     WAITING = "waiting"
@@ -69,9 +69,9 @@ class State(StrEnum):
 
 
 STATES: Final = {
-    State.WAITING: (CallState.READY, CallState.BLOCKED),
-    State.TAKEN: (CallState.TAKEN,),
-    State.DEAD: (CallState.DEAD,),
+    StateFilter.WAITING: (CallState.READY, CallState.BLOCKED),
+    StateFilter.TAKEN: (CallState.TAKEN,),
+    StateFilter.DEAD: (CallState.DEAD,),
 }
 
 Url = Annotated[
@@ -87,7 +87,7 @@ Ids = Annotated[
     typer.Option("--id", metavar="ID", help="Only this call; may be given several times."),
 ]
 StateOption = Annotated[
-    list[State] | None,
+    list[StateFilter] | None,
     typer.Option(
         "--state",
         metavar="STATE",
@@ -211,17 +211,17 @@ def show(
 ) -> None:  # fmt: skip
     """Show one call, without secrets in its metadata, and without its requests."""
     with _opened(url) as backend:
-        found = backend.select(Filter(ids=(number,)), limit=1)
-        if not found:
+        calls = backend.select(Filter(ids=(number,)), limit=1)
+        if not calls:
             _warn(f"there is no call {number} in {backend.url}; it may have been delivered")
             raise typer.Exit(1)
         if as_json:
-            print(json.dumps(described(found[0], with_body=body), indent=2))
+            print(json.dumps(described(calls[0], with_body=body), indent=2))
             return
         decode = numbered_fields
         if descriptors is not None:
-            decode = partial(named_fields, descriptors, found[0].method)
-        for line in description(found[0], with_body=body, decode_request=decode):
+            decode = partial(named_fields, descriptors, calls[0].method)
+        for line in description(calls[0], with_body=body, decode_request=decode):
             print(printable(line))
 
 
@@ -251,7 +251,7 @@ def retry(
 def drop(
     url: Url,
     state: Annotated[
-        list[State] | None,
+        list[StateFilter] | None,
         typer.Option("--state", show_default="dead", help="Only calls in this state; may be given "
                      "several times."),
     ] = None,
@@ -268,7 +268,7 @@ def drop(
 ) -> None:  # fmt: skip
     """Delete dead letters; other calls only with --state. They are not delivered any more."""
     _require_filter(_filter(state, queue, target, method, error, older, ids), every=every)
-    chosen = _filter(state or [State.DEAD], queue, target, method, error, older, ids)
+    chosen = _filter(state or [StateFilter.DEAD], queue, target, method, error, older, ids)
     with _opened(url) as backend:
         if not yes:
             _ask(backend, chosen, "drop")
@@ -326,7 +326,7 @@ command(work)
 
 
 def _filter(
-    states: list[State] | None,
+    states: list[StateFilter] | None,
     queue: str | None,
     target: str | None,
     method: str | None,
@@ -334,7 +334,7 @@ def _filter(
     older: float | None,
     ids: list[int] | None,
 ) -> Filter:
-    chosen = [one for state in states or () for one in STATES[state]]
+    chosen = [call_state for state in states or () for call_state in STATES[state]]
     return Filter(
         ids=tuple(ids) if ids else None,
         states=tuple(dict.fromkeys(chosen)) or None,
@@ -378,7 +378,7 @@ def _pages(
         size = max(1, min(LARGEST_PAGE, PAGE_BYTES // mean))
 
 
-def _ask(backend: JournalBackend, chosen: Filter, what: str) -> None:
+def _ask(backend: JournalBackend, chosen: Filter, action: str) -> None:
     """Ask whether the selected calls are to be changed.
 
     Raises:
@@ -386,13 +386,13 @@ def _ask(backend: JournalBackend, chosen: Filter, what: str) -> None:
         typer.Exit: No call is selected, or the answer is no.
     """
     if not sys.stdin.isatty():
-        raise ConfigurationError(f"no terminal to ask whether to {what} calls; give --yes")
+        raise ConfigurationError(f"no terminal to ask whether to {action} calls; give --yes")
     count = sum(1 for _ in _pages(backend, chosen, MAX_COUNT + 1))
     if count == 0:
         print("no call is selected")
         raise typer.Exit
     number = f"more than {MAX_COUNT:,} calls" if count > MAX_COUNT else _calls(count)
-    if not typer.confirm(f"{what} {number} of {printable(str(backend.url))}?", err=True):
+    if not typer.confirm(f"{action} {number} of {printable(str(backend.url))}?", err=True):
         print("nothing was changed")
         raise typer.Exit(1)
 
@@ -447,8 +447,8 @@ def _depths_frame(backend: JournalBackend) -> _Frame:
 
 def _document(backend: JournalBackend, indent: int | None) -> str:
     depths: list[Depth] = backend.depths()
-    found: dict[str, Any] = {"journal": str(backend.url), "total": total_of(depths)}
-    return json.dumps(found | {"queues": list(map(depth_as_json, depths))}, indent=indent)
+    totals: dict[str, Any] = {"journal": str(backend.url), "total": total_of(depths)}
+    return json.dumps(totals | {"queues": list(map(depth_as_json, depths))}, indent=indent)
 
 
 def _show(look: Callable[[], _Frame], *, watch: bool, interval: float) -> None:

@@ -105,7 +105,7 @@ def call_as_json(call: StoredCall) -> dict[str, Any]:
 
 def depth_rows(depths: Sequence[Depth]) -> list[list[str]]:
     """Return the cells of `DEPTH_COLUMNS`, with the sums in the last row."""
-    rows = [_depth_row(one.queue, one.target, depth_as_json(one)) for one in depths]
+    rows = [_depth_row(depth.queue, depth.target, depth_as_json(depth)) for depth in depths]
     return [*rows, _depth_row("total", "", total_of(depths))] if len(rows) > 1 else rows
 
 
@@ -129,10 +129,10 @@ def depth_as_json(depth: Depth) -> dict[str, Any]:
 def total_of(depths: Sequence[Depth]) -> dict[str, Any]:
     """Return the sums of all queues and targets, and the age of the oldest call."""
     return {
-        "waiting": sum(one.waiting for one in depths),
-        "taken": sum(one.taken for one in depths),
-        "dead": sum(one.dead for one in depths),
-        "oldest_s": round(max((one.oldest_s for one in depths), default=0.0), 3),
+        "waiting": sum(depth.waiting for depth in depths),
+        "taken": sum(depth.taken for depth in depths),
+        "dead": sum(depth.dead for depth in depths),
+        "oldest_s": round(max((depth.oldest_s for depth in depths), default=0.0), 3),
     }
 
 
@@ -146,34 +146,34 @@ def described(call: StoredCall, *, with_body: bool) -> dict[str, Any]:
         call: The call.
         with_body: Whether its requests (base64) or arguments are part of it.
     """
-    found = call_as_json(call)
+    facts = call_as_json(call)
     try:
         body = decode(call.body)
         if isinstance(body, StoredFunction):
-            return found | _described_function(body, with_body=with_body)
-        return found | _described_rpc(body, with_body=with_body)
+            return facts | _described_function(body, with_body=with_body)
+        return facts | _described_rpc(body, with_body=with_body)
     except ValueError as error:
-        found["problem"] = f"it cannot be decoded: {error}"
+        facts["problem"] = f"it cannot be decoded: {error}"
         if with_body:
-            found["body"] = _base64(call.body)
-        return found
+            facts["body"] = _base64(call.body)
+        return facts
 
 
 def _described_function(body: StoredFunction, *, with_body: bool) -> dict[str, Any]:
     arguments = json.loads(body.arguments)  # a ValueError: it cannot be decoded
-    found: dict[str, Any] = {"kind": "function", "sizes": [len(body.arguments)]}
-    return found | ({"arguments": arguments} if with_body else {})
+    facts: dict[str, Any] = {"kind": "function", "sizes": [len(body.arguments)]}
+    return facts | ({"arguments": arguments} if with_body else {})
 
 
 def _described_rpc(body: StoredRpc, *, with_body: bool) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "kind": body.kind.name.lower(),
         "timeout_s": body.timeout_s,
         "wait_for_ready": body.wait_for_ready,
         "metadata": [[key, _shown(key, value)] for key, value in body.metadata],
         "sizes": [len(request) for request in body.requests],
     }
-    return found | ({"requests": [_base64(one) for one in body.requests]} if with_body else {})
+    return facts | ({"requests": list(map(_base64, body.requests))} if with_body else {})
 
 
 def _shown(key: str, value: str | bytes) -> str:
@@ -199,11 +199,11 @@ def description(
         with_body: Whether its requests or arguments are shown.
         decode_request: Returns the lines of a request; if it raises ValueError, they are bytes.
     """
-    found = described(call, with_body=with_body)
+    facts = described(call, with_body=with_body)
     yield _line("id", str(call.id))
     yield _line("state", STATE_NAMES[call.state])
     for name in ("queue", "target", "method", "key"):
-        yield _line(name, str(found[name]))
+        yield _line(name, str(facts[name]))
     if call.order_key is not None:
         yield _line("order key", call.order_key)
     yield _line("stored", f"{seconds(max(0.0, call.age_s))} ago")
@@ -214,39 +214,39 @@ def description(
     yield _line("last error", call.error)
     if call.reason:
         yield _line("given up", call.reason)
-    yield from _header(call, found)
+    yield from _header(call, facts)
     if with_body:
-        yield from _body(call, found, decode_request)
+        yield from _body(call, facts, decode_request)
 
 
-def _header(call: StoredCall, found: dict[str, Any]) -> Iterator[str]:
-    if "problem" in found:
-        yield _line("body", f"{len(call.body):,} bytes; {found['problem']}")
+def _header(call: StoredCall, facts: dict[str, Any]) -> Iterator[str]:
+    if "problem" in facts:
+        yield _line("body", f"{len(call.body):,} bytes; {facts['problem']}")
         return
-    yield _line("kind", found["kind"])
-    if found["kind"] == "function":
-        yield _line("arguments", f"{found['sizes'][0]:,} bytes")
+    yield _line("kind", facts["kind"])
+    if facts["kind"] == "function":
+        yield _line("arguments", f"{facts['sizes'][0]:,} bytes")
         return
-    yield _line("timeout", f"{seconds(found['timeout_s'])} for each attempt")
-    if found["wait_for_ready"] is not None:
-        yield _line("wait for ready", "yes" if found["wait_for_ready"] else "no")
-    for key, value in found["metadata"]:
+    yield _line("timeout", f"{seconds(facts['timeout_s'])} for each attempt")
+    if facts["wait_for_ready"] is not None:
+        yield _line("wait for ready", "yes" if facts["wait_for_ready"] else "no")
+    for key, value in facts["metadata"]:
         yield _line("metadata", f"{key}={value}")
-    sizes = [f"{size:,}" for size in islice(found["sizes"], 20)]
-    more = ", ..." if len(found["sizes"]) > len(sizes) else ""
-    yield _line("requests", f"{len(found['sizes']):,} ({', '.join(sizes)}{more} bytes)")
+    sizes = [f"{size:,}" for size in islice(facts["sizes"], 20)]
+    more = ", ..." if len(facts["sizes"]) > len(sizes) else ""
+    yield _line("requests", f"{len(facts['sizes']):,} ({', '.join(sizes)}{more} bytes)")
 
 
 def _body(
-    call: StoredCall, found: dict[str, Any], decode_request: Callable[[bytes], list[str]]
+    call: StoredCall, facts: dict[str, Any], decode_request: Callable[[bytes], list[str]]
 ) -> Iterator[str]:
-    if "arguments" in found:
-        yield from json.dumps(found["arguments"], indent=2).splitlines()
+    if "arguments" in facts:
+        yield from json.dumps(facts["arguments"], indent=2).splitlines()
         return
-    if "requests" not in found:
+    if "requests" not in facts:
         yield from _dump(call.body)
         return
-    parts = [base64.b64decode(one) for one in found["requests"]]
+    parts = [base64.b64decode(request) for request in facts["requests"]]
     for number, part in enumerate(parts, start=1):
         if len(parts) > 1:
             yield f"request {number}"

@@ -127,7 +127,7 @@ def work(
             "--metadata-to-all-targets",
             param_hint="--metadata",
         )
-    addresses = dict(_pair(one, "--map", "TARGET=ADDRESS") for one in moved or ())
+    addresses = dict(_pair(pair, "--map", "TARGET=ADDRESS") for pair in moved or ())
     _import(modules or ())
     worker = JournalWorker(
         url,
@@ -189,8 +189,9 @@ def _follow(worker: JournalWorker, is_stopped: Callable[[], bool]) -> None:
 
 def _counts(worker: JournalWorker) -> str:
     stats = worker.stats().values()
-    delivered, dead = sum(one.redelivered for one in stats), sum(one.gave_up for one in stats)
-    failed = max(0, sum(one.attempts for one in stats) - delivered - dead)
+    delivered = sum(queue.redelivered for queue in stats)
+    dead = sum(queue.gave_up for queue in stats)
+    failed = max(0, sum(queue.attempts for queue in stats) - delivered - dead)
     return (
         f"{delivered:,} delivered, {dead:,} given up, "
         f"{failed:,} failed attempt{'' if failed == 1 else 's'}"
@@ -237,13 +238,13 @@ def _connect(addresses: Mapping[str, str], tls: TlsSettings, target: str) -> grp
     return secure_channel(address, grpc.ssl_channel_credentials(*tls.pem()), options)
 
 
-def _metadata(given: Sequence[str]) -> Callable[[], list[tuple[str, str | bytes]]]:
+def _metadata(values: Sequence[str]) -> Callable[[], list[tuple[str, str | bytes]]]:
     """Return a function that reads the values, each time anew.
 
     Raises:
         ConfigurationError: A file or variable cannot be read now.
     """
-    pairs = [_pair(one, "--metadata", "KEY=VALUE") for one in given]
+    pairs = [_pair(value, "--metadata", "KEY=VALUE") for value in values]
 
     def read() -> list[tuple[str, str | bytes]]:
         return [(key.lower(), _value(key, source)) for key, source in pairs]
@@ -299,9 +300,9 @@ def _signals() -> Iterator[Callable[[], bool]]:
             sys.exit(128 + signum)
         seen.append(signum)
 
-    previous = {one: signal.signal(one, note) for one in (signal.SIGINT, signal.SIGTERM)}
+    previous = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield lambda: bool(seen)
     finally:
-        for one, handler in previous.items():
-            signal.signal(one, handler)
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -54,20 +54,20 @@ def check_server_name(name: str) -> str:
     return name
 
 
-def checked_tls(given: TlsSettings) -> TlsSettings:
+def checked_tls(options: TlsSettings) -> TlsSettings:
     """Return the settings, enabled if any of them is given. Reads the files.
 
     Raises:
         typer.BadParameter: They do not belong together, or a file cannot be used.
     """
-    if (given.cert is None) != (given.key is None):
+    if (options.cert is None) != (options.key is None):
         raise typer.BadParameter("--cert and --key must be given together")
-    enabled = given.enabled or any((given.ca, given.cert, given.servername))
-    settings = TlsSettings(enabled, given.ca, given.cert, given.key, given.servername)
+    enabled = options.enabled or any((options.ca, options.cert, options.servername))
+    settings = TlsSettings(enabled, options.ca, options.cert, options.key, options.servername)
     try:
         if enabled:
             settings.context()
     except (OSError, ValueError) as error:
-        files = ", ".join(str(file) for file in (given.ca, given.cert, given.key) if file)
+        files = ", ".join(str(file) for file in (options.ca, options.cert, options.key) if file)
         raise typer.BadParameter(f"{files} cannot be used: {error}") from None
     return settings

@@ -126,20 +126,20 @@ def ls(
     """Show the instances of services."""
     named = _services(url, services)
     events: SimpleQueue[object] = SimpleQueue()
-    found: dict[str, tuple[ServiceInstance, ...]] = {}
+    instances: dict[str, tuple[ServiceInstance, ...]] = {}
     with _open_registry(url, _policy(timeout), events) as opened:
         for service in named or opened.services():
             try:
-                found[service] = opened.lookup(service).instances
+                instances[service] = opened.lookup(service).instances
             except ConfigurationError as error:  # another program has stored an invalid name
                 _warn(f"skipped: {error}")
     while not events.empty():
         _report_skipped(events.get())
     if as_json:
-        print(as_document(opened.url, found))
+        print(as_document(opened.url, instances))
     else:
-        show(opened.url, found, sys.stdout, plain=plain)
-    missing = [service for service in named if not found.get(service)]
+        show(opened.url, instances, sys.stdout, plain=plain)
+    missing = [service for service in named if not instances.get(service)]
     if missing and (
         as_json or len(missing) < len(named)
     ):  # if all are missing, the summary says so
@@ -256,14 +256,14 @@ def unregister(
     service, instance_id = _service_and(url, words, "unregister", "ID")
     events: SimpleQueue[object] = SimpleQueue()
     with _open_registry(url, _policy(timeout), events) as opened:
-        known = {one.id: one for one in opened.lookup(service).instances}
-        if instance_id not in known:
-            others = f"; there are {', '.join(known)}" if known else ""
+        instances = {instance.id: instance for instance in opened.lookup(service).instances}
+        if instance_id not in instances:
+            others = f"; there are {', '.join(instances)}" if instances else ""
             _warn(f"no instance {instance_id!r} of {service} at {opened.url}{others}")
             raise typer.Exit(1)
-        one = known[instance_id]
-        opened.unregister(one, wait=timeout)
-    _say(f"withdrew {_owner(one)}; if that process still runs, it publishes it again")
+        instance = instances[instance_id]
+        opened.unregister(instance, wait=timeout)
+    _say(f"withdrew {_owner(instance)}; if that process still runs, it publishes it again")
 
 
 # Arguments
@@ -388,9 +388,9 @@ def _publish(url: str, policy: RegistryPolicy, instance: ServiceInstance) -> NoR
     """
     events: SimpleQueue[object] = SimpleQueue()
     with _open_registry(url, policy, events, creates=True) as opened:
-        for one in opened.lookup(instance.service).instances:
-            if one.id == instance.id:
-                _warn(f"replaces {_owner(one)}")
+        for present in opened.lookup(instance.service).instances:
+            if present.id == instance.id:
+                _warn(f"replaces {_owner(present)}")
         contact = _Contact(as_json=False)
         try:
             registration = opened.register(instance)
@@ -422,13 +422,14 @@ def _withdraw(registration: Registration, policy: RegistryPolicy) -> None:
 # Output
 
 
-def _name(one: ServiceInstance) -> str:
-    return f"{one.service}/{one.id}"
+def _name(instance: ServiceInstance) -> str:
+    return f"{instance.service}/{instance.id}"
 
 
-def _owner(one: ServiceInstance) -> str:
-    since = f", up since {time.ctime(one.started_at)}" if one.started_at else ""
-    return f"{_name(one)} of the process {one.epoch or '(unknown)'} at {one.address}{since}"
+def _owner(instance: ServiceInstance) -> str:
+    since = f", up since {time.ctime(instance.started_at)}" if instance.started_at else ""
+    process = instance.epoch or "(unknown)"
+    return f"{_name(instance)} of the process {process} at {instance.address}{since}"
 
 
 class _Contact:
@@ -464,9 +465,9 @@ def _report_skipped(event: object) -> None:
         _warn(f"skipped {event.service}/{event.key}, which is not a valid instance: {event.error}")
 
 
-def _say(what: object) -> None:
+def _say(output: object) -> None:
     """Print a line, or a JSON object on one line."""
-    print(printable(what) if isinstance(what, str) else json.dumps(what), flush=True)
+    print(printable(output) if isinstance(output, str) else json.dumps(output), flush=True)
 
 
 def _warn(line: str) -> None:

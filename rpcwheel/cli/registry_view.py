@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from rpcwheel.instance import ServiceInstance, Snapshot
 
-Found: TypeAlias = "Mapping[str, Sequence[ServiceInstance]]"
+Services: TypeAlias = "Mapping[str, Sequence[ServiceInstance]]"
 """Instances by service."""
 
 COLUMNS: Final = (
@@ -43,29 +43,32 @@ MARKS: Final = {
 # The table
 
 
-def show(registry: str, found: Found, stream: TextIO, *, plain: bool) -> None:
+def show(registry: str, services: Services, stream: TextIO, *, plain: bool) -> None:
     """Print the table and a summary line."""
-    rows = [_row(one) for instances in found.values() for one in instances]
+    rows = [_row(instance) for instances in services.values() for instance in instances]
     if rows:
         shown = [
             name for name in COLUMNS if name not in OPTIONAL_COLUMNS or any(r[name] for r in rows)
         ]
         print_table(shown, [[row[name] for name in shown] for row in rows], stream, plain=plain)
         print(file=stream)
-    print(_summary(registry, found), file=stream, flush=True)
+    print(_summary(registry, services), file=stream, flush=True)
 
 
-def _row(one: ServiceInstance) -> dict[str, str]:
-    address = one.address if one.protocol == "grpc" else f"{one.protocol}://{one.address}"
-    cells = [one.service, one.id, address, str(one.weight), one.version, one.group, one.zone]
-    cells += [one.status, _local_time(one.started_at), _pairs(one.metadata)]
+def _row(instance: ServiceInstance) -> dict[str, str]:
+    address = instance.address
+    if instance.protocol != "grpc":
+        address = f"{instance.protocol}://{address}"
+    cells = [instance.service, instance.id, address, str(instance.weight), instance.version]
+    cells += [instance.group, instance.zone, instance.status, _local_time(instance.started_at)]
+    cells.append(_pairs(instance.metadata))
     return dict(zip(COLUMNS, cells, strict=True))
 
 
-def as_document(registry: str, found: Found) -> str:
+def as_document(registry: str, services: Services) -> str:
     """Return one JSON object with the registry and the instances of each service."""
-    services = {name: [_as_json(one) for one in instances] for name, instances in found.items()}
-    return json.dumps({"registry": registry, "services": services}, indent=2)
+    documents = {name: list(map(_as_json, instances)) for name, instances in services.items()}
+    return json.dumps({"registry": registry, "services": documents}, indent=2)
 
 
 def _local_time(seconds: float) -> str:
@@ -78,22 +81,22 @@ def _local_time(seconds: float) -> str:
         return "?"
 
 
-def _summary(registry: str, found: Found) -> str:
-    count = sum(map(len, found.values()))
-    if not found:
+def _summary(registry: str, services: Services) -> str:
+    count = sum(map(len, services.values()))
+    if not services:
         return f"no service at {registry}"
     if not count:
-        return f"no instance of {', '.join(found)} at {registry}"
+        return f"no instance of {', '.join(services)} at {registry}"
     return (
-        f"{count} instance{'s' if count > 1 else ''} of {len(found)} "
-        f"service{'s' if len(found) > 1 else ''} at {registry}"
+        f"{count} instance{'s' if count > 1 else ''} of {len(services)} "
+        f"service{'s' if len(services) > 1 else ''} at {registry}"
     )
 
 
 # Changes, for `watch`
 
 
-class Change(NamedTuple):
+class InstanceChange(NamedTuple):
     """A change of one instance."""
 
     event: str
@@ -105,41 +108,46 @@ class Change(NamedTuple):
     """What is different."""
 
     def line(self) -> str:
-        """One line of text."""
-        one = self.instance
-        where = one.id if one.id == one.address else f"{one.id} ({one.address})"
-        words = self.note or (_details(one) if self.event in {"present", "added"} else "")
-        line = f"{MARKS[self.event]} {one.service} {where} {self.event}"
+        """Return the change as a line of text."""
+        instance = self.instance
+        where = instance.id
+        if instance.id != instance.address:
+            where += f" ({instance.address})"
+        words = self.note or (_details(instance) if self.event in {"present", "added"} else "")
+        line = f"{MARKS[self.event]} {instance.service} {where} {self.event}"
         return printable(f"{line}: {words}" if words else line)
 
 
-def changes_between(before: Snapshot | None, after: Snapshot) -> list[Change]:
-    """The changes from one snapshot to the next; None: there is no earlier one."""
-    old_instances = {} if before is None else {one.id: one for one in before.instances}
+def changes_between(before: Snapshot | None, after: Snapshot) -> list[InstanceChange]:
+    """Return the changes between two snapshots; `before` is None for the first."""
+    old_instances = () if before is None else before.instances
     was_stale = frozenset() if before is None else before.stale
-    found, removed = [], dict(old_instances)
-    for one in after.instances:
-        old = removed.pop(one.id, None)
+    changes, removed = [], {instance.id: instance for instance in old_instances}
+    for instance in after.instances:
+        old = removed.pop(instance.id, None)
         if old is None:
-            found.append(Change("present" if before is None else "added", one))
-        elif note := _difference(old, one):
-            found.append(Change("changed", one, note))
-        if one.id in after.stale - was_stale:
-            found.append(Change("stale", one, "not listed by the registry, kept for now"))
-        elif old is not None and one.id in was_stale - after.stale:
-            found.append(Change("live", one))
-    return found + [Change("removed", one) for one in removed.values()]
+            changes.append(InstanceChange("present" if before is None else "added", instance))
+        elif note := _difference(old, instance):
+            changes.append(InstanceChange("changed", instance, note))
+        if instance.id in after.stale - was_stale:
+            changes.append(
+                InstanceChange("stale", instance, "not listed by the registry, kept for now")
+            )
+        elif old is not None and instance.id in was_stale - after.stale:
+            changes.append(InstanceChange("live", instance))
+    return changes + [InstanceChange("removed", instance) for instance in removed.values()]
 
 
-def change_as_json(change: Change) -> dict[str, Any]:
-    """The change as a JSON object."""
-    one = change.instance
-    found = {"event": change.event, "service": one.service, "id": one.id}
-    return found | ({"note": change.note} if change.note else {}) | {"instance": _as_json(one)}
+def change_as_json(change: InstanceChange) -> dict[str, Any]:
+    """Return the change as a JSON object."""
+    instance = change.instance
+    document = {"event": change.event, "service": instance.service, "id": instance.id}
+    note = {"note": change.note} if change.note else {}
+    return document | note | {"instance": _as_json(instance)}
 
 
 def _difference(old: ServiceInstance, new: ServiceInstance) -> str:
-    """What differs, in words; "" if nothing does that concerns clients."""
+    """Describe what differs, in words; "" if nothing does that concerns clients."""
     words = [
         f"{name} {_value(getattr(old, name))} -> {_value(getattr(new, name))}"
         for name in COMPARED_FIELDS
@@ -161,19 +169,19 @@ def _pairs(metadata: dict[str, str]) -> str:
     return " ".join(f"{key}={value}" for key, value in sorted(metadata.items()))
 
 
-def _details(one: ServiceInstance) -> str:
-    """Status, weight, and all values that are not the default."""
-    words = [one.status, f"weight {one.weight}"]
+def _details(instance: ServiceInstance) -> str:
+    """Return status, weight, and all values that are not the default."""
+    words = [instance.status, f"weight {instance.weight}"]
     words += [f"{name} {value}" for name in ("version", "group", "zone")
-              if (value := getattr(one, name))]  # fmt: skip
-    if one.protocol != "grpc":
-        words.append(one.protocol)
-    if one.metadata:
-        words.append(_pairs(one.metadata))
+              if (value := getattr(instance, name))]  # fmt: skip
+    if instance.protocol != "grpc":
+        words.append(instance.protocol)
+    if instance.metadata:
+        words.append(_pairs(instance.metadata))
     return ", ".join(words)
 
 
-def _as_json(one: ServiceInstance) -> dict[str, Any]:
-    """All values of an instance by name, and `address`."""
-    values: dict[str, Any] = one.model_dump(mode="json")
-    return {**values, "address": one.address}
+def _as_json(instance: ServiceInstance) -> dict[str, Any]:
+    """Return all values of an instance by name, and `address`."""
+    values: dict[str, Any] = instance.model_dump(mode="json")
+    return {**values, "address": instance.address}

@@ -21,7 +21,7 @@ SocketAddress = tuple[str, int] | tuple[str, int, int, int] | str
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ServerTarget:
     """`path` for a Unix socket, else `host` and `port`."""
 
     host: str
@@ -45,7 +45,7 @@ class Address:
         return self.address if isinstance(self.address, str) else self.address[0]
 
 
-def parse_target(text: str) -> Target:
+def parse_target(text: str) -> ServerTarget:
     """Parse a target as `rpcwheel.insecure_channel` does: `unix:50051` is the host `unix`.
 
     Raises:
@@ -56,7 +56,7 @@ def parse_target(text: str) -> Target:
         path = text.removeprefix("unix:").removeprefix("//")
         if not path:
             raise ValueError("a Unix socket needs a path: unix:/run/app.sock")
-        return Target("", 0, path)
+        return ServerTarget("", 0, path)
     if "://" in text and not text.startswith(SCHEMES):
         scheme, _, rest = text.partition("://")
         raise ValueError(f"leave out {scheme}://, give HOST:PORT: {rest.rstrip('/')}")
@@ -66,7 +66,7 @@ def parse_target(text: str) -> Target:
         raise ValueError(f"{text!r} has no host; give HOST:PORT, such as localhost:50051")
     if not (port.isascii() and port.isdigit()) or not 0 < int(port) <= LARGEST_PORT:
         raise ValueError(f"the port must be a number from 1 to {LARGEST_PORT}, not {port!r}")
-    return Target(host, int(port))
+    return ServerTarget(host, int(port))
 
 
 def _host_and_port(text: str) -> tuple[str, str]:
@@ -93,7 +93,7 @@ def _is_ipv6(text: str) -> bool:
     return True
 
 
-def resolve(target: Target, timeout: float) -> list[Address]:
+def resolve(target: ServerTarget, timeout: float) -> list[Address]:
     """Look up the addresses of a target.
 
     The lookup runs on a daemon thread, as `getaddrinfo` has no timeout.
@@ -107,28 +107,30 @@ def resolve(target: Target, timeout: float) -> list[Address]:
 
     def look_up() -> None:
         try:
-            found = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+            answers = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
             results.put(error)
         else:
-            results.put([Address(one[0], cast("SocketAddress", one[4])) for one in found])
+            results.put(
+                [Address(family, cast("SocketAddress", address)) for family, *_, address in answers]
+            )
 
     threading.Thread(target=look_up, name="doctor-lookup", daemon=True).start()
     try:
-        found = results.get(timeout=timeout)
+        result = results.get(timeout=timeout)
     except queue.Empty:
         raise Problem(
             f"the name server does not answer within {timeout:g} s", "check /etc/resolv.conf"
         ) from None
-    if isinstance(found, list):
-        return list(dict.fromkeys(found))
-    if isinstance(found, socket.gaierror) and found.errno == socket.EAI_AGAIN:
+    if isinstance(result, list):
+        return list(dict.fromkeys(result))
+    if isinstance(result, socket.gaierror) and result.errno == socket.EAI_AGAIN:
         raise Problem(
-            f"the lookup of {target.host!r} failed for now ({found.strerror})",
+            f"the lookup of {target.host!r} failed for now ({result.strerror})",
             "check the spelling, and that a name server can be reached (/etc/resolv.conf)",
         )
     raise Problem(
-        f"the name {target.host!r} is unknown ({getattr(found, 'strerror', found)})",
+        f"the name {target.host!r} is unknown ({getattr(result, 'strerror', result)})",
         "check the spelling; in Kubernetes, check the namespace and the service",
     )
 

@@ -29,7 +29,7 @@ from rich.text import Text
 
 from .findings import Problem, printable
 from .parameters import check_seconds
-from .target import Target, parse_target
+from .target import ServerTarget, parse_target
 from .top_view import WINDOW_S, frame
 
 if sys.platform != "win32":
@@ -130,7 +130,7 @@ def _print(view: RenderableType) -> None:
     print(*(line.rstrip() for line in captured.get().splitlines()), sep="\n")
 
 
-def _follow(where: Target, token: str, interval: float, status: dict[str, Any]) -> None:
+def _follow(where: ServerTarget, token: str, interval: float, status: dict[str, Any]) -> None:
     """Show frames until the key q or Ctrl-C."""
     answers: queue.SimpleQueue[dict[str, Any] | Problem] = queue.SimpleQueue()
     poll = threading.Thread(target=_poll, args=(where, token, interval, answers), daemon=True)
@@ -165,7 +165,10 @@ def _follow(where: Target, token: str, interval: float, status: dict[str, Any]) 
 
 
 def _poll(
-    where: Target, token: str, interval: float, answers: queue.SimpleQueue[dict[str, Any] | Problem]
+    where: ServerTarget,
+    token: str,
+    interval: float,
+    answers: queue.SimpleQueue[dict[str, Any] | Problem],
 ) -> None:
     """Request statuses for ever, on a daemon thread: keys work while the process is frozen."""
     while True:
@@ -189,7 +192,7 @@ def _scrolled(offset: int, key: str, page: int) -> int:
 
 def _view(
     console: Console,
-    where: Target,
+    where: ServerTarget,
     status: dict[str, Any],
     history: deque[dict[str, Any]],
     failure: str,
@@ -232,7 +235,7 @@ def _keys() -> Iterator[Callable[[float], str]]:
         termios.tcsetattr(descriptor, termios.TCSADRAIN, mode)
 
 
-def _status(where: Target, token: str) -> dict[str, Any]:
+def _status(where: ServerTarget, token: str) -> dict[str, Any]:
     """Request the status.
 
     Raises:
@@ -271,7 +274,7 @@ def _advice(status: int) -> str:
     return "is this the status_port of a Kit?"
 
 
-def _parsed(where: Target, body: bytes) -> dict[str, Any]:
+def _parsed(where: ServerTarget, body: bytes) -> dict[str, Any]:
     try:
         status = json.loads(body)
     except (ValueError, RecursionError):

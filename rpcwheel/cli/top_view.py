@@ -100,9 +100,9 @@ def _inner(outer: str, inner: str, **names: str) -> Callable[[Row], Iterable[Any
     """Return all rows of an inner table; `names` are values of the outer row that they get."""
 
     def rows(status: Row) -> Iterable[Any]:
-        for one in status[outer]:
-            for row in one[inner]:
-                yield row | {name: one[key] for name, key in names.items()}
+        for outer_row in status[outer]:
+            for row in outer_row[inner]:
+                yield row | {name: outer_row[key] for name, key in names.items()}
 
     return rows
 
@@ -117,7 +117,7 @@ def _journal_rows(status: Row) -> Iterable[Row]:
 
 
 def _codes(row: Row) -> str:
-    return ", ".join(f"{one['code']} {one['count']:,}" for one in row["codes"])
+    return ", ".join(f"{entry['code']} {entry['count']:,}" for entry in row["codes"])
 
 
 def _mean_lateness(row: Row) -> str:
@@ -312,7 +312,7 @@ def frame(
     if failure:
         at = time.strftime("%H:%M:%S", time.localtime(_float(status.get("now"))))
         parts.append(_line(f"{failure} (the figures are of {at})", "bold red"))
-    parts += [_line(f"not shown: {one}", "red") for one in errors]
+    parts += [_line(f"not shown: {error}", "red") for error in errors]
     total = sum(len(rows) for _, rows in tables)
     if height is not None:
         height -= len(parts) + bool(empty) + 1
@@ -390,8 +390,9 @@ def _rows(section: Section, status: Row, history: Sequence[Row]) -> list[Row]:
 
 def _call_rows(rows: list[Row], status: Row, history: Sequence[Row]) -> list[Row]:
     """Add what the figures of calls mean now: a rate, and a problem if many fail."""
-    same = [one for one in history if one["pid"] == status["pid"]]
-    statuses = [one for one in same if status["now"] - one["now"] <= WINDOW_S] or same[-1:]
+    same = [earlier for earlier in history if earlier["pid"] == status["pid"]]
+    recent = [earlier for earlier in same if status["now"] - earlier["now"] <= WINDOW_S]
+    statuses = recent or same[-1:]
     first, last = (_by_method(statuses[index]) if statuses else {} for index in (0, -1))
     passed_s = status["now"] - statuses[-1]["now"] if statuses else 0.0
     described = []
@@ -420,7 +421,7 @@ def _failed(row: Row, early: Row | None) -> str:
 
 
 def _ended(row: Row) -> int:
-    return sum(one["count"] for one in row["codes"])
+    return sum(entry["count"] for entry in row["codes"])
 
 
 def _float(value: Any) -> float:

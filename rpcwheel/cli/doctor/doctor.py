@@ -15,7 +15,7 @@ import grpc
 import typer
 
 from rpcwheel.cli.findings import (
-    Finding,
+    DoctorFinding,
     Level,
     Problem,
     as_json,
@@ -25,7 +25,7 @@ from rpcwheel.cli.findings import (
     summary,
 )
 from rpcwheel.cli.parameters import check_seconds, check_server_name, checked_tls
-from rpcwheel.cli.target import Address, Target, connect, parse_target, resolve
+from rpcwheel.cli.target import Address, ServerTarget, connect, parse_target, resolve
 from rpcwheel.instance import explicit_target
 
 from . import health, peer
@@ -36,10 +36,10 @@ PROXY_VARIABLES: Final = ("grpc_proxy", "https_proxy", "http_proxy")
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class DoctorSettings:
     """The options of the command line."""
 
-    target: Target
+    target: ServerTarget
     tls: TlsSettings = field(default_factory=TlsSettings)
     service: str = ""
     timeout: float = 5.0
@@ -100,7 +100,7 @@ def doctor(
         parsed = parse_target(target)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="HOST:PORT") from None
-    settings = Settings(
+    settings = DoctorSettings(
         parsed,
         checked_tls(TlsSettings(tls, ca, cert, key, servername)),
         service,
@@ -111,13 +111,13 @@ def doctor(
     raise typer.Exit(run(settings, as_json_object=json))
 
 
-def run(settings: Settings, *, as_json_object: bool) -> int:
+def run(settings: DoctorSettings, *, as_json_object: bool) -> int:
     """Examine the server and print each finding at once, or all of them as JSON at the end.
 
     Returns:
         The exit status: 0 if calls can work, else 1.
     """
-    findings: list[Finding] = []
+    findings: list[DoctorFinding] = []
     if not as_json_object:
         print(f"rpcwheel doctor {settings.target}")
     for finding in examine(settings):
@@ -130,18 +130,18 @@ def run(settings: Settings, *, as_json_object: bool) -> int:
     return 0 if healthy(findings) else 1
 
 
-def examine(settings: Settings) -> Iterator[Finding]:
+def examine(settings: DoctorSettings) -> Iterator[DoctorFinding]:
     """Check one step after the other; end where the next step cannot work."""
     yield from _proxy(settings)
     try:
         addresses = resolve(settings.target, settings.timeout)
     except Problem as problem:
-        yield Finding.failed("name", problem)
+        yield DoctorFinding.failed("name", problem)
         return
     if not settings.target.path:
         listed = [str(address) for address in addresses]
         message = f"{settings.target.host} resolves to {', '.join(listed)}"
-        yield Finding("name", Level.OK, message, facts={"addresses": listed})
+        yield DoctorFinding("name", Level.OK, message, facts={"addresses": listed})
     reachable = yield from _reachable(addresses, settings)
     usable = []
     for address in reachable:
@@ -155,8 +155,8 @@ def examine(settings: Settings) -> Iterator[Finding]:
 
 
 def _reachable(
-    addresses: list[Address], settings: Settings
-) -> Generator[Finding, None, list[Address]]:
+    addresses: list[Address], settings: DoctorSettings
+) -> Generator[DoctorFinding, None, list[Address]]:
     """Return the addresses that accept a connection. gRPC too needs only one of them."""
     reachable, failed = [], []
     for address in addresses:
@@ -170,13 +170,13 @@ def _reachable(
     for address, reason in failed:
         level = Level.NOTE if reachable else Level.FAIL
         advice = "clients try the next address" if reachable else reason.advice
-        yield Finding("tcp", level, f"{address}: {reason.message}", advice)
+        yield DoctorFinding("tcp", level, f"{address}: {reason.message}", advice)
     for address in reachable:
-        yield Finding("tcp", Level.OK, f"{address}: connected")
+        yield DoctorFinding("tcp", Level.OK, f"{address}: connected")
     return reachable
 
 
-def _calls(addresses: list[Address], settings: Settings) -> Iterator[Finding]:
+def _calls(addresses: list[Address], settings: DoctorSettings) -> Iterator[DoctorFinding]:
     for address in addresses:
         yield from peer.round_trips(settings.endpoint(address), settings.samples)
     with _channel(settings) as channel:
@@ -188,14 +188,16 @@ def _calls(addresses: list[Address], settings: Settings) -> Iterator[Finding]:
         yield from peer.check_keepalive(settings.endpoint(address), settings.keepalive or 0)
 
 
-def _latency(channel: grpc.Channel, first: health.Result, settings: Settings) -> Iterator[Finding]:
+def _latency(
+    channel: grpc.Channel, first: health.Result, settings: DoctorSettings
+) -> Iterator[DoctorFinding]:
     """Measure health checks, as long as each has the result of the first."""
     times: list[float] = []
     for _ in range(settings.samples):
         result, took = health.check(channel, settings.service, settings.timeout)
         if not health.same(result, first):
             other = health.finding_for(result, settings.service, settings.timeout)
-            yield Finding(
+            yield DoctorFinding(
                 "call",
                 Level.WARN,
                 f"a different result after {len(times)} of {settings.samples} health checks: "
@@ -207,7 +209,7 @@ def _latency(channel: grpc.Channel, first: health.Result, settings: Settings) ->
         times.append(took)
     if times:
         text, facts = distribution(times)
-        yield Finding("call", Level.OK, f"{text} for a health check", facts=facts)
+        yield DoctorFinding("call", Level.OK, f"{text} for a health check", facts=facts)
 
 
 def _times_out(result: health.Result) -> bool:
@@ -216,7 +218,7 @@ def _times_out(result: health.Result) -> bool:
     return isinstance(result, health.CallFailed) and result.code in codes
 
 
-def _channel(settings: Settings) -> grpc.Channel:
+def _channel(settings: DoctorSettings) -> grpc.Channel:
     options: list[tuple[str, object]] = [("grpc.use_local_subchannel_pool", 1)]
     target = explicit_target(str(settings.target))
     if settings.tls.servername:
@@ -231,14 +233,14 @@ def _channel(settings: Settings) -> grpc.Channel:
     return channel
 
 
-def _proxy(settings: Settings) -> Iterator[Finding]:
+def _proxy(settings: DoctorSettings) -> Iterator[DoctorFinding]:
     """Report that gRPC uses a proxy of the environment, which the doctor does not."""
     variable = next((name for name in PROXY_VARIABLES if os.environ.get(name)), None)
     exempt = os.environ.get("no_grpc_proxy") or os.environ.get("no_proxy") or ""  # noqa: SIM112
     suffixes = tuple(filter(None, map(str.strip, exempt.split(","))))
     host = settings.target.host
     if variable and host and not host.endswith(suffixes):
-        yield Finding(
+        yield DoctorFinding(
             "proxy",
             Level.WARN,
             f"gRPC uses the proxy of ${variable}; the steps from name to ping are without it",

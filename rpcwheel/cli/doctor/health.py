@@ -10,7 +10,7 @@ from typing import Final
 
 import grpc
 
-from rpcwheel.cli.findings import Finding, Level, Problem
+from rpcwheel.cli.findings import DoctorFinding, Level, Problem
 from rpcwheel.transport.probe import HealthProbe
 
 HOW_TO_ADD: Final = (
@@ -61,21 +61,21 @@ def check(channel: grpc.Channel, service: str, timeout: float) -> tuple[Result, 
     return result, time.monotonic() - began
 
 
-def same(one: Result, other: Result) -> bool:
+def same(result: Result, other: Result) -> bool:
     """Return whether two results have the same status; the details of failed calls may differ."""
-    if isinstance(one, CallFailed) and isinstance(other, CallFailed):
-        return one.code is other.code
-    return one == other
+    if isinstance(result, CallFailed) and isinstance(other, CallFailed):
+        return result.code is other.code
+    return result == other
 
 
-def finding_for(result: Result, service: str, timeout: float) -> Finding:
+def finding_for(result: Result, service: str, timeout: float) -> DoctorFinding:
     """Return the finding for the result of a health check."""
     name = f"service {service!r}" if service else "the server"
     match result:
         case CallFailed():
             return _failed_call(result, service, timeout)
         case ServingStatus.SERVING:
-            return Finding("health", Level.OK, f"{name} is SERVING")
+            return DoctorFinding("health", Level.OK, f"{name} is SERVING")
         case ServingStatus.NOT_SERVING:
             return _fail(
                 f"{name} is NOT_SERVING",
@@ -92,7 +92,7 @@ def finding_for(result: Result, service: str, timeout: float) -> Finding:
             )
 
 
-def _failed_call(failed: CallFailed, service: str, timeout: float) -> Finding:
+def _failed_call(failed: CallFailed, service: str, timeout: float) -> DoctorFinding:
     code, details = failed.code, failed.details
     if status := _HTTP_STATUS.search(details):
         return _fail(
@@ -121,15 +121,17 @@ def _failed_call(failed: CallFailed, service: str, timeout: float) -> Finding:
     return _fail(f"the health check failed: {text}", "look into the server's log")
 
 
-def _no_health_service(service: str) -> Finding:
+def _no_health_service(service: str) -> DoctorFinding:
     if service:
         return _fail(
             f"gRPC works, but the server has no health service to check {service!r}", HOW_TO_ADD
         )
-    return Finding("health", Level.NOTE, "gRPC works; the server has no health service", HOW_TO_ADD)
+    return DoctorFinding(
+        "health", Level.NOTE, "gRPC works; the server has no health service", HOW_TO_ADD
+    )
 
 
-def _unknown_service(service: str) -> Finding:
+def _unknown_service(service: str) -> DoctorFinding:
     if service:
         return _fail(
             f"the server's health service does not know {service!r}",
@@ -141,9 +143,9 @@ def _unknown_service(service: str) -> Finding:
     )
 
 
-def _fail(message: str, advice: str) -> Finding:
-    return Finding.failed("health", Problem(message, advice))
+def _fail(message: str, advice: str) -> DoctorFinding:
+    return DoctorFinding.failed("health", Problem(message, advice))
 
 
-def _warn(message: str, advice: str) -> Finding:
-    return Finding("health", Level.WARN, message, advice)
+def _warn(message: str, advice: str) -> DoctorFinding:
+    return DoctorFinding("health", Level.WARN, message, advice)

@@ -87,7 +87,7 @@ class OtherProtocol(Exception):
 
 
 @dataclass(slots=True)
-class Connection:
+class Http2Connection:
     """HTTP/2 frames on a connected socket, plain or TLS. `until` is a `time.monotonic()` value."""
 
     sock: socket.socket
@@ -226,7 +226,7 @@ FIRST_BYTES: Final = (  # what servers of other protocols send first, or as an a
 def protocol_of(received: bytes) -> tuple[str, str]:
     """Return the protocol that begins with these bytes ("" if unknown), and the text in them."""
     for pattern, name in FIRST_BYTES:
-        if found := pattern.match(received):
-            text = found.groupdict().get("text") or b""
+        if match := pattern.match(received):
+            text = match.groupdict().get("text") or b""
             return name, text.decode(errors="replace")
     return "", repr(received[:SHOWN_BYTES])[1:]

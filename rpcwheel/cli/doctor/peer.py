@@ -10,12 +10,12 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from rpcwheel.cli.findings import Finding, Level, Problem, distribution
+from rpcwheel.cli.findings import DoctorFinding, Level, Problem, distribution
 from rpcwheel.cli.target import connect
 from rpcwheel.options.names import STRIKES
 
 from . import tls
-from .http2 import Closed, Connection, GoneAway, OtherProtocol, protocol_of
+from .http2 import Closed, GoneAway, Http2Connection, OtherProtocol, protocol_of
 from .tls import TlsSettings
 
 if TYPE_CHECKING:
@@ -55,12 +55,12 @@ class Endpoint:
         return time.monotonic() + self.timeout
 
 
-def open_connection(endpoint: Endpoint) -> tuple[Connection, float]:
+def open_connection(endpoint: Endpoint) -> tuple[Http2Connection, float]:
     """Connect, do the handshakes, and return the connection and the seconds that TCP took.
 
     Raises:
         Problem: TCP failed, the server does not offer HTTP/2 in TLS, or rejects the client.
-        OtherProtocol, Closed, TimeoutError, ssl.SSLError, OSError: As in `Connection.handshake`.
+        OtherProtocol, Closed, TimeoutError, ssl.SSLError, OSError: See `Http2Connection.handshake`.
     """
     sock, took = connect(endpoint.address, endpoint.timeout)
     until = endpoint.until
@@ -74,7 +74,7 @@ def open_connection(endpoint: Endpoint) -> tuple[Connection, float]:
                 "configure the server, or the proxy that terminates TLS, to offer h2",
                 "tls",
             )
-    connection = Connection(sock)
+    connection = Http2Connection(sock)
     try:
         connection.handshake(until)
     except BaseException as error:
@@ -85,27 +85,27 @@ def open_connection(endpoint: Endpoint) -> tuple[Connection, float]:
     return connection, took
 
 
-def protocol(endpoint: Endpoint) -> Iterator[Finding]:
+def protocol(endpoint: Endpoint) -> Iterator[DoctorFinding]:
     """Find out the protocol. The last finding is "http2" with OK if and only if gRPC may work."""
     try:
         connection, _ = open_connection(endpoint)
     except Problem as problem:
-        yield Finding.failed("tcp", problem)
+        yield DoctorFinding.failed("tcp", problem)
     except OtherProtocol as other:
-        yield Finding.failed("http2", _other_protocol(other.received))
+        yield DoctorFinding.failed("http2", _other_protocol(other.received))
     except GoneAway as gone:
-        yield Finding.failed("http2", _refused(gone))
+        yield DoctorFinding.failed("http2", _refused(gone))
     except ssl.SSLError as error:
-        yield Finding.failed("tls", _tls_failed(error, endpoint))
+        yield DoctorFinding.failed("tls", _tls_failed(error, endpoint))
     except OSError as error:
-        yield Finding.failed("http2", _sent_nothing(error, endpoint))
+        yield DoctorFinding.failed("http2", _sent_nothing(error, endpoint))
     else:
         with connection.sock as sock:
             if isinstance(sock, ssl.SSLSocket):
                 yield _certificate(sock)
             streams = connection.settings.get("max_concurrent_streams")
             limit = "no limit of" if streams is None else f"at most {streams}"
-            yield Finding(
+            yield DoctorFinding(
                 "http2",
                 Level.OK,
                 f"{endpoint.address}: HTTP/2, {limit} concurrent calls per connection",
@@ -113,7 +113,7 @@ def protocol(endpoint: Endpoint) -> Iterator[Finding]:
             )
 
 
-def round_trips(endpoint: Endpoint, samples: int) -> Iterator[Finding]:
+def round_trips(endpoint: Endpoint, samples: int) -> Iterator[DoctorFinding]:
     """Measure how long TCP takes to connect, and a PING, each time on a new connection.
 
     So even a server that permits no pings without calls does not refuse them.
@@ -126,7 +126,7 @@ def round_trips(endpoint: Endpoint, samples: int) -> Iterator[Finding]:
                 connects.append(took)
                 pings.append(connection.ping(endpoint.until))
     except (Problem, OtherProtocol, OSError) as error:
-        yield Finding(
+        yield DoctorFinding(
             "rtt",
             Level.WARN,
             f"{endpoint.address}: failed after {len(pings)} of {samples} connections: "
@@ -136,13 +136,13 @@ def round_trips(endpoint: Endpoint, samples: int) -> Iterator[Finding]:
     for step, times in (("connect", connects), ("ping", pings)):
         if times:
             text, facts = distribution(times)
-            yield Finding(step, Level.OK, f"{endpoint.address}: {text}", facts=facts)
+            yield DoctorFinding(step, Level.OK, f"{endpoint.address}: {text}", facts=facts)
 
 
-def check_keepalive(endpoint: Endpoint, every: float) -> Iterator[Finding]:
+def check_keepalive(endpoint: Endpoint, every: float) -> Iterator[DoctorFinding]:
     """Ping at this interval without calls, once more than servers tolerate by default."""
     takes = (KEEPALIVE_PINGS - 1) * every
-    yield Finding(
+    yield DoctorFinding(
         "keepalive",
         Level.NOTE,
         f"{KEEPALIVE_PINGS} pings without calls, one every {every:g} s; takes {takes:g} s",
@@ -158,7 +158,7 @@ def check_keepalive(endpoint: Endpoint, every: float) -> Iterator[Finding]:
     except GoneAway as gone:
         yield _went_away(gone, sent, every)
     except (Problem, OtherProtocol, OSError) as error:
-        yield Finding(
+        yield DoctorFinding(
             "keepalive",
             Level.FAIL,
             f"the connection ended after {time.monotonic() - began:.1f} s and {sent} pings: "
@@ -167,7 +167,7 @@ def check_keepalive(endpoint: Endpoint, every: float) -> Iterator[Finding]:
             "often, or raise its idle timeout",
         )
     else:
-        yield Finding(
+        yield DoctorFinding(
             "keepalive",
             Level.OK,
             f"the server permits a ping every {every:g} s without calls",
@@ -175,16 +175,16 @@ def check_keepalive(endpoint: Endpoint, every: float) -> Iterator[Finding]:
         )
 
 
-def _went_away(gone: GoneAway, sent: int, every: float) -> Finding:
+def _went_away(gone: GoneAway, sent: int, every: float) -> DoctorFinding:
     if not gone.too_many_pings:
-        return Finding(
+        return DoctorFinding(
             "keepalive",
             Level.WARN,
             f"the server closed the connection gracefully at ping {sent}: {gone}",
             "it limits the age or the idle time of connections; clients reconnect by themselves",
         )
     permit = max(every, MIN_KEEPALIVE_S) * 0.9
-    return Finding(
+    return DoctorFinding(
         "keepalive",
         Level.FAIL,
         f"the server refuses a ping every {every:g} s without calls: {gone} at ping {sent}",
@@ -203,7 +203,7 @@ def _refused(gone: GoneAway) -> Problem:
 
 
 def _closed_after_tls(endpoint: Endpoint) -> Problem:
-    """In TLS 1.3 the client is done first. A gRPC server rejects its certificate by closing."""
+    """Explain a connection that is closed after TLS; a server rejects a certificate like this."""
     if endpoint.tls.cert is None:
         return Problem(
             "TLS works, but the server closes the connection at once: it probably requires a "
@@ -219,16 +219,16 @@ def _closed_after_tls(endpoint: Endpoint) -> Problem:
     )
 
 
-def _certificate(sock: ssl.SSLSocket) -> Finding:
+def _certificate(sock: ssl.SSLSocket) -> DoctorFinding:
     left = tls.days_left(sock)
     message = f"{sock.version()}, ALPN h2"
     if left is None:
-        return Finding("tls", Level.OK, message)
+        return DoctorFinding("tls", Level.OK, message)
     facts: dict[str, object] = {"version": sock.version(), "days_left": round(left, 1)}
     message += f", the certificate expires in {left:.0f} days"
     if left < EXPIRES_SOON_DAYS:
-        return Finding("tls", Level.WARN, message, "renew it", facts)
-    return Finding("tls", Level.OK, message, facts=facts)
+        return DoctorFinding("tls", Level.WARN, message, "renew it", facts)
+    return DoctorFinding("tls", Level.OK, message, facts=facts)
 
 
 def _other_protocol(received: bytes) -> Problem:

@@ -84,8 +84,8 @@ class TlsSettings:
 
 def roots(ca: Path | None) -> bytes:
     """Return the given file, or gRPC's own root certificates; gRPC ignores those of the system."""
-    if ca is None and (given := os.environ.get("GRPC_DEFAULT_SSL_ROOTS_FILE_PATH")):
-        ca = Path(given)
+    if ca is None and (variable := os.environ.get("GRPC_DEFAULT_SSL_ROOTS_FILE_PATH")):
+        ca = Path(variable)
     if ca is not None:
         return ca.read_bytes()
     return (resources.files("grpc") / "_cython" / "_credentials" / "roots.pem").read_bytes()

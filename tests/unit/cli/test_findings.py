@@ -3,7 +3,7 @@
 import json
 
 from rpcwheel.cli.findings import (
-    Finding,
+    DoctorFinding,
     Level,
     Problem,
     as_json,
@@ -13,8 +13,8 @@ from rpcwheel.cli.findings import (
     summary,
 )
 
-FINE = Finding("tcp", Level.OK, "connected", facts={"ms": 1.5})
-BAD = Finding.failed("tls", Problem("no certificate", "pass one"))
+FINE = DoctorFinding("tcp", Level.OK, "connected", facts={"ms": 1.5})
+BAD = DoctorFinding.failed("tls", Problem("no certificate", "pass one"))
 
 
 def test_the_advice_of_a_finding_is_on_a_second_line():
@@ -26,7 +26,7 @@ def test_the_advice_of_a_finding_is_on_a_second_line():
 
 
 def test_a_problem_with_a_step_keeps_it():
-    assert Finding.failed("tcp", Problem("a", "b", "tls")).step == "tls"
+    assert DoctorFinding.failed("tcp", Problem("a", "b", "tls")).step == "tls"
 
 
 def test_json_has_the_text_and_the_facts():
@@ -45,7 +45,7 @@ def test_only_failures_make_a_target_unhealthy():
         (["warn", "ok", "warn"], "healthy, with 2 warnings."),
         (["FAIL", "warn", "FAIL"], "NOT healthy: step."),
     ]:
-        findings = [Finding("step", Level(level), "") for level in levels]
+        findings = [DoctorFinding("step", Level(level), "") for level in levels]
         assert summary(findings) == last
         assert healthy(findings) is not last.startswith("NOT")
 

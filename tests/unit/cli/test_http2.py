@@ -16,8 +16,8 @@ from fixtures.waiting import WAIT_S
 from rpcwheel.cli.doctor.http2 import (
     PREFACE,
     Closed,
-    Connection,
     GoneAway,
+    Http2Connection,
     OtherProtocol,
     protocol_of,
 )
@@ -32,7 +32,7 @@ def ends():
     near, far = socket.socketpair()
     far.settimeout(WAIT_S)
     with near, far:
-        yield Connection(near), far
+        yield Http2Connection(near), far
 
 
 def until(seconds=WAIT_S):

@@ -8,24 +8,24 @@ import pytest
 
 from fixtures.waiting import WAIT_S
 from rpcwheel.cli.findings import Problem
-from rpcwheel.cli.target import Address, Target, connect, explained, parse_target, resolve
+from rpcwheel.cli.target import Address, ServerTarget, connect, explained, parse_target, resolve
 
 
 def test_targets_of_grpc_are_parsed():
     for text, target in [
-        ("localhost:50051", Target("localhost", 50051)),
-        ("[::1]:1", Target("::1", 1)),
-        ("10.0.0.1:65535", Target("10.0.0.1", 65535)),
-        ("dns:///shop.example:443", Target("shop.example", 443)),
-        ("dns:shop:443", Target("shop", 443)),
-        ("ipv4:127.0.0.1:80", Target("127.0.0.1", 80)),
-        ("ipv6:[::1]:80", Target("::1", 80)),
-        ("unix:/run/app.sock", Target("", 0, "/run/app.sock")),
-        ("unix:///run/app.sock", Target("", 0, "/run/app.sock")),
-        ("unix:app.sock", Target("", 0, "app.sock")),
-        ("unix:50051", Target("unix", 50051)),
-        ("dns:50051", Target("dns", 50051)),
-        ("unix:./50051", Target("", 0, "./50051")),
+        ("localhost:50051", ServerTarget("localhost", 50051)),
+        ("[::1]:1", ServerTarget("::1", 1)),
+        ("10.0.0.1:65535", ServerTarget("10.0.0.1", 65535)),
+        ("dns:///shop.example:443", ServerTarget("shop.example", 443)),
+        ("dns:shop:443", ServerTarget("shop", 443)),
+        ("ipv4:127.0.0.1:80", ServerTarget("127.0.0.1", 80)),
+        ("ipv6:[::1]:80", ServerTarget("::1", 80)),
+        ("unix:/run/app.sock", ServerTarget("", 0, "/run/app.sock")),
+        ("unix:///run/app.sock", ServerTarget("", 0, "/run/app.sock")),
+        ("unix:app.sock", ServerTarget("", 0, "app.sock")),
+        ("unix:50051", ServerTarget("unix", 50051)),
+        ("dns:50051", ServerTarget("dns", 50051)),
+        ("unix:./50051", ServerTarget("", 0, "./50051")),
     ]:
         assert parse_target(text) == target
         assert parse_target(str(target)) == target
@@ -53,9 +53,9 @@ def test_an_invalid_target_is_refused_with_a_valid_one():
 
 
 def test_a_lookup_returns_each_address_once():
-    found = resolve(Target("127.0.0.1", 80), WAIT_S)
+    found = resolve(ServerTarget("127.0.0.1", 80), WAIT_S)
     assert found == [Address(socket.AF_INET, ("127.0.0.1", 80))]
-    assert resolve(Target("", 0, "/a"), WAIT_S) == [Address(socket.AF_UNIX, "/a")]
+    assert resolve(ServerTarget("", 0, "/a"), WAIT_S) == [Address(socket.AF_UNIX, "/a")]
 
 
 def test_an_unknown_name_is_distinguished_from_a_failed_lookup(monkeypatch):
@@ -70,14 +70,14 @@ def test_an_unknown_name_is_distinguished_from_a_failed_lookup(monkeypatch):
 
         monkeypatch.setattr(socket, "getaddrinfo", fail)
         with pytest.raises(Problem, match=said):
-            resolve(Target("shop", 80), WAIT_S)
+            resolve(ServerTarget("shop", 80), WAIT_S)
 
 
 def test_a_lookup_has_a_timeout(monkeypatch):
     gate = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: gate.wait(WAIT_S) and [])
     with pytest.raises(Problem, match=r"the name server does not answer within 0.05"):
-        resolve(Target("shop", 80), 0.05)
+        resolve(ServerTarget("shop", 80), 0.05)
     gate.set()
 
 
