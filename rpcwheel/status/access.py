@@ -16,7 +16,7 @@ MIN_TOKEN: Final = 16
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host, without brackets, can be reached from this machine only."""
+    """Return whether a host, without brackets, can be reached from this machine only."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -67,13 +67,13 @@ class Access:
         return self._token is not None
 
     def has_token(self, authorization: str) -> bool:
-        """Whether the header Authorization has the token. Takes as long for any wrong one."""
-        scheme, _, given = authorization.partition(" ")
-        known = hmac.compare_digest(given.strip().encode(errors="replace"), self._token or b"")
-        return known and scheme.lower() == "bearer"
+        """Return whether the header has the token. All wrong tokens take equally long."""
+        scheme, _, token = authorization.partition(" ")
+        is_token = hmac.compare_digest(token.strip().encode(errors="replace"), self._token or b"")
+        return is_token and scheme.lower() == "bearer"
 
     def is_named_by(self, hosts: list[str]) -> bool:
-        """Whether the headers Host are one, which names the loopback or the configured host."""
+        """Return whether there is one Host header, of the loopback or the configured host."""
         if len(hosts) != 1:
             return False
         host = re.sub(r":\d*\Z", "", hosts[0].strip().lower())

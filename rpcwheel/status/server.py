@@ -74,7 +74,7 @@ _LOG: Final = logging.getLogger("rpcwheel")
 
 
 class Answer(NamedTuple):
-    """What is sent to a client."""
+    """A response to a client."""
 
     status: HTTPStatus
     body: bytes
@@ -220,7 +220,8 @@ class _HttpServer(ThreadingHTTPServer):
         """
         with self._lock:
             if len(self.connections) >= MAX_CONNECTIONS:
-                silent = next((one for one, read in self.connections.items() if not read), None)
+                connections = self.connections.items()
+                silent = next((sock for sock, read in connections if not read), None)
                 if silent is None:
                     with contextlib.suppress(OSError):  # the client has gone
                         request.send(b"HTTP/1.0 503 Service Unavailable\r\n\r\n")
@@ -268,18 +269,18 @@ def shared_server(port: int, host: str, token: str | None) -> StatusServer:
     `StatusServer`.
     """
     with _SHARED_LOCK:
-        known = _SHARED.get((host, port, token)) if port else None
-        if known is None or known.closed:
-            known = _SHARED[host, port, token] = StatusServer(port, host, token)
+        server = _SHARED.get((host, port, token)) if port else None
+        if server is None or server.closed:
+            server = _SHARED[host, port, token] = StatusServer(port, host, token)
         else:
-            known.users += 1
-        return known
+            server.users += 1
+        return server
 
 
 def _listen(host: str, port: int) -> socket.socket:
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, _, _, _, address = found[0]
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, _, _, _, address = addresses[0]
         return socket.create_server(address, family=family)
     except OSError as error:
         raise ConfigurationError(

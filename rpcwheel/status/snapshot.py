@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What runs in this process. Rows are sorted by their first field."""
+    """A snapshot of what runs in this process. Rows are sorted by their first field."""
 
     version: str
     python: str
