@@ -93,7 +93,7 @@ def start(provider: MeterProvider | None = None) -> Callable[[], None]:
     def stop() -> None:
         remove_sink(recorder.delivered)
         for side, listener in listeners:
-            side.listeners = tuple(one for one in side.listeners if one is not listener)
+            side.listeners = tuple(other for other in side.listeners if other is not listener)
 
     return stop
 

@@ -98,13 +98,13 @@ def _taken_by_others(collector: Collector) -> set[str] | None:
     That is a second `Collector`, or the exporter of OpenTelemetry, which has no names.
     """
     names: dict[str, Any] = getattr(prometheus_client.REGISTRY, "_names_to_collectors", {})
-    all_known: dict[Any, Any] = getattr(prometheus_client.REGISTRY, "_collector_to_names", {})
-    known = list(all_known.copy())
-    if collector not in known:
+    collectors: dict[Any, Any] = getattr(prometheus_client.REGISTRY, "_collector_to_names", {})
+    registered = list(collectors.copy())
+    if collector not in registered:
         return set()
-    if collector is not _COLLECTOR and _COLLECTOR in known:
+    if collector is not _COLLECTOR and _COLLECTOR in registered:
         return None
-    if any(type(one).__module__.startswith(OTEL_EXPORTER) for one in known):
+    if any(type(other).__module__.startswith(OTEL_EXPORTER) for other in registered):
         return None
     return {name for name, other in names.copy().items() if other is not collector}
 

@@ -111,7 +111,7 @@ class EventCounts(QueuedCounts):
         series = self._series[metric]
         _add_to(series, labels, value)
         if len(series) > MAX_SERIES:
-            oldest = next(known for known in series if OTHER not in known)
+            oldest = next(labels for labels in series if OTHER not in labels)
             _add_to(series, (OTHER,) * len(oldest), series.pop(oldest))
 
 
@@ -203,7 +203,7 @@ def _expected(
     Otherwise the first event would make a series that begins with 1, and `increase()` of Prometheus
     would not show it.
     """
-    targets = [(one.target[:MAX_NAME],) for one in status.heartbeats]
+    targets = [(heartbeat.target[:MAX_NAME],) for heartbeat in status.heartbeats]
     return {
         (): [()],
         (METHOD,): [(method,) for _, method in calls[CLIENT_STARTED]],
@@ -226,9 +226,9 @@ def read_components(status: Status) -> dict[Metric, Series]:
     Values with equal labels become one, by `Metric.combine`.
     """
     all_series: dict[Metric, Series] = {metric: {} for metric in COMPONENTS}
-    for metric, given, value in (*ENDED_TIMERS.values(), *_component_values(status)):
+    for metric, values, value in (*ENDED_TIMERS.values(), *_component_values(status)):
         series = all_series[metric]
-        labels = tuple(one[:MAX_NAME] for one in given)
+        labels = tuple(text[:MAX_NAME] for text in values)
         if labels not in series and len(series) >= MAX_SERIES:
             labels = (OTHER,) * len(labels)
         old = series.get(labels)
@@ -272,8 +272,8 @@ def _component_values(status: Status) -> Iterator[tuple[Metric, Labels, Value]]:
             yield HEARTBEAT_RTT, (heartbeat.target,), heartbeat.rtt_s
     for channel in status.channels:
         yield CHANNEL_CALLS, (channel.target,), float(channel.calls)
-        for one in channel.subchannels:
-            state = one.state if one.healthy else "unhealthy"
+        for subchannel in channel.subchannels:
+            state = subchannel.state if subchannel.healthy else "unhealthy"
             yield SUBCHANNELS, (channel.target, state), 1.0
     for connection in status.connections:
         yield SERVER_CONNECTIONS, (connection.state,), 1.0
@@ -318,20 +318,21 @@ def read_calls(counts: CallCounts) -> Iterator[tuple[Metric, Series]]:
 def _read_side(
     side: Side, started: Metric, ended: Metric | None, seconds: Metric
 ) -> Iterator[tuple[Metric, Series]]:
-    totals = side.totals()
-    yield started, {(one.kind, one.method): one.started for one in totals}
+    all_totals = side.totals()
+    yield started, {(totals.kind, totals.method): totals.started for totals in all_totals}
     by_code: dict[Labels, Histogram] = {
-        (one.kind, one.method, code): durations
-        for one in totals
-        for code, durations in one.ended.items()
+        (totals.kind, totals.method, code): durations
+        for totals in all_totals
+        for code, durations in totals.ended.items()
     }
     if ended is None:
         yield seconds, {**by_code}
         return
-    numbers: Series = {(one.kind, one.method, "OK"): 0.0 for one in totals}
-    yield ended, numbers | {labels: float(one.number) for labels, one in by_code.items()}
+    numbers: Series = {(totals.kind, totals.method, "OK"): 0.0 for totals in all_totals}
+    numbers |= {labels: float(durations.number) for labels, durations in by_code.items()}
+    yield ended, numbers
     whole: dict[Labels, Histogram] = {}
-    for (kind, method, _), one in by_code.items():
+    for (kind, method, _), durations in by_code.items():
         key = kind, method
-        whole[key] = whole[key].plus(one) if key in whole else one
+        whole[key] = whole[key].plus(durations) if key in whole else durations
     yield seconds, {**whole}

@@ -70,13 +70,13 @@ class Metric(NamedTuple):
     """One row of the table."""
 
     name: str
-    """For Prometheus, without `_total` of counters."""
+    """The name for Prometheus, without `_total` of counters."""
     kind: Kind
     labels: tuple[str, ...]
     """`METHOD` stands for `grpc_service` and `grpc_method`; OpenTelemetry has `rpc.method`."""
     help: str
     bounds: tuple[float, ...] = ()
-    """Of a histogram: the upper bounds of its buckets but the last."""
+    """The upper bounds of the buckets of a histogram but the last."""
     otel: str | None = ""
     """OpenTelemetry's name; "": made from `name`; None: not for OpenTelemetry."""
     combine: Literal["sum", "max", "min"] = "sum"
