@@ -89,7 +89,7 @@ def check_options(
         TypeError: An argument is not iterable.
     """
     near, far = _Side("channel"), _Side("server")
-    found = chain(
+    findings = chain(
         near.read(channel),
         far.read(() if server is None else server),
         _alone(near),
@@ -100,7 +100,7 @@ def check_options(
         _closed_while_idle(near, far),
     )
     order = ("error", "warning", "note")
-    return sorted(dict.fromkeys(found), key=lambda one: order.index(one.severity))
+    return sorted(dict.fromkeys(findings), key=lambda finding: order.index(finding.severity))
 
 
 @dataclass(slots=True)
@@ -119,8 +119,8 @@ class _Side:
                     repr(option), "it is not a pair: gRPC raises ValueError", "give (name, value)"
                 )
                 continue
-            given = option[0]
-            name = given.decode(errors="replace") if isinstance(given, bytes) else str(given)
+            key = option[0]
+            name = key.decode(errors="replace") if isinstance(key, bytes) else str(key)
             if name in seen:
                 yield self.says(
                     "warning", name, "given twice; gRPC uses the first", "leave one out"
@@ -157,7 +157,7 @@ class _Side:
         if name in RETIRED:
             return self.error(name, problem, f"give {RETIRED[name]} instead")
         near = difflib.get_close_matches(name, KNOWN, n=1, cutoff=0.8)
-        near = near or [known for known in (f"grpc.{name}", f"grpc.{name}_ms") if known in KNOWN]
+        near = near or [full for full in (f"grpc.{name}", f"grpc.{name}_ms") if full in KNOWN]
         if near:
             return self.error(name, problem, f"did you mean {near[0]}?")
         return self.says("warning", name, problem, "leave it out, unless something else reads it")

@@ -20,7 +20,7 @@ FLOOR_MS: Final = 300_000
 """The interval of pings that a server permits by default (gRFC A8)."""
 
 IDLE_FLOOR_MS: Final = 7_200_000
-"""The same while no call is open, if the server does not permit pings without calls."""
+"""The interval permitted while no call is open, if the server permits no pings without calls."""
 
 STRIKES: Final = 2
 """The pings that may come too early; the next one ends the connection."""

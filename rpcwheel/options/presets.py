@@ -161,20 +161,20 @@ def _of(preset: str, presets: Mapping[str, T]) -> T:
     return presets[preset]
 
 
-def _ms(what: str, value: Duration | None, default: float, *, least: int = 1) -> int:
+def _ms(name: str, value: Duration | None, default: float, *, least: int = 1) -> int:
     """Convert a time to whole milliseconds, at least `least`; infinity to gRPC's value for it."""
-    given = default if value is None else value
-    if to_ns(given, what=what) == NEVER:
+    duration = default if value is None else value
+    if to_ns(duration, what=name) == NEVER:
         return INT_MAX
-    ms = (positive_ns(given, what=what) + _NS_PER_MS // 2) // _NS_PER_MS
+    ms = (positive_ns(duration, what=name) + _NS_PER_MS // 2) // _NS_PER_MS
     if ms < least:
         raise ConfigurationError(
-            f"{what} must be at least {least / 1000:g} s (gRPC takes no less), not {given!r}"
+            f"{name} must be at least {least / 1000:g} s (gRPC takes no less), not {duration!r}"
         )
     return min(ms, INT_MAX)
 
 
-def _flag(what: str, value: object) -> int:
+def _flag(name: str, value: object) -> int:
     if value not in {True, False} or not isinstance(value, int):
-        raise TypeError(f"{what} must be True or False, not {value!r}")
+        raise TypeError(f"{name} must be True or False, not {value!r}")
     return int(value)
