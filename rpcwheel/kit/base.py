@@ -246,9 +246,9 @@ class KitBase(
 
         self._policy = policy
         self._timer = checked_timer(timer)
-        for one in (policy, *policy.methods.values()):
-            if one.failback is not None:
-                in_memory = one.failback.model_copy(update={"journal": None})
+        for layer in (policy, *policy.methods.values()):
+            if layer.failback is not None:
+                in_memory = layer.failback.model_copy(update={"journal": None})
                 self._load("failback").FailbackInvoker(in_memory)  # checks dead_letter
         problems = [message for _, message in journal_problems(policy)]
         if problems:
@@ -314,12 +314,12 @@ class KitBase(
         credentials: Any,
         probe: Probe | None,
         by_name: dict[str, Any],
-        **given: Any,
+        **arguments: Any,
     ) -> Channel:
         """Make the channel of `channel()`.
 
-        `by_name` are the settings that apply only to a service in a registry, `given` those that
-        are handed on to gRPC.
+        `by_name` are the settings that apply only to a service in a registry, `arguments` those
+        that are handed on to gRPC.
         """
         from rpcwheel.resolver.target import names_service
 
@@ -328,13 +328,13 @@ class KitBase(
         if self._manager is not None and self._manager.closed:
             raise RuntimeError(CLOSED)
         if names_service(target, by_name):
-            resolved = self._resolved(target, credentials, probe, by_name, **given)
+            resolved = self._resolved(target, credentials, probe, by_name, **arguments)
             return self._intercept(resolved, keeps=True, stacklevel=5)
         from rpcwheel.instance import explicit_target
         from rpcwheel.transport.arguments import checked_target
 
         channel = self._load("transport").ReconnectingChannel(
-            explicit_target(checked_target(target)), credentials, timer=self._timer, **given
+            explicit_target(checked_target(target)), credentials, timer=self._timer, **arguments
         )
         if self._manager is not None:  # if it raises, the channel has no connection yet
             self._manager.attach(channel, probe=probe)
@@ -346,10 +346,10 @@ class KitBase(
         credentials: Any,
         probe: Probe | None,
         by_name: dict[str, Any],
-        **given: Any,
+        **arguments: Any,
     ) -> Any:
         """Make a channel to a service in a registry, whose subchannels have heartbeats."""
-        settings = given | by_name | {"registry_policy": self._policy.registry_policy}
+        settings = arguments | by_name | {"registry_policy": self._policy.registry_policy}
         if self._manager is not None:
             heartbeats = SubchannelHeartbeats(self._manager, probe)
             settings |= {"on_subchannel": heartbeats.add, "on_removed": heartbeats.remove}
@@ -516,9 +516,9 @@ class KitBase(
         )
         with suppress(ValueError):  # a table of the user's own
             self._tables.remove(table)
-        for one in tuple(self._detectors):
-            if one.closed:
-                self._detectors.pop(one, None)
+        for other in tuple(self._detectors):
+            if other.closed:
+                self._detectors.pop(other, None)
         self._detectors[detector] = None
         return detector  # type: ignore[no-any-return]
 
@@ -529,10 +529,10 @@ class KitBase(
         A server of `serve()` has one from the time when it is published until it is stopped. A
         detector of `detect_idle()` notices the end of its server at its next check. Thread-safe.
         """
-        return tuple(one for one in tuple(self._detectors) if not one.closed)
+        return tuple(detector for detector in tuple(self._detectors) if not detector.closed)
 
     def _table_for(self, connections: ConnectionTable | None) -> ConnectionTable:
-        """The table that was given, or the only one without a detector."""
+        """Return the table that was given, or the only one without a detector."""
         if self._policy.idle is None:
             raise ConfigurationError(NO_IDLE)
         if connections is not None:
@@ -656,8 +656,8 @@ class KitBase(
         if self._tables:
             from rpcwheel.events import IdleDetectionLimited, emit
 
-            said = "a kit with `idle` is closed, and detect_idle(server) was not called for"
-            emit(IdleDetectionLimited(f"{said} {len(self._tables)} of its servers"))
+            reason = "a kit with `idle` is closed, and detect_idle(server) was not called for"
+            emit(IdleDetectionLimited(f"{reason} {len(self._tables)} of its servers"))
             self._tables.clear()
 
     # Failback
@@ -711,8 +711,8 @@ class SubchannelHeartbeats:
     def add(self, subchannel: Any) -> None:
         """Attach a heartbeat to a subchannel's channel; nothing if it has one."""
         channel = subchannel.channel
-        known, _ = self._heartbeats.get(subchannel, (None, None))
-        if known is channel:
+        attached, _ = self._heartbeats.get(subchannel, (None, None))
+        if attached is channel:
             return
         heartbeat = self._manager.attach(channel, probe=self._probe)
         self._heartbeats[subchannel] = channel, heartbeat

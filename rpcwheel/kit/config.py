@@ -137,7 +137,9 @@ def policy_from_env(prefix: str = PREFIX, environ: Mapping[str, str] | None = No
         """
         if not place:
             return ", ".join(filter(None, (file, *origins.values())))
-        near = [one for one in origins if one == place[: len(one)] or place == one[: len(place)]]
+        near = [
+            path for path in origins if path == place[: len(path)] or place == path[: len(place)]
+        ]
         if near:
             return origins[max(near, key=len)]
         return file or origin(place[:-1])
@@ -196,10 +198,10 @@ def _policy(tree: dict[str, Any], origin: Callable[[Place], str]) -> KitPolicy:
     except ValidationError as error:
         problems, count = messages_of(error, KitPolicy), error.error_count()
     else:
-        found = list(journal_problems(policy))
-        if not found:
+        journal = list(journal_problems(policy))
+        if not journal:
             return policy
-        problems, count = iter(found), len(found)
+        problems, count = iter(journal), len(journal)
     lines = (f"{origin(tuple(map(str, place)))}: {message}" for place, message in problems)
     raise refusal(lines, count)
 
@@ -249,7 +251,7 @@ def _without_false(tree: dict[str, Any], place: Place) -> dict[str, Any]:
 
 
 def _may_be_none(place: Place) -> bool:
-    """Whether `false` means None here. Not for booleans."""
+    """Return whether `false` means None here. It does not for booleans."""
     _, field = field_at(KitPolicy, place)
     kinds = set() if field is None else set(types_in(field.annotation))
     return type(None) in kinds and bool not in kinds
@@ -374,12 +376,12 @@ def _check_events(events: Iterable[Any], path: Path) -> None:
 
 def _place(name: str, prefix: str) -> Place:
     place = tuple(name.removeprefix(prefix).lower().split("__"))
-    known = [*KitPolicy.model_fields, "config"]
-    if place[0] in known:
+    settings = [*KitPolicy.model_fields, "config"]
+    if place[0] in settings:
         return place
-    paths = {path.replace("__", "_"): path for path in (*known, *_inner_paths())}
+    paths = {path.replace("__", "_"): path for path in (*settings, *_inner_paths())}
     near = difflib.get_close_matches("_".join(place), paths, n=1)
-    names = [f"{prefix}{one.upper()}" for one in ([paths[near[0]]] if near else known)]
+    names = [f"{prefix}{path.upper()}" for path in ([paths[near[0]]] if near else settings)]
     hint = f"did you mean {names[0]}?" if near else f"there are {', '.join(names)}"
     raise ConfigurationError(f"{name}: there is no such setting; {hint}")
 

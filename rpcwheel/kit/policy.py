@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rpcwheel.policy import Place
 
     class KitSettings(CallSettings, total=False):
-        """What `KitPolicy(...)` accepts, which is more than the fields hold."""
+        """The arguments that `KitPolicy(...)` accepts, which is more than the fields hold."""
 
         heartbeat: float | timedelta | HeartbeatPolicy | None
         idle: float | timedelta | IdlePolicy | None
@@ -48,8 +48,8 @@ def _host(value: object) -> object:
 
 def _token(value: object) -> object:
     """Check a token without showing it in an error."""
-    given = value.get_secret_value() if isinstance(value, SecretStr) else value
-    return None if given is None else SecretStr(checked(checked_token, given))
+    token = value.get_secret_value() if isinstance(value, SecretStr) else value
+    return None if token is None else SecretStr(checked(checked_token, token))
 
 
 class KitPolicy(CallPolicy):

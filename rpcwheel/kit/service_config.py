@@ -175,7 +175,7 @@ class _Throttling(_Part):
     token_ratio: Annotated[Number, Field(ge=0.001, allow_inf_nan=False)]
 
 
-class _Method(_Part):
+class _MethodConfig(_Part):
     name: list[_Name] = []
     timeout: Duration | None = None
     wait_for_ready: StrictBool | None = None
@@ -201,7 +201,7 @@ class _Method(_Part):
 
 
 class _ServiceConfig(_Part):
-    method_config: list[_Method] = []
+    method_config: list[_MethodConfig] = []
     retry_throttling: _Throttling | None = None
 
     @model_validator(mode="after")
@@ -220,8 +220,10 @@ class _ServiceConfig(_Part):
 
     def policy(self) -> KitPolicy:
         throttling = None
-        if (given := self.retry_throttling) is not None:
-            throttling = RetryThrottling(max_tokens=given.max_tokens, token_ratio=given.token_ratio)
+        if (throttle := self.retry_throttling) is not None:
+            throttling = RetryThrottling(
+                max_tokens=throttle.max_tokens, token_ratio=throttle.token_ratio
+            )
         general: dict[str, Any] = {}
         methods: dict[str, MethodPolicy] = {}
         for entry in self.method_config:
