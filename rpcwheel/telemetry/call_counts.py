@@ -171,7 +171,7 @@ class CallEnd:
 
 
 class MethodTotals(NamedTuple):
-    """What `Side.totals` returns for one method."""
+    """The figures that `Side.totals` returns for one method."""
 
     method: str
     kind: str
@@ -198,13 +198,13 @@ class Side(QueuedCounts):
 
     def method(self, method: str, kind: str) -> MethodCounts:
         """Return the counts of a method."""
-        known = self._methods.get((method, kind))
-        if known is None:
+        counts = self._methods.get((method, kind))
+        if counts is None:
             if len(self._methods) >= MAX_METHODS or len(method) > MAX_NAME:
                 method = OTHER
             new = MethodCounts(self, method, kind)
-            known = self._methods.setdefault((method, kind), new)
-        return known
+            counts = self._methods.setdefault((method, kind), new)
+        return counts
 
     def _add_up(self, limit: int | None = None) -> None:
         next_entry = self.queue.popleft  # without a call for each entry
@@ -231,8 +231,10 @@ class Side(QueuedCounts):
                     counts.kind,
                     counts.started,
                     {
-                        code: Histogram(one.count, one.sum_ns / 1e9, tuple(one.buckets))
-                        for code, one in sorted(counts.ended.items())
+                        code: Histogram(
+                            durations.count, durations.sum_ns / 1e9, tuple(durations.buckets)
+                        )
+                        for code, durations in sorted(counts.ended.items())
                     },
                 )
                 for _, counts in sorted(self._methods.copy().items())
@@ -292,12 +294,14 @@ class CallCounts:
 
 def _method(side: str, totals: MethodTotals) -> MethodStatus:
     ended = totals.ended
-    buckets = [
-        sum(numbers) for numbers in zip(*(one.buckets for one in ended.values()), strict=True)
-    ]
-    codes = tuple(CodeStatus(code, one.number, one.sum / one.number) for code, one in ended.items())
+    all_buckets = [durations.buckets for durations in ended.values()]
+    buckets = [sum(numbers) for numbers in zip(*all_buckets, strict=True)]
+    codes = tuple(
+        CodeStatus(code, durations.number, durations.sum / durations.number)
+        for code, durations in ended.items()
+    )
     failures = FAILURES - {"DEADLINE_EXCEEDED"} if side == "server" else FAILURES
-    in_flight = max(0, totals.started - sum(one.count for one in codes))
+    in_flight = max(0, totals.started - sum(status.count for status in codes))
     return MethodStatus(
         side,
         totals.method,
@@ -306,7 +310,7 @@ def _method(side: str, totals: MethodTotals) -> MethodStatus:
         in_flight,
         quantile(buckets, 0.5),
         quantile(buckets, 0.99),
-        sum(one.count for one in codes if one.code in failures),
+        sum(status.count for status in codes if status.code in failures),
         codes,
     )
 

@@ -43,12 +43,12 @@ def metric_sinks() -> tuple[str, ...]:
 
 
 def traces_allowed() -> bool:
-    """Whether OpenTelemetry's traces are installed and allowed."""
+    """Return whether OpenTelemetry's traces are installed and allowed."""
     return not (is_off(METRICS_VARIABLE) or is_off(TRACES_VARIABLE)) and _is_installed(TRACE_MODULE)
 
 
 def is_off(variable: str) -> bool:
-    """Whether a variable of the environment says "off", or what others use for it."""
+    """Return whether a variable of the environment says "off", or what others use for it."""
     return _value(variable) in {"off", "0", "false", "no", "none"}
 
 
@@ -57,7 +57,7 @@ def _value(variable: str) -> str:
 
 
 def _is_installed(module: str) -> bool:
-    """Whether a module can be imported. Many packages share the namespace `opentelemetry`."""
+    """Return whether a module can be imported; many packages share `opentelemetry`."""
     try:
         return importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):  # no such namespace; a module that a test has made

@@ -82,7 +82,7 @@ CONVENTIONS: Final = {
 """Attributes that OpenTelemetry's semantic conventions name, by the name of the field."""
 
 PREFIX: Final = "rpcwheel."
-"""Of all other attributes."""
+"""The prefix of all other attributes."""
 
 _LOG: Final = logging.getLogger("rpcwheel")
 
@@ -243,11 +243,11 @@ def carrier() -> dict[str, str]:
 
 @_contained
 def _carrier() -> dict[str, str]:
-    found: dict[str, str] = {}
+    entries: dict[str, str] = {}
     if _Api.trace.get_current_span().get_span_context().is_valid:
-        _Api.propagate.inject(found)
-        found.pop("baggage", None)  # values of the program's own, which may be confidential
-    return found
+        _Api.propagate.inject(entries)
+        entries.pop("baggage", None)  # values of the program's own, which may be confidential
+    return entries
 
 
 @_contained
@@ -315,9 +315,9 @@ def with_current_trace(
     An instrumentation outside of rpcwheel has put that of the caller's span into the metadata of
     the call. Metadata without a trace context stays as it is.
     """
-    given = tuple(metadata)
-    replaced = _replace_trace(given)
-    return given if replaced is None else replaced
+    pairs = tuple(metadata)
+    replaced = _replace_trace(pairs)
+    return pairs if replaced is None else replaced
 
 
 @_contained
