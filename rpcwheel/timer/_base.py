@@ -131,11 +131,11 @@ class Timeout:
         return True
 
     def cancelled(self) -> bool:
-        """Whether it was cancelled, by `cancel()` or by the timer's `stop()`."""
+        """Return whether it was cancelled, by `cancel()` or by the timer's `stop()`."""
         return self._slot == CANCELLED
 
     def expired(self) -> bool:
-        """Whether it was due: the task runs, has run, or was submitted to an executor."""
+        """Return whether it was due: the task runs, has run, or was submitted to an executor."""
         return self._slot == EXPIRED
 
     @property

@@ -87,7 +87,7 @@ class HeapMixin(Base):
         return True
 
     def pop(self, now_ns: int) -> Timeout | None:
-        """As `TimerQueue.pop`; looks at most at `STEPS` entries."""
+        """Expire and return the next due timeout; looks at most at `STEPS` entries."""
         for _ in range(STEPS):
             changes = self._added + self._moved
             entries, old = self._entries, self._old  # atomic from here to `heappop`
@@ -106,7 +106,7 @@ class HeapMixin(Base):
         return None
 
     def next_wake(self) -> int:
-        """As `TimerQueue.next_wake`; removes at most `STEPS` dead entries."""
+        """Return when to call `pop`; removes at most `STEPS` dead entries."""
         for _ in range(STEPS):
             entries, old = self._entries, self._old  # atomic from here to `heappop`
             if old and (not entries or old[0] < entries[0]):

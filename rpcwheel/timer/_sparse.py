@@ -36,7 +36,7 @@ class SparseWheel(base.TimerQueue):
         self._made: deque[int] = deque()  # ticks with a slot, in the order of `_sweep`
 
     def pop(self, now_ns: int) -> base.Timeout | None:
-        """As `TimerQueue.pop`; moves at most `MOVES` rescheduled timeouts."""
+        """Expire and return the next due timeout; moves at most `MOVES` rescheduled timeouts."""
         target = now_ns // self._tick_ns
         moves = 0
         while moves < base.MOVES:
@@ -60,7 +60,7 @@ class SparseWheel(base.TimerQueue):
         return None
 
     def next_wake(self) -> int:
-        """As `TimerQueue.next_wake`: exact, unless the first timeout was rescheduled."""
+        """Return when to call `pop`: exact, unless the first timeout was rescheduled."""
         tick = self._first()
         if tick == base.NEVER:
             return base.NEVER

@@ -35,7 +35,7 @@ class HierarchicalWheel(base.TimerQueue):
         self._start = 0  # second result of `_find`
 
     def pop(self, now_ns: int) -> base.Timeout | None:
-        """As `TimerQueue.pop`; moves at most `MOVES` timeouts down a level."""
+        """Expire and return the next due timeout; moves at most `MOVES` timeouts down a level."""
         target = now_ns // self._tick_ns
         moves = 0
         while moves < base.MOVES:
@@ -63,7 +63,7 @@ class HierarchicalWheel(base.TimerQueue):
         return None
 
     def next_wake(self) -> int:
-        """As `TimerQueue.next_wake`: exact, unless the first timeout was cancelled or moved."""
+        """Return when to call `pop`: exact, unless the first timeout was cancelled or moved."""
         slot = self._find()
         if slot < 0:
             return base.NEVER
@@ -128,7 +128,7 @@ class HashedWheel(base.TimerQueue):
         self._mark = base.Timeout()  # in its list, behind the timeouts that were visited
 
     def pop(self, now_ns: int) -> base.Timeout | None:
-        """As `TimerQueue.pop`; looks at most at `MOVES` timeouts of later rounds."""
+        """Expire and return the next due timeout; looks at most at `MOVES` of later rounds."""
         target = now_ns // self._tick_ns
         moves = 0
         while moves < base.MOVES:
@@ -153,7 +153,7 @@ class HashedWheel(base.TimerQueue):
         return None
 
     def next_wake(self) -> int:
-        """As `TimerQueue.next_wake`: exact, unless the first timeout was cancelled or moved."""
+        """Return when to call `pop`: exact, unless the first timeout was cancelled or moved."""
         if self._heads[self._now] is not None or self._next_of_visit() is not None:
             return self._cursor * self._tick_ns
         tick = self._earliest()
@@ -170,7 +170,7 @@ class HashedWheel(base.TimerQueue):
         return None
 
     def drain(self) -> list[base.Timeout]:
-        """As `TimerQueue.drain`."""
+        """Cancel and return all timeouts, by deadline; ends a visit of a slot first."""
         if self._visiting >= 0:
             self._end_visit()
         return base.TimerQueue.drain(self)

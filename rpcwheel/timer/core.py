@@ -225,9 +225,9 @@ class TimerCore(TimerBase):
             emit(TaskSlow(self.name, name, took_ns / 1e9))
 
     def resubmit(self, task: TaskLike, delay: float) -> Timeout:
-        """As `new_timeout`, for a task that just ran: `max_pending` does not apply.
+        """Schedule a task that just ran again; `max_pending` does not apply.
 
-        So a periodic task does not end because `max_pending` is reached for a moment.
+        Otherwise a periodic task would end if `max_pending` was reached for a moment.
         """
         queue = self._timer_state.queue
         if self._max_pending is None:
