@@ -72,7 +72,7 @@ class CloseCallbacks:
     """The callbacks that a channel calls once, when it is closed. Thread-safe."""
 
     def __init__(self, subject: str) -> None:
-        """`subject` is that of the `CallbackFailed` events."""
+        """Create an empty set; `CallbackFailed` events name `subject`."""
         self._subject = subject
         self._lock = threading.RLock()  # a finalizer may close a channel at any point
         self._closed = False

@@ -269,14 +269,14 @@ class Resettable(Protocol):
 _TO_RESET: Final[weakref.WeakSet[Resettable]] = weakref.WeakSet()
 
 
-def reset_after_fork(thing: Resettable) -> None:
-    """Call `thing.reset()` in each forked child, as long as the object exists."""
-    _TO_RESET.add(thing)
+def reset_after_fork(resettable: Resettable) -> None:
+    """Call `resettable.reset()` in each forked child, as long as the object exists."""
+    _TO_RESET.add(resettable)
 
 
 def _in_child() -> None:
-    for thing in (EXECUTOR, *_TO_RESET):
-        thing.reset()
+    for resettable in (EXECUTOR, *_TO_RESET):
+        resettable.reset()
 
 
 if hasattr(os, "register_at_fork"):

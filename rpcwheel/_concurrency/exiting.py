@@ -126,7 +126,7 @@ BACKGROUND: Final = BackgroundCalls()
 
 
 def _serves() -> bool:
-    """Whether a server of `grpc` runs in this process."""
+    """Return whether a server of `grpc` runs in this process."""
     grpc_server = sys.modules.get("grpc._server")  # imported by `grpc.server()`
     take_calls = getattr(grpc_server, "_serve", None)
     targets = (getattr(thread, "_target", None) for thread in threading.enumerate())

@@ -81,7 +81,7 @@ class SqliteConnection:
                 db.close()
 
     def _is_used_by_parent(self) -> bool:
-        """Whether the file was in use at the fork of this process, which must not use it."""
+        """Return whether the file was in use at the fork of this process, which must not use it."""
         if _FORK.files:
             with suppress(OSError):
                 return self._id_of_file() in _FORK.files
