@@ -163,8 +163,8 @@ class ReconnectingChannel(ChannelProperties, Channel):
         self._drain_timeouts: dict[AioTransport, Timeout] = {}
         self._close_callbacks = CloseCallbacks(target)
         self._loop: asyncio.AbstractEventLoop | None = None  # since the first reconnect or drain
-        self.thread = threading.get_ident()
-        """Internal: the loop's thread."""
+        self._thread = threading.get_ident()
+        """The loop's thread."""
         self._closed_transports: list[AioTransport] = []  # those that `close` has closed
         self._closing: set[asyncio.Task[None]] = set()
         self._replaced_or_closed = Signal()
@@ -172,7 +172,7 @@ class ReconnectingChannel(ChannelProperties, Channel):
         self.connections: ConnectionManager[AioTransport] = ConnectionManager(
             self._new_transport(), self._now_ns, checked
         )
-        """Internal: which transport serves the next call."""
+        """The transports, and which of them serves the next call."""
         components.add("channel", self)
 
     def _new_transport(self) -> AioTransport:
@@ -185,7 +185,7 @@ class ReconnectingChannel(ChannelProperties, Channel):
         return AioTransport(channel, self._now_ns)
 
     def append_to(self, lists: Interceptors) -> None:
-        """Internal: run the interceptors in these lists in all calls, after those of `connect`.
+        """Run the interceptors in these lists in all calls, after those of `connect`.
 
         The lists may be appended to later.
         """
@@ -222,13 +222,13 @@ class ReconnectingChannel(ChannelProperties, Channel):
         """
         checked_reason(reason)
         drain_ns = checked_drain_ns(drain_timeout)
-        self._loop, self.thread = asyncio.get_running_loop(), threading.get_ident()
+        self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         connections = self.connections
         if not connections.accepts_calls or (not force and connections.backoff_left_ns()):
             return False
         backoff_ns = connections.next_backoff_ns()
         new = self._new_transport()
-        if any(new.channel is known.channel for known in connections.open_transports):
+        if any(new.channel is transport.channel for transport in connections.open_transports):
             raise ConfigurationError("connect must return a new channel each time")
         calls = connections.active.calls
         old, over = connections.reconnect(new, drain_ns, reason, backoff_ns)
@@ -262,7 +262,7 @@ class ReconnectingChannel(ChannelProperties, Channel):
         """
         drain_ns = checked_drain_ns(drain_timeout)
         checked_reason(reason)
-        self._loop, self.thread = asyncio.get_running_loop(), threading.get_ident()
+        self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         over, shorter = self.connections.drain(drain_ns, reason)
         for transport in over:
             self._close_transport(transport)
@@ -270,19 +270,19 @@ class ReconnectingChannel(ChannelProperties, Channel):
             self._end_after(transport, drain_ns)
 
     def _end_after(self, transport: AioTransport, drain_ns: int) -> None:
-        expire = weak_callback(self.expire, transport)
+        expire = weak_callback(self._expire, transport)
         expire_soon = partial(call_on_loop, asyncio.get_running_loop(), expire)
         timeout = new_drain_timeout(self._timer, expire_soon, drain_ns, self._target)
         if timeout is None:
-            self.expire(transport)
+            self._expire(transport)
             return
         obsolete = self._drain_timeouts.pop(transport, None)
         if obsolete is not None:
             obsolete.cancel()
         self._drain_timeouts[transport] = timeout
 
-    def expire(self, transport: AioTransport, _: object = None) -> None:
-        """Internal: end the calls on a transport whose drain timeout has passed."""
+    def _expire(self, transport: AioTransport, _: object = None) -> None:
+        """End the calls on a transport whose drain timeout has passed."""
         if self.connections.expire(transport):
             self._close_transport(transport)
 
@@ -446,16 +446,17 @@ class ReconnectingChannel(ChannelProperties, Channel):
     # For multicallables
 
     def end_call(self, transport: AioTransport) -> None:
-        """Internal: note that a call has ended. On the loop."""
+        """Count the end of a call. Runs on the loop."""
         if self.connections.end_call(transport):
             self._close_transport(transport)
 
     def end_call_soon(self, transport: AioTransport) -> None:
-        """Internal: as `end_call`, on any thread.
+        """Count the end of a call. Any thread.
 
-        Before the first reconnect or drain it runs on that thread, because it only counts.
+        Before the first reconnect or drain it counts on that thread, later on the loop, because
+        the end may close a transport.
         """
-        if self._loop is None or threading.get_ident() == self.thread:
+        if self._loop is None or threading.get_ident() == self._thread:
             connections = self.connections
             if transport is connections.active and connections.accepts_calls:
                 transport.calls -= 1  # as `end_call`, inlined for speed
@@ -553,15 +554,15 @@ class _Multicallable:
         """Return gRPC's multicallable on this transport."""
         if self._appended:
             transport.append(self.kind, self._appended)
-        bound, made = self._bound
+        bound, method = self._bound
         if bound is not transport:
             activity = transport.activity if self._stamps else None
-            made = self._spec.make(transport.channel, activity, stamps_response=False)
-            self._bound = transport, made
-        return made
+            method = self._spec.make(transport.channel, activity, stamps_response=False)
+            self._bound = transport, method
+        return method
 
     def start(self, request: tuple[Any, ...], options: dict[str, Any]) -> tuple[AioTransport, Any]:
-        """Internal: start gRPC's own call on the active transport; returns both.
+        """Start gRPC's own call on the active transport; return the transport and the call.
 
         Call `end_call` of the channel when the call has ended.
         """
@@ -592,7 +593,7 @@ class _Multicallable:
 
 
 MULTICALLABLES: Final = classes_by_kind(_Multicallable, INTERFACES)
-"""Internal: the class of multicallables of each kind, for a channel and a `MethodSpec`."""
+"""The class of multicallables of each kind, made with a channel and a `MethodSpec`."""
 
 
 class _Heartbeats(_Multicallable):
@@ -617,14 +618,14 @@ def _connect(
     options: Options,
 ) -> grpc.aio.Channel:
     # As keyword arguments, where OpenTelemetry's replacement of these functions looks for them.
-    given: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "options": options,
         "compression": compression,
         "interceptors": interceptors,
     }
     if credentials is None:
-        return grpc.aio.insecure_channel(target, **given)
-    return grpc.aio.secure_channel(target, credentials, **given)
+        return grpc.aio.insecure_channel(target, **arguments)
+    return grpc.aio.secure_channel(target, credentials, **arguments)
 
 
 async def _close(channel: grpc.aio.Channel, grace: float | None) -> None:

@@ -62,10 +62,10 @@ def refuse_both(connect: object, **others: object) -> None:
         return
     if not callable(connect):
         raise TypeError(f"connect must be callable as connect(options), not {connect!r}")
-    given = [name for name, value in others.items() if value is not None]
-    if given:
+    refused = [name for name, value in others.items() if value is not None]
+    if refused:
         raise ConfigurationError(
-            f"{' and '.join(given)}: not allowed together with connect; pass it to the channel "
+            f"{' and '.join(refused)}: not allowed together with connect; pass it to the channel "
             "that connect creates"
         )
 

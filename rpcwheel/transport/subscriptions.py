@@ -9,9 +9,10 @@ When the interpreter exits, the polling thread is stopped at any point, and gRPC
 forever when the garbage collector closes the channel. So once the exit has begun, no transport is
 watched, and the exit waits until the polling threads have ended.
 
-Locks: `Subscriptions` holds its lock also while it calls `subscribe` and `unsubscribe` of gRPC.
-gRPC holds no lock while it calls back, so this cannot deadlock. The locks are reentrant: a channel
-from `connect` may call back inside `subscribe`, and a finalizer may unsubscribe at any point.
+Locks: `TransportSubscriptions` holds its lock also while it calls `subscribe` and `unsubscribe` of
+gRPC. gRPC holds no lock while it calls back, so this cannot deadlock. The locks are reentrant: a
+channel from `connect` may call back inside `subscribe`, and a finalizer may unsubscribe at any
+point.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     SyncTransport: TypeAlias = Transport[grpc.Channel]
 
 
-class _Subscription:
+class _TransportSubscription:
     __slots__ = ("callback", "last", "removed")
 
     def __init__(self, callback: Callback) -> None:
@@ -48,14 +49,14 @@ class _Subscription:
         self.removed = False
 
 
-class Subscriptions:
+class TransportSubscriptions:
     """The subscribers to one channel's state. Thread-safe."""
 
     def __init__(self, target: str, connections: ConnectionManager[SyncTransport]) -> None:
         self._target = target
         self._connections = connections
         self._lock = threading.RLock()
-        self._subscriptions: list[_Subscription] = []
+        self._subscriptions: list[_TransportSubscription] = []
         self._closed = False
         self._try_to_connect = False
         """Whether a subscriber wants the channel to connect; also used for later transports."""
@@ -79,7 +80,7 @@ class Subscriptions:
         with self._lock:
             if self._closed:
                 return
-            subscription = _Subscription(callback)
+            subscription = _TransportSubscription(callback)
             self._subscriptions.append(subscription)
             self._try_to_connect |= try_to_connect
             if self._watched is None:
@@ -159,12 +160,12 @@ class Subscriptions:
             for subscription in self._subscriptions:
                 self._report(subscription, state)
 
-    def _report(self, subscription: _Subscription, state: State) -> None:
+    def _report(self, subscription: _TransportSubscription, state: State) -> None:
         if subscription.last is not state:
             subscription.last = state
             self._notifications.submit(partial(self._call, subscription, state))
 
-    def _call(self, subscription: _Subscription, state: State) -> None:
+    def _call(self, subscription: _TransportSubscription, state: State) -> None:
         if not subscription.removed:
             # On a worker, so also SystemExit becomes an event.
             run_callback(self._target, subscription.callback, state, catch=BaseException)
@@ -180,11 +181,11 @@ class _ExitGuard:
     def __init__(self) -> None:
         self._exiting = False
         self._lock = threading.RLock()
-        self._subscriptions: weakref.WeakSet[Subscriptions] = weakref.WeakSet()
+        self._subscriptions: weakref.WeakSet[TransportSubscriptions] = weakref.WeakSet()
         self._watched: weakref.WeakSet[SyncTransport] = weakref.WeakSet()
         atexit.register(self.stop_watching)
 
-    def register(self, subscriptions: Subscriptions, transport: SyncTransport) -> bool:
+    def register(self, subscriptions: TransportSubscriptions, transport: SyncTransport) -> bool:
         """Remember both weakly before `transport` is watched; False: the interpreter exits.
 
         gRPC's polling thread ends up to 0.2 s after the subscription, and the exit must wait for

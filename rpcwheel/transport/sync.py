@@ -51,7 +51,7 @@ from .arguments import (
 )
 from .drain_timer import new_drain_timeout
 from .state import ChannelProperties, ConnectionManager, MethodSpec, Transport
-from .subscriptions import Subscriptions
+from .subscriptions import TransportSubscriptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -122,8 +122,8 @@ class ReconnectingChannel(ChannelProperties, multicallable.Channel):
         self.connections: ConnectionManager[SyncTransport] = ConnectionManager(
             self._new_transport(), self._now_ns, reconnect_backoff
         )
-        """Internal: which transport serves the next call."""
-        self._subscriptions = Subscriptions(target, self.connections)
+        """The transports, and which of them serves the next call."""
+        self._subscriptions = TransportSubscriptions(target, self.connections)
         components.add("channel", self)
 
     def _new_transport(self) -> SyncTransport:
@@ -175,7 +175,7 @@ class ReconnectingChannel(ChannelProperties, multicallable.Channel):
         backoff_ns = connections.next_backoff_ns()  # user code: not under the lock
         new = self._new_transport()
         with self._lock:
-            if any(new.channel is known.channel for known in connections.open_transports):
+            if any(new.channel is transport.channel for transport in connections.open_transports):
                 raise ConfigurationError("connect must return a new channel each time")
             calls, reconnected = connections.active.calls, None
             if (force or connections.active is seen) and connections.accepts_calls:
@@ -221,10 +221,10 @@ class ReconnectingChannel(ChannelProperties, multicallable.Channel):
             self._end_after(transport, drain_ns)
 
     def _end_after(self, transport: SyncTransport, drain_ns: int) -> None:
-        expire = weak_callback(self.expire_soon, transport)
+        expire = weak_callback(self._expire_soon, transport)
         timeout = new_drain_timeout(self._timer, expire, drain_ns, self._target)
         if timeout is None:
-            self.expire(transport)
+            self._expire(transport)
             return
         obsolete: Timeout | None = timeout
         with self._lock:
@@ -234,12 +234,12 @@ class ReconnectingChannel(ChannelProperties, multicallable.Channel):
         if obsolete is not None:
             obsolete.cancel()
 
-    def expire_soon(self, transport: SyncTransport, _: Timeout) -> None:
-        """Internal: as `expire`, from the timer's thread."""
-        EXECUTOR.submit(self, partial(self.expire, transport))
+    def _expire_soon(self, transport: SyncTransport, _: Timeout) -> None:
+        """End the calls on a worker. Runs on the timer's thread."""
+        EXECUTOR.submit(self, partial(self._expire, transport))
 
-    def expire(self, transport: SyncTransport) -> None:
-        """Internal: end the calls on a transport whose drain timeout has passed."""
+    def _expire(self, transport: SyncTransport) -> None:
+        """End the calls on a transport whose drain timeout has passed."""
         with self._lock:
             over = self.connections.expire(transport)
         if over:
@@ -384,7 +384,7 @@ class ReconnectingChannel(ChannelProperties, multicallable.Channel):
     # For multicallables
 
     def begin_call(self) -> SyncTransport:
-        """Internal: the transport for a call that starts now. Call `end_call` when it has ended.
+        """Return the transport for a call that starts now. Call `end_call` when it has ended.
 
         Raises:
             ValueError: The channel is closed or drains, with gRPC's text.
@@ -395,7 +395,7 @@ class ReconnectingChannel(ChannelProperties, multicallable.Channel):
             return self.connections.begin_call()
 
     def end_call(self, transport: SyncTransport, span_key: object = None) -> None:
-        """Internal: note that a call has ended. Any thread.
+        """Count the end of a call. Any thread.
 
         Args:
             transport: The result of `begin_call`.
@@ -409,7 +409,7 @@ class ReconnectingChannel(ChannelProperties, multicallable.Channel):
             self._close_soon(transport)
 
     def active_transport(self) -> SyncTransport:
-        """Internal: the transport for a heartbeat, also while it drains.
+        """Return the transport for a heartbeat, even while it drains.
 
         Raises:
             ValueError: It is closed, with gRPC's text.
@@ -420,7 +420,7 @@ class ReconnectingChannel(ChannelProperties, multicallable.Channel):
         return transport
 
     def make(self, spec: MethodSpec, transport: SyncTransport, *, stamps: bool) -> Any:
-        """Internal: create gRPC's multicallable.
+        """Create gRPC's multicallable on a transport.
 
         Raises:
             ValueError: The transport was closed meanwhile, with gRPC's text.
@@ -431,7 +431,7 @@ class ReconnectingChannel(ChannelProperties, multicallable.Channel):
             return spec.make(transport.channel, transport.activity if stamps else None)
 
     def has_moved(self, transport: SyncTransport, error: BaseException | None) -> bool:
-        """Internal: whether gRPC started nothing because the transport was closed meanwhile.
+        """Whether gRPC started nothing because the transport was closed meanwhile.
 
         Then `begin_call` returns another one, or raises because the channel is closed.
         """
@@ -454,11 +454,11 @@ class _Multicallable:
 
     def _on(self, transport: SyncTransport) -> Any:
         """Return gRPC's multicallable on this transport."""
-        bound, made = self._bound  # one read: another thread may change it
+        bound, method = self._bound  # one read: another thread may change it
         if bound is not transport:
-            made = self._channel.make(self._spec, transport, stamps=self._stamps)
-            self._bound = transport, made
-        return made
+            method = self._channel.make(self._spec, transport, stamps=self._stamps)
+            self._bound = transport, method
+        return method
 
     def _begin_call(self) -> tuple[SyncTransport, Any]:
         channel = self._channel
@@ -475,10 +475,10 @@ class _Multicallable:
     def _wait(self, name: str, request: Any, *options: Any) -> Any:
         """Make a blocking call."""
         channel = self._channel
-        transport, made = self._begin_call()
+        transport, method = self._begin_call()
         span_key = begin_call(transport.spans)
         try:
-            return getattr(made, name)(request, *options)
+            return getattr(method, name)(request, *options)
         except grpc.RpcError as error:
             code = getattr(error, "code", None)
             transport.activity.saw_status(code() if callable(code) else None)
@@ -497,10 +497,10 @@ class _Multicallable:
     def _begin(self, name: str, request: Any, *options: Any) -> Any:
         """Start a call that does not block."""
         channel = self._channel
-        transport, made = self._begin_call()
+        transport, method = self._begin_call()
         span_key = begin_call(transport.spans)
         try:
-            call = getattr(made, name)(request, *options)
+            call = getattr(method, name)(request, *options)
         except BaseException as error:
             channel.end_call(transport, span_key)
             if not channel.has_moved(transport, error):
