@@ -69,8 +69,10 @@ class BroadcastChannel(UnaryOnly, aio_multicallable.Channel):
         if isinstance(self._channel, BalancedChannel):
             of_all = self._channel.unary_unary(method, *args, **options)
             return _Broadcast(method, partial(_begin_on_subchannels, of_all), of_all.pool)
-        methods = [one.unary_unary(method, *args, **options) for one in self._channel]
-        names = distinct_names(str(getattr(one, "target", "channel")) for one in self._channel)
+        methods = [channel.unary_unary(method, *args, **options) for channel in self._channel]
+        names = distinct_names(
+            str(getattr(channel, "target", "channel")) for channel in self._channel
+        )
         return _Broadcast(method, partial(_begin_on_channels, names, methods))
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
@@ -98,7 +100,7 @@ class BroadcastChannel(UnaryOnly, aio_multicallable.Channel):
         """Do nothing: the given channels stay open."""
 
 
-class _Method:
+class _BroadcastMethod:
     """One method of a stub."""
 
     def __init__(self, method: str, begin: Callable[..., Any], pool: Any = None) -> None:
@@ -129,7 +131,7 @@ class _Method:
         return _BroadcastCall(self._method, timeout, partial(self._begin_all, request, options))
 
 
-_Broadcast: Final = classes_by_kind(_Method, aio_multicallable.MULTICALLABLES)[KIND]
+_Broadcast: Final = classes_by_kind(_BroadcastMethod, aio_multicallable.MULTICALLABLES)[KIND]
 
 
 class _BroadcastCall(AwaitedRelay, grpc.aio.UnaryUnaryCall[Any, Any]):
@@ -183,9 +185,9 @@ async def _begin_on_subchannels(
     )
     if timeout is not None:
         options["timeout"] = max(0.0, began_s + timeout - time.monotonic())
-    names = distinct_names(one.address for one in subchannels)
-    for name, one in zip(names, subchannels, strict=True):
-        calls[name] = _begin_on(method, one, request, options)
+    names = distinct_names(subchannel.address for subchannel in subchannels)
+    for name, subchannel in zip(names, subchannels, strict=True):
+        calls[name] = _begin_on(method, subchannel, request, options)
 
 
 def _begin_on(method: Any, subchannel: Subchannel, request: Any, options: dict[str, Any]) -> Any:

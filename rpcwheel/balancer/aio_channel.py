@@ -173,9 +173,9 @@ class _Pool(SubchannelPool[Subchannel]):
     def new_connection(self, instance: ServiceInstance) -> ReconnectingChannel:
         with contextlib.suppress(RuntimeError):  # grpc.aio makes channels before a loop runs
             self.enter()
-        made: ReconnectingChannel = super().new_connection(instance)
-        made.append_to(self.appended)
-        return made
+        connection: ReconnectingChannel = super().new_connection(instance)
+        connection.append_to(self.appended)
+        return connection
 
     def closed_error(self) -> grpc.aio.UsageError:
         return grpc.aio.UsageError(CLOSED)
@@ -274,14 +274,16 @@ class _Pool(SubchannelPool[Subchannel]):
     async def _explain(self) -> None:
         """Probe servers that can't be reached. The user's request must not be sent for that."""
         failing = [
-            one
-            for one in self.subchannels[:MAX_EXPLAINED]
-            if one.connection is not None and one.state is FAILING
+            subchannel
+            for subchannel in self.subchannels[:MAX_EXPLAINED]
+            if subchannel.connection is not None and subchannel.state is FAILING
         ]
         try:
-            found = await asyncio.gather(*(_connect_error(one.connection) for one in failing))
-            for one, text in zip(failing, found, strict=True):
-                one.error_text = text or one.error_text
+            texts = await asyncio.gather(
+                *(_connect_error(subchannel.connection) for subchannel in failing)
+            )
+            for subchannel, text in zip(failing, texts, strict=True):
+                subchannel.error_text = text or subchannel.error_text
         finally:
             self._explaining = None
             self._changed()
@@ -356,7 +358,7 @@ class _Pool(SubchannelPool[Subchannel]):
                 call.cancel()
         self._waiting.clear()
         self.signal.notify()
-        closing = [asyncio.ensure_future(one.close(grace)) for one in self._to_close]
+        closing = [asyncio.ensure_future(connection.close(grace)) for connection in self._to_close]
         others = [*self._probes, *(() if self._explaining is None else (self._explaining,))]
         try:
             if closing or others:
@@ -393,7 +395,7 @@ class _BalancedCall(TransportCall):
     _began_s = 0.0
     _timeout_s: float | None = None
 
-    def __init__(self, method: _Method, begun: _Begun | None) -> None:
+    def __init__(self, method: _BalancedMethod, begun: _Begun | None) -> None:
         self.kind = method.kind
         self.method = method.name
         self._method = method
@@ -509,7 +511,7 @@ class _BalancedCall(TransportCall):
 CALLS: Final = classes_by_kind(_BalancedCall, RELAYS)
 
 
-class _Method:
+class _BalancedMethod:
     """A method of the channel; the base class of the four multicallables."""
 
     kind: Kind
@@ -521,28 +523,30 @@ class _Method:
         self.pool = pool
         self.name = method
         self._spec = MethodSpec(self.kind, method, *args, **options)
-        self._made: dict[Subchannel, Any] = {}
+        self._methods: dict[Subchannel, Any] = {}
 
     def start(
         self, subchannel: Subchannel, request: tuple[Any, ...], options: dict[str, Any]
     ) -> _Begun | None:
         """Begin gRPC's call on a subchannel; None if it was removed or closed meanwhile."""
-        made = self._made.get(subchannel)
+        method = self._methods.get(subchannel)
         try:
-            if made is None or made.channel is not subchannel.connection:
-                made = self._make(subchannel)
-            transport, call = made.start(request, options)
+            if method is None or method.channel is not subchannel.connection:
+                method = self._make(subchannel)
+            transport, call = method.start(request, options)
         except grpc.aio.UsageError as error:
             if not self.pool.was_closed(subchannel, error):
                 raise
             return None
-        return subchannel, made.channel, transport, call
+        return subchannel, method.channel, transport, call
 
     def _make(self, subchannel: Subchannel) -> Any:
         connection = self.pool.connection_of(subchannel)
-        self._made = {one: known for one, known in self._made.items() if not one.removed}
-        made = self._made[subchannel] = MULTICALLABLES[self.kind](connection, self._spec)
-        return made
+        self._methods = {
+            other: cached for other, cached in self._methods.items() if not other.removed
+        }
+        method = self._methods[subchannel] = MULTICALLABLES[self.kind](connection, self._spec)
+        return method
 
     def _begin(
         self,
@@ -594,7 +598,7 @@ class _Method:
             check_request(request, self._spec.serializer)
 
 
-_MULTICALLABLES: Final = classes_by_kind(_Method, aio_multicallable.MULTICALLABLES)
+_MULTICALLABLES: Final = classes_by_kind(_BalancedMethod, aio_multicallable.MULTICALLABLES)
 
 
 # --- The channel ---
@@ -727,7 +731,7 @@ def _checked_interceptors(interceptors: object) -> list[grpc.aio.ClientIntercept
         return None
     if isinstance(interceptors, Iterable):
         checked = list(interceptors)
-        if all(isinstance(one, grpc.aio.ClientInterceptor) for one in checked):
+        if all(isinstance(interceptor, grpc.aio.ClientInterceptor) for interceptor in checked):
             return checked
     raise TypeError(
         f"interceptors must be interceptors of grpc.aio for clients, not {interceptors!r}"

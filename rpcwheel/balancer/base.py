@@ -51,7 +51,7 @@ class BalancedChannelBase(Generic[S]):
     def add_listener(
         self, on_subchannel: Callable[[S], object], on_removed: Callable[[S], object]
     ) -> None:
-        """Internal: add callbacks like `on_subchannel` and `on_removed` of the constructor.
+        """Add callbacks like `on_subchannel` and `on_removed` of the constructor.
 
         `on_subchannel` is also called with each subchannel that has a channel already.
         """
@@ -110,7 +110,7 @@ class BalancedChannelBase(Generic[S]):
     @safe_repr
     def __repr__(self) -> str:
         subchannels = self.subchannels
-        unhealthy = sum(not one.healthy for one in subchannels)
+        unhealthy = sum(not subchannel.healthy for subchannel in subchannels)
         state = (
             "closed" if self.closed else f"{len(subchannels)} subchannels, {unhealthy} unhealthy"
         )

@@ -19,7 +19,7 @@ from .channel import BalancedChannel
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from .channel import Subchannel, _Method
+    from .channel import Subchannel, _BalancedMethod
 
 
 class BroadcastChannel(UnaryOnly, Channel):
@@ -55,7 +55,7 @@ class BroadcastChannel(UnaryOnly, Channel):
         if isinstance(self._channel, BalancedChannel):
             of_all: Any = self._channel.unary_unary(method, *args, **options)
             return _Broadcast(method, partial(_begin_on_subchannels, of_all))
-        methods = [one.unary_unary(method, *args, **options) for one in self._channel]
+        methods = [channel.unary_unary(method, *args, **options) for channel in self._channel]
         names = distinct_names(map(_target, self._channel))
         return _Broadcast(method, partial(_begin_on_channels, names, methods))
 
@@ -136,7 +136,7 @@ class _Broadcast(grpc.UnaryUnaryMultiCallable):
 
 
 def _begin_on_subchannels(
-    method: _Method, request: Any, timeout: float | None, *options: Any
+    method: _BalancedMethod, request: Any, timeout: float | None, *options: Any
 ) -> Iterator[tuple[str, Any]]:
     """Begin a call on each subchannel; waits on this thread until there are subchannels."""
     pool, wait_for_ready = method.pool, bool(options[2])
@@ -145,18 +145,18 @@ def _begin_on_subchannels(
         subchannels, timeout = pool.wait_for(
             lambda: pool.subchannels or None, timeout, wait_for_ready=wait_for_ready
         )
-    names = distinct_names(one.address for one in subchannels)
-    for name, one in zip(names, subchannels, strict=True):
-        yield name, _begin_on(method, one, request, timeout, options)
+    names = distinct_names(subchannel.address for subchannel in subchannels)
+    for name, subchannel in zip(names, subchannels, strict=True):
+        yield name, _begin_on(method, subchannel, request, timeout, options)
 
 
-def _begin_on(method: _Method, subchannel: Subchannel, *given: Any) -> Any:
+def _begin_on(method: _BalancedMethod, subchannel: Subchannel, *arguments: Any) -> Any:
     try:
         method.on(subchannel)
     except Exception as error:  # noqa: BLE001 - the user's `connect`; in the call's status
         method.pool.connect_failed(subchannel, error)
     else:
-        call = method.begin_on(subchannel, "future", *given)
+        call = method.begin_on(subchannel, "future", *arguments)
         if call is not None:
             return call
     text = "its instance was removed" if subchannel.removed else subchannel.error_text
@@ -164,10 +164,10 @@ def _begin_on(method: _Method, subchannel: Subchannel, *given: Any) -> Any:
 
 
 def _begin_on_channels(
-    names: Sequence[str], methods: Sequence[Any], *given: Any
+    names: Sequence[str], methods: Sequence[Any], *arguments: Any
 ) -> Iterator[tuple[str, Any]]:
     for name, method in zip(names, methods, strict=True):
-        yield name, method.future(*given)
+        yield name, method.future(*arguments)
 
 
 def _as_rpc_error(error: BaseException) -> BaseException:

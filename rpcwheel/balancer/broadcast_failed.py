@@ -109,7 +109,9 @@ def checked_broadcast(
     """
     if isinstance(channel, balanced):
         return channel
-    if isinstance(channel, (list, tuple)) and all(isinstance(one, plain) for one in channel):
+    if isinstance(channel, (list, tuple)) and all(
+        isinstance(element, plain) for element in channel
+    ):
         if not channel:
             raise ConfigurationError("channel must not be an empty list")
         return tuple(channel)

@@ -53,7 +53,7 @@ from .subchannels import (
     SubchannelBase,
     SubchannelPool,
 )
-from .subscriptions import Subscriptions
+from .subscriptions import BalancerSubscriptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -175,10 +175,10 @@ class _Pool(SubchannelPool[Subchannel]):
         try:
             while True:
                 version = self._start_polling() if is_first else self._polls
-                found = find()
-                if found is not None:
+                result = find()
+                if result is not None:
                     left_s = None if timeout is None else began_s + timeout - time.monotonic()
-                    return found, None if left_s is None else max(0.0, left_s)
+                    return result, None if left_s is None else max(0.0, left_s)
                 if self.closed:  # end like a running call of gRPC
                     raise FinishedError(grpc.StatusCode.CANCELLED, CLOSED_MEANWHILE)
                 self.check_refusal(wait_for_ready=wait_for_ready)
@@ -234,10 +234,12 @@ class _Pool(SubchannelPool[Subchannel]):
         if now_s - self._explained_s < EXPLAIN_AGAIN_S:
             return
         self._explained_s = now_s
-        for one in self.subchannels[:MAX_EXPLAINED]:
+        for subchannel in self.subchannels[:MAX_EXPLAINED]:
             left_s = now_s + EXPLAIN_TIMEOUT_S - time.monotonic()
-            if left_s > 0 and one.connection is not None and one.state is FAILING:
-                one.error_text = _connect_error(one.connection, left_s) or one.error_text
+            if left_s > 0 and subchannel.connection is not None and subchannel.state is FAILING:
+                subchannel.error_text = (
+                    _connect_error(subchannel.connection, left_s) or subchannel.error_text
+                )
 
     def _start_polling(self) -> int:
         """Start the worker that reads states while calls wait. Returns the number of its reads."""
@@ -367,7 +369,7 @@ class WaitingCall(CallAttempts):
 
     def __init__(
         self,
-        method: _Method,
+        method: _BalancedMethod,
         name: str,
         request: Any,
         timeout: float | None,
@@ -385,7 +387,7 @@ class WaitingCall(CallAttempts):
         super().__init__(ClientCall(state, method.kind, _none, details, request, begun))
         self._method = method
         self._name = name
-        self._given = request, metadata, credentials, compression
+        self._arguments = request, metadata, credentials, compression
         self._timeout_s = timeout
         self._began_s = time.monotonic()
         self._waits_for_ready = bool(wait_for_ready)
@@ -411,7 +413,7 @@ class WaitingCall(CallAttempts):
 
     def _pick_and_begin(self) -> None:
         method, pool = self._method, self._method.pool
-        request, metadata, credentials, compression = self._given
+        request, metadata, credentials, compression = self._arguments
         waited_s = time.monotonic() - self._began_s
         while True:
             subchannel = method.pick(request, metadata, self._tried, waited_s)
@@ -465,18 +467,18 @@ class _Generator(FinishedResponse):
         return True
 
 
-class _Method:
+class _BalancedMethod:
     """A method of the channel; the base class of the four multicallables."""
 
-    __slots__ = ("_given", "_made", "name", "pool")
+    __slots__ = ("_arguments", "_methods", "name", "pool")
 
     kind: Kind
 
     def __init__(self, pool: _Pool, method: str, *args: Any, **options: Any) -> None:
         self.pool = pool
         self.name = method
-        self._given = args, options
-        self._made: dict[Subchannel, tuple[ReconnectingChannel, Any]] = {}
+        self._arguments = args, options
+        self._methods: dict[Subchannel, tuple[ReconnectingChannel, Any]] = {}
 
     def on(self, subchannel: Subchannel) -> Any:
         """Return the multicallable of this method on the channel of a subchannel.
@@ -484,15 +486,15 @@ class _Method:
         Raises:
             ValueError: The subchannel was removed; has gRPC's text.
         """
-        known = self._made.get(subchannel)
-        if known is not None and known[0] is subchannel.connection:
-            return known[1]
+        cached = self._methods.get(subchannel)
+        if cached is not None and cached[0] is subchannel.connection:
+            return cached[1]
         connection = self.pool.connection_of(subchannel)
-        args, options = self._given
-        made = getattr(connection, self.kind.name.lower())(self.name, *args, **options)
-        alive = {one: each for one, each in self._made.copy().items() if not one.removed}
-        self._made = alive | {subchannel: (connection, made)}
-        return made
+        args, options = self._arguments
+        method = getattr(connection, self.kind.name.lower())(self.name, *args, **options)
+        alive = {other: pair for other, pair in self._methods.copy().items() if not other.removed}
+        self._methods = alive | {subchannel: (connection, method)}
+        return method
 
     def pick(
         self, request: Any, metadata: Any, tried: list[object] | None, waited_s: float = 0.0
@@ -519,14 +521,18 @@ class _Method:
         if subchannel is None:
             self._check(request, metadata, credentials, compression)
             pick = partial(pool.pick_again, self.name, seen, metadata)
-            found, timeout = pool.wait_for(pick, timeout, wait_for_ready=bool(wait_for_ready))
-            subchannel = found
+            ready_subchannel, timeout = pool.wait_for(
+                pick, timeout, wait_for_ready=bool(wait_for_ready)
+            )
+            subchannel = ready_subchannel
         ready = False if wait_for_ready else wait_for_ready  # it must not wait for this server
         began_s, before = time.monotonic(), subchannel.connection
         try:
-            known = self._made.get(subchannel)  # like `on`, without a call
-            made = known[1] if known is not None and known[0] is before else self.on(subchannel)
-            response = made.wait_for(
+            cached = self._methods.get(subchannel)  # like `on`, without a call
+            method = (
+                cached[1] if cached is not None and cached[0] is before else self.on(subchannel)
+            )
+            response = method.wait_for(
                 name, request, timeout, metadata, credentials, ready, compression
             )
         except grpc.RpcError as error:
@@ -549,12 +555,12 @@ class _Method:
         metadata, credentials, wait_for_ready, compression = options
         metadata = reusable_metadata(metadata)  # a picker may read it too
         ready = False if wait_for_ready else wait_for_ready  # it must not wait for one server
-        given, tried = (metadata, credentials, ready, compression), TRIED.get()
+        call_options, tried = (metadata, credentials, ready, compression), TRIED.get()
         while True:
             subchannel = self.pick(request, metadata, tried)
             if subchannel is None:
                 break
-            call = self.begin_on(subchannel, name, request, timeout, given)
+            call = self.begin_on(subchannel, name, request, timeout, call_options)
             if call is not None:
                 return call
         if self.pool.closed:
@@ -573,7 +579,7 @@ class _Method:
         check_options(metadata, credentials, compression)
         if self.kind.streams_requests:
             return
-        args, options = self._given
+        args, options = self._arguments
         serializer = args[0] if args else options.get("request_serializer")
         error = check_request(request, serializer)
         if error is not None:
@@ -638,7 +644,7 @@ def _nothing() -> None:
     """There are no subscribers."""
 
 
-_MULTICALLABLES: Final = classes_by_kind(_Method, multicallable.MULTICALLABLES)
+_MULTICALLABLES: Final = classes_by_kind(_BalancedMethod, multicallable.MULTICALLABLES)
 
 
 # --- The channel ---
@@ -702,7 +708,7 @@ class BalancedChannel(BalancedChannelBase[Subchannel], multicallable.Channel):
             on_subchannel=on_subchannel,
             on_removed=on_removed,
         )
-        self._subscriptions = Subscriptions(name, self.get_state, timer)
+        self._subscriptions = BalancerSubscriptions(name, self.get_state, timer)
         self._pool.on_change = self._subscriptions.read_soon
         if instances is not None:
             self.update(instances)

@@ -104,7 +104,7 @@ class HealthChecker(Generic[S]):
             return FALLBACK_DELAY_NS
 
     def _due(self, subchannel: weakref.ref[S], generation: int, _: Timeout) -> None:
-        """On the timer's thread."""
+        """Check a subchannel if it is still alive. Runs on the timer's thread."""
         alive = subchannel()
         if alive is not None:
             self._pool.run_soon(partial(self._check, alive, generation))
@@ -124,7 +124,7 @@ class HealthChecker(Generic[S]):
             timeout.cancel()
 
     def _check(self, subchannel: S, generation: int) -> None:
-        """On a worker, or on the loop."""
+        """Check a subchannel now. Runs on a worker, or on the loop."""
         subchannel.checking = False
         pool = self._pool
         if not pool.wants_check(subchannel, generation):

@@ -86,9 +86,16 @@ class RingHash(Picker):
     ) -> Pick[SubchannelT]:
         """Return a function that finds the owner of the call's key on the ring."""
         members, size, key_of = tuple(subchannels), len(subchannels), self._key
-        counts = {one.id: point_count(weight) for one, weight in zip(members, weights, strict=True)}
+        counts = {
+            subchannel.id: point_count(weight)
+            for subchannel, weight in zip(members, weights, strict=True)
+        }
         self._ring = ring = self._ring.updated(counts)
-        points, owner_ids, by_id = ring.points, ring.owner_ids, {one.id: one for one in members}
+        points, owner_ids, by_id = (
+            ring.points,
+            ring.owner_ids,
+            {subchannel.id: subchannel for subchannel in members},
+        )
         next_turn = itertools.count(random.randrange(size)).__next__  # needs no lock: atomic in C
 
         def pick(method: str, request: Any, metadata: Any) -> SubchannelT:

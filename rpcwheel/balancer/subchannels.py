@@ -2,13 +2,7 @@
 
 Each instance of the service has a subchannel with its own connection. A pick returns a subchannel
 whose connection is READY; its state is read at the pick. Most pickers choose among the READY
-subchannels of the best level:
-
-1. healthy, in the preferred zone (if there is one),
-2. healthy,
-3. healthy, with weight 0,
-4. healthy, DRAINING,
-5. unhealthy: marked so by the user, by a heartbeat or by outlier ejection.
+subchannels of the best `Level`.
 
 At the first call all subchannels of the best level connect. Those of the next level connect if all
 of the better levels have failed, or none of them has become READY for `FAILOVER_NS`. With very many
@@ -24,8 +18,19 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import suppress
+from enum import IntEnum
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Final,
+    Generic,
+    NamedTuple,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+)
 
 import grpc
 
@@ -119,6 +124,25 @@ MAX_REPICKS: Final = 3
 """The maximum number of picks of one call if the picked subchannel is not READY."""
 
 
+class Level(IntEnum):
+    """How preferable a subchannel is for calls; less is better."""
+
+    PREFERRED_ZONE = 0
+    """Healthy, in the preferred zone. Without a preferred zone every zone counts as preferred."""
+    OTHER_ZONE = 1
+    """Healthy, in another zone."""
+    NO_WEIGHT = 2
+    """Healthy, with weight 0."""
+    DRAINING = 3
+    """Healthy, and its instance is DRAINING."""
+    UNHEALTHY = 4
+    """Marked unhealthy by the user, by a heartbeat or by outlier ejection."""
+
+
+PREFERRED_ZONE, OTHER_ZONE, NO_WEIGHT, DRAINING, UNHEALTHY = Level
+# `Level.DRAINING` takes 0.1 µs in Python 3.11, and `level` is called for each subchannel.
+
+
 @public_name("Subchannel")
 class SubchannelBase:
     """One server of a balanced channel; the part that both worlds have in common."""
@@ -134,32 +158,32 @@ class SubchannelBase:
         self.started_ns = started_ns
         """When the instance started, on the timer's clock; `-NEVER` if that is not known."""
         self.connection: Any = None
-        """Internal: its `ReconnectingChannel`; None until it is made."""
+        """Its `ReconnectingChannel`; None until it is made."""
         self.stale = False
         """Whether its instance has left the registry and it is kept because it still answers."""
         self.removed = False
         """Whether it was removed, because its instance was removed or the channel is closed."""
         self.error_text = ""
-        """Internal: why its last connection attempt failed; "" if that is not known."""
+        """Why its last connection attempt failed; "" if that is not known."""
         self.connect_after_ns = 0
-        """Internal: when `connect` may be called again after it raised, on the monotonic clock."""
+        """When `connect` may be called again after it raised, on the monotonic clock."""
         self.ejected = False
         """Whether it is unhealthy because its calls failed."""
         self.ejections = 0
         self.taken_back_ns = 0
         self.generation = 0
-        """Internal: incremented when the subchannel becomes unhealthy, healthy or stale. Results of
-        health checks of an earlier generation are ignored."""
+        """Incremented when the subchannel becomes unhealthy, healthy or stale. Results of health
+        checks of an earlier generation are ignored."""
         self.checks = 0
-        """Internal: the number of failed health checks of this generation."""
+        """The number of failed health checks of this generation."""
         self.canceled = self.canceled_since = 0
-        """Internal: the number of calls canceled in a row, and `successes` at the first of them."""
+        """The number of calls canceled in a row, and `successes` at the first of them."""
         self.suspected = False
-        """Internal: whether it is checked although healthy, because its calls are canceled."""
+        """Whether its health is checked although it is healthy, because its calls are canceled."""
         self.checking = False
-        """Internal: whether a health check is under way."""
+        """Whether a health check is under way."""
         self.failures = 0
-        """Internal: the number of calls that failed in a row."""
+        """The number of calls that failed in a row."""
         self.successes = 0
         self.window_ns = 0
         self.window_failures = 0
@@ -223,25 +247,25 @@ class SubchannelBase:
         self._pool.mark_healthy(self)
 
     def is_ready(self) -> bool:
-        """Internal: whether its connection is READY now."""
+        """Whether its connection is READY now."""
         connection = self.connection
         return connection is not None and bool(connection.is_ready())
 
     def succeeded(self) -> None:
-        """Internal: count a call that was answered."""
+        """Count a call that was answered."""
         self.failures = 0
         self.successes += 1
 
-    def level(self, zone: str) -> int:
-        """Internal: return its level; see the module docstring. 0 is the best."""
+    def level(self, zone: str) -> Level:
+        """Return its level on a channel with this preferred zone; "" for no preference."""
         instance = self.instance
         if self._unhealthy_ns is not None:
-            return 4
+            return UNHEALTHY
         if instance.status == "DRAINING":
-            return 3
+            return DRAINING
         if not instance.weight:
-            return 2
-        return int(bool(zone) and instance.zone != zone)
+            return NO_WEIGHT
+        return OTHER_ZONE if zone and instance.zone != zone else PREFERRED_ZONE
 
     def status(self) -> SubchannelStatus:
         """Describe the subchannel now."""
@@ -266,13 +290,13 @@ class SubchannelBase:
         )
 
     def set_unhealthy(self, reason: str, now_ns: int) -> None:
-        """Internal: make it unhealthy. Under the pool's lock."""
+        """Make it unhealthy. The caller holds the pool's lock."""
         self._unhealthy_ns, self._unhealthy_reason = now_ns, reason
         self.generation += 1
         self.checks = 0
 
     def set_healthy(self, now_ns: int) -> int:
-        """Internal: make it healthy; returns for how long it was not. Under the pool's lock."""
+        """Make it healthy and return for how long it was not. The caller holds the pool's lock."""
         since_ns = now_ns if self._unhealthy_ns is None else self._unhealthy_ns
         self._unhealthy_ns, self._unhealthy_reason = None, ""
         self.generation += 1
@@ -294,6 +318,9 @@ class SubchannelBase:
 
 S = TypeVar("S", bound=SubchannelBase)
 S_contra = TypeVar("S_contra", contravariant=True)
+
+_Levels: TypeAlias = dict[Level, list[tuple[S, grpc.ChannelConnectivity]]]
+"""The subchannels of each level, with their states."""
 
 
 class _Change(NamedTuple, Generic[S]):
@@ -384,14 +411,14 @@ class SubchannelPool(Generic[S]):
 
         Args:
             name: The name of the service.
-            lb_policy: As for the channel.
-            policy: As for the channel.
+            lb_policy: The name of a picker, or a `Picker`.
+            policy: The settings; None for the defaults.
             timer: The timer whose clock is used for slow start, ejection and health.
-            connect: As for the channel.
-            options: As for the channel.
+            connect: Makes gRPC's channels; None: they are made with the arguments in `own`.
+            options: gRPC's options of each connection.
             own: The other arguments of each connection; not allowed together with `connect`.
-            on_subchannel: As for the channel.
-            on_removed: As for the channel.
+            on_subchannel: Called with each subchannel when its channel is made.
+            on_removed: Called with each subchannel whose instance was removed.
         """
         self.name = _checked_name(name)
         self._picker = checked_lb_policy(lb_policy)
@@ -443,7 +470,7 @@ class SubchannelPool(Generic[S]):
     @property
     def calls(self) -> int:
         """The number of calls in flight, also on subchannels whose instance was removed."""
-        return sum(one.calls for one in (*self.subchannels, *self.leaving))
+        return sum(subchannel.calls for subchannel in (*self.subchannels, *self.leaving))
 
     # --- For subclasses to override; not called under the lock, must not raise ---
 
@@ -481,25 +508,25 @@ class SubchannelPool(Generic[S]):
         """Connect the subchannels that are IDLE, on this thread; does not wait for connections."""
         now_ns = time.monotonic_ns()
         with self.lock:
-            mine = [
-                one
-                for one in subchannels
-                if one not in self._connecting and now_ns >= one.connect_after_ns
+            to_connect = [
+                subchannel
+                for subchannel in subchannels
+                if subchannel not in self._connecting and now_ns >= subchannel.connect_after_ns
             ]
-            self._connecting.update(mine)
-        for one in mine:
+            self._connecting.update(to_connect)
+        for subchannel in to_connect:
             try:
-                connection = self.connection_of(one)
+                connection = self.connection_of(subchannel)
                 with suppress(Exception):  # a channel of `connect` that hides its state
                     if connection.get_state(try_to_connect=True) is SHUTDOWN:
                         connection.drain(0)  # the user closed its channel; make another
             except BaseException as error:
-                self.connect_failed(one, error)
+                self.connect_failed(subchannel, error)
                 if not isinstance(error, Exception):
                     raise
             finally:
                 with self.lock:
-                    self._connecting.discard(one)
+                    self._connecting.discard(subchannel)
 
     def connection_of(self, subchannel: S) -> Any:
         """Return the channel of a subchannel; makes one if there is none, or the user closed it.
@@ -508,27 +535,27 @@ class SubchannelPool(Generic[S]):
             ValueError, grpc.aio.UsageError: The subchannel was removed; has gRPC's text.
             Exception: Whatever `connect` raised.
         """
-        known = subchannel.connection
-        if known is not None and (known.accepts_calls or subchannel.removed):
-            return known
+        current = subchannel.connection
+        if current is not None and (current.accepts_calls or subchannel.removed):
+            return current
         if subchannel.removed:
             raise self.closed_error()
-        made = self.new_connection(subchannel.instance)
+        new = self.new_connection(subchannel.instance)
         with self.lock:
-            known = subchannel.connection
-            is_used = (known is None or not known.accepts_calls) and not subchannel.removed
+            current = subchannel.connection
+            is_used = (current is None or not current.accepts_calls) and not subchannel.removed
             if is_used:
-                self._replaced = [one for one in self._replaced if not one.closed]
-                if known is not None and not known.closed:
-                    self._replaced.append(known)  # its calls continue
-                subchannel.connection = made
+                self._replaced = [old for old in self._replaced if not old.closed]
+                if current is not None and not current.closed:
+                    self._replaced.append(current)  # its calls continue
+                subchannel.connection = new
         if not is_used:
-            made.drain(0)
+            new.drain(0)
             return self.connection_of(subchannel)
         for on_subchannel, _ in tuple(self._listeners):
             if on_subchannel is not None:
                 run_callback(self.name, on_subchannel, subchannel)
-        return made
+        return new
 
     def add_listener(
         self, on_subchannel: Callable[[S], object], on_removed: Callable[[S], object]
@@ -536,9 +563,11 @@ class SubchannelPool(Generic[S]):
         """Add callbacks; calls `on_subchannel` with each subchannel that has a channel already."""
         with self.lock:
             self._listeners.append((on_subchannel, on_removed))
-            connected = [one for one in self.subchannels if one.connection is not None]
-        for one in connected:
-            run_callback(self.name, on_subchannel, one)
+            connected = [
+                subchannel for subchannel in self.subchannels if subchannel.connection is not None
+            ]
+        for subchannel in connected:
+            run_callback(self.name, on_subchannel, subchannel)
 
     def new_connection(self, instance: ServiceInstance) -> Any:
         """Make a `ReconnectingChannel`."""
@@ -549,15 +578,16 @@ class SubchannelPool(Generic[S]):
 
     def drain_now(self, subchannels: Iterable[S]) -> None:
         """Close the connections of removed subchannels when their calls have ended."""
-        for one in subchannels:
-            if one.connection is not None:
-                one.connection.on_close(weak_callback(self.removed_closed, one))
-                one.connection.drain(
-                    self.policy.drain_timeout, reason=f"{one.id} was removed from {self.name}"
+        for subchannel in subchannels:
+            if subchannel.connection is not None:
+                subchannel.connection.on_close(weak_callback(self.removed_closed, subchannel))
+                subchannel.connection.drain(
+                    self.policy.drain_timeout,
+                    reason=f"{subchannel.id} was removed from {self.name}",
                 )
             for _, on_removed in tuple(self._listeners):
                 if on_removed is not None:
-                    run_callback(self.name, on_removed, one)
+                    run_callback(self.name, on_removed, subchannel)
 
     def removed_closed(self, subchannel: S) -> None:
         """Forget a removed subchannel whose connection is closed."""
@@ -593,15 +623,21 @@ class SubchannelPool(Generic[S]):
             change = self._update(self._kept_as_stale(expired))
             if change is None:
                 return
-            known = self._instances.known
-            left = [one.instance for one in change.removed if one.id not in known]
-            self._remember_lost(left, known)
+            listed = self._instances.by_id
+            left = [
+                subchannel.instance for subchannel in change.removed if subchannel.id not in listed
+            ]
+            self._remember_lost(left, listed)
         self._apply(change)
 
     def _apply(self, change: _Change[S]) -> None:
         """Perform what an update requires outside the lock."""
         if change.retained:
-            emit(StaleInstancesKept(self.name, tuple(one.id for one in change.retained)))
+            emit(
+                StaleInstancesKept(
+                    self.name, tuple(subchannel.id for subchannel in change.retained)
+                )
+            )
         for subchannel in change.returned:
             if subchannel.healthy:
                 self.checker.forget(subchannel)
@@ -618,7 +654,7 @@ class SubchannelPool(Generic[S]):
             if not subchannel.stale or subchannel.removed:
                 return
             change = self._update(
-                {id_: one for id_, one in self._stale().items() if one is not subchannel}
+                {id_: other for id_, other in self._stale().items() if other is not subchannel}
             )
         if change is not None:
             self._apply(change)
@@ -640,23 +676,23 @@ class SubchannelPool(Generic[S]):
         return True
 
     def _stale(self) -> dict[str, S]:
-        return {id_: one for id_, one in self._by_id.items() if one.stale}
+        return {id_: subchannel for id_, subchannel in self._by_id.items() if subchannel.stale}
 
     def _kept_as_stale(self, expired: Container[str]) -> dict[str, S]:
         """Return the subchannels to keep although the registry does not list their instances."""
-        known = self._instances.known
+        listed = self._instances.by_id
         if not self.policy.self_preservation:
             return {}
-        if not known:
+        if not listed:
             return self._last_ones()
         if self.stale_grace_ns is None:
             return {}
         return {
-            id_: one
-            for id_, one in self._by_id.items()
-            if (one.stale or id_ in expired)
-            and id_ not in known
-            and one.instance.status != "DRAINING"
+            id_: subchannel
+            for id_, subchannel in self._by_id.items()
+            if (subchannel.stale or id_ in expired)
+            and id_ not in listed
+            and subchannel.instance.status != "DRAINING"
         }
 
     def _update(self, stale: dict[str, S]) -> _Change[S] | None:
@@ -671,10 +707,10 @@ class SubchannelPool(Generic[S]):
         kept = dict(stale)
         renewed: list[S] = []
         returned: list[S] = []
-        retained = tuple(one for one in stale.values() if not one.stale)
-        for one in retained:
-            one.stale = True
-            one.generation += 1
+        retained = tuple(subchannel for subchannel in stale.values() if not subchannel.stale)
+        for newly_stale in retained:
+            newly_stale.stale = True
+            newly_stale.generation += 1
         for instance in selected:
             subchannel = self._by_id.get(instance.id)
             if subchannel is None or _place(subchannel.instance) != _place(instance):
@@ -690,7 +726,7 @@ class SubchannelPool(Generic[S]):
             subchannel.instance = instance
             kept[instance.id] = subchannel
         removed = self._replace(kept)
-        if retained or returned or any(one.stale for one in removed):
+        if retained or returned or any(subchannel.stale for subchannel in removed):
             self._returned_ns = self.now_ns()
         return _Change(removed, tuple(renewed), tuple(returned), retained)
 
@@ -699,20 +735,22 @@ class SubchannelPool(Generic[S]):
         if len(instances) + len(stale) != len(self._by_id):
             return False
         for instance in instances:
-            one = self._by_id.get(instance.id)
-            if one is None or one.instance is not instance or one.stale:
+            subchannel = self._by_id.get(instance.id)
+            if subchannel is None or subchannel.instance is not instance or subchannel.stale:
                 return False
-        return all(one.stale for one in stale.values())
+        return all(subchannel.stale for subchannel in stale.values())
 
-    def _remember_lost(self, lost: list[ServiceInstance], given: Container[str]) -> None:
+    def _remember_lost(self, lost: list[ServiceInstance], present: Container[str]) -> None:
         """Remember instances that left without DRAINING, for `LOST_NS`."""
         now_ns = self.now_ns()
         self._lost = {
-            id_: (since_ns, one)
-            for id_, (since_ns, one) in self._lost.items()
-            if id_ not in given and now_ns - since_ns < LOST_NS
+            id_: (since_ns, instance)
+            for id_, (since_ns, instance) in self._lost.items()
+            if id_ not in present and now_ns - since_ns < LOST_NS
         }
-        self._lost |= {one.id: (now_ns, one) for one in lost if one.status != "DRAINING"}
+        self._lost |= {
+            instance.id: (now_ns, instance) for instance in lost if instance.status != "DRAINING"
+        }
 
     def _last_ones(self) -> dict[str, S]:
         """Return the subchannels to keep when no instance is left in the registry.
@@ -720,7 +758,11 @@ class SubchannelPool(Generic[S]):
         Includes instances that were lost shortly before: if all servers are cut off from the
         registry, their leases end one after the other.
         """
-        kept = {id_: one for id_, one in self._by_id.items() if one.instance.status != "DRAINING"}
+        kept = {
+            id_: subchannel
+            for id_, subchannel in self._by_id.items()
+            if subchannel.instance.status != "DRAINING"
+        }
         self._remember_lost([], kept)
         lost, self._lost = self._lost, {}
         for id_, (_, instance) in lost.items():
@@ -730,11 +772,13 @@ class SubchannelPool(Generic[S]):
     def _replace(self, kept: dict[str, S]) -> tuple[S, ...]:
         """Use these subchannels from now on; returns the removed ones."""
         remaining = set(kept.values())
-        removed = tuple(one for one in self.subchannels if one not in remaining)
-        for one in removed:
-            one.removed = True
-            if one.connection is not None:
-                self.leaving.append(one)
+        removed = tuple(
+            subchannel for subchannel in self.subchannels if subchannel not in remaining
+        )
+        for subchannel in removed:
+            subchannel.removed = True
+            if subchannel.connection is not None:
+                self.leaving.append(subchannel)
         self._by_id = kept
         self.subchannels = tuple(kept[name] for name in sorted(kept))
         self._choose_anew()
@@ -747,14 +791,14 @@ class SubchannelPool(Generic[S]):
         who can write to the registry could have requests sent in plain text.
         """
         self._mixed = None
-        known, usable = len(self._instances.known), len(self._instances.usable)
-        if self._protocol == "grpc" and usable < known:
-            which = "all" if not usable else f"{known - usable} of {known}"
+        total, usable = len(self._instances.by_id), len(self._instances.usable)
+        if self._protocol == "grpc" and usable < total:
+            which = "all" if not usable else f"{total - usable} of {total}"
             details = (
                 f"{which} instances of {self.name} require TLS, and this channel has no "
                 "credentials; use rpcwheel.secure_channel(target, credentials)"
             )
-        elif self._protocol and known and not usable:
+        elif self._protocol and total and not usable:
             details = (
                 f"no instance of {self.name} is published with TLS (protocol='grpcs'), and this "
                 "channel has credentials; publish the servers with protocol='grpcs', or use "
@@ -769,8 +813,8 @@ class SubchannelPool(Generic[S]):
         started_ns = -NEVER
         if instance.started_at:  # not in the future, whatever its own clock says
             started_ns = self.now_ns() - max(0, to_ns(time.time() - instance.started_at))
-        made: S = self.subchannel_class(self, instance, started_ns)
-        return made
+        subchannel: S = self.subchannel_class(self, instance, started_ns)
+        return subchannel
 
     def report_error(self, error: str, *, wait: bool) -> None:
         """Record why the instances are not known. Ignored if they are known."""
@@ -787,12 +831,15 @@ class SubchannelPool(Generic[S]):
                 return []
             self.closing = self.closed = True
             gone = (*self.subchannels, *self.leaving)
-            for one in gone:
-                one.removed = True
+            for subchannel in gone:
+                subchannel.removed = True
             self.subchannels, self.leaving, self._by_id, self._pick = (), [], {}, None
             replaced, self._replaced = self._replaced, []
         self.checker.close()
-        return [*(one.connection for one in gone if one.connection is not None), *replaced]
+        return [
+            *(subchannel.connection for subchannel in gone if subchannel.connection is not None),
+            *replaced,
+        ]
 
     # --- Picking ---
 
@@ -823,7 +870,7 @@ class SubchannelPool(Generic[S]):
         return None
 
     def pick_again(self, method: str, request: Any, metadata: Any) -> S | None:
-        """Like `pick`, for a waiting call: the states were just read for all waiting calls."""
+        """Pick for a waiting call, without reading the states, which were just read for all."""
         pick = self._pick
         chosen = None if pick is None else pick(method, request, metadata)
         if chosen is None or chosen.is_ready():
@@ -845,9 +892,9 @@ class SubchannelPool(Generic[S]):
         Args:
             tried: The subchannels that the attempts of the call were sent to; None for a call that
                 is not hedged.
-            method: As of `pick`.
-            request: As of `pick`.
-            metadata: As of `pick`.
+            method: The full name of the method.
+            request: The request; None if it is a stream.
+            metadata: The metadata of the call.
             waited_s: How long the attempt has waited. While another subchannel is connecting, it
                 waits for `OTHER_TIMEOUT_S`; then a subchannel that was tried is picked.
         """
@@ -858,11 +905,13 @@ class SubchannelPool(Generic[S]):
         with self.lock:  # two attempts may begin at the same time
             if picked in tried:
                 others = self._others(picked, tried)
-                ready = [one for one in others if one.is_ready()]
+                ready = [other for other in others if other.is_ready()]
                 if ready:
                     picked = ready[0]
                 elif waited_s < min(OTHER_TIMEOUT_S, self._pick_timeout_s):
-                    connecting = next((one for one in others if one.state is not FAILING), None)
+                    connecting = next(
+                        (other for other in others if other.state is not FAILING), None
+                    )
             if connecting is None:
                 tried.append(picked)
         if connecting is not None:
@@ -876,7 +925,9 @@ class SubchannelPool(Generic[S]):
         at = row.index(picked) if picked in row else 0
         level = picked.level(zone)
         return [
-            one for one in (*row[at:], *row[:at]) if one not in tried and one.level(zone) <= level
+            subchannel
+            for subchannel in (*row[at:], *row[:at])
+            if subchannel not in tried and subchannel.level(zone) <= level
         ]
 
     def _settle(self) -> None:
@@ -900,9 +951,9 @@ class SubchannelPool(Generic[S]):
             self.on_unreachable()
         if idle:
             self.connect(idle)
-        for one in self.subchannels:
-            if one.stale and one.state is FAILING:
-                self._check_stale(one)  # removes it if it still can't be reached
+        for subchannel in self.subchannels:
+            if subchannel.stale and subchannel.state is FAILING:
+                self._check_stale(subchannel)  # removes it if it still can't be reached
 
     def _check_stale(self, subchannel: S) -> None:
         if subchannel.stale and not subchannel.checking:
@@ -917,12 +968,12 @@ class SubchannelPool(Generic[S]):
     def _refresh(self) -> list[S]:
         """Read all states; returns the IDLE subchannels to connect. Under the lock."""
         now_ns = time.monotonic_ns()
-        levels: dict[int, list[tuple[S, grpc.ChannelConnectivity]]] = {}
-        for one in self.subchannels:
-            state = one.state
-            levels.setdefault(one.level(self.policy.zone), []).append((one, state))
+        levels: _Levels[S] = {}
+        for subchannel in self.subchannels:
+            state = subchannel.state
+            levels.setdefault(subchannel.level(self.policy.zone), []).append((subchannel, state))
         ready_level = min(
-            (level for level, found in levels.items() if any(s is READY for _, s in found)),
+            (level for level, members in levels.items() if any(s is READY for _, s in members)),
             default=None,
         )
         if ready_level is not None:
@@ -930,26 +981,27 @@ class SubchannelPool(Generic[S]):
         elif self._unready_ns is None:
             self._unready_ns = now_ns
         self._is_unreachable = self._known and (
-            not levels or any(s is FAILING for found in levels.values() for _, s in found)
+            not levels or any(s is FAILING for members in levels.values() for _, s in members)
         )
         idle = self._idle(levels, now_ns)
         self._choose(levels, ready_level)
-        all_ready = all(s is READY for found in levels.values() for _, s in found)
+        all_ready = all(s is READY for members in levels.values() for _, s in members)
         self._reweigh_ns = self._next_weights_ns()
         self._unsettled = (
             not (
                 all_ready
-                or (self._picker.sees_all_states and ready_level == min(levels, default=0))
+                or (
+                    self._picker.sees_all_states
+                    and ready_level == min(levels, default=PREFERRED_ZONE)
+                )
             )
             or self._reweigh_ns != NEVER
         )
-        connects = idle or any(s is CONNECTING for found in levels.values() for _, s in found)
+        connects = idle or any(s is CONNECTING for members in levels.values() for _, s in members)
         self._recheck_ns = now_ns + (RECHECK_CONNECTING_NS if connects else RECHECK_NS)
         return idle
 
-    def _idle(
-        self, levels: dict[int, list[tuple[S, grpc.ChannelConnectivity]]], now_ns: int
-    ) -> list[S]:
+    def _idle(self, levels: _Levels[S], now_ns: int) -> list[S]:
         """Return the subchannels to connect: by level, until one is READY or may become so."""
         if self._picker.sees_all_states:
             return []  # connected when picked
@@ -958,32 +1010,33 @@ class SubchannelPool(Generic[S]):
         waits = now_ns - since_ns < FAILOVER_NS
         for level in sorted(levels):
             states = [state for _, state in levels[level]]
-            idle += [one for one, state in levels[level] if state is IDLE]
+            idle += [subchannel for subchannel, state in levels[level] if state is IDLE]
             if READY in states or (waits and (IDLE in states or CONNECTING in states)):
                 break
         return idle
 
-    def _choose(
-        self,
-        levels: dict[int, list[tuple[S, grpc.ChannelConnectivity]]],
-        ready_level: int | None,
-    ) -> None:
+    def _choose(self, levels: _Levels[S], ready_level: Level | None) -> None:
         """Prepare the picker if the candidates or their weights have changed."""
         if self._picker.sees_all_states:
             best = min(
                 (
                     level
-                    for level, found in levels.items()
-                    if any(s is not FAILING for _, s in found)
+                    for level, members in levels.items()
+                    if any(s is not FAILING for _, s in members)
                 ),
-                default=max(levels, default=0),
+                default=max(levels, default=PREFERRED_ZONE),
             )
-            chosen = [one for level, found in levels.items() if level <= best for one, _ in found]
+            chosen = [
+                subchannel
+                for level, members in levels.items()
+                if level <= best
+                for subchannel, _ in members
+            ]
         elif ready_level is None:
             chosen = []
         else:
-            chosen = [one for one, state in levels[ready_level] if state is READY]
-        weights = [self._weight(one) for one in chosen]
+            chosen = [subchannel for subchannel, state in levels[ready_level] if state is READY]
+        weights = [self._weight(subchannel) for subchannel in chosen]
         if (chosen, weights) == self._chosen and self._pick is not None:
             return
         self._chosen = chosen, weights
@@ -1016,7 +1069,7 @@ class SubchannelPool(Generic[S]):
         if not slow_start_ns:
             return NEVER
         now_ns = self.now_ns()
-        if all(now_ns - one.started_ns >= slow_start_ns for one in self.subchannels):
+        if all(now_ns - subchannel.started_ns >= slow_start_ns for subchannel in self.subchannels):
             return NEVER
         return now_ns + max(1, slow_start_ns // SLOW_START_STEPS)
 
@@ -1033,20 +1086,22 @@ class SubchannelPool(Generic[S]):
         if not subchannels:
             why = f": {self.empty_reason}" if self.empty_reason else ""
             return Refusal(unavailable, f"no instance of {self.name} is known{why}")
-        if any(one.state is not FAILING for one in subchannels):
+        if any(subchannel.state is not FAILING for subchannel in subchannels):
             return None
         return Refusal(unavailable, self._unreachable(), unreachable=True)
 
     def _unreachable(self) -> str:
         texts = dict.fromkeys(
-            f"{one.address}: {one.error_text}" for one in self.subchannels if one.error_text
+            f"{subchannel.address}: {subchannel.error_text}"
+            for subchannel in self.subchannels
+            if subchannel.error_text
         )
-        said = "; ".join(list(texts)[:MAX_EXPLAINED])
+        reasons = "; ".join(list(texts)[:MAX_EXPLAINED])
         more = f" and {len(texts) - MAX_EXPLAINED} more" if len(texts) > MAX_EXPLAINED else ""
         count = len(self.subchannels)
         which = "the only server" if count == 1 else f"none of {count} servers"
         verb = "can't be reached" if count == 1 else "can be reached"
-        return f"{which} of {self.name} {verb}" + (f": {said}{more}" if said else "")
+        return f"{which} of {self.name} {verb}" + (f": {reasons}{more}" if reasons else "")
 
     def limit_of(self, timeout: float | None, *, wait_for_ready: bool) -> float | None:
         """Return how many seconds a call may wait for a subchannel; None for no limit."""
@@ -1159,7 +1214,7 @@ class SubchannelPool(Generic[S]):
     def _eject(self, subchannel: S, now_ns: int) -> int | None:
         """Eject a subchannel and return for how long; None if too many are. Under the lock."""
         ejection = self.policy.outlier_ejection
-        ejected = sum(one.ejected for one in self.subchannels) + 1
+        ejected = sum(other.ejected for other in self.subchannels) + 1
         if ejection is None or ejected * 100 > ejection.max_ejection_percent * len(
             self.subchannels
         ):
@@ -1223,7 +1278,7 @@ class SubchannelPool(Generic[S]):
             return SHUTDOWN
         if not self._known and not (self._error and self._error_is_final):
             return CONNECTING
-        states = {one.state for one in self.subchannels}
+        states = {subchannel.state for subchannel in self.subchannels}
         return next((state for state in ORDER if state in states), FAILING)
 
 
@@ -1238,8 +1293,8 @@ def subchannel_options(options: object) -> list[tuple[str, Any]]:
         TypeError: An option is not a pair.
     """
     checked = checked_options(options)
-    given = {name for name, _ in checked}
-    return checked if MAX_RECONNECT_BACKOFF[0] in given else [*checked, MAX_RECONNECT_BACKOFF]
+    names = {name for name, _ in checked}
+    return checked if MAX_RECONNECT_BACKOFF[0] in names else [*checked, MAX_RECONNECT_BACKOFF]
 
 
 def _checked_callback(callback: Any, name: str) -> Any:

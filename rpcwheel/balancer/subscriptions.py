@@ -31,7 +31,7 @@ POLL_INTERVAL_S: Final = 0.2
 """How often the state is read while there are subscribers."""
 
 
-class _Subscription:
+class _BalancerSubscription:
     __slots__ = ("callback", "connects", "last")
 
     def __init__(self, callback: Callback, *, connects: bool) -> None:
@@ -40,7 +40,7 @@ class _Subscription:
         self.last: State | None = None
 
 
-class Subscriptions:
+class BalancerSubscriptions:
     """The subscribers to one channel's state. Thread-safe."""
 
     def __init__(self, name: str, get_state: Callable[[bool], State], timer: Timer | None) -> None:
@@ -55,7 +55,7 @@ class Subscriptions:
         self._get_state = get_state
         self._timer = timer
         self._lock = threading.RLock()
-        self._subscriptions: list[_Subscription] = []
+        self._subscriptions: list[_BalancerSubscription] = []
         self._timeout: Timeout | None = None
         self._closed = False
         self._worker = SerialExecutor(limit=1)  # one read serves all that wait
@@ -65,15 +65,15 @@ class Subscriptions:
         with self._lock:
             if self._closed:
                 return
-            self._subscriptions.append(_Subscription(callback, connects=try_to_connect))
+            self._subscriptions.append(_BalancerSubscription(callback, connects=try_to_connect))
         self.read_soon()
 
     def remove(self, callback: Callback) -> None:
         """Remove one subscription of this callback; an unknown callback is not an error."""
         with self._lock:
-            for one in self._subscriptions:
-                if one.callback == callback:
-                    self._subscriptions.remove(one)
+            for subscription in self._subscriptions:
+                if subscription.callback == callback:
+                    self._subscriptions.remove(subscription)
                     break
             timeout = None if self._subscriptions else self._timeout
             self._timeout = self._timeout if self._subscriptions else None
@@ -95,24 +95,28 @@ class Subscriptions:
             self._worker.submit(self._read)
 
     def _read(self) -> None:
-        """On a worker, one at a time."""
+        """Read the state and schedule the next read. Runs on a worker, never twice at once."""
         self._report()
         self._read_later()
 
     def _report(self) -> None:
         with self._lock:
-            connects = any(one.connects for one in self._subscriptions)
+            connects = any(subscription.connects for subscription in self._subscriptions)
         try:
             state = self._get_state(connects)
         except Exception as error:  # noqa: BLE001 - of a channel that `connect` made
             emit(CallbackFailed(self._name, "get_state", error))
             return
         with self._lock:
-            changed = [one for one in self._subscriptions if one.last is not state]
-            for one in changed:
-                one.last = state
-        for one in changed:
-            run_callback(self._name, one.callback, state, catch=BaseException)
+            changed = [
+                subscription
+                for subscription in self._subscriptions
+                if subscription.last is not state
+            ]
+            for subscription in changed:
+                subscription.last = state
+        for subscription in changed:
+            run_callback(self._name, subscription.callback, state, catch=BaseException)
 
     def _read_later(self) -> None:
         with self._lock:

@@ -35,7 +35,7 @@ class InstanceSubset:
             zone: The preferred zone; "" for no preference.
             protocol: The protocol that instances must have; "" for any.
         """
-        self.known: dict[str, ServiceInstance] = {}
+        self.by_id: dict[str, ServiceInstance] = {}
         """All instances, by id."""
         self.usable: dict[str, ServiceInstance] = {}
         """The instances of the protocol, by id."""
@@ -53,21 +53,23 @@ class InstanceSubset:
         Raises:
             TypeError: An element is not a `ServiceInstance`; nothing has changed.
         """
-        given = tuple(instances)
-        removed, added = differences(self._source, given)
-        for one in added:
-            if not isinstance(one, ServiceInstance):
-                raise TypeError(f"instances must be rpcwheel.registry.ServiceInstance, not {one!r}")
-        gone, ids = {one.id for one in removed}, {one.id for one in added}
-        if len(ids) != len(added) or any(id_ in self.known for id_ in ids - gone):
+        new = tuple(instances)
+        removed, added = differences(self._source, new)
+        for instance in added:
+            if not isinstance(instance, ServiceInstance):
+                raise TypeError(
+                    f"instances must be rpcwheel.registry.ServiceInstance, not {instance!r}"
+                )
+        gone, ids = {instance.id for instance in removed}, {instance.id for instance in added}
+        if len(ids) != len(added) or any(id_ in self.by_id for id_ in ids - gone):
             # an id occurs twice
-            given = tuple({one.id: one for one in given}.values())
-            removed, added = differences(self._source, given)
-        self._source = given
-        for one in removed:
-            self._remove(one.id)
-        for one in added:
-            self._add(one)
+            new = tuple({instance.id: instance for instance in new}.values())
+            removed, added = differences(self._source, new)
+        self._source = new
+        for instance in removed:
+            self._remove(instance.id)
+        for instance in added:
+            self._add(instance)
 
     def chosen(self, *, beside: int = 0) -> list[ServiceInstance]:
         """Return the instances that get a subchannel.
@@ -94,20 +96,20 @@ class InstanceSubset:
         return blake2b(data, digest_size=8, key=self._seed).digest()
 
     def _remove(self, id_: str) -> None:
-        self.known.pop(id_, None)
+        self.by_id.pop(id_, None)
         if self.usable.pop(id_, None) is not None and self._size is not None:
             rank = self._ranks.pop(id_)
             del self._ranking[bisect_left(self._ranking, rank)]
 
-    def _add(self, one: ServiceInstance) -> None:
-        self.known[one.id] = one
-        if self._protocol and one.protocol != self._protocol:
+    def _add(self, instance: ServiceInstance) -> None:
+        self.by_id[instance.id] = instance
+        if self._protocol and instance.protocol != self._protocol:
             return
-        self.usable[one.id] = one
+        self.usable[instance.id] = instance
         if self._size is None:
             return
-        avoided = one.status == "DRAINING" or not one.weight
-        other_zone = bool(self._zone) and one.zone != self._zone
-        rank = avoided, other_zone, self.hash_of(one.id), one.id
-        self._ranks[one.id] = rank
+        avoided = instance.status == "DRAINING" or not instance.weight
+        other_zone = bool(self._zone) and instance.zone != self._zone
+        rank = avoided, other_zone, self.hash_of(instance.id), instance.id
+        self._ranks[instance.id] = rank
         insort(self._ranking, rank)

@@ -53,7 +53,7 @@ def test_updates_in_any_order_lead_to_the_subset_of_all_instances(zone, protocol
     for update in updates:
         subset.update(update)
         last = {one.id: one for one in update}
-        assert subset.known == last
+        assert subset.by_id == last
         assert {one.id for one in subset.chosen()} == expected(subset, last, zone, protocol)
 
 
@@ -62,4 +62,4 @@ def test_an_argument_of_a_wrong_type_is_refused_and_changes_nothing():
     subset.update([instance("a")])
     with pytest.raises(TypeError, match=r"instances must be .*, not 'b:1'"):
         subset.update([instance("a"), "b:1"])
-    assert subset.known.keys() == {"a"}
+    assert subset.by_id.keys() == {"a"}
