@@ -171,7 +171,7 @@ class Postponed:
 
 @dataclass(frozen=True, slots=True)
 class Dead:
-    """There is no further attempt: keep the call as a dead letter."""
+    """The result of a call that has no further attempt and is kept as a dead letter."""
 
     id: int
     attempts: int
@@ -202,7 +202,7 @@ class Filter:
 
 @dataclass(frozen=True, slots=True)
 class Depth:
-    """How many calls of one queue and target are stored."""
+    """The number of stored calls of one queue and target."""
 
     queue: str
     target: str

@@ -78,7 +78,7 @@ class JournalStatus:
     unstored_results: int
     """Results of attempts that the journal has not accepted yet."""
     depths: tuple[DepthStatus, ...]
-    """As last counted; of all processes that use the journal."""
+    """The last counts, of all processes that use the journal."""
     problem: str
 
 
@@ -230,8 +230,8 @@ class Journal:
             ids = self.backend.append([call for call, _ in batch])
         except Exception as error:  # noqa: BLE001 - each caller gets it
             if len(batch) > 1 and not isinstance(error, JournalUnavailable):
-                for one in batch:  # one of them may be too large, or have a refused value
-                    self._append_batch([one])
+                for item in batch:  # one of them may be too large, or have a refused value
+                    self._append_batch([item])
                 return
             refusal = self._append_failed(error)
             for _, future in batch:
@@ -375,8 +375,10 @@ class Journal:
                     self._failed(error)
                     return error
                 self._succeeded()
-                batch = [one for one in batch if one[0] != worker]
-                self._note_stored(worker, own, [one for one in late if one not in self._repeated])
+                batch = [item for item in batch if item[0] != worker]
+                self._note_stored(
+                    worker, own, [number for number in late if number not in self._repeated]
+                )
                 self._repeated.difference_update(result.id for result in own)
         return None
 
@@ -484,15 +486,15 @@ class Journal:
     def _count(self) -> None:
         began_s = self._now_s()
         try:
-            found = self.backend.depths()
+            depths = self.backend.depths()
         except JournalError as error:
             self._failed(error, writes=False)
             return
         finally:
             self._was_counted = True
-        self._depths = found
+        self._depths = depths
         stored: Counter[str] = Counter()
-        for depth in found:
+        for depth in depths:
             stored[depth.queue] += depth.waiting + depth.taken
         self._stored = stored
         took_s = self._now_s() - began_s

@@ -35,5 +35,5 @@ class LostTakes:
         if not self._lost:
             return []
         since_s = time.monotonic() - LOST_S
-        self._lost = [one for one in self._lost if one[0] > since_s]
+        self._lost = [request for request in self._lost if request[0] > since_s]
         return [number for _, name, number in self._lost if name == worker]

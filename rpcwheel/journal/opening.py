@@ -45,9 +45,11 @@ def open_journal_backend(
                 f"pip install 'rpcwheel[{extra}]'"
             ) from error
     else:
-        backend = next(one for one in other_backends() if one.name == parsed.scheme).load()
-    made: JournalBackend = backend(parsed)
-    made.creates = create
-    if made.clock is not None:
-        made.clock = wall_clock_of(timer)
-    return made
+        backend = next(
+            entry_point for entry_point in other_backends() if entry_point.name == parsed.scheme
+        ).load()
+    journal_backend: JournalBackend = backend(parsed)
+    journal_backend.creates = create
+    if journal_backend.clock is not None:
+        journal_backend.clock = wall_clock_of(timer)
+    return journal_backend

@@ -60,7 +60,7 @@ TIMEOUT_S: Final = 10.0
 """How long a request waits for the server, and a statement for locks."""
 
 SCAN_TIMEOUT_S: Final = 120.0
-"""The same for requests that may read the whole table."""
+"""How long a request that may read the whole table waits for the server."""
 
 MARGIN_S: Final = 1.0
 """How much longer than the server the client waits, as the server's errors say more."""
@@ -259,13 +259,13 @@ class PostgresqlJournal(JournalBackend):
         query = urlencode(options, quote_via=quote)
         conninfo = urlunsplit((parts.scheme, parts.netloc, parts.path, query, ""))
         try:
-            given = conninfo_to_dict(conninfo)
+            parameters = conninfo_to_dict(conninfo)
         except psycopg.Error as error:
-            said = str(error).strip()
-            if "query parameter" not in said:  # it may have the password
-                said = "it is not a URL that libpq accepts"
+            problem = str(error).strip()
+            if "query parameter" not in problem:  # it may have the password
+                problem = "it is not a URL that libpq accepts"
             raise ConfigurationError(
-                f"{url}: {said}; a journal is postgresql://user:password@host:5432/database, "
+                f"{url}: {problem}; a journal is postgresql://user:password@host:5432/database, "
                 "and has the options lease, schema, and those of libpq"
             ) from None
         defaults: dict[str, Any] = {
@@ -273,13 +273,13 @@ class PostgresqlJournal(JournalBackend):
             "tcp_user_timeout": round(TIMEOUT_S * 1e3),
             "application_name": "rpcwheel",
         }
-        self._parameters = defaults | given
+        self._parameters = defaults | parameters
         self._schema = schema
         self._lock_class = zlib.crc32(f"rpcwheel.{schema}".encode()) - (1 << 31)
         self._closed = False
         self._lost = LostTakes()
-        self._worker = _Connection(lambda: self._connect(TIMEOUT_S))
-        self._scanner = _Connection(lambda: self._connect(SCAN_TIMEOUT_S))
+        self._worker = _PostgresqlConnection(lambda: self._connect(TIMEOUT_S))
+        self._scanner = _PostgresqlConnection(lambda: self._connect(SCAN_TIMEOUT_S))
 
     # --- Calls ---
 
@@ -288,7 +288,7 @@ class PostgresqlJournal(JournalBackend):
         if not calls:
             return []
         calls = [storable_call(call) for call in calls]
-        given: dict[str, list[Any]] = {
+        parameters: dict[str, list[Any]] = {
             "queue": [call.queue for call in calls],
             "target": [call.target for call in calls],
             "method": [call.method for call in calls],
@@ -308,12 +308,12 @@ class PostgresqlJournal(JournalBackend):
         )
         if not keys:
             with self._use(self._worker, storing=True) as db:
-                return [row[0] for row in self._run(db, APPEND, given)]
-        given["order_key"] = [call.order_key for call in calls]
+                return [row[0] for row in self._run(db, APPEND, parameters)]
+        parameters["order_key"] = [call.order_key for call in calls]
 
         def work(db: _Bounded) -> list[int]:
             self._lock(db, keys)
-            return [row[0] for row in self._run(db, APPEND_ORDERED, given)]
+            return [row[0] for row in self._run(db, APPEND_ORDERED, parameters)]
 
         return self._transaction(self._worker, work, storing=True)
 
@@ -327,7 +327,7 @@ class PostgresqlJournal(JournalBackend):
             place = storable(route.queue), storable(route.target)
             limits[place] = limits.get(place, 0) + max(0, route.limit)
         taking = self._lost.new_number()
-        given: dict[str, Any] = {
+        parameters: dict[str, Any] = {
             "queues": [queue for queue, _ in limits],
             "targets": [target for _, target in limits],
             "limits": list(limits.values()),
@@ -341,14 +341,14 @@ class PostgresqlJournal(JournalBackend):
             with self._use(self._worker) as db:
                 with db.pipeline():
                     ended = self._start(db, HAS_ENDED)
-                    taken = self._start(db, TAKE, given) if any(limits.values()) else None
+                    taken = self._start(db, TAKE, parameters) if any(limits.values()) else None
                 has_ended = ended.fetchone() is not None
                 rows = [] if taken is None else taken.fetchall()
             if has_ended and not rows:  # with rows, another backend has ended the workers meanwhile
                 self._transaction(self._worker, self._end_workers)
                 with self._use(self._worker) as db:
-                    given["always"] = True
-                    rows = self._run(db, TAKE, given) if any(limits.values()) else []
+                    parameters["always"] = True
+                    rows = self._run(db, TAKE, parameters) if any(limits.values()) else []
         except BaseException:
             self._lost.add(worker, taking)
             raise
@@ -370,7 +370,7 @@ class PostgresqlJournal(JournalBackend):
         others = {result.id: result for result in results if not isinstance(result, Delivered)}
         for number in delivered:
             others.pop(number, None)
-        given = {
+        parameters = {
             "worker": worker,
             "delivered": delivered,
             "ids": list(others),
@@ -391,7 +391,7 @@ class PostgresqlJournal(JournalBackend):
         }
 
         def work(db: _Bounded) -> list[int]:
-            rows = self._run(db, REPORT, given)
+            rows = self._run(db, REPORT, parameters)
             self._settle(db, [(row[1], row[2], row[3]) for row in rows if row[3] is not None])
             return [row[0] for row in rows]
 
@@ -427,20 +427,20 @@ class PostgresqlJournal(JournalBackend):
 
     def select(self, chosen: Filter, *, after: int = 0, limit: int = 100) -> list[StoredCall]:
         """List calls, in the order of the table."""
-        condition, given = where(chosen, DIALECT)
+        condition, parameters = where(chosen, DIALECT)
         text = f"""SELECT {NOW}, {COLUMNS} FROM $call WHERE id > %s AND {condition}
             ORDER BY id LIMIT %s"""
         with self._use(self._scanner) as db:
-            rows = self._run(db, text, (after, *given, limit))
+            rows = self._run(db, text, (after, *parameters, limit))
         return [stored_call(row[1:], row[0]) for row in rows]
 
     def retry(self, chosen: Filter) -> int:
         """Make calls due now."""
-        condition, given = where(chosen, DIALECT)
+        condition, parameters = where(chosen, DIALECT)
 
         def work(db: _Bounded) -> int:
-            waiting = self._start(db, RETRY_WAITING + condition, given).rowcount
-            rows = self._run(db, RETRY_DEAD.format(condition), given)
+            waiting = self._start(db, RETRY_WAITING + condition, parameters).rowcount
+            rows = self._run(db, RETRY_DEAD.format(condition), parameters)
             self._settle(db, [(row[0], row[1], row[2]) for row in rows if row[2] is not None])
             return int(waiting + sum(row[3] for row in rows))
 
@@ -448,10 +448,10 @@ class PostgresqlJournal(JournalBackend):
 
     def delete(self, chosen: Filter) -> int:
         """Delete calls."""
-        condition, given = where(chosen, DIALECT)
+        condition, parameters = where(chosen, DIALECT)
 
         def work(db: _Bounded) -> int:
-            rows = self._run(db, DELETE.format(condition), given)
+            rows = self._run(db, DELETE.format(condition), parameters)
             self._settle(db, [(row[0], row[1], row[2]) for row in rows if row[2] is not None])
             return int(sum(row[3] for row in rows))
 
@@ -491,26 +491,34 @@ class PostgresqlJournal(JournalBackend):
     def _settle(self, db: _Bounded, keys: Sequence[Key]) -> None:
         if not keys:
             return
-        given = sorted(set(keys))
+        unique_keys = sorted(set(keys))
         columns = dict(
-            zip(("queues", "targets", "keys"), map(list, zip(*given, strict=True)), strict=True)
+            zip(
+                ("queues", "targets", "keys"),
+                map(list, zip(*unique_keys, strict=True)),
+                strict=True,
+            )
         )
-        self._lock(db, given)
+        self._lock(db, unique_keys)
         # Two statements: the second one must see what the locks have waited for.
         self._start(db, LOCK_READY, columns)
         self._start(db, SETTLE, columns)
 
     # --- Connections ---
 
-    def _start(self, db: _Bounded, text: str, given: Any = None) -> psycopg.Cursor[Any]:
+    def _start(self, db: _Bounded, text: str, parameters: Any = None) -> psycopg.Cursor[Any]:
         """Execute a statement; in a pipeline, before the result is known."""
-        return db.execute(text.replace("$", f'"{self._schema}".'), given, binary=True)
+        return db.execute(text.replace("$", f'"{self._schema}".'), parameters, binary=True)
 
-    def _run(self, db: _Bounded, text: str, given: Any = None) -> list[Any]:
-        return self._start(db, text, given).fetchall()
+    def _run(self, db: _Bounded, text: str, parameters: Any = None) -> list[Any]:
+        return self._start(db, text, parameters).fetchall()
 
     def _transaction(
-        self, connection: _Connection, work: Callable[[_Bounded], R], *, storing: bool = False
+        self,
+        connection: _PostgresqlConnection,
+        work: Callable[[_Bounded], R],
+        *,
+        storing: bool = False,
     ) -> R:
         """Run a transaction, and again if others have made it fail."""
         left = ATTEMPTS
@@ -524,20 +532,24 @@ class PostgresqlJournal(JournalBackend):
                     raise
 
     @contextmanager
-    def _use(self, connection: _Connection, *, storing: bool = False) -> Iterator[_Bounded]:
+    def _use(
+        self, connection: _PostgresqlConnection, *, storing: bool = False
+    ) -> Iterator[_Bounded]:
         connected = False
         try:
             with connection.use() as db:
                 connected = True
                 yield db
         except psycopg.Error as error:
-            made = self._error(error)
+            journal_error = self._error(error)
             is_lost = isinstance(error, psycopg.OperationalError) and LOST.match(
                 error.sqlstate or ""
             )
             if storing and connected and is_lost:
-                made = JournalOutcomeUnknown(f"{made}; it is not known whether the call was stored")
-            raise made from error
+                journal_error = JournalOutcomeUnknown(
+                    f"{journal_error}; it is not known whether the call was stored"
+                )
+            raise journal_error from error
 
     def _connect(self, timeout_s: float) -> _Bounded:
         if self._closed:
@@ -591,19 +603,20 @@ class PostgresqlJournal(JournalBackend):
 
     def _error(self, error: psycopg.Error) -> JournalError:
         state = error.sqlstate or ""
-        said = error.diag.message_primary or str(error).strip() or type(error).__name__
-        said = f"{self.url}: {said}"
+        message = error.diag.message_primary or str(error).strip() or type(error).__name__
+        message = f"{self.url}: {message}"
         if state == "53100":
-            return JournalFull(f"{said} (the server's disk is full)")
-        if state.startswith("28") or state == "42501" or (not state and REFUSED.search(said)):
+            return JournalFull(f"{message} (the server's disk is full)")
+        if state.startswith("28") or state == "42501" or (not state and REFUSED.search(message)):
             return JournalRefused(
-                f"{said}; look at the user, the password, the rights, and the name of the database"
+                f"{message}; look at the user, the password, the rights, "
+                "and the name of the database"
             )
         if state[:2] in {"22", "23", "54"}:
-            return JournalRefused(f"{said}; the journal cannot store such a value")
+            return JournalRefused(f"{message}; the journal cannot store such a value")
         if isinstance(error, psycopg.DataError):
-            return JournalRefused(f"{said}; the journal cannot store such a value")
-        return JournalUnavailable(said)
+            return JournalRefused(f"{message}; the journal cannot store such a value")
+        return JournalUnavailable(message)
 
 
 class _Bounded(psycopg.Connection[Any]):
@@ -627,10 +640,10 @@ class _Bounded(psycopg.Connection[Any]):
                     (select.POLLIN if awaited & Wait.R else 0)
                     | (select.POLLOUT if awaited & Wait.W else 0),
                 )
-                found = poll.poll(max(0.0, end_s - time.monotonic()) * 1e3)
-                if not found:
+                polled = poll.poll(max(0.0, end_s - time.monotonic()) * 1e3)
+                if not polled:
                     raise psycopg.OperationalError("the server does not answer")
-                events = found[0][1]  # an error is for both
+                events = polled[0][1]  # an error is for both
                 ready = (Ready.R if events & ~select.POLLOUT else 0) | (
                     Ready.W if events & ~select.POLLIN else 0
                 )
@@ -640,7 +653,7 @@ class _Bounded(psycopg.Connection[Any]):
             return result
 
 
-class _Connection:
+class _PostgresqlConnection:
     """A connection that is opened when it is used, and again in a child or after errors."""
 
     def __init__(self, connect: Callable[[], _Bounded]) -> None:

@@ -139,9 +139,9 @@ class RedisJournal(JournalBackend):
         """Store calls by one script."""
         if not calls:
             return []
-        given: list[str | bytes | int] = []
+        arguments: list[str | bytes | int] = []
         for call in map(storable_call, calls):
-            given += (
+            arguments += (
                 call.queue,
                 call.target,
                 call.method,
@@ -155,7 +155,7 @@ class RedisJournal(JournalBackend):
                 call.order_key or "",
             )
         try:
-            return [int(number) for number in self._run(APPEND, *given)]
+            return [int(number) for number in self._run(APPEND, *arguments)]
         except JournalUnavailable as error:
             if _may_be_executed(error.__cause__):
                 raise JournalOutcomeUnknown(str(error)) from error.__cause__
@@ -167,16 +167,18 @@ class RedisJournal(JournalBackend):
         """Give ready calls to a worker, by one script."""
         if numbers := self._lost.of(worker):
             self._run(FREE_LOST, worker, *numbers)
-        given: list[str | int] = []
+        arguments: list[str | int] = []
         for route in routes:
             if route.limit > 0:
-                given += (storable(route.queue), storable(route.target), route.limit)
+                arguments += (storable(route.queue), storable(route.target), route.limit)
         number = self._lost.new_number()
         lease_ms, within_ms = round(lease_s * 1e3), round(within_s * 1e3)
         now_ms, rows, is_more = 0, list[Any](), True
         try:
             while is_more and not rows:  # many calls were lost
-                now_ms, rows, is_more = self._run(TAKE, worker, lease_ms, within_ms, number, *given)
+                now_ms, rows, is_more = self._run(
+                    TAKE, worker, lease_ms, within_ms, number, *arguments
+                )
         except BaseException:
             self._lost.add(worker, number)
             raise
@@ -191,18 +193,18 @@ class RedisJournal(JournalBackend):
         """Store results by one script."""
         if not results:
             return []
-        given: list[str | int] = []
+        arguments: list[str | int] = []
         for result in results:
             if isinstance(result, Delivered):
-                given += (result.id, "delivered", 0, 0, "", "")
+                arguments += (result.id, "delivered", 0, 0, "", "")
                 continue
             attempts, error = int(result.attempts), storable(result.error)
             if isinstance(result, Postponed):
                 delay_ms = round(result.delay_s * 1e3)
-                given += (result.id, "postponed", attempts, delay_ms, error, "")
+                arguments += (result.id, "postponed", attempts, delay_ms, error, "")
             else:
-                given += (result.id, "dead", attempts, 0, error, storable(result.reason))
-        return [int(number) for number in self._run(REPORT, worker, *given)]
+                arguments += (result.id, "dead", attempts, 0, error, storable(result.reason))
+        return [int(number) for number in self._run(REPORT, worker, *arguments)]
 
     def release(self, worker: str) -> None:
         """Make all calls of a worker ready."""
@@ -216,11 +218,11 @@ class RedisJournal(JournalBackend):
 
     def depths(self) -> list[Depth]:
         """Return the numbers that the scripts keep. Does not look at the calls."""
-        found = []
+        depths = []
         for place, now_ms, (_, live, taken, dead, created_ms) in self._counts():
             age_s = max(0, now_ms - int(created_ms)) / 1e3
-            found.append(Depth(*_split(place), live - taken, taken, dead, age_s))
-        return sorted(found, key=lambda depth: (depth.queue, depth.target))
+            depths.append(Depth(*_split(place), live - taken, taken, dead, age_s))
+        return sorted(depths, key=lambda depth: (depth.queue, depth.target))
 
     def _counts(self) -> Iterator[tuple[bytes, int, list[Any]]]:
         places = self._ask(lambda: self._client.hkeys(f"{self._prefix}places"))
@@ -396,21 +398,21 @@ def _options_of(url: JournalUrl) -> dict[str, Any]:
 
 
 def _tls_of(url: JournalUrl) -> dict[str, str]:
-    given = {
+    paths = {
         name: str(Path(url.options[name]).expanduser())
         for name in ("ca", "cert", "key")
         if name in url.options
     }
-    if ("cert" in given) != ("key" in given):
+    if ("cert" in paths) != ("key" in paths):
         raise ConfigurationError(f"{url}: cert and key go together: two files in PEM")
     try:
-        context = ssl.create_default_context(cafile=given.get("ca"))
-        if "cert" in given:
-            context.load_cert_chain(given["cert"], given["key"])
+        context = ssl.create_default_context(cafile=paths.get("ca"))
+        if "cert" in paths:
+            context.load_cert_chain(paths["cert"], paths["key"])
     except OSError as error:  # ssl.SSLError is one
         raise ConfigurationError(f"{url}: ca, cert or key can't be used: {error}") from None
     names = {"ca": "ssl_ca_certs", "cert": "ssl_certfile", "key": "ssl_keyfile"}
-    return {names[name]: path for name, path in given.items()}
+    return {names[name]: path for name, path in paths.items()}
 
 
 def _conditions_of(chosen: Filter) -> list[str | int]:
@@ -467,22 +469,22 @@ def _may_be_executed(error: BaseException | None) -> bool:
 def _journal_error(url: JournalUrl, error: RedisError) -> JournalError:
     """Return the error of the contract for one of redis-py's."""
     text = str(error)
-    said = f"{url}: {text or type(error).__name__}"
+    message = f"{url}: {text or type(error).__name__}"
     kind: type[JournalError] = JournalUnavailable
     if _is_refused_by_tls(error):
-        kind, said = JournalRefused, f"{url}: {TLS_ADVICE} ({error})"
+        kind, message = JournalRefused, f"{url}: {TLS_ADVICE} ({error})"
     elif isinstance(error, (AuthenticationError, NoPermissionError)):
-        kind, said = JournalRefused, f"{said}; look at the user, the password and the rights"
+        kind, message = JournalRefused, f"{message}; look at the user, the password and the rights"
     elif isinstance(error, (AskError, ClusterDownError, TryAgainError)):  # and MovedError
-        kind, said = JournalRefused, f"{url}: {CLUSTER}"
+        kind, message = JournalRefused, f"{url}: {CLUSTER}"
     elif isinstance(error, OutOfMemoryError) or "-OOM " in text:  # the text: before Redis 7
-        kind, said = JournalFull, f"{said} (Redis has reached its maxmemory)"
+        kind, message = JournalFull, f"{message} (Redis has reached its maxmemory)"
     elif "MISCONF" in text:  # the last write to its disk has failed
         kind = JournalFull if "No space left" in text else JournalUnavailable
     elif isinstance(error, (ResponseError, redis.DataError)):
         later = isinstance(error, BusyLoadingError) or _is_read_only(error) or "BUSY" in text
         kind = JournalUnavailable if later else JournalRefused
-    return kind(said)
+    return kind(message)
 
 
 def _is_refused_by_tls(error: BaseException | None) -> bool:

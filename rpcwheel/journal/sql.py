@@ -1,4 +1,4 @@
-"""What the journals in SQLite and PostgreSQL have in common: columns, conditions, and rows."""
+"""The common part of the journals in SQLite and PostgreSQL: columns, conditions, and rows."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def split_results(
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """What the conditions of an engine look like."""
+    """The syntax of an engine's conditions."""
 
     mark: str
     """How a parameter is written."""
@@ -127,29 +127,29 @@ class Dialect:
 def where(chosen: Filter, dialect: Dialect) -> tuple[str, list[Any]]:
     """Return the condition for a filter, and its parameters."""
     terms: list[str] = ["1 = 1"]
-    given: list[Any] = []
+    parameters: list[Any] = []
     if chosen.ids is not None:
         terms.append(f"id {dialect.among}")
         ids = [int(number) for number in chosen.ids if 0 < number <= LARGEST_ID]
-        given.append(dialect.numbers(ids))
+        parameters.append(dialect.numbers(ids))
     if chosen.states is not None:
         states = ", ".join(str(int(state)) for state in chosen.states)
         terms.append(f"state IN ({states or 'NULL'})")
     for column, value in (("queue", chosen.queue), ("target", chosen.target)):
         if value is not None:
             terms.append(f"{column} = {dialect.mark}")
-            given.append(storable(value))
+            parameters.append(storable(value))
     if chosen.method is not None:
         terms.append(f"method {dialect.like} {dialect.mark}")
-        given.append(dialect.pattern(storable(chosen.method)))
+        parameters.append(dialect.pattern(storable(chosen.method)))
     if chosen.error is not None:
         contains = dialect.contains
         terms.append(f"({contains.format('error')} OR {contains.format('reason')})")
-        given += [storable(chosen.error)] * 2
+        parameters += [storable(chosen.error)] * 2
     if chosen.min_age_s is not None:
         terms.append(f"created_ms <= {dialect.now} - {dialect.mark}")
-        given.append(round(chosen.min_age_s * 1e3))
-    return " AND ".join(terms), given
+        parameters.append(round(chosen.min_age_s * 1e3))
+    return " AND ".join(terms), parameters
 
 
 COUNT_BY_STATE: Final = " UNION ALL ".join(  # one statement, so that a call is counted once

@@ -168,8 +168,8 @@ class SqliteJournal(JournalBackend):
         self._latest_ms = 0
         self._closed = False
         self._was_full = False
-        self._writer = _Connection(self._path, self._connect)
-        self._reader = _Connection(self._path, self._connect)
+        self._writer = _SqliteJournalConnection(self._path, self._connect)
+        self._reader = _SqliteJournalConnection(self._path, self._connect)
 
     @_with_room
     def append(self, calls: Sequence[NewCall]) -> list[int]:
@@ -202,14 +202,14 @@ class SqliteJournal(JournalBackend):
         """Give ready calls to a worker. Begins a transaction only if there are any."""
         now_ms = self._now_ms()
         with self._writer as db, self._translated():  # the other may be busy with a long scan
-            found = (
+            has_work = (
                 _has_ended_workers(db, now_ms)
                 or any(
                     _ready(db, route, now_ms, within_s, 1) for route in routes if route.limit > 0
                 )
                 or now_ms < _latest_ms(db) - CLOCK_MS
             )
-        if not found:
+        if not has_work:
             return []
         with self._transaction() as (db, now_ms):
             _end_workers(db, now_ms)
@@ -246,8 +246,16 @@ class SqliteJournal(JournalBackend):
         with self._transaction() as (db, now_ms):
             deleted, updated = split_results(results, now_ms, worker)
             keys = _order_keys(db, [result.id for result in results])
-            late = [given[0] for given in deleted if db.execute(DELETE, given).rowcount == 0]
-            late += [given[-2] for given in updated if db.execute(UPDATE, given).rowcount == 0]
+            late = [
+                parameters[0]
+                for parameters in deleted
+                if db.execute(DELETE, parameters).rowcount == 0
+            ]
+            late += [
+                parameters[-2]
+                for parameters in updated
+                if db.execute(UPDATE, parameters).rowcount == 0
+            ]
             _settle(db, keys)
         self._shrink()
         return late
@@ -260,7 +268,7 @@ class SqliteJournal(JournalBackend):
 
     def routes(self) -> list[tuple[str, str]]:
         """List queues and targets. Skips from one to the next in the index of ready calls."""
-        found: list[tuple[str, str]] = []
+        routes: list[tuple[str, str]] = []
         step = """SELECT queue, target FROM call WHERE state = 0 AND (queue, target) > (?, ?)
             ORDER BY queue, target LIMIT 1"""
         with self._read() as db:
@@ -268,9 +276,9 @@ class SqliteJournal(JournalBackend):
                 "SELECT queue, target FROM call WHERE state = 0 ORDER BY queue, target LIMIT 1"
             ).fetchone()
             while row is not None:
-                found.append(row)
+                routes.append(row)
                 row = db.execute(step, row).fetchone()
-        return found
+        return routes
 
     def depths(self) -> list[Depth]:
         """Count the calls, each state by the index that has no other."""
@@ -281,12 +289,12 @@ class SqliteJournal(JournalBackend):
     def select(self, chosen: Filter, *, after: int = 0, limit: int = 100) -> list[StoredCall]:
         """List calls, in the order of the table."""
         now_ms = self._now_ms()
-        condition, given = _where(chosen, now_ms)
+        condition, parameters = _where(chosen, now_ms)
         with self._read() as db:
             rows = db.execute(
                 f"""SELECT {COLUMNS} FROM call WHERE id > ? AND {condition}
                     ORDER BY id LIMIT ?""",
-                (after, *given, limit),
+                (after, *parameters, limit),
             ).fetchall()
         return [stored_call(row, now_ms) for row in rows]
 
@@ -310,10 +318,10 @@ class SqliteJournal(JournalBackend):
         after = changed = 0
         while True:
             with self._transaction() as (db, now_ms):
-                selected, given = _where(chosen, now_ms)
+                selected, parameters = _where(chosen, now_ms)
                 statement = f"""SELECT id FROM call WHERE id > ? AND {condition} AND {selected}
                     ORDER BY id LIMIT {CHUNK}"""
-                ids = [row[0] for row in db.execute(statement, (after, *given))]
+                ids = [row[0] for row in db.execute(statement, (after, *parameters))]
                 keys = _order_keys(db, ids)
                 change(db, ids, now_ms)
                 _settle(db, keys)
@@ -483,15 +491,15 @@ class SqliteJournal(JournalBackend):
                 f"{self._path} cannot be opened for writing ({error}): create its directory, and "
                 "let this user write the directory, the file, and its -wal and -shm files"
             )
-        said = f"{self._path}: {error}"
+        message = f"{self._path}: {error}"
         if kind == "SQLITE_BUSY":
-            said = f"{self._path}: other processes have kept it busy for {BUSY_TIMEOUT_S:g} s"
+            message = f"{self._path}: other processes have kept it busy for {BUSY_TIMEOUT_S:g} s"
         elif kind == "SQLITE_IOERR":
-            said += (
+            message += (
                 f" ({name}); look at the disk, its quota, and the limit of the size of files "
                 "(ulimit -f)"
             )
-        return JournalUnavailable(said)
+        return JournalUnavailable(message)
 
     def _is_disk_full(self) -> bool:
         try:
@@ -508,7 +516,7 @@ class _Transaction:
 
     def __init__(
         self,
-        connection: _Connection,
+        connection: _SqliteJournalConnection,
         begin: Callable[[sqlite3.Connection], int],
         translate: Callable[[Exception], JournalError],
     ) -> None:
@@ -553,7 +561,7 @@ class _Transaction:
             raise self._translate(error) from error
 
 
-class _Connection(SqliteConnection):
+class _SqliteJournalConnection(SqliteConnection):
     """A connection that is opened when it is used, again after a fork or for another file."""
 
     _locks_when_idle = True
@@ -616,11 +624,11 @@ def _make_due(db: sqlite3.Connection, ids: list[int], now_ms: int) -> None:
             WHERE id = ? AND state = 3""",
         [(now_ms, now_ms, number) for number in ids],
     )
-    db.executemany("UPDATE call SET due_ms = ? WHERE id = ?", [(now_ms, one) for one in ids])
+    db.executemany("UPDATE call SET due_ms = ? WHERE id = ?", [(now_ms, number) for number in ids])
 
 
 def _delete(db: sqlite3.Connection, ids: list[int], _: int) -> None:
-    db.executemany("DELETE FROM call WHERE id = ?", [(one,) for one in ids])
+    db.executemany("DELETE FROM call WHERE id = ?", [(number,) for number in ids])
 
 
 def _has_ended_workers(db: sqlite3.Connection, now_ms: int) -> bool:

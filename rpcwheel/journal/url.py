@@ -42,7 +42,7 @@ class JournalUrl:
     """A parsed URL. `str()` leaves out the password and the options."""
 
     text: str = field(repr=False)
-    """As given."""
+    """The URL itself, with the password."""
     scheme: str
     parts: SplitResult = field(repr=False)
     options: Mapping[str, str] = field(repr=False)
@@ -65,11 +65,11 @@ class JournalUrl:
         Raises:
             ConfigurationError: An option is unknown. The message names the nearest, or all.
         """
-        known = ("lease", *own)
+        names = ("lease", *own)
         for name in self.options:
-            if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                meant = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+            if name not in names:
+                near = difflib.get_close_matches(name, names, n=1)
+                meant = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
                 raise ConfigurationError(f"{self}: there is no option {name!r}; {meant}")
 
     def choice(self, name: str, *allowed: str) -> str:
@@ -78,11 +78,11 @@ class JournalUrl:
         Raises:
             ConfigurationError: The value is another one.
         """
-        given = self.options.get(name, allowed[0])
-        if given not in allowed:
+        value = self.options.get(name, allowed[0])
+        if value not in allowed:
             shown = " or ".join(map(repr, allowed))
-            raise ConfigurationError(f"{self}: {name} must be {shown}, not {given!r}")
-        return given
+            raise ConfigurationError(f"{self}: {name} must be {shown}, not {value!r}")
+        return value
 
 
 def masked_journal_url(url: str) -> str:
@@ -112,31 +112,33 @@ def parse_journal_url(url: object) -> JournalUrl:
         raise ConfigurationError(
             f'{shown!r} is not the URL of a journal, such as "sqlite:///var/lib/shop/failback.db"'
         )
-    known = [*BACKENDS] if scheme in BACKENDS else [*BACKENDS, *(e.name for e in other_backends())]
-    if scheme not in known:
-        near = difflib.get_close_matches(scheme, known, n=1)
-        meant = f"did you mean {near[0]}://?" if near else f"there are {', '.join(known)}"
+    schemes = (
+        [*BACKENDS] if scheme in BACKENDS else [*BACKENDS, *(e.name for e in other_backends())]
+    )
+    if scheme not in schemes:
+        near = difflib.get_close_matches(scheme, schemes, n=1)
+        meant = f"did you mean {near[0]}://?" if near else f"there are {', '.join(schemes)}"
         raise ConfigurationError(f"{shown!r}: no journal has the scheme {scheme!r}; {meant}")
     try:
         parts = urlsplit(url)
-        given = parse_qsl(parts.query, keep_blank_values=True)
+        pairs = parse_qsl(parts.query, keep_blank_values=True)
     except ValueError as error:
         raise ConfigurationError(f"{shown!r}: {error}") from None
-    options = dict(given)
-    if len(options) < len(given):
+    options = dict(pairs)
+    if len(options) < len(pairs):
         raise ConfigurationError(f"{shown!r}: an option is given twice")
     return JournalUrl(url, scheme, parts, options, _lease(shown, options.pop("lease", None)))
 
 
-def _lease(shown: str, given: str | None) -> float:
-    if given is None:
+def _lease(shown: str, value: str | None) -> float:
+    if value is None:
         return DEFAULT_LEASE_S
     try:
-        lease_s = float(given)
+        lease_s = float(value)
     except ValueError:
         lease_s = 0.0
     if not 1.0 <= lease_s <= 3600.0:  # noqa: PLR2004 - the message says it
-        raise ConfigurationError(f"{shown!r}: lease must be from 1 to 3600 seconds, not {given!r}")
+        raise ConfigurationError(f"{shown!r}: lease must be from 1 to 3600 seconds, not {value!r}")
     return lease_s
 
 
