@@ -74,7 +74,7 @@ class FailbackFunction(Protocol[P, R_co, InvokerT_co]):
 
 
 class _Settings(TypedDict, total=False):
-    """What `with_failback` takes besides `retry_on` and `default`."""
+    """The arguments of `with_failback` besides `retry_on` and `default`."""
 
     max_attempts: int | None
     backoff: Duration | WaitBaseT
@@ -204,12 +204,12 @@ def with_failback(
         ("max_age", max_age, _MAX_AGE),
         ("order_key", order_key, None),
     )
-    settings |= {setting: given for setting, given, usual in with_defaults if given is not usual}
+    settings |= {setting: value for setting, value, usual in with_defaults if value is not usual}
     return _Decorator(FailbackPolicy(**settings), timer)
 
 
 class _Decorator(Generic[DefaultT]):
-    """What `with_failback` returns. Each decorated function gets a queue of its own."""
+    """The decorator that `with_failback` returns. Each decorated function gets its own queue."""
 
     def __init__(self, policy: FailbackPolicy, timer: Timer | None) -> None:
         self._policy = policy

@@ -1,4 +1,4 @@
-"""What the `FailbackInvoker` of `grpc` and that of `grpc.aio` have in common."""
+"""The common part of the `FailbackInvoker` of `grpc` and that of `grpc.aio`."""
 
 from __future__ import annotations
 

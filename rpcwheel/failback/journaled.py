@@ -61,7 +61,7 @@ from .queue import (
     RetryQueue,
     why_not_retried,
 )
-from .queued_call import QueuedCall, QueueEntry, SavedCall, State
+from .queued_call import QueuedCall, QueuedCallState, QueueEntry, SavedCall
 from .stored import StoredRpc, decode
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class _Target:
     routes: list[CallRoute] = field(default_factory=list)
     taken: int = 0
     capacity: int = 0
-    """How many it could have at the last look."""
+    """How many calls it could have at the last look."""
     more: bool = False
     """Whether calls may have been left in the journal at the last look, because of that."""
 
@@ -162,7 +162,7 @@ class JournaledQueue(RetryQueue):
         self._has_ended = False
         self._exits = False
         self.codec: FunctionCodec | None = None
-        """Of the decorated function, if the queue is of one."""
+        """The codec of the decorated function, if the queue is of one."""
         self.due_by_ns: int | None = None
         """Only calls that are due by this time of the monotonic clock are taken; None: all."""
         self.found_none = False
@@ -227,16 +227,16 @@ class JournaledQueue(RetryQueue):
     def holds(self, target: str) -> bool:
         """Whether calls of a target are in the memory."""
         with self._lock:
-            known = self._targets.get(target)
-            return known is not None and known.taken > 0
+            held_target = self._targets.get(target)
+            return held_target is not None and held_target.taken > 0
 
     def _route_to(self, target: str) -> CallRoute | None:
         with self._lock:
-            known = self._targets.get(target)
-            if known is None:
+            held_target = self._targets.get(target)
+            if held_target is None:
                 return None
-            known.routes = [route for route in known.routes if route.is_open()]
-            return known.routes[0] if known.routes else None
+            held_target.routes = [route for route in held_target.routes if route.is_open()]
+            return held_target.routes[0] if held_target.routes else None
 
     # --- Failed calls ---
 
@@ -272,7 +272,7 @@ class JournaledQueue(RetryQueue):
     def begin_store_function(
         self, saved: SavedCall, error: BaseException, started_ns: int
     ) -> tuple[QueuedCall, NewCall] | None:
-        """Do what `begin_store` does for a call of the decorated function."""
+        """Begin to store a call of the decorated function; see `begin_store`."""
         codec, body, obstacle, order_key = self.codec, b"", saved.obstacle, None
         if codec is None or saved.function is not codec.function:
             obstacle = NOT_REGISTERED
@@ -290,7 +290,7 @@ class JournaledQueue(RetryQueue):
     def begin_store_rpc(
         self, failed: FailedRpc, error: BaseException
     ) -> tuple[QueuedCall, NewCall] | None:
-        """Do what `begin_store` does for a gRPC call."""
+        """Begin to store a gRPC call; see `begin_store`."""
         call = self.named_call(failed.method, error, self.now_ns(), None)
         body = StoredRpc(
             failed.kind,
@@ -436,7 +436,7 @@ class JournaledQueue(RetryQueue):
     def _end_lease(self) -> None:
         """Forget the calls of the lease, which has ended. Attempts that run continue."""
         with self._lock:
-            for call in self._in_state(State.WAITING):
+            for call in self._in_state(QueuedCallState.WAITING):
                 self._forget(call)
             worker, held = self.worker, self._held()
             self._lost = {call.stored.id for call in held if call.stored is not None}
@@ -504,7 +504,7 @@ class JournaledQueue(RetryQueue):
             self._calls[call] = None
             self._targets.setdefault(stored.target, _Target()).taken += 1
             if call.reason:
-                call.state = State.RUNNING
+                call.state = QueuedCallState.RUNNING
         if call.reason:
             route.give_up(self, call, call.error)
         elif stored.due_s <= 0:
@@ -615,7 +615,7 @@ class JournaledQueue(RetryQueue):
     ) -> Stop | None:
         """Give a call back to the journal, due after `delay_ns`."""
         with self._lock:
-            if call.state is not State.RUNNING or call.stored is None:
+            if call.state is not QueuedCallState.RUNNING or call.stored is None:
                 return None
             call.error = error
             self._forget(call)
@@ -640,14 +640,14 @@ class JournaledQueue(RetryQueue):
     def _give_back(self, calls: list[QueuedCall]) -> None:
         with self._lock:
             for call in calls:
-                if call.stored is not None and call.state is not State.DONE:
+                if call.stored is not None and call.state is not QueuedCallState.DONE:
                     self._forget(call)
                     result = _put_back(call.stored, call.attempts)
                     self.journal.report(call.worker, result)
 
     def _forget(self, call: QueuedCall) -> None:
         """Take a call out of the memory without a result, under the lock."""
-        if call.state is State.DONE:
+        if call.state is QueuedCallState.DONE:
             return
         call.leave()
         del self._calls[call]
@@ -662,7 +662,7 @@ class JournaledQueue(RetryQueue):
     def _remove(self, call: QueuedCall, outcome: str) -> None:
         """Count a call that has ended, and report its result to the journal, under the lock."""
         stored = call.stored
-        if stored is None or call.state is State.DONE:
+        if stored is None or call.state is QueuedCallState.DONE:
             return
         self._forget(call)
         self._counts[outcome] += 1
@@ -684,7 +684,7 @@ class JournaledQueue(RetryQueue):
     def _lose_waiting(self, refused: QueuedCall | None = None) -> None:
         """Give the calls back that wait for a timer that was stopped."""
         with self._lock:
-            self._give_back(self._in_state(State.WAITING))
+            self._give_back(self._in_state(QueuedCallState.WAITING))
         self._notify_if_empty()
 
     # --- All calls ---
@@ -705,14 +705,14 @@ class JournaledQueue(RetryQueue):
         """
         most = MAX_ENTRIES if limit is None else min(limit, MAX_ENTRIES)
         try:
-            found = self.journal.backend.select(self._filter(), limit=most)
+            stored_calls = self.journal.backend.select(self._filter(), limit=most)
         except JournalError:
             return self.held_entries(most)
         with self._lock:
             running = {
                 call.stored.id
                 for call in self._calls
-                if call.stored is not None and call.state is not State.WAITING
+                if call.stored is not None and call.state is not QueuedCallState.WAITING
             }
         return [
             QueueEntry(
@@ -722,7 +722,7 @@ class JournaledQueue(RetryQueue):
                 None if call.id in running else max(0.0, call.due_s),
                 FailbackError(call.error),
             )
-            for call in found
+            for call in stored_calls
         ]
 
     def _filter(self, target: str | None = None) -> Filter:
@@ -752,7 +752,9 @@ class JournaledQueue(RetryQueue):
     def _check_flushed(self) -> None:
         """End the waits of `flush` if nothing is left. After each look for calls."""
         with self._lock:
-            self._flush_waiters = [one for one in self._flush_waiters if not one.cancelled()]
+            self._flush_waiters = [
+                waiter for waiter in self._flush_waiters if not waiter.cancelled()
+            ]
             if not self._flush_waiters or self._calls:
                 return
         for target in list(self._targets):
@@ -778,7 +780,7 @@ class JournaledQueue(RetryQueue):
         if not self._close(drain_ns):
             return None
         with self._lock:
-            for call in self._in_state(State.WAITING):
+            for call in self._in_state(QueuedCallState.WAITING):
                 self._forget(call)
         self._notify_if_empty()
         return to_seconds(drain_ns)
@@ -844,7 +846,7 @@ class _QueueTask:
 
 @dataclass(frozen=True, slots=True)
 class _Named:
-    """Stands for a call that only has a name: one to be stored, or one that cannot be read."""
+    """A call of which only the name is known: it is to be stored, or cannot be read."""
 
     label: str
 

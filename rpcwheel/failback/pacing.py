@@ -84,7 +84,7 @@ BUSY_CODES: Final = frozenset({"DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "UNAVA
 
 
 class Outcome(enum.Enum):
-    """What an attempt says about its server."""
+    """The end of an attempt, as far as it shows the load of its server."""
 
     DELIVERED = enum.auto()
     BUSY = enum.auto()

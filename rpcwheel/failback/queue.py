@@ -77,7 +77,7 @@ from rpcwheel.timer.clock import checked_timer, clock_of
 
 from .pacer import Pacers
 from .pacing import BUSY_CODES, Outcome
-from .queued_call import QueuedCall, State
+from .queued_call import QueuedCall, QueuedCallState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -202,11 +202,11 @@ class RetryQueue:
         Raises:
             TypeError: `policy` is not a FailbackPolicy, or `timer` is not a timer.
         """
-        given: object = policy
-        if not isinstance(given, FailbackPolicy):
+        checked_policy: object = policy
+        if not isinstance(checked_policy, FailbackPolicy):
             raise TypeError(
                 "policy must be a FailbackPolicy, such as FailbackPolicy(retry_on='UNAVAILABLE'), "
-                f"not {given!r}"
+                f"not {checked_policy!r}"
             )
         self.policy = policy
         self.name = policy.name or "failback"
@@ -242,7 +242,7 @@ class RetryQueue:
     def reset_after_fork(self) -> None:
         """Begin with an empty queue in a forked child."""
         for call in self._calls:
-            call.state = State.DONE
+            call.state = QueuedCallState.DONE
         self.pacers = self._new_pacers()
         self._begin()
         BACKGROUND.add(self)  # it is reset first, because its fork hook was registered first
@@ -296,7 +296,7 @@ class RetryQueue:
         """Get a future that is done as soon as no call is pending. Cancel it after use."""
         future: Future[None] = Future()
         with self._lock:
-            self._waiters = [one for one in self._waiters if not one.cancelled()]
+            self._waiters = [waiter for waiter in self._waiters if not waiter.cancelled()]
             self._waiters.append(future)
         self._notify_if_empty()
         return future
@@ -398,8 +398,8 @@ class RetryQueue:
             self._set_timeout(call, delay_ns)
         except (TimerError, RuntimeError) as error:  # RuntimeError: no thread can be started
             with self._lock:
-                if call.state is State.WAITING:
-                    call.state = State.DONE
+                if call.state is QueuedCallState.WAITING:
+                    call.state = QueuedCallState.DONE
                     del self._calls[call]
                     self._counts["queued_total"] -= 1
                     self._counts["rejected"] += 1
@@ -474,7 +474,7 @@ class RetryQueue:
         attempts = call.attempts
         timeout = timer.new_timeout(_AttemptTask(self, call), to_seconds(delay_ns))
         with self._lock:
-            wanted = call.state is State.WAITING and call.attempts == attempts
+            wanted = call.state is QueuedCallState.WAITING and call.attempts == attempts
             if wanted:
                 call.timeout = timeout
         if not wanted:  # `flush` or `close` has started the attempt meanwhile
@@ -501,7 +501,7 @@ class RetryQueue:
         with self._lock:
             lost = [
                 call
-                for call in self._in_state(State.WAITING)
+                for call in self._in_state(QueuedCallState.WAITING)
                 if call.timeout is not None or call.is_ready or call is refused
             ]
             for call in lost:
@@ -518,7 +518,7 @@ class RetryQueue:
         Any thread; does not block.
         """
         with self._lock:
-            if call.state is not State.WAITING or call.is_ready:
+            if call.state is not QueuedCallState.WAITING or call.is_ready:
                 return
             call.is_ready = True
         self.pacer_of(call).add(self, call)
@@ -535,7 +535,7 @@ class RetryQueue:
 
     def is_waiting(self, call: QueuedCall) -> bool:
         """Whether a call still waits for an attempt."""
-        return call.state is State.WAITING and call.is_ready
+        return call.state is QueuedCallState.WAITING and call.is_ready
 
     def start_now(self, call: QueuedCall, began_ns: int) -> bool:
         """Start an attempt of a call if it waits for one. Any thread; does not block.
@@ -548,7 +548,7 @@ class RetryQueue:
         with self._lock:
             if not self.is_waiting(call):
                 return False
-            call.state = State.RUNNING
+            call.state = QueuedCallState.RUNNING
             call.is_ready = False
             call.began_ns = began_ns
             call.attempts += 1
@@ -578,7 +578,7 @@ class RetryQueue:
         Returns:
             False if the call has ended while the attempt waited for a worker or its loop.
         """
-        if call.state is State.DONE:
+        if call.state is QueuedCallState.DONE:
             with self.attempt_ended(call):
                 return False
         call.span = tracing.begin_delivery(self.name, call.label, call.attempts)
@@ -640,9 +640,9 @@ class RetryQueue:
     ) -> Stop | None:
         """Let a call wait for its next attempt. Returns why it cannot."""
         with self._lock:
-            if call.state is not State.RUNNING:
+            if call.state is not QueuedCallState.RUNNING:
                 return None
-            call.state = State.WAITING
+            call.state = QueuedCallState.WAITING
             call.error = error
             call.waiting_since_ns, call.next_attempt_ns = now_ns, now_ns + delay_ns
         try:
@@ -707,9 +707,9 @@ class RetryQueue:
         """Make no further attempt; the call is pending until `_end`. False if it has ended."""
         has_hook = outcome == "gave_up" and self.policy.dead_letter is not None
         with self._lock:
-            if call.state in (State.ENDING, State.DONE):
+            if call.state in (QueuedCallState.ENDING, QueuedCallState.DONE):
                 return False
-            call.state, call.outcome, call.error = State.ENDING, outcome, error
+            call.state, call.outcome, call.error = QueuedCallState.ENDING, outcome, error
             call.reason = reason
             if self._closes_at_ns is not None and not has_hook:
                 self._to_return.append((call, self.now_ns(), reason))
@@ -722,12 +722,12 @@ class RetryQueue:
 
     def _remove(self, call: QueuedCall, outcome: str) -> None:
         """Take a call out of the queue and count it, under the lock; idempotent."""
-        if call.state is not State.DONE:
+        if call.state is not QueuedCallState.DONE:
             call.leave()
             del self._calls[call]
             self._counts[outcome] += 1
 
-    def _in_state(self, state: State) -> list[QueuedCall]:
+    def _in_state(self, state: QueuedCallState) -> list[QueuedCall]:
         return [call for call in self._calls if call.state is state]
 
     # --- All calls ---
@@ -773,7 +773,10 @@ class RetryQueue:
         now_ns = self.now_ns()
         with self._lock:
             ended, self._to_return = self._to_return, []
-            waiting, running = self._in_state(State.WAITING), self._in_state(State.RUNNING)
+            waiting, running = (
+                self._in_state(QueuedCallState.WAITING),
+                self._in_state(QueuedCallState.RUNNING),
+            )
             for call in list(self._calls):
                 self._remove(call, call.outcome or "lost")
         for call in waiting:
@@ -801,14 +804,14 @@ class RetryQueue:
 
     def _start_waiting(self) -> None:
         with self._lock:
-            waiting = self._in_state(State.WAITING)
+            waiting = self._in_state(QueuedCallState.WAITING)
         for call in waiting:
             self.start_attempt(call)
 
-    def _refuse_inside(self, what: str) -> None:
+    def _refuse_inside(self, action: str) -> None:
         if _QUEUE.get() is self:
             raise RuntimeError(
-                f"{self.name}: {what} inside an attempt of this queue would wait for itself"
+                f"{self.name}: {action} inside an attempt of this queue would wait for itself"
             )
 
 
@@ -818,7 +821,7 @@ class EndedAttempt:
 
     span: Any
     outcome: Outcome = Outcome.UNKNOWN
-    """What it says about the server."""
+    """The outcome, which the pacing of the target uses."""
 
 
 class _AttemptTask:

@@ -70,8 +70,8 @@ class SavedCall:
         cls, function: Callable[..., Any], args: tuple[object, ...], kwargs: dict[str, object]
     ) -> Self:
         """Keep a call for later, with the context variables as they are now. Never raises."""
-        given = (*enumerate(args), *kwargs.items())
-        obstacle = next(filter(None, (_obstacle(place, arg) for place, arg in given)), None)
+        places = (*enumerate(args), *kwargs.items())
+        obstacle = next(filter(None, (_obstacle(place, arg) for place, arg in places)), None)
         if obstacle is None:
             try:
                 args = tuple(map(_save_argument, args))
@@ -103,7 +103,7 @@ class SavedCall:
         return self.function(*self.args, **self.kwargs)
 
 
-class State(enum.Enum):
+class QueuedCallState(enum.Enum):
     """The state of a queued call; `queue.py` describes the transitions."""
 
     WAITING = enum.auto()
@@ -130,7 +130,7 @@ class QueuedCall:
     waiting_since_ns: int = 0
     next_attempt_ns: int = 0
     """When the next attempt is due, while WAITING."""
-    state: State = State.WAITING
+    state: QueuedCallState = QueuedCallState.WAITING
     outcome: str | None = None
     """The counter of `FailbackStats` for how the call ends, once that is decided."""
     reason: str = ""
@@ -150,7 +150,7 @@ class QueuedCall:
     background: BackgroundCall | None = None
     """The attempt that runs."""
     span: Any = None
-    """Of the attempt that runs; see `rpcwheel.telemetry.tracing.begin_delivery`."""
+    """The span of the attempt that runs; see `rpcwheel.telemetry.tracing.begin_delivery`."""
     retry_on: frozenset[str] | None = None
     """The status codes after which the program that has stored it attempts it again, if they count
     in place of the policy's `retry_on`."""
@@ -169,7 +169,7 @@ class QueuedCall:
 
     def leave(self) -> None:
         """Note that the call has left its queue. Does not block."""
-        self.state = State.DONE
+        self.state = QueuedCallState.DONE
         if isinstance(self.saved.function, KeptDelivery):
             self.saved.function.release_channel()
 
@@ -181,7 +181,7 @@ class QueuedCall:
             self.label,
             age_s=(now_ns - self.started_ns) / 1e9,
             attempts=self.attempts,
-            next_attempt_s=left_s if self.state is State.WAITING else None,
+            next_attempt_s=left_s if self.state is QueuedCallState.WAITING else None,
             error=self.error,
         )
 

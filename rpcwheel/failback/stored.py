@@ -46,7 +46,7 @@ class StoredRpc:
     metadata: tuple[tuple[str, str | bytes], ...] = field(default=(), repr=False)
     """Without the idempotency key, and without credentials."""
     timeout_s: float = 60.0
-    """Of each attempt."""
+    """The timeout of each attempt."""
     wait_for_ready: bool | None = None
     trace: dict[str, str] = field(default_factory=dict)
     """The trace context of the caller; see `rpcwheel.telemetry.tracing.carrier`."""
@@ -94,7 +94,7 @@ class StoredFunction:
     arguments: bytes = field(repr=False)
     """JSON: positional and keyword arguments."""
     trace: dict[str, str] = field(default_factory=dict)
-    """As of `StoredRpc`."""
+    """The trace context; see `StoredRpc`."""
 
     def encoded(self) -> bytes:
         """Return the bytes to be stored."""

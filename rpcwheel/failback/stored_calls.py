@@ -71,18 +71,18 @@ class StoredCalls:
         return Delivery(call.method, body.kind, start, details, call.attempts), body.requests, {}
 
     def _multicallable(self, kind: Kind, method: str) -> Any:
-        known = self._multicallables.get((kind, method))
-        if known is not None:
-            return known
-        made = getattr(self._channel, kind.name.lower())(method)
+        cached = self._multicallables.get((kind, method))
+        if cached is not None:
+            return cached
+        multicallable = getattr(self._channel, kind.name.lower())(method)
         if self._counts is not None:
-            made = counted_multicallable(
-                kind, made, self._counts.attempts.method(method, kind.grpc_type)
+            multicallable = counted_multicallable(
+                kind, multicallable, self._counts.attempts.method(method, kind.grpc_type)
             )
         if len(self._multicallables) >= MAX_METHODS:
             self._multicallables.clear()
-        self._multicallables[kind, method] = made
-        return made
+        self._multicallables[kind, method] = multicallable
+        return multicallable
 
 
 def _start_stored(below: Any, kind: Kind, details: Details, request: Any) -> AnyCall:

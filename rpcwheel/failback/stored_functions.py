@@ -193,9 +193,9 @@ class FunctionCodec:
 def _with_lists(value: Any) -> Any:
     """Replace tuples by lists, which JSON has in their place."""
     if isinstance(value, (list, tuple)):
-        return [_with_lists(one) for one in value]
+        return [_with_lists(element) for element in value]
     if type(value) is dict:
-        return {key: _with_lists(one) for key, one in value.items()}
+        return {key: _with_lists(element) for key, element in value.items()}
     return value
 
 
@@ -203,6 +203,8 @@ def _why(error: Exception) -> str:
     """Describe an error without the values of arguments, which may be secret."""
     if not isinstance(error, ValidationError):
         return str(error)
-    found = error.errors(include_url=False, include_context=False, include_input=False)
-    described = ((".".join(map(str, one["loc"])), readable(one["msg"])) for one in found)
+    problems = error.errors(include_url=False, include_context=False, include_input=False)
+    described = (
+        (".".join(map(str, details["loc"])), readable(details["msg"])) for details in problems
+    )
     return "; ".join(f"{place} {problem}".strip() for place, problem in described)

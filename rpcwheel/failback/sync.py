@@ -153,7 +153,7 @@ class FailbackInvoker(InvokerBase):
         return route
 
     def _follow_awaitable(self, result: Any, call: SavedCall, started_ns: int) -> Any:
-        """Called by `invoke` if the function has returned an awaitable."""
+        """Raise an error: the function has returned an awaitable. Called by `invoke`."""
         raise _not_awaitable_here(call, result)
 
     def flush(self, timeout: Duration | None = None) -> bool:

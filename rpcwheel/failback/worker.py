@@ -55,7 +55,7 @@ LOOK_INTERVAL_S: Final = 2.0
 """How often the worker looks for queues and targets that are new in the journal."""
 
 ONCE_INTERVAL_S: Final = 0.05
-"""The same with `once`."""
+"""The interval of these looks with `once`."""
 
 UNUSED_S: Final = 300.0
 """How long the channel to a target is kept for which the journal has no calls."""
@@ -154,7 +154,7 @@ class JournalWorker:
         self._metadata = metadata
         self._uses_stored_retry_on = retry_on is None
         self._pacers = Pacers(rate, max_in_flight)
-        """Of gRPC calls: queues share the pacer of a target."""
+        """The pacers of gRPC calls: queues share the pacer of a target."""
         self._once = once
         self._failed = False
         self._due_by_ns: int | None = None
@@ -243,8 +243,10 @@ class JournalWorker:
             return 0
         if not self._closed:
             journal.count()
-        selected = (one for one in journal.depths() if self._is_selected(one.queue, one.target))
-        return sum(one.waiting + one.taken for one in selected)
+        selected = (
+            depth for depth in journal.depths() if self._is_selected(depth.queue, depth.target)
+        )
+        return sum(depth.waiting + depth.taken for depth in selected)
 
     def stats(self) -> dict[str, FailbackStats]:
         """Get the counts of calls and attempts of this worker, by the name of the queue."""
@@ -332,11 +334,11 @@ class JournalWorker:
         """Look for queues and targets. False if the journal has failed."""
         try:
             journal.take(self._name, (), 0.0)  # makes the calls of workers ready that have died
-            found = journal.backend.routes()
+            places = journal.backend.routes()
         except JournalError:  # reported by the journal
             return False
         now_s = time.monotonic()
-        for place in found:
+        for place in places:
             if place not in self._known and self._is_selected(*place):
                 self._add(*place)
             self._known[place] = now_s
@@ -374,13 +376,15 @@ class JournalWorker:
                 queue_made.pacers = self._pacers
                 queue_made.uses_stored_retry_on = self._uses_stored_retry_on
                 self._invokers[queue] = invoker
-            given = self._invokers[queue]
-        if not isinstance(given, FailbackInvoker):
+            registered_invoker = self._invokers[queue]
+        if not isinstance(registered_invoker, FailbackInvoker):
             self._skip(queue, target, "the queue is one of a coroutine function")
             return
         metadata = partial(_metadata_now, self._metadata, self.url)
-        made = StoredCalls(channel, components.call_counts(), metadata)
-        self._routes[queue, target] = given.add_route(target, made, lambda: True)
+        stored_calls = StoredCalls(channel, components.call_counts(), metadata)
+        self._routes[queue, target] = registered_invoker.add_route(
+            target, stored_calls, lambda: True
+        )
 
     def _skip(self, queue: str, target: str, reason: str) -> None:
         with self._lock:
@@ -427,19 +431,19 @@ def _queue_of(invoker: Any) -> JournaledQueue:
 
 
 def _metadata_now(
-    given: Callable[[], Iterable[Metadatum]] | Sequence[Metadatum], journal: str
+    metadata: Callable[[], Iterable[Metadatum]] | Sequence[Metadatum], journal: str
 ) -> Iterable[Metadatum]:
     """Return the metadata for an attempt.
 
     Raises:
         LookupError: The user's function has failed, or has not returned pairs.
     """
-    if not callable(given):
-        return given
+    if not callable(metadata):
+        return metadata
     try:
-        return tuple((key, value) for key, value in given())
+        return tuple((key, value) for key, value in metadata())
     except Exception as error:
-        emit(CallbackFailed(journal, callable_name(given), error))
+        emit(CallbackFailed(journal, callable_name(metadata), error))
         raise LookupError("there is no metadata for the call") from error
 
 

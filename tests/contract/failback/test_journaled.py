@@ -44,7 +44,7 @@ from rpcwheel.events import (
 )
 from rpcwheel.failback import FailbackPolicy
 from rpcwheel.failback.journaled import JournaledQueue
-from rpcwheel.failback.queued_call import State
+from rpcwheel.failback.queued_call import QueuedCallState
 from rpcwheel.failback.stored import StoredRpc, decode
 from rpcwheel.interceptors import FailbackQueues, client_interceptors, intercept_channel
 from rpcwheel.journal.backend import CallState
@@ -575,7 +575,7 @@ def test_a_queue_whose_lease_has_ended_starts_no_attempt(
     with paused(queue):  # for as long as its lease
         queue._lease_ends_ns = 1
         timer.advance(1)
-        assert [call.state for call in queue._calls] == [State.WAITING]
+        assert [call.state for call in queue._calls] == [QueuedCallState.WAITING]
     manual_time(16, queue)
     assert [seen.metadata["grpc-previous-rpc-attempts"] for seen in shop.calls] == ["1"]
     assert stored(url) == []

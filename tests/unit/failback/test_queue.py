@@ -29,7 +29,7 @@ from rpcwheel.events import (
 )
 from rpcwheel.failback import FailbackPolicy, FailbackStats
 from rpcwheel.failback.queue import RetryQueue
-from rpcwheel.failback.queued_call import QueuedCall, SavedCall, State
+from rpcwheel.failback.queued_call import QueuedCall, QueuedCallState, SavedCall
 from rpcwheel.timer import ManualTimer, WheelTimer
 
 GONE = ConnectionError("gone")
@@ -87,7 +87,10 @@ def test_an_attempt_starts_when_its_wait_is_over_and_each_attempt_has_a_wait(que
         assert len(queue.started) == number - 1
         timer.advance(0.001)
         assert len(queue.started) == number
-        assert (queue.started[-1].state, queue.started[-1].attempts) == (State.RUNNING, number + 1)
+        assert (queue.started[-1].state, queue.started[-1].attempts) == (
+            QueuedCallState.RUNNING,
+            number + 1,
+        )
         queue.failed(queue.started[-1], GONE)
     timer.advance(60)
     assert len(queue.started) == 3
@@ -703,7 +706,7 @@ def test_a_forked_child_has_an_empty_queue_though_another_thread_held_the_lock(q
     queue.reset_after_fork()
     timer.advance(5)
     assert queue.stats() == FailbackStats()
-    assert (call.state, queue.started, waiter.done()) == (State.DONE, [], False)
+    assert (call.state, queue.started, waiter.done()) == (QueuedCallState.DONE, [], False)
     assert queue.add()
     end.set()
     holder.join()
@@ -738,19 +741,26 @@ class AnyOrder(RuleBasedStateMachine):
 
     def note_started(self):
         for call in self.queue.started:
-            self.model[call] = State.RUNNING
+            self.model[call] = QueuedCallState.RUNNING
         self.queue.started.clear()
 
     @rule()
     def a_first_attempt_fails(self):
-        full = len(self.in_state(State.WAITING, State.RUNNING, State.ENDING)) >= self.LIMIT
+        full = (
+            len(
+                self.in_state(
+                    QueuedCallState.WAITING, QueuedCallState.RUNNING, QueuedCallState.ENDING
+                )
+            )
+            >= self.LIMIT
+        )
         if self.is_closed or full:
             with pytest.raises(FailbackClosed if self.is_closed else FailbackFull):
                 self.queue.add()
             self.refused += 1
         else:
             self.queue.add()
-            self.model[list(self.queue._calls)[-1]] = State.WAITING
+            self.model[list(self.queue._calls)[-1]] = QueuedCallState.WAITING
 
     @rule(seconds=st.sampled_from([0.01, 2.5, 5.0]))
     def time_passes(self, seconds):
@@ -759,44 +769,44 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule()
     def all_are_flushed(self):
-        waiting = self.in_state(State.WAITING)
+        waiting = self.in_state(QueuedCallState.WAITING)
         self.queue.begin_flush(0)
         assert self.queue.started == waiting
         self.note_started()
 
     @rule(data=st.data(), named=st.booleans())
     def an_attempt_fails(self, data, named):
-        call = self.one(data, State.RUNNING, State.ENDING, State.DONE)
+        call = self.one(data, QueuedCallState.RUNNING, QueuedCallState.ENDING, QueuedCallState.DONE)
         if call is None:
             return
         hook = self.queue.failed(call, GONE if named else ValueError())
-        if self.model[call] is State.RUNNING:
-            self.model[call] = State.WAITING if hook is None else State.ENDING
+        if self.model[call] is QueuedCallState.RUNNING:
+            self.model[call] = QueuedCallState.WAITING if hook is None else QueuedCallState.ENDING
             assert (hook is None) == (named and (call.attempts < 3 or self.is_draining))
         else:
             assert hook is None
 
     @rule(data=st.data())
     def an_attempt_succeeds(self, data):
-        call = self.one(data, State.RUNNING, State.DONE)
+        call = self.one(data, QueuedCallState.RUNNING, QueuedCallState.DONE)
         if call is not None:
             self.queue.succeeded(call)
-            self.model[call] = State.DONE
+            self.model[call] = QueuedCallState.DONE
 
     @rule(data=st.data())
     def a_hook_ends(self, data):
-        call = self.one(data, State.ENDING)
+        call = self.one(data, QueuedCallState.ENDING)
         if call is not None:
             with self.queue.dead_letter(call):
                 pass
-            self.model[call] = State.DONE
+            self.model[call] = QueuedCallState.DONE
 
     @rule(data=st.data())
     def a_loop_is_closed(self, data):
-        call = self.one(data, State.RUNNING)
+        call = self.one(data, QueuedCallState.RUNNING)
         if call is not None:
             self.queue.lost(call, "its event loop is closed")
-            self.model[call] = State.DONE
+            self.model[call] = QueuedCallState.DONE
 
     @precondition(lambda self: not self.is_closed)
     @rule(drain_s=st.sampled_from([0, 60]))
@@ -808,19 +818,21 @@ class AnyOrder(RuleBasedStateMachine):
     @precondition(lambda self: self.is_closed)
     @rule()
     def the_drain_ends(self):
-        left = self.in_state(State.WAITING, State.RUNNING)
+        left = self.in_state(QueuedCallState.WAITING, QueuedCallState.RUNNING)
         lost = self.queue.stats().lost
         self.queue.end_close()
         self.is_draining = False
         assert self.queue.stats().lost == lost + len(left)
         for call in self.model:
-            self.model[call] = State.DONE
+            self.model[call] = QueuedCallState.DONE
 
     @invariant()
     def calls_are_in_the_states_of_the_model(self):
         assert {call: call.state for call in self.model} == self.model
-        assert list(self.queue._calls) == self.in_state(State.WAITING, State.RUNNING, State.ENDING)
-        assert self.timer.pending == len(self.in_state(State.WAITING))
+        assert list(self.queue._calls) == self.in_state(
+            QueuedCallState.WAITING, QueuedCallState.RUNNING, QueuedCallState.ENDING
+        )
+        assert self.timer.pending == len(self.in_state(QueuedCallState.WAITING))
 
     @invariant()
     def the_counts_add_up(self):

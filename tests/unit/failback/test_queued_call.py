@@ -9,7 +9,7 @@ import pytest
 from google.protobuf.wrappers_pb2 import BytesValue, StringValue
 
 from rpcwheel.durations import NEVER
-from rpcwheel.failback.queued_call import QueuedCall, SavedCall, State, label_of
+from rpcwheel.failback.queued_call import QueuedCall, QueuedCallState, SavedCall, label_of
 
 COLOR = ContextVar("COLOR", default="none")
 GONE = OSError("gone")
@@ -111,7 +111,7 @@ def test_an_overdue_attempt_is_due_in_0_s_and_one_that_never_comes_in_infinite_t
     assert queued(next_attempt_ns=5 + NEVER).entry(0).next_attempt_s == math.inf
 
 
-@pytest.mark.parametrize("state", [State.RUNNING, State.ENDING])
+@pytest.mark.parametrize("state", [QueuedCallState.RUNNING, QueuedCallState.ENDING])
 def test_an_entry_has_no_time_of_the_next_attempt_while_one_runs_or_the_call_ends(state):
     assert queued(state=state).entry(0).next_attempt_s is None
 
