@@ -170,8 +170,8 @@ class CallFactory:
             return start(request, timeout=left_s, metadata=metadata, wait_for_ready=wait_for_ready)
         if config.durable:
             metadata = with_key(metadata)
-        given = start, request, timeout, metadata, wait_for_ready
-        call = calls.call_class(calls, config, *given, now_ns, deadline_ns)
+        arguments = start, request, timeout, metadata, wait_for_ready
+        call = calls.call_class(calls, config, *arguments, now_ns, deadline_ns)
         if is_late:
             return call.fail_late()
         return call.first_attempt(left_s)

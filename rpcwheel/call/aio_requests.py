@@ -25,20 +25,20 @@ if TYPE_CHECKING:
 class RequestStream:
     """The requests of one call, from an iterator of the user."""
 
-    def __init__(self, given: Any, limit_bytes: int) -> None:
+    def __init__(self, requests: Any, limit_bytes: int) -> None:
         """Make the stream; reads nothing yet.
 
         Args:
-            given: The caller's plain or asynchronous iterator.
+            requests: The caller's plain or asynchronous iterator.
             limit_bytes: The size of the buffer.
         """
         self.buffer = ReplayBuffer(limit_bytes)
         self._plain: Iterator[Any] | None = None
         self._async: AsyncIterable[Any] | None = None
-        if isinstance(given, AsyncIterable):
-            self._async = given
+        if isinstance(requests, AsyncIterable):
+            self._async = requests
         else:
-            self._plain = iter(given)
+            self._plain = iter(requests)
         self._replay: _Replay | None = None
         self._reader: asyncio.Task[None] | None = None
         self._wanted = Signal()
@@ -73,7 +73,7 @@ class RequestStream:
                 return
 
     def read_plain_rest(self) -> None:
-        """Do the same with a plain iterator."""
+        """Read the rest of a plain iterator into the buffer."""
         self.replay()
         while self._plain is not None and self._error is None and not self.is_over:
             self._read_plain(self._plain)

@@ -115,7 +115,7 @@ class FailedRpc:
     metadata: tuple[tuple[str, str | bytes], ...] = field(repr=False)
     """Without the idempotency key, and without credentials."""
     timeout_s: float
-    """Of each delivery."""
+    """The timeout of each delivery."""
     wait_for_ready: bool | None
     target: str
     key: str
@@ -145,10 +145,10 @@ class MethodConfig:
     slow_ns: int = NEVER
     propagate_deadline: bool = True
     wait_for_ready: bool | None = None
-    """For calls whose caller does not set it; None for gRPC's default."""
+    """The value if the caller sets none; None for gRPC's default."""
     retry: RetryConfig | None = None
     hedging: HedgingConfig | None = None
-    """For calls with one request and one response."""
+    """Applies to calls with one request and one response."""
     default_response: DefaultResponsePolicy | None = None
     failback: FailbackPolicy | None = None
     durable: bool = False
@@ -264,7 +264,7 @@ class MethodConfigs:
         if failback is self._policy.failback:
             return "*"
         methods = self._policy.methods.items()
-        return next((pattern for pattern, one in methods if one.failback is failback), "*")
+        return next((pattern for pattern, policy in methods if policy.failback is failback), "*")
 
 
 class CallOptions:
@@ -279,12 +279,12 @@ class CallOptions:
     def config(self, configs: MethodConfigs, method: str) -> MethodConfig:
         """Return the configuration of a method with these options."""
         key = id(configs), method  # the value keeps `configs` alive, so its id is not reused
-        known = self._configs.get(key)
-        if known is None:
+        cached = self._configs.get(key)
+        if cached is None:
             if len(self._configs) >= MAX_METHODS:
                 self._configs.clear()
-            known = self._configs[key] = configs, configs.overridden(method, self.policy)
-        return known[1]
+            cached = self._configs[key] = configs, configs.overridden(method, self.policy)
+        return cached[1]
 
 
 CALL_OPTIONS: Final[ContextVar[CallOptions | None]] = ContextVar("rpcwheel_options", default=None)
@@ -343,7 +343,7 @@ def _ns(value: float | timedelta | None) -> int:
 
 
 class ChannelKey:
-    """Stands for the channel of a client, where its queued calls must not keep the channel."""
+    """A key for the channel of a client. Queued calls hold it in place of the channel."""
 
 
 class ClientState:
@@ -659,28 +659,28 @@ class ClientState:
         if slow_ns == NEVER:
             return None
         key = method, slow_ns
-        known = self._slow.get(key)
-        if known is None:
+        cached = self._slow.get(key)
+        if cached is None:
             if len(self._slow) >= MAX_METHODS:
                 self._slow.clear()
             event = CallSlow(method, "client", to_seconds(slow_ns))
             # The same float object each time: the timer is faster for a delay that it knows.
-            known = self._slow[key] = partial(_report_slow, event), event.elapsed_s
-        return self.schedule(*known, "slow_call_threshold")
+            cached = self._slow[key] = partial(_report_slow, event), event.elapsed_s
+        return self.schedule(*cached, "slow_call_threshold")
 
     def schedule(
-        self, task: Callable[[Timeout], object], delay_s: float, what: str
+        self, task: Callable[[Timeout], object], delay_s: float, task_name: str
     ) -> Timeout | None:
         """Run a task on the timer's thread after a delay.
 
         If the timer takes no timeout (it is stopped or full), returns None and emits
-        `ExecutorRejected`, in which `what` names the task.
+        `ExecutorRejected`, in which `task_name` names the task.
         """
         try:
             timer = self._timer
             return (shared_timer() if timer is None else timer).new_timeout(task, delay_s)
         except (TimerError, RuntimeError) as error:  # RuntimeError: no thread can be started
-            emit(ExecutorRejected(type(self.timer).__name__, what, error))
+            emit(ExecutorRejected(type(self.timer).__name__, task_name, error))
             return None
 
     def report_plain_iterator(self, method: str) -> None:
@@ -747,10 +747,10 @@ def delivery_timeout(own: Duration | None, config: MethodConfig) -> float:
 
 
 def queued_metadata(
-    given: Iterable[tuple[str, str | bytes]] | None, policy: FailbackPolicy
+    metadata: Iterable[tuple[str, str | bytes]] | None, policy: FailbackPolicy
 ) -> tuple[tuple[str, str | bytes], ...]:
     """Return the metadata that deliveries are sent with."""
-    return tuple((key, value) for key, value in given or () if policy.keeps(key))
+    return tuple((key, value) for key, value in metadata or () if policy.keeps(key))
 
 
 def queued_request(request: Any) -> Any:

@@ -65,7 +65,7 @@ class FailedCall:
     """The method path, such as `/shop.Orders/Push`, or the function's name, such as
     `shop.orders.push`."""
     args: tuple[Any, ...] = field(repr=False)
-    """As the caller gave them; messages are copies, in the state they had when it was queued."""
+    """The positional arguments; messages are copies, in the state they had when it was queued."""
     kwargs: dict[str, Any] = field(repr=False)
     attempts: int
     """Attempts made, the first one included."""
@@ -78,7 +78,7 @@ class FailedCall:
 
 
 class FailbackPolicy(Policy):
-    """Which failed calls are retried in the background, when, and what their callers get.
+    """Settings for retries in the background: of which calls, when, and what the callers get.
 
     The defaults are those of Dubbo's `FailbackClusterInvoker`: three retries, five seconds apart,
     at most a hundred queued calls.
@@ -200,7 +200,9 @@ class FailbackPolicy(Policy):
 
     @model_validator(mode="after")
     def _check_for_journal(self) -> Self:
-        names = [one for one in ("max_age", "order_key", "target") if one in self.model_fields_set]
+        names = [
+            name for name in ("max_age", "order_key", "target") if name in self.model_fields_set
+        ]
         if names and self.journal is None:
             raise ValueError(f"{', '.join(names)}: has an effect only with `journal`")
         return self
@@ -214,7 +216,7 @@ class FailbackPolicy(Policy):
     @field_validator("stop")
     @classmethod
     def _check_stop(cls, stop: object) -> object:
-        checked(lambda given: Backoff(stop=given), stop)
+        checked(lambda value: Backoff(stop=value), stop)
         return stop
 
 

@@ -60,9 +60,9 @@ def set_idempotency_key(key: str) -> None:
 
 def key_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str | None:
     """Return the idempotency key in the metadata of a call; None if it has none."""
-    values = (value for key, value in metadata or () if key == IDEMPOTENCY_KEY)
-    found = next(values, None)
-    return found.decode(errors="replace") if isinstance(found, bytes) else found
+    values = (value for name, value in metadata or () if name == IDEMPOTENCY_KEY)
+    key = next(values, None)
+    return key.decode(errors="replace") if isinstance(key, bytes) else key
 
 
 def with_key(

@@ -1,4 +1,4 @@
-"""Which errors a policy's `retry_on` or `on` names.
+"""Matching of errors with a policy's `retry_on` or `on`.
 
 Status codes are matched by the name of `error.code()`. So this file does not need grpc, and it
 treats the errors of `grpc`, `grpc.aio` and other libraries alike.
@@ -51,18 +51,18 @@ class Matcher:
         self._predicates: list[Callable[[Exception], object]] = []
         self._strategies: list[retry_base] = []
         types: list[type[Exception]] = []
-        for one in _flat(on):
-            match one:
+        for condition in _flat(on):
+            match condition:
                 case type():
-                    types.append(_exception_type(one, setting))
+                    types.append(_exception_type(condition, setting))
                 case str():
-                    self._codes.add(checked_code(one, what=f"`{setting}`"))
-                case enum.Enum() if type(one).__name__ == "StatusCode":
-                    self._codes.add(checked_code(one, what=f"`{setting}`"))
+                    self._codes.add(checked_code(condition, what=f"`{setting}`"))
+                case enum.Enum() if type(condition).__name__ == "StatusCode":
+                    self._codes.add(checked_code(condition, what=f"`{setting}`"))
                 case retry_base():
-                    self._strategies.append(_strategy(one, setting))
+                    self._strategies.append(_strategy(condition, setting))
                 case _:
-                    self._predicates.append(_predicate(one, setting))
+                    self._predicates.append(_predicate(condition, setting))
         self._types = tuple(types)
         if not (types or self._codes or self._strategies or self._predicates):
             raise ConfigurationError(f"`{setting}` is empty; {wanted(setting)}")
@@ -95,8 +95,8 @@ class Matcher:
 
 def _flat(on: object) -> Iterator[object]:
     if isinstance(on, (set, frozenset, tuple, list)):
-        for one in on:
-            yield from _flat(one)
+        for element in on:
+            yield from _flat(element)
     else:
         yield on
 
@@ -129,11 +129,11 @@ def _strategy(retry: retry_base, setting: str) -> retry_base:
     return retry
 
 
-def _predicate(one: object, setting: str) -> Callable[[Exception], object]:
-    if not callable(one):
-        raise TypeError(f"`{setting}` holds {one!r}; {wanted(setting)}")
-    if inspect.iscoroutinefunction(one):
+def _predicate(predicate: object, setting: str) -> Callable[[Exception], object]:
+    if not callable(predicate):
+        raise TypeError(f"`{setting}` holds {predicate!r}; {wanted(setting)}")
+    if inspect.iscoroutinefunction(predicate):
         raise TypeError(
-            f"the predicate {one!r} in `{setting}` is a coroutine function; give a plain one"
+            f"the predicate {predicate!r} in `{setting}` is a coroutine function; give a plain one"
         )
-    return one
+    return predicate

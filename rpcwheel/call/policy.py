@@ -45,7 +45,7 @@ PARTIAL_LIMITS: Final = ("message_timeout", "slow_call_threshold")
 
 
 class DeadlinePolicy(Policy):
-    """How long a call may take.
+    """Limits on the duration of a call.
 
     The deadline of a call is the earliest of the `timeout=` that its caller gives, `timeout` here,
     and, with `propagate_deadline`, the deadline of the call that is being served. All attempts of
@@ -150,7 +150,7 @@ Codes = Annotated[Any, WithJsonSchema(CODES_SCHEMA)]
 
 
 class RetryPolicy(Policy):
-    """Which failed calls are retried (Dubbo's failover), and how long to wait before each retry.
+    """Settings for retries (Dubbo's failover): of which failed calls, and the wait before each.
 
     Only methods marked `idempotent` are retried: a server may have executed a call that failed,
     whatever its status is. A call is retried only before its deadline, and only while no response
@@ -199,8 +199,8 @@ class RetryPolicy(Policy):
 
     @field_validator("retry_on", mode="after")
     @classmethod
-    def _check_retry_on(cls, given: object) -> frozenset[str]:
-        codes = _codes(given, "`retry_on`")
+    def _check_retry_on(cls, value: object) -> frozenset[str]:
+        codes = _codes(value, "`retry_on`")
         if not codes:
             raise ConfigurationError(f"`retry_on` is empty; {RETRY_ON_ADVICE}")
         return codes
@@ -212,9 +212,9 @@ class RetryPolicy(Policy):
         return backoff
 
 
-def _codes(given: object, what: str) -> frozenset[str]:
-    each = given if isinstance(given, (set, frozenset, tuple, list)) else (given,)
-    return frozenset(checked(partial(checked_code, what=what), one) for one in each)
+def _codes(value: object, setting: str) -> frozenset[str]:
+    each = value if isinstance(value, (set, frozenset, tuple, list)) else (value,)
+    return frozenset(checked(partial(checked_code, what=setting), code) for code in each)
 
 
 class HedgingPolicy(Policy):
@@ -263,7 +263,7 @@ class HedgingPolicy(Policy):
 
 
 class DefaultResponsePolicy(Policy):
-    """Which failed calls are logged and answered with a default response (Dubbo's failsafe)."""
+    """A default response for failed calls, which are logged (Dubbo's failsafe)."""
 
     on: Codes = Field(description=wanted("on"))
     """The failures that are replaced by the default response: status codes; in code also exception
@@ -294,7 +294,7 @@ REPLACED: Final = {
 if TYPE_CHECKING:
 
     class MethodSettings(TypedDict, total=False):
-        """What `MethodPolicy(...)` accepts, which is more than the fields hold."""
+        """The arguments of `MethodPolicy(...)`; their types are wider than those of the fields."""
 
         timeout: float | timedelta | DeadlinePolicy | None
         retry: RetryPolicy | None
@@ -305,7 +305,7 @@ if TYPE_CHECKING:
         wait_for_ready: bool | None
 
     class CallSettings(MethodSettings, total=False):
-        """What `CallPolicy(...)` accepts."""
+        """The arguments of `CallPolicy(...)`."""
 
         methods: Mapping[str, MethodPolicy]
 
@@ -368,14 +368,14 @@ class MethodPolicy(Policy):
 
     def over(self, general: MethodPolicy) -> MethodPolicy:
         """Return this policy, with the settings that it does not set taken from `general`."""
-        given, base = self._given(), general._given()
-        if given.get("timeout") is not None:
-            given["timeout"] = given["timeout"].over(base.get("timeout"))
+        own, base = self._given(), general._given()
+        if own.get("timeout") is not None:
+            own["timeout"] = own["timeout"].over(base.get("timeout"))
         for name, replaced in REPLACED.items():
-            if given.get(name) is not None:
+            if own.get(name) is not None:
                 for other in replaced:
                     base.pop(other, None)
-        return MethodPolicy(**base | given)
+        return MethodPolicy(**base | own)
 
     def _given(self) -> dict[str, Any]:
         """The settings of a method that were given."""
@@ -439,10 +439,10 @@ class CallPolicy(MethodPolicy):
 
     def policy_for(self, method: str) -> MethodPolicy:
         """Return the effective settings of a method, or of a pattern: `"/shop.Orders/Get"`."""
-        found = MethodPolicy().over(self)
+        policy = MethodPolicy().over(self)
         for own in self._layers(method):
-            found = own.over(found)
-        return found
+            policy = own.over(policy)
+        return policy
 
     def _layers(self, method: str) -> list[MethodPolicy]:
         """Return the settings of the patterns that match a method, the most specific last."""
@@ -498,9 +498,9 @@ def checked_calls(policy: CallPolicy) -> CallPolicy:
     Raises:
         TypeError: It is not a `CallPolicy`.
     """
-    given: object = policy
-    if not isinstance(given, CallPolicy):
+    checked_policy: object = policy
+    if not isinstance(checked_policy, CallPolicy):
         raise TypeError(
-            f"policy must be a CallPolicy, such as CallPolicy(timeout=2.0), not {given!r}"
+            f"policy must be a CallPolicy, such as CallPolicy(timeout=2.0), not {checked_policy!r}"
         )
-    return given
+    return checked_policy

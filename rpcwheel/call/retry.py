@@ -44,7 +44,7 @@ ATTEMPTS_KEY: Final = "grpc-previous-rpc-attempts"
 which is the default."""
 
 RETRY_KEY: Final = "x-retry-attempt"
-"""The same number; the key of go-grpc-middleware, which gRPC's core does not remove."""
+"""The number of previous attempts, under the key of go-grpc-middleware. gRPC's core keeps it."""
 
 PUSHBACK_KEY: Final = "grpc-retry-pushback-ms"
 FORBID_NS: Final = -1
@@ -52,13 +52,13 @@ LONGEST_DIGITS: Final = 12
 """Longer values are invalid (10**12 ms is 30 years): Python refuses to parse too many digits."""
 
 
-def with_attempt(given: Iterable[tuple[str, str | bytes]] | None, number: int) -> Metadata:
+def with_attempt(metadata: Iterable[tuple[str, str | bytes]] | None, number: int) -> Metadata:
     """Return the metadata of an attempt. From the second on it has the number of previous ones.
 
     Values that the caller gave are replaced, because a server may pass on the metadata of a call
     that was itself a retry.
     """
-    pairs = () if given is None else tuple((key, value) for key, value in given)
+    pairs = () if metadata is None else tuple((key, value) for key, value in metadata)
     if number <= 1:
         return pairs
     others = (pair for pair in pairs if pair[0] not in {ATTEMPTS_KEY, RETRY_KEY})
@@ -296,9 +296,9 @@ class RetryBudget:
         second = now_ns // SLOT_NS
         slot = self._slot(second)
         slot[RETRIES] += 1
-        recent = [one for one in self._slots if one[SECOND] > second - RECENT_SECONDS]
-        retries = sum(one[RETRIES] for one in recent)
-        if retries <= max(self._min_retries, self._share * sum(one[CALLS] for one in recent)):
+        recent = [slot for slot in self._slots if slot[SECOND] > second - RECENT_SECONDS]
+        retries = sum(slot[RETRIES] for slot in recent)
+        if retries <= max(self._min_retries, self._share * sum(slot[CALLS] for slot in recent)):
             return True
         slot[RETRIES] -= 1
         return False

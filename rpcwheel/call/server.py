@@ -70,9 +70,9 @@ class ServerState:
         server's lock. So each handler is wrapped only once.
         """
         key = method, id(handler)  # several servers may share one interceptor
-        known = self._wrapped.get(key)
-        if known is not None and known[0] is handler:
-            return known[1]
+        cached = self._wrapped.get(key)
+        if cached is not None and cached[0] is handler:
+            return cached[1]
         behavior = behavior_of(handler)
         if behavior is None:
             return handler

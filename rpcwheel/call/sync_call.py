@@ -369,14 +369,14 @@ class ClientCall:
         if messages is None:
             error.add_note(f"{self.method}: not queued by failback, as not all requests are known")
             return None
-        given = copy_details(self._details)
-        details = given._replace(
-            timeout=delivery_timeout(given.timeout, self.config),
-            metadata=queued_metadata(given.metadata, policy),
+        original = copy_details(self._details)
+        details = original._replace(
+            timeout=delivery_timeout(original.timeout, self.config),
+            metadata=queued_metadata(original.metadata, policy),
         )
         try:
             if self.config.durable:
-                stored = details._replace(metadata=given.metadata)
+                stored = details._replace(metadata=original.metadata)
                 failed = self.state.failed_rpc(policy, self.kind, stored, messages)
                 queue = self.state.queue_of(policy, self.config.queue)
                 outcome: str | None = queue.enqueue_rpc(error, failed)
@@ -1213,10 +1213,12 @@ class HedgedAttempts(_RetryingState):
             self._run_on_worker(partial(self._has_failed, attempt, failure))
 
     def _has_failed(self, attempt: AnyCall, failure: BaseException) -> None:
-        known = has_status(failure) and not is_channel_closed_error(failure)
+        has_rpc_status = has_status(failure) and not is_channel_closed_error(failure)
         with self._changed:
             self._failed = attempt, failure
-            over = not known or self._plan.ended(self.call.state.now_ns(), result_of(failure))
+            over = not has_rpc_status or self._plan.ended(
+                self.call.state.now_ns(), result_of(failure)
+            )
         if over:
             self._end(attempt, failure)
         else:
