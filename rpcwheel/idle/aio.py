@@ -149,7 +149,7 @@ class ConnectionTable(grpc.aio.ServerInterceptor):
 
 
 def _observe_coroutine(kind: Kind, behavior: Behavior, begin: Begin) -> Behavior:
-    """For one response, and for streams by `context.read()` and `context.write()`."""
+    """Wrap a coroutine function: one response, or streams by `context.read()` and `write()`."""
     streams = kind.streams_requests or kind.streams_responses
 
     async def serve(request: Any, context: Any) -> object:
@@ -189,7 +189,7 @@ def _observe_generator(kind: Kind, behavior: Behavior, begin: Begin) -> Behavior
 
 
 def _observe_plain_function(kind: Kind, behavior: Behavior, begin: Begin) -> Behavior:
-    """For a function that grpc.aio runs in a pool, or whose result it iterates there."""
+    """Wrap a function that grpc.aio runs in a pool, or whose result it iterates there."""
     streams = kind.streams_requests or kind.streams_responses
 
     def serve(request: Any, context: Any) -> object:
@@ -240,7 +240,7 @@ class _Context:
         self._rpcwheel_call.note_write()
 
     def add_done_callback(self, callback: Callable[[Any], object]) -> None:
-        """As gRPC's; the callback gets the object that the handler has."""
+        """Call `callback` at the end of the call, with the context that the handler has."""
         self._rpcwheel_context.add_done_callback(lambda _: callback(self))
 
     def __getattr__(self, name: str) -> Any:
@@ -289,7 +289,7 @@ class _Call(ServedCall):
             call_on_loop(task.get_loop(), self._finish, task, details)
 
     def _finish(self, task: Task, details: str) -> None:
-        """On the loop. The status takes its first step before the handler is cancelled."""
+        """End the call, on the loop. Begin to send the status before the handler is cancelled."""
         is_done = getattr(self._context, "done", None)  # a plain function's context has none
         if is_done is not None and not is_done():
             loop = task.get_loop()
@@ -384,9 +384,11 @@ class IdleConnectionDetector(DetectorBase):
         return min(list(self._arriving.values()), default=default)
 
     def _end_late_requests(self, limit_ns: int) -> bool:
-        now_ns, known = self._table.now_ns(), self._receiving
-        found = [task for task in list(self._arriving) if is_receiving(task)]
-        self._receiving = weakref.WeakKeyDictionary({one: known.get(one, now_ns) for one in found})
+        now_ns, since_by_task = self._table.now_ns(), self._receiving
+        receiving = [task for task in list(self._arriving) if is_receiving(task)]
+        self._receiving = weakref.WeakKeyDictionary(
+            {task: since_by_task.get(task, now_ns) for task in receiving}
+        )
         for task, since_ns in self._receiving.items():
             if now_ns - since_ns >= limit_ns:
                 call_on_loop(task.get_loop(), self._end_late_request, task, limit_ns)

@@ -156,7 +156,7 @@ class Activity:
 
 
 class ConnectionActivity:
-    """What was seen of one connection since `first_ns`."""
+    """The activity of one connection since `first_ns`."""
 
     def __init__(self, first_ns: int, age_jitter: float | None = 0.0) -> None:
         self.first_ns = first_ns

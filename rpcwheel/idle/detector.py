@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from rpcwheel.timer.api import Timer
 
     from .sockets import OpenSocket
-    from .table import Connection, Entry, ServedCall, Table
+    from .table import Connection, ConnectionEntry, ServedCall, Table
 
 HIDDEN_CALLS: Final = (
     "an interceptor before ConnectionTable hides who calls (context.peer() failed), so connections "
@@ -127,7 +127,7 @@ class ConnectionStatus:
 
 @public_name("IdleConnectionDetector")
 class DetectorBase:
-    """What the detectors of `grpc` and `grpc.aio` have in common."""
+    """The common part of the detectors of `grpc` and `grpc.aio`."""
 
     def __init__(
         self,
@@ -280,7 +280,7 @@ class DetectorBase:
             if self._closed:
                 return
             pending = [entry.pending for entry in self._table.entries()]
-            next_ns = min([self._next_check_ns, *(one.next_ns for one in pending if one)])
+            next_ns = min([self._next_check_ns, *(close.next_ns for close in pending if close)])
             if next_ns == NEVER:
                 return
             timer = shared_timer() if self._timer is None else self._timer
@@ -312,7 +312,7 @@ class DetectorBase:
             if self._closed:
                 return []
             events: list[Event] = []
-            idle: list[Entry] = []
+            idle: list[ConnectionEntry] = []
             check = check or self._now_ns() >= self._next_check_ns
             try:
                 if check:
@@ -358,11 +358,11 @@ class DetectorBase:
             scanned_ns = table.now_ns()
             own, others = self._scanner.scan(table.callers())
             table.reconcile(own, scanned_ns)
-            for one in others[:1]:
+            for info in others[:1]:
                 ports = ", ".join(map(str, sorted(self._ports.numbers)))
                 self._report_limit(
                     "ports",
-                    f"a call came in from {one.name}, at port {one.local[1]}, but no socket of "
+                    f"a call came in from {info.name}, at port {info.local[1]}, but no socket of "
                     f"that peer is open at port {ports}; are these the server's ports?",
                 )
         if table.hidden_call_ns != NOT_YET:
@@ -378,7 +378,7 @@ class DetectorBase:
         if limit_ns != NEVER and not self._end_late_requests(limit_ns):
             self._report_limit("requests", NO_REQUEST_TIMEOUT)
 
-    def _decide(self, events: list[Event]) -> list[Entry]:
+    def _decide(self, events: list[Event]) -> list[ConnectionEntry]:
         """Find the idle connections, and decide which to close."""
         table, idle = self._table, []
         for entry in table.entries():
@@ -411,7 +411,11 @@ class DetectorBase:
         """Take the next step with each connection that is due to be closed."""
         now_ns, scanner = self._table.now_ns(), self._scanner
         entries = self._table.entries()
-        due = [one for one in entries if one.pending is not None and one.pending.next_ns <= now_ns]
+        due = [
+            entry
+            for entry in entries
+            if entry.pending is not None and entry.pending.next_ns <= now_ns
+        ]
         if not due or scanner is None:
             return
         began_ns = time.monotonic_ns()
@@ -447,7 +451,7 @@ class DetectorBase:
 
     def _take_step(
         self,
-        entry: Entry,
+        entry: ConnectionEntry,
         pending: PendingClose,
         socket: OpenSocket,
         state: SocketState,
@@ -485,10 +489,10 @@ class DetectorBase:
             warnings.warn(f"IdleConnectionDetector: {text}", RuntimeWarning, stacklevel=4)
             self._report_limit("system", text)
 
-    def _report_limit(self, what: str, text: str) -> None:
+    def _report_limit(self, limit: str, text: str) -> None:
         """Report once what does not work."""
-        if what not in self._limited:
-            self._limited.add(what)
+        if limit not in self._limited:
+            self._limited.add(limit)
             self._events.emit(IdleDetectionLimited(text))
 
 

@@ -26,7 +26,7 @@ Patterns = Annotated[
 
 
 class IdlePolicy(Policy):
-    """When a server closes a connection that is not used, and what it does then.
+    """Limits after which a server reports or closes a connection, and how it closes it.
 
     The limits are independent; the first that a connection exceeds counts. A call in flight keeps
     its connection open. So does an open stream, unless `close_streams` is set.

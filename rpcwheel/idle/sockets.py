@@ -57,9 +57,9 @@ SUPPORTED: bool = sys.platform == "linux" and DESCRIPTORS.is_dir()
 """Whether connections can be found and closed on this system."""
 
 STATE_AND_TIMES: Final = struct.Struct("=B43xI4xI")
-"""Of `struct tcp_info`: the state, and milliseconds since data was last sent, and received."""
+"""Fields of `struct tcp_info`: the state, and milliseconds since data was sent, and received."""
 COUNTS: Final = struct.Struct("=120xQQ")
-"""Of `struct tcp_info` since Linux 4.1: bytes acknowledged by the peer, bytes received."""
+"""Fields of `struct tcp_info` since Linux 4.1: bytes acknowledged by the peer, bytes received."""
 
 SHUT_DOWN_STATES: Final = frozenset({4, 5, 6, 7, 9, 11})
 """States of a connection that this side has ended: all but ESTABLISHED and CLOSE_WAIT."""
@@ -130,7 +130,7 @@ class SocketInfo(NamedTuple):
     sent_ago_ns: int
     bytes_in: int | None
     bytes_out: int | None
-    """As far as the peer acknowledged them. Both None before Linux 4.1."""
+    """Bytes that the peer has acknowledged. Both counts are None before Linux 4.1."""
 
 
 class OpenSocket:
@@ -187,16 +187,16 @@ class OpenSocket:
         )
 
     def received_ago_ns(self) -> int:
-        """As `SocketInfo.received_ago_ns`, now."""
+        """Return the nanoseconds since data was last received."""
         return self._tcp_info()[2] * 1_000_000
 
     def _tcp_info(self) -> tuple[int, int, int, int | None, int | None]:
         with suppress(OSError, struct.error):
-            found = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-            state, sent_ms, received_ms = STATE_AND_TIMES.unpack_from(found)
-            if len(found) < COUNTS.size:
+            tcp_info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+            state, sent_ms, received_ms = STATE_AND_TIMES.unpack_from(tcp_info)
+            if len(tcp_info) < COUNTS.size:
                 return state, sent_ms, received_ms, None, None
-            return state, sent_ms, received_ms, *COUNTS.unpack_from(found)
+            return state, sent_ms, received_ms, *COUNTS.unpack_from(tcp_info)
         return 0, 0, 0, None, None
 
     def unread(self) -> int:
@@ -302,20 +302,20 @@ def find_sockets(
         slot: For the duplicates.
         listening: The addresses at which this process listens are added to it.
     """
-    found = []
+    sockets = []
     for number in _descriptors():
-        one = slot.duplicate(number)
-        if one is None:
+        duplicate = slot.duplicate(number)
+        if duplicate is None:
             continue
         try:
-            peer, local, scope = one.addresses(listening)
+            peer, local, scope = duplicate.addresses(listening)
             if wanted(peer, local[1]):
-                found.append(one.info(peer, local, scope))
+                sockets.append(duplicate.info(peer, local, scope))
         except OSError:  # not TCP, or no longer connected
             pass
         finally:
-            slot.release(one)
-    return found
+            slot.release(duplicate)
+    return sockets
 
 
 def _descriptors() -> Iterable[int]:
@@ -346,7 +346,7 @@ PORTS_HELP: Final = (
 
 
 class ServerPorts(NamedTuple):
-    """Where a server listens, as its user says.
+    """The ports of a server, as configured by the user.
 
     A port without an address is not enough to recognize a socket: servers of one process may listen
     at the same port of two addresses, and an outgoing connection may have that port.
@@ -358,26 +358,26 @@ class ServerPorts(NamedTuple):
     """Addresses without a port: unix sockets."""
 
     @classmethod
-    def parse(cls, given: int | str | Iterable[int | str] | None) -> ServerPorts:
+    def parse(cls, ports: int | str | Iterable[int | str] | None) -> ServerPorts:
         """Parse the argument of a user.
 
         Raises:
             TypeError, ConfigurationError: It names no ports.
         """
-        if given is None:
+        if ports is None:
             return cls(None)
-        if isinstance(given, (bytes, bytearray)):  # each of its bytes would be a port
-            raise TypeError(f"ports is {given!r}; {PORTS_HELP}")
-        several = [given] if isinstance(given, (int, str)) else list(given)
+        if isinstance(ports, (bytes, bytearray)):  # each of its bytes would be a port
+            raise TypeError(f"ports is {ports!r}; {PORTS_HELP}")
+        several = [ports] if isinstance(ports, (int, str)) else list(ports)
         if not several:
             raise ConfigurationError(f"ports is empty; {PORTS_HELP}")
         tcp: set[tuple[str | None, int]] = set()
         unix: list[str] = []
-        for one in several:
-            if isinstance(one, str) and one.startswith(("unix:", "unix-abstract:", "vsock:")):
-                unix.append(one)
+        for item in several:
+            if isinstance(item, str) and item.startswith(("unix:", "unix-abstract:", "vsock:")):
+                unix.append(item)
                 continue
-            host, port = _parse_port(one)
+            host, port = _parse_port(item)
             if port == UNIX_PORT:
                 unix.append("a unix socket")
             else:
@@ -414,18 +414,18 @@ class ServerPorts(NamedTuple):
         return hosts[0] in {ip, ALL} or (hosts[0] == ALL_IPV4 and ":" not in ip)
 
 
-def _parse_port(given: object) -> tuple[str, int]:
-    if isinstance(given, str):
-        host, colon, text = given.rpartition(":")
+def _parse_port(value: object) -> tuple[str, int]:
+    if isinstance(value, str):
+        host, colon, text = value.rpartition(":")
         if not (colon and text.isdecimal()):
-            raise ConfigurationError(f"ports has {given!r}, which names no port; {PORTS_HELP}")
+            raise ConfigurationError(f"ports has {value!r}, which names no port; {PORTS_HELP}")
         port = int(text)
-    elif isinstance(given, int) and not isinstance(given, bool):
-        host, port = "", given
+    elif isinstance(value, int) and not isinstance(value, bool):
+        host, port = "", value
     else:
-        raise TypeError(f"ports has {given!r}; {PORTS_HELP}")
+        raise TypeError(f"ports has {value!r}; {PORTS_HELP}")
     if not 0 < port < 1 << 16:
-        raise ConfigurationError(f"ports has {given!r}, which is no port; {PORTS_HELP}")
+        raise ConfigurationError(f"ports has {value!r}, which is no port; {PORTS_HELP}")
     return host, port
 
 
@@ -466,32 +466,32 @@ class SocketScanner:
             The connections of the server, and those of `callers` at other ports than it has.
         """
         numbers = self._ports.numbers
-        known = numbers | {port for _, port in self._learned}
+        candidates = numbers | {port for _, port in self._learned}
         listening: set[Address] = set()
-        found = find_sockets(
-            lambda peer, port: port in known or peer in callers, self._slot, listening
+        sockets = find_sockets(
+            lambda peer, port: port in candidates or peer in callers, self._slot, listening
         )
         # A local address at which a call came in is the server's, unless the user gave other ports.
         # If a peer has two sockets, it is not known which of them made the call.
-        count = Counter(one.peer for one in found)
-        for one in found:
-            is_possible = self._ports.tcp is None or one.local[1] in numbers
-            if is_possible and one.peer in callers and count[one.peer] == 1:
-                self._learned.add(one.local)
-        own = [one for one in found if self._ports.has(one.local, self._learned, listening)]
+        count = Counter(info.peer for info in sockets)
+        for info in sockets:
+            is_possible = self._ports.tcp is None or info.local[1] in numbers
+            if is_possible and info.peer in callers and count[info.peer] == 1:
+                self._learned.add(info.local)
+        own = [info for info in sockets if self._ports.has(info.local, self._learned, listening)]
         if self._ports.tcp is None:
             return own, []
-        return own, [one for one in found if one.local[1] not in numbers]
+        return own, [info for info in sockets if info.local[1] not in numbers]
 
     @contextmanager
     def open(self, info: SocketInfo) -> Iterator[OpenSocket | None]:
         """Duplicate the descriptor of a connection for the block; None if it has gone."""
-        one = self._slot.duplicate(info.descriptor)
+        duplicate = self._slot.duplicate(info.descriptor)
         try:
-            yield one if one is not None and one.inode() == info.inode else None
+            yield duplicate if duplicate is not None and duplicate.inode() == info.inode else None
         finally:
-            if one is not None:
-                self._slot.release(one)
+            if duplicate is not None:
+                self._slot.release(duplicate)
 
     def close(self) -> None:
         """Free the descriptors. Idempotent."""

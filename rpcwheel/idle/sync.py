@@ -77,16 +77,16 @@ class ConnectionTable(grpc.ServerInterceptor):
         if handler is None:
             return None
         method = handler_call_details.method
-        known = self._observed.get(method, ())
-        if known and known[0] is handler:
-            return known[1]
+        cached = self._observed.get(method, ())
+        if cached and cached[0] is handler:
+            return cached[1]
         behavior = behavior_of(handler)
         if behavior is None:
             return handler
         observed = self._observe(handler, behavior, method)
         if len(self._observed) >= MAX_METHODS:
             self._observed.clear()
-        self._observed[method] = (handler, observed) if known == () else None
+        self._observed[method] = (handler, observed) if cached == () else None
         return observed
 
     def _observe_pool(self, pool: weakref.ref[Any] | None) -> None:

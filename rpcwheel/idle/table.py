@@ -89,13 +89,13 @@ class Connection:
     """
 
     peer: str
-    """As `context.peer()` returns it. All unix sockets together are "unix:"."""
+    """The value of `context.peer()`. All unix sockets together are "unix:"."""
     local_address: str | None
     """The server's address, in the same form. None: not known."""
     user_agent: str | None
     """From the metadata of the first call."""
     tls_identity: TlsIdentity | None
-    """None too if the connection is plaintext, or the client gave no certificate."""
+    """None if not known, on a plaintext connection, or if the client gave no certificate."""
     state: ConnectionState
     calls_in_flight: int
     """Streams included."""
@@ -106,7 +106,7 @@ class Connection:
     messages_in: int
     messages_out: int
     bytes_in: int | None
-    """What the kernel received, with all that HTTP/2 and TLS add."""
+    """Bytes that the kernel received, including the overhead of HTTP/2 and TLS."""
     bytes_out: int | None
     connected_at: datetime
     """UTC. When it was first seen; for a connection that has made no call, the last time at which
@@ -117,7 +117,7 @@ class Connection:
     """Seconds since `last_used_at`, or else since `connected_at`."""
 
 
-class Entry:
+class ConnectionEntry:
     """One connection. Guarded by the lock of its table."""
 
     def __init__(
@@ -143,7 +143,7 @@ class Entry:
         """Whether it was removed from the table."""
         self.pending: PendingClose | None = None
         self.reported: tuple[IdleLimit, int] | None = None
-        """What was reported last: the limit, and when the connection had been used then."""
+        """The last report: the limit, and the time of the last use before it."""
 
     def connection(self, limits: Limits, now_ns: int, now: datetime) -> Connection:
         """Make the record for users."""
@@ -175,7 +175,7 @@ class Entry:
         )
 
     def last_ns(self) -> int:
-        """When anything was last seen of it."""
+        """Return the time of the last activity."""
         activity = self.activity
         return max(activity.first_ns, activity.user.last_used_ns, activity.heartbeats.last_used_ns)
 
@@ -216,7 +216,7 @@ class ServedCall:
         self.is_over = False
         self.finished = False
         """Whether the detector ends it: what it does then does not keep the connection open."""
-        self.entry: Entry
+        self.entry: ConnectionEntry
         self.activity: Activity
         table.enter(self, peer)
 
@@ -284,7 +284,7 @@ class Requests:
         return request
 
     def next(self) -> object:
-        """As gRPC's own."""
+        """Return the next request. gRPC's request iterators have this method too."""
         return next(self)
 
     def __aiter__(self) -> Self:
@@ -358,8 +358,8 @@ class Table:
         self.accounted_ns = time.monotonic_ns()
         """All calls whose bytes arrived before this are known, or known to be on their way. By
         `time.monotonic_ns`. No call can arrive before the table exists."""
-        self._entries: dict[str, Entry] = {}
-        self._by_address: dict[Address, Entry] = {}
+        self._entries: dict[str, ConnectionEntry] = {}
+        self._by_address: dict[Address, ConnectionEntry] = {}
         self.set_heartbeats((HEALTH_METHODS,))
 
     def __len__(self) -> int:
@@ -390,7 +390,7 @@ class Table:
                 entry = self._add(peer, parse_peer(peer), self.now_ns())
             self._attach(call, entry)
 
-    def _attach(self, call: ServedCall, entry: Entry) -> None:
+    def _attach(self, call: ServedCall, entry: ConnectionEntry) -> None:
         call.entry = entry
         call.activity = entry.activity.heartbeats if call.heartbeat else entry.activity.user
         call.activity.begin(self.now_ns(), streams=call.streams)
@@ -404,14 +404,14 @@ class Table:
         now_ns = None if call.finished else self.now_ns()
         call.activity.end(now_ns, streams=call.streams)
 
-    def _add(self, peer: str, address: Address | None, first_ns: int) -> Entry:
+    def _add(self, peer: str, address: Address | None, first_ns: int) -> ConnectionEntry:
         entry = None if address is None else self._by_address.get(address)
         if entry is None:
             if len(self._entries) >= MAX_ENTRIES:
                 self._drop_oldest()
             now = datetime.now(UTC)  # read first, so that `last_used_at` is not earlier
             connected_at = _wall_time(first_ns, self.now_ns(), now)
-            entry = Entry(peer, address, first_ns, connected_at)
+            entry = ConnectionEntry(peer, address, first_ns, connected_at)
             if address is not None:
                 self._by_address[address] = entry
         else:  # found by a scan, which may name a scope otherwise than gRPC
@@ -427,12 +427,12 @@ class Table:
 
     # Connections
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[ConnectionEntry]:
         """All connections."""
         with self.lock:
             return list(self._entries.values())
 
-    def connections(self, limits: Limits, entries: Iterable[Entry]) -> list[Connection]:
+    def connections(self, limits: Limits, entries: Iterable[ConnectionEntry]) -> list[Connection]:
         """Records for users, oldest first."""
         with self.lock:
             now_ns, now = self.now_ns(), datetime.now(UTC)
@@ -448,7 +448,7 @@ class Table:
                 if entry.activity.user.total or entry.activity.heartbeats.total
             }
 
-    def drop(self, entry: Entry) -> None:
+    def drop(self, entry: ConnectionEntry) -> None:
         """Remove a connection that has gone."""
         with self.lock:
             entry.gone = True
@@ -457,16 +457,16 @@ class Table:
             if entry.address is not None and self._by_address.get(entry.address) is entry:
                 del self._by_address[entry.address]
 
-    def reconcile(self, found: Iterable[SocketInfo], scanned_ns: int) -> None:
+    def reconcile(self, sockets: Iterable[SocketInfo], scanned_ns: int) -> None:
         """Update the table from a scan.
 
         Args:
-            found: All connections of the server that the scan found.
+            sockets: All connections of the server that the scan found.
             scanned_ns: When the scan began; it may have missed younger connections.
         """
-        found = list(found)
-        count = Counter(info.peer for info in found)
-        for info in found:
+        sockets = list(sockets)
+        count = Counter(info.peer for info in sockets)
+        for info in sockets:
             with self.lock:
                 self._update(info, is_unique=count[info.peer] == 1)
         for entry in self.entries():

@@ -11,7 +11,7 @@ from rpcwheel.idle import ConnectionState, TlsIdentity
 from rpcwheel.idle.core import IdleLimit, IdleReason, Limits, PendingClose
 from rpcwheel.idle.policy import IdlePolicy
 from rpcwheel.idle.sockets import SocketInfo
-from rpcwheel.idle.table import Entry, ServedCall, Table
+from rpcwheel.idle.table import ConnectionEntry, ServedCall, Table
 from rpcwheel.timer.clock import clock_of
 
 S = 1_000_000_000
@@ -261,7 +261,10 @@ def test_a_connection_that_is_being_closed_has_the_state_closing(table):
 
 
 def test_a_reason_note_report_once_until_the_connection_is_used():
-    entry, limits = Entry(A, ("10.0.0.1", 5001), 0, datetime.now(UTC)), Limits(IdlePolicy())
+    entry, limits = (
+        ConnectionEntry(A, ("10.0.0.1", 5001), 0, datetime.now(UTC)),
+        Limits(IdlePolicy()),
+    )
     idle, age = (IdleReason(limit, 1, 2) for limit in (IdleLimit.IDLE, IdleLimit.AGE))
     assert entry.note_report(idle, limits)
     assert not entry.note_report(idle, limits)
@@ -274,7 +277,7 @@ def test_a_reason_note_report_once_until_the_connection_is_used():
 
 def test_connections_have_different_shares_of_the_spread_of_max_age():
     now = datetime.now(UTC)
-    shares = {Entry(A, ("10.0.0.1", 5001), 0, now).activity.age_jitter for _ in range(20)}
+    shares = {ConnectionEntry(A, ("10.0.0.1", 5001), 0, now).activity.age_jitter for _ in range(20)}
     assert len(shares) > 10
     assert all(0 <= share <= 1 for share in shares)
-    assert Entry("unix:", None, 0, now).activity.age_jitter is None
+    assert ConnectionEntry("unix:", None, 0, now).activity.age_jitter is None
