@@ -144,7 +144,7 @@ class InterceptedChannel(aio_multicallable.Channel):
         await self._channel.close()
 
     def close_kept_soon(self) -> None:
-        """Do the same on the loop. Any thread."""
+        """Run `close_kept` on the loop. Any thread."""
         if self._loop is not None:  # if it is closed, the garbage collector closes them
             call_on_loop(self._loop, self._start_closing, self._loop)
 
@@ -224,17 +224,17 @@ class _StoredCalls:
         return delivery, body.requests, {}
 
     def _of_method(self, kind: Kind, method: str) -> tuple[CallFactory, Any]:
-        known = self._calls.get((kind, method))
-        if known is not None:
-            return known
+        cached = self._calls.get((kind, method))
+        if cached is not None:
+            return cached
         start: Any = getattr(self._channel, kind.name.lower())(method)
         counts = self._state.counts
         if counts is not None:
             start = partial(begin_counted, counts.attempts.method(method, kind.grpc_type), start)
         if len(self._calls) >= MAX_METHODS:
             self._calls.clear()
-        known = self._calls[kind, method] = CallFactory(self._state, method, kind), start
-        return known
+        cached = self._calls[kind, method] = CallFactory(self._state, method, kind), start
+        return cached
 
 
 class _Multicallable:
@@ -266,7 +266,7 @@ class _Multicallable:
 
 
 class _CountedMulticallable(_Multicallable):
-    """The same while metrics are on: counts calls. `call` counts attempts."""
+    """A multicallable that counts calls, while metrics are on. `call` counts attempts."""
 
     def __init__(
         self,
@@ -325,19 +325,23 @@ class _Interceptor:
             setattr(self, f"intercept_{self.kind.name.lower()}", counted)
 
     async def _intercept_counted(
-        self, counts: CallCounts, continuation: Continuation, given: Any, request: Any
+        self, counts: CallCounts, continuation: Continuation, call_details: Any, request: Any
     ) -> Any:
         """Begin a call, return it, and count it and its attempts."""
-        method = given.method.decode() if isinstance(given.method, bytes) else given.method
+        method = (
+            call_details.method.decode()
+            if isinstance(call_details.method, bytes)
+            else call_details.method
+        )
         key = method, self.kind.grpc_type
         attempt = partial(begin_counted_awaited, counts.attempts.method(*key), continuation)
         calls = counts.client.method(*key)
-        return await begin_counted_awaited(calls, self.intercept, attempt, given, request)
+        return await begin_counted_awaited(calls, self.intercept, attempt, call_details, request)
 
-    async def intercept(self, continuation: Continuation, given: Any, request: Any) -> Any:
+    async def intercept(self, continuation: Continuation, call_details: Any, request: Any) -> Any:
         """Begin a call and return it."""
-        calls = self._calls.get(given.method) or self._add(given.method)
-        method, credentials = given.method, given.credentials
+        calls = self._calls.get(call_details.method) or self._add(call_details.method)
+        method, credentials = call_details.method, call_details.credentials
 
         async def start(
             request: Any,
@@ -351,7 +355,7 @@ class _Interceptor:
             )
             return await continuation(details, request)
 
-        options = given.timeout, given.metadata, given.wait_for_ready
+        options = call_details.timeout, call_details.metadata, call_details.wait_for_ready
         call = calls.begin(start, request, *options)
         return await call if isinstance(call, CoroutineType) else call
 
@@ -385,10 +389,10 @@ class _StreamStreamInterceptor(_Interceptor, grpc.aio.StreamStreamClientIntercep
 
 def interceptors_of(state: ClientState) -> list[grpc.aio.ClientInterceptor]:
     """Make one interceptor for each kind of call; all share the state."""
-    made: list[grpc.aio.ClientInterceptor] = [
+    interceptors: list[grpc.aio.ClientInterceptor] = [
         _UnaryUnaryInterceptor(state),
         _UnaryStreamInterceptor(state),
         _StreamUnaryInterceptor(state),
         _StreamStreamInterceptor(state),
     ]
-    return Interceptors(made, AIO_CHANNEL, FOR_AIO)
+    return Interceptors(interceptors, AIO_CHANNEL, FOR_AIO)

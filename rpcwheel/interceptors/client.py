@@ -138,7 +138,7 @@ class ClientInterceptor(
 
 
 class _CountingInterceptor(ClientInterceptor):
-    """The same while metrics are on: counts calls and attempts."""
+    """An interceptor that counts calls and attempts, while metrics are on."""
 
     def __init__(self, state: ClientState, counts: CallCounts) -> None:
         super().__init__(state)
@@ -173,8 +173,10 @@ class _CountingInterceptor(ClientInterceptor):
 def interceptors_of(state: ClientState) -> list[grpc.UnaryUnaryClientInterceptor]:
     """Make the interceptor of one client, for all kinds of call."""
     counts = state.counts
-    made = ClientInterceptor(state) if counts is None else _CountingInterceptor(state, counts)
-    return Interceptors([made], None, FOR_THREADS)
+    interceptor = (
+        ClientInterceptor(state) if counts is None else _CountingInterceptor(state, counts)
+    )
+    return Interceptors([interceptor], None, FOR_THREADS)
 
 
 class InterceptedChannel(multicallable.Channel):
@@ -266,7 +268,7 @@ class InterceptedChannel(multicallable.Channel):
         self._channel.close()
 
     def close_kept_soon(self) -> None:
-        """Do the same on a worker thread."""
+        """Run `close_kept` on a worker thread."""
         EXECUTOR.submit(self, self.close_kept)
 
     def _multicallable(self, kind: Kind, method: str, *args: Any, **options: Any) -> Any:
@@ -279,8 +281,8 @@ class InterceptedChannel(multicallable.Channel):
         attempts = counted_multicallable(
             kind, below, counts.attempts.method(method, kind.grpc_type)
         )
-        made = _MULTICALLABLES[kind](state, self._waiting, kind, method, attempts)
-        return counted_multicallable(kind, made, counts.client.method(method, kind.grpc_type))
+        uncounted = _MULTICALLABLES[kind](state, self._waiting, kind, method, attempts)
+        return counted_multicallable(kind, uncounted, counts.client.method(method, kind.grpc_type))
 
 
 def _refuse() -> Never:

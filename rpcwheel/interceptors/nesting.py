@@ -47,8 +47,8 @@ def _attempts_below(channel: Any) -> int:
     """Return the largest `max_attempts` of the policies that a channel has."""
     attempts = 1
     for inner in unwrapped_channels(channel):
-        for one in (inner, *interceptors_of(inner)):
-            attempts = max(attempts, getattr(one, "policy_attempts", 1))
+        for layer in (inner, *interceptors_of(inner)):
+            attempts = max(attempts, getattr(layer, "policy_attempts", 1))
         active = getattr(getattr(inner, "connections", None), "active", None)
         wrapped = (getattr(active, "channel", None),)  # of a `ReconnectingChannel`
         if isinstance(inner, tuple):  # of a `BroadcastChannel`

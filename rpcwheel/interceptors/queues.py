@@ -62,9 +62,9 @@ class FailbackQueuesBase(Generic[InvokerT]):
         Raises:
             ConfigurationError: The policy has a journal, and a different one has that name.
         """
-        known = self._by_policy.get(id(policy))
-        if known is not None:
-            return known[1]
+        cached = self._by_policy.get(id(policy))
+        if cached is not None:
+            return cached[1]
         with self._lock:
             if id(policy) not in self._by_policy:
                 name = policy.name or name
@@ -86,8 +86,8 @@ class FailbackQueuesBase(Generic[InvokerT]):
         Raises:
             ConfigurationError: The policy with that name is another one.
         """
-        for known, invoker in self._by_policy.values():
-            if invoker is self._by_name[name] and known == policy:
+        for cached_policy, invoker in self._by_policy.values():
+            if invoker is self._by_name[name] and cached_policy == policy:
                 return invoker
         raise ConfigurationError(same_name_problem(name))
 
@@ -175,10 +175,10 @@ def client_state(
     Raises:
         TypeError: An argument is of a wrong type.
     """
-    given = queues_class(timer) if queues is None else queues
-    if not isinstance(given, queues_class):
-        raise TypeError(f"queues must be a FailbackQueues, or None, not {given!r}")
-    return ClientState(policy, timer=timer, queue_of=given.queue_for)
+    checked_queues = queues_class(timer) if queues is None else queues
+    if not isinstance(checked_queues, queues_class):
+        raise TypeError(f"queues must be a FailbackQueues, or None, not {checked_queues!r}")
+    return ClientState(policy, timer=timer, queue_of=checked_queues.queue_for)
 
 
 class JournalRoutes:

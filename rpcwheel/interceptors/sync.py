@@ -131,7 +131,7 @@ def client_interceptors(
     """
     state = client_state(policy, timer=timer, queues=queues, queues_class=FailbackQueues)
     refuse_journal(state)
-    if any(one.hedging is not None for one in (policy, *policy.methods.values())):
+    if any(settings.hedging is not None for settings in (policy, *policy.methods.values())):
         warnings.warn(HEDGES_FUTURES, stacklevel=_stacklevel)
     return interceptors_of(state)
 
