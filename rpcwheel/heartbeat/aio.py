@@ -30,7 +30,7 @@ class Heartbeat(HeartbeatBase):
     _metadata: ClassVar[Any] = grpc.aio.Metadata(*MARK)
 
     def __init__(self, channel: Any, **settings: Any) -> None:
-        """For `HeartbeatManager.attach`; an event loop must be running."""
+        """Create a heartbeat, for `HeartbeatManager.attach`. An event loop must be running."""
         self._loop = asyncio.get_running_loop()
         self._is_lost = self._loop.is_closed
         self._tasks: set[asyncio.Task[None]] = set()

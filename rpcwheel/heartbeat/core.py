@@ -194,7 +194,7 @@ class HeartbeatCore:
             self._start_silence(min(write_ns, now_ns))
 
     def _detect_stall(self, now_ns: int) -> None:
-        """If this process stalled, what arrived meanwhile may not have been read yet."""
+        """Restart the counts after a stall of this process: data may have arrived unread."""
         if now_ns - self._planned_ns > self._rules.stall_ns:
             self._stalled_ns += now_ns - self._planned_ns
             self._planned_ns = NEVER

@@ -90,7 +90,7 @@ class HeartbeatStatus:
     answered: int
     replaced: int
     serving: bool | None
-    """What the server said about itself; None: nothing."""
+    """The status that the server reported (`grpc.health.v1`); None: none yet."""
     silence_s: float | None
     """Seconds since anything was read; None: never was anything."""
     problem: str
@@ -113,7 +113,7 @@ class HeartbeatBase(ABC):
         timer: Timer | None,
         forget: Callable[[HeartbeatBase], object],
     ) -> None:
-        """For `HeartbeatManager.attach`; `forget(heartbeat)` is called when it has ended."""
+        """Create a heartbeat. It calls `forget(heartbeat)` when it has ended."""
         self._can_reconnect = callable(getattr(channel, "heartbeat_call", None))
         # A `ReconnectingChannel` must not be kept alive. Any other channel is kept: its user may
         # drop it while stubs of it still make calls.
@@ -189,12 +189,12 @@ class HeartbeatBase(ABC):
 
     @property
     def last_write(self) -> float | None:
-        """When anything was last written, as `last_read`."""
+        """When anything was last written, in seconds on the timer's clock; None: never."""
         return _seconds(self._activity.last_write_ns)
 
     @property
     def last_use(self) -> float | None:
-        """When a call other than heartbeats last began, read or wrote, as `last_read`.
+        """When a call (not a heartbeat) last began, read or wrote, on the timer's clock.
 
         None: never, or not known, because the channel is not a `ReconnectingChannel`.
         """
@@ -202,7 +202,7 @@ class HeartbeatBase(ABC):
 
     @property
     def silence(self) -> float | None:
-        """For how many seconds nothing was read; None: never was anything."""
+        """Seconds since anything was last read; None: nothing was ever read."""
         read_ns = self._activity.last_read_ns
         return None if read_ns is None else _seconds(max(0, self._now_ns() - read_ns))
 
@@ -233,7 +233,7 @@ class HeartbeatBase(ABC):
 
     @property
     def serving(self) -> bool | None:
-        """What the server last said about itself (`grpc.health.v1`); None: nothing."""
+        """The status that the server last reported (`grpc.health.v1`); None: none yet."""
         return self._core.serving
 
     def status(self) -> HeartbeatStatus | None:
@@ -281,7 +281,7 @@ class HeartbeatBase(ABC):
     def remove_listener(self, listener: object) -> None:
         """Call this listener no more; an unknown one is not an error."""
         with self._lock:
-            self._listeners = tuple(known for known in self._listeners if known != listener)
+            self._listeners = tuple(other for other in self._listeners if other != listener)
 
     def beat(self) -> bool:
         """Send a heartbeat soon; False if an answer is awaited, or heartbeats have ended."""
@@ -299,10 +299,10 @@ class HeartbeatBase(ABC):
         self._notify()
 
     end_at_exit = detach
-    """Internal: for `BACKGROUND`, when the main thread has ended."""
+    """Called by `BACKGROUND` when the main thread has ended."""
 
     def is_over(self) -> bool:
-        """Internal: whether its channel was dropped, or is a plain channel that was closed.
+        """Whether its channel was dropped, or is a plain channel that was closed.
 
         Plain channels don't report that they are closed.
         """
@@ -313,7 +313,7 @@ class HeartbeatBase(ABC):
     # The channel
 
     def _connectivity(self) -> grpc.ChannelConnectivity | None:
-        """None if not known."""
+        """Return the connectivity of the active connection; None if not known."""
         channel = self.connection
         get_state = getattr(channel, "get_state", None)  # a `ReconnectingChannel`, or grpc.aio
         try:
@@ -333,7 +333,7 @@ class HeartbeatBase(ABC):
         return state is grpc.ChannelConnectivity.TRANSIENT_FAILURE
 
     def _last_activity(self) -> LastActivity:
-        """Of the active connection. Under the lock."""
+        """Return the activity of the active connection. Under the lock."""
         channel = self.connection
         if self._can_reconnect and channel is not None:
             activity = channel.activity
@@ -346,7 +346,7 @@ class HeartbeatBase(ABC):
     # The timer
 
     def begin(self) -> None:
-        """Internal: set the first timeout, and end when the channel is closed.
+        """Set the first timeout, and end when the channel is closed.
 
         Raises:
             TimerStopped, TooManyTimeouts: The timer does not take it.
@@ -366,7 +366,7 @@ class HeartbeatBase(ABC):
         self._notify()
 
     def _expired(self, timeout: Timeout) -> None:
-        """On the timer's thread."""
+        """Submit the step that is due. On the timer's thread."""
         with self._lock:
             if timeout is not self._timeout:
                 return
@@ -411,7 +411,7 @@ class HeartbeatBase(ABC):
     # Actions
 
     def _act(self) -> None:
-        """Do what is due. Where `Work.BOOKKEEPING` runs."""
+        """Take the step that is due. Runs as `Work.BOOKKEEPING`."""
         if self.is_over():
             self.detach()
             return
@@ -640,7 +640,9 @@ class HeartbeatManagerBase(Generic[H]):
         for heartbeat in attached:
             if heartbeat.is_over():
                 heartbeat.detach()
-        return tuple(one for one in attached if one.state is not HeartbeatState.CLOSED)
+        return tuple(
+            heartbeat for heartbeat in attached if heartbeat.state is not HeartbeatState.CLOSED
+        )
 
     def attach(self, connection: Any, *, probe: Probe | None = None) -> H:
         """Watch a connection; if it is watched already, returns its heartbeat.

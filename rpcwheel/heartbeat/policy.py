@@ -12,7 +12,7 @@ from rpcwheel.policy import Delay, Policy, Seconds
 
 
 class HeartbeatPolicy(Policy):
-    """When a silent connection gets a heartbeat, and when it is dead.
+    """Settings for heartbeats: when a silent connection gets one, and when it is dead.
 
     The defaults are Dubbo's: a heartbeat after a minute of silence, dead after three minutes
     (`heartbeat`, `heartbeat.timeout`).

@@ -15,7 +15,7 @@ TICK_DIVISOR: Final = 3
 """The tick is this part of the interval (Dubbo `HEARTBEAT_CHECK_TICK`)."""
 
 GRID_DIVISOR: Final = 32
-"""Of a thousand heartbeats spread over the interval, about thirty are due together."""
+"""About thirty of a thousand heartbeats spread over the interval are due together."""
 
 GRACE_DIVISOR: Final = 8
 MIN_GRACE_NS: Final = 250_000_000
@@ -90,7 +90,7 @@ class HeartbeatRules:
 
 
 class LastActivity(NamedTuple):
-    """When a connection was last read, written and used; None: never."""
+    """The times at which a connection was last read, written and used; None: never."""
 
     read_ns: int | None = None
     write_ns: int | None = None
@@ -106,7 +106,7 @@ class Send(NamedTuple):
     number: int
     """Identifies the heartbeat in `record_answer` and `record_miss`."""
     timeout_ns: int
-    """For how long an answer counts."""
+    """The time within which an answer counts."""
     wait_for_ready: bool
     """Whether the heartbeat waits for a connection that is still being made."""
 

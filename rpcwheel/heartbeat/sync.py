@@ -23,7 +23,7 @@ BUILTIN_PROBES: Final = (HealthProbe, MethodProbe)
 """Probes that are not user code, so that gRPC's thread may run them."""
 
 BOOKKEEPING: Final = SerialExecutor()
-"""For the bookkeeping of all heartbeats. It uses one thread: on several, heartbeats that are due
+"""Runs the bookkeeping of all heartbeats. It uses one thread: on several, heartbeats that are due
 together would only wait for each other's locks."""
 
 PARALLEL_RECONNECTS: Final = 8
@@ -64,7 +64,7 @@ class Heartbeat(HeartbeatBase):
         return future
 
     def _done(self, report: Report, future: Any) -> None:
-        """On gRPC's thread, which must not run user code."""
+        """Read the answer, on gRPC's thread, which must not run user code."""
         read = partial(_read, report, self._now_ns(), future)
         if self._runs_user_code or type(self._probe) not in BUILTIN_PROBES:
             self._submit(Work.USER_CODE, read)
