@@ -29,7 +29,7 @@ class CallFuture(asyncio.Future[T]):
     """
 
     def __init__(self, calls: PendingTable[Any, Any], key: Hashable) -> None:
-        """For `PendingCalls.open`; an event loop must be running."""
+        """Create a future. Called by `PendingCalls.open`; an event loop must be running."""
         super().__init__(loop=asyncio.get_running_loop())
         self._calls = calls
         self._key = key

@@ -30,7 +30,7 @@ class CallFuture(Future[T]):
     """
 
     def __init__(self, calls: PendingTable[Any, Any], key: Hashable) -> None:
-        """For `PendingCalls.open`."""
+        """Create a future. Called by `PendingCalls.open`."""
         super().__init__()
         self._calls = calls
         self._key = key
@@ -98,7 +98,13 @@ class CallFuture(Future[T]):
             self.cancel()
 
     def end(self, value: Any, error: BaseException | None, *, may_run_callbacks: bool) -> None:
-        """Internal: for the table; `may_run_callbacks` as there."""
+        """End the future with `error`, or with `value` if that is None. Called by the table.
+
+        Args:
+            value: The result.
+            error: The exception.
+            may_run_callbacks: Whether this thread may run callbacks of the user.
+        """
         self._runs_callbacks_here = may_run_callbacks
         with contextlib.suppress(InvalidStateError):  # the user has ended it
             if error is None:
@@ -107,7 +113,7 @@ class CallFuture(Future[T]):
                 self.set_exception(error)
 
     def run_callbacks(self) -> None:
-        """Internal: run the callbacks on this thread or on a worker thread."""
+        """Run the callbacks, on this thread or on a worker thread. Called by the done callback."""
         callbacks, self._callbacks = self._callbacks, []
         if self._runs_callbacks_here or not callbacks:
             self._run(callbacks)

@@ -88,7 +88,7 @@ class PendingStats:
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
-class Entry:
+class PendingEntry:
     """A pending call."""
 
     key: Hashable
@@ -149,8 +149,8 @@ class PendingTable(ABC, Generic[F, V]):
         self._max_pending = NEVER if max_pending is None else max_pending
         self._lock = threading.RLock()
         self._closed = False
-        self._entries: dict[Hashable, Entry] = {}
-        self._by_connection: dict[Hashable, dict[Hashable, Entry]] = {}
+        self._entries: dict[Hashable, PendingEntry] = {}
+        self._by_connection: dict[Hashable, dict[Hashable, PendingEntry]] = {}
         self._without_response: dict[Hashable, tuple[Ending, int]] = {}  # ending and time, by key
         self._opened = self._late = self._unknown = 0
         self._ended: Counter[Ending] = Counter()
@@ -206,7 +206,7 @@ class PendingTable(ABC, Generic[F, V]):
         """
         timeout_ns = _effective_timeout_ns(timeout)
         future = self._new_future(key)
-        entry = Entry(key, future, connection, self._now_ns(), timeout_ns)
+        entry = PendingEntry(key, future, connection, self._now_ns(), timeout_ns)
         with self._lock:
             self._add(entry)
         if timeout_ns <= 0:
@@ -355,7 +355,7 @@ class PendingTable(ABC, Generic[F, V]):
 
     # Entries; under the lock
 
-    def _add(self, entry: Entry) -> None:
+    def _add(self, entry: PendingEntry) -> None:
         key, connection = entry.key, entry.connection
         if self._closed:
             raise CallsClosed(f"{self.name}: closed; create another one for a new connection")
@@ -374,7 +374,7 @@ class PendingTable(ABC, Generic[F, V]):
         self._without_response.pop(key, None)
         self._opened += 1
 
-    def _take(self, entry: Entry, ending: Ending | None) -> bool:
+    def _take(self, entry: PendingEntry, ending: Ending | None) -> bool:
         """Remove an entry; False if it was removed before.
 
         `ending` None: `open` has failed, so the call does not count.
@@ -398,12 +398,14 @@ class PendingTable(ABC, Generic[F, V]):
                 del self._without_response[next(iter(self._without_response))]
         return True
 
-    def _take_all(self, entries: dict[Hashable, Entry], ending: Ending) -> list[Entry]:
+    def _take_all(
+        self, entries: dict[Hashable, PendingEntry], ending: Ending
+    ) -> list[PendingEntry]:
         return [entry for entry in list(entries.values()) if self._take(entry, ending)]
 
     # Timeouts and ends; without the lock
 
-    def _start_timeout(self, entry: Entry) -> None:
+    def _start_timeout(self, entry: PendingEntry) -> None:
         timer = shared_timer() if self._timer is None else self._timer
         task = _Expiry(weakref.ref(self), weakref.ref(entry))
         try:
@@ -418,8 +420,8 @@ class PendingTable(ABC, Generic[F, V]):
         if not pending:
             timeout.cancel()
 
-    def expire(self, entry: Entry) -> None:
-        """Internal: end a call whose timeout has passed.
+    def expire(self, entry: PendingEntry) -> None:
+        """End a call whose timeout has passed.
 
         May be called on the timer's thread, so no code of the user may run here.
         """
@@ -453,7 +455,7 @@ class PendingTable(ABC, Generic[F, V]):
             emit(LateResponse(self.name, _key_text(key), how.value, late_s))
         return entry is not None
 
-    def _end_all(self, entries: list[Entry], error: BaseException | None) -> None:
+    def _end_all(self, entries: list[PendingEntry], error: BaseException | None) -> None:
         for entry in entries:
             entry.cancel_timeout()
             reason = error
@@ -472,7 +474,7 @@ class _Expiry:
     __slots__ = ("_entry", "_table")
 
     def __init__(
-        self, table: weakref.ref[PendingTable[Any, Any]], entry: weakref.ref[Entry]
+        self, table: weakref.ref[PendingTable[Any, Any]], entry: weakref.ref[PendingEntry]
     ) -> None:
         self._table = table
         self._entry = entry

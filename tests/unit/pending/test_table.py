@@ -21,7 +21,7 @@ from rpcwheel.errors import (
     TooManyTimeouts,
 )
 from rpcwheel.events import LateResponse, UnmatchedResponse
-from rpcwheel.pending.table import REMEMBERED_CALLS, Entry
+from rpcwheel.pending.table import REMEMBERED_CALLS, PendingEntry
 from rpcwheel.timer import ManualTimer, WheelTimer
 
 LOST = ConnectionError("gone")
@@ -439,7 +439,7 @@ def test_a_call_that_ends_while_its_timeout_is_created_leaves_no_timeout(world):
 def test_the_timeout_error_names_the_client_if_the_request_was_sent_too_late(
     timeout_ns, sent_ns, side
 ):
-    entry = Entry(7, None, None, 0, timeout_ns, sent_ns)
+    entry = PendingEntry(7, None, None, 0, timeout_ns, sent_ns)
     error = entry.timeout_error(3 * S, "orders")
     assert (error.side, error.elapsed, error.start) == (side, 3.0, 0.0)
     assert error.sent == (None if sent_ns is None else sent_ns / 1e9)
