@@ -64,7 +64,7 @@ _REFUSED_CLASSES: Final[dict[type, type[_Refused]]] = {
     kind: type(f"{kind.__name__}Rpc", (_Refused, kind), {"__module__": __name__})
     for kind in REFUSALS
 }
-globals().update({made.__name__: made for made in _REFUSED_CLASSES.values()})  # pickle wants it
+globals().update({cls.__name__: cls for cls in _REFUSED_CLASSES.values()})  # pickle wants it
 
 
 def _refused_class(refusal: FailbackError) -> type[_Refused]:
@@ -81,9 +81,11 @@ def refused_by(refusal: FailbackError, error: BaseException) -> grpc.aio.AioRpcE
     """
     status = status_of(error)
     kind = _refused_class(refusal)
-    made = kind(status.code(), status.initial_metadata(), status.trailing_metadata(), str(refusal))
-    made.__cause__ = error
-    return made
+    refused = kind(
+        status.code(), status.initial_metadata(), status.trailing_metadata(), str(refusal)
+    )
+    refused.__cause__ = error
+    return refused
 
 
 class FinishedCall(grpc.aio.Call):

@@ -161,7 +161,7 @@ _REFUSED_CLASSES: Final[dict[type, type[_Refused]]] = {
     kind: type(f"{kind.__name__}Rpc", (_Refused, kind), {"__module__": __name__})
     for kind in REFUSALS
 }
-globals().update({made.__name__: made for made in _REFUSED_CLASSES.values()})  # pickle wants it
+globals().update({cls.__name__: cls for cls in _REFUSED_CLASSES.values()})  # pickle wants it
 
 
 def _refused_class(refusal: FailbackError) -> type[_Refused]:
@@ -178,9 +178,9 @@ def refused_by(refusal: FailbackError, error: BaseException) -> FinishedError:
         refusal: Why the call could not be queued.
         error: How it failed, with a status.
     """
-    made = _refused_class(refusal)(refusal, error)
-    made.__cause__ = error
-    return made
+    refused = _refused_class(refusal)(refusal, error)
+    refused.__cause__ = error
+    return refused
 
 
 class FinishedResponse(FinishedCall):

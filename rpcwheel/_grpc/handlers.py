@@ -87,5 +87,5 @@ def context_with_code(context: object) -> object:
     """
     if hasattr(context, "code"):
         return context
-    inner = (one for one in gc.get_referents(context) if hasattr(one, "set_code"))
+    inner = (referent for referent in gc.get_referents(context) if hasattr(referent, "set_code"))
     return next(inner, context)

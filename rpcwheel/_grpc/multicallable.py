@@ -38,37 +38,37 @@ class Channel(grpc.Channel):
 
     def unary_unary(self, method: str, *args: Any, **options: Any) -> grpc.UnaryUnaryMultiCallable:
         """Make a multicallable."""
-        made: grpc.UnaryUnaryMultiCallable = self._multicallable(
+        multicallable: grpc.UnaryUnaryMultiCallable = self._multicallable(
             Kind.UNARY_UNARY, method, *args, **options
         )
-        return made
+        return multicallable
 
     def unary_stream(
         self, method: str, *args: Any, **options: Any
     ) -> grpc.UnaryStreamMultiCallable:
         """Make a multicallable."""
-        made: grpc.UnaryStreamMultiCallable = self._multicallable(
+        multicallable: grpc.UnaryStreamMultiCallable = self._multicallable(
             Kind.UNARY_STREAM, method, *args, **options
         )
-        return made
+        return multicallable
 
     def stream_unary(
         self, method: str, *args: Any, **options: Any
     ) -> grpc.StreamUnaryMultiCallable:
         """Make a multicallable."""
-        made: grpc.StreamUnaryMultiCallable = self._multicallable(
+        multicallable: grpc.StreamUnaryMultiCallable = self._multicallable(
             Kind.STREAM_UNARY, method, *args, **options
         )
-        return made
+        return multicallable
 
     def stream_stream(
         self, method: str, *args: Any, **options: Any
     ) -> grpc.StreamStreamMultiCallable:
         """Make a multicallable."""
-        made: grpc.StreamStreamMultiCallable = self._multicallable(
+        multicallable: grpc.StreamStreamMultiCallable = self._multicallable(
             Kind.STREAM_STREAM, method, *args, **options
         )
-        return made
+        return multicallable
 
 
 class _Multicallable:
