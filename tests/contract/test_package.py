@@ -432,6 +432,13 @@ def test_the_relative_links_of_a_document_exist(name: str) -> None:
     assert not missing
 
 
+def test_the_terms_of_the_glossary_are_in_alphabetical_order() -> None:
+    text = (ROOT / "docs/glossary.md").read_text("utf-8")
+    terms = [term.lower() for term in re.findall(r"^\| \*\*(.+?)\*\*", text, re.MULTILINE)]
+    assert len(terms) > 30
+    assert terms == sorted(set(terms))
+
+
 def test_a_class_of_another_package_is_named_with_its_package() -> None:
     for module, place in [
         (rpcwheel, "rpcwheel.transport.ReconnectingChannel"),
