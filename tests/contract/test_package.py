@@ -10,6 +10,7 @@ import importlib.util
 import inspect
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -419,7 +420,10 @@ def anchors(path: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", one).strip().lower().replace(" ", "-") for one in headings}
 
 
-@pytest.mark.skipif(PACKAGE.parent != ROOT, reason="documents link to files of the source tree")
+in_the_tree = pytest.mark.skipif(PACKAGE.parent != ROOT, reason="needs files of the source tree")
+
+
+@in_the_tree
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_the_relative_links_of_a_document_exist(name: str) -> None:
     document = ROOT / name
@@ -430,6 +434,23 @@ def test_the_relative_links_of_a_document_exist(name: str) -> None:
         if not target.exists() or (anchor and anchor not in anchors(target)):
             missing.append(link)
     assert not missing
+
+
+@in_the_tree
+def test_the_picture_of_the_packages_is_up_to_date() -> None:
+    script = runpy.run_path(str(ROOT / "docs/images/packages.py"))
+    assert script["PICTURE"].read_text("utf-8") == script["draw"]()
+
+
+@in_the_tree
+def test_the_architecture_describes_every_package_and_lists_every_decision() -> None:
+    text = (ROOT / "docs/architecture.md").read_text("utf-8")
+    described = set(re.findall(r"`(\w+)(?:/\w+\.py)?`", text))
+    paths = [*PACKAGE.glob("*/__init__.py"), *PACKAGE.glob("*.py")]
+    names = {path.parent.name if path.name == "__init__.py" else path.stem for path in paths}
+    assert names - {"rpcwheel"} - described == set()
+    decisions = {f"decisions/{path.name}" for path in ROOT.glob("docs/decisions/*.md")}
+    assert set(re.findall(r"\((decisions/[^)#]+)\)", text)) >= decisions
 
 
 def test_the_terms_of_the_glossary_are_in_alphabetical_order() -> None:
