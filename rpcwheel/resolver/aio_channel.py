@@ -1,4 +1,4 @@
-"""Channels of `grpc.aio` to an address, or to a service by its name; see `resolved_channel.py`.
+"""Channels of `grpc.aio` to an address, or to a service by its name; see `channel.py`.
 
 The resolver is the same; the channel calls `on_subchannel` and `on_removed` on its event loop.
 """

@@ -155,8 +155,8 @@ def test_import_rpcwheel_loads_no_dependency_and_no_submodule() -> None:
 def test_a_kit_of_calls_loads_no_aio_module_and_no_unused_package() -> None:
     loaded = loaded_by("import rpcwheel; rpcwheel.Kit(timeout=2.0).client_interceptors()")
     unused = re.compile(
-        r"rpcwheel\.(.*\baio\b.*|balancer\..*|heartbeat\.(manager|sync)|idle\.(detector|sync)|"
-        r"registry\.(resolved_channel|publisher|session|sync|backends\..*))|tomllib|sqlite3"
+        r"rpcwheel\.(.*\baio\b.*|balancer\..*|heartbeat\.(monitor|sync)|idle\.(detector|sync)|"
+        r"(publisher|resolver)\..*|registry\.(session|sync|backends\..*))|tomllib|sqlite3"
     )
     assert sorted(filter(unused.fullmatch, loaded)) == []
 
