@@ -217,8 +217,7 @@ class RetryQueue:
         self._matches = Matcher(policy.retry_on)
         self._backoff = Backoff(policy.backoff, policy.stop, policy.limit)
         self._unlimited_backoff = Backoff(policy.backoff)
-        self.pacers = self._new_pacers()
-        """Begin the attempts; a worker may replace them before the first attempt."""
+        self.limit_attempts(None, None)
         self._closes_at_ns: int | None = None
         """When the drain of `close` ends or has ended; None while the queue is open."""
         self._timer_stop_seen = False
@@ -227,9 +226,14 @@ class RetryQueue:
         if not BACKGROUND.add(self):
             self.end_at_exit()
 
-    def _new_pacers(self) -> Pacers:
+    def limit_attempts(self, rate: float | None, max_in_flight: int | None) -> None:
+        """Limit the attempts from now on, before the first one; None: as the policy does."""
         policy = self.policy
-        return Pacers(policy.rate, policy.max_in_flight, self._timer)
+        self.pacers = Pacers(
+            policy.rate if rate is None else rate,
+            policy.max_in_flight if max_in_flight is None else max_in_flight,
+            self._timer,
+        )
 
     def _begin(self) -> None:
         self._lock = threading.RLock()
@@ -243,7 +247,7 @@ class RetryQueue:
         """Begin with an empty queue in a forked child."""
         for call in self._calls:
             call.state = QueuedCallState.DONE
-        self.pacers = self._new_pacers()
+        self.limit_attempts(None, None)
         self._begin()
         BACKGROUND.add(self)  # it is reset first, because its fork hook was registered first
 

@@ -305,8 +305,7 @@ class JournalWorker:
                 self._skip(queue.name, "", f"the journal of the function is {queue.journal.url}")
                 continue
             queue.due_by_ns = self._due_by_ns
-            if self._policy.rate is not None or self._policy.max_in_flight is not None:
-                queue.pacers = Pacers(self._policy.rate, self._policy.max_in_flight)
+            queue.limit_attempts(self._policy.rate, self._policy.max_in_flight)
             with self._lock:
                 self._invokers[queue.name] = invoker
             if isinstance(invoker, aio.FailbackInvoker):

@@ -199,8 +199,12 @@ def test_a_function_may_have_any_attributes(queue, timer):
     assert function.mock_calls == []
 
 
-def test_attempts_begin_at_the_rate_of_the_policy(timer):
-    queue = RecordingQueue(timer, rate=2)
+@pytest.mark.parametrize(
+    ("own", "of_worker"), [({"rate": 2}, (None, None)), ({"rate": 2}, (None, 8)), ({}, (2, None))]
+)
+def test_attempts_begin_at_the_rate_of_the_policy_or_the_worker(timer, own, of_worker):
+    queue = RecordingQueue(timer, **own)
+    queue.limit_attempts(*of_worker)
     for _ in range(4):
         queue.add()
     timer.advance(5)
