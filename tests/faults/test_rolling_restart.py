@@ -19,7 +19,7 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from ruamel.yaml import YAML
 
 import rpcwheel
-from fixtures.engines import free_port
+from fixtures.ports import free_port
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.balancer import BalancerPolicy
 

@@ -16,7 +16,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import rpcwheel
-from fixtures.engines import dies_with_us, free_port
+from fixtures.engines import dies_with_us
+from fixtures.ports import free_port
 from fixtures.waiting import WAIT_S, wait_until
 
 PACKAGE = Path(rpcwheel.__file__).parents[1]

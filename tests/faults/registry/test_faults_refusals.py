@@ -18,8 +18,8 @@ import rpcwheel
 from fixtures.engine_etcd import EtcdEngine
 from fixtures.engine_redis import RedisEngine
 from fixtures.engine_zookeeper import ZookeeperEngine
-from fixtures.engines import free_port
 from fixtures.fault_worlds import KINDS, running
+from fixtures.ports import free_port
 from fixtures.shops import SERVICE, WHO
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel import Kit, RegistryPolicy, aio, open_registry

@@ -7,9 +7,9 @@ import grpc
 import pytest
 
 import rpcwheel
-from fixtures.engines import free_port
 from fixtures.fault_server import PublishedServer
 from fixtures.fault_worlds import KINDS, Load, running
+from fixtures.ports import free_port
 from fixtures.shops import SERVICE, WHO
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel import RegistryPolicy, aio, open_registry

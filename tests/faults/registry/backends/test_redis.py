@@ -17,7 +17,8 @@ from fixtures.engine_watchers import (
     publishes,
     tls_files,
 )
-from fixtures.engines import engine_fixture, free_port
+from fixtures.engines import engine_fixture
+from fixtures.ports import free_port
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import (
     ConfigurationError,

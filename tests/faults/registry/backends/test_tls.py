@@ -6,7 +6,7 @@ import trustme
 from fixtures.engine_etcd import EtcdEngine
 from fixtures.engine_redis import RedisEngine
 from fixtures.engine_zookeeper import ZookeeperEngine
-from fixtures.engines import free_port
+from fixtures.ports import free_port
 from rpcwheel.errors import RegistryRefused, RegistryUnavailable
 
 SERVICE = "shop.Orders"

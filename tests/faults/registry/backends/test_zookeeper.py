@@ -11,7 +11,8 @@ from kazoo.security import make_acl, make_digest_acl
 
 from fixtures.engine_watchers import RecordingWatcher, instance, opened, tls_files
 from fixtures.engine_zookeeper import ZookeeperEngine
-from fixtures.engines import engine_fixture, free_port
+from fixtures.engines import engine_fixture
+from fixtures.ports import free_port
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import (
     ConfigurationError,
