@@ -144,5 +144,5 @@ def _values(metric: Metric, values: Labels) -> list[str]:
 
 def split_method(path: str) -> tuple[str, str]:
     """Split "/shop.Orders/Get" into the service and the method, as go-grpc-prometheus does."""
-    service, slash, method = path.removeprefix("/").rpartition("/")
-    return (service, method) if slash else ("unknown", path)
+    service, slash, method = path.removeprefix("/").partition("/")
+    return (service, method) if slash else ("unknown", "unknown")

@@ -679,6 +679,18 @@ def test_after_its_recovery_a_server_gets_a_long_queue_fast(
     assert len(stored(url)) == 1
 
 
+def test_calls_are_delivered_at_a_rate_of_less_than_one_in_two_seconds(
+    shop, client, policy, url, manual_time, timer, new_queues
+):
+    store(url, count=2, target=shop.target)
+    queues = new_queues(timer)
+    client(policy(rate=0.1), queues=queues)
+    queue = queue_of(queues)
+    wait_until_quiet(queue)
+    manual_time(20, queue)
+    assert len(shop.calls) == 2
+
+
 def test_a_target_that_does_not_answer_does_not_delay_the_others(
     shop, client, policy, url, manual_time, timer, new_queues
 ):

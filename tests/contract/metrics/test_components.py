@@ -16,6 +16,7 @@ from rpcwheel.events import ConnectionReplaced, emit
 from rpcwheel.failback import FailbackInvoker, FailbackPolicy
 from rpcwheel.instance import ServiceInstance
 from rpcwheel.metrics import Collector
+from rpcwheel.metrics.prometheus import split_method
 from rpcwheel.registry import Registry
 from rpcwheel.telemetry import components
 from rpcwheel.testing import FlakyServer
@@ -209,11 +210,33 @@ def test_a_call_that_does_not_fit_into_the_queue_is_rejected(scrape):
         invoker.close(0)
 
 
+LABELS = {"grpc_type": "unary", "grpc_service": "shop.Orders", "grpc_method": "Begun"}
+
+
 def test_a_method_has_a_count_of_successes_before_its_first_call_ends(scrape, call_counts):  # noqa: F811
     call_counts.client.method("/shop.Orders/Begun", "unary").begin()
-    labels = {"grpc_type": "unary", "grpc_service": "shop.Orders", "grpc_method": "Begun"}
-    assert scrape("grpc_client_started_total", **labels) == 1
-    assert scrape("grpc_client_handled_total", **labels, grpc_code="OK") == 0
+    assert scrape("grpc_client_started_total", **LABELS) == 1
+    assert scrape("grpc_client_handled_total", **LABELS, grpc_code="OK") == 0
+
+
+def test_a_call_has_the_labels_of_its_method_and_code(scrape, call_counts):  # noqa: F811
+    for side, name in ((call_counts.client, "client"), (call_counts.server, "server")):
+        counts = side.method("/shop.Orders/Begun", "unary")
+        counts.end(counts.begin(), "NOT_FOUND")
+        assert scrape(f"grpc_{name}_handled_total", **LABELS, grpc_code="NOT_FOUND") == 1
+        assert scrape(f"grpc_{name}_handling_seconds_count", **LABELS) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "service_and_method"),
+    [
+        ("/shop.Orders/Get", ("shop.Orders", "Get")),
+        ("/shop.Orders/Get/1", ("shop.Orders", "Get/1")),
+        ("Get", ("unknown", "unknown")),
+    ],
+)
+def test_a_path_is_split_as_by_go_grpc_prometheus(path, service_and_method):
+    assert split_method(path) == service_and_method
 
 
 def test_a_journal(scrape, tmp_path):
