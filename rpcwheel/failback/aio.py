@@ -13,7 +13,6 @@ from concurrent.futures import CancelledError
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar
 
-from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._concurrency.loop import await_future, call_on_loop, on_worker, running_loop
 from rpcwheel.call.idempotency import new_key, with_idempotency_key
 from rpcwheel.errors import JournalError
@@ -268,7 +267,7 @@ def _give_up(
         task.add_done_callback(_TASKS.discard)
 
     if not call_on_loop(loop, begin):
-        EXECUTOR.submit(queue, partial(queue.lost, call, "its event loop is closed"))
+        queue.end_call_of_closed_loop(call)
 
 
 def _enqueue(
@@ -279,11 +278,11 @@ def _enqueue(
 
 
 def _start(queue: RetryQueue, loop: asyncio.AbstractEventLoop, call: QueuedCall) -> None:
+    queue.on_loops = True
     if call.background is not None:
         call.background.is_lost = loop.is_closed
     if not call_on_loop(loop, _start_task, queue, loop, call):
-        # On a worker, as this may be the timer's thread.
-        EXECUTOR.submit(queue, partial(queue.lost, call, "its event loop is closed"))
+        queue.end_call_of_closed_loop(call)
 
 
 def _start_task(queue: RetryQueue, loop: asyncio.AbstractEventLoop, call: QueuedCall) -> None:

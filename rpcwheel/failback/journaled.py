@@ -402,6 +402,7 @@ class JournaledQueue(RetryQueue):
             if self._closes_at_ns is not None:
                 return
             self.journal.count_if_due()
+            self.end_lost_attempts()
             try:
                 self._keep_lease()
                 taken = self._take(within_s)
@@ -783,6 +784,7 @@ class JournaledQueue(RetryQueue):
             for call in self._in_state(QueuedCallState.WAITING):
                 self._forget(call)
         self._notify_if_empty()
+        self.end_lost_attempts()
         return to_seconds(drain_ns)
 
     def end_close(self, reason: str = "closed") -> list[FailedCall]:

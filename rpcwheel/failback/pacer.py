@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from rpcwheel._concurrency.callbacks import callable_name
 from rpcwheel.durations import NEVER, to_seconds
@@ -28,16 +28,25 @@ if TYPE_CHECKING:
     from .queued_call import QueuedCall
 
 
+LOOP_CHECK_NS: Final = 1_000_000_000
+"""While the window is full, how often it is checked if event loops were closed under attempts."""
+
+
 class Starter(Protocol):
     """A queue that starts attempts."""
 
     name: str
+    on_loops: bool
+    """Whether attempts run on event loops, which may be closed under them."""
 
     def is_waiting(self, call: QueuedCall) -> bool:
         """Whether a call still waits for an attempt."""
 
     def start_now(self, call: QueuedCall, began_ns: int) -> bool:
         """Start an attempt; False if it is not wanted any more. Any thread; does not block."""
+
+    def end_lost_attempts(self) -> None:
+        """End attempts whose event loop was closed. Any thread; does not block."""
 
     def on_timer_stopped(self) -> None:
         """Report the calls that wait for a timer that was stopped. Any thread."""
@@ -113,11 +122,14 @@ class Pacer:
                     queue, call = self._ready.popleft()
                     self._pacing.began(now_ns, call.timeout_ns)
                     return queue, call, now_ns
+                waiting = self._ready[0][0]
+                if at_ns == NEVER and waiting.on_loops:  # an attempt that is lost does not end
+                    at_ns = now_ns + LOOP_CHECK_NS
                 if not can_wait or at_ns >= min(NEVER, self._wakes_at_ns):
                     self._is_starting = False
                     return None
                 self._wakes_at_ns = at_ns
-                name = self._ready[0][0].name
+                name = waiting.name
             can_wait = self._wake_after(at_ns - now_ns, name)
 
     def _wake_after(self, delay_ns: int, name: str) -> bool:
@@ -136,14 +148,22 @@ class Pacer:
     def wake(self) -> None:
         """Begin attempts whose time has come. On the timer's thread."""
         self._wakes_at_ns = NEVER
+        with self._lock:
+            is_full = self._pacing.in_flight >= self._pacing.window
+        if is_full:
+            for queue in self._queues():
+                queue.end_lost_attempts()
         self.start()
 
     def timer_stopped(self) -> None:
         """Report the calls that wait for the timer."""
-        with self._lock:
-            queues = {id(queue): queue for queue, _ in self._ready}
-        for queue in queues.values():
+        for queue in self._queues():
             queue.on_timer_stopped()
+
+    def _queues(self) -> list[Starter]:
+        """List the queues of the calls that wait."""
+        with self._lock:
+            return list({id(queue): queue for queue, _ in self._ready}.values())
 
 
 class _WakeTask:

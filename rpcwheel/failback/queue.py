@@ -102,6 +102,7 @@ CANCELLED: Final = Stop(
 )
 AFTER_CLOSE: Final = "it came after close(), or at the end of the program"
 TIMER_STOPPED: Final = "its timer was stopped"
+LOOP_CLOSED: Final = "its event loop is closed"
 DURING_ATTEMPT: Final = " during an attempt, which may still succeed"
 
 MIN_DRAIN_DELAY_NS: Final = 50_000_000
@@ -221,6 +222,8 @@ class RetryQueue:
         self._closes_at_ns: int | None = None
         """When the drain of `close` ends or has ended; None while the queue is open."""
         self._timer_stop_seen = False
+        self.on_loops = False
+        """Whether attempts run on event loops, which may be closed under them."""
         self._begin()
         components.add("failback", self)
         if not BACKGROUND.add(self):
@@ -705,6 +708,21 @@ class RetryQueue:
                 self._report_lost([call], reason, self.now_ns())
                 self._end(call, "lost")
 
+    def end_lost_attempts(self) -> None:
+        """End attempts whose event loop was closed, on a worker. Any thread; does not block."""
+        if not self.on_loops:
+            return
+        with self._lock:
+            running = self._in_state(QueuedCallState.RUNNING)
+        for call in running:
+            background = call.background
+            if background is not None and background.is_lost is not None and background.is_lost():
+                self.end_call_of_closed_loop(call)
+
+    def end_call_of_closed_loop(self, call: QueuedCall) -> None:
+        """End a call whose event loop is closed, on a worker. Any thread; does not block."""
+        EXECUTOR.submit(self, partial(self.lost, call, LOOP_CLOSED))
+
     def _decide_end(
         self, call: QueuedCall, outcome: str, reason: str, error: BaseException
     ) -> bool:
@@ -741,6 +759,7 @@ class RetryQueue:
         self._refuse_inside("flush()")
         seconds = math.inf if timeout is None else to_seconds(to_ns(timeout, what="timeout"))
         self._start_waiting()
+        self.end_lost_attempts()
         return seconds
 
     def begin_close(self, drain_timeout: Duration) -> float | None:
@@ -756,6 +775,7 @@ class RetryQueue:
         try:
             if drain_ns:
                 self._start_waiting()
+                self.end_lost_attempts()
         except BaseException:  # such as Ctrl-C: the calls must be reported
             self.end_close()
             raise

@@ -1,6 +1,7 @@
 """Failback for coroutines, over a real grpc.aio server. The timer is moved by hand."""
 
 import asyncio
+import collections
 import contextvars
 
 import grpc
@@ -369,6 +370,60 @@ def test_a_call_whose_attempt_runs_when_its_loop_ends_is_lost(timer, events):
     asyncio.run(main())  # which cancels all tasks in the end
     assert failback.pending == 0
     assert events[-1].reason == "its retry was cancelled"
+
+
+@pytest.mark.parametrize(("max_in_flight", "hanging"), [(1, 1), (None, 4)])
+def test_attempts_of_a_closed_loop_do_not_hold_up_those_of_another(timer, max_in_flight, hanging):
+    policy = FailbackPolicy(retry_on=ConnectionError, max_in_flight=max_in_flight)
+    failback, attempts = FailbackInvoker(policy, timer=timer), collections.Counter()
+
+    async def push(order):
+        attempts[order] += 1
+        if attempts[order] == 1:
+            raise ConnectionError
+        if order < hanging:
+            await asyncio.Event().wait()
+
+    async def begin():
+        for order in range(hanging):
+            await failback.invoke(push, order)
+        timer.advance(5)
+        await aio_wait_until(lambda: attempts.total() == 2 * hanging)
+
+    async def follow():
+        await failback.invoke(push, hanging)
+        while failback.pending:
+            timer.advance(5)
+            await asyncio.sleep(0.001)
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(begin())
+    loop.close()
+    asyncio.run(follow())
+    stats = failback.stats()
+    assert (stats.lost, stats.redelivered) == (hanging, 1)
+
+
+@pytest.mark.parametrize("method", ["flush", "close"])
+def test_flush_and_close_do_not_wait_for_attempts_of_a_closed_loop(timer, events, method):
+    failback = FailbackInvoker(FailbackPolicy(retry_on=ConnectionError), timer=timer)
+    function = FlakyCoroutine(ConnectionError())
+
+    async def push():
+        await function()
+        await asyncio.Event().wait()
+
+    async def begin():
+        await failback.invoke(push)
+        timer.advance(5)
+        await aio_wait_until(lambda: len(function.calls) == 2)
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(begin())
+    loop.close()
+    asyncio.run(asyncio.wait_for(getattr(failback, method)(10 * WAIT_S), WAIT_S))
+    assert failback.pending == 0
+    assert events[-1].reason == "its event loop is closed"
 
 
 def test_calls_of_several_loops_are_each_retried_on_their_own(timer):

@@ -88,6 +88,34 @@ class Flaky:
 # --- Delivery ---
 
 
+def test_a_call_whose_loop_is_closed_during_its_attempt_is_delivered_on_the_next_loop(
+    journaled, url
+):
+    flaky, hangs = Flaky(ConnectionError()), True
+
+    async def function(number: int):
+        flaky.call(number)
+        if hangs:
+            await asyncio.Event().wait()
+
+    async def begin():
+        await push(1)
+        await aio_wait_until(lambda: len(flaky.calls) == 2)
+
+    async def follow():
+        push.failback.start()
+        await aio_wait_until(lambda: len(flaky.calls) == 3)
+        await push.failback.close(WAIT_S)
+
+    push = journaled(function)
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(begin())
+    loop.close()
+    hangs = False
+    asyncio.run(follow())
+    assert stored(url) == []
+
+
 def test_a_call_is_stored_before_its_caller_is_answered_and_then_delivered(journaled, url, events):
     flaky = Flaky(ConnectionError("busy"), ConnectionError())
 
