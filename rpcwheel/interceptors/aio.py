@@ -137,8 +137,6 @@ def intercept_channel(
     *,
     timer: Timer | None = None,
     queues: FailbackQueues | None = None,
-    _keeps: bool = False,
-    _stacklevel: int = 2,
 ) -> grpc.aio.Channel:
     """Apply policies to a channel; arguments as of `client_interceptors`.
 
@@ -151,7 +149,30 @@ def intercept_channel(
     Raises:
         TypeError: `channel` is not a channel of grpc.aio.
     """
+    return apply_policies(channel, policy, timer=timer, queues=queues, stacklevel=3)
+
+
+def apply_policies(
+    channel: grpc.aio.Channel,
+    policy: CallPolicy,
+    *,
+    timer: Timer | None,
+    queues: FailbackQueues | None,
+    keeps: bool = False,
+    stacklevel: int,
+) -> InterceptedChannel:
+    """Apply policies to a channel, for `intercept_channel` and kits.
+
+    Args:
+        channel: The channel of the user or of the kit.
+        policy: The policies of all methods.
+        timer: As for `client_interceptors`.
+        queues: As for `client_interceptors`.
+        keeps: Whether `queues` keep the connections of a closed channel while calls of it are
+            queued.
+        stacklevel: The frame that a warning names; 2 is the caller of this function.
+    """
     state = client_state(policy, timer=timer, queues=queues, queues_class=FailbackQueues)
-    intercepted = InterceptedChannel(channel, state, queues if _keeps else None)
-    warn_if_nested(channel, intercepted.policy_attempts, stacklevel=_stacklevel)
+    intercepted = InterceptedChannel(channel, state, queues if keeps else None)
+    warn_if_nested(channel, intercepted.policy_attempts, stacklevel=stacklevel)
     return intercepted

@@ -111,7 +111,6 @@ def client_interceptors(
     *,
     timer: Timer | None = None,
     queues: FailbackQueues | None = None,
-    _stacklevel: int = 2,
 ) -> list[grpc.UnaryUnaryClientInterceptor]:
     """Make the interceptors for one channel, to be given to `grpc.intercept_channel`.
 
@@ -129,10 +128,24 @@ def client_interceptors(
         One object for all four kinds of call. It has one retry budget, so make a new one for a
         channel to another target.
     """
+    return make_interceptors(policy, timer=timer, queues=queues, stacklevel=3)
+
+
+def make_interceptors(
+    policy: CallPolicy,
+    *,
+    timer: Timer | None,
+    queues: FailbackQueues | None,
+    stacklevel: int,
+) -> list[grpc.UnaryUnaryClientInterceptor]:
+    """Make the interceptors for one channel, for `client_interceptors` and kits.
+
+    A warning names the frame `stacklevel`; 2 is the caller of this function.
+    """
     state = client_state(policy, timer=timer, queues=queues, queues_class=FailbackQueues)
     refuse_journal(state)
     if any(settings.hedging is not None for settings in (policy, *policy.methods.values())):
-        warnings.warn(HEDGES_FUTURES, stacklevel=_stacklevel)
+        warnings.warn(HEDGES_FUTURES, stacklevel=stacklevel)
     return interceptors_of(state)
 
 
@@ -142,8 +155,6 @@ def intercept_channel(
     *,
     timer: Timer | None = None,
     queues: FailbackQueues | None = None,
-    _keeps: bool = False,
-    _stacklevel: int = 2,
 ) -> grpc.Channel:
     """Apply policies to a channel; arguments as of `client_interceptors`.
 
@@ -156,7 +167,30 @@ def intercept_channel(
     Raises:
         TypeError: `channel` is not a channel of grpc.
     """
+    return apply_policies(channel, policy, timer=timer, queues=queues, stacklevel=3)
+
+
+def apply_policies(
+    channel: grpc.Channel,
+    policy: CallPolicy,
+    *,
+    timer: Timer | None,
+    queues: FailbackQueues | None,
+    keeps: bool = False,
+    stacklevel: int,
+) -> InterceptedChannel:
+    """Apply policies to a channel, for `intercept_channel` and kits.
+
+    Args:
+        channel: The channel of the user or of the kit.
+        policy: The policies of all methods.
+        timer: As for `client_interceptors`.
+        queues: As for `client_interceptors`.
+        keeps: Whether `queues` keep the connections of a closed channel while calls of it are
+            queued.
+        stacklevel: The frame that a warning names; 2 is the caller of this function.
+    """
     state = client_state(policy, timer=timer, queues=queues, queues_class=FailbackQueues)
-    intercepted = InterceptedChannel(channel, state, queues if _keeps else None)
-    warn_if_nested(channel, intercepted.policy_attempts, stacklevel=_stacklevel)
+    intercepted = InterceptedChannel(channel, state, queues if keeps else None)
+    warn_if_nested(channel, intercepted.policy_attempts, stacklevel=stacklevel)
     return intercepted

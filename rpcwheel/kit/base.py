@@ -395,13 +395,13 @@ class KitBase(
 
     def _intercept(self, channel: Any, *, keeps: bool = False, stacklevel: int) -> Channel:
         """Apply the policies; `keeps`: the kit owns the channel, see `FailbackQueuesBase.keep`."""
-        intercepted: Channel = self._load("interceptors").intercept_channel(
+        intercepted: Channel = self._load("interceptors").apply_policies(
             channel,
             self._policy,
             timer=self._timer,
             queues=self._queues,
-            _keeps=keeps,
-            _stacklevel=stacklevel,
+            keeps=keeps,
+            stacklevel=stacklevel,
         )
         return intercepted
 

@@ -128,12 +128,10 @@ class Kit(Base):
         They do not know their channel, so `heartbeat` has no effect on it: the first call of a kit
         with `heartbeat` warns (`RuntimeWarning`).
         """
-        from rpcwheel.interceptors.sync import client_interceptors
+        from rpcwheel.interceptors.sync import make_interceptors
 
         self._warn_not_probed(stacklevel=2)
-        return client_interceptors(
-            self._policy, timer=self._timer, queues=self._queues, _stacklevel=3
-        )
+        return make_interceptors(self._policy, timer=self._timer, queues=self._queues, stacklevel=3)
 
     def flush(self, timeout: Duration | None = None) -> bool:
         """Retry each queued call now, and wait until none is queued. Returns whether none is.

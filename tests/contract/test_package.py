@@ -329,6 +329,13 @@ def undocumented(name: str, thing: object) -> Iterator[str]:
         yield name
 
 
+@pytest.mark.parametrize("package", packages())
+def test_public_functions_have_no_private_parameters(package: str) -> None:
+    functions = filter(inspect.isfunction, public(f"rpcwheel.{package}").values())
+    for function in functions:
+        assert not [name for name in inspect.signature(function).parameters if name[0] == "_"]
+
+
 # Files
 
 
