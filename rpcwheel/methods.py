@@ -19,6 +19,7 @@ __all__ = [
     "PatternIndex",
     "checked_pattern",
     "matches",
+    "overlap",
     "specificity",
 ]
 
@@ -56,6 +57,38 @@ MethodPattern = Annotated[str, AfterValidator(checked_pattern), WithJsonSchema(P
 def matches(pattern: str, method: str) -> bool:
     """Whether a pattern matches a method."""
     return fnmatchcase(method, pattern)
+
+
+def overlap(first: str, second: str) -> str | None:
+    """Return a pattern whose methods match two patterns; None if no method matches both.
+
+    Args:
+        first: A full name, or a pattern other than `"*"`; use `"/*/*"`.
+        second: The same.
+    """
+    seen: set[tuple[int, int]] = set()
+    steps = [(0, 0, "")]
+    while steps:
+        at, other_at, text = steps.pop()
+        if at == len(first) and other_at == len(second):
+            return text
+        if (at, other_at) in seen:
+            continue
+        seen.add((at, other_at))
+        char, other = first[at : at + 1], second[other_at : other_at + 1]
+        if char == other == "*":
+            steps += (at + 1, other_at, text + "*"), (at, other_at + 1, text + "*")
+        elif char == "*":  # it matches no more, or the next character of the other pattern
+            steps.append((at + 1, other_at, text))
+            if other not in ("", "/"):
+                steps.append((at, other_at + 1, text + other))
+        elif other == "*":
+            steps.append((at, other_at + 1, text))
+            if char not in ("", "/"):
+                steps.append((at + 1, other_at, text + char))
+        elif char == other:
+            steps.append((at + 1, other_at + 1, text + char))
+    return None
 
 
 def specificity(pattern: str) -> tuple[bool, int]:

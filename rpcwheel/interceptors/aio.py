@@ -174,5 +174,5 @@ def apply_policies(
     """
     state = client_state(policy, timer=timer, queues=queues, queues_class=FailbackQueues)
     intercepted = InterceptedChannel(channel, state, queues if keeps else None)
-    warn_if_nested(channel, intercepted.policy_attempts, stacklevel=stacklevel)
+    warn_if_nested(channel, policy, stacklevel=stacklevel)
     return intercepted

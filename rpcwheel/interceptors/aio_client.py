@@ -27,7 +27,6 @@ from rpcwheel.call.keeper import ChannelKeeper
 from rpcwheel.failback.stored import StoredRpc
 from rpcwheel.rpc import Kind, classes_by_kind
 
-from .nesting import attempts_of
 from .queues import JournalRoutes
 
 if TYPE_CHECKING:
@@ -86,7 +85,7 @@ class InterceptedChannel(aio_multicallable.Channel):
             )
         self._channel = channel
         self._state = state
-        self.policy_attempts = attempts_of(state.policy)
+        self.call_policy = state.policy
         self._on_close: Callable[[], object] | None = None
         self._waiting: weakref.WeakSet[RetryingCall] = weakref.WeakSet()
         self._running: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -318,7 +317,7 @@ class _Interceptor:
 
     def __init__(self, state: ClientState) -> None:
         self._state = state
-        self.policy_attempts = attempts_of(state.policy)
+        self.call_policy = state.policy
         self._calls: dict[bytes | str, CallFactory] = {}
         if state.counts is not None:
             counted = partial(self._intercept_counted, state.counts)

@@ -42,7 +42,6 @@ from rpcwheel.durations import to_ns
 from rpcwheel.failback.stored_calls import StoredCalls
 from rpcwheel.rpc import Kind, classes_by_kind
 
-from .nesting import attempts_of
 from .queues import JournalRoutes
 
 if TYPE_CHECKING:
@@ -77,7 +76,7 @@ class ClientInterceptor(
 
     def __init__(self, state: ClientState) -> None:
         self._state = state
-        self.policy_attempts = attempts_of(state.policy)
+        self.call_policy = state.policy
 
     def intercept_unary_unary(
         self, continuation: Continuation, client_call_details: Any, request: Any
@@ -206,7 +205,7 @@ class InterceptedChannel(multicallable.Channel):
             )
         self._channel = channel
         self._state = state
-        self.policy_attempts = attempts_of(state.policy)
+        self.call_policy = state.policy
         self._waiting = WaitingCalls()
         self._on_close: Callable[[], object] | None = None
         self._owner = owner

@@ -11,7 +11,7 @@ import rpcwheel.aio
 from rpcwheel import DeadlinePolicy, HedgingPolicy, RetryPolicy
 from rpcwheel.balancer import BroadcastChannel
 from rpcwheel.balancer.aio import BroadcastChannel as AioBroadcastChannel
-from rpcwheel.call import CallPolicy
+from rpcwheel.call import CallPolicy, MethodPolicy
 from rpcwheel.interceptors import aio, sync
 
 TARGET = "127.0.0.1:1"
@@ -59,6 +59,49 @@ async def test_retries_of_a_channel_that_has_retries_warn():
                 intercept(world, make(world, ONE_ATTEMPT), RETRY)
                 intercept(world, make(world, RETRY), ONE_ATTEMPT)
                 intercept(world, make(world, RETRY), NOT_IDEMPOTENT)
+
+
+def retries(*patterns):
+    """Policies with retries for the methods of patterns."""
+    retry = MethodPolicy(retry=RETRY.retry, idempotent=True)
+    return CallPolicy(methods=dict.fromkeys(patterns, retry))
+
+
+DISJOINT = {
+    "services": (retries("/shop.Orders/*"), retries("/shop.Audit/*")),
+    "names": (retries("/shop.Orders/Get"), retries("/shop.Orders/List", "/shop.Audit/*")),
+    "all but": (
+        CallPolicy(
+            retry=RETRY.retry, idempotent=True, methods={"/shop.Audit/*": {"idempotent": False}}
+        ),
+        retries("/shop.Audit/*"),
+    ),
+}
+COMMON = {
+    "nested": (retries("/shop.*/*"), retries("/shop.Orders/Get*"), "/shop.Orders/Get\\*"),
+    "crossing": (retries("/shop.Orders/*"), retries("/*/Get*"), "/shop.Orders/Get\\*"),
+    "idempotent by another pattern": (
+        retries("/*/Get*"),
+        CallPolicy(retry=RETRY.retry, methods={"/shop.Orders/*": {"idempotent": True}}),
+        "/shop.Orders/Get\\*",
+    ),
+}
+
+
+@pytest.mark.parametrize(("first", "second"), DISJOINT.values(), ids=DISJOINT)
+async def test_retries_of_other_methods_do_not_warn(first, second):
+    for world in (SYNC, AIO):
+        for policy, other in ((first, second), (second, first)):
+            world.intercept(CHANNELS["of a kit"](world, policy), other)
+
+
+@pytest.mark.parametrize(("first", "second", "methods"), COMMON.values(), ids=COMMON)
+async def test_retries_of_common_methods_warn(first, second, methods):
+    for world in (SYNC, AIO):
+        for policy, other in ((first, second), (second, first)):
+            channel = CHANNELS["of a kit"](world, policy)
+            with pytest.warns(RuntimeWarning, match=f"a call of {methods} 4 attempts"):
+                world.intercept(channel, other)
 
 
 async def test_interceptors_of_a_kit_in_its_own_channel_warn():
