@@ -167,7 +167,7 @@ class Backoff:
         if self._stop is None and isinstance(self._wait, JitteredWait):
             return self._wait.delay_ns(attempt)  # a tenacity state would cost more than this
         state = failed_state(attempt, elapsed_ns=elapsed_ns, error=error, idle_ns=idle_ns)
-        delay_ns = max(0, to_ns(self._wait(state), what="the result of the wait object"))
+        delay_ns = max(0, to_ns(self._wait(state), subject="the result of the wait object"))
         state.upcoming_sleep = to_seconds(delay_ns)
         if self._stop is not None and self._stop(state):
             return None
@@ -210,7 +210,7 @@ def _check_wait(wait: Duration | WaitBaseT) -> WaitBaseT:
             "wait must be seconds (int or float), a timedelta, or a tenacity wait object such as "
             f"wait_exponential(max=60), not {wait!r}"
         )
-    wait_ns = to_ns(wait, what="wait")
+    wait_ns = to_ns(wait, subject="wait")
     if wait_ns < 0:
         raise ConfigurationError(f"wait must not be negative, not {wait!r}; 0 is at once")
     seconds = to_seconds(wait_ns)

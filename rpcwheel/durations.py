@@ -26,12 +26,12 @@ MAX_NS = 1 << 62
 _NS_PER_SECOND = 1_000_000_000
 
 
-def to_ns(value: Duration, *, what: str = "delay") -> int:
+def to_ns(value: Duration, *, subject: str = "delay") -> int:
     """Convert seconds or a `timedelta` to nanoseconds, to the nearest one.
 
     Args:
         value: Seconds (any real number) or a `timedelta`. Negative ones stay negative.
-        what: The name of the argument, for the message.
+        subject: The subject of the error message: the name of the argument.
 
     Returns:
         Nanoseconds; `NEVER` for infinity; at most `MAX_NS` (at least `-MAX_NS`) otherwise.
@@ -45,10 +45,10 @@ def to_ns(value: Duration, *, what: str = "delay") -> int:
         return max(-MAX_NS, min(whole, MAX_NS))
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(
-            f"{what} must be seconds (int or float) or a timedelta, not {short_repr(value)}"
+            f"{subject} must be seconds (int or float) or a timedelta, not {short_repr(value)}"
         )
     if value != value:  # noqa: PLR0124 - the one value that differs from itself
-        raise ConfigurationError(f"{what} is NaN; give seconds, or float('inf') for never")
+        raise ConfigurationError(f"{subject} is NaN; give seconds, or float('inf') for never")
     if value == float("inf"):
         return NEVER
     if abs(value) >= MAX_NS / _NS_PER_SECOND:
@@ -59,17 +59,17 @@ def to_ns(value: Duration, *, what: str = "delay") -> int:
     return int(scaled + 0.5) if scaled >= 0 else -int(0.5 - scaled)
 
 
-def positive_ns(value: Duration, *, what: str) -> int:
+def positive_ns(value: Duration, *, subject: str) -> int:
     """Convert as `to_ns`, for a time that must be finite and above zero (a tick, an interval).
 
     Raises:
         TypeError: Not a number nor a `timedelta`.
         ConfigurationError: NaN, infinite, zero, negative, or shorter than a nanosecond.
     """
-    ns = to_ns(value, what=what)
+    ns = to_ns(value, subject=subject)
     if ns <= 0 or ns == NEVER:
         raise ConfigurationError(
-            f"{what} must be a finite time above zero (at least 1 ns), not {short_repr(value)}"
+            f"{subject} must be a finite time above zero (at least 1 ns), not {short_repr(value)}"
         )
     return ns
 

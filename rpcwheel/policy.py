@@ -192,7 +192,7 @@ def _seconds(value: object) -> object:
         )
     if value != value:  # noqa: PLR0124 - NaN
         raise ConfigurationError("it must be a finite time above zero, not NaN")
-    checked(partial(positive_ns, what="it"), value)
+    checked(partial(positive_ns, subject="it"), value)
     return value
 
 

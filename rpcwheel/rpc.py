@@ -149,12 +149,12 @@ NO_BUDGET: Final = Stop("the retry budget of the target is used up")
 """The decision for throttled retries, which metrics count."""
 
 
-def checked_code(name: object, *, what: str) -> str:
+def checked_code(name: object, *, subject: str) -> str:
     """Return the name of a status code that is an error.
 
     Args:
         name: A name, or a `grpc.StatusCode`.
-        what: The name of the setting, for the message.
+        subject: The subject of the error message: the name of the setting.
 
     Raises:
         TypeError: `name` is neither a string nor a status code.
@@ -163,11 +163,11 @@ def checked_code(name: object, *, what: str) -> str:
     if isinstance(name, enum.Enum) and type(name).__name__ == "StatusCode":
         name = name.name
     if not isinstance(name, str):
-        raise TypeError(f"{what} must name status codes, such as 'UNAVAILABLE', not {name!r}")
+        raise TypeError(f"{subject} must name status codes, such as 'UNAVAILABLE', not {name!r}")
     if name in CODES:
         return name
     if name == "OK":
-        raise ConfigurationError(f"{what} names the status code OK, which is not an error")
+        raise ConfigurationError(f"{subject} names the status code OK, which is not an error")
     near = difflib.get_close_matches(name.upper(), CODES, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(CODES))}"
-    raise ConfigurationError(f"{what} names {name!r}, which is not a gRPC status code; {hint}")
+    raise ConfigurationError(f"{subject} names {name!r}, which is not a gRPC status code; {hint}")

@@ -71,7 +71,7 @@ class Channel(grpc.Channel):
         return multicallable
 
 
-class _Multicallable:
+class _MulticallableBase:
     __slots__ = ()
 
     _wait: Callable[..., Any]
@@ -81,7 +81,7 @@ class _Multicallable:
     """Begins a call and returns it."""
 
 
-class UnaryUnary(_Multicallable, grpc.UnaryUnaryMultiCallable):
+class UnaryUnary(_MulticallableBase, grpc.UnaryUnaryMultiCallable):
     """One request, one response."""
 
     __slots__ = ()
@@ -126,7 +126,7 @@ class UnaryUnary(_Multicallable, grpc.UnaryUnaryMultiCallable):
         )
 
 
-class StreamUnary(_Multicallable, grpc.StreamUnaryMultiCallable):
+class StreamUnary(_MulticallableBase, grpc.StreamUnaryMultiCallable):
     """A stream of requests, one response."""
 
     __slots__ = ()
@@ -183,7 +183,7 @@ class StreamUnary(_Multicallable, grpc.StreamUnaryMultiCallable):
         )
 
 
-class UnaryStream(_Multicallable, grpc.UnaryStreamMultiCallable):
+class UnaryStream(_MulticallableBase, grpc.UnaryStreamMultiCallable):
     """One request, a stream of responses."""
 
     __slots__ = ()
@@ -202,7 +202,7 @@ class UnaryStream(_Multicallable, grpc.UnaryStreamMultiCallable):
         )
 
 
-class StreamStream(_Multicallable, grpc.StreamStreamMultiCallable):
+class StreamStream(_MulticallableBase, grpc.StreamStreamMultiCallable):
     """A stream of requests, a stream of responses."""
 
     __slots__ = ()

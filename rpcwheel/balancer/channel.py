@@ -378,7 +378,9 @@ class WaitingCall(CallAttempts):
         metadata, credentials, wait_for_ready, compression = options
         metadata = None if metadata is None else metadata_tuple(metadata)
         state, now_ns = method.pool.state, method.pool.state.now_ns()
-        deadline_ns = NEVER if timeout is None else now_ns + max(0, to_ns(timeout, what="timeout"))
+        deadline_ns = (
+            NEVER if timeout is None else now_ns + max(0, to_ns(timeout, subject="timeout"))
+        )
         if not method.kind.streams_requests:
             request = copy_of(request)  # the caller may change it before it is sent
         details = Details(method.name, timeout, metadata, credentials, False, compression)

@@ -2,7 +2,7 @@
 
 Each instance of the service has a subchannel with its own connection. A pick returns a subchannel
 whose connection is READY; its state is read at the pick. Most pickers choose among the READY
-subchannels of the best `Level`.
+subchannels of the best `SubchannelLevel`.
 
 At the first call all subchannels of the best level connect. Those of the next level connect if all
 of the better levels have failed, or none of them has become READY for `FAILOVER_NS`. With very many
@@ -124,7 +124,7 @@ MAX_REPICKS: Final = 3
 """The maximum number of picks of one call if the picked subchannel is not READY."""
 
 
-class Level(IntEnum):
+class SubchannelLevel(IntEnum):
     """How preferable a subchannel is for calls; less is better."""
 
     PREFERRED_ZONE = 0
@@ -139,8 +139,8 @@ class Level(IntEnum):
     """Marked unhealthy by the user, by a heartbeat or by outlier ejection."""
 
 
-PREFERRED_ZONE, OTHER_ZONE, NO_WEIGHT, DRAINING, UNHEALTHY = Level
-# `Level.DRAINING` takes 0.1 µs in Python 3.11, and `level` is called for each subchannel.
+PREFERRED_ZONE, OTHER_ZONE, NO_WEIGHT, DRAINING, UNHEALTHY = SubchannelLevel
+# `SubchannelLevel.DRAINING` takes 0.1 µs in Python 3.11, and `level` is called for each subchannel.
 
 
 @public_name("Subchannel")
@@ -256,7 +256,7 @@ class SubchannelBase:
         self.failures = 0
         self.successes += 1
 
-    def level(self, zone: str) -> Level:
+    def level(self, zone: str) -> SubchannelLevel:
         """Return its level on a channel with this preferred zone; "" for no preference."""
         instance = self.instance
         if self._unhealthy_ns is not None:
@@ -319,7 +319,7 @@ class SubchannelBase:
 S = TypeVar("S", bound=SubchannelBase)
 S_contra = TypeVar("S_contra", contravariant=True)
 
-_Levels: TypeAlias = dict[Level, list[tuple[S, grpc.ChannelConnectivity]]]
+_Levels: TypeAlias = dict[SubchannelLevel, list[tuple[S, grpc.ChannelConnectivity]]]
 """The subchannels of each level, with their states."""
 
 
@@ -1015,7 +1015,7 @@ class SubchannelPool(Generic[S]):
                 break
         return idle
 
-    def _choose(self, levels: _Levels[S], ready_level: Level | None) -> None:
+    def _choose(self, levels: _Levels[S], ready_level: SubchannelLevel | None) -> None:
         """Prepare the picker if the candidates or their weights have changed."""
         if self._picker.sees_all_states:
             best = min(

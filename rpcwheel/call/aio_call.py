@@ -158,7 +158,7 @@ class CallFactory:
         """
         calls = self if CALL_OPTIONS.get() is None else self._in_context()
         config = calls.config
-        own_ns = None if timeout is None else to_ns(timeout, what="timeout")
+        own_ns = None if timeout is None else to_ns(timeout, subject="timeout")
         now_ns, deadline_ns, attempt_ns = self.state.begin(config, own_ns)
         is_late = now_ns >= deadline_ns
         if is_late and not calls.has_final_policy:

@@ -31,7 +31,7 @@ class Deadline:
             TypeError: `timeout` is neither a number nor a `timedelta`.
             ConfigurationError: It is NaN.
         """
-        return cls(min(time.monotonic_ns() + to_ns(timeout, what="timeout"), NEVER))
+        return cls(min(time.monotonic_ns() + to_ns(timeout, subject="timeout"), NEVER))
 
     def remaining(self) -> float:
         """Return the seconds until the deadline; 0.0 if it has passed."""

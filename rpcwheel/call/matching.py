@@ -56,9 +56,9 @@ class Matcher:
                 case type():
                     types.append(_exception_type(condition, setting))
                 case str():
-                    self._codes.add(checked_code(condition, what=f"`{setting}`"))
+                    self._codes.add(checked_code(condition, subject=f"`{setting}`"))
                 case enum.Enum() if type(condition).__name__ == "StatusCode":
-                    self._codes.add(checked_code(condition, what=f"`{setting}`"))
+                    self._codes.add(checked_code(condition, subject=f"`{setting}`"))
                 case retry_base():
                     self._strategies.append(_strategy(condition, setting))
                 case _:

@@ -214,7 +214,7 @@ class RetryPolicy(Policy):
 
 def _codes(value: object, setting: str) -> frozenset[str]:
     each = value if isinstance(value, (set, frozenset, tuple, list)) else (value,)
-    return frozenset(checked(partial(checked_code, what=setting), code) for code in each)
+    return frozenset(checked(partial(checked_code, subject=setting), code) for code in each)
 
 
 class HedgingPolicy(Policy):

@@ -201,7 +201,7 @@ class ClientCall:
         self.method: str = details.method
         if begun is None:
             config, timeout = state.current_config(self.method), details.timeout
-            own_ns = None if timeout is None else to_ns(timeout, what="timeout")
+            own_ns = None if timeout is None else to_ns(timeout, subject="timeout")
             begun = (config, *state.begin(config, own_ns))
         self.config = begun[0]
         self._begun = begun[1:]

@@ -777,7 +777,7 @@ class JournaledQueue(RetryQueue):
             How many seconds to wait for running attempts; None if the queue was closed before.
         """
         self._refuse_inside("close()")
-        drain_ns = max(0, to_ns(drain_timeout, what="drain_timeout"))
+        drain_ns = max(0, to_ns(drain_timeout, subject="drain_timeout"))
         if not self._close(drain_ns):
             return None
         with self._lock:

@@ -757,7 +757,7 @@ class RetryQueue:
     def begin_flush(self, timeout: Duration | None) -> float:
         """Start an attempt of each waiting call; return how many seconds to wait for the end."""
         self._refuse_inside("flush()")
-        seconds = math.inf if timeout is None else to_seconds(to_ns(timeout, what="timeout"))
+        seconds = math.inf if timeout is None else to_seconds(to_ns(timeout, subject="timeout"))
         self._start_waiting()
         self.end_lost_attempts()
         return seconds
@@ -769,7 +769,7 @@ class RetryQueue:
             How many seconds to wait before `end_close`; None if the queue was closed before.
         """
         self._refuse_inside("close()")
-        drain_ns = max(0, to_ns(drain_timeout, what="drain_timeout"))
+        drain_ns = max(0, to_ns(drain_timeout, subject="drain_timeout"))
         if not self._close(drain_ns):
             return None
         try:

@@ -69,7 +69,7 @@ class FailbackQueues(FailbackQueuesBase[FailbackInvoker]):
             TypeError, ConfigurationError: `timeout` is no time.
         """
         if timeout is not None:
-            to_ns(timeout, what="timeout")  # raises before any queue is flushed
+            to_ns(timeout, subject="timeout")  # raises before any queue is flushed
         invokers = list(self._by_name.values())
         return all(await asyncio.gather(*(invoker.flush(timeout) for invoker in invokers)))
 
@@ -88,7 +88,7 @@ class FailbackQueues(FailbackQueuesBase[FailbackInvoker]):
         Raises:
             TypeError, ConfigurationError: `drain_timeout` is no time.
         """
-        to_ns(drain_timeout, what="drain_timeout")  # raises before any queue is closed
+        to_ns(drain_timeout, subject="drain_timeout")  # raises before any queue is closed
         self._begin_close()
         invokers = list(self._by_name.values())
         try:

@@ -236,7 +236,7 @@ class _StoredCalls:
         return cached
 
 
-class _Multicallable:
+class _InterceptedMulticallable:
     def __init__(
         self,
         call: Callable[..., Any],
@@ -264,7 +264,7 @@ class _Multicallable:
         return call
 
 
-class _CountedMulticallable(_Multicallable):
+class _CountedMulticallable(_InterceptedMulticallable):
     """A multicallable that counts calls, while metrics are on. `call` counts attempts."""
 
     def __init__(
@@ -298,14 +298,16 @@ class _CountedMulticallable(_Multicallable):
         return call
 
 
-_MULTICALLABLES: Final = classes_by_kind(_Multicallable, aio_multicallable.MULTICALLABLES)
+_MULTICALLABLES: Final = classes_by_kind(
+    _InterceptedMulticallable, aio_multicallable.MULTICALLABLES
+)
 _COUNTED: Final = classes_by_kind(_CountedMulticallable, aio_multicallable.MULTICALLABLES)
 
 
 # --- Interceptors ---
 
 
-class _Interceptor:
+class _ClientInterceptor:
     """The part that is common to the interceptors of the four kinds of call.
 
     There is one for each kind because grpc.aio (1.60 to 1.85) uses an interceptor of several kinds
@@ -366,24 +368,24 @@ class _Interceptor:
         return calls
 
 
-class _UnaryUnaryInterceptor(_Interceptor, grpc.aio.UnaryUnaryClientInterceptor):
+class _UnaryUnaryInterceptor(_ClientInterceptor, grpc.aio.UnaryUnaryClientInterceptor):
     kind = Kind.UNARY_UNARY
-    intercept_unary_unary: Any = _Interceptor.intercept
+    intercept_unary_unary: Any = _ClientInterceptor.intercept
 
 
-class _UnaryStreamInterceptor(_Interceptor, grpc.aio.UnaryStreamClientInterceptor):
+class _UnaryStreamInterceptor(_ClientInterceptor, grpc.aio.UnaryStreamClientInterceptor):
     kind = Kind.UNARY_STREAM
-    intercept_unary_stream: Any = _Interceptor.intercept
+    intercept_unary_stream: Any = _ClientInterceptor.intercept
 
 
-class _StreamUnaryInterceptor(_Interceptor, grpc.aio.StreamUnaryClientInterceptor):
+class _StreamUnaryInterceptor(_ClientInterceptor, grpc.aio.StreamUnaryClientInterceptor):
     kind = Kind.STREAM_UNARY
-    intercept_stream_unary: Any = _Interceptor.intercept
+    intercept_stream_unary: Any = _ClientInterceptor.intercept
 
 
-class _StreamStreamInterceptor(_Interceptor, grpc.aio.StreamStreamClientInterceptor):
+class _StreamStreamInterceptor(_ClientInterceptor, grpc.aio.StreamStreamClientInterceptor):
     kind = Kind.STREAM_STREAM
-    intercept_stream_stream: Any = _Interceptor.intercept
+    intercept_stream_stream: Any = _ClientInterceptor.intercept
 
 
 def interceptors_of(state: ClientState) -> list[grpc.aio.ClientInterceptor]:

@@ -65,10 +65,10 @@ def server_interceptors(
             reported as `CallSlow`. None for no limits.
         timer: Any rpcwheel timer; None for `shared_timer()`, which is made when it is needed.
     """
-    return Interceptors([_Interceptor(ServerState(policy, timer=timer))], AIO_SERVER, FOR_AIO)
+    return Interceptors([_ServerInterceptor(ServerState(policy, timer=timer))], AIO_SERVER, FOR_AIO)
 
 
-class _Interceptor(grpc.aio.ServerInterceptor):
+class _ServerInterceptor(grpc.aio.ServerInterceptor):
     def __init__(self, state: ServerState) -> None:
         self._state = state
 

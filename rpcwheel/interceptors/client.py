@@ -90,7 +90,7 @@ class ClientInterceptor(
         client_call_details = with_reusable_metadata(client_call_details)
         state, method = self._state, client_call_details.method
         config, timeout = state.current_config(method), client_call_details.timeout
-        own_ns = None if timeout is None else to_ns(timeout, what="timeout")
+        own_ns = None if timeout is None else to_ns(timeout, subject="timeout")
         now_ns, deadline_ns, attempt_ns = state.begin(config, own_ns)
         begun = config, now_ns, deadline_ns, attempt_ns
         if now_ns >= deadline_ns:
@@ -288,7 +288,7 @@ def _refuse() -> Never:
     raise ValueError(CLOSED)
 
 
-class _Multicallable:
+class _InterceptedMulticallable:
     """The part that is common to the four kinds of call."""
 
     __slots__ = ("_below", "_config", "_kind", "_method", "_state", "_waiting")
@@ -380,7 +380,7 @@ def _result(name: str, call: AnyCall) -> Any:
     return response if name == "__call__" else (response, call)
 
 
-class _UnaryUnary(_Multicallable, multicallable.UnaryUnary):
+class _UnaryUnary(_InterceptedMulticallable, multicallable.UnaryUnary):
     __slots__ = ()
 
     def _wait(self, name: str, request: Any, *options: Any) -> Any:
@@ -396,7 +396,7 @@ class _UnaryUnary(_Multicallable, multicallable.UnaryUnary):
         config = state.current_config(self._method) if overridden else self._config
         if config.hedging is not None:
             return self._wait_hedged(name, request, *options)
-        own_ns = None if timeout is None else to_ns(timeout, what="timeout")
+        own_ns = None if timeout is None else to_ns(timeout, subject="timeout")
         now_ns, deadline_ns, attempt_ns = state.begin(config, own_ns)
         begun = config, now_ns, deadline_ns, attempt_ns
         if now_ns >= deadline_ns:
@@ -428,6 +428,6 @@ class _UnaryUnary(_Multicallable, multicallable.UnaryUnary):
 
 
 _MULTICALLABLES: Final = {
-    **classes_by_kind(_Multicallable, multicallable.MULTICALLABLES),
+    **classes_by_kind(_InterceptedMulticallable, multicallable.MULTICALLABLES),
     Kind.UNARY_UNARY: _UnaryUnary,
 }

@@ -55,10 +55,10 @@ def server_interceptors(
             reported as `CallSlow`. None for no limits.
         timer: Any rpcwheel timer; None for `shared_timer()`, which is made when it is needed.
     """
-    return Interceptors([_Interceptor(ServerState(policy, timer=timer))], SERVER, FOR_THREADS)
+    return Interceptors([_ServerInterceptor(ServerState(policy, timer=timer))], SERVER, FOR_THREADS)
 
 
-class _Interceptor(grpc.ServerInterceptor):
+class _ServerInterceptor(grpc.ServerInterceptor):
     def __init__(self, state: ServerState) -> None:
         self._state = state
 

@@ -73,7 +73,7 @@ class FailbackQueues(FailbackQueuesBase[FailbackInvoker]):
             TypeError, ConfigurationError: `timeout` is no time.
         """
         if timeout is not None:
-            to_ns(timeout, what="timeout")
+            to_ns(timeout, subject="timeout")
         return flush_all(list(self._by_name.values()), timeout)
 
     def close(self, drain_timeout: Duration = 5.0) -> list[FailedCall]:
@@ -91,7 +91,7 @@ class FailbackQueues(FailbackQueuesBase[FailbackInvoker]):
         Raises:
             TypeError, ConfigurationError: `drain_timeout` is no time.
         """
-        to_ns(drain_timeout, what="drain_timeout")
+        to_ns(drain_timeout, subject="drain_timeout")
         self._begin_close()
         try:
             return close_all(list(self._by_name.values()), drain_timeout)

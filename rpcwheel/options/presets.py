@@ -164,9 +164,9 @@ def _of(preset: str, presets: Mapping[str, T]) -> T:
 def _ms(name: str, value: Duration | None, default: float, *, least: int = 1) -> int:
     """Convert a time to whole milliseconds, at least `least`; infinity to gRPC's value for it."""
     duration = default if value is None else value
-    if to_ns(duration, what=name) == NEVER:
+    if to_ns(duration, subject=name) == NEVER:
         return INT_MAX
-    ms = (positive_ns(duration, what=name) + _NS_PER_MS // 2) // _NS_PER_MS
+    ms = (positive_ns(duration, subject=name) + _NS_PER_MS // 2) // _NS_PER_MS
     if ms < least:
         raise ConfigurationError(
             f"{name} must be at least {least / 1000:g} s (gRPC takes no less), not {duration!r}"

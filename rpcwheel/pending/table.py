@@ -492,7 +492,7 @@ class _Expiry:
 
 def _effective_timeout_ns(timeout: Duration | None) -> int:
     """The timeout of a call that begins now: the earlier of this one and the deadline."""
-    timeout_ns = NEVER if timeout is None else to_ns(timeout, what="timeout")
+    timeout_ns = NEVER if timeout is None else to_ns(timeout, subject="timeout")
     deadline_ns = DEADLINE.get()
     if deadline_ns is None or deadline_ns == NEVER:
         return timeout_ns

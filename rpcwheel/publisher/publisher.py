@@ -874,7 +874,7 @@ def _checked_port(port: object) -> int:
 
 
 def _checked_seconds(value: Duration, argument: str) -> float:
-    value_ns = to_ns(value, what=argument)
+    value_ns = to_ns(value, subject=argument)
     if value_ns < 0:
         raise ConfigurationError(f"{argument} must be 0 or more seconds, not {value!r}")
     return to_seconds(min(value_ns, MAX_NS))

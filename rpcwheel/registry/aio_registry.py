@@ -225,10 +225,10 @@ class Registry(RegistryBase):
         return registration
 
     async def unregister(
-        self, what: ServiceInstance | Registration, *, wait: Duration | None = None
+        self, instance: ServiceInstance | Registration, *, wait: Duration | None = None
     ) -> None:
         """Withdraw an instance, as `rpcwheel.Registry.unregister`."""
-        record, wait_s = self._remove(what, wait)
+        record, wait_s = self._remove(instance, wait)
         registration = Registration(self, record)
         if wait_s is not None and not await registration._reaches(RegistrationState.GONE, wait_s):
             raise registration._not_withdrawn(wait_s)

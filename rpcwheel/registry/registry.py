@@ -246,21 +246,21 @@ class RegistryBase:
         return self._session.set_desired(instance, flush_now=wait is not None), wait_s
 
     def _remove(
-        self, registration: ServiceInstance | RegistrationBase, wait: Duration | None
+        self, instance: ServiceInstance | RegistrationBase, wait: Duration | None
     ) -> tuple[RegistrationRecord, float | None]:
         """Have the instance withdrawn. Returns also how many seconds to wait."""
         wait_s = checked_wait(wait)
         target: ServiceInstance | RegistrationRecord
-        if isinstance(registration, RegistrationBase):
-            if registration._owner._session is not self._session:
+        if isinstance(instance, RegistrationBase):
+            if instance._owner._session is not self._session:
                 raise ConfigurationError(
-                    f"{registration!r} belongs to another registry, {registration._owner!r}"
+                    f"{instance!r} belongs to another registry, {instance._owner!r}"
                 )
-            target = registration._record
-        elif isinstance(registration, ServiceInstance):
-            target = registration
+            target = instance._record
+        elif isinstance(instance, ServiceInstance):
+            target = instance
         else:
-            raise TypeError(f"give a ServiceInstance or a Registration, not {registration!r}")
+            raise TypeError(f"give a ServiceInstance or a Registration, not {instance!r}")
         return self._session.remove(target, flush_now=wait is not None), wait_s
 
     def _check_service(self, service: str, listener: object = None) -> None:
@@ -344,13 +344,13 @@ class Registry(RegistryBase):
         return registration
 
     def unregister(
-        self, what: ServiceInstance | Registration, *, wait: Duration | None = None
+        self, instance: ServiceInstance | Registration, *, wait: Duration | None = None
     ) -> None:
         """Withdraw an instance. Idempotent.
 
         Args:
-            what: What was registered; or any instance that was looked up: it is withdrawn if its
-                `epoch` is still the same.
+            instance: The result of `register`, or the instance itself. Or any instance that was
+                looked up: it is withdrawn if its `epoch` is still the same.
             wait: Seconds to wait until the registry has withdrawn it. None: not at all.
 
         Raises:
@@ -358,7 +358,7 @@ class Registry(RegistryBase):
             RegistryClosed: After `close()`.
             TypeError, ConfigurationError: It is neither; it belongs to another registry.
         """
-        record, wait_s = self._remove(what, wait)
+        record, wait_s = self._remove(instance, wait)
         registration = Registration(self, record)
         if wait_s is not None and not registration._reaches(RegistrationState.GONE, wait_s):
             raise registration._not_withdrawn(wait_s)
@@ -520,7 +520,7 @@ def checked_wait(wait: Duration | None, argument: str = "wait") -> float | None:
     """
     if wait is None:
         return None
-    wait_ns = to_ns(wait, what=argument)
+    wait_ns = to_ns(wait, subject=argument)
     if wait_ns < 0:
         raise ConfigurationError(f"{argument} must be 0 or more seconds, or None; not {wait!r}")
     return min(to_seconds(wait_ns), threading.TIMEOUT_MAX)
@@ -550,4 +550,4 @@ def _with_cause(
 
 def checked_close(timeout: Duration) -> float:
     """Convert the timeout of `close` to seconds."""
-    return min(to_seconds(positive_ns(timeout, what="timeout")), threading.TIMEOUT_MAX)
+    return min(to_seconds(positive_ns(timeout, subject="timeout")), threading.TIMEOUT_MAX)

@@ -187,7 +187,7 @@ class FlakyServer:
             ConfigurationError: `seconds`, `times` or `method` is invalid.
             TypeError: `seconds` is neither a number nor a `timedelta`.
         """
-        delay_ns = to_ns(seconds, what="seconds")
+        delay_ns = to_ns(seconds, subject="seconds")
         if delay_ns < 0:
             raise ConfigurationError(f"seconds must not be negative, not {seconds!r}")
         self._add(_Fault(method, times, to_seconds(delay_ns)))

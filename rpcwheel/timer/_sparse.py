@@ -26,7 +26,7 @@ class SparseWheel(base.TimerQueue):
     """
 
     def __init__(self, tick: Duration = 0.001) -> None:
-        super().__init__(positive_ns(tick, what="tick"))
+        super().__init__(positive_ns(tick, subject="tick"))
         self._by_tick: dict[int, int] = {}  # the slot of a tick
         self._tick_of: list[int] = [-1]  # the tick of a slot; -1 until it is in the heap
         self._unused: list[int] = []  # slots

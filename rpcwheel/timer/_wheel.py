@@ -30,7 +30,7 @@ class HierarchicalWheel(base.TimerQueue):
     """
 
     def __init__(self, tick: Duration = 0.001) -> None:
-        super().__init__(positive_ns(tick, what="tick"), SLOTS * LEVELS)
+        super().__init__(positive_ns(tick, subject="tick"), SLOTS * LEVELS)
         self._moving = -1  # a slot whose timeouts are to be moved down a level first
         self._start = 0  # second result of `_find`
 
@@ -121,7 +121,7 @@ class HashedWheel(base.TimerQueue):
 
     def __init__(self, tick: Duration = 0.1, slots: int = 512) -> None:
         count = _power_of_two(slots)
-        super().__init__(positive_ns(tick, what="tick"), count)
+        super().__init__(positive_ns(tick, subject="tick"), count)
         self._mask = count - 1
         self._now = self._never + 1  # the slot of timeouts that were due when they were added
         self._visiting = -1  # the slot of the cursor, while it is visited

@@ -48,7 +48,7 @@ class ManualTimer(TimerCore):
             TypeError, ConfigurationError: `seconds` is not a finite time of zero or more.
             RuntimeError: Called by a task of this timer.
         """
-        step_ns = to_ns(seconds, what="seconds")
+        step_ns = to_ns(seconds, subject="seconds")
         if step_ns < 0 or step_ns == NEVER:
             raise ConfigurationError(f"seconds must be finite and not negative, not {seconds!r}")
         if self._running:

@@ -197,9 +197,9 @@ class PeriodicTask(_Resubmitting):
         jitter: float = 0.0,
     ) -> None:
         super().__init__(timer, run)
-        self._interval_ns = positive_ns(interval, what="interval")
+        self._interval_ns = positive_ns(interval, subject="interval")
         self._initial_ns = (
-            None if initial_delay is None else to_ns(initial_delay, what="initial_delay")
+            None if initial_delay is None else to_ns(initial_delay, subject="initial_delay")
         )
         if isinstance(jitter, bool) or not isinstance(jitter, (int, float)):
             raise TypeError(f"jitter must be a number from 0 to 1, not {jitter!r}")
@@ -219,7 +219,7 @@ class PeriodicTask(_Resubmitting):
     def _delay_after(self, timeout: Timeout, result: object) -> int:
         now_ns = timeout._timer_state.now()
         if result is not None:
-            delay_ns = to_ns(result, what="the delay that run() returned")  # type: ignore[arg-type]
+            delay_ns = to_ns(result, subject="the delay that run() returned")  # type: ignore[arg-type]
             self._due_ns = now_ns + max(delay_ns, 0)
             return delay_ns
         due_ns = (
@@ -274,7 +274,7 @@ class RetryTask(_Resubmitting):
         super().__init__(timer, run)
         self._backoff = Backoff(wait=backoff, stop=stop, max_attempts=max_attempts)
         self._refusal_backoff = Backoff(wait=backoff)
-        self._initial_ns = to_ns(initial_delay, what="initial_delay")
+        self._initial_ns = to_ns(initial_delay, subject="initial_delay")
         self._attempts = 0
         self._started_ns = 0
         self._last_error: BaseException | None = None

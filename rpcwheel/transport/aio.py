@@ -475,7 +475,7 @@ class TransportCall(Relay):
     _has_failed = False
     _span_key: object = None  # of `rpcwheel.telemetry.tracing.begin_call`
 
-    def __init__(self, multicallable: _Multicallable, transport: AioTransport) -> None:
+    def __init__(self, multicallable: _ReconnectingMulticallable, transport: AioTransport) -> None:
         self.method = multicallable.method
         self._reconnecting = multicallable.channel
         self._transport = transport
@@ -537,7 +537,7 @@ class TransportCall(Relay):
 _CALLS: Final = classes_by_kind(TransportCall, RELAYS)
 
 
-class _Multicallable:
+class _ReconnectingMulticallable:
     """A method of a stub. The base of the four kinds of multicallables."""
 
     kind: Kind
@@ -592,11 +592,11 @@ class _Multicallable:
         return _CALLS[self.kind](self, transport).run(call, counted=True)
 
 
-MULTICALLABLES: Final = classes_by_kind(_Multicallable, INTERFACES)
+MULTICALLABLES: Final = classes_by_kind(_ReconnectingMulticallable, INTERFACES)
 """The class of multicallables of each kind, made with a channel and a `MethodSpec`."""
 
 
-class _Heartbeats(_Multicallable):
+class _Heartbeats(_ReconnectingMulticallable):
     """Heartbeats, which count neither as use of the connection nor as calls in flight."""
 
     _stamps = False

@@ -123,7 +123,7 @@ def checked_drain_ns(drain_timeout: Duration | None) -> int:
         TypeError: It is not a duration.
         ConfigurationError: It is negative or NaN.
     """
-    drain_ns = NEVER if drain_timeout is None else to_ns(drain_timeout, what="drain_timeout")
+    drain_ns = NEVER if drain_timeout is None else to_ns(drain_timeout, subject="drain_timeout")
     if drain_ns < 0:
         raise ConfigurationError(
             f"drain_timeout must be 0 seconds or more, or None for no limit, not {drain_timeout!r}"

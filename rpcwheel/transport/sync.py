@@ -440,7 +440,7 @@ class ReconnectingChannel(ChannelProperties, multicallable.Channel):
         return transport.ended or transport is not self.connections.active
 
 
-class _Multicallable:
+class _ReconnectingMulticallable:
     """A method of a stub. The base of the four kinds of multicallables."""
 
     __slots__ = ("_bound", "_channel", "_spec")
@@ -535,10 +535,10 @@ def _end_once(finalizer: weakref.finalize[..., Any], end: Callable[[], object]) 
         end()
 
 
-_MULTICALLABLES: Final = classes_by_kind(_Multicallable, multicallable.MULTICALLABLES)
+_MULTICALLABLES: Final = classes_by_kind(_ReconnectingMulticallable, multicallable.MULTICALLABLES)
 
 
-class _HeartbeatCall(_Multicallable, multicallable.UnaryUnary):
+class _HeartbeatCall(_ReconnectingMulticallable, multicallable.UnaryUnary):
     """Heartbeats, which count neither as use of the connection nor as calls in flight."""
 
     __slots__ = ()

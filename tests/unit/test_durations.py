@@ -41,7 +41,7 @@ def test_infinity_is_never_and_longer_times_are_max_ns() -> None:
 def test_a_wrong_type_is_refused_with_the_name_of_the_argument() -> None:
     for wrong in [None, "1", True, b"1", [1.0], 1j]:
         with pytest.raises(TypeError, match=r"interval must be seconds .* not "):
-            to_ns(wrong, what="interval")  # type: ignore[arg-type]
+            to_ns(wrong, subject="interval")  # type: ignore[arg-type]
 
 
 def test_nan_is_refused() -> None:
@@ -52,14 +52,14 @@ def test_nan_is_refused() -> None:
 def test_a_tick_must_be_finite_and_above_zero() -> None:
     for bad in [0, -1.0, float("inf"), 1e-10, timedelta(0), float("nan")]:
         with pytest.raises(ConfigurationError, match="tick"):
-            positive_ns(bad, what="tick")
-        assert positive_ns(1e-9, what="tick") == 1
+            positive_ns(bad, subject="tick")
+        assert positive_ns(1e-9, subject="tick") == 1
 
 
 def test_a_long_value_is_shortened_in_the_message() -> None:
     for wrong in ("x" * 50_000, [1] * 50_000, -(10**5000)):
         with pytest.raises((TypeError, ConfigurationError)) as refused:
-            positive_ns(wrong, what="tick")  # type: ignore[arg-type]
+            positive_ns(wrong, subject="tick")  # type: ignore[arg-type]
         assert len(str(refused.value)) < 300
 
 

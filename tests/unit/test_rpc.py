@@ -53,27 +53,27 @@ def test_decisions_are_frozen(word, name):
 
 def test_a_status_code_is_given_by_name_or_as_grpc_enum():
     for code in CODES:
-        assert checked_code(code, what="`on`") == code
-        assert checked_code(grpc.StatusCode[code], what="`on`") == code
+        assert checked_code(code, subject="`on`") == code
+        assert checked_code(grpc.StatusCode[code], subject="`on`") == code
 
 
 @pytest.mark.parametrize("ok", ["OK", grpc.StatusCode.OK])
 def test_ok_is_refused(ok):
     with pytest.raises(ConfigurationError, match="names the status code OK, which is not an error"):
-        checked_code(ok, what="`on`")
+        checked_code(ok, subject="`on`")
 
 
 @pytest.mark.parametrize("name", ["UNAVAILBLE", "unavailable", "Unavailable"])
 def test_a_misspelled_code_is_refused_with_a_suggestion(name):
     with pytest.raises(ConfigurationError, match=rf"^retry names '{name}'.*you mean 'UNAVAILABLE'"):
-        checked_code(name, what="retry")
+        checked_code(name, subject="retry")
 
 
 def test_an_unknown_code_is_refused_with_the_list_of_codes():
     with pytest.raises(
         ConfigurationError, match="not a gRPC status code; there are ABORTED, ALREADY"
     ):
-        checked_code("FLAKY", what="`on`")
+        checked_code("FLAKY", subject="`on`")
 
 
 @pytest.mark.parametrize(
@@ -81,4 +81,4 @@ def test_an_unknown_code_is_refused_with_the_list_of_codes():
 )
 def test_a_code_of_a_wrong_type_is_a_type_error(value):
     with pytest.raises(TypeError, match="`on` must name status codes, such as 'UNAVAILABLE', not"):
-        checked_code(value, what="`on`")
+        checked_code(value, subject="`on`")

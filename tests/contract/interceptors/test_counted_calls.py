@@ -373,7 +373,7 @@ async def test_without_metrics_nothing_of_aio_is_wrapped(
     aio_shop_channel,  # noqa: F811
 ):
     method = aio.intercept_channel(aio_shop_channel, PLAIN).unary_unary(PATH["unary_unary"])
-    assert type(method).__name__ == "_Multicallable_UNARY_UNARY"
+    assert type(method).__name__ == "_InterceptedMulticallable_UNARY_UNARY"
     assert type(method._call) is type(aio_shop_channel.unary_unary(PATH["unary_unary"]))
     for interceptor in aio.client_interceptors(PLAIN):
         assert not [name for name in vars(interceptor) if name.startswith("intercept")]
