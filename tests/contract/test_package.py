@@ -329,10 +329,9 @@ def undocumented(name: str, thing: object) -> Iterator[str]:
         yield name
 
 
-@pytest.mark.parametrize("package", packages())
-def test_public_functions_have_no_private_parameters(package: str) -> None:
-    functions = filter(inspect.isfunction, public(f"rpcwheel.{package}").values())
-    for function in functions:
+@pytest.mark.parametrize("module", packages() + [f"{name}.aio" for name in sorted(AIO_PACKAGES)])
+def test_public_functions_have_no_private_parameters(module: str) -> None:
+    for function in filter(inspect.isfunction, public(f"rpcwheel.{module}").values()):
         assert not [name for name in inspect.signature(function).parameters if name[0] == "_"]
 
 
