@@ -8,16 +8,20 @@ is shown as `?`.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
+from functools import reduce
+from operator import getitem
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from rpcwheel.status.sections import RATE, SECTIONS, TEXT, Column, Section
+
 from .findings import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 MAX_TEXT: Final = 200
 """Characters of a cell."""
@@ -39,22 +43,6 @@ MAX_FAILED_SHARE: Final = 0.05
 Row: TypeAlias = dict[str, Any]
 
 
-class Column(NamedTuple):
-    """A column of a table."""
-
-    name: str
-    value: Callable[[Row], str]
-    justify: Literal["left", "right"] = "left"
-
-
-class Section(NamedTuple):
-    """A table. Its title is the heading of the first column."""
-
-    title: str
-    rows: Callable[[Row], Iterable[Any]]
-    columns: tuple[Column, ...]
-
-
 def seconds(value: float | None) -> str:
     """Return a time with three digits."""
     if value is None:
@@ -68,217 +56,40 @@ def seconds(value: float | None) -> str:
     return f"{value / 86_400:.1f} d"
 
 
-def _quantile(value: float | None) -> str:
-    return f"≥ {seconds(value)}" if value == LAST_BOUND_S else seconds(value)
+def _limited(text: Callable[[Any], str]) -> Callable[..., str]:
+    def cell(value: Any, limit: Any = None) -> str:
+        return text(value) if value is None or limit is None else f"{text(value)} of {text(limit)}"
+
+    return cell
 
 
-def _flag(value: bool | None) -> str:
-    return "" if value is None else "yes" if value else "no"
+def _count(value: int | None) -> str:
+    return "" if value is None else f"{value:,}"
 
 
-def _text(name: str) -> Column:
-    return Column(name.replace("_", " "), lambda row: str(row[name] or ""))
-
-
-def _number(name: str, key: str = "") -> Column:
-    def value(row: Row) -> str:
-        number = row[key or name]
-        return "" if number is None else f"{number:,}"
-
-    return Column(name, value, "right")
-
-
-def _time(name: str, key: str) -> Column:
-    return Column(name, lambda row: seconds(row[key]), "right")
-
-
-def _stat(name: str, key: str = "") -> Column:
-    return Column(name, lambda row: f"{row['stats'][key or name]:,}", "right")
-
-
-def _inner(outer: str, inner: str, **names: str) -> Callable[[Row], Iterable[Any]]:
-    """Return all rows of an inner table; `names` are values of the outer row that they get."""
-
-    def rows(status: Row) -> Iterable[Any]:
-        for outer_row in status[outer]:
-            for row in outer_row[inner]:
-                yield row | {name: outer_row[key] for name, key in names.items()}
-
-    return rows
-
-
-def _journal_rows(status: Row) -> Iterable[Row]:
-    """Return the rows of journals; one that was not counted yet, or has no calls, has one too."""
-    empty = dict.fromkeys(("queue", "target", "waiting", "taken", "dead", "oldest_s"))
-    for journal in status["journals"]:
-        for depth in journal["depths"] or [empty]:
-            problem = journal["problem"] or depth.get("problem")
-            yield depth | {"journal": journal["url"], "problem": problem}
-
-
-def _codes(row: Row) -> str:
-    return ", ".join(f"{entry['code']} {entry['count']:,}" for entry in row["codes"])
-
-
-def _mean_lateness(row: Row) -> str:
-    lateness = row["stats"]["lateness"]
+def _mean(lateness: Row) -> str:
     return seconds(lateness["sum_s"] / lateness["count"]) if lateness["count"] else ""
 
 
-def _lease(row: Row) -> str:
-    age_s = row["lease_age_s"]
-    return "" if age_s is None else f"{seconds(age_s)} of {seconds(row['ttl'])}"
+def _list(*values: Any) -> str:
+    texts = (text for value in values for text in (value if isinstance(value, list) else [value]))
+    return ", ".join(dict.fromkeys(filter(None, texts)))
 
 
-SECTIONS: Final = (
-    Section(
-        "Calls",
-        lambda status: status["methods"],
-        (
-            _text("side"),
-            _text("method"),
-            Column("per s", lambda row: row.get("rate", ""), "right"),
-            _number("started"),
-            _number("in flight", "in_flight"),
-            Column("p50", lambda row: _quantile(row["p50_s"]), "right"),
-            Column("p99", lambda row: _quantile(row["p99_s"]), "right"),
-            Column("ended", _codes),
-        ),
-    ),
-    Section(
-        "Timers",
-        lambda status: status["timers"],
-        (
-            Column("timer", lambda row: row["name"]),
-            _text("queue"),
-            _stat("pending"),
-            _stat("fired"),
-            _stat("failed"),
-            Column("late: mean", _mean_lateness, "right"),
-            Column("max", lambda row: seconds(row["stats"]["lateness"]["max_s"]), "right"),
-        ),
-    ),
-    Section(
-        "Failback queues",
-        lambda status: status["queues"],
-        (
-            Column("queue", lambda row: row["name"]),
-            _number("pending"),
-            _number("of", "max_pending"),
-            _time("oldest", "oldest_age_s"),
-            _stat("delivered", "redelivered"),
-            _stat("gave up", "gave_up"),
-            _stat("lost"),
-            _stat("dropped"),
-        ),
-    ),
-    Section(
-        "Queued calls",
-        _inner("queues", "entries", queue="name"),
-        (
-            _text("queue"),
-            Column("call", lambda row: row["function"]),
-            _time("age", "age_s"),
-            _number("attempts"),
-            _time("next in", "next_attempt_s"),
-            Column("last error", lambda row: row["error"]),
-        ),
-    ),
-    Section(
-        "Journals",
-        _journal_rows,
-        (
-            _text("journal"),
-            _text("queue"),
-            _text("target"),
-            _number("waiting"),
-            _number("taken"),
-            _number("dead"),
-            _time("oldest", "oldest_s"),
-        ),
-    ),
-    Section(
-        "Channels",
-        lambda status: status["channels"],
-        (
-            _text("target"),
-            _text("state"),
-            _number("calls"),
-            Column("subchannels", lambda row: str(len(row["subchannels"]) or ""), "right"),
-        ),
-    ),
-    Section(
-        "Subchannels",
-        _inner("channels", "subchannels", channel="target"),
-        (
-            _text("channel"),
-            _text("id"),
-            _text("address"),
-            _text("state"),
-            _number("calls"),
-            _number("weight"),
-            _text("zone"),
-        ),
-    ),
-    Section(
-        "Heartbeats",
-        lambda status: status["heartbeats"],
-        (
-            _text("target"),
-            _text("state"),
-            _time("round trip", "rtt_s"),
-            _time("silent for", "silence_s"),
-            _number("missed", "misses"),
-            _number("replaced"),
-            Column("serving", lambda row: _flag(row["serving"])),
-        ),
-    ),
-    Section(
-        "Server connections",
-        lambda status: status["connections"],
-        (
-            _text("peer"),
-            _text("state"),
-            _time("idle", "idle_s"),
-            _number("calls"),
-            _number("so far", "calls_total"),
-            Column("identity", lambda row: row["tls_subject"] or ", ".join(row["tls_names"])),
-            _text("user_agent"),
-        ),
-    ),
-    Section(
-        "Registries",
-        lambda status: status["registries"],
-        (
-            Column("registry", lambda row: row["url"]),
-            Column("answers", lambda row: _flag(row["up"])),
-        ),
-    ),
-    Section(
-        "Registered instances",
-        _inner("registries", "registrations", ttl="lease_ttl_s"),
-        (_text("service"), _text("id"), _text("state"), Column("lease", _lease, "right")),
-    ),
-    Section(
-        "Followed services",
-        _inner("registries", "subscriptions", url="url"),
-        (
-            _text("service"),
-            Column("registry", lambda row: row["url"]),
-            _number("instances"),
-            _text("source"),
-        ),
-    ),
-    Section(
-        "Published servers",
-        lambda status: status["publishers"],
-        (
-            Column("services", lambda row: ", ".join(row["services"])),
-            Column("port", lambda row: str(row["port"]), "right"),
-            _text("state"),
-        ),
-    ),
-)
+_FORMATS: Final[dict[str, Callable[..., str]]] = {
+    "text": lambda value: "" if value is None else str(value),
+    "flag": lambda value: "" if value is None else "yes" if value else "no",
+    "count": _limited(_count),
+    "seconds": _limited(seconds),
+    "quantile": lambda value: f"≥ {seconds(value)}" if value == LAST_BOUND_S else seconds(value),
+    "mean": _mean,
+    "size": lambda rows, exists=True: _count(len(rows)) if exists else "",
+    "list": _list,
+    "codes": lambda codes: ", ".join(f"{entry['code']} {entry['count']:,}" for entry in codes),
+}
+"""Makes a cell of the values of a column's fields."""
+
+_PROBLEM: Final = Column("problem", ("problem",), TEXT, page_only=False)
 
 
 def frame(
@@ -306,7 +117,7 @@ def frame(
         if rows:
             tables.append((section, rows))
         else:
-            empty.append(section.title.lower())
+            empty.append(section.empty)
     errors = status.get("errors", ())
     parts: list[RenderableType] = [_head(target, status), _summary(tables, len(errors))]
     if failure:
@@ -324,7 +135,7 @@ def frame(
         parts += [_line("", "")] * spaced
         parts.append(_table(section, rows, most))
     if empty:
-        parts.append(_line(f"no {', no '.join(empty)}", "dim"))
+        parts.append(_line(", ".join(empty), "dim"))
     if height is not None:
         parts.append(_line(_hint(total - sum(room)), "dim"))
     return Group(*parts)
@@ -380,12 +191,26 @@ def _head(target: str, status: Row) -> Text:
 
 def _rows(section: Section, status: Row, history: Sequence[Row]) -> list[Row]:
     try:
-        rows = [row for row in section.rows(status) if isinstance(row, dict)]
-        if section.title == "Calls":
+        rows = [row for row in _all_rows(section, status) if isinstance(row, dict)]
+        if section.path == "methods":
             rows = _call_rows(rows, status, history)
     except (KeyError, TypeError):  # another version
         return []
     return rows
+
+
+def _all_rows(section: Section, status: Row) -> Iterator[Any]:
+    outer, _, inner = section.path.partition(".")
+    if not inner:
+        yield from status[outer]
+        return
+    for row in status[outer]:
+        if not section.joined:
+            yield from (each | {"outer": row} for each in row[inner])
+            continue
+        empty = dict.fromkeys(field for column in section.columns for field in column.fields)
+        for each in row[inner] or [empty]:
+            yield each | {"outer": row, "problem": row["problem"] or each.get("problem")}
 
 
 def _call_rows(rows: list[Row], status: Row, history: Sequence[Row]) -> list[Row]:
@@ -400,7 +225,7 @@ def _call_rows(rows: list[Row], status: Row, history: Sequence[Row]) -> list[Row
         early, late, rate = first.get(_method(row)), last.get(_method(row)), ""
         if late is not None and passed_s > 0:
             rate = f"{(row['started'] - late['started']) / passed_s:.1f}"
-        described.append(row | {"rate": rate, "problem": _failed(row, early)})
+        described.append(row | {RATE: rate, "problem": _failed(row, early)})
     return described
 
 
@@ -429,16 +254,19 @@ def _float(value: Any) -> float:
 
 
 def _table(section: Section, rows: list[Row], room: int) -> Table:
-    shown, columns = rows[:room], list(section.columns)
+    shown, columns = rows[:room], [column for column in section.columns if not column.page_only]
     part = "" if len(rows) == len(shown) else f" {len(shown)}/{len(rows)}"
     if any(row.get("problem") for row in rows):
-        columns.insert(1, Column("problem", lambda row: row.get("problem") or ""))
+        columns.insert(1, _PROBLEM)
     table = Table(box=None, header_style="", padding=(0, 2, 0, 0))
     cells = [[_cell(column, row) for column in columns] for row in shown]
     for index, column in enumerate(columns):  # only long texts are cut if the screen is narrow
         is_long = max(len(line[index]) for line in cells) > SHORT
-        heading = Text(column.name, style="dim") if index else _line(section.title + part, "bold")
-        table.add_column(heading, justify=column.justify, no_wrap=not is_long)
+        heading = (
+            Text(column.heading, style="dim") if index else _line(section.title + part, "bold")
+        )
+        justify: Literal["left", "right"] = "right" if column.format.style == "number" else "left"
+        table.add_column(heading, justify=justify, no_wrap=not is_long)
     for row, line in zip(shown, cells, strict=True):
         style = "red" if row.get("problem") else ""
         table.add_row(*(_line(cell, style) for cell in line))
@@ -447,7 +275,8 @@ def _table(section: Section, rows: list[Row], room: int) -> Table:
 
 def _cell(column: Column, row: Row) -> str:
     try:
-        return column.value(row)
+        values = [reduce(getitem, field.split("."), row) for field in column.fields]
+        return _FORMATS[column.format.name](*values)
     except (KeyError, TypeError, ValueError, AttributeError):  # another version
         return "?"
 

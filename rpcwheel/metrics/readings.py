@@ -7,61 +7,40 @@ and for OpenTelemetry.
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import TYPE_CHECKING, Final, TypeAlias
+from itertools import chain
+from operator import attrgetter
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from rpcwheel._concurrency.executor import EXECUTOR_NAME, reset_after_fork
 from rpcwheel.events import add_sink
+from rpcwheel.status.sections import FIELD
 from rpcwheel.telemetry import components
 from rpcwheel.telemetry.call_counts import MAX_NAME, OTHER, Histogram, QueuedCounts
 
 from .table import (
     ATTEMPT_SECONDS,
     ATTEMPT_STARTED,
-    CHANNEL_CALLS,
     CLIENT_HANDLED,
     CLIENT_SECONDS,
     CLIENT_STARTED,
     COMPONENTS,
     EVENTS,
-    FAILBACK_LIMIT,
-    FAILBACK_OLDEST,
-    FAILBACK_PENDING,
-    HEARTBEAT_RTT,
-    HEARTBEAT_STATE,
-    JOURNAL_CALLS,
-    JOURNAL_OLDEST,
-    JOURNAL_RESULTS,
-    JOURNAL_UP,
     LATE_BEFORE_START,
     MAX_SERIES,
     METHOD,
-    REGISTRY_INSTANCES,
-    REGISTRY_LEASE_AGE,
-    REGISTRY_REGISTRATIONS,
-    REGISTRY_STALE,
-    REGISTRY_UP,
     REPLACED,
-    SERVER_CONNECTIONS,
     SERVER_HANDLED,
     SERVER_SECONDS,
     SERVER_STARTED,
-    SUBCHANNELS,
-    TIMER_CANCELED,
-    TIMER_FIRED,
-    TIMER_LATENESS,
-    TIMER_MAX_LATENESS,
-    TIMER_PENDING,
-    TIMER_STARTED,
     FromEvent,
     Metric,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from rpcwheel.events import Event
-    from rpcwheel.journal.journal import JournalStatus
-    from rpcwheel.registry.session import RegistryStatus
     from rpcwheel.status.snapshot import Status
     from rpcwheel.telemetry.call_counts import CallCounts, Side
     from rpcwheel.timer.api import TimerStats
@@ -149,7 +128,10 @@ class EndedTimers(QueuedCounts):
             ]
 
     def _add(self, entry: tuple[str, TimerStats]) -> None:
-        for metric, labels, value in _timer_counters(*entry):
+        timer = SimpleNamespace(name=entry[0], stats=entry[1])
+        for metric, labels, value in chain.from_iterable(
+            _row_values(metric, [timer]) for metric in TIMER_COUNTS
+        ):
             series = self._series.setdefault(metric, {})
             full = labels not in series and len(series) >= MAX_SERIES
             _add_to(series, (OTHER,) if full else labels, value)
@@ -161,6 +143,8 @@ class EndedTimers(QueuedCounts):
                 series[labels] = last
         self._last[metric] = dict(series)
 
+
+TIMER_COUNTS: Final = tuple(metric for metric in COMPONENTS if metric.kind != "gauge")
 
 EVENT_COUNTS: Final = EventCounts()
 """The sink that `start_counting` adds."""
@@ -203,20 +187,22 @@ def _expected(
     Otherwise the first event would make a series that begins with 1, and `increase()` of Prometheus
     would not show it.
     """
+    named = {metric.name: series for metric, series in gauges.items()}
+    channels = named["rpcwheel_channel_calls"]
     targets = [(heartbeat.target[:MAX_NAME],) for heartbeat in status.heartbeats]
     return {
         (): [()],
         (METHOD,): [(method,) for _, method in calls[CLIENT_STARTED]],
         LATE_BEFORE_START: [(method,) for _, method in calls[SERVER_STARTED]],
-        ("channel",): gauges[CHANNEL_CALLS],
+        ("channel",): channels,
         ("queue",): [
-            *gauges[FAILBACK_PENDING],
+            *named["rpcwheel_failback_pending"],
             *((name,) for name in components.expected_queues.copy()),
         ],
-        ("registry",): gauges[REGISTRY_UP],
+        ("registry",): named["rpcwheel_registry_up"],
         ("target",): targets,
-        REPLACED: [*targets, *gauges[CHANNEL_CALLS]],
-        ("timer",): [*gauges[TIMER_PENDING], (EXECUTOR_NAME,)],
+        REPLACED: [*targets, *channels],
+        ("timer",): [*named["rpcwheel_timer_pending"], (EXECUTOR_NAME,)],
     }
 
 
@@ -236,7 +222,7 @@ def read_components(status: Status) -> dict[Metric, Series]:
             series[labels] = (max if metric.combine == "max" else min)(old, value)
         else:
             _add_to(series, labels, value)
-    for metric in (TIMER_STARTED, TIMER_FIRED, TIMER_CANCELED, TIMER_LATENESS):
+    for metric in TIMER_COUNTS:
         ENDED_TIMERS.keep_growing(metric, all_series[metric])
     return all_series
 
@@ -245,64 +231,46 @@ def _number(value: Value) -> float:
     return value.number if isinstance(value, Histogram) else value
 
 
-def _timer_counters(name: str, stats: TimerStats) -> Iterator[tuple[Metric, Labels, Value]]:
-    label, late = (name,), stats.lateness
-    yield TIMER_STARTED, label, float(stats.started)
-    yield TIMER_FIRED, label, float(stats.fired)
-    yield TIMER_CANCELED, label, float(stats.cancelled)
-    yield TIMER_LATENESS, label, Histogram(late.count, late.sum_s, late.buckets)
+class _InnerRow(NamedTuple):
+    """A row of an inner table, with the row that contains it."""
+
+    row: object
+    outer: object
 
 
 def _component_values(status: Status) -> Iterator[tuple[Metric, Labels, Value]]:
-    for timer in status.timers:
-        label = (timer.name,)
-        yield from _timer_counters(timer.name, timer.stats)
-        yield TIMER_PENDING, label, float(timer.stats.pending)
-        yield TIMER_MAX_LATENESS, label, timer.stats.lateness.max_s
-    for queue in status.queues:
-        label = (queue.name,)
-        yield FAILBACK_PENDING, label, float(queue.stats.pending)
-        yield FAILBACK_LIMIT, label, float(queue.max_pending)
-        yield FAILBACK_OLDEST, label, queue.oldest_age_s or 0.0
-    for journal in status.journals:
-        yield from _journal_values(journal)
-    for heartbeat in status.heartbeats:
-        yield HEARTBEAT_STATE, (heartbeat.state,), 1.0
-        if heartbeat.rtt_s is not None:
-            yield HEARTBEAT_RTT, (heartbeat.target,), heartbeat.rtt_s
-    for channel in status.channels:
-        yield CHANNEL_CALLS, (channel.target,), float(channel.calls)
-        for subchannel in channel.subchannels:
-            state = subchannel.state if subchannel.healthy else "unhealthy"
-            yield SUBCHANNELS, (channel.target, state), 1.0
-    for connection in status.connections:
-        yield SERVER_CONNECTIONS, (connection.state,), 1.0
-    for registry in status.registries:
-        yield from _registry_values(registry)
+    for metric, (path, _) in COMPONENTS.items():
+        outer, _, inner = path.partition(".")
+        rows = getattr(status, outer)
+        if inner:
+            rows = [_InnerRow(each, row) for row in rows for each in getattr(row, inner)]
+        yield from _row_values(metric, rows)
 
 
-def _journal_values(journal: JournalStatus) -> Iterator[tuple[Metric, Labels, Value]]:
-    url = journal.url
-    yield JOURNAL_UP, (url,), float(journal.up)
-    yield JOURNAL_RESULTS, (url,), float(journal.unstored_results)
-    for depth in journal.depths:
-        labels = url, depth.queue
-        for state in ("waiting", "taken", "dead"):
-            yield JOURNAL_CALLS, (*labels, state), float(getattr(depth, state))
-        yield JOURNAL_OLDEST, labels, depth.oldest_s
+def _row_values(metric: Metric, rows: Sequence[object]) -> Iterator[tuple[Metric, Labels, Value]]:
+    path, source = COMPONENTS[metric]
 
+    def reader(field: str) -> Callable[[object], Any]:
+        is_own = "." in path and not field.startswith("outer.")
+        return attrgetter(f"row.{field}" if is_own else field)
 
-def _registry_values(registry: RegistryStatus) -> Iterator[tuple[Metric, Labels, Value]]:
-    url = registry.url
-    yield REGISTRY_UP, (url,), float(registry.up)
-    for record in registry.registrations:
-        yield REGISTRY_REGISTRATIONS, (url, record.service, record.state), 1.0
-        if record.lease_age_s is not None:
-            yield REGISTRY_LEASE_AGE, (url, record.service), record.lease_age_s
-    for watch in registry.subscriptions:
-        labels = url, watch.service
-        yield REGISTRY_INSTANCES, (*labels, watch.source or "none"), float(watch.instances)
-        yield REGISTRY_STALE, labels, 0.0 if watch.source == "live" else watch.stale_s
+    for field in source.fields or ("",):
+        read_value = reader(field) if field else lambda _: 1.0
+        read_labels = [
+            (lambda _, name=field: name) if label == FIELD else reader(label)
+            for label in source.labels.values()
+        ]
+        for row in rows:
+            value: Any = read_value(row)
+            if value is None:
+                value = source.none
+            if value is None:
+                continue
+            labels = tuple([read(row) for read in read_labels])
+            if metric.kind == "histogram":
+                yield metric, labels, Histogram(value.count, value.sum_s, value.buckets)
+            else:
+                yield metric, labels, float(value)
 
 
 def read_calls(counts: CallCounts) -> Iterator[tuple[Metric, Series]]:

@@ -50,6 +50,7 @@ from rpcwheel.events import (
     TaskSlow,
 )
 from rpcwheel.rpc import NO_BUDGET
+from rpcwheel.status.sections import SECTIONS
 from rpcwheel.telemetry.call_counts import BOUNDS_S
 from rpcwheel.timer.api import LATENESS_BOUNDS_S
 
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rpcwheel.events import Event
+    from rpcwheel.status.sections import RowMetric
 
 MAX_SERIES: Final = 1000
 
@@ -384,158 +386,19 @@ EVENTS: Final = (
 # --- Read from the components ---
 
 
-def _gauge(
-    name: str,
-    labels: tuple[str, ...],
-    text: str,
-    combine: Literal["sum", "max", "min"] = "sum",
-) -> Metric:
-    return Metric(f"rpcwheel_{name}", "gauge", labels, text, combine=combine)
+def _metric(source: RowMetric) -> Metric:
+    name, labels = f"rpcwheel_{source.name}", tuple(source.labels)
+    if source.kind == "histogram":  # of lateness; OpenTelemetry has no observable histograms
+        return Metric(name, source.kind, labels, source.help, LATENESS_BOUNDS_S, None)
+    return Metric(name, source.kind, labels, source.help, combine=source.combine)
 
 
-def _counter(name: str, labels: tuple[str, ...], text: str) -> Metric:
-    return Metric(f"rpcwheel_{name}", "counter", labels, text)
-
-
-_T = ("timer",)
-TIMER_PENDING: Final = _gauge("timer_pending", _T, "Timeouts that are pending.")
-TIMER_STARTED: Final = _counter("timer_started", _T, "Timeouts that were started.")
-TIMER_FIRED: Final = _counter("timer_fired", _T, "Timeouts whose task was started.")
-TIMER_CANCELED: Final = _counter("timer_canceled", _T, "Timeouts that were canceled.")
-TIMER_LATENESS: Final = Metric(
-    "rpcwheel_timer_lateness_seconds",
-    "histogram",
-    _T,
-    "Time between the deadline of a timeout and the start of its task.",
-    LATENESS_BOUNDS_S,
-    None,
-)
-TIMER_MAX_LATENESS: Final = _gauge(
-    "timer_max_lateness_seconds",
-    _T,
-    "The longest lateness since the timer was made.",
-    "max",
-)
-
-_Q = ("queue",)
-FAILBACK_PENDING: Final = _gauge(
-    "failback_pending",
-    _Q,
-    "Calls that are queued in this process; with a journal, those that it attempts or is about to.",
-)
-FAILBACK_LIMIT: Final = _gauge("failback_max_pending", _Q, "The most calls that a queue takes.")
-FAILBACK_OLDEST: Final = _gauge(
-    "failback_oldest_age_seconds",
-    _Q,
-    "Time since the first attempt of the oldest queued call.",
-    "max",
-)
-
-JOURNAL_UP: Final = _gauge(
-    "journal_up",
-    ("journal",),
-    "1 if the last request to the journal succeeded, else 0.",
-    "min",
-)
-JOURNAL_CALLS: Final = _gauge(
-    "journal_calls",
-    ("journal", "queue", "state"),
-    "Calls in the journal, of all processes that use it, as last counted. Label state: waiting, "
-    "taken (by a process that attempts them) or dead.",
-)
-JOURNAL_OLDEST: Final = _gauge(
-    "journal_oldest_age_seconds",
-    ("journal", "queue"),
-    "Time since the oldest call in the journal that is not dead was stored.",
-    "max",
-)
-JOURNAL_RESULTS: Final = _gauge(
-    "journal_unstored_results",
-    ("journal",),
-    "Results of attempts that the journal has not accepted yet.",
-)
-
-HEARTBEAT_STATE: Final = _gauge(
-    "heartbeat_connections",
-    ("state",),
-    "Connections with heartbeats, by state: alive, dead and so on.",
-)
-HEARTBEAT_RTT: Final = _gauge(
-    "heartbeat_rtt_seconds",
-    ("target",),
-    "Round trip of the last heartbeat that was answered.",
-    "max",
-)
-
-CHANNEL_CALLS: Final = _gauge(
-    "channel_calls",
-    ("channel",),
-    "Calls in flight on channels of rpcwheel. (A channel of gRPC that a kit intercepts has none.)",
-)
-SUBCHANNELS: Final = _gauge(
-    "subchannels",
-    ("channel", "state"),
-    "Subchannels, by state: unhealthy, or that of gRPC, such as READY.",
-)
-
-SERVER_CONNECTIONS: Final = _gauge(
-    "server_connections", ("state",), "Connections of servers with an idle detector, by state."
-)
-
-REGISTRY_UP: Final = _gauge(
-    "registry_up",
-    ("registry",),
-    "1 if the last request to the registry was answered, else 0.",
-    "min",
-)
-REGISTRY_REGISTRATIONS: Final = _gauge(
-    "registry_registrations",
-    ("registry", SERVICE, "state"),
-    "Instances that this process publishes, by state: PUBLISHED, LOST and so on.",
-)
-REGISTRY_LEASE_AGE: Final = _gauge(
-    "registry_lease_age_seconds",
-    ("registry", SERVICE),
-    "Time since the registry last confirmed an instance of this process; the longest.",
-    "max",
-)
-REGISTRY_INSTANCES: Final = _gauge(
-    "registry_instances",
-    ("registry", SERVICE, "source"),
-    "Known instances of a service that this process uses. Label source: live, stale or cache.",
-)
-REGISTRY_STALE: Final = _gauge(
-    "registry_stale_seconds",
-    ("registry", SERVICE),
-    "Time since the registry last confirmed the known instances; 0 while it does.",
-    "max",
-)
-
-COMPONENTS: Final = (
-    TIMER_PENDING,
-    TIMER_STARTED,
-    TIMER_FIRED,
-    TIMER_CANCELED,
-    TIMER_LATENESS,
-    TIMER_MAX_LATENESS,
-    FAILBACK_PENDING,
-    FAILBACK_LIMIT,
-    FAILBACK_OLDEST,
-    JOURNAL_UP,
-    JOURNAL_CALLS,
-    JOURNAL_OLDEST,
-    JOURNAL_RESULTS,
-    HEARTBEAT_STATE,
-    HEARTBEAT_RTT,
-    CHANNEL_CALLS,
-    SUBCHANNELS,
-    SERVER_CONNECTIONS,
-    REGISTRY_UP,
-    REGISTRY_REGISTRATIONS,
-    REGISTRY_LEASE_AGE,
-    REGISTRY_INSTANCES,
-    REGISTRY_STALE,
-)
+COMPONENTS: Final = {
+    _metric(source): (source.path or section.path, source)
+    for section in SECTIONS
+    for source in section.metrics
+}
+"""The metrics of components, where their rows are, and what is read of a row."""
 
 _BY_EVENT: Final = {source.event: source.metric for source in EVENTS}
 LATE_BEFORE_START: Final = _BY_EVENT[DeadlineExceededBeforeStart]

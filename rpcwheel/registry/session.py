@@ -212,6 +212,16 @@ class SubscriptionStatus:
     """The time for which the registry has not confirmed the instances."""
     problem: str
 
+    @property
+    def source_or_none(self) -> str:
+        """The source, or `"none"`."""
+        return self.source or "none"
+
+    @property
+    def unconfirmed_s(self) -> float:
+        """`stale_s`, or 0 while the registry confirms the instances."""
+        return 0.0 if self.source == "live" else self.stale_s
+
 
 @dataclass(frozen=True, slots=True)
 class RegistryStatus:

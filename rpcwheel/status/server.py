@@ -45,6 +45,7 @@ from rpcwheel._concurrency.executor import reset_after_fork
 from rpcwheel.errors import ConfigurationError
 
 from .access import LOOPBACK, Access
+from .sections import page_sections
 from .snapshot import snapshot
 
 if TYPE_CHECKING:
@@ -406,6 +407,7 @@ def _page(_: str) -> Answer:
 def page_and_policy() -> tuple[bytes, str]:
     """Return the page, and the Content-Security-Policy that allows its script and its style."""
     page = files("rpcwheel.status").joinpath("page.html").read_text("utf-8")
+    page = page.replace("$SECTIONS", page_sections())
 
     def source(element: str) -> str:
         (text,) = re.findall(f"<{element}>(.*?)</{element}>", page, re.DOTALL)

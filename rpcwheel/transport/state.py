@@ -356,6 +356,11 @@ class SubchannelStatus:
     zone: str
     problem: str
 
+    @property
+    def health(self) -> str:
+        """The state, or `"unhealthy"`."""
+        return self.state if self.healthy else "unhealthy"
+
 
 @dataclass(frozen=True, slots=True)
 class ChannelStatus:

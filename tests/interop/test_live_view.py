@@ -13,6 +13,7 @@ import pytest
 from fixtures.hostile_process import HOSTILE, VISIBLE, escaped_for_page, hostile_components
 from fixtures.waiting import WAIT_S
 from rpcwheel.status import server as server_module
+from rpcwheel.status.sections import SECTIONS
 from rpcwheel.status.server import StatusServer
 from rpcwheel.status.snapshot import snapshot
 from rpcwheel.telemetry import components
@@ -105,7 +106,9 @@ def test_the_page_shows_the_figures_of_the_status(monkeypatch, dump):
     with hostile_components(monkeypatch) as kit:
         address = f"http://{kit.status_address}"
         with urllib.request.urlopen(f"{address}/status.json", timeout=WAIT_S) as answer:
-            body = answer.read()
+            answered = json.loads(answer.read())
+        publisher = {"services": ["a", "b"], "port": 50051, "state": "serving", "problem": ""}
+        body = json.dumps(answered | {"publishers": [publisher]}).encode()
         fixed = server_module.Answer(server_module.HTTPStatus.OK, body, "application/json")
         monkeypatch.setitem(server_module.PATHS, "/status.json", lambda _: fixed)
         page = Page(dump(f"{address}/"))
@@ -157,6 +160,9 @@ def test_the_page_shows_the_figures_of_the_status(monkeypatch, dump):
         assert column("Timers", name) == sorted(
             f"{row['stats'][name]:,}" for row in status["timers"]
         )
+    for section in SECTIONS:
+        headings = [name for name in tables[section.title][0] if name != "problem"]
+        assert headings == [column.heading for column in section.columns]
     assert page.notice == ""
 
 

@@ -6,7 +6,8 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from rpcwheel.cli.top_view import SECTIONS, _shared, frame, seconds
+from rpcwheel.cli.top_view import _shared, frame, seconds
+from rpcwheel.status.sections import SECTIONS
 from rpcwheel.status.snapshot import snapshot
 
 METHOD = {
@@ -56,7 +57,7 @@ def test_an_empty_status_names_what_there_is_none_of():
     lines = text_of(status()).splitlines()
     assert lines[0].strip() == "rpcwheel 1 at 127.0.0.1:9090, process 7, up for 60 s"
     assert lines[1].strip() == "no problems"
-    assert "no calls, no timers, no failback queues" in lines[2]
+    assert "no calls yet, no timers, no failback queues" in lines[2]
 
 
 def test_calls_have_a_rate_after_the_second_status():
@@ -184,4 +185,12 @@ def test_the_status_of_another_version_is_shown_as_far_as_possible():
 
 def test_every_column_has_a_value_for_a_real_status():
     assert "?" not in text_of(asdict(snapshot()))
-    assert len({section.title for section in SECTIONS}) == len(SECTIONS)
+
+
+@pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.title)
+def test_a_table_has_the_columns_of_its_section_but_those_of_the_page(section):
+    outer, _, inner = section.path.partition(".")
+    row = METHOD if section.path == "methods" else {inner: [{}], "problem": ""}
+    heading = text_of(status(**{outer: [row]})).split(section.title)[1].splitlines()[0]
+    shown = [column.heading for column in section.columns[1:] if not column.page_only]
+    assert heading.split() == " ".join(shown).split()
