@@ -1,8 +1,15 @@
-"""Channels and multicallables of `grpc.aio`, with one implementation for the four kinds of call.
+"""Base classes for channels and multicallables of `grpc.aio` that wrap those of gRPC.
 
-A subclass of `Channel` defines `_multicallable`. A class that precedes those of `MULTICALLABLES` in
-the bases defines `_begin`, which gets the request or the requests, and gRPC's options in the order
-of `grpc`.
+A subclass needs one implementation for the four kinds of call:
+
+* A subclass of `Channel` defines `_multicallable(kind, method, ...)`, which makes multicallables of
+  all kinds.
+* A multicallable defines `_begin`, which gets the arguments of all kinds in one order: the request
+  or the iterator of requests, timeout, metadata, credentials, wait_for_ready, compression. It
+  returns the call. `classes_by_kind(Base, MULTICALLABLES)` (of `rpcwheel.rpc`) makes from a class
+  with this method the four classes that callers expect.
+
+`rpcwheel._grpc.multicallable` has the same for `grpc`.
 """
 
 from __future__ import annotations
@@ -19,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Channel(grpc.aio.Channel):
-    """A channel that makes the multicallables of all kinds in one method."""
+    """Base of channels that make the multicallables of all kinds in one method."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -33,27 +40,33 @@ class Channel(grpc.aio.Channel):
         await self.close()
 
     def _multicallable(self, kind: Kind, method: str, *args: Any, **options: Any) -> Any:
-        """Make a multicallable. Gets all arguments of gRPC's own, such as `_registered_method`."""
+        """Make the multicallable of a method.
+
+        Gets all arguments of gRPC's method for this kind, also private ones such as
+        `_registered_method`.
+        """
         raise NotImplementedError
 
     def unary_unary(self, method: str, *args: Any, **options: Any) -> Any:
-        """Make a multicallable."""
+        """Make a multicallable for one request and one response."""
         return self._multicallable(Kind.UNARY_UNARY, method, *args, **options)
 
     def unary_stream(self, method: str, *args: Any, **options: Any) -> Any:
-        """Make a multicallable."""
+        """Make a multicallable for one request and a stream of responses."""
         return self._multicallable(Kind.UNARY_STREAM, method, *args, **options)
 
     def stream_unary(self, method: str, *args: Any, **options: Any) -> Any:
-        """Make a multicallable."""
+        """Make a multicallable for a stream of requests and one response."""
         return self._multicallable(Kind.STREAM_UNARY, method, *args, **options)
 
     def stream_stream(self, method: str, *args: Any, **options: Any) -> Any:
-        """Make a multicallable."""
+        """Make a multicallable for a stream of requests and a stream of responses."""
         return self._multicallable(Kind.STREAM_STREAM, method, *args, **options)
 
 
 class _OneRequest:
+    """gRPC's signature for one request, whose options are keywords only."""
+
     _begin: Callable[..., Any]
 
     def __call__(
@@ -70,6 +83,8 @@ class _OneRequest:
 
 
 class _ManyRequests:
+    """gRPC's signature for a stream of requests, whose options may be positional."""
+
     _begin: Callable[..., Any]
 
     def __call__(
@@ -92,10 +107,11 @@ INTERFACES: Final[Mapping[Kind, tuple[type, ...]]] = {
     Kind.STREAM_UNARY: (grpc.aio.StreamUnaryMultiCallable,),
     Kind.STREAM_STREAM: (grpc.aio.StreamStreamMultiCallable,),
 }
-"""For `classes_by_kind`: gRPC's abstract classes."""
+"""gRPC's abstract class of each kind, for multicallables that define `__call__` themselves."""
 
 MULTICALLABLES: Final[Mapping[Kind, tuple[type, ...]]] = {
     kind: (_ManyRequests if kind.streams_requests else _OneRequest, *interface)
     for kind, interface in INTERFACES.items()
 }
-"""For `classes_by_kind`: classes with gRPC's signatures, which call `_begin`."""
+"""The bases of each kind for multicallables that define `_begin`: gRPC's signature, and gRPC's
+abstract class."""

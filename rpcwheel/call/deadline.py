@@ -25,13 +25,14 @@ class Deadline:
 
     @classmethod
     def after(cls, timeout: Duration) -> Self:
-        """Return the deadline that is `timeout` from now.
+        """Return the deadline that is `timeout` from now: seconds, or a `timedelta`.
 
         Raises:
             TypeError: `timeout` is neither a number nor a `timedelta`.
-            ConfigurationError: It is NaN.
+            ConfigurationError: `timeout` is NaN.
         """
-        return cls(min(time.monotonic_ns() + to_ns(timeout, subject="timeout"), NEVER))
+        at_ns = time.monotonic_ns() + to_ns(timeout, subject="timeout")
+        return cls(min(at_ns, NEVER))  # an infinite timeout is `NEVER` already
 
     def remaining(self) -> float:
         """Return the seconds until the deadline; 0.0 if it has passed."""
@@ -43,10 +44,11 @@ class Deadline:
 
 
 def current_deadline() -> Deadline | None:
-    """Return the deadline of the call being served, or of the scope; None without a deadline.
+    """Return the earlier one of the deadlines of the call being served and of `deadline_scope`.
 
-    It is stored in a context variable: a task that the handler creates has it, a thread only if it
-    runs in a copy of the context (`asyncio.to_thread` does, a `ThreadPoolExecutor` does not).
+    None if there is neither. The deadline is stored in a context variable: tasks that a handler
+    creates inherit it; a thread has it only if it runs in a copy of the context
+    (`asyncio.to_thread` does, a `ThreadPoolExecutor` does not).
     """
     at_ns = DEADLINE.get()
     return None if at_ns is None else Deadline(at_ns)
@@ -57,19 +59,20 @@ def deadline_scope(timeout: Duration) -> Iterator[Deadline]:
     """Give all calls in a `with` block one common deadline.
 
     Inside another scope, or in a handler whose call has a deadline, the earlier deadline applies.
-    The scope limits calls through rpcwheel; other code can read `current_deadline()`.
+    The scope limits only calls through rpcwheel; code that waits for something else can limit it by
+    `current_deadline()`.
 
     Args:
         timeout: Seconds from now, or a `timedelta`.
 
     Raises:
         TypeError: `timeout` is neither a number nor a `timedelta`.
-        ConfigurationError: It is NaN.
+        ConfigurationError: `timeout` is NaN.
     """
     deadline = Deadline.after(timeout)
-    outer = DEADLINE.get()
-    if outer is not None and outer < deadline.at_ns:
-        deadline = Deadline(outer)
+    outer_ns = DEADLINE.get()
+    if outer_ns is not None and outer_ns < deadline.at_ns:
+        deadline = Deadline(outer_ns)
     token = DEADLINE.set(deadline.at_ns)
     try:
         yield deadline

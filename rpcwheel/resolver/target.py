@@ -1,4 +1,8 @@
-"""The target of a channel: the address of a server, or a service in a registry. Pure."""
+"""Targets of channels that name a service in a registry, such as `etcd://host:2379/shop.Orders`.
+
+`names_service` tells these targets from those of gRPC, which are addresses. `Target.of` parses
+them. No I/O: nothing is connected or looked up.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +21,14 @@ if TYPE_CHECKING:
     from rpcwheel.instance import ServiceInstance, Snapshot
 
 ANY: Final = "*"
+"""The group or version that selects all instances."""
 
 EXAMPLE: Final = "etcd://127.0.0.1:2379/shop.Orders"
+"""A valid target, for error messages."""
 
 DATABASE_SUFFIXES: Final = (".db", ".db3", ".sqlite", ".sqlite3")
-"""Endings of file names, to recognize a service after the file: `sqlite:///x.db/shop.Orders`."""
+"""Endings of database files. In the wrong URL `sqlite:///x.db/shop.Orders` they show where the file
+ends and the service begins; the error message proposes `sqlite:///x.db?service=shop.Orders`."""
 
 CLIENT_OPTIONS: Final = ("group", "version")
 """Options of a URL that select instances. All others are for the backend."""
@@ -33,7 +40,8 @@ class Target:
 
     service: str
     url: RegistryUrl | None = None
-    """The registry's URL, without service, group and version. None: a `Registry` of the user's."""
+    """The registry's URL, without service, group and version. None: the user has given the channel
+    a `Registry` object."""
     group: str = ANY
     version: str = ANY
 
@@ -47,16 +55,26 @@ class Target:
         group: str | None = None,
         version: str | None = None,
     ) -> Target:
-        """Parse a registry URL; if the user gave a `Registry`, the name of a service.
+        """Parse the target of a channel.
 
-        `group` and `version` take precedence over those in the URL.
+        Args:
+            target: A registry URL; the name of a service if `has_registry`.
+            has_registry: Whether the user has given the channel a `Registry` object.
+            service: The name of the service, if `target` does not name it.
+            group: Takes precedence over the group in the URL; None: not given.
+            version: Takes precedence over the version in the URL; None: not given.
 
         Raises:
-            ConfigurationError: The URL or name is not valid, or names no service, or two.
+            ConfigurationError: `target` is not valid; or no service is named, or two different ones
+                are.
             TypeError: `target` is not a string.
         """
-        url = None if has_registry else _checked_url(target, service)
-        name = _checked_name(target, service) if url is None else service or url.service
+        url: RegistryUrl | None
+        if has_registry:
+            url, name = None, _checked_name(target, service)
+        else:
+            url = _checked_url(target, service)
+            name = service or url.service
         if not name:
             raise ConfigurationError(
                 f"no service is named; name it in the URL, {_example_like(url)!r}, or by "
@@ -71,9 +89,10 @@ class Target:
         )
 
     def with_tls(self) -> Target:
-        """The target for a channel with credentials.
+        """The same target for a channel with TLS credentials, which calls only servers with TLS.
 
-        DNS does not say which servers use TLS, so all servers of `headless://` are assumed to.
+        Registries say which servers use TLS. DNS does not, so for `headless://` the result assumes
+        that all do.
         """
         if self.url is None or self.url.scheme != HEADLESS:
             return self
@@ -82,10 +101,10 @@ class Target:
 
     @property
     def authority(self) -> str | None:
-        """The name that all servers are called by, which their certificates must be for.
+        """The authority (host name) of all calls; each server's certificate must be valid for it.
 
-        For a headless service its host, as with `dns:///`, because certificates are not issued for
-        the addresses of pods. None: each server is called by its own address.
+        For a headless service it is the host in the URL, as with `dns:///`, because certificates
+        are not issued for the addresses of pods. None: the authority is each server's own address.
         """
         if self.url is None or self.url.scheme != HEADLESS:
             return None
@@ -94,7 +113,7 @@ class Target:
 
     @property
     def registry_key(self) -> Hashable:
-        """A key that is equal for URLs of the same registry with the same password."""
+        """A hashable form of `url`. Channels with equal keys share a registry."""
         if self.url is None:
             return None
         parts = {each.name: getattr(self.url, each.name) for each in dataclasses.fields(self.url)}
@@ -102,7 +121,10 @@ class Target:
         return tuple(parts.values())
 
     def select(self, snapshot: Snapshot) -> Sequence[ServiceInstance]:
-        """The instances of this group and version; without these the snapshot's own tuple."""
+        """The instances of this group and version.
+
+        If both are `ANY`, it is the tuple of the snapshot itself, not a copy.
+        """
         if self.group == self.version == ANY:
             return snapshot.instances
         return [
@@ -112,7 +134,7 @@ class Target:
         ]
 
     def mismatch(self, snapshot: Snapshot) -> str:
-        """Say why no instance is selected; "" if the service has none."""
+        """Say why `select` returns nothing; "" if the snapshot has no instances."""
         if not snapshot.instances:
             return ""
         wanted = {"group": self.group, "version": self.version}
@@ -137,11 +159,11 @@ def names_service(target: object, settings: Mapping[str, object]) -> bool:
 
     Args:
         target: The channel's target.
-        settings: By name, the arguments that apply only to a service in a registry. A value of None
-            means: not given.
+        settings: The channel's arguments that make sense only for a service in a registry, by name.
+            None as a value: the argument was not given.
 
     Raises:
-        ConfigurationError: The target is an address, and one of the arguments was given.
+        ConfigurationError: The target is an address, and one of these arguments was given.
     """
     if settings.get("registry") is not None or is_registry_url(target):
         return True
@@ -184,12 +206,12 @@ def _registry_alone(url: RegistryUrl) -> RegistryUrl:
 
 
 def _example_like(url: RegistryUrl | None) -> str:
-    """An example of how this URL would name a service."""
+    """An example of how this URL, which names no service, would name one."""
     if url is None or not url.path:
         return EXAMPLE
     if url.scheme != "sqlite":
         return f"{str(url).partition('?')[0]}?service=shop.Orders"
-    file, _, last = url.path.rpartition("/")
-    if not file.endswith(DATABASE_SUFFIXES):
-        file, last = url.path, "shop.Orders"
-    return f"{url.scheme}://{file}?service={last}"
+    file, _, service = url.path.rpartition("/")
+    if not file.endswith(DATABASE_SUFFIXES):  # the whole path is the file
+        file, service = url.path, "shop.Orders"
+    return f"{url.scheme}://{file}?service={service}"

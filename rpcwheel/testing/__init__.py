@@ -1,12 +1,20 @@
-"""For tests: a gRPC server and a registry that fail on command, events, and no waits.
+"""Tools for tests of programs that use rpcwheel, and of backends for it.
 
-`FlakyServer` shows your client code a server that fails, hangs or is down. `RecordedEvents` records
-what rpcwheel reports, `no_waits` removes the waits before retries. pytest has these as the fixtures
-`flaky_server`, `rpcwheel_events` and `no_waits`, and a `ManualTimer` as `manual_timer`.
+For tests of programs:
 
-`FlakyBackend` shows your program a registry that is down, frozen or has lost its data.
-`check_backend` checks whether a backend of yours keeps the contract of `RegistryBackend`.
-`check_journal` does the same for `JournalBackend`.
+* `FlakyServer`: a gRPC server that fails, hangs or is down on command. It lists each call that it
+  gets as a `ReceivedCall`.
+* `FlakyBackend`: a registry that is down, frozen or has lost its data on command.
+* `RecordedEvents`: the events that rpcwheel emits.
+* `no_waits`: removes the waits before retries.
+* `wait_until`, `aio_wait_until`: wait for a condition.
+
+pytest finds the fixtures `flaky_server`, `rpcwheel_events`, `no_waits` and `manual_timer` (a
+`rpcwheel.timer.ManualTimer`) without an import, by the plugin `_rpcwheel_pytest`.
+
+For tests of backends: `check_backend` checks whether a backend keeps the contract of
+`RegistryBackend`, and `check_journal` that of `JournalBackend`. `BACKEND_CHECKS` and
+`JOURNAL_CHECKS` have the single checks, by name.
 """
 
 from typing import TYPE_CHECKING
