@@ -1,14 +1,20 @@
-"""Idle connections of a `grpc.server`.
+"""Idle connections of a `grpc.server`: the table of its calls, and the detector.
 
-A call is in flight from when the server accepts it, also while it waits for a thread or for its
-request, until gRPC reports its end (`context.add_callback`): its status is on the way to the
-client. Both happen on the one thread that accepts calls. What runs there takes a lock for a few
-assignments.
+`ConnectionTable` is the interceptor that enters each call into a `Table`. `IdleConnectionDetector`
+reads the table and closes idle connections; its rounds are in `DetectorBase`, and this module has
+the parts that depend on `grpc.server`.
 
-That holds once the table has its detector, and if no interceptor before the table creates handlers
-of its own. Otherwise a call is in flight from when its handler begins, and as long as the server
-has calls that are not in the table, the connections on which they may be are kept. Tried with
-grpcio 1.60 and 1.85.
+A connection must not be closed while a call is on it, so each call should be in the table as early
+as possible. gRPC accepts calls on one thread and submits each to the server's pool. The detector
+lets the table observe the pool (`ObservedPool`). Then a call is in the table from the moment when
+gRPC accepts it, also while it waits for a free thread or for its request, until gRPC reports that
+it has ended (`context.add_callback`; its status may still be on the way to the client). Both happen
+on the thread that accepts calls, so nothing there takes longer than a lock and a few assignments.
+
+Two kinds of calls get into the table only when their handlers begin: those that begin before there
+is a detector, and those whose handlers are made by an interceptor before the table. Therefore the
+detector compares the number of calls in the table with gRPC's own. While gRPC has more, connections
+on which such a call may be are kept. Tried with grpcio 1.60 and 1.85.
 """
 
 from __future__ import annotations
@@ -47,25 +53,28 @@ if TYPE_CHECKING:
 __all__ = ["ConnectionTable", "IdleConnectionDetector"]
 
 PAUSE_NS: Final = 50_000_000
-"""Time for the thread that accepts calls."""
+"""How long the detector sleeps, so that gRPC's thread can accept the calls that have arrived."""
 
 MAX_DELAY_NS: Final = 50_000_000
-"""If a pause takes longer by this, another thread held the interpreter all the time."""
+"""If the detector wakes up later than this, another thread has held the interpreter for the whole
+pause. Then gRPC's thread may have accepted nothing, and the pause does not count."""
 
 
 class ConnectionTable(grpc.ServerInterceptor):
     """The server interceptor that shows an `IdleConnectionDetector` the calls of its server.
 
-    Give it first: calls that an interceptor before it refuses do not count as use.
+    It should be the first interceptor: it does not see calls that an interceptor before it refuses.
     """
 
     def __init__(self) -> None:
         self._table = Table()
         self._pool: weakref.ref[Any] | None = None
-        self._thread = threading.local()
+        self._thread_local = threading.local()
+        """The attribute `call` is the accepted call that this thread is about to serve, set by
+        `ObservedPool`; None: it has not reported one."""
         self._observed: dict[str, tuple[grpc.RpcMethodHandler, grpc.RpcMethodHandler] | None] = {}
-        """Handlers and what they were wrapped in. None: the method has a new handler for each call,
-        as many interceptors create them, and none is kept in memory."""
+        """By method, its handler and the observed form of that. None: the method has had two
+        handlers, as if an interceptor makes one for each call, so its handlers are not cached."""
 
     def intercept_service(
         self,
@@ -77,36 +86,38 @@ class ConnectionTable(grpc.ServerInterceptor):
         if handler is None:
             return None
         method = handler_call_details.method
-        cached = self._observed.get(method, ())
-        if cached and cached[0] is handler:
+        cached = self._observed.get(method)
+        if cached is not None and cached[0] is handler:
             return cached[1]
+        is_first_handler = method not in self._observed
         behavior = behavior_of(handler)
         if behavior is None:
             return handler
         observed = self._observe(handler, behavior, method)
         if len(self._observed) >= MAX_METHODS:
             self._observed.clear()
-        self._observed[method] = (handler, observed) if cached == () else None
+        self._observed[method] = (handler, observed) if is_first_handler else None
         return observed
 
     def _observe_pool(self, pool: weakref.ref[Any] | None) -> None:
-        """Observe calls as they are submitted to the server's thread pool."""
+        """Observe calls as they are submitted to the server's thread pool; None: it is unknown."""
         self._pool = pool
         self._observed.clear()
 
     def _observe(
         self, handler: grpc.RpcMethodHandler, behavior: Behavior, method: str
     ) -> grpc.RpcMethodHandler:
+        """Return a handler that enters its calls into the table and counts their messages."""
         kind = kind_of(handler)
         streams = kind.streams_requests or kind.streams_responses
 
         def serve(request: Any, context: grpc.ServicerContext, *push: Any) -> object:
-            call: _Call | None = getattr(self._thread, "call", None)
+            call: _Call | None = getattr(self._thread_local, "call", None)
             if call is None:  # the pool has not reported it
-                call = self._accept(context, method, streams)
+                call = self._accept(context, method, streams, awaits_request=False)
             else:
-                self._thread.call = None
-            if call is None:
+                self._thread_local.call = None
+            if call is None:  # its connection is not known
                 return behavior(request, context, *push)
             if kind.streams_requests:
                 request = Requests(request, call)
@@ -128,7 +139,7 @@ class ConnectionTable(grpc.ServerInterceptor):
                 streams=streams,
                 awaits_request=not kind.streams_requests,
             )
-            ObservedPool.install(serve, self._pool, accept, self._thread)
+            ObservedPool.install(serve, self._pool, accept, self._thread_local)
         return observed
 
     def _accept(
@@ -136,9 +147,9 @@ class ConnectionTable(grpc.ServerInterceptor):
         context: grpc.ServicerContext,
         method: str,
         streams: bool,
-        awaits_request: bool = False,
+        awaits_request: bool,
     ) -> _Call | None:
-        """Note that a call begins; None if its connection is not known."""
+        """Enter a call that begins into the table; None if its connection is not known."""
         table, call = self._table, None
         table.has_seen_calls = True
         try:
@@ -150,8 +161,8 @@ class ConnectionTable(grpc.ServerInterceptor):
             call = _Call(table, peer, context, streams, heartbeat, awaits_request)
             if not context.add_callback(call.note_end):
                 call.note_end()
-        except Exception:  # noqa: BLE001 - a context of another package; the detector reports it
-            table.hidden_call_ns = table.now_ns()
+        except Exception:  # noqa: BLE001 - a context of another package
+            table.hidden_call_ns = table.now_ns()  # the detector reports this to the user
             if call is not None:
                 call.note_end()
             return None
@@ -166,7 +177,7 @@ def _push(push: Callable[[object], None], call: ServedCall, response: object) ->
 
 
 class _Call(ServedCall):
-    """A call that is served in a thread."""
+    """A call of a `grpc.server`, from its acceptance to its end."""
 
     __slots__ = ("_receiving_since_ns", "awaits_request", "context")
 
@@ -253,46 +264,6 @@ class IdleConnectionDetector(DetectorBase):
         super().__init__(server, policy, table=connections._table, ports=ports, timer=timer)
         connections._observe_pool(pool_of(server))
 
-    def _check_server_ended(self) -> bool:
-        server = self._server()
-        return server is None or not server.wait_for_termination(timeout=0)  # type: ignore[attr-defined]
-
-    def _pause(self) -> bool:
-        began_ns = time.monotonic_ns()
-        time.sleep(PAUSE_NS / 1e9)
-        if time.monotonic_ns() - began_ns >= PAUSE_NS + MAX_DELAY_NS:
-            return False  # the thread that accepts calls did not get the interpreter either
-        self._account_until(began_ns)
-        return True
-
-    def _account_for_calls(self) -> None:
-        last_ns, self._last_check_ns = self._last_check_ns, time.monotonic_ns()
-        self._account_until(last_ns)
-
-    def _account_until(self, until_ns: int) -> None:
-        """Note that all calls that arrived before are in the table, if that is so."""
-        if self._knows_all_calls():
-            self._table.accounted_ns = max(until_ns, self._table.accounted_ns)
-
-    def _knows_all_calls(self) -> bool:
-        unfinished = unfinished_calls(self._server())
-        return unfinished is not None and unfinished <= self._table.open_calls
-
-    def _unknown_calls_since_ns(self, paused: bool) -> int | None:
-        return None if paused and self._knows_all_calls() else self._table.accounted_ns
-
-    def _end_late_requests(self, limit_ns: int) -> bool:
-        if not has_receiving_token():
-            return False
-        with self._table.lock:
-            calls = [call for entry in self._table.entries() for call in entry.calls]
-        now_ns = self._table.now_ns()
-        for call in calls:
-            if isinstance(call, _Call) and call.receiving_ns(now_ns) >= limit_ns:
-                details = late_request_details(limit_ns)
-                end_call(call.context, details, grpc.StatusCode.DEADLINE_EXCEEDED)
-        return True
-
     def connections(self) -> list[Connection]:
         """List the connections of the server, oldest first; none after `close()`.
 
@@ -323,3 +294,55 @@ class IdleConnectionDetector(DetectorBase):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    # Hooks of `DetectorBase`, which documents them. The basis of three of them is
+    # `Table.accounted_ns`: all calls whose bytes arrived before this time are in the table.
+
+    def _check_server_ended(self) -> bool:
+        server = self._server()
+        return server is None or not server.wait_for_termination(timeout=0)  # type: ignore[attr-defined]
+
+    def _pause(self) -> bool:
+        began_ns = time.monotonic_ns()
+        time.sleep(PAUSE_NS / 1e9)
+        if time.monotonic_ns() - began_ns >= PAUSE_NS + MAX_DELAY_NS:
+            return False  # the thread that accepts calls did not get the interpreter either
+        self._account_until(began_ns)
+        return True
+
+    def _account_for_calls(self) -> None:
+        # Since the last check gRPC had time to accept the calls that had arrived until then.
+        last_ns, self._last_check_ns = self._last_check_ns, time.monotonic_ns()
+        self._account_until(last_ns)
+
+    def _unknown_calls_since_ns(self, paused: bool) -> int | None:
+        if paused and self._knows_all_calls():
+            return None
+        return self._table.accounted_ns  # calls that arrived later may be unknown
+
+    def _end_late_requests(self, limit_ns: int) -> bool:
+        if not has_receiving_token():
+            return False
+        with self._table.lock:
+            calls = [call for entry in self._table.entries() for call in entry.calls]
+        now_ns = self._table.now_ns()
+        for call in calls:
+            if isinstance(call, _Call) and call.receiving_ns(now_ns) >= limit_ns:
+                details = late_request_details(limit_ns)
+                end_call(call.context, details, grpc.StatusCode.DEADLINE_EXCEEDED)
+        return True
+
+    def _account_until(self, arrived_ns: int) -> None:
+        """Note that all calls that arrived before a time are in the table, if all calls are.
+
+        Args:
+            arrived_ns: A time, by `time.monotonic_ns`, so long ago that gRPC has accepted the calls
+                that arrived before it.
+        """
+        if self._knows_all_calls():
+            self._table.accounted_ns = max(arrived_ns, self._table.accounted_ns)
+
+    def _knows_all_calls(self) -> bool:
+        """Whether all calls that gRPC has accepted are in the table; False if it can't be known."""
+        unfinished = unfinished_calls(self._server())
+        return unfinished is not None and unfinished <= self._table.open_calls
