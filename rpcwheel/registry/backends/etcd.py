@@ -3,14 +3,14 @@
 A record is a key `/{namespace}/v1/{service}/{id}` with a lease. All records that this process
 publishes have the same lease. How etcd behaves in failures (measured with 3.4.23):
 
-* It ends a lease when its clock says so, also if the lease could not be renewed because etcd itself
-  stood still, and all leases if it loses its data. It does not notify the client. So each renewal
-  checks whether every record is still there with this lease.
-* A lease and its keys survive a restart with the data, and the lease starts anew.
-* A member that was frozen applies the requests that waited in its sockets, also a put after a later
-  withdrawal. So if a put gets no answer, its lease is abandoned: later puts get a new one, the next
-  renewal moves all records to it and revokes the abandoned one. etcd then refuses the late put, or
-  deletes what it has put.
+* It ends a lease when its time is over by etcd's clock, even if no renewal was possible because
+  etcd itself was frozen. If it loses its data, all leases are gone. It notifies nobody. So each
+  renewal checks whether every record is still there with this lease.
+* A restart with the data keeps a lease and its keys, and the time of the lease starts anew.
+* A member that was frozen applies the requests that waited in its sockets. So a put may be applied
+  after the record was withdrawn through another member. Therefore, if a put gets no answer, its
+  lease is *abandoned*: later puts get a new lease, and the next renewal moves all records to that
+  and revokes the abandoned one. etcd then refuses the late put, or deletes what it has put.
 
 `user:password@` logs in. Options: `tls`, and with TLS `ca`, `cert` and `key` (files in PEM, read
 again for each connection) and `server_name` (the name in the certificate, if it is not the host).
@@ -45,18 +45,21 @@ MAX_BYTES: Final = 1_000_000
 """Bytes of records in one transaction. etcd's default for `--max-request-bytes` is 1.5 MiB."""
 
 REVOKE_TIMEOUT_S: Final = 1.0
+"""How long `close` waits at most to revoke a lease. A lease that is not revoked ends by itself."""
 
 
 _Encoded: TypeAlias = "tuple[ServiceInstance, bytes]"
+"""An instance and its record."""
 
 
 class _Put(NamedTuple):
-    """The last put of a key."""
+    """The last put of a key by this process."""
 
     lease: int
     epoch: str
     revision: int = 0
-    """The revision of the record when it was put or checked; 0: not known."""
+    """The revision of the key when it was put or checked last; 0: not known. If it is unchanged,
+    nobody has written the key since."""
 
 
 class EtcdBackend(RegistryBackend):
@@ -74,14 +77,21 @@ class EtcdBackend(RegistryBackend):
         self._client = EtcdClient(url, settings.timeout_s)
         self._watches = EtcdWatches(self._client, self._read, settings)
         self._root = f"/{url.namespace}/v1/".encode()
-        self._lock = threading.Lock()  # guards the lease and the next field
+        self._lock = threading.Lock()
+        """Makes `close`, on any thread, see all leases that were granted or abandoned before it."""
         self._closing = False
         self._lease = 0
-        self._half_lease_s = 0.0  # `time.monotonic()` until which half of the lease is left
-        self._why_lost: Lost = "lease"  # the previous lease
-        self._revision = 0
+        """The id of the lease; 0: there is none."""
+        self._renew_by_s = 0.0
+        """The time, by `time.monotonic`, from which less than half of the lease is left."""
+        self._why_lost: Lost = "lease"
+        """Why the previous lease was lost."""
+        self._last_revision = 0
+        """The highest revision in a response. A lower one later means that etcd lost its data."""
         self._puts: dict[tuple[str, str], _Put] = {}
-        self._abandoned: set[int] = set()  # leases of puts without an answer
+        """By `ServiceInstance.key`."""
+        self._abandoned: set[int] = set()
+        """Leases of puts that got no answer, until they are revoked."""
 
     def publish(self, instances: Sequence[ServiceInstance]) -> None:
         """Put the records, in as few transactions as etcd allows."""
@@ -98,28 +108,25 @@ class EtcdBackend(RegistryBackend):
             self._puts.pop(each.key, None)
 
     def renew(self, instances: Collection[ServiceInstance]) -> Mapping[tuple[str, str], Lost]:
-        """Renew the lease, and check that the records have it, and their epochs."""
+        """Renew the lease, and return the records that are not there with it and their epoch."""
         self._check_open()
         self._keep_alive()
         leases = self._read_leases(instances)
         if self._abandoned:
-            moved = [each for each in instances if leases.get(each.key) in self._abandoned]
-            self.publish(moved)
-            leases.update((each.key, self._lease) for each in moved)
-            for lease in list(self._abandoned):
-                self._revoke(lease, self.settings.timeout_s)
-                self._abandoned.discard(lease)
+            self._leave_abandoned_leases(instances, leases)
         lost: dict[tuple[str, str], Lost] = {}
         for each in instances:
             put = self._puts.get(each.key)
-            if put is not None and put.lease != self._lease:
+            if put is None:
+                lost[each.key] = "missing"
+            elif put.lease != self._lease:
                 lost[each.key] = self._why_lost
-            elif put is None or put.epoch != each.epoch or leases.get(each.key) != put.lease:
+            elif put.epoch != each.epoch or leases.get(each.key) != put.lease:
                 lost[each.key] = "missing"
         return lost
 
     def lookup(self, service: str) -> View:
-        """Read the service. Linearizable: includes all that was acknowledged to any client."""
+        """Read the records of a service. Linearizable: all writes acknowledged before are seen."""
         revision, (records,) = self._read([self._prefix(service)])
         return View(records, revision)
 
@@ -148,7 +155,7 @@ class EtcdBackend(RegistryBackend):
             leases = {self._lease, *self._abandoned} - {0}
             self._lease = 0
         self._watches.stop()
-        with contextlib.suppress(RegistryError):  # they end by themselves
+        with contextlib.suppress(RegistryError):  # leases end by themselves
             for lease in leases:
                 self._revoke(lease, min(REVOKE_TIMEOUT_S, self.settings.timeout_s))
         self._client.close()
@@ -159,7 +166,7 @@ class EtcdBackend(RegistryBackend):
             raise self._client.closed_error()
 
     def _prefix(self, service: str) -> bytes:
-        """Return the prefix of a service's keys; with a slash, as `shop` is not `shop-v2`."""
+        """Return the prefix of a service's keys. The slash excludes `shop-v2` from `shop`."""
         return self._root + service.encode() + b"/"
 
     def _key(self, instance: ServiceInstance) -> bytes:
@@ -169,7 +176,7 @@ class EtcdBackend(RegistryBackend):
         return self._messages.RangeRequest(key=prefix, range_end=range_end(prefix))
 
     def _read(self, prefixes: Iterable[bytes]) -> tuple[int, list[Mapping[str, bytes]]]:
-        """Read the revision, and the records by id below each prefix as of that revision."""
+        """Return etcd's revision, and for each prefix its records at that revision, by id."""
         prefixes = list(prefixes)
         ranges = [self._messages.RequestOp(range=self._range(prefix)) for prefix in prefixes]
         response = self._client.call("KV/Txn", self._messages.TxnRequest(success=ranges))
@@ -180,8 +187,12 @@ class EtcdBackend(RegistryBackend):
         return int(response.header.revision), records
 
     def _transact(self, *, once: bool = False, **parts: Iterable[object]) -> Any:
+        """Run a transaction with the `compare`, `success` and `failure` of a `TxnRequest`.
+
+        `once`: send it to one member only, as it must not be applied late; see `EtcdClient.call`.
+        """
         response = self._client.call("KV/Txn", self._messages.TxnRequest(**parts), once=once)
-        self._revision = max(self._revision, response.header.revision)
+        self._last_revision = max(self._last_revision, response.header.revision)
         return response
 
     def _put(self, batch: Sequence[_Encoded]) -> None:
@@ -193,7 +204,7 @@ class EtcdBackend(RegistryBackend):
 
     def _put_with(self, lease: int, batch: Sequence[_Encoded]) -> None:
         messages = self._messages
-        for each, _ in batch:  # before the call: its response can be lost
+        for each, _ in batch:  # before the request, which may be executed without a response
             self._puts[each.key] = _Put(lease, each.epoch)
         puts = (
             messages.PutRequest(key=self._key(each), value=data, lease=lease)
@@ -203,7 +214,7 @@ class EtcdBackend(RegistryBackend):
             response = self._transact(
                 once=True, success=[messages.RequestOp(put=put) for put in puts]
             )
-        except RegistryUnavailable:
+        except RegistryUnavailable:  # the put may be applied later
             with self._lock:
                 self._abandoned.add(lease)
                 self._lease = 0
@@ -212,44 +223,58 @@ class EtcdBackend(RegistryBackend):
             self._puts[each.key] = _Put(lease, each.epoch, response.header.revision)
 
     def _current_lease(self) -> int:
-        """Return the lease with at least half of its time left; a new one if there is none.
+        """Return a lease with at least half of its time left; a new one if there is none.
 
-        The lease is not renewed while nothing is published. Without a renewal here, a put could be
-        gone before the next regular one, which comes after a third of a whole lease.
+        While nothing is published, nobody renews the lease. It may be about to end, and the first
+        regular renewal comes only a third of a lease after the put. So it is renewed here.
 
-        The request also tests a new connection, as a put is sent to one member only.
+        A renewal also tests a new connection: it is sent to the next member if there is no answer,
+        which a put is not.
         """
-        if not self._client.is_connected or time.monotonic() > self._half_lease_s:
+        is_untested = not self._client.is_connected
+        if is_untested or time.monotonic() > self._renew_by_s:
             self._keep_alive()
         if self._lease:
             return self._lease
         request = self._messages.LeaseGrantRequest(TTL=math.ceil(self.settings.lease_s))
-        response = self._start_lease("LeaseGrant", request)
+        response = self._request_lease("LeaseGrant", request)
         if not response.ID:
             raise RegistryUnavailable(f"{self.url}: no lease: {response.error}")
-        if response.header.revision < self._revision:
+        if response.header.revision < self._last_revision:
             self._lose_lease("wiped")
-        self._revision = response.header.revision
+        self._last_revision = response.header.revision
         with self._lock:
             if not self._closing:
                 self._lease = response.ID
         return int(response.ID)
 
     def _keep_alive(self) -> None:
+        """Renew the lease if there is one, and forget it if etcd does not know it any more."""
         if not self._lease:
             return
         request = self._messages.LeaseKeepAliveRequest(ID=self._lease)
-        response = self._start_lease("LeaseKeepAlive", request)
+        response = self._request_lease("LeaseKeepAlive", request)
         if response.TTL <= 0:
-            self._lose_lease("wiped" if response.header.revision < self._revision else "lease")
-            self._revision = response.header.revision
+            self._lose_lease("wiped" if response.header.revision < self._last_revision else "lease")
+            self._last_revision = response.header.revision
 
-    def _start_lease(self, method: str, request: Any) -> Any:
-        """Grant or renew the lease; its time counts from before the request."""
+    def _request_lease(self, method: str, request: Any) -> Any:
+        """Grant or renew the lease. Its time counts from before the request, to be safe."""
         half_lease_s = time.monotonic() + self.settings.lease_s / 2
         response = self._client.call(f"Lease/{method}", request)
-        self._half_lease_s = half_lease_s
+        self._renew_by_s = half_lease_s
         return response
+
+    def _leave_abandoned_leases(
+        self, instances: Iterable[ServiceInstance], leases: dict[tuple[str, str], int]
+    ) -> None:
+        """Put the records with abandoned leases again, update `leases`, and revoke the leases."""
+        moved = [each for each in instances if leases.get(each.key) in self._abandoned]
+        self.publish(moved)
+        leases.update((each.key, self._lease) for each in moved)
+        for lease in list(self._abandoned):
+            self._revoke(lease, self.settings.timeout_s)
+            self._abandoned.discard(lease)
 
     def _revoke(self, lease: int, timeout_s: float) -> None:
         """Revoke a lease, which deletes the records with it."""
@@ -261,9 +286,10 @@ class EtcdBackend(RegistryBackend):
         self._lease, self._why_lost = 0, why
 
     def _read_leases(self, instances: Iterable[ServiceInstance]) -> dict[tuple[str, str], int]:
-        """Return the leases of the records that are there with their epoch.
+        """Return the leases of the records that are there with their epoch, by `key`.
 
-        Reads nothing if nobody has written them since they were put.
+        One transaction for each batch: if no key was written since it was put, its lease is known
+        and nothing is read; otherwise all keys of the batch are read.
         """
         messages = self._messages
         leases: dict[tuple[str, str], int] = {}
@@ -282,7 +308,8 @@ class EtcdBackend(RegistryBackend):
                 leases.update(
                     (each.key, put.lease) for (each, _), put in zip(batch, puts, strict=True)
                 )
-            for (each, _), put, read in zip(batch, puts, response.responses, strict=False):
+                continue
+            for (each, _), put, read in zip(batch, puts, response.responses, strict=True):
                 for kv in read.range.kvs:
                     if record_epoch(kv.value) == each.epoch:
                         leases[each.key] = kv.lease
@@ -290,7 +317,11 @@ class EtcdBackend(RegistryBackend):
         return leases
 
     def _delete(self, instances: Iterable[ServiceInstance]) -> None:
-        """Read the epochs, and delete what has not changed since; else read again."""
+        """Delete the records that have the same epoch.
+
+        etcd cannot compare epochs. So each batch is read, and deleted if no key was written since;
+        otherwise it is read again.
+        """
         messages = self._messages
         for batch in _batches(instances):
             left = [each for each, _ in batch]
@@ -310,7 +341,7 @@ class EtcdBackend(RegistryBackend):
                     break
 
     def _delete_unchanged(self, revisions: Mapping[bytes, int]) -> bool:
-        """Delete these keys if all still have these revisions; whether they had."""
+        """Delete these keys if all still have these revisions; otherwise return False."""
         messages = self._messages
         same = [
             messages.Compare(result=EQUAL, target=MOD_REVISION, key=key, mod_revision=revision)
@@ -322,7 +353,7 @@ class EtcdBackend(RegistryBackend):
 
 
 def _batches(instances: Iterable[ServiceInstance]) -> Iterator[list[_Encoded]]:
-    """Split instances into batches that fit in one transaction each."""
+    """Split instances into batches that fit in one transaction each, with their records."""
     batch: list[_Encoded] = []
     size = 0
     for instance in instances:

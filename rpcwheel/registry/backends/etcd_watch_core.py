@@ -1,20 +1,29 @@
 """Decisions about watches of etcd. No I/O, no clock, no threads.
 
-All watches of a backend share one stream. The steps for each watch:
+`EtcdWatches` (in `etcd_watch`) reports to a `WatchCore` what happens: a watch was added or removed,
+the stream was opened, has ended or has a response, a read has its result, time has passed (`tick`).
+Each of these methods returns the actions that `EtcdWatches` must perform next.
+
+All watches of a backend share one stream. The steps for each watch, which has a number of its own:
 
 1. Create a watch for changes from now on.
 2. When etcd has confirmed it, read all records; they are those of revision R.
 3. Ignore changes up to R, and apply later ones.
 
-So no change is missed, and no watch starts at a revision of the past. etcd may have compacted that
-one; or, if the store lost its data, it may lie in the future: etcd accepts such a watch and stays
-silent until the new store reaches it.
+So no change is missed, and no watch starts at a revision of the past. That would be unsafe: etcd
+may have compacted it. Or, if etcd has lost its data, the new data may not have reached it: etcd
+accepts such a watch, and stays silent until then.
 
-A probe is sent in regular intervals. If no response comes in time, the stream is ended. Each
-response has etcd's current revision. If it is lower than one before, etcd has lost its data, and
-everything is read again. Everything is also read again in longer intervals, in case a change was
-missed for any other reason. When a stream ends, for whatever reason, the watchers are notified that
-contact was lost, and the next stream begins with step 1.
+What can go wrong, and how it is noticed:
+
+* The connection is dead: a probe (etcd's progress request) is sent in regular intervals, and if no
+  response comes in time, the stream is ended.
+* etcd has lost its data: each response has etcd's revision. If it is lower than before, everything
+  is read again.
+* A change was missed for any other reason: everything is read again in longer intervals.
+
+When a stream ends, for whatever reason, the watchers are notified that contact was lost, and the
+next stream begins with step 1.
 """
 
 from __future__ import annotations
@@ -30,8 +39,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
 FIRST_RETRY_NS: Final = 200_000_000
+"""Upper limit of the wait for the next stream after the first failure; doubles with each further
+one."""
+
+MAX_DOUBLINGS: Final = 20
+"""Keeps that number small; `max_retry_ns` is reached much earlier."""
+
 MAX_SERVICES_PER_READ: Final = 128
-"""etcd's default for `--max-txn-ops`."""
+"""Services in one `Read`, which is one transaction: etcd's default for `--max-txn-ops`."""
 
 UNUSED: Final = "no watch is left"
 """Why a stream without watches is ended: etcd would not answer probes on it."""
@@ -55,6 +70,7 @@ class CreateWatch(Action):
     """Ask etcd to watch all keys below the prefix from now on."""
 
     number: int
+    """The number of the watch, also on the wire."""
     prefix: bytes
 
 
@@ -136,13 +152,19 @@ class _KeyWatch:
     records: dict[str, bytes] = field(default_factory=dict)
     revision: int = 0
     """The revision of `records`."""
-    create_sent: bool = False
-    """Whether etcd has not responded to `CreateWatch` yet."""
+    create_pending: bool = False
+    """Whether `CreateWatch` was sent, and etcd has not responded to it yet."""
     created: bool = False
+    """Whether etcd has created the watch, and not ended it."""
     is_read: bool = False
     """Whether `records` was read since the watch was created, and is complete."""
     contact_lost: bool = False
     """Whether the watcher's last notification was `NotifyContactLost`."""
+
+    @property
+    def needs_create(self) -> bool:
+        """Whether etcd has refused or ended the watch, or it is new."""
+        return not self.create_pending and not self.created
 
 
 class WatchCore:
@@ -161,10 +183,10 @@ class WatchCore:
 
         Args:
             probe_interval_ns: Between probes.
-            timeout_ns: For a response.
-            reread_interval_ns: After which everything is read again, +-10 %.
+            timeout_ns: The longest wait for a response, before the stream is ended.
+            reread_interval_ns: The time after which everything is read again, +-10 %.
             max_retry_ns: Upper limit of the wait for the next stream after one has failed.
-            uniform: Draws a random number between two.
+            uniform: Returns a random number between two.
         """
         self._probe_interval_ns = probe_interval_ns
         self._timeout_ns = timeout_ns
@@ -172,17 +194,29 @@ class WatchCore:
         self._max_retry_ns = max_retry_ns
         self._uniform = uniform
         self._watches: dict[int, _KeyWatch] = {}
-        self._creating: list[int] = []  # create requests without a response, in order
-        self._revision = 0  # the highest one so far
+        self._creating: list[int] = []
+        """The watches whose create requests have no response yet, in the order of the requests."""
+        self._last_revision = 0
+        """The highest revision of etcd that was seen, since it last lost its data."""
         self._is_opening = False
+        """Whether `OpenStream` has no result yet."""
         self._is_open = False
-        self._ending: str | None = None  # why the stream is being ended
+        """Whether there is a stream; also while it is being ended."""
+        self._ending: str | None = None
+        """Why the stream is being ended: `EndStream` has no result yet."""
         self._is_reading = False
+        """Whether `Read` has no result yet."""
         self._failures = 0
-        self._open_at_ns = 0  # the next stream, not before
+        """Streams that have failed since the last successful read."""
+        self._open_at_ns = 0
+        """The next stream is not opened before this."""
         self._probe_at_ns = NEVER
         self._respond_by_ns = NEVER
         self._reread_at_ns = NEVER
+
+    @property
+    def _is_usable(self) -> bool:
+        return self._is_open and self._ending is None
 
     @property
     def next_wake_ns(self) -> int:
@@ -196,18 +230,18 @@ class WatchCore:
     def add(self, number: int, prefix: bytes, now_ns: int) -> list[Action]:
         """Add a watch; `number` is above zero and was never used."""
         watch = self._watches[number] = _KeyWatch(prefix)
-        if self._is_open and self._ending is None:
+        if self._is_usable:
             return [self._create(number, watch, now_ns)]
         return self.tick(now_ns)
 
     def remove(self, number: int) -> list[Action]:
         """Remove a watch; ignores unknown ones."""
         watch = self._watches.pop(number, None)
-        if watch is None or not self._is_open or self._ending is not None:
+        if watch is None or not self._is_usable:
             return []
         if not self._watches:
             return [self._end(UNUSED)]
-        return [CancelWatch(number)] if watch.create_sent or watch.created else []
+        return [] if watch.needs_create else [CancelWatch(number)]
 
     def opened(self, now_ns: int) -> list[Action]:
         """Continue after `OpenStream` succeeded; whether etcd answers on it is not known yet."""
@@ -229,31 +263,40 @@ class WatchCore:
             actions += self._apply(response.number, watch, response.changes)
         if now_ns >= self._reread_at_ns:
             self._plan_reread(now_ns)
-            self._need_read()
-        elif response.revision < self._revision and not response.changes:  # changes may be late
-            self._need_read()
+            self._mark_all_unread()
+        elif response.revision < self._last_revision and not response.changes:
+            # Only a response without changes shows that etcd has lost its data: one with changes
+            # can be delayed, and has the revision of its time.
+            self._mark_all_unread()
         return [*actions, *self._read_if_needed()]
 
     def read(
         self, contents: Mapping[int, Mapping[str, bytes]], revision: int, now_ns: int
     ) -> list[Action]:
-        """Handle the result of `Read`: records by id by number, all of one revision."""
+        """Handle the result of `Read`.
+
+        Args:
+            contents: For each number in `Read.prefixes`, the records by id.
+            revision: The revision of all of them.
+            now_ns: The time.
+        """
         self._is_reading = False
         self._failures = 0
         self._probe_at_ns = now_ns + self._probe_interval_ns
         if self._respond_by_ns != NEVER:  # responses were not handled during the read
             self._respond_by_ns = now_ns + self._timeout_ns
         actions: list[Action] = []
-        if revision < self._revision:
+        if revision < self._last_revision:
             actions += self._notify_contact_lost(self._watches, DATA_LOST)
-            self._need_read()  # also those that are not part of this read
-        self._revision = revision
+            self._mark_all_unread()  # also the watches that are not part of this read
+        self._last_revision = revision
         for number, records in contents.items():
             watch = self._watches.get(number)
             if watch is None:
                 continue
             watch.records, watch.revision = dict(records), revision
-            watch.is_read, watch.contact_lost = watch.created, False
+            watch.is_read = watch.created  # etcd may have ended the watch meanwhile
+            watch.contact_lost = False
             actions.append(NotifyView(number, records, revision))
         return [*actions, *self._read_if_needed()]
 
@@ -264,16 +307,20 @@ class WatchCore:
         self._probe_at_ns = self._respond_by_ns = NEVER
         self._creating.clear()
         for watch in self._watches.values():
-            watch.create_sent = watch.created = watch.is_read = False
+            watch.create_pending = watch.created = watch.is_read = False
         if why == UNUSED:
             return []
-        max_wait_ns = min(self._max_retry_ns, FIRST_RETRY_NS << min(self._failures, 20))
+        doubled_ns = FIRST_RETRY_NS << min(self._failures, MAX_DOUBLINGS)
+        max_wait_ns = min(self._max_retry_ns, doubled_ns)
         self._failures += 1
         self._open_at_ns = now_ns + int(self._uniform(0, max_wait_ns))
         return self._notify_contact_lost(self._watches, why)
 
     def tick(self, now_ns: int) -> list[Action]:
-        """Perform the due actions; none is due before `next_wake_ns`."""
+        """Open a stream, send a probe or end a silent stream, if it is due.
+
+        Nothing is due before `next_wake_ns`.
+        """
         if now_ns < self.next_wake_ns or self.next_wake_ns == NEVER:
             return []
         if not self._is_open:
@@ -282,16 +329,16 @@ class WatchCore:
         if now_ns >= self._respond_by_ns:
             return [self._end(f"no answer in {self._timeout_ns / 1e9:g} s", unresponsive=True)]
         self._probe_at_ns = now_ns + self._probe_interval_ns
-        refused = [
+        created_again = [
             self._create(number, watch, now_ns)
             for number, watch in self._watches.items()
-            if not watch.create_sent and not watch.created
+            if watch.needs_create
         ]
         self._expect_response(now_ns)
-        return [*refused, SendProbe()]
+        return [*created_again, SendProbe()]
 
     def _create(self, number: int, watch: _KeyWatch, now_ns: int) -> CreateWatch:
-        watch.create_sent = True
+        watch.create_pending = True
         self._creating.append(number)
         self._expect_response(now_ns)
         return CreateWatch(number, watch.prefix)
@@ -300,7 +347,7 @@ class WatchCore:
         self._ending = reason
         return EndStream(unresponsive)
 
-    def _need_read(self) -> None:
+    def _mark_all_unread(self) -> None:
         for watch in self._watches.values():
             watch.is_read = False
 
@@ -313,13 +360,14 @@ class WatchCore:
     def _created_or_canceled(self, response: WatchResponse) -> list[Action]:
         """Handle a watch that was created, refused, or ended by etcd.
 
-        A refused one has no number: etcd responds to create requests in order.
+        The response to a create request that is refused has no number. It belongs to the oldest
+        request, because etcd responds to them in order.
         """
         number = self._creating.pop(0) if response.created and self._creating else response.number
         watch = self._watches.get(number)
         if watch is None:
             return []
-        watch.create_sent, watch.created = False, not response.canceled
+        watch.create_pending, watch.created = False, not response.canceled
         if not response.canceled:
             return []
         watch.is_read = False  # it is created again with the next probe
@@ -328,6 +376,7 @@ class WatchCore:
     def _apply(
         self, number: int, watch: _KeyWatch, changes: tuple[WatchChange, ...]
     ) -> list[Action]:
+        """Apply the changes that are later than the records."""
         new = [change for change in changes if change.revision > watch.revision]
         if not new:
             return []
@@ -337,21 +386,25 @@ class WatchCore:
             else:
                 watch.records[change.id] = change.value
         watch.revision = max(change.revision for change in new)
-        self._revision = max(self._revision, watch.revision)
+        self._last_revision = max(self._last_revision, watch.revision)
         changed = frozenset(change.id for change in new)
         return [NotifyView(number, dict(watch.records), watch.revision, changed)]
 
     def _read_if_needed(self) -> list[Action]:
-        """Read pending services, as soon as each create request has a response."""
-        missing = {
+        """Read watches that are unread, when all create requests have responses.
+
+        So the services that are watched at the same time share a read.
+        """
+        unread = {
             number: watch.prefix
             for number, watch in self._watches.items()
             if watch.created and not watch.is_read
         }
-        if not missing or self._creating or self._is_reading or self._ending is not None:
+        must_wait = self._creating or self._is_reading or self._ending is not None
+        if not unread or must_wait:
             return []
         self._is_reading = True
-        return [Read(dict(islice(missing.items(), MAX_SERVICES_PER_READ)))]
+        return [Read(dict(islice(unread.items(), MAX_SERVICES_PER_READ)))]
 
     def _notify_contact_lost(self, numbers: Iterable[int], reason: str) -> list[Action]:
         """Notify these watchers, but none twice without a view in between."""
