@@ -1,24 +1,28 @@
 """The contract of journals: where failback keeps calls that must survive the process.
 
-A backend connects one engine, such as a SQLite file. It is blocking, and serves `grpc` and
-`grpc.aio`. It makes no decisions: `rpcwheel.failback.journaled` decides what is attempted when.
+Failback repeats failed calls in the background. A call is one to a gRPC server, or of a function of
+the program. A `JournalBackend` connects one engine, such as a SQLite file. It is blocking, and
+serves `grpc` and `grpc.aio`. It makes no decisions: `rpcwheel.failback.journaled` decides what is
+attempted when.
 
 A stored call is in one of four states:
 
     READY      it may be taken when it is due
-    BLOCKED    an earlier call with the same order key is stored and not dead
+    BLOCKED    it must wait for an earlier call with the same order key, which is not DEAD
     TAKEN      a worker has it, until the worker's lease ends
     DEAD       a dead letter: there is no further attempt unless `retry` selects it
 
-A worker is one queue of one process. It has one lease for all its calls, measured by the engine's
-clock, because processes on several machines have different clocks. If a lease has ended, the next
-`take` of any worker makes the calls ready again. What the old worker reports afterwards changes
-nothing. So two workers have the same call only if one of them was paused for longer than its lease.
+A worker is a failback queue in one process, with an id that the caller chooses. It has one lease
+for all calls that it has taken, which it must renew. Leases are measured by the engine's clock,
+because processes on several machines have different clocks. If a lease has ended, the next `take`
+of any worker makes the calls ready again. What the old worker reports afterwards changes nothing.
+So two workers have the same call only if one of them was paused for longer than its lease.
 
-Times in arguments and results are relative to now, in seconds. Ids increase.
+Times in arguments and results are relative to now, in seconds. A call that is stored later has a
+higher id.
 
 Values are stored unchanged, with one exception: in texts, U+0000 and surrogates are replaced by
-U+FFFD (`storable`), because not every engine can store them.
+U+FFFD (by `storable`), because not every engine can store them.
 
 Backends of other packages are found by the scheme of the URL, through an entry point of the group
 `rpcwheel.journal`. `rpcwheel.testing.check_journal` tests whether they keep the contract.
@@ -54,16 +58,6 @@ __all__ = [
 ]
 
 
-def storable(text: str) -> str:
-    """Replace by U+FFFD what not every engine can store in a text: U+0000 and surrogates."""
-    if text.isascii():
-        return text.replace("\0", "\ufffd") if "\0" in text else text
-    return _UNSTORABLE.sub("\ufffd", text)
-
-
-_UNSTORABLE: Final = re.compile("[\0\ud800-\udfff]")
-
-
 class CallState(enum.IntEnum):
     """The state of a stored call; see the module."""
 
@@ -80,7 +74,7 @@ class NewCall:
     queue: str
     """The name of its failback queue."""
     target: str
-    """Where it is sent; "" for a function."""
+    """The target of its channel; "" for a function of the program."""
     method: str
     """The method path, such as `/shop.Orders/Push`, or the name of a function."""
     key: str
@@ -92,30 +86,12 @@ class NewCall:
     max_age_s: float
     """The time until it becomes a dead letter."""
     attempts: int = 1
-    """Attempts made, the first included."""
+    """Attempts made until now, the first included."""
     error: str = ""
-    """How the last attempt failed."""
+    """How the last attempt failed, in words."""
     order_key: str | None = None
     """Calls of one queue and target with the same order key are taken one at a time, in the order
     of their ids. None: no order."""
-
-
-def storable_call(call: NewCall) -> NewCall:
-    """Return a call whose texts every engine can store, as a rule the same one."""
-    order_key = call.order_key
-    texts = (call.queue, call.target, call.method, call.key, call.error, order_key or "")
-    joined = "".join(texts)  # a few checks for each text would cost as much as storing it
-    if (joined.isascii() and "\0" not in joined) or storable(joined) == joined:
-        return call
-    return replace(
-        call,
-        queue=storable(call.queue),
-        target=storable(call.target),
-        method=storable(call.method),
-        key=storable(call.key),
-        error=storable(call.error),
-        order_key=None if order_key is None else storable(order_key),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +109,8 @@ class StoredCall:
     age_s: float
     """The time since it was stored."""
     expires_s: float
-    """The time until it becomes a dead letter; negative if it should be one."""
+    """The time until it becomes a dead letter. If it is negative, the worker must report it as
+    `Dead`: the backend does not do that by itself."""
     attempts: int
     error: str
     order_key: str | None
@@ -161,7 +138,7 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True)
 class Postponed:
-    """An attempt has failed, or was not made: the call is ready again, and due after `delay_s`."""
+    """An attempt has failed, or was not made: make the call ready again, due after `delay_s`."""
 
     id: int
     attempts: int
@@ -171,7 +148,7 @@ class Postponed:
 
 @dataclass(frozen=True, slots=True)
 class Dead:
-    """The result of a call that has no further attempt and is kept as a dead letter."""
+    """There is no further attempt: keep the call as a dead letter."""
 
     id: int
     attempts: int
@@ -180,7 +157,7 @@ class Dead:
 
 
 Result: TypeAlias = Delivered | Postponed | Dead
-"""What a worker reports of a call that it has taken."""
+"""What a worker reports about a call that it has taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +175,7 @@ class Filter:
     error: str | None = None
     """A part of the last error, or of the reason of a dead letter; case matters."""
     min_age_s: float | None = None
+    """The shortest time since it was stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,15 +195,26 @@ class Depth:
 class JournalBackend(ABC):
     """The connection of one process to one journal.
 
-    Errors: `JournalUnavailable` if the engine cannot be reached, does not answer in time or cannot
-    do it now; `JournalFull` if it has no space; `JournalRefused` if it refuses. If a method raises,
-    nothing was changed. The exception: if the connection was lost before the answer, a request may
-    have been executed. `append` raises `JournalOutcomeUnknown` then. If `report` is repeated,
-    it returns the ids of the results that were stored. Calls that were taken by a lost `take` are
-    made ready again by the next `take` of this backend for this worker.
+    Each method may raise:
+
+    * `JournalUnavailable`: The engine cannot be reached, does not answer in time, or cannot execute
+      requests for a while, such as during a fail-over. A later attempt may succeed.
+    * `JournalFull`: The engine has no space.
+    * `JournalRefused`: The engine rejects the request, and will until somebody changes something,
+      such as a password.
+
+    If a method raises, nothing was changed, with two exceptions. `retry` and `delete` change many
+    calls in several transactions, and those before the failure count. And if the connection was
+    lost before the answer, the request may have been executed:
+
+    * `append` then raises `JournalOutcomeUnknown`.
+    * `report` may be repeated. Results that the first request has stored are ignored then, so their
+      ids are returned.
+    * `take`: the next `take` of this backend for this worker makes the calls ready again that the
+      lost one has taken.
 
     Methods are called on any thread. `append`, `take`, `renew`, `report` and `release` are called
-    one at a time; the others, and `close`, may be called concurrently with them and each other.
+    one at a time; all others may be called concurrently with them and each other.
 
     In a forked child the backend must work, with a connection of its own.
     """
@@ -233,11 +222,12 @@ class JournalBackend(ABC):
     url: JournalUrl
 
     creates: bool = True
-    """Whether the first request creates the journal if it does not exist. If False, it raises
-    `JournalRefused`. An engine that has nothing to create ignores it."""
+    """Whether the first request creates the journal if it does not exist. If not, the request
+    raises `JournalRefused`. An engine that has nothing to create ignores this."""
 
     clock: Callable[[], float] | None = None
-    """The wall clock, in seconds, which tests may replace. None: the engine has its own."""
+    """Returns the time in seconds since 1970; tests may replace it. None: the engine has a clock of
+    its own."""
 
     @abstractmethod
     def __init__(self, url: JournalUrl) -> None:
@@ -252,7 +242,7 @@ class JournalBackend(ABC):
     def append(self, calls: Sequence[NewCall]) -> list[int]:
         """Store calls, all or none, and return their ids when they are durable.
 
-        A call is READY, or BLOCKED if a call with its order key is stored and not dead.
+        Each becomes READY, or BLOCKED if another call with its order key is stored and not DEAD.
         """
 
     @abstractmethod
@@ -261,17 +251,27 @@ class JournalBackend(ABC):
     ) -> list[StoredCall]:
         """Give ready calls to a worker, and renew its lease if there are any.
 
-        First makes the calls of workers ready whose lease has ended, also if there are no routes.
-        Of each route the calls that are due first are taken, if they are due within `within_s`
-        (negative: if they were due that long ago), and returned in this order. If there are none,
-        nothing is written.
+        First, if the lease of any worker has ended, its calls become ready again, even if there are
+        no routes. If there are no calls to take, nothing else is written.
+
+        Args:
+            worker: The id of the worker.
+            lease_s: The length of the lease, from now.
+            routes: Where the calls may go, and how many of each are taken at most.
+            within_s: Only calls that are due within this time are taken. Negative: only calls that
+                have been overdue for that long.
+
+        Returns:
+            Of each route the calls that are due first, in this order.
         """
 
     @abstractmethod
     def renew(self, worker: str, lease_s: float) -> bool:
-        """Renew the lease of a worker. False: it had ended, and the worker has no calls any more.
+        """Renew the lease of a worker, so that it ends `lease_s` from now.
 
-        A worker that has not taken anything has no lease.
+        Returns:
+            False if the worker has no lease: it had ended, and the worker has no calls any more; or
+            the worker has not taken any yet.
         """
 
     @abstractmethod
@@ -279,7 +279,7 @@ class JournalBackend(ABC):
         """Store results of calls that a worker has taken, all or none.
 
         Returns:
-            The ids of the calls that the worker does not have any more; their results were ignored.
+            The ids of calls that the worker does not have any more. Their results were ignored.
         """
 
     @abstractmethod
@@ -294,7 +294,7 @@ class JournalBackend(ABC):
     def depths(self) -> list[Depth]:
         """Count the calls of each queue and target, in the order of their names.
 
-        Takes a second for ten million calls.
+        For users, not for the path of calls: an engine may need a second for ten million calls.
         """
 
     @abstractmethod
@@ -306,8 +306,8 @@ class JournalBackend(ABC):
         """Make waiting calls due now, and dead letters ready as if they were stored now.
 
         A dead letter begins with 0 attempts, and has its whole maximum age again. Calls that are
-        taken are not changed. Many calls are changed in several transactions, as by `delete`, so
-        that appends do not wait long.
+        taken are not changed. Many calls are changed in several transactions, so that appends do
+        not wait long.
 
         Returns:
             The number of calls changed.
@@ -315,11 +315,42 @@ class JournalBackend(ABC):
 
     @abstractmethod
     def delete(self, chosen: Filter) -> int:
-        """Delete calls, in any state. Returns their number."""
+        """Delete calls, in any state, and return their number.
+
+        Many calls are deleted in several transactions, as `retry` changes them.
+        """
 
     @abstractmethod
     def close(self) -> None:
-        """Close the connection after the running requests. Idempotent. Releases no calls.
+        """Close the connection after the running requests. Idempotent.
 
-        Every later request raises `JournalUnavailable`.
+        Taken calls are not released. Every later request raises `JournalUnavailable`.
         """
+
+
+def storable(text: str) -> str:
+    """Replace U+0000 and surrogates by U+FFFD: not every engine can store them in a text."""
+    if text.isascii():
+        return text.replace("\0", "\ufffd") if "\0" in text else text
+    return _UNSTORABLE.sub("\ufffd", text)
+
+
+_UNSTORABLE: Final = re.compile("[\0\ud800-\udfff]")
+
+
+def storable_call(call: NewCall) -> NewCall:
+    """Apply `storable` to all texts of a call; returns the same call if that changes nothing."""
+    order_key = call.order_key
+    texts = (call.queue, call.target, call.method, call.key, call.error, order_key or "")
+    joined = "".join(texts)  # one check: one for each text would cost as much as storing the call
+    if (joined.isascii() and "\0" not in joined) or storable(joined) == joined:
+        return call
+    return replace(
+        call,
+        queue=storable(call.queue),
+        target=storable(call.target),
+        method=storable(call.method),
+        key=storable(call.key),
+        error=storable(call.error),
+        order_key=None if order_key is None else storable(order_key),
+    )
