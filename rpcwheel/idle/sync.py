@@ -121,7 +121,7 @@ class ConnectionTable(grpc.ServerInterceptor):
                 return behavior(request, context, *push)
             if kind.streams_requests:
                 request = Requests(request, call)
-            elif streams:
+            elif streams:  # the request of a unary call is counted when it begins
                 call.note_read()
             if push:  # `experimental_non_blocking`
                 return behavior(request, context, partial(_push, push[0], call))

@@ -18,8 +18,9 @@ Lost ones are removed too, unless the registry is suspect. It is suspect:
 * if more than half of a service of three or more instances were lost within one lease, at once or
   one after the other: for `stale_timeout`. Those that were lost and removed first are shown again,
   as stale, because the leases of servers that are cut off do not end at the same time;
-* if no record can be read, or the first view is empty and the snapshot file is not: for
-  `stale_timeout`.
+* if no record can be read: for `stale_timeout`;
+* if the first view is empty, and instances of an earlier run are shown already or their file is
+  younger than `stale_timeout`: for `stale_timeout`.
 
 (Eureka calls this self-preservation. Dubbo's empty protection is off by default, and knows only the
 empty list.)
@@ -114,7 +115,8 @@ class ServiceCache:
         self._service = service
         self._rules = rules
         self._begun_ns = now_ns
-        self._live = False  # the registry has answered
+        self._live = False
+        """Whether the registry has answered."""
 
         self._records: Mapping[str, bytes] = NO_RECORDS
         """The last view of the registry."""
@@ -170,7 +172,10 @@ class ServiceCache:
     def remember(
         self, instances: Iterable[ServiceInstance], age_ns: int, now_ns: int
     ) -> list[Event]:
-        """Take the instances of an earlier run; ignored once the registry has answered."""
+        """Handle the instances of an earlier run, which were stored `age_ns` ago.
+
+        Ignored once the registry has answered.
+        """
         if not self._live and self._file_written_ns is None:
             for instance in instances:
                 self._set(instance)
@@ -210,12 +215,14 @@ class ServiceCache:
         can_read_nothing = bool(records) and not decoded
         if knows_nothing and can_read_nothing and self._rules.self_preservation:
             return events  # that is no answer
+        # What the view has
         self._present.difference_update(gone)
         self._present.update(decoded)
         stale_before = set(self._stale)
         for key in decoded:
             self._stale.pop(key, None)
         self._expired -= decoded.keys()
+        # What it lacks
         self._remove_long_stale()
         trusted = self._check_view(records, skipped, now_ns)
         lost = self._lost_of(gone)

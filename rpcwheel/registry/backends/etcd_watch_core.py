@@ -182,7 +182,7 @@ class WatchCore:
         """Create a core without watches and without a stream.
 
         Args:
-            probe_interval_ns: Between probes.
+            probe_interval_ns: The time between probes.
             timeout_ns: The longest wait for a response, before the stream is ended.
             reread_interval_ns: The time after which everything is read again, +-10 %.
             max_retry_ns: Upper limit of the wait for the next stream after one has failed.
@@ -244,7 +244,7 @@ class WatchCore:
         return [] if watch.needs_create else [CancelWatch(number)]
 
     def opened(self, now_ns: int) -> list[Action]:
-        """Continue after `OpenStream` succeeded; whether etcd answers on it is not known yet."""
+        """Handle the success of `OpenStream`. Whether etcd answers on the stream is not known."""
         self._is_opening, self._is_open = False, True
         self._probe_at_ns = now_ns + self._probe_interval_ns
         self._plan_reread(now_ns)
@@ -295,7 +295,7 @@ class WatchCore:
             if watch is None:
                 continue
             watch.records, watch.revision = dict(records), revision
-            watch.is_read = watch.created  # etcd may have ended the watch meanwhile
+            watch.is_read = watch.created  # False if etcd has ended the watch meanwhile
             watch.contact_lost = False
             actions.append(NotifyView(number, records, revision))
         return [*actions, *self._read_if_needed()]
