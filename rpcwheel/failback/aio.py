@@ -38,9 +38,6 @@ __all__ = ["FailbackInvoker"]
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_TASKS: set[asyncio.Task[None]] = set()
-"""Attempts that run: a loop itself keeps only weak references to its tasks."""
-
 
 class FailbackInvoker(InvokerBase):
     """Awaits calls, and retries failed calls in the background. An async context manager.
@@ -262,9 +259,7 @@ def _give_up(
     loop: asyncio.AbstractEventLoop, queue: RetryQueue, call: QueuedCall, error: BaseException
 ) -> None:
     def begin() -> None:
-        task = loop.create_task(_failed(queue, call, error), context=queue.context_for(call))
-        _TASKS.add(task)
-        task.add_done_callback(_TASKS.discard)
+        call.task = loop.create_task(_failed(queue, call, error), context=queue.context_for(call))
 
     if not call_on_loop(loop, begin):
         queue.end_call_of_closed_loop(call)
@@ -287,9 +282,7 @@ def _start(queue: RetryQueue, loop: asyncio.AbstractEventLoop, call: QueuedCall)
 
 def _start_task(queue: RetryQueue, loop: asyncio.AbstractEventLoop, call: QueuedCall) -> None:
     attempt, name = _attempt(queue, call), f"retry of {call.label}"
-    task = loop.create_task(attempt, name=name, context=queue.context_for(call))
-    _TASKS.add(task)
-    task.add_done_callback(_TASKS.discard)
+    call.task = task = loop.create_task(attempt, name=name, context=queue.context_for(call))
     if call.background is not None:
         call.background.cancel = partial(call_on_loop, loop, task.cancel)
 

@@ -149,6 +149,8 @@ class QueuedCall:
     """When the attempt that runs began."""
     background: BackgroundCall | None = None
     """The attempt that runs."""
+    task: Any = None
+    """The task of its attempt or dead-letter hook: an event loop itself keeps a weak reference."""
     span: Any = None
     """The span of the attempt that runs; see `rpcwheel.telemetry.tracing.begin_delivery`."""
     retry_on: frozenset[str] | None = None

@@ -6,6 +6,7 @@ import grpc
 import prometheus_client
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from tenacity import wait_fixed
 
 from fixtures.call_counts import call_counts  # noqa: F401
 from fixtures.waiting import WAIT_S, wait_until
@@ -66,7 +67,7 @@ def test_timers_of_the_same_name_are_added(scrape):
 def test_a_failback_queue(scrape):
     timer = ManualTimer()
     policy = FailbackPolicy(
-        retry_on=OSError, backoff=10.0, name="scraped", default=None, max_pending=7
+        retry_on=OSError, backoff=wait_fixed(10), name="scraped", default=None, max_pending=7
     )
     label = {"queue": "scraped"}
     answers = [OSError(), OSError(), None]
