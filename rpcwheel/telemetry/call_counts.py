@@ -1,8 +1,14 @@
 """Counts and durations of calls, by method, kind and status code.
 
-A call only appends to a queue, which is atomic. It waits for no lock, so it may end in a finalizer
-or a signal handler. The entries are added up when the counts are read, or when there are
-`MAX_QUEUED`. A forked child begins with counts of 0.
+`CallCounts` has three `Side` objects: the calls of clients, the attempts of these calls, and the
+calls of servers. A `Side` has one `MethodCounts` for each method and kind, with the methods `begin`
+and `end` for calls; a `CallEnd` also counts the end of a call that is dropped. `Side.totals()`
+returns the figures for metrics, `CallCounts.status()` those for the live view.
+
+Beginning or ending a call appends an entry to a queue, which is an atomic operation. The entries
+are added up, under a lock, when the counts are read, or by a call that finds more than `MAX_QUEUED`
+entries. A call never waits for this lock: it may end in a finalizer or a signal handler, which may
+have interrupted the thread that holds the lock. A forked child begins with counts of 0.
 """
 
 from __future__ import annotations
@@ -27,42 +33,64 @@ BOUNDS_S: Final = (
 RPC metrics advise; the last bucket has none."""
 
 MAX_METHODS: Final = 300
-"""Methods that are counted for themselves. A proxy calls any name that its clients send."""
+"""The number of methods and kinds that a `Side` counts separately; the calls of all others are
+counted as `OTHER`. A limit is needed because a proxy calls any name that its clients send."""
 
 OTHER: Final = "_OTHER"
 """The method of all calls beyond `MAX_METHODS`, as in OpenTelemetry's semantic conventions."""
 
 MAX_NAME: Final = 200
-"""Characters of a method; one that is longer is counted as `OTHER`."""
+"""The longest name of a method in characters; calls of longer ones are counted as `OTHER`."""
 
 MAX_QUEUED: Final = 128
+"""The end of a call adds up entries if the queue is longer than this."""
 
 MAX_ADDED: Final = 256
-"""Entries that one call adds up, at most: about 0.1 ms."""
+"""The number of entries that the end of a call adds up at most, which takes about 0.1 ms. A longer
+queue becomes shorter nevertheless, because each call appends only two entries."""
 
 FAILURES: Final = frozenset({
     "DATA_LOSS", "DEADLINE_EXCEEDED", "INTERNAL", "RESOURCE_EXHAUSTED", "UNAVAILABLE",
     "UNIMPLEMENTED", "UNKNOWN",
 })  # fmt: skip
-"""Status codes that show a failure of the server or the connection, as for the alert rules. On a
-server DEADLINE_EXCEEDED is none: its clients set the deadline."""
+"""Status codes that show a failure of the server or the connection, the same as in the alert rules
+(`deploy/prometheus/alerts.yml`). In the counts of a server, DEADLINE_EXCEEDED is no failure: its
+clients choose the deadline."""
 
 _BOUNDS_NS: Final = tuple(round(bound * 1e9) for bound in BOUNDS_S)
 
 
-class Durations:
-    """A histogram of durations."""
-
-    __slots__ = ("buckets", "count", "sum_ns")
+class CallCounts:
+    """All calls of this process that pass through channels and interceptors of rpcwheel."""
 
     def __init__(self) -> None:
-        self.count = 0
-        self.sum_ns = 0
-        self.buckets = [0] * (len(BOUNDS_S) + 1)
+        self.client = Side()
+        """The calls of clients. A call that is retried is one call."""
+        self.attempts = Side()
+        """The attempts that clients sent. A call that is retried twice has three attempts."""
+        self.server = Side()
+        """The calls that handlers of servers served."""
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self.reset)
+
+    def reset(self) -> None:
+        """Begin with counts of 0, in a forked child."""
+        for side in (self.client, self.attempts, self.server):
+            side.reset()
+
+    def status(self) -> tuple[MethodStatus, ...]:
+        """Describe the calls of each method so far."""
+        sides = ("client", self.client), ("attempt", self.attempts), ("server", self.server)
+        return tuple(
+            _method_status(name, totals) for name, side in sides for totals in side.totals()
+        )
 
 
 class QueuedCounts:
-    """Adds up entries that are put into its queue by any code, also by finalizers."""
+    """Counts with a queue of entries. The subclass adds one entry to its counts in `_add`.
+
+    `put` may be called on any thread, and by finalizers and signal handlers.
+    """
 
     def __init__(self) -> None:
         self.queue: deque[Any] = deque()
@@ -70,7 +98,7 @@ class QueuedCounts:
 
     def reset(self) -> None:
         """Begin with counts of 0, in a forked child."""
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # a thread of the parent may have held the old one
         self.queue.clear()
 
     def put(self, entry: object) -> None:
@@ -80,7 +108,11 @@ class QueuedCounts:
             self.add_some()
 
     def add_some(self) -> None:
-        """Add up entries, unless another thread, or the code below on the stack, does it now."""
+        """Add up at most `MAX_ADDED` entries; none if the lock is held.
+
+        Another thread may hold the lock, or the code that was interrupted by this finalizer or
+        signal handler.
+        """
         if self._lock.acquire(blocking=False):
             try:
                 self._add_up(MAX_ADDED)
@@ -88,107 +120,34 @@ class QueuedCounts:
                 self._lock.release()
 
     def _add_up(self, limit: int | None = None) -> None:
-        """Add up entries, under the lock; all that are there now, without a limit."""
+        """Add up the entries that are in the queue now, at most `limit` of them. With the lock."""
         add, queue = self._add, self.queue
-        for _ in range(min(len(queue), limit or len(queue))):
+        for _ in range(self._batch_size(limit)):
             add(queue.popleft())
 
+    def _batch_size(self, limit: int | None) -> int:
+        queued = len(self.queue)
+        return queued if limit is None else min(queued, limit)
+
     def _add(self, entry: Any) -> None:
-        """Add one entry."""
+        """Add one entry to the counts. With the lock."""
         raise NotImplementedError
 
 
-class MethodCounts:
-    """The calls of one method and kind."""
-
-    __slots__ = ("_queue", "_side", "ended", "kind", "method", "started")
-
-    def __init__(self, side: Side, method: str, kind: str) -> None:
-        self.method = method
-        """`"/shop.Orders/Get"`, or `OTHER`."""
-        self.kind = kind
-        """`"unary"`, `"client_stream"`, `"server_stream"` or `"bidi_stream"`."""
-        self.started = 0
-        self.ended: dict[str, Durations] = {}
-        """By the name of the status code."""
-        self._side = side
-        self._queue = side.queue
-
-    def begin(self) -> int:
-        """Count the start of a call. Returns the time, for `end`."""
-        self._queue.append(self)
-        return perf_counter_ns()
-
-    def end(self, began_ns: int, code: str) -> None:
-        """Count the end of a call. `code` is the name of its status code."""
-        duration_ns = perf_counter_ns() - began_ns
-        queue = self._queue
-        queue.append((self, code, duration_ns))
-        if len(queue) > MAX_QUEUED:
-            self._side.add_some()
-        for listener in self._side.listeners:
-            listener(self, code, duration_ns)
-
-
-class Histogram(NamedTuple):
-    """A histogram: the number of values, their sum, and the numbers in its buckets."""
-
-    number: int
-    sum: float
-    buckets: tuple[int, ...]
-
-    def plus(self, other: Histogram) -> Histogram:
-        """Return both histograms as one; they have the same bounds."""
-        buckets = tuple(map(sum, zip(self.buckets, other.buckets, strict=True)))
-        return Histogram(self.number + other.number, self.sum + other.sum, buckets)
-
-
-class CallEnd:
-    """The end of a call that has begun: counted once, as CANCELLED if the call is dropped.
-
-    The call holds this object, for example in a list of callbacks, and does not have to end. For
-    one thread at a time.
-    """
-
-    __slots__ = ("_began_ns", "_counts")
-
-    def __init__(self, counts: MethodCounts, began_ns: int) -> None:
-        """Make the end of a call that began at `began_ns`, the result of `counts.begin()`."""
-        self._counts: MethodCounts | None = counts
-        self._began_ns = began_ns
-
-    def end(self, code: str) -> None:
-        """Count the end. Idempotent."""
-        counts = self._counts
-        if counts is not None:
-            self._counts = None
-            counts.end(self._began_ns, code)
-
-    def __del__(self) -> None:
-        """Count the end of a call that was dropped."""
-        if self._counts is not None:
-            self.end("CANCELLED")
-
-
-class MethodTotals(NamedTuple):
-    """The figures that `Side.totals` returns for one method."""
-
-    method: str
-    kind: str
-    started: int
-    ended: dict[str, Histogram]
-    """The durations in seconds, by status code."""
-
-
 class Side(QueuedCounts):
-    """The calls of clients, their attempts, or the calls of servers."""
+    """The counts of one of three: the calls of clients, their attempts, the calls of servers.
+
+    An entry of the queue is a `MethodCounts` for a call that begins, and a tuple of `MethodCounts`,
+    status code and duration in nanoseconds for a call that ends.
+    """
 
     def __init__(self) -> None:
         self._methods: dict[tuple[str, str], MethodCounts] = {}
         self.listeners: tuple[Callable[[MethodCounts, str, int], object], ...] = ()
-        """Called at the end of each call with its duration in nanoseconds. They must not raise, nor
-        wait for a lock."""
-        super().__init__()
+        """Functions that are called at the end of each call, with the `MethodCounts`, the name of
+        the status code and the duration in nanoseconds. They must not raise, nor wait for a lock.
+        """
+        super().__init__()  # calls `reset`, which uses the attributes above
 
     def reset(self) -> None:
         """Begin with counts of 0, in a forked child."""
@@ -197,7 +156,7 @@ class Side(QueuedCounts):
             counts.started, counts.ended = 0, {}
 
     def method(self, method: str, kind: str) -> MethodCounts:
-        """Return the counts of a method."""
+        """Return the counts of a method and kind, which may be those of `OTHER`."""
         counts = self._methods.get((method, kind))
         if counts is None:
             if len(self._methods) >= MAX_METHODS or len(method) > MAX_NAME:
@@ -207,8 +166,8 @@ class Side(QueuedCounts):
         return counts
 
     def _add_up(self, limit: int | None = None) -> None:
-        next_entry = self.queue.popleft  # without a call for each entry
-        for _ in range(min(len(self.queue), limit or len(self.queue))):
+        next_entry = self.queue.popleft
+        for _ in range(self._batch_size(limit)):  # no method `_add`: a call for each entry is slow
             entry = next_entry()
             if entry.__class__ is MethodCounts:
                 entry.started += 1
@@ -222,7 +181,7 @@ class Side(QueuedCounts):
             durations.buckets[bisect_left(_BOUNDS_NS, duration_ns)] += 1
 
     def totals(self) -> list[MethodTotals]:
-        """Return all counts so far, sorted by method."""
+        """Return the figures of all calls so far, sorted by method."""
         with self._lock:
             self._add_up()
             return [
@@ -241,6 +200,123 @@ class Side(QueuedCounts):
             ]
 
 
+class MethodCounts:
+    """The calls of one method and kind."""
+
+    __slots__ = ("_queue", "_side", "ended", "kind", "method", "started")
+
+    def __init__(self, side: Side, method: str, kind: str) -> None:
+        self.method = method
+        """`"/shop.Orders/Get"`, or `OTHER`."""
+        self.kind = kind
+        """`"unary"`, `"client_stream"`, `"server_stream"` or `"bidi_stream"`."""
+        self.started = 0
+        """The number of calls that have begun, apart from the entries in the queue."""
+        self.ended: dict[str, Durations] = {}
+        """The calls that have ended, by the name of their status code; apart from the queue too."""
+        self._side = side
+        self._queue = side.queue
+
+    def begin(self) -> int:
+        """Count the start of a call. Returns its time in nanoseconds, for `end`."""
+        self._queue.append(self)  # `end` limits the length of the queue
+        return perf_counter_ns()
+
+    def end(self, began_ns: int, code: str) -> None:
+        """Count the end of a call. `code` is the name of its status code."""
+        duration_ns = perf_counter_ns() - began_ns
+        queue = self._queue
+        queue.append((self, code, duration_ns))
+        if len(queue) > MAX_QUEUED:
+            self._side.add_some()
+        for listener in self._side.listeners:
+            listener(self, code, duration_ns)
+
+
+class Durations:
+    """The durations of calls with one status code, while they are added up: see `Histogram`."""
+
+    __slots__ = ("buckets", "count", "sum_ns")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.sum_ns = 0
+        """The sum of the durations in nanoseconds."""
+        self.buckets = [0] * (len(BOUNDS_S) + 1)
+
+
+class CallEnd:
+    """Counts the end of a call that has begun, once.
+
+    The call holds the only reference to this object, for example in its list of callbacks. If the
+    call is dropped before `end` was called, it is counted as CANCELLED. Not thread-safe.
+    """
+
+    __slots__ = ("_began_ns", "_counts")
+
+    def __init__(self, counts: MethodCounts, began_ns: int) -> None:
+        """`began_ns` is the result of `counts.begin()`."""
+        self._counts: MethodCounts | None = counts
+        self._began_ns = began_ns
+
+    def end(self, code: str) -> None:
+        """Count the end with the name of its status code. Idempotent."""
+        counts = self._counts
+        if counts is not None:
+            self._counts = None
+            counts.end(self._began_ns, code)
+
+    def __del__(self) -> None:
+        """Count the end of a call that was dropped."""
+        if self._counts is not None:
+            self.end("CANCELLED")
+
+
+class Histogram(NamedTuple):
+    """An immutable histogram of values, such as durations in seconds."""
+
+    number: int
+    """The number of values."""
+    sum: float
+    """The sum of the values."""
+    buckets: tuple[int, ...]
+    """The number of values in each bucket."""
+
+    def plus(self, other: Histogram) -> Histogram:
+        """Return both histograms as one; they have the same bounds."""
+        buckets = tuple(map(sum, zip(self.buckets, other.buckets, strict=True)))
+        return Histogram(self.number + other.number, self.sum + other.sum, buckets)
+
+
+class MethodTotals(NamedTuple):
+    """The figures of one method and kind, as `Side.totals` returns them."""
+
+    method: str
+    kind: str
+    started: int
+    ended: dict[str, Histogram]
+    """The durations in seconds, by the name of the status code."""
+
+
+@dataclass(frozen=True, slots=True)
+class MethodStatus:
+    """The calls of one method and kind."""
+
+    side: str
+    """`"client"`, `"attempt"` or `"server"`: see `CallCounts`."""
+    method: str
+    kind: str
+    started: int
+    in_flight: int
+    p50_s: float | None
+    """The median duration in seconds, as `quantile` estimates it; None if no call has ended."""
+    p99_s: float | None
+    """The 99th percentile, likewise."""
+    failed: int
+    """The number of calls that ended with one of `FAILURES`."""
+    codes: tuple[CodeStatus, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class CodeStatus:
     """The calls of a method that ended with one status code."""
@@ -250,64 +326,22 @@ class CodeStatus:
     mean_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class MethodStatus:
-    """The calls of a method."""
-
-    side: str
-    """`"client"`: calls; `"attempt"`: what clients sent; `"server"`."""
-    method: str
-    kind: str
-    started: int
-    in_flight: int
-    p50_s: float | None
-    """Approximate, from the buckets; the last bound stands for more. None: no call has ended."""
-    p99_s: float | None
-    failed: int
-    """Calls that ended with one of `FAILURES`."""
-    codes: tuple[CodeStatus, ...]
-
-
-class CallCounts:
-    """All calls of this process that pass through channels and interceptors of rpcwheel."""
-
-    def __init__(self) -> None:
-        self.client = Side()
-        """Calls of clients, from the caller's view: a call that is retried is one call."""
-        self.attempts = Side()
-        """What clients sent: a call that is retried twice has three attempts."""
-        self.server = Side()
-        """Calls that handlers of servers served."""
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self.reset)
-
-    def reset(self) -> None:
-        """Begin with counts of 0, in a forked child."""
-        for side in (self.client, self.attempts, self.server):
-            side.reset()
-
-    def status(self) -> tuple[MethodStatus, ...]:
-        """Describe the calls of each method so far."""
-        sides = ("client", self.client), ("attempt", self.attempts), ("server", self.server)
-        return tuple(_method(name, totals) for name, side in sides for totals in side.totals())
-
-
-def _method(side: str, totals: MethodTotals) -> MethodStatus:
+def _method_status(side: str, totals: MethodTotals) -> MethodStatus:
     ended = totals.ended
     all_buckets = [durations.buckets for durations in ended.values()]
-    buckets = [sum(numbers) for numbers in zip(*all_buckets, strict=True)]
+    buckets = [sum(numbers) for numbers in zip(*all_buckets, strict=True)]  # of all status codes
     codes = tuple(
         CodeStatus(code, durations.number, durations.sum / durations.number)
         for code, durations in ended.items()
     )
     failures = FAILURES - {"DEADLINE_EXCEEDED"} if side == "server" else FAILURES
-    in_flight = max(0, totals.started - sum(status.count for status in codes))
+    ended_calls = sum(status.count for status in codes)
     return MethodStatus(
         side,
         totals.method,
         totals.kind,
         totals.started,
-        in_flight,
+        max(0, totals.started - ended_calls),  # in flight
         quantile(buckets, 0.5),
         quantile(buckets, 0.99),
         sum(status.count for status in codes if status.code in failures),
@@ -316,14 +350,19 @@ def _method(side: str, totals: MethodTotals) -> MethodStatus:
 
 
 def quantile(buckets: list[int], share: float) -> float | None:
-    """Estimate a quantile from the counts of the buckets of `BOUNDS_S`; None if there are none.
+    """Estimate a quantile of durations in seconds; None if there are no durations.
 
-    It is interpolated in its bucket, as Prometheus' `histogram_quantile` does. In the last bucket,
-    which has no upper bound, it is the last bound.
+    The result is interpolated in its bucket, as by Prometheus' `histogram_quantile`. In the last
+    bucket, which has no upper bound, it is the last bound.
+
+    Args:
+        buckets: The number of durations in each bucket of `BOUNDS_S`.
+        share: Which quantile; 0.5 for the median.
     """
-    rank, below = share * sum(buckets), 0
+    rank = share * sum(buckets)
     if not rank:
         return None
+    below = 0  # durations in the buckets before this one
     for index, count in enumerate(buckets[:-1]):
         if below + count >= rank:
             lower = BOUNDS_S[index - 1] if index else 0.0
