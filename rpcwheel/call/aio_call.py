@@ -70,7 +70,7 @@ from .config import (
 from .idempotency import with_key
 from .keeper import KeptDelivery
 from .policy import DefaultResponsePolicy
-from .retry import COMMITTED, NO_TIME, TIMER_STOPPED, result_of, with_attempt
+from .retry import COMMITTED, DEADLINE_PASSED, TIMER_STOPPED, result_of, with_attempt
 
 if TYPE_CHECKING:
     import weakref
@@ -90,7 +90,7 @@ call, or a coroutine that returns a call."""
 TIMER_GRACE_S: Final = 1.0
 """How late a timer may be, within the deadline, before the loop continues without it."""
 
-LATE: Final = f"Deadline Exceeded before the call began: {NO_TIME.reason}"
+LATE: Final = f"Deadline Exceeded before the call began: {DEADLINE_PASSED.reason}"
 
 NO_POLICY: Final = MethodConfig()
 

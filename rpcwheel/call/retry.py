@@ -1,21 +1,13 @@
-"""The plan of the attempts of one call, and the budgets that limit retries to one target.
+"""The retries of one call, and the budgets that limit retries to one target.
 
-Pure: times are arguments, in nanoseconds. All attempts of a call share one deadline. A retry is not
-made if the deadline would pass before it starts.
+* `RetryPlan` decides after each failed attempt of a call whether and when another one is made. All
+  attempts of a call share one deadline; a retry that would start after it is not made.
+* A `Budget` counts the calls of a target and their failed attempts, and decides whether another
+  attempt is allowed. `RetryBudget` has the rule of Finagle and Envoy, `RetryThrottle` that of gRPC.
+* `with_attempt`, `pushback_ns` and `result_of` write and read the metadata of gRFC A6.
 
-Both budgets may be used by any thread and have no lock. They count calls and failed attempts, and
-decide whether another attempt is allowed.
-
-`RetryBudget` has the rule of Finagle and Envoy: retries may be at most a share of the recent calls,
-and a minimum number is always allowed. It has one slot for each recent second and computes sums at
-each retry. Without the GIL, a count may be lost if two threads write at the same time; the error
-disappears with the slot. A retry is counted before it is allowed: threads that ask at the same time
-may get one retry too few, never one too many.
-
-`RetryThrottle` has the rule of gRPC (gRFC A6). It counts each attempt as a success when it begins
-and corrects that when it fails, so that successful calls cost nothing at their end. Running calls
-therefore count as successes. If several calls fail while the bucket is full, each of them takes
-`token_ratio` too much.
+Nothing in this module waits or reads a clock: times are arguments, in nanoseconds. Budgets may be
+used by any thread and have no lock, a plan only by one thread at a time.
 """
 
 from __future__ import annotations
@@ -33,11 +25,12 @@ if TYPE_CHECKING:
     from .policy import HedgingPolicy, RetryPolicy, RetryThrottling
 
 BudgetKey: TypeAlias = "tuple[float, int] | RetryThrottling"
-"""The settings of a budget: a share and a minimum number of retries, or gRPC's throttling."""
+"""The settings of a budget: the arguments of `RetryBudget`, or those of `RetryThrottle`. Policies
+with equal settings share one budget, so they are its key."""
 
 Metadata: TypeAlias = "tuple[tuple[str, str | bytes], ...]"
 
-# --- Metadata of gRFC A6 ---
+# --- Metadata of gRFC A6, and the result of an attempt ---
 
 ATTEMPTS_KEY: Final = "grpc-previous-rpc-attempts"
 """The number of previous attempts (gRFC A6). gRPC's core removes it if its own retries are enabled,
@@ -47,13 +40,18 @@ RETRY_KEY: Final = "x-retry-attempt"
 """The number of previous attempts, under the key of go-grpc-middleware. gRPC's core keeps it."""
 
 PUSHBACK_KEY: Final = "grpc-retry-pushback-ms"
+"""How long the server asks to wait before the next attempt ("pushback"), in decimal digits."""
+
 FORBID_NS: Final = -1
-LONGEST_DIGITS: Final = 12
-"""Longer values are invalid (10**12 ms is 30 years): Python refuses to parse too many digits."""
+"""The pushback of a server that asks for no further attempt."""
+
+MAX_PUSHBACK_DIGITS: Final = 12
+"""Longer values are invalid. 10**12 ms are 30 years, and Python refuses to parse thousands of
+digits."""
 
 
 def with_attempt(metadata: Iterable[tuple[str, str | bytes]] | None, number: int) -> Metadata:
-    """Return the metadata of an attempt. From the second on it has the number of previous ones.
+    """Return the metadata of an attempt; from the second on with the number of previous attempts.
 
     Values that the caller gave are replaced, because a server may pass on the metadata of a call
     that was itself a retry.
@@ -67,16 +65,17 @@ def with_attempt(metadata: Iterable[tuple[str, str | bytes]] | None, number: int
 
 
 def pushback_ns(trailing: Iterable[tuple[str, str | bytes]] | None) -> int | None:
-    """Return how long the server asks to wait; None if it does not ask.
+    """Return how long the server asks to wait before a retry; None if it does not ask.
 
-    `FORBID_NS` if it asks for no retry: by a negative or invalid value (gRFC A6), or one with more
-    than `LONGEST_DIGITS` digits.
+    `FORBID_NS` if it asks for no retry, by a value that is not a number of milliseconds (gRFC A6):
+    negative, invalid, or with more than `MAX_PUSHBACK_DIGITS` digits.
     """
     for key, value in trailing or ():
         if key == PUSHBACK_KEY:
             text = value.decode("ascii", "replace") if isinstance(value, bytes) else value
-            number = text.isascii() and text.isdecimal() and len(text) <= LONGEST_DIGITS
-            return int(text) * 1_000_000 if number else FORBID_NS
+            is_digits = text.isascii() and text.isdecimal()
+            is_valid = is_digits and len(text) <= MAX_PUSHBACK_DIGITS
+            return int(text) * 1_000_000 if is_valid else FORBID_NS
     return None
 
 
@@ -84,32 +83,26 @@ def result_of(error: Any, *, committed: bool = False) -> AttemptResult:
     """Return the result of an attempt that failed with `error`.
 
     Args:
-        error: A finished call of `grpc`, or an error of either world. An error of an inner
-            interceptor may have only a code, or no code.
-        committed: Whether the attempt can't be repeated.
+        error: A finished call of `grpc`, or an exception of `grpc` or `grpc.aio`. An exception of
+            an inner interceptor may have only a code, or no code.
+        committed: Whether the attempt can't be repeated, see `AttemptResult.committed`.
     """
-    code = getattr(_asked(error, "code"), "name", None)
-    if code not in CODES:
+    code = getattr(_call_if_present(error, "code"), "name", None)
+    if code not in CODES:  # it is no status of gRPC, but perhaps a bug: not to be repeated
         return AttemptResult(code="UNKNOWN", error=error, committed=True)
-    asked_ns = pushback_ns(_asked(error, "trailing_metadata"))
-    return AttemptResult(code=code, error=error, pushback_ns=asked_ns, committed=committed)
+    wait_ns = pushback_ns(_call_if_present(error, "trailing_metadata"))
+    return AttemptResult(code=code, error=error, pushback_ns=wait_ns, committed=committed)
 
 
-def _asked(error: object, name: str) -> Any:
+def _call_if_present(error: object, name: str) -> Any:
     method = getattr(error, name, None)
     return method() if callable(method) else None
 
 
 # --- The plan of a call ---
 
-RECENT_SECONDS: Final = 10
-"""Seconds that count as recent, including the current one."""
-
-SLOT_NS: Final = 1_000_000_000
-
-SECOND, CALLS, RETRIES = range(3)
-
-NO_TIME: Final = Stop("its deadline has passed")
+# Why a call has no further attempt. In the texts, "it" is the call.
+DEADLINE_PASSED: Final = Stop("its deadline has passed")
 NOT_NAMED: Final = Stop("`retry_on` does not name its status")
 COMMITTED: Final = Stop(
     "it can't be repeated: messages were received, or requests are not buffered"
@@ -145,6 +138,7 @@ class RetryConfig:
         """Make the settings from the user's policy.
 
         A method that is not idempotent is never retried, so its attempt has no timeout of its own.
+        If attempts have a timeout, an attempt that exceeds it is retried.
         """
         retry_on: frozenset[str] = policy.retry_on
         limit = policy.attempt_timeout if idempotent else None
@@ -161,13 +155,15 @@ class RetryConfig:
 
 
 def budget_key(policy: RetryPolicy | HedgingPolicy) -> BudgetKey | None:
-    """Return the key of the budget of a policy. Policies with equal keys share one budget."""
-    limit = policy.retry_budget
-    return (limit, policy.min_retries) if isinstance(limit, (int, float)) else limit
+    """Return the key of the budget of a policy; None for no limit."""
+    share_or_throttling = policy.retry_budget
+    if isinstance(share_or_throttling, (int, float)):
+        return share_or_throttling, policy.min_retries
+    return share_or_throttling
 
 
 class Budget(Protocol):
-    """Limits further attempts to one target."""
+    """Limits further attempts (retries and hedges) to one target."""
 
     def call(self, now_ns: int) -> None:
         """Count a call that begins."""
@@ -176,11 +172,11 @@ class Budget(Protocol):
         """Count a failed attempt; `by_server` if the failure shows a problem of the server."""
 
     def take(self, now_ns: int) -> bool:
-        """Whether another attempt is allowed; counts it if so."""
+        """Return whether another attempt is allowed, and count it if so."""
 
 
 class RetryPlan:
-    """The attempts of one call whose first attempt was made. Not thread-safe."""
+    """Decides which attempts follow the first one of a call. Not thread-safe."""
 
     __slots__ = ("_budget", "_config", "_deadline_ns", "_number", "_started_ns", "attempt_ns")
 
@@ -208,16 +204,17 @@ class RetryPlan:
         """The deadline of the newest attempt."""
 
     def ended(self, now_ns: int, result: AttemptResult) -> NextAttempt | Stop:
-        """Decide what follows a failed attempt.
+        """Decide what follows the newest attempt, which has ended with a failure.
 
         Raises:
             Exception: Whatever the user's `backoff` raised.
         """
         config = self._config
-        if config is None:
+        if config is None:  # without a retry policy, `retry_on` is empty
             return NOT_NAMED
         if self._budget is not None:
             forbidden = result.pushback_ns is not None and result.pushback_ns < 0
+            # As gRFC A6 counts failures.
             self._budget.failed(by_server=forbidden or result.code in config.retry_on)
         refusal = self._refusal(config, result)
         if refusal is not None:
@@ -227,7 +224,7 @@ class RetryPlan:
             delay_ns = config.backoff.next_delay_ns(
                 self._number, elapsed_ns=now_ns - self._started_ns, error=result.error
             )
-        delay_ns = wait_of_call(delay_ns)
+        delay_ns = wait_of_call(delay_ns)  # None: the user's `backoff` ends the retries
         if delay_ns is None or now_ns + delay_ns >= self._deadline_ns:
             return NO_TIME_LEFT
         if self._budget is not None and not self._budget.take(now_ns):
@@ -238,7 +235,7 @@ class RetryPlan:
         return NextAttempt(self._number, at_ns, self.attempt_ns)
 
     def _refusal(self, config: RetryConfig, result: AttemptResult) -> Stop | None:
-        """Return why this failure is not retried, apart from time and budget; None if it may be."""
+        """Return why this failure is not retried; None if only time and budget can prevent that."""
         if result.code not in config.retry_on:
             return NOT_NAMED
         if result.committed:
@@ -247,10 +244,12 @@ class RetryPlan:
             return NOT_IDEMPOTENT
         if self._number >= config.max_attempts:
             return NO_ATTEMPTS_LEFT
-        return None if result.pushback_ns is None else _refused_by(result.pushback_ns, config)
+        if result.pushback_ns is None:
+            return None
+        return _pushback_refusal(result.pushback_ns, config)
 
 
-def _refused_by(pushback_ns: int, config: RetryConfig) -> Stop | None:
+def _pushback_refusal(pushback_ns: int, config: RetryConfig) -> Stop | None:
     """Return why the pushback of a server ends the retries; None if it does not."""
     if pushback_ns < 0:
         return FORBIDDEN
@@ -268,8 +267,28 @@ def attempt_deadline_ns(config: RetryConfig | None, at_ns: int, deadline_ns: int
     return deadline_ns if config is None else min(deadline_ns, at_ns + config.attempt_timeout_ns)
 
 
+# --- The budgets of a target ---
+
+RECENT_SECONDS: Final = 10
+"""Seconds that count as recent, including the current one."""
+
+SLOT_NS: Final = 1_000_000_000
+"""The length of a slot: one second."""
+
+SECOND, CALLS, RETRIES = range(3)
+"""The items of a slot: which second it is for, and its numbers of calls and retries."""
+
+
 class RetryBudget:
-    """The calls and retries of one target in the last ten seconds."""
+    """The calls and retries of one target in the last ten seconds.
+
+    Retries may be at most a share of the recent calls, as in Finagle and Envoy; a minimum number is
+    always allowed. There is one slot for each recent second, and each retry computes the sums.
+
+    Without a lock, a count may be lost on Python without the GIL if two threads write at the same
+    time; the error disappears with the slot. A retry is counted before it is allowed: threads that
+    ask at the same time may get one retry too few, never one too many.
+    """
 
     __slots__ = ("_min_retries", "_share", "_slots")
 
@@ -292,21 +311,22 @@ class RetryBudget:
         """Do nothing: failures are not counted."""
 
     def take(self, now_ns: int) -> bool:
-        """Whether a retry is allowed; counts it if so."""
+        """Return whether a retry is allowed, and count it if so."""
         second = now_ns // SLOT_NS
         slot = self._slot(second)
         slot[RETRIES] += 1
-        recent = [slot for slot in self._slots if slot[SECOND] > second - RECENT_SECONDS]
-        retries = sum(slot[RETRIES] for slot in recent)
-        if retries <= max(self._min_retries, self._share * sum(slot[CALLS] for slot in recent)):
+        recent = [each for each in self._slots if each[SECOND] > second - RECENT_SECONDS]
+        retries = sum(each[RETRIES] for each in recent)
+        calls = sum(each[CALLS] for each in recent)
+        if retries <= max(self._min_retries, self._share * calls):
             return True
         slot[RETRIES] -= 1
         return False
 
     def _slot(self, second: int) -> list[int]:
-        """Return the slot of a second; replaces the slot of ten seconds before.
+        """Return the slot of a second, in place of the slot of ten seconds before.
 
-        A thread that read the clock long ago gets the newer slot in that place.
+        A thread that read the clock more than ten seconds ago gets the newer slot in that place.
         """
         slot = self._slots[second % RECENT_SECONDS]
         if slot[SECOND] < second:
@@ -315,7 +335,16 @@ class RetryBudget:
 
 
 class RetryThrottle:
-    """The token bucket of one target."""
+    """The token bucket of one target (gRFC A6).
+
+    A failure of the server removes one token, a success adds `token_ratio`. Another attempt is
+    allowed while the bucket is more than half full.
+
+    An attempt counts as a success when it begins, which is corrected if it fails; so a successful
+    call costs nothing at its end, and running calls count as successes. A full bucket has room for
+    one such success. If several calls run while it is full and fail, each further one of them
+    removes `token_ratio` too much.
+    """
 
     __slots__ = ("_max", "_ratio", "_tokens")
 
@@ -327,19 +356,20 @@ class RetryThrottle:
             token_ratio: How many tokens a success adds.
         """
         self._max = max_tokens * 1000  # in thousandths, the precision of gRFC A6
-        self._ratio = int(token_ratio * 1000 + 1e-6)
+        self._ratio = int(token_ratio * 1000 + 1e-6)  # 1.001 * 1000 is 1000.9999999999999
         self._tokens = self._max
 
     def call(self, now_ns: int) -> None:
-        """Count an attempt as a success until it fails."""
+        """Count an attempt that begins as a success."""
+        # May exceed the maximum by one success, so that a failure removes what was added here.
         self._tokens = min(self._tokens, self._max) + self._ratio
 
     def failed(self, *, by_server: bool) -> None:
-        """Remove the tokens of that success; also one token if the server has a problem."""
+        """Remove the tokens that `call` has added, and one token if `by_server`."""
         self._tokens = max(0, self._tokens - self._ratio - (1000 if by_server else 0))
 
     def take(self, now_ns: int) -> bool:
-        """Whether the bucket is more than half full; counts another attempt if so."""
+        """Return whether the bucket is more than half full, and count an attempt if so."""
         if min(self._tokens, self._max) * 2 <= self._max:
             return False
         self.call(now_ns)
