@@ -1,9 +1,11 @@
 """`sqlite:///run/shop/registry.db?poll=0.1`: a registry in a file.
 
 For the processes of one machine. It needs no server and no package. The file must not be on a
-network file system. A lease is a row with the time at which it ends, by the system's monotonic
-clock, which all processes share. A lease that ends later than its own length from now was written
-before a reboot, and has ended.
+network file system. `sqlite_file.TABLES` describes the tables.
+
+A lease is a row with its length and the time at which it ends, by the system's monotonic clock,
+which all processes share. The clock begins anew at a reboot: if less than the length is left until
+the end, the lease runs; if more, it was written before a reboot, and has ended.
 
 Watches check every `poll` seconds whether the file was written; a check takes some microseconds.
 """
@@ -33,27 +35,36 @@ if TYPE_CHECKING:
     from rpcwheel.registry.url import RegistryUrl
 
 POLL_S: Final = 0.1
-"""A change is seen after 50 ms on average; half of it takes twice the CPU time when idle."""
+"""The default of `poll`. A change is seen after 50 ms on average. Half the interval would take
+twice the CPU time of an idle process."""
 
-ALIVE: Final = "lease.ends_ns > :now AND lease.ends_ns <= :now + lease.length_ns"
+RUNS: Final = "lease.ends_ns > :now AND lease.ends_ns <= :now + lease.length_ns"
+"""The condition for a lease that runs."""
 
 FIND: Final = """
 SELECT ends_ns, length_ns, instance.id, data FROM instance JOIN lease ON lease.id = instance.lease
 WHERE namespace = ? AND service = ? AND typeof(ends_ns) = 'integer' ORDER BY instance.id
 """
-"""Includes records whose lease has ended. The time is compared after the read, not in it: a lease
-that is renewed while the read waits for a lock would end later than its length from then."""
+"""Includes the records whose lease has ended, which `_running` removes after the read. A condition
+in the query would use a time from before the read. If the read then waits for a lock and the lease
+is renewed meanwhile, more than its length would be left, as if it were from before a reboot.
+
+Columns have no fixed type in SQLite, and another program may have written a text."""
 
 FIND_SERVICES: Final = """
 SELECT DISTINCT ends_ns, length_ns, service FROM instance JOIN lease ON lease.id = instance.lease
 WHERE namespace = ? AND typeof(ends_ns) = 'integer'
 """
 
-END_LEASES: Final = f"DELETE FROM lease WHERE NOT ({ALIVE})"  # noqa: S608 - contains no input
+END_LEASES: Final = f"DELETE FROM lease WHERE NOT ({RUNS})"  # noqa: S608 - contains no input
 DELETE_ORPHANS: Final = "DELETE FROM instance WHERE lease NOT IN (SELECT id FROM lease)"
-PUT: Final = "INSERT OR REPLACE INTO instance VALUES (?, ?, ?, ?, ?, ?)"
+PUT: Final = """
+INSERT OR REPLACE INTO instance (namespace, service, id, data, epoch, lease)
+VALUES (?, ?, ?, ?, ?, ?)
+"""
 DELETE: Final = "DELETE FROM instance WHERE namespace = ? AND service = ? AND id = ? AND epoch = ?"
-COUNT_UP: Final = "UPDATE meta SET value = value + 1 WHERE name = 'revision'"
+COUNT_CHANGE: Final = "UPDATE meta SET value = value + 1 WHERE name = 'revision'"
+"""The revision shows watches whether a write has changed instances or only renewed a lease."""
 
 
 class SqliteBackend(RegistryBackend):
@@ -73,7 +84,9 @@ class SqliteBackend(RegistryBackend):
         self._lease_ns = to_ns(settings.lease_s)
         self._now = clock_of(settings.timer)
         self._file = SqliteFile(url.path, settings.timeout_s)
-        self._watched = SqliteFile(url.path, settings.timeout_s)  # sees what `_file` writes
+        # For watches: `check_for_writes` reports only writes of other connections, and the watches
+        # must see those of `_file` too.
+        self._watch_file = SqliteFile(url.path, settings.timeout_s)
         self._polling = PollingWatcher(
             url,
             self._read,
@@ -83,13 +96,14 @@ class SqliteBackend(RegistryBackend):
             full_every=max(1, round(settings.lease_s / poll_s)),
             has_changed=self._has_changed,
         )
-        self._lease: str | None = None
-        self._store: str | None = None  # the `store` id of the file that the lease is in
+        # `store` is the random id that a file gets when it is created.
+        self._lease: str | None = None  # the id of this process's lease
+        self._lease_store: str | None = None  # the `store` of the file that the lease is in
         self._lost: Lost = "missing"  # why there is no lease
         # Only `_polling` uses these, in one job at a time.
-        self._ends: dict[str, int] = {}  # by watched service: when its first lease ends
-        self._checked = "", ""  # the `store` id of the file, and its revision
-        self._read_store: str | None = None  # the `store` id of the file that was read last
+        self._first_end_ns: dict[str, int] = {}  # by watched service: when its first lease ends
+        self._checked_version = "", ""  # `store` and `revision` at the last check for changes
+        self._read_store: str | None = None  # `store` at the last read of a service
         reset_after_fork(self)
 
     def publish(self, instances: Sequence[ServiceInstance]) -> None:
@@ -97,11 +111,8 @@ class SqliteBackend(RegistryBackend):
         if not instances:
             return
         with self._file.transaction() as db:
-            lease = self._renew_lease(db) or secrets.token_hex(8)
-            db.execute(
-                "INSERT OR REPLACE INTO lease VALUES (?, ?, ?)",
-                (lease, self._now() + self._lease_ns, self._lease_ns),
-            )
+            self._delete_ended_leases(db)
+            lease = self._renew_lease(db) or self._new_lease(db)
             rows = (
                 (
                     self.url.namespace,
@@ -114,9 +125,9 @@ class SqliteBackend(RegistryBackend):
                 for instance in instances
             )
             db.executemany(PUT, rows)
-            db.execute(COUNT_UP)
+            db.execute(COUNT_CHANGE)
             store = _meta(db, "store")
-        self._lease, self._store = lease, store
+        self._lease, self._lease_store = lease, store
 
     def withdraw(self, instances: Sequence[ServiceInstance]) -> None:
         self._check_open()
@@ -128,20 +139,23 @@ class SqliteBackend(RegistryBackend):
         )
         with self._file.transaction() as db:
             if db.executemany(DELETE, rows).rowcount:
-                db.execute(COUNT_UP)
+                db.execute(COUNT_CHANGE)
 
     def renew(self, instances: Collection[ServiceInstance]) -> Mapping[tuple[str, str], Lost]:
         self._check_open()
         if self._lease is None:
             return dict.fromkeys((instance.key for instance in instances), self._lost)
         with self._file.transaction() as db:
-            lease, store = self._renew_lease(db), _meta(db, "store")
+            self._delete_ended_leases(db)
+            lease = self._renew_lease(db)
+            store = _meta(db, "store")
             stored = db.execute(
                 "SELECT service, id, data FROM instance WHERE lease = ? AND namespace = ?",
                 (lease, self.url.namespace),
             ).fetchall()
         if lease is None:
-            self._lease, self._lost = None, "lease" if store == self._store else "wiped"
+            self._lease = None
+            self._lost = "lease" if store == self._lease_store else "wiped"
             return dict.fromkeys((instance.key for instance in instances), self._lost)
         epochs = {(service, id_): record_epoch(_as_bytes(data)) for service, id_, data in stored}
         return {
@@ -159,7 +173,7 @@ class SqliteBackend(RegistryBackend):
         self._check_open()
         with self._file.connection() as db:
             rows = db.execute(FIND_SERVICES, (self.url.namespace,)).fetchall()
-        return sorted({service for _, (service,) in self._alive(rows)})
+        return sorted({service for _, (service,) in self._running(rows)})
 
     def watch(self, service: str, watcher: Watcher) -> Watch:
         self._check_open()
@@ -171,20 +185,24 @@ class SqliteBackend(RegistryBackend):
         self._closed = True
         self._polling.close()
         if self._lease is not None:
+            # If this fails, the lease ends by itself.
             with suppress(RegistryError), self._file.transaction() as db:
                 db.execute("DELETE FROM lease WHERE id = ?", (self._lease,))
                 db.execute(DELETE_ORPHANS)
-                db.execute(COUNT_UP)
+                db.execute(COUNT_CHANGE)
         self._file.close()
-        self._watched.close()
+        self._watch_file.close()
 
     # In a transaction
 
-    def _renew_lease(self, db: sqlite3.Connection) -> str | None:
-        """Delete the leases that have ended, and renew ours; returns None if it had ended."""
+    def _delete_ended_leases(self, db: sqlite3.Connection) -> None:
+        """Delete the leases of all processes that have ended, with their instances."""
         if db.execute(END_LEASES, {"now": self._now()}).rowcount:
             db.execute(DELETE_ORPHANS)
-            db.execute(COUNT_UP)
+            db.execute(COUNT_CHANGE)
+
+    def _renew_lease(self, db: sqlite3.Connection) -> str | None:
+        """Renew the lease of this process and return its id; None if there is none any more."""
         if self._lease is None:
             return None
         ends_ns = self._now() + self._lease_ns
@@ -193,14 +211,31 @@ class SqliteBackend(RegistryBackend):
         ).rowcount
         return self._lease if changed else None
 
+    def _new_lease(self, db: sqlite3.Connection) -> str:
+        lease = secrets.token_hex(8)
+        db.execute(
+            "INSERT INTO lease (id, ends_ns, length_ns) VALUES (?, ?, ?)",
+            (lease, self._now() + self._lease_ns, self._lease_ns),
+        )
+        return lease
+
+    # Reading
+
     def _read_service(self, db: sqlite3.Connection, service: str) -> tuple[View, int]:
-        """Return the records of a service, and when the first of their leases ends."""
-        rows = self._alive(db.execute(FIND, (self.url.namespace, service)).fetchall())
+        """Return the records of a service, and when the first of their leases ends, in ns."""
+        rows = self._running(db.execute(FIND, (self.url.namespace, service)).fetchall())
         records = {str(key): _as_bytes(data) for _, (key, data) in rows}
         return View(records), min((ends_ns for ends_ns, _ in rows), default=NEVER)
 
-    def _alive(self, rows: Iterable[tuple[Any, ...]]) -> list[tuple[int, list[Any]]]:
-        """Select the rows whose lease has not ended, after they were read, see `FIND`."""
+    def _running(self, rows: Iterable[tuple[Any, ...]]) -> list[tuple[int, list[Any]]]:
+        """Select the rows of leases that run, as `RUNS` does, but after the read; see `FIND`.
+
+        Args:
+            rows: Each begins with the end of a lease and its length.
+
+        Returns:
+            For each row the end of its lease, and the columns after the first two.
+        """
         now_ns = self._now()
         return [
             (ends_ns, row)
@@ -211,39 +246,48 @@ class SqliteBackend(RegistryBackend):
     # Watching, on a thread of EXECUTOR
 
     def _read(self, service: str, _: View | None) -> View:
-        with self._watched.connection() as db:
+        """Read a service for its watches, in full each time."""
+        with self._watch_file.connection() as db:
             view, ends_ns = self._read_service(db, service)
             store = _meta(db, "store")
-        self._ends[service] = ends_ns
+        self._first_end_ns[service] = ends_ns
         before, self._read_store = self._read_store, store
         if before not in {None, store}:
             self._polling.report_contact_lost(f"{self.url}: another file is in its place")
         return view
 
     def _has_changed(self) -> bool:
-        """Whether a read may find something new: after a write, a lease's end, another file."""
-        if self._watched.is_replaced():
+        """Whether a read may find something new: a change, the end of a lease, or another file.
+
+        A renewal of a lease is a write too, but changes neither `store` nor `revision`.
+        """
+        if self._watch_file.is_replaced():
             return True
-        if self._watched.check_for_writes():  # also a renewal, which changes no view
-            with self._watched.connection() as db:
-                checked = _meta(db, "store"), _meta(db, "revision")
-            before, self._checked = self._checked, checked
-            if before != checked:
+        if self._watch_file.check_for_writes():
+            with self._watch_file.connection() as db:
+                version = _meta(db, "store"), _meta(db, "revision")
+            before, self._checked_version = self._checked_version, version
+            if before != version:
                 return True
-        services, now = self._polling.services, self._now()
-        self._ends = {name: end for name, end in self._ends.items() if name in services}
-        return any(ends_ns <= now for ends_ns in self._ends.values())
+        for service in self._first_end_ns.keys() - self._polling.services:
+            del self._first_end_ns[service]
+        now_ns = self._now()
+        return any(ends_ns <= now_ns for ends_ns in self._first_end_ns.values())
 
     def reset(self) -> None:
-        """Start without a lease. Called by `reset_after_fork` in a forked child."""
+        """Start without a lease. Called by `reset_after_fork` in a forked child.
+
+        `SqliteFile` opens the file again, and `PollingWatcher` drops its watches.
+        """
         self._lease, self._lost = None, "lease"
 
 
 def _as_bytes(data: object) -> bytes:
-    """Return the data of a record, which others may have written with another type."""
+    """Return the data of a record, which another program may have written with another type."""
     return data if isinstance(data, bytes) else str(data).encode()
 
 
 def _meta(db: sqlite3.Connection, name: str) -> str:
+    """Return `store` or `revision`; "0" if another program has deleted it."""
     row = db.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
     return "0" if row is None else str(row[0])
