@@ -1,10 +1,17 @@
-"""The decisions of the server interceptors of both worlds.
+"""What the server interceptors of `grpc` and `grpc.aio` share: `rpcwheel.interceptors` has both.
 
-They set the deadline of an incoming call, refuse a call whose deadline has passed, report slow
-calls, and count calls while metrics are on. Nothing in this module waits or does I/O. There is one
-`ServedMethod` for each method, and an object for a call only if it streams responses. A "behavior"
-is the function in a handler that implements a method, as in
+An interceptor sets the deadline of an incoming call, refuses a call whose deadline has passed,
+reports slow calls, and counts calls while metrics are on. To do so, it wraps the "behavior" of each
+handler: the function that implements a method, as in
 `grpc.unary_unary_rpc_method_handler(behavior)`.
+
+* `ServerState` belongs to an interceptor, and keeps the wrapped handlers.
+* `ServedMethod` belongs to a method, for deadlines and slow calls. Most calls need no more objects.
+* `WatchedResponses`, `ServedCallEnd` and `CountedResponses` belong to a call that streams
+  responses, because such a call goes on after its behavior has returned.
+* `served_code` and `early_code` return the status code that a call is counted with.
+
+Nothing in this module waits or does I/O.
 """
 
 from __future__ import annotations
@@ -43,12 +50,13 @@ if TYPE_CHECKING:
     from .config import MethodConfig
 
 DEADLINE_TOLERANCE_S: Final = 0.01
-"""A call that ends before its behavior, with less time left than this, has reached its deadline:
-the client cancels it at that moment too, and its clock may differ."""
+"""If a call ends before its behavior with less time left than this, it counts as ended by its
+deadline, although the client has canceled it: at the deadline the client cancels too, and its clock
+may be ahead."""
 
 
 class ServerState:
-    """The state that the calls of a server share: the policy, timer and wrapped handlers."""
+    """The state of a server interceptor: the policy, the timer and the wrapped handlers."""
 
     def __init__(self, policy: CallPolicy | None, *, timer: Timer | None) -> None:
         self._config = MethodConfigs(CallPolicy() if policy is None else checked_calls(policy))
@@ -57,6 +65,7 @@ class ServerState:
         self._wrapped: dict[
             tuple[str, int], tuple[grpc.RpcMethodHandler, grpc.RpcMethodHandler]
         ] = {}
+        """The handler and the wrapped one, by the method and the id of the handler."""
 
     def wrap(
         self,
@@ -68,11 +77,17 @@ class ServerState:
 
         gRPC calls interceptors for each call, on the one thread that accepts calls and under the
         server's lock. So each handler is wrapped only once.
+
+        Args:
+            handler: The handler of a method. Without a behavior it is returned unchanged.
+            method: Such as "/shop.Orders/Get".
+            wrap_behavior: Wraps a behavior, as `grpc` or as `grpc.aio` needs it.
         """
-        key = method, id(handler)  # several servers may share one interceptor
-        cached = self._wrapped.get(key)
-        if cached is not None and cached[0] is handler:
-            return cached[1]
+        # The method does not suffice: servers that share an interceptor have different handlers.
+        key = method, id(handler)  # not reused for another handler while the entry holds this one
+        entry = self._wrapped.get(key)
+        if entry is not None:
+            return entry[1]
         behavior = behavior_of(handler)
         if behavior is None:
             return handler
@@ -84,14 +99,14 @@ class ServerState:
             None if counts is None else counts.server.method(method, kind.grpc_type),
         )
         wrapped = with_behavior(handler, wrap_behavior(kind, behavior, served_method))
-        if len(self._wrapped) >= MAX_METHODS:
+        if len(self._wrapped) >= MAX_METHODS:  # a generic handler may serve any name
             self._wrapped.clear()
         self._wrapped[key] = handler, wrapped
         return wrapped
 
 
 class ServedMethod:
-    """One method of a server. Has no state of a call."""
+    """The deadlines and slow calls of one method of a server. Has no state of a call."""
 
     __slots__ = ("_method", "_slow", "_timeout_ns", "_timer", "counts")
 
@@ -107,27 +122,31 @@ class ServedMethod:
         self._slow = None if slow_ns == NEVER else CallSlow(method, "server", to_seconds(slow_ns))
 
     def set_deadline(self, context: object) -> bool:
-        """Set `DEADLINE` for a call before its behavior runs; False if it has passed.
+        """Set `DEADLINE` in the current `contextvars` context, before the behavior of a call runs.
 
-        Sets it in the current `contextvars` context. Without a deadline it is set to None, because
-        the server may have been started inside a `deadline_scope`. If the deadline has passed,
-        emits an event, and the caller must refuse the call.
+        Without a deadline it is set to None, because the server may have been started inside a
+        `deadline_scope`.
+
+        Returns:
+            False if the deadline has passed. An event was emitted, and the caller must refuse the
+            call.
         """
-        left = time_left(context)
-        if left is None:
+        left_s = time_left(context)
+        if left_s is None:
             limit_ns = self._timeout_ns
             DEADLINE.set(None if limit_ns == NEVER else time.monotonic_ns() + limit_ns)
             return True
-        if left <= 0:
+        if left_s <= 0:
             emit(DeadlineExceededBeforeStart(self._method, late_s(context)))
             return False
-        DEADLINE.set(time.monotonic_ns() + min(int(left * 1e9), self._timeout_ns))
+        DEADLINE.set(time.monotonic_ns() + min(int(left_s * 1e9), self._timeout_ns))
         return True
 
     def start_slow_call_timeout(self) -> Timeout | None:
         """Start a timeout that emits `CallSlow`; the caller cancels it at the end of the call.
 
-        None if the method has no threshold, or the timer takes no timeout. Needs no context.
+        Returns:
+            None if the method has no threshold, or the timer is stopped or full.
         """
         slow = self._slow
         if slow is None:
@@ -135,7 +154,7 @@ class ServedMethod:
         timer = shared_timer() if self._timer is None else self._timer
         try:
             return timer.new_timeout(self._report_slow, slow.elapsed_s)
-        except TimerError:  # stopped or full; the call is served nevertheless
+        except TimerError:  # the call is served nevertheless
             return None
 
     def _report_slow(self, _: Timeout) -> None:
@@ -164,7 +183,7 @@ class WatchedResponses:
             raise
 
     def __del__(self) -> None:
-        """GRPC drops the stream before its end if the client has canceled the call."""
+        # If the client has canceled the call, gRPC drops the stream before its end.
         self.cancel_timeout()
 
     def cancel_timeout(self) -> None:
@@ -173,37 +192,43 @@ class WatchedResponses:
             self._timeout.cancel()
 
     def release_behavior(self) -> None:
-        """Drop the reference to the iterator of the behavior; the stream has no more responses."""
+        """Drop the iterator of the behavior, which may run cleanup code. The stream then ends."""
         self._next_response = iter(()).__next__
 
 
-# --- Counts ---
+# --- Counting ---
 
 
 def served_code(context: Any, error: BaseException | None = None) -> str:
     """Return the name of the status code of a call whose behavior has just ended. Never raises.
 
-    A failure to serialize the response, which follows, is not known yet.
+    gRPC serializes the response afterwards. If that fails, the code is wrong.
 
     Args:
         context: The context of the call.
         error: What the behavior raised; None if it returned.
     """
     try:
-        is_active = getattr(context, "is_active", None)  # not in `grpc.aio`, which cancels
-        is_over = is_active is not None and not is_active()
-        if is_over or not (error is None or isinstance(error, Exception)):
+        is_active = getattr(context, "is_active", None)
+        is_aio = is_active is None  # contexts of `grpc.aio` have no such method
+        ended_early = is_active is not None and not is_active()
+        # Such as CancelledError: when a call ends, `grpc.aio` cancels its behavior.
+        was_interrupted = error is not None and not isinstance(error, Exception)
+        if ended_early or was_interrupted:
             return early_code(context)
         code = context.code()
-        if is_active is None and isinstance(code, int) and 0 <= code < len(STATUS_CODES):
-            return STATUS_CODES[code]  # `grpc.aio` takes numbers too
+        if is_aio and isinstance(code, int) and 0 <= code < len(STATUS_CODES):
+            return STATUS_CODES[code]  # `set_code` of `grpc.aio` takes numbers too
         return code_name(code, "OK" if error is None else "UNKNOWN")
     except Exception:  # noqa: BLE001 - of a context of another library
         return "UNKNOWN"
 
 
 def early_code(context: Any) -> str:
-    """Return the name of the status code of a call that has ended before its behavior."""
+    """Return the name of the status code of a call that has ended before its behavior.
+
+    Never raises.
+    """
     try:
         left_s = time_left(context)
     except Exception:  # noqa: BLE001 - of a context of another library
@@ -212,7 +237,11 @@ def early_code(context: Any) -> str:
 
 
 class ServedCallEnd(CallEnd):
-    """The end of a call that streams responses; grpc drops it if it has ended early. Any thread."""
+    """Counts the end of a call that streams responses, once. Thread-safe.
+
+    If the call ends before its behavior, gRPC drops the response stream, which holds this object:
+    its finalizer counts the end.
+    """
 
     __slots__ = ("_context", "_lock")
 
@@ -227,26 +256,30 @@ class ServedCallEnd(CallEnd):
             super().end(code)
 
     def end_early(self, _: object = None) -> None:
-        """Count the end of a call that has ended before its behavior. Idempotent; any thread."""
+        """Count the end of a call that has ended before its behavior. Idempotent.
+
+        The argument is not used; it makes this method a callback of an asyncio task.
+        """
         self.end(early_code(self._context))
 
     __del__ = end_early
 
 
 class CountedResponses:
-    """A response stream that is counted when it ends."""
+    """A response stream whose end is counted as the end of its call."""
 
-    __slots__ = ("_code", "_end", "_responses")
+    __slots__ = ("_code_of", "_end", "_responses")
 
     def __init__(
         self,
         responses: Any,
         end: ServedCallEnd,
-        code: Callable[[BaseException | None], str],
+        code_of: Callable[[BaseException | None], str],
     ) -> None:
+        """`code_of` returns the status code for what the behavior raised; None: it has returned."""
         self._responses = responses
         self._end = end
-        self._code = code
+        self._code_of = code_of
 
     def __iter__(self) -> Self:
         return self
@@ -255,8 +288,8 @@ class CountedResponses:
         try:
             return next(self._responses)
         except StopIteration:
-            self._end.end(self._code(None))
+            self._end.end(self._code_of(None))
             raise
         except BaseException as error:
-            self._end.end(self._code(error))
+            self._end.end(self._code_of(error))
             raise
