@@ -466,8 +466,8 @@ class DetectorBase:
                 pass
             case Step.END_CALLS:
                 for call in entry.calls:
-                    if not call.finished:
-                        call.finished = True
+                    if not call.ended_by_detector:
+                        call.ended_by_detector = True
                         finished.append((call, f"closed by the server: {reason.text}"))
             case Step.SHUTDOWN:
                 socket.shutdown()

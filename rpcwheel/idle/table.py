@@ -1,12 +1,19 @@
 """The connections of one server: from its calls, and from scans of the process's sockets.
 
-An entry is known by gRPC's name of its peer and, once a scan has found its socket, by the socket's
-inode: another connection from the same port is another entry. A call whose client has left before
-its peer was asked (`peer()` is empty then) belongs to no connection.
+* `Table` has a `ConnectionEntry` for each connection. The detector of idle connections
+  (`IdleConnectionDetector`) updates it with its scans, and decides from it what to close.
+* `ServedCall` is a call in flight. The server interceptor makes it, which enters it into the table.
+  `Requests` and `Responses` count the messages of its streams.
+* `Connection` is the record of a connection for users.
 
-One lock for all, held for a few assignments, and while the detector examines and closes a socket.
-So a call begins either before the decision to close, which then sees it, or on a closed connection.
-The lock is reentrant, because a signal handler may list the connections.
+Calls show gRPC's name of the peer, scans the address and the inode of a socket. An entry has the
+name and the address. If a scan finds another inode at the address, the client has connected again
+from the same port, and the connection gets a new entry. A call whose client has left before the
+interceptor called `peer()`, which is empty then, belongs to no connection.
+
+A table has one lock. It is held for a few assignments, and while the detector examines and closes a
+socket. So a call begins either before the decision to close, which then sees it, or on a closed
+connection. The lock is reentrant, because a signal handler may list the connections.
 """
 
 from __future__ import annotations
@@ -20,7 +27,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Never, Self
 
 from rpcwheel.methods import matches
 
@@ -38,13 +45,15 @@ HEARTBEAT_KEY: Final = "rpcwheel-heartbeat"
 """Metadata of a heartbeat, whatever its method."""
 
 SMALLEST_CALL_BYTES: Final = 200
-"""The first bytes of a gRPC client without a call are about 90, the headers of a call as many."""
+"""Fewer bytes can't include a call: a gRPC client sends about 90 when it connects, and 367 by the
+end of its first call (grpcio 1.85, empty request)."""
 
 MAX_METHODS: Final = 4096
-"""Methods remembered. A generic handler may serve any name that clients send."""
+"""The number of methods for which it is remembered whether they are heartbeats. There is a limit,
+because a generic handler may serve any name that clients send."""
 
 MAX_ENTRIES: Final = 1 << 16
-"""Connections remembered if no scan shows which of them are closed."""
+"""The largest number of entries. Reached only if no scan shows which connections are closed."""
 
 
 class ConnectionState(enum.Enum):
@@ -81,7 +90,7 @@ class TlsIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """A connection of a server, at the time of the question.
+    """A connection of a server, as it was when the connections were listed.
 
     gRPC describes the client only with a call: until the first call on the connection,
     `user_agent` and `tls_identity` are None. On systems other than Linux, and for unix sockets,
@@ -109,8 +118,8 @@ class Connection:
     """Bytes that the kernel received, including the overhead of HTTP/2 and TLS."""
     bytes_out: int | None
     connected_at: datetime
-    """UTC. When it was first seen; for a connection that has made no call, the last time at which
-    bytes were received or sent before that. The same in each list."""
+    """UTC. When its first call began. If a scan saw the connection before it had a call, when bytes
+    were last received or sent before this scan. Never changes."""
     last_used_at: datetime | None
     """UTC. When a call last began or ended, or a message was last read or written. None: never."""
     idle_s: float
@@ -123,50 +132,63 @@ class ConnectionEntry:
     def __init__(
         self, peer: str, address: Address | None, first_ns: int, connected_at: datetime
     ) -> None:
+        """Make the entry of a connection without calls.
+
+        Args:
+            peer: gRPC's name of the peer.
+            address: The address of the peer. None: the entry stands for several connections, such
+                as those of a unix socket, which have no age.
+            first_ns: When the connection began, as far as known, by the table's clock.
+            connected_at: The same time by the wall clock.
+        """
         self.peer = peer
         self.address = address
         self.connected_at = connected_at
         self.last_used: tuple[int, datetime | None] = NOT_YET, None
         """The last use that was listed: by the table's clock, and by the wall clock. Kept, so that
         its wall-clock time is the same in each list."""
-        # Without an address it stands for several connections, such as those of a unix socket.
-        self.activity = ConnectionActivity(first_ns, None if address is None else random.random())
+        age_jitter = None if address is None else random.random()
+        self.activity = ConnectionActivity(first_ns, age_jitter)
         self.described = False
-        """Whether a call was asked who is connected."""
+        """Whether a call has noted `user_agent` and `tls_identity`."""
         self.user_agent: str | None = None
         self.tls_identity: TlsIdentity | None = None
         self.calls: set[ServedCall] = set()
-        """Those in flight."""
+        """The calls in flight."""
         self.info: SocketInfo | None = None
-        """Its socket, when last scanned; None if it is not known which it is."""
+        """Its socket, as the last scan saw it; None if it is not known which socket it is."""
         self.gone = False
         """Whether it was removed from the table."""
         self.pending: PendingClose | None = None
+        """Set while the detector closes the connection."""
         self.reported: tuple[IdleLimit, int] | None = None
-        """The last report: the limit, and the time of the last use before it."""
+        """The last reported reason: the limit, and the time of the last use before the report."""
 
     def connection(self, limits: Limits, now_ns: int, now: datetime) -> Connection:
         """Make the record for users."""
-        user, info, first_ns = self.activity.user, self.info, self.activity.first_ns
-        last_ns = max(kind.last_used_ns for kind in self.activity.counted_activities(limits))
+        calls, info, first_ns = self.activity.user, self.info, self.activity.first_ns
+        last_ns = self._last_used_ns(limits)
         if last_ns != self.last_used[0]:
             self.last_used = (
                 last_ns,
                 None if last_ns == NOT_YET else _wall_time(last_ns, now_ns, now),
             )
-        state = ConnectionState.ACTIVE if user.in_flight else ConnectionState.IDLE
+        if self.pending is not None:
+            state = ConnectionState.CLOSING
+        else:
+            state = ConnectionState.ACTIVE if calls.in_flight else ConnectionState.IDLE
         return Connection(
             peer=self.peer,
             local_address=None if info is None else grpc_name(info.local),
             user_agent=self.user_agent,
             tls_identity=self.tls_identity,
-            state=state if self.pending is None else ConnectionState.CLOSING,
-            calls_in_flight=user.in_flight,
-            streams_in_flight=user.streams,
-            calls_total=user.total,
+            state=state,
+            calls_in_flight=calls.in_flight,
+            streams_in_flight=calls.streams,
+            calls_total=calls.total,
             heartbeats_total=self.activity.heartbeats.total,
-            messages_in=user.messages_in,
-            messages_out=user.messages_out,
+            messages_in=calls.messages_in,
+            messages_out=calls.messages_out,
             bytes_in=None if info is None else info.bytes_in,
             bytes_out=None if info is None else info.bytes_out,
             connected_at=self.connected_at,
@@ -174,35 +196,40 @@ class ConnectionEntry:
             idle_s=(now_ns - max(first_ns, last_ns)) / 1e9,
         )
 
+    def _last_used_ns(self, limits: Limits) -> int:
+        """Return when a call that counts as use was last active; `NOT_YET` if none was."""
+        return max(kind.last_used_ns for kind in self.activity.counted_activities(limits))
+
     def last_ns(self) -> int:
-        """Return the time of the last activity."""
+        """Return the time of the last activity, heartbeats and the beginning included."""
         activity = self.activity
         return max(activity.first_ns, activity.user.last_used_ns, activity.heartbeats.last_used_ns)
 
     def had_no_call(self) -> bool:
-        """Whether too few bytes arrived for a call."""
+        """Whether too few bytes arrived for a call; False if their number is not known."""
         received = None if self.info is None else self.info.bytes_in
         return received is not None and received < SMALLEST_CALL_BYTES
 
     def note_report(self, reason: IdleReason, limits: Limits) -> bool:
-        """Note that a reason is reported; False if it was already, since the last use.
+        """Note that a reason is reported.
 
-        That the connection is too old is reported once, as use makes it no younger.
+        Returns:
+            False if it is the last reported reason, and the connection was not used since then. An
+            age above the limit is reported once, because use makes a connection no younger.
         """
         is_age = reason.limit is IdleLimit.AGE
-        last_ns = max(kind.last_used_ns for kind in self.activity.counted_activities(limits))
-        report = reason.limit, NOT_YET if is_age else last_ns
+        report = reason.limit, NOT_YET if is_age else self._last_used_ns(limits)
         previous, self.reported = self.reported, report
         return previous != report
 
 
 class ServedCall:
-    """A call that is being served. Thread-safe. The subclasses know how to end it."""
+    """A call in flight. Thread-safe. The subclasses for `grpc` and `grpc.aio` can end it."""
 
     __slots__ = (
         "activity",
+        "ended_by_detector",
         "entry",
-        "finished",
         "heartbeat",
         "is_over",
         "streams",
@@ -214,14 +241,16 @@ class ServedCall:
         self.streams = streams
         self.heartbeat = heartbeat
         self.is_over = False
-        self.finished = False
-        """Whether the detector ends it: what it does then does not keep the connection open."""
+        """Whether the call has ended."""
+        self.ended_by_detector = False
+        """Whether the detector has begun to end the call. Its messages and its end are then no use
+        of the connection."""
         self.entry: ConnectionEntry
         self.activity: Activity
-        table.enter(self, peer)
+        table.enter(self, peer)  # sets `entry` and `activity`
 
     def describe(self, context: Any, metadata: Sequence[tuple[str, str | bytes]]) -> None:
-        """Note who is connected, if this is the first call of the connection."""
+        """Note who is connected, if this is the first call of the connection. Takes no lock."""
         entry = self.entry
         if entry.described:
             return
@@ -235,13 +264,13 @@ class ServedCall:
     def note_read(self) -> None:
         """Count a message that was read."""
         with self.table.lock:
-            if not self.finished:
+            if not self.ended_by_detector:
                 self.activity.note_read(self.table.now_ns())
 
     def note_write(self) -> None:
         """Count a message that was written."""
         with self.table.lock:
-            if not self.finished:
+            if not self.ended_by_detector:
                 self.activity.note_write(self.table.now_ns())
 
     def note_end(self) -> None:
@@ -258,7 +287,7 @@ class ServedCall:
         """
 
     def takes_no_responses(self) -> bool:
-        """Whether its responses are no longer read. Any thread."""
+        """Whether gRPC no longer takes its responses. Any thread."""
         return self.is_over
 
     def finish(self, details: str) -> None:
@@ -267,7 +296,10 @@ class ServedCall:
 
 
 class Requests:
-    """A request stream that counts the messages that the handler takes, in either way."""
+    """A request stream that counts the messages that the handler reads.
+
+    The handler may be blocking or a coroutine.
+    """
 
     __slots__ = ("_call", "_requests")
 
@@ -317,27 +349,21 @@ class Responses:
 
     def __next__(self) -> object:
         call = self._call
-        if not call.takes_no_responses():
-            try:
-                response = next(self._responses)
-            except BaseException:  # its end, too
-                call.note_return()
-                raise
-            if not call.takes_no_responses():
-                call.note_write()
-                return response
-        self._responses = iter(())
+        if call.takes_no_responses():
+            return self._end()
+        try:
+            response = next(self._responses)
+        except BaseException:  # also StopIteration
+            call.note_return()
+            raise
+        if call.takes_no_responses():  # it has ended while the handler made the response
+            return self._end()
+        call.note_write()
+        return response
+
+    def _end(self) -> Never:
+        self._responses = iter(())  # drops the handler's iterator, which may run cleanup code
         raise StopIteration
-
-
-def _wall_time(time_ns: int, now_ns: int, now: datetime) -> datetime:
-    """Convert a time of the clock that says `now_ns` when the wall clock says `now`."""
-    return now - timedelta(microseconds=(now_ns - time_ns) / 1000)
-
-
-def late_request_details(limit_ns: int) -> str:
-    """Status details for a call whose request did not arrive."""
-    return f"the request did not arrive within {limit_ns / 1e9:g} s"
 
 
 class Table:
@@ -352,12 +378,13 @@ class Table:
         self.has_seen_calls = False
         """Whether any call came in. If not, the table may not be an interceptor of the server."""
         self.hidden_call_ns = NOT_YET
-        """When a call last began of which the peer is not known."""
+        """When a call last began whose peer is not known, by `now_ns`."""
         self.open_calls = 0
         """Calls in flight on all connections."""
         self.accounted_ns = time.monotonic_ns()
-        """All calls whose bytes arrived before this are known, or known to be on their way. By
-        `time.monotonic_ns`. No call can arrive before the table exists."""
+        """The detector knows every call whose bytes arrived before this time: the call is in the
+        table, or is about to be entered. By `time.monotonic_ns()`, whatever `now_ns` is. Begins as
+        the time when the table is made, because no call can have arrived before."""
         self._entries: dict[str, ConnectionEntry] = {}
         self._by_address: dict[Address, ConnectionEntry] = {}
         self.set_heartbeats((HEALTH_METHODS,))
@@ -388,9 +415,10 @@ class Table:
             entry = self._entries.get(peer)
             if entry is None:
                 entry = self._add(peer, parse_peer(peer), self.now_ns())
-            self._attach(call, entry)
+            self._begin(call, entry)
 
-    def _attach(self, call: ServedCall, entry: ConnectionEntry) -> None:
+    def _begin(self, call: ServedCall, entry: ConnectionEntry) -> None:
+        """Count a call as the newest of a connection. Under the lock."""
         call.entry = entry
         call.activity = entry.activity.heartbeats if call.heartbeat else entry.activity.user
         call.activity.begin(self.now_ns(), streams=call.streams)
@@ -401,26 +429,32 @@ class Table:
         """Remove a call that has ended. Under the lock."""
         call.entry.calls.remove(call)
         self.open_calls -= 1
-        now_ns = None if call.finished else self.now_ns()
+        now_ns = None if call.ended_by_detector else self.now_ns()
         call.activity.end(now_ns, streams=call.streams)
 
     def _add(self, peer: str, address: Address | None, first_ns: int) -> ConnectionEntry:
+        """Return the entry of a peer that is not in the table by this name. Under the lock.
+
+        The peer may be in the table by its address: of an IPv6 address, a scan may name the scope
+        otherwise than gRPC. Its entry then gets this name.
+        """
         entry = None if address is None else self._by_address.get(address)
         if entry is None:
             if len(self._entries) >= MAX_ENTRIES:
-                self._drop_oldest()
+                self._drop_older_half()
             now = datetime.now(UTC)  # read first, so that `last_used_at` is not earlier
             connected_at = _wall_time(first_ns, self.now_ns(), now)
             entry = ConnectionEntry(peer, address, first_ns, connected_at)
             if address is not None:
                 self._by_address[address] = entry
-        else:  # found by a scan, which may name a scope otherwise than gRPC
+        else:
             self._entries.pop(entry.peer, None)
             entry.peer = peer
         self._entries[peer] = entry
         return entry
 
-    def _drop_oldest(self) -> None:
+    def _drop_older_half(self) -> None:
+        """Remove the entries without calls from the older half. Under the lock."""
         for entry in list(self._entries.values())[: MAX_ENTRIES // 2]:
             if not entry.calls:
                 self.drop(entry)
@@ -428,19 +462,19 @@ class Table:
     # Connections
 
     def entries(self) -> list[ConnectionEntry]:
-        """All connections."""
+        """Return the entries of all connections."""
         with self.lock:
             return list(self._entries.values())
 
     def connections(self, limits: Limits, entries: Iterable[ConnectionEntry]) -> list[Connection]:
-        """Records for users, oldest first."""
+        """Return the records of these entries for users, oldest first."""
         with self.lock:
             now_ns, now = self.now_ns(), datetime.now(UTC)
             ordered = sorted(entries, key=lambda entry: entry.activity.first_ns)
             return [entry.connection(limits, now_ns, now) for entry in ordered]
 
     def callers(self) -> set[Address]:
-        """The addresses from which calls came."""
+        """Return the addresses from which calls came."""
         with self.lock:
             return {
                 address
@@ -465,26 +499,43 @@ class Table:
             scanned_ns: When the scan began; it may have missed younger connections.
         """
         sockets = list(sockets)
-        count = Counter(info.peer for info in sockets)
+        sockets_by_peer = Counter(info.peer for info in sockets)
         for info in sockets:
             with self.lock:
-                self._update(info, is_unique=count[info.peer] == 1)
+                self._update(info, is_unique=sockets_by_peer[info.peer] == 1)
         for entry in self.entries():
             with self.lock:
-                has_gone = entry.address is not None and entry.address not in count
-                if has_gone and not entry.calls and entry.last_ns() < scanned_ns:
+                is_missing = entry.address is not None and entry.address not in sockets_by_peer
+                was_used_since = entry.last_ns() >= scanned_ns
+                if is_missing and not entry.calls and not was_used_since:
                     self.drop(entry)
 
     def _update(self, info: SocketInfo, *, is_unique: bool) -> None:
+        """Update the entry of one socket. Under the lock.
+
+        If several sockets have the same peer, at different ports of the server, gRPC does not say
+        on which of them a call is. `is_unique` is then False, and the entry has no `info`.
+        """
         entry = self._by_address.get(info.peer)
         if entry is None:
             silent_ns = min(info.received_ago_ns, info.sent_ago_ns)
             entry = self._add(info.name, info.peer, self.now_ns() - silent_ns)
         elif is_unique and entry.info is not None and entry.info.inode != info.inode:
             # Another connection from the same port. Calls that have not ended may be on it.
-            self.drop(entry)
-            calls, entry = entry.calls, self._add(entry.peer, entry.address, self.now_ns())
-            for call in list(calls):
+            previous = entry
+            self.drop(previous)
+            entry = self._add(previous.peer, previous.address, self.now_ns())
+            for call in list(previous.calls):
                 self.leave(call)
-                self._attach(call, entry)
-        entry.info = info if is_unique else None  # gRPC does not say on which of two a call is
+                self._begin(call, entry)
+        entry.info = info if is_unique else None
+
+
+def _wall_time(time_ns: int, now_ns: int, now: datetime) -> datetime:
+    """Convert a time of the clock that shows `now_ns` while the wall clock shows `now`."""
+    return now - timedelta(microseconds=(now_ns - time_ns) / 1000)
+
+
+def late_request_details(limit_ns: int) -> str:
+    """Status details for a call whose request did not arrive."""
+    return f"the request did not arrive within {limit_ns / 1e9:g} s"

@@ -70,7 +70,7 @@ def test_a_call_counts_until_it_ends(table):
 
 def test_what_a_call_does_after_the_detector_ended_it_is_no_use(table, timer):
     one = call(table, streams=True)
-    one.finished = True
+    one.ended_by_detector = True
     timer.advance(5)
     one.note_read()
     one.note_write()
