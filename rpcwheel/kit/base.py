@@ -618,7 +618,7 @@ class KitBase(
             table = self._table_for(connections)
 
             def on_serving(publisher: PublisherBase[Any]) -> Callable[[], object]:
-                where = publisher.own_ports if ports is None else ports
+                where = publisher.listening_port if ports is None else ports
                 detector: Any = self.detect_idle(server, where, connections=table)
                 return detector.close  # type: ignore[no-any-return]
 

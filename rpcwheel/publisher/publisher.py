@@ -1,14 +1,18 @@
 """Publishes the services of a server while it serves, and stops both in order.
 
-`PublisherBase` is the whole publisher: blocking, and written once. `Publisher` is its interface for
-threads; `aio_publisher.py` has the one for coroutines, which runs the same code on worker threads.
-A `ServerAdapter` hides whether the server is one of `grpc` or of `grpc.aio`.
+`PublisherBase` has the start and the stop, as blocking code. `Publisher` is the interface for
+threads; `aio_publisher.py` has the interface for coroutines, which runs the same code on worker
+threads. A `ServerAdapter` hides whether the server is one of `grpc` or of `grpc.aio`. A
+`_StepDeadline` limits a step of the stop. The checks of arguments are at the end of the module.
 
-Start: the server starts, its port accepts a connection, its health is SERVING, and only then it is
-published. Stop: it is withdrawn from the registries, its health is NOT_SERVING, it goes on serving
-for a while (lame duck), the server stops, and the registries that the publisher opened are closed.
-Measured with eight busy clients over six replacements: in this order no call of 16,211 failed; if a
-server stopped before it was withdrawn, some did.
+Start (`_start`): the server starts, its port accepts a connection, its health is SERVING, and only
+then it is published.
+
+Stop (`_shut_down`): the server is withdrawn from the registries, its health is NOT_SERVING, it goes
+on serving for a while (lame duck), it stops, and the registries that the publisher opened are
+closed. Measured with eight busy clients over six replacements: in this order no call of 16,211
+failed; if a server stopped before it was withdrawn, some did. A second signal, or a grace of 0,
+hurries the stop: it then takes no more time than it must.
 
 Threads: `start()` runs on its caller's thread, the stop on one worker thread. Registries, health
 servicers and sinks run on workers of their own during the stop, so one that hangs delays it for a
@@ -18,6 +22,7 @@ bounded time only. Neither they nor any other user code are called under the loc
 from __future__ import annotations
 
 import enum
+import math
 import os
 import threading
 import time
@@ -75,32 +80,33 @@ if TYPE_CHECKING:
 R = TypeVar("R", bound=RegistryBase)
 
 CONNECT_TIMEOUT_S: Final = 1.0
-"""The timeout of a connection to the server's own port."""
+"""The timeout of a connection to the published port, which shows that the server accepts calls."""
 
 WITHDRAW_TIMEOUT_S: Final = 2.0
 """The timeout of the withdrawal from all registries together."""
 
 DRAINING_NOTICE_S: Final = 0.25
-"""The pause between DRAINING and the withdrawal: two polling intervals, so that clients whose
-registry is polled see DRAINING."""
+"""The pause between DRAINING and the withdrawal. Clients with a registry that is polled, such as
+`sqlite://` every 0.1 s, must see DRAINING."""
 
 HEALTH_TIMEOUT_S: Final = 1.0
 """The limit for calls of the user's health servicer."""
 
 STOP_MARGIN_S: Final = 1.0
-"""How much longer than the grace the server may take to stop, and a timer than the lame duck."""
+"""The server may take this much longer than the grace to stop. The wait for the lame duck ends this
+much late if its timeout is not run."""
 
 CLOSE_TIMEOUT_S: Final = 2.0
 """The limit for closing the publisher's own registries, and for the user's callback."""
 
 HURRIED_TIMEOUT_S: Final = 0.5
-"""The limit for a step that can't be left out of a hurried stop."""
+"""The limit for a step of a hurried stop, unless the step is left out."""
 
 UNANSWERED_TIMEOUT_S: Final = 0.1
-"""The limit for closing a registry that has not answered to the withdrawal."""
+"""The limit for closing a registry whose withdrawal did not succeed in time: it may be dead."""
 
 POLL_INTERVAL_S: Final = 0.05
-"""How often a step looks whether the stop is hurried by now, or a manual clock has advanced."""
+"""How often a step checks whether the stop is hurried by now, or a manual clock has advanced."""
 
 WORKER_START_TIMEOUT_S: Final = 0.5
 """How long `stop()` waits for a worker thread before it does the work itself."""
@@ -110,17 +116,17 @@ SIGNAL_CHECK_S: Final = 0.2
 
 SERVING: Final = 1
 NOT_SERVING: Final = 2
-"""Numbers of `grpc.health.v1.HealthCheckResponse.ServingStatus`."""
+"""Both are numbers of `grpc.health.v1.HealthCheckResponse.ServingStatus`."""
 
-UNREGISTERED: Final = ("WITHDRAWING", "GONE")
-"""States of a registration."""
+UNREGISTERED_STATES: Final = ("WITHDRAWING", "GONE")
+"""The states of a registration that the user has unregistered."""
 
-NOT_PUBLISHED: Final = ("grpc.health.", "grpc.reflection.", "grpc.channelz.")
-"""How the names of services begin that every server has."""
+UNPUBLISHED_PREFIXES: Final = ("grpc.health.", "grpc.reflection.", "grpc.channelz.")
+"""Services with these prefixes are not published unless they are named: they describe a server."""
 
 
 class ServerGone(Exception):
-    """The event loop of a server has ended, so nothing can be done with the server any more."""
+    """The event loop of a server of `grpc.aio` has ended, so the server can't be used any more."""
 
 
 class ServerAdapter:
@@ -155,9 +161,12 @@ class ServerAdapter:
         return function(*args)
 
     def stop(self, grace_s: float) -> threading.Event:
-        """Accept no more calls, and let running calls continue for a time; then the event is set.
+        """Begin to stop: accept no more calls, and let running calls continue for `grace_s`.
 
-        A second call may only shorten the grace to 0.
+        May be called again with 0 to end the running calls at once.
+
+        Returns:
+            An event that is set when the server has stopped.
 
         Raises:
             ServerGone: The server's event loop has ended.
@@ -176,8 +185,12 @@ class PublisherState(enum.Enum):
     CLOSED = "closed"
 
 
-class _Deadline:
-    """The end of a step of the stop by the timer's clock; sooner once the stop is hurried."""
+class _StepDeadline:
+    """The end of a step of the stop, by the timer's clock.
+
+    A step takes at most `timeout_s` seconds, or `hurried_timeout_s` if the stop is hurried; both
+    count from its begin.
+    """
 
     def __init__(
         self, publisher: PublisherBase[Any], timeout_s: float, hurried_timeout_s: float
@@ -187,7 +200,7 @@ class _Deadline:
         self._begin_ns = self._now_ns()
 
     def left_s(self) -> float:
-        """Seconds until the step is over; 0: it is."""
+        """Return the seconds until the step is over, or 0."""
         timeout_s = self._hurried_timeout_s if self._hurry.is_set() else self._timeout_s
         return max(0.0, timeout_s - to_seconds(self._now_ns() - self._begin_ns))
 
@@ -201,12 +214,14 @@ class _Deadline:
 
 @dataclass(frozen=True, slots=True)
 class PublisherStatus:
-    """A server that is published."""
+    """A publisher, as the live view shows it."""
 
     services: tuple[str, ...]
     state: str
+    """See `PublisherBase.state`."""
     port: int
     problem: str
+    """What is wrong, or an empty string."""
 
 
 @public_name("Publisher")
@@ -247,9 +262,9 @@ class PublisherBase(Generic[R]):
                 started if it does not run, and stopped at the end.
             registry: Where to publish: a registry of yours, which is left open, a URL, or several
                 of them.
-            *services: What to publish. None: the services that the server has handlers for, except
-                health, reflection and channelz; a server of grpc.aio does not show its services.
-                The path of a URL may name one, too.
+            *services: The names of the services to publish. Without any: the services that the
+                server has handlers for, except health, reflection and channelz; a server of
+                grpc.aio does not show its services. The path of a URL may name one, too.
             port: Where clients reach the server. If nothing listens there and the server does not
                 run, it is bound first, without TLS, as `[::]:port`; 0 takes any free port. A port
                 at which another process listens is refused; to share it, bind it yourself.
@@ -257,12 +272,12 @@ class PublisherBase(Generic[R]):
                 registry; 127.0.0.1 for a registry on this machine.
             id: The instance's id in the registry; "" for `host:port`. Workers that share a port
                 need one each: a process that publishes an id takes it over from the one before.
-            weight: Share of the calls, from 0 to 1000.
-            group: As clients ask for it.
-            version: As clients ask for it.
-            protocol: `"grpcs"` for a server with TLS.
+            weight: From 0 to 1000. An instance gets calls in proportion to its weight.
+            group: Clients that ask for a group get only its instances.
+            version: Clients that ask for a version get only its instances.
+            protocol: `"grpc"`, or `"grpcs"` for a server with TLS.
             zone: For clients that prefer their own zone.
-            metadata: More to publish, as strings.
+            metadata: More strings to publish, by key.
             health: The server's `grpc_health` servicer, or any object with `set(service, status)`.
                 It gets SERVING before the services are published, and NOT_SERVING once they are
                 withdrawn (by `enter_graceful_shutdown()` if it has that).
@@ -294,11 +309,13 @@ class PublisherBase(Generic[R]):
         self._on_serving = on_serving
         self._undo_on_serving: Callable[[], object] | None = None
         entries = (
-            [registry] if isinstance(registry, (str, self._registry_type)) else _list(registry)
+            [registry]
+            if isinstance(registry, (str, self._registry_type))
+            else _checked_list(registry)
         )
         self._urls = [url for entry in entries if (url := _url_of(entry)) is not None]
         self._port, self._host = _checked_port(port), host
-        self._settings: dict[str, Any] = {
+        self._instance_settings: dict[str, Any] = {
             "id": id,
             "weight": weight,
             "group": group or _url_option(self._urls, "group"),
@@ -308,8 +325,9 @@ class PublisherBase(Generic[R]):
             "metadata": dict(metadata or {}),
         }
         self._services = _named_services(services, self._urls)
+        # `ServiceInstance` checks its values. What is not known yet is replaced by valid values.
         for service in self._services or ("checked",):
-            self._instance(service, "checked" if host is None else host, self._port or 1)
+            self._make_instance(service, "checked" if host is None else host, self._port or 1)
 
         self._pid = os.getpid()
         self._lock = threading.Lock()
@@ -318,22 +336,23 @@ class PublisherBase(Generic[R]):
         self._binding = PortBinding.OWN
         self._instances: tuple[ServiceInstance, ...] = ()
         self._published: list[tuple[R, Registration]] = []
-        self._answered: list[R] = []  # to the withdrawal
+        self._withdrawn_from: list[R] = []
         self._events = NotificationQueue()
-        # What the stop has to undo.
-        self._is_server_started = False
-        self._is_health_set = False
-        self._is_published = False
-        self._ran_before = False  # then a start that fails leaves the server running
+        # What the stop has to undo. Set before the step of the start, which may fail in its midst.
+        self._must_stop_server = False
+        self._must_set_not_serving = False
+        self._must_withdraw = False
+        # A server that ran before is left running if the start fails.
+        self._ran_before = False
         self._start_failed = False
 
-        self._hurry = threading.Event()  # the stop takes no more time than it must
+        self._hurry = threading.Event()  # set if the stop is hurried
         self._lame_duck_over = threading.Event()
         self._closed = threading.Event()
         self._on_closed = CloseCallbacks("publisher")
         self._shutdown_begun = threading.Event()
-        self._busy_thread: int | None = None  # which runs the start or the stop
-        self._signal_names: SimpleQueue[str | None] = SimpleQueue()
+        self._busy_thread: int | None = None  # the ident of the one that runs the start or the stop
+        self._signal_names: SimpleQueue[str | None] = SimpleQueue()  # None ends its reader
         self._registries, self._own = self._open_all(entries, registry_policy)
         components.add("publisher", self)
 
@@ -344,6 +363,7 @@ class PublisherBase(Generic[R]):
         raise NotImplementedError
 
     def _close(self, registry: R, timeout_s: float) -> None:
+        """Close a registry; blocks for at most `timeout_s` seconds."""
         raise NotImplementedError
 
     # State
@@ -369,8 +389,8 @@ class PublisherBase(Generic[R]):
         return self._port
 
     @property
-    def own_ports(self) -> int | None:
-        """The port, if this process listens there; None if a proxy in front of it does."""
+    def listening_port(self) -> int | None:
+        """The port on which this process listens; None if only a proxy listens on `port`."""
         return None if self._binding is PortBinding.PROXY else self._port
 
     @property
@@ -404,8 +424,8 @@ class PublisherBase(Generic[R]):
     def _is_forked(self) -> bool:
         return os.getpid() != self._pid
 
-    def _instance(self, service: str, host: str, port: int) -> ServiceInstance:
-        return ServiceInstance(service=service, host=host, port=port, **self._settings)
+    def _make_instance(self, service: str, host: str, port: int) -> ServiceInstance:
+        return ServiceInstance(service=service, host=host, port=port, **self._instance_settings)
 
     def _open_all(
         self, entries: Sequence[R | str], policy: RegistryPolicy | None
@@ -422,11 +442,12 @@ class PublisherBase(Generic[R]):
         try:
             for entry in entries:
                 if isinstance(entry, str):
-                    own.append(
-                        self._registry_type(entry, registry_policy=policy, timer=self._timer)
-                    )
-                registries.append(own[-1] if isinstance(entry, str) else entry)
-                registries[-1]._session.check_writable()
+                    registry = self._registry_type(entry, registry_policy=policy, timer=self._timer)
+                    own.append(registry)
+                else:
+                    registry = entry
+                registries.append(registry)
+                registry._session.check_writable()
         except BaseException:
             for registry in own:
                 EXECUTOR.submit(registry, partial(self._close, registry, CLOSE_TIMEOUT_S))
@@ -436,9 +457,12 @@ class PublisherBase(Generic[R]):
     # Start
 
     def _begin_start(self) -> bool:
-        """Whether the caller is to call `_start`; False if that was done before.
+        """Begin the start, which the caller continues with `_start`.
 
         On the main thread, signals are handled from now on.
+
+        Returns:
+            False if the start was begun before; the caller then does nothing.
 
         Raises:
             RuntimeError: It has been stopped; or a thread for signals can't be started.
@@ -459,7 +483,9 @@ class PublisherBase(Generic[R]):
 
     def _start(self) -> None:
         """Start and publish; if that fails, or a stop was requested meanwhile, undo it."""
-        self._busy_thread = threading.get_ident()  # in aio a worker
+        self._busy_thread = (
+            threading.get_ident()
+        )  # for aio another than in `_begin_start`: a worker
         try:
             for step in (self._start_server, self._check_port, self._set_serving, self._publish):
                 if self._state is PublisherState.STARTING:
@@ -479,7 +505,9 @@ class PublisherBase(Generic[R]):
         self._ran_before = self._server.is_running
         self._binding = self._find_binding()
         services = self._services or tuple(
-            name for name in self._server.service_names() if not name.startswith(NOT_PUBLISHED)
+            name
+            for name in self._server.service_names()
+            if not name.startswith(UNPUBLISHED_PREFIXES)
         )
         if not services:
             raise ConfigurationError(
@@ -491,30 +519,35 @@ class PublisherBase(Generic[R]):
             self._bind()
         now = started_now()
         self._instances = tuple(
-            self._instance(service, host, self._port).replace(started_at=now)
+            self._make_instance(service, host, self._port).replace(started_at=now)
             for service in services
         )
-        self._is_server_started = True
+        self._must_stop_server = True
         if not self._ran_before:
             self._server.call(self._grpc_server.start)
 
     def _find_binding(self) -> PortBinding:
+        """Find out who listens on the port."""
         host, port = self._host, self._port
         is_elsewhere = host is not None and not is_local(host)
-        answers = bool(host and port and not connect_error(host, port, CONNECT_TIMEOUT_S))
-        own = listening_addresses()
-        if own is None:  # the system does not show it
-            error = connect_error("localhost", port, CONNECT_TIMEOUT_S)
-            own = frozenset(() if error else {("", port)})
+        accepts = bool(host and port and not connect_error(host, port, CONNECT_TIMEOUT_S))
+        addresses = listening_addresses()
+        if addresses is not None:
+            listening_ports = {own_port for _, own_port in addresses}
+        elif connect_error("localhost", port, CONNECT_TIMEOUT_S):
+            listening_ports = set()
+        else:  # which process listens can't be known; taken for this one
+            listening_ports = {port}
         return port_binding(
             port,
-            listening_ports={own_port for _, own_port in own},
+            listening_ports=listening_ports,
             server_runs=self._ran_before,
-            host_forwards=is_elsewhere or answers,
+            host_forwards=is_elsewhere or accepts,
         )
 
     def _bind(self) -> None:
-        if self._settings["protocol"] != "grpc":
+        """Have the server listen on the port, without TLS."""
+        if self._instance_settings["protocol"] != "grpc":
             raise ConfigurationError(
                 f"nothing in this process listens on port {self._port}, and which credentials it "
                 f"takes is not known: call add_secure_port('[::]:{self._port}', credentials) first"
@@ -549,7 +582,7 @@ class PublisherBase(Generic[R]):
             )
 
     def _set_serving(self) -> None:
-        self._is_health_set = True
+        self._must_set_not_serving = True
         if self._health is not None:
             self._set_health(SERVING)
 
@@ -559,7 +592,7 @@ class PublisherBase(Generic[R]):
             self._server.call(self._health.set, service, status)
 
     def _publish(self) -> None:
-        self._is_published = True
+        self._must_withdraw = True
         for registry in self._registries:
             for instance in self._instances:
                 registration = registry._blocking.register(instance)
@@ -593,7 +626,10 @@ class PublisherBase(Generic[R]):
             EXECUTOR.submit(self, self._shut_down_if_idle)
 
     def _shut_down_if_idle(self) -> None:
-        """Shut down, unless another thread does; a thread that starts does it afterwards."""
+        """Shut down on this thread, unless another one has begun to.
+
+        If a thread runs the start, that thread shuts down after it.
+        """
         with self._lock:
             if self._busy_thread is not None or self._shutdown_begun.is_set():
                 return
@@ -601,7 +637,10 @@ class PublisherBase(Generic[R]):
         self._shut_down()
 
     def _ensure_shutdown_runs(self) -> None:
-        """Shut down here if no worker begins to: a program that ends gets no more threads."""
+        """Shut down on this thread if no worker begins to.
+
+        Python starts no more threads in a program that ends.
+        """
         if not self._shutdown_begun.wait(WORKER_START_TIMEOUT_S):
             self._shut_down_if_idle()
 
@@ -617,29 +656,28 @@ class PublisherBase(Generic[R]):
         """Stop in the order that the module's docstring gives, whatever fails."""
         self._shutdown_begun.set()
         try:
-            if self._is_published:
+            if self._must_withdraw:
                 step = self._begin_step("withdraw", WITHDRAW_TIMEOUT_S)
-                self._run_all(
-                    step,
-                    *[
-                        (f"withdrawal from {registry!r}", partial(self._withdraw, registry, step))
-                        for registry in self._registries
-                    ],
-                )
-            if self._is_health_set:
+                withdrawals = [
+                    (f"withdrawal from {registry!r}", partial(self._withdraw, registry, step))
+                    for registry in self._registries
+                ]
+                self._run_all(step, *withdrawals)
+            if self._must_set_not_serving:
                 step = self._begin_step("not serving", HEALTH_TIMEOUT_S)
                 self._run_all(step, (type(self._health).__name__, self._set_not_serving))
-            if self._is_published:
+            if self._must_withdraw:
                 self._begin_step("wait")
                 self._run("lame duck", self._wait_lame_duck)
             is_left_running = self._ran_before and self._start_failed
-            if self._is_server_started and not is_left_running and not self._server.is_gone:
+            if self._must_stop_server and not is_left_running and not self._server.is_gone:
                 step = self._begin_step("stop", self._grace_s + STOP_MARGIN_S, 0.0)
                 self._run("stop of the server", partial(self._stop_server, step))
-            step = _Deadline(self, CLOSE_TIMEOUT_S, HURRIED_TIMEOUT_S)
+            # No event: `_begin_step` is for the steps of the server.
+            step = _StepDeadline(self, CLOSE_TIMEOUT_S, HURRIED_TIMEOUT_S)
             closes = [(repr(own), partial(self._close_own, own, step)) for own in self._own]
             self._run_all(step, *closes, ("on_serving", self._call_undo_on_serving))
-            self._report_listed()
+            self._report_failed_withdrawals()
             self._begin_step("closed")
             self._events.wait(FLUSH_TIMEOUT_S)
         finally:
@@ -650,25 +688,25 @@ class PublisherBase(Generic[R]):
             self._closed.set()
             self._on_closed.run()
 
-    def _report_listed(self) -> None:
+    def _report_failed_withdrawals(self) -> None:
         """Report the registries that may still list the server."""
         for registry in self._registries:
-            listed = [registration for owner, registration in self._published if owner is registry]
-            if any(registration.state != "GONE" for registration in listed):
-                errors = (registration.error for registration in listed)
-                error = next((error for error in errors if error is not None), None)
-                url = registry.url
-                self._events.emit(WithdrawalFailed(self._name(), url, error))
+            registrations = [each for owner, each in self._published if owner is registry]
+            if any(registration.state != "GONE" for registration in registrations):
+                errors = (registration.error for registration in registrations)
+                first_error = next((error for error in errors if error is not None), None)
+                self._events.emit(WithdrawalFailed(self._name(), registry.url, first_error))
 
     def _begin_step(
         self, name: str, timeout_s: float = 0.0, hurried_timeout_s: float = HURRIED_TIMEOUT_S
-    ) -> _Deadline:
+    ) -> _StepDeadline:
+        """Emit the event of a step, and return the deadline of the step."""
         if self._instances:
             self._events.emit(ShutdownStep(self._name(), name, self._reason))
-        return _Deadline(self, timeout_s, hurried_timeout_s)
+        return _StepDeadline(self, timeout_s, hurried_timeout_s)
 
-    def _run_all(self, step: _Deadline, *jobs: tuple[str, Callable[[], object]]) -> None:
-        """Run jobs at once on workers, each with its name, and wait until the step is over."""
+    def _run_all(self, step: _StepDeadline, *jobs: tuple[str, Callable[[], object]]) -> None:
+        """Run named jobs on workers, all at once; wait until they or the step have ended."""
         ends: list[threading.Event] = []
         for name, job in jobs:
             ended = threading.Event()  # also the key: a job that hangs delays no other
@@ -690,7 +728,7 @@ class PublisherBase(Generic[R]):
             if ended is not None:
                 ended.set()
 
-    def _withdraw(self, registry: R, step: _Deadline) -> None:
+    def _withdraw(self, registry: R, step: _StepDeadline) -> None:
         """Publish DRAINING, give clients a moment to see it, and unregister.
 
         What the user has unregistered stays so, and so do changes that the user has made.
@@ -699,21 +737,24 @@ class PublisherBase(Generic[R]):
         with suppress(RegistryError):  # it is dead, which it reports itself; or the user closed it
             draining: list[Registration] = []
             for owner, registration in self._published:
-                if owner is registry and registration.state not in UNREGISTERED:
+                if owner is registry and registration.state not in UNREGISTERED_STATES:
                     with suppress(NotPublished):  # the user unregisters it at this moment
                         registration.update(status="DRAINING")
                         draining.append(registration)
-            until = time.monotonic() + (0.0 if self._hurry.is_set() else step.left_s() / 2)
-            if all(
+            # Half the time, so that a slow registry has the other half for the withdrawal.
+            limit_s = 0.0 if self._hurry.is_set() else step.left_s() / 2
+            until = time.monotonic() + limit_s
+            is_draining_published = all(
                 registration.wait_published(max(0.0, until - time.monotonic()))
                 for registration in draining
-            ):
+            )
+            if is_draining_published:
                 self._hurry.wait(DRAINING_NOTICE_S)
-            for registration in draining:
+            for registration in draining:  # first request all withdrawals, then wait for them
                 blocking.unregister(registration)
             for registration in draining:
                 blocking.unregister(registration, wait=step.left_s())
-            self._answered.append(registry)
+            self._withdrawn_from.append(registry)
 
     def _set_not_serving(self) -> None:
         enter_shutdown = getattr(self._health, "enter_graceful_shutdown", None)
@@ -730,29 +771,31 @@ class PublisherBase(Generic[R]):
         except TimerError:  # it is stopped, or full
             self._lame_duck_over.wait(self._lame_duck_s)
             return
-        timeout_s = self._lame_duck_s + STOP_MARGIN_S  # should the timer be stopped meanwhile
-        self._lame_duck_over.wait(None if isinstance(timer, ManualTimer) else timeout_s)
+        # The timer may be stopped meanwhile. The time of a manual timer is not that of `wait`.
+        limit_s = None if isinstance(timer, ManualTimer) else self._lame_duck_s + STOP_MARGIN_S
+        self._lame_duck_over.wait(limit_s)
         timeout.cancel()
 
-    def _stop_server(self, step: _Deadline) -> None:
+    def _stop_server(self, step: _StepDeadline) -> None:
         grace_s = self._grace_s
         stopped = self._server.stop(grace_s)
         step.wait_for([stopped])
         if self._hurry.is_set():
-            if grace_s > 0 and not stopped.is_set():
+            has_grace_left = grace_s > 0 and not stopped.is_set()
+            if has_grace_left:
                 self._server.stop(0)
             stopped.wait(STOP_MARGIN_S)
 
-    def _close_own(self, registry: R, step: _Deadline) -> None:
-        is_silent = self._is_published and registry not in self._answered
-        timeout_s = 0.0 if is_silent else step.left_s()
+    def _close_own(self, registry: R, step: _StepDeadline) -> None:
+        may_be_dead = self._must_withdraw and registry not in self._withdrawn_from
+        timeout_s = 0.0 if may_be_dead else step.left_s()
         self._close(registry, max(UNANSWERED_TIMEOUT_S, timeout_s))
 
     def _call_undo_on_serving(self) -> None:
         if self._undo_on_serving is not None:
             try:
                 self._server.call(self._undo_on_serving)
-            except ServerGone:
+            except ServerGone:  # there is no loop to call it on
                 self._undo_on_serving()
 
 
@@ -767,8 +810,8 @@ class Publisher(PublisherBase[Registry]):
     within the grace, registries that were given by URL are closed. Each step is an event
     (`ShutdownStep`).
 
-    A context manager: `start()` and `stop()`. Thread-safe; all methods are idempotent. In a forked
-    child it does nothing.
+    A context manager, which calls `start()` and `stop()`. Thread-safe; all methods are idempotent.
+    In a forked child it does nothing.
     """
 
     _registry_type = Registry
@@ -796,9 +839,9 @@ class Publisher(PublisherBase[Registry]):
         Args:
             grace: Seconds for which running calls may go on. Of all that were given, the smallest
                 counts. 0: stop at once, without the lame duck.
-            reason: For events; the first counts.
-            wait: Whether to wait for the end. Give False where the end waits for the caller, as in
-                a call that the server serves.
+            reason: For events; of several calls, the reason of the first counts.
+            wait: Whether to wait until the publisher is closed. Give False where the stop waits for
+                the caller, as in a handler of the server.
         """
         self.begin_stop(reason, grace)
         if wait and not self._is_forked() and self._busy_thread != threading.get_ident():
@@ -809,14 +852,14 @@ class Publisher(PublisherBase[Registry]):
     def wait(self, timeout: Duration | None = None) -> bool:
         """Wait until it is closed, at most `timeout` seconds; returns whether it is."""
         timeout_s = checked_wait(timeout, "timeout")
-        until = None if timeout_s is None else time.monotonic() + timeout_s
-        left_s = SIGNAL_CHECK_S if timeout_s is None else min(timeout_s, SIGNAL_CHECK_S)
-        # A signal that arrives just before the main thread begins to wait does not end the wait.
-        while not self._closed.wait(left_s):
-            if until is not None:
-                left_s = min(until - time.monotonic(), SIGNAL_CHECK_S)
-                if left_s <= 0:
-                    return False
+        until = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        left_s = until - time.monotonic()
+        # Many short waits, because a wait of the main thread is not ended by a signal that arrives
+        # just before it begins.
+        while not self._closed.wait(max(0.0, min(left_s, SIGNAL_CHECK_S))):
+            left_s = until - time.monotonic()
+            if left_s <= 0:
+                return False
         return True
 
     def wait_published(self, timeout: Duration) -> bool:
@@ -880,7 +923,7 @@ def _checked_seconds(value: Duration, argument: str) -> float:
     return to_seconds(min(value_ns, MAX_NS))
 
 
-def _list(registry: object) -> list[Any]:
+def _checked_list(registry: object) -> list[Any]:
     if not isinstance(registry, Sequence) or isinstance(registry, (bytes, bytearray)):
         raise TypeError(
             "registry must be a registry, a URL such as 'etcd://127.0.0.1:2379', or several of "
@@ -892,7 +935,7 @@ def _list(registry: object) -> list[Any]:
 
 
 def _url_of(registry: Any) -> RegistryUrl | None:
-    """Return the URL of a registry; None if it is the user's and has none."""
+    """Return the URL of a registry; None if it is a registry of the user without a valid URL."""
     if isinstance(registry, str):
         url = parse_url(registry)
         check_writable(url)
@@ -909,7 +952,7 @@ def _url_option(urls: Sequence[RegistryUrl], name: str) -> str:
 
 
 def _named_services(services: tuple[str, ...], urls: Sequence[RegistryUrl]) -> tuple[str, ...]:
-    """Return the services that arguments or URLs name."""
+    """Return the services that the arguments name, or else those that the URLs name."""
     of_urls = tuple(url.service for url in urls if url.service)
     for service in services:
         if not isinstance(service, str):

@@ -250,7 +250,7 @@ def test_the_address_of_a_proxy_is_published_unchecked(make_shop, memory, port_o
         shop.listen()
         with serving(shop, memory, SERVICE, port=port, host=host) as published:
             assert published.instances[0].address == f"{host}:{port}"
-            assert published.own_ports is None
+            assert published.listening_port is None
 
 
 def test_a_server_over_tls_is_published_as_one_if_it_has_its_port(make_shop, memory, certificates):
