@@ -1,7 +1,10 @@
-"""The connectivity state of gRPC's core channel below a `grpc` or `grpc.aio` channel, and its end.
+"""What grpcio hides of a channel: its state, its target, and how to close it with a status.
 
-The functions on gRPC's polling thread and `close_unavailable` are for `grpc` only. Uses `_channel`,
-`_connectivity_state` and the channel of cygrpc, which are private in grpcio.
+A channel of `grpc` or `grpc.aio` wraps a channel of gRPC's core; channels with interceptors wrap
+another channel. The functions search the core's channel below all of them. `close_unavailable`,
+`has_polling_thread` and `wait_for_polling_end` are for `grpc` only.
+
+Uses `_channel`, `_connectivity_state` and the channel of cygrpc, which are private in grpcio.
 Verified on 1.66 and 1.85; `tests/unit/_grpc/test_connectivity.py` fails if they change.
 """
 
@@ -29,17 +32,17 @@ CORE_READY: Final = STATES.index(grpc.ChannelConnectivity.READY)
 """The number of READY in gRPC's core."""
 
 MAX_DEPTH: Final = 32
-"""How many nested channels (`grpc.intercept_channel`) are searched; ends the search in a cycle."""
+"""The largest number of nested channels (`grpc.intercept_channel`); ends the search in a cycle."""
 
 POLL_STEPS: Final = 200
 POLL_INTERVAL_S: Final = 0.005
-"""How often, and after how long, to check whether gRPC's polling thread has ended. It ends within
-0.2 s, or 0.4 s if it was just asked to connect. If the process is suspended meanwhile, only one of
-the steps is lost."""
+"""gRPC's polling thread is checked for its end at most `POLL_STEPS` times, every `POLL_INTERVAL_S`.
+It ends within 0.2 s, or 0.4 s if it was just asked to connect. Steps are counted, in place of a
+deadline, because a process that is suspended meanwhile then loses only one step."""
 
 
-def unwrapped_channels(channel: Any) -> Iterator[Any]:
-    """Iterate over a channel and those that it wraps, down to the channel of gRPC's core.
+def nested_channels(channel: Any) -> Iterator[Any]:
+    """Iterate over a channel and the channels that it wraps, down to the channel of gRPC's core.
 
     grpcio keeps the wrapped channel as `_channel`.
     """
@@ -51,11 +54,11 @@ def unwrapped_channels(channel: Any) -> Iterator[Any]:
 
 
 def state_reader(channel: Any) -> Callable[[bool], int]:
-    """Return a function that reads the state of a channel, cheap enough to be used for each RPC.
+    """Return a function that reads the state of a channel, fast enough to be used for each RPC.
 
-    The function takes whether to connect, and returns the core's number of the state. An unknown
-    state counts as READY, so that requests are given to gRPC. If the channel is closed, the
-    function raises ValueError.
+    The argument of the function says whether to connect if the channel is IDLE. The result is the
+    number of the state in gRPC's core. A state that is not known counts as READY, so that requests
+    are given to gRPC. If the channel is closed, the function raises ValueError.
     """
     core = core_channel(channel)
     if core is None:
@@ -66,14 +69,14 @@ def state_reader(channel: Any) -> Callable[[bool], int]:
 
 def core_channel(channel: Any) -> Any:
     """Return the channel of gRPC's core below a channel; None if it is not found."""
-    for inner in unwrapped_channels(channel):
+    for inner in nested_channels(channel):
         if hasattr(inner, "check_connectivity_state"):
             return inner
     return None
 
 
 def is_bare(channel: Any) -> bool:
-    """Whether it is gRPC's own channel, without interceptors or wrappers."""
+    """Whether a channel is one of `grpc` or `grpc.aio`, without interceptors or wrappers."""
     return hasattr(getattr(channel, "_channel", None), "check_connectivity_state")
 
 
@@ -98,12 +101,12 @@ def core_state(
 
 
 def core_target(channel: Any) -> str | None:
-    """Return the target of a channel; None if it is not known, or the channel is closed."""
+    """Return the target in gRPC's core, such as "dns:///shop:443"; None if unknown or closed."""
     core = core_channel(channel)
     if core is None:
         return None
     try:
-        # For a closed channel this raises, while `target` ends the process (grpcio 1.85).
+        # For a closed channel this raises, while `target` crashes the process (grpcio 1.85).
         core.check_connectivity_state(False)
         target = core.target() if callable(core.target) else core.target
     except Exception:  # noqa: BLE001 - closed, or of another class
@@ -112,13 +115,17 @@ def core_target(channel: Any) -> str | None:
 
 
 def channel_target(channel: Any) -> str | None:
-    """Return the target of a channel below its interceptors; None if it is not known."""
-    for inner in unwrapped_channels(channel):
+    """Return the target of a channel as its user gave it; None if it is not known.
+
+    It is the attribute `target` of the outermost channel that has one as a string, such as a
+    channel of this package; or else that of gRPC's core.
+    """
+    for inner in nested_channels(channel):
         target = getattr(inner, "target", None)
         if isinstance(target, str):
             return target
     target = core_target(channel)
-    return None if target is None else target.removeprefix("dns:///")  # gRPC's prefix
+    return None if target is None else target.removeprefix("dns:///")  # which gRPC adds
 
 
 def close_unavailable(channel: grpc.Channel, details: str) -> None:
@@ -137,7 +144,7 @@ def close_unavailable(channel: grpc.Channel, details: str) -> None:
         if core is not None:
             readable = details.encode(errors="backslashreplace").decode()
             core.close(cygrpc.StatusCode.unavailable, readable)
-    finally:
+    finally:  # ends the threads of the channel, too
         channel.close()
 
 
@@ -147,7 +154,7 @@ def has_polling_thread(channel: Any) -> bool:
     It does so for up to 0.2 s after the last callback was unsubscribed. If the channel is closed
     while the thread polls, the thread may raise (grpc #18995).
     """
-    for inner in unwrapped_channels(channel):
+    for inner in nested_channels(channel):
         state = getattr(inner, "_connectivity_state", None)
         if state is not None:
             return bool(getattr(state, "polling", False))
@@ -157,7 +164,7 @@ def has_polling_thread(channel: Any) -> bool:
 def wait_for_polling_end(*channels: object) -> None:
     """Wait until no thread of gRPC polls for changes of these channels, about 1 s at most.
 
-    The caller must not subscribe meanwhile.
+    No callback may be subscribed meanwhile: it would start another thread.
     """
     for _ in range(POLL_STEPS):
         if not any(map(has_polling_thread, channels)):

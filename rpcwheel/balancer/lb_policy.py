@@ -19,14 +19,16 @@ PICKERS: Final[dict[str, Callable[[], Picker]]] = {
     "weighted_random": WeightedRandom,
     "least_request": LeastRequest,
 }
-NAMES: Final = (*PICKERS, "ring_hash:HEADER")
+FORMS: Final = (*PICKERS, "ring_hash:HEADER")
+"""All forms of a name, for error messages."""
 
 
 def checked_lb_policy(lb_policy: str | Picker) -> Picker:
     """Return the picker that `lb_policy` stands for.
 
     Args:
-        lb_policy: A picker, the name of one, or `"ring_hash:HEADER"` with the name of a header.
+        lb_policy: A picker, which is returned, or a name: one of `PICKERS`, or `"ring_hash:HEADER"`
+            with the name of a metadata header. Each use of a name makes a new picker.
 
     Raises:
         TypeError: It is neither a name nor a picker.
@@ -45,6 +47,7 @@ def checked_lb_policy(lb_policy: str | Picker) -> Picker:
 
 
 def _hint(name: str, header: str) -> str:
+    """Return what the user may have meant; also understands names of gRPC, Envoy and Dubbo."""
     match name.lower().replace("-", "_"):
         case "ring_hash" | "consistent_hash":
             meant = f"ring_hash:{header or 'HEADER'}"
@@ -53,4 +56,4 @@ def _hint(name: str, header: str) -> str:
             return "did you mean 'least_request'?"
         case written:
             close = difflib.get_close_matches(written, PICKERS, n=1)
-            return f"did you mean {close[0]!r}?" if close else f"there are {', '.join(NAMES)}"
+            return f"did you mean {close[0]!r}?" if close else f"there are {', '.join(FORMS)}"

@@ -33,7 +33,7 @@ import grpc
 from rpcwheel._concurrency.callbacks import run_callback, weak_callback
 from rpcwheel._concurrency.exiting import BACKGROUND
 from rpcwheel._concurrency.notifications import NotificationQueue
-from rpcwheel._grpc.connectivity import channel_target, core_state, is_bare, unwrapped_channels
+from rpcwheel._grpc.connectivity import channel_target, core_state, is_bare, nested_channels
 from rpcwheel.durations import NEVER, to_seconds
 from rpcwheel.errors import public_name, safe_repr
 from rpcwheel.events import CallbackFailed, ConnectionDead, Event, ExecutorRejected, emit
@@ -710,7 +710,7 @@ class HeartbeatManagerBase(Generic[H]):
 def channel_below_interceptors(channel: Any) -> Any:
     """The `ReconnectingChannel` below a channel's interceptors, or the lowest channel."""
     lowest = channel
-    for inner in unwrapped_channels(channel):
+    for inner in nested_channels(channel):
         if not callable(getattr(inner, "unary_unary", None)):
             break
         lowest = inner

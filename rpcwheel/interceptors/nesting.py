@@ -10,7 +10,7 @@ import warnings
 from itertools import combinations, islice
 from typing import TYPE_CHECKING, Any, Final
 
-from rpcwheel._grpc.connectivity import unwrapped_channels
+from rpcwheel._grpc.connectivity import nested_channels
 from rpcwheel._grpc.interceptors import interceptors_of
 from rpcwheel.methods import overlap
 
@@ -87,7 +87,7 @@ def _has_attempts(policy: CallPolicy) -> bool:
 
 def _policies_of(channel: Any) -> Iterator[CallPolicy]:
     """Yield the policies that a channel has."""
-    for inner in unwrapped_channels(channel):
+    for inner in nested_channels(channel):
         for layer in (inner, *interceptors_of(inner)):
             policy = getattr(layer, "call_policy", None)
             if policy is not None:

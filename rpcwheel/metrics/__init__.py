@@ -1,7 +1,8 @@
 """Metrics for Prometheus and OpenTelemetry, switched on when their packages are installed.
 
-The first timer, channel, queue, server or registry of the process starts them. The environment
-variable `RPCWHEEL_METRICS` limits that: `off`, `prometheus` or `otel`. Nothing else is needed::
+The first timer, channel, queue, server or registry of the process starts them, for each of the two
+packages that is installed. The environment variable `RPCWHEEL_METRICS` restricts them to one
+(`prometheus` or `otel`) or none (`off`). Nothing else is needed::
 
     pip install 'rpcwheel[prometheus]'
     prometheus_client.start_http_server(9090)  # in the program, as for its own metrics
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from .prometheus import Collector
-else:
+else:  # on demand: `prometheus_client` may not be installed
     __getattr__, __dir__ = lazy_names(__name__, {".prometheus": "Collector"})
 
 _LOG: Final = logging.getLogger("rpcwheel")
@@ -35,13 +36,13 @@ def start(sinks: Iterable[str]) -> None:
         sinks: "prometheus" registers a `Collector` in `prometheus_client.REGISTRY`; "otel" makes
             instruments with the global meter provider. If one cannot be started, that is logged.
     """
-    from .readings import start_counting
+    from .readings import start_counting  # slow to import; `python -m` does without it
 
     start_counting()
     for sink in sinks:
         try:
             _STARTS[sink]()
-        except ImportError as error:  # the package is too old
+        except ImportError as error:  # the installed package is too old
             _LOG.warning("metrics for %s stay off: %s", sink, error)
         except Exception:  # noqa: BLE001 - the program continues without it
             _LOG.exception("metrics for %s stay off", sink)
