@@ -23,7 +23,7 @@ from rpcwheel.journal.backend import (
     storable,
 )
 
-from .journal_harness import HOUR_S, MANY, SHORT_S, TIMEOUT_S, JournalHarness, wait
+from .journal_harness import HOUR_S, MANY, SHORT_S, TARGET, TIMEOUT_S, JournalHarness, wait
 from .registry_harness import on_threads, require
 
 if TYPE_CHECKING:
@@ -1018,7 +1018,7 @@ def deleted_calls_are_gone(harness: JournalHarness) -> None:
     )
     harness.expect_taken(backend, worker, dead, taken)
     backend.report(worker, [Dead(dead, 2, "no", "no")])
-    number = backend.delete(Filter(queue=harness.queue, target="10.0.0.1:443"))
+    number = backend.delete(Filter(queue=harness.queue, target=TARGET))
     require(number == 5, f"delete must return the number of calls, 5, not {number}")  # noqa: PLR2004
     require(backend.delete(Filter(ids=(first,))) == 0, "delete of a deleted call must return 0")
     harness.expect_states(backend, {kept: READY}, "after all but one were deleted")

@@ -1,4 +1,9 @@
-"""The harness of the conformance checks of journals: backends, calls, and workers."""
+"""The harness of the conformance checks of journals: backends, calls, and workers.
+
+Each check in `journal_checks.py` gets a `JournalHarness`. Its methods make what a check needs, or
+take and read calls and raise AssertionError if the result is wrong. Other checks and programs may
+use the engine at the same time, so the names of queues and workers are random.
+"""
 
 from __future__ import annotations
 
@@ -15,26 +20,34 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
 HOUR_S: Final = 3600.0
-"""A lease or a delay that does not end during a check."""
+"""The seconds of a lease or a delay that does not end during a check."""
 
 SHORT_S: Final = 1.0
-"""A lease that ends during a check."""
+"""The seconds of a lease that ends during a check, by the clock of the engine."""
 
 MANY: Final = 1_000_000
-"""More calls than any check stores."""
+"""A limit above the number of calls that any check stores."""
+
+TARGET: Final = "10.0.0.1:443"
+"""The target of calls and routes, unless a check gives another. No connection is made to it."""
 
 TIMEOUT_S: Final = 30.0
 """Seconds until a check fails. A correct backend takes a small part of it."""
 
 
 class JournalHarness:
-    """The backends of one check, all on one engine. A context manager that closes them."""
+    """The backends of one check, all on one engine (such as one database).
+
+    A context manager: at its end, it deletes the calls of the check and closes the backends.
+    """
 
     def __init__(self, make: Callable[[], JournalBackend]) -> None:
+        """`make` is called for each backend; all that it returns must use the same engine."""
         self._make = make
         self._backends: list[JournalBackend] = []
         self._queues: set[str] = set()
         self.queue = f"check.{secrets.token_hex(6)}"
+        """The name of the queue of this check. Names of further queues begin with it."""
 
     def __enter__(self) -> Self:
         return self
@@ -42,24 +55,25 @@ class JournalHarness:
     def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
         try:
             if self._backends:
-                backend = self.new()
+                backend = self.new()  # the check may have closed the others
                 for queue in self._queues:
                     backend.delete(Filter(queue=queue))
         except RpcWheelError:
-            if kind is None:
+            if kind is None:  # otherwise the error of the check is raised
                 raise
         finally:
             for backend in self._backends:
                 backend.close()
 
     def new(self) -> JournalBackend:
-        """Make another backend."""
+        """Make another backend on the engine, which is closed after the check."""
         backend = self._make()
         require(
             isinstance(backend, JournalBackend),
             f"make() must return a rpcwheel.journal.backend.JournalBackend, not {backend!r}",
         )
         self._backends.append(backend)
+        # Journals and their events use it.
         require(hasattr(backend, "url"), "it has no `url`: its __init__ must set it")
         return backend
 
@@ -68,7 +82,7 @@ class JournalHarness:
         number: int = 1,
         *,
         queue: str | None = None,
-        target: str = "10.0.0.1:443",
+        target: str = TARGET,
         method: str = "/shop.Orders/Push",
         body: bytes | None = None,
         delay_s: float = 0.0,
@@ -77,7 +91,7 @@ class JournalHarness:
         error: str = "",
         order_key: str | None = None,
     ) -> NewCall:
-        """Make a call of this check's queue, or of another."""
+        """Make a call to append. `number` is in its key and body; None: the queue of this check."""
         queue = self.queue if queue is None else queue
         self._queues.add(queue)
         return NewCall(
@@ -94,7 +108,7 @@ class JournalHarness:
         )
 
     def append(self, backend: JournalBackend, *calls: NewCall) -> list[int]:
-        """Append calls; check the number of ids."""
+        """Append calls; check that there are as many ids, and return them."""
         ids = backend.append(calls)
         require(
             len(ids) == len(calls),
@@ -106,10 +120,8 @@ class JournalHarness:
         """Return the name of a new worker."""
         return f"worker-{secrets.token_hex(6)}"
 
-    def route(
-        self, limit: int = MANY, *, queue: str | None = None, target: str = "10.0.0.1:443"
-    ) -> Route:
-        """Return the route of the calls that `call` makes."""
+    def route(self, limit: int = MANY, *, queue: str | None = None, target: str = TARGET) -> Route:
+        """Return the route by which `limit` calls that `call` has made can be taken."""
         return Route(self.queue if queue is None else queue, target, limit)
 
     def take(
@@ -120,7 +132,10 @@ class JournalHarness:
         lease_s: float = HOUR_S,
         within_s: float = 0.0,
     ) -> list[StoredCall]:
-        """Take calls of routes, or all that are due of this check's queue."""
+        """Take the calls of these routes that are due within `within_s`.
+
+        Without routes: those of this check's queue to `TARGET`.
+        """
         return backend.take(worker, lease_s, routes or [self.route()], within_s)
 
     def expect_taken(
@@ -132,7 +147,7 @@ class JournalHarness:
         lease_s: float = HOUR_S,
         within_s: float = 0.0,
     ) -> list[StoredCall]:
-        """Take calls; check that exactly the wanted ones are returned, in this order."""
+        """Take calls; check that they are those with the ids `wanted`, in this order."""
         taken = self.take(backend, worker, *routes, lease_s=lease_s, within_s=within_s)
         require(
             [call.id for call in taken] == list(wanted),
@@ -147,7 +162,10 @@ class JournalHarness:
     def wait_until_taken(
         self, backend: JournalBackend, worker: str, *wanted: int, lease_s: float = HOUR_S
     ) -> None:
-        """Take until a worker has got these calls, as when the lease of another ends."""
+        """Take repeatedly until a worker has the calls with the ids `wanted`, and no others.
+
+        For calls that become ready when the lease of another worker ends.
+        """
         taken: list[int] = []
 
         def look() -> bool:
@@ -161,17 +179,20 @@ class JournalHarness:
         )
 
     def let_a_lease_end(self, backend: JournalBackend) -> None:
-        """Return when a lease of `SHORT_S` has ended that began after this was called."""
-        place = self.route(1, queue=f"{self.queue}.clock")
-        (number,) = self.append(backend, self.call(queue=place.queue))
-        self.expect_taken(backend, self.worker(), number, routes=[place], lease_s=SHORT_S)
+        """Wait until every lease of `SHORT_S` has ended that was begun before.
+
+        The clock of the engine decides that. So a worker takes a call of a separate queue with such
+        a lease, and another worker tries to take this call until it gets it.
+        """
+        route = self.route(1, queue=f"{self.queue}.clock")
+        (call_id,) = self.append(backend, self.call(queue=route.queue))
+        self.expect_taken(backend, self.worker(), call_id, routes=[route], lease_s=SHORT_S)
         other = self.worker()
         wait(
-            lambda: self.take(backend, other, place),
+            lambda: self.take(backend, other, route),
             lambda: "a call whose worker's lease has ended must be taken by another",
         )
-        backend.report(other, [])
-        backend.delete(Filter(ids=(number,)))
+        backend.delete(Filter(ids=(call_id,)))
 
     def stored_calls(
         self, backend: JournalBackend, ids: Iterable[int] | None = None
@@ -180,19 +201,22 @@ class JournalHarness:
         wanted = None if ids is None else tuple(ids)
         return backend.select(Filter(queue=self.queue, ids=wanted), limit=MANY)
 
-    def stored_call(self, backend: JournalBackend, number: int) -> StoredCall:
+    def stored_call(self, backend: JournalBackend, call_id: int) -> StoredCall:
         """Return the stored call with this id."""
-        calls = self.stored_calls(backend, [number])
+        calls = self.stored_calls(backend, [call_id])
         require(
-            [call.id for call in calls] == [number],
-            f"select must find the stored call {number}, not {calls}",
+            [call.id for call in calls] == [call_id],
+            f"select must find the stored call {call_id}, not {calls}",
         )
         return calls[0]
 
     def expect_states(
         self, backend: JournalBackend, wanted: dict[int, CallState], where: str
     ) -> None:
-        """Check that exactly these calls are stored, with these states."""
+        """Check that exactly the calls with these ids are stored, with these states.
+
+        `where` begins the message: "after the lease has ended", for example.
+        """
         stored = {call.id: call.state for call in self.stored_calls(backend)}
         require(
             stored == wanted, f"{where} the calls must be {shown(wanted)}, but are {shown(stored)}"
@@ -200,7 +224,7 @@ class JournalHarness:
 
 
 def wait(look: Callable[[], object], otherwise: Callable[[], str]) -> None:
-    """Wait until `look()` is true; raise AssertionError if that takes too long."""
+    """Wait until `look()` is true; after `TIMEOUT_S` raise AssertionError with `otherwise()`."""
     try:
         wait_until(look, TIMEOUT_S)
     except AssertionError:
@@ -208,5 +232,5 @@ def wait(look: Callable[[], object], otherwise: Callable[[], str]) -> None:
 
 
 def shown(states: dict[int, CallState]) -> str:
-    """Describe states in a message."""
-    return ", ".join(f"{number} {state.name}" for number, state in states.items()) or "none"
+    """Describe states, by the ids of the calls, in a message."""
+    return ", ".join(f"{call_id} {state.name}" for call_id, state in states.items()) or "none"
