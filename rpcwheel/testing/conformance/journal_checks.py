@@ -54,11 +54,13 @@ TEXTS: Final = (
 
 def appended_calls_are_kept_unchanged(harness: JournalHarness) -> None:
     """`select` and `take` return all texts, bytes of all values, and long ones."""
-    backend = harness.new()
+    backend = harness.new_backend()
     bodies = (b"", b"\0", bytes(range(256)), os.urandom(1 << 20), b"\\x41", b"'")
     calls = [
         replace(
-            harness.call(queue=f"{harness.queue}{text}", target=text, method=f"/{text}", body=body),
+            harness.new_call(
+                queue=f"{harness.queue}{text}", target=text, method=f"/{text}", body=body
+            ),
             key=text,
             max_age_s=12.5,
             attempts=number,
@@ -74,7 +76,7 @@ def appended_calls_are_kept_unchanged(harness: JournalHarness) -> None:
         _require_same(stored[number], call, "select")
         (taken,) = harness.expect_taken(
             backend,
-            harness.worker(),
+            harness.new_worker(),
             number,
             routes=[harness.route(queue=call.queue, target=call.target)],
         )
@@ -103,9 +105,9 @@ def _require_same(stored: StoredCall, call: NewCall, method: str) -> None:
 
 def what_not_every_engine_can_store_is_replaced(harness: JournalHarness) -> None:
     """All requests replace U+0000 and surrogates in texts by U+FFFD."""
-    backend, worker = harness.new(), harness.worker()
+    backend, worker = harness.new_backend(), harness.new_worker()
     odd = "a\0b\ud800c"
-    call = replace(harness.call(order_key=odd, error=odd, target=odd), method=odd, key=odd)
+    call = replace(harness.new_call(order_key=odd, error=odd, target=odd), method=odd, key=odd)
     (number,) = harness.append(backend, call)
     for name in ("target", "method", "key", "error", "order_key"):
         text = getattr(harness.stored_call(backend, number), name)
@@ -126,12 +128,14 @@ def what_not_every_engine_can_store_is_replaced(harness: JournalHarness) -> None
 
 def ids_increase(harness: JournalHarness) -> None:
     """Ids increase within an append, between appends, and between backends."""
-    backend, other = harness.new(), harness.new()
+    backend, other = harness.new_backend(), harness.new_backend()
     ids: list[int] = []
     for number in range(4):
-        ids += harness.append((backend, other)[number % 2], *map(harness.call, range(1 + number)))
+        ids += harness.append(
+            (backend, other)[number % 2], *map(harness.new_call, range(1 + number))
+        )
     backend.delete(Filter(ids=(ids[-1],)))
-    ids += harness.append(other, harness.call())
+    ids += harness.append(other, harness.new_call())
     require(
         all(number > 0 for number in ids),
         f"ids must be positive numbers, not {ids}",
@@ -144,10 +148,10 @@ def ids_increase(harness: JournalHarness) -> None:
 
 def many_calls_are_appended_at_once(harness: JournalHarness) -> None:
     """Ids are in the order of the calls. An append of no calls is accepted."""
-    backend = harness.new()
+    backend = harness.new_backend()
     require(backend.append([]) == [], "append of no calls must return no ids")
     calls = [
-        harness.call(number, order_key=f"{number % 7}" if number % 2 else None)
+        harness.new_call(number, order_key=f"{number % 7}" if number % 2 else None)
         for number in range(2000)
     ]
     ids = harness.append(backend, *calls)
@@ -172,11 +176,11 @@ def many_calls_are_appended_at_once(harness: JournalHarness) -> None:
 
 def an_append_stores_all_or_nothing(harness: JournalHarness) -> None:
     """If one of the calls cannot be stored, none is."""
-    backend = harness.new()
-    wrong: Any = replace(harness.call(2), body=None)  # type: ignore[arg-type]
+    backend = harness.new_backend()
+    wrong: Any = replace(harness.new_call(2), body=None)  # type: ignore[arg-type]
     for calls in (
-        [harness.call(1), wrong],
-        [harness.call(1, order_key="a"), replace(wrong, order_key="a")],
+        [harness.new_call(1), wrong],
+        [harness.new_call(1, order_key="a"), replace(wrong, order_key="a")],
     ):
         raised = False
         try:
@@ -185,19 +189,19 @@ def an_append_stores_all_or_nothing(harness: JournalHarness) -> None:
             raised = True
         require(raised, "append of a call whose body is None must raise")
         require(not harness.stored_calls(backend), "an append that raised must store no call")
-    harness.append(backend, harness.call(3))
-    harness.append(backend, harness.call(4, order_key="a"))
+    harness.append(backend, harness.new_call(3))
+    harness.append(backend, harness.new_call(4, order_key="a"))
 
 
 def concurrent_appends_are_all_stored(harness: JournalHarness) -> None:
     """Several backends append at once, and each call is stored once."""
-    backends = [harness.new() for _ in range(4)]
+    backends = [harness.new_backend() for _ in range(4)]
     ids: list[list[int]] = [[] for _ in backends]
 
     def work(place: int) -> None:
         for number in range(20):
             ids[place] += harness.append(
-                backends[place], harness.call(number), harness.call(number, order_key="a")
+                backends[place], harness.new_call(number), harness.new_call(number, order_key="a")
             )
 
     on_threads(*(partial(work, place) for place in range(len(backends))))
@@ -216,12 +220,12 @@ def concurrent_appends_are_all_stored(harness: JournalHarness) -> None:
 
 def calls_are_taken_when_they_are_due(harness: JournalHarness) -> None:
     """`within_s` adds the calls that become due within that time."""
-    backend, worker = harness.new(), harness.worker()
+    backend, worker = harness.new_backend(), harness.new_worker()
     now, soon, later = harness.append(
         backend,
-        harness.call(1),
-        harness.call(2, delay_s=HOUR_S),
-        harness.call(3, delay_s=3 * HOUR_S),
+        harness.new_call(1),
+        harness.new_call(2, delay_s=HOUR_S),
+        harness.new_call(3, delay_s=3 * HOUR_S),
     )
     harness.expect_taken(backend, worker, now)
     harness.expect_taken(backend, worker)
@@ -232,9 +236,9 @@ def calls_are_taken_when_they_are_due(harness: JournalHarness) -> None:
 
 def calls_that_were_due_at_an_earlier_time_are_taken(harness: JournalHarness) -> None:
     """A negative `within_s` selects only calls that were due so long ago."""
-    backend, worker = harness.new(), harness.worker()
+    backend, worker = harness.new_backend(), harness.new_worker()
     _, earlier = harness.append(
-        backend, harness.call(1, delay_s=-60.0), harness.call(2, delay_s=-HOUR_S)
+        backend, harness.new_call(1, delay_s=-60.0), harness.new_call(2, delay_s=-HOUR_S)
     )
     harness.expect_taken(backend, worker, within_s=-2 * HOUR_S)
     harness.expect_taken(backend, worker, earlier, within_s=-HOUR_S / 2)
@@ -242,8 +246,8 @@ def calls_that_were_due_at_an_earlier_time_are_taken(harness: JournalHarness) ->
 
 def a_call_becomes_due(harness: JournalHarness) -> None:
     """A call is due after its delay, by the clock of the engine."""
-    backend, worker = harness.new(), harness.worker()
-    (number,) = harness.append(backend, harness.call(1, delay_s=0.2))
+    backend, worker = harness.new_backend(), harness.new_worker()
+    (number,) = harness.append(backend, harness.new_call(1, delay_s=0.2))
     taken: list[StoredCall] = []
 
     def look() -> bool:
@@ -259,9 +263,9 @@ def a_call_becomes_due(harness: JournalHarness) -> None:
 
 def what_is_due_first_is_taken_first(harness: JournalHarness) -> None:
     """Equal due times are ordered by id. The limit of a route cuts off the last calls."""
-    backend, worker = harness.new(), harness.worker()
+    backend, worker = harness.new_backend(), harness.new_worker()
     delays = (50, 10, 40, 10, -5, 30, 20, 10, 0, 60, 70)
-    ids = harness.append(backend, *(harness.call(delay_s=float(delay)) for delay in delays))
+    ids = harness.append(backend, *(harness.new_call(delay_s=float(delay)) for delay in delays))
     due = dict(zip(ids, delays, strict=True))
     order = sorted(due, key=lambda number: (due[number], number))
     harness.expect_taken(backend, worker, *order[:4], routes=[harness.route(4)], within_s=SLACK_S)
@@ -272,19 +276,19 @@ def what_is_due_first_is_taken_first(harness: JournalHarness) -> None:
 
 def calls_due_at_the_same_time_are_taken_in_the_order_of_their_ids(harness: JournalHarness) -> None:
     """Ids are compared as numbers, whatever their number of digits."""
-    backend, worker = harness.new(), harness.worker()
-    ids = harness.append(backend, *map(harness.call, range(120)))
+    backend, worker = harness.new_backend(), harness.new_worker()
+    ids = harness.append(backend, *map(harness.new_call, range(120)))
     for first in range(0, len(ids), 50):
         harness.expect_taken(backend, worker, *ids[first : first + 50], routes=[harness.route(50)])
 
 
 def only_given_routes_are_taken_and_up_to_their_limits(harness: JournalHarness) -> None:
     """A limit of 0 takes nothing; a route given twice takes no call twice."""
-    backend, worker = harness.new(), harness.worker()
+    backend, worker = harness.new_backend(), harness.new_worker()
     places = {
         place: harness.append(
             backend,
-            *(harness.call(queue=harness.queue + place[0], target=place[1]) for _ in range(3)),
+            *(harness.new_call(queue=harness.queue + place[0], target=place[1]) for _ in range(3)),
         )
         for place in (("", ""), ("", "a"), ("", "A"), ("a", ""), ("a", "b"), ("", "ab"), ("b", "a"))
     }
@@ -316,9 +320,9 @@ def only_given_routes_are_taken_and_up_to_their_limits(harness: JournalHarness) 
 
 def a_taken_call_is_not_taken_again(harness: JournalHarness) -> None:
     """Neither the same worker nor one on another connection takes a call that is taken."""
-    backend, other = harness.new(), harness.new()
-    first, second = harness.worker(), harness.worker()
-    ids = harness.append(backend, harness.call(1), harness.call(2))
+    backend, other = harness.new_backend(), harness.new_backend()
+    first, second = harness.new_worker(), harness.new_worker()
+    ids = harness.append(backend, harness.new_call(1), harness.new_call(2))
     harness.expect_taken(backend, first, ids[0], routes=[harness.route(1)])
     harness.expect_taken(backend, first, ids[1], routes=[harness.route(1)])
     harness.expect_taken(backend, first)
@@ -328,10 +332,10 @@ def a_taken_call_is_not_taken_again(harness: JournalHarness) -> None:
 
 def concurrent_workers_take_each_call_once(harness: JournalHarness) -> None:
     """Several workers take while another backend appends."""
-    producer, backends = harness.new(), [harness.new() for _ in range(4)]
+    producer, backends = harness.new_backend(), [harness.new_backend() for _ in range(4)]
     total = 400
     taken: list[list[int]] = [[] for _ in backends]
-    workers = [harness.worker() for _ in backends]
+    workers = [harness.new_worker() for _ in backends]
 
     def work(place: int) -> None:
         backend, worker = backends[place], workers[place]
@@ -345,7 +349,7 @@ def concurrent_workers_take_each_call_once(harness: JournalHarness) -> None:
 
     def produce() -> None:
         for first in range(0, total, 10):
-            harness.append(producer, *map(harness.call, range(first, first + 10)))
+            harness.append(producer, *map(harness.new_call, range(first, first + 10)))
 
     on_threads(produce, *(partial(work, place) for place in range(len(backends))))
     every = [number for each in taken for number in each]
@@ -362,7 +366,7 @@ def concurrent_workers_take_each_call_once(harness: JournalHarness) -> None:
 
 def without_calls_there_is_no_lease(harness: JournalHarness) -> None:
     """`renew` returns False for a worker that has taken no calls."""
-    backend, worker = harness.new(), harness.worker()
+    backend, worker = harness.new_backend(), harness.new_worker()
     require(
         backend.renew(worker, HOUR_S) is False,
         "renew of a worker that has not taken anything must return False",
@@ -376,11 +380,11 @@ def without_calls_there_is_no_lease(harness: JournalHarness) -> None:
 
 def calls_are_taken_over_when_a_lease_ends(harness: JournalHarness) -> None:
     """The calls are unchanged. Late results change nothing, and `renew` returns False."""
-    backend, other = harness.new(), harness.new()
-    old, new = harness.worker(), harness.worker()
+    backend, other = harness.new_backend(), harness.new_backend()
+    old, new = harness.new_worker(), harness.new_worker()
     ids = harness.append(
         backend,
-        *(harness.call(number, attempts=3, error="down", delay_s=-5) for number in range(3)),
+        *(harness.new_call(number, attempts=3, error="down", delay_s=-5) for number in range(3)),
     )
     harness.expect_taken(backend, old, *ids, lease_s=SHORT_S)
     harness.wait_until_taken(other, new, *ids)
@@ -411,10 +415,10 @@ def calls_are_taken_over_when_a_lease_ends(harness: JournalHarness) -> None:
 
 def a_take_without_routes_ends_leases(harness: JournalHarness) -> None:
     """A take without routes makes calls ready whose lease has ended."""
-    backend, other = harness.new(), harness.new()
-    (number,) = harness.append(backend, harness.call(1))
-    harness.expect_taken(backend, harness.worker(), number, lease_s=SHORT_S)
-    worker = harness.worker()
+    backend, other = harness.new_backend(), harness.new_backend()
+    (number,) = harness.append(backend, harness.new_call(1))
+    harness.expect_taken(backend, harness.new_worker(), number, lease_s=SHORT_S)
+    worker = harness.new_worker()
 
     def look() -> bool:
         require(
@@ -428,8 +432,8 @@ def a_take_without_routes_ends_leases(harness: JournalHarness) -> None:
 
 def a_worker_takes_its_calls_again_after_its_lease(harness: JournalHarness) -> None:
     """A worker whose lease has ended takes its own calls, and has a lease again."""
-    backend, worker = harness.new(), harness.worker()
-    ids = harness.append(backend, harness.call(1), harness.call(2))
+    backend, worker = harness.new_backend(), harness.new_worker()
+    ids = harness.append(backend, harness.new_call(1), harness.new_call(2))
     harness.expect_taken(backend, worker, *ids, lease_s=SHORT_S)
     harness.wait_until_taken(backend, worker, *ids)
     require(backend.renew(worker, HOUR_S), "renew after taking again must return True")
@@ -437,11 +441,13 @@ def a_worker_takes_its_calls_again_after_its_lease(harness: JournalHarness) -> N
 
 def a_renewed_lease_does_not_end(harness: JournalHarness) -> None:
     """`renew` and taking other calls extend a lease; a take that returns nothing does not."""
-    backend, other = harness.new(), harness.new()
-    renewing, taking, idle = harness.worker(), harness.worker(), harness.worker()
+    backend, other = harness.new_backend(), harness.new_backend()
+    renewing, taking, idle = harness.new_worker(), harness.new_worker(), harness.new_worker()
     routes = [harness.route(queue=f"{harness.queue}.{number}") for number in range(3)]
     ids = [
-        harness.append(backend, harness.call(queue=route.queue), harness.call(queue=route.queue))
+        harness.append(
+            backend, harness.new_call(queue=route.queue), harness.new_call(queue=route.queue)
+        )
         for route in routes
     ]
     for worker, route, (number, _) in zip((renewing, taking, idle), routes, ids, strict=True):
@@ -456,7 +462,7 @@ def a_renewed_lease_does_not_end(harness: JournalHarness) -> None:
     taken: list[int] = []
 
     def look() -> bool:
-        taken.extend(call.id for call in harness.take(other, harness.worker(), *routes))
+        taken.extend(call.id for call in harness.take(other, harness.new_worker(), *routes))
         return ids[2][0] in taken
 
     wait(look, lambda: "a lease must end that was only shortened by renew, or after an empty take")
@@ -467,7 +473,7 @@ def a_renewed_lease_does_not_end(harness: JournalHarness) -> None:
     )
     harness.let_a_lease_end(other)
     require(
-        harness.take(other, harness.worker(), *routes) == [],
+        harness.take(other, harness.new_worker(), *routes) == [],
         "calls with a renewed lease must not be taken by others",
     )
     require(
@@ -480,8 +486,8 @@ def a_renewed_lease_does_not_end(harness: JournalHarness) -> None:
 
 def released_calls_are_ready_at_once(harness: JournalHarness) -> None:
     """Attempts are unchanged. The worker loses its lease; the leases of others remain."""
-    backend, old, new, third = harness.new(), *(harness.worker() for _ in range(3))
-    ids = harness.append(backend, *(harness.call(number, attempts=2) for number in range(3)))
+    backend, old, new, third = harness.new_backend(), *(harness.new_worker() for _ in range(3))
+    ids = harness.append(backend, *(harness.new_call(number, attempts=2) for number in range(3)))
     harness.expect_taken(backend, third, ids[0], routes=[harness.route(1)])
     harness.expect_taken(backend, old, *ids[1:])
     backend.release(old)
@@ -495,7 +501,7 @@ def released_calls_are_ready_at_once(harness: JournalHarness) -> None:
         [call.attempts for call in taken] == [2, 2],
         "release must not change the number of attempts",
     )
-    backend.release(harness.worker())  # of a worker that is not known: no error
+    backend.release(harness.new_worker())  # of a worker that is not known: no error
 
 
 # Reporting
@@ -503,8 +509,8 @@ def released_calls_are_ready_at_once(harness: JournalHarness) -> None:
 
 def delivered_calls_are_deleted(harness: JournalHarness) -> None:
     """Other taken calls stay."""
-    backend, worker = harness.new(), harness.worker()
-    ids = harness.append(backend, *map(harness.call, range(3)))
+    backend, worker = harness.new_backend(), harness.new_worker()
+    ids = harness.append(backend, *map(harness.new_call, range(3)))
     harness.expect_taken(backend, worker, *ids)
     require(backend.report(worker, []) == [], "report of no results must return no ids")
     lost = backend.report(worker, [Delivered(ids[0]), Delivered(ids[2])])
@@ -514,8 +520,8 @@ def delivered_calls_are_deleted(harness: JournalHarness) -> None:
 
 def postponed_calls_are_due_later(harness: JournalHarness) -> None:
     """The attempts and the error of the report are stored."""
-    backend, worker = harness.new(), harness.worker()
-    ids = harness.append(backend, harness.call(1), harness.call(2, max_age_s=5 * HOUR_S))
+    backend, worker = harness.new_backend(), harness.new_worker()
+    ids = harness.append(backend, harness.new_call(1), harness.new_call(2, max_age_s=5 * HOUR_S))
     harness.expect_taken(backend, worker, *ids)
     lost = backend.report(
         worker, [Postponed(ids[0], 5, 2 * HOUR_S, "é"), Postponed(ids[1], 6, 0.0, "down")]
@@ -534,13 +540,13 @@ def postponed_calls_are_due_later(harness: JournalHarness) -> None:
         f"a postponed call must keep its maximum age, but expires in {second.expires_s} s",
     )
     harness.expect_taken(backend, worker, ids[1])
-    harness.expect_taken(backend, harness.worker(), ids[0], within_s=3 * HOUR_S)
+    harness.expect_taken(backend, harness.new_worker(), ids[0], within_s=3 * HOUR_S)
 
 
 def dead_calls_are_kept_and_not_taken(harness: JournalHarness) -> None:
     """The attempts, the error and the reason of the report are stored."""
-    backend, worker = harness.new(), harness.worker()
-    (number,) = harness.append(backend, harness.call())
+    backend, worker = harness.new_backend(), harness.new_worker()
+    (number,) = harness.append(backend, harness.new_call())
     harness.expect_taken(backend, worker, number)
     lost = backend.report(worker, [Dead(number, 7, "gone", "too old")])
     call = harness.stored_call(backend, number)
@@ -557,8 +563,10 @@ def dead_calls_are_kept_and_not_taken(harness: JournalHarness) -> None:
 
 def results_of_calls_that_are_not_taken_are_ignored(harness: JournalHarness) -> None:
     """Ready, deleted, unknown and reported calls, and those of another worker, stay as they are."""
-    backend, worker, other = harness.new(), harness.worker(), harness.worker()
-    theirs, deleted, reported, mine, ready = harness.append(backend, *map(harness.call, range(5)))
+    backend, worker, other = harness.new_backend(), harness.new_worker(), harness.new_worker()
+    theirs, deleted, reported, mine, ready = harness.append(
+        backend, *map(harness.new_call, range(5))
+    )
     harness.expect_taken(backend, other, theirs, routes=[harness.route(1)])
     harness.expect_taken(backend, worker, deleted, reported, mine, routes=[harness.route(3)])
     backend.delete(Filter(ids=(deleted,)))
@@ -597,9 +605,10 @@ def results_of_calls_that_are_not_taken_are_ignored(harness: JournalHarness) -> 
 
 def a_report_stores_all_or_nothing(harness: JournalHarness) -> None:
     """If one of the results cannot be stored, none is."""
-    backend, worker = harness.new(), harness.worker()
+    backend, worker = harness.new_backend(), harness.new_worker()
     ids = harness.append(
-        backend, *(harness.call(number, order_key="a" if number else None) for number in range(2))
+        backend,
+        *(harness.new_call(number, order_key="a" if number else None) for number in range(2)),
     )
     harness.expect_taken(backend, worker, *ids)
     wrong: Any = Postponed(ids[1], None, 0.0, "x")  # type: ignore[arg-type]
@@ -621,11 +630,11 @@ def a_report_stores_all_or_nothing(harness: JournalHarness) -> None:
 
 def calls_with_an_order_key_are_taken_one_at_a_time(harness: JournalHarness) -> None:
     """Ids decide, not due times; a postponed call is the next one again."""
-    backend, worker = harness.new(), harness.worker()
+    backend, worker = harness.new_backend(), harness.new_worker()
     ids = harness.append(
-        backend, *(harness.call(delay_s=-float(number), order_key="a") for number in range(2))
+        backend, *(harness.new_call(delay_s=-float(number), order_key="a") for number in range(2))
     )
-    ids += harness.append(backend, harness.call(order_key="a"))
+    ids += harness.append(backend, harness.new_call(order_key="a"))
     harness.expect_states(
         backend, {ids[0]: READY, ids[1]: BLOCKED, ids[2]: BLOCKED}, "after three were appended"
     )
@@ -645,17 +654,17 @@ def calls_with_an_order_key_are_taken_one_at_a_time(harness: JournalHarness) -> 
     backend.report(worker, [Delivered(ids[1])])
     harness.expect_taken(backend, worker, ids[2])
     backend.report(worker, [Delivered(ids[2])])
-    (last,) = harness.append(backend, harness.call(order_key="a"))
+    (last,) = harness.append(backend, harness.new_call(order_key="a"))
     harness.expect_taken(backend, worker, last)
 
 
 def an_order_key_blocks_only_its_own_calls(harness: JournalHarness) -> None:
     """Calls of other keys, queues or targets are not blocked, nor those without a key."""
-    backend, worker = harness.new(), harness.worker()
+    backend, worker = harness.new_backend(), harness.new_worker()
     queues, targets = (harness.queue, f"{harness.queue}.a"), ("b", "a.b")
     keys = (None, "", "a", "A")
     calls = [
-        harness.call(queue=queue, target=target, order_key=key)
+        harness.new_call(queue=queue, target=target, order_key=key)
         for queue in queues
         for target in targets
         for key in keys
@@ -679,8 +688,8 @@ def an_order_key_blocks_only_its_own_calls(harness: JournalHarness) -> None:
 
 def a_dead_letter_does_not_block(harness: JournalHarness) -> None:
     """A deleted call does not block either, whatever its state was."""
-    backend, worker = harness.new(), harness.worker()
-    ids = harness.append(backend, *(harness.call(number, order_key="a") for number in range(6)))
+    backend, worker = harness.new_backend(), harness.new_worker()
+    ids = harness.append(backend, *(harness.new_call(number, order_key="a") for number in range(6)))
     harness.expect_taken(backend, worker, ids[0])
     backend.report(worker, [Dead(ids[0], 2, "no", "no")])
     wanted = {ids[0]: DEAD, ids[1]: READY} | dict.fromkeys(ids[2:], BLOCKED)
@@ -700,17 +709,17 @@ def a_dead_letter_does_not_block(harness: JournalHarness) -> None:
         {ids[0]: DEAD, ids[4]: TAKEN, ids[5]: BLOCKED},
         "after a late result of a deleted call",
     )
-    (last,) = harness.append(backend, harness.call(order_key="b"))
+    (last,) = harness.append(backend, harness.new_call(order_key="b"))
     harness.expect_taken(backend, worker, last)
     backend.report(worker, [Dead(last, 2, "no", "no")])
-    harness.expect_taken(backend, worker, *harness.append(backend, harness.call(order_key="b")))
+    harness.expect_taken(backend, worker, *harness.append(backend, harness.new_call(order_key="b")))
 
 
 def a_call_that_is_taken_over_still_blocks(harness: JournalHarness) -> None:
     """A call that was released blocks later ones too."""
-    backend, old, new = harness.new(), harness.worker(), harness.worker()
+    backend, old, new = harness.new_backend(), harness.new_worker(), harness.new_worker()
     first, second = harness.append(
-        backend, harness.call(order_key="a"), harness.call(order_key="a")
+        backend, harness.new_call(order_key="a"), harness.new_call(order_key="a")
     )
     harness.expect_taken(backend, old, first)
     backend.release(old)
@@ -726,9 +735,9 @@ def a_call_that_is_taken_over_still_blocks(harness: JournalHarness) -> None:
 
 def a_dead_letter_is_retried_in_its_order(harness: JournalHarness) -> None:
     """A retried dead letter precedes later calls of its order key, except one that is taken."""
-    backend, worker, other = harness.new(), harness.worker(), harness.worker()
+    backend, worker, other = harness.new_backend(), harness.new_worker(), harness.new_worker()
     dead, ready, blocked = harness.append(
-        backend, *(harness.call(number, order_key="a") for number in range(3))
+        backend, *(harness.new_call(number, order_key="a") for number in range(3))
     )
     harness.expect_taken(backend, worker, dead)
     backend.report(worker, [Dead(dead, 2, "no", "no")])
@@ -757,8 +766,8 @@ def a_dead_letter_is_retried_in_its_order(harness: JournalHarness) -> None:
 
 def several_dead_letters_of_a_key_are_retried_in_their_order(harness: JournalHarness) -> None:
     """One request retries all dead letters of a key; these are taken one at a time."""
-    backend, worker = harness.new(), harness.worker()
-    ids = harness.append(backend, *(harness.call(number, order_key="a") for number in range(3)))
+    backend, worker = harness.new_backend(), harness.new_worker()
+    ids = harness.append(backend, *(harness.new_call(number, order_key="a") for number in range(3)))
     for number in ids:
         harness.expect_taken(backend, worker, number)
         backend.report(worker, [Dead(number, 2, "no", "no")])
@@ -770,7 +779,10 @@ def several_dead_letters_of_a_key_are_retried_in_their_order(harness: JournalHar
 
 def concurrent_workers_keep_the_order(harness: JournalHarness) -> None:
     """Other backends append meanwhile, several calls of different keys at once."""
-    backends, producers = [harness.new() for _ in range(3)], [harness.new() for _ in range(2)]
+    backends, producers = (
+        [harness.new_backend() for _ in range(3)],
+        [harness.new_backend() for _ in range(2)],
+    )
     keys, rounds = ("a", "b", "c"), 15
     total = len(keys) * rounds * len(producers)
     lock, busy = threading.Lock(), set[str | None]()
@@ -780,11 +792,11 @@ def concurrent_workers_keep_the_order(harness: JournalHarness) -> None:
         turned = keys if place else keys[::-1]
         for number in range(rounds):
             harness.append(
-                producers[place], *(harness.call(number, order_key=key) for key in turned)
+                producers[place], *(harness.new_call(number, order_key=key) for key in turned)
             )
 
     def work(place: int) -> None:
-        backend, worker = backends[place], harness.worker()
+        backend, worker = backends[place], harness.new_worker()
         end = time.monotonic() + TIMEOUT_S
         while sum(map(len, done.values())) < total:
             require(time.monotonic() < end, f"{total} calls must be taken, but only {done} were")
@@ -816,15 +828,15 @@ def concurrent_workers_keep_the_order(harness: JournalHarness) -> None:
 
 def select_finds_what_its_filter_says(harness: JournalHarness) -> None:
     """All conditions must hold; a filter without conditions selects all calls."""
-    backend, worker = harness.new(), harness.worker()
+    backend, worker = harness.new_backend(), harness.new_worker()
     dead, taken, ready, elsewhere = harness.append(
         backend,
-        harness.call(1, target="a:1", error="status UNAVAILABLE: x"),
-        harness.call(2, target="b:1", method="/shop.Orders/Pull", error="100% of_it"),
-        harness.call(3, target="a:1", order_key="k"),
-        harness.call(4, target="a:1", order_key="k", queue=f"{harness.queue}.other"),
+        harness.new_call(1, target="a:1", error="status UNAVAILABLE: x"),
+        harness.new_call(2, target="b:1", method="/shop.Orders/Pull", error="100% of_it"),
+        harness.new_call(3, target="a:1", order_key="k"),
+        harness.new_call(4, target="a:1", order_key="k", queue=f"{harness.queue}.other"),
     )
-    (blocked,) = harness.append(backend, harness.call(5, target="a:1", order_key="k"))
+    (blocked,) = harness.append(backend, harness.new_call(5, target="a:1", order_key="k"))
     harness.expect_taken(backend, worker, taken, routes=[harness.route(target="b:1")])
     harness.expect_taken(backend, worker, dead, routes=[harness.route(1, target="a:1")])
     backend.report(worker, [Dead(dead, 2, "status UNAVAILABLE: x", "Too old: [9]")])
@@ -866,7 +878,7 @@ def select_finds_what_its_filter_says(harness: JournalHarness) -> None:
 
 def wildcards_match_any_text(harness: JournalHarness) -> None:
     """Only `*` and `?` are wildcards, the whole text must match, and case matters."""
-    backend = harness.new()
+    backend = harness.new_backend()
     texts = (
         "a",
         "ab",
@@ -911,7 +923,7 @@ def wildcards_match_any_text(harness: JournalHarness) -> None:
         "": ("",),
         "a-z": (),
     }
-    harness.append(backend, *(harness.call(method=text) for text in texts))
+    harness.append(backend, *(harness.new_call(method=text) for text in texts))
     for pattern, wanted in patterns.items():
         chosen = Filter(queue=harness.queue, method=pattern)
         selected = [stored.method for stored in backend.select(chosen, limit=MANY)]
@@ -923,8 +935,10 @@ def wildcards_match_any_text(harness: JournalHarness) -> None:
 
 def select_returns_pages(harness: JournalHarness) -> None:
     """Pages follow each other in the order of ids."""
-    backend = harness.new()
-    ids = harness.append(backend, *(harness.call(delay_s=float(-number)) for number in range(25)))
+    backend = harness.new_backend()
+    ids = harness.append(
+        backend, *(harness.new_call(delay_s=float(-number)) for number in range(25))
+    )
     chosen, selected, pages = Filter(queue=harness.queue), list[int](), 0
     while page := backend.select(chosen, after=selected[-1] if selected else 0, limit=10):
         require(len(page) <= 10, "select must return at most `limit` calls")  # noqa: PLR2004
@@ -937,8 +951,8 @@ def select_returns_pages(harness: JournalHarness) -> None:
 
 def many_ids_can_be_selected(harness: JournalHarness) -> None:
     """`select`, `retry` and `delete` accept 40,000 ids."""
-    backend = harness.new()
-    ids = harness.append(backend, *map(harness.call, range(40)))
+    backend = harness.new_backend()
+    ids = harness.append(backend, *map(harness.new_call, range(40)))
     many = Filter(queue=harness.queue, ids=(*range(ids[-1] + 1, ids[-1] + 40_000), *ids))
     require(len(backend.select(many)) == len(ids), "select must accept 40,000 ids")
     require(backend.retry(many) == len(ids), "retry must accept 40,000 ids")
@@ -947,13 +961,13 @@ def many_ids_can_be_selected(harness: JournalHarness) -> None:
 
 def waiting_calls_are_retried_now(harness: JournalHarness) -> None:
     """`retry` makes waiting calls due now, and does not change taken ones."""
-    backend, worker = harness.new(), harness.worker()
+    backend, worker = harness.new_backend(), harness.new_worker()
     ids = harness.append(
         backend,
-        harness.call(1, order_key="a"),
-        harness.call(2, order_key="a", delay_s=HOUR_S, attempts=4, error="x"),
-        harness.call(3, delay_s=HOUR_S),
-        harness.call(4, delay_s=HOUR_S),
+        harness.new_call(1, order_key="a"),
+        harness.new_call(2, order_key="a", delay_s=HOUR_S, attempts=4, error="x"),
+        harness.new_call(3, delay_s=HOUR_S),
+        harness.new_call(4, delay_s=HOUR_S),
     )
     harness.expect_taken(backend, worker, ids[0])
     number = backend.retry(Filter(queue=harness.queue, ids=tuple(ids[:3])))
@@ -977,8 +991,8 @@ def waiting_calls_are_retried_now(harness: JournalHarness) -> None:
 
 def dead_letters_are_retried_as_if_they_were_new(harness: JournalHarness) -> None:
     """A retried dead letter has no attempts, and its whole maximum age again."""
-    backend, worker = harness.new(), harness.worker()
-    (number,) = harness.append(backend, harness.call(max_age_s=0.2))
+    backend, worker = harness.new_backend(), harness.new_worker()
+    (number,) = harness.append(backend, harness.new_call(max_age_s=0.2))
     harness.expect_taken(backend, worker, number)
     backend.report(worker, [Dead(number, 7, "no", "too old")])
     wait(
@@ -1006,15 +1020,15 @@ def dead_letters_are_retried_as_if_they_were_new(harness: JournalHarness) -> Non
 
 def deleted_calls_are_gone(harness: JournalHarness) -> None:
     """Calls in any state can be deleted; `delete` returns their number."""
-    backend, worker = harness.new(), harness.worker()
+    backend, worker = harness.new_backend(), harness.new_worker()
     dead, taken, ready, first, second, kept = harness.append(
         backend,
-        harness.call(1),
-        harness.call(2),
-        harness.call(3, delay_s=HOUR_S),
-        harness.call(4, order_key="a", delay_s=HOUR_S),
-        harness.call(5, order_key="a", delay_s=HOUR_S),
-        harness.call(6, target="kept"),
+        harness.new_call(1),
+        harness.new_call(2),
+        harness.new_call(3, delay_s=HOUR_S),
+        harness.new_call(4, order_key="a", delay_s=HOUR_S),
+        harness.new_call(5, order_key="a", delay_s=HOUR_S),
+        harness.new_call(6, target="kept"),
     )
     harness.expect_taken(backend, worker, dead, taken)
     backend.report(worker, [Dead(dead, 2, "no", "no")])
@@ -1037,7 +1051,7 @@ def deleted_calls_are_gone(harness: JournalHarness) -> None:
 
 def depths_count_calls_by_state(harness: JournalHarness) -> None:
     """Each queue and target has its counts, in the order of their names."""
-    backend, worker = harness.new(), harness.worker()
+    backend, worker = harness.new_backend(), harness.new_worker()
     first, second = harness.queue, f"{harness.queue}.b"
 
     def expect(*wanted: tuple[str, str, int, int, int]) -> list[Depth]:
@@ -1051,12 +1065,12 @@ def depths_count_calls_by_state(harness: JournalHarness) -> None:
     expect()
     ids = harness.append(
         backend,
-        harness.call(1, target="z"),
-        harness.call(2, target="z", delay_s=HOUR_S),
-        harness.call(3, target="z", order_key="a"),
-        harness.call(4, target="z", order_key="a"),
-        harness.call(5, target="a"),
-        harness.call(6, queue=second, target=""),
+        harness.new_call(1, target="z"),
+        harness.new_call(2, target="z", delay_s=HOUR_S),
+        harness.new_call(3, target="z", order_key="a"),
+        harness.new_call(4, target="z", order_key="a"),
+        harness.new_call(5, target="a"),
+        harness.new_call(6, queue=second, target=""),
     )
     expect((first, "a", 1, 0, 0), (first, "z", 4, 0, 0), (second, "", 1, 0, 0))
     harness.expect_taken(backend, worker, ids[0], ids[2], routes=[harness.route(target="z")])
@@ -1072,7 +1086,7 @@ def depths_count_calls_by_state(harness: JournalHarness) -> None:
         lambda: "age_s must increase with time",
     )
     backend.delete(Filter(ids=(ids[3],)))
-    harness.append(backend, harness.call(4, target="z", order_key="a"))  # a younger blocked one
+    harness.append(backend, harness.new_call(4, target="z", order_key="a"))  # a younger blocked one
     backend.retry(Filter(ids=(ids[0],)))  # is now the youngest, and has the lowest id
     before = harness.stored_call(backend, ids[1]).age_s
     depths = expect((first, "a", 0, 0, 1), (first, "z", 4, 0, 0), (second, "", 1, 0, 0))
@@ -1091,7 +1105,7 @@ def depths_count_calls_by_state(harness: JournalHarness) -> None:
 
 def routes_have_ready_calls(harness: JournalHarness) -> None:
     """Ready calls count before they are due; taken, dead and blocked ones do not count."""
-    backend, worker = harness.new(), harness.worker()
+    backend, worker = harness.new_backend(), harness.new_worker()
 
     def expect(*targets: str) -> None:
         listed = sorted(target for queue, target in backend.routes() if queue == harness.queue)
@@ -1100,10 +1114,10 @@ def routes_have_ready_calls(harness: JournalHarness) -> None:
     expect()
     first, _, third, fourth = harness.append(
         backend,
-        harness.call(1, target="a"),
-        harness.call(2, target="b", delay_s=HOUR_S),
-        harness.call(3, target="c", order_key="k"),
-        harness.call(4, target="c", order_key="k"),
+        harness.new_call(1, target="a"),
+        harness.new_call(2, target="b", delay_s=HOUR_S),
+        harness.new_call(3, target="c", order_key="k"),
+        harness.new_call(4, target="c", order_key="k"),
     )
     expect("a", "b", "c")
     harness.expect_taken(backend, worker, first, routes=[harness.route(target="a")])
@@ -1122,9 +1136,9 @@ def routes_have_ready_calls(harness: JournalHarness) -> None:
 
 def backends_share_the_journal(harness: JournalHarness) -> None:
     """A backend sees at once what another one has stored."""
-    backend, other = harness.new(), harness.new()
-    worker = harness.worker()
-    (number,) = harness.append(backend, harness.call())
+    backend, other = harness.new_backend(), harness.new_backend()
+    worker = harness.new_worker()
+    (number,) = harness.append(backend, harness.new_call())
     harness.expect_states(other, {number: READY}, "in the other backend, after append")
     harness.expect_taken(other, worker, number)
     harness.expect_states(backend, {number: TAKEN}, "in the other backend, after take")
@@ -1141,13 +1155,13 @@ def backends_share_the_journal(harness: JournalHarness) -> None:
 
 def requests_may_be_made_on_any_thread(harness: JournalHarness) -> None:
     """`select`, `depths`, `routes`, `retry` and `delete` may run while others run."""
-    backend, worker = harness.new(), harness.worker()
+    backend, worker = harness.new_backend(), harness.new_worker()
     total = 60
     delivered: list[int] = []
 
     def work() -> None:
         for number in range(total):
-            harness.append(backend, harness.call(number), harness.call(target="other"))
+            harness.append(backend, harness.new_call(number), harness.new_call(target="other"))
             ids = [call.id for call in harness.take(backend, worker)]
             backend.renew(worker, HOUR_S)
             backend.report(worker, [Delivered(each) for each in ids])
@@ -1170,8 +1184,8 @@ def a_forked_child_has_its_own_connection(harness: JournalHarness) -> None:
     """Requests of the parent and of the child succeed."""
     if not hasattr(os, "fork"):
         return
-    backend = harness.new()
-    ids = harness.append(backend, harness.call(1))
+    backend = harness.new_backend()
+    ids = harness.append(backend, harness.new_call(1))
     harness.stored_calls(backend)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of threads, since CPython 3.12
@@ -1180,12 +1194,12 @@ def a_forked_child_has_its_own_connection(harness: JournalHarness) -> None:
         code = 1
         with suppress(BaseException):
             for number in range(3):
-                backend.append([harness.call(number)])
+                backend.append([harness.new_call(number)])
                 harness.stored_calls(backend)
             backend.close()
             code = 0
         os._exit(code)
-    ids += harness.append(backend, harness.call(3))
+    ids += harness.append(backend, harness.new_call(3))
     status: list[int] = []
 
     def look() -> bool:
@@ -1196,7 +1210,7 @@ def a_forked_child_has_its_own_connection(harness: JournalHarness) -> None:
 
     wait(look, lambda: "requests in a forked child must end")
     require(status == [0], "append and select in a forked child must work")
-    ids += harness.append(backend, harness.call(4))
+    ids += harness.append(backend, harness.new_call(4))
     stored_ids = [call.id for call in harness.stored_calls(backend)]
     require(
         len(stored_ids) == 6 and set(ids) < set(stored_ids),  # noqa: PLR2004
@@ -1206,13 +1220,13 @@ def a_forked_child_has_its_own_connection(harness: JournalHarness) -> None:
 
 def a_closed_backend_refuses_requests(harness: JournalHarness) -> None:
     """Requests raise `JournalUnavailable`. Closing twice is no error; taken calls stay taken."""
-    backend, other, worker = harness.new(), harness.new(), harness.worker()
-    (number,) = harness.append(backend, harness.call())
+    backend, other, worker = harness.new_backend(), harness.new_backend(), harness.new_worker()
+    (number,) = harness.append(backend, harness.new_call())
     harness.expect_taken(backend, worker, number)
     backend.close()
     backend.close()
     requests: dict[str, Callable[[], object]] = {
-        "append": lambda: backend.append([harness.call()]),
+        "append": lambda: backend.append([harness.new_call()]),
         "take": lambda: harness.take(backend, worker),
         "renew": lambda: backend.renew(worker, HOUR_S),
         "report": lambda: backend.report(worker, [Delivered(number)]),
@@ -1229,7 +1243,7 @@ def a_closed_backend_refuses_requests(harness: JournalHarness) -> None:
         except JournalUnavailable:
             continue
         raise AssertionError(f"{name} after close must raise JournalUnavailable")
-    unused = harness.new()
+    unused = harness.new_backend()
     unused.close()
     harness.expect_states(other, {number: TAKEN}, "after the backend of its worker was closed")
     require(

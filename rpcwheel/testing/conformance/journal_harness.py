@@ -55,7 +55,7 @@ class JournalHarness:
     def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
         try:
             if self._backends:
-                backend = self.new()  # the check may have closed the others
+                backend = self.new_backend()  # the check may have closed the others
                 for queue in self._queues:
                     backend.delete(Filter(queue=queue))
         except RpcWheelError:
@@ -65,7 +65,7 @@ class JournalHarness:
             for backend in self._backends:
                 backend.close()
 
-    def new(self) -> JournalBackend:
+    def new_backend(self) -> JournalBackend:
         """Make another backend on the engine, which is closed after the check."""
         backend = self._make()
         require(
@@ -77,7 +77,7 @@ class JournalHarness:
         require(hasattr(backend, "url"), "it has no `url`: its __init__ must set it")
         return backend
 
-    def call(
+    def new_call(
         self,
         number: int = 1,
         *,
@@ -116,12 +116,12 @@ class JournalHarness:
         )
         return ids
 
-    def worker(self) -> str:
+    def new_worker(self) -> str:
         """Return the name of a new worker."""
         return f"worker-{secrets.token_hex(6)}"
 
     def route(self, limit: int = MANY, *, queue: str | None = None, target: str = TARGET) -> Route:
-        """Return the route by which `limit` calls that `call` has made can be taken."""
+        """Return the route by which `limit` calls that `new_call` has made can be taken."""
         return Route(self.queue if queue is None else queue, target, limit)
 
     def take(
@@ -185,9 +185,9 @@ class JournalHarness:
         a lease, and another worker tries to take this call until it gets it.
         """
         route = self.route(1, queue=f"{self.queue}.clock")
-        (call_id,) = self.append(backend, self.call(queue=route.queue))
-        self.expect_taken(backend, self.worker(), call_id, routes=[route], lease_s=SHORT_S)
-        other = self.worker()
+        (call_id,) = self.append(backend, self.new_call(queue=route.queue))
+        self.expect_taken(backend, self.new_worker(), call_id, routes=[route], lease_s=SHORT_S)
+        other = self.new_worker()
         wait(
             lambda: self.take(backend, other, route),
             lambda: "a call whose worker's lease has ended must be taken by another",

@@ -40,7 +40,7 @@ SILENCE_S: Final = 0.5
 
 def published_instances_are_found(harness: ConformanceHarness) -> None:
     """Every backend finds them, with all values unchanged."""
-    publisher, other = harness.new(), harness.new()
+    publisher, other = harness.new_backend(), harness.new_backend()
     first = harness.instance(1, zone="west", metadata={"a": "1"}, started_at=1.5, protocol="grpcs")
     second = harness.instance(2, status="DRAINING", group="g", version="2")
     harness.publish(publisher, first, second)
@@ -50,7 +50,7 @@ def published_instances_are_found(harness: ConformanceHarness) -> None:
 
 def publishing_again_replaces_an_instance(harness: ConformanceHarness) -> None:
     """An instance is replaced by its own process, and by a process with another epoch."""
-    before, after = harness.new(), harness.new()
+    before, after = harness.new_backend(), harness.new_backend()
     instance = harness.instance()
     harness.publish(before, instance)
     harness.publish(before, instance)
@@ -65,7 +65,7 @@ def publishing_again_replaces_an_instance(harness: ConformanceHarness) -> None:
 
 def many_instances_are_published_at_once(harness: ConformanceHarness) -> None:
     """A registry publishes many at once after the engine has lost its data."""
-    publisher, other = harness.new(), harness.new()
+    publisher, other = harness.new_backend(), harness.new_backend()
     many = [harness.instance(number) for number in range(MANY)]
     harness.publish(publisher, *many)
     harness.expect_found(other, *many)
@@ -77,7 +77,7 @@ def many_instances_are_published_at_once(harness: ConformanceHarness) -> None:
 
 def withdrawn_instances_are_removed(harness: ConformanceHarness) -> None:
     """Withdrawing an instance twice, or an unknown one, is no error. Other instances stay."""
-    publisher, other = harness.new(), harness.new()
+    publisher, other = harness.new_backend(), harness.new_backend()
     first, second, never = (harness.instance(number) for number in (1, 2, 3))
     harness.publish(publisher, first, second)
     harness.withdraw(publisher, first, never)
@@ -88,7 +88,7 @@ def withdrawn_instances_are_removed(harness: ConformanceHarness) -> None:
 
 def a_late_withdrawal_keeps_the_successor(harness: ConformanceHarness) -> None:
     """The old process withdraws after the new one has published the same id."""
-    before, after = harness.new(), harness.new()
+    before, after = harness.new_backend(), harness.new_backend()
     old = harness.instance(1, epoch="before")
     new = harness.instance(1, epoch="after")
     harness.publish(before, old)
@@ -101,7 +101,7 @@ def a_late_withdrawal_keeps_the_successor(harness: ConformanceHarness) -> None:
 
 def empty_requests_are_accepted(harness: ConformanceHarness) -> None:
     """Publish, withdraw and renew take empty sequences."""
-    backend = harness.new()
+    backend = harness.new_backend()
     backend.publish([])
     backend.withdraw([])
     require(not backend.renew([]), "renew of no instances must return no losses")
@@ -110,14 +110,14 @@ def empty_requests_are_accepted(harness: ConformanceHarness) -> None:
 
 def an_unknown_service_has_no_instances(harness: ConformanceHarness) -> None:
     """A lookup of an unknown service is no error."""
-    backend = harness.new()
+    backend = harness.new_backend()
     harness.publish(backend, harness.instance())
     harness.expect_found(backend, service=f"{harness.service}.unknown")
 
 
 def services_have_instances(harness: ConformanceHarness) -> None:
     """Services are listed in order, each once, until their last instance is removed."""
-    publisher, other = harness.new(), harness.new()
+    publisher, other = harness.new_backend(), harness.new_backend()
     names = [f"{harness.service}.{name}" for name in ("b", "a", "c")]
     instances = [harness.instance(number, name) for name in names for number in (1, 2)]
     harness.publish(publisher, *instances)
@@ -135,7 +135,7 @@ def services_have_instances(harness: ConformanceHarness) -> None:
 
 def names_do_not_match_by_prefix(harness: ConformanceHarness) -> None:
     """`orders` is not `orders-v2`. The same holds for ids."""
-    publisher, other = harness.new(), harness.new()
+    publisher, other = harness.new_backend(), harness.new_backend()
     names = [harness.service + end for end in ("", "-v2", ".v2", "2", "_")]
     instances = [harness.instance(1, name) for name in names]
     longer = harness.instance(10)
@@ -149,7 +149,7 @@ def names_do_not_match_by_prefix(harness: ConformanceHarness) -> None:
 
 def all_ids_and_texts_are_kept(harness: ConformanceHarness) -> None:
     """Ids and texts may have characters that are special to engines, and the longest lengths."""
-    publisher, other = harness.new(), harness.new()
+    publisher, other = harness.new_backend(), harness.new_backend()
     ids = ["[::1]:50051", "a%2Fb", "*", "?", "..", "'\";--", "ä€😀", "{x}", "a\\b", "#", "x" * 256]
     text = {"ä\n\0": "😀\t'\"", "long": "x" * 8000}
     instances = [harness.instance(1, id=instance_id, zone="ä b") for instance_id in ids]
@@ -163,7 +163,7 @@ def all_ids_and_texts_are_kept(harness: ConformanceHarness) -> None:
 
 def a_renewed_lease_does_not_end(harness: ConformanceHarness) -> None:
     """Instances stay that are renewed every third of a lease. Takes more than two leases."""
-    publisher, other = harness.new(), harness.new()
+    publisher, other = harness.new_backend(), harness.new_backend()
     instance = harness.instance()
     rounds = 0
     while True:
@@ -191,7 +191,7 @@ def a_renewed_lease_does_not_end(harness: ConformanceHarness) -> None:
 
 def a_lease_that_is_not_renewed_ends(harness: ConformanceHarness) -> None:
     """Lookups, watchers and a late `renew` show the end, as after the process was killed."""
-    publisher, other, watcher = harness.new(), harness.new(), RecordingWatcher()
+    publisher, other, watcher = harness.new_backend(), harness.new_backend(), RecordingWatcher()
     if publisher.keeps_alive:  # then the lease ends only with the process
         return
     instance = harness.instance()
@@ -227,7 +227,7 @@ def _publish_until_seen(
 
 def renew_reports_missing_instances(harness: ConformanceHarness) -> None:
     """`renew` reports instances that were never published or that others have removed."""
-    publisher, other = harness.new(), harness.new()
+    publisher, other = harness.new_backend(), harness.new_backend()
     first, second, never = (harness.instance(number) for number in (1, 2, 3))
     _require_lost(publisher, [never], [never], "was never published")
     publisher.publish([first, second])
@@ -241,7 +241,7 @@ def renew_reports_missing_instances(harness: ConformanceHarness) -> None:
 
 def renew_reports_replaced_instances(harness: ConformanceHarness) -> None:
     """`renew` reports an instance whose key exists with another epoch."""
-    publisher, other = harness.new(), harness.new()
+    publisher, other = harness.new_backend(), harness.new_backend()
     first, second = harness.instance(1), harness.instance(2)
     publisher.publish([first, second])
     harness.publish(other, first.replace(epoch="another"))
@@ -250,7 +250,7 @@ def renew_reports_replaced_instances(harness: ConformanceHarness) -> None:
 
 def a_view_does_not_change(harness: ConformanceHarness) -> None:
     """Later requests do not change a `View` that was returned."""
-    backend = harness.new()
+    backend = harness.new_backend()
     harness.publish(backend, harness.instance(1))
     view = backend.lookup(harness.service)
     before = dict(view.records)
@@ -262,7 +262,7 @@ def a_view_does_not_change(harness: ConformanceHarness) -> None:
 
 def methods_may_be_called_on_any_thread(harness: ConformanceHarness) -> None:
     """The calls come from different threads, one at a time."""
-    publisher, other = harness.new(), harness.new()
+    publisher, other = harness.new_backend(), harness.new_backend()
     instance = harness.instance()
     on_threads(lambda: harness.publish(publisher, instance))
     on_threads(lambda: publisher.renew([instance]))
@@ -273,7 +273,7 @@ def methods_may_be_called_on_any_thread(harness: ConformanceHarness) -> None:
 
 def close_gives_up_the_lease(harness: ConformanceHarness) -> None:
     """Instances of the closed backend are removed, those of others stay."""
-    publisher, other = harness.new(), harness.new()
+    publisher, other = harness.new_backend(), harness.new_backend()
     first, second = harness.instance(1), harness.instance(2)
     harness.publish(publisher, first)
     harness.publish(other, second)
@@ -283,7 +283,7 @@ def close_gives_up_the_lease(harness: ConformanceHarness) -> None:
 
 def close_is_idempotent_and_refuses_later_requests(harness: ConformanceHarness) -> None:
     """Requests after `close` raise `RegistryClosed`."""
-    backend = harness.new()
+    backend = harness.new_backend()
     harness.publish(backend, harness.instance())
     harness.close(backend)
     backend.close()
@@ -304,7 +304,7 @@ def close_is_idempotent_and_refuses_later_requests(harness: ConformanceHarness) 
 def close_ends_threads_and_timeouts(harness: ConformanceHarness) -> None:
     """After `close` no new thread is left, and no timeout on the backend's timer."""
     before = set(threading.enumerate())
-    backend = harness.new()
+    backend = harness.new_backend()
     timer = backend.settings.timer
     pending = 0 if timer is None else timer.pending
     harness.publish(backend, harness.instance())
@@ -361,7 +361,7 @@ def _require_lost(
 
 def a_watch_begins_with_the_present_view(harness: ConformanceHarness) -> None:
     """An empty view is reported too."""
-    publisher, other = harness.new(), harness.new()
+    publisher, other = harness.new_backend(), harness.new_backend()
     empty, full = RecordingWatcher(), RecordingWatcher()
     first = other.watch(f"{harness.service}.empty", empty)
     empty.wait_for(harness)
@@ -375,7 +375,7 @@ def a_watch_begins_with_the_present_view(harness: ConformanceHarness) -> None:
 
 def a_watch_reports_each_change(harness: ConformanceHarness) -> None:
     """Instances are published, changed and withdrawn, and their backend is closed."""
-    publisher, another, other = harness.new(), harness.new(), harness.new()
+    publisher, another, other = harness.new_backend(), harness.new_backend(), harness.new_backend()
     watcher = RecordingWatcher()
     watch = other.watch(harness.service, watcher)
     watcher.wait_for(harness)
@@ -395,7 +395,7 @@ def a_watch_reports_each_change(harness: ConformanceHarness) -> None:
 
 def a_watch_reports_changes_by_its_own_backend(harness: ConformanceHarness) -> None:
     """A process may publish and watch the same service."""
-    backend = harness.new()
+    backend = harness.new_backend()
     watcher = RecordingWatcher()
     watch = backend.watch(harness.service, watcher)
     watcher.wait_for(harness)
@@ -406,7 +406,7 @@ def a_watch_reports_changes_by_its_own_backend(harness: ConformanceHarness) -> N
 
 def a_watch_reports_only_its_service(harness: ConformanceHarness) -> None:
     """Watches of one backend do not disturb each other, also if names begin alike."""
-    publisher, other = harness.new(), harness.new()
+    publisher, other = harness.new_backend(), harness.new_backend()
     names = [harness.service + end for end in ("", "-v2", ".v2")]
     watchers = {name: RecordingWatcher() for name in names}
     watches = [other.watch(name, watcher) for name, watcher in watchers.items()]
@@ -421,7 +421,7 @@ def a_watch_reports_only_its_service(harness: ConformanceHarness) -> None:
 
 def watches_of_one_service_are_independent(harness: ConformanceHarness) -> None:
     """Each watch reports changes, and closing one does not end the other."""
-    publisher, other = harness.new(), harness.new()
+    publisher, other = harness.new_backend(), harness.new_backend()
     first, second = RecordingWatcher(), RecordingWatcher()
     first_watch, second_watch = (
         other.watch(harness.service, first),
@@ -438,7 +438,7 @@ def watches_of_one_service_are_independent(harness: ConformanceHarness) -> None:
 
 def a_closed_watch_reports_nothing(harness: ConformanceHarness) -> None:
     """Closing a watch twice, or after the backend, is no error."""
-    publisher, other = harness.new(), harness.new()
+    publisher, other = harness.new_backend(), harness.new_backend()
     closed, watcher = RecordingWatcher(), RecordingWatcher()
     first, second = other.watch(harness.service, closed), other.watch(harness.service, watcher)
     closed.wait_for(harness)
@@ -460,7 +460,7 @@ def a_closed_watch_reports_nothing(harness: ConformanceHarness) -> None:
 
 def a_watcher_may_close_its_watch(harness: ConformanceHarness) -> None:
     """Closing in a call of the watcher does not hang or raise, and no other call follows."""
-    publisher, other = harness.new(), harness.new()
+    publisher, other = harness.new_backend(), harness.new_backend()
     closing, watcher = _ClosingWatcher(), RecordingWatcher()
     closing.watch = other.watch(harness.service, closing)
     watch = other.watch(harness.service, watcher)
@@ -478,9 +478,9 @@ def a_watcher_may_close_its_watch(harness: ConformanceHarness) -> None:
 
 def a_watcher_is_not_called_concurrently(harness: ConformanceHarness) -> None:
     """Several backends publish at once. The last view has the latest values."""
-    backends = [harness.new() for _ in range(3)]
+    backends = [harness.new_backend() for _ in range(3)]
     watcher = RecordingWatcher()
-    watch = harness.new().watch(harness.service, watcher)
+    watch = harness.new_backend().watch(harness.service, watcher)
     last = [harness.instance(number, weight=9) for number in range(len(backends))]
 
     def work(number: int) -> None:

@@ -75,7 +75,7 @@ class ConformanceHarness:
         for backend in self._published:
             backend.close()
 
-    def new(self) -> RegistryBackend:
+    def new_backend(self) -> RegistryBackend:
         """Make another backend."""
         backend = self._make()
         require(
