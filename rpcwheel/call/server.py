@@ -202,7 +202,7 @@ class WatchedResponses:
 def served_code(context: Any, error: BaseException | None = None) -> str:
     """Return the name of the status code of a call whose behavior has just ended. Never raises.
 
-    gRPC serializes the response afterwards. If that fails, the code is wrong.
+    gRPC serializes the response afterwards. If that fails, the client gets another code.
 
     Args:
         context: The context of the call.

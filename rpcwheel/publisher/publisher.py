@@ -351,7 +351,7 @@ class PublisherBase(Generic[R]):
         self._closed = threading.Event()
         self._on_closed = CloseCallbacks("publisher")
         self._shutdown_begun = threading.Event()
-        self._busy_thread: int | None = None  # the ident of the one that runs the start or the stop
+        self._busy_thread: int | None = None  # its ident, while it runs the start or the stop
         self._signal_names: SimpleQueue[str | None] = SimpleQueue()  # None ends its reader
         self._registries, self._own = self._open_all(entries, registry_policy)
         components.add("publisher", self)
@@ -673,7 +673,7 @@ class PublisherBase(Generic[R]):
             if self._must_stop_server and not is_left_running and not self._server.is_gone:
                 step = self._begin_step("stop", self._grace_s + STOP_MARGIN_S, 0.0)
                 self._run("stop of the server", partial(self._stop_server, step))
-            # No event: `_begin_step` is for the steps of the server.
+            # Without an event: "closed" is reported when this step has ended.
             step = _StepDeadline(self, CLOSE_TIMEOUT_S, HURRIED_TIMEOUT_S)
             closes = [(repr(own), partial(self._close_own, own, step)) for own in self._own]
             self._run_all(step, *closes, ("on_serving", self._call_undo_on_serving))
