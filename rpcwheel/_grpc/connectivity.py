@@ -144,7 +144,7 @@ def close_unavailable(channel: grpc.Channel, details: str) -> None:
         if core is not None:
             readable = details.encode(errors="backslashreplace").decode()
             core.close(cygrpc.StatusCode.unavailable, readable)
-    finally:  # ends the threads of the channel, too
+    finally:  # also drops the callbacks, and gRPC's reference to the channel for forks
         channel.close()
 
 

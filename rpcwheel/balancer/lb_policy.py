@@ -47,7 +47,7 @@ def checked_lb_policy(lb_policy: str | Picker) -> Picker:
 
 
 def _hint(name: str, header: str) -> str:
-    """Return what the user may have meant; also understands names of gRPC, Envoy and Dubbo."""
+    """Return what the user may have meant: names of other libraries, and misspelled ones."""
     match name.lower().replace("-", "_"):
         case "ring_hash" | "consistent_hash":
             meant = f"ring_hash:{header or 'HEADER'}"

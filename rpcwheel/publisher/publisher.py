@@ -272,7 +272,8 @@ class PublisherBase(Generic[R]):
                 registry; 127.0.0.1 for a registry on this machine.
             id: The instance's id in the registry; "" for `host:port`. Workers that share a port
                 need one each: a process that publishes an id takes it over from the one before.
-            weight: From 0 to 1000. An instance gets calls in proportion to its weight.
+            weight: From 0 to 1000. An instance gets calls in proportion to its weight, unless the
+                clients' `lb_policy` ignores weights, as "round_robin" does.
             group: Clients that ask for a group get only its instances.
             version: Clients that ask for a version get only its instances.
             protocol: `"grpc"`, or `"grpcs"` for a server with TLS.
