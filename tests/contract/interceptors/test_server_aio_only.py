@@ -1,0 +1,210 @@
+"""The server interceptor of `grpc.aio`: classes of handlers, tasks, generators, thread pools."""
+
+import asyncio
+import inspect
+import itertools
+import threading
+from contextvars import ContextVar
+
+import grpc
+import pytest
+from scenarios.served import KINDS, ROUNDED, aio_answering, aio_ask, answering, begin, handler
+
+from fixtures.grpc_servers import IMPATIENT
+from fixtures.handlers import bound, left, partly, reading_and_writing, seconds
+from fixtures.small_servers import METHOD, Gate, aio_serving
+from fixtures.waiting import WAIT_S, aio_wait_until
+from rpcwheel.call import CallPolicy, DeadlinePolicy
+from rpcwheel.events import CallSlow
+from rpcwheel.interceptors.aio import server_interceptors
+from rpcwheel.timer import AsyncWheelTimer
+
+LOOKED_AT = ContextVar("looked_at", default=None)
+NATURES = [aio_answering, reading_and_writing, bound, partly, answering]
+
+
+async def test_a_wrapped_handler_has_the_class_of_the_handler():
+    """grpc.aio treats coroutine functions, generators and plain functions differently."""
+    (interceptor,) = server_interceptors()
+    changed = []
+    for nature, kind in itertools.product(NATURES, KINDS):
+        behavior = nature(kind, left)
+
+        async def continuation(_details, made=handler(kind, behavior)):  # noqa: B008
+            return made
+
+        made = await interceptor.intercept_service(continuation, type("", (), {"method": METHOD}))
+        served = getattr(made, kind)
+        asks = (inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+        if [ask(served) for ask in asks] != [ask(behavior) for ask in asks]:
+            changed.append((nature.__name__, kind))
+    assert changed == []
+
+
+class EndedByItsClient:
+    """The context of a call whose client ends it between its deadline and its refusal."""
+
+    def time_remaining(self):
+        return 0.0
+
+    async def abort(self, *_):
+        raise grpc.aio.InternalError("execute_batch failed")
+
+
+async def test_a_refused_call_that_its_client_has_ended_is_not_logged_as_an_error():
+    async def continuation(_):
+        return grpc.unary_unary_rpc_method_handler(behavior)
+
+    async def behavior(request, context):
+        raise AssertionError("the deadline has passed")
+
+    (interceptor,) = server_interceptors()
+    details = type("Details", (), {"method": "/test.Small/Call", "invocation_metadata": ()})
+    made = await interceptor.intercept_service(continuation, details)
+    with pytest.raises(asyncio.CancelledError):
+        await made.unary_unary(b"", EndedByItsClient())
+
+
+async def test_a_plain_stream_sees_context_variables_of_outer_interceptors_on_any_thread():
+    class Outer(grpc.aio.ServerInterceptor):
+        async def intercept_service(self, continuation, details):
+            behavior = (await continuation(details)).unary_stream
+
+            def wrapped(request, context):
+                LOOKED_AT.set("first")
+                return behavior(request, context)
+
+            return handler("unary_stream", wrapped)
+
+    made = handler("unary_stream", answering("unary_stream", lambda _context: LOOKED_AT.get()))
+    async with aio_serving(made, interceptors=[Outer(), *server_interceptors()]) as target:
+        assert await aio_ask(target, "unary_stream") == [b"'first'"]
+
+
+async def test_a_plain_stream_works_behind_an_interceptor_that_runs_in_the_pool():
+    class Around(grpc.aio.ServerInterceptor):
+        async def intercept_service(self, continuation, details):
+            behavior = (await continuation(details)).unary_stream
+
+            def wrapped(request, context):
+                yield from behavior(request, context)
+
+            return handler("unary_stream", wrapped)
+
+    made = handler("unary_stream", answering("unary_stream", left))
+    async with aio_serving(made, interceptors=[Around(), *server_interceptors()]) as target:
+        assert (
+            0 < seconds(await aio_ask(target, "unary_stream", timeout=WAIT_S)) <= WAIT_S * ROUNDED
+        )
+
+
+@pytest.mark.parametrize(
+    ("style", "kind"), [(aio_answering, "stream_stream"), (reading_and_writing, "unary_stream")]
+)
+async def test_a_client_that_cancels_cancels_the_handler(kind, style):
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def hang():
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    async def generator(request, context):
+        yield b"first"
+        await hang()
+
+    async def writer(request, context):
+        await context.write(b"first")
+        await hang()
+
+    made = handler(kind, generator if style is aio_answering else writer)
+    async with (
+        aio_serving(made, interceptors=server_interceptors()) as target,
+        grpc.aio.insecure_channel(target, options=IMPATIENT) as channel,
+    ):
+        call = begin(channel, kind)
+        assert await call.read() == b"first"
+        await asyncio.wait_for(begun.wait(), WAIT_S)
+        call.cancel()
+        await asyncio.wait_for(ended.wait(), WAIT_S)
+
+
+async def test_the_generator_of_a_handler_is_closed_with_its_wrapper():
+    """Not only when the garbage collector finds it."""
+    (interceptor,) = server_interceptors()
+    closed = []
+
+    async def behavior(request, context):
+        try:
+            yield b"first"
+        finally:
+            closed.append(request)
+
+    async def continuation(_details):
+        return handler("unary_stream", behavior)
+
+    made = await interceptor.intercept_service(continuation, type("", (), {"method": METHOD}))
+
+    class Context:
+        def time_remaining(self):
+            return None
+
+    answers = made.unary_stream(b"x", Context())
+    assert await anext(answers) == b"first"
+    await answers.aclose()
+    assert closed == [b"x"]
+
+
+async def test_a_timer_on_the_loop_of_the_server_may_be_used(events):
+    gate = Gate()
+    policy = CallPolicy(timeout=DeadlinePolicy(slow_call_threshold=0.01))
+    made = handler("unary_unary", gate)
+    async with (
+        AsyncWheelTimer() as timer,
+        aio_serving(made, interceptors=server_interceptors(policy, timer=timer)) as target,
+    ):
+        call = asyncio.create_task(aio_ask(target, "unary_unary"))
+        await aio_wait_until(lambda: CallSlow(METHOD, "server", 0.01) in events)
+        gate.opened.set()
+        assert await call == [b"x"]
+
+
+class TellingOfTheEnd(grpc.aio.ServerInterceptor):
+    """Calls `over` at the end of the call's task, before done-callbacks that are added later."""
+
+    def __init__(self, over):
+        self.over = over
+
+    async def intercept_service(self, continuation, details):
+        asyncio.current_task().add_done_callback(self.over)
+        return await continuation(details)
+
+
+async def test_the_thread_of_a_plain_stream_is_released_after_its_client_has_canceled():
+    """Without the interceptor the thread waits forever, and the pool can't shut down."""
+    gone, closed = threading.Event(), threading.Event()
+
+    def behavior(request, context):
+        try:
+            yield b"first"
+            assert gone.wait(WAIT_S)
+            yield b"not read"
+        finally:
+            closed.set()
+
+    def over(_task):
+        gone.set()
+        closed.wait(WAIT_S)  # the loop has not run other callbacks yet
+
+    interceptors = [TellingOfTheEnd(over), *server_interceptors()]
+    async with (
+        aio_serving(handler("unary_stream", behavior), interceptors=interceptors) as target,
+        grpc.aio.insecure_channel(target, options=IMPATIENT) as channel,
+    ):
+        call = begin(channel, "unary_stream")
+        assert await call.read() == b"first"
+        call.cancel()
+        await aio_wait_until(closed.is_set)
+    await asyncio.get_running_loop().shutdown_default_executor()

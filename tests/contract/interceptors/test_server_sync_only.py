@@ -1,0 +1,200 @@
+"""The server interceptor of `grpc`: what `grpc.aio` has no counterpart of."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
+
+import grpc
+import pytest
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from scenarios.served import ROUNDED, answering, ask, begin, handler
+
+from fixtures.grpc_servers import IMPATIENT
+from fixtures.handlers import left, seconds, status
+from fixtures.small_servers import Gate, serving
+from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel.call import CallPolicy, DeadlinePolicy
+from rpcwheel.events import CallSlow
+from rpcwheel.interceptors import aio, server_interceptors
+
+SET_BY_HANDLER = ContextVar("set_by_handler", default=None)
+SLOW = CallPolicy(timeout=DeadlinePolicy(slow_call_threshold=2.0))
+
+
+class Once(grpc.ServerInterceptor):
+    """Calls the inner interceptor for the first call only."""
+
+    def __init__(self, other):
+        self.asked = iter([other.intercept_service])
+
+    def intercept_service(self, continuation, details):
+        ask_other = next(self.asked, None)
+        return continuation(details) if ask_other is None else ask_other(continuation, details)
+
+
+def test_aio_interceptors_on_a_sync_server_fail_calls_with_a_clear_error(caplog):
+    behavior = answering("unary_unary", left)
+    others = [Once(*aio.server_interceptors())]
+    with serving(handler("unary_unary", behavior), interceptors=others) as target:
+        assert status(target, "unary_unary")[0] is grpc.StatusCode.UNKNOWN
+        assert ask(target, "unary_unary", timeout=None) == [b"None"]
+    assert "are for grpc.aio.server(); for a grpc.server() use" in caplog.text
+    assert "rpcwheel.Kit" in caplog.text
+
+
+def test_abort_raises_grpcs_exception_in_the_handler():
+    seen = []
+
+    def behavior(request, context):
+        try:
+            context.abort(grpc.StatusCode.NOT_FOUND, "not here")
+        except Exception as error:  # grpc's, and a bare one
+            seen.append(type(error))
+            raise
+
+    made = handler("unary_unary", behavior)
+    with serving(made, interceptors=server_interceptors()) as target:
+        assert status(target, "unary_unary")[0] is grpc.StatusCode.NOT_FOUND
+    assert seen == [Exception]
+
+
+def test_outer_interceptors_see_context_variables_that_a_handler_sets():
+    """Access logs depend on it."""
+    seen = []
+
+    class Log(grpc.ServerInterceptor):
+        def intercept_service(self, continuation, details):
+            behavior = continuation(details).unary_unary
+
+            def wrapped(request, context):
+                answer = behavior(request, context)
+                seen.append(SET_BY_HANDLER.get())
+                return answer
+
+            return handler("unary_unary", wrapped)
+
+    behavior = answering("unary_unary", lambda _context: SET_BY_HANDLER.set("by the handler"))
+    interceptors = [Log(), *server_interceptors()]
+    with serving(handler("unary_unary", behavior), interceptors=interceptors) as target:
+        ask(target, "unary_unary")
+    assert seen == ["by the handler"]
+
+
+def test_a_handler_with_its_own_thread_pool_runs_there():
+    with ThreadPoolExecutor(1, thread_name_prefix="its-own") as pool:
+        behavior = answering("unary_unary", lambda _context: threading.current_thread().name)
+        behavior.experimental_thread_pool = pool
+        made = handler("unary_unary", behavior)
+        with serving(made, interceptors=server_interceptors()) as target:
+            assert b"its-own" in ask(target, "unary_unary")[0]
+
+
+def test_a_handler_that_pushes_responses_still_pushes_them():
+    def behavior(request, context, push):
+        push(repr(left()).encode())
+        threading.Thread(target=push, args=(None,)).start()
+
+    behavior.experimental_non_blocking = True
+    made = handler("stream_stream", behavior)
+    with serving(made, interceptors=server_interceptors(), workers=1) as target:
+        assert 0 < seconds(ask(target, "stream_stream")) <= WAIT_S * ROUNDED
+
+
+def test_watchers_of_grpcs_health_service_do_not_block_a_thread_each():
+    with ThreadPoolExecutor(2) as pool:
+        server = grpc.server(pool, interceptors=server_interceptors())
+        servicer = health.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        with grpc.insecure_channel(f"127.0.0.1:{port}", options=IMPATIENT) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            request = health_pb2.HealthCheckRequest()
+            watchers = [stub.Watch(request) for _ in range(2)]
+            for watcher in watchers:
+                assert next(watcher).status == health_pb2.HealthCheckResponse.SERVING
+            assert (
+                stub.Check(request, timeout=WAIT_S).status == health_pb2.HealthCheckResponse.SERVING
+            )
+            servicer.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
+            for watcher in watchers:
+                assert next(watcher).status == health_pb2.HealthCheckResponse.NOT_SERVING
+                watcher.cancel()
+        server.stop(None).wait()
+
+
+def slow_calls(events):
+    return [event for event in events if isinstance(event, CallSlow)]
+
+
+def test_no_timeout_remains_after_the_client_has_canceled_a_stream(timer):
+    kind = "unary_stream"
+
+    def behavior(request, context):
+        while True:
+            yield b"more"
+
+    interceptors = server_interceptors(SLOW, timer=timer)
+    with (
+        serving(handler(kind, behavior), interceptors=interceptors) as target,
+        grpc.insecure_channel(target, options=IMPATIENT) as channel,
+    ):
+        call = begin(channel, kind)
+        assert next(call) == b"more"
+        assert timer.pending == 1
+        call.cancel()
+        assert wait_until(lambda: timer.pending == 0)
+
+
+def test_slow_call_threshold_includes_the_time_until_the_first_response(timer, events):
+    gate = Gate()
+
+    def behavior(request, context):
+        return iter([gate(request)])
+
+    interceptors = server_interceptors(SLOW, timer=timer)
+    with (
+        serving(handler("unary_stream", behavior), interceptors=interceptors) as target,
+        grpc.insecure_channel(target, options=IMPATIENT) as channel,
+    ):
+        call = begin(channel, "unary_stream")
+        assert gate.entered.wait(WAIT_S)
+        timer.advance(3)
+        gate.opened.set()
+        assert list(call) == [b"x"]
+    assert wait_until(lambda: len(slow_calls(events)) == 1)
+
+
+def pushing(pushes):
+    """A behavior that pushes one response; the test pushes the others through `pushes`."""
+
+    def behavior(request, context, push):
+        push(b"first")
+        pushes.append(push)
+
+    behavior.experimental_non_blocking = True
+    return behavior
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_a_stream_of_pushed_responses_is_slow_until_its_end(cancelled, timer, events):
+    pushes = []
+    interceptors = server_interceptors(SLOW, timer=timer)
+    with (
+        serving(handler("unary_stream", pushing(pushes)), interceptors=interceptors) as target,
+        grpc.insecure_channel(target, options=IMPATIENT) as channel,
+    ):
+        call = begin(channel, "unary_stream")
+        assert next(call) == b"first"
+        assert wait_until(lambda: pushes)
+        timer.advance(1)
+        assert timer.pending == 1
+        if cancelled:
+            call.cancel()
+        else:
+            thread = threading.Thread(target=pushes[0], args=(None,))
+            thread.start()
+            assert list(call) == []
+            thread.join()
+        assert wait_until(lambda: timer.pending == 0)
+    assert slow_calls(events) == []
