@@ -1,29 +1,21 @@
-"""Calls through the client interceptors of `grpc`: retries, deadlines, default responses."""
+"""Calls with policies: retries, deadlines, default responses, the user's own code, timers.
 
-import signal
+Rules with branches in several adapters run in each way of `fixtures.clients`, others once in each
+world.
+"""
+
 import threading
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from contextvars import ContextVar
 
 import grpc
 import pytest
-from tenacity import wait_fixed
+from google.protobuf.wrappers_pb2 import StringValue
 
-from fixtures.clients import gated
-from fixtures.shop import (
-    IMPATIENT,
-    STREAM_STREAM,
-    STREAM_UNARY,
-    UNARY_STREAM,
-    UNARY_UNARY,
-    Fail,
-    Hang,
-    Silent,
-)
-from fixtures.small_servers import METHOD
+from fixtures.clients import LATER, held, noting, patient, ways, with_raising_interceptors
+from fixtures.grpcio import WAITING_ENDS_WITH_ITS_CHANNEL
+from fixtures.shop import STREAM_UNARY, UNARY_STREAM, UNARY_UNARY, Fail, Hang, Silent
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.call import (
-    CallPolicy,
     DeadlinePolicy,
     DefaultResponsePolicy,
     MethodPolicy,
@@ -36,487 +28,483 @@ from rpcwheel.events import (
     DefaultResponseUsed,
     RetryScheduled,
     RetryStopped,
-    add_sink,
-    remove_sink,
+    StreamStalled,
 )
-from rpcwheel.failback import FailbackPolicy
-from rpcwheel.interceptors import FailbackQueues, intercept_channel
 from rpcwheel.timer import WheelTimer
 
-STYLES = {
-    "blocking": lambda channel: channel.unary_unary(UNARY_UNARY),
-    "future": lambda channel: (
-        lambda *args, **given: (
-            channel.unary_unary(UNARY_UNARY).future(*args, **given).result(WAIT_S)
-        )
-    ),
-    "stream": lambda channel: (
-        lambda *args, **given: b"".join(channel.unary_stream(UNARY_STREAM)(*args, **given))
-    ),
-}
-"""Ways to make a call with one request and wait for its end."""
+NO_CONNECTION = "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: refused"
+UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
+DEADLINE_EXCEEDED = grpc.StatusCode.DEADLINE_EXCEEDED
+CANCELLED = grpc.StatusCode.CANCELLED
 
-each_style = pytest.mark.parametrize("call_of", STYLES.values(), ids=STYLES)
+TENANT = ContextVar("tenant", default=None)
 
 
-@pytest.fixture
-def client(shop_channel):
-    """Makes channels with policies; by default calls are retried after UNAVAILABLE, at once."""
-
-    def make(*, timer=None, **settings):
-        retry = RetryPolicy(retry_on="UNAVAILABLE", backoff=0.0, retry_budget=None)
-        given = {"retry": retry, "idempotent": True} | settings
-        return intercept_channel(shop_channel, CallPolicy(**given), timer=timer)
-
-    return make
+def retry_after(**settings) -> RetryPolicy:
+    return RetryPolicy(
+        **{"retry_on": "UNAVAILABLE", "backoff": 0.0, "retry_budget": None} | settings
+    )
 
 
-def refused(make) -> grpc.RpcError:
-    with pytest.raises(grpc.RpcError) as caught:
-        make()
-    return caught.value
+def pushback(milliseconds: str) -> Fail:
+    return Fail("UNAVAILABLE", trailing=(("grpc-retry-pushback-ms", milliseconds),))
 
 
 # --- Retries ---
 
 
-@each_style
-def test_attempts_carry_the_number_of_previous_attempts(shop, client, call_of):
+def test_each_attempt_has_the_number_of_previous_ones_and_the_callers_metadata(shop, client):
     shop.then("UNAVAILABLE", "UNAVAILABLE")
-    assert call_of(client())(b"x") == b"x"
+    assert client.ask(client.open(), metadata=(("k", "v"),)) == b"x"
     previous = [seen.metadata.get("grpc-previous-rpc-attempts") for seen in shop.calls]
     assert previous == [None, "1", "2"]
+    assert [seen.metadata["k"] for seen in shop.calls] == ["v"] * 3
 
 
-def test_events_report_each_retry_and_why_there_is_no_other(shop, client, events):
+def test_events_report_each_retry_and_why_there_is_no_other(shop, world, events):
     shop.then(*["UNAVAILABLE"] * 3)
-    refused(lambda: client().unary_unary(UNARY_UNARY)(b"x"))
+    world.call(world.retrying(shop.target)).error()
     wait_until(lambda: len(events) == 3)
     assert [type(event) for event in events] == [RetryScheduled, RetryScheduled, RetryStopped]
     assert events[-1].attempts == 3
     assert events[-1].reason == "no attempts left"
 
 
-def test_a_failure_that_no_policy_names_is_grpcs_own_error(shop, client):
-    shop.then("NOT_FOUND")
-    error = refused(lambda: client().unary_unary(UNARY_UNARY)(b"x"))
-    assert type(error).__module__ == "grpc._channel"
+def test_a_failure_that_no_policy_names_is_not_retried(shop, client):
+    shop.then(Fail("NOT_FOUND", "gone", (("k", "v"),)))
+    error = client.refused(client.open())
+    assert (error.code(), error.details()) == (grpc.StatusCode.NOT_FOUND, "gone")
+    assert tuple(error.trailing_metadata()) == (("k", "v"),)
     assert len(shop.calls) == 1
 
 
-@each_style
-def test_a_method_that_is_not_idempotent_is_not_retried(shop, client, call_of):
+def test_a_method_that_is_not_idempotent_is_not_retried(shop, client):
     """Also if its details are those of gRPC without a connection."""
-    shop.then(Fail("UNAVAILABLE", "failed to connect to all addresses; last error: UNKNOWN"))
-    error = refused(lambda: call_of(client(idempotent=False))(b"x"))
-    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    shop.then(Fail("UNAVAILABLE", NO_CONNECTION))
+    assert client.refused(client.open(idempotent=False)).details() == NO_CONNECTION
     assert len(shop.calls) == 1
 
 
-def test_a_refused_connection_is_retried_for_idempotent_methods_only(events):
-    retry = RetryPolicy(retry_on="UNAVAILABLE", backoff=0.0, max_attempts=2)
-    methods = {METHOD: MethodPolicy(idempotent=True)}
-    with grpc.insecure_channel("127.0.0.1:1", options=IMPATIENT) as bare:
-        channel = intercept_channel(bare, CallPolicy(retry=retry, methods=methods))
-        for method in (UNARY_UNARY, METHOD):
-            call = channel.unary_unary(method)
-            assert refused(partial(call, b"x")).code() is grpc.StatusCode.UNAVAILABLE
-            error = refused(lambda call=call: call.future(b"x").result(WAIT_S))
-            assert error.code() is grpc.StatusCode.UNAVAILABLE
-    wait_until(lambda: sum(isinstance(event, RetryStopped) for event in events) == 4)
-    retried = [event.method for event in events if isinstance(event, RetryScheduled)]
-    assert retried == [METHOD, METHOD]
+def test_a_refused_connection_is_retried_for_idempotent_methods_only(shop, client, events):
+    shop.kill()
+    for idempotent in (False, True):
+        error = client.refused(client.open(idempotent=idempotent), timeout=WAIT_S)
+        assert error.code() is UNAVAILABLE
+    kinds = [RetryStopped, RetryScheduled, RetryScheduled, RetryStopped]
+    wait_until(lambda: len(events) == len(kinds))
+    assert [type(event) for event in events] == kinds
+    shop.start()
 
 
-def test_each_method_has_its_own_policies(shop, client):
+def test_each_method_has_its_own_policies(shop, world):
     methods = {STREAM_UNARY: MethodPolicy(retry=None), UNARY_UNARY: MethodPolicy(timeout=WAIT_S)}
-    channel = client(methods=methods)
-    channel.unary_unary(UNARY_UNARY)(b"x")
+    channel = world.retrying(shop.target, methods=methods)
+    world.call(channel).result()
     shop.then("UNAVAILABLE")
-    refused(lambda: channel.stream_unary(STREAM_UNARY)(iter([b"x"])))
+    world.call(channel, "stream_unary").error()
     assert [seen.time_remaining is not None for seen in shop.calls] == [True, False]
 
 
-def test_the_retry_budget_limits_retries_to_a_failing_server(shop, client):
-    shop.then(*["UNAVAILABLE"] * 1000)
-    retry = RetryPolicy(retry_on="UNAVAILABLE", backoff=0.0, max_attempts=5, min_retries=0)
-    member = client(retry=retry).unary_unary(UNARY_UNARY)
-    for _ in range(200):
-        refused(partial(member, b"x"))
-    assert 200 < len(shop.calls) <= 240
+def test_the_retry_budget_limits_retries_to_a_failing_server(shop, world):
+    shop.then(*["UNAVAILABLE"] * 100)
+    retry = retry_after(max_attempts=2, retry_budget=0.0, min_retries=2)
+    channel = world.retrying(shop.target, retry=retry)
+    for _ in range(4):
+        world.call(channel).error()
+    assert len(shop.calls) == 6
 
 
-def test_a_retry_waits_for_the_pushback_of_the_server(shop, client, timer, events):
-    shop.then(Fail("UNAVAILABLE", trailing=(("grpc-retry-pushback-ms", "7000"),)))
-    future = client(timer=timer).unary_unary(UNARY_UNARY).future(b"x")
+def test_a_retry_waits_for_the_pushback_of_the_server(shop, world, timer, events):
+    shop.then(pushback("7000"))
+    call = world.call(world.retrying(shop.target, timer=timer))
     wait_until(lambda: timer.pending and events)
     assert events[0].delay_s == 7.0
     timer.advance(6.9)
     assert timer.pending == 1
     timer.advance(0.2)
-    assert future.result(WAIT_S) == b"x"
+    assert call.result() == b"x"
 
 
-def test_a_negative_pushback_of_the_server_forbids_the_retry(shop, client, events):
-    shop.then(Fail("UNAVAILABLE", trailing=(("grpc-retry-pushback-ms", "-1"),)))
-    refused(lambda: client().unary_unary(UNARY_UNARY)(b"x"))
-    assert len(shop.calls) == 1
-    wait_until(lambda: events)
-    assert events[0].reason == "the server asked for no retry"
-
-
-@pytest.mark.parametrize("style", ["blocking", "future"])
-def test_a_pushback_above_max_pushback_ends_the_call_at_once(shop, client, timer, events, style):
-    shop.then(Fail("UNAVAILABLE", trailing=(("grpc-retry-pushback-ms", "999999999999"),)))
-    method = client(timer=timer).unary_unary(UNARY_UNARY)
-    refused(lambda: method(b"x") if style == "blocking" else method.future(b"x").result(WAIT_S))
+@pytest.mark.parametrize(
+    ("milliseconds", "reason"),
+    [
+        ("-1", "the server asked for no retry"),
+        (
+            "999999999999",
+            "the server asked to wait 999999999.999 s, which is longer than max_pushback (300 s)",
+        ),
+    ],
+)
+@ways("sync blocking", "sync future", "aio unary")
+def test_a_pushback_may_end_the_call_at_once(shop, client, timer, events, milliseconds, reason):
+    shop.then(pushback(milliseconds))
+    client.refused(client.open(timer=timer))
     assert (len(shop.calls), timer.pending) == (1, 0)
     wait_until(lambda: events)
-    assert events[0].reason == (
-        "the server asked to wait 999999999.999 s, which is longer than max_pushback (300 s)"
-    )
+    assert events[0].reason == reason
+
+
+@held
+def test_a_retry_sends_the_request_as_it_was_when_the_call_began(shop, client, timer):
+    shop.then("UNAVAILABLE")
+    message = StringValue(value="as it was")
+    channel = client.open(retry=LATER, timer=timer)
+    call = client.begin(channel, message, serializer=StringValue.SerializeToString)
+    wait_until(lambda: timer.pending == 1)
+    message.value = "changed"
+    patient(timer)
+    assert StringValue.FromString(client.answer(call)).value == "as it was"
 
 
 # --- Deadlines ---
 
 
-def test_all_attempts_share_the_callers_deadline(shop, client, timer):
+def test_all_attempts_share_the_callers_deadline(shop, world, timer):
     """A backoff that would exceed it is not begun."""
     shop.then(*["UNAVAILABLE"] * 4)
-    retry = RetryPolicy(retry_on="UNAVAILABLE", backoff=40.0, max_attempts=9, retry_budget=None)
-    call = client(retry=retry, timer=timer).unary_unary(UNARY_UNARY).future(b"x", timeout=100.0)
+    retry = retry_after(backoff=40.0, max_attempts=9)
+    call = world.call(world.retrying(shop.target, retry=retry, timer=timer), timeout=100.0)
     for _ in range(2):
         wait_until(lambda: timer.pending)
         timer.advance(40.0)
-    assert call.exception(WAIT_S).code() is grpc.StatusCode.UNAVAILABLE
+    assert call.error().code() is UNAVAILABLE
     left = [seen.time_remaining for seen in shop.calls]
     assert len(left) == 3
     assert all(one <= limit for one, limit in zip(left, (101.0, 61.0, 21.0), strict=True))
 
 
-def test_an_attempt_may_have_its_own_timeout(shop, client):
+def test_an_attempt_may_have_its_own_timeout(shop, world):
     shop.then(Hang())
-    retry = RetryPolicy(
-        retry_on="UNAVAILABLE",
-        backoff=0.0,
-        max_attempts=100,
-        attempt_timeout=0.3,
-        retry_budget=None,
-    )
-    assert client(retry=retry).unary_unary(UNARY_UNARY)(b"x", timeout=2 * WAIT_S) == b"x"
+    channel = world.retrying(shop.target, retry=retry_after(max_attempts=100, attempt_timeout=0.3))
+    assert world.call(channel, timeout=2 * WAIT_S).result() == b"x"
     assert all(seen.time_remaining < 1 for seen in shop.calls)
 
 
 def test_a_scope_limits_the_deadline_of_its_calls(shop, client):
     with deadline_scope(WAIT_S):
-        client(timeout=100.0).unary_unary(UNARY_UNARY)(b"x", timeout=70.0)
+        client.ask(client.open(timeout=100.0), timeout=70.0)
     assert shop.calls[0].time_remaining < 1.1 * WAIT_S
 
 
-@each_style
-def test_a_call_whose_deadline_has_passed_is_not_sent(shop, client, call_of):
-    for rules in ({}, {"retry": None}):
-        channel = client(**rules)
+def test_a_call_whose_deadline_has_passed_is_not_sent(shop, client):
+    no_default = DefaultResponsePolicy(on="UNAVAILABLE", default=client.default(b"safe"))
+    for settings in ({}, {"retry": None}, {"default_response": no_default}):
+        channel = client.open(**settings)
         with deadline_scope(0.0):
-            error = refused(lambda channel=channel: call_of(channel)(b"x"))
-        assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        assert "its deadline has passed" in error.details()
+            error = client.refused(channel)
+        assert error.code() is DEADLINE_EXCEEDED
+        assert error.details().endswith("before the call began: its deadline has passed")
     assert shop.calls == []
 
 
-@each_style
-def test_a_call_whose_deadline_has_passed_ends_with_the_default_response(shop, client, call_of):
-    default = (b"no",) if call_of is STYLES["stream"] else b"no"
-    channel = client(
-        default_response=DefaultResponsePolicy(on="DEADLINE_EXCEEDED", default=default)
-    )
-    assert call_of(channel)(b"x", timeout=0) == b"no"
+def test_a_call_whose_deadline_has_passed_ends_with_the_default_response(shop, client, events):
+    default = DefaultResponsePolicy(on="DEADLINE_EXCEEDED", default=client.default(b"no"))
+    assert client.ask(client.open(default_response=default), timeout=0) == b"no"
     assert shop.calls == []
+    wait_until(lambda: events)
+    assert [type(event) for event in events] == [DefaultResponseUsed]
 
 
-def test_failback_delivers_a_call_whose_deadline_has_passed(shop, shop_channel):
-    with FailbackQueues() as queues:
-        failback = FailbackPolicy(retry_on="DEADLINE_EXCEEDED", backoff=0.01, default=b"queued")
-        channel = intercept_channel(shop_channel, CallPolicy(failback=failback), queues=queues)
-        assert channel.unary_unary(UNARY_UNARY)(b"x", timeout=0) == b"queued"
-        assert queues.flush(WAIT_S)
-    assert [seen.requests for seen in shop.calls] == [[b"x"]]
-
-
-def test_failback_waits_at_most_its_limit_for_the_end_of_a_request_stream(
-    shop, shop_channel, monkeypatch
-):
-    """If the requests do not end, the caller gets the failure."""
-    monkeypatch.setattr("rpcwheel.call.sync_requests.READ_TIMEOUT_S", 0.05)
-    opened = threading.Event()
-
-    def endless():
-        yield b"1"
-        opened.wait(WAIT_S)
-
-    with FailbackQueues() as queues:
-        failback = FailbackPolicy(retry_on="UNAVAILABLE", backoff=0.01, default=b"queued")
-        channel = intercept_channel(shop_channel, CallPolicy(failback=failback), queues=queues)
-        shop.then("UNAVAILABLE", "UNAVAILABLE")
-        try:
-            future = channel.stream_unary(STREAM_UNARY).future(endless())
-            messages = channel.stream_stream(STREAM_STREAM)(endless())
-            for make in (lambda: future.result(WAIT_S), lambda: list(messages)):
-                assert refused(make).code() is grpc.StatusCode.UNAVAILABLE
-        finally:
-            opened.set()
+def test_time_remaining_is_that_of_the_whole_call(shop, world, timer):
+    shop.then("UNAVAILABLE")
+    call = world.call(world.retrying(shop.target, retry=LATER, timer=timer), timeout=60.0)
+    wait_until(lambda: timer.pending == 1)
+    remaining = call.ask("time_remaining")
+    timer.advance(4.0)
+    if world.name == "sync":  # grpc.aio's own is of the loop
+        assert (remaining, call.ask("time_remaining")) == (60.0, 56.0)
+    assert 0 < remaining <= 60.0
+    call.cancel()
+    assert world.call(world.retrying(shop.target)).ask("time_remaining") is None
 
 
 # --- Default responses ---
 
 
+@held
 def test_a_default_response_names_its_source(shop, client, events):
-    shop.then("NOT_FOUND")
-    channel = client(default_response=DefaultResponsePolicy(on="NOT_FOUND", default=b"none"))
-    answer, call = channel.unary_unary(UNARY_UNARY).with_call(b"x")
-    assert answer == b"none"
+    shop.then(Fail("NOT_FOUND", "gone", (("k", "v"),)))
+    default = DefaultResponsePolicy(on="NOT_FOUND", default=client.default(b"1", b"2"))
+    call = client.begin(client.open(default_response=default))
+    assert client.answer(call) == b"12"
     assert call.code() is grpc.StatusCode.OK
-    assert call.details().startswith("default response after NOT_FOUND: scripted")
-    assert call.trailing_metadata()[-1] == ("rpcwheel-answer", "default-response")
+    assert call.details() == "default response after NOT_FOUND: gone"
+    assert tuple(call.ask("trailing_metadata")) == (
+        ("k", "v"),
+        ("rpcwheel-answer", "default-response"),
+    )
     wait_until(lambda: events)
     assert [type(event) for event in events] == [DefaultResponseUsed]
 
 
 def test_a_default_response_comes_after_the_retries(shop, client):
     shop.then(*["UNAVAILABLE"] * 3)
-    channel = client(default_response=DefaultResponsePolicy(on="UNAVAILABLE", default=(b"n",)))
-    assert list(channel.unary_stream(UNARY_STREAM)(b"x")) == [b"n"]
+    default = DefaultResponsePolicy(on="UNAVAILABLE", default=client.default(b"n"))
+    assert client.ask(client.open(default_response=default)) == b"n"
     assert len(shop.calls) == 3
 
 
-def test_after_its_first_message_a_stream_gets_no_retry_and_no_default(shop, client):
-    shop.then(Fail("UNAVAILABLE", after=1, read=True))
-    channel = client(default_response=DefaultResponsePolicy(on="UNAVAILABLE", default=(b"n",)))
-    rest = threading.Event()
-    stream = channel.stream_stream(STREAM_STREAM)(gated(b"x", rest))
-    assert next(stream) == b"x"
-    rest.set()
-    assert refused(lambda: next(stream)).code() is grpc.StatusCode.UNAVAILABLE
+@pytest.mark.parametrize("code", ["UNAVAILABLE", "NOT_FOUND"])
+def test_after_its_first_message_a_stream_gets_no_retry_and_no_default(shop, world, code):
+    shop.then(Fail(code, after=1, read=True))
+    default = DefaultResponsePolicy(on=code, default=(b"n",))
+    channel = world.retrying(shop.target, default_response=default)
+    call = world.call(channel, "stream_stream", open_requests=True)
+    call.write(b"x")
+    assert call.read() == b"x"
+    call.done_writing()
+    assert call.error().code().name == code
     assert len(shop.calls) == 1
+
+
+# --- Response streams ---
+
+
+def test_message_timeout_ends_a_stalled_stream_with_the_reason(shop, world, timer, events):
+    shop.then(silent := Silent(after=1))
+    policy = DeadlinePolicy(message_timeout=3.0)
+    call = world.call(
+        world.retrying(shop.target, timeout=policy, timer=timer), "unary_stream", b"xyz"
+    )
+    assert call.read() == b"x"
+    timer.advance(100.0)  # no caller waits for a message
+    assert silent.begun.wait(WAIT_S)
+    errors = []
+    thread = threading.Thread(target=lambda: errors.append(call.error()))
+    thread.start()
+    wait_until(lambda: timer.pending == 1)
+    timer.advance(3.0)
+    thread.join(WAIT_S)
+    assert errors[0].code() is call.code() is DEADLINE_EXCEEDED
+    assert errors[0].details() == "no message for 3 s (message_timeout)"
+    assert not call.cancelled()
+    assert shop.calls[0].ended.wait(WAIT_S)
+    wait_until(lambda: StreamStalled(UNARY_STREAM, 3.0) in events)
+
+
+def test_a_stream_that_stalls_before_its_first_message_is_retried(shop, world, timer):
+    shop.then(silent := Silent())
+    policy = DeadlinePolicy(message_timeout=3.0)
+    retry = retry_after(retry_on="DEADLINE_EXCEEDED")
+    channel = world.retrying(shop.target, timeout=policy, retry=retry, timer=timer)
+    call = world.call(channel, "unary_stream")
+    got = []
+    thread = threading.Thread(target=lambda: got.extend(call.result()))
+    thread.start()
+    assert silent.begun.wait(WAIT_S)
+    wait_until(lambda: timer.pending == 1)
+    timer.advance(3.0)
+    thread.join(WAIT_S)
+    assert got == [b"x"]
+    assert len(shop.calls) == 2
+
+
+def test_initial_metadata_of_a_stream_is_available_before_its_end(shop, world):
+    shop.then(Silent(after=1))
+    call = world.call(world.retrying(shop.target), "unary_stream", b"xy")
+    assert call.initial_metadata() == {}
+    assert not call.done()
+    assert call.read() == b"x"
+    call.cancel()
 
 
 # --- The user's own code ---
 
 
+def failed_callbacks(events) -> list[str]:
+    return [event.callback for event in events if isinstance(event, CallbackFailed)]
+
+
+def broken(*_):
+    raise RuntimeError("no idea")
+
+
 def test_a_backoff_that_raises_ends_the_retries(shop, client, events):
-    def broken(_):
-        raise RuntimeError("no idea")
-
-    retry = RetryPolicy(retry_on="UNAVAILABLE", backoff=broken, retry_budget=None)
-    member = client(retry=retry).unary_unary(UNARY_UNARY)
-    for make in (partial(member, b"x"), lambda: member.future(b"x").result(WAIT_S)):
-        shop.then("UNAVAILABLE")
-        assert refused(make).code() is grpc.StatusCode.UNAVAILABLE
-    wait_until(lambda: sum(isinstance(event, CallbackFailed) for event in events) == 2)
-    assert {event.callback for event in events if isinstance(event, CallbackFailed)} == {
-        "retry.backoff"
-    }
-    assert member.future(b"x").result(WAIT_S) == b"x"
-
-
-def test_a_backoff_that_blocks_delays_neither_other_calls_nor_the_timer(shop, client):
-    end, begun = threading.Event(), threading.Event()
-
-    def hang(_):
-        begun.set()
-        end.wait(2 * WAIT_S)
-        return 0.0
-
-    channel = client(retry=RetryPolicy(retry_on="UNAVAILABLE", backoff=hang, retry_budget=None))
+    channel = client.open(retry=retry_after(backoff=broken))
     shop.then("UNAVAILABLE")
-    stuck = channel.unary_unary(UNARY_UNARY).future(b"x")
-    assert begun.wait(WAIT_S)
-    fixed = client(
-        retry=RetryPolicy(retry_on="UNAVAILABLE", backoff=wait_fixed(0.01), retry_budget=None)
-    )
-    shop.then("UNAVAILABLE")
-    assert list(fixed.unary_stream(UNARY_STREAM)(b"x")) == [b"x"]  # by the timer
-    assert channel.unary_unary(UNARY_UNARY).future(b"y").result(WAIT_S) == b"y"
-    assert not stuck.done()
-    end.set()
-    assert stuck.result(WAIT_S) == b"x"
+    assert client.refused(channel).code() is UNAVAILABLE
+    wait_until(lambda: failed_callbacks(events) == ["retry.backoff"])
+    assert client.ask(channel) == b"x"
 
 
-def test_a_predicate_that_raises_leaves_the_failure(shop, client, events):
-    def broken(error):
-        raise RuntimeError("no idea")
-
+def test_a_predicate_that_raises_leaves_the_failure(shop, world, events):
     shop.then("NOT_FOUND")
-    channel = client(retry=None, default_response=DefaultResponsePolicy(on=broken))
-    error = refused(lambda: channel.unary_unary(UNARY_UNARY)(b"x"))
-    assert error.code() is grpc.StatusCode.NOT_FOUND
-    wait_until(lambda: events)
-    assert [event.callback for event in events] == ["default_response.on"]
-
-
-def test_done_callbacks_that_block_do_not_delay_calls_through_two_interceptors(shop, shop_channel):
-    retry = RetryPolicy(retry_on="UNAVAILABLE", backoff=0.0, retry_budget=None)
-    policy = CallPolicy(timeout=WAIT_S, retry=retry, idempotent=True)
-    with pytest.warns(RuntimeWarning, match="3 x 3 = 9"):
-        channel = intercept_channel(intercept_channel(shop_channel, policy), policy)
-    opened, here = threading.Event(), threading.get_ident()
-
-    def hang(_):
-        if threading.get_ident() != here:  # where it runs if the call has ended before it is added
-            opened.wait(2 * WAIT_S)
-
-    shop.then(*["NOT_FOUND"] * 6)
-    calls = [channel.unary_unary(UNARY_UNARY).future(b"x") for _ in range(6)]
-    for call in calls:
-        call.add_done_callback(hang)
-    try:
-        assert [call.exception(WAIT_S).code().name for call in calls] == ["NOT_FOUND"] * 6
-        assert channel.unary_unary(UNARY_UNARY).future(b"x").result(WAIT_S) == b"x"
-    finally:
-        opened.set()
-
-
-def test_a_sink_that_blocks_does_not_block_the_timer(shop, shop_channel, timer):
-    blocked, opened, woken = threading.Event(), threading.Event(), []
-
-    def block(event):
-        if isinstance(event, CallSlow):
-            blocked.set()
-            woken.append(opened.wait(WAIT_S))
-
-    policy = CallPolicy(timeout=DeadlinePolicy(slow_call_threshold=2.0))
-    hang = Hang()
-    shop.then(hang)
-    call = intercept_channel(shop_channel, policy, timer=timer).unary_unary(UNARY_UNARY).future(b"")
-    assert hang.begun.wait(WAIT_S)
-    add_sink(block)
-    try:
-        timer.advance(3)  # would return only when the sink has waited in vain
-        assert blocked.wait(WAIT_S)
-        opened.set()
-        wait_until(lambda: woken)
-        assert woken == [True]
-    finally:
-        opened.set()
-        remove_sink(block)
-        call.cancel()
+    channel = world.retrying(shop.target, default_response=DefaultResponsePolicy(on=broken))
+    assert world.call(channel).error().code() is grpc.StatusCode.NOT_FOUND
+    wait_until(lambda: failed_callbacks(events) == ["default_response.on"])
 
 
 # --- Slow calls ---
 
 
-@pytest.mark.parametrize("style", ["blocking", "future", "stream", "retried"])
-def test_a_slow_call_is_reported_while_it_runs(shop, client, timer, events, style):
-    hang = Hang()
-    retry = {} if style == "retried" else {"retry": None}
-    channel = client(timeout=DeadlinePolicy(slow_call_threshold=3.0), timer=timer, **retry)
-    unary, stream = channel.unary_unary(UNARY_UNARY), channel.unary_stream(UNARY_STREAM)
-    list(stream(b"x"))
-    unary(b"x")
-    unary.future(b"x").result(WAIT_S)
+@pytest.mark.parametrize(
+    ("client", "settings"),
+    [
+        ("sync blocking", {"retry": None}),
+        ("sync future", {"retry": None}),
+        ("sync future", {}),
+        ("sync stream", {"retry": None}),
+        ("aio unary", {"retry": None}),
+        ("aio unary", {}),
+        ("aio stream", {}),
+    ],
+    indirect=["client"],
+)
+def test_a_slow_call_is_reported_while_it_runs(shop, client, timer, events, settings):
+    slow = DeadlinePolicy(slow_call_threshold=3.0)
+    channel = client.open(timeout=slow, timer=timer, **settings)
+    client.ask(channel)
     wait_until(lambda: timer.pending == 0)
-    shop.then(hang)
-    if style == "blocking":
-        thread = threading.Thread(target=unary, args=(b"x",))
-        thread.start()
-    else:
-        call = stream(b"x") if style == "stream" else unary.future(b"x")
+    shop.then(hang := Hang())
+    call = client.begin(channel)
     assert hang.begun.wait(WAIT_S)
     timer.advance(3.0)
     wait_until(lambda: events)
-    method = UNARY_STREAM if style == "stream" else UNARY_UNARY
-    assert events == [CallSlow(method, "client", 3.0)]
-    if style == "blocking":
-        shop.calls[-1].ended.set()  # the server goes on
-        thread.join()
-    else:
-        call.cancel()
+    assert events == [CallSlow(client.method, "client", 3.0)]
+    shop.calls[-1].ended.set()  # the server goes on
+    assert client.answer(call) == b"x"
     wait_until(lambda: timer.pending == 0)
-
-
-def test_a_dropped_stream_with_slow_call_threshold_is_canceled(shop, client):
-    silent = Silent()
-    shop.then(silent)
-    channel = client(retry=None, timeout=DeadlinePolicy(slow_call_threshold=100.0))
-    stream = channel.unary_stream(UNARY_STREAM)(b"x")
-    assert silent.begun.wait(WAIT_S)
-    del stream
-    assert shop.calls[0].ended.wait(WAIT_S)
 
 
 # --- What ends while a call waits for its retry ---
 
 
-def test_an_interrupt_during_the_wait_for_a_retry_leaves_no_timeout(shop, client, timer):
-    shop.then("UNAVAILABLE")
-    retry = RetryPolicy(retry_on="UNAVAILABLE", backoff=5.0)
-    channel = client(retry=retry, timeout=DeadlinePolicy(slow_call_threshold=9.0), timer=timer)
-
-    def interrupt():
-        wait_until(lambda: timer.pending == 2)  # the retry, and the watch for slow calls
-        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        channel.unary_unary(UNARY_UNARY)(b"x")
-    thread.join()
-    assert timer.pending == 0
-
-
 def test_with_a_stopped_timer_calls_are_not_retried(shop, client, timer):
-    retry = RetryPolicy(retry_on="UNAVAILABLE", backoff=5.0)
-    channel = client(retry=retry, timeout=DeadlinePolicy(slow_call_threshold=9.0), timer=timer)
+    policy = DeadlinePolicy(timeout=WAIT_S, slow_call_threshold=9.0, message_timeout=9.0)
+    channel = client.open(retry=retry_after(backoff=5.0), timeout=policy, timer=timer)
     timer.stop()
-    member = channel.unary_unary(UNARY_UNARY)
-    assert member(b"x") == b"x"
-    for make in (partial(member, b"x"), lambda: member.future(b"x").result(WAIT_S)):
-        shop.then("UNAVAILABLE")
-        assert refused(make).code() is grpc.StatusCode.UNAVAILABLE
+    assert client.ask(channel) == b"x"
+    shop.then("UNAVAILABLE")
+    assert client.refused(channel).code() is UNAVAILABLE
 
 
+@ways("sync future", "sync stream", "aio unary", "aio stream")
 def test_a_call_ends_if_its_timer_is_stopped_before_the_retry(shop, client, events):
     timer = WheelTimer()
-    channel = client(retry=RetryPolicy(retry_on="UNAVAILABLE", backoff=3 * WAIT_S), timer=timer)
-    shop.then("UNAVAILABLE", "UNAVAILABLE")
-    future = channel.unary_unary(UNARY_UNARY).future(b"x")
-    messages = channel.unary_stream(UNARY_STREAM)(b"x")
-    wait_until(lambda: len(events) == 2)
+    shop.then(Fail("UNAVAILABLE", "gone"))
+    call = client.begin(client.open(retry=retry_after(backoff=3 * WAIT_S), timer=timer))
+    wait_until(lambda: events)
     timer.stop()
-    with ThreadPoolExecutor() as pool:  # each waits until it has looked at the timer
-        ends = [pool.submit(future.exception), pool.submit(refused, lambda: list(messages))]
-        assert {end.result(WAIT_S).code().name for end in ends} == {"UNAVAILABLE"}
+    assert call.error().details() == "gone"
+    assert len(shop.calls) == 1
+    wait_until(lambda: len(events) == 2)
+    assert events[1].reason == "its timer was stopped or takes no more timeouts"
 
 
-@each_style
-def test_a_call_ends_while_a_task_blocks_the_timer_of_its_retry(shop, client, call_of):
+@ways("sync blocking", "sync future", "aio stream")
+def test_a_call_ends_while_a_task_blocks_the_timer_of_its_retry(shop, client):
     shop.then("UNAVAILABLE", Hang())
     free = threading.Event()
-    with WheelTimer() as busy, ThreadPoolExecutor() as pool:
+    with WheelTimer() as busy:
         busy.new_timeout(lambda _: free.wait(), 0.0)
-        call = call_of(client(retry=RetryPolicy(retry_on="UNAVAILABLE", backoff=0.01), timer=busy))
+        channel = client.open(retry=retry_after(backoff=0.01), timer=busy)
         try:
-            ended = pool.submit(refused, lambda: call(b"x", timeout=0.3)).result(WAIT_S)
+            error = client.refused(channel, timeout=0.3)
         finally:
             free.set()
-    assert ended.code() in {grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE}
+    assert error.code() in {DEADLINE_EXCEEDED, UNAVAILABLE}
 
 
-@each_style
-def test_closing_the_inner_channel_between_two_attempts_cancels_the_call(shop, timer, call_of):
-    plain = grpc.insecure_channel(shop.target, options=IMPATIENT)
-    default_response = DefaultResponsePolicy(on=grpc.RpcError, default=b"no")
-    retry = RetryPolicy(retry_on="UNAVAILABLE", backoff=9.0)
-    policy = CallPolicy(retry=retry, idempotent=True, default_response=default_response)
-    channel = intercept_channel(plain, policy, timer=timer)
+@pytest.mark.parametrize(
+    ("client", "api"),
+    [
+        ("sync blocking", "channel"),
+        ("sync future", "channel"),
+        ("sync stream", "channel"),
+        pytest.param("aio unary", "interceptors", marks=WAITING_ENDS_WITH_ITS_CHANNEL),
+        ("aio unary", "channel"),
+        ("aio stream", "channel"),
+    ],
+    indirect=["client"],
+)
+def test_closing_the_channel_ends_a_call_between_two_attempts(shop, client, timer, api):
     shop.then("UNAVAILABLE")
-    codes = []
-    thread = threading.Thread(
-        target=lambda: codes.append(refused(lambda: call_of(channel)(b"x")).code())
-    )
-    thread.start()
+    channel = client.open(api=api, retry=LATER, timer=timer)
+    call = client.begin(channel)
     wait_until(lambda: timer.pending == 1)
-    plain.close()
-    timer.advance(9)
-    thread.join(WAIT_S)
-    assert codes == [grpc.StatusCode.CANCELLED]
+    client.world.do(channel.close)
+    assert call.code() is CANCELLED
+    wait_until(lambda: timer.pending == 0)
+    assert len(shop.calls) == 1
+
+
+@held
+def test_a_call_can_be_canceled_between_two_attempts(shop, client, timer):
+    shop.then("UNAVAILABLE")
+    call = client.begin(client.open(retry=LATER, timer=timer))
+    called = []
+    call.on_done(called.append)
+    wait_until(lambda: timer.pending == 1)
+    assert not call.done()
+    assert call.cancel()
+    assert (call.cancelled(), call.done(), call.cancel()) == (True, True, False)
+    assert call.code() is CANCELLED
+    ends = {"stream": grpc.RpcError} if client.world.name == "sync" else {}
+    with pytest.raises(ends.get(client.style, client.world.canceled_error)):
+        call.result()
+    wait_until(lambda: timer.pending == 0)  # the worker may be just about to wait
+    wait_until(lambda: called == [call.grpc_call])
+    assert call.details() == "Locally cancelled by application!"
+    assert len(shop.calls) == 1
+
+
+@held
+def test_a_call_can_be_canceled_in_its_second_attempt(shop, client, timer):
+    shop.then("UNAVAILABLE", hang := Hang())
+    call = client.begin(client.open(retry=LATER, timer=timer))
+    patient(timer)
+    assert hang.begun.wait(WAIT_S)
+    assert call.cancel()
+    assert shop.calls[1].ended.wait(WAIT_S)
+    assert call.details() == "Locally cancelled by application!"
+
+
+# --- Among other interceptors ---
+
+
+class ErrorOfAnotherLibrary(ValueError):
+    """It has gRPC's codes, but is not a `grpc.RpcError`."""
+
+    def code(self):
+        return UNAVAILABLE
+
+
+@pytest.mark.parametrize("error", [ValueError, ErrorOfAnotherLibrary])
+@with_raising_interceptors
+def test_an_exception_of_an_inner_interceptor_is_raised_to_the_caller(shop, client, error):
+    def fail(_):
+        raise error("a bug")
+
+    default = DefaultResponsePolicy(on=Exception, default=client.default(b"none"))
+    retry = retry_after(retry_on={"INTERNAL", "UNKNOWN", "UNAVAILABLE"})
+    inner = noting(client.world, fail)
+    channel = client.open(inner=inner, retry=retry, default_response=default)
+    with pytest.raises(ValueError, match="a bug"):
+        client.ask(channel)
+    assert not shop.calls
+
+
+@held
+def test_a_retry_is_made_in_the_callers_context(shop, client, timer):
+    seen = []
+
+    shop.then("UNAVAILABLE")
+    channel = client.open(
+        inner=noting(client.world, lambda _: seen.append(TENANT.get())), retry=LATER, timer=timer
+    )
+    token = TENANT.set("shop")
+    call = client.begin(channel)
+    TENANT.reset(token)
+    patient(timer)
+    assert client.answer(call) == b"x"
+    assert seen == ["shop", "shop"]
+
+
+def test_wait_for_ready_of_the_policy_applies_to_calls_that_do_not_set_it(client):
+    seen = []
+    inner = noting(client.world, lambda details: seen.append(details.wait_for_ready))
+    for settings in ({}, {"retry": None}):
+        channel = client.open(wait_for_ready=True, inner=inner, **settings)
+        client.ask(channel)
+        client.ask(channel, wait_for_ready=False)
+    assert seen == [True, False] * 2

@@ -1,4 +1,4 @@
-"""`intercept_channel` of `grpc.aio`: the interface of the channel, cancellation, close."""
+"""Calls of `grpc.aio` only: awaiting, tasks, iteration and `read`, callbacks, event loops."""
 
 import asyncio
 import gc
@@ -13,6 +13,7 @@ from fixtures.grpcio import WAITING_ENDS_WITH_ITS_CHANNEL, all_channels_but
 from fixtures.shop import STREAM_STREAM, UNARY_STREAM, UNARY_UNARY, Fail, Hang, Silent
 from fixtures.waiting import WAIT_S, aio_wait_until
 from rpcwheel.call import CallPolicy, DeadlinePolicy, RetryPolicy
+from rpcwheel.events import CallbackFailed
 from rpcwheel.interceptors import aio
 
 try:
@@ -24,6 +25,70 @@ else:
 
 
 PATIENT = RetryPolicy(retry_on="UNAVAILABLE", backoff=30.0, retry_budget=None)
+
+
+async def test_a_call_that_is_not_awaited_is_retried(shop, own):
+    async def done_callback(call):
+        ended = asyncio.Event()
+        call.add_done_callback(lambda _: ended.set())
+        await ended.wait()
+
+    for ask in (
+        lambda call: call.code(),
+        lambda call: call.details(),
+        lambda call: call.trailing_metadata(),
+        lambda call: aio_wait_until(call.done),
+        done_callback,
+    ):
+        shop.reset()
+        shop.then("UNAVAILABLE")
+        call = own.retrying().unary_unary(UNARY_UNARY)(b"x")
+        await ask(call)
+        assert len(shop.calls) == 2
+        assert await call.code() is grpc.StatusCode.OK
+
+
+async def test_several_tasks_may_await_one_call(shop, own):
+    shop.then("UNAVAILABLE")
+    call = own.retrying().unary_unary(UNARY_UNARY)(b"x")
+    assert await asyncio.gather(*(asyncio.wait_for(call, 9) for _ in range(3))) == [b"x"] * 3
+
+
+async def test_a_message_that_arrives_just_before_message_timeout_is_received(shop, own, timer):
+    going = DeadlinePolicy(message_timeout=2.0)
+    call = own.retrying(timer=timer, timeout=going).stream_stream(STREAM_STREAM)()
+    await call.write(b"a")
+    assert await call.read() == b"a"
+    reading = asyncio.ensure_future(call.read())
+    await aio_wait_until(lambda: timer.pending)
+    await call.write(b"b")
+    await aio_wait_until(reading.done)
+    timer.advance(2.0)  # no caller waits now
+    await call.done_writing()
+    assert await call.read() is grpc.aio.EOF
+
+
+async def test_read_and_iteration_can_not_be_mixed(channels):
+    call = channels.retrying().unary_stream(UNARY_STREAM)(b"xy")
+    assert await call.read() == b"x"
+    if channels.name == "channel":  # grpc.aio's own call round ours lets it pass
+        with pytest.raises(grpc.aio.UsageError):
+            aiter(call)
+    assert await call.read() == b"y"
+    assert await call.read() is grpc.aio.EOF
+
+
+async def test_a_done_callback_that_raises_is_reported(own, events):
+    call = own.retrying().unary_unary(UNARY_UNARY)(b"x")
+    called = []
+    call.add_done_callback(lambda _: 1 / 0)
+    call.add_done_callback(called.append)
+    assert await call == b"x"
+    await aio_wait_until(lambda: called and events)
+    assert called == [call]
+    (event,) = events
+    assert isinstance(event, CallbackFailed)
+    assert isinstance(event.error, ZeroDivisionError)
 
 
 async def test_an_intercepted_channel_has_the_interface_of_a_channel(own):
@@ -79,19 +144,6 @@ async def test_a_call_on_a_closed_channel_raises(own):
         channel.unary_unary(UNARY_UNARY)(b"x")
 
 
-@all_channels_but(interceptors=WAITING_ENDS_WITH_ITS_CHANNEL)
-async def test_closing_the_channel_cancels_a_call_between_two_attempts(shop, channels, timer):
-    shop.then("UNAVAILABLE")
-    channel = channels.retrying(retry=PATIENT, timer=timer)
-    call = channel.unary_unary(UNARY_UNARY)(b"x")
-    await aio_wait_until(lambda: timer.pending)
-    await channel.close(0.1 if channels.name == "channel" else None)
-    with pytest.raises(asyncio.CancelledError):
-        await call
-    assert await call.code() is grpc.StatusCode.CANCELLED
-    assert not timer.pending
-
-
 async def test_a_retry_during_the_close_of_its_channel_is_canceled(shop, channels, timer):
     shop.then(hang := Hang(), "UNAVAILABLE")
     channel = channels.retrying(retry=PATIENT, timer=timer)
@@ -134,9 +186,6 @@ async def test_closing_the_channel_cancels_running_calls(shop, own):
     await channel.close()
     with pytest.raises(asyncio.CancelledError):
         await call
-
-
-# --- Cancelling ---
 
 
 @pytest.mark.parametrize("where", ["attempt", "backoff"])
@@ -184,17 +233,6 @@ async def test_canceling_a_task_that_waits_for_the_status_does_not_cancel_the_ca
     assert not call.cancel()
 
 
-async def test_a_call_between_two_attempts_can_be_canceled(shop, own, timer):
-    shop.then("UNAVAILABLE")
-    call = own.retrying(retry=PATIENT, timer=timer).unary_unary(UNARY_UNARY)(b"x")
-    await aio_wait_until(lambda: timer.pending)
-    assert call.cancel()
-    assert call.cancelled()
-    assert await call.details() == "Locally cancelled by application!"
-    timer.advance(60)
-    assert len(shop.calls) == 1
-
-
 async def test_a_dropped_stream_is_canceled(shop, own):
     shop.then(Silent(after=1))
     call = own.retrying().unary_stream(UNARY_STREAM)(b"xy")
@@ -202,17 +240,6 @@ async def test_a_dropped_stream_is_canceled(shop, own):
     del call
     gc.collect()
     await aio_wait_until(shop.calls[0].ended.is_set)
-
-
-# --- What can be asked while it runs ---
-
-
-async def test_initial_metadata_is_available_before_the_end(shop, own):
-    shop.then(Silent(after=1))
-    call = own.retrying().unary_stream(UNARY_STREAM)(b"xy")
-    assert await call.initial_metadata() is not None
-    assert not call.done()
-    call.cancel()
 
 
 async def test_wait_for_connection_continues_over_a_retry(shop, own):
@@ -224,21 +251,12 @@ async def test_wait_for_connection_continues_over_a_retry(shop, own):
     await refused(own.retrying().unary_unary(UNARY_UNARY)(b"x").wait_for_connection())
 
 
-async def test_time_remaining_is_that_of_the_whole_call(shop, own):
-    channel = own.retrying()
-    assert channel.unary_unary(UNARY_UNARY)(b"x").time_remaining() is None
-    assert 0 < channel.unary_unary(UNARY_UNARY)(b"x", timeout=9.0).time_remaining() <= 9.0
-
-
 async def test_the_error_has_the_attributes_of_grpcs_own(shop, own):
     shop.then(*[Fail("UNAVAILABLE", "gone", (("k", "v"),))] * 3)
     call = own.retrying().unary_unary(UNARY_UNARY)(b"x")
     error = await refused(call)
     assert tuple(error.trailing_metadata()) == (("k", "v"),)
     assert await call.debug_error_string() == error.debug_error_string()
-
-
-# --- Loops ---
 
 
 def test_each_thread_may_have_its_own_loop_and_channel(shop):
@@ -277,3 +295,26 @@ def test_calls_work_on_uvloop(shop):
             assert await read_all(channel.stream_stream(STREAM_STREAM)(sent(b"x"))) == [b"x"]
 
     uvloop.run(main())
+
+
+async def test_only_requests_that_may_be_sent_again_are_copied(own):
+    copied = []
+
+    class Dear:
+        def __deepcopy__(self, memo):
+            copied.append(self)
+            return self
+
+    once = {"retry": None, "timeout": DeadlinePolicy(slow_call_threshold=9.0)}
+    for settings, copies in (once, 0), ({}, 1):
+        channel = own.retrying(**settings)
+        member = channel.unary_unary(UNARY_UNARY, request_serializer=lambda _: b"x")
+        assert await member(Dear()) == b"x"
+        assert len(copied) == copies
+
+
+async def test_a_request_that_can_not_be_serialized_raises_to_the_caller(own):
+    call = own.retrying().unary_unary(UNARY_UNARY)(7)
+    with pytest.raises(TypeError):
+        await call
+    assert call.done()

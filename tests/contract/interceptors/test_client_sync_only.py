@@ -1,0 +1,479 @@
+"""Calls of `grpc` only: threads that block, futures, dropped calls, callbacks on other threads."""
+
+import gc
+import logging
+import signal
+import threading
+from functools import partial
+
+import grpc
+import pytest
+
+from fixtures.clients import LATER, SYNC_WAYS, patient, ways
+from fixtures.grpc_servers import IMPATIENT
+from fixtures.shop import STREAM_STREAM, UNARY_STREAM, UNARY_UNARY, Fail, Hang, Silent
+from fixtures.waiting import WAIT_S, wait_until
+from fixtures.worlds import RETRY
+from rpcwheel.call import CallPolicy, DeadlinePolicy, DefaultResponsePolicy
+from rpcwheel.events import CallbackFailed, CallSlow, add_sink, remove_sink
+from rpcwheel.interceptors import client_interceptors, intercept_channel
+
+both = pytest.mark.parametrize("style", ["future", "stream"])
+
+
+@pytest.fixture
+def open_channel(shop_channel, timer):
+    """Makes channels with policies; by default calls are retried after five manual seconds."""
+
+    def open_channel(**settings):
+        given = {"retry": LATER, "idempotent": True} | settings
+        return intercept_channel(shop_channel, CallPolicy(**given), timer=timer)
+
+    return open_channel
+
+
+def begin(channel, style):
+    """Begin a call with the request `b"x"`."""
+    if style == "future":
+        return channel.unary_unary(UNARY_UNARY).future(b"x")
+    return channel.unary_stream(UNARY_STREAM)(b"x")
+
+
+def answer(call, style):
+    """Wait for its end."""
+    return call.result(WAIT_S) if style == "future" else b"".join(call)
+
+
+def test_a_failure_that_no_policy_names_is_grpcs_own_error(shop, open_channel):
+    shop.then("NOT_FOUND")
+    with pytest.raises(grpc.RpcError) as caught:
+        open_channel().unary_unary(UNARY_UNARY)(b"x")
+    assert type(caught.value).__module__ == "grpc._channel"
+
+
+def test_a_backoff_that_blocks_delays_neither_other_calls_nor_the_timer(shop, open_channel, timer):
+    end, begun = threading.Event(), threading.Event()
+
+    def hang(_):
+        begun.set()
+        end.wait(2 * WAIT_S)
+        return 0.0
+
+    channel = open_channel(retry=RETRY.replace(backoff=hang))
+    shop.then("UNAVAILABLE")
+    stuck = begin(channel, "future")
+    assert begun.wait(WAIT_S)
+    shop.then("UNAVAILABLE")
+    stream = begin(open_channel(), "stream")
+    patient(timer)
+    assert list(stream) == [b"x"]
+    assert answer(begin(channel, "future"), "future") == b"x"
+    assert not stuck.done()
+    end.set()
+    assert stuck.result(WAIT_S) == b"x"
+
+
+def test_done_callbacks_that_block_do_not_delay_calls_through_two_interceptors(shop, shop_channel):
+    policy = CallPolicy(timeout=WAIT_S, retry=RETRY, idempotent=True)
+    with pytest.warns(RuntimeWarning, match="3 x 3 = 9"):
+        channel = intercept_channel(intercept_channel(shop_channel, policy), policy)
+    opened, here = threading.Event(), threading.get_ident()
+
+    def hang(_):
+        if threading.get_ident() != here:  # where it runs if the call has ended before it is added
+            opened.wait(2 * WAIT_S)
+
+    shop.then(*["NOT_FOUND"] * 6)
+    calls = [channel.unary_unary(UNARY_UNARY).future(b"x") for _ in range(6)]
+    for call in calls:
+        call.add_done_callback(hang)
+    try:
+        assert [call.exception(WAIT_S).code().name for call in calls] == ["NOT_FOUND"] * 6
+        assert channel.unary_unary(UNARY_UNARY).future(b"x").result(WAIT_S) == b"x"
+    finally:
+        opened.set()
+
+
+def test_a_sink_that_blocks_does_not_block_the_timer(shop, shop_channel, timer):
+    blocked, opened, woken = threading.Event(), threading.Event(), []
+
+    def block(event):
+        if isinstance(event, CallSlow):
+            blocked.set()
+            woken.append(opened.wait(WAIT_S))
+
+    policy = CallPolicy(timeout=DeadlinePolicy(slow_call_threshold=2.0))
+    hang = Hang()
+    shop.then(hang)
+    call = intercept_channel(shop_channel, policy, timer=timer).unary_unary(UNARY_UNARY).future(b"")
+    assert hang.begun.wait(WAIT_S)
+    add_sink(block)
+    try:
+        timer.advance(3)  # would return only when the sink has waited in vain
+        assert blocked.wait(WAIT_S)
+        opened.set()
+        wait_until(lambda: woken)
+        assert woken == [True]
+    finally:
+        opened.set()
+        remove_sink(block)
+        call.cancel()
+
+
+def test_a_dropped_stream_with_slow_call_threshold_is_canceled(shop, open_channel):
+    silent = Silent()
+    shop.then(silent)
+    channel = open_channel(retry=None, timeout=DeadlinePolicy(slow_call_threshold=100.0))
+    stream = channel.unary_stream(UNARY_STREAM)(b"x")
+    assert silent.begun.wait(WAIT_S)
+    del stream
+    assert shop.calls[0].ended.wait(WAIT_S)
+
+
+def test_an_interrupt_during_the_wait_for_a_retry_leaves_no_timeout(shop, open_channel, timer):
+    shop.then("UNAVAILABLE")
+    channel = open_channel(timeout=DeadlinePolicy(slow_call_threshold=9.0))
+
+    def interrupt():
+        wait_until(lambda: timer.pending == 2)  # the retry, and the watch for slow calls
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        channel.unary_unary(UNARY_UNARY)(b"x")
+    thread.join()
+    assert timer.pending == 0
+
+
+@ways(*SYNC_WAYS)
+def test_closing_the_inner_channel_between_two_attempts_cancels_the_call(shop, client, timer):
+    plain = grpc.insecure_channel(shop.target, options=IMPATIENT)
+    default = DefaultResponsePolicy(on=grpc.RpcError, default=client.default(b"no"))
+    policy = CallPolicy(retry=LATER, idempotent=True, default_response=default)
+    channel = intercept_channel(plain, policy, timer=timer)
+    shop.then("UNAVAILABLE")
+    call = client.begin(channel)
+    wait_until(lambda: timer.pending == 1)
+    plain.close()
+    timer.advance(5)
+    assert call.code() is grpc.StatusCode.CANCELLED
+
+
+class Slow(grpc.UnaryStreamClientInterceptor):
+    """Returns a message after its call has failed."""
+
+    def intercept_unary_stream(self, continuation, details, request):
+        call = continuation(details, request)
+        read, failed = type(call).__next__, threading.Event()
+
+        class Late(type(call)):
+            def __next__(self):
+                message = read(self)
+                self.add_done_callback(lambda _: failed.set())
+                assert failed.wait(WAIT_S)
+                threading.Event().wait(0.1)  # time for the decision about the next attempt
+                return message
+
+        call.__class__ = Late
+        return call
+
+
+def test_a_message_that_was_read_is_returned_although_the_attempt_has_failed(
+    shop, shop_channel, timer
+):
+    shop.then(Fail("UNAVAILABLE", after=1))
+    policy = CallPolicy(retry=RETRY, idempotent=True)
+    ours = client_interceptors(policy, timer=timer)
+    channel = grpc.intercept_channel(shop_channel, *ours, Slow())
+    stream = channel.unary_stream(UNARY_STREAM)(b"xyz")
+    assert next(stream) == b"x"
+    with pytest.raises(grpc.RpcError) as caught:
+        next(stream)
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert len(shop.calls) == 1
+
+
+def test_a_single_threaded_stream_works_with_every_policy(shop):
+    option = (grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1)
+    for settings in (
+        {"timeout": DeadlinePolicy(timeout=WAIT_S, slow_call_threshold=WAIT_S / 2)},
+        {"retry": LATER},
+    ):
+        with grpc.insecure_channel(shop.target, options=[option]) as bare:
+            channel = intercept_channel(bare, CallPolicy(**settings, idempotent=True))
+            stream = channel.unary_stream(UNARY_STREAM)(b"ab")
+            with pytest.raises(grpc.experimental.UsageError):
+                stream.code()
+            assert list(stream) == [b"a", b"b"]
+            assert stream.code() is grpc.StatusCode.OK
+
+
+class Foreign(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
+    """Records calls, and their ends by done-callbacks, as tracing does."""
+
+    def __init__(self) -> None:
+        self.made = self.ended = 0
+
+    def intercept_unary_unary(self, continuation, details, request):
+        self.made += 1
+        call = continuation(details, request)
+        call.add_done_callback(self._end)
+        return call
+
+    intercept_unary_stream = intercept_unary_unary
+
+    def _end(self, call) -> None:
+        self.ended += 1
+        logging.getLogger("tests").debug("%s", call.code())
+
+
+@pytest.mark.parametrize(("style", "stacked"), [("future", 1), ("stream", 2)])
+def test_outer_interceptors_see_one_call_and_inner_ones_each_attempt(
+    shop, shop_channel, style, stacked
+):
+    shop.then("UNAVAILABLE")
+    outside, inside = Foreign(), Foreign()
+    policy = CallPolicy(retry=RETRY, idempotent=True)
+    ours = [one for _ in range(stacked) for one in client_interceptors(policy)]
+    channel = grpc.intercept_channel(shop_channel, outside, *ours, inside)
+    assert answer(begin(channel, style), style) == b"x"
+    wait_until(lambda: (outside.ended, inside.ended) == (1, 2))
+    assert (outside.made, inside.made) == (1, 2)
+    assert channel.unary_unary(UNARY_UNARY)(b"y") == b"y"
+
+
+def test_a_generator_of_an_inner_interceptor_is_passed_on_and_reported_once(
+    shop, shop_channel, events
+):
+    class Generating(grpc.UnaryStreamClientInterceptor):
+        def intercept_unary_stream(self, continuation, details, request):
+            yield from continuation(details, request)
+
+    ours = client_interceptors(CallPolicy(retry=LATER, idempotent=True))
+    channel = grpc.intercept_channel(shop_channel, *ours, Generating())
+    for _ in range(2):
+        assert list(channel.unary_stream(UNARY_STREAM)(b"ab")) == [b"a", b"b"]
+    wait_until(lambda: any(isinstance(one, CallbackFailed) for one in events))
+    (event,) = [one for one in events if isinstance(one, CallbackFailed)]
+    assert (event.subject, event.callback) == (UNARY_STREAM, "inner interceptor")
+    assert "no retry" in str(event.error)
+
+
+def gated(message, rest):
+    """Requests: one message; the stream ends when `rest` is set."""
+    yield message
+    rest.wait(WAIT_S)
+
+
+class Wrapped:
+    """A stream wrapped by an interceptor; the test releases its first message."""
+
+    def __init__(self, call, begun, gate) -> None:
+        self._call, self._begun, self._gate = call, begun, gate
+
+    def __getattr__(self, name):
+        return getattr(self._call, name)
+
+    def __next__(self):
+        self._begun.set()
+        self._gate.wait(WAIT_S)
+        try:
+            return next(self._call)
+        except grpc.RpcError:
+            return b"stale"
+
+
+def test_a_message_of_an_abandoned_attempt_is_dropped(shop, shop_channel, timer):
+    begun, gate, rest, made = threading.Event(), threading.Event(), threading.Event(), []
+
+    class Wrapping(grpc.StreamStreamClientInterceptor):
+        def intercept_stream_stream(self, continuation, details, request):
+            made.append(Wrapped(continuation(details, request), begun, gate))
+            return made[-1]
+
+    ours = client_interceptors(CallPolicy(retry=LATER, idempotent=True), timer=timer)
+    channel = grpc.intercept_channel(shop_channel, *ours, Wrapping())
+    shop.then(Fail("UNAVAILABLE", read=True))
+    stream = channel.stream_stream(STREAM_STREAM)(gated(b"x", rest))
+    got = []
+    thread = threading.Thread(target=lambda: got.append(next(stream)))
+    thread.start()
+    assert begun.wait(WAIT_S)
+    rest.set()
+    patient(timer)
+    wait_until(lambda: len(made) == 2)
+    gate.set()
+    thread.join(WAIT_S)
+    assert got == [b"x"]
+    stream.cancel()
+
+
+@both
+def test_an_attempt_that_begins_while_its_call_is_canceled_is_canceled(
+    shop, shop_channel, timer, style
+):
+    held, made = [], []
+
+    class Cancelling(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
+        def intercept_unary_unary(self, continuation, details, request):
+            if made:
+                held[0].cancel()
+            made.append(continuation(details, request))
+            return made[-1]
+
+        intercept_unary_stream = intercept_unary_unary
+
+    ours = client_interceptors(CallPolicy(retry=LATER, idempotent=True), timer=timer)
+    channel = grpc.intercept_channel(shop_channel, *ours, Cancelling())
+    shop.then("UNAVAILABLE", Silent())
+    held.append(begin(channel, style))
+    patient(timer)
+    wait_until(lambda: len(made) == 2 and made[1].cancelled())
+    assert held[0].cancelled()
+
+
+class Quiet:
+    """A stream of an interceptor that never reports its end."""
+
+    def __init__(self) -> None:
+        self._messages = iter([b"a"])
+
+    def __next__(self):
+        return next(self._messages)
+
+    def done(self):
+        return False
+
+    def add_done_callback(self, _):
+        pass
+
+
+def test_a_stream_that_does_not_report_its_end_ends_when_it_was_read(shop_channel):
+    class Quieting(grpc.UnaryStreamClientInterceptor):
+        def intercept_unary_stream(self, continuation, details, request):
+            return Quiet()
+
+    ours = client_interceptors(CallPolicy(retry=LATER, idempotent=True))
+    channel = grpc.intercept_channel(shop_channel, *ours, Quieting())
+    stream = channel.unary_stream(UNARY_STREAM)(b"x")
+    assert list(stream) == [b"a"]
+    assert stream.done()
+
+
+def test_canceling_wakes_a_thread_that_waits_for_the_result(shop, open_channel, timer):
+    shop.then("UNAVAILABLE")
+    call = begin(open_channel(), "future")
+    wait_until(lambda: timer.pending == 1)
+    ends = []
+    waits = [
+        threading.Thread(target=lambda give=give: ends.append(ended_by(give)))
+        for give in (call.result, call.exception, call.traceback, call.code)
+    ]
+    for thread in waits:
+        thread.start()
+    call.cancel()
+    for thread in waits:
+        thread.join(WAIT_S)
+    assert sorted(map(str, ends)) == sorted(["FutureCancelledError"] * 3 + ["StatusCode.CANCELLED"])
+
+
+def test_canceling_wakes_a_thread_that_waits_for_a_message(shop, open_channel, timer):
+    shop.then("UNAVAILABLE")
+    call = begin(open_channel(), "stream")
+    wait_until(lambda: timer.pending == 1)
+    ends = []
+    thread = threading.Thread(target=lambda: ends.append(ended_by(partial(next, call))))
+    thread.start()
+    call.cancel()
+    thread.join(WAIT_S)
+    assert ends == ["FinishedError"]
+
+
+def ended_by(give):
+    try:
+        return give()
+    except (grpc.FutureCancelledError, grpc.RpcError) as error:
+        return type(error).__name__
+
+
+def test_a_timeout_of_result_does_not_end_the_call(shop, open_channel, timer):
+    shop.then("UNAVAILABLE")
+    call = begin(open_channel(), "future")
+    for give in (call.result, call.exception, call.traceback):
+        with pytest.raises(grpc.FutureTimeoutError):
+            give(timeout=0.01)
+    patient(timer)
+    assert call.result(WAIT_S) == b"x"
+
+
+@both
+def test_a_dropped_call_is_canceled(shop, open_channel, style):
+    hang = Hang()
+    shop.then(hang)
+    call = begin(open_channel(), style)
+    assert hang.begun.wait(WAIT_S)
+    del call
+    assert shop.calls[0].ended.wait(WAIT_S)
+
+
+@both
+def test_a_call_dropped_between_two_attempts_is_not_retried(shop, open_channel, timer, style):
+    shop.then("UNAVAILABLE")
+    call = begin(open_channel(), style)
+    wait_until(lambda: timer.pending == 1)
+    del call
+    gc.collect()
+    wait_until(lambda: timer.pending == 0)
+    assert len(shop.calls) == 1
+
+
+def test_a_stream_dropped_before_its_end_is_canceled(shop, open_channel):
+    shop.then(Silent(after=1))
+    for message in open_channel().unary_stream(UNARY_STREAM)(b"xyz"):
+        assert message == b"x"
+        break
+    assert shop.calls[0].ended.wait(WAIT_S)
+
+
+@both
+def test_a_callback_that_raises_or_blocks_affects_neither_channel_nor_calls(
+    shop, open_channel, timer, events, style
+):
+    end, threads = threading.Event(), []
+
+    def hang(*_):
+        threads.append(threading.current_thread().name)
+        end.wait(WAIT_S)
+
+    def broken(*_):
+        raise RuntimeError("a hook")
+
+    channel = open_channel()
+    shop.then("UNAVAILABLE")
+    call = begin(channel, style)
+    for hook in (broken, hang):
+        call.add_done_callback(hook)
+        assert call.add_callback(hook)
+    patient(timer)
+    assert answer(call, style) == b"x"
+    for _ in range(3):  # the channel's thread lives, and so does the wheel
+        shop.then("UNAVAILABLE")
+        call = begin(channel, "future")
+        patient(timer)
+        assert answer(call, "future") == b"x"
+    wait_until(lambda: threads)
+    end.set()
+    wait_until(lambda: len(threads) == 2)
+    assert all(name.startswith("rpcwheel-worker") for name in threads)
+    wait_until(lambda: sum(isinstance(event, CallbackFailed) for event in events) == 2)
+    assert {one.callback for one in events if isinstance(one, CallbackFailed)} == {"done callback"}
+
+
+def test_a_callback_that_is_added_after_the_end_is_called_at_once(shop, open_channel):
+    call = begin(open_channel(), "future")
+    call.result(WAIT_S)
+    called = []
+    call.add_done_callback(called.append)
+    assert called == [call]
+    assert not call.add_callback(called.clear)

@@ -1,0 +1,185 @@
+"""Request streams: a retry sends the whole stream, or is not made.
+
+With `grpc.aio`, requests may also be written, and are not sent again then.
+"""
+
+import asyncio
+import threading
+
+import grpc
+import pytest
+from google.protobuf.wrappers_pb2 import StringValue
+
+from fixtures.aio_policy_channels import read_all, refused, sent
+from fixtures.clients import SYNC_WAYS, ways
+from fixtures.shop import STREAM_STREAM, STREAM_UNARY, Fail, Hang
+from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
+from fixtures.worlds import RETRY
+from rpcwheel.call import CallPolicy, DeadlinePolicy
+from rpcwheel.events import RetryStopped
+from rpcwheel.failback import FailbackPolicy
+from rpcwheel.interceptors import intercept_channel
+from rpcwheel.interceptors.aio import FailbackQueues
+
+
+def test_a_retry_sends_all_messages_once_and_in_order(shop, client):
+    shop.then("UNAVAILABLE", "UNAVAILABLE")
+    messages = [bytes([n]) for n in range(50)]
+    assert client.ask(client.open(), requests=iter(messages)) == b"".join(messages)
+    assert shop.calls[-1].requests == messages
+    assert len(shop.calls) == 3
+
+
+def test_a_retry_sends_messages_that_arrive_after_its_begin(shop, client):
+    shop.then("UNAVAILABLE")
+    gate = threading.Event()
+    requests = client.requests(b"a", b"b", b"c", gate=gate)
+    call = client.begin(client.open(), requests=requests)
+    wait_until(lambda: len(shop.calls) == 2 and shop.calls[1].requests == [b"a"])
+    gate.set()  # the first attempt's thread reads the next message
+    assert client.answer(call) == b"abc"
+
+
+@pytest.mark.parametrize(("limit", "attempts"), [(10_000, 2), (6, 1)])
+def test_a_stream_is_retried_up_to_its_limit_of_bytes(shop, client, events, limit, attempts):
+    """A longer stream is sent once, completely."""
+    messages = [b"abc", b"defg"]
+    shop.then(Fail("UNAVAILABLE", read=True))
+    channel = client.open(retry=RETRY.replace(replay_buffer_bytes=limit))
+    call = client.begin(channel, requests=iter(messages))
+    if attempts == 2:
+        assert client.answer(call) == b"abcdefg"
+    else:
+        assert call.error().code() is grpc.StatusCode.UNAVAILABLE
+        wait_until(lambda: any(isinstance(event, RetryStopped) for event in events))
+        assert "can't be repeated" in events[-1].reason
+    assert [seen.requests for seen in shop.calls] == [messages] * attempts
+
+
+def test_a_retry_sends_each_message_of_a_stream_that_reuses_one_object(shop, client):
+    def filled():
+        message = StringValue()
+        for text in "abc":
+            message.value = text
+            yield message
+
+    shop.then(Fail("UNAVAILABLE", read=True))
+    client.ask(client.open(), requests=filled(), serializer=StringValue.SerializeToString)
+    wire = [StringValue(value=text).SerializeToString() for text in "abc"]
+    assert [seen.requests for seen in shop.calls] == [wire, wire]
+
+
+def broken():
+    yield b"a"
+    raise ValueError("no more")
+
+
+@ways(*SYNC_WAYS)
+def test_with_grpc_an_iterator_that_raises_ends_the_call_as_in_grpc(shop, client):
+    channel = client.open(retry=RETRY.replace(retry_on={"UNKNOWN", "UNAVAILABLE"}))
+    error = client.refused(channel, requests=broken())
+    assert error.code() is grpc.StatusCode.UNKNOWN
+    assert error.details() == "Exception iterating requests!"
+    assert len(shop.calls) <= 1
+
+
+def test_without_retries_a_request_stream_is_passed_to_grpc_unchanged(shop, shop_channel):
+    channel = intercept_channel(shop_channel, CallPolicy(timeout=WAIT_S))
+    shop.then(Hang())
+    call = channel.stream_unary(STREAM_UNARY).future(iter([b"a", b"b"]))
+    assert type(call).__module__ == "grpc._channel"
+    call.cancel()
+
+
+# --- grpc.aio ---
+
+
+async def test_with_grpc_aio_an_iterator_that_raises_cancels_the_call(own):
+    async def aio_broken():
+        yield b"a"
+        raise ValueError("no more")
+
+    for requests in (aio_broken(), broken()):
+        call = own.retrying().stream_unary(STREAM_UNARY)(requests)
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert await call.code() is grpc.StatusCode.CANCELLED
+
+
+async def test_write_is_refused_after_an_iterator_was_given(channels):
+    for settings in ({}, {"retry": None, "timeout": DeadlinePolicy(slow_call_threshold=9)}):
+        call = channels.retrying(**settings).stream_unary(STREAM_UNARY)(sent(b"a"))
+        with pytest.raises(grpc.aio.UsageError):
+            await call.write(b"b")
+        with pytest.raises(grpc.aio.UsageError):
+            await call.done_writing()
+        assert await call == b"a"
+
+
+async def test_without_retries_requests_may_be_written(channels):
+    settings = {"retry": None, "timeout": DeadlinePolicy(slow_call_threshold=9)}
+    call = channels.retrying(**settings).stream_unary(STREAM_UNARY)()
+    await call.write(b"a")
+    await call.done_writing()
+    assert await call == b"a"
+
+
+async def test_written_requests_are_not_sent_again(shop, own, events):
+    shop.then(Fail("UNAVAILABLE", read=True))
+    call = own.retrying().stream_unary(STREAM_UNARY)()
+    await call.write(b"a")
+    await call.done_writing()
+    assert (await refused(call)).code() is grpc.StatusCode.UNAVAILABLE
+    assert len(shop.calls) == 1
+    await aio_wait_until(lambda: any(isinstance(event, RetryStopped) for event in events))
+    assert "can't be repeated" in events[-1].reason
+
+
+async def test_written_requests_are_not_queued_by_failback(shop, own):
+    async with FailbackQueues() as queues:
+        failback = FailbackPolicy(retry_on="UNAVAILABLE")
+        channel = own.retrying(retry=None, failback=failback, queues=queues)
+        shop.then(Fail("UNAVAILABLE", read=True))
+        call = channel.stream_unary(STREAM_UNARY)()
+        await call.write(b"a")
+        await call.done_writing()
+        error = await refused(call)
+        assert error.code() is grpc.StatusCode.UNAVAILABLE
+        assert "its requests were written" in error.__notes__[0]
+        assert queues.pending == 0
+
+
+async def test_after_done_writing_no_more_is_written(own):
+    call = own.retrying().stream_unary(STREAM_UNARY)()
+    await call.write(b"a")
+    await call.done_writing()
+    await call.done_writing()
+    with pytest.raises(asyncio.InvalidStateError, match="half closed"):
+        await call.write(b"b")
+    assert await call == b"a"
+    with pytest.raises(asyncio.InvalidStateError, match="finished"):
+        await call.write(b"b")
+
+
+async def test_a_write_after_the_server_has_failed_the_call_raises(shop, own):
+    shop.then(Fail("NOT_FOUND"))
+    call = own.retrying().stream_unary(STREAM_UNARY)()
+    with pytest.raises((grpc.aio.AioRpcError, asyncio.InvalidStateError)):
+        await write_for_ever(call)
+    assert await call.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def write_for_ever(call):
+    while True:
+        await call.write(b"a")
+
+
+async def test_the_caller_gets_the_servers_status_if_it_ends_the_call_early(shop, channels):
+    """Without rpcwheel every second such call ends with INTERNAL (grpcio 1.85)."""
+    member = channels.retrying().stream_stream(STREAM_STREAM)
+    for _ in range(20):
+        shop.then("NOT_FOUND")
+        call = member([b"a", b"b"])
+        error = await refused(read_all(call))
+        assert error.code() is grpc.StatusCode.NOT_FOUND
+        assert await call.code() is grpc.StatusCode.NOT_FOUND
