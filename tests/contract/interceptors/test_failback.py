@@ -1,0 +1,539 @@
+"""Failback of calls: the caller gets a default response, and the call is delivered later."""
+
+import asyncio
+import contextlib
+import itertools
+import signal
+import threading
+
+import grpc
+import pytest
+from google.protobuf.wrappers_pb2 import StringValue
+from tenacity import wait_fixed
+
+from fixtures.aio_policy_channels import refused
+from fixtures.clients import held, ways
+from fixtures.shop import STREAM_UNARY, UNARY_STREAM, UNARY_UNARY, Fail, Hang
+from fixtures.waiting import WAIT_S, wait_until
+from fixtures.worlds import RETRY
+from rpcwheel.call import CallPolicy, MethodPolicy, deadline_scope
+from rpcwheel.errors import FailbackClosed, FailbackFull
+from rpcwheel.events import CallbackFailed, FailbackGaveUp, FailbackQueued
+from rpcwheel.failback import FailbackPolicy
+from rpcwheel.interceptors import FailbackQueues, intercept_channel
+from rpcwheel.interceptors import aio as aio_interceptors
+
+UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
+
+AUDIT = FailbackPolicy(retry_on="UNAVAILABLE", backoff=wait_fixed(60), default=(b"later",))
+OTHERS = AUDIT.replace(retry_on="ALREADY_EXISTS")
+
+each_world = ways("sync future", "aio unary")
+
+
+@pytest.fixture
+def queues(client, timer):
+    queues = client.world.do(client.world.interceptors.FailbackQueues, timer)
+    yield queues
+    client.world.do(queues.close, 0)
+
+
+@pytest.fixture
+def open_channel(client, queues):
+    """Makes channels with failback, and without retries unless set."""
+
+    def open_channel(failback=AUDIT, **settings):
+        given = {"retry": None, "failback": failback} | settings
+        return client.open(queues=queues, **given)
+
+    return open_channel
+
+
+@pytest.fixture
+def flush(client, queues):
+    """Delivers the queued calls."""
+    return lambda: client.world.do(queues.flush, WAIT_S)
+
+
+def is_default(answer) -> bool:
+    return answer in (AUDIT.default, *AUDIT.default)
+
+
+def test_a_failed_call_gets_the_default_and_is_delivered_later(
+    shop, client, open_channel, queues, timer
+):
+    shop.then(Fail("UNAVAILABLE", "gone", (("k", "v"),)))
+    metadata = (("id", "7"), ("authorization", "stale"))
+    call = client.begin(open_channel(), timeout=WAIT_S, metadata=metadata)
+    assert is_default(client.answer(call))
+    assert call.code() is grpc.StatusCode.OK
+    if client.style != "blocking":
+        assert call.details() == "queued by failback after UNAVAILABLE: gone"
+        assert tuple(call.ask("trailing_metadata")) == (("k", "v"), ("rpcwheel-answer", "failback"))
+    assert (queues.pending, len(shop.calls)) == (1, 1)
+    ((entry,),) = queues.entries().values()
+    assert (entry.function, entry.attempts, entry.next_attempt_s) == (client.method, 1, 60.0)
+    timer.advance(60.0)
+    wait_until(lambda: queues.pending == 0)
+    first, second = shop.calls
+    assert second.requests == [b"x"]
+    assert second.metadata["id"] == "7"
+    assert "authorization" in first.metadata
+    assert "authorization" not in second.metadata
+    assert second.metadata["grpc-previous-rpc-attempts"] == "1"
+    assert second.time_remaining <= 1.1 * WAIT_S
+    assert queues.stats()["*"].redelivered == 1
+
+
+def test_the_whole_request_stream_is_sent_again(shop, client, open_channel, flush):
+    shop.then("UNAVAILABLE")
+    assert is_default(client.ask(open_channel(), requests=iter([b"a", b"b", b"c"])))
+    assert flush()
+    assert shop.calls[1].requests == [b"a", b"b", b"c"]
+    assert shop.calls[1].time_remaining < 61
+
+
+@each_world
+def test_failback_of_a_method_switches_off_the_retries_of_all_methods(
+    shop, client, open_channel, queues, events
+):
+    shop.then("UNAVAILABLE")
+    methods = {UNARY_UNARY: MethodPolicy(failback=AUDIT)}
+    client.ask(open_channel(None, retry=RETRY, methods=methods), timeout=WAIT_S)
+    assert (queues.pending, len(shop.calls)) == (1, 1)
+    assert [type(event) for event in events] == [FailbackQueued]
+
+
+@each_world
+def test_a_call_is_queued_after_its_retries(shop, client, open_channel, queues):
+    shop.then(*["UNAVAILABLE"] * 3)
+    client.ask(open_channel(retry=RETRY))
+    assert (len(shop.calls), queues.pending) == (3, 1)
+
+
+@each_world
+def test_each_redelivery_has_a_deadline_of_its_own(shop, client, open_channel, flush):
+    shop.then("UNAVAILABLE", "UNAVAILABLE")
+    client.ask(open_channel())
+    client.ask(open_channel(timeout=WAIT_S / 2))
+    assert flush()
+    first, second = sorted(seen.time_remaining for seen in shop.calls[2:])
+    assert first <= 0.51 * WAIT_S
+    assert 0.51 * WAIT_S < second <= 60.6
+
+
+def test_a_redelivery_that_fails_is_retried_after_the_backoff(
+    shop, client, open_channel, queues, timer
+):
+    shop.then("UNAVAILABLE", "UNAVAILABLE")
+    client.ask(open_channel())
+    timer.advance(60.0)
+    wait_until(lambda: len(shop.calls) == 2 and timer.pending == 1)
+    timer.advance(60.0)
+    wait_until(lambda: queues.pending == 0)
+    attempts = [seen.metadata.get("grpc-previous-rpc-attempts") for seen in shop.calls]
+    assert attempts == [None, "1", "2"]
+
+
+def test_a_call_whose_deadline_has_passed_is_queued(shop, client, open_channel, flush):
+    channel = open_channel(AUDIT.replace(retry_on="DEADLINE_EXCEEDED"))
+    with deadline_scope(0.0):
+        assert is_default(client.ask(channel))
+    assert flush()
+    (seen,) = shop.calls
+    assert seen.requests == [b"x"]
+    assert "grpc-previous-rpc-attempts" not in seen.metadata
+
+
+def test_failback_delivers_the_request_as_it_was_when_the_call_began(
+    shop, client, open_channel, flush
+):
+    shop.then("UNAVAILABLE", hang := Hang())
+    message = StringValue(value="as it was")
+    channel = open_channel()
+    serializer = StringValue.SerializeToString
+    if client.style == "blocking":
+        client.ask(channel, message, serializer=serializer)
+    else:
+        call = client.begin(channel, message, serializer=serializer)
+        wait_until(lambda: shop.calls)
+    message.value = "changed"
+    if client.style != "blocking":
+        client.answer(call)
+    flushing = threading.Thread(target=flush)
+    flushing.start()
+    assert hang.begun.wait(WAIT_S)
+    shop.calls[1].ended.set()
+    flushing.join(WAIT_S)
+    assert StringValue.FromString(shop.calls[1].requests[0]).value == "as it was"
+
+
+# --- What is not queued ---
+
+
+def test_an_error_that_retry_on_does_not_name_is_the_callers(shop, client, open_channel, queues):
+    shop.then("NOT_FOUND")
+    assert client.refused(open_channel()).code() is grpc.StatusCode.NOT_FOUND
+    assert queues.pending == 0
+
+
+@pytest.mark.parametrize("failback", [OTHERS, AUDIT.replace(max_attempts=1)])
+@ways("sync blocking", "sync future", "aio unary", "aio stream")
+def test_the_request_stream_is_not_read_on_for_an_error_that_is_not_queued(
+    shop, client, open_channel, failback
+):
+    shop.then("UNAVAILABLE")
+    gate = threading.Event()
+    error = client.refused(open_channel(failback), requests=client.requests(b"a", gate=gate))
+    gate.set()
+    assert error.code() is UNAVAILABLE
+    assert not hasattr(error, "__notes__")  # else it was gathered, and not known to its end
+
+
+@each_world
+def test_a_predicate_that_raises_leaves_the_error_unchanged(shop, client, open_channel, events):
+    """It is called before the request stream is read on."""
+
+    def broken(error):
+        raise RuntimeError("no idea")
+
+    shop.then("NOT_FOUND")
+    gate = threading.Event()
+    channel = open_channel(FailbackPolicy(retry_on=broken))
+    error = client.refused(channel, requests=client.requests(b"a", gate=gate))
+    gate.set()
+    assert error.code() is grpc.StatusCode.NOT_FOUND
+    assert not hasattr(error, "__notes__")
+    wait_until(lambda: events)
+    assert [type(event) for event in events] == [CallbackFailed]
+
+
+@ways("sync future", "sync stream", "aio unary")
+def test_failback_waits_at_most_its_limit_for_the_end_of_a_request_stream(
+    shop, client, open_channel, queues, monkeypatch
+):
+    """If the requests do not end, the caller gets the failure."""
+    monkeypatch.setattr("rpcwheel.call.sync_requests.READ_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("rpcwheel.call.aio_call.READ_TIMEOUT_S", 0.05)
+    shop.then("UNAVAILABLE")
+    gate = threading.Event()
+    error = client.refused(open_channel(), requests=client.requests(b"a", gate=gate))
+    gate.set()
+    assert error.code() is UNAVAILABLE
+    assert not queues.pending
+
+
+@each_world
+def test_a_call_whose_request_stream_exceeds_the_buffer_is_not_queued(
+    shop, client, open_channel, queues
+):
+    shop.then("UNAVAILABLE")
+    big = iter([b"x" * 600_000] * 2)
+    assert client.refused(open_channel(), requests=big).code() is UNAVAILABLE
+    assert not queues.pending
+
+
+@each_world
+def test_a_call_that_the_caller_canceled_is_not_queued(shop, client, open_channel, queues):
+    shop.then(hang := Hang())
+    retry = RETRY.replace(retry_on={"CANCELLED", "UNAVAILABLE"})
+    call = client.begin(open_channel(AUDIT.replace(retry_on="CANCELLED"), retry=retry))
+    assert hang.begun.wait(WAIT_S)
+    call.cancel()
+    with pytest.raises(client.world.canceled_error):
+        call.result()
+    assert not queues.pending
+    assert len(shop.calls) == 1
+
+
+@held
+def test_a_full_queue_is_the_error_of_the_call(shop, client, open_channel):
+    channel = open_channel(AUDIT.replace(max_pending=1))
+    shop.then("UNAVAILABLE", "UNAVAILABLE")
+    client.ask(channel)
+    call = client.begin(channel)
+    error = call.error()
+    assert call.code() is UNAVAILABLE
+    assert isinstance(error, FailbackFull)
+    check_cause(client, error)
+
+
+@held
+def test_a_call_dropped_by_a_full_queue_says_so_in_its_details(shop, client, open_channel):
+    channel = open_channel(AUDIT.replace(max_pending=1, overflow="drop"))
+    shop.then("UNAVAILABLE", "UNAVAILABLE")
+    client.ask(channel)
+    call = client.begin(channel)
+    assert is_default(client.answer(call))
+    assert call.code() is grpc.StatusCode.OK
+    assert call.details().startswith("dropped by failback after UNAVAILABLE: scripted")
+    assert tuple(call.ask("trailing_metadata"))[-1] == ("rpcwheel-answer", "failback-dropped")
+
+
+def test_a_call_that_cannot_be_queued_fails_with_an_rpc_error(shop, client, open_channel, queues):
+    client.world.do(queues.close)
+    shop.then(Fail("UNAVAILABLE", "gone", (("k", "v"),)))
+    call = client.begin(open_channel())
+    error = call.error()
+    check_closed(error)
+    check_cause(client, error)
+    assert call.code() is UNAVAILABLE
+
+
+def check_cause(client, error) -> None:
+    if (client.world.name, client.style) != ("aio", "stream"):  # whose error has no cause
+        assert error.__cause__.code() is UNAVAILABLE
+
+
+def check_closed(error) -> None:
+    assert isinstance(error, FailbackClosed)
+    assert error.code() is UNAVAILABLE
+    assert ("k", "v") in tuple(error.trailing_metadata())
+    assert str(error) == error.details()
+    assert "was not queued" in str(error)
+
+
+class Outer(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
+    """Reads the code of each call, as metrics do."""
+
+    def __init__(self) -> None:
+        self.codes = []
+
+    def intercept_unary_unary(self, continuation, details, request):
+        call = continuation(details, request)
+        self.codes.append(call.code())
+        return call
+
+    intercept_unary_stream = intercept_unary_unary
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda channel: channel.unary_unary(UNARY_UNARY).with_call(b"x"),
+        lambda channel: channel.unary_unary(UNARY_UNARY).future(b"x").result(WAIT_S),
+        lambda channel: list(channel.unary_stream(UNARY_STREAM)(b"x")),
+    ],
+    ids=["with_call", "future", "stream"],
+)
+@ways("sync blocking")
+def test_outer_interceptors_of_grpc_see_a_call_that_cannot_be_queued_fail(
+    shop, client, open_channel, queues, make
+):
+    queues.close()
+    shop.then(Fail("UNAVAILABLE", "gone", (("k", "v"),)))
+    outer = Outer()
+    with pytest.raises(grpc.RpcError) as caught:
+        make(grpc.intercept_channel(open_channel(), outer))
+    check_closed(caught.value)
+    assert outer.codes == [UNAVAILABLE]
+
+
+# --- Queues ---
+
+
+def test_a_policy_has_one_queue_with_its_name_or_its_pattern(timer):
+    named, other = AUDIT.replace(name="audit"), AUDIT.replace()
+    with FailbackQueues(timer) as queues:
+        one = queues.queue_for(named, "/a/*")
+        assert queues.queue_for(named, "/b/*") is one
+        assert queues.queue_for(other, "/a/*") is queues.queue_for(other, "/b/*") is not one
+        queues.queue_for(AUDIT.replace(), "/a/*")  # equal, but another
+        assert list(queues.stats()) == ["audit", "/a/*", "/a/* (2)"]
+
+
+@each_world
+def test_a_queue_has_the_first_pattern_of_its_policy_whichever_call_fails_first(
+    shop, client, open_channel, queues
+):
+    twice = AUDIT.replace()
+    methods = {
+        "/test.Shop/*Stream": MethodPolicy(failback=twice),
+        "/test.Shop/Stream*": MethodPolicy(failback=twice),
+        UNARY_UNARY: MethodPolicy(idempotent=True),
+    }
+    channel = open_channel(methods=methods)
+    shop.then(*["UNAVAILABLE"] * 3)
+    for kind in ("stream_unary", "unary_stream", "unary_unary"):
+        client.world.call(channel, kind).result()
+    queued = {name: stats.queued_total for name, stats in queues.stats().items()}
+    assert queued == {"/test.Shop/*Stream": 2, "*": 1}
+
+
+@each_world
+def test_close_returns_the_calls_that_were_not_delivered(shop, client, open_channel, queues):
+    shop.then(*["UNAVAILABLE"] * 2)
+    client.ask(open_channel())
+    client.world.call(open_channel(AUDIT.replace(name="b")), "stream_unary", b"y").result()
+    assert queues.pending == 2
+    assert repr(queues) == "<FailbackQueues ['*', 'b'] pending=2>"
+    assert {name: len(queued) for name, queued in queues.entries().items()} == {"*": 1, "b": 1}
+    failed = client.world.do(queues.close, drain_timeout=0)
+    assert [(call.function, call.args) for call in failed] == [
+        (UNARY_UNARY, (b"x",)),
+        (STREAM_UNARY, (b"y",)),
+    ]
+    assert client.world.do(queues.close) == []
+
+
+@each_world
+def test_close_and_flush_deliver_the_calls_of_all_queues(shop, client, open_channel, queues, flush):
+    for deliver in (flush, lambda: client.world.do(queues.close, WAIT_S) == []):
+        shop.reset()
+        shop.then("UNAVAILABLE", "UNAVAILABLE")
+        client.ask(open_channel(), b"x")
+        client.ask(open_channel(AUDIT.replace()), b"y")
+        assert deliver()
+        assert queues.pending == 0
+        assert {seen.requests[0] for seen in shop.calls[2:]} == {b"x", b"y"}
+
+
+@each_world
+def test_close_does_not_return_calls_that_were_given_up_before(
+    shop, client, open_channel, queues, flush
+):
+    shop.then("UNAVAILABLE", "NOT_FOUND")
+    client.ask(open_channel())
+    assert flush()
+    (stats,) = queues.stats().values()
+    assert (client.world.do(queues.close), stats.gave_up) == ([], 1)
+
+
+@each_world
+def test_a_queue_that_is_created_after_close_is_closed(client, queues):
+    client.world.do(queues.close)
+    queue = queues.queue_for(AUDIT.replace(retry_on=ConnectionError), "/a/B")
+    with pytest.raises(FailbackClosed):
+        client.world.do(queue.enqueue, ConnectionError("gone"), asyncio.sleep)
+
+
+@held
+def test_a_queued_call_whose_channel_was_closed_is_given_up_with_a_reason(
+    shop, client, open_channel, queues, flush, events
+):
+    shop.then("UNAVAILABLE")
+    received = []
+    channel = open_channel(AUDIT.replace(dead_letter=received.append))
+    client.ask(channel)
+    client.world.do(channel.close)
+    assert flush()
+    assert client.world.do(queues.close) == []
+    wait_until(lambda: any(isinstance(event, FailbackGaveUp) for event in events))
+    (gave_up,) = [event for event in events if isinstance(event, FailbackGaveUp)]
+    assert [failed.reason for failed in received] == [gave_up.reason]
+    assert gave_up.reason.startswith("its channel was closed;")
+
+
+# --- Only `grpc` ---
+
+
+class Interrupted(Exception):
+    """The exception of a program's own handler for Ctrl-C."""
+
+
+@contextlib.contextmanager
+def interrupted_when(condition):
+    """Interrupt the main thread as soon as the condition holds."""
+
+    def interrupt(*_):
+        raise Interrupted
+
+    def ring():
+        wait_until(condition)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    bell = threading.Thread(target=ring)
+    try:
+        bell.start()
+        yield
+    finally:
+        bell.join()
+        signal.signal(signal.SIGUSR1, before)
+
+
+@ways("sync future")
+def test_flush_of_several_queues_can_be_interrupted(shop, client, open_channel, queues):
+    channel = open_channel(methods={UNARY_STREAM: {"failback": AUDIT.replace(name="other")}})
+    shop.then(*["UNAVAILABLE"] * 4)
+    client.world.call(channel).result()
+    client.world.call(channel, "unary_stream").result()
+    # both retries are on their way, or have failed
+    with interrupted_when(lambda: len(shop.calls) >= 4), pytest.raises(Interrupted):
+        queues.flush()  # the retries fail too, so flush would never end
+    assert queues.pending == 2
+
+
+@ways("sync future")
+def test_close_drains_all_queues_at_the_same_time(shop, client, open_channel, queues):
+    kinds = ("unary_unary", "stream_unary", "unary_stream")
+    hangs = [Hang() for _ in kinds]
+    shop.then(*["UNAVAILABLE"] * 3, *hangs)
+    for kind in kinds:
+        client.world.call(open_channel(AUDIT.replace()), kind).result()
+
+    def release():
+        if all(hang.begun.wait(WAIT_S) for hang in hangs):
+            for seen in shop.calls:
+                seen.ended.set()  # the server answers
+
+    thread = threading.Thread(target=release)
+    thread.start()
+    assert queues.close(drain_timeout=WAIT_S) == []
+    thread.join()
+
+
+def test_the_end_of_a_with_statement_closes_the_queues(shop, shop_channel):
+    with FailbackQueues() as queues:
+        channel = intercept_channel(shop_channel, CallPolicy(failback=AUDIT), queues=queues)
+        shop.then("UNAVAILABLE")
+        channel.unary_unary(UNARY_UNARY)(b"x")
+    assert len(shop.calls) == 2
+
+
+# --- Only `grpc.aio` ---
+
+
+@pytest.mark.parametrize("requests", [itertools.repeat(b"a"), None], ids=["iterator", "written"])
+@pytest.mark.parametrize("failback", [OTHERS, AUDIT.replace(max_attempts=1)])
+async def test_endless_requests_are_not_read_on_for_an_error_that_is_not_queued(
+    shop, own, failback, requests
+):
+    shop.then("UNAVAILABLE")
+    call = own.retrying(retry=None, failback=failback).stream_unary(STREAM_UNARY)(requests)
+    error = await refused(call)
+    assert error.code() is UNAVAILABLE
+    assert not hasattr(error, "__notes__")
+    if requests is None:
+        with pytest.raises(asyncio.InvalidStateError):
+            await call.write(b"late")
+
+
+async def test_failback_waits_until_the_deadline_for_the_end_of_the_requests(shop, own):
+    async def endless():
+        yield b"a"
+        await asyncio.Event().wait()
+
+    shop.then("UNAVAILABLE", "UNAVAILABLE")
+    channel = own.retrying(retry=None, failback=AUDIT, timeout=0.4)
+    for requests in (endless(), None):
+        await refused(channel.stream_unary(STREAM_UNARY)(requests))
+
+
+async def test_a_call_whose_channel_is_closed_during_an_attempt_is_given_up_with_a_reason(
+    shop, timer, events
+):
+    shop.then("UNAVAILABLE", hang := Hang())
+    async with (
+        aio_interceptors.FailbackQueues(timer) as queues,
+        grpc.aio.insecure_channel(shop.target) as bare,
+    ):
+        policy = CallPolicy(failback=AUDIT)
+        channel = aio_interceptors.intercept_channel(bare, policy, queues=queues)
+        await channel.unary_unary(UNARY_UNARY)(b"x")
+        timer.advance(60)
+        assert await asyncio.to_thread(hang.begun.wait, WAIT_S)
+        await bare.close()
+        assert await queues.flush(WAIT_S)
+    (event,) = [event for event in events if isinstance(event, FailbackGaveUp)]
+    assert event.reason.startswith("its attempt was cancelled")
