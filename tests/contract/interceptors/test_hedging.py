@@ -1,63 +1,63 @@
-"""Hedged calls of `grpc`: further attempts while the first one runs (gRFC A6)."""
+"""Hedged calls: further attempts while the first one runs (gRFC A6)."""
 
-import threading
+import asyncio
 import time
 
 import grpc
 import pytest
 
 from fixtures.shop import UNARY_UNARY, Fail, Hang
-from fixtures.waiting import WAIT_S, wait_until
+from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
 from rpcwheel.call import CallPolicy, DefaultResponsePolicy, HedgingPolicy, MethodPolicy
 from rpcwheel.events import HedgeSent
 from rpcwheel.failback import FailbackPolicy
-from rpcwheel.interceptors import FailbackQueues, client_interceptors, intercept_channel
+from rpcwheel.interceptors import client_interceptors, intercept_channel
 
 HEDGING = HedgingPolicy(delay=5.0, max_attempts=3, retry_budget=None)
+AT_ONCE = HedgingPolicy(delay=0, max_attempts=3, retry_budget=None)
+POLICY = CallPolicy(hedging=HEDGING, idempotent=True)
+UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
+
+each_style = pytest.mark.parametrize(
+    ("client", "api"),
+    [
+        ("sync blocking", "channel"),
+        ("sync future", "channel"),
+        ("aio unary", "channel"),
+        ("aio unary", "interceptors"),
+    ],
+    indirect=["client"],
+)
+"""The ways whose adapters hedge, each on its own."""
+
+each_world = pytest.mark.parametrize(
+    ("client", "api"),
+    [("sync future", "channel"), ("aio unary", "interceptors")],
+    indirect=["client"],
+)
 
 
 @pytest.fixture
-def client(shop_channel, timer):
-    """Makes channels with policies; by default calls are hedged."""
+def begin(client, api, timer):
+    """Begins hedged calls."""
 
-    def make(*, queues=None, **settings):
-        given = {"hedging": HEDGING, "idempotent": True} | settings
-        return intercept_channel(shop_channel, CallPolicy(**given), timer=timer, queues=queues)
+    def begin(*, queues=None, timeout=None, **settings):
+        given = {"retry": None, "hedging": HEDGING} | settings
+        channel = client.open(api=api, timer=timer, queues=queues, **given)
+        return client.begin(channel, timeout=timeout)
 
-    return make
-
-
-class Blocking:
-    """A blocking call on its own thread."""
-
-    def __init__(self, channel, **given):
-        self._result = self._error = None
-        self._method = channel.unary_unary(UNARY_UNARY)
-        self._given = given
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self):
-        try:
-            self._result = self._method(b"x", **self._given)
-        except grpc.RpcError as error:
-            self._error = error
-
-    def result(self, timeout):
-        self._thread.join(timeout)
-        if self._error is not None:
-            raise self._error
-        return self._result
+    return begin
 
 
-def future(channel, **given):
-    return channel.unary_unary(UNARY_UNARY).future(b"x", **given)
+def has_begun(hang) -> None:
+    assert hang.begun.wait(WAIT_S)
 
 
-each_style = pytest.mark.parametrize("begin", [Blocking, future])
+def have_ended(calls) -> bool:
+    return all(seen.ended.wait(WAIT_S) for seen in calls)
 
 
-def hedge(timer):
+def hedge(timer) -> None:
     """Advance the timer until the next attempt is due."""
     wait_until(lambda: timer.pending)
     timer.advance(5.0)
@@ -65,207 +65,253 @@ def hedge(timer):
 
 @each_style
 def test_a_slow_call_is_sent_again_and_the_first_success_is_the_callers(
-    shop, client, timer, events, begin
+    shop, client, begin, timer, events
 ):
-    slow = Hang()
-    shop.then(slow)
-    call = begin(client())
-    assert slow.begun.wait(WAIT_S)
+    shop.then(slow := Hang())
+    call = begin()
+    has_begun(slow)
     hedge(timer)
-    assert call.result(WAIT_S) == b"x"
+    assert call.result() == b"x"
+    assert call.code() is grpc.StatusCode.OK
     first, second = shop.calls
-    assert first.ended.wait(WAIT_S)  # it was canceled
+    assert have_ended([first])  # it was canceled
     assert "x-retry-attempt" not in first.metadata
     assert second.metadata["x-retry-attempt"] == "1"
-    assert timer.pending == 0
+    wait_until(lambda: timer.pending == 0)
     wait_until(lambda: HedgeSent(UNARY_UNARY, 2) in events)
 
 
+@each_world
+def test_the_metadata_is_that_of_the_attempt_that_won(shop, begin, timer):
+    shop.then(slow := Hang())
+    call = begin()
+    has_begun(slow)
+    hedge(timer)
+    assert call.initial_metadata() == call.trailing_metadata() == {}
+    assert (call.code(), call.done()) == (grpc.StatusCode.OK, True)
+
+
 @each_style
-def test_a_fast_call_is_sent_once(shop, client, timer, begin):
-    call = begin(client())
-    assert call.result(WAIT_S) == b"x"
+def test_a_fast_call_is_sent_once(shop, begin, timer):
+    assert begin().result() == b"x"
     wait_until(lambda: timer.pending == 0)
     timer.advance(60)
     assert len(shop.calls) == 1
 
 
 @each_style
-def test_after_a_non_fatal_failure_the_next_attempt_is_sent_at_once(shop, client, begin):
+def test_after_a_non_fatal_failure_the_next_attempt_is_sent_at_once(shop, begin):
     shop.then("UNAVAILABLE", "UNAVAILABLE")
-    call = begin(client())
-    assert call.result(WAIT_S) == b"x"
+    assert begin().result() == b"x"
     assert len(shop.calls) == 3
 
 
 @each_style
-def test_a_fatal_failure_ends_the_call_and_cancels_the_others(shop, client, timer, begin):
-    slow = Hang()
-    shop.then(slow, "INTERNAL")
-    call = begin(client())
-    assert slow.begun.wait(WAIT_S)
+def test_a_fatal_failure_ends_the_call_and_cancels_the_others(shop, begin, timer):
+    shop.then(slow := Hang(), "INTERNAL")
+    call = begin()
+    has_begun(slow)
     hedge(timer)
-    with pytest.raises(grpc.RpcError) as caught:
-        call.result(WAIT_S)
-    assert caught.value.code() is grpc.StatusCode.INTERNAL
-    assert shop.calls[0].ended.wait(WAIT_S)
+    assert call.error().code() is grpc.StatusCode.INTERNAL
+    assert have_ended(shop.calls)
     assert len(shop.calls) == 2
 
 
 @each_style
-def test_if_all_attempts_fail_the_caller_gets_the_last_failure(shop, client, begin):
+def test_if_all_attempts_fail_the_caller_gets_the_last_failure(shop, begin):
     shop.then("UNAVAILABLE", "UNAVAILABLE", Fail("UNAVAILABLE", "the third"))
-    call = begin(client())
-    with pytest.raises(grpc.RpcError) as caught:
-        call.result(WAIT_S)
-    assert caught.value.details() == "the third"
+    assert begin().error().details() == "the third"
     assert len(shop.calls) == 3
 
 
-def test_a_negative_pushback_ends_hedging(shop, client):
-    shop.then(Fail("UNAVAILABLE", trailing=(("grpc-retry-pushback-ms", "-1"),)))
-    assert future(client()).exception(WAIT_S).code() is grpc.StatusCode.UNAVAILABLE
+def pushback(milliseconds: str) -> Fail:
+    return Fail("UNAVAILABLE", trailing=(("grpc-retry-pushback-ms", milliseconds),))
+
+
+@each_world
+def test_a_negative_pushback_ends_hedging(shop, begin):
+    shop.then(pushback("-1"))
+    assert begin().error().code() is UNAVAILABLE
     assert len(shop.calls) == 1
 
 
-def test_a_server_may_ask_for_a_delay_before_the_next_attempt(shop, client, timer):
-    shop.then(Fail("UNAVAILABLE", trailing=(("grpc-retry-pushback-ms", "60000"),)))
-    call = future(client(hedging=HEDGING.model_copy(update={"delay": 1e6})))
+@each_world
+def test_a_server_may_ask_for_a_delay_before_the_next_attempt(shop, begin, timer):
+    shop.then(pushback("60000"))
+    call = begin(hedging=HEDGING.replace(delay=1e6))
     waited_s = 0
     while not call.done():  # it has failed at some moment that cannot be seen
         time.sleep(0.001)
         timer.advance(1)
         waited_s += 1
     assert waited_s >= 60
-    assert call.result(WAIT_S) == b"x"
+    assert call.result() == b"x"
     assert len(shop.calls) == 2
 
 
-def test_attempts_over_the_budget_are_not_sent(shop, client, timer):
-    none_left = HedgingPolicy(delay=0, max_attempts=5, retry_budget=0.0, min_retries=2)
+@each_world
+def test_attempts_over_the_budget_are_not_sent(shop, begin):
     shop.then("UNAVAILABLE", "UNAVAILABLE", "UNAVAILABLE")
-    error = future(client(hedging=none_left)).exception(WAIT_S)
-    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    budget = HedgingPolicy(delay=0, max_attempts=5, retry_budget=0.0, min_retries=2)
+    assert begin(hedging=budget).error().code() is UNAVAILABLE
     assert len(shop.calls) == 3
 
 
-def test_a_method_that_is_not_idempotent_is_not_hedged(shop, client, timer):
-    slow = Hang()
-    shop.then(slow)
-    call = future(client(idempotent=False))
-    assert slow.begun.wait(WAIT_S)
+@each_world
+def test_a_method_that_is_not_idempotent_is_not_hedged(shop, begin, timer):
+    shop.then(slow := Hang())
+    call = begin(idempotent=False)
+    has_begun(slow)
     assert timer.pending == 0
     call.cancel()
 
 
-def test_hedging_without_delay_sends_all_attempts_at_once(shop, client):
-    hangs = [Hang(), Hang()]
-    shop.then(*hangs)
-    forking = HedgingPolicy(delay=0, max_attempts=3)
-    assert future(client(hedging=forking)).result(WAIT_S) == b"x"
+@each_world
+def test_hedging_without_delay_sends_all_attempts_at_once(shop, begin):
+    shop.then(Hang(), Hang())
+    assert begin(hedging=AT_ONCE).result() == b"x"
     wait_until(lambda: len(shop.calls) == 3)
 
 
-def test_canceling_a_hedged_call_cancels_all_its_attempts(shop, client, timer):
+@each_world
+def test_canceling_a_hedged_call_cancels_all_its_attempts(shop, begin, timer):
     hangs = [Hang(), Hang()]
     shop.then(*hangs)
-    call = future(client())
-    assert hangs[0].begun.wait(WAIT_S)
+    call = begin()
+    has_begun(hangs[0])
     hedge(timer)
-    assert hangs[1].begun.wait(WAIT_S)
+    has_begun(hangs[1])
     assert call.cancel()
     assert (call.cancelled(), call.code()) == (True, grpc.StatusCode.CANCELLED)
-    assert all(seen.ended.wait(WAIT_S) for seen in shop.calls)
+    assert have_ended(shop.calls)
     wait_until(lambda: timer.pending == 0)
 
 
-def test_dropping_a_hedged_call_cancels_all_its_attempts(shop, client, timer):
-    slow = Hang()
-    shop.then(slow)
-    call = future(client())
-    assert slow.begun.wait(WAIT_S)
-    del call
-    assert shop.calls[0].ended.wait(WAIT_S)
-    wait_until(lambda: timer.pending == 0)
-
-
-def test_the_deadline_of_the_call_ends_all_its_attempts(shop, client):
-    shop.then(Hang(), Hang())
-    forking = HedgingPolicy(delay=0, max_attempts=2)
-    error = future(client(hedging=forking), timeout=0.2).exception(WAIT_S)
+@each_world
+def test_the_deadline_of_the_call_ends_all_its_attempts(shop, begin):
+    shop.then(Hang(), Hang(), Hang())
+    error = begin(hedging=AT_ONCE, timeout=0.2).error()
     assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    assert all(seen.ended.wait(WAIT_S) for seen in shop.calls)
+    assert have_ended(shop.calls)
 
 
-def test_a_hedged_call_that_fails_for_good_is_answered_with_the_default(shop, client):
+@each_style
+def test_a_call_whose_deadline_has_passed_is_not_sent(shop, begin):
+    default = DefaultResponsePolicy(on="DEADLINE_EXCEEDED", default=b"late")
+    assert begin(timeout=0, default_response=default).result() == b"late"
+    assert not shop.calls
+
+
+@each_world
+def test_a_hedged_call_that_fails_for_good_is_answered_with_the_default(shop, begin):
     shop.then("UNAVAILABLE", "UNAVAILABLE", "UNAVAILABLE")
     default = DefaultResponsePolicy(on="UNAVAILABLE", default=b"none")
-    assert future(client(default_response=default)).result(WAIT_S) == b"none"
+    assert begin(default_response=default).result() == b"none"
 
 
-def test_a_hedged_call_that_fails_for_good_is_queued_by_failback(shop, client, timer):
-    shop.then("UNAVAILABLE", "UNAVAILABLE", "UNAVAILABLE")
-    failback = FailbackPolicy(retry_on="UNAVAILABLE", default=b"later")
-    with FailbackQueues(timer) as queues:
-        channel = client(failback=failback, queues=queues)
-        assert future(channel).result(WAIT_S) == b"later"
-        assert queues.pending == 1
-        assert queues.flush(WAIT_S)
-    assert len(shop.calls) == 4
+@pytest.fixture
+def queues(client, timer):
+    queues = client.world.do(client.world.interceptors.FailbackQueues, timer)
+    yield queues
+    client.world.do(queues.close, 0)
 
 
-def test_the_metadata_is_that_of_the_attempt_that_won(shop, client, timer):
-    slow = Hang()
-    shop.then(slow)
-    call = future(client())
-    assert slow.begun.wait(WAIT_S)
-    hedge(timer)
-    assert call.initial_metadata() == call.trailing_metadata() == ()
-    assert (call.code(), call.done()) == (grpc.StatusCode.OK, True)
+@each_world
+def test_hedged_calls_that_fail_for_good_are_queued_once_by_failback(shop, client, begin, queues):
+    """Also if their attempts fail at the same moment."""
+    failback = FailbackPolicy(retry_on="UNAVAILABLE", default=b"later", max_pending=1000)
+    number = 30
+    shop.then(*["UNAVAILABLE"] * (3 * number))
+    for _ in range(number):
+        assert begin(hedging=AT_ONCE, failback=failback, queues=queues).result() == b"later"
+    assert queues.pending == number
+    assert client.world.do(queues.flush, WAIT_S)
+    assert len(shop.calls) == 4 * number
+
+
+@pytest.mark.parametrize(("client", "api"), [("sync future", "channel")], indirect=["client"])
+def test_a_call_that_waits_for_a_stopped_timer_ends_with_the_last_failure(shop, begin, timer):
+    shop.then(pushback("60000"))
+    timer.stop()
+    assert begin().error().code() is UNAVAILABLE
+
+
+@each_world
+def test_closing_the_channel_ends_a_call_that_waits_for_its_next_attempt(shop, client, api, timer):
+    shop.then(pushback("60000"))
+    channel = client.open(api=api, timer=timer, retry=None, hedging=HEDGING)
+    call = client.begin(channel)
+    wait_until(lambda: shop.calls and shop.calls[0].ended.is_set())
+    client.world.do(channel.close)
+    # UNAVAILABLE if the failure of the attempt is read only now.
+    assert call.code() in {grpc.StatusCode.CANCELLED, UNAVAILABLE}
+    wait_until(lambda: timer.pending == 0)
+
+
+# --- Only `grpc` ---
+
+
+def test_dropping_a_hedged_call_cancels_all_its_attempts(shop, shop_channel, timer):
+    shop.then(slow := Hang())
+    channel = intercept_channel(shop_channel, POLICY, timer=timer)
+    call = channel.unary_unary(UNARY_UNARY).future(b"x")
+    has_begun(slow)
+    del call
+    assert have_ended(shop.calls)
+    wait_until(lambda: timer.pending == 0)
 
 
 def test_a_future_through_an_interceptor_is_hedged(shop, shop_channel, timer):
-    slow = Hang()
-    shop.then(slow)
+    shop.then(slow := Hang())
     policy = CallPolicy(hedging=HEDGING, methods={"*": MethodPolicy(idempotent=True)})
     with pytest.warns(match="hedges only calls of .future\\(\\)"):
         interceptors = client_interceptors(policy, timer=timer)
-    call = future(grpc.intercept_channel(shop_channel, *interceptors))
-    assert slow.begun.wait(WAIT_S)
+    channel = grpc.intercept_channel(shop_channel, *interceptors)
+    call = channel.unary_unary(UNARY_UNARY).future(b"x")
+    has_begun(slow)
     hedge(timer)
     assert call.result(WAIT_S) == b"x"
 
 
-def test_attempts_that_fail_at_the_same_moment_are_queued_once(shop, client, timer):
-    at_once = HedgingPolicy(delay=0, max_attempts=4, retry_budget=None)
-    failback = FailbackPolicy(retry_on="UNAVAILABLE", default=b"later", max_pending=1000)
-    with FailbackQueues(timer) as queues:
-        channel = client(hedging=at_once, failback=failback, queues=queues)
-        calls = 30
-        shop.then(*["UNAVAILABLE"] * (4 * calls))
-        for _ in range(calls):
-            assert future(channel).result(WAIT_S) == b"later"
-        assert queues.pending == calls
-        shop.reset()
-        assert queues.flush(WAIT_S)
+# --- Only `grpc.aio` ---
 
 
-def test_a_call_that_waits_for_a_stopped_timer_ends_with_the_last_failure(shop, client, timer):
-    shop.then(Fail("UNAVAILABLE", trailing=(("grpc-retry-pushback-ms", "60000"),)))
-    timer.stop()
-    ended = threading.Event()
-    call = future(client())
-    call.add_done_callback(lambda _: ended.set())
-    assert ended.wait(WAIT_S)
-    assert call.code() is grpc.StatusCode.UNAVAILABLE
+class AnswersWithTheResponse(grpc.aio.UnaryUnaryClientInterceptor):
+    async def intercept_unary_unary(self, continuation, details, request):
+        return await (await continuation(details, request))
 
 
-def test_closing_the_channel_ends_a_call_that_waits_for_its_next_attempt(shop, client, timer):
-    shop.then(Fail("UNAVAILABLE", trailing=(("grpc-retry-pushback-ms", "60000"),)))
-    channel = client()
-    call = future(channel)
-    wait_until(lambda: shop.calls and shop.calls[0].ended.is_set())
-    channel.close()
-    # UNAVAILABLE if the failure of the attempt is read only now.
-    assert call.code() in {grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE}
-    wait_until(lambda: timer.pending == 0)
+async def test_an_inner_interceptor_may_return_the_response(shop, channels):
+    channel = channels.open(POLICY, inner=[AnswersWithTheResponse()])
+    assert await channel.unary_unary(UNARY_UNARY)(b"x") == b"x"
+
+
+class IsCanceled(grpc.aio.UnaryUnaryClientInterceptor):
+    async def intercept_unary_unary(self, continuation, details, request):
+        raise asyncio.CancelledError
+
+
+async def test_a_call_ends_if_an_inner_interceptor_is_canceled(shop, channels):
+    channel = channels.open(POLICY, inner=[IsCanceled()])
+    with pytest.raises(asyncio.CancelledError):
+        await channel.unary_unary(UNARY_UNARY)(b"x")
+
+
+async def test_a_channel_that_is_closed_with_a_grace_lets_running_attempts_end(shop, own, timer):
+    slow = Hang()
+    shop.then(slow)
+    channel = own.open(POLICY, timer=timer)
+    call = channel.unary_unary(UNARY_UNARY)(b"x")
+    await aio_wait_until(slow.begun.is_set)
+    closing = asyncio.ensure_future(channel.close(30))
+    await asyncio.sleep(0)
+    assert not call.done()
+    call.cancel()
+    await closing
+
+
+async def test_a_request_of_a_wrong_type_raises(channels, timer):
+    """gRPC's own call does not end then; only awaiting it raises."""
+    channel = channels.open(POLICY, timer=timer)
+    with pytest.raises(TypeError):
+        await asyncio.wait_for(channel.unary_unary(UNARY_UNARY)("text"), WAIT_S)
