@@ -1,75 +1,74 @@
-"""`call_options`: other policies for the calls of a block, in both worlds."""
+"""`call_options`: other policies for the calls of a block."""
+
+import asyncio
 
 import grpc
 import pytest
 
 import rpcwheel
-from fixtures.shop import UNARY_STREAM, UNARY_UNARY
-from fixtures.waiting import WAIT_S
-from rpcwheel import CallPolicy, DefaultResponsePolicy, RetryPolicy, aio, call_options
-from rpcwheel.interceptors import client_interceptors, intercept_channel
+from fixtures.clients import held, ways
+from fixtures.shop import UNARY_UNARY
+from rpcwheel import DefaultResponsePolicy, aio, call_options
 
-RETRY = RetryPolicy(retry_on="UNAVAILABLE", backoff=0.0, retry_budget=None)
-POLICY = CallPolicy(retry=RETRY, idempotent=True)
+each_world = ways("sync blocking", "aio unary")
 
 
-@pytest.fixture(params=["intercept_channel", "client_interceptors"])
-def channel(request, shop_channel):
-    if request.param == "intercept_channel":
-        return intercept_channel(shop_channel, POLICY)
-    return grpc.intercept_channel(shop_channel, *client_interceptors(POLICY))
-
-
-@pytest.fixture
-def call(channel):
-    return channel.unary_unary(UNARY_UNARY)
-
-
-def test_a_timeout_holds_for_the_calls_of_the_block(shop, call):
+def test_a_timeout_holds_for_the_calls_of_the_block(shop, client):
+    channel = client.open()
     with call_options(timeout=60.0):
-        call(b"")
-    call(b"")
-    inside, outside = shop.calls
-    assert inside.time_remaining <= 61
+        client.ask(channel)
+        client.ask(channel, timeout=30.0)
+    client.ask(channel)
+    inside, shorter, outside = shop.calls
+    assert 31 < inside.time_remaining <= 61
+    assert shorter.time_remaining <= 31
     assert outside.time_remaining is None
 
 
-def test_the_timeout_of_the_call_itself_still_counts(shop, call):
-    with call_options(timeout=60.0):
-        call(b"", timeout=30.0)
-    assert shop.calls[0].time_remaining <= 31
-
-
-def test_none_switches_a_policy_off(shop, call):
+def test_none_switches_a_policy_off(shop, client):
+    channel = client.open()
     shop.then("UNAVAILABLE")
-    with call_options(retry=None), pytest.raises(grpc.RpcError):
-        call(b"")
+    with call_options(retry=None):
+        assert client.refused(channel).code() is grpc.StatusCode.UNAVAILABLE
     assert len(shop.calls) == 1
     shop.then("UNAVAILABLE")
-    assert call(b"x") == b"x"
+    assert client.ask(channel) == b"x"
 
 
-def test_an_inner_block_takes_what_it_does_not_set_from_the_outer_one(shop, call):
+@each_world
+def test_an_inner_block_takes_what_it_does_not_set_from_the_outer_one(shop, client):
+    channel = client.open()
     with call_options(timeout=60.0), call_options(retry=None):
         shop.then("UNAVAILABLE")
-        with pytest.raises(grpc.RpcError):
-            call(b"")
+        client.refused(channel)
         assert shop.calls[0].time_remaining <= 61
     shop.then("UNAVAILABLE")
-    assert call(b"x") == b"x"
+    assert client.ask(channel) == b"x"
 
 
-@pytest.mark.parametrize("style", ["future", "stream"])
-def test_futures_and_streams_follow_the_options_under_which_they_began(shop, channel, style):
+@held
+def test_a_call_follows_the_options_under_which_it_began(shop, client):
     shop.then("UNAVAILABLE")
-    default = DefaultResponsePolicy(on="UNAVAILABLE", default=b"no")
+    default = DefaultResponsePolicy(on="UNAVAILABLE", default=client.default(b"no"))
+    channel = client.open()
     with call_options(default_response=default, retry=None):
-        if style == "future":
-            held = channel.unary_unary(UNARY_UNARY).future(b"x")
-        else:
-            held = channel.unary_stream(UNARY_STREAM)(b"x")
-    assert (held.result(WAIT_S) if style == "future" else b"".join(held)) == b"no"
+        call = client.begin(channel)
+    assert client.answer(call) == b"no"
     assert len(shop.calls) == 1
+
+
+async def test_tasks_created_in_the_block_have_the_options(shop, own):
+    call = own.retrying().unary_unary(UNARY_UNARY)
+
+    async def ask():
+        return await call(b"")
+
+    with call_options(timeout=60.0):
+        inside = asyncio.ensure_future(ask())
+    outside = asyncio.ensure_future(ask())
+    await asyncio.gather(inside, outside)
+    limits = sorted((seen.time_remaining or 0.0) > 0.0 for seen in shop.calls)
+    assert limits == [False, True]
 
 
 def test_an_unknown_or_wrong_option_is_refused_before_the_block():

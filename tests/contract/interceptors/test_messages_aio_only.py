@@ -7,10 +7,9 @@ import grpc
 import pytest
 from google.protobuf.wrappers_pb2 import StringValue
 
-from fixtures.aio_policy_channels import read_all
-from fixtures.shop import STREAM_UNARY, UNARY_STREAM, UNARY_UNARY, Fail, Hang
-from fixtures.waiting import WAIT_S, aio_wait_until
-from rpcwheel.call import CallPolicy, DeadlinePolicy, RetryPolicy
+from fixtures.shop import UNARY_UNARY
+from fixtures.waiting import WAIT_S
+from rpcwheel.call import CallPolicy, RetryPolicy
 from rpcwheel.failback import FailbackPolicy
 from rpcwheel.interceptors import aio
 
@@ -28,72 +27,6 @@ async def test_protobuf_messages_are_sent_and_received(shop, channels):
     member = channels.retrying().unary_unary(UNARY_UNARY, **PROTOBUF)
     assert (await member(StringValue(value="as it was"))).value == "as it was"
     assert [seen.requests for seen in shop.calls] == [[WIRE], [WIRE]]
-
-
-@pytest.mark.parametrize(
-    ("kind", "channels"),
-    [("unary_unary", "interceptors"), ("unary_stream", "channel")],
-    indirect=["channels"],
-)
-async def test_a_retry_sends_the_message_as_it_was_at_the_call(shop, channels, timer, kind):
-    shop.then(Fail("UNAVAILABLE"))
-    channel = channels.retrying(timer=timer, retry=LATER)
-    method = UNARY_UNARY if kind == "unary_unary" else UNARY_STREAM
-    member = getattr(channel, kind)(method, request_serializer=StringValue.SerializeToString)
-    call = member(request := StringValue(value="as it was"))
-    await aio_wait_until(lambda: timer.pending)
-    request.value = "changed"
-    timer.advance(5.0)
-    assert b"".join(await read_all(call) if kind == "unary_stream" else [await call]) == WIRE
-    assert len(shop.calls) == 2
-
-
-async def test_failback_delivers_the_message_as_it_was_at_the_call(shop, own):
-    async with aio.FailbackQueues() as queues:
-        codes = {"UNAVAILABLE", "CANCELLED"}  # how a call fails whose server is stopped
-        later = FailbackPolicy(retry_on=codes, backoff=30.0)
-        channel = own.retrying(retry=None, failback=later, queues=queues)
-        member = channel.unary_unary(UNARY_UNARY, request_serializer=StringValue.SerializeToString)
-        shop.then(hang := Hang())
-        call = member(request := StringValue(value="as it was"))
-        await aio_wait_until(hang.begun.is_set)
-        request.value = "changed"
-        shop.kill()
-        await call
-        shop.start()
-        assert await queues.flush(WAIT_S)
-        assert shop.calls[-1].requests == [WIRE]
-
-
-async def test_only_requests_that_may_be_sent_again_are_copied(own):
-    copied = []
-
-    class Dear:
-        def __deepcopy__(self, memo):
-            copied.append(self)
-            return self
-
-    once = {"retry": None, "timeout": DeadlinePolicy(slow_call_threshold=9.0)}
-    for settings, copies in (once, 0), ({}, 1):
-        channel = own.retrying(**settings)
-        member = channel.unary_unary(UNARY_UNARY, request_serializer=lambda _: b"x")
-        assert await member(Dear()) == b"x"
-        assert len(copied) == copies
-
-
-async def test_a_retry_sends_each_message_of_a_stream_that_reuses_one_object(shop, own):
-    async def filled():
-        message = StringValue()
-        for text in ("a", "b", "c"):
-            message.value = text
-            yield message
-
-    shop.then(Fail("UNAVAILABLE", read=True))
-    channel = own.retrying()
-    member = channel.stream_unary(STREAM_UNARY, request_serializer=StringValue.SerializeToString)
-    await member(filled())
-    wire = [StringValue(value=text).SerializeToString() for text in "abc"]
-    assert [seen.requests for seen in shop.calls] == [wire, wire]
 
 
 # --- Call credentials ---

@@ -60,28 +60,6 @@ async def test_outer_interceptors_see_one_call(shop, own, gives):
     assert foreign.seen == 1
 
 
-@BUGS_OF_INTERCEPTORS
-async def test_an_exception_of_an_inner_interceptor_is_raised_to_the_caller(own, shop):
-    class Broken(grpc.aio.UnaryUnaryClientInterceptor):
-        async def intercept_unary_unary(self, continuation, details, request):
-            raise KeyError("a bug")
-
-    for api in ("channel", "interceptors"):
-        own.name = api
-        call = own.retrying(inner=[Broken()]).unary_unary(UNARY_UNARY)(b"x")
-        with pytest.raises(KeyError, match="a bug"):
-            await call
-        assert call.done()
-    assert not shop.calls
-
-
-async def test_a_request_that_can_not_be_serialized_raises_to_the_caller(own):
-    call = own.retrying().unary_unary(UNARY_UNARY)(7)
-    with pytest.raises(TypeError):
-        await call
-    assert call.done()
-
-
 class ForeignStream(grpc.aio.UnaryStreamClientInterceptor):
     """Wraps the messages in a generator, as many interceptors do."""
 
