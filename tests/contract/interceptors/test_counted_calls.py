@@ -46,9 +46,36 @@ TYPES = {
 
 STREAMS = ["unary_stream", "stream_stream"]
 
-each_kind = pytest.mark.parametrize("kind", KINDS)
+POLICIES = {"plain": PLAIN, "retry": RETRY}
+
 each_caller = pytest.mark.parametrize("caller", EVERY_CALLER)
-each_policy = pytest.mark.parametrize("policy", [PLAIN, RETRY], ids=["plain", "retry"])
+each_policy = pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+each_caller_and_kind = pytest.mark.parametrize(
+    ("caller", "kind", "policy"),
+    [
+        (caller, kind, (PLAIN, RETRY)[(i + j) % 2])
+        for i, caller in enumerate(EVERY_CALLER)
+        for j, kind in enumerate(KINDS)
+    ],
+)
+"""Each client API with each kind of call; the policies are paired with both."""
+
+PAIRS = [
+    (SyncCaller, "unary_unary", PLAIN),
+    (SyncCaller, "stream_stream", RETRY),
+    (SyncChannelCaller, "unary_stream", PLAIN),
+    (SyncChannelCaller, "stream_unary", RETRY),
+    (AioCaller, "stream_unary", PLAIN),
+    (AioCaller, "unary_stream", RETRY),
+    (AioChannelCaller, "stream_stream", PLAIN),
+    (AioChannelCaller, "unary_unary", RETRY),
+]
+"""Each client API with one response and with a stream of them, and with both policies."""
+
+paired = pytest.mark.parametrize(("caller", "kind", "policy"), PAIRS)
+paired_with_own_policy = pytest.mark.parametrize(
+    ("caller", "kind"), [(caller, kind) for caller, kind, _ in PAIRS]
+)
 
 
 @pytest.fixture
@@ -69,9 +96,7 @@ def check(counts, kind, calls, attempts) -> None:
         assert {(one.method, one.kind) for one in side.totals()} <= {(PATH[kind], TYPES[kind])}
 
 
-@each_policy
-@each_caller
-@each_kind
+@each_caller_and_kind
 def test_a_call_that_succeeds(call_counts, client_of, kind, caller, policy):
     calls = client_of(caller, policy)
     for _ in range(3):
@@ -79,17 +104,14 @@ def test_a_call_that_succeeds(call_counts, client_of, kind, caller, policy):
     check(call_counts, kind, {"OK": 3}, {"OK": 3})
 
 
-@each_policy
-@each_caller
-@each_kind
+@each_caller_and_kind
 def test_a_call_that_fails(shop, call_counts, client_of, kind, caller, policy):
     shop.then(Fail("NOT_FOUND", read=True))
     client_of(caller, policy).call(kind)
     check(call_counts, kind, {"NOT_FOUND": 1}, {"NOT_FOUND": 1})
 
 
-@each_caller
-@each_kind
+@paired_with_own_policy
 def test_a_call_that_is_refused_before_its_requests_are_read(
     shop, call_counts, client_of, kind, caller
 ):
@@ -104,8 +126,7 @@ def test_a_call_that_is_refused_before_its_requests_are_read(
         check(*ends)
 
 
-@each_caller
-@each_kind
+@paired_with_own_policy
 def test_a_call_that_is_retried_is_one_call_with_several_attempts(
     shop, call_counts, client_of, kind, caller
 ):
@@ -164,9 +185,7 @@ def test_a_future_that_is_dropped_as_soon_as_its_result_is_known(call_counts):
         assert codes_of(call_counts.client) == codes_of(call_counts.attempts) == {"OK": 1}
 
 
-@each_policy
-@each_caller
-@each_kind
+@paired
 def test_a_call_that_its_caller_cancels(shop, call_counts, client_of, kind, caller, policy):
     hang = Hang()
     shop.then(hang)
@@ -195,15 +214,13 @@ def test_a_response_stream_that_its_caller_drops_is_canceled(
     check(call_counts, kind, {"CANCELLED": 1}, {"CANCELLED": 1})
 
 
-@each_caller
-@each_kind
+@paired_with_own_policy
 def test_a_call_whose_deadline_has_passed_has_no_attempt(call_counts, client_of, kind, caller):
     assert client_of(caller, RETRY).call(kind, timeout=0.0).code == "DEADLINE_EXCEEDED"
     check(call_counts, kind, {"DEADLINE_EXCEEDED": 1}, {})
 
 
-@each_caller
-@each_kind
+@paired_with_own_policy
 def test_a_default_response_is_a_success_for_the_caller(shop, call_counts, client_of, kind, caller):
     shop.then(Fail("UNAVAILABLE", read=True))
     default = DefaultResponsePolicy(on="UNAVAILABLE", default=b"default")
@@ -211,8 +228,7 @@ def test_a_default_response_is_a_success_for_the_caller(shop, call_counts, clien
     check(call_counts, kind, {"OK": 1}, {"UNAVAILABLE": 1})
 
 
-@each_caller
-@each_kind
+@paired_with_own_policy
 def test_a_delivery_of_failback_is_an_attempt(shop, call_counts, client_of, kind, caller):
     shop.then(Fail("UNAVAILABLE", read=True))
     failback = FailbackPolicy(retry_on="UNAVAILABLE", backoff=60.0, default=b"later")
@@ -222,48 +238,21 @@ def test_a_delivery_of_failback_is_an_attempt(shop, call_counts, client_of, kind
     check(call_counts, kind, {"OK": 1}, {"UNAVAILABLE": 1, "OK": 1})
 
 
-@pytest.mark.parametrize("caller", [SyncCaller, SyncChannelCaller])
-def test_a_call_with_call_options(shop, call_counts, client_of, caller):
+def test_a_call_with_call_options(shop, call_counts, client):
     shop.then("UNAVAILABLE")
-    calls = client_of(caller, RETRY)
+    channel = client.open()
     with rpcwheel.call_options(retry=None):
-        assert calls.call("unary_unary").code == "UNAVAILABLE"
-    check(call_counts, "unary_unary", {"UNAVAILABLE": 1}, {"UNAVAILABLE": 1})
+        client.refused(channel)
+    check(call_counts, client.kind, {"UNAVAILABLE": 1}, {"UNAVAILABLE": 1})
 
 
-@pytest.mark.parametrize("caller", [AioCaller, AioChannelCaller])
-def test_an_aio_call_with_call_options(shop, call_counts, client_of, caller):
-    shop.then("UNAVAILABLE")
-    calls = client_of(caller, RETRY)
-
-    async def call() -> None:
-        with rpcwheel.call_options(retry=None), pytest.raises(grpc.aio.AioRpcError):
-            await calls.channel.unary_unary(PATH["unary_unary"])(b"x", timeout=WAIT_S)
-
-    calls.run(call())
-    check(call_counts, "unary_unary", {"UNAVAILABLE": 1}, {"UNAVAILABLE": 1})
-
-
-@each_policy
-@each_kind
-def test_a_call_on_a_closed_channel_is_canceled(shop, call_counts, kind, policy):
-    bare = grpc.insecure_channel(shop.target)
-    method = getattr(sync.intercept_channel(bare, policy), kind)(PATH[kind])
-    bare.close()
-    requests = iter([b"x"]) if kind.startswith("stream") else b"x"
-    with pytest.raises(ValueError, match="closed"):
-        method(requests, timeout=WAIT_S)
-    check(call_counts, kind, {"CANCELLED": 1}, {"CANCELLED": 1})
-
-
-@each_policy
-async def test_an_aio_call_on_a_closed_channel_is_canceled(shop, call_counts, policy):
-    bare = grpc.aio.insecure_channel(shop.target)
-    method = aio.intercept_channel(bare, policy).unary_unary(PATH["unary_unary"])
-    await bare.close()
-    with pytest.raises(grpc.aio.UsageError):
-        await method(b"x", timeout=WAIT_S)
-    check(call_counts, "unary_unary", {"CANCELLED": 1}, {"CANCELLED": 1})
+@pytest.mark.parametrize("settings", [{}, {"retry": None, "timeout": 60.0}])
+def test_a_call_on_a_closed_channel_is_canceled(call_counts, client, settings):
+    channel = client.open(api="channel", **settings)
+    client.world.do(channel.close)
+    with pytest.raises(client.world.closed_error):
+        client.ask(channel)
+    check(call_counts, client.kind, {"CANCELLED": 1}, {"CANCELLED": 1})
 
 
 class Raising(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
@@ -328,17 +317,18 @@ def test_a_single_threaded_stream(shop, call_counts, policy):
         check(call_counts, "unary_stream", codes, codes)
 
 
-# Interceptors of grpc.aio can't be outside of a channel.
 @pytest.mark.parametrize(
-    ("caller", "place"),
+    ("caller", "place", "kind"),
     [
-        (caller, place)
-        for caller in EVERY_CALLER
-        for place in ("outer", "inner")
-        if (caller, place) != (AioChannelCaller, "outer")
+        (SyncCaller, "outer", "unary_unary"),
+        (SyncCaller, "inner", "stream_stream"),
+        (SyncChannelCaller, "outer", "unary_stream"),
+        (SyncChannelCaller, "inner", "unary_unary"),
+        (AioCaller, "outer", "stream_unary"),
+        (AioCaller, "inner", "unary_stream"),
+        (AioChannelCaller, "inner", "stream_stream"),  # none can be outside
     ],
 )
-@each_kind
 def test_with_the_interceptors_of_opentelemetry(shop, call_counts, client_of, kind, caller, place):
     pytest.importorskip("opentelemetry.instrumentation.grpc")
     from fixtures.foreign_opentelemetry import Theirs

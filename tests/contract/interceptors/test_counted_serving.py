@@ -12,10 +12,11 @@ from scenarios.served import KINDS, ONE_ANSWER, STREAMS, begin, handler
 
 from fixtures.call_counts import codes_of, replace_call_counts
 from fixtures.grpc_servers import IMPATIENT
-from fixtures.small_servers import IN_TIME, METHOD, aio_serving, serving
+from fixtures.small_servers import IN_TIME, METHOD, serving, serving_in
 from fixtures.waiting import WAIT_S
+from fixtures.worlds import AioWorld, SyncWorld
 from rpcwheel.call.server import ServerState
-from rpcwheel.interceptors import aio, aio_server, server, sync
+from rpcwheel.interceptors import aio_server, server, sync
 
 TYPES = {
     "unary_unary": "unary",
@@ -34,7 +35,6 @@ ENDS = {
 """What a handler does, and the status code of the call."""
 
 each_kind = pytest.mark.parametrize("kind", KINDS)
-each_end = pytest.mark.parametrize("end", ENDS)
 
 NOT_FOUND = grpc.StatusCode.NOT_FOUND
 
@@ -90,6 +90,10 @@ def writing(kind: str, end: str):
     return write if kind in STREAMS else unary
 
 
+def ours(world) -> list:
+    return world.interceptors.server_interceptors()
+
+
 def ask(target: str, kind: str, *, timeout: float | None = WAIT_S) -> str:
     """Make a call of grpc, and return its status code."""
     with grpc.insecure_channel(target, options=IMPATIENT) as channel:
@@ -105,31 +109,28 @@ def check(counts, kind: str, codes: dict[str, int]) -> None:
     assert {(one.method, one.kind) for one in counts.server.totals()} == {(METHOD, TYPES[kind])}
 
 
-@each_end
-@each_kind
-def test_a_call_of_a_server(call_counts, kind, end):
-    made = handler(kind, blocking(kind, end))
-    with serving(made, interceptors=sync.server_interceptors()) as target:
+@pytest.mark.parametrize(
+    ("world", "form", "kind", "end"),
+    [
+        (world, form, kind, end)
+        for world, form in (
+            (SyncWorld, blocking),
+            (AioWorld, blocking),
+            (AioWorld, coroutine),
+            (AioWorld, writing),
+        )
+        for number, end in enumerate(ENDS)
+        for kind in (ONE_ANSWER[number % 2], STREAMS[number % 2])
+        # gRPC (1.85) often does not send the status then, and the call does not end.
+        if not (world is AioWorld and form is blocking and kind in STREAMS and end == "abort")
+    ],
+    indirect=["world"],
+)
+def test_a_call_of_a_server(call_counts, world, form, kind, end):
+    made = handler(kind, form(kind, end))
+    with serving_in(world, made, *ours(world)) as target:
         assert ask(target, kind) == ENDS[end]
         check(call_counts, kind, {ENDS[end]: 1})
-
-
-@pytest.mark.parametrize(
-    ("form", "kind", "end"),
-    [
-        (form, kind, end)
-        for form in (blocking, coroutine, writing)
-        for kind in KINDS
-        for end in ENDS
-        # gRPC (1.85) often does not send the status then, and the call does not end.
-        if not (form is blocking and kind in STREAMS and end == "abort")
-    ],
-)
-async def test_a_call_of_an_aio_server(call_counts, kind, end, form):
-    made = handler(kind, form(kind, end))
-    async with aio_serving(made, interceptors=aio.server_interceptors()) as target:
-        assert await asyncio.to_thread(ask, target, kind) == ENDS[end]
-        await asyncio.to_thread(check, call_counts, kind, {ENDS[end]: 1})
 
 
 # --- Calls that end before their handler ---
@@ -158,6 +159,9 @@ class Waiting:
         finally:
             while self.until_deadline and context.time_remaining():
                 time.sleep(0.001)  # noqa: ASYNC251 - not to be canceled again
+
+    def behavior_in(self, world, kind: str):
+        return self.behavior(kind) if world.name == "sync" else self.aio_behavior(kind)
 
     def behavior(self, kind: str):
         def unary(request, context):
@@ -205,41 +209,24 @@ def let_expire(target: str, kind: str, entered: threading.Event) -> None:
 
 
 @each_kind
-def test_a_call_that_its_client_cancels(call_counts, waiting, kind):
-    made = handler(kind, waiting.behavior(kind))
-    with serving(made, interceptors=sync.server_interceptors()) as target:
+def test_a_call_that_its_client_cancels(world, call_counts, waiting, kind):
+    made = handler(kind, waiting.behavior_in(world, kind))
+    with serving_in(world, made, *ours(world)) as target:
         cancel(target, kind, waiting.entered)
         check(call_counts, kind, {"CANCELLED": 1})
 
 
 @each_kind
-async def test_an_aio_call_that_its_client_cancels(call_counts, waiting, kind):
-    made = handler(kind, waiting.aio_behavior(kind))
-    async with aio_serving(made, interceptors=aio.server_interceptors()) as target:
-        await asyncio.to_thread(cancel, target, kind, waiting.entered)
-        await asyncio.to_thread(check, call_counts, kind, {"CANCELLED": 1})
-
-
-@each_kind
-def test_a_call_whose_deadline_passes(call_counts, waiting, kind):
+def test_a_call_whose_deadline_passes(world, call_counts, waiting, kind):
     waiting.until_deadline = True
-    made = handler(kind, waiting.behavior(kind))
-    with serving(made, interceptors=sync.server_interceptors()) as target:
+    made = handler(kind, waiting.behavior_in(world, kind))
+    with serving_in(world, made, *ours(world)) as target:
         let_expire(target, kind, waiting.entered)
         assert set(codes_of(call_counts.server)) == {"DEADLINE_EXCEEDED"}
 
 
-@each_kind
-async def test_an_aio_call_whose_deadline_passes(call_counts, waiting, kind):
-    waiting.until_deadline = True
-    made = handler(kind, waiting.aio_behavior(kind))
-    async with aio_serving(made, interceptors=aio.server_interceptors()) as target:
-        await asyncio.to_thread(let_expire, target, kind, waiting.entered)
-        codes = await asyncio.to_thread(codes_of, call_counts.server)
-        assert set(codes) == {"DEADLINE_EXCEEDED"}
-
-
-async def test_an_aio_call_of_a_blocking_stream_that_its_client_cancels(call_counts):
+@pytest.mark.parametrize("world", [AioWorld], indirect=True)
+def test_an_aio_call_of_a_blocking_stream_that_its_client_cancels(world, call_counts):
     entered, go_on = threading.Event(), threading.Event()
 
     def stream(request, context):
@@ -249,10 +236,10 @@ async def test_an_aio_call_of_a_blocking_stream_that_its_client_cancels(call_cou
         yield b"x"
 
     made = handler("unary_stream", stream)
-    async with aio_serving(made, interceptors=aio.server_interceptors()) as target:
+    with serving_in(world, made, *ours(world)) as target:
         try:
-            await asyncio.to_thread(cancel, target, "unary_stream", entered)
-            await asyncio.to_thread(check, call_counts, "unary_stream", {"CANCELLED": 1})
+            cancel(target, "unary_stream", entered)
+            check(call_counts, "unary_stream", {"CANCELLED": 1})
         finally:
             go_on.set()
 
@@ -333,19 +320,18 @@ def test_a_pushing_handler_whose_client_cancels(call_counts):
 # --- What is not counted ---
 
 
-def test_a_method_without_a_handler_is_not_counted(call_counts):
+def test_a_method_without_a_handler_is_not_counted(world, call_counts):
     made = handler("unary_unary", lambda request, context: b"x")
-    with serving(made, interceptors=sync.server_interceptors()) as target:
+    with serving_in(world, made, *ours(world)) as target:
         with grpc.insecure_channel(target, options=IMPATIENT) as channel:
             call = channel.unary_unary("/test.Small/Invented").future(b"x", timeout=WAIT_S)
             assert call.code() is grpc.StatusCode.UNIMPLEMENTED
         assert call_counts.server.totals() == []
 
 
-@pytest.mark.parametrize("world", [sync, aio])
 @each_kind
 def test_without_metrics_no_handler_has_another_wrapper(call_counts, world, kind):
-    module, form = (server, blocking) if world is sync else (aio_server, coroutine)
+    module, form = (server, blocking) if world.name == "sync" else (aio_server, coroutine)
 
     def wrapper() -> str:
         made = handler(kind, form(kind, "return"))

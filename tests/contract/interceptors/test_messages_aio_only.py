@@ -18,7 +18,6 @@ PROTOBUF = {
     "response_deserializer": StringValue.FromString,
 }
 WIRE = StringValue(value="as it was").SerializeToString()
-LATER = RetryPolicy(retry_on="UNAVAILABLE", backoff=5.0, retry_budget=None)
 TOKENS_METHOD = "/test.Tokens/Get"
 
 
