@@ -31,11 +31,11 @@ def target(request, shop, memory):
         yield f"{memory}/{SERVICE}", {"balancer_policy": BalancerPolicy(pick_timeout=WAIT_S)}
 
 
-def queue_one(kits, shop, kit, target, **settings):
+def queue_one(world, shop, kit, target, **settings):
     """Make a channel and let it queue a call."""
     shop.then("UNAVAILABLE")
-    channel = kits.do(kit.channel, target, **settings)
-    assert kits.do(channel.unary_unary(UNARY_UNARY), b"a", timeout=WAIT_S) is None
+    channel = world.do(kit.channel, target, **settings)
+    assert world.do(channel.unary_unary(UNARY_UNARY), b"a", timeout=WAIT_S) is None
     return channel
 
 
@@ -44,98 +44,98 @@ def release(shop, number):
     shop.calls[number].ended.set()
 
 
-def test_a_kit_delivers_the_queued_calls_of_closed_channels_at_its_end(kits, shop, target):
-    kit = kits.kit(failback=LATER)
-    channel = queue_one(kits, shop, kit, target[0], **target[1])
+def test_a_kit_delivers_the_queued_calls_of_closed_channels_at_its_end(world, shop, target):
+    kit = world.api.Kit(failback=LATER)
+    channel = queue_one(world, shop, kit, target[0], **target[1])
     member = channel.unary_unary(UNARY_UNARY)
-    kits.do(channel.close)
-    with pytest.raises(kits.closed_error):
-        kits.do(member, b"b")
-    with pytest.raises(kits.closed_error):
-        kits.begin(channel.unary_unary(UNARY_UNARY), b"b")
-    with pytest.raises(kits.closed_error):
-        kits.do(channel.unary_stream(UNARY_STREAM), b"b")
-    assert kits.do(kit.close, WAIT_S) == []
+    world.do(channel.close)
+    with pytest.raises(world.closed_error):
+        world.do(member, b"b")
+    with pytest.raises(world.closed_error):
+        world.call(channel)
+    with pytest.raises(world.closed_error):
+        world.do(channel.unary_stream(UNARY_STREAM), b"b")
+    assert world.do(kit.close, WAIT_S) == []
     assert [seen.requests for seen in shop.calls] == [[b"a"], [b"a"]]
 
 
-def test_a_closed_channel_keeps_its_connections_until_no_call_of_it_is_queued(kits, shop, target):
-    kit = kits.kit(failback=LATER, heartbeat=600.0)
-    channel = queue_one(kits, shop, kit, target[0], **target[1])
-    kits.do(channel.close)
-    kits.do(channel.close)  # idempotent
+def test_a_closed_channel_keeps_its_connections_until_no_call_of_it_is_queued(world, shop, target):
+    kit = world.api.Kit(failback=LATER, heartbeat=600.0)
+    channel = queue_one(world, shop, kit, target[0], **target[1])
+    world.do(channel.close)
+    world.do(channel.close)  # idempotent
     assert len(kit.heartbeats) == 1
-    assert kits.do(kit.flush, WAIT_S)
+    assert world.do(kit.flush, WAIT_S)
     assert wait_until(lambda: not kit.heartbeats)
-    kits.do(kit.close)
+    world.do(kit.close)
 
 
-def test_close_of_the_kit_returns_the_calls_of_closed_channels(kits, shop):
-    kit = kits.kit(failback=LATER)
-    kits.do(queue_one(kits, shop, kit, shop.target).close)
-    (failed,) = kits.do(kit.close, 0)
+def test_close_of_the_kit_returns_the_calls_of_closed_channels(world, shop):
+    kit = world.api.Kit(failback=LATER)
+    world.do(queue_one(world, shop, kit, shop.target).close)
+    (failed,) = world.do(kit.close, 0)
     assert (failed.function, failed.args, failed.attempts) == (UNARY_UNARY, (b"a",), 1)
 
 
-def test_a_second_close_of_the_kit_leaves_the_connections_to_the_first(kits, shop):
-    kit = kits.kit(failback=LATER)
-    channel = queue_one(kits, shop, kit, shop.target)
-    kits.do(channel.close)
+def test_a_second_close_of_the_kit_leaves_the_connections_to_the_first(world, shop):
+    kit = world.api.Kit(failback=LATER)
+    channel = queue_one(world, shop, kit, shop.target)
+    world.do(channel.close)
     shop.then(hang := Hang())
     with ThreadPoolExecutor() as threads:
-        closing = threads.submit(kits.do, kit.close, WAIT_S)
+        closing = threads.submit(world.do, kit.close, WAIT_S)
         assert hang.begun.wait(WAIT_S)
-        assert kits.do(kit.close, WAIT_S) == []
+        assert world.do(kit.close, WAIT_S) == []
         release(shop, 1)
         assert closing.result(WAIT_S) == []
 
 
-def test_closing_a_channel_with_queued_calls_ends_its_futures_and_streams(kits, shop, target):
-    kit = kits.kit(failback=LATER)
-    channel = queue_one(kits, shop, kit, target[0], **target[1])
+def test_closing_a_channel_with_queued_calls_ends_its_futures_and_streams(world, shop, target):
+    kit = world.api.Kit(failback=LATER)
+    channel = queue_one(world, shop, kit, target[0], **target[1])
     shop.then(hang := Hang())
-    ended = kits.begin(channel.unary_unary(UNARY_UNARY), b"b")
+    ended = world.call(channel, timeout=WAIT_S)
     assert hang.begun.wait(WAIT_S)
     shop.then(silent := Silent(after=1))
-    stream = kits.do(channel.unary_stream(UNARY_STREAM), b"bc")
-    assert kits.read(stream) == b"b"
+    stream = world.call(channel, "unary_stream", b"bc")
+    assert stream.read() == b"b"
     assert silent.begun.wait(WAIT_S)
-    kits.do(channel.close)
-    with pytest.raises(kits.ended_error):
-        ended()
-    assert kits.do(stream.code) is grpc.StatusCode.CANCELLED
-    assert kits.do(kit.close, WAIT_S) == []
+    world.do(channel.close)
+    with pytest.raises(world.canceled_error):
+        ended.result()
+    assert stream.code() is grpc.StatusCode.CANCELLED
+    assert world.do(kit.close, WAIT_S) == []
 
 
-def test_closing_a_channel_does_not_cancel_deliveries(kits, shop):
-    kit = kits.kit(failback=SOON)
+def test_closing_a_channel_does_not_cancel_deliveries(world, shop):
+    kit = world.api.Kit(failback=SOON)
     shop.then("UNAVAILABLE", hang := Hang())
-    channel = kits.do(kit.channel, shop.target)
-    assert kits.do(channel.unary_unary(UNARY_UNARY), b"a") is None
+    channel = world.do(kit.channel, shop.target)
+    assert world.do(channel.unary_unary(UNARY_UNARY), b"a") is None
     assert hang.begun.wait(WAIT_S)
-    kits.do(channel.close)
+    world.do(channel.close)
     release(shop, 1)
-    assert kits.do(kit.close, WAIT_S) == []
+    assert world.do(kit.close, WAIT_S) == []
     assert len(shop.calls) == 2
 
 
-def test_with_a_journal_running_deliveries_end_and_other_calls_stay(kits, shop, tmp_path):
+def test_with_a_journal_running_deliveries_end_and_other_calls_stay(world, shop, tmp_path):
     url = f"sqlite://{tmp_path}/calls.db"
     policy = FailbackPolicy(
         retry_on="UNAVAILABLE", journal=url, backoff=lambda state: state.attempt_number * 0
     )
-    kit = kits.kit(failback=policy)
+    kit = world.api.Kit(failback=policy)
     shop.then("UNAVAILABLE", hang := Hang())
-    channel = kits.do(kit.channel, shop.target)
-    assert kits.do(channel.unary_unary(UNARY_UNARY), b"a") is None
+    channel = world.do(kit.channel, shop.target)
+    assert world.do(channel.unary_unary(UNARY_UNARY), b"a") is None
     assert hang.begun.wait(WAIT_S)
-    kits.do(channel.close)
+    world.do(channel.close)
     release(shop, 1)
-    assert kits.do(kit.close, WAIT_S) == []
+    assert world.do(kit.close, WAIT_S) == []
     assert [seen.requests for seen in shop.calls] == [[b"a"], [b"a"]]
-    kit = kits.kit(failback=policy.model_copy(update={"backoff": 60.0}))
-    kits.do(queue_one(kits, shop, kit, shop.target).close)
-    assert kits.do(kit.close) == []
+    kit = world.api.Kit(failback=policy.model_copy(update={"backoff": 60.0}))
+    world.do(queue_one(world, shop, kit, shop.target).close)
+    assert world.do(kit.close) == []
     backend = open_journal_backend(url)
     assert [call.attempts for call in backend.select(Filter(), limit=9)] == [1]
     backend.close()

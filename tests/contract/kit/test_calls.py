@@ -1,0 +1,197 @@
+"""A kit in calls to a real server."""
+
+import grpc
+import pytest
+
+from fixtures.grpc_servers import IMPATIENT
+from fixtures.shop import SERVICE, UNARY_UNARY
+from fixtures.small_servers import METHOD, serving_in
+from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel import (
+    DefaultResponsePolicy,
+    FailbackPolicy,
+    MethodPolicy,
+    RetryPolicy,
+    WheelTimer,
+    current_deadline,
+)
+from rpcwheel.errors import FailbackClosed
+
+RETRY = RetryPolicy(retry_on="UNAVAILABLE", backoff=0)
+SERVICE_CONFIG = {
+    "methodConfig": [
+        {
+            "name": [{"service": SERVICE}],
+            "timeout": "60s",
+            "retryPolicy": {
+                "maxAttempts": 4,
+                "initialBackoff": "0.001s",
+                "maxBackoff": "0.01s",
+                "backoffMultiplier": 2,
+                "retryableStatusCodes": ["UNAVAILABLE"],
+            },
+        }
+    ]
+}
+PATIENT = FailbackPolicy(retry_on="UNAVAILABLE", backoff=60)
+
+
+def by_interceptors(world, kit, shop):
+    return world.channel(shop.target, interceptors=world.do(kit.client_interceptors))
+
+
+def in_front(world, kit, shop):
+    return world.do(kit.intercept_channel, world.channel(shop.target))
+
+
+either = pytest.mark.parametrize("through", [by_interceptors, in_front])
+"""Either way to put a kit before a channel."""
+
+
+@pytest.fixture
+def kit(world):
+    """Makes kits, which are closed at the end."""
+    return lambda **settings: world.keep(world.api.Kit(**settings))
+
+
+@either
+def test_the_deadline_is_the_earlier_of_policy_and_caller(shop, world, kit, through):
+    channel = through(world, kit(timeout=2 * WAIT_S), shop)
+    for timeout in (None, WAIT_S, 500.0):
+        assert world.call(channel, timeout=timeout).result() == b"x"
+    left = [seen.time_remaining for seen in shop.calls]
+    assert all(1.1 * WAIT_S < one < 2.1 * WAIT_S for one in (left[0], left[2]))  # it is rounded up
+    assert 0.0 < left[1] < 1.1 * WAIT_S
+
+
+@either
+def test_calls_of_idempotent_methods_are_retried(shop, world, kit, through):
+    methods = {UNARY_UNARY: MethodPolicy(idempotent=True)}
+    channel = through(world, kit(retry=RETRY, methods=methods), shop)
+    shop.then("UNAVAILABLE", "UNAVAILABLE")
+    assert world.call(channel).result() == b"x"
+    assert len(shop.calls) == 3
+
+
+def test_calls_are_retried_as_a_service_config_says(shop, world):
+    kit = world.keep(world.api.Kit.from_service_config(SERVICE_CONFIG))
+    shop.then("UNAVAILABLE", "UNAVAILABLE")
+    assert world.call(in_front(world, kit, shop)).result() == b"x"
+    assert len(shop.calls) == 3
+    assert 0 < shop.calls[0].time_remaining < 61  # gRPC rounds it up
+
+
+def test_a_failed_call_gets_the_default_response(shop, world, kit):
+    default = DefaultResponsePolicy(on="INTERNAL", default=b"sorry")
+    shop.then("INTERNAL")
+    channel = in_front(world, kit(default_response=default), shop)
+    assert world.call(channel).result() == b"sorry"
+
+
+def test_a_queued_call_is_delivered_and_counted(shop, world, kit):
+    made = kit(failback=PATIENT.replace(backoff=0.01, max_attempts=None))
+    shop.then("UNAVAILABLE", "UNAVAILABLE")
+    assert world.call(in_front(world, made, shop)).result() is None
+    wait_until(lambda: made.pending == 0)
+    assert world.do(made.flush, WAIT_S)
+    assert made.stats()["*"].redelivered == 1
+    assert [seen.requests for seen in shop.calls] == [[b"x"]] * 3
+
+
+def test_close_returns_undelivered_calls_once(shop, world, kit):
+    made = kit(failback=PATIENT)
+    channel = in_front(world, made, shop)
+    shop.then("UNAVAILABLE", "UNAVAILABLE")
+    assert world.call(channel).result() is None
+    assert made.pending == 1
+    assert [entry.function for entry in made.entries()["*"]] == [UNARY_UNARY]
+    undelivered = world.do(made.close, drain_timeout=0)
+    assert [failed.attempts for failed in undelivered] == [1]
+    assert world.do(made.close) == []
+    with pytest.raises(FailbackClosed):
+        world.call(channel).result()
+    assert world.call(channel).result() == b"x"
+
+
+def test_close_returns_the_calls_that_were_queued_when_the_timer_was_stopped(shop, world, kit):
+    timer = WheelTimer()
+    made = kit(failback=PATIENT, timer=timer)
+    channel = in_front(world, made, shop)
+    shop.then("UNAVAILABLE", "UNAVAILABLE")
+    assert world.call(channel).result() is None
+    timer.stop()
+    wait_until(lambda: not made.pending)
+    with pytest.raises(FailbackClosed, match="timer was stopped") as caught:
+        world.call(channel).result()
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert [failed.reason for failed in world.do(made.close)] == ["its timer was stopped"]
+
+
+def test_the_end_of_the_with_block_delivers_queued_calls_and_closes(shop, world, kit):
+    made = kit(failback=PATIENT)
+    channel = in_front(world, made, shop)
+    exit_block = getattr(made, "__exit__", None) or made.__aexit__
+    shop.then("UNAVAILABLE")
+    assert world.call(channel).result() is None
+    world.do(exit_block, None, None, None)
+    assert made.pending == 0
+    assert [seen.requests for seen in shop.calls] == [[b"x"]] * 2
+    shop.then("UNAVAILABLE")
+    with pytest.raises(FailbackClosed):
+        world.call(channel).result()
+
+
+def test_the_channels_of_a_kit_share_its_queues(shop, world, kit):
+    made = kit(failback=PATIENT)
+    shop.then("UNAVAILABLE", "UNAVAILABLE")
+    for through in (by_interceptors, in_front):
+        assert world.call(through(world, made, shop)).result() is None
+    assert made.pending == 2
+    assert world.do(made.flush, WAIT_S)
+
+
+def test_each_channel_has_its_own_retry_budget(shop, world, kit):
+    retry = RETRY.replace(max_attempts=2, retry_budget=0.0, min_retries=1)
+    made = kit(retry=retry, idempotent=True)
+    one, other = (by_interceptors(world, made, shop) for _ in "ab")
+    shop.then(*["UNAVAILABLE"] * 3)
+    world.call(one).error()
+    world.call(one).error()  # its one retry is spent
+    shop.then("UNAVAILABLE")
+    assert world.call(other).result() == b"x"
+    assert len(shop.calls) == 5
+
+
+def test_a_handler_propagates_its_deadline(shop, world, kit):
+    made = kit(timeout=2 * WAIT_S)
+    onward = in_front(world, made, shop).unary_unary(UNARY_UNARY)
+    seen = []
+
+    def serve(request, context):
+        seen.append(current_deadline())
+        return onward(request)
+
+    async def serve_on_loop(request, context):
+        return await serve(request, context)
+
+    behavior = serve if world.name == "sync" else serve_on_loop
+    handler = grpc.unary_unary_rpc_method_handler(behavior)
+    with (
+        serving_in(world, handler, *made.server_interceptors()) as target,
+        grpc.insecure_channel(target, options=IMPATIENT) as channel,
+    ):
+        assert channel.unary_unary(METHOD)(b"a", timeout=WAIT_S) == b"a"
+        assert channel.unary_unary(METHOD)(b"b") == b"b"
+    assert seen[0].remaining() < 1.1 * WAIT_S
+    assert 0 < shop.calls[0].time_remaining < 1.1 * WAIT_S
+    assert 1.1 * WAIT_S < shop.calls[1].time_remaining < 2.1 * WAIT_S
+
+
+def test_a_kit_uses_the_timer_that_it_was_given(shop, world, kit, timer):
+    made = kit(failback=PATIENT, timer=timer)
+    shop.then("UNAVAILABLE")
+    assert world.call(in_front(world, made, shop)).result() is None
+    assert timer.pending == 1
+    timer.advance(60)
+    wait_until(lambda: made.pending == 0)
+    assert len(shop.calls) == 2
