@@ -1,13 +1,15 @@
-"""A kit of `grpc` publishes servers, and makes channels by name."""
+"""A kit publishes servers, and makes channels by name."""
 
-import socket
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
+import grpc
 import pytest
 
 import rpcwheel
 from fixtures.shops import SERVICE, WHO
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel import ConfigurationError, Kit, Publisher, RegistryPolicy, RetryPolicy
+from rpcwheel import ConfigurationError, Kit, RegistryPolicy, RetryPolicy
 from rpcwheel.balancer import BalancerPolicy
 from rpcwheel.heartbeat import HeartbeatState
 from rpcwheel.registry import ServiceInstance
@@ -18,60 +20,68 @@ PATIENT = BalancerPolicy(pick_timeout=WAIT_S)
 RETRY = RetryPolicy(retry_on={"UNAVAILABLE"}, max_attempts=4)
 
 
+@contextmanager
+def entered(world, make, *args, **options):
+    """The block of a context manager of the world."""
+    manager = world.do(make, *args, **options)
+    prefix = "__" if world.name == "sync" else "__a"
+    yield world.do(getattr(manager, f"{prefix}enter__"))
+    world.do(getattr(manager, f"{prefix}exit__"), None, None, None)
+
+
 @pytest.fixture
-def kit():
-    with Kit(timeout=WAIT_S, retry=RETRY, idempotent=True, registry_policy=60.0) as kit:
-        yield kit
+def server(world):
+    """Makes servers that return `a`."""
+
+    async def answer_on_loop(request, context):
+        return b"a"
+
+    def make(interceptors, options):
+        if world.name == "aio":
+            server = grpc.aio.server(interceptors=interceptors, options=options)
+            behavior = answer_on_loop
+        else:
+            pool = ThreadPoolExecutor(4)
+            server = grpc.server(pool, interceptors=interceptors, options=options)
+            behavior = lambda request, context: b"a"  # noqa: E731
+        handler = grpc.unary_unary_rpc_method_handler(behavior)
+        handlers = grpc.method_handlers_generic_handler(SERVICE, {"Who": handler})
+        server.add_generic_rpc_handlers([handlers])
+        return server
+
+    return lambda kit: world.do(make, kit.server_interceptors(), kit.server_options())
 
 
-def test_a_server_is_published_and_called_by_name(make_shop, tmp_path):
+def test_a_server_is_published_called_by_name_and_stopped_in_order(world, server, tmp_path):
     url = f"sqlite://{tmp_path}/registry.db"
-    kit = rpcwheel.Kit(timeout=WAIT_S, retry=RETRY, heartbeat=10.0, idle=180.0)
-    shop = make_shop(interceptors=kit.server_interceptors(), options=kit.server_options())
-    server, port = shop.server, free_port()
-    with kit.serve(server, publish=url, service="shop.Orders", port=port) as published:
-        assert isinstance(published, Publisher)
-        assert published.wait_published(WAIT_S)
-        by_name = f"{url}?service=shop.Orders"
-        for channel in (
-            kit.channel(by_name, balancer_policy=PATIENT),
-            rpcwheel.insecure_channel(by_name, balancer_policy=PATIENT),
-        ):
-            with channel:
-                assert channel.unary_unary(WHO)(b"", timeout=WAIT_S) == b"a"
-        published.begin_stop()
-        assert server.wait_for_termination(WAIT_S) is False
-    kit.close()
+    settings = {"heartbeat": 10.0, "idle": 180.0, "registry_policy": 60.0}
+    kit = world.keep(world.api.Kit(timeout=WAIT_S, retry=RETRY, **settings))
+    served = server(kit)
+    with entered(world, kit.serve, served, publish=url, service=SERVICE, **QUICK) as published:
+        assert isinstance(published, world.api.Publisher)
+        assert published.registries[0].policy == RegistryPolicy(lease_ttl=60.0)
+        assert world.do(published.wait_published, WAIT_S)
+        (detector,) = kit.detectors
+        by_name = f"{url}?service={SERVICE}"
+        for make in (kit.channel, world.api.insecure_channel):
+            channel = world.keep(world.do(make, by_name, balancer_policy=PATIENT))
+            assert world.call(channel, method=WHO, timeout=WAIT_S).result() == b"a"
+        assert any(one.calls_total for one in world.do(detector.connections))
+        world.do(published.begin_stop)
+        assert world.do(served.wait_for_termination, WAIT_S) is False
+    assert detector.closed
+    assert kit.detectors == ()
 
 
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        return one.getsockname()[1]
-
-
-def test_a_call_by_name_has_the_policies_of_the_kit(kit, make_shop, memory):
-    with kit.serve(make_shop().server, publish=memory, service=SERVICE, **QUICK) as published:
-        assert published.wait_published(WAIT_S)
-        with kit.channel(f"{memory}/{SERVICE}", balancer_policy=PATIENT) as channel:
-            assert channel.unary_unary(WHO)(b"") == b"a"
-
-
-def test_a_registry_of_the_kit_has_its_policy(kit, make_shop, memory):
-    published = kit.serve(make_shop().server, publish=memory, service=SERVICE, **QUICK)
-    assert published.registries[0].policy == RegistryPolicy(lease_ttl=60.0)
-    published.stop()
-
-
-def test_settings_for_channels_by_name_are_refused_for_an_address(kit, memory):
+def test_settings_for_channels_by_name_are_refused_for_an_address(world, memory):
+    kit = world.keep(world.api.Kit())
     settings = {"lb_policy": "least_request", "group": "blue", "version": "1", "zone": "eu-1"}
-    with kit.channel(
-        memory, service=SERVICE, balancer_policy=BalancerPolicy(pick_timeout=1), **settings
-    ):
-        pass
+    policy = BalancerPolicy(pick_timeout=1)
+    world.keep(world.do(kit.channel, memory, service=SERVICE, balancer_policy=policy, **settings))
     with pytest.raises(
         ConfigurationError, match=r"lb_policy, zone: only for a service in a registry"
     ):
-        kit.channel("127.0.0.1:50051", lb_policy="least_request", zone="eu-1")
+        world.do(kit.channel, "127.0.0.1:50051", lb_policy="least_request", zone="eu-1")
 
 
 @pytest.mark.parametrize(
@@ -82,8 +92,8 @@ def test_settings_for_channels_by_name_are_refused_for_an_address(kit, memory):
         ("http://127.0.0.1:50051", "no registry has the scheme 'http'"),
     ],
 )
-def test_an_invalid_url_is_refused(kit, target, said):
-    with pytest.raises(ConfigurationError, match=said):
+def test_an_invalid_url_is_refused(target, said):
+    with Kit() as kit, pytest.raises(ConfigurationError, match=said):
         kit.channel(target)
 
 
@@ -94,23 +104,12 @@ def test_a_closed_kit_refuses_to_make_a_channel_with_heartbeats(memory):
         kit.channel(f"{memory}/{SERVICE}")
 
 
-def test_detectors_has_the_idle_detector_of_serve_while_the_server_serves(make_shop, memory):
-    with Kit(idle=180.0) as kit:
-        shop = make_shop(interceptors=kit.server_interceptors())
+def test_a_server_without_the_interceptors_of_the_kit_has_no_idle_detector(make_shop, memory):
+    with (
+        Kit(idle=180.0) as kit,
+        kit.serve(make_shop().server, publish=memory, service=SERVICE, **QUICK),
+    ):
         assert kit.detectors == ()
-        with (
-            kit.serve(shop.server, publish=memory, service=SERVICE, **QUICK),
-            kit.channel(memory, service=SERVICE, balancer_policy=PATIENT) as channel,
-        ):
-            (detector,) = kit.detectors
-            assert not detector.closed
-            assert channel.unary_unary(WHO)(b"", timeout=WAIT_S) == b"a"
-            assert any(one.calls_total for one in detector.connections())
-        assert detector.closed
-        assert kit.detectors == ()
-        plain = make_shop()  # without the kit's interceptors nothing can be seen
-        with kit.serve(plain.server, publish=memory, service=SERVICE, **QUICK):
-            assert kit.detectors == ()
 
 
 def test_serve_with_several_servers_needs_the_connection_table(make_shop, memory):
