@@ -4,21 +4,23 @@ import asyncio
 import threading
 from concurrent.futures import Future
 
-import grpc
 import pytest
 from opentelemetry import trace
 
 import rpcwheel
 import rpcwheel.aio
 from fixtures.foreign_opentelemetry import events_of
+from fixtures.instrumented_channels import answer
 from fixtures.shop import SERVICE, UNARY_UNARY, Fail
 from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
+from fixtures.worlds import AioWorld, SyncWorld
 from rpcwheel import FailbackPolicy
 from rpcwheel.failback.aio import FailbackInvoker
 
 NAME = f"rpcwheel.failback {UNARY_UNARY}"
 QUEUED = {
     "timeout": WAIT_S,
+    "retry": None,
     "failback": FailbackPolicy(
         name="orders", retry_on="UNAVAILABLE", backoff=0.001, max_attempts=3, default=b"later"
     ),
@@ -62,106 +64,51 @@ def check_deliveries(failed, delivered, queued) -> None:
     assert delivered.status.status_code is trace.StatusCode.UNSET
 
 
-def begin(channel, form) -> bytes:
-    method = channel.unary_unary(UNARY_UNARY)
-    return method(b"a") if form == "blocking" else method.future(b"a").result(WAIT_S)
+each_style = pytest.mark.parametrize(
+    ("world", "style"),
+    [(SyncWorld, "blocking"), (SyncWorld, "held"), (AioWorld, "held")],
+    indirect=["world"],
+)
 
 
-@pytest.mark.parametrize("form", ["blocking", "future"])
-def test_a_delivery_is_a_span_with_a_link_to_the_span_of_the_caller(form, shop, spans):
+@pytest.mark.parametrize("journaled", [False, True], ids=["in memory", "from a journal"])
+@each_style
+def test_a_delivery_is_a_span_with_a_link_to_the_span_of_the_caller(
+    shop, world, open_channel, spans, tmp_path, style, journaled
+):
     shop.then("UNAVAILABLE", Fail("UNAVAILABLE", details="again"))
-    with rpcwheel.Kit(**QUEUED) as kit, kit.channel(shop.target) as channel:
-        with spans.caller() as caller:
-            assert begin(channel, form) == b"later"
-        failed, delivered = spans.deliveries(2)
+    failback = QUEUED["failback"]
+    if journaled:
+        failback = failback.replace(journal=f"sqlite://{tmp_path}/journal.db")
+    channel = open_channel(**QUEUED | {"failback": failback})
+    with spans.caller() as caller:
+        assert answer(world, channel, style=style) == b"later"
+    failed, delivered = spans.deliveries(2)
     assert events_of(caller) == ["rpcwheel.failback_queued"]
     check_deliveries(failed, delivered, caller)
 
 
-async def test_an_aio_delivery_is_a_span_with_a_link_to_the_span_of_the_caller(shop, spans):
-    shop.then("UNAVAILABLE", Fail("UNAVAILABLE", details="again"))
-    async with rpcwheel.aio.Kit(**QUEUED) as kit, kit.channel(shop.target) as channel:
-        with spans.caller() as caller:
-            assert await channel.unary_unary(UNARY_UNARY)(b"a") == b"later"
-        failed, delivered = await spans.aio_deliveries(2)
-    assert events_of(caller) == ["rpcwheel.failback_queued"]
-    check_deliveries(failed, delivered, caller)
-
-
-def journaled(tmp_path) -> dict:
-    journal = f"sqlite://{tmp_path}/journal.db"
-    return QUEUED | {"failback": QUEUED["failback"].replace(journal=journal)}
-
-
-def test_a_delivery_from_a_journal_is_a_span_with_the_same_link(shop, spans, tmp_path):
-    shop.then("UNAVAILABLE", Fail("UNAVAILABLE", details="again"))
-    with rpcwheel.Kit(**journaled(tmp_path)) as kit, kit.channel(shop.target) as channel:
-        with spans.caller() as caller:
-            assert begin(channel, "blocking") == b"later"
-        failed, delivered = spans.deliveries(2)
-    assert events_of(caller) == ["rpcwheel.failback_queued"]
-    check_deliveries(failed, delivered, caller)
-
-
-async def test_an_aio_delivery_from_a_journal_is_a_span_with_the_same_link(shop, spans, tmp_path):
-    shop.then("UNAVAILABLE", Fail("UNAVAILABLE", details="again"))
-    async with rpcwheel.aio.Kit(**journaled(tmp_path)) as kit, kit.channel(shop.target) as channel:
-        with spans.caller() as caller:
-            assert await channel.unary_unary(UNARY_UNARY)(b"a") == b"later"
-        failed, delivered = await spans.aio_deliveries(2)
-    assert events_of(caller) == ["rpcwheel.failback_queued"]
-    check_deliveries(failed, delivered, caller)
-
-
-def test_with_an_instrumentation_inside_the_call_of_a_delivery_is_its_child(shop, spans, theirs):
+def test_with_an_instrumentation_inside_the_call_of_a_delivery_is_its_child(
+    shop, world, open_channel, spans, theirs
+):
     shop.then("UNAVAILABLE")
-    inner = theirs.around(grpc.insecure_channel(shop.target))
-    with rpcwheel.Kit(**QUEUED) as kit, inner:
-        with spans.caller() as caller:
-            assert begin(kit.intercept_channel(inner), "blocking") == b"later"
-        (delivery,) = spans.deliveries(1)
+    channel = open_channel("channel", inner=theirs, **QUEUED)
+    with spans.caller() as caller:
+        assert answer(world, channel) == b"later"
+    (delivery,) = spans.deliveries(1)
     first, later = spans.clients(2)
     assert first.parent.span_id == caller.context.span_id
     assert (later.context.trace_id, later.parent.span_id) == ids(delivery)
     assert traceparent(shop.calls[1].metadata) == ids(later)
 
 
-async def test_with_an_aio_instrumentation_inside_the_call_of_a_delivery_is_its_child(
-    shop, spans, theirs
-):
-    shop.then("UNAVAILABLE")
-    inner = grpc.aio.insecure_channel(shop.target, interceptors=theirs.aio_interceptors())
-    async with rpcwheel.aio.Kit(**QUEUED) as kit, inner:
-        channel = kit.intercept_channel(inner)
-        with spans.caller():
-            assert await channel.unary_unary(UNARY_UNARY)(b"a") == b"later"
-        (delivery,) = await spans.aio_deliveries(1)
-    _, later = await spans.aio_clients(2)
-    assert (later.context.trace_id, later.parent.span_id) == ids(delivery)
-
-
 def test_with_an_instrumentation_outside_the_server_sees_the_span_of_the_delivery(
-    shop, spans, theirs
+    shop, world, open_channel, spans, theirs
 ):
     shop.then("UNAVAILABLE")
-    with rpcwheel.Kit(**QUEUED) as kit, kit.channel(shop.target) as inner:
-        assert begin(theirs.around(inner), "blocking") == b"later"
-        (delivery,) = spans.deliveries(1)
+    assert answer(world, open_channel(outer=theirs, **QUEUED)) == b"later"
+    (delivery,) = spans.deliveries(1)
     (client,) = spans.clients(1)
-    check_linked(delivery, client)
-    assert [traceparent(seen.metadata) for seen in shop.calls] == [ids(client), ids(delivery)]
-
-
-async def test_with_an_aio_instrumentation_outside_the_server_sees_the_span_of_the_delivery(
-    shop, spans, theirs
-):
-    shop.then("UNAVAILABLE")
-    async with rpcwheel.aio.Kit(**QUEUED) as kit:
-        interceptors = [*theirs.aio_interceptors(), *kit.client_interceptors()]
-        async with grpc.aio.insecure_channel(shop.target, interceptors=interceptors) as channel:
-            assert await channel.unary_unary(UNARY_UNARY)(b"a") == b"later"
-            (delivery,) = await spans.aio_deliveries(1)
-        (client,) = await spans.aio_clients(1)
     check_linked(delivery, client)
     assert [traceparent(seen.metadata) for seen in shop.calls] == [ids(client), ids(delivery)]
 
@@ -180,7 +127,7 @@ def test_a_call_that_is_given_up_says_why(shop, spans):
     shop.then("UNAVAILABLE", "NOT_FOUND")
     with rpcwheel.Kit(**QUEUED) as kit, kit.channel(shop.target) as channel:
         with spans.caller():
-            assert begin(channel, "blocking") == b"later"
+            assert channel.unary_unary(UNARY_UNARY)(b"a") == b"later"
         (delivery,) = spans.deliveries(1)
     assert delivery.attributes["rpcwheel.outcome"] == "gave_up"
     assert delivery.attributes["rpcwheel.reason"].startswith("its error is not one that")
@@ -326,5 +273,5 @@ def test_exceptions_of_a_tracer_do_not_affect_deliveries(shop, spans, monkeypatc
     monkeypatch.setattr("rpcwheel.telemetry.tracing._Api.tracer", Broken())
     shop.then("UNAVAILABLE")
     with rpcwheel.Kit(**QUEUED) as kit, kit.channel(shop.target) as channel:
-        assert begin(channel, "blocking") == b"later"
+        assert channel.unary_unary(UNARY_UNARY)(b"a") == b"later"
         assert wait_until(lambda: len(shop.calls) == 2)
