@@ -2,7 +2,7 @@
 
 from fixtures.aio_policy_channels import channels, own  # noqa: F401
 from fixtures.call_counts import call_counts  # noqa: F401
-from fixtures.chains import aio_chain, chain, forget_the_log  # noqa: F401
+from fixtures.chains import chain, forget_the_log  # noqa: F401
 from fixtures.clients import client  # noqa: F401
 from fixtures.shop import shop, shop_channel  # noqa: F401
 from fixtures.shops import memory  # noqa: F401
