@@ -1,6 +1,6 @@
 """A call of `grpc.aio` that forwards to its attempts, which begin and end while it is awaited.
 
-With calls of gRPC in use: `contract/interceptors/test_aio_contract.py` and its neighbors.
+With calls of gRPC in use: `contract/interceptors/test_as_grpc.py` and its neighbors.
 """
 
 import asyncio

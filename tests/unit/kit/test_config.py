@@ -1,11 +1,9 @@
 """Settings from files and from the environment."""
 
 import sys
-from functools import partial
 
 import pytest
 
-from fixtures.refusals import not_refused_so
 from rpcwheel.backoff import JitteredWait
 from rpcwheel.call import DefaultResponsePolicy, MethodPolicy, RetryPolicy
 from rpcwheel.errors import ConfigurationError
@@ -125,11 +123,6 @@ def test_false_in_a_file_means_none(file):
     assert methods["/b/*"].failback.max_attempts is None
 
 
-def test_false_is_refused_for_an_integer_that_cannot_be_none(file):
-    with pytest.raises(ConfigurationError, match=r"retry\.max_attempts: .* integer, not False"):
-        policy_from_file(file('retry = { retry_on = "UNAVAILABLE", max_attempts = false }'))
-
-
 def test_a_default_response_in_a_file_is_not_changed(file):
     path = file('failback = { retry_on = "UNAVAILABLE", default = { name = false, timeout = 1 } }')
     assert policy_from_file(path).failback.default == {"name": False, "timeout": 1}
@@ -137,49 +130,112 @@ def test_a_default_response_in_a_file_is_not_changed(file):
     assert policy.failback.default == {"other": 2}
 
 
-def test_an_error_names_the_file_and_the_place(file):
-    wrong = []
-    for text, said in [
-        ("timeot = 2.0", "there is no setting 'timeot'; did you mean 'timeout'?"),
-        ('timeout = "2s"', "timeout: it must be seconds or a DeadlinePolicy, not '2s'"),
-        ("timeout = inf", "for no limit give None"),
-        ("retry = { max_attempts = 3 }", "retry: `retry_on` is missing; name the status codes"),
+def test_yaml_without_its_package_raises_an_error_with_the_extra(file, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ruamel.yaml", None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'rpcwheel\[config\]'; TOML needs"):
+        policy_from_file(file(YAML, "shop.yaml"))
+    assert policy_from_file(file(TOML)) == MEANT
+
+
+DEEP = "nested more than 50 levels deep"
+BITS = "an integer may have at most 64 bits"
+ALIASES = "its aliases stand for, more than 50,000 values"
+
+
+def yaml_of_aliases(first: str, line: str, count: int) -> str:
+    """Lines where each repeats the one before several times."""
+    lines = [line.format(n=n, before=f"*a{n - 1}") for n in range(1, count)]
+    return "\n".join([f"a0: &a0 {first}", *lines])
+
+
+NINE = ", ".join(["{before}"] * 9)
+
+REFUSED_TOML = {
+    # Settings
+    "timeot = 2.0": "there is no setting 'timeot'; did you mean 'timeout'?",
+    'timeout = "2s"': "timeout: it must be seconds or a DeadlinePolicy, not '2s'",
+    "timeout = inf": "for no limit give None",
+    "retry = { max_attempts = 3 }": "retry: `retry_on` is missing; name the status codes",
+    'retry = { retry_on = "UNAVAILABLE", max_attempts = 0 }': "retry.max_attempts: it must be gre",
+    'retry = { retry_on = "UNAVAILABLE", max_attempts = false }': "integer, not False",
+    'retry = "UNAVAILABLE"': "retry: it must be a table or a Retry",
+    '[methods."shop.Orders/*"]': "did you mean '/shop.Orders/*'?",
+    '[methods."/a/b"]\nretry = {retry_on = ["UNAVAILBLE"]}': (
+        "methods[\"/a/b\"].retry.retry_on: `retry_on` names 'UNAVAILBLE', which is not a gRPC"
+    ),
+    "[rpcwheel]\ntimeout = 2.0": (
+        "no setting 'rpcwheel'; write its settings at the top level, without it: timeout"
+    ),
+    "[retrys]\nfoo = 1": "there is no setting 'retrys'; did you mean 'retry'?",
+    "message_timeout = 3": "did you mean timeout=DeadlinePolicy(message_timeout=3)?",
+    'failback = { retry_on = "UNAVAILABLE", metadata = "authorization" }': (
+        """such as ('authorization',) (in a file ["authorization"]), not 'authorization'"""
+    ),
+    # Nesting, size and large numbers
+    "timeout = ": "not valid TOML: Invalid value (at end of document)",
+    "retry = " + "[" * 5000 + "]" * 5000: DEEP,
+    "retry = " + "{a = " * 5000 + "1" + "}" * 5000: DEEP,
+    "retry = " + "[" * 51 + "]" * 51: DEEP,
+    ".".join(["a"] * 60) + " = 1": DEEP,
+    "[" + ".".join(["a"] * 60) + "]": DEEP,
+    # The time that tomllib takes grows with the square of their number: 80 s for this one.
+    "timeout = 1\n" + ".".join(["a"] * 64_000) + " = 1": "line 2 has more than 200 dots",
+    "#" * 2**20 + "\n": "larger than 1,048,576 bytes; settings need a few thousand: check that",
+    "#" * 2**20 + "\u20ac": "larger than 1,048,576 bytes",
+    "retry = {retry_on = 'UNAVAILABLE', max_attempts = 18446744073709551616}": f"attempts: {BITS}",
+    "timeout = -" + "9" * 400: f"timeout: {BITS}",
+    "timeout = 0x" + "9" * 9000: f"timeout: {BITS}",
+    "timeout = " + "9" * 5000: f"not valid TOML: {BITS}; give a smaller",
+    "[methods.'/a/b']\nfailback = {retry_on = [0b1" + "0" * 64 + "]}": f"on[0]: {BITS}",
+}
+
+REFUSED_YAML = {
+    "a: [": "not valid YAML: ",
+    "a: 1\na: 2": "found duplicate key",
+    "- timeout": "it must hold settings by name, not ['timeout']",
+    "1: 2": "[1]: Keys should be strings, not 1",
+    "methods: {1: {timeout: 2}}": "valid string, not 1",
+    "retry: " + "[" * 5000 + "]" * 5000: DEEP,
+    "retry: " + "{a: " * 5000 + "1" + "}" * 5000: DEEP,
+    "\n".join(" " * level + "a:" for level in range(60)): DEEP,
+    "timeout: 0x" + "9" * 9000: f"timeout: {BITS}",
+    "timeout: " + "9" * 5000: f"not valid YAML: {BITS}; give a smaller",
+    yaml_of_aliases("[1]", f"a{{n}}: &a{{n}} [{NINE}]", 30): ALIASES,
+    yaml_of_aliases("{z: 1}", "a{n}: &a{n} {{x: {before}, y: {before}}}", 60): ALIASES,
+    yaml_of_aliases("{z: 1}", f"a{{n}}: &a{{n}} {{{{<<: [{NINE}]}}}}", 30): ALIASES,
+    "retry: &r {retry_on: [UNAVAILABLE], backoff: *r}": "line 1: the alias *r is inside",
+    "methods: &m\n  '/a/b': *m\n": "line 2: the alias *m is inside",
+    **dict.fromkeys(
         (
-            'retry = { retry_on = "UNAVAILABLE", max_attempts = 0 }',
-            "retry.max_attempts: it must be greater",
+            f"timeout: {value}"
+            for value in (
+                "2020-13-40", "!!int abc", "!!float abc", "!!bool abc", "!!timestamp abc",
+                "!!set [1]",
+            )
         ),
-        ('retry = "UNAVAILABLE"', "retry: it must be a table or a Retry"),
-        ('[methods."shop.Orders/*"]', "did you mean '/shop.Orders/*'?"),
-        (
-            '[methods."/a/b"]\nretry = {retry_on = ["UNAVAILBLE"]}',
-            "methods[\"/a/b\"].retry.retry_on: `retry_on` names 'UNAVAILBLE', which is not a gRPC",
-        ),
-        (
-            "[rpcwheel]\ntimeout = 2.0",
-            "no setting 'rpcwheel'; write its settings at the top level, without it: timeout",
-        ),
-        (
-            "[retrys]\nfoo = 1",
-            "there is no setting 'retrys'; did you mean 'retry'?",
-        ),
-        ("message_timeout = 3", "did you mean timeout=DeadlinePolicy(message_timeout=3)?"),
-        (
-            'failback = { retry_on = "UNAVAILABLE", metadata = "authorization" }',
-            """such as ('authorization',) (in a file ["authorization"]), not 'authorization'""",
-        ),
-        ("timeout = ", "not valid TOML: Invalid value (at end of document)"),
-    ]:
-        path = file(text)
+        "not valid YAML: ",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "table"),
+    [
+        ("shop.toml", REFUSED_TOML),
+        ("shop.yaml", REFUSED_YAML),
+        ("shop.json", {"{}": "its name must end with .toml, .yaml, .yml"}),
+    ],
+)
+def test_a_wrong_file_is_refused_with_its_name_and_the_place(file, name, table):
+    wrong = {}
+    for text, said in table.items():
+        path = file(text, name)
         with pytest.raises(ConfigurationError) as refused:
             policy_from_file(path)
-        text_of_error = str(refused.value)
-        if (
-            said not in text_of_error
-            or text_of_error.count(str(path)) != 1
-            or not text_of_error.startswith(f"{path}: ")
-        ):
-            wrong.append((text, text_of_error))
-    assert wrong == []
+        message = str(refused.value)
+        if said not in message or message.count(str(path)) != 1 or message.find(str(path)):
+            wrong[text[:200]] = message
+    assert wrong == {}
 
 
 def test_an_error_lists_all_mistakes_of_a_file(file):
@@ -190,24 +246,6 @@ def test_an_error_lists_all_mistakes_of_a_file(file):
         policy_from_file(file(text))
 
 
-def test_a_file_that_is_not_a_table_of_settings_is_refused(file):
-    rows = [
-        ("shop.json", "{}", "its name must end with .toml, .yaml, .yml"),
-        ("shop.yaml", "a: [", "not valid YAML: "),
-        ("shop.yaml", "a: 1\na: 2", "found duplicate key"),
-        ("shop.yaml", "- timeout", "it must hold settings by name, not ['timeout']"),
-        ("shop.yaml", "1: 2", "[1]: Keys should be strings, not 1"),
-        ("shop.yaml", "methods: {1: {timeout: 2}}", "valid string, not 1"),
-    ]
-    assert (
-        not_refused_so(
-            (partial(policy_from_file, file(text, name)), ConfigurationError, said)
-            for name, text, said in rows
-        )
-        == []
-    )
-
-
 def test_a_file_that_can_not_be_read_is_refused(tmp_path):
     with pytest.raises(ConfigurationError, match=r"none\.toml: it can't be read: .*No such file"):
         policy_from_file(tmp_path / "none.toml")
@@ -216,113 +254,12 @@ def test_a_file_that_can_not_be_read_is_refused(tmp_path):
         policy_from_file(tmp_path / "latin.toml")
 
 
-def test_yaml_without_its_package_raises_an_error_with_the_extra(file, monkeypatch):
-    monkeypatch.setitem(sys.modules, "ruamel.yaml", None)
-    with pytest.raises(ConfigurationError, match=r"pip install 'rpcwheel\[config\]'; TOML needs"):
-        policy_from_file(file(YAML, "shop.yaml"))
-    assert policy_from_file(file(TOML)) == MEANT
-
-
 # Hostile or broken input
-
-
-def test_a_file_nested_too_deep_is_refused(file):
-    said = "nested more than 50 levels deep"
-    rows = [
-        ("shop.toml", "retry = " + "[" * 5000 + "]" * 5000),
-        ("shop.toml", "retry = " + "{a = " * 5000 + "1" + "}" * 5000),
-        ("shop.toml", "retry = " + "[" * 51 + "]" * 51),
-        ("shop.toml", ".".join(["a"] * 60) + " = 1"),
-        ("shop.toml", "[" + ".".join(["a"] * 60) + "]"),
-        ("shop.yaml", "retry: " + "[" * 5000 + "]" * 5000),
-        ("shop.yaml", "retry: " + "{a: " * 5000 + "1" + "}" * 5000),
-        ("shop.yaml", "\n".join(" " * level + "a:" for level in range(60))),
-    ]
-    assert (
-        not_refused_so(
-            (partial(policy_from_file, file(text, f"{number}{name}")), ConfigurationError, said)
-            for number, (name, text) in enumerate(rows)
-        )
-        == []
-    )
-
-
-def test_a_toml_key_with_too_many_dots_is_refused_before_parsing(file):
-    """The time that tomllib takes grows with the square of their number: 80 s for this one."""
-    path = file("timeout = 1\n" + ".".join(["a"] * 64_000) + " = 1")
-    with pytest.raises(ConfigurationError, match="line 2 has more than 200 dots"):
-        policy_from_file(path)
-
-
-def test_a_file_of_more_than_a_megabyte_is_refused(file):
-    said = "larger than 1,048,576 bytes; settings need a few thousand: check that it is the right"
-    for text in ("#" * 2**20 + "\n", "#" * 2**20 + "\u20ac"):
-        with pytest.raises(ConfigurationError, match=said):
-            policy_from_file(file(text))
-
-
-def test_an_integer_of_more_than_64_bits_is_refused(file):
-    rows = [
-        (
-            "shop.toml",
-            "retry = {retry_on = 'UNAVAILABLE', max_attempts = 18446744073709551616}",
-            "attempts",
-        ),
-        ("shop.toml", "timeout = -" + "9" * 400, "timeout"),
-        ("shop.toml", "timeout = 0x" + "9" * 9000, "timeout"),
-        ("shop.toml", "[methods.'/a/b']\nfailback = {retry_on = [0b1" + "0" * 64 + "]}", "on[0]"),
-        ("shop.yaml", "timeout: 0x" + "9" * 9000, "timeout"),
-    ]
-    assert (
-        not_refused_so(
-            (
-                partial(policy_from_file, file(text, f"{number}{name}")),
-                ConfigurationError,
-                f"{place}: an integer may have at most 64 bits",
-            )
-            for number, (name, text, place) in enumerate(rows)
-        )
-        == []
-    )
-
-
-def test_an_integer_of_more_digits_than_python_parses_is_refused(file):
-    for name, text in (("shop.toml", "timeout = "), ("shop.yaml", "timeout: ")):
-        with pytest.raises(
-            ConfigurationError,
-            match=r": not valid (TOML|YAML): an integer may have at most 64 bits; give a smaller",
-        ):
-            policy_from_file(file(text + "9" * 5000, name))
 
 
 def test_an_integer_of_64_bits_is_accepted_as_a_default(file):
     path = file("failback = {retry_on = 'UNAVAILABLE', default = {id = 18446744073709551615}}")
     assert policy_from_file(path).failback.default == {"id": 2**64 - 1}
-
-
-def test_yaml_aliases_that_stand_for_too_many_values_are_refused(file):
-    lists = [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 30)]
-    tables = [f"a{n}: &a{n} {{x: *a{n - 1}, y: *a{n - 1}}}" for n in range(1, 60)]
-    merges = [f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}" for n in range(1, 30)]
-    said = "its aliases stand for, more than 50,000 values"
-    rows = [
-        "\n".join(["a0: &a0 [1]", *lists]),
-        "\n".join(["a0: &a0 {z: 1}", *tables]),
-        "\n".join(["a0: &a0 {z: 1}", *merges]),
-    ]
-    assert (
-        not_refused_so(
-            (partial(policy_from_file, file(text, f"{n}.yaml")), ConfigurationError, said)
-            for n, text in enumerate(rows)
-        )
-        == []
-    )
-
-
-def test_a_yaml_alias_for_the_value_that_contains_it_is_refused(file):
-    for text in ("retry: &r {retry_on: [UNAVAILABLE], backoff: *r}", "methods: &m\n  '/a/b': *m\n"):
-        with pytest.raises(ConfigurationError, match=r"line \d: the alias \*\w is inside"):
-            policy_from_file(file(text, "shop.yaml"))
 
 
 def test_a_yaml_alias_repeats_a_value(file):
@@ -334,40 +271,6 @@ def test_a_yaml_alias_repeats_a_value(file):
     """
     methods = policy_from_file(file(text, "shop.yaml")).methods
     assert [methods[name].retry.max_attempts for name in ("/a/*", "/b/*")] == [4, 2]
-
-
-def test_a_yaml_value_that_does_not_fit_its_tag_is_refused(file):
-    rows = ["2020-13-40", "!!int abc", "!!float abc", "!!bool abc", "!!timestamp abc", "!!set [1]"]
-    assert (
-        not_refused_so(
-            (
-                partial(policy_from_file, file(f"timeout: {text}", f"{number}.yaml")),
-                ConfigurationError,
-                "not valid YAML: ",
-            )
-            for number, text in enumerate(rows)
-        )
-        == []
-    )
-
-
-def test_a_variable_nested_too_deep_is_refused():
-    said = r"^RPCWHEEL_RETRY\S*: nested more than 50 levels deep; .* reduce the nesting$"
-    for name, value in (
-        ("RETRY", "[" * 100_000 + "]" * 100_000),
-        ("RETRY", '{"a": ' * 60 + "1" + "}" * 60),
-        ("RETRY__" + "__".join(["A"] * 3000), "1"),
-        ("RETRY__" + "__".join(["A"] * 40), "[" * 40 + "]" * 40),
-    ):
-        with pytest.raises(ConfigurationError, match=said):
-            from_env(**{name: value})
-
-
-def test_a_variable_with_an_integer_of_more_than_64_bits_is_refused():
-    with pytest.raises(
-        ConfigurationError, match=r"^RPCWHEEL_TIMEOUT: timeout: an integer may have at most 64 bits"
-    ):
-        from_env(TIMEOUT="9" * 400)
 
 
 def test_a_long_value_of_any_setting_is_shortened_in_the_message(file):
@@ -428,6 +331,7 @@ def test_an_error_lists_at_most_20_mistakes(file):
 def test_without_variables_the_policy_is_empty():
     assert policy_from_env(environ={}) == KitPolicy()
     assert policy_from_env(environ={"HOME": "/", "RPCWHEEL": "x", "rpcwheel_x": "y"}) == KitPolicy()
+    assert from_env(TIMEOUT="", CONFIG=" ") == KitPolicy()
 
 
 def test_the_default_environment_is_os_environ(monkeypatch):
@@ -487,10 +391,6 @@ def test_a_variable_can_switch_off_a_setting_of_the_file(file):
         assert from_env(CONFIG=str(file(TOML)), TIMEOUT=off).timeout is None
 
 
-def test_empty_variables_are_ignored():
-    assert from_env(TIMEOUT="", CONFIG=" ") == KitPolicy()
-
-
 def test_variables_for_building_testing_metrics_and_traces_are_ignored():
     assert from_env(PURE="1", EXPECT="native", METRICS="off", TRACES="off") == KitPolicy()
     with pytest.raises(ConfigurationError, match="SHOP_PURE: there is no such setting"):
@@ -502,39 +402,45 @@ def test_another_prefix_reads_other_variables():
     assert policy_from_env("SHOP_RPC_", environ).timeout.timeout == 1.0
 
 
-def test_a_prefix_without_capitals_or_underscore_is_refused():
-    said = "prefix must be in capital letters and end with '_'"
-    rows = [
-        (partial(policy_from_env, prefix, {}), ConfigurationError, said)
-        for prefix in ("", "SHOP", "shop_", "_")
-    ]
-    assert not_refused_so(rows) == []
+UNKNOWN = "there is no such setting; did you mean "
+REFUSED_VARIABLES = [
+    ("TIMEOT", "2", f": {UNKNOWN}RPCWHEEL_TIMEOUT?"),
+    ("SPEED", "2", ": there is no such setting; there are RPCWHEEL_TIMEOUT, "),
+    ("CONFIGG", "2", f": {UNKNOWN}RPCWHEEL_CONFIG?"),
+    ("RETRY_BACKOFF", "1", f": {UNKNOWN}RPCWHEEL_RETRY__BACKOFF?"),
+    ("RETRY__RETRY_ON", "A,B", ' (not JSON; a list is written ["A", "B"]): retry.retry_on: '),
+    ("RETRY__RETRY_ON", '["A"', ' (not JSON; a list is written ["A"]): retry.retry_on: '),
+    ("RETRY__RETRY_ON", "UNAVAILBLE", ": retry.retry_on: "),
+    ("TIMEOUT__TIMEOT", "2", ": timeout: there is no setting 'timeot'"),
+    ("RETRY", '{"max_attempts": 2}', ": retry: `retry_on` is missing"),
+    ("METHODS", "none", ": methods: it must be a valid dictionary"),
+    ("IDEMPOTENT", "yes", ": idempotent: it must be true or false"),
+    ("CONFIG__X", "1", ": there is no setting 'config'"),
+    ("TIMEOUT", "9" * 400, f": timeout: {BITS}"),
+    ("RETRY", "[" * 100_000 + "]" * 100_000, f": {DEEP}; "),
+    ("RETRY", '{"a": ' * 60 + "1" + "}" * 60, f": {DEEP}; "),
+]
 
 
 def test_an_error_names_the_variable():
     wrong = []
-    unknown = "there is no such setting; did you mean "
-    for name, value, message in [
-        ("TIMEOT", "2", f": {unknown}RPCWHEEL_TIMEOUT?"),
-        ("SPEED", "2", ": there is no such setting; there are RPCWHEEL_TIMEOUT, "),
-        ("CONFIGG", "2", f": {unknown}RPCWHEEL_CONFIG?"),
-        ("RETRY_BACKOFF", "1", f": {unknown}RPCWHEEL_RETRY__BACKOFF?"),
-        ("RETRY__RETRY_ON", "A,B", ' (not JSON; a list is written ["A", "B"]): retry.retry_on: '),
-        ("RETRY__RETRY_ON", '["A"', ' (not JSON; a list is written ["A"]): retry.retry_on: '),
-        ("RETRY__RETRY_ON", "UNAVAILBLE", ": retry.retry_on: "),
-        ("TIMEOUT__TIMEOT", "2", ": timeout: there is no setting 'timeot'"),
-        ("RETRY", '{"max_attempts": 2}', ": retry: `retry_on` is missing"),
-        ("METHODS", "none", ": methods: it must be a valid dictionary"),
-        ("IDEMPOTENT", "yes", ": idempotent: it must be true or false"),
-        ("CONFIG__X", "1", ": there is no setting 'config'"),
-    ]:
+    for name, value, message in REFUSED_VARIABLES:
         with pytest.raises(ConfigurationError) as refused:
             from_env(**{name: value})
         if not str(refused.value).startswith(f"RPCWHEEL_{name}{message}"):
-            wrong.append((name, value, str(refused.value)))
+            wrong.append((name, value[:50], str(refused.value)))
     assert wrong == []
+    for name, value in (
+        ("RETRY__" + "__".join(["A"] * 3000), "1"),
+        ("RETRY__" + "__".join(["A"] * 40), "[" * 40 + "]" * 40),
+    ):
+        with pytest.raises(ConfigurationError, match=rf": {DEEP}; .* reduce the nesting$"):
+            from_env(**{name: value})
     with pytest.raises(ConfigurationError, match=r"^none\.toml: it can't be read"):
         from_env(CONFIG="none.toml")
+    for prefix in ("", "SHOP", "shop_", "_"):
+        with pytest.raises(ConfigurationError, match="must be in capital letters and end with '_'"):
+            policy_from_env(prefix, {})
 
 
 def test_each_mistake_names_its_file_or_variable(file):
