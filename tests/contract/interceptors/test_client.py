@@ -470,15 +470,16 @@ class ErrorOfAnotherLibrary(ValueError):
 
 
 @pytest.mark.parametrize("error", [ValueError, ErrorOfAnotherLibrary])
+@pytest.mark.parametrize("api", ["channel", "interceptors"])
 @with_raising_interceptors
-def test_an_exception_of_an_inner_interceptor_is_raised_to_the_caller(shop, client, error):
+def test_an_exception_of_an_inner_interceptor_is_raised_to_the_caller(shop, client, api, error):
     def fail(_):
         raise error("a bug")
 
     default = DefaultResponsePolicy(on=Exception, default=client.default(b"none"))
     retry = retry_after(retry_on={"INTERNAL", "UNKNOWN", "UNAVAILABLE"})
     inner = noting(client.world, fail)
-    channel = client.open(inner=inner, retry=retry, default_response=default)
+    channel = client.open(api=api, inner=inner, retry=retry, default_response=default)
     with pytest.raises(ValueError, match="a bug"):
         client.ask(channel)
     assert not shop.calls

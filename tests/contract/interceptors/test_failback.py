@@ -85,6 +85,12 @@ def test_a_failed_call_gets_the_default_and_is_delivered_later(
     assert queues.stats()["*"].redelivered == 1
 
 
+def test_without_a_default_the_response_is_none_or_an_empty_stream(shop, client, open_channel):
+    shop.then("UNAVAILABLE")
+    answer = client.ask(open_channel(AUDIT.replace(default=None)))
+    assert answer == (b"" if client.style == "stream" else None)
+
+
 def test_the_whole_request_stream_is_sent_again(shop, client, open_channel, flush):
     shop.then("UNAVAILABLE")
     assert is_default(client.ask(open_channel(), requests=iter([b"a", b"b", b"c"])))
@@ -190,20 +196,24 @@ def test_the_request_stream_is_not_read_on_for_an_error_that_is_not_queued(
     assert not hasattr(error, "__notes__")  # else it was gathered, and not known to its end
 
 
+@pytest.mark.parametrize("streamed", [False, True])
 @each_world
-def test_a_predicate_that_raises_leaves_the_error_unchanged(shop, client, open_channel, events):
-    """It is called before the request stream is read on."""
+def test_a_predicate_that_raises_leaves_the_error_unchanged(
+    shop, client, open_channel, events, streamed
+):
+    """It is called before a request stream is read on."""
 
     def broken(error):
         raise RuntimeError("no idea")
 
     shop.then("NOT_FOUND")
     gate = threading.Event()
-    channel = open_channel(FailbackPolicy(retry_on=broken))
-    error = client.refused(channel, requests=client.requests(b"a", gate=gate))
+    requests = client.requests(b"a", gate=gate) if streamed else None
+    error = client.refused(open_channel(FailbackPolicy(retry_on=broken)), requests=requests)
     gate.set()
     assert error.code() is grpc.StatusCode.NOT_FOUND
-    assert not hasattr(error, "__notes__")
+    if streamed:
+        assert not hasattr(error, "__notes__")
     wait_until(lambda: events)
     assert [type(event) for event in events] == [CallbackFailed]
 

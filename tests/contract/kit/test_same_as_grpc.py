@@ -205,8 +205,15 @@ def test_wrong_arguments_without_a_server_raise_as_with_grpc(world, style, dead,
     assert ends(kind) == expected
 
 
-@pytest.mark.parametrize("kind", MORE_CHANNELS)
-@each_style
+@pytest.mark.parametrize(
+    ("world", "style", "kind"),
+    [
+        (*STYLES[style], kind)
+        for number, kind in enumerate(MORE_CHANNELS)
+        for style in (number % 3, 3 + number % 2)  # one of grpc, and one of grpc.aio
+    ],
+    indirect=["world"],
+)
 def test_each_attempt_sends_the_metadata_of_an_iterator(world, style, shop, kind):
     shop.then("UNAVAILABLE")
     channel = open_channel(world, kind, shop.port)
