@@ -1,5 +1,7 @@
 """Interceptors appended to the private lists of rpcwheel's aio channels, as google-cloud does."""
 
+from typing import ClassVar
+
 import grpc
 import pytest
 
@@ -87,81 +89,69 @@ async def url(memory, shop):
         yield f"{memory}/{SERVICE}"
 
 
-@pytest.fixture
-async def named(kit, url):
-    """A channel of the kit to the server by its registry URL."""
-    return kit.channel(url)
-
-
 CHANNELS = {
-    "ReconnectingChannel": lambda kit, shop: ReconnectingChannel(shop.target),
-    "BalancedChannel": lambda kit, shop: BalancedChannel(SERVICE, [instance_of(shop)]),
-    "kit.channel": lambda kit, shop: kit.channel(shop.target),
-    "intercept_channel of grpc.aio": lambda kit, shop: kit.intercept_channel(
+    "ReconnectingChannel": lambda kit, shop, url: ReconnectingChannel(shop.target),
+    "BalancedChannel": lambda kit, shop, url: BalancedChannel(SERVICE, [instance_of(shop)]),
+    "kit.channel": lambda kit, shop, url: kit.channel(shop.target),
+    "kit.channel by name": lambda kit, shop, url: kit.channel(url),
+    "intercept_channel of grpc.aio": lambda kit, shop, url: kit.intercept_channel(
         grpc.aio.insecure_channel(shop.target)
     ),
-    "intercept_channel of ReconnectingChannel": lambda kit, shop: kit.intercept_channel(
+    "intercept_channel of ReconnectingChannel": lambda kit, shop, url: kit.intercept_channel(
         ReconnectingChannel(shop.target)
     ),
 }
 
 
-async def check_each_kind(channel, shop) -> None:
-    stub = Stub(channel)
-    for style in STYLES.values():
-        for kind in KINDS:
-            assert await style(stub, kind) == ANSWERS[kind]
-    appended = append(channel)  # to stubs that were made and have been used
-    shop.calls.clear()
-    for style in STYLES.values():
-        for kind in KINDS:
-            assert await style(stub, kind) == ANSWERS[kind]
-    assert {kind: interceptor.calls for kind, interceptor in appended.items()} == dict.fromkeys(
-        KINDS, len(STYLES)
-    )
+@pytest.mark.parametrize("maker", CHANNELS.values(), ids=CHANNELS)
+async def test_appended_interceptors_run_in_calls_of_each_kind(maker, kit, shop, url):
+    async with maker(kit, shop, url) as channel:
+        stub = Stub(channel)
+        appended = None
+        for _ in range(2):
+            for style in STYLES.values():
+                for kind in KINDS:
+                    assert await style(stub, kind) == ANSWERS[kind]
+            if appended is None:
+                appended = append(channel)  # to stubs that were made and have been used
+                shop.calls.clear()
+    numbers = {kind: interceptor.calls for kind, interceptor in appended.items()}
+    assert numbers == dict.fromkeys(KINDS, len(STYLES))
     assert passed(shop) == ["appended"] * len(STYLES) * len(KINDS)
 
 
-@pytest.mark.parametrize("maker", CHANNELS.values(), ids=CHANNELS)
-async def test_appended_interceptors_run_in_calls_of_each_kind(maker, kit, shop):
-    async with maker(kit, shop) as channel:
-        await check_each_kind(channel, shop)
-
-
-async def test_appended_interceptors_run_in_calls_of_a_channel_by_name(kit, url, shop):
-    async with kit.channel(url) as channel:
-        await check_each_kind(channel, shop)
-
-
-@pytest.mark.parametrize("name", ["kit.channel", "intercept_channel of grpc.aio"])
-async def test_appended_interceptors_run_in_each_attempt(name, kit, shop):
+@pytest.mark.parametrize(
+    "name", ["kit.channel", "kit.channel by name", "intercept_channel of grpc.aio"]
+)
+async def test_appended_interceptors_run_in_each_attempt(name, kit, shop, url):
     shop.then("UNAVAILABLE", "UNAVAILABLE")
-    async with CHANNELS[name](kit, shop) as channel:
+    async with CHANNELS[name](kit, shop, url) as channel:
         appended = append(channel)
         assert await channel.unary_unary(UNARY_UNARY)(b"a") == b"a"
     assert appended["unary_unary"].calls == 3
     assert passed(shop) == ["appended"] * 3
 
 
-async def test_appended_interceptors_run_in_each_attempt_of_a_channel_by_name(named, shop):
-    shop.then("UNAVAILABLE", "UNAVAILABLE")
-    async with named:
-        appended = append(named)
-        assert await named.unary_unary(UNARY_UNARY)(b"a") == b"a"
-    assert appended["unary_unary"].calls == 3
+class Noting(grpc.aio.UnaryUnaryClientInterceptor):
+    """Notes its name and the request of each call."""
+
+    seen: ClassVar[list[tuple[str, object]]] = []
+
+    def __init__(self, name):
+        self.name = name
+
+    async def intercept_unary_unary(self, continuation, details, request):
+        self.seen.append((self.name, request))
+        return await continuation(details, request)
 
 
-async def test_appended_interceptors_run_on_each_connection_and_behind_those_given(shop):
-    seen = []
+@pytest.fixture
+def noted():
+    Noting.seen.clear()
+    return Noting.seen
 
-    class Noting(grpc.aio.UnaryUnaryClientInterceptor):
-        def __init__(self, name):
-            self.name = name
 
-        async def intercept_unary_unary(self, continuation, details, request):
-            seen.append(self.name)
-            return await continuation(details, request)
-
+async def test_appended_interceptors_run_on_each_connection_and_behind_those_given(shop, noted):
     async with ReconnectingChannel(shop.target, interceptors=[Noting("given")]) as channel:
         call = channel.unary_unary(UNARY_UNARY)
         channel._unary_unary_interceptors.append(Noting("appended"))
@@ -170,7 +160,7 @@ async def test_appended_interceptors_run_on_each_connection_and_behind_those_giv
         assert await call(b"a") == b"a"
         channel._unary_unary_interceptors.append(Noting("last"))
         assert await call(b"a") == b"a"
-    assert seen == ["given", "appended"] * 2 + ["given", "appended", "last"]
+    assert [name for name, _ in noted] == ["given", "appended"] * 2 + ["given", "appended", "last"]
 
 
 async def test_appended_interceptors_run_on_subchannels_that_are_added_later(shop):
@@ -181,19 +171,12 @@ async def test_appended_interceptors_run_on_subchannels_that_are_added_later(sho
     assert appended["unary_unary"].calls == 1
 
 
-async def test_an_appended_interceptor_sees_the_message_and_not_its_bytes(named, shop):
-    seen = []
-
-    class Noting(grpc.aio.UnaryUnaryClientInterceptor):
-        async def intercept_unary_unary(self, continuation, details, request):
-            seen.append(request)
-            return await continuation(details, request)
-
-    async with named:
-        named._unary_unary_interceptors.append(Noting())
-        call = named.unary_unary(UNARY_UNARY, request_serializer=str.encode)
+async def test_an_appended_interceptor_sees_the_message_and_not_its_bytes(kit, url, noted):
+    async with kit.channel(url) as channel:
+        channel._unary_unary_interceptors.append(Noting("appended"))
+        call = channel.unary_unary(UNARY_UNARY, request_serializer=str.encode)
         assert await call("message") == b"message"
-    assert seen == ["message"]
+    assert noted == [("appended", "message")]
 
 
 class Opaque(grpc.aio.Channel):

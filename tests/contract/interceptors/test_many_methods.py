@@ -7,9 +7,9 @@ from collections import Counter
 import grpc
 import pytest
 
+from fixtures.worlds import AioWorld, SyncWorld
 from rpcwheel import RetryPolicy
 from rpcwheel.call import CallPolicy, DeadlinePolicy
-from rpcwheel.interceptors import aio, sync
 
 MAX_METHODS = 100
 NAMES = [f"/test.Invented/Method{number}" for number in range(1_500)]
@@ -67,26 +67,27 @@ def bounded_objects():
     assert not {kind: count for kind, count in gained.items() if count > MAX_OBJECTS}
 
 
-def test_the_interceptors_keep_a_bounded_number_of_methods():
-    with grpc.insecure_channel("127.0.0.1:1") as bare:
-        responding = grpc.intercept_channel(bare, Responder())
-        channel = grpc.intercept_channel(responding, *sync.client_interceptors(POLICY))
-        with bounded_objects():
-            for name in NAMES:
-                assert channel.unary_unary(name)(b"") == b""
+@pytest.mark.parametrize(
+    ("world", "api"),
+    [(SyncWorld, "interceptors"), (AioWorld, "interceptors"), (AioWorld, "channel")],
+    indirect=["world"],
+)
+def test_clients_keep_a_bounded_number_of_methods(world, api):
+    responder = Responder() if world.name == "sync" else AioResponder()
+    if api == "interceptors":
+        chain = [*world.do(world.interceptors.client_interceptors, POLICY), responder]
+        channel = world.channel("127.0.0.1:1", interceptors=chain)
+    else:
+        bare = world.channel("127.0.0.1:1", interceptors=[responder])
+        channel = world.do(world.interceptors.intercept_channel, bare, POLICY)
 
+    def call_each():
+        for name in NAMES:
+            assert channel.unary_unary(name)(b"") == b""
 
-async def test_the_aio_interceptors_keep_a_bounded_number_of_methods():
-    chain = [*aio.client_interceptors(POLICY), AioResponder()]
-    async with grpc.aio.insecure_channel("127.0.0.1:1", interceptors=chain) as channel:
-        with bounded_objects():
-            for name in NAMES:
-                assert await channel.unary_unary(name)(b"") == b""
+    async def call_each_on_loop():
+        for name in NAMES:
+            assert await channel.unary_unary(name)(b"") == b""
 
-
-async def test_an_intercepted_aio_channel_keeps_a_bounded_number_of_methods():
-    bare = grpc.aio.insecure_channel("127.0.0.1:1", interceptors=[AioResponder()])
-    async with aio.intercept_channel(bare, POLICY) as channel:
-        with bounded_objects():
-            for name in NAMES:
-                assert await channel.unary_unary(name)(b"") == b""
+    with bounded_objects():
+        world.do(call_each if world.name == "sync" else call_each_on_loop)
