@@ -10,6 +10,7 @@ from contextvars import ContextVar
 import grpc
 import pytest
 from google.protobuf.wrappers_pb2 import StringValue
+from tenacity import wait_fixed
 
 from fixtures.clients import LATER, held, noting, patient, ways, with_raising_interceptors
 from fixtures.grpcio import WAITING_ENDS_WITH_ITS_CHANNEL
@@ -162,7 +163,7 @@ def test_a_retry_sends_the_request_as_it_was_when_the_call_began(shop, client, t
 def test_all_attempts_share_the_callers_deadline(shop, world, timer):
     """A backoff that would exceed it is not begun."""
     shop.then(*["UNAVAILABLE"] * 4)
-    retry = retry_after(backoff=40.0, max_attempts=9)
+    retry = retry_after(backoff=wait_fixed(40), max_attempts=9)
     call = world.call(world.retrying(shop.target, retry=retry, timer=timer), timeout=100.0)
     for _ in range(2):
         wait_until(lambda: timer.pending)
@@ -370,7 +371,8 @@ def test_a_slow_call_is_reported_while_it_runs(shop, client, timer, events, sett
 
 
 def test_with_a_stopped_timer_calls_are_not_retried(shop, client, timer):
-    policy = DeadlinePolicy(timeout=WAIT_S, slow_call_threshold=9.0, message_timeout=9.0)
+    half_s = WAIT_S / 2
+    policy = DeadlinePolicy(timeout=WAIT_S, slow_call_threshold=half_s, message_timeout=half_s)
     channel = client.open(retry=retry_after(backoff=5.0), timeout=policy, timer=timer)
     timer.stop()
     assert client.ask(channel) == b"x"
