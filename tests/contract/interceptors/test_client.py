@@ -12,7 +12,15 @@ import pytest
 from google.protobuf.wrappers_pb2 import StringValue
 from tenacity import wait_fixed
 
-from fixtures.clients import LATER, held, noting, patient, ways, with_raising_interceptors
+from fixtures.clients import (
+    LATER,
+    held,
+    in_every_way,
+    noting,
+    patient,
+    ways,
+    with_raising_interceptors,
+)
 from fixtures.grpcio import WAITING_ENDS_WITH_ITS_CHANNEL
 from fixtures.shop import STREAM_UNARY, UNARY_STREAM, UNARY_UNARY, Fail, Hang, Silent
 from fixtures.waiting import WAIT_S, wait_until
@@ -54,6 +62,7 @@ def pushback(milliseconds: str) -> Fail:
 # --- Retries ---
 
 
+@in_every_way
 def test_each_attempt_has_the_number_of_previous_ones_and_the_callers_metadata(shop, client):
     shop.then("UNAVAILABLE", "UNAVAILABLE")
     assert client.ask(client.open(), metadata=(("k", "v"),)) == b"x"
@@ -187,6 +196,7 @@ def test_a_scope_limits_the_deadline_of_its_calls(shop, client):
     assert shop.calls[0].time_remaining < 1.1 * WAIT_S
 
 
+@in_every_way
 def test_a_call_whose_deadline_has_passed_is_not_sent(shop, client):
     no_default = DefaultResponsePolicy(on="UNAVAILABLE", default=client.default(b"safe"))
     for settings in ({}, {"retry": None}, {"default_response": no_default}):
@@ -342,6 +352,7 @@ def test_a_predicate_that_raises_leaves_the_failure(shop, world, events):
     ("client", "settings"),
     [
         ("sync blocking", {"retry": None}),
+        ("sync blocking by interceptors", {}),
         ("sync future", {"retry": None}),
         ("sync future", {}),
         ("sync stream", {"retry": None}),
@@ -380,7 +391,7 @@ def test_with_a_stopped_timer_calls_are_not_retried(shop, client, timer):
     assert client.refused(channel).code() is UNAVAILABLE
 
 
-@ways("sync future", "sync stream", "aio unary", "aio stream")
+@ways("sync future", "sync stream", "aio unary")
 def test_a_call_ends_if_its_timer_is_stopped_before_the_retry(shop, client, events):
     timer = WheelTimer()
     shop.then(Fail("UNAVAILABLE", "gone"))
@@ -503,6 +514,7 @@ def test_a_retry_is_made_in_the_callers_context(shop, client, timer):
     assert seen == ["shop", "shop"]
 
 
+@in_every_way
 def test_wait_for_ready_of_the_policy_applies_to_calls_that_do_not_set_it(client):
     seen = []
     inner = noting(client.world, lambda details: seen.append(details.wait_for_ready))
