@@ -3,8 +3,8 @@
 import grpc
 import pytest
 
-from fixtures.grpc_servers import IMPATIENT
-from fixtures.shop import UNARY_STREAM, UNARY_UNARY
+from fixtures.clients import Noting, noting
+from fixtures.shop import UNARY_UNARY
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel import interceptors
 from rpcwheel.call import CallPolicy
@@ -104,84 +104,36 @@ async def test_an_invalid_time_is_refused_before_any_queue_is_closed(timer):
 # --- The arguments of each attempt ---
 
 
-class Recorder(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
-    """An inner interceptor that records the arguments of each attempt."""
+def test_each_attempt_is_made_with_what_the_caller_gave(shop, client):
+    seen = []
+    given = {"wait_for_ready": True, "compression": grpc.Compression.Gzip}
+    if client.world.name == "sync":  # grpc.aio passes neither on to interceptors
+        given["credentials"] = TOKEN
 
-    def __init__(self) -> None:
-        self.attempts = []
+    def note(details):
+        seen.append({name: getattr(details, name, given[name]) for name in given})
+        if "credentials" in given:
+            return details._replace(credentials=None)  # no TLS here
+        return None
 
-    def intercept_unary_unary(self, continuation, details, request):
-        self.attempts.append((details.wait_for_ready, details.compression, details.credentials))
-        return continuation(details._replace(credentials=None), request)  # no TLS here
-
-    intercept_unary_stream = intercept_unary_unary
-
-
-class AioRecorder(grpc.aio.UnaryUnaryClientInterceptor):
-    """The same for grpc.aio, which does not pass the compression."""
-
-    def __init__(self) -> None:
-        self.attempts = []
-
-    async def intercept_unary_unary(self, continuation, details, request):
-        self.attempts.append(details.wait_for_ready)
-        return await continuation(details, request)
-
-
-def assert_given_each_time(shop):
-    assert [seen.metadata["k"] for seen in shop.calls] == ["v"] * 3
-    left = [seen.time_remaining for seen in shop.calls]
-    assert all(0 < one < 1.1 * WAIT_S for one in left)
-
-
-@pytest.mark.parametrize("kind", ["blocking", "future", "stream"])
-def test_each_attempt_is_made_with_what_the_caller_gave(kind, shop, shop_channel):
-    note = Recorder()
-    channel = intercept_channel(grpc.intercept_channel(shop_channel, note), POLICY)
+    channel = client.open(inner=noting(client.world, note), timeout=WAIT_S)
     shop.then("UNAVAILABLE", "UNAVAILABLE")
-    given = {
-        "wait_for_ready": True,
-        "compression": grpc.Compression.Gzip,
-        "credentials": TOKEN,
-        "metadata": (("k", "v"),),
-    }
-    match kind:
-        case "blocking":
-            channel.unary_unary(UNARY_UNARY)(b"x", **given)
-        case "future":
-            channel.unary_unary(UNARY_UNARY).future(b"x", **given).result(WAIT_S)
-        case "stream":
-            list(channel.unary_stream(UNARY_STREAM)(b"x", **given))
-    assert note.attempts == [(True, grpc.Compression.Gzip, TOKEN)] * 3
-    assert_given_each_time(shop)
-
-
-@pytest.mark.parametrize("own_channel", [False, True])
-async def test_each_attempt_of_grpc_aio_is_made_with_what_the_caller_gave(own_channel, shop):
-    note = AioRecorder()
-    ours = [] if own_channel else aio.client_interceptors(POLICY)
-    async with grpc.aio.insecure_channel(
-        shop.target, options=IMPATIENT, interceptors=[*ours, note]
-    ) as channel:
-        called = aio.intercept_channel(channel, POLICY) if own_channel else channel
-        shop.then("UNAVAILABLE", "UNAVAILABLE")
-        call = called.unary_unary(UNARY_UNARY)(
-            b"x", wait_for_ready=True, compression=grpc.Compression.Gzip, metadata=(("k", "v"),)
-        )
-        assert await call == b"x"
-    assert note.attempts == [True] * 3
-    assert_given_each_time(shop)
+    assert client.ask(channel, metadata=(("k", "v"),), **given) == b"x"
+    assert seen == [given] * 3
+    assert [call.metadata["k"] for call in shop.calls] == ["v"] * 3
+    assert all(0 < call.time_remaining < 1.1 * WAIT_S for call in shop.calls)
 
 
 def test_a_call_with_wait_for_ready_waits_in_its_first_attempt(shop, shop_channel):
     shop.kill()
-    note, states = Recorder(), []
+    attempts, states = [], []
     shop_channel.subscribe(states.append, try_to_connect=True)
-    channel = intercept_channel(grpc.intercept_channel(shop_channel, note), POLICY)
-    future = channel.unary_unary(UNARY_UNARY).future(b"x", wait_for_ready=True)
+    inner = grpc.intercept_channel(shop_channel, Noting(attempts.append))
+    method = intercept_channel(inner, POLICY).unary_unary(UNARY_UNARY)
+    future = method.future(b"x", wait_for_ready=True)
     wait_until(lambda: grpc.ChannelConnectivity.TRANSIENT_FAILURE in states)
     assert not future.done()
     shop.start()
     assert future.result(WAIT_S) == b"x"
-    assert len(note.attempts) == 1
+    assert len(attempts) == 1
     shop_channel.unsubscribe(states.append)
