@@ -486,7 +486,10 @@ class ErrorOfAnotherLibrary(ValueError):
 @pytest.mark.parametrize("api", ["channel", "interceptors"])
 @with_raising_interceptors
 def test_an_exception_of_an_inner_interceptor_is_raised_to_the_caller(shop, client, api, error):
-    def fail(_):
+    attempts = []
+
+    def fail(details):
+        attempts.append(details)
         raise error("a bug")
 
     default = DefaultResponsePolicy(on=Exception, default=client.default(b"none"))
@@ -495,6 +498,7 @@ def test_an_exception_of_an_inner_interceptor_is_raised_to_the_caller(shop, clie
     channel = client.open(api=api, inner=inner, retry=retry, default_response=default)
     with pytest.raises(ValueError, match="a bug"):
         client.ask(channel)
+    assert len(attempts) == 1
     assert not shop.calls
 
 

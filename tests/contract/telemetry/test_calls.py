@@ -53,7 +53,7 @@ each_api = pytest.mark.parametrize(("world", "api", "kind", "style"), EACH_API, 
 def test_a_retry_is_an_event_of_the_span_of_the_caller(
     shop, world, open_channel, spans, api, kind, style
 ):
-    shop.then("UNAVAILABLE")
+    shop.then(Fail("UNAVAILABLE", read=True))
     with spans.caller() as span:
         assert answer(world, open_channel(api), kind, style) == b"ab"
     (event,) = span.events
@@ -70,7 +70,7 @@ def test_a_retry_is_an_event_of_the_span_of_the_caller(
 def test_with_an_instrumentation_outside_its_span_gets_the_retry(
     shop, world, open_channel, spans, theirs, api, kind, style
 ):
-    shop.then("UNAVAILABLE")
+    shop.then(Fail("UNAVAILABLE", read=True))
     channel = open_channel(api, outer=theirs)
     with spans.caller() as span:
         assert answer(world, channel, kind, style) == b"ab"
@@ -87,7 +87,7 @@ def test_with_an_instrumentation_outside_its_span_gets_the_retry(
 def test_with_an_instrumentation_inside_each_attempt_is_a_child_of_the_caller(
     shop, world, open_channel, spans, theirs, api, kind, style
 ):
-    shop.then("UNAVAILABLE")
+    shop.then(Fail("UNAVAILABLE", read=True))
     channel = open_channel(api, inner=theirs)
     with spans.caller() as span:
         assert answer(world, channel, kind, style) == b"ab"
