@@ -625,7 +625,8 @@ class ReadRelay(Relay):
                     while call is self._attempt or (self._attempt is None and self._source is None):
                         await self._wait_for_change()
                     if call is self._source:
-                        raise self._failure_of(error) from None
+                        failure = self._failure_of(error)
+                        raise failure from failure.__cause__  # None would delete its cause
                     continue
                 if call is self._source or call is self._attempt:
                     self._at_end = message is grpc.aio.EOF
