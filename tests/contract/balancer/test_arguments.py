@@ -3,8 +3,8 @@
 import grpc
 import pytest
 
-from fixtures.balanced_channels import instance
-from rpcwheel.balancer import BalancedChannel, BalancerPolicy, aio
+from fixtures.balanced_channels import BALANCER, instance
+from rpcwheel.balancer import BalancerPolicy
 from rpcwheel.errors import ConfigurationError
 
 REFUSED = [
@@ -30,28 +30,29 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize("make", [BalancedChannel, aio.BalancedChannel])
-def test_wrong_arguments_are_refused(make):
-    for given, error, message in REFUSED:
+REFUSED_IN_AIO = [
+    ({"interceptors": [5]}, TypeError, "interceptors must be"),
+    (
+        {"connect": print, "interceptors": ()},
+        ConfigurationError,
+        "not allowed together with connect",
+    ),
+]
+
+
+def test_wrong_arguments_are_refused(world):
+    make = BALANCER[world.name].BalancedChannel
+    for given, error, message in REFUSED + (REFUSED_IN_AIO if world.name == "aio" else []):
         with pytest.raises(error, match=message):
             make(**{"name": "test.Shop"} | given)
 
 
-def check_update(channel):
+def test_a_wrong_update_or_grace_changes_nothing(world, open_balanced):
+    channel = open_balanced(1)
     before = channel.subchannels
     with pytest.raises(TypeError, match="ServiceInstance"):
-        channel.update([instance(2), None])
-    assert channel.subchannels is before
-
-
-def test_a_wrong_update_changes_nothing():
-    with BalancedChannel("test.Shop", [instance(1)]) as channel:
-        check_update(channel)
-
-
-async def test_a_wrong_update_or_grace_changes_nothing_in_aio():
-    async with aio.BalancedChannel("test.Shop", [instance(1)]) as channel:
-        check_update(channel)
+        world.do(channel.update, [instance(2), None])
+    if world.name == "aio":
         with pytest.raises(ConfigurationError, match="grace must be 0 seconds or more"):
-            await channel.close(-1)
-        assert not channel.closed
+            world.do(channel.close, -1)
+    assert (channel.subchannels, channel.closed) == (before, False)

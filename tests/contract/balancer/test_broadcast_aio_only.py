@@ -1,0 +1,86 @@
+"""What only a `BroadcastChannel` of `grpc.aio` has: calls that are not awaited, or canceled."""
+
+import asyncio
+
+import grpc
+import pytest
+
+from fixtures.aio_policy_channels import others
+from fixtures.balanced_channels import counts
+from fixtures.shop import UNARY_UNARY, Hang
+from fixtures.waiting import WAIT_S, aio_wait_until
+from rpcwheel.balancer.aio import BroadcastChannel
+from rpcwheel.errors import ConfigurationError
+
+
+def broadcast(channel):
+    return BroadcastChannel(channel).unary_unary(UNARY_UNARY)
+
+
+def hang_all(shops):
+    hangs = [Hang() for _ in shops]
+    for shop, hang in zip(shops, hangs, strict=True):
+        shop.then(hang)
+    return hangs
+
+
+async def test_the_call_has_a_deadline_and_a_status(shops, aio_balanced):
+    call = broadcast(aio_balanced(*shops))(b"x", timeout=WAIT_S)
+    assert 0 < call.time_remaining() <= WAIT_S
+    assert await call == {shop.target: b"x" for shop in shops}
+    assert (await call.code(), await call.details()) == (grpc.StatusCode.OK, "")
+
+
+@pytest.mark.parametrize("runs", [False, True])
+async def test_canceling_it_cancels_the_calls_on_all_servers(shops, aio_balanced, runs):
+    hangs = hang_all(shops)
+    channel, before = aio_balanced(*shops), len(others())
+    call = broadcast(channel)(b"x", timeout=WAIT_S)
+    if runs:
+        await aio_wait_until(lambda: all(hang.begun.is_set() for hang in hangs))
+    assert call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert await call.code() is grpc.StatusCode.CANCELLED
+    await aio_wait_until(lambda: (channel.calls, len(others())) == (0, before))
+
+
+async def test_canceling_the_task_that_awaits_it_cancels_the_calls(shops, aio_balanced):
+    hangs = hang_all(shops)
+    channel = aio_balanced(*shops)
+
+    async def run():
+        await broadcast(channel)(b"x", timeout=WAIT_S)
+
+    task = asyncio.create_task(run())
+    await aio_wait_until(lambda: all(hang.begun.is_set() for hang in hangs))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await aio_wait_until(lambda: all(shop.calls[0].ended.is_set() for shop in shops))
+
+
+async def test_closing_the_channel_ends_a_call_that_waits_for_instances(aio_balanced):
+    channel = aio_balanced()
+    call = broadcast(channel)(b"x", wait_for_ready=True)
+    await asyncio.sleep(0)
+    await channel.close()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+
+
+async def test_a_call_that_is_not_awaited_runs_to_its_end(shops, aio_balanced):
+    channel = aio_balanced(*shops[:2])
+    broadcast(channel)(b"x", timeout=WAIT_S)
+    await aio_wait_until(lambda: counts(shops) == [1, 1, 0])
+    await aio_wait_until(lambda: channel.calls == 0)
+
+
+async def test_the_state_is_that_of_the_balanced_channel(shops, aio_balanced):
+    balanced = aio_balanced(shops[0])
+    channel = BroadcastChannel(balanced)
+    await channel.channel_ready()
+    assert channel.get_state() is grpc.ChannelConnectivity.READY
+    await channel.wait_for_state_change(grpc.ChannelConnectivity.IDLE)
+    with pytest.raises(ConfigurationError, match="has its own state"):
+        BroadcastChannel([balanced]).get_state()

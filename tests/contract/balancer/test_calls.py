@@ -1,0 +1,221 @@
+"""Calls of a balanced channel: each is sent on one READY subchannel."""
+
+import gc
+import weakref
+
+import grpc
+import pytest
+
+from fixtures.balanced_channels import (
+    First,
+    connect,
+    counts,
+    instance,
+    subchannel_of,
+    wait_until_lost,
+)
+from fixtures.shop import STREAM_UNARY, UNARY_STREAM, UNARY_UNARY, Fail, Silent
+from fixtures.waiting import WAIT_S, wait_until
+from fixtures.ways import FRONTS, failure_of, hanging_call, ways_to_call
+from fixtures.worlds import KINDS, RETRY, each_kind
+from rpcwheel.balancer import Picker
+
+
+def open_with_connect(world, open_balanced, kit):
+    channel = open_balanced(
+        connect=lambda one, options: world.grpc.insecure_channel(one.target, options)
+    )
+    return channel, channel
+
+
+@pytest.mark.parametrize("open_styled", [*FRONTS, open_with_connect])
+def test_a_stub_made_before_an_update_calls_the_instances_of_the_last_one(
+    world, shops, open_balanced, open_styled
+):
+    kit = world.keep(world.api.Kit(timeout=WAIT_S, retry=RETRY))
+    channel, front = open_styled(world, open_balanced, kit)
+    ways = ways_to_call(world, front)
+    for shop in shops:
+        world.do(channel.update, [instance(shop)])
+        assert {name: call() for name, call in ways.items()} == dict.fromkeys(ways, b"ab")
+        assert len(shop.calls) == len(ways)
+    assert wait_until(lambda: channel.calls == 0)
+
+
+def test_the_options_of_a_call_reach_the_server(world, shops, open_balanced):
+    channel = open_balanced(shops[0])
+    metadata = grpc.aio.Metadata(("k", "v")) if world.name == "aio" else (("k", "v"),)
+    call = world.call(channel, timeout=500, metadata=metadata, compression=grpc.Compression.Gzip)
+    assert (call.result(), call.code()) == (b"x", grpc.StatusCode.OK)
+    seen = shops[0].calls[0]
+    assert seen.metadata["k"] == "v"
+    assert 400 < seen.time_remaining < 510
+
+
+def test_serializers_are_used_and_without_them_messages_are_bytes(world, shops, open_balanced):
+    channel = open_balanced(shops[0])
+    for method in (
+        channel.unary_unary(UNARY_UNARY, str.encode, bytes.decode),
+        channel.unary_unary(UNARY_UNARY, str.encode, bytes.decode, True),
+    ):
+        assert world.do(method, "text", timeout=WAIT_S) == "text"
+    named = channel.unary_unary(UNARY_UNARY, _registered_method=True)
+    assert world.do(named, b"bytes", timeout=WAIT_S) == b"bytes"
+    streamed = channel.stream_unary(STREAM_UNARY, str.encode, bytes.decode)
+    assert world.do(streamed, iter(["te", "xt"]), timeout=WAIT_S) == "text"
+
+
+def test_the_status_of_the_server_reaches_the_caller(world, shops, open_balanced):
+    channel = open_balanced(shops[0])
+    for code in ("NOT_FOUND", "UNAVAILABLE", "DEADLINE_EXCEEDED", "INTERNAL"):
+        shops[0].then(Fail(code, "no such order", (("k", "v"),)))
+        error = world.call(channel).error()
+        assert (error.code().name, error.details()) == (code, "no such order")
+        assert ("k", "v") in tuple(error.trailing_metadata())
+    assert channel.subchannels[0].healthy
+
+
+# The picker
+
+
+class Noting(First):
+    """Records the arguments of each pick."""
+
+    def __init__(self):
+        self.seen = []
+
+    def prepare(self, subchannels, weights):
+        return lambda *call: (self.seen.append(call), subchannels[0])[1]
+
+
+def test_a_picker_sees_method_message_and_metadata(world, shops, open_balanced):
+    picker = Noting()
+    channel = open_balanced(shops[0], lb_policy=picker)
+    connect(world, channel)
+    metadata = (("a", "b"),)
+    call = channel.unary_unary(UNARY_UNARY, str.encode, bytes.decode)
+    assert world.do(call, "text", metadata=metadata, timeout=WAIT_S) == "text"
+    assert picker.seen[-1] == (UNARY_UNARY, "text", metadata)
+    assert world.call(channel, "stream_unary").result() == b"x"
+    assert picker.seen[-1] == (STREAM_UNARY, None, None)
+
+
+def test_an_error_of_a_picker_is_raised_by_the_call(world, shops, open_balanced):
+    class Failing(Picker):
+        def prepare(self, subchannels, weights):
+            return lambda *_: 1 / 0
+
+    channel = open_balanced(shops[0], lb_policy=Failing())
+    call = channel.unary_unary(UNARY_UNARY)
+    for _ in range(2):  # the first waits for the connection
+        with pytest.raises(ZeroDivisionError):
+            world.do(call, b"x", timeout=WAIT_S)
+        connect(world, channel)
+    assert channel.calls == 0
+
+
+def test_a_picker_that_prepares_no_function_is_named_in_the_error_of_its_calls(
+    world, shops, open_balanced
+):
+    class Mute(Picker):
+        def prepare(self, subchannels, weights):
+            return None
+
+    channel = open_balanced(*shops, lb_policy=Mute())
+    with pytest.raises(TypeError, match=r"Mute.prepare\(\) must return a function pick"):
+        world.do(channel.unary_unary(UNARY_UNARY), b"x")
+
+
+# Calls in flight
+
+
+def test_calls_in_flight_are_counted_until_their_end(world, shops, open_balanced):
+    channel = open_balanced(shops[0])
+    calls = [hanging_call(world, shops[0], channel, kind) for kind in KINDS]
+    assert (channel.calls, channel.subchannels[0].calls) == (len(KINDS), len(KINDS))
+    for call in calls:
+        assert call.cancel()
+        assert call.cancelled()
+    assert wait_until(lambda: channel.calls == 0)
+
+
+def test_arguments_that_begin_no_call_are_not_counted(world, shops, open_balanced):
+    channel = open_balanced(shops[0])
+    connect(world, channel)
+    with pytest.raises(TypeError):
+        world.do(channel.unary_unary(UNARY_UNARY), b"x", wrong=True)
+    assert channel.calls == 0
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_dropped_response_stream_is_canceled(world, shops, open_balanced, waits):
+    channel = open_balanced(shops[0])
+    if not waits:
+        connect(world, channel)
+    shops[0].then(silent := Silent(after=1))
+    call = world.call(channel, "unary_stream", b"ab")
+    assert call.read() == b"a"
+    assert silent.begun.wait(WAIT_S)
+    gone = weakref.ref(call.grpc_call)
+    del call
+    assert wait_until(lambda: (gc.collect(), gone())[1] is None)
+    assert wait_until(lambda: channel.calls == 0)
+    assert shops[0].calls[-1].ended.wait(WAIT_S)
+
+
+def test_a_stub_does_not_keep_removed_subchannels(world, shops, open_balanced):
+    channel = open_balanced(shops[0])
+    call = channel.unary_unary(UNARY_UNARY)
+    world.do(call, b"x", timeout=WAIT_S)
+    gone = weakref.ref(channel.subchannels[0])
+    world.do(channel.update, [instance(shops[1])])
+    world.do(call, b"x", timeout=WAIT_S)
+    assert wait_until(lambda: (gc.collect(), gone())[1] is None)
+
+
+# Servers that fail
+
+
+def test_no_call_fails_because_a_server_can_not_be_reached(world, shops, dead, open_balanced):
+    channel = open_balanced()
+    world.do(channel.update, [instance(shops[0]), instance(dead, weight=1000)])
+    for call in ways_to_call(world, channel).values():
+        assert [call() for _ in range(3)] == [b"ab"] * 3
+    assert subchannel_of(channel, dead).healthy
+
+
+@each_kind
+def test_a_call_whose_connection_breaks_is_not_repeated(world, shops, open_balanced, kind):
+    channel = open_balanced(*shops[:2])
+    connect(world, channel)
+    first = subchannel_of(channel, shops[0])
+    running = hanging_call(world, shops[0], first.channel, kind)
+    shops[0].kill()
+    assert running.error().code().name in {"UNAVAILABLE", "CANCELLED"}
+    wait_until_lost(world, channel, shops[0])
+    ways = ways_to_call(world, channel)
+    assert {name: call() for name, call in ways.items()} == dict.fromkeys(ways, b"ab")
+    assert counts(shops) == [1, len(ways), 0]
+    shops[0].start()
+    assert wait_until(lambda: (world.call(channel).result(), len(shops[0].calls) > 1)[1])
+
+
+def test_if_no_server_can_be_reached_calls_fail_with_the_reason(world, dead, open_balanced):
+    channel = open_balanced(dead)
+    call = channel.unary_unary(UNARY_UNARY)
+    begins = f"the only server of test.Shop can't be reached: 127.0.0.1:{dead}: "
+
+    def has_reason():  # not if the probe that asks for it took too long
+        code, details = failure_of(lambda: world.do(call, b"x", timeout=WAIT_S))
+        assert code == "UNAVAILABLE"
+        return details.startswith(begins) and "onnection refused" in details
+
+    assert wait_until(has_reason)
+
+
+def test_a_response_stream_can_be_read_while_its_call_waits(world, shops, open_balanced):
+    channel = open_balanced()
+    call = channel.unary_stream(UNARY_STREAM)
+    waiting = world.begin(call, "unary_stream", (b"ab",))
+    world.do(channel.update, [instance(shops[0])])
+    assert waiting.result() == [b"a", b"b"]

@@ -1,0 +1,288 @@
+"""Calls of a balanced channel that only `grpc.aio` has: written, awaited by tasks, with a loop."""
+
+import asyncio
+import contextvars
+import gc
+import weakref
+
+import grpc
+import pytest
+
+from fixtures.aio_balanced_channels import awaiting, caller, connect_all
+from fixtures.aio_channels import ANSWERS, KINDS, STYLES, Stub, steps
+from fixtures.aio_policy_channels import others, refused, sent
+from fixtures.balanced_channels import counts, instance
+from fixtures.shop import STREAM_STREAM, STREAM_UNARY, UNARY_STREAM, UNARY_UNARY, Hang
+from fixtures.waiting import WAIT_S, aio_wait_until
+from rpcwheel import RetryPolicy, aio
+from rpcwheel.balancer import BalancerPolicy, Picker
+from rpcwheel.balancer.aio import BalancedChannel
+
+# Calls that wait
+
+
+async def test_a_written_request_stream_begins_when_a_subchannel_is_ready(shops, aio_balanced):
+    channel = aio_balanced()
+    call = channel.stream_stream(STREAM_STREAM)(timeout=WAIT_S)
+    writing = asyncio.create_task(call.write(b"a"))
+    reading = asyncio.create_task(call.read())
+    await steps(20)
+    assert [task.done() for task in (writing, reading)] == [False, False]
+    channel.update([instance(shops[0])])
+    await writing
+    await call.write(b"b")
+    await call.done_writing()
+    assert [await reading, await call.read(), await call.read()] == [b"a", b"b", grpc.aio.EOF]
+
+
+async def test_a_write_ends_with_the_status_of_a_call_that_never_begins(aio_balanced):
+    channel = aio_balanced()
+    call = channel.stream_stream(STREAM_STREAM)(timeout=WAIT_S)
+    writing = asyncio.create_task(call.write(b"a"))
+    await asyncio.sleep(0)
+    channel.update([])
+    assert (await refused(writing)).code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_picker_runs_in_the_context_of_the_caller_and_sees_the_call(shops, aio_balanced):
+    seen, variable = [], contextvars.ContextVar("variable", default="none")
+
+    class Noting(Picker):
+        def prepare(self, subchannels, weights):
+            return lambda *call: (seen.append((variable.get(), *call)), subchannels[0])[1]
+
+    channel = aio_balanced(lb_policy=Noting())
+    variable.set("the caller's")
+    call = channel.unary_unary(UNARY_UNARY, str.encode)("text", timeout=WAIT_S)
+    variable.set("another")
+    channel.update([instance(shops[0])])
+    assert await call == b"text"
+    assert seen[-1] == ("the caller's", UNARY_UNARY, "text", None)
+
+
+@pytest.mark.parametrize("kind", ["unary_unary", "stream_stream"])
+async def test_a_canceled_task_cancels_the_call_that_it_awaits(aio_balanced, kind):
+    channel = aio_balanced()
+    method = getattr(Stub(channel), kind)
+    call = method(b"x") if kind == "unary_unary" else method()
+    task = awaiting(call if kind == "unary_unary" else call.read())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert call.cancelled()
+
+
+async def test_a_timeout_of_the_caller_cancels_a_waiting_call(aio_balanced):
+    call = caller(aio_balanced())()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await call
+    assert call.cancelled()
+
+
+async def test_a_waiting_task_is_kept_alive_by_its_call(shops, timer):
+    """The loop has only weak references to tasks; the call must keep its task alive."""
+    policy = BalancerPolicy(pick_timeout=WAIT_S)
+    results = []
+
+    async def read(channel):
+        results.append([one async for one in channel.unary_stream(UNARY_STREAM)(b"ab")])
+        await channel.close()
+
+    channel = BalancedChannel("test.Shop", balancer_policy=policy, timer=timer)
+    known = weakref.ref(channel)
+    asyncio.create_task(read(channel))  # noqa: RUF006
+    await steps()
+    del channel
+    gc.collect()
+    known().update([instance(shops[0])])
+    await aio_wait_until(lambda: results)
+    assert results == [[b"a", b"b"]]
+
+
+def test_a_loop_may_be_closed_while_calls_wait(timer):
+    gone = []
+
+    async def main():
+        channel = BalancedChannel("test.Shop", timer=timer)
+        call = channel.unary_unary(UNARY_UNARY)(b"x")
+        stream = channel.unary_stream(UNARY_STREAM)(b"x")
+        await asyncio.sleep(0)
+        gone.extend(map(weakref.ref, (channel, call, stream)))
+
+    asyncio.run(main())
+    gc.collect()
+    assert [one() for one in gone] == [None] * 3
+    assert timer.pending == 0
+
+
+def test_a_task_that_awaits_a_call_is_canceled_with_its_loop(timer):
+    channel = BalancedChannel("test.Shop", timer=timer)
+    ends = []
+
+    async def call():
+        try:
+            await channel.unary_unary(UNARY_UNARY)(b"x")
+        except asyncio.CancelledError:
+            ends.append("canceled")
+            raise
+
+    async def main():
+        gc.disable()
+        task = asyncio.create_task(call())
+        await asyncio.sleep(0)
+        return task
+
+    try:
+        asyncio.run(main())
+    finally:
+        gc.enable()
+    assert ends == ["canceled"]
+    channel.update([])  # without a loop: does nothing
+    assert channel.subchannels == ()
+
+
+# Interceptors
+
+
+class Passing:
+    """Interceptors that record each attempt."""
+
+    def __init__(self, name, seen):
+        self._name = name
+        self._seen = seen
+
+    async def intercept(self, continuation, details, request):
+        self._seen.append(self._name)
+        details.metadata.add("passed", self._name)
+        return await continuation(details, request)
+
+
+class UnaryUnary(Passing, grpc.aio.UnaryUnaryClientInterceptor):
+    intercept_unary_unary = Passing.intercept
+
+
+class UnaryStream(Passing, grpc.aio.UnaryStreamClientInterceptor):
+    intercept_unary_stream = Passing.intercept
+
+
+class StreamUnary(Passing, grpc.aio.StreamUnaryClientInterceptor):
+    intercept_stream_unary = Passing.intercept
+
+
+class StreamStream(Passing, grpc.aio.StreamStreamClientInterceptor):
+    intercept_stream_stream = Passing.intercept
+
+
+def interceptors(name, seen):
+    """One of each kind."""
+    return [each(name, seen) for each in (UnaryUnary, UnaryStream, StreamUnary, StreamStream)]
+
+
+async def test_interceptors_run_in_order_after_the_pick_and_appended_ones_last(shops, aio_balanced):
+    seen = []
+
+    class Noting(Picker):
+        def prepare(self, subchannels, weights):
+            return lambda *_: (seen.append("pick"), subchannels[0])[1]
+
+    given = [*interceptors("first", seen), *interceptors("second", seen)]
+    channel = aio_balanced(shops[0], lb_policy=Noting(), interceptors=given)
+    stub = Stub(channel)
+    await connect_all(channel)
+    assert await STYLES["iterate"](stub, "unary_unary") == ANSWERS["unary_unary"]
+    seen.clear()
+    for kind, appended in zip(KINDS, interceptors("appended", seen), strict=True):
+        getattr(channel, f"_{kind}_interceptors").append(appended)  # as google-cloud does
+    for style in STYLES.values():
+        for kind in KINDS:
+            assert await style(stub, kind) == ANSWERS[kind]
+            assert seen == ["pick", "first", "second", "appended"]
+            seen.clear()
+
+
+async def test_interceptors_run_once_for_each_attempt_and_on_each_subchannel(shops, aio_balanced):
+    seen = []
+    channel = aio_balanced(shops[0], interceptors=interceptors("given", seen))
+    channel._unary_unary_interceptors.append(UnaryUnary("appended", seen))
+    retry = RetryPolicy(retry_on={"UNAVAILABLE"}, max_attempts=3, backoff=0.0, retry_budget=None)
+    async with aio.Kit(retry=retry, idempotent=True, timeout=WAIT_S) as kit:
+        shops[0].then("UNAVAILABLE", "UNAVAILABLE")
+        assert await caller(kit.intercept_channel(channel))() == b"x"
+    assert seen == ["given", "appended"] * 3
+    channel.update([instance(shops[1])])
+    assert await caller(channel)() == b"x"
+    assert seen == ["given", "appended"] * 4
+    assert shops[1].calls[0].metadata["passed"] == "appended"
+
+
+async def test_an_interceptor_may_answer_or_raise(shops, aio_balanced):
+    class Cached(grpc.aio.UnaryUnaryClientInterceptor):
+        async def intercept_unary_unary(self, continuation, details, request):
+            if request == b"raise":
+                raise KeyError(request)
+            return b"cached"
+
+    channel = aio_balanced(shops[0], interceptors=[Cached()])
+    call = caller(channel)
+    assert await call() == b"cached"
+    with pytest.raises(KeyError):
+        await call(b"raise")
+    await aio_wait_until(lambda: channel.calls == 0)
+    assert (counts(shops), channel.subchannels[0].healthy) == ([0, 0, 0], True)
+
+
+# Calls in flight
+
+
+async def test_a_unary_call_that_nobody_awaits_runs_to_its_end(shops, aio_balanced):
+    channel = aio_balanced(shops[0])
+    await connect_all(channel)
+    channel.unary_unary(UNARY_UNARY)(b"x")
+    gc.collect()
+    assert channel.calls == 1
+    await aio_wait_until(lambda: channel.calls == 0)
+    assert counts(shops) == [1, 0, 0]
+
+
+async def test_a_call_needs_no_task_of_its_own(shops, aio_balanced):
+    bare, channel = grpc.aio.insecure_channel(shops[0].target), aio_balanced(shops[0])
+    await connect_all(channel)
+    most = 0
+    for one in (bare, channel):
+        shops[0].then(*(hangs := [Hang(), Hang()]))
+        before = len(others())
+        calls = [one.unary_unary(UNARY_UNARY)(b"x"), one.unary_stream(UNARY_STREAM)(b"x")]
+        await aio_wait_until(lambda hangs=hangs: all(hang.begun.is_set() for hang in hangs))
+        if one is bare:
+            most = len(others()) - before
+        else:
+            await aio_wait_until(lambda allowed=before + most: len(others()) <= allowed)
+        for call in calls:
+            call.cancel()
+        await aio_wait_until(lambda before=before: len(others()) == before)
+    await bare.close()
+
+
+async def test_a_stub_keeps_its_channel_alive(shops, timer):
+    policy = BalancerPolicy(pick_timeout=WAIT_S)
+    channel = BalancedChannel(
+        "test.Shop", [instance(shops[0])], balancer_policy=policy, timer=timer
+    )
+    call, kept = channel.unary_unary(UNARY_UNARY), weakref.ref(channel)
+    del channel
+    gc.collect()
+    kept().update([instance(shops[1])])
+    assert await call(b"x", timeout=WAIT_S) == b"x"
+    assert counts(shops) == [0, 1, 0]
+    await kept().close()
+
+
+async def test_a_request_iterator_is_consumed_once_though_its_call_waits(shops, aio_balanced):
+    channel = aio_balanced()
+    requests = sent(b"a", b"b")
+    call = channel.stream_unary(STREAM_UNARY)(requests, timeout=WAIT_S)
+    channel.update([instance(shops[0])])
+    assert await call == b"ab"
+    assert [one async for one in requests] == []

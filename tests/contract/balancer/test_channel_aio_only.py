@@ -1,0 +1,232 @@
+"""What only a balanced channel of `grpc.aio` has: awaited states, its loop, and `close(grace)`."""
+
+import asyncio
+
+import grpc
+import pytest
+
+from fixtures.aio_balanced_channels import awaiting, caller, connect_all, hanging, still_waits
+from fixtures.aio_channels import Stub, steps
+from fixtures.aio_policy_channels import others, refused
+from fixtures.balanced_channels import counts, instance, subchannel_of
+from fixtures.grpc_servers import IMPATIENT
+from fixtures.waiting import WAIT_S, aio_wait_until
+from rpcwheel.balancer import BalancerPolicy
+from rpcwheel.balancer.aio import BalancedChannel
+from rpcwheel.errors import ConfigurationError
+
+State = grpc.ChannelConnectivity
+
+try:
+    import uvloop
+except ImportError:  # not on Windows
+    uvloop = None
+else:
+    uvloop.new_event_loop().close()  # the first one opens a pipe that libuv keeps (signal.c)
+
+PATIENT = BalancerPolicy(pick_timeout=WAIT_S)
+
+
+# State
+
+
+async def test_channel_ready_connects_and_waits_across_updates(shops, dead, aio_balanced):
+    channel = aio_balanced()
+    ready = asyncio.create_task(channel.channel_ready())
+    for instances in ([], [instance(dead)], [instance(dead), instance(shops[0])]):
+        assert await still_waits(ready)
+        channel.update(instances)
+    await asyncio.wait_for(ready, WAIT_S)
+    assert channel.get_state() is State.READY
+
+
+async def test_channel_ready_raises_if_the_channel_is_closed(dead, aio_balanced):
+    channel = aio_balanced(dead)
+    ready = asyncio.create_task(channel.channel_ready())
+    await steps(20)
+    await channel.close()
+    for waiting in (ready, channel.channel_ready()):
+        with pytest.raises(grpc.aio.UsageError, match=r"Channel is closed\."):
+            await asyncio.wait_for(waiting, WAIT_S)
+
+
+async def test_a_change_of_the_state_is_awaited_and_leaves_no_task(shops, aio_balanced):
+    channel = aio_balanced(*shops[:2])
+    await connect_all(channel)
+    before = len(others())
+    changed = asyncio.create_task(channel.wait_for_state_change(State.READY))
+    assert await still_waits(changed)
+    shops[0].kill()
+    shops[1].kill()
+    await asyncio.wait_for(changed, WAIT_S)
+    await asyncio.wait_for(channel.wait_for_state_change(State.READY), WAIT_S)
+    canceled = asyncio.create_task(channel.wait_for_state_change(State.SHUTDOWN))
+    await asyncio.sleep(0)
+    canceled.cancel()
+    await aio_wait_until(lambda: len(others()) <= before)
+
+
+# Its loop, and other threads
+
+
+def test_it_may_be_made_and_updated_before_there_is_a_loop(shops, timer):
+    given = {"timer": timer, "balancer_policy": PATIENT, "options": IMPATIENT}
+    made = BalancedChannel("test.Shop", [instance(shops[0])], **given)
+    waiting = BalancedChannel("test.Shop", **given)
+    waiting.update([instance(shops[2])])
+    waiting.update([instance(shops[1])])
+    made.subchannels[0].mark_unhealthy("the test wants it")
+    assert (len(made.subchannels), len(waiting.subchannels)) == (1, 1)
+
+    async def call():
+        async with made, waiting:
+            return [await caller(channel)() for channel in (made, waiting)]
+
+    assert asyncio.run(call()) == [b"x", b"x"]
+    assert (counts(shops), timer.pending) == ([1, 1, 0], 0)
+
+
+async def test_other_threads_may_update_it(shops, aio_balanced):
+    channel = aio_balanced()
+    call = awaiting(caller(channel)())
+    await asyncio.sleep(0)
+    await asyncio.to_thread(channel.update, [instance(shops[0])])
+    assert await call == b"x"
+    for number in range(50):
+        await asyncio.to_thread(channel.update, [instance(shops[number % 3])])
+    assert [one.address for one in channel.subchannels] == [shops[1].target]
+    assert await caller(channel)() == b"x"
+    unknown = aio_balanced()
+    call = awaiting(caller(unknown)())
+    await asyncio.sleep(0)
+    await asyncio.to_thread(unknown.report_error, "the registry is unreachable")
+    assert "the registry is unreachable" in (await refused(call)).details()
+    before = channel.subchannels
+    with pytest.raises(TypeError, match="ServiceInstance"):
+        await asyncio.to_thread(channel.update, [instance(shops[0]), None])
+    assert channel.subchannels is before
+
+
+async def test_other_threads_may_mark_subchannels(shops, aio_balanced):
+    channel = aio_balanced(*shops[:2])
+    await connect_all(channel)
+    first, second = channel.subchannels
+
+    def mark():
+        for _ in range(200):
+            first.mark_unhealthy()
+            second.mark_unhealthy()
+            first.mark_healthy()
+            second.mark_healthy()
+
+    marking = asyncio.create_task(asyncio.to_thread(mark))
+    call = caller(channel)
+    while not marking.done():
+        assert await call() == b"x"
+    await marking
+    assert (first.healthy, second.healthy) == (True, True)
+
+
+@pytest.mark.skipif(uvloop is None, reason="uvloop is not installed")
+def test_calls_of_each_kind_and_their_end_on_uvloop(shops, timer):
+    async def main():
+        channel = BalancedChannel("test.Shop", timer=timer, balancer_policy=PATIENT)
+        stub = Stub(channel)
+        waiting = [awaiting(stub.unary_unary(b"ab")), awaiting(stub.stream_unary([b"a", b"b"]))]
+        reading = awaiting(stub.unary_stream(b"ab").read())
+        await asyncio.to_thread(channel.update, [instance(shop) for shop in shops])
+        assert await asyncio.gather(*waiting, reading) == [b"ab", b"ab", b"a"]
+        await channel.channel_ready()
+        running = await hanging(shops[0], subchannel_of(channel, shops[0]).channel)
+        await channel.close(0.01)
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    uvloop.run(main())
+
+
+# Closing
+
+
+async def test_it_is_closed_at_the_end_of_async_with(shops, timer):
+    async with BalancedChannel(
+        "s", [instance(shops[0])], timer=timer, balancer_policy=PATIENT
+    ) as channel:
+        assert await caller(channel)() == b"x"
+    assert channel.closed
+
+
+async def test_calls_end_within_the_grace(shops, aio_balanced):
+    channel = aio_balanced(shops[0])
+    running = await hanging(shops[0], channel)
+    closing = asyncio.create_task(channel.close(WAIT_S))
+    assert await still_waits(closing)
+    assert channel.closed
+    with pytest.raises(grpc.aio.UsageError):
+        caller(channel)()
+    shops[0].calls[0].ended.set()
+    assert await running == b"x"
+    await closing
+
+
+async def test_a_waiting_call_begins_and_ends_within_the_grace(shops, aio_balanced):
+    channel = aio_balanced()
+    waiting = awaiting(caller(channel)())
+    await asyncio.sleep(0)
+    closing = asyncio.create_task(channel.close(WAIT_S))
+    assert await still_waits(closing)
+    channel.update([instance(shops[0])])
+    assert await waiting == b"x"
+    await closing
+
+
+@pytest.mark.parametrize("grace", [None, 0.05])
+async def test_waiting_calls_are_canceled_after_the_grace(aio_balanced, grace):
+    channel = aio_balanced()
+    stub = Stub(channel)
+    waiting = [stub.unary_unary(b"x"), stub.unary_stream(b"x"), stub.stream_unary()]
+    await asyncio.sleep(0)
+    await channel.close(grace)
+    assert [call.cancelled() for call in waiting] == [True] * 3
+    assert channel.calls == 0
+
+
+async def test_a_second_close_without_a_grace_ends_the_first(shops, aio_balanced):
+    channel = aio_balanced(shops[0])
+    running = await hanging(shops[0], channel)
+    waiting = caller(aio_balanced())()
+    closing = asyncio.create_task(channel.close(1000))
+    await steps()
+    await channel.close()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    await asyncio.wait_for(closing, WAIT_S)
+    waiting.cancel()
+
+
+@pytest.mark.parametrize("begun", [True, False])
+async def test_canceling_close_cancels_the_calls(shops, aio_balanced, begun):
+    channel = aio_balanced(*shops[:1] if begun else ())
+    running = await hanging(shops[0], channel) if begun else awaiting(caller(channel)())
+    await asyncio.sleep(0)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await channel.close(1000)
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(running, WAIT_S)
+
+
+async def test_a_negative_grace_is_refused(aio_balanced):
+    channel = aio_balanced(50051)
+    with pytest.raises(ConfigurationError, match="grace must be 0 seconds or more"):
+        await channel.close(-1)
+    assert not channel.closed
+
+
+async def test_closing_ends_a_health_check_that_runs(shops, aio_balanced):
+    channel = aio_balanced(shops[0], policy={"health_check_timeout": 500})
+    await connect_all(channel)
+    shops[0].kill()
+    channel.update([])  # checks with wait_for_ready whether it still answers
+    await steps()
+    await asyncio.wait_for(channel.close(), WAIT_S)

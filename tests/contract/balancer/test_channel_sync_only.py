@@ -1,0 +1,198 @@
+"""What only a balanced channel of `grpc` has: subscriptions, futures, calls on many threads."""
+
+import contextlib
+import gc
+import inspect
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+
+from fixtures.balanced_channels import connect, instance
+from fixtures.shop import UNARY_STREAM, UNARY_UNARY, Hang
+from fixtures.waiting import WAIT_S, wait_until
+from fixtures.ways import failure_of
+from fixtures.worlds import KINDS, SyncWorld
+from rpcwheel.balancer import BalancedChannel, RingHash
+from rpcwheel.events import CallbackFailed
+
+CONNECTING, IDLE, READY, FAILING = (
+    grpc.ChannelConnectivity[name] for name in ("CONNECTING", "IDLE", "READY", "TRANSIENT_FAILURE")
+)
+
+
+@pytest.fixture
+def world():
+    """The world of threads."""
+    return SyncWorld()
+
+
+def test_multicallables_take_the_arguments_of_grpc():
+    with BalancedChannel("s") as channel, grpc.insecure_channel("127.0.0.1:1") as of_grpc:
+        for kind in KINDS:
+            ours, theirs = (getattr(one, kind)("/s/M") for one in (channel, of_grpc))
+            for name in ("__call__", "with_call", "future"):
+                if hasattr(theirs, name):
+                    expected = inspect.signature(getattr(theirs, name)).parameters
+                    assert list(inspect.signature(getattr(ours, name)).parameters) == list(expected)
+
+
+def test_a_request_that_can_not_be_serialized_fails_as_with_grpc(shops, open_balanced):
+    channel = open_balanced(shops[0])
+    call = channel.unary_unary(UNARY_UNARY, lambda _: 1 / 0)
+    for _ in range(6):
+        assert failure_of(lambda: call(b"x", timeout=WAIT_S))[0] == "INTERNAL"
+    assert channel.subchannels[0].healthy
+
+
+class Generators(grpc.UnaryStreamClientInterceptor, grpc.UnaryUnaryClientInterceptor):
+    """Makes a generator of response streams, as the instrumentation of OpenTelemetry does."""
+
+    def intercept_unary_stream(self, continuation, details, request):
+        yield from continuation(details, request)
+
+    def intercept_unary_unary(self, continuation, details, request):
+        return continuation(details, request)
+
+
+def test_a_response_stream_that_an_interceptor_made_a_generator_can_be_read(shops, open_balanced):
+    def connect(one, options):
+        return grpc.intercept_channel(grpc.insecure_channel(one.target, options), Generators())
+
+    channel = open_balanced(connect=connect)
+    method = channel.unary_stream(UNARY_STREAM)
+    waiting, dropped = method(b"ab"), method(b"cd")
+    channel.update([instance(shops[0])])
+    assert b"".join(waiting) == b"ab"
+    assert next(dropped) == b"c"
+    dropped.cancel()
+    assert b"".join(method(b"ab")) == b"ab"
+    del dropped
+    assert wait_until(lambda: (gc.collect(), channel.calls == 0)[1])
+
+
+def test_subscribers_are_called_with_the_state_and_each_change(shops, open_balanced, timer, events):
+    channel = open_balanced(policy={"self_preservation": False})
+    states, threads = [], []
+
+    def broken(_):
+        threads.append(threading.current_thread())
+        raise RuntimeError
+
+    channel.subscribe(broken)
+    channel.subscribe(states.append)
+    assert wait_until(lambda: states == [CONNECTING])
+    channel.update([instance(shops[0])])
+    assert wait_until(lambda: states == [CONNECTING, IDLE])
+    channel.unary_unary(UNARY_UNARY)(b"x", timeout=WAIT_S)
+    assert wait_until(lambda: (timer.advance(0.3), states[-1] is READY)[1])
+    channel.update([])
+    assert wait_until(lambda: states[-1] is FAILING)
+    assert wait_until(lambda: len(threads) >= 4)  # it is called again after it raised
+    channel.unsubscribe(states.append)
+    channel.unsubscribe(print)
+    channel.unsubscribe(broken)
+    assert wait_until(lambda: timer.pending == 0)
+    assert threading.current_thread() not in threads
+    assert {type(event) for event in events} == {CallbackFailed}
+    channel.close()
+    channel.subscribe(print)
+
+
+def test_channel_ready_future_waits_for_the_first_connection(shops, dead, open_balanced):
+    channel = open_balanced(dead, shops[0], timer=None)
+    grpc.channel_ready_future(channel).result(timeout=WAIT_S)
+    assert channel.get_state() is READY
+
+
+def test_subscribers_do_not_cost_a_thread_each(world, shops, open_balanced):
+    channel = open_balanced(*shops)
+    connect(world, channel)
+    before = set(threading.enumerate())
+    seen = [[] for _ in range(5)]
+    callbacks = [one.append for one in seen]
+    for callback in callbacks:
+        channel.subscribe(callback)
+    assert wait_until(lambda: all(seen))
+    assert len(set(threading.enumerate()) - before) < len(callbacks)
+    for callback in callbacks:
+        channel.unsubscribe(callback)
+
+
+def test_a_channel_closes_at_the_end_of_a_with_block(timer):
+    with BalancedChannel("s", [instance(1)], timer=timer) as channel:
+        pass
+    assert channel.closed
+
+
+def test_close_ends_blocked_calls(open_balanced):
+    picks = []
+
+    class Waiting(RingHash):
+        def prepare(self, subchannels, weights):
+            return lambda method, *_: picks.append(method)  # None: the call waits
+
+    channel = open_balanced(1, lb_policy=Waiting("x-user"))
+    unary, stream = channel.unary_unary(UNARY_UNARY), channel.unary_stream(UNARY_STREAM)
+    with ThreadPoolExecutor(1) as threads:
+        blocked = threads.submit(unary, b"x")
+        assert wait_until(lambda: len(picks) > 1)  # the second while it waits
+        held = [unary.future(b"x"), stream(b"x")]
+        channel.close()
+        with pytest.raises(grpc.RpcError, match="Channel closed!") as ended:
+            blocked.result(WAIT_S)
+    ends = [(call.code(), call.details()) for call in (ended.value, *held)]
+    assert ends == [(grpc.StatusCode.CANCELLED, "Channel closed!")] * 3
+
+
+def test_first_calls_on_several_threads_share_one_connection(shops, open_balanced):
+    entered, gate = threading.Semaphore(0), threading.Event()
+
+    def connect(one, options):
+        entered.release()
+        assert gate.wait(WAIT_S)
+        return grpc.insecure_channel(one.target, options)
+
+    made = []
+    channel = open_balanced(shops[0], connect=connect, on_subchannel=made.append)
+    call = channel.unary_unary(UNARY_UNARY)
+    with ThreadPoolExecutor(4) as threads:
+        calls = [threads.submit(call, b"x", timeout=WAIT_S) for _ in range(4)]
+        assert entered.acquire(timeout=WAIT_S)
+        gate.set()
+        assert [call.result(WAIT_S) for call in calls] == [b"x"] * 4
+    assert made == list(channel.subchannels)
+    assert len({seen.peer for seen in shops[0].calls}) == 1
+
+
+def test_a_failed_call_is_not_repeated_while_other_subchannels_connect(world, shops, open_balanced):
+    """Other calls make gRPC reconnect, so the state does not show whether a call was sent."""
+    shops = shops[:2]
+    channel = open_balanced(*shops)
+    connect(world, channel)
+    method = channel.unary_unary(UNARY_UNARY)
+    hangs = [Hang() for _ in range(6)]
+    shops[0].then(*hangs)
+    over = threading.Event()
+
+    def call(request):
+        with contextlib.suppress(grpc.RpcError):
+            method(request, timeout=WAIT_S)
+
+    def call_on():
+        while not over.is_set():
+            call(b"other")
+
+    threads = [threading.Thread(target=call, args=(b"mine-%d" % one,)) for one in range(12)]
+    threads += [threading.Thread(target=call_on) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    assert all(hang.begun.wait(WAIT_S) for hang in hangs)
+    shops[0].kill()
+    over.set()
+    for thread in threads:
+        thread.join(2 * WAIT_S)
+    done = [{seen.requests[0] for seen in shop.calls} - {b"other"} for shop in shops]
+    assert all(done)
+    assert not done[0] & done[1]

@@ -1,0 +1,141 @@
+"""Calls of `grpc` that begin while no subchannel is READY: blocked threads, futures, workers."""
+
+import gc
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+
+from fixtures.balanced_channels import connect, instance
+from fixtures.shop import UNARY_STREAM, UNARY_UNARY, Hang, Silent
+from fixtures.waiting import WAIT_S, wait_until
+from fixtures.worlds import SyncWorld
+from rpcwheel._concurrency import executor
+from rpcwheel.balancer import RingHash
+from rpcwheel.events import CallbackFailed, TaskFailed
+
+NO_LIMIT = {"pick_timeout": 3600}
+
+HELD = pytest.mark.parametrize("kind", ["future", "stream"])
+
+
+@pytest.fixture
+def world():
+    """The world of threads."""
+    return SyncWorld()
+
+
+def block(channel, **options):
+    return channel.unary_unary(UNARY_UNARY)(b"ab", **options)
+
+
+def begin(channel, kind, **options):
+    if kind == "future":
+        return channel.unary_unary(UNARY_UNARY).future(b"ab", **options)
+    return channel.unary_stream(UNARY_STREAM)(b"ab", **options)
+
+
+class Counting(RingHash):
+    """Picks no subchannel, and records when it was asked."""
+
+    def __init__(self):
+        super().__init__("x-user")
+        self.asked_s = []
+
+    def prepare(self, subchannels, weights):
+        return lambda *_: self.asked_s.append(time.monotonic())
+
+
+def test_the_wait_of_a_blocked_call_counts_towards_its_timeout(shops, open_balanced):
+    channel = open_balanced(1, lb_policy=(picker := Counting()), policy=NO_LIMIT)
+    with ThreadPoolExecutor(1) as threads:
+        blocked = threads.submit(block, channel, timeout=90)
+        assert wait_until(lambda: picker.asked_s and time.monotonic() > picker.asked_s[0] + 0.3)
+        picker.prepare = lambda subchannels, weights: lambda *_: subchannels[0]
+        channel.update([instance(shops[0])])
+        assert blocked.result(WAIT_S) == b"ab"
+    assert shops[0].calls[0].time_remaining < 90 - 0.1  # gRPC rounds to tenths
+
+
+def test_states_are_read_less_often_the_longer_a_call_waits(open_balanced):
+    channel = open_balanced(1, lb_policy=(picker := Counting()), policy=NO_LIMIT)
+    call = begin(channel, "future")
+    assert wait_until(lambda: len(picker.asked_s) >= 40)
+    assert picker.asked_s[39] - picker.asked_s[0] > 0.5  # 0.05 s apart in the end
+    call.cancel()
+
+
+@HELD
+def test_a_future_or_stream_is_returned_at_once_and_begins_later(shops, open_balanced, kind):
+    channel, called = open_balanced(policy=NO_LIMIT), []
+    call = begin(channel, kind)
+    assert not call.done()
+    assert call.is_active()
+    call.add_done_callback(called.append)
+    assert call.add_callback(lambda: called.append(None))
+    call.add_done_callback("no function".join)
+    channel.update([instance(shops[0])])
+    assert (call.result(WAIT_S) if kind == "future" else b"".join(call)) == b"ab"
+    assert call.code() is grpc.StatusCode.OK
+    assert wait_until(lambda: len(called) == 2)
+    assert call in called
+    assert not call.add_callback(print)
+
+
+@HELD
+def test_a_dropped_future_or_stream_is_canceled(world, shops, open_balanced, kind):
+    channel = open_balanced(policy=NO_LIMIT)
+    begin(channel, kind)
+    gc.collect()
+    shops[0].then(hang := Hang() if kind == "future" else Silent())
+    channel.update([instance(shops[0])])
+    connect(world, channel)
+    call = begin(channel, kind)
+    assert hang.begun.wait(WAIT_S)
+    del call
+    assert wait_until(lambda: (gc.collect(), channel.calls == 0)[1])
+    assert wait_until(shops[0].calls[0].ended.is_set)
+    assert len(shops[0].calls) == 1
+
+
+def test_the_wait_for_a_result_may_have_a_timeout(open_balanced):
+    call = begin(open_balanced(policy=NO_LIMIT), "future")
+    with pytest.raises(grpc.FutureTimeoutError):
+        call.result(timeout=0.01)
+
+
+def test_a_callback_may_call_the_channel(shops, open_balanced):
+    made = []
+
+    def on_subchannel(subchannel):
+        made.append(begin(channel, "future"))
+        channel.update([instance(shops[0]), instance(shops[1])])
+
+    channel = open_balanced(shops[0], on_subchannel=on_subchannel)
+    assert block(channel) == b"ab"
+    assert wait_until(lambda: len(made) == 2)
+    assert [call.result(WAIT_S) for call in made] == [b"ab", b"ab"]
+
+
+def test_blocked_calls_need_no_worker(shops, open_balanced, monkeypatch):
+    def start(_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(executor._Thread, "start", start)
+    assert block(open_balanced(shops[0])) == b"ab"
+
+
+def test_calls_wait_on_after_user_code_raised_system_exit(shops, open_balanced, events):
+    errors = [SystemExit()]
+
+    def connect(one, options):
+        if errors:
+            raise errors.pop()
+        return grpc.insecure_channel(one.target, options)
+
+    channel = open_balanced(connect=connect)
+    call = begin(channel, "future", wait_for_ready=True)
+    channel.update([instance(shops[0])])
+    assert call.result(WAIT_S) == b"ab"
+    assert [type(event) for event in events] == [CallbackFailed, TaskFailed]
