@@ -1,99 +1,129 @@
 """A channel by name calls the instances that the registry has."""
 
-import functools
+import gc
 
 import grpc
 import pytest
 
+import rpcwheel
 from fixtures.shops import HOLD, SERVICE, WHO
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel.balancer import BalancedChannel, BalancerPolicy
+from rpcwheel.balancer import BalancerPolicy, aio, sync
 from rpcwheel.errors import ConfigurationError, RegistryClosed
 from rpcwheel.events import CallbackFailed
 from rpcwheel.instance import ServiceInstance
-from rpcwheel.registry import Registry, RegistryPolicy, open_registry
+from rpcwheel.registry import Registry, RegistryPolicy
+from rpcwheel.registry.aio import Registry as AioRegistry
 from rpcwheel.registry.backend import Settings
 from rpcwheel.registry.backends import open_backend
-from rpcwheel.resolver import insecure_channel
+from rpcwheel.resolver.aio import insecure_channel
+from rpcwheel.resolver.resolver import SESSIONS
 from rpcwheel.testing import FlakyBackend
 
 POLICY = RegistryPolicy(lease_ttl=1800.0, timeout=1.0)
 NEVER_S = 10**6
 
-channel = functools.partial(insecure_channel, balancer_policy=BalancerPolicy(pick_timeout=WAIT_S))
-"""Its first call waits for instances for longer than a machine stands still."""
+REGISTRY = {"sync": Registry, "aio": AioRegistry}
+BALANCER = {"sync": sync, "aio": aio}
 
 
 @pytest.fixture
-def registry(memory):
-    with open_registry(memory, registry_policy=POLICY) as registry:
-        yield registry
+def open_channel(world):
+    """Opens channels by name; a first call waits longer than a machine stands still."""
+
+    def open_one(*args, pick_timeout=WAIT_S, balancer_policy=None, **settings):
+        policy = balancer_policy or BalancerPolicy(pick_timeout=pick_timeout)
+        settings = {"balancer_policy": policy} | settings
+        return world.keep(world.do(world.api.insecure_channel, *args, **settings))
+
+    return open_one
 
 
 @pytest.fixture
-def flaky(memory):
-    """A backend with an engine that fails when fields to, and a registry over it."""
-    backend = FlakyBackend(open_backend(memory, Settings(lease_s=1800.0, timeout_s=1.0)))
-    with Registry(backend, registry_policy=POLICY) as registry:
-        yield backend, registry
-        backend.up()
+def registry(world, memory):
+    return world.keep(world.do(world.api.open_registry, memory, registry_policy=POLICY))
+
+
+def open_flaky(world, memory, backend_class=FlakyBackend):
+    """A backend with an engine that fails when it is told to, and a registry over it."""
+    backend = backend_class(open_backend(memory, Settings(lease_s=1800.0, timeout_s=1.0)))
+    registry = world.do(REGISTRY[world.name], backend, registry_policy=POLICY)
+    return backend, world.keep(registry)
 
 
 @pytest.fixture
-def serve(make_shop, registry):
+def flaky(world, memory):
+    backend, registry = open_flaky(world, memory)
+    yield backend, registry
+    backend.up()
+
+
+@pytest.fixture
+def serve(world, make_shop, registry):
     """Start a server and publish it; gives its instance."""
 
     def serve(name, shop=None, **fields) -> ServiceInstance:
         shop = shop or make_shop(name)
         instance = ServiceInstance(service=SERVICE, host="127.0.0.1", port=shop.listen(), **fields)
         shop.server.start()
-        registry.register(instance, wait=WAIT_S)
+        world.do(registry.register, instance, wait=WAIT_S)
         return instance
 
     return serve
 
 
-def who(to_service, times=1):
-    ask = to_service.unary_unary(WHO)
-    return {ask(b"", timeout=WAIT_S) for _ in range(times)}
+def who(world, channel, times=4):
+    """The names of the servers that were called."""
+    return {world.call(channel, method=WHO, timeout=WAIT_S).result() for _ in range(times)}
 
 
-def error_text(to_service):
-    with pytest.raises(grpc.RpcError) as caught:
-        to_service.unary_unary(WHO)(b"", timeout=WAIT_S)
-    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-    return caught.value.details()
+def error_text(world, channel):
+    error = world.call(channel, method=WHO, timeout=WAIT_S).error()
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    return error.details()
 
 
 # Which servers are called
 
 
-def test_a_channel_calls_all_published_servers_and_follows_changes(serve, registry, memory):
+def test_a_channel_calls_all_published_servers_and_follows_changes(
+    world, serve, registry, memory, open_channel
+):
     one = serve("a")
-    with channel(f"{memory}/{SERVICE}") as to_service:
-        assert isinstance(to_service, BalancedChannel)
-        assert isinstance(to_service, grpc.Channel)
-        assert to_service.name == SERVICE
-        assert who(to_service) == {b"a"}
-        serve("b")
-        assert wait_until(lambda: who(to_service, 4) == {b"a", b"b"})
-        registry.unregister(one, wait=WAIT_S)
-        assert wait_until(lambda: who(to_service, 4) == {b"b"})
+    channel = open_channel(f"{memory}/{SERVICE}")
+    assert isinstance(channel, BALANCER[world.name].BalancedChannel)
+    assert (isinstance(channel, world.grpc.Channel), channel.name) == (True, SERVICE)
+    assert who(world, channel) == {b"a"}
+    serve("b")
+    assert wait_until(lambda: who(world, channel) == {b"a", b"b"})
+    world.do(registry.unregister, one, wait=WAIT_S)
+    assert wait_until(lambda: who(world, channel) == {b"b"})
 
 
-def test_a_call_that_waits_for_ready_waits_for_the_first_server(serve, memory):
-    with channel(memory, service=SERVICE) as to_service:
-        call = to_service.unary_unary(WHO).future(b"", timeout=WAIT_S, wait_for_ready=True)
-        serve("a")
-        assert call.result() == b"a"
+def test_a_stub_whose_channel_was_dropped_follows_the_changes(world, serve, registry, memory):
+    one = serve("a")
+    open_one = world.api.insecure_channel
+    ask = world.do(lambda: open_one(f"{memory}/{SERVICE}").unary_unary(WHO))
+    gc.collect()
+    assert world.do(ask, b"", timeout=WAIT_S) == b"a"
+    serve("b")
+    world.do(registry.unregister, one, wait=WAIT_S)
+    assert wait_until(lambda: world.do(ask, b"", timeout=WAIT_S) == b"b")
 
 
-def test_a_service_without_instances_is_unavailable(registry, memory):
-    with channel(f"{memory}/{SERVICE}") as to_service:
-        assert error_text(to_service) == f"no instance of {SERVICE} is known"
+def test_a_call_that_waits_for_ready_waits_for_the_first_server(world, serve, memory, open_channel):
+    channel = open_channel(memory, service=SERVICE)
+    call = world.call(channel, method=WHO, timeout=WAIT_S, wait_for_ready=True)
+    serve("a")
+    assert call.result() == b"a"
 
 
-def test_group_version_and_zone_select_the_servers(serve, memory):
+def test_a_service_without_instances_is_unavailable(world, registry, memory, open_channel):
+    channel = open_channel(f"{memory}/{SERVICE}")
+    assert error_text(world, channel) == f"no instance of {SERVICE} is known"
+
+
+def test_group_version_and_zone_select_the_servers(world, serve, memory, open_channel):
     serve("a", zone="eu-1")
     serve("b", group="blue", version="1")
     serve("c", group="blue", version="2")
@@ -104,114 +134,93 @@ def test_group_version_and_zone_select_the_servers(serve, memory):
         ("?group=blue&version=1", {"version": "*"}, {b"b", b"c"}),
         ("?group=", {"zone": "eu-2"}, {b"d"}),
     ):
-        with channel(f"{memory}/{SERVICE}{query}", **arguments) as to_service:
-            assert wait_until(lambda: who(to_service, 8) == called), (query, arguments)  # noqa: B023
+        channel = open_channel(f"{memory}/{SERVICE}{query}", **arguments)
+        selects = lambda channel=channel, called=called: who(world, channel, 8) == called  # noqa: E731
+        assert wait_until(selects), (query, arguments)
+    channel = open_channel(f"{memory}/{SERVICE}", group="bleu", version="1")
+    reason = "is known: it has 4, but none of group 'bleu' and version '1'"
+    assert reason in error_text(world, channel)
 
 
-def test_a_group_without_instances_is_named_in_the_status(serve, memory):
-    serve("a")
-    serve("b", group="blue", version="1")
-    fields = r"no instance of .* is known: it has 2, but none of group 'bleu' and version '1'"
-    with (
-        channel(f"{memory}/{SERVICE}", group="bleu", version="1") as to_service,
-        pytest.raises(grpc.RpcError, match=fields),
-    ):
-        to_service.unary_unary(WHO)(b"", timeout=WAIT_S)
-
-
-def test_weights_are_those_of_the_registry(serve, memory):
-    serve("a", weight=300)
-    serve("b", weight=100)
-    with channel(f"{memory}/{SERVICE}") as to_service:
-        assert wait_until(lambda: who(to_service, 4) == {b"a", b"b"})
-        ask = to_service.unary_unary(WHO)
-        answers = [ask(b"", timeout=WAIT_S) for _ in range(40)]
-    assert 28 <= answers.count(b"a") <= 32
-
-
-def test_calls_outlive_a_change_of_addresses(make_shop, serve, registry, memory):
+def test_calls_outlive_a_change_of_addresses(
+    world, make_shop, serve, registry, memory, open_channel
+):
     shop = make_shop("a")
     one = serve("a", shop)
-    with channel(
-        f"{memory}/{SERVICE}", balancer_policy=BalancerPolicy(drain_timeout=NEVER_S)
-    ) as to_service:
-        call = to_service.unary_unary(HOLD).future(b"", timeout=WAIT_S)
-        assert shop.held.wait(WAIT_S)
-        serve("b")
-        registry.unregister(one, wait=WAIT_S)
-        assert wait_until(lambda: who(to_service, 4) == {b"b"})
-        shop.release.set()
-        assert call.result() == b"a"
+    policy = BalancerPolicy(drain_timeout=NEVER_S)
+    channel = open_channel(f"{memory}/{SERVICE}", balancer_policy=policy)
+    call = world.call(channel, method=HOLD, timeout=WAIT_S)
+    assert shop.held.wait(WAIT_S)
+    serve("b")
+    world.do(registry.unregister, one, wait=WAIT_S)
+    assert wait_until(lambda: who(world, channel) == {b"b"})
+    shop.release.set()
+    assert call.result() == b"a"
 
 
-def test_on_subchannel_and_on_removed_are_called_if_they_raise(serve, registry, memory, events):
-    instances = [serve("a"), serve("b")]
+def test_on_subchannel_and_on_removed_are_called_if_they_raise(
+    world, serve, registry, memory, open_channel, events
+):
+    one = serve("a", weight=300)
     made, gone = [], []
 
     def forget(subchannel):
         gone.append(subchannel)
         raise KeyError("a bug")
 
-    def failures():
-        return [one for one in events if isinstance(one, CallbackFailed)]
-
     policy = BalancerPolicy(pick_timeout=WAIT_S, self_preservation=False)
     settings = {"on_subchannel": made.append, "on_removed": forget, "balancer_policy": policy}
-    with channel(f"{memory}/{SERVICE}", **settings) as to_service:
-        assert wait_until(lambda: who(to_service, 4) == {b"a", b"b"})
-        assert {one.id for one in made} == {one.id for one in instances}
-        for one in instances:
-            registry.unregister(one, wait=WAIT_S)
-        assert wait_until(lambda: set(gone) == set(made))
-        assert wait_until(lambda: len(failures()) == 2)
-    assert {repr(one.error) for one in failures()} == {"KeyError('a bug')"}
-    assert "forget" in failures()[0].callback
+    channel = open_channel(f"{memory}/{SERVICE}", **settings)
+    assert who(world, channel) == {b"a"}
+    assert [(each.id, each.instance.weight) for each in made] == [(one.id, 300)]
+    world.do(registry.unregister, one, wait=WAIT_S)
+    failures = lambda: [event for event in events if isinstance(event, CallbackFailed)]  # noqa: E731
+    assert wait_until(lambda: gone == made and failures())
+    (failed,) = failures()
+    assert repr(failed.error) == "KeyError('a bug')"
+    assert "forget" in failed.callback
 
 
 # The registry
 
 
-def test_calls_succeed_while_the_registry_is_down(serve, flaky):
+def test_calls_succeed_while_the_registry_is_down(world, serve, flaky, open_channel):
     backend, registry = flaky
     serve("a")
-    with channel(SERVICE, registry=registry) as to_service:
-        assert who(to_service) == {b"a"}
-        backend.down()
-        backend.forget()
-        assert who(to_service, 20) == {b"a"}
-
-
-def test_after_the_pick_timeout_calls_fail_with_the_error_of_the_registry(flaky, timer):
-    backend, registry = flaky
-    backend.down("the cable is cut")
-    policy = BalancerPolicy(pick_timeout=30.0)
-    with channel(SERVICE, registry=registry, balancer_policy=policy, timer=timer) as to_service:
-        assert wait_until(lambda: timer.pending)
-        timer.advance(30.0)
-        assert "the cable is cut" in error_text(to_service)
-    assert timer.pending == 0
-
-
-def test_the_first_call_fails_with_the_reason_after_the_pick_timeout(flaky, timer):
-    backend, registry = flaky
-    backend.down("the cable is cut")
-    policy = BalancerPolicy(pick_timeout=0.2)
-    with channel(SERVICE, registry=registry, balancer_policy=policy, timer=timer) as to_service:
-        assert wait_until(lambda: timer.pending)  # its time does not pass
-        said = error_text(to_service)
-    assert said.startswith(f"no instance of {SERVICE} is known yet: ")
-    assert said.endswith("the cable is cut")
-
-
-def test_a_closed_channel_leaves_no_timeout(flaky, timer):
-    backend, registry = flaky
+    channel = open_channel(SERVICE, registry=registry)
+    assert who(world, channel) == {b"a"}
     backend.down()
-    with channel(SERVICE, registry=registry, timer=timer):
-        assert wait_until(lambda: timer.pending)
+    backend.forget()
+    assert who(world, channel, 20) == {b"a"}
+
+
+def test_after_the_pick_timeout_calls_fail_with_the_error_of_the_registry(
+    world, flaky, timer, open_channel
+):
+    backend, registry = flaky
+    backend.down("the cable is cut")
+    channel = open_channel(SERVICE, registry=registry, pick_timeout=30.0, timer=timer)
+    assert wait_until(lambda: timer.pending)
+    timer.advance(30.0)
+    assert "the cable is cut" in error_text(world, channel)
     assert timer.pending == 0
 
 
-def test_calls_fail_at_once_while_the_registry_refuses_access(serve, memory):
+def test_the_first_call_fails_with_the_reason_after_the_pick_timeout(
+    world, flaky, timer, open_channel
+):
+    backend, registry = flaky
+    backend.down("the cable is cut")
+    channel = open_channel(SERVICE, registry=registry, pick_timeout=0.2, timer=timer)
+    assert wait_until(lambda: timer.pending)  # its time does not pass
+    reason = error_text(world, channel)
+    assert reason.startswith(f"no instance of {SERVICE} is known yet: ")
+    assert reason.endswith("the cable is cut")
+    world.do(channel.close)
+    assert timer.pending == 0  # no timeout is left
+
+
+def test_calls_fail_at_once_while_the_registry_refuses_access(world, serve, memory, open_channel):
     class NoInstances:
         """A watcher that heeds nothing."""
 
@@ -232,26 +241,42 @@ def test_calls_fail_at_once_while_the_registry_refuses_access(serve, memory):
             self.watcher.on_view(self.inner.lookup(SERVICE))
 
     serve("a")
-    locked = Locked(open_backend(memory, Settings(lease_s=1800.0, timeout_s=1.0)))
+    locked, registry = open_flaky(world, memory, Locked)
     locked.refuse("no rights")
-    policy = BalancerPolicy(pick_timeout=NEVER_S)
-    with (
-        Registry(locked, registry_policy=POLICY) as registry,
-        channel(SERVICE, registry=registry, balancer_policy=policy) as to_service,
-    ):
-        assert "no rights" in error_text(to_service)
-        locked.unlock()
-        assert wait_until(lambda: to_service.subchannels)
-        assert who(to_service) == {b"a"}
+    channel = open_channel(SERVICE, registry=registry, pick_timeout=NEVER_S)
+    assert "no rights" in error_text(world, channel)
+    locked.unlock()
+    assert wait_until(lambda: channel.subchannels)
+    assert who(world, channel) == {b"a"}
 
 
-def test_a_registry_of_the_user_stays_open(registry):
-    with channel(SERVICE, registry=registry):
-        pass
+def test_a_registry_of_the_user_stays_open(world, registry, open_channel):
+    world.do(open_channel(SERVICE, registry=registry).close)
     assert not registry.closed
-    registry.close()
+    world.do(registry.close)
     with pytest.raises(RegistryClosed):
-        channel(SERVICE, registry=registry)
+        open_channel(SERVICE, registry=registry)
+
+
+def test_channels_of_one_registry_url_share_a_session_until_the_last_is_closed_or_dropped(
+    world, memory, open_channel
+):
+    gc.collect()
+    assert wait_until(lambda: len(SESSIONS._open) == 0)
+    one = open_channel(f"{memory}/shop.Orders")
+    other = world.do(world.api.insecure_channel, f"{memory}/shop.Audit?group=blue")
+    in_sync = rpcwheel.insecure_channel(f"{memory}/shop.Orders")
+    assert len(SESSIONS._open) == 1
+    policy = RegistryPolicy(lease_ttl=20.0)
+    with_policy = open_channel(f"{memory}/shop.Orders", registry_policy=policy)
+    assert len(SESSIONS._open) == 2
+    world.do(with_policy.close)
+    world.do(one.close)
+    world.do(one.close)
+    in_sync.close()
+    assert len(SESSIONS._open) == 1
+    del other
+    assert wait_until(lambda: (gc.collect(), len(SESSIONS._open))[1] == 0)
 
 
 # Arguments
@@ -278,13 +303,18 @@ REFUSED = [
 ]
 
 
-def test_invalid_arguments_are_refused_at_once(registry, memory):
+def test_invalid_arguments_are_refused_at_once(world, registry, memory, open_channel):
     both = {"target": f"{memory}/{SERVICE}", "registry": registry}
     two = {"target": SERVICE, "service": "shop.Audit", "registry": registry}
-    for arguments, error, said in [
+    for arguments, error, message in [
         *REFUSED,
         (both, ConfigurationError, "a URL or registry=, not both"),
         (two, ConfigurationError, "two services are named"),
     ]:
-        with pytest.raises(error, match=said):
-            channel(**arguments)
+        with pytest.raises(error, match=message):
+            open_channel(**arguments)
+
+
+def test_without_a_running_loop_a_channel_of_grpc_aio_is_refused():
+    with pytest.raises(RuntimeError, match="no event loop runs here"):
+        insecure_channel("memory://a/shop.Orders")

@@ -53,33 +53,22 @@ def test_the_keyword_only_parameters_are_the_same_everywhere():
     assert {default for _, default in keyword_only(functions[0])} == {None}
 
 
-def test_an_address_gets_a_reconnecting_channel(shop):
+TRANSPORT = {"sync": rpcwheel.transport, "aio": rpcwheel.transport.aio}
+
+
+def test_an_address_gets_a_reconnecting_channel(world, shop):
     options = [("grpc.max_send_message_length", -1)]
+    compression = grpc.Compression.Gzip
     for target in shop.targets:
-        with rpcwheel.insecure_channel(target, options, grpc.Compression.Gzip) as channel:
-            assert isinstance(channel, rpcwheel.transport.ReconnectingChannel)
-            assert channel.unary_unary(WHO)(b"", timeout=WAIT_S) == b"a"
+        channel = world.keep(world.do(world.api.insecure_channel, target, options, compression))
+        assert isinstance(channel, TRANSPORT[world.name].ReconnectingChannel)
+        assert world.call(channel, method=WHO).result() == b"a"
 
 
-async def test_an_address_gets_a_reconnecting_channel_in_aio(shop):
-    options = [("grpc.max_send_message_length", -1)]
-    for target in shop.targets:
-        made = rpcwheel.aio.insecure_channel(target, options, grpc.Compression.Gzip, [])
-        async with made as channel:
-            assert isinstance(channel, rpcwheel.transport.aio.ReconnectingChannel)
-            assert await channel.unary_unary(WHO)(b"", timeout=WAIT_S) == b"a"
-
-
-def test_secure_channel_calls_over_tls(shop, certificates):
+def test_secure_channel_calls_over_tls(world, shop, certificates):
     target, credentials = f"localhost:{shop.tls_port}", certificates.channel_credentials()
-    with rpcwheel.secure_channel(target, credentials) as channel:
-        assert channel.unary_unary(WHO)(b"", timeout=WAIT_S) == b"a"
-
-
-async def test_secure_channel_calls_over_tls_in_aio(shop, certificates):
-    target, credentials = f"localhost:{shop.tls_port}", certificates.channel_credentials()
-    async with rpcwheel.aio.secure_channel(target, credentials) as channel:
-        assert await channel.unary_unary(WHO)(b"", timeout=WAIT_S) == b"a"
+    channel = world.keep(world.do(world.api.secure_channel, target, credentials))
+    assert world.call(channel, method=WHO).result() == b"a"
 
 
 class Count(grpc.aio.UnaryUnaryClientInterceptor):

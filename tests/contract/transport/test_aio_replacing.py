@@ -11,11 +11,9 @@ import grpc
 import pytest
 
 from fixtures.aio_channels import KINDS, Stub, hanging, steps
-from fixtures.aio_policy_channels import refused
 from fixtures.shop import UNARY_UNARY, Fail, Hang, Silent
 from fixtures.waiting import WAIT_S, aio_wait_until
 from rpcwheel import RetryPolicy, aio
-from rpcwheel.events import ExecutorRejected
 
 REASON = "connection replaced: it is dead"
 SHUTDOWN = grpc.ChannelConnectivity.SHUTDOWN
@@ -91,76 +89,6 @@ def has_reason(error):
     if not isinstance(error, grpc.aio.AioRpcError):
         return False
     return (error.code().name, error.details()) == ("UNAVAILABLE", REASON)
-
-
-# Drain
-
-
-async def test_without_a_drain_timeout_calls_continue_after_a_reconnect(shop, make, timer):
-    made = []
-
-    def connect(options):
-        made.append(grpc.aio.insecure_channel(shop.target, options))
-        return made[-1]
-
-    channel = make(connect=connect)
-    calls = {kind: await hanging(shop, channel, kind) for kind in KINDS}
-    channel.reconnect()
-    timer.advance(10**6)
-    assert (channel.calls, timer.pending) == (len(KINDS), 0)
-    for seen in shop.calls:
-        seen.ended.set()  # the server's handler continues and ends the call
-    for kind, call in calls.items():
-        if kind.startswith("stream"):
-            await call.done_writing()
-        assert await call.code() is grpc.StatusCode.OK
-    await aio_wait_until(lambda: channel.calls == 0)
-    await aio_wait_until(lambda: made[0].get_state() is SHUTDOWN)
-
-
-@pytest.mark.parametrize("drain", [0, 3.0])
-async def test_calls_end_with_the_reason_after_the_drain_timeout(shop, channel, timer, drain):
-    calls = {kind: await hanging(shop, channel, kind) for kind in KINDS}
-    waiting = [task_of(itself if kind.endswith("unary") else read, calls[kind]) for kind in KINDS]
-    await steps()
-    channel.reconnect("it is dead", drain_timeout=drain)
-    if drain:
-        timer.advance(2.9)
-        await steps()
-        assert not any(call.done() for call in calls.values())
-        timer.advance(0.2)
-        await aio_wait_until(lambda: all(call.done() for call in calls.values()))
-    assert channel.calls == 0
-    assert all(call.done() and not call.cancelled() for call in calls.values())
-    assert [has_reason(await end_of(task)) for task in waiting] == [True] * len(KINDS)
-    await aio_wait_until(lambda: all(seen.ended.is_set() for seen in shop.calls))
-
-
-async def test_the_drain_timeout_is_canceled_when_the_last_call_has_ended(shop, channel, timer):
-    channel.reconnect(drain_timeout=5)
-    assert timer.pending == 0
-    await channel.unary_unary(UNARY_UNARY)(b"x")
-    call = await hanging(shop, channel)
-    channel.reconnect(drain_timeout=5)
-    assert timer.pending == 1
-    call.cancel()
-    await aio_wait_until(lambda: timer.pending == 0)
-
-
-async def test_calls_end_at_once_if_the_timer_is_stopped(shop, make, timer, events):
-    timer.stop()
-    channel = make()
-    call = await hanging(shop, channel)
-    assert channel.reconnect("why", drain_timeout=60)
-    assert (await refused(call)).details() == "connection replaced: why"
-    assert any(isinstance(event, ExecutorRejected) for event in events)
-
-
-async def test_without_a_timer_the_shared_timer_ends_the_drain(shop, make):
-    channel = make(timer=None)
-    call = await hanging(shop, channel)
-    channel.reconnect(drain_timeout=0.05)
-    assert (await refused(call)).code() is grpc.StatusCode.UNAVAILABLE
 
 
 # Ended with its connection, or cancelled by its caller

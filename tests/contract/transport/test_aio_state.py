@@ -7,24 +7,11 @@ import grpc
 import pytest
 
 from fixtures.aio_channels import hanging, steps
-from fixtures.shop import UNARY_UNARY
 from fixtures.waiting import WAIT_S
 
 IDLE, READY, FAILING, SHUTDOWN = (
     grpc.ChannelConnectivity[name] for name in ("IDLE", "READY", "TRANSIENT_FAILURE", "SHUTDOWN")
 )
-
-
-async def test_the_state_is_that_of_the_active_connection(channel):
-    assert channel.get_state() is IDLE
-    assert channel.is_idle()
-    await asyncio.wait_for(channel.channel_ready(), WAIT_S)
-    assert channel.get_state() is READY
-    assert not channel.is_idle()
-    channel.reconnect()
-    assert channel.is_idle()
-    await channel.close()
-    assert not channel.is_idle()
 
 
 async def test_wait_for_state_change_returns_after_a_reconnect(shop, channel):
@@ -128,16 +115,3 @@ async def test_wait_for_state_change_misses_no_reconnect(shop, make):
         await asyncio.wait_for(waiting, WAIT_S)
         call.cancel()
         await channel.close()
-
-
-async def test_repr_of_the_channel(shop, channel):
-    said = repr(channel)
-    await channel.unary_unary(UNARY_UNARY)(b"x")
-    channel.reconnect()
-    call = await hanging(shop, channel)
-    name = f"<ReconnectingChannel of grpc.aio to {shop.target!r}"
-    assert said == f"{name}, connection 1, IDLE, calls in flight: 0>"
-    assert repr(channel) == f"{name}, connection 2, READY, calls in flight: 1>"
-    call.cancel()
-    await channel.close()
-    assert "SHUTDOWN" in repr(channel)

@@ -51,18 +51,6 @@ class Switched:
 # Asked
 
 
-def test_the_state_is_that_of_the_active_connection(channel):
-    assert (channel.get_state(), channel.is_idle()) == (IDLE, True)
-    channel.unary_unary(UNARY_UNARY)(b"x")
-    assert (channel.get_state(), channel.is_idle()) == (READY, False)
-    channel.reconnect()
-    assert (channel.get_state(), channel.is_idle()) == (IDLE, True)
-    assert channel.get_state(try_to_connect=True) is IDLE
-    assert wait_until(lambda: channel.get_state() is READY)
-    channel.close()
-    assert (channel.get_state(), channel.is_idle()) == (SHUTDOWN, False)
-
-
 # Subscribed
 
 
@@ -278,12 +266,3 @@ def test_channel_ready_future_waits_across_reconnects(shop):
         channel.reconnect()
         assert ready.result(WAIT_S) is None
         assert channel.get_state() is READY
-
-
-def test_a_restarted_server_is_found_without_a_reconnect(channel, shop):
-    call = channel.unary_unary(UNARY_UNARY)
-    call(b"x")
-    shop.kill()
-    assert wait_until(channel.is_idle)  # stays IDLE without a request to connect
-    shop.start()
-    assert call(b"x", wait_for_ready=True, timeout=WAIT_S) == b"x"

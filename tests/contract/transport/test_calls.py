@@ -1,0 +1,347 @@
+"""`ReconnectingChannel` behaves like a channel of gRPC, also after a reconnect."""
+
+import gc
+import weakref
+
+import grpc
+import pytest
+from tenacity import wait_exponential
+
+from fixtures.grpc_servers import IMPATIENT
+from fixtures.shop import UNARY_UNARY, Fail, Hang, Silent
+from fixtures.waiting import WAIT_S, wait_until
+from fixtures.ways import FRONTS, hanging_call, ways_to_call
+from fixtures.worlds import KINDS, RETRY
+from rpcwheel.errors import ConfigurationError
+from rpcwheel.events import ConnectionReplaced
+
+MADE_BY_CLIENTS = {
+    "CANCELLED",
+    "DEADLINE_EXCEEDED",
+    "INTERNAL",
+    "RESOURCE_EXHAUSTED",
+    "UNAUTHENTICATED",
+    "UNAVAILABLE",
+    "UNKNOWN",
+}
+"""Statuses that gRPC may set without a server."""
+
+CLOSED = "Cannot invoke RPC|Channel is closed"
+
+
+@pytest.mark.parametrize("open_styled", FRONTS)
+def test_a_stub_works_after_a_reconnect_on_another_connection(
+    world, shop, open_reconnecting, open_styled
+):
+    kit = world.keep(world.api.Kit(timeout=WAIT_S, retry=RETRY))
+    channel, front = open_styled(world, open_reconnecting, kit)
+    ways = ways_to_call(world, front)
+    for number in (1, 2, 3):
+        assert {name: call() for name, call in ways.items()} == dict.fromkeys(ways, b"ab")
+        assert channel.number == number
+        assert world.do(channel.reconnect, force=True)
+    peers, count = [seen.peer for seen in shop.calls], len(ways)
+    assert len(peers) == 3 * count
+    assert [len(set(peers[at : at + count])) for at in range(0, 3 * count, count)] == [1, 1, 1]
+    assert len(set(peers)) == 3
+    assert wait_until(lambda: channel.calls == 0)
+
+
+def test_channels_to_one_server_have_a_connection_each(world, shop, open_reconnecting):
+    for _ in range(2):
+        world.call(open_reconnecting()).result()
+    assert len({seen.peer for seen in shop.calls}) == 2
+
+
+def test_the_options_of_a_call_reach_the_server(world, shop, reconnecting):
+    metadata = (("key", "value"),)
+    for _ in range(2):
+        call = world.call(
+            reconnecting, timeout=500, metadata=metadata, compression=grpc.Compression.Gzip
+        )
+        assert (call.result(), call.code()) == (b"x", grpc.StatusCode.OK)
+        assert shop.calls[-1].metadata["key"] == "value"
+        assert 400 < shop.calls[-1].time_remaining <= 501
+        world.do(reconnecting.reconnect)
+    running = hanging_call(world, shop, reconnecting)
+    assert running.cancel()
+
+
+def test_serializers_are_used_and_without_them_messages_are_bytes(world, reconnecting):
+    serializers = {"request_serializer": str.encode, "response_deserializer": bytes.decode}
+    for member in (
+        reconnecting.unary_unary(UNARY_UNARY, str.encode, bytes.decode),
+        reconnecting.unary_unary(UNARY_UNARY, str.encode, bytes.decode, True),
+        reconnecting.unary_unary(UNARY_UNARY, _registered_method=True, **serializers),
+    ):
+        assert world.do(member, "text") == "text"
+        world.do(reconnecting.reconnect, force=True)
+        assert world.do(member, "text") == "text"
+    named = reconnecting.unary_unary(UNARY_UNARY, _registered_method=True)
+    assert world.do(named, b"bytes") == b"bytes"
+
+
+def test_a_failure_is_reported_as_on_a_channel_of_grpc(world, shop, reconnecting):
+    for code in ("NOT_FOUND", "UNAVAILABLE"):
+        shop.then(Fail(code, "no such thing", trailing=(("why", "so"),)))
+        error = world.call(reconnecting).error()
+        assert (error.code().name, error.details()) == (code, "no such thing")
+        assert ("why", "so") in tuple(error.trailing_metadata())
+    assert wait_until(lambda: reconnecting.calls == 0)
+
+
+def test_calls_in_flight_are_counted(world, shop, reconnecting):
+    calls = [hanging_call(world, shop, reconnecting, kind) for kind in KINDS]
+    assert reconnecting.calls == len(KINDS)
+    for call in calls:
+        call.cancel()
+        assert call.cancelled()
+    assert wait_until(lambda: reconnecting.calls == 0)
+    with pytest.raises(TypeError):
+        world.do(reconnecting.unary_unary(UNARY_UNARY), b"x", wrong=True)
+    assert reconnecting.calls == 0
+
+
+def test_a_closed_channel_refuses_calls_as_grpc_does(world, reconnecting):
+    before = ways_to_call(world, reconnecting)
+    assert {call() for call in before.values()} == {b"ab"}
+    world.do(reconnecting.close)
+    world.do(reconnecting.close)
+    for call in (*before.values(), *ways_to_call(world, reconnecting).values()):
+        with pytest.raises(world.closed_error, match=CLOSED):
+            call()
+    assert not world.do(reconnecting.reconnect, force=True)
+    assert (reconnecting.closed, reconnecting.calls) == (True, 0)
+
+
+@pytest.mark.parametrize(("reads", "drains"), [(False, True), (True, False), (True, True)])
+def test_a_dropped_stream_is_canceled(world, shop, reconnecting, reads, drains):
+    shop.then(silent := Silent(after=1))
+    call = world.call(reconnecting, "unary_stream", b"ab")
+    if reads:
+        assert call.read() == b"a"
+    assert silent.begun.wait(WAIT_S)
+    if drains:
+        assert world.do(reconnecting.reconnect)
+    gone = weakref.ref(call.grpc_call)
+    del call
+    assert wait_until(lambda: (gc.collect(), gone())[1] is None)
+    assert wait_until(lambda: reconnecting.calls == 0)
+    assert wait_until(shop.calls[-1].ended.is_set)
+
+
+# What it is made of
+
+
+def test_connect_creates_the_channel_of_each_connection(world, shop, open_reconnecting):
+    made = []
+
+    def connect(options):
+        made.append(options)
+        return world.grpc.insecure_channel(shop.target, options=options)
+
+    options = [("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 0)]
+    channel = open_reconnecting(target="shop", options=options, connect=connect)
+    ways = ways_to_call(world, channel)
+    for _ in range(2):
+        assert {call() for call in ways.values()} == {b"ab"}
+        world.do(channel.reconnect)
+    assert wait_until(lambda: channel.calls == 0)
+    assert made == [[("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1)]] * 3
+    assert made[0] is not made[1]
+    assert channel.target == "shop"
+
+
+def test_tls_credentials(world, open_reconnecting):
+    channel = open_reconnecting(credentials=grpc.ssl_channel_credentials())
+    error = world.call(channel, timeout=WAIT_S).error()  # the server does not use TLS
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    assert any(word in error.details() for word in ("handshake", "SSL", "TLS"))
+
+
+def test_what_connect_does_wrong_is_raised_and_changes_nothing(
+    world, shop, open_reconnecting, events
+):
+    def new(options):
+        return world.grpc.insecure_channel(shop.target, options=options)
+
+    def fail(options):
+        raise OSError("no such host")
+
+    def connect(options):
+        return steps.pop(0)(options)
+
+    steps = [new, fail, lambda _: None, new]
+    channel = open_reconnecting(connect=connect)
+    world.call(channel).result()
+    with pytest.raises(OSError, match="no such host"):
+        world.do(channel.reconnect)
+    with pytest.raises(
+        TypeError, match=r"connect must return a new grpc(\.aio)?\.Channel, not None"
+    ):
+        world.do(channel.reconnect)
+    assert (world.call(channel).result(), channel.number, events) == (b"x", 1, [])
+    assert len({seen.peer for seen in shop.calls}) == 1
+    assert world.do(channel.reconnect)
+
+
+def test_connect_must_return_a_new_channel(world, shop, open_reconnecting):
+    first, second = (
+        world.do(world.grpc.insecure_channel, shop.target, options=IMPATIENT) for _ in range(2)
+    )
+    steps = [first, first, second, first]
+    channel = open_reconnecting(connect=lambda _: steps.pop(0))
+    call = hanging_call(world, shop, channel)
+    with pytest.raises(ConfigurationError, match="new channel each time"):
+        world.do(channel.reconnect)
+    assert world.do(channel.reconnect, force=True)
+    with pytest.raises(ConfigurationError, match="new channel each time"):  # the first drains
+        world.do(channel.reconnect, force=True)
+    shop.calls[0].ended.set()
+    assert call.result() == b"x"
+    assert wait_until(lambda: channel.calls == 0)
+    assert world.call(channel).result() == b"x"
+
+
+def test_a_reconnect_is_reported(world, shop, reconnecting, events):
+    call = hanging_call(world, shop, reconnecting)
+    assert world.do(reconnecting.reconnect, "it was silent")
+    assert events == [ConnectionReplaced(shop.target, 2, "it was silent", 1)]
+    assert (reconnecting.number, reconnecting.calls, reconnecting.closed) == (2, 1, False)
+    call.cancel()
+
+
+def test_the_backoff_delays_reconnects_of_connections_that_never_answered(
+    world, open_reconnecting, timer, events
+):
+    backoff = wait_exponential(multiplier=1, max=60)
+    channel = open_reconnecting(backoff=backoff)
+    reconnect = lambda **given: world.do(channel.reconnect, **given)  # noqa: E731
+    assert [reconnect() for _ in range(3)] == [True, False, False]
+    timer.advance(1.999)
+    assert not reconnect()
+    timer.advance(0.001)
+    assert [reconnect(), reconnect()] == [True, False]
+    assert reconnect(force=True)
+    world.call(channel).result()
+    assert [reconnect(), reconnect()] == [True, False]
+    timer.advance(1.0)  # it has worked since: the backoff starts again
+    assert reconnect()
+    assert [event.number for event in events] == [2, 3, 4, 5, 6]
+
+
+def test_an_exception_of_a_wait_object_is_raised_and_changes_nothing(world, open_reconnecting):
+    channel = open_reconnecting(backoff=lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        world.do(channel.reconnect)
+    assert channel.number == 1
+
+
+def test_the_state_is_that_of_the_active_connection(world, reconnecting):
+    def state():
+        return world.do(reconnecting.get_state).name, world.do(reconnecting.is_idle)
+
+    assert state() == ("IDLE", True)
+    world.call(reconnecting).result()
+    assert state() == ("READY", False)
+    world.do(reconnecting.reconnect)
+    assert state() == ("IDLE", True)
+    assert world.do(reconnecting.get_state, try_to_connect=True).name == "IDLE"
+    assert wait_until(lambda: state() == ("READY", False))
+    world.do(reconnecting.close)
+    assert state() == ("SHUTDOWN", False)
+
+
+def test_repr_of_the_channel(world, shop, reconnecting):
+    name = {"sync": "ReconnectingChannel", "aio": "ReconnectingChannel of grpc.aio"}[world.name]
+    name = f"<{name} to {shop.target!r}"
+    text = lambda: world.do(repr, reconnecting)  # noqa: E731
+    assert text() == f"{name}, connection 1, IDLE, calls in flight: 0>"
+    world.do(reconnecting.reconnect)
+    call = hanging_call(world, shop, reconnecting)
+    assert text() == f"{name}, connection 2, READY, calls in flight: 1>"
+    call.cancel()
+    world.do(reconnecting.close)
+    assert "SHUTDOWN" in text()
+
+
+def test_a_restarted_server_is_found_without_a_reconnect(world, shop, open_reconnecting):
+    channel = open_reconnecting(options=IMPATIENT)
+    world.call(channel).result()
+    shop.kill()
+    assert wait_until(lambda: world.do(channel.is_idle))  # without a request to connect
+    shop.start()
+    assert world.call(channel, wait_for_ready=True).result() == b"x"
+
+
+# What was read and written
+
+
+def test_messages_stamp_the_activity_of_their_connection(world, shop, reconnecting, timer):
+    old = reconnecting.activity
+    assert (old.last_read_ns, old.last_write_ns, old.last_use_ns) == (None, None, None)
+    timer.advance(1)
+    stream = world.call(reconnecting, "stream_stream", open_requests=True)
+    if world.name == "aio":  # `grpc` knows of the first request before
+        assert (old.last_use_ns, old.last_read_ns) == (10**9, None)
+    stream.write(b"x")
+    assert stream.read() == b"x"
+    assert old.last_read_ns == old.last_write_ns == old.last_use_ns == 10**9
+    timer.advance(1)
+    world.do(reconnecting.reconnect)
+    stream.write(b"y")
+    assert stream.read() == b"y"
+    assert old.last_read_ns == old.last_write_ns == 2 * 10**9
+    assert reconnecting.activity is not old
+    assert reconnecting.activity.last_use_ns is None
+    stream.done_writing()
+    assert stream.read() is None
+
+
+def test_only_a_status_that_no_client_sets_is_a_read(world, shop, reconnecting):
+    read = {}
+    codes = [code.name for code in grpc.StatusCode if code is not grpc.StatusCode.OK]
+    for number, code in enumerate(codes * 2):
+        world.do(reconnecting.reconnect, force=True)
+        shop.then(Fail(code, read=True))
+        kind = KINDS[(number + number // len(codes)) % len(KINDS)]
+        assert world.call(reconnecting, kind).error().code().name == code
+        assert wait_until(lambda: reconnecting.calls == 0)
+        read.setdefault(code, set()).add(reconnecting.activity.last_read_ns is not None)
+        assert reconnecting.activity.last_write_ns is not None
+    assert read == {code: {code not in MADE_BY_CLIENTS} for code in codes}
+
+
+def test_a_failure_in_the_client_is_not_a_read(world, open_reconnecting):
+    channel = open_reconnecting(options=[("grpc.max_send_message_length", 10)])
+    error = world.call(channel, "unary_unary", b"x" * 100).error()
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert channel.activity.last_read_ns is None
+
+
+def test_a_canceled_call_is_not_a_read(world, shop, reconnecting):
+    call = hanging_call(world, shop, reconnecting)
+    call.on_done(lambda _: None)
+    assert call.cancel()
+    assert call.code() is grpc.StatusCode.CANCELLED
+    assert reconnecting.activity.last_read_ns is None
+
+
+def test_a_heartbeat_is_neither_use_nor_a_call_in_flight(world, shop, reconnecting):
+    beat = reconnecting.heartbeat_call(UNARY_UNARY)
+    assert world.do(beat, b"x") == b"x"
+    shop.then(hang := Hang())
+    call = world.begin(beat, "unary_unary", (b"x",))
+    assert hang.begun.wait(WAIT_S)
+    assert reconnecting.calls == 0
+    assert world.do(reconnecting.reconnect, "silent", drain_timeout=None)  # closed at once
+    error = call.error()
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    assert "connection replaced: silent" in error.details()
+    assert world.do(beat, b"x", timeout=9) == b"x"
+    activity = reconnecting.activity
+    assert (activity.last_use_ns, activity.last_read_ns) == (None, None)
+    assert len({seen.peer for seen in shop.calls}) == 2
+    world.do(reconnecting.close)
+    with pytest.raises(world.closed_error, match="closed"):
+        world.do(beat, b"x")

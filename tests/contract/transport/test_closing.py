@@ -1,0 +1,157 @@
+"""`close` and `drain` of channels."""
+
+import grpc
+import pytest
+
+from fixtures.shop import UNARY_UNARY
+from fixtures.waiting import WAIT_S, wait_until
+from fixtures.ways import hanging_call, ways_to_call
+from fixtures.worlds import KINDS
+from rpcwheel.events import CallbackFailed
+
+CLOSED = "closed|drained"
+
+
+def details_of(call):
+    error = call.error()
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    return error.details()
+
+
+# Closed
+
+
+def test_close_cancels_the_calls_on_all_connections(world, shop, reconnecting, timer):
+    calls = [hanging_call(world, shop, reconnecting, kind) for kind in KINDS]
+    world.do(reconnecting.reconnect, drain_timeout=60)
+    calls += [hanging_call(world, shop, reconnecting, kind) for kind in KINDS]
+    assert (reconnecting.calls, timer.pending) == (8, 1)
+    world.do(reconnecting.close)
+    assert {call.code().name for call in calls} == {"CANCELLED"}
+    assert timer.pending == 0
+    assert wait_until(lambda: reconnecting.calls == 0)
+
+
+def test_close_callbacks_are_called_once_although_one_raises(world, reconnecting, events):
+    notified = []
+    reconnecting.on_close(lambda: 1 / 0)
+    reconnecting.on_close(lambda: notified.append(1))
+    forget = reconnecting.on_close(lambda: notified.append(2))
+    reconnecting.on_close(lambda: notified.append(reconnecting.closed))
+    forget()
+    forget()
+    world.do(reconnecting.close)
+    world.do(reconnecting.close)
+    assert notified == [1, True]
+    reconnecting.on_close(lambda: notified.append(3))
+    assert notified == [1, True, 3]
+    (event,) = events
+    assert (type(event), type(event.error)) == (CallbackFailed, ZeroDivisionError)
+
+
+def test_the_channel_is_closed_although_a_close_callback_ends_the_thread(world, shop, reconnecting):
+    class Stop(BaseException):
+        """As `SystemExit`, which would end the event loop of the test."""
+
+    def callback():
+        raise Stop
+
+    call = hanging_call(world, shop, reconnecting)
+    reconnecting.on_close(callback)
+    with pytest.raises(Stop):
+        world.do(reconnecting.close)
+    assert call.code() is grpc.StatusCode.CANCELLED
+
+
+# Drained
+
+
+def test_drain_closes_a_channel_without_calls(world, reconnecting):
+    world.call(reconnecting).result()
+    assert wait_until(lambda: reconnecting.calls == 0)
+    world.do(reconnecting.drain, 30.0)
+    assert wait_until(lambda: reconnecting.closed)
+    assert not world.do(reconnecting.reconnect, force=True)
+    world.do(reconnecting.drain, drain_timeout=1)
+    assert world.do(reconnecting.get_state) is grpc.ChannelConnectivity.SHUTDOWN
+
+
+def test_a_draining_channel_finishes_calls_and_refuses_new_ones(world, shop, reconnecting, timer):
+    calls = [hanging_call(world, shop, reconnecting, kind) for kind in KINDS]
+    notified, ways = [], ways_to_call(world, reconnecting)
+    reconnecting.on_close(lambda: notified.append(reconnecting.calls))
+    world.do(reconnecting.drain)
+    for call in ways.values():
+        with pytest.raises(world.closed_error, match=CLOSED):
+            call()
+    assert not world.do(reconnecting.reconnect, "late", force=True)
+    assert (reconnecting.calls, reconnecting.closed) == (len(KINDS), False)
+    assert (timer.pending, notified) == (0, [])
+    for seen in shop.calls:
+        seen.ended.set()  # the server's handlers continue and end the calls
+    for call in calls:
+        assert call.result() in (b"x", [b"x"])
+    assert wait_until(lambda: (reconnecting.closed, notified) == (True, [0]))
+    assert reconnecting.calls == 0
+
+
+def test_calls_end_with_the_reason_after_the_drain_timeout(world, shop, reconnecting, timer):
+    calls = [hanging_call(world, shop, reconnecting, kind) for kind in KINDS]
+    world.do(reconnecting.drain, drain_timeout=5, reason="orders-1 is gone")
+    timer.advance(4.9)
+    assert not any(call.done() for call in calls)
+    timer.advance(0.2)
+    for call in calls:
+        assert "channel drained: orders-1 is gone" in details_of(call)
+    assert wait_until(lambda: (reconnecting.closed, reconnecting.calls) == (True, 0))
+    assert all(seen.ended.wait(WAIT_S) for seen in shop.calls)
+
+
+def test_a_drain_timeout_of_zero_ends_calls_at_once(world, shop, reconnecting):
+    call = hanging_call(world, shop, reconnecting)
+    world.do(reconnecting.drain, 0)
+    assert "channel drained: asked for" in details_of(call)
+    assert wait_until(lambda: reconnecting.closed)
+
+
+def test_the_drain_timeout_applies_to_replaced_connections(world, shop, reconnecting, timer):
+    old = hanging_call(world, shop, reconnecting)
+    world.do(reconnecting.reconnect, "dead")  # no drain timeout
+    new = hanging_call(world, shop, reconnecting)
+    world.do(reconnecting.drain, drain_timeout=5)
+    new.cancel()
+    assert wait_until(lambda: reconnecting.calls == 1)
+    assert not reconnecting.closed
+    timer.advance(5.1)
+    assert "connection replaced: dead" in details_of(old)
+    assert wait_until(lambda: reconnecting.closed)
+
+
+def test_a_second_drain_can_only_shorten_the_timeout(world, shop, reconnecting, timer):
+    call = hanging_call(world, shop, reconnecting)
+    for drain in (None, 9.0, 2.0, 60.0):
+        world.do(reconnecting.drain, drain, reason=f"within {drain}")
+    assert timer.pending == 1
+    timer.advance(2.1)
+    assert "channel drained: within None" in details_of(call)
+
+
+def test_close_ends_a_drain(world, shop, reconnecting, timer):
+    call = hanging_call(world, shop, reconnecting)
+    world.do(reconnecting.drain, 60.0)
+    world.do(reconnecting.close)
+    assert call.code() is grpc.StatusCode.CANCELLED
+    assert wait_until(lambda: (reconnecting.calls, timer.pending) == (0, 0))
+    world.do(reconnecting.drain, 1.0)
+    assert reconnecting.closed
+
+
+def test_heartbeats_work_while_the_channel_drains_and_not_after(world, shop, reconnecting):
+    running = hanging_call(world, shop, reconnecting)
+    world.do(reconnecting.drain)
+    ping = reconnecting.heartbeat_call(UNARY_UNARY)
+    assert world.do(ping, b"p") == b"p"
+    running.cancel()
+    assert wait_until(lambda: reconnecting.closed)
+    with pytest.raises(world.closed_error, match=CLOSED):
+        world.do(ping, b"p")
