@@ -10,7 +10,7 @@ from tenacity import wait_exponential
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.shop import UNARY_UNARY, Fail, Hang, Silent
 from fixtures.waiting import WAIT_S, wait_until
-from fixtures.ways import FRONTS, hanging_call, ways_to_call
+from fixtures.ways import FRONTS, failure_of, hanging_call, ways_to_call
 from fixtures.worlds import KINDS, RETRY
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.events import ConnectionReplaced
@@ -298,15 +298,21 @@ def test_messages_stamp_the_activity_of_their_connection(world, shop, reconnecti
     assert stream.read() is None
 
 
+STATUS_IS_SEEN = {
+    "sync": ("unary", "unary with_call", "stream_unary", "stream_unary with_call"),
+    "aio": tuple(f"{kind} _iterate" for kind in KINDS),
+}
+"""The ways to call in which the channel sees the status; in `grpc`, those that block."""
+
+
 def test_only_a_status_that_no_client_sets_is_a_read(world, shop, reconnecting):
-    read = {}
+    ways, read = ways_to_call(world, reconnecting), {}
     codes = [code.name for code in grpc.StatusCode if code is not grpc.StatusCode.OK]
-    for number, code in enumerate(codes * 2):
+    for number, code in enumerate(codes * 4):
         world.do(reconnecting.reconnect, force=True)
         shop.then(Fail(code, read=True))
-        kind = KINDS[(number + number // len(codes)) % len(KINDS)]
-        assert world.call(reconnecting, kind).error().code().name == code
-        assert wait_until(lambda: reconnecting.calls == 0)
+        way = ways[STATUS_IS_SEEN[world.name][(number + number // len(codes)) % 4]]
+        assert failure_of(way)[0] == code
         read.setdefault(code, set()).add(reconnecting.activity.last_read_ns is not None)
         assert reconnecting.activity.last_write_ns is not None
     assert read == {code: {code not in MADE_BY_CLIENTS} for code in codes}
