@@ -276,6 +276,19 @@ class TestSyncOnly:
         with pytest.raises(ConfigurationError, match="its calls block"):
             channel.unary_unary(UNARY_UNARY).future(b"x")
 
+    def test_a_server_whose_channel_a_callback_closes_is_one_of_the_errors(
+        self, world, shops, open_balanced
+    ):
+        def on_subchannel(one):
+            if one is first:
+                one.channel.close()
+
+        channel = open_balanced(*shops[:2], on_subchannel=on_subchannel)
+        first = channel.subchannels[0]
+        error = failure(world, channel)
+        assert error.code() is grpc.StatusCode.UNAVAILABLE
+        assert list(error.errors) == [first.address]
+
     def test_the_state_is_that_of_the_balanced_channel(self, open_balanced):
         states, balanced = [], open_balanced(1)
         channel, several = BroadcastChannel(balanced), BroadcastChannel([balanced])

@@ -143,6 +143,27 @@ def test_a_task_that_awaits_a_call_is_canceled_with_its_loop(timer):
     assert channel.subchannels == ()
 
 
+async def test_credentials_of_a_waiting_call_are_refused_as_by_grpc(shops, aio_balanced):
+    channel = aio_balanced()
+    good = caller(channel)()
+    with pytest.raises(grpc.aio.UsageError, match="Call credentials"):
+        caller(channel)(credentials="secret")
+    channel.update([instance(shops[0])])
+    assert await good == b"x"
+
+
+async def test_the_time_that_remains_is_that_of_the_whole_call(shops, aio_balanced):
+    channel = aio_balanced()
+    call = caller(channel)(timeout=500)
+    await aio_wait_until(lambda: call.time_remaining() < 499.9)
+    left = call.time_remaining()
+    shops[0].then(hang := Hang())
+    channel.update([instance(shops[0])])
+    await aio_wait_until(hang.begun.is_set)
+    assert 400 < call.time_remaining() <= left
+    call.cancel()
+
+
 # Interceptors
 
 

@@ -96,7 +96,10 @@ def test_subscribers_are_called_with_the_state_and_each_change(shops, open_balan
     assert wait_until(lambda: timer.pending == 0)
     assert threading.current_thread() not in threads
     assert {type(event) for event in events} == {CallbackFailed}
+    channel.subscribe(states.append)
+    assert wait_until(lambda: timer.pending)
     channel.close()
+    assert timer.pending == 0
     channel.subscribe(print)
 
 

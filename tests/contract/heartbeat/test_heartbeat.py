@@ -16,9 +16,7 @@ from fixtures.heartbeats import (
     STRICT,
     advance,
     advance_until,
-    has_unanswered,
     kinds,
-    wait_until_settled,
 )
 from fixtures.timers import run_threads
 from fixtures.waiting import wait_until
@@ -127,14 +125,6 @@ def test_a_heartbeat_does_not_connect_an_unused_plain_channel(world, server, man
     world.do(channel.close)
 
 
-def test_beat_sends_a_heartbeat_now(world, server, channel, manager, timer):
-    heartbeat = world.do(manager.attach, channel)
-    assert heartbeat.beat()
-    assert wait_until(lambda: heartbeat.answered == 1)
-    assert heartbeat.state is ALIVE
-    assert len(server.checks) == 1
-
-
 @IN_AIO
 def test_without_an_interval_there_is_no_timeout_and_no_heartbeat(world, server, channel, timer):
     manager = world.do(world.manager, timer, interval=None)
@@ -145,19 +135,6 @@ def test_without_an_interval_there_is_no_timeout_and_no_heartbeat(world, server,
     assert heartbeat.sent == 0
     world.do(manager.close)
     assert heartbeat.state is CLOSED
-
-
-@IN_SYNC
-def test_a_heartbeat_has_at_most_one_timeout(world, server, channel, manager, timer):
-    heartbeat = world.do(manager.attach, channel)
-    world.call(channel)
-    for _ in range(30):
-        timer.advance(45.0)
-        heartbeat.beat()
-        wait_until_settled(timer, heartbeat)
-        assert timer.pending == 1
-    heartbeat.detach()
-    assert timer.pending == 0
 
 
 # --- Answers -------------------------------------------------------------------------------------
@@ -436,23 +413,6 @@ def test_connection_dead_is_emitted_before_connection_replaced(
     assert wait_until(lambda: ConnectionReplaced in kinds(slow_events))
     emitted = [kind for kind in kinds(slow_events) if kind in {ConnectionDead, ConnectionReplaced}]
     assert emitted[:2] == [ConnectionDead, ConnectionReplaced]
-
-
-@IN_AIO
-def test_an_answer_on_a_replaced_connection_changes_nothing(world, server, channel, manager, timer):
-    slow = server.answer = threading.Event()
-    heartbeat = world.do(manager.attach, channel)
-    heartbeat.beat()
-    assert wait_until(lambda: len(server.checks) == 1)
-    server.answer = threading.Event()
-    assert world.do(channel.reconnect, drain_timeout=None, force=True)
-    timer.advance(20.1)  # the reconnect is noticed; a heartbeat is sent at once
-    assert wait_until(lambda: len(server.checks) == 2)
-    slow.set()
-    server.answer.set()
-    assert wait_until(lambda: heartbeat.answered)
-    assert wait_until(lambda: not has_unanswered(heartbeat))
-    assert (heartbeat.sent, heartbeat.answered, heartbeat.state) == (2, 1, ALIVE)
 
 
 # --- End -----------------------------------------------------------------------------------------

@@ -81,6 +81,17 @@ def test_the_late_result_of_an_earlier_check_is_ignored(checked, timer):
     assert not checked.one.healthy
 
 
+def test_a_check_that_is_not_wanted_any_more_when_it_runs_is_not_made(checked, timer):
+    queued = []
+    checked.pool.run_soon = queued.append
+    checked.mark_unhealthy()
+    timer.advance(1.1)
+    checked.pool.mark_healthy(checked.one)
+    (check,) = queued
+    check()
+    assert (checked.prober.probes, timer.pending) == ([], 0)
+
+
 def test_without_a_connection_an_unhealthy_subchannel_connects_before_it_is_probed(checked, timer):
     checked.one.connection.state = IDLE
     checked.mark_unhealthy()

@@ -88,16 +88,6 @@ def test_an_update_changes_only_what_differs(pool):
     assert pool.picked() == {2, 3}
 
 
-@pytest.mark.parametrize(
-    "change", [{"weight": 7}, {"zone": "b"}, {"metadata": {"a": "b"}}, {"status": "DRAINING"}]
-)
-def test_a_change_of_what_an_instance_publishes_keeps_its_subchannel(pool, change):
-    pool.update([at(1)])
-    kept = pool.subchannel(1)
-    pool.update([changed := at(1, **change)])
-    assert (pool.subchannels, kept.instance, pool.drained) == ((kept,), changed, [])
-
-
 @pytest.mark.parametrize("change", [{"host": "10.0.0.8"}, {"port": 2}, {"protocol": "grpcs"}])
 def test_a_change_of_the_address_makes_another_subchannel(make_pool, change):
     pool = make_pool(protocol=None)
@@ -107,11 +97,6 @@ def test_a_change_of_the_address_makes_another_subchannel(make_pool, change):
     assert old.removed
     assert pool.subchannels != (old,)
     assert len(pool.subchannels) == 1
-
-
-def test_of_two_instances_with_the_same_id_the_last_counts(pool):
-    pool.update([at(1, id="a"), at(2, id="a")])
-    assert ports(pool.subchannels) == [2]
 
 
 def test_an_update_with_a_wrong_type_is_refused_and_changes_nothing(pool):
@@ -181,22 +166,6 @@ def test_the_first_call_connects_all_and_waits(pool):
     assert (pool.pick(*CALL), pool.connected, pool.refusal()) == (None, [1, 2], None)
 
 
-def test_only_ready_subchannels_are_picked(pool):
-    pool.update([at(port) for port in (1, 2, 3, 4)])
-    pool.set_states(p1=READY, p2=CONNECTING, p3=FAILING, p4=READY)
-    assert pool.picked() == {1, 4}
-    assert pool.whole_state() is READY
-
-
-def test_a_subchannel_that_is_ready_later_gets_calls(pool, clock):
-    pool.update([at(1), at(2)])
-    pool.set_states(p1=READY, p2=FAILING)
-    pool.subchannel(2).connection.state = READY
-    assert pool.picked() == {1}
-    clock.pass_(0.1)
-    assert pool.picked() == {1, 2}
-
-
 def test_a_subchannel_that_loses_its_connection_gets_no_call_and_connects(pool):
     pool.update([at(1), at(2)])
     pool.all_ready()
@@ -244,32 +213,6 @@ def test_a_server_whose_connect_raised_counts_as_failed_for_a_while(pool, clock)
     assert (pool.pick(*CALL), pool.connected) == (None, [1])
 
 
-LEVELS = {
-    1: {"zone": "near"},
-    2: {"zone": "far"},
-    3: {"zone": "near", "weight": 0},
-    4: {"zone": "near", "status": "DRAINING"},
-    5: {"zone": "near"},
-}
-"""By port, from the first to be picked to the last; 5 is unhealthy."""
-
-
-@pytest.mark.parametrize("failed", range(5))
-def test_subchannels_of_the_best_level_with_a_ready_one_are_picked(make_pool, failed):
-    pool = make_pool(zone="near")
-    pool.update([at(port, **settings) for port, settings in LEVELS.items()])
-    pool.mark_unhealthy(pool.subchannel(5), "its heartbeats are missed")
-    pool.all_ready()
-    pool.set_states(**{f"p{port}": FAILING for port in range(1, failed + 1)})
-    assert pool.picked() == {failed + 1}
-
-
-def test_without_a_preferred_zone_all_zones_are_alike(pool):
-    pool.update([at(1, zone="a"), at(2)])
-    pool.all_ready()
-    assert pool.picked() == {1, 2}
-
-
 def test_the_next_level_connects_when_all_of_the_first_have_failed(make_pool):
     pool = make_pool(zone="near")
     pool.update([at(1, zone="near"), at(2, zone="near"), at(3, zone="far"), at(4, weight=0)])
@@ -293,16 +236,6 @@ def test_the_next_level_connects_when_the_first_takes_longer_than_a_second(make_
     clock.pass_(0.1)
     pool.pick(*CALL)
     assert pool.connected == [1, 2]
-
-
-def test_calls_return_to_the_preferred_zone(make_pool, clock):
-    pool = make_pool(zone="near")
-    pool.update([at(1, zone="near"), at(2, zone="far")])
-    pool.set_states(p1=FAILING, p2=READY)
-    assert pool.picked() == {2}
-    pool.subchannel(1).connection.state = READY
-    clock.pass_(0.1)
-    assert pool.picked() == {1}
 
 
 def test_a_picker_is_prepared_again_only_after_a_change(make_pool):
@@ -397,16 +330,6 @@ def test_calls_that_wait_do_not_read_the_states_of_all_subchannels(make_pool, pi
     reads.clear()
     assert pool.pick_again(*CALL) in pool.subchannels
     assert len(reads) <= 1
-
-
-def test_a_ring_connects_the_owner_only_and_waits_for_it(make_pool):
-    pool = make_pool(RingHash("x-user"))
-    pool.update([at(1), at(2), at(3)])
-    assert pool.pick(*CALL) is None
-    (owner,) = pool.connected
-    assert (pool.pick(*CALL), pool.connected) == (None, [owner, owner])
-    pool.set_states(**{f"p{owner}": READY})
-    assert pool.picked() == {owner}
 
 
 def test_a_ring_passes_over_an_owner_that_has_failed_and_returns_to_it(make_pool):
@@ -741,15 +664,6 @@ def test_an_update_without_instances_keeps_the_subchannels_and_checks_them(pool,
     assert events == [StaleInstancesKept("shop.Orders", ("10.0.0.7:1", "10.0.0.7:2"))]
 
 
-def test_a_draining_instance_is_not_kept(pool, events):
-    pool.update([at(1, status="DRAINING"), at(2)])
-    pool.update([])
-    assert (ports(pool.subchannels), pool.drained) == ([2], [1])
-    pool.update([at(2, status="DRAINING")])
-    pool.update([])
-    assert (pool.subchannels, len(events)) == ((), 1)
-
-
 @pytest.fixture
 def ten(make_pool):
     """A pool with ten READY subchannels of a registry that lists them."""
@@ -841,25 +755,6 @@ def test_a_failed_call_has_a_stale_subchannel_checked_once_at_a_time(pool):
     one.checking = False
     fail(pool, 1)
     assert len(pool.checks) == 2
-
-
-def test_a_stale_subchannel_that_is_published_again_is_an_ordinary_one(pool):
-    pool.update([at(1), at(2)])
-    pool.all_ready()
-    kept = pool.subchannel(1)
-    pool.update([])
-    pool.update([at(1), at(3)])
-    assert (pool.subchannel(1), kept.stale, pool.checks) == (kept, False, [])
-    assert pool.drained == [2]
-    pool.remove_stale(kept)
-    assert not kept.removed
-
-
-def test_self_preservation_can_be_turned_off(make_pool, events):
-    pool = make_pool(self_preservation=False)
-    pool.update([at(1)])
-    pool.update([])
-    assert (pool.subchannels, pool.drained, events) == ((), [1], [])
 
 
 def test_calls_in_flight_are_those_of_the_connection(pool):

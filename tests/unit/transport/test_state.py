@@ -114,52 +114,10 @@ def test_an_unserializable_message_is_no_write_and_an_invalid_response_is_a_read
 # Calls
 
 
-def test_a_call_after_a_reconnect_uses_the_new_connection(connections):
-    before = connections.begin_call()
-    connections.reconnect("second", NEVER)
-    after = connections.begin_call()
-    assert (before.channel, after.channel) == ("first", "second")
-    assert (before.number, after.number, connections.calls) == (1, 2, 2)
-
-
 def test_a_connection_without_calls_is_closed_when_it_is_replaced(connections):
     old, over = connections.reconnect("second", NEVER, "why")
     assert (old.channel, over, old.ended, old.reason) == ("first", True, True, "why")
     assert not connections.draining_transports
-
-
-def test_a_replaced_connection_is_closed_when_its_last_call_has_ended(connections):
-    calls = [connections.begin_call(), connections.begin_call()]
-    old, over = connections.reconnect("second", NEVER)
-    assert (over, old.ended, connections.draining_transports) == (False, False, [old])
-    assert [connections.end_call(transport) for transport in calls] == [False, True]
-    assert (old.ended, connections.draining_transports, connections.calls) == (True, [], 0)
-
-
-def test_a_connection_with_a_drain_timeout_of_zero_is_closed_at_once(connections):
-    call = connections.begin_call()
-    _, over = connections.reconnect("second", 0)
-    assert over
-    assert not connections.end_call(call)  # it was closed already
-
-
-def test_a_connection_is_closed_after_its_drain_timeout(connections, clock):
-    call = connections.begin_call()
-    old, _ = connections.reconnect("second", SECOND)
-    clock.pass_(0.999)
-    assert connections.expire_overdue() == []
-    clock.pass_(0.001)
-    assert connections.expire_overdue() == [old]
-    assert connections.expire_overdue() == []
-    assert not connections.expire(old)
-    assert not connections.end_call(call)
-
-
-def test_an_infinite_drain_timeout_does_not_expire(connections, clock):
-    connections.begin_call()
-    connections.reconnect("second", NEVER)
-    clock.pass_(1e9)
-    assert connections.expire_overdue() == []
 
 
 def test_close_returns_each_open_connection_once(connections):
@@ -280,15 +238,6 @@ def test_a_drain_waits_for_calls_on_replaced_connections(connections):
     assert connections.drained
 
 
-def test_calls_end_after_the_drain_timeout(connections, clock):
-    transport = connections.begin_call()
-    assert connections.drain(2 * SECOND) == ([], [transport])
-    clock.now_ns += 2 * SECOND
-    assert connections.expire_overdue() == [transport]
-    assert connections.drained
-    assert not connections.end_call(transport)
-
-
 def test_a_second_drain_can_only_shorten_the_timeout(connections):
     transport = connections.begin_call()
     connections.drain(5 * SECOND, "first")
@@ -304,13 +253,6 @@ def test_a_drain_does_not_extend_the_timeout_of_a_replaced_connection(connection
     connections.begin_call()
     assert connections.drain(5 * SECOND)[1] == [connections.active]
     assert (old.drain_until_ns, old.end_details) == (11 * SECOND, "connection replaced: dead")
-
-
-def test_a_channel_can_be_closed_while_it_drains(connections):
-    transport = connections.begin_call()
-    connections.drain(NEVER)
-    assert connections.close() == [transport]
-    assert connections.drain(0) == ([], [])
 
 
 # At random
