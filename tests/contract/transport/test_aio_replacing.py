@@ -137,45 +137,6 @@ async def test_a_call_ended_with_its_connection_raises_its_status_in_every_scope
             assert has_reason(await end_of(task)), name
 
 
-async def test_in_a_task_group_the_status_is_one_of_the_exceptions(shop, channel):
-    calls = [await hanging(shop, channel) for _ in range(3)]
-
-    async def awaited(call):
-        return await call
-
-    async def together():
-        async with asyncio.TaskGroup() as group:
-            for call in calls:
-                group.create_task(awaited(call))
-            await steps()
-            channel.reconnect("it is dead", drain_timeout=0)
-
-    with pytest.raises(ExceptionGroup) as caught:
-        await together()
-    assert {error.code() for error in caught.value.exceptions} == {grpc.StatusCode.UNAVAILABLE}
-
-
-async def test_a_canceled_task_group_cancels_its_calls(shop, channel):
-    call = await hanging(shop, channel)
-
-    async def awaited():
-        return await call
-
-    async def fail():
-        await steps()
-        channel.reconnect("it is dead", drain_timeout=0)
-        raise KeyError("a bug")
-
-    async def together():
-        async with asyncio.TaskGroup() as group:
-            group.create_task(fail())
-            group.create_task(awaited())
-
-    with pytest.raises(ExceptionGroup) as caught:
-        await together()
-    assert any(isinstance(error, KeyError) for error in caught.value.exceptions)
-
-
 async def test_a_canceled_caller_stays_canceled(shop, way):
     outer, channel = way
     for when in ("alone", "before", "after", "a step before", "a step after"):

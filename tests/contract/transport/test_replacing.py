@@ -1,10 +1,12 @@
 """Calls in flight during a reconnect: they continue, or end with the reason."""
 
 import re
+import threading
 
 import grpc
 import pytest
 
+from fixtures.leaks import descriptors, opened_since, wait_until_none
 from fixtures.shop import Hang
 from fixtures.waiting import WAIT_S, wait_until
 from fixtures.ways import all_at_once, hanging_call, ways_to_call
@@ -134,3 +136,36 @@ def test_without_a_timer_the_shared_timer_ends_the_drain(world, shop, open_recon
     call = hanging_call(world, shop, channel)
     world.do(channel.reconnect, "why", drain_timeout=0.05)
     assert reason_of(call) == ("UNAVAILABLE", "connection replaced: why")
+
+
+def test_calls_during_many_reconnects_succeed_and_are_sent_once(world, shop, open_reconnecting):
+    channel = open_reconnecting(backoff=0)
+    ways, made, wrong, over = ways_to_call(world, channel).values(), [], [], threading.Event()
+    before = descriptors()
+
+    def call_on():
+        while not over.is_set():
+            for call in ways:
+                try:
+                    assert call() == b"ab"
+                except BaseException as error:  # noqa: BLE001
+                    wrong.append(error)
+                made.append(1)
+
+    threads = [threading.Thread(target=call_on) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for _ in range(100):
+        count = len(made)
+        assert wait_until(lambda count=count: len(made) > count)
+        assert world.do(channel.reconnect, "to and fro", force=True)
+    over.set()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert (wrong, channel.number) == ([], 101)
+    assert wait_until(lambda: channel.calls == 0)
+    assert len(shop.calls) == len(made) > 100
+    # At most eight of nine reconnects in a row can wait for calls that had started before.
+    assert len({seen.peer for seen in shop.calls}) > 10
+    world.do(channel.close)
+    assert not wait_until_none(lambda: opened_since(before))

@@ -75,35 +75,6 @@ def calls_of(channel, serializer=None):
     )
 
 
-def test_calls_during_100_reconnects_succeed_and_are_sent_once(shop, channel):
-    done, made, errors = threading.Event(), [], []
-
-    def replace():
-        try:
-            for _ in range(100):
-                assert channel.reconnect(force=True)
-                before = len(made)
-                assert wait_until(lambda before=before: len(made) > before or errors)
-        finally:
-            done.set()
-
-    def call():
-        try:
-            while not done.is_set():
-                for one in calls_of(channel):
-                    assert one() == b"ab"
-                    made.append(1)
-        except BaseException as error:
-            errors.append(error)
-            raise
-
-    run_threads(replace, *[call] * 8)
-    assert channel.number == 101
-    assert len(shop.calls) == len(made) > 100
-    # At most eight of nine reconnects in a row can wait for calls that had started before.
-    assert len({seen.peer for seen in shop.calls}) > 10
-
-
 def test_calls_end_with_unavailable_at_most_if_connections_are_not_drained(
     channel, frequent_thread_switches
 ):
