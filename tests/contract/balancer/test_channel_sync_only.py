@@ -5,6 +5,7 @@ import gc
 import inspect
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import grpc
 import pytest
@@ -44,6 +45,15 @@ def test_a_request_that_can_not_be_serialized_fails_as_with_grpc(shops, open_bal
     for _ in range(6):
         assert failure_of(lambda: call(b"x", timeout=WAIT_S))[0] == "INTERNAL"
     assert channel.subchannels[0].healthy
+
+
+def test_a_request_that_can_not_be_serialized_does_not_wait(open_balanced):
+    channel = open_balanced()  # without instances
+    for method in (channel.unary_unary, channel.unary_stream):
+        begin = method(UNARY_UNARY, lambda _: 1 / 0)
+        begin = getattr(begin, "future", begin)
+        assert failure_of(partial(begin, b"x"))[0] == "INTERNAL"  # raised at once, as by grpc
+    assert channel.calls == 0
 
 
 class Generators(grpc.UnaryStreamClientInterceptor, grpc.UnaryUnaryClientInterceptor):
