@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from fixtures.pending_worlds import CANCELLED, PENDING, outcome
+from fixtures.pending_worlds import PENDING, outcome
 from fixtures.waiting import wait_until
 from rpcwheel.call import deadline_scope
 from rpcwheel.durations import NEVER
@@ -37,20 +37,6 @@ def calls(world, timer):
 
 
 # Ends
-
-
-def test_an_answer_ends_its_call_and_its_timeout(world, calls, timer):
-    future = world.do(calls.open, 7, timeout=2.0)
-    assert (outcome(future), timer.pending, calls.pending) == (PENDING, 1, 1)
-    assert world.do(calls.received, 7, "answer")
-    assert (outcome(future), timer.pending, calls.pending) == (("answer",), 0, 0)
-
-
-def test_an_error_ends_its_call_and_its_timeout(world, calls, timer):
-    future = world.do(calls.open, 7, timeout=2.0)
-    assert world.do(calls.failed, 7, LOST)
-    assert outcome(future) is LOST
-    assert timer.pending == 0
 
 
 def test_a_timeout_before_the_request_was_sent_names_the_client(world, calls, timer):
@@ -85,27 +71,6 @@ def test_a_call_without_a_timeout_does_not_use_the_timer(world, calls, timer, ti
     assert outcome(future) == PENDING
 
 
-@pytest.mark.parametrize("timeout", [0, -1.0])
-def test_a_call_with_a_timeout_of_zero_has_ended_when_open_returns(world, calls, timer, timeout):
-    future = world.do(lambda: (future := calls.open(7, timeout=timeout), future.done()))
-    assert future[1]
-    assert (outcome(future[0]).side, outcome(future[0]).timeout) == ("client", 0.0)
-    assert (calls.pending, timer.pending) == (0, 0)
-
-
-def test_a_lost_connection_fails_only_its_own_calls(world, calls, timer):
-    mine = [world.do(calls.open, key, timeout=2.0, connection="a") for key in range(3)]
-    others = [
-        world.do(calls.open, key, timeout=2.0, connection=connection)
-        for key, connection in ((3, "b"), (4, None))
-    ]
-    assert world.do(calls.lost, "a", LOST) == 3
-    assert [outcome(future) for future in mine] == [LOST] * 3
-    assert [outcome(future) for future in others] == [PENDING] * 2
-    assert timer.pending == 2
-    assert world.do(calls.lost, "a", LOST) == 0
-
-
 def test_close_fails_pending_calls_and_refuses_new_ones(world, calls, timer):
     futures = [world.do(calls.open, key, timeout=2.0) for key in "ab"]
     assert world.do(calls.close) == ["a", "b"]
@@ -115,35 +80,6 @@ def test_close_fails_pending_calls_and_refuses_new_ones(world, calls, timer):
     assert timer.pending == 0
     with pytest.raises(CallsClosed):
         world.do(calls.open, "c", timeout=2.0)
-
-
-def test_close_fails_pending_calls_with_the_given_error(world, calls):
-    future = world.do(calls.open, 7, timeout=2.0)
-    world.do(calls.close, LOST)
-    assert outcome(future) is LOST
-
-
-def test_cancel_removes_the_call_and_its_timeout(world, calls, timer):
-    future = world.do(calls.open, 7, timeout=2.0)
-    assert world.do(future.cancel)
-    assert (outcome(future), calls.pending, timer.pending) == (CANCELLED, 0, 0)
-    assert calls.stats().cancelled == 1
-
-
-def test_cancel_of_a_call_that_has_ended_changes_nothing(world, calls):
-    future = world.do(calls.open, 7, timeout=2.0)
-    world.do(calls.received, 7, "answer")
-    assert not world.do(future.cancel)
-    assert outcome(future) == ("answer",)
-    assert calls.stats().cancelled == 0
-
-
-def test_cancel_does_not_affect_a_later_call_with_the_same_key(world, calls):
-    old = world.do(calls.open, 7, timeout=2.0)
-    world.do(calls.received, 7, "answer")
-    new = world.do(calls.open, 7, timeout=2.0)
-    world.do(old.cancel)
-    assert outcome(new) == PENDING
 
 
 # Late and unmatched responses
@@ -361,19 +297,6 @@ def test_a_pending_future_keeps_its_table_alive(world, timer):
     gc.collect()
     world.do(timer.advance, 2)
     assert isinstance(outcome(future), CallTimeout)
-
-
-def test_a_hundred_thousand_answered_calls_leave_nothing(world, calls, timer):
-    def flood():
-        for key in range(100_000):
-            calls.open(key, timeout=2.0, connection=key % 7)
-            calls.received(key, key)
-
-    world.do(flood)
-    tables = (calls._entries, calls._by_connection, calls._without_response)
-    left = (*tables, timer._timer_state.queue)
-    assert [len(part) for part in left] == [0] * 4
-    assert calls.stats().answered == 100_000
 
 
 def test_a_key_is_remembered_for_the_last_calls_without_a_response(world, calls):

@@ -1,4 +1,4 @@
-"""Pending calls for threads: futures, callbacks, interrupted waits, and a real socket."""
+"""What only pending calls for threads have: futures to wait for, and callbacks on threads."""
 
 import asyncio
 import concurrent.futures
@@ -11,13 +11,11 @@ import weakref
 
 import pytest
 
-from fixtures.echo import EchoClient, Refused
 from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel.errors import CallsClosed, CallTimeout
+from rpcwheel.errors import CallTimeout
 from rpcwheel.events import CallbackFailed, TaskFailed
 from rpcwheel.pending import CallFuture, PendingCalls
-from rpcwheel.timer import WheelTimer
 
 LOST = ConnectionError("gone")
 
@@ -29,14 +27,6 @@ def calls(timer):
 
 
 # Futures
-
-
-def test_result_returns_the_response_received_on_another_thread(calls):
-    future = calls.open(7, timeout=2.0)
-    assert isinstance(future, concurrent.futures.Future)
-    answers = []
-    run_threads(lambda: answers.append(future.result(WAIT_S)), lambda: calls.received(7, "answer"))
-    assert answers == ["answer"]
 
 
 def test_a_wait_that_times_out_does_not_end_the_call(calls):
@@ -84,18 +74,6 @@ def test_cancel_is_idempotent(calls):
     future = calls.open(7, timeout=2.0)
     assert [future.cancel(), future.cancel()] == [True, True]
     assert calls.stats().cancelled == 1
-
-
-def test_a_future_that_the_user_ended_does_not_break_the_table(calls, timer):
-    ended, cancelled = calls.open(1, timeout=2.0), calls.open(2, timeout=2.0)
-    ended.set_result("mine")
-    cancelled.set_result("mine")
-    assert not cancelled.cancel()
-    calls.open(3, timeout=2.0).set_result("mine")
-    calls.received(3, "yours")  # does not raise
-    timer.advance(2)
-    assert (ended.result(), cancelled.result()) == ("mine", "mine")
-    assert (calls.pending, timer.pending) == (0, 0)
 
 
 # Interrupted waits
@@ -206,62 +184,6 @@ def test_system_exit_in_a_callback_reaches_only_threads_of_the_user(calls, timer
 # Threads and time
 
 
-def test_racing_threads_end_each_call_once(frequent_thread_switches):
-    with WheelTimer() as timer, PendingCalls(timer) as calls:
-        futures, called = {}, []
-        for key in range(300):
-            connection = "ab"[key % 2]
-            futures[key] = calls.open(key, timeout=0.02 + key / 10_000, connection=connection)
-            futures[key].add_done_callback(called.append)
-        won = {"received": 0, "failed": 0, "cancelled": 0, "lost": 0}
-
-        def each(name, act):
-            for key in futures:
-                won[name] += act(key)
-
-        run_threads(
-            lambda: each("received", lambda key: calls.received(key, key)),
-            lambda: each("failed", lambda key: calls.failed(key, LOST)),
-            lambda: each("cancelled", lambda key: futures[299 - key].cancel()),
-            lambda: won.update(lost=calls.lost("a", LOST) + calls.lost("b", LOST)),
-        )
-        assert wait_until(lambda: calls.pending == 0)
-        stats = calls.stats()
-        assert (stats.answered, stats.cancelled) == (won["received"], won["cancelled"])
-        assert stats.failed == won["failed"] + won["lost"]
-        assert sum(won.values()) + stats.timed_out == 300
-        assert wait_until(lambda: len(called) == 300)
-        assert {id(future) for future in called} == {id(future) for future in futures.values()}
-        assert timer.pending == 0
-
-
-def test_calls_opened_while_others_are_lost_and_closed_all_end(frequent_thread_switches):
-    with WheelTimer() as timer:
-        calls, futures, going = PendingCalls(timer), [], True
-
-        def open_some():
-            try:
-                for key in range(1000):
-                    future = calls.open(key, timeout=60.0, connection="a")
-                    futures.append(future)
-            except CallsClosed:
-                pass
-
-        def lose_them():
-            while going:
-                calls.lost("a", LOST)
-
-        def close():
-            nonlocal going
-            wait_until(lambda: len(futures) > 500)
-            calls.close()
-            going = False
-
-        run_threads(open_some, lose_them, close)
-        assert all(future.done() for future in futures)
-        assert timer.pending == 0
-
-
 class SlowKey:
     """Lets other threads run whenever it is looked up."""
 
@@ -288,13 +210,6 @@ def test_the_table_is_consistent_while_a_hash_function_runs_other_threads(
     assert sum(won) == 100
     assert all(future.done() for future in futures)
     assert calls.stats().answered == won[0] + won[1]
-
-
-def test_a_real_timer_does_not_end_a_call_early():
-    with PendingCalls() as calls:  # on the shared timer
-        error = calls.open(7, timeout=0.02).exception(WAIT_S)
-        assert isinstance(error, CallTimeout)
-        assert error.elapsed >= 0.02
 
 
 def test_a_raised_error_does_not_keep_the_future_alive(calls, timer):
@@ -324,63 +239,3 @@ def test_a_forked_child_can_use_the_shared_timer():
             finally:
                 os._exit(2)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-
-# Over a real socket
-
-
-@pytest.fixture
-def client(echo_server):
-    client = EchoClient(echo_server.address)
-    yield client
-    client.close()
-
-
-def test_responses_out_of_order_end_their_calls(client):
-    payloads = [b"hold 1", b"hold 2", b"hold 3", b"go"]
-    order = []
-    futures = [client.call(payload) for payload in payloads]
-    for future in futures:
-        future.add_done_callback(order.append)
-    assert [future.result(WAIT_S) for future in futures] == payloads
-    assert client.calls.stats().answered == 4
-
-
-def test_many_threads_share_one_socket(client):
-    def work(name: int) -> None:
-        for number in range(100):
-            payload = b"%d %d" % (name, number)
-            assert client.call(payload).result(WAIT_S) == payload
-
-    run_threads(*(lambda name=name: work(name) for name in range(4)))
-    assert client.calls.stats().answered == 400
-
-
-def test_the_timeout_of_an_unanswered_request_names_the_server(echo_server, timer):
-    client = EchoClient(echo_server.address, timer)
-    dropped = client.call(b"drop", timeout=2.0)
-    assert client.call(b"x").result(WAIT_S) == b"x"
-    timer.advance(2.0)
-    with pytest.raises(CallTimeout, match=r"echo: call 0 timed out .* server slow"):
-        dropped.result(WAIT_S)
-    client.close()
-
-
-def test_a_late_response_over_the_socket_is_counted(client):
-    late = client.call(b"hold", timeout=0.01)
-    assert isinstance(late.exception(WAIT_S), CallTimeout)
-    client.call(b"go").result(WAIT_S)
-    assert wait_until(lambda: client.calls.stats().late == 1)
-
-
-def test_an_error_in_the_response_fails_the_call(client):
-    with pytest.raises(Refused):
-        client.call(b"fail").result(WAIT_S)
-
-
-def test_a_closed_connection_fails_all_calls(client):
-    futures = [client.call(b"hold"), client.call(b"drop", timeout=60.0), client.call(b"die")]
-    for future in futures:
-        with pytest.raises(ConnectionError):
-            future.result(WAIT_S)
-    assert client.calls.pending == 0
