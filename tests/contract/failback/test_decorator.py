@@ -12,7 +12,6 @@ import tenacity
 from fixtures.failback_queues import (
     FlakyCoroutine,
     FlakyFunction,
-    aio_run_until_empty,
     all_wait,
     run_until_empty,
 )
@@ -44,17 +43,25 @@ def test_a_decorated_function_is_called_as_before_and_has_a_queue(decorate):
     assert push.failback.close() == []
 
 
-async def test_a_decorated_coroutine_function_is_a_coroutine_function(decorate):
-    function = FlakyCoroutine(ConnectionError())
+def test_a_coroutine_function_a_method_and_a_callable_object_stay_coroutine_functions(decorate):
+    class Shop:
+        @decorate()
+        async def push(self, order):
+            """Push an order."""
 
-    @decorate(default="later")
+    @decorate()
     async def push(order):
         """Push an order."""
-        return await function(order)
 
-    assert inspect.iscoroutinefunction(push)
+    for function in (push, Shop().push, decorate()(FlakyCoroutine())):
+        assert inspect.iscoroutinefunction(function)
+        assert isinstance(function.failback, aio.FailbackInvoker)
     assert (push.__name__, push.__doc__) == ("push", "Push an order.")
-    assert isinstance(push.failback, aio.FailbackInvoker)
+
+
+async def test_a_decorated_coroutine_function_is_delivered(decorate):
+    function = FlakyCoroutine(ConnectionError())
+    push = decorate(default="later")(function)
     assert await push("order") == "later"
     assert await push.failback.flush(WAIT_S)
     assert function.calls == [("order",)] * 2
@@ -91,21 +98,6 @@ def test_the_methods_of_all_instances_share_a_queue(decorate):
     assert Shop.of_none("order") == "order"
 
 
-async def test_a_method_may_be_a_coroutine_function(decorate):
-    class Shop:
-        def __init__(self):
-            self.function = FlakyCoroutine(ConnectionError())
-
-        @decorate()
-        async def push(self, order):
-            return await self.function(order)
-
-    shop = Shop()
-    assert await shop.push("order") is None
-    await aio_run_until_empty(shop.push.failback)
-    assert shop.function.calls == [("order",)] * 2
-
-
 def test_a_partial_and_a_callable_object_can_be_decorated(decorate):
     function = FlakyFunction(ConnectionError())
     push = decorate()(functools.partial(function, "order"))
@@ -113,15 +105,6 @@ def test_a_partial_and_a_callable_object_can_be_decorated(decorate):
     run_until_empty(push.failback)
     assert function.calls == [("order",)] * 2
     assert decorate()(FlakyFunction())(1) == (1,)
-
-
-async def test_a_callable_object_may_be_a_coroutine_function(decorate):
-    function = FlakyCoroutine(ConnectionError())
-    push = decorate()(function)
-    assert inspect.iscoroutinefunction(push)
-    assert await push("order") is None
-    await aio_run_until_empty(push.failback)
-    assert function.calls == [("order",)] * 2
 
 
 def test_each_function_has_a_queue_of_its_own_also_from_one_decorator(decorate):

@@ -4,14 +4,45 @@ import contextvars
 import threading
 from concurrent.futures import CancelledError, Future
 
+import grpc
 import pytest
 from google.protobuf.wrappers_pb2 import StringValue
-from scenarios.failback import DEFAULT
+from scenarios.failback import DEFAULT, ORDER, SCENARIOS
 
 from fixtures.failback_queues import FlakyFunction, HangingFunction, run_until_empty
-from fixtures.grpc_servers import METHOD
+from fixtures.grpc_servers import METHOD, begin_scenario, requests_of
 from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel.call import current_deadline, deadline_scope
 from rpcwheel.errors import FailbackFull
+
+
+def test_each_scenario(invoker, flaky_server, channel):
+    push = channel.unary_unary(METHOD).future
+    for scenario in SCENARIOS:
+        begin_scenario(flaky_server, scenario.statuses)
+        failback = invoker(**{"retry_on": "UNAVAILABLE"} | scenario.settings)
+        try:
+            result = failback.invoke(push, ORDER, timeout=WAIT_S).result(WAIT_S)
+        except grpc.RpcError as error:
+            result = error.code().name
+        run_until_empty(failback)
+        scenario.check(result, requests_of(flaky_server), failback.stats())
+
+
+def test_a_further_attempt_has_no_deadline(invoker):
+    seen, futures = [], [Future(), Future()]
+    futures[0].set_exception(ConnectionError())
+    futures[1].set_result(None)
+
+    def push():
+        seen.append(current_deadline())
+        return futures[len(seen) - 1]
+
+    failback = invoker()
+    with deadline_scope(100) as deadline:
+        failback.invoke(push).result(WAIT_S)
+    run_until_empty(failback)
+    assert seen == [deadline, None]
 
 
 def test_the_caller_gets_a_future_with_the_same_result(invoker):

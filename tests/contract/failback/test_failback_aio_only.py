@@ -1,63 +1,24 @@
-"""Failback for coroutines, over a real grpc.aio server. The timer is moved by hand."""
+"""What only failback of coroutines has: tasks, event loops, cancellation, and plain functions."""
 
 import asyncio
 import collections
-import contextvars
 
-import grpc
 import pytest
 from google.protobuf.wrappers_pb2 import StringValue
-from scenarios.failback import DEFAULT, ORDER, SCENARIOS
-from tenacity import wait_fixed
+from scenarios.failback import DEFAULT
 
 from fixtures.failback_queues import (
     FlakyCoroutine,
     FlakyFunction,
     aio_run_until_empty,
-    all_wait,
 )
-from fixtures.grpc_servers import METHOD, begin_scenario, requests_of
+from fixtures.grpc_servers import METHOD
 from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
-from rpcwheel.errors import FailbackClosed, FailbackFull
-from rpcwheel.events import DeadLetterFailed, FailbackGaveUp, FailbackLost
-from rpcwheel.failback import FailbackPolicy
+from rpcwheel.errors import FailbackClosed
+from rpcwheel.events import FailbackGaveUp, FailbackLost
+from rpcwheel.failback import FailbackPolicy, FailbackStats
 from rpcwheel.failback.aio import FailbackInvoker
 from rpcwheel.timer import AsyncWheelTimer, WheelTimer
-
-COLOR = contextvars.ContextVar("COLOR", default="none")
-
-
-async def test_each_scenario(aio_invoker, flaky_server, aio_channel):
-    push = aio_channel.unary_unary(METHOD)
-    for scenario in SCENARIOS:
-        begin_scenario(flaky_server, scenario.statuses)
-        failback = aio_invoker(**{"retry_on": "UNAVAILABLE"} | scenario.settings)
-        try:
-            result = await failback.invoke(push, ORDER, timeout=WAIT_S)
-        except grpc.RpcError as error:
-            result = error.code().name
-        await aio_run_until_empty(failback)
-        scenario.check(result, requests_of(flaky_server), failback.stats())
-
-
-async def test_a_restarted_server_gets_every_queued_call(
-    aio_invoker, timer, flaky_server, aio_channel
-):
-    failback = aio_invoker(retry_on=grpc.StatusCode.UNAVAILABLE, max_attempts=None)
-    push = aio_channel.unary_unary(METHOD)
-    orders = [b"order %d" % number for number in range(20)]
-    assert await failback.invoke(push, b"before") == b"before"
-    flaky_server.stop()
-    assert [await failback.invoke(push, order) for order in orders] == [DEFAULT] * 20
-    timer.advance(5)
-    await aio_wait_until(lambda: all_wait(failback))
-    assert failback.pending == 20
-    flaky_server.start()
-    await asyncio.wait_for(aio_channel.channel_ready(), WAIT_S)
-    await aio_run_until_empty(failback)
-    assert sorted(requests_of(flaky_server)[1:]) == sorted(orders)
-    assert failback.stats().redelivered == 20
-
 
 # --- The first attempt ---
 
@@ -95,22 +56,6 @@ async def test_a_plain_function_is_called_too(aio_invoker):
     assert function.calls == [(1,)] * 2
 
 
-async def test_an_error_that_retry_on_does_not_name_is_raised_unchanged(aio_invoker):
-    error = ValueError("no such shop")
-    with pytest.raises(ValueError, match="no such shop") as caught:
-        await aio_invoker().invoke(FlakyCoroutine(error))
-    assert caught.value is error
-    assert error.__cause__ is error.__context__ is None
-
-
-async def test_a_full_queue_raises_from_the_calls_error(aio_invoker):
-    failback, error = aio_invoker(max_pending=1), ConnectionError("second")
-    await failback.invoke(FlakyCoroutine(ConnectionError()))
-    with pytest.raises(FailbackFull) as caught:
-        await failback.invoke(FlakyCoroutine(error))
-    assert caught.value.__cause__ is error
-
-
 async def test_canceling_the_caller_cancels_the_call_which_is_not_retried(
     aio_invoker, flaky_server, aio_channel
 ):
@@ -130,20 +75,6 @@ async def test_canceling_the_caller_cancels_the_call_which_is_not_retried(
     assert (failback.pending, failback.stats().failed) == (0, 1)
 
 
-# --- The queue ---
-
-
-async def test_entries_lists_the_queued_calls_and_can_be_read_on_any_thread(aio_invoker, timer):
-    failback = aio_invoker(backoff=wait_fixed(5))
-    await failback.invoke(FlakyCoroutine(error := ConnectionError("down")), "secret")
-    timer.advance(2)
-    (entry,) = await asyncio.to_thread(failback.entries)
-    assert (entry.function, entry.attempts) == (f"{FlakyCoroutine.__module__}.FlakyCoroutine", 1)
-    assert (entry.age_s, entry.next_attempt_s, entry.error) == (2.0, 3.0, error)
-    assert await failback.flush(WAIT_S)
-    assert failback.entries() == []
-
-
 # --- Further attempts ---
 
 
@@ -156,27 +87,6 @@ async def test_a_further_attempt_is_a_task_with_a_name_on_the_callers_loop(aio_i
     assert function.threads[0] is function.threads[1]
     assert function.tasks[1].get_loop() is asyncio.get_running_loop()
     assert function.tasks[1].get_name().startswith("retry of ")
-
-
-async def test_each_further_attempt_runs_in_a_copy_of_the_callers_context(aio_invoker):
-    seen = []
-
-    async def push():
-        seen.append(COLOR.get())
-        COLOR.set("changed")
-        if len(seen) < 4:
-            raise ConnectionError
-
-    failback = aio_invoker()
-
-    async def call():
-        COLOR.set("red")
-        await failback.invoke(push)
-
-    await asyncio.create_task(call())
-    await aio_run_until_empty(failback)
-    assert seen == ["red", "changed", "changed", "changed"]
-    assert COLOR.get() == "none"
 
 
 async def test_attempts_that_hang_do_not_delay_other_calls(aio_invoker, timer):
@@ -198,39 +108,12 @@ async def test_attempts_that_hang_do_not_delay_other_calls(aio_invoker, timer):
     assert await failback.flush(WAIT_S)
 
 
-async def test_dead_letter_may_be_a_coroutine_function(aio_invoker):
-    received = []
-
-    async def keep(failed):
-        await asyncio.sleep(0)
-        received.append(failed)
-
-    failback, error = aio_invoker(max_attempts=2, dead_letter=keep), ConnectionError("last")
-    await failback.invoke(FlakyCoroutine(ConnectionError("first"), error), "order")
-    assert await failback.flush(WAIT_S)
-    (failed,) = received
-    assert (failed.args, failed.attempts, failed.error) == (("order",), 2, error)
-
-
 async def test_a_plain_dead_letter_is_called_on_the_loop(aio_invoker):
     hook, function = FlakyFunction(), FlakyCoroutine(ConnectionError(), ConnectionError())
     failback = aio_invoker(max_attempts=2, dead_letter=hook)
     await failback.invoke(function)
     await aio_run_until_empty(failback)
     assert hook.threads == function.threads[:1]
-
-
-@pytest.mark.parametrize("kind", [FlakyFunction, FlakyCoroutine])
-async def test_the_queue_works_after_dead_letter_raised(aio_invoker, events, kind):
-    error = ZeroDivisionError()
-    failback = aio_invoker(max_attempts=2, dead_letter=kind(error))
-    await failback.invoke(FlakyCoroutine(ConnectionError(), ConnectionError()))
-    await aio_run_until_empty(failback)
-    assert isinstance(events[-1], DeadLetterFailed)
-    assert events[-1].error is error
-    await failback.invoke(function := FlakyCoroutine(ConnectionError()))
-    await aio_run_until_empty(failback)
-    assert len(function.calls) == 2
 
 
 async def test_an_attempt_that_raises_cancelled_error_itself_gives_up_the_call(aio_invoker, events):
@@ -261,39 +144,6 @@ async def test_an_attempt_whose_task_is_canceled_loses_the_call(aio_invoker, tim
 # --- flush and close ---
 
 
-async def test_flush_starts_every_queued_call_and_waits_until_all_are_delivered(aio_invoker):
-    failback, function = aio_invoker(), FlakyCoroutine(*[ConnectionError()] * 3)
-    assert await failback.flush(0) is True
-    for number in range(3):
-        await failback.invoke(function, number)
-    assert await failback.flush() is True
-    assert function.calls[3:] == [(0,), (1,), (2,)]
-
-
-async def test_flush_returns_false_if_calls_are_pending_after_its_timeout(aio_invoker):
-    failback = aio_invoker()
-    await failback.invoke(FlakyCoroutine(*[ConnectionError()] * 9))
-    assert await failback.flush(0.05) is False
-    assert failback.pending == 1
-
-
-async def test_close_returns_and_reports_what_it_could_not_deliver_once(aio_invoker, events):
-    failback = aio_invoker()
-    await failback.invoke(FlakyCoroutine(*[ConnectionError()] * 9), "stays")
-    (left,) = await failback.close(drain_timeout=0.05)
-    assert left.args == ("stays",)
-    assert left.reason.startswith("closed")
-    assert isinstance(events[-1], FailbackLost)
-    assert await failback.close() == []
-
-
-async def test_close_ends_as_soon_as_all_calls_are_delivered(aio_invoker):
-    failback, function = aio_invoker(), FlakyCoroutine(ConnectionError())
-    await failback.invoke(function)
-    assert await failback.close(drain_timeout=10 * WAIT_S) == []
-    assert len(function.calls) == 2
-
-
 async def test_a_canceled_close_reports_the_queued_calls(aio_invoker, events):
     failback = aio_invoker()
     await failback.invoke(FlakyCoroutine(*[ConnectionError()] * 9))
@@ -303,35 +153,12 @@ async def test_a_canceled_close_reports_the_queued_calls(aio_invoker, events):
     assert failback.pending == 0
 
 
-async def test_after_close_only_calls_that_would_be_queued_raise_failback_closed(aio_invoker):
-    failback, error = aio_invoker(), ConnectionError("late")
-    await failback.close()
-    assert await failback.invoke(FlakyCoroutine(), 1) == (1,)
-    with pytest.raises(FailbackClosed) as caught:
-        await failback.invoke(FlakyCoroutine(error))
-    assert caught.value.__cause__ is error
-
-
 async def test_the_end_of_an_async_with_statement_closes_the_queue(timer):
     async with FailbackInvoker(FailbackPolicy(retry_on=OSError), timer=timer) as failback:
         await failback.invoke(function := FlakyCoroutine(OSError()))
     assert len(function.calls) == 2
     with pytest.raises(FailbackClosed):
         await failback.invoke(FlakyCoroutine(OSError()))
-
-
-@pytest.mark.parametrize("method", ["flush", "close"])
-async def test_an_attempt_that_waits_for_its_own_queue_gets_an_error(aio_invoker, events, method):
-    failback, function = aio_invoker(), FlakyCoroutine(ConnectionError())
-
-    async def push():
-        await function()
-        await getattr(failback, method)()
-
-    await failback.invoke(push)
-    await aio_run_until_empty(failback)
-    assert isinstance(events[-1], FailbackGaveUp)
-    assert "would wait for itself" in str(events[-1].error)
 
 
 # --- Event loops ---
@@ -458,3 +285,10 @@ async def test_a_timer_with_a_thread_starts_the_attempts():
         await failback.invoke(function)
         await aio_wait_until(lambda: failback.pending == 0)
         assert len(function.calls) == 4
+
+
+def test_without_a_running_loop_enqueue_raises_and_queues_nothing(timer):
+    failback = FailbackInvoker(FailbackPolicy(retry_on=ConnectionError), timer=timer)
+    with pytest.raises(RuntimeError, match="no running event loop"):
+        failback.enqueue(ConnectionError(), FlakyCoroutine())
+    assert failback.stats() == FailbackStats()

@@ -1,0 +1,313 @@
+"""Failback in both worlds, over a real gRPC server. The timer is moved by hand."""
+
+import contextvars
+import threading
+
+import grpc
+import pytest
+from scenarios.failback import DEFAULT, ORDER, SCENARIOS
+from tenacity import wait_fixed
+
+from fixtures.failback_queues import FLAKY, all_wait, in_world, run_until_empty
+from fixtures.grpc_servers import METHOD, begin_scenario, requests_of
+from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel.call import current_deadline, deadline_scope
+from rpcwheel.errors import FailbackClosed, FailbackFull
+from rpcwheel.events import (
+    DeadLetterFailed,
+    FailbackDelivered,
+    FailbackGaveUp,
+    FailbackLost,
+    FailbackQueued,
+)
+from rpcwheel.failback import FailbackStats
+
+COLOR = contextvars.ContextVar("COLOR", default="none")
+
+
+@pytest.fixture
+def flaky(world):
+    """Makes functions that raise the given errors one by one, then return their arguments."""
+    return FLAKY[world.name]
+
+
+def test_each_scenario(world, new_failback, flaky_server):
+    push = world.channel(flaky_server.target).unary_unary(METHOD)
+    for scenario in SCENARIOS:
+        begin_scenario(flaky_server, scenario.statuses)
+        failback = new_failback(**{"retry_on": "UNAVAILABLE"} | scenario.settings)
+        try:
+            result = world.do(failback.invoke, push, ORDER, timeout=WAIT_S)
+        except grpc.RpcError as error:
+            result = error.code().name
+        run_until_empty(failback)
+        scenario.check(result, requests_of(flaky_server), failback.stats())
+
+
+def test_a_restarted_server_gets_every_queued_call(world, new_failback, timer, flaky_server):
+    failback = new_failback(retry_on=grpc.StatusCode.UNAVAILABLE, max_attempts=None)
+    channel = world.channel(flaky_server.target)
+    push = channel.unary_unary(METHOD)
+    orders = [b"order %d" % number for number in range(20)]
+    assert world.do(failback.invoke, push, b"before") == b"before"
+    flaky_server.stop()
+    assert [world.do(failback.invoke, push, order) for order in orders] == [DEFAULT] * 20
+    timer.advance(5)
+    wait_until(lambda: all_wait(failback))
+    assert failback.pending == 20
+    flaky_server.start()
+    world.call(channel, "unary_unary", b"up", method=METHOD, wait_for_ready=True).result()
+    run_until_empty(failback)
+    assert sorted(requests_of(flaky_server)[1:]) == sorted([*orders, b"up"])
+    assert failback.stats().redelivered == 20
+
+
+# --- The first attempt ---
+
+
+def test_the_caller_of_a_queued_call_gets_the_default_object_itself(world, new_failback, flaky):
+    default = object()
+    failback = new_failback(default=default)
+    assert world.do(failback.invoke, flaky(ConnectionError())) is default
+
+
+def test_an_error_that_retry_on_does_not_name_is_raised_unchanged(world, new_failback, flaky):
+    error = ValueError("no such shop")
+    with pytest.raises(ValueError, match="no such shop") as caught:
+        world.do(new_failback().invoke, flaky(error))
+    assert caught.value is error
+    assert error.__cause__ is error.__context__ is None
+    assert caught.traceback[-1].name == "__call__"
+
+
+def test_a_full_queue_raises_or_returns_the_default(world, new_failback, flaky):
+    raises, error = new_failback(max_pending=1), ConnectionError("second")
+    world.do(raises.invoke, flaky(ConnectionError()))
+    with pytest.raises(FailbackFull) as caught:
+        world.do(raises.invoke, flaky(error))
+    assert caught.value.__cause__ is error
+    drops = new_failback(max_pending=1, overflow="drop")
+    for _ in range(2):
+        assert world.do(drops.invoke, flaky(ConnectionError())) == DEFAULT
+
+
+def test_entries_lists_the_queued_calls_and_can_be_read_on_any_thread(
+    world, new_failback, flaky, timer
+):
+    failback = new_failback(backoff=wait_fixed(5))
+    world.do(failback.invoke, flaky(error := ConnectionError("down")), "secret")
+    timer.advance(2)
+    (entry,) = failback.entries()
+    assert (entry.function, entry.attempts) == (f"{flaky.__module__}.{flaky.__name__}", 1)
+    assert (entry.age_s, entry.next_attempt_s, entry.error) == (2.0, 3.0, error)
+    assert "secret" not in repr(entry)
+    assert world.do(failback.flush, WAIT_S)
+    assert failback.entries() == []
+    assert entry.next_attempt_s == 3.0
+
+
+# --- Further attempts ---
+
+
+def test_each_further_attempt_runs_in_a_copy_of_the_callers_context(world, new_failback):
+    seen = []
+
+    def push():
+        seen.append(COLOR.get())
+        COLOR.set("changed")
+        if len(seen) < 4:
+            raise ConnectionError
+
+    failback = new_failback()
+    context = contextvars.copy_context()
+    context.run(COLOR.set, "red")
+    context.copy().run(world.do, failback.invoke, in_world(world, push))
+    run_until_empty(failback)
+    # The context is copied when the call is queued, which is after its first attempt.
+    assert seen == ["red", "changed", "changed", "changed"]
+    assert COLOR.get() == "none"
+
+
+def test_attempts_that_hang_do_not_delay_another_queue(world, new_failback, flaky, timer):
+    hanging, other, end, attempts = new_failback(), new_failback(), threading.Event(), []
+
+    def hang():
+        attempts.append(1)
+        if len(attempts) <= 10:
+            raise ConnectionError
+        return world.wait_for(end)
+
+    for _ in range(10):
+        world.do(hanging.invoke, in_world(world, hang))
+    world.do(other.invoke, flaky(ConnectionError()))
+    timer.advance(5)
+    wait_until(lambda: other.pending == 0)
+    assert hanging.pending == 10
+    end.set()
+    assert world.do(hanging.flush, WAIT_S)
+
+
+def test_dead_letter_gets_a_call_that_is_given_up(world, new_failback, flaky):
+    received, error = [], ConnectionError("last")
+    failback = new_failback(max_attempts=2, dead_letter=in_world(world, received.append))
+    world.do(failback.invoke, flaky(ConnectionError("first"), error), "order")
+    run_until_empty(failback)
+    (failed,) = received
+    assert (failed.args, failed.kwargs, failed.attempts) == (("order",), {}, 2)
+    assert failed.error is error
+
+
+def test_the_queue_works_after_dead_letter_raised(world, new_failback, flaky, events):
+    failback = new_failback(max_attempts=2, dead_letter=flaky(error := ZeroDivisionError()))
+    world.do(failback.invoke, flaky(ConnectionError(), ConnectionError()))
+    run_until_empty(failback)
+    assert isinstance(events[-1], DeadLetterFailed)
+    assert events[-1].error is error
+    world.do(failback.invoke, function := flaky(ConnectionError()))
+    run_until_empty(failback)
+    assert len(function.calls) == 2
+
+
+# --- Deadlines: the caller got the default long ago, so a further attempt may take longer ---
+
+
+def test_further_attempts_and_dead_letter_have_no_deadline(world, new_failback):
+    seen = []
+
+    def note(*_):
+        seen.append(current_deadline())
+        if len(seen) <= 3:
+            raise ConnectionError
+
+    failback = new_failback(max_attempts=3, dead_letter=in_world(world, note))
+    with deadline_scope(100) as deadline:
+        world.do(failback.invoke, in_world(world, note))
+        assert current_deadline() == deadline  # the caller's own is unchanged
+    run_until_empty(failback)
+    assert seen == [deadline, None, None, None]
+
+
+def test_a_call_whose_deadline_has_passed_is_delivered(world, new_failback, flaky):
+    failback = new_failback()
+    with deadline_scope(0):
+        world.do(failback.invoke, flaky(ConnectionError()))
+    run_until_empty(failback)
+    assert failback.stats().redelivered == 1
+
+
+# --- flush and close ---
+
+
+def test_flush_starts_every_queued_call_and_waits_until_all_are_delivered(
+    world, new_failback, flaky
+):
+    failback, function = new_failback(), flaky(*[ConnectionError()] * 3)
+    assert world.do(failback.flush, 0) is True
+    for number in range(3):
+        world.do(failback.invoke, function, number)
+    assert world.do(failback.flush) is True
+    assert sorted(function.calls[3:]) == [(0,), (1,), (2,)]
+
+
+def test_flush_returns_false_if_calls_are_pending_after_its_timeout(world, new_failback, flaky):
+    failback = new_failback()
+    world.do(failback.invoke, flaky(*[ConnectionError()] * 9))
+    assert world.do(failback.flush, 0.05) is False
+    assert failback.pending == 1
+
+
+def test_close_returns_and_reports_what_it_could_not_deliver_once(
+    world, new_failback, flaky, events
+):
+    failback = new_failback()
+    world.do(failback.invoke, flaky(*[ConnectionError()] * 9), "stays")
+    (left,) = world.do(failback.close, drain_timeout=0.05)
+    assert left.args == ("stays",)
+    assert left.reason.startswith("closed")
+    assert isinstance(events[-1], FailbackLost)
+    assert failback.pending == 0
+    assert world.do(failback.close) == []
+
+
+def test_close_ends_as_soon_as_all_calls_are_delivered(world, new_failback, flaky):
+    failback, function = new_failback(), flaky(ConnectionError())
+    world.do(failback.invoke, function)
+    assert world.do(failback.close, drain_timeout=float("inf")) == []
+    assert len(function.calls) == 2
+
+
+def test_after_close_only_calls_that_would_be_queued_raise_failback_closed(
+    world, new_failback, flaky
+):
+    failback, error = new_failback(), ConnectionError("late")
+    world.do(failback.close)
+    assert world.do(failback.invoke, flaky(), 1) == (1,)
+    with pytest.raises(FailbackClosed) as caught:
+        world.do(failback.invoke, flaky(error))
+    assert caught.value.__cause__ is error
+    with pytest.raises(ValueError, match="mine"):
+        world.do(failback.invoke, flaky(ValueError("mine")))
+
+
+@pytest.mark.parametrize("method", ["flush", "close"])
+def test_an_attempt_that_waits_for_its_own_queue_gets_an_error(world, new_failback, events, method):
+    failback, attempts = new_failback(), []
+
+    def push():
+        attempts.append(1)
+        if len(attempts) == 1:
+            raise ConnectionError
+        return getattr(failback, method)()
+
+    world.do(failback.invoke, in_world(world, push))
+    run_until_empty(failback)
+    assert isinstance(events[-1], FailbackGaveUp)
+    assert "would wait for itself" in str(events[-1].error)
+
+
+# --- Calls whose first attempt was made elsewhere, as by an interceptor ---
+
+
+@pytest.fixture
+def delivery(flaky):
+    """What an interceptor queues: it has the name for events and logs."""
+    delivery = flaky()
+    delivery.label = "/shop.Orders/Push"
+    return delivery
+
+
+def test_an_enqueued_call_is_made_later_with_its_arguments(world, new_failback, delivery, events):
+    failback, error = new_failback(backoff=wait_fixed(5)), ConnectionError("gone")
+    assert world.do(failback.enqueue, error, delivery, b"order", 2) == "queued"
+    assert (delivery.calls, failback.pending) == ([], 1)
+    run_until_empty(failback)
+    assert delivery.calls == [(b"order", 2)]
+    assert failback.stats() == FailbackStats(calls=1, queued_total=1, attempts=1, redelivered=1)
+    assert events == [
+        FailbackQueued("failback", "/shop.Orders/Push", error, 5.0, 1),
+        FailbackDelivered("failback", "/shop.Orders/Push", 2, 5.0),
+    ]
+
+
+def test_keyword_arguments_of_an_enqueued_call_are_kept(world, new_failback):
+    received, failback = [], new_failback()
+    push = in_world(world, lambda **options: received.append(options))
+    world.do(failback.enqueue, ConnectionError(), push, urgent=True)
+    run_until_empty(failback)
+    assert received == [{"urgent": True}]
+
+
+def test_a_call_is_not_enqueued_for_an_error_that_retry_on_does_not_name(
+    world, new_failback, delivery
+):
+    failback = new_failback()
+    assert world.do(failback.enqueue, ValueError("no"), delivery) is None
+    assert failback.stats() == FailbackStats(calls=1, failed=1)
+
+
+def test_a_closed_queue_refuses_an_enqueued_call_with_its_error(world, new_failback, delivery):
+    failback, error = new_failback(), ConnectionError()
+    world.do(failback.close)
+    with pytest.raises(FailbackClosed, match=r"/shop.Orders/Push failed") as caught:
+        world.do(failback.enqueue, error, delivery)
+    assert caught.value.__cause__ is error

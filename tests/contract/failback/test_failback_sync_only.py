@@ -1,0 +1,174 @@
+"""What only blocking failback has: threads, interrupts, and refused coroutine functions."""
+
+import threading
+
+import pytest
+from google.protobuf.wrappers_pb2 import StringValue
+
+from fixtures.failback_queues import FlakyFunction, run_until_empty
+from fixtures.interrupts import Interrupt
+from fixtures.waiting import WAIT_S
+from rpcwheel.errors import ConfigurationError, FailbackClosed
+from rpcwheel.events import DeadLetterFailed, FailbackGaveUp, FailbackLost
+from rpcwheel.failback import FailbackInvoker, FailbackPolicy
+from rpcwheel.timer import WheelTimer
+
+# --- The first attempt ---
+
+
+def test_the_first_attempt_runs_on_the_callers_thread(invoker):
+    function = FlakyFunction()
+    assert invoker().invoke(function, 1, 2) == (1, 2)
+    assert function.threads == [threading.current_thread()]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_keyboard_interrupt_and_system_exit_are_raised(invoker, error):
+    failback = invoker(retry_on=Exception)
+    with pytest.raises(error):
+        failback.invoke(FlakyFunction(error()))
+    assert failback.pending == 0
+
+
+def test_keyword_arguments_may_have_any_names(invoker):
+    def push(**kwargs):
+        return kwargs
+
+    given = {"self": 1, "function": 2, "timeout": 3}
+    assert invoker().invoke(push, **given) == given
+
+
+def test_an_awaitable_result_raises_with_what_to_use_instead(invoker):
+    async def push():
+        """Is closed without being awaited."""
+
+    with pytest.raises(TypeError, match=r"make it an `async def`, or use rpcwheel.failback.aio"):
+        invoker().invoke(push)
+
+
+def test_a_coroutine_function_as_dead_letter_is_refused():
+    async def hook(failed):
+        """Would never be awaited."""
+
+    with pytest.raises(ConfigurationError, match="dead_letter is a coroutine function"):
+        FailbackInvoker(FailbackPolicy(retry_on=OSError, dead_letter=hook))
+
+
+# --- Further attempts ---
+
+
+def test_further_attempts_and_dead_letter_run_on_worker_threads(invoker):
+    function, dead_letter = FlakyFunction(ConnectionError(), ConnectionError()), FlakyFunction()
+    failback = invoker(max_attempts=2, dead_letter=dead_letter)
+    failback.invoke(function, "order")
+    run_until_empty(failback)
+    assert function.calls == [("order",)] * 2
+    for thread in (function.threads[1], *dead_letter.threads):
+        assert thread.name.startswith("rpcwheel-worker-")
+
+
+def test_each_further_attempt_gets_the_message_as_it_was_when_the_call_was_queued(invoker):
+    seen = []
+
+    def push(message):
+        seen.append(message.value)
+        message.value += " and what this attempt wrote"
+        if len(seen) < 3:
+            raise ConnectionError
+
+    failback, message = invoker(), StringValue(value="order")
+    failback.invoke(push, message)
+    message.value = "something else"
+    run_until_empty(failback)
+    assert seen == ["order", *["order and what this attempt wrote"] * 2]
+
+
+def test_system_exit_in_a_further_attempt_gives_up_the_call(invoker, events):
+    failback = invoker()
+    failback.invoke(FlakyFunction(ConnectionError(), SystemExit(3)))
+    run_until_empty(failback)
+    assert isinstance(events[-1], FailbackGaveUp)
+    assert isinstance(events[-1].error, SystemExit)
+
+
+def test_an_awaitable_from_a_further_attempt_gives_up_the_call(invoker, events):
+    async def later():
+        """Is closed without being awaited."""
+
+    function = FlakyFunction(ConnectionError())
+    failback = invoker()
+    failback.invoke(lambda: later() if function() == () else None)
+    run_until_empty(failback)
+    assert isinstance(events[-1], FailbackGaveUp)
+    assert "make it an `async def`" in str(events[-1].error)
+
+
+def test_system_exit_in_dead_letter_ends_the_call(invoker, events):
+    failback = invoker(max_attempts=2, dead_letter=FlakyFunction(error := SystemExit(3)))
+    failback.invoke(FlakyFunction(ConnectionError(), ConnectionError()))
+    run_until_empty(failback)
+    assert isinstance(events[-1], DeadLetterFailed)
+    assert events[-1].error is error
+
+
+# --- flush and close ---
+
+
+def test_flush_refuses_a_timeout_that_is_no_time(invoker):
+    for bad in ["5", float("nan"), True]:
+        with pytest.raises((TypeError, ConfigurationError), match="timeout"):
+            invoker().flush(bad)
+
+
+def test_an_interrupted_close_reports_the_queued_calls(invoker, events):
+    failback, function, ctrl_c = invoker(), FlakyFunction(*[ConnectionError()] * 9), Interrupt()
+
+    def push():
+        if function.calls:  # in the attempt that `close` has started
+            ctrl_c.send()
+        function()
+
+    failback.invoke(push)
+    with ctrl_c, pytest.raises(KeyboardInterrupt):
+        failback.close(drain_timeout=float("inf"))
+    assert any(isinstance(event, FailbackLost) for event in events)
+    assert failback.pending == 0
+
+
+def test_the_end_of_a_with_statement_closes_the_queue(timer):
+    with FailbackInvoker(FailbackPolicy(retry_on=OSError), timer=timer) as failback:
+        function = FlakyFunction(OSError())
+        failback.invoke(function)
+    assert len(function.calls) == 2
+    with pytest.raises(FailbackClosed):
+        failback.invoke(FlakyFunction(OSError()))
+
+
+def test_calls_of_many_threads_are_each_delivered_once():
+    failures, lock, delivered = {}, threading.Lock(), []
+
+    def push(order):
+        with lock:
+            failures[order] = failures.get(order, 0) + 1
+            if failures[order] <= order % 2:
+                raise ConnectionError
+            delivered.append(order)
+
+    with WheelTimer() as timer:
+        policy = FailbackPolicy(retry_on=ConnectionError, backoff=0.002, max_pending=10_000)
+        failback = FailbackInvoker(policy, timer=timer)
+
+        def call(orders):
+            for order in orders:
+                failback.invoke(push, order)
+
+        threads = [threading.Thread(target=call, args=(range(n, 2_000, 4),)) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert failback.close(drain_timeout=WAIT_S) == []
+    assert sorted(delivered) == list(range(2_000))
+    stats = failback.stats()
+    assert stats.calls == stats.succeeded + stats.redelivered == 2_000
+    assert stats.attempts == 1_000
