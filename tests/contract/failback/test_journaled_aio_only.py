@@ -1,0 +1,117 @@
+"""What only calls of `grpc.aio` in a journal have: canceled tasks, and loops that end."""
+
+import asyncio
+import threading
+from concurrent.futures import CancelledError
+
+import grpc
+import pytest
+
+from fixtures.grpc_servers import IMPATIENT
+from fixtures.journaled_clients import LATER, queue_of
+from fixtures.journals import stored, wait_for_none
+from fixtures.shop import UNARY_UNARY, Hang
+from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
+from fixtures.worlds import AioWorld
+from rpcwheel.call import CallPolicy
+from rpcwheel.interceptors.aio import FailbackQueues, intercept_channel
+from rpcwheel.journal.backend import CallState
+
+only_aio = pytest.mark.parametrize("world", [AioWorld], ids=["aio"], indirect=True)
+
+
+@only_aio
+def test_calls_of_an_earlier_process_are_pending_as_soon_as_they_are_counted(
+    world, shop, client, push
+):
+    shop.then("UNAVAILABLE")
+    assert push(client()) == LATER
+    world.do(client.queues.close, 0)
+    client()
+    wait_until(lambda: client.queues.pending == 1)
+
+
+@only_aio
+def test_a_caller_that_is_canceled_while_its_call_is_stored_may_find_it_stored(
+    world, shop, client, url, script
+):
+    entered, opened = threading.Event(), threading.Event()
+
+    def wait():
+        entered.set()
+        opened.wait(WAIT_S)
+
+    shop.then("UNAVAILABLE")
+    script["append"] = wait
+    call = world.call(client(), timeout=WAIT_S)
+    assert entered.wait(WAIT_S)
+    world.do(asyncio.sleep, 0)  # the loop is not blocked meanwhile
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        call.result()
+    opened.set()
+    wait_until(lambda: len(stored(url)) == 1)
+
+
+@only_aio
+def test_a_close_that_is_canceled_gives_the_calls_back(world, shop, client, policy, push, url):
+    shop.then("UNAVAILABLE", hang := Hang())
+    push(client(policy(backoff=0.01)))
+    assert hang.begun.wait(WAIT_S)
+    closing = asyncio.run_coroutine_threadsafe(client.queues.close(WAIT_S), world.loop)
+    wait_until(lambda: queue_of(client.queues).closed)
+    closing.cancel()
+    with pytest.raises(CancelledError):
+        closing.result(WAIT_S)
+    wait_until(lambda: [call.state for call in stored(url)] == [CallState.READY])
+    shop.calls[1].ended.set()
+
+
+@pytest.fixture
+def in_loop(shop, policy):
+    """Runs a function of a new channel on a loop of its own, and closes the loop.
+
+    All channels share the queues `in_loop.queues`.
+    """
+    queues = FailbackQueues()
+
+    def in_loop(function, **settings):
+        async def program():
+            bare = grpc.aio.insecure_channel(shop.target, options=IMPATIENT)
+            call_policy = CallPolicy(failback=policy(**settings))
+            return await function(intercept_channel(bare, call_policy, queues=queues))
+
+        return asyncio.run(program())
+
+    in_loop.queues = queues
+    yield in_loop
+    asyncio.run(queues.close())
+
+
+def test_a_loop_that_ends_with_calls_in_flight_leaves_them_in_the_journal(shop, in_loop, url):
+    shop.then("UNAVAILABLE", hang := Hang())
+
+    async def begin(channel):
+        await channel.unary_unary(UNARY_UNARY)(b"order", timeout=WAIT_S)
+        await aio_wait_until(hang.begun.is_set)
+
+    in_loop(begin, backoff=0.01)
+    asyncio.run(in_loop.queues.close())
+    assert [call.state for call in stored(url)] == [CallState.READY]
+
+
+def test_the_next_loop_delivers_the_calls_of_one_that_was_closed(shop, in_loop, url):
+    shop.then("UNAVAILABLE")
+
+    async def begin(channel):
+        async with channel:
+            return await channel.unary_unary(UNARY_UNARY)(b"order", timeout=WAIT_S)
+
+    async def follow(channel):
+        async with channel:
+            return await in_loop.queues.flush(WAIT_S)
+
+    assert in_loop(begin) == LATER
+    assert in_loop(follow) is True
+    assert len(shop.calls) == 2
+    wait_for_none(url)

@@ -1,0 +1,370 @@
+"""The queue of calls in a journal: when it attempts calls, leases, `flush` and `close`."""
+
+import grpc
+import pytest
+from tenacity import wait_fixed
+
+from fixtures.journaled_clients import LATER, key_of, only_sync, queue_of
+from fixtures.journals import (
+    dead,
+    paused,
+    store,
+    stored,
+    wait_for_dead,
+    wait_for_none,
+    wait_until_quiet,
+)
+from fixtures.shop import Hang, Shop
+from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel.call import MethodPolicy
+from rpcwheel.call.retry import RETRY_KEY
+from rpcwheel.errors import ConfigurationError, JournalRefused, JournalUnavailable, TimerStopped
+from rpcwheel.events import FailbackLeaseLost, JournalFailed, JournalRecovered
+from rpcwheel.failback import FailbackInvoker
+from rpcwheel.failback.journaled import JournaledQueue
+from rpcwheel.failback.queued_call import QueuedCallState
+from rpcwheel.journal import journal as front
+from rpcwheel.journal.backend import CallState
+from rpcwheel.timer import ManualTimer
+
+pytestmark = only_sync
+
+
+@pytest.fixture
+def begin(client, policy, new_queues, timer, manual_time):
+    """Makes a client whose time is moved by hand, `begin.channel`, and returns its queue."""
+
+    def begin(**settings):
+        queues = new_queues(timer)
+        begin.channel = client(policy(**settings), queues=queues)
+        return queue_of(queues)
+
+    return begin
+
+
+# --- When calls are attempted ---
+
+
+def test_a_long_queue_of_one_order_key_is_delivered_without_waits(shop, begin, url):
+    store(url, count=50, target=shop.target, order_key="shop")
+    queue = begin()
+    wait_until(lambda: len(shop.calls) == 50)  # without any time
+    wait_until_quiet(queue)
+    assert stored(url) == []
+
+
+def test_one_call_of_an_order_key_is_attempted_at_a_time(shop, client, url):
+    shop.then(hang := Hang())
+    store(url, count=2, target=shop.target, order_key="a")
+    client()
+    assert hang.begun.wait(WAIT_S)
+    assert [call.state for call in stored(url)] == [CallState.TAKEN, CallState.BLOCKED]
+
+
+def test_a_call_is_attempted_when_it_is_due_before_the_next_look(shop, begin, push, timer):
+    shop.then("UNAVAILABLE")
+    begin(backoff=0.3)
+    push(begin.channel)
+    timer.advance(0.3)
+    wait_until(lambda: len(shop.calls) == 2)
+
+
+def test_a_stop_object_limits_the_attempts(shop, client, policy, push, url):
+    shop.then(*["UNAVAILABLE"] * 2)
+    push(client(policy(backoff=0.01, stop=lambda state: state.attempt_number >= 2)))
+    assert wait_for_dead(url)[0].attempts == 2
+
+
+def test_only_max_age_limits_the_attempts_by_default(shop, client, policy, push, url):
+    shop.then(*["UNAVAILABLE"] * 8)
+    push(client(policy(backoff=0.001)))
+    wait_for_none(url)
+    assert len(shop.calls) == 9
+
+
+def test_a_call_that_has_reached_its_max_age_is_a_dead_letter(shop, begin, push, url, manual_time):
+    shop.then(*["UNAVAILABLE"] * 100)
+    queue = begin(backoff=wait_fixed(4), max_age=10.0)
+    push(begin.channel)
+    manual_time(12, queue)
+    (call,) = dead(url)
+    assert call.reason == "its max_age has passed"
+    assert [seen.metadata.get(RETRY_KEY) for seen in shop.calls] == [None, "1", "2", "3"]
+
+
+# --- Calls that are not queued ---
+
+
+def test_a_call_is_refused_if_the_directory_of_the_journal_is_missing(
+    shop, client, policy, push, tmp_path, events
+):
+    channel = client(policy(journal=f"sqlite://{tmp_path}/missing/calls.db"))
+    wait_until(lambda: events.of(JournalFailed))  # the first look for calls
+    shop.then(*["UNAVAILABLE"] * 2)
+    for _ in range(2):
+        with pytest.raises(JournalRefused, match="create its directory") as caught:
+            push(channel)
+        assert isinstance(caught.value, grpc.RpcError)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert len(events.of(JournalFailed)) == 1
+    (tmp_path / "missing").mkdir()
+    shop.then("UNAVAILABLE")
+    assert push(channel) == LATER
+    wait_until(lambda: events.of(JournalRecovered))
+    assert client.queues.stats()["*"].rejected == 2
+
+
+def test_results_that_the_journal_refuses_are_stored_later(shop, begin, url, timer, events, script):
+    script["report"] = JournalUnavailable("locked")
+    store(url, count=2, target=shop.target)
+    queue = begin()
+    wait_until(lambda: len(shop.calls) == 2)
+    wait_until(lambda: queue.journal.unstored_results == 2)
+    assert len(stored(url)) == 2
+    del script["report"]
+    timer.advance(1)
+    wait_for_none(url)
+    assert len(shop.calls) == 2
+    wait_until(lambda: events.of(JournalRecovered))
+    assert [len(events.of(kind)) for kind in (JournalFailed, JournalRecovered)] == [1, 1]
+
+
+# --- Leases ---
+
+
+def test_two_queues_on_one_journal_share_the_calls_and_make_each_once(
+    shop, begin, url, manual_time
+):
+    store(url, count=50, target=shop.target)
+    queues = begin(), begin()
+    for _ in range(5):
+        manual_time(1, *queues)
+    assert stored(url) == []
+    assert len(shop.calls) == len({key_of(seen) for seen in shop.calls}) == 50
+
+
+def test_a_queue_whose_lease_has_ended_starts_no_attempt(
+    shop, begin, url, manual_time, timer, events
+):
+    store(url, target=shop.target, delay_s=1.5)
+    queue = begin()
+    manual_time(1, queue)
+    with paused(queue):  # for as long as its lease
+        queue._lease_ends_ns = 1
+        timer.advance(1)
+        assert [call.state for call in queue._calls] == [QueuedCallState.WAITING]
+    manual_time(16, queue)
+    assert [seen.metadata[RETRY_KEY] for seen in shop.calls] == ["1"]
+    assert stored(url) == []
+    assert events.of(FailbackLeaseLost) == []  # no attempt was running
+
+
+def test_a_call_that_waited_for_a_thread_while_its_lease_ended_is_not_attempted(
+    shop, begin, url, manual_time, timer, monkeypatch
+):
+    begin_attempt, calls = JournaledQueue.begin_attempt, []
+
+    def pause(queue, call):
+        if not calls:  # the process is paused for as long as its lease
+            calls.append(call)
+            queue._lease_ends_ns = 1
+        return begin_attempt(queue, call)
+
+    monkeypatch.setattr(JournaledQueue, "begin_attempt", pause)
+    timer.advance(1)
+    store(url, target=shop.target)
+    queue = begin()
+    wait_until(lambda: calls)
+    wait_until_quiet(queue)
+    assert shop.calls == []
+    manual_time(16, queue)
+    assert [seen.metadata[RETRY_KEY] for seen in shop.calls] == ["1"]
+
+
+def test_a_late_result_is_ignored(shop, begin, url, events, timer):
+    shop.then(hang := Hang())
+    store(url, target=shop.target)
+    slow = begin()
+    assert hang.begun.wait(WAIT_S)
+    with paused(slow):  # it does not renew its lease
+        timer.advance(16)
+        begin()
+        wait_for_none(url)
+    timer.advance(1)
+    (lost,) = events.of(FailbackLeaseLost)
+    assert (lost.name, lost.journal, lost.count) == ("*", url, 1)
+    shop.kill()  # ends the first attempt
+    wait_until(lambda: not slow._calls)
+    wait_until_quiet(slow)
+    assert stored(url) == []
+    assert len(events.of(FailbackLeaseLost)) == 1
+
+
+def test_a_lease_is_renewed_while_an_attempt_runs(shop, begin, url, events, timer):
+    shop.then(hang := Hang())
+    store(url, target=shop.target)
+    queue = begin(journal=f"{url}?lease=1")
+    assert hang.begun.wait(WAIT_S)
+    for _ in range(40):
+        timer.advance(0.1)
+        wait_until(lambda: not queue._load_requested and not queue._loading.locked())
+    assert queue.journal.backend.renew(queue.worker, 1.0)
+    assert events.of(FailbackLeaseLost) == []
+    shop.kill()
+
+
+# --- Windows ---
+
+
+def test_while_the_server_is_down_ten_calls_per_second_are_attempted(shop, begin, url, manual_time):
+    store(url, count=200, target=shop.target)
+    shop.then(*["UNAVAILABLE"] * 500)
+    queue = begin(backoff=0.1)
+    wait_until_quiet(queue)
+    for second in range(1, 6):
+        assert len(shop.calls) <= 10 * second
+        manual_time(1, queue)
+    assert len(shop.calls) >= 50
+
+
+def test_after_its_recovery_a_server_gets_a_long_queue_fast(shop, begin, url, manual_time):
+    shop.then("UNAVAILABLE")
+    store(url, count=300, target=shop.target)
+    queue = begin()
+    wait_until_quiet(queue)
+    manual_time(1, queue)
+    wait_until(lambda: len(shop.calls) >= 300)  # without another second
+    wait_until_quiet(queue)
+    assert len(stored(url)) == 1
+
+
+def test_calls_are_delivered_at_a_rate_of_less_than_one_in_two_seconds(
+    shop, begin, url, manual_time
+):
+    store(url, count=2, target=shop.target)
+    queue = begin(rate=0.1)
+    wait_until_quiet(queue)
+    manual_time(20, queue)
+    assert len(shop.calls) == 2
+
+
+def test_a_target_that_does_not_answer_does_not_delay_the_others(
+    shop, client, policy, url, manual_time, timer, new_queues
+):
+    silent, queues, shared = Shop(), new_queues(timer), policy()
+    silent.then(*[Hang() for _ in range(10)])
+    store(url, count=300, target=shop.target)
+    store(url, count=300, target=silent.target)
+    client(shared, queues=queues, target=silent.target)
+    wait_until(lambda: len(silent.calls) == 4)
+    client(shared, queues=queues)
+    wait_until(lambda: len(shop.calls) == 300)  # without any time
+    assert len(silent.calls) == 4
+    silent.kill()
+
+
+# --- Attempts that this process has ended ---
+
+
+def test_an_attempt_that_ends_with_its_channel_does_not_count(shop, client, policy, url):
+    shop.then(hang := Hang())
+    (number,) = store(url, target=shop.target)
+    channel = client(policy(max_attempts=2))
+    assert hang.begun.wait(WAIT_S)
+    channel.close()
+    wait_until(lambda: [call.state for call in stored(url)] == [CallState.READY])
+    (call,) = stored(url)
+    assert (call.id, call.attempts) == (number, 1)
+    shop.kill()
+
+
+def test_policies_with_a_journal_share_a_queue_if_they_are_equal_and_else_have_other_names(
+    shop, client, policy
+):
+    client()
+    client(queues=client.queues)
+    assert len(client.queues.stats()) == 1
+    methods = {"/a/*": MethodPolicy(failback=policy(name="same", backoff=1.0))}
+    with pytest.raises(ConfigurationError, match="have the name 'same'"):
+        client(policy(name="same"), methods=methods)
+
+
+# --- flush and close ---
+
+
+def test_flush_does_not_wait_for_calls_that_this_process_cannot_deliver(shop, client, url):
+    store(url, target="elsewhere:1")
+    client()
+    assert client.queues.flush(WAIT_S)
+    assert len(stored(url)) == 1
+
+
+def test_flush_waits_for_calls_that_another_process_attempts(shop, push, client, policy, url):
+    shop.then("UNAVAILABLE", hang := Hang())
+    other = client(policy(backoff=0.01))
+    push(other)
+    assert hang.begun.wait(WAIT_S)
+    client()
+    assert client.queues.flush(0.1) is False
+    shop.kill()
+
+
+def test_flush_returns_false_while_the_journal_fails(shop, push, client, url, script):
+    shop.then("UNAVAILABLE")
+    push(client())
+    for name in ("take", "retry", "select"):
+        script[name] = front.JournalUnavailable("locked")
+    assert client.queues.flush(0.1) is False
+    assert client.queues.entries() == {"*": []}
+    del script["take"], script["retry"]
+    assert client.queues.flush(0.1) is False
+    script.clear()
+    assert client.queues.flush(WAIT_S)
+
+
+def test_close_does_not_connect_a_journal_that_gave_no_call(shop, client, policy, tmp_path, events):
+    invoker = FailbackInvoker(policy(journal=f"sqlite://{tmp_path}/missing/calls.db"))
+    assert invoker.close() == []
+    assert events.of(JournalFailed) == []
+
+
+def test_a_queue_that_takes_calls_while_it_is_closed_gives_them_back(
+    shop, client, policy, url, monkeypatch
+):
+    other = FailbackInvoker(policy(name="other"))  # keeps the journal open
+    client()
+    queue = queue_of(client.queues)
+    wait_until_quiet(queue)
+    store(url, target=shop.target, delay_s=1.9)
+    monkeypatch.setattr(queue, "_keep_lease", lambda: client.queues.close(0))
+    queue.look()
+    assert [call.state for call in stored(url)] == [CallState.READY]
+    other.close()
+
+
+def test_close_with_a_journal_that_fails_does_not_raise(shop, client, policy, url, script):
+    store(url, target=shop.target, delay_s=1.9)
+    client()
+    queue = queue_of(client.queues)
+    wait_until(lambda: len(queue._calls) == 1)
+    script["release"] = front.JournalUnavailable("locked")
+    assert client.queues.close() == []
+    assert len(stored(url, CallState.TAKEN)) == 1  # until the lease ends
+
+
+def test_an_invoker_that_cannot_be_made_leaves_no_journal_open(world, policy):
+    before = dict(front._OPEN.journals)
+    with pytest.raises(TypeError):
+        FailbackInvoker(policy(), timer=5)
+    assert before == front._OPEN.journals
+
+
+def test_calls_are_stored_while_the_timer_is_stopped(shop, push, client, new_queues, url):
+    timer = ManualTimer()
+    channel = client(queues=new_queues(timer))
+    shop.then("UNAVAILABLE")
+    timer.stop()
+    assert push(channel) == LATER
+    with pytest.raises(TimerStopped):
+        timer.new_timeout(print, 1)
+    assert [call.state for call in stored(url)] == [CallState.READY]

@@ -1,0 +1,242 @@
+"""What only calls of `grpc` in a journal have: blocking forms, dropped channels, and processes."""
+
+import gc
+import os
+import subprocess
+import sys
+import textwrap
+
+import grpc
+import pytest
+
+from fixtures.grpc_servers import IMPATIENT
+from fixtures.journaled_clients import LATER, only_sync, queue_of
+from fixtures.journals import store, stored, wait_until_quiet
+from fixtures.shop import STREAM_UNARY, UNARY_UNARY, Fail, Hang
+from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel import Kit
+from rpcwheel.call import CallPolicy
+from rpcwheel.events import FailbackGaveUp
+from rpcwheel.failback import FailbackInvoker, FailbackPolicy
+from rpcwheel.failback.stored import StoredFunction, decode
+from rpcwheel.interceptors import FailbackQueues, intercept_channel
+from rpcwheel.journal.backend import CallState
+
+
+def order(channel):
+    return channel.unary_unary(UNARY_UNARY)(b"order", timeout=WAIT_S)
+
+
+BLOCKING = {
+    "with_call": lambda channel: channel.unary_unary(UNARY_UNARY).with_call(b"ab", timeout=WAIT_S)[
+        0
+    ],
+    "stream_unary": lambda channel: channel.stream_unary(STREAM_UNARY)(
+        iter([b"a", b"b"]), timeout=WAIT_S
+    ),
+}
+
+
+@only_sync
+@pytest.mark.parametrize("form", BLOCKING)
+def test_a_blocking_call_is_stored(form, shop, client, url):
+    shop.then(Fail("UNAVAILABLE", read=True))
+    assert BLOCKING[form](client()) == LATER
+    assert b"".join(decode(stored(url)[0].body).requests) == b"ab"
+    assert client.queues.flush(WAIT_S)
+    assert shop.calls[1].requests == shop.calls[0].requests
+
+
+@only_sync
+def test_calls_of_an_earlier_process_are_pending_at_once(shop, client):
+    shop.then("UNAVAILABLE")
+    order(client())
+    client.queues.close(0)
+    client()
+    assert client.queues.pending == 1
+
+
+@only_sync
+def test_a_request_that_cannot_be_serialized_fails_with_its_own_error(client, policy, url):
+    call = client(policy(retry_on="INTERNAL")).unary_unary(
+        UNARY_UNARY, request_serializer=lambda message: 1 / 0
+    )
+    with pytest.raises(grpc.RpcError) as caught:
+        call(b"", timeout=WAIT_S)
+    assert caught.value.code() is grpc.StatusCode.INTERNAL
+    assert "not queued by failback: division by zero" in caught.value.__notes__[0]
+    assert stored(url) == []
+
+
+class Own(grpc.UnaryUnaryClientInterceptor):
+    """An interceptor of the user's."""
+
+    def intercept_unary_unary(self, continuation, details, request):
+        metadata = [*(details.metadata or ()), ("token", "fresh")]
+        return continuation(details._replace(metadata=metadata), request)
+
+
+def test_a_delivery_passes_the_interceptors_of_the_channel_below(shop, policy):
+    shop.then("UNAVAILABLE")
+    own = grpc.intercept_channel(grpc.insecure_channel(shop.target, options=IMPATIENT), Own())
+    with FailbackQueues() as queues:
+        channel = intercept_channel(own, CallPolicy(failback=policy()), queues=queues)
+        order(channel)
+        assert queues.flush(WAIT_S)
+        channel.close()
+    assert [seen.metadata["token"] for seen in shop.calls] == ["fresh"] * 2
+
+
+# --- Channels ---
+
+
+def test_calls_stay_in_the_journal_if_the_channel_below_is_closed(
+    shop, policy, url, events, timer, manual_time
+):
+    store(url, target=shop.target, delay_s=1.9)
+    with FailbackQueues(timer) as queues:
+        bare = grpc.insecure_channel(shop.target)
+        channel = intercept_channel(bare, CallPolicy(failback=policy()), queues=queues)
+        queue = queue_of(queues)
+        manual_time(1, queue)
+        bare.close()
+        timer.advance(1)
+        wait_until(lambda: queue.stats().attempts == 1)
+        wait_until_quiet(queue)
+        channel.close()
+    assert [call.state for call in stored(url)] == [CallState.READY]
+    assert events.of(FailbackGaveUp) == []
+
+
+@pytest.mark.parametrize("make", ["kit", "intercepted"])
+def test_calls_stay_in_the_journal_if_the_channel_is_dropped(make, shop, policy, url):
+    shop.then("UNAVAILABLE")
+    kit = Kit(failback=policy())
+    channel = kit.channel(shop.target)
+    if make == "intercepted":
+        own = grpc.intercept_channel(grpc.insecure_channel(shop.target, options=IMPATIENT))
+        channel = kit.intercept_channel(own)
+        del own
+    order(channel)
+    (queue,) = (invoker._queue for invoker in kit._queues._by_name.values())
+    assert queue.has_route(shop.target)
+    del channel
+    gc.collect()
+    assert not queue.has_route(shop.target)
+    assert kit.flush(WAIT_S)
+    assert len(stored(url)) == 1
+    kit.close(0)
+
+
+def test_queues_that_are_dropped_without_close_attempt_what_they_have_and_close_the_journal(
+    shop, policy, url, timer, manual_time
+):
+    shop.then("UNAVAILABLE")
+    store(url, target=shop.target, delay_s=1.9)
+    kept = [FailbackQueues(timer)]
+    channel = grpc.insecure_channel(shop.target)
+    kept.append(intercept_channel(channel, CallPolicy(failback=policy()), queues=kept[0]))
+    journal = queue_of(kept[0]).journal
+    manual_time(1, queue_of(kept[0]))
+    assert queue_of(kept[0])._calls
+    kept.clear()
+    timer.advance(1)
+    wait_until(lambda: journal._closed or gc.collect() < 0)
+    assert [(call.state, call.attempts) for call in stored(url)] == [(CallState.READY, 2)]
+    channel.close()
+
+
+# --- Processes ---
+
+CLIENT = """
+    import sys, time
+    import grpc
+    from rpcwheel import FailbackPolicy, Kit
+
+    url, target = sys.argv[1:]
+    policy = FailbackPolicy(retry_on="UNAVAILABLE", backoff=60.0, default=b"later", journal=url)
+    kit = Kit(failback=policy)
+    call = kit.channel(target).unary_unary("/test.Shop/UnaryUnary")
+    assert call(b"order", timeout=30) == b"later"
+"""
+
+
+def run(url, target, more):
+    """Run a client whose call fails, and then more."""
+    program = textwrap.dedent(CLIENT) + textwrap.dedent(more)
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", program, url, target],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=2 * WAIT_S,
+    )
+
+
+def test_a_process_that_exits_gives_its_calls_back_and_reports_none_as_lost(shop, url):
+    shop.then("UNAVAILABLE")
+    store(url, count=5, target=shop.target, delay_s=60.0)
+    ended = run(
+        url,
+        shop.target,
+        """
+        from rpcwheel.timer import ManualTimer
+        timer = ManualTimer()
+        kit = Kit(failback=policy, timer=timer)
+        channel = kit.channel(target)
+        (invoker,) = kit._queues._by_name.values()
+        while not invoker._queue._calls:
+            timer.advance(1)  # takes as many as the pacing allows, before they are due
+        """,
+    )
+    assert (ended.returncode, ended.stdout) == (0, "")
+    assert "not delivered" not in ended.stderr
+    assert [call.state for call in stored(url)] == [CallState.READY] * 6
+
+
+def test_an_attempt_that_hangs_does_not_delay_the_exit(shop, url):
+    shop.then("UNAVAILABLE", Hang())
+    ended = run(
+        url,
+        shop.target,
+        """
+        kit.flush(0)
+        (invoker,) = kit._queues._by_name.values()
+        while not invoker.stats().attempts:
+            time.sleep(0.001)
+        """,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert [call.state for call in stored(url)] == [CallState.READY]
+
+
+def test_a_forked_child_has_its_own_queue_and_does_not_release_the_calls_of_its_parent(
+    url, timer, manual_time
+):
+    calls = []
+
+    def function(number: int):
+        calls.append(number)
+        if len(calls) == 1:
+            raise ConnectionError
+
+    policy = FailbackPolicy(retry_on=ConnectionError, journal=url, backoff=0.01, name="fork")
+    with FailbackInvoker(policy, timer=timer) as failback:
+        failback.register(function)
+        body = StoredFunction(b'{"number": 1}').encoded()
+        store(url, queue="fork", method="fork", delay_s=1.9, body=body)
+        failback.start()
+        manual_time(1, failback._queue)
+        assert len(failback._queue._calls) == 1
+        worker = failback._queue.worker
+        child = os.fork()
+        if child == 0:
+            good = failback._queue.worker != worker and failback.stats().pending == 0
+            failback.invoke(function, 5)
+            while len(calls) < 2:
+                timer.advance(1)
+            good = good and failback.close() == [] and calls == [5, 5]
+            os._exit(0 if good else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert failback._queue.journal.backend.renew(worker, 15.0)
+        assert [(call.id, call.state) for call in stored(url)] == [(1, CallState.TAKEN)]
