@@ -157,15 +157,6 @@ def test_calls_of_an_earlier_process_are_delivered_after_start(journaled, url):
     assert len(second.failback._queue._targets[""].routes) == 1
 
 
-def test_flush_delivers_calls_of_an_earlier_process_too(journaled, url):
-    first = journaled(lambda number: Flaky(ConnectionError()).call(number), backoff=60)
-    first(1)
-    first.failback.close(0)
-    flaky = Flaky()
-    assert journaled(lambda number: flaky.call(number, 0)).failback.flush(WAIT_S)
-    assert flaky.calls == [(1, 0)]
-
-
 def test_a_function_that_returns_a_future_is_delivered(journaled, url):
     flaky = Flaky(ConnectionError(), ConnectionError())
 
@@ -408,24 +399,6 @@ def test_a_call_whose_arguments_do_not_fit_any_more_is_a_dead_letter(journaled, 
     assert "secret" not in call.reason + call.error
     assert [letter.function for letter in letters] == ["push"]
     assert len(events.of(FailbackGaveUp)) == 1
-
-
-async def test_a_dead_letter_hook_may_be_a_coroutine_function(aio_journaled, url):
-    letters = []
-
-    async def hook(letter):
-        await asyncio.sleep(0)
-        letters.append(letter.args)
-
-    flaky = Flaky(ConnectionError(), ValueError("bad"))
-
-    async def function(number: int):
-        flaky.call(number)
-
-    await aio_journaled(function, dead_letter=hook)(5)
-    await aio_wait_until(lambda: dead(url))
-    assert letters == [(5,)]
-    assert dead(url)[0].error == "ValueError: bad"
 
 
 def test_an_order_key_of_the_arguments_keeps_the_order(journaled, url):

@@ -10,7 +10,7 @@ import pytest
 
 from fixtures.failback_queues import FlakyFunction, run_until_empty
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel.failback import FailbackInvoker, FailbackPolicy, aio, sync, with_failback
+from rpcwheel.failback import FailbackInvoker, FailbackPolicy, aio, sync
 from rpcwheel.timer import WheelTimer
 
 
@@ -27,24 +27,11 @@ def test_an_invoker_that_is_dropped_with_pending_calls_warns_and_they_are_retrie
     wait_until(lambda: len(function.calls) == 2)
 
 
-def test_a_decorated_function_that_is_dropped_with_pending_calls_warns(timer):
-    push = with_failback(retry_on=ConnectionError, timer=timer)(FlakyFunction(ConnectionError()))
-    push()
-    with pytest.warns(ResourceWarning, match="1 calls pending"):
-        del push
-
-
 def test_an_invoker_that_is_dropped_without_pending_calls_does_not_warn(timer):
     failback = make(timer)
     failback.invoke(FlakyFunction(ConnectionError()))
     run_until_empty(failback)
     del failback
-    gc.collect()
-
-
-def test_an_invoker_that_could_not_be_made_does_not_warn():
-    with pytest.raises(TypeError):
-        make(timer=5)
     gc.collect()
 
 
@@ -84,55 +71,37 @@ def run(program, *flags):
     return done.returncode, done.stdout, done.stderr
 
 
-def test_pending_calls_are_logged_at_exit_and_do_not_delay_it():
+def test_calls_that_wait_or_hang_are_logged_at_exit_and_do_not_delay_it():
     status, _, log = run("""
-        from rpcwheel.failback import with_failback
-
-        @with_failback(retry_on=ConnectionError, backoff=3600)
-        def push(order):
-            raise ConnectionError
-
-        push("a"), push("b")
-    """)
-    assert status == 0
-    assert "__main__.push: 2 calls not delivered, the program ended; the oldest waited" in log, log
-
-
-def test_attempts_that_hang_are_logged_at_exit_and_do_not_delay_it():
-    status, _, log = run("""
-        import threading
+        import asyncio, threading
         from rpcwheel.failback import with_failback
 
         attempts, begun = [], threading.Event()
 
+        @with_failback(retry_on=ConnectionError, backoff=3600)
+        def wait(order):
+            raise ConnectionError
+
+        @with_failback(retry_on=ConnectionError, backoff=3600)
+        async def wait_on_a_loop():
+            raise ConnectionError
+
         @with_failback(retry_on=ConnectionError, backoff=0)
-        def push():
+        def hang():
             attempts.append(1)
             if len(attempts) == 1:
                 raise ConnectionError
             begun.set()
             threading.Event().wait()
 
-        push()
+        wait("a"), wait("b"), hang()
+        asyncio.run(wait_on_a_loop())
         begun.wait()
     """)
     assert status == 0
-    assert "1 call not delivered, the program ended during an attempt" in log
-
-
-def test_pending_calls_of_an_ended_loop_are_logged_at_exit():
-    status, _, log = run("""
-        import asyncio
-        from rpcwheel.failback import with_failback
-
-        @with_failback(retry_on=ConnectionError, backoff=3600)
-        async def push():
-            raise ConnectionError
-
-        asyncio.run(push())
-    """)
-    assert status == 0
-    assert "__main__.push: 1 call not delivered, the program ended" in log
+    assert "__main__.wait: 2 calls not delivered, the program ended; the oldest waited" in log, log
+    assert "__main__.wait_on_a_loop: 1 call not delivered, the program ended" in log
+    assert "__main__.hang: 1 call not delivered, the program ended during an attempt" in log
 
 
 def test_without_pending_calls_nothing_is_written_at_exit():
@@ -183,9 +152,12 @@ def test_a_grpc_call_that_hangs_in_an_attempt_does_not_break_the_exit(flaky_serv
     assert "1 call not delivered, the program ended during an attempt" in log
 
 
-def test_an_object_that_is_not_a_policy_is_refused():
+def test_an_invoker_whose_arguments_are_refused_does_not_warn():
+    with pytest.raises(TypeError):
+        make(timer=5)
     for module in [sync, aio]:
         with pytest.raises(
             TypeError, match=r"policy must be a FailbackPolicy.* not \{'max_attempts'"
         ):
             module.FailbackInvoker({"max_attempts": 4})
+    gc.collect()

@@ -2,13 +2,12 @@
 
 import asyncio
 import gc
-import threading
 import warnings
 
 import pytest
 
 from fixtures.failback_queues import FlakyCoroutine, FlakyFunction
-from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
+from fixtures.waiting import aio_wait_until, wait_until
 from rpcwheel.errors import FailbackClosed
 from rpcwheel.events import FailbackLost, FailbackRejected
 from rpcwheel.failback import FailbackInvoker, FailbackPolicy, aio
@@ -72,28 +71,6 @@ def test_close_right_after_the_timer_was_stopped_returns_all_queued_calls():
     assert [call.args for call in failback.close(drain_timeout=0)] == [
         (number,) for number in range(20)
     ]
-
-
-def test_close_returns_a_call_whose_attempt_fails_after_the_timer_was_stopped(events):
-    timer, begun, release, dead = WheelTimer(), threading.Event(), threading.Event(), []
-
-    def order(number):
-        if threading.current_thread() is not threading.main_thread():
-            begun.set()
-            release.wait(WAIT_S)
-        raise ConnectionError("down")
-
-    policy = FailbackPolicy(
-        retry_on=ConnectionError, backoff=0, name="audit", dead_letter=dead.append
-    )
-    failback = FailbackInvoker(policy, timer=timer)
-    failback.invoke(order, 1)
-    assert begun.wait(WAIT_S)
-    timer.stop()
-    release.set()
-    assert wait_until(lambda: lost(events))
-    assert [(call.args, call.reason) for call in failback.close()] == [((1,), REASON)]
-    assert dead == []
 
 
 def test_calls_in_the_timer_of_a_closed_loop_are_reported_at_the_next_failure(events):

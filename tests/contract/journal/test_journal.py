@@ -155,6 +155,25 @@ def test_an_append_that_is_interrupted_may_be_stored(journal, monkeypatch):
     assert journal.append_now(new_call(), MANY) == 1
 
 
+@pytest.mark.parametrize(
+    ("error", "raised", "failing"),
+    [
+        (JournalUnavailable("gone"), JournalUnavailable, True),
+        (KeyError("x"), JournalRefused, False),
+    ],
+)
+def test_a_caller_alone_gets_the_error_of_the_engine(error, raised, failing, url, script):
+    journal = open_journal(url)
+    script["append"] = error
+    with pytest.raises(raised):
+        journal.append_now(new_call(), MANY)
+    assert journal.is_failing is failing
+    script.clear()
+    assert journal.append_now(new_call(), MANY) == 1
+    assert not journal.is_failing
+    journal.close()
+
+
 # --- Results ---
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 from fixtures.journal_calls import ROUTES, new_call
-from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel.errors import JournalOutcomeUnknown, JournalUnavailable
+from fixtures.waiting import wait_until
+from rpcwheel.errors import JournalUnavailable
 from rpcwheel.journal import Filter
 from rpcwheel.journal.backend import Delivered, Postponed
 from rpcwheel.journal.journal import open_journal
@@ -84,15 +84,3 @@ def test_no_call_is_taken_before_the_results_are_stored(journal, late, lose_answ
         journal.take(WORKER, ROUTES, 1.0)
     find()
     assert len(journal.take(WORKER, ROUTES, 1.0)) == 1
-
-
-def test_a_call_whose_append_was_interrupted_may_have_been_stored(journal, monkeypatch):
-    def interrupt(_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(journal.backend, "append", interrupt)
-    future = journal._add(new_call(1), LIMIT)
-    with pytest.raises(KeyboardInterrupt):
-        journal.append_now(new_call(2), LIMIT)
-    with pytest.raises(JournalOutcomeUnknown):
-        future.result(WAIT_S)

@@ -97,18 +97,6 @@ def test_an_attempt_starts_when_its_wait_is_over_and_each_attempt_has_a_wait(que
     assert queue.counts(attempts=3, gave_up=1)
 
 
-@pytest.mark.parametrize("limit", [1, 2, 7])
-def test_a_call_gets_at_most_max_attempts(timer, limit):
-    queue = RecordingQueue(timer, max_attempts=limit, backoff=0)
-    assert queue.add() == ("queued" if limit > 1 else None)
-    for number in range(limit - 1):
-        timer.advance(0)
-        queue.failed(queue.started[number], GONE)
-    timer.advance(60)
-    assert len(queue.started) == limit - 1
-    assert queue.pending == 0
-
-
 def test_a_stop_object_alone_decides_and_measures_from_the_start_of_the_first_attempt(timer):
     queue = RecordingQueue(
         timer, backoff=tenacity.wait_fixed(1), stop=tenacity.stop_after_delay(10)
@@ -426,23 +414,6 @@ def test_the_timers_task_names_the_call(queue):
 # --- dead_letter ---
 
 
-def test_a_call_is_pending_until_its_dead_letter_hook_has_ended(timer):
-    received = []
-    queue = RecordingQueue(timer, max_attempts=2, dead_letter=received.append)
-    queue.add("order")
-    timer.advance(5)
-    (call,) = queue.started
-    hook = queue.failed(call, GONE)
-    assert queue.counts(pending=1, gave_up=0)
-    with queue.dead_letter(call):
-        hook()
-    assert queue.counts(pending=0, gave_up=1)
-    (failed,) = received
-    assert (failed.function, failed.args, failed.kwargs) == (PUSH, ("order",), {})
-    assert (failed.attempts, failed.waited_s, failed.error) == (2, 5.0, GONE)
-    assert failed.reason == "no attempts left"
-
-
 def test_a_dead_letter_hook_that_is_interrupted_ends_the_call_and_raises(timer, events):
     queue = RecordingQueue(timer, dead_letter=print)
     queue.add()
@@ -453,19 +424,6 @@ def test_a_dead_letter_hook_that_is_interrupted_ends_the_call_and_raises(timer, 
         raise KeyboardInterrupt
     assert type(events[-1]) is DeadLetterFailed
     assert queue.pending == 0
-
-
-def test_a_dead_letter_hook_that_raises_ends_the_call_with_an_event(timer, events):
-    queue = RecordingQueue(timer, max_attempts=2, dead_letter=print)
-    queue.add()
-    timer.advance(5)
-    (call,) = queue.started
-    queue.failed(call, GONE)
-    error = ZeroDivisionError()
-    with queue.dead_letter(call):
-        raise error
-    assert events[-1] == DeadLetterFailed("q", PUSH, error)
-    assert queue.counts(pending=0, gave_up=1)
 
 
 def test_close_returns_the_queued_calls_but_not_those_that_the_dead_letter_hook_got(timer):
@@ -480,20 +438,6 @@ def test_close_returns_the_queued_calls_but_not_those_that_the_dead_letter_hook_
 
 
 # --- flush and close ---
-
-
-def test_flush_starts_every_waiting_call_once_oldest_first(queue, timer):
-    for order in "abc":
-        queue.add(order)
-    assert queue.begin_flush(None) == float("inf")
-    assert queue.begin_flush(2.5) == 2.5
-    assert [call.saved.args for call in queue.started] == [("a",), ("b",), ("c",)]
-    assert timer.pending == 0
-    queue.failed(queue.started[0], GONE)
-    timer.advance(4.999)
-    assert len(queue.started) == 3
-    timer.advance(0.001)
-    assert len(queue.started) == 4
 
 
 @pytest.mark.parametrize(
@@ -599,14 +543,6 @@ def test_close_returns_the_calls_that_ended_during_it(queue):
         (("c",), "closed during an attempt, which may still succeed"),
     ]
     assert queue.counts(gave_up=1, lost=2)
-
-
-def test_a_call_whose_attempts_can_run_nowhere_is_lost(queue, timer, events):
-    queue.add()
-    timer.advance(5)
-    queue.lost(queue.started[0], "its event loop is closed")
-    assert events[-1] == FailbackLost("q", (PUSH,), 1, 5.0, "its event loop is closed")
-    assert queue.counts(lost=1, pending=0)
 
 
 def test_a_call_whose_attempt_fails_after_the_timer_was_stopped_is_lost(queue, timer, events):

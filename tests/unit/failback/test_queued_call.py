@@ -2,16 +2,14 @@
 
 import functools
 import math
-from contextvars import ContextVar
 
 import grpc
 import pytest
 from google.protobuf.wrappers_pb2 import BytesValue, StringValue
 
 from rpcwheel.durations import NEVER
-from rpcwheel.failback.queued_call import QueuedCall, QueuedCallState, SavedCall, label_of
+from rpcwheel.failback.queued_call import QueuedCall, SavedCall, label_of
 
-COLOR = ContextVar("COLOR", default="none")
 GONE = OSError("gone")
 
 
@@ -28,10 +26,6 @@ def queued(*args, **settings):
     return QueuedCall(saved(*args), GONE, started_ns=1_000_000_000, start=print, **settings)
 
 
-def test_a_saved_call_is_made_with_its_arguments():
-    assert saved(1, [2], three=3)() == ((1, [2]), {"three": 3})
-
-
 def test_each_attempt_gets_a_copy_of_a_message():
     message = BytesValue(value=b"x")
     call = saved(message)
@@ -46,16 +40,6 @@ def test_arguments_that_are_not_messages_are_kept_as_they_are():
     items, other = [StringValue(value="in a list")], object()
     assert saved(other, items, StringValue).args == (other, items, StringValue)
     assert saved(items).args[0] is items
-
-
-def test_each_attempt_gets_a_copy_of_the_callers_context():
-    token = COLOR.set("red")
-    call = saved()
-    COLOR.reset(token)
-    for _ in range(2):
-        context = call.copy_context()
-        assert context.run(COLOR.get) == "red"
-        context.run(COLOR.set, "changed")
 
 
 async def some():
@@ -82,10 +66,6 @@ def test_a_call_with_a_message_that_cannot_be_serialized_cannot_be_made_again():
     assert saved(Broken()).obstacle == "an argument cannot be serialized: too large"
 
 
-def test_other_calls_can_be_made_again():
-    assert saved(1, [2], {3}, message=StringValue()).obstacle is None
-
-
 def test_a_failed_call_has_all_that_is_needed_to_make_it_by_other_means():
     failed = queued(StringValue(value="order"), attempts=4).failed_call(3_500_000_000, "no reason")
     assert failed.function == f"{__name__}.push"
@@ -100,20 +80,9 @@ def test_no_repr_contains_arguments():
         assert "secret" not in repr(shown)
 
 
-def test_an_entry_describes_a_call_that_waits():
-    entry = queued(attempts=2).entry(3_500_000_000)
-    assert (entry.function, entry.age_s, entry.attempts) == (f"{__name__}.push", 2.5, 2)
-    assert (entry.next_attempt_s, entry.error) == (5.5, GONE)
-
-
 def test_an_overdue_attempt_is_due_in_0_s_and_one_that_never_comes_in_infinite_time():
     assert queued().entry(20_000_000_000).next_attempt_s == 0.0
     assert queued(next_attempt_ns=5 + NEVER).entry(0).next_attempt_s == math.inf
-
-
-@pytest.mark.parametrize("state", [QueuedCallState.RUNNING, QueuedCallState.ENDING])
-def test_an_entry_has_no_time_of_the_next_attempt_while_one_runs_or_the_call_ends(state):
-    assert queued(state=state).entry(0).next_attempt_s is None
 
 
 class Shop:

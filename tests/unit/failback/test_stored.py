@@ -19,7 +19,7 @@ from rpcwheel.call.idempotency import (
     with_idempotency_key,
     with_key,
 )
-from rpcwheel.failback.stored import FUNCTION, StoredFunction, StoredRpc, decode
+from rpcwheel.failback.stored import StoredFunction, StoredRpc, decode
 from rpcwheel.rpc import Kind
 
 TEXT = st.text(st.characters(codec="ascii", min_codepoint=0x20))
@@ -185,8 +185,3 @@ def test_an_order_key_is_a_string_an_integer_or_none():
     for key in ("a\0b", "\udcff"):
         with pytest.raises(ValueError, match=r"NUL|surrogates"):
             checked_order_key(key)
-
-
-def test_a_function_has_its_own_kind():
-    assert decode(StoredFunction(b"[]").encoded()) == StoredFunction(b"[]")
-    assert FUNCTION not in {kind.name.lower() for kind in Kind}

@@ -28,6 +28,7 @@ JSON = st.recursive(
     | st.floats(allow_nan=False)
     | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
 )
 
 
