@@ -3,9 +3,7 @@
 import functools
 import inspect
 import re
-from concurrent.futures import Future
 
-import grpc
 import pytest
 import tenacity
 
@@ -19,7 +17,7 @@ from fixtures.grpc_servers import METHOD, requests_of
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.events import FailbackDropped, FailbackQueued
-from rpcwheel.failback import FailbackInvoker, FailedCall, aio, with_failback
+from rpcwheel.failback import FailbackInvoker, aio, with_failback
 
 # --- The decorated function ---
 
@@ -132,21 +130,6 @@ def test_a_member_of_a_stub_can_be_decorated(decorate, flaky_server, channel):
     assert METHOD in repr(push.failback)
 
 
-def test_a_function_that_returns_a_future_of_grpc_gives_a_future(decorate, flaky_server, channel):
-    flaky_server.fail(1)
-    stub = channel.unary_unary(METHOD)
-
-    @decorate(default=b"later", retry_on=grpc.StatusCode.UNAVAILABLE)
-    def push(order):
-        return stub.future(order)
-
-    answer = push(b"order")
-    assert isinstance(answer, Future)
-    assert answer.result(WAIT_S) == b"later"
-    run_until_empty(push.failback)
-    assert requests_of(flaky_server) == [b"order"] * 2
-
-
 # --- Settings ---
 
 
@@ -207,27 +190,6 @@ def test_stop_replaces_the_default_of_max_attempts_but_not_a_given_4(timer):
             timer.advance(1)
             wait_until(lambda push=push: all_wait(push.failback))
         assert len(function.calls) == attempts
-
-
-def test_objects_of_tenacity_can_be_given(timer):
-    function = FlakyFunction(*[ConnectionError("busy")] * 9)
-    dead = []
-    push = with_failback(
-        retry_on=tenacity.retry_if_exception_message("busy"),
-        backoff=tenacity.wait_exponential(multiplier=1),
-        stop=tenacity.stop_after_attempt(4),
-        dead_letter=dead.append,
-        timer=timer,
-    )(function)
-    assert push() is None
-    times = []
-    while not dead:
-        timer.advance(1)
-        wait_until(lambda: all_wait(push.failback))
-        times += [timer.now] * (len(function.calls) - 1 - len(times))
-    assert times == [1, 3, 7]
-    assert isinstance(dead[0], FailedCall)
-    assert dead[0].attempts == 4
 
 
 # --- Errors of the decorator ---

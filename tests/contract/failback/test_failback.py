@@ -287,27 +287,3 @@ def test_an_enqueued_call_is_made_later_with_its_arguments(world, new_failback, 
         FailbackQueued("failback", "/shop.Orders/Push", error, 5.0, 1),
         FailbackDelivered("failback", "/shop.Orders/Push", 2, 5.0),
     ]
-
-
-def test_keyword_arguments_of_an_enqueued_call_are_kept(world, new_failback):
-    received, failback = [], new_failback()
-    push = in_world(world, lambda **options: received.append(options))
-    world.do(failback.enqueue, ConnectionError(), push, urgent=True)
-    run_until_empty(failback)
-    assert received == [{"urgent": True}]
-
-
-def test_a_call_is_not_enqueued_for_an_error_that_retry_on_does_not_name(
-    world, new_failback, delivery
-):
-    failback = new_failback()
-    assert world.do(failback.enqueue, ValueError("no"), delivery) is None
-    assert failback.stats() == FailbackStats(calls=1, failed=1)
-
-
-def test_a_closed_queue_refuses_an_enqueued_call_with_its_error(world, new_failback, delivery):
-    failback, error = new_failback(), ConnectionError()
-    world.do(failback.close)
-    with pytest.raises(FailbackClosed, match=r"/shop.Orders/Push failed") as caught:
-        world.do(failback.enqueue, error, delivery)
-    assert caught.value.__cause__ is error

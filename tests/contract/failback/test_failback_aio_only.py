@@ -125,8 +125,9 @@ async def test_an_attempt_that_raises_cancelled_error_itself_gives_up_the_call(a
     assert isinstance(events[-1].error, asyncio.CancelledError)
 
 
-async def test_an_attempt_whose_task_is_canceled_loses_the_call(aio_invoker, timer, events):
-    failback, function = aio_invoker(), FlakyCoroutine(ConnectionError())
+async def begin_to_hang(failback, timer):
+    """Queue a call whose second attempt hangs, and wait for that; returns its function."""
+    function = FlakyCoroutine(ConnectionError())
 
     async def push():
         await function()
@@ -135,6 +136,12 @@ async def test_an_attempt_whose_task_is_canceled_loses_the_call(aio_invoker, tim
     await failback.invoke(push)
     timer.advance(5)
     await aio_wait_until(lambda: len(function.calls) == 2)
+    return function
+
+
+async def test_an_attempt_whose_task_is_canceled_loses_the_call(aio_invoker, timer, events):
+    failback = aio_invoker()
+    function = await begin_to_hang(failback, timer)
     function.tasks[1].cancel()
     await aio_wait_until(lambda: failback.pending == 0)
     assert isinstance(events[-1], FailbackLost)
@@ -164,8 +171,20 @@ async def test_the_end_of_an_async_with_statement_closes_the_queue(timer):
 # --- Event loops ---
 
 
-def test_calls_of_a_closed_loop_are_lost(timer, events):
-    failback = FailbackInvoker(FailbackPolicy(retry_on=ConnectionError), timer=timer)
+@pytest.fixture
+def failback(timer):
+    """An invoker that belongs to no loop."""
+    return FailbackInvoker(FailbackPolicy(retry_on=ConnectionError), timer=timer)
+
+
+def run_and_close(coroutine):
+    """Run a coroutine on a loop that is then closed without canceling its tasks."""
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(coroutine)
+    loop.close()
+
+
+def test_calls_of_a_closed_loop_are_lost(failback, timer, events):
     asyncio.run(failback.invoke(FlakyCoroutine(ConnectionError())))
     timer.advance(5)
     wait_until(lambda: failback.pending == 0)
@@ -174,27 +193,14 @@ def test_calls_of_a_closed_loop_are_lost(timer, events):
     assert failback.stats().lost == 1
 
 
-def test_close_on_another_loop_returns_the_calls_of_the_closed_one(timer):
-    failback = FailbackInvoker(FailbackPolicy(retry_on=ConnectionError), timer=timer)
+def test_close_on_another_loop_returns_the_calls_of_the_closed_one(failback):
     asyncio.run(failback.invoke(FlakyCoroutine(ConnectionError()), "order"))
     (left,) = asyncio.run(failback.close(drain_timeout=WAIT_S))
     assert (left.args, left.reason) == (("order",), "its event loop is closed")
 
 
-def test_a_call_whose_attempt_runs_when_its_loop_ends_is_lost(timer, events):
-    failback = FailbackInvoker(FailbackPolicy(retry_on=ConnectionError), timer=timer)
-    function = FlakyCoroutine(ConnectionError())
-
-    async def push():
-        await function()
-        await asyncio.Event().wait()
-
-    async def main():
-        await failback.invoke(push)
-        timer.advance(5)
-        await aio_wait_until(lambda: len(function.calls) == 2)
-
-    asyncio.run(main())  # which cancels all tasks in the end
+def test_a_call_whose_attempt_runs_when_its_loop_ends_is_lost(failback, timer, events):
+    asyncio.run(begin_to_hang(failback, timer))  # which cancels all tasks in the end
     assert failback.pending == 0
     assert events[-1].reason == "its retry was cancelled"
 
@@ -223,39 +229,21 @@ def test_attempts_of_a_closed_loop_do_not_hold_up_those_of_another(timer, max_in
             timer.advance(5)
             await asyncio.sleep(0.001)
 
-    loop = asyncio.new_event_loop()
-    loop.run_until_complete(begin())
-    loop.close()
+    run_and_close(begin())
     asyncio.run(follow())
     stats = failback.stats()
     assert (stats.lost, stats.redelivered) == (hanging, 1)
 
 
 @pytest.mark.parametrize("method", ["flush", "close"])
-def test_flush_and_close_do_not_wait_for_attempts_of_a_closed_loop(timer, events, method):
-    failback = FailbackInvoker(FailbackPolicy(retry_on=ConnectionError), timer=timer)
-    function = FlakyCoroutine(ConnectionError())
-
-    async def push():
-        await function()
-        await asyncio.Event().wait()
-
-    async def begin():
-        await failback.invoke(push)
-        timer.advance(5)
-        await aio_wait_until(lambda: len(function.calls) == 2)
-
-    loop = asyncio.new_event_loop()
-    loop.run_until_complete(begin())
-    loop.close()
+def test_flush_and_close_do_not_wait_for_attempts_of_a_closed_loop(failback, timer, events, method):
+    run_and_close(begin_to_hang(failback, timer))
     asyncio.run(asyncio.wait_for(getattr(failback, method)(10 * WAIT_S), WAIT_S))
     assert failback.pending == 0
     assert events[-1].reason == "its event loop is closed"
 
 
-def test_calls_of_several_loops_are_each_retried_on_their_own(timer):
-    failback = FailbackInvoker(FailbackPolicy(retry_on=ConnectionError), timer=timer)
-
+def test_calls_of_several_loops_are_each_retried_on_their_own(failback, timer):
     async def call(function):
         await failback.invoke(function)
         while len(function.calls) < 2:
@@ -269,26 +257,17 @@ def test_calls_of_several_loops_are_each_retried_on_their_own(timer):
     assert failback.stats().redelivered == 3
 
 
-async def test_a_timer_of_the_loop_starts_the_attempts():
-    async with AsyncWheelTimer() as timer:
-        failback = FailbackInvoker(FailbackPolicy(retry_on=OSError, backoff=0.01), timer=timer)
-        function = FlakyCoroutine(*[OSError()] * 3)
-        assert await failback.invoke(function) is None
-        assert await failback.close(drain_timeout=WAIT_S) == []
-        assert len(function.calls) == 4
+@pytest.mark.parametrize("kind", [AsyncWheelTimer, WheelTimer])
+async def test_a_timer_of_the_loop_or_of_a_thread_starts_the_attempts(kind):
+    timer, function = kind(), FlakyCoroutine(*[OSError()] * 3)
+    failback = FailbackInvoker(FailbackPolicy(retry_on=OSError, backoff=0.01), timer=timer)
+    assert await failback.invoke(function) is None
+    await aio_wait_until(lambda: failback.pending == 0)
+    assert len(function.calls) == 4
+    timer.stop()
 
 
-async def test_a_timer_with_a_thread_starts_the_attempts():
-    with WheelTimer() as timer:
-        failback = FailbackInvoker(FailbackPolicy(retry_on=OSError, backoff=0.01), timer=timer)
-        function = FlakyCoroutine(*[OSError()] * 3)
-        await failback.invoke(function)
-        await aio_wait_until(lambda: failback.pending == 0)
-        assert len(function.calls) == 4
-
-
-def test_without_a_running_loop_enqueue_raises_and_queues_nothing(timer):
-    failback = FailbackInvoker(FailbackPolicy(retry_on=ConnectionError), timer=timer)
+def test_without_a_running_loop_enqueue_raises_and_queues_nothing(failback):
     with pytest.raises(RuntimeError, match="no running event loop"):
         failback.enqueue(ConnectionError(), FlakyCoroutine())
     assert failback.stats() == FailbackStats()

@@ -320,15 +320,6 @@ def test_only_the_registered_function_can_be_stored(url):
         in_memory.register(print)
 
 
-def test_a_method_is_refused_when_it_is_decorated(journaled):
-    with pytest.raises(ConfigurationError, match="is a method"):
-
-        class Shop:
-            @journaled
-            def push(self):
-                """Nothing."""
-
-
 def test_a_full_closed_or_failing_journal_refuses_calls(journaled, url, script):
     push = journaled(
         lambda: Flaky(*[ConnectionError()] * 9).call(), max_pending=1, backoff=60, default=1

@@ -219,18 +219,6 @@ def test_a_channel_is_kept_while_a_call_runs(url, backend, shop, monkeypatch):
 # Metadata
 
 
-def test_metadata_of_the_worker_replaces_that_of_the_call(url, backend, shop):
-    backend.append([rpc(shop, metadata=(("x-tenant", "7"), ("x-zone", "a")))])
-    with JournalWorker(url, metadata=[("authorization", "Bearer 1"), ("x-zone", "b")]):
-        wait_empty(backend)
-    found = shop.calls[0].metadata
-    assert {name: found[name] for name in ("x-tenant", "x-zone", "authorization")} == {
-        "x-tenant": "7",
-        "x-zone": "b",
-        "authorization": "Bearer 1",
-    }
-
-
 def test_metadata_is_read_anew_for_each_attempt(url, backend, shop):
     backend.append([rpc(shop)])
     shop.then(Fail("UNAVAILABLE"))
@@ -272,21 +260,6 @@ def test_once_ends_when_each_call_that_was_due_was_attempted(url, backend, shop)
     assert sorted(one.attempts for one in calls_of(backend, CallState.READY)) == [1, 2]
 
 
-def test_once_delivers_calls_that_an_order_key_blocks(url, backend, shop):
-    names = [str(number).encode() for number in range(5)]
-    backend.append([rpc(shop, name, order_key="customer") for name in names])
-    with JournalWorker(url, once=True) as worker:
-        assert worker.wait(WAIT_S)
-    assert [seen.requests[0] for seen in shop.calls] == names
-
-
-def test_once_ends_at_once_if_nothing_is_due(url, backend, shop):
-    backend.append([rpc(shop, delay_s=HOUR_S)])
-    with JournalWorker(url, once=True) as worker:
-        assert worker.wait(WAIT_S)
-    assert shop.calls == []
-
-
 # Functions
 
 
@@ -310,24 +283,12 @@ def test_functions_are_delivered_on_threads_and_on_a_loop(url, backend):
         seen["aio"] = line, threading.current_thread()
 
     backend.append([stored_call(record, line="a"), stored_call(record_aio, line="b")])
-    with JournalWorker(url, functions=[record, record_aio]):
-        wait_empty(backend)
+    with JournalWorker(url, functions=[record, record_aio], once=True) as worker:
+        assert worker.wait(WAIT_S)
+    assert calls_of(backend) == []
     assert {name: line for name, (line, _) in seen.items()} == {"plain": "a", "aio": "b"}
     assert seen["aio"][1].name == "rpcwheel-journal-loop"
     assert seen["plain"][1] is not seen["aio"][1]
-
-
-def test_once_ends_after_the_calls_of_functions(url, backend):
-    lines = []
-
-    @with_failback(retry_on=ConnectionError, journal=url)
-    async def record(line: str) -> None:
-        lines.append(line)
-
-    backend.append([stored_call(record, line="a")])
-    with JournalWorker(url, functions=[record], once=True) as worker:
-        assert worker.wait(WAIT_S)
-    assert lines == ["a"]
 
 
 def test_calls_of_functions_that_are_not_known_or_not_selected_stay(url, backend, tmp_path):
@@ -357,11 +318,6 @@ def test_calls_of_functions_that_are_not_known_or_not_selected_stay(url, backend
     assert len(calls_of(backend, CallState.READY)) == 3
     for function in functions:
         function.failback.close(0)
-
-
-def test_functions_without_a_journal_are_refused(url):
-    with pytest.raises(TypeError, match="is no function decorated by with_failback"):
-        JournalWorker(url, functions=[print])
 
 
 # Leases
@@ -458,12 +414,6 @@ def test_a_worker_that_is_dropped_warns_and_gives_its_calls_back(url, backend, s
         drop()
 
 
-@pytest.mark.parametrize("rate", [0, -1, float("inf"), float("nan")])
-def test_a_rate_that_is_none_is_refused(rate, url):
-    with pytest.raises(ConfigurationError, match=r"^rate: "):
-        JournalWorker(url, rate=rate)
-
-
 def test_with_a_rate_all_calls_are_delivered(url, backend, shop):
     backend.append([rpc(shop, str(number).encode()) for number in range(10)])
     with JournalWorker(url, rate=200.0, once=True) as worker:
@@ -486,10 +436,26 @@ def test_once_ends_if_the_journal_fails(url, backend, shop, script, monkeypatch)
 
 
 def test_metadata_that_is_no_pairs_keeps_the_calls(url, backend, shop, events):
-    given = [[("a", "b", "c")], ["x"], None]
+    answers = [[("a", "b", "c")], [("x-token", "t")]]
     backend.append([rpc(shop)])
-    with JournalWorker(url, metadata=lambda: given.pop() if given else [("x-token", "t")]):
+    with JournalWorker(url, metadata=lambda: answers.pop(0)):
         wait_until(lambda: shop.calls)
     assert shop.calls[0].metadata["x-token"] == "t"
-    with pytest.raises(ConfigurationError, match="pairs"):
-        JournalWorker(url, metadata=[("a", "b", "c")])
+    assert len(events.of(CallbackFailed)) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        *(
+            ({"rate": rate}, ConfigurationError, "^rate: ")
+            for rate in (0, -1, float("inf"), float("nan"))
+        ),
+        ({"metadata": [("a", "b", "c")]}, ConfigurationError, "pairs"),
+        ({"metadata": ["x"]}, ConfigurationError, "pairs"),
+        ({"functions": [print]}, TypeError, "is no function decorated by with_failback"),
+    ],
+)
+def test_invalid_arguments_are_refused(settings, error, message, url):
+    with pytest.raises(error, match=message):
+        JournalWorker(url, **settings)
