@@ -11,6 +11,10 @@ from rpcwheel.journal import open_journal_backend
 postgresql = engine_fixture(PostgresqlEngine, "session")
 redis = engine_fixture(RedisEngine, "session")
 
+own_postgresql = engine_fixture(PostgresqlEngine, "session")
+own_redis = engine_fixture(RedisEngine, "session")
+"""Servers that tests kill, freeze and configure."""
+
 
 @pytest.fixture
 def opened():

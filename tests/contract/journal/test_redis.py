@@ -7,24 +7,19 @@ import pytest
 
 from fixtures.engine_redis import RedisEngine
 from fixtures.engine_watchers import tls_files
-from fixtures.engines import engine_fixture
 from fixtures.journal_calls import ROUTES, bodies_of, new_call
 from fixtures.waiting import wait_until
 from rpcwheel.errors import (
     JournalFull,
-    JournalOutcomeUnknown,
     JournalRefused,
     JournalUnavailable,
 )
 from rpcwheel.events import FailbackLost
-from rpcwheel.journal import CallState, Filter, open_journal_backend
+from rpcwheel.journal import CallState, Filter
 from rpcwheel.journal import redis as module
 from rpcwheel.journal.backend import Dead, Delivered, Postponed
 
 __all__ = ["tls_files"]
-
-own_redis = engine_fixture(RedisEngine, "module")
-"""A server that tests kill, freeze and configure."""
 
 
 @pytest.fixture
@@ -45,44 +40,6 @@ def own_journal(own_redis, namespace, opened):
 
 
 # Failures of the server
-
-
-def test_calls_survive_a_killed_server(own_redis, own_journal):
-    journal = own_journal
-    journal.append([new_call(1)])
-    (taken,) = journal.take("worker", 60.0, ROUTES, 0.0)
-    journal.append([new_call(2)])
-    own_redis.kill9()
-    for request in (
-        lambda: journal.append([new_call(3)]),
-        lambda: journal.report("worker", [Delivered(taken.id)]),
-        journal.depths,
-    ):
-        with pytest.raises(JournalUnavailable):
-            request()
-    with pytest.raises(JournalUnavailable) as refused:
-        journal.append([new_call(3)])
-    assert not isinstance(refused.value, JournalOutcomeUnknown)  # it was not sent
-    own_redis.start()
-    assert journal.report("worker", [Delivered(taken.id)]) == []
-    journal.append([new_call(4)])
-    assert bodies_of(journal.select(Filter())) == [2, 4]
-
-
-def test_a_frozen_server_is_unavailable(own_redis, namespace, opened, monkeypatch):
-    monkeypatch.setattr(module, "TIMEOUT_S", 0.5)
-    journal = opened(own_redis.url(namespace=namespace))
-    journal.append([new_call(1)])
-    own_redis.freeze()
-    try:
-        with pytest.raises(JournalOutcomeUnknown):
-            journal.append([new_call(2)])
-        with pytest.raises(JournalUnavailable):
-            journal.depths()
-    finally:
-        own_redis.thaw()
-    journal.append([new_call(3)])
-    assert set(bodies_of(journal.select(Filter()))) >= {1, 3}
 
 
 def test_calls_taken_by_a_request_whose_answer_was_lost_are_taken_again(
@@ -277,16 +234,6 @@ def test_a_server_without_append_only_file_is_logged(own_redis, own_journal, cap
     assert "appendonly is off: a restart of the server loses calls" in record.getMessage()
 
 
-def test_keys_of_a_newer_version_are_refused(redis, journal, namespace, opened):
-    journal.append([new_call(1)])
-    redis.ask("SET", f"{namespace}:version", "2")
-    newer = opened(redis.url(namespace=namespace))
-    with pytest.raises(JournalRefused, match=r"newer rpcwheel \(version 2 .*: update rpcwheel"):
-        newer.append([new_call(2)])
-    redis.ask("SET", f"{namespace}:version", "1")
-    newer.append([new_call(2)])
-
-
 def test_a_wrong_password_is_refused_and_not_shown(opened):
     if reason := RedisEngine.available():
         pytest.skip(reason)
@@ -324,14 +271,11 @@ def test_a_cluster_is_refused(opened):
 # Keys
 
 
-def test_namespaces_and_databases_are_separate_journals(redis, journal, namespace, opened):
+def test_databases_are_separate_journals(redis, journal, namespace, opened):
     journal.append([new_call(1)])
-    for other in (
-        opened(redis.url(namespace=f"{namespace}2")),
-        opened(redis.url(namespace=namespace, db="1")),
-    ):
-        assert other.select(Filter()) == []
-        assert other.take("worker", 60.0, ROUTES, 0.0) == []
+    other = opened(redis.url(namespace=namespace, db="1"))
+    assert other.select(Filter()) == []
+    assert other.take("worker", 60.0, ROUTES, 0.0) == []
 
 
 def test_no_keys_remain_when_all_calls_are_gone(journal, keys):
@@ -364,16 +308,3 @@ def test_long_scans_are_done_in_parts(journal, monkeypatch):
     assert journal.delete(Filter(ids=tuple(ids[:30]))) == 30
     assert journal.delete(Filter()) == 70
     assert journal.depths() == []
-
-
-def test_only_programs_that_use_a_journal_create_it(redis, namespace):
-    url = redis.url(namespace=namespace)
-    reading = open_journal_backend(url, create=False)
-    with pytest.raises(JournalRefused, match=f"there are no keys {namespace}:"):
-        reading.depths()
-    assert not [key for key in redis.ask("KEYS", "*") if key.startswith(namespace.encode())]
-    using = open_journal_backend(url)
-    using.append([new_call(1)])
-    assert bodies_of(reading.select(Filter())) == [1]
-    using.close()
-    reading.close()

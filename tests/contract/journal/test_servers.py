@@ -1,0 +1,132 @@
+"""Rules of the journals in PostgreSQL and in Redis: a server that fails, and versions."""
+
+import secrets
+
+import pytest
+
+from fixtures.journal_calls import ROUTES, bodies_of, new_call
+from rpcwheel.errors import JournalOutcomeUnknown, JournalRefused, JournalUnavailable
+from rpcwheel.journal import Filter, open_journal_backend, postgresql, redis
+from rpcwheel.journal.backend import Delivered
+
+
+class InPostgresql:
+    """A schema of a server."""
+
+    missing = "there is no journal in the schema"
+
+    def __init__(self, engine, name):
+        self.engine = engine
+        self._name = name
+
+    def url(self, suffix=""):
+        return self.engine.journal_url(schema=f"{self._name}{suffix}")
+
+    def set_version(self, version):
+        self.engine.ask(f"UPDATE {self._name}.version SET version = {version}")
+
+    def exists(self):
+        query = f"SELECT 1 FROM pg_namespace WHERE nspname = '{self._name}'"
+        return self.engine.ask(query) != []
+
+
+class InRedis:
+    """A namespace of a server."""
+
+    missing = "there are no keys"
+
+    def __init__(self, engine, name):
+        self.engine = engine
+        self._name = name
+
+    def url(self, suffix=""):
+        return self.engine.url(namespace=f"{self._name}{suffix}")
+
+    def set_version(self, version):
+        self.engine.ask("SET", f"{self._name}:version", f"{version}")
+
+    def exists(self):
+        return self.engine.ask("KEYS", f"{self._name}:*") != []
+
+
+PLACES = {"postgresql": InPostgresql, "redis": InRedis}
+
+
+@pytest.fixture(params=PLACES)
+def place(request, monkeypatch):
+    """Where a journal is on a server that tests kill and freeze; requests wait for 1 s."""
+    for name in ("TIMEOUT_S", "SCAN_TIMEOUT_S", "MARGIN_S"):
+        for module in (postgresql, redis):
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, 0.2 if name == "MARGIN_S" else 1.0)
+    engine = request.getfixturevalue(f"own_{request.param}")
+    return PLACES[request.param](engine, f"test_{secrets.token_hex(4)}")
+
+
+@pytest.fixture
+def journal(place, opened):
+    return opened(place.url())
+
+
+def test_calls_survive_a_killed_server(place, journal):
+    journal.append([new_call(1)])
+    (taken,) = journal.take("worker", 60.0, ROUTES, 0.0)
+    journal.append([new_call(2)])
+    place.engine.kill9()
+    for request in (
+        lambda: journal.append([new_call(3)]),
+        lambda: journal.report("worker", [Delivered(taken.id)]),
+        lambda: journal.select(Filter()),
+        journal.depths,
+    ):
+        with pytest.raises(JournalUnavailable):
+            request()
+    with pytest.raises(JournalUnavailable) as refused:
+        journal.append([new_call(3)])
+    assert not isinstance(refused.value, JournalOutcomeUnknown)  # it was not sent
+    place.engine.start()
+    assert journal.report("worker", [Delivered(taken.id)]) == []
+    journal.append([new_call(4)])
+    assert bodies_of(journal.select(Filter())) == [2, 4]
+
+
+def test_a_frozen_server_is_unavailable(place, journal):
+    journal.append([new_call(1)])
+    journal.depths()  # connected
+    place.engine.freeze()
+    try:
+        with pytest.raises(JournalOutcomeUnknown):
+            journal.append([new_call(2)])
+        with pytest.raises(JournalUnavailable):
+            journal.depths()
+    finally:
+        place.engine.thaw()
+    journal.append([new_call(3)])
+    assert set(bodies_of(journal.select(Filter()))) >= {1, 3}
+
+
+def test_a_journal_of_a_newer_version_is_refused(place, journal, opened):
+    journal.append([new_call(1)])
+    place.set_version(2)
+    newer = opened(place.url())
+    with pytest.raises(JournalRefused, match=r"newer rpcwheel \(version 2 .*: update rpcwheel"):
+        newer.append([new_call(2)])
+    place.set_version(1)
+    newer.append([new_call(3)])
+
+
+def test_schemas_and_namespaces_are_separate_journals(place, journal, opened):
+    other = opened(place.url("_2"))
+    journal.append([new_call(1)])
+    assert other.select(Filter()) == []
+    assert other.take("worker", 60.0, ROUTES, 0.0) == []
+
+
+def test_only_programs_that_use_a_journal_create_it(place, opened):
+    reading = open_journal_backend(place.url(), create=False)
+    with pytest.raises(JournalRefused, match=place.missing):
+        reading.depths()
+    assert not place.exists()
+    opened(place.url()).append([new_call(1)])
+    assert bodies_of(reading.select(Filter())) == [1]
+    reading.close()
