@@ -2,13 +2,13 @@
 
 import asyncio
 import json
-import threading
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 
 import pytest
 from pydantic import BaseModel
 
+from fixtures.failback_queues import in_world
 from fixtures.journals import dead, stored, wait_for_dead, wait_for_none
 from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
 from rpcwheel.errors import (
@@ -56,17 +56,15 @@ def journaled(url):
 
 
 @pytest.fixture
-async def aio_journaled(journaled):
-    """The same for coroutine functions."""
-    made = []
+def journaled_in_world(world, journaled):
+    """Decorates functions as users of the world write them."""
 
     def decorate(function, **settings):
-        made.append(journaled(function, **settings))
-        return made[-1]
+        push = journaled(in_world(world, function), **settings)
+        world.keep(push.failback)
+        return push
 
-    yield decorate
-    for function in made:
-        await function.failback.close(0)
+    return decorate
 
 
 class Flaky:
@@ -116,27 +114,55 @@ def test_a_call_whose_loop_is_closed_during_its_attempt_is_delivered_on_the_next
     assert stored(url) == []
 
 
-def test_a_call_is_stored_before_its_caller_is_answered_and_then_delivered(journaled, url, events):
+def test_a_call_is_stored_before_its_caller_is_answered_and_then_delivered(
+    world, journaled_in_world, url
+):
     flaky = Flaky(ConnectionError("busy"), ConnectionError())
 
     def function(order: Order, *lines: Line, note: bytes = b"", **others: int):
         return flaky.call(order, lines, note, others)
 
-    push = journaled(function, backoff=60, default="later")
-    assert push(Order(number=1), Line("a"), note=b"\xff", more=2) == "later"
+    push = journaled_in_world(function, backoff=60, default="later")
+    assert world.do(push, Order(number=1), Line("a"), note=b"\xff", more=2) == "later"
     (call,) = stored(url)
     assert (call.queue, call.target, call.method, call.attempts) == ("push", "", "push", 1)
     assert call.error == "ConnectionError: busy"
     assert call.key == flaky.keys[0]
     assert json.loads(decode(call.body).arguments)["order"] == {"number": 1}
-    assert push.failback.flush(0.1) is False
+    assert world.do(push.failback.flush, 0.1) is False
     wait_until(lambda: [one.attempts for one in stored(url, CallState.READY)] == [2])
-    assert push.failback.flush(WAIT_S)
+    assert world.do(push.failback.flush, WAIT_S)
     assert flaky.calls == [(Order(number=1), (Line("a"),), b"\xff", {"more": 2})] * 3
     assert len(set(flaky.keys)) == 1
     assert stored(url) == []
     assert push.failback.stats().redelivered == 1
-    assert push(Order(number=2)) == "done"
+    assert world.do(push, Order(number=2)) == "done"
+
+
+def test_flush_delivers_calls_of_an_earlier_process(world, journaled_in_world, url):
+    flaky = Flaky(ConnectionError())
+    push = journaled_in_world(flaky.call, backoff=60, default="later")
+    assert world.do(push, 1) == "later"
+    assert world.do(push.failback.close) == []
+    assert [call.state for call in stored(url)] == [CallState.READY]
+    again = journaled_in_world(flaky.call)
+    assert world.do(again.failback.flush, WAIT_S)
+    assert flaky.calls == [(1,)] * 2
+    assert stored(url) == []
+
+
+def test_flush_returns_false_if_the_queue_is_closed_meanwhile(
+    world, journaled_in_world, monkeypatch
+):
+    failback = journaled_in_world(Flaky().call).failback
+    queue = failback._queue
+
+    def close(_):
+        queue.begin_close(0)
+        queue.end_close()
+
+    monkeypatch.setattr(queue.journal.backend, "retry", close)
+    assert world.do(failback.flush) is False  # though it has no timeout
 
 
 def test_calls_of_an_earlier_process_are_delivered_after_start(journaled, url):
@@ -183,27 +209,6 @@ def test_a_plain_function_that_returns_an_awaitable_is_refused(journaled, url):
 
     with pytest.raises(TypeError, match=r"make it an `async def`"):
         journaled(plain)()
-    assert stored(url) == []
-
-
-async def test_a_coroutine_function_is_delivered_by_this_and_by_the_next_process(
-    aio_journaled, url
-):
-    flaky = Flaky(ConnectionError(), ConnectionError())
-
-    async def function(order: Order):
-        await asyncio.sleep(0)
-        return flaky.call(order)
-
-    push = aio_journaled(function, backoff=60, default="later")
-    assert await push(Order(number=1)) == "later"
-    assert await push(Order(number=2)) == "later"
-    assert [call.key for call in stored(url)] == flaky.keys
-    assert await push.failback.close() == []
-    assert {call.state for call in stored(url)} == {CallState.READY}
-    again = aio_journaled(function)
-    assert await again.failback.flush(WAIT_S)
-    assert sorted(args[0].number for args in flaky.calls) == [1, 1, 2, 2]
     assert stored(url) == []
 
 
@@ -339,23 +344,22 @@ def test_a_full_closed_or_failing_journal_refuses_calls(journaled, url, script):
         push()
 
 
-async def test_a_failing_journal_refuses_calls_of_coroutine_functions(aio_journaled, script):
-    async def function():
-        raise ConnectionError
-
-    push = aio_journaled(function)
+def test_a_failing_journal_refuses_calls(world, journaled_in_world, script):
+    push = journaled_in_world(Flaky(ConnectionError()).call)
     script["append"] = JournalRefused("no rights")
     with pytest.raises(JournalRefused, match="was not queued, because no rights") as caught:
-        await push()
+        world.do(push)
     assert isinstance(caught.value.__cause__, ConnectionError)
 
 
-async def test_enqueue_would_block_the_loop(aio_journaled):
+async def test_enqueue_would_block_the_loop(journaled):
     async def function():
         """Nothing."""
 
+    failback = journaled(function).failback
     with pytest.raises(RuntimeError, match="would block the event loop"):
-        aio_journaled(function).failback.enqueue(ConnectionError(), function)
+        failback.enqueue(ConnectionError(), function)
+    await failback.close(0)
 
 
 def test_an_error_with_any_text_can_be_stored(journaled, url):
@@ -419,33 +423,6 @@ def test_an_order_key_that_is_no_argument_is_refused(url):
         @with_failback(retry_on=ConnectionError, journal=url, order_key="custmer")
         def push(customer: str) -> None:
             """Do nothing."""
-
-
-def test_flush_returns_false_if_the_queue_is_closed_meanwhile(journaled, monkeypatch):
-    failback = journaled(Flaky().call).failback
-    monkeypatch.setattr(failback._queue.journal.backend, "retry", lambda _: failback.close(0))
-    results = []
-    thread = threading.Thread(target=lambda: results.append(failback.flush()), daemon=True)
-    thread.start()
-    thread.join(WAIT_S)
-    assert results == [False]
-
-
-async def test_flush_of_a_coroutine_function_returns_false_if_the_queue_is_closed_meanwhile(
-    aio_journaled, monkeypatch
-):
-    async def push():
-        pass
-
-    failback = aio_journaled(push).failback
-    queue = failback._queue
-
-    def close(_):
-        queue.begin_close(0)
-        queue.end_close()
-
-    monkeypatch.setattr(queue.journal.backend, "retry", close)
-    assert await asyncio.wait_for(failback.flush(), WAIT_S) is False
 
 
 def test_a_function_that_raises_cancelled_error_has_limited_attempts(journaled, url):
