@@ -9,7 +9,7 @@ import pytest
 from google.protobuf.wrappers_pb2 import StringValue
 from scenarios.failback import DEFAULT, ORDER, SCENARIOS
 
-from fixtures.failback_queues import FlakyFunction, HangingFunction, run_until_empty
+from fixtures.failback_queues import FlakyFunction, run_until_empty
 from fixtures.grpc_servers import METHOD, begin_scenario, requests_of
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.call import current_deadline, deadline_scope
@@ -153,13 +153,19 @@ def test_user_code_never_runs_on_the_thread_that_completes_the_future(invoker, t
 
 
 def test_attempts_that_hang_do_not_delay_the_futures_of_their_queue(invoker, timer):
-    failback, hanging = invoker(), HangingFunction(8)
+    failback, end, inner = invoker(), threading.Event(), Future()
+    fails = FlakyFunction(*[ConnectionError()] * 8)
+
+    def hang():
+        if fails.errors:
+            fails()
+        end.wait(WAIT_S)
+
     for _ in range(8):
-        failback.invoke(hanging)
+        failback.invoke(hang)
     timer.advance(5)
-    inner = Future()
     outer = failback.invoke(lambda: inner)
     inner.set_result("response")
     assert outer.result(WAIT_S) == "response"
-    hanging.end.set()
+    end.set()
     assert failback.flush(WAIT_S)
