@@ -6,11 +6,12 @@ import warnings
 
 import pytest
 
-from fixtures.failback_queues import FlakyCoroutine, FlakyFunction
-from fixtures.waiting import aio_wait_until, wait_until
+from fixtures.failback_queues import FLAKY, FlakyCoroutine, FlakyFunction
+from fixtures.waiting import wait_until
+from fixtures.worlds import AioWorld, SyncWorld
 from rpcwheel.errors import FailbackClosed
 from rpcwheel.events import FailbackLost, FailbackRejected
-from rpcwheel.failback import FailbackInvoker, FailbackPolicy, aio
+from rpcwheel.failback import FailbackInvoker, FailbackPolicy, aio, sync
 from rpcwheel.timer import AsyncWheelTimer, ManualTimer, WheelTimer
 
 REASON = "its timer was stopped"
@@ -21,33 +22,27 @@ def lost(events):
     return [event for event in events if isinstance(event, FailbackLost)]
 
 
-@pytest.mark.parametrize("kind", [WheelTimer, ManualTimer])
-def test_a_stopped_timer_loses_the_queued_calls_and_close_returns_them(kind, events):
-    timer = kind()
-    failback = FailbackInvoker(POLICY, timer=timer)
+STOPPABLE = [(SyncWorld, WheelTimer), (SyncWorld, ManualTimer), (AioWorld, AsyncWheelTimer)]
+
+
+@pytest.mark.parametrize(("world", "kind"), STOPPABLE, indirect=["world"])
+def test_a_stopped_timer_loses_the_queued_calls_and_close_returns_them(world, kind, events):
+    timer, module = world.do(kind), {"sync": sync, "aio": aio}[world.name]
+    failback = module.FailbackInvoker(POLICY, timer=timer)
     for number in range(3):
-        failback.invoke(FlakyFunction(ConnectionError()), number)
-    assert len(timer.stop()) == 3
+        world.do(failback.invoke, FLAKY[world.name](ConnectionError()), number)
+    assert len(world.do(timer.stop)) == 3
     assert wait_until(lambda: lost(events))
     assert [(event.name, event.count, event.reason) for event in lost(events)] == [
         ("audit", 3, REASON)
     ]
     assert (failback.pending, failback.stats().lost) == (0, 3)
-    left = failback.close()
+    left = world.do(failback.close)
     assert [(call.args, call.attempts, call.reason) for call in left] == [
         ((number,), 1, REASON) for number in range(3)
     ]
     assert len(lost(events)) == 1
-    assert failback.close() == []
-
-
-async def test_a_stopped_aio_timer_loses_the_queued_calls_and_close_returns_them(events):
-    timer = AsyncWheelTimer()
-    failback = aio.FailbackInvoker(POLICY, timer=timer)
-    await failback.invoke(FlakyCoroutine(ConnectionError()), "order")
-    await timer.aclose()
-    assert await aio_wait_until(lambda: lost(events))
-    assert [call.args for call in await failback.close()] == [("order",)]
+    assert world.do(failback.close) == []
 
 
 def test_a_call_that_fails_after_the_timer_was_stopped_raises_failback_closed(events):
