@@ -146,6 +146,7 @@ def test_flush_delivers_calls_of_an_earlier_process(world, journaled_in_world, u
     assert world.do(push.failback.close) == []
     assert [call.state for call in stored(url)] == [CallState.READY]
     again = journaled_in_world(flaky.call)
+    wait_until(lambda: again.failback.pending == 1)
     assert world.do(again.failback.flush, WAIT_S)
     assert flaky.calls == [(1,)] * 2
     assert stored(url) == []
