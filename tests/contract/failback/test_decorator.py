@@ -168,10 +168,8 @@ def test_every_setting_reaches_the_queue(timer, events):
         timer=timer,
     )(function)
     assert [push(), push()] == ["later", "later"]
-    assert [(type(event), event.name) for event in events] == [
-        (FailbackQueued, "audit"),
-        (FailbackDropped, "audit"),
-    ]
+    of_this_queue = [event for event in events if event.name == "audit"]  # another may have ended
+    assert [type(event) for event in of_this_queue] == [FailbackQueued, FailbackDropped]
     timer.advance(1.25)
     assert len(function.calls) == 2
     timer.advance(0.25)
