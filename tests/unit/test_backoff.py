@@ -83,32 +83,6 @@ def test_max_attempts_counts_the_first_attempt():
         assert answers == [S] * (attempts - 1) + [None, None]
 
 
-def test_a_tenacity_wait_gets_the_number_of_the_attempt():
-    backoff = Backoff(tenacity.wait_exponential(multiplier=1, max=5))
-    assert [delay(backoff, n) for n in (1, 2, 3, 4)] == [S, 2 * S, 4 * S, 5 * S]
-
-
-def test_a_tenacity_wait_gets_the_error():
-    backoff = Backoff(tenacity.wait_exception(lambda error: 7.0 if error is BOOM else 0.0))
-    assert delay(backoff) == 7 * S
-
-
-def test_sums_and_chains_of_tenacity_waits():
-    backoff = Backoff(
-        tenacity.wait_chain(tenacity.wait_fixed(1), tenacity.wait_fixed(2)) + tenacity.wait_fixed(3)
-    )
-    assert [delay(backoff, n) for n in (1, 2, 3)] == [4 * S, 5 * S, 5 * S]
-
-
-def test_a_plain_function_may_be_the_wait():
-    assert delay(Backoff(lambda state: state.attempt_number * 10)) == 10 * S
-
-
-def test_stop_after_attempt_counts_the_first_attempt():
-    backoff = Backoff(tenacity.wait_fixed(1), stop=tenacity.stop_after_attempt(3))
-    assert [delay(backoff, n) for n in (1, 2, 3)] == [S, S, None]
-
-
 def test_stop_after_delay_counts_from_the_start_of_the_first_attempt():
     backoff = Backoff(tenacity.wait_fixed(1), stop=tenacity.stop_after_delay(10))
     assert delay(backoff, 5, elapsed_ns=10 * S - 1_000) == S
@@ -151,11 +125,6 @@ def test_without_an_error_the_outcome_is_a_result_of_none():
     state = failed_state(1, elapsed_ns=0, error=None)
     assert not state.outcome.failed
     assert state.outcome.result() is None
-
-
-def test_a_negative_wait_of_a_wait_object_is_zero():
-    for answer in [-1, -0.5, timedelta(seconds=-3)]:
-        assert delay(Backoff(lambda _, answer=answer: answer)) == 0
 
 
 def test_an_invalid_result_of_a_wait_object_raises():

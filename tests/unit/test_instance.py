@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.instance import ServiceInstance, Snapshot, checked_host, joined, started_now
+from rpcwheel.instance import ServiceInstance, Snapshot, checked_host, started_now
 
 ONE = ServiceInstance(service="shop.Orders", host="10.0.0.7", port=50051)
 
@@ -191,11 +191,6 @@ def test_other_hosts_are_refused_in_instances_and_in_records():
             ServiceInstance(service="a", host=host, port=1)
         with pytest.raises(ValueError, match="DNS name or an IP address, without a port"):
             ServiceInstance.decoded(record_of(host))
-
-
-def test_joined_puts_brackets_around_ipv6_addresses():
-    assert joined("::1", 2) == joined("[::1]", 2) == "[::1]:2"
-    assert joined("a", 2) == "a:2"
 
 
 def test_invalid_values_are_refused():

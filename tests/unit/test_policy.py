@@ -11,7 +11,7 @@ import tenacity
 from pydantic import Field, StrictInt
 
 from rpcwheel.backoff import JitteredWait
-from rpcwheel.call import DeadlinePolicy, RetryPolicy
+from rpcwheel.call import RetryPolicy
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.failback import FailbackPolicy
 from rpcwheel.idle import IdlePolicy
@@ -117,17 +117,6 @@ def test_an_error_does_not_show_the_contents_of_a_policy():
         KitPolicy(heartbeat=Inner(on="a"))
 
 
-def test_a_retry_policy_in_place_of_a_method_policy_is_refused():
-    with pytest.raises(
-        TypeError,
-        match=r"it must be a MethodPolicy, not a RetryPolicy; "
-        r"write MethodPolicy\(retry=RetryPolicy\(\.\.\.\)\)",
-    ):
-        KitPolicy(methods={"/shop.Orders/Get": RetryPolicy(retry_on="UNAVAILABLE")})
-    with pytest.raises(TypeError, match=r"write MethodPolicy\(timeout=DeadlinePolicy"):
-        KitPolicy(methods={"/shop.Orders/Get": DeadlinePolicy(timeout=2.0)})
-
-
 def test_a_time_is_seconds_or_a_timedelta():
     for time in [0.5, 2, timedelta(seconds=2), 1e-9]:
         assert Outer(timeout=time).timeout == time
@@ -193,11 +182,6 @@ def test_field_at_finds_fields_in_tables_and_optional_policies():
 def test_positional_settings_are_refused():
     with pytest.raises(TypeError, match=r"by name: IdlePolicy\(idle_timeout=180\)"):
         IdlePolicy(180)
-
-
-def test_a_policy_of_another_kind_is_refused():
-    with pytest.raises(TypeError, match="heartbeat: it must be seconds or a HeartbeatPolicy, not"):
-        KitPolicy(heartbeat=IdlePolicy())
 
 
 def test_a_word_of_a_setting_suggests_the_setting():

@@ -3,7 +3,6 @@
 from collections import deque
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -23,92 +22,6 @@ def taken(one, now_ns=0, count=1000):
     return sum(one.take(now_ns) for _ in range(count))
 
 
-def test_without_calls_min_retries_are_allowed():
-    assert taken(budget(min_retries=10)) == 10
-
-
-def test_without_calls_and_min_retries_no_retry_is_allowed():
-    assert taken(budget(min_retries=0)) == 0
-
-
-@pytest.mark.parametrize(("calls", "retries"), [(49, 10), (50, 10), (54, 10), (55, 11), (500, 100)])
-def test_the_share_applies_if_it_is_more_than_min_retries(calls, retries):
-    one = budget(share=0.2, min_retries=10)
-    for _ in range(calls):
-        one.call(0)
-    assert taken(one) == retries
-
-
-def test_the_share_is_rounded_down():
-    one = budget(share=0.2, min_retries=0)
-    for _ in range(4):
-        one.call(0)
-    assert taken(one) == 0
-    one.call(0)
-    assert taken(one) == 1
-
-
-def test_a_share_of_zero_allows_min_retries_and_a_share_of_one_a_retry_for_each_call():
-    none, all_ = budget(share=0.0, min_retries=3), budget(share=1.0, min_retries=3)
-    for _ in range(100):
-        none.call(0)
-        all_.call(0)
-    assert taken(none) == 3
-    assert taken(all_) == 100
-
-
-def test_a_refused_retry_is_not_counted():
-    one = budget(min_retries=10)
-    assert taken(one, count=10) == 10
-    assert taken(one, count=500) == 0
-    for _ in range(55):
-        one.call(0)
-    assert taken(one) == 1
-
-
-def test_retries_stop_counting_after_ten_seconds():
-    one = budget(min_retries=10)
-    assert taken(one, 0) == 10
-    assert taken(one, 10 * S - 1) == 0
-    assert taken(one, 10 * S) == 10
-
-
-def test_calls_count_for_ten_seconds():
-    one = budget(share=1.0, min_retries=0)
-    for _ in range(7):
-        one.call(0)
-    assert taken(one, 9 * S, count=3) == 3
-    assert taken(one, 10 * S) == 0
-
-
-def test_the_window_slides_second_by_second():
-    one = budget(share=0.0, min_retries=10)
-    for second in range(10):
-        assert one.take(second * S)
-    for second in range(10, 100):
-        assert taken(one, second * S) == 1
-
-
-@given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 30), st.integers(0, 30)), max_size=20))
-def test_after_a_jump_of_the_clock_by_years_all_counts_are_zero(story):
-    one, now_ns = budget(min_retries=2), 0
-    for seconds, calls, retries in story:
-        now_ns += seconds * S
-        for _ in range(calls):
-            one.call(now_ns)
-        taken(one, now_ns, retries)
-    now_ns += 30 * YEAR
-    assert taken(one, now_ns) == 2
-    for _ in range(100):
-        one.call(now_ns)
-    assert taken(one, now_ns) == 18
-
-
-def test_while_the_clock_stands_still_no_retries_are_added():
-    one = budget(min_retries=10)
-    assert taken(one, 5 * S, count=10_000) == 10
-
-
 def test_an_old_time_does_not_reset_a_newer_second():
     one = budget(min_retries=10)
     assert taken(one, 5 * S) == 10
@@ -124,34 +37,6 @@ def test_a_very_old_time_counts_in_the_newer_slot():
     one.call(5 * S)
     assert taken(one, 5 * S, count=4) == 4
     assert taken(one, 15 * S) == 6
-
-
-@pytest.mark.parametrize("rate", [1, 5, 6, 20, 200])
-def test_a_server_that_always_fails_gets_at_most_a_fifth_more_calls(rate):
-    """Each call is retried twice if the budget allows it, at a constant rate for two minutes."""
-    one, retries = budget(share=0.2, min_retries=10), 0
-    for step in range(120 * rate):
-        now_ns = step * S // rate
-        one.call(now_ns)
-        retries += one.take(now_ns) and 1 + one.take(now_ns)
-    calls = 120 * rate
-    if rate >= 6:  # 54 calls and more in any nine seconds and a part of one
-        assert retries <= 0.2 * calls
-        assert retries > 0.15 * calls  # and it does get them
-    else:
-        assert retries <= 12 * 10
-
-
-def test_bursts_get_at_most_min_retries_in_each_window():
-    one, calls, retries = budget(share=0.2, min_retries=10), 0, 0
-    for burst in range(20):
-        for step in range(300):
-            now_ns = burst * 25 * S + step * S // 100
-            one.call(now_ns)
-            calls += 1
-            retries += one.take(now_ns)
-    # Of each burst's first fifty calls `min_retries` may be more than the share, never added to it.
-    assert retries <= 0.2 * calls
 
 
 class AgainstAModel(RuleBasedStateMachine):

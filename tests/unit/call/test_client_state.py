@@ -114,12 +114,6 @@ def test_no_attempt_is_made_if_the_deadline_of_the_call_being_served_has_passed(
         DEADLINE.reset(token)
 
 
-def test_without_propagation_the_call_being_served_does_not_limit_the_deadline(make):
-    state, config = make(timeout=DeadlinePolicy(timeout=500, propagate_deadline=False))
-    with deadline_scope(0):
-        assert begun(state, config).deadline_ns == 500 * S
-
-
 def test_a_plan_that_is_made_after_the_failure_counts_the_first_attempt(make, timer):
     state, config = make(
         retry=RetryPolicy(
@@ -166,15 +160,6 @@ def test_methods_with_equal_budget_settings_share_a_budget(make):
     assert state.budget_of(state.configs.config_for("/a/Other")) not in (budget, None)
     assert state.budget_of(state.configs.config_for("/a/Free")) is None
     assert state.budget_of(state.configs.config_for("/a/None")) is None
-
-
-def test_the_budget_has_the_share_and_the_minimum_of_the_policy(make):
-    state, config = make(retry=RetryPolicy(retry_on="UNAVAILABLE", retry_budget=0.5, min_retries=3))
-    budget = state.budget_of(config)
-    assert sum(budget.take(0) for _ in range(9)) == 3
-    for _ in range(20):
-        budget.call(0)
-    assert sum(budget.take(0) for _ in range(99)) == 7
 
 
 def test_all_calls_of_a_client_use_one_budget(make):

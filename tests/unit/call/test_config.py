@@ -51,14 +51,6 @@ def test_times_are_converted_to_nanoseconds():
     assert not config_of(timeout=2).has_message_timeout
 
 
-def test_a_number_is_the_timeout():
-    assert config_of(timeout=3).timeout_ns == 3 * S
-
-
-def test_propagate_deadline_is_taken_over():
-    assert config_of(timeout=DeadlinePolicy(propagate_deadline=False)).propagate_deadline is False
-
-
 def test_retry_settings_have_whether_the_method_is_idempotent():
     assert config_of(retry=RETRY, idempotent=True).retry.idempotent is True
     assert config_of(retry=RETRY).retry.idempotent is False

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from rpcwheel.call import RetryPolicy
-from rpcwheel.call.config import MethodConfig
 from rpcwheel.call.retry import RetryBudget, RetryConfig, RetryPlan
 from rpcwheel.durations import NEVER
 from rpcwheel.rpc import CODES, AttemptResult, NextAttempt, Stop
@@ -58,27 +57,6 @@ class OneRetry:
 
 
 # --- What a policy means ---
-
-
-def test_the_defaults_of_a_retry_policy():
-    made = RetryConfig.from_policy(RetryPolicy(retry_on="UNAVAILABLE"), idempotent=False)
-    assert made.retry_on == {"UNAVAILABLE"}
-    assert made.max_attempts == 3
-    assert made.attempt_timeout_ns == NEVER
-    assert made.idempotent is False
-    assert made.replay_buffer_bytes == 1 << 20
-    assert made.budget == (0.2, 10)
-
-
-def test_the_default_backoff_is_up_to_a_tenth_of_a_second_and_doubles_up_to_two():
-    backoff = RetryConfig.from_policy(RetryPolicy(retry_on="UNAVAILABLE"), idempotent=True).backoff
-
-    def waits(attempt):
-        return [backoff.next_delay_ns(attempt, elapsed_ns=0, error=None) / 1e9 for _ in range(400)]
-
-    for attempt, longest in [(1, 0.1), (2, 0.2), (3, 0.4), (6, 2.0), (30, 2.0)]:
-        assert 0.5 * longest <= min(waits(attempt)) <= 0.6 * longest
-        assert 0.9 * longest <= max(waits(attempt)) <= longest
 
 
 def test_the_settings_of_a_policy_are_taken_over():
@@ -229,10 +207,6 @@ def test_a_pushback_up_to_max_pushback_is_waited_for():
     assert unbounded.ended(0, failed(pushback_ns=3601 * S)) == NextAttempt(2, 3601 * S, NEVER)
 
 
-def test_a_pushback_beyond_the_deadline_ends_the_call_at_once():
-    assert plan(S).ended(0, failed(pushback_ns=S)) == Stop(NO_TIME)
-
-
 def test_the_budget_is_asked_last_and_its_refusal_ends_the_call():
     budget = OneRetry()
     made = plan(budget=budget)
@@ -260,11 +234,6 @@ def test_an_exception_of_a_backoff_object_is_raised_and_uses_no_budget():
     with pytest.raises(ZeroDivisionError):
         made.ended(0, failed())
     assert budget.asked == []
-
-
-def test_a_tenacity_wait_grows_from_attempt_to_attempt():
-    made = plan(backoff=tenacity.wait_exponential(multiplier=1), max_attempts=4)
-    assert [made.ended(0, failed()).at_ns for _ in range(3)] == [S, 2 * S, 4 * S]
 
 
 # --- All of it, for any story ---
@@ -334,28 +303,3 @@ class AnyStory(RuleBasedStateMachine):
 
 
 TestAnyStory = AnyStory.TestCase
-
-
-# --- The earliest of several limits ---
-
-
-@pytest.mark.parametrize(
-    ("timeout_ns", "own_ns", "left_ns", "deadline_ns"),
-    [
-        (NEVER, None, None, NEVER),
-        (NEVER, None, 3, 8),
-        (4, None, 3, 8),
-        (4, 3, None, 8),
-        (NEVER, 0, None, 5),
-        (7, -2, None, 3),
-        (NEVER, 1, NEVER, 6),
-        (NEVER - 1, None, None, NEVER),
-    ],
-)
-def test_the_earliest_of_all_limits_is_the_deadline(timeout_ns, own_ns, left_ns, deadline_ns):
-    config = MethodConfig(timeout_ns=timeout_ns)
-    assert config.deadline_ns(5, own_ns, left_ns) == deadline_ns
-
-
-def test_a_deadline_that_is_not_propagated_limits_no_call():
-    assert MethodConfig(propagate_deadline=False).deadline_ns(5, None, 3) == NEVER

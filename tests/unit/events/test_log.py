@@ -543,16 +543,6 @@ def test_a_queue_with_the_name_of_its_function_is_named_once(caplog):
     assert caplog.messages[0].startswith("shop.push failed and was dropped, ")
 
 
-def test_dropped_calls_are_logged_once_a_second_per_queue_with_their_number(caplog, monkeypatch):
-    seconds = iter([0.0, 0.1, 0.2, 0.9, 1.5, 2.6])
-    monkeypatch.setattr(log.time, "monotonic", lambda: next(seconds))
-    for name in ("a", "a", "b", "a", "a", "a"):
-        log_event(events.FailbackDropped(name, "push", BOOM, pending=100))
-    text = "push failed and was dropped, the queue is full with 100 calls: ValueError: no such shop"
-    more = "; 2 more suppressed since the last such line"
-    assert caplog.messages == [f"a: {text}", f"b: {text}", f"a: {text}{more}", f"a: {text}"]
-
-
 def test_an_error_whose_str_raises_is_logged_with_its_class(caplog):
     class Mute(Exception):
         def __str__(self):
@@ -630,25 +620,6 @@ def test_a_failed_request_to_a_registry_is_logged_with_what_happens_next(caplog,
         "keeping an instance published failed (published again in 3 s): "
         "InstanceIdConflict: shop.Orders/a: another process"
     )
-
-
-def test_failures_of_a_registry_are_logged_once_a_minute_and_the_recovery_after_each(
-    caplog, monkeypatch
-):
-    caplog.set_level("INFO")
-    seconds = iter([0.0, 1.0, 2.0, 3.0, 4.0])
-    monkeypatch.setattr(log.time, "monotonic", lambda: next(seconds))
-    failed = events.RegistryFailed(REGISTRY, "renew", BOOM, delay_s=1.0)
-    elsewhere = events.RegistryFailed("redis://10.0.0.2", "renew", BOOM, delay_s=1.0)
-    up = events.RegistryRecovered(REGISTRY, after_s=2.0)
-    for event in (failed, failed, elsewhere, up, up):
-        log_event(event)
-    assert [(record.rpcwheel_event, record.rpcwheel_registry) for record in caplog.records] == [
-        ("RegistryFailed", REGISTRY),
-        ("RegistryFailed", "redis://10.0.0.2"),
-        ("RegistryRecovered", REGISTRY),
-    ]
-    assert [record.rpcwheel_suppressed for record in caplog.records] == [0, 0, 0]
 
 
 def test_an_instance_id_conflict_has_a_rate_limit_apart_from_other_registry_failures(

@@ -12,7 +12,7 @@ import pytest
 
 from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
-from rpcwheel.timer import AsyncWheelTimer, DeadlineHeap, TimerStopped, TooManyTimeouts, aio
+from rpcwheel.timer import AsyncWheelTimer, DeadlineHeap, TimerStopped, aio
 from rpcwheel.timer.queue import default_queue
 
 try:
@@ -344,16 +344,6 @@ def test_other_callbacks_of_the_loop_run_between_batches_of_tasks(run, make_queu
             await aio_wait_until(lambda: len(ran) == 10_000)
         assert len(set(between)) > 10
         assert max(b - a for a, b in itertools.pairwise(between)) <= 300
-
-    run(main)
-
-
-def test_max_pending_limits_an_aio_timer(run):
-    async def main():
-        async with AsyncWheelTimer(max_pending=1) as timer:
-            timer.new_timeout(print, 60.0)
-            with pytest.raises(TooManyTimeouts):
-                timer.new_timeout(print, 0)
 
     run(main)
 

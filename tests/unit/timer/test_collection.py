@@ -128,14 +128,6 @@ def test_cancel_does_not_remove_a_task_that_waits_in_an_executor():
     assert ran == [timeout]
 
 
-def test_a_rescheduled_timeout_keeps_its_task_when_its_timer_stops(make_queue):
-    timer = ManualTimer(make_queue())
-    moved = timer.new_timeout(print, 60.0)
-    assert moved.reschedule(1.0)
-    assert timer.stop() == [moved]
-    assert moved.task is print
-
-
 def test_a_timeout_that_ended_refers_to_no_timeout(make_queue):
     with ManualTimer(make_queue()) as timer:
         timeouts = [timer.new_timeout(lambda timeout: None, 1.0) for _ in range(4)]

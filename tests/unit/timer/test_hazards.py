@@ -39,15 +39,6 @@ def test_a_compiled_timeout_in_a_queue_is_not_tracked_by_the_garbage_collector()
 
 
 @pytest.mark.parametrize("wheel", WHEELS)
-def test_a_zero_delay_after_an_infinite_one_is_due_at_once(wheel: Any) -> None:
-    timer, ran = ManualTimer(wheel()), []
-    timer.new_timeout(nothing, float("inf"))
-    timer.new_timeout(ran.append, 0)
-    timer.advance(1.0)
-    assert len(ran) == 1
-
-
-@pytest.mark.parametrize("wheel", WHEELS)
 def test_stop_leaves_no_pending_timeout_while_another_thread_reschedules(wheel: Any) -> None:
     for _ in range(5):
         timer = WheelTimer(wheel())
@@ -137,15 +128,6 @@ async def test_an_earlier_deadline_set_while_a_wakeup_is_scheduled_is_not_lost(
         timer.new_timeout(nothing, 100.0)
         assert timer._handle is not None
         assert timer._handle.when() - timer._loop.time() < 1.0  # type: ignore[attr-defined]
-
-
-def test_a_periodic_task_is_resubmitted_to_a_full_timer() -> None:
-    timer = WheelTimer(max_pending=1)
-    runs = []
-    with timer:
-        PeriodicTask(timer, 0.001, lambda: runs.append(1)).start()
-        assert wait_until(lambda: len(runs) > 3)
-        assert timer._timer_state.queue._capacity == 1
 
 
 def test_a_periodic_task_is_resubmitted_to_a_timer_with_the_largest_max_pending() -> None:

@@ -341,17 +341,6 @@ def test_a_closed_queue_refuses_timeouts(made: tuple[Form, Any]) -> None:
     assert not queue.schedule(make_timeout(form, queue, 10**9))
 
 
-def test_one_pop_does_a_bounded_amount_of_work(made: tuple[Form, Any]) -> None:
-    form, queue = made
-    second = 10**9
-    queue.advance(second)
-    put(form, queue, *([400 * second] * 1_000))
-    assert (
-        len(queue.advance(400 * second)) == 1_000
-    )  # 1,000 moves between levels in many calls of `pop`
-    queue.check()
-
-
 def test_a_timeout_due_at_once_does_not_wait_for_those_of_later_rounds(
     made: tuple[Form, Any],
 ) -> None:
