@@ -13,7 +13,6 @@ from fixtures.cache_worlds import (
     instance,
     records,
 )
-from rpcwheel.durations import NEVER
 from rpcwheel.events.events import InstancesChanged, InstancesRetained, RecordSkipped
 from rpcwheel.registry.cache import FILE_DELAY_NS
 
@@ -24,21 +23,6 @@ def driver():
 
 
 # Views
-
-
-def test_there_is_no_snapshot_before_the_first_view(driver):
-    assert driver.ids is None
-    assert driver.cache.next_wake_ns == NEVER
-
-
-def test_an_empty_first_view_is_an_empty_live_snapshot(driver):
-    assert driver.update().ids == ""
-    assert driver.snapshot.source == "live"
-
-
-def test_new_instances_are_added_at_once_in_the_order_of_their_ids(driver):
-    assert driver.update("b").update("ba").ids == "ab"
-    assert driver.snapshot.revision == 2
 
 
 def test_a_changed_instance_is_replaced_at_once(driver):
@@ -53,15 +37,6 @@ def test_an_equal_view_changes_nothing(driver):
     driver.update("ab")
     assert driver.snapshot is before
     assert not driver.events
-
-
-def test_one_of_two_instances_that_disappears_is_removed_at_once(driver):
-    assert driver.update("ab").update("a").ids == "a"
-    assert driver.snapshot.source == "live"
-
-
-def test_the_last_instance_that_disappears_is_removed_at_once(driver):
-    assert driver.update("a").update("").ids == ""
 
 
 def test_a_change_is_an_event_with_its_numbers(driver):
@@ -83,71 +58,10 @@ def test_instances_that_disappear_during_a_loss_of_contact_are_stale_for_the_sta
     assert driver.advance_to(1000 + STALE_S).ids == ""
 
 
-def test_an_instance_that_comes_back_is_not_stale(driver):
-    driver.update("ab").lose_contact().update("").update("b")
-    assert (driver.ids, driver.stale) == ("ab", "a")
-    driver.update("ab")
-    assert (driver.snapshot.source, driver.cache.next_wake_ns) == ("live", NEVER)
-
-
-def test_new_instances_are_added_at_once_after_a_loss_of_contact(driver):
-    assert driver.update("a").lose_contact().update("b").ids == "ab"
-
-
-def test_another_loss_of_contact_extends_the_stale_timeout(driver):
-    driver.update("a").lose_contact().update("").advance_to(STALE_S - 1).lose_contact()
-    assert driver.advance_to(500).ids == "a"
-    driver.update("")
-    assert driver.advance_to(500 + STALE_S - 1).ids == "a"
-    assert driver.advance_to(500 + STALE_S).ids == ""
-
-
-def test_an_instance_missing_for_two_stale_timeouts_of_contact_is_removed(driver):
-    driver.update("ab").lose_contact().update("a")
-    for begun in range(0, 40, 20):
-        driver.advance_to(begun + 20).lose_contact().advance_to(begun + 20).update("a")
-        assert driver.ids == "ab"
-    driver.advance_to(2 * STALE_S).lose_contact()
-    assert driver.advance_to(3 * STALE_S).ids == "ab", "a loss of contact alone removed it"
-    driver.take_events(InstancesChanged)
-    assert driver.update("a").ids == "a"
-    assert (driver.stale, driver.snapshot.source) == ("", "live")
-    assert driver.take_events(InstancesChanged) == [
-        InstancesChanged(REGISTRY, SERVICE, 1, added=0, removed=1, source="live")
-    ]
-
-
-def test_an_instance_that_came_back_meanwhile_is_stale_for_the_full_time_again(driver):
-    driver.update("ab").lose_contact().update("a").advance_to(20).lose_contact().update("ab")
-    for begun in range(20, 80, 20):
-        driver.advance_to(begun + 20).lose_contact().update("a")
-        assert driver.ids == "ab"
-    assert driver.advance_to(100).lose_contact().update("a").ids == "a"
-
-
-def test_time_without_contact_does_not_count_as_missing(driver):
-    driver.update("ab").lose_contact().update("a")
-    for begun in range(0, 5000, 1000):
-        driver.advance_to(begun + 1).lose_contact().advance_to(begun + 1000).update("a")
-    assert driver.ids == "ab"
-
-
 def test_time_in_which_the_process_stood_still_counts_as_one_stale_timeout(driver):
     driver.update("ab").lose_contact().update("a")
     driver.now_s = 5000.0  # nothing that was due was done
     assert driver.lose_contact().update("a").ids == "ab"
-
-
-def test_an_instance_that_disappears_within_the_stale_timeout_is_removed_at_its_end(driver):
-    driver.update("ab").lose_contact().update("ab").advance_to(STALE_S - 1).update("a")
-    assert driver.ids == "ab"
-    assert driver.advance_to(STALE_S).ids == "a"
-
-
-def test_an_instance_that_disappears_after_the_stale_timeout_is_removed_at_once(driver):
-    assert (
-        driver.update("ab").lose_contact().update("ab").advance_to(STALE_S).update("a").ids == "a"
-    )
 
 
 def test_stale_instances_are_one_event_with_the_reason_and_no_change(driver):
@@ -207,15 +121,6 @@ def test_more_than_half_of_three_instances_that_disappear_are_stale(driver):
     assert driver.advance_to(STALE_S).ids == "a"
 
 
-def test_an_equal_view_does_not_extend_the_stale_timeout(driver):
-    driver.update("abc").update("a").advance_to(5).update("a")
-    assert driver.advance_to(STALE_S).ids == "a"
-
-
-def test_half_of_four_instances_that_disappear_are_removed_at_once(driver):
-    assert driver.update("abcd").update("ab").ids == "ab"
-
-
 def test_instances_that_disappear_within_a_lease_count_together(driver):
     driver.update("abcde").advance_to(1).update("abcd").advance_to(2).update("abc")
     assert driver.ids == "abc"
@@ -224,34 +129,6 @@ def test_instances_that_disappear_within_a_lease_count_together(driver):
     driver.advance_to(LEASE_S - 1 + STALE_S)
     assert (driver.ids, driver.snapshot.expired) == ("ab", {"c", "d", "e"})
     assert driver.update("abc").update("abcd").update("abd").snapshot.expired == {"e"}
-
-
-def test_instances_that_disappear_in_more_than_a_lease_do_not_count_together(driver):
-    driver.update("abcde").advance_to(1).update("abcd").advance_to(2).update("abc")
-    assert driver.advance_to(LEASE_S + 2).update("ab").ids == "ab"
-
-
-def test_an_instance_that_comes_and_goes_counts_once(driver):
-    driver.update("abc")
-    for second in range(1, 6):
-        driver.advance_to(second).update("ab").advance_to(second + 0.5).update("abc")
-    assert not driver.take_events(InstancesRetained)
-
-
-def test_instances_that_are_replaced_at_the_same_time_are_removed_at_once(driver):
-    assert driver.update("abc").update("xyz").ids == "xyz"
-
-
-# Draining
-
-
-def test_a_draining_instance_is_removed_at_once_even_after_a_loss_of_contact(driver):
-    driver.update("a", draining="b").lose_contact().update("a")
-    assert (driver.ids, driver.stale) == ("a", "")
-
-
-def test_draining_instances_do_not_count_for_the_half(driver):
-    assert driver.update("abcd").update("a", draining="bcd").update("a").ids == "a"
 
 
 # Unreadable records
@@ -268,12 +145,6 @@ def test_an_unreadable_record_with_other_content_is_reported_again(driver):
     driver.update("a", unreadable="x")
     driver.events += driver.cache.update({**records("a"), "x": b"{}"}, 0)
     assert len(driver.take_events(RecordSkipped)) == 2
-
-
-def test_an_instance_whose_record_becomes_unreadable_stays_as_it_was(driver):
-    assert driver.update("ab").update("a", unreadable="b").ids == "ab"
-    assert driver.stale == ""
-    assert driver.update("a").ids == "a"
 
 
 def test_instances_that_disappear_while_no_record_is_readable_are_stale(driver):
@@ -357,18 +228,6 @@ def test_a_file_read_after_a_loss_of_contact_is_used_at_once(driver):
     assert driver.lose_contact().remember("a").ids == "a"
 
 
-def test_the_first_view_replaces_an_old_file(driver):
-    assert driver.remember("abc", age_s=3600).update("x").ids == "x"
-    assert driver.snapshot.source == "live"
-
-
-def test_instances_of_the_file_that_the_first_view_lacks_are_stale(driver):
-    driver.remember("abc", age_s=3600).lose_contact().advance_to(60).update("")
-    assert (driver.ids, driver.snapshot.source) == ("abc", "stale")
-    assert driver.update("ab").stale == "c"
-    assert driver.advance_to(60 + STALE_S).ids == "ab"
-
-
 def test_an_empty_first_view_makes_the_instances_of_a_young_file_stale(driver):
     driver.remember("ab", age_s=STALE_S - 1).update("")
     assert (driver.ids, driver.stale) == ("ab", "ab")
@@ -376,21 +235,8 @@ def test_an_empty_first_view_makes_the_instances_of_a_young_file_stale(driver):
     assert driver.advance_to(STALE_S).ids == ""
 
 
-def test_an_empty_first_view_replaces_an_old_file_that_was_not_used(driver):
-    assert driver.remember("ab", age_s=STALE_S + 1).update("").ids == ""
-
-
-def test_an_empty_first_view_makes_the_instances_of_an_old_file_in_use_stale(driver):
-    driver.remember("ab", age_s=3600).advance_to(2).update("")
-    assert (driver.ids, driver.stale) == ("ab", "ab")
-
-
 def test_a_file_read_after_the_first_view_is_ignored(driver):
     assert driver.update("a").remember("b").lose_contact().ids == "a"
-
-
-def test_an_empty_file_is_no_empty_snapshot(driver):
-    assert driver.remember("").lose_contact().advance_to(10).ids is None
 
 
 def test_a_view_equal_to_the_file_changes_the_source(driver):

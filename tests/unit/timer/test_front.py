@@ -115,36 +115,6 @@ def test_reschedule_moves_a_timeout_only_if_it_is_earlier(make_queue):
         queue.check()
 
 
-def test_a_timeout_due_at_time_zero_fires(make_queue):
-    with ManualTimer(make_queue()) as timer:
-        ran = []
-        timer.new_timeout(print, float("inf"))
-        timer.new_timeout(ran.append, 0)
-        assert timer.advance(1) == 1
-        assert len(ran) == 1
-
-
-def test_the_slot_of_the_last_timeout_is_not_reused_after_the_cursor_moved(make_queue):
-    with ManualTimer(make_queue()) as timer:
-        ran = []
-        timer.new_timeout(print, 0.1).cancel()
-        timer.advance(0.07)
-        timer.new_timeout(lambda timeout: ran.append(1), 0.03)
-        timer.new_timeout(lambda timeout: ran.append(2), 0.04)
-        timer._timer_state.queue.check()
-        assert timer.advance(0.03) == 1
-        assert ran == [1]
-
-
-def test_the_slot_of_the_last_timeout_is_not_reused_after_it_was_removed(make_queue):
-    with ManualTimer(make_queue()) as timer:
-        timer.new_timeout(print, 0.1).cancel()
-        timer.advance(0)
-        timer.new_timeout(str, 0.1)
-        timer._timer_state.queue.check()
-        assert timer.advance(0.1) == 1
-
-
 def test_the_slot_of_the_last_timeout_is_not_reused_beyond_the_limit(make_queue):
     with ManualTimer(make_queue()) as timer:
         timer._timer_state.queue.limit(2)

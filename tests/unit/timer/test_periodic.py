@@ -53,20 +53,6 @@ class Job:
         return answer
 
 
-def test_a_periodic_task_runs_at_each_interval_after_start(timer):
-    job = Job(timer)
-    task = PeriodicTask(timer, 2.0, job)
-    assert task.state == "idle"
-    timer.advance(10)
-    assert task.start() is task
-    assert task.start() is task  # the second time changes nothing
-    assert (task.state, timer.pending) == ("armed", 1)
-    timer.advance(7)
-    assert job.at == [12, 14, 16]
-    assert (task.state, timer.pending) == ("armed", 1)
-    task.cancel()
-
-
 def test_initial_delay_is_the_delay_of_the_first_run(timer):
     for initial, first in ((0, 0.0), (0.5, 0.5), (timedelta(seconds=3), 3.0), (-1, 0.0)):
         start, job = timer.now, Job(timer)
@@ -88,37 +74,6 @@ def test_a_periodic_task_continues_after_exceptions_which_are_reported(timer, fa
     assert failures == errors
     assert task.state == "armed"
     task.cancel()
-
-
-def test_cancel_before_start(timer):
-    job = Job(timer)
-    task = PeriodicTask(timer, 1.0, job)
-    assert task.cancel()
-    assert not task.cancel()
-    task.start()
-    timer.advance(5)
-    assert (task.state, job.at, timer.stats().started) == ("cancelled", [], 0)
-
-
-def test_cancel_between_runs_after_many_submissions(timer):
-    """As in Dubbo 12022, where the owner kept only the first handle."""
-    job = Job(timer)
-    task = PeriodicTask(timer, 1.0, job).start()
-    timer.advance(100)
-    assert task.cancel()
-    assert timer.pending == 0
-    timer.advance(100)
-    assert len(job.at) == 100
-    assert task.state == "cancelled"
-
-
-def test_a_run_may_cancel_its_task(timer, failures):
-    task = PeriodicTask(timer, 1.0, lambda: states.extend([task.state, task.cancel()]))
-    states = []
-    task.start()
-    timer.advance(5)
-    assert states == ["running", True]
-    assert (task.state, timer.pending, failures) == ("cancelled", 0, [])
 
 
 def test_cancel_during_a_run_does_not_wait_and_no_run_follows():
@@ -157,14 +112,6 @@ def test_cancel_by_another_thread_leaves_no_pending_timeout():
         assert timer.pending == 0
 
 
-def test_a_run_may_return_the_delay_of_the_next_run(timer):
-    job = Job(timer, 5, timedelta(seconds=0.5), 0, -3, 2.5, None)
-    task = PeriodicTask(timer, 1.0, job).start()
-    timer.advance(11)
-    assert job.at == [1, 6, 6.5, 6.5, 6.5, 9, 10, 11]
-    task.cancel()
-
-
 def test_an_invalid_delay_returned_by_a_run_is_reported_and_the_interval_is_used(timer, failures):
     job = Job(timer, "soon", float("nan"), True, object())
     task = PeriodicTask(timer, 1.0, job).start()
@@ -185,28 +132,6 @@ def test_an_interval_of_one_tick_runs_at_each_tick():
             timer.advance(60)
             assert {round(b - a, 9) for a, b in itertools.pairwise(job.at)} == {5.0}
             task.cancel()
-
-
-def test_the_duration_of_runs_does_not_delay_later_runs(timer):
-    def take_a_while():
-        timer._timer_state.manual_ns += 300_000_000
-
-    job = Job(timer, *[take_a_while] * 5)
-    task = PeriodicTask(timer, 1.0, job).start()
-    timer.advance(5.5)
-    assert job.at == [1, 2, 3, 4, 5]
-    task.cancel()
-
-
-def test_runs_missed_during_a_slow_run_are_skipped(timer):
-    def slow():
-        timer._timer_state.manual_ns += 3_500_000_000
-
-    job = Job(timer, None, slow, None)
-    task = PeriodicTask(timer, 1.0, job).start()
-    timer.advance(8)
-    assert job.at == [1, 2, 6.5, 7.5]  # 5.5 and a whole interval, not 3, 4, 5 at once
-    task.cancel()
 
 
 def test_jitter_is_within_its_share_of_the_interval(timer):
