@@ -22,17 +22,6 @@ def driver():
     return ReconcilerDriver()
 
 
-def test_a_registered_instance_is_published_at_once(driver):
-    record = driver.set_desired()
-    assert record.state is RegistrationState.PENDING
-    assert driver.run_next() == (
-        "publish",
-        ["a:1"],
-        [InstancePublished("memory://", "shop", "a:1")],
-    )
-    assert (record.state, driver.next_request()) == (RegistrationState.PUBLISHED, None)
-
-
 def test_one_request_is_under_way_at_a_time(driver):
     driver.set_desired()
     driver.next_request()
@@ -72,15 +61,6 @@ def test_a_published_instance_is_withdrawn_once(driver):
     )
 
 
-def test_an_instance_of_another_process_can_be_withdrawn(driver):
-    record = driver.remove(instance(7))
-    assert (record.state, driver.run_next()[:2]) == (
-        RegistrationState.WITHDRAWING,
-        ("withdraw", ["a:7"]),
-    )
-    assert record.state is RegistrationState.GONE
-
-
 # Failures
 
 
@@ -108,15 +88,6 @@ def test_after_a_failure_new_instances_wait_for_the_backoff_unless_a_caller_wait
     assert driver.advance() == 0.2
 
 
-def test_an_instance_whose_publication_failed_is_withdrawn_as_it_may_be_published(driver):
-    record = driver.set_desired()
-    driver.run_next(error=UNAVAILABLE)
-    driver.remove(record)
-    assert (record.state, record.error) == (RegistrationState.WITHDRAWING, UNAVAILABLE)
-    driver.advance()
-    assert driver.run_next()[0] == "withdraw"
-
-
 def test_a_withdrawal_after_a_failed_publication_is_made_again_a_lease_later(driver):
     """The request that failed may take effect in between: it lies in a frozen engine's buffers."""
     record = driver.set_desired()
@@ -128,52 +99,6 @@ def test_a_withdrawal_after_a_failed_publication_is_made_again_a_lease_later(dri
     assert driver.advance() == 5.0
     assert driver.run_next() == ("withdraw", ["a:1"], [])
     assert driver.core.next_wake_ns() == NEVER
-
-
-def test_a_publication_after_a_failed_withdrawal_is_made_again_a_lease_later(driver):
-    record = driver.publish()
-    driver.remove(record)
-    driver.run_next(error=UNAVAILABLE)
-    driver.set_desired()
-    driver.advance()
-    driver.run_next()
-    repeated = []
-    while driver.advance() < 100 and driver.now_ns < 120 * SECOND:
-        repeated.append(driver.run_next()[0])
-    assert (repeated.count("publish"), record.state) == (1, RegistrationState.PUBLISHED)
-
-
-def test_a_withdrawal_includes_epochs_whose_publication_failed(driver):
-    driver.set_desired(instance(epoch="old"))
-    driver.run_next(error=UNAVAILABLE)
-    gone = driver.remove(instance())
-    driver.advance()
-    driver.run_next()
-    record = driver.set_desired(instance(epoch="new"))
-    assert (gone.state, record is gone) == (RegistrationState.GONE, False)
-    driver.run_next()
-    driver.remove(record)
-    request = driver.next_request()
-    assert {one.epoch for one in request.instances} == {"old", "new"}
-
-
-def test_a_repeated_withdrawal_that_fails_is_not_made_again_if_registered_meanwhile(driver):
-    driver.set_desired()
-    driver.run_next(error=UNAVAILABLE)
-    driver.remove(instance())
-    driver.advance()
-    driver.run_next()
-    driver.advance()
-    request = driver.next_request()  # of what is gone, once more
-    record = driver.set_desired()
-    driver.finish(request, error=UNAVAILABLE)
-    driver.advance()
-    assert (request.kind, driver.run_next()[0], driver.next_request()) == (
-        "withdraw",
-        "publish",
-        None,
-    )
-    assert record.doubt_ns > driver.now_ns  # as that withdrawal may come later
 
 
 # Renewals

@@ -115,6 +115,15 @@ def test_reschedule_moves_a_timeout_only_if_it_is_earlier(make_queue):
         queue.check()
 
 
+def test_the_slot_of_the_last_timeout_is_not_reused_after_it_was_removed(make_queue):
+    with ManualTimer(make_queue()) as timer:
+        timer.new_timeout(print, 0.1).cancel()
+        timer.advance(0)
+        timer.new_timeout(str, 0.1)
+        timer._timer_state.queue.check()
+        assert timer.advance(0.1) == 1
+
+
 def test_the_slot_of_the_last_timeout_is_not_reused_beyond_the_limit(make_queue):
     with ManualTimer(make_queue()) as timer:
         timer._timer_state.queue.limit(2)

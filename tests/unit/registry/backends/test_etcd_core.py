@@ -45,23 +45,6 @@ def watching(*prefixes: bytes, now: int = 0, revision: int = 10) -> WatchCore:
     return watches
 
 
-def test_a_watch_is_read_after_etcd_has_confirmed_it() -> None:
-    watches = new_core()
-    assert watches.add(1, SHOP, 0) == [OpenStream()]
-    assert watches.opened(0) == [CreateWatch(1, SHOP)]
-    assert watches.received(WatchResponse(1, 7, created=True), 0) == [Read({1: SHOP})]
-    assert watches.read({1: {"a": b"1"}}, 8, 0) == [NotifyView(1, {"a": b"1"}, 8)]
-
-
-def test_all_watches_of_a_new_stream_are_read_together() -> None:
-    watches = new_core()
-    watches.add(1, SHOP, 0)
-    assert watches.add(2, CART, 0) == []  # the stream is being opened already
-    assert watches.opened(0) == [CreateWatch(1, SHOP), CreateWatch(2, CART)]
-    assert watches.received(WatchResponse(1, 7, created=True), 0) == []
-    assert watches.received(WatchResponse(2, 7, created=True), 0) == [Read({1: SHOP, 2: CART})]
-
-
 def test_more_services_than_fit_in_one_transaction_are_read_in_several() -> None:
     watches = new_core()
     count = core.MAX_SERVICES_PER_READ + 1
@@ -74,20 +57,6 @@ def test_more_services_than_fit_in_one_transaction_are_read_in_several() -> None
     actions = watches.read({number: {} for number in first.prefixes}, 7, 0)
     assert len(first.prefixes) == core.MAX_SERVICES_PER_READ
     assert actions[-1] == Read({count: b"/%d/" % count})
-
-
-def test_changes_up_to_the_revision_of_the_read_are_ignored() -> None:
-    watches = watching(SHOP, revision=10)
-    old = WatchChange("a", b"old", 9)
-    assert watches.received(WatchResponse(1, 9, changes=(old,)), 0) == []
-    new = (WatchChange("a", b"new", 11), WatchChange("b", b"new", 11))
-    assert watches.received(WatchResponse(1, 11, changes=new), 0) == [
-        NotifyView(1, {"a": b"new", "b": b"new"}, 11, frozenset("ab"))
-    ]
-    gone = WatchChange("a", None, 12)
-    assert watches.received(WatchResponse(1, 12, changes=(gone,)), 0) == [
-        NotifyView(1, {"b": b"new"}, 12, A_CHANGED)
-    ]
 
 
 def test_a_probe_without_a_response_ends_the_stream() -> None:
@@ -134,18 +103,6 @@ def test_contact_lost_is_notified_once_until_the_next_view() -> None:
     assert watches.ended("cut again", at) == [NotifyContactLost(1, "cut again")]
 
 
-def test_on_a_new_stream_each_watch_is_created_and_read_again() -> None:
-    watches = watching(SHOP, revision=10)
-    watches.ended("cut", 0)
-    at = watches.next_wake_ns
-    watches.tick(at)
-    assert watches.opened(at) == [CreateWatch(1, SHOP)]
-    missed = WatchChange("b", b"1", 13)
-    assert watches.received(WatchResponse(1, 12, created=True), at) == [Read({1: SHOP})]
-    assert watches.read({1: {"a": b"1"}}, 12, at) == [NotifyView(1, {"a": b"1"}, 12)]
-    assert watches.received(WatchResponse(1, 13, changes=(missed,)), at)
-
-
 def test_the_wait_for_the_next_stream_doubles_up_to_a_maximum_until_a_read_succeeds() -> None:
     watches = watching(SHOP)
     waits, at = [], 0
@@ -160,16 +117,6 @@ def test_the_wait_for_the_next_stream_doubles_up_to_a_maximum_until_a_read_succe
     watches.read({1: {}}, 10, at)
     watches.ended("cut", at)
     assert watches.next_wake_ns - at == SECOND // 5
-
-
-def test_a_decreased_revision_causes_a_read_which_detects_lost_data() -> None:
-    watches = watching(SHOP, revision=10)
-    watches.received(WatchResponse(1, 11, changes=(WatchChange("a", b"1", 11),)), 0)
-    assert watches.received(WatchResponse(-1, 3), 0) == [Read({1: SHOP})]
-    assert watches.read({1: {}}, 3, 0) == [
-        NotifyContactLost(1, DATA_LOST),
-        NotifyView(1, {}, 3),
-    ]
 
 
 def test_a_decreased_revision_above_that_of_the_last_read_is_lost_data_too() -> None:
