@@ -1,4 +1,8 @@
-"""A server is published while it serves, where clients reach it, and stops in order."""
+"""A server is published while it serves, where clients reach it, and stops in order.
+
+Both worlds have the same publisher with another adapter of the server. What an adapter does is
+tested with `world`; what the publisher decides, with a server of `grpc`.
+"""
 
 import contextlib
 import gc
@@ -15,7 +19,7 @@ import grpc_health.v1.health as grpc_health
 import pytest
 from grpc_health.v1 import health_pb2
 
-from fixtures.shops import HOLD, SERVICE, WHO
+from fixtures.shops import HOLD, SERVICE, WHO, AioShop, Shop
 from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import ConfigurationError
@@ -72,6 +76,36 @@ def serving(shop, *args, **settings):
         published.stop(grace=0)
 
 
+@pytest.fixture
+def make_world_shop(world):
+    """Create servers of this world that are stopped after the test."""
+    made = []
+
+    def make(*args):
+        made.append(world.do({"sync": Shop, "aio": AioShop}[world.name], *args))
+        return made[-1]
+
+    yield make
+    for one in made:
+        world.do(one.end)
+
+
+@pytest.fixture
+def publish(world):
+    """Publish and start a server of this world; it is stopped after the test."""
+    made = []
+
+    def publish(shop, *args, **settings):
+        published = world.api.Publisher(shop.server, *args, **QUICK | settings)
+        made.append(published)
+        world.do(published.start)
+        return published
+
+    yield publish
+    for one in made:
+        world.do(one.stop, 0)
+
+
 def ids(registry, service=SERVICE):
     return [one.id for one in registry.lookup(service).instances]
 
@@ -92,24 +126,37 @@ def failures(events):
 # Start
 
 
-def test_a_server_without_a_port_is_bound_started_and_published(shop, memory, registry):
-    with Publisher(shop.server, memory, SERVICE, **QUICK) as published:
-        assert published.wait_published(WAIT_S)
-        where = f"127.0.0.1:{published.port}"
-        assert ids(registry) == [where]
-        assert repr(published) == f"<Publisher of {SERVICE} at {where}: serving>"
-        assert ask(published.port) == b"a"
+def test_a_server_without_a_port_is_bound_published_and_stopped_in_order(
+    world, make_world_shop, publish, memory, registry, events
+):
+    shop = make_world_shop()
+    published = publish(shop, memory, SERVICE)
+    assert world.do(published.wait_published, WAIT_S)
+    where = f"127.0.0.1:{published.port}"
+    assert ids(registry) == [where]
+    assert repr(published) == f"<Publisher of {SERVICE} at {where}: serving>"
+    assert ask(published.port) == b"a"
+    world.do(published.stop, reason="enough")
     assert wait_until(lambda: ids(registry) == [])
-    assert shop.server.wait_for_termination(WAIT_S) is False
+    assert wait_until(lambda: steps(events) == ALL)
+    shutdown_steps = [one for one in events if isinstance(one, ShutdownStep)]
+    assert {(one.server, one.reason) for one in shutdown_steps} == {
+        (f"{SERVICE} at {where}", "enough")
+    }
+    assert world.do(shop.server.wait_for_termination, WAIT_S) is False
 
 
-def test_a_running_server_is_published_with_its_port(shop, memory, registry):
-    port = shop.listen()
-    shop.server.start()
-    with Publisher(shop.server, memory, SERVICE, **QUICK | {"port": port}) as published:
-        assert published.wait_published(WAIT_S)
-        assert ask(port) == b"a"
-        assert [one.address for one in published.instances] == [f"127.0.0.1:{port}"]
+def test_a_running_server_is_published_with_its_port(
+    world, make_world_shop, publish, memory, registry
+):
+    shop = make_world_shop()
+    port = world.do(shop.listen)
+    world.do(shop.server.start)
+    published = publish(shop, memory, SERVICE, port=port)
+    assert world.do(published.wait_published, WAIT_S)
+    assert ask(port) == b"a"
+    assert [one.address for one in published.instances] == [f"127.0.0.1:{port}"]
+    world.do(published.stop)
     assert wait_until(lambda: ids(registry) == [])
     with pytest.raises(grpc.RpcError):
         ask(port)
@@ -308,19 +355,9 @@ def test_invalid_arguments_are_refused_at_once(make_shop):
 # The order of the stop
 
 
-def test_each_step_of_the_stop_is_an_event_with_the_reason(shop, memory, events):
-    with Publisher(shop.server, memory, SERVICE, **QUICK) as published:
-        port = published.port
-        published.stop(reason="enough")
-    assert wait_until(lambda: steps(events) == ALL)
-    shutdown_steps = [one for one in events if isinstance(one, ShutdownStep)]
-    assert {(one.server, one.reason) for one in shutdown_steps} == {
-        (f"{SERVICE} at 127.0.0.1:{port}", "enough")
-    }
-
-
-def test_a_lame_duck_serves_and_is_withdrawn(shop, registry, timer, events):
-    settings = QUICK | {"lame_duck": 60.0, "timer": timer}
+@pytest.mark.parametrize("grace", [60.0, 0])
+def test_a_lame_duck_serves_and_is_withdrawn(shop, registry, timer, events, grace):
+    settings = QUICK | {"lame_duck": 60.0, "grace": grace, "timer": timer}
     published = Publisher(shop.server, registry, SERVICE, **settings)
     published.start()
     assert published.wait_published(WAIT_S)
@@ -359,22 +396,19 @@ def test_an_instance_is_draining_for_a_while_before_it_is_withdrawn(shop, memory
     assert times[2][1] - times[1][1] > 0.2
 
 
-def test_no_call_fails_while_servers_are_replaced(make_shop, memory, timer):
+def test_no_call_fails_while_servers_are_replaced(world, make_world_shop, publish, memory, timer):
     """By the manual timer, each server serves until the client knows that it is withdrawn."""
 
     def start(name):
-        settings = {"port": 0, "lame_duck": 60.0, "grace": 3600.0, "timer": timer}
-        published = Publisher(
-            make_shop(name).server, memory, SERVICE, registry_policy=LONG, **settings
-        )
-        published.start()
-        assert published.wait_published(WAIT_S)
+        settings = {"lame_duck": 60.0, "grace": 3600.0, "timer": timer, "registry_policy": LONG}
+        published = publish(make_world_shop(name), memory, SERVICE, **settings)
+        assert world.do(published.wait_published, WAIT_S)
         return published
 
     def is_known(published):
         return any(one.instance.port == published.port for one in to_service.subchannels)
 
-    servers = [start("a")]
+    old = start("a")
     with insecure_channel(f"{memory}/{SERVICE}") as to_service:
         who = to_service.unary_unary(WHO)
         answers, over = [], threading.Event()
@@ -383,61 +417,72 @@ def test_no_call_fails_while_servers_are_replaced(make_shop, memory, timer):
             while not over.is_set():
                 answers.append(who(b"", timeout=WAIT_S))
 
-        def replace():
+        def replace(old):
             try:
                 assert wait_until(lambda: b"a" in answers)
                 for name in "bc":
-                    old = servers[-1]
-                    servers.append(start(name))
+                    new = start(name)
                     assert wait_until(lambda: name.encode() in answers)  # noqa: B023
                     old.begin_stop()
                     assert wait_until(lambda: not is_known(old))  # noqa: B023
-                    assert wait_until(lambda: timer.advance(1.0) >= 0 and old.wait(0.001))  # noqa: B023
+                    assert wait_until(lambda: timer.advance(1.0) >= 0 and old.state == "closed")  # noqa: B023
+                    old = new
             finally:
                 over.set()
 
-        run_threads(call, call, replace)
-    servers[-1].stop(grace=0)
+        run_threads(call, call, lambda: replace(old))
     assert set(answers) == {b"a", b"b", b"c"}
 
 
-def test_calls_in_flight_may_end_within_the_grace(shop, memory, events):
-    with (
-        Publisher(shop.server, memory, SERVICE, **QUICK) as published,
-        grpc.insecure_channel(f"127.0.0.1:{published.port}") as held,
-    ):
-        call = held.unary_unary(HOLD).future(b"", timeout=WAIT_S)
-        assert shop.held.wait(WAIT_S)
-        published.begin_stop()
-        assert wait_until(lambda: "stop" in steps(events))
-        shop.release.set()
-        assert call.result() == b"a"
+@pytest.fixture
+def held_call():
+    """Hold a call of a server that is published; returns the call, and the event that ends it."""
+    with contextlib.ExitStack() as channels:
+
+        def hold(shop, published):
+            target = f"127.0.0.1:{published.port}"
+            channel = channels.enter_context(grpc.insecure_channel(target))
+            call = channel.unary_unary(HOLD).future(b"", timeout=WAIT_S)
+            assert wait_until(shop.held.is_set)
+            return call
+
+        yield hold
 
 
-@pytest.mark.parametrize("settings", [{"lame_duck": 600}, {"grace": 600}])
-def test_stop_with_grace_0_hurries_a_running_stop(shop, memory, settings, events):
-    published = Publisher(shop.server, memory, SERVICE, **QUICK | settings)
-    published.start()
-    with grpc.insecure_channel(f"127.0.0.1:{published.port}") as held:
-        call = held.unary_unary(HOLD).future(b"")
-        assert shop.held.wait(WAIT_S)
-        published.begin_stop()
-        step = "wait" if "lame_duck" in settings else "stop"
-        assert wait_until(lambda: steps(events)[-1:] == [step])
-        published.stop(grace=0)
-        assert call.code() in ENDED
+def test_calls_in_flight_may_end_within_the_grace(
+    world, make_world_shop, publish, held_call, memory, events
+):
+    shop = make_world_shop()
+    published = publish(shop, memory, SERVICE)
+    call = held_call(shop, published)
+    published.begin_stop()
+    assert wait_until(lambda: "stop" in steps(events))
+    world.do(shop.release.set)
+    assert call.result() == b"a"
+
+
+@pytest.mark.parametrize(("setting", "step"), [("lame_duck", "wait"), ("grace", "stop")])
+def test_stop_with_grace_0_hurries_a_running_stop(
+    world, make_world_shop, publish, held_call, memory, setting, step, events
+):
+    shop = make_world_shop()
+    published = publish(shop, memory, SERVICE, **{setting: 600})
+    call = held_call(shop, published)
+    published.begin_stop()
+    assert wait_until(lambda: steps(events)[-1:] == [step])
+    run_threads(*[lambda: world.do(published.stop, grace=0)] * 3)
     assert published.state == "closed"
+    assert call.code() in ENDED
 
 
-def test_start_and_stop_are_idempotent(shop, memory, events):
-    published = Publisher(shop.server, memory, SERVICE, **QUICK)
-    published.start()
-    published.start()
-    run_threads(*[published.stop] * 4)
-    published.stop()
+def test_start_and_stop_are_idempotent(world, make_world_shop, publish, memory, events):
+    published = publish(make_world_shop(), memory, SERVICE)
+    world.do(published.start)
+    run_threads(*[lambda: world.do(published.stop)] * 4)
+    world.do(published.stop)
     assert wait_until(lambda: steps(events) == ALL)
     with pytest.raises(RuntimeError, match="can't start again"):
-        published.start()
+        world.do(published.start)
 
 
 def test_a_publisher_that_was_never_started_leaves_the_server_alone_and_closes_its_registries(
@@ -520,16 +565,6 @@ def test_a_failed_start_leaves_a_server_running_that_ran_before(shop, memory, re
     assert published.state == "closed"
     assert wait_until(lambda: ids(registry) == [])
     assert ask(port) == b"a"
-
-
-def test_a_publisher_with_a_grace_of_0_waits_for_the_lame_duck(shop, memory, timer, events):
-    settings = {"port": 0, "lame_duck": 60.0, "grace": 0, "timer": timer, "registry_policy": LONG}
-    published = Publisher(shop.server, memory, SERVICE, **settings)
-    published.start()
-    published.begin_stop()
-    assert wait_until(lambda: "wait" in steps(events) and timer.pending)
-    timer.advance(60.0)
-    assert published.wait(WAIT_S)
 
 
 # Registries at the stop

@@ -1,0 +1,185 @@
+"""The publisher of grpc.aio: its loop, cancellation of tasks, and coroutines as callbacks.
+
+`test_publisher.py` has the rules of both worlds.
+"""
+
+import asyncio
+import contextlib
+import signal
+
+import grpc
+import grpc_health.v1.health as grpc_health
+import pytest
+from grpc_health.v1 import health_pb2
+
+from fixtures.shops import SERVICE, WHO
+from fixtures.waiting import WAIT_S, aio_wait_until
+from rpcwheel.errors import ConfigurationError
+from rpcwheel.events import ShutdownStep
+from rpcwheel.publisher.aio import Publisher
+from rpcwheel.registry import RegistryPolicy
+from rpcwheel.registry import open_registry as open_sync_registry
+from rpcwheel.registry.aio import Registry, open_registry
+
+QUICK = {"port": 0, "lame_duck": 0.05, "grace": 60.0}
+ALL = ["withdraw", "not serving", "wait", "stop", "closed"]
+LONG = RegistryPolicy(lease_ttl=10**6, timeout=600.0)
+"""Neither a lease nor a request ends within a test."""
+
+
+@pytest.fixture
+async def registry(memory):
+    async with open_registry(memory, registry_policy=LONG) as registry:
+        yield registry
+
+
+@pytest.fixture
+def shop(make_aio_shop):
+    return make_aio_shop()
+
+
+@contextlib.asynccontextmanager
+async def serving(shop, *args, **settings):
+    """Publish a server; stop it at once, as the stop is not what is tested."""
+    published = Publisher(shop.server, *args, **{"port": 0} | settings)
+    await published.start()
+    try:
+        yield published
+    finally:
+        await published.stop(grace=0)
+
+
+async def ask(port, method=WHO):
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as to_server:
+        return await to_server.unary_unary(method)(b"", timeout=WAIT_S)
+
+
+def steps(events):
+    return [one.step for one in events if isinstance(one, ShutdownStep)]
+
+
+# Start
+
+
+async def test_a_server_whose_services_are_not_named_is_refused(shop, memory):
+    published = Publisher(shop.server, memory, **QUICK)
+    with pytest.raises(ConfigurationError, match="name the services that are published"):
+        await published.start()
+    assert published.state == "closed"
+
+
+async def test_invalid_arguments_are_refused_at_once(shop, make_shop, memory):
+    urls = ["memory://a", "memory://a?nope=1"]
+    with open_sync_registry(memory) as sync_registry:
+        for server, registry, error, message in (
+            (make_shop().server, "memory://", TypeError, "there is rpcwheel"),
+            (object(), "memory://", TypeError, "server must be what grpc"),
+            (shop.server, sync_registry, TypeError, "registry must be"),
+            (shop.server, urls, ConfigurationError, "no option 'nope'"),
+        ):
+            with pytest.raises(error, match=message):
+                Publisher(server, registry, SERVICE, port=1)
+
+
+# The order of the stop
+
+
+async def test_a_stop_during_the_start_undoes_the_start(shop, memory):
+    class Health:
+        async def set(self, service, status):
+            await published.stop()
+
+    published = Publisher(shop.server, memory, SERVICE, health=Health(), **QUICK)
+    await published.start()
+    assert published.state == "closed"
+    assert published.registrations == ()
+    assert await shop.server.wait_for_termination(WAIT_S) is False
+
+
+@pytest.mark.parametrize("ran_before", [False, True])
+async def test_a_canceled_start_is_undone(shop, memory, ran_before):
+    called = asyncio.Event()
+
+    class Hanging:
+        async def set(self, service, status):
+            called.set()
+            await asyncio.Event().wait()
+
+    port = shop.listen()
+    if ran_before:
+        await shop.server.start()
+    settings = QUICK | {"port": port, "health": Hanging()}
+    published = Publisher(shop.server, memory, SERVICE, **settings)
+    starting = asyncio.create_task(published.start())
+    await asyncio.wait_for(called.wait(), WAIT_S)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert await published.wait(WAIT_S)
+    assert published.registrations == ()
+    if ran_before:
+        assert await ask(port) == b"a"
+    else:
+        assert await shop.server.wait_for_termination(WAIT_S) is False
+
+
+async def test_on_serving_and_what_it_returns_are_called_on_the_loop(shop, memory):
+    loops = []
+
+    def on_serving(published):
+        loops.append((published.state, asyncio.get_running_loop()))
+        return lambda: loops.append(("stopped", asyncio.get_running_loop()))
+
+    async with serving(shop, memory, SERVICE, on_serving=on_serving):
+        pass
+    loop = asyncio.get_running_loop()
+    await aio_wait_until(lambda: loops == [("starting", loop), ("stopped", loop)])
+
+
+async def test_registrations_are_those_of_the_aio_registry(shop, registry, memory):
+    async with serving(shop, [registry, memory], SERVICE) as published:
+        assert published.registries[0] is registry
+        assert isinstance(published.registries[1], Registry)
+        assert published.registrations[0] == registry.registrations[0]
+        assert await published.registrations[1].wait_published(WAIT_S)
+
+
+async def test_canceling_stop_does_not_cancel_the_shutdown(shop, memory, events, timer):
+    published = Publisher(shop.server, memory, SERVICE, timer=timer, **QUICK)
+    await published.start()
+    stopping = asyncio.create_task(published.stop())
+    await aio_wait_until(lambda: steps(events))
+    stopping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await stopping
+    await aio_wait_until(lambda: timer.advance(1.0) >= 0 and published.state == "closed")
+    await aio_wait_until(lambda: steps(events) == ALL)
+
+
+# Signals and health
+
+
+async def test_a_signal_handler_of_the_loop_is_refused(shop, memory):
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, print)
+    published = Publisher(shop.server, memory, SERVICE, signals=True, **QUICK)
+    try:
+        with pytest.raises(ConfigurationError, match=r"SIGTERM has a handler of loop\.add_signal"):
+            await published.start()
+        assert published.state == "new"
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
+        await published.stop()
+
+
+@pytest.mark.parametrize("module", [grpc_health, grpc_health.aio], ids=["sync", "aio"])
+async def test_health_servicers_of_both_worlds_are_set(shop, memory, module):
+    health = module.HealthServicer()
+
+    async def says(service):
+        status = health.Check(health_pb2.HealthCheckRequest(service=service), None)
+        return (status if module is grpc_health else await status).status
+
+    async with serving(shop, memory, SERVICE, health=health):
+        assert await says(SERVICE) == await says("") == health_pb2.HealthCheckResponse.SERVING
+    assert await says(SERVICE) == await says("") == health_pb2.HealthCheckResponse.NOT_SERVING
