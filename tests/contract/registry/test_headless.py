@@ -9,7 +9,6 @@ import grpc
 import pytest
 
 import rpcwheel
-import rpcwheel.aio
 from fixtures.shops import WHO
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel import RegistryPolicy
@@ -109,11 +108,6 @@ class Watcher:
 def who(channel, times=6):
     ask = channel.unary_unary(WHO)
     return {ask(b"", timeout=WAIT_S).decode() for _ in range(times)}
-
-
-async def aio_who(channel, times=6):
-    ask = channel.unary_unary(WHO)
-    return {(await ask(b"", timeout=WAIT_S)).decode() for _ in range(times)}
 
 
 def url(port=50051, *options):
@@ -256,41 +250,25 @@ def test_a_resolver_that_hangs_delays_no_caller_and_is_asked_once(resolver, back
 # Servers that can't be reached
 
 
-def test_addresses_are_resolved_again_when_a_server_is_lost(resolver, pods):
+def test_addresses_are_resolved_again_when_a_server_is_lost(world, resolver, pods):
     shops, port = pods
     timer = ManualTimer()
     resolver.answers[HOST] = ["127.0.0.1", "127.0.0.2"]
-    with rpcwheel.insecure_channel(url(port, SELDOM), timer=timer, **SETTINGS) as channel:
-        assert wait_until(lambda: who(channel) == {"127.0.0.1", "127.0.0.2"})
-        resolver.answers[HOST] = ["127.0.0.2", "127.0.0.3"]
-        timer.advance(6)
-        shops["127.0.0.1"].server.stop(None).wait()
-
-        def called():
-            try:
-                return who(channel)
-            except grpc.RpcError:  # a call on its way to the server that was stopped
-                return set()
-
-        assert wait_until(lambda: called() == {"127.0.0.2", "127.0.0.3"})
-
-
-async def test_addresses_are_resolved_again_when_a_server_is_lost_in_aio(resolver, pods):
-    shops, port = pods
-    timer = ManualTimer()
-    resolver.answers[HOST] = ["127.0.0.1"]
     target = url(port, SELDOM)
-    async with rpcwheel.aio.insecure_channel(target, timer=timer, **SETTINGS) as channel:
-        assert await aio_who(channel) == {"127.0.0.1"}
-        resolver.answers[HOST] = ["127.0.0.3"]
-        timer.advance(6)
-        shops["127.0.0.1"].server.stop(None).wait()
-        called = set()
-        while called != {"127.0.0.3"}:
-            try:
-                called = await aio_who(channel)
-            except grpc.RpcError:
-                called = set()
+    channel = world.keep(world.do(world.api.insecure_channel, target, timer=timer, **SETTINGS))
+
+    def called():
+        calls = [world.call(channel, method=WHO, timeout=WAIT_S) for _ in range(6)]
+        try:
+            return {call.result().decode() for call in calls}
+        except grpc.RpcError:  # a call on its way to the server that was stopped
+            return set()
+
+    assert wait_until(lambda: called() == {"127.0.0.1", "127.0.0.2"})
+    resolver.answers[HOST] = ["127.0.0.2", "127.0.0.3"]
+    timer.advance(6)
+    shops["127.0.0.1"].server.stop(None).wait()
+    assert wait_until(lambda: called() == {"127.0.0.2", "127.0.0.3"})
 
 
 def test_addresses_are_resolved_again_when_there_are_none(resolver, pods):

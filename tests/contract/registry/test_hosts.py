@@ -12,7 +12,6 @@ import grpc
 import pytest
 
 import rpcwheel
-import rpcwheel.aio
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.shops import SERVICE, WHO
 from fixtures.waiting import WAIT_S, wait_until
@@ -93,15 +92,10 @@ def proxy(monkeypatch):
     proxy.close()
 
 
-def call(channel):
-    with channel, pytest.raises(grpc.RpcError):
-        channel.unary_unary(WHO)(b"x", timeout=WAIT_S, metadata=AUTHORIZATION)
-
-
-async def aio_call(channel):
-    async with channel:
-        with pytest.raises(grpc.RpcError):
-            await channel.unary_unary(WHO)(b"x", timeout=WAIT_S, metadata=AUTHORIZATION)
+def call(world, function, target, proxy, **options):
+    """Call a method on a channel that a function makes; the call fails."""
+    channel = world.keep(world.do(function, target, options=proxy.options, **options))
+    world.call(channel, method=WHO, timeout=WAIT_S, metadata=AUTHORIZATION).error()
 
 
 def published(unix_socket):
@@ -115,29 +109,16 @@ def test_grpc_itself_reads_a_scheme(unix_socket, proxy):
     assert proxy.asked == set()
 
 
-def test_the_host_of_a_target_is_a_dns_name(unix_socket, proxy):
-    call(rpcwheel.insecure_channel(unix_socket.target, proxy.options))
-    call(rpcwheel.Kit().channel(unix_socket.target, options=proxy.options))
+def test_the_host_of_a_target_is_a_dns_name(world, unix_socket, proxy):
+    call(world, world.api.insecure_channel, unix_socket.target, proxy)
+    call(world, world.keep(world.do(world.api.Kit)).channel, unix_socket.target, proxy)
     assert (proxy.asked, unix_socket.was_called) == ({unix_socket.target}, False)
 
 
-async def test_the_host_of_a_target_is_a_dns_name_in_aio(unix_socket, proxy):
-    await aio_call(rpcwheel.aio.insecure_channel(unix_socket.target, proxy.options))
-    await aio_call(rpcwheel.aio.Kit().channel(unix_socket.target, options=proxy.options))
-    assert (proxy.asked, unix_socket.was_called) == ({unix_socket.target}, False)
-
-
-def test_the_host_of_an_instance_is_a_dns_name(unix_socket, proxy, memory):
-    with rpcwheel.open_registry(memory) as registry:
-        registry.register(published(unix_socket), wait=WAIT_S)
-        call(rpcwheel.insecure_channel(SERVICE, proxy.options, registry=registry))
-    assert (proxy.asked, unix_socket.was_called) == ({unix_socket.target}, False)
-
-
-async def test_the_host_of_an_instance_is_a_dns_name_in_aio(unix_socket, proxy, memory):
-    async with rpcwheel.aio.open_registry(memory) as registry:
-        await registry.register(published(unix_socket), wait=WAIT_S)
-        await aio_call(rpcwheel.aio.insecure_channel(SERVICE, proxy.options, registry=registry))
+def test_the_host_of_an_instance_is_a_dns_name(world, unix_socket, proxy, memory):
+    registry = world.keep(world.do(world.api.open_registry, memory))
+    world.do(registry.register, published(unix_socket), wait=WAIT_S)
+    call(world, world.api.insecure_channel, SERVICE, proxy, registry=registry)
     assert (proxy.asked, unix_socket.was_called) == ({unix_socket.target}, False)
 
 

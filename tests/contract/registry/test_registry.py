@@ -1,4 +1,7 @@
-"""`Registry`: registrations, lookups and subscriptions, also while the engine fails."""
+"""`Registry`: registrations, lookups and subscriptions, also while the engine fails.
+
+The registry of aio awaits the blocking one; rules of its methods are tested with `world`.
+"""
 
 import gc
 import os
@@ -31,7 +34,7 @@ from rpcwheel.events import (
     add_sink,
     remove_sink,
 )
-from rpcwheel.registry import Registry, RegistryPolicy, open_registry
+from rpcwheel.registry import Registry, RegistryPolicy, aio, open_registry
 from rpcwheel.registry.backend import View
 from rpcwheel.timer import ManualTimer
 
@@ -44,6 +47,17 @@ def registry(backend, timer):
     assert timer.pending == 0
 
 
+@pytest.fixture
+def world_registry(world, backend, timer):
+    """The registry of the API of each world."""
+    kind = {"sync": Registry, "aio": aio.Registry}[world.name]
+    registry = world.do(kind, backend, registry_policy=POLICY.replace(snapshot=False))
+    yield registry
+    backend.up()
+    world.do(registry.close)
+    assert timer.pending == 0
+
+
 def advance_until(timer, condition):
     """Let time pass until it is true."""
     return wait_until(lambda: timer.advance(0.02) >= 0 and condition())
@@ -53,23 +67,19 @@ def requests(backend, method):
     return sum(name == method for name, _ in backend.requests)
 
 
-def test_a_registered_instance_can_be_looked_up_changed_and_withdrawn(registry):
-    registration = registry.register(instance(), wait=WAIT_S)
+def test_a_registered_instance_can_be_looked_up_changed_and_withdrawn(world, world_registry):
+    registration = world.do(world_registry.register, instance(), wait=WAIT_S)
     assert (registration.state, registration.error) == ("PUBLISHED", None)
-    assert registry.lookup("shop.Orders").instances == (instance(),)
-    registration.update(weight=7, status="DRAINING", metadata={"zone": "a"}, group="g")
-    assert registration.wait_published(WAIT_S)
-    found = registry.lookup("shop.Orders").instances[0]
-    assert (found.weight, found.status, found.metadata, found.group) == (
-        7,
-        "DRAINING",
-        {"zone": "a"},
-        "g",
-    )
-    assert registry.services() == ["shop.Orders"]
-    registration.unregister(wait=float("inf"))
+    assert world_registry.registrations == (registration,)
+    assert world.do(world_registry.lookup, "shop.Orders").instances == (instance(),)
+    changes = {"weight": 7, "status": "DRAINING", "metadata": {"zone": "a"}, "group": "g"}
+    registration.update(**changes)
+    assert world.do(registration.wait_published, WAIT_S)
+    assert world.do(world_registry.lookup, "shop.Orders").instances == (instance(**changes),)
+    assert world.do(world_registry.services) == ["shop.Orders"]
+    world.do(registration.unregister, wait=float("inf"))
     assert registration.state == "GONE"
-    empty = registry.lookup("shop.Orders")
+    empty = world.do(world_registry.lookup, "shop.Orders")
     assert (empty.instances, empty.source) == ((), "live")
 
 
@@ -93,16 +103,19 @@ def test_an_instance_that_was_looked_up_can_be_withdrawn_by_another_process(
         assert not other.registrations
 
 
-def test_an_unavailable_engine_is_an_error_only_for_callers_that_wait(registry, backend):
+def test_an_unavailable_engine_is_an_error_only_for_callers_that_wait(
+    world, world_registry, backend
+):
     backend.down("the cable is cut")
-    registration = registry.register(instance())
+    registration = world.do(world_registry.register, instance())
     assert wait_until(lambda: registration.error)
     with pytest.raises(NotPublished, match=r"not published at memory://.* within 0.05 s") as raised:
-        registry.register(instance(), wait=0.05)
+        world.do(world_registry.register, instance(), wait=0.05)
     assert isinstance(raised.value.__cause__, RegistryUnavailable)
-    assert (registration.state, registry.up) == ("PENDING", False)
+    assert (registration.state, world_registry.up) == ("PENDING", False)
+    assert world.do(registration.wait_published, 0) is False
     with pytest.raises(RegistryUnavailable, match="not withdrawn") as raised:
-        registration.unregister(wait=0.05)
+        world.do(registration.unregister, wait=0.05)
     assert isinstance(raised.value.__cause__, RegistryUnavailable)
     assert registration.state == "WITHDRAWING"
 
@@ -157,28 +170,26 @@ def test_the_error_of_a_wait_says_what_ended_it(registry, backend, meanwhile):
 # Lookup
 
 
-def test_a_failing_lookup_returns_the_last_answer_or_raises(registry, backend):
-    registry.register(instance(), wait=WAIT_S)
-    live = registry.lookup("shop.Orders")
+def test_a_failing_lookup_returns_the_last_answer_or_raises(world, world_registry, backend):
+    world.do(world_registry.register, instance(), wait=WAIT_S)
+    live = world.do(world_registry.lookup, "shop.Orders")
     for fails, error in ((backend.down, RegistryUnavailable), (backend.refuse, RegistryRefused)):
         fails()
-        last = registry.lookup("shop.Orders")
+        last = world.do(world_registry.lookup, "shop.Orders")
         assert (last.instances, last.source) == (live.instances, "cache")
-        for asks in (lambda: registry.lookup("never.Seen"), registry.services):
-            with pytest.raises(error):
-                asks()
+        with pytest.raises(error):
+            world.do(world_registry.lookup, "never.Seen")
+        with pytest.raises(error):
+            world.do(world_registry.services)
 
 
-def test_a_lookup_waits_no_longer_than_its_wait(timer):
-    backend = flaky_backend(timer)
-    with Registry(backend) as registry:
-        registry.register(instance(), wait=WAIT_S)
-        registry.lookup("shop.Orders")
-        backend.freeze()
-        assert registry.lookup("shop.Orders", wait=0.01).source == "cache"
-        with pytest.raises(RegistryUnavailable, match=r"within 0\.01 s"):
-            registry.lookup("never.Seen", wait=0.01)
-        backend.up()
+def test_a_lookup_waits_no_longer_than_its_wait(world, world_registry, backend):
+    world.do(world_registry.register, instance(), wait=WAIT_S)
+    world.do(world_registry.lookup, "shop.Orders")
+    backend.freeze()
+    assert world.do(world_registry.lookup, "shop.Orders", wait=0.01).source == "cache"
+    with pytest.raises(RegistryUnavailable, match=r"within 0\.01 s"):
+        world.do(world_registry.lookup, "never.Seen", wait=0.01)
 
 
 def test_a_lookup_without_the_engine_returns_what_a_closed_subscription_had(registry, backend):
@@ -230,49 +241,19 @@ def test_one_watch_serves_all_subscribers_of_a_service_until_the_last_is_closed(
         assert again.wait(WAIT_S).instances == (instance(),)
 
 
-def test_a_listener_that_raises_is_an_event_and_is_called_again(registry, events):
+def test_a_listener_that_raises_is_an_event_and_is_called_again(world, world_registry, events):
     calls = []
 
     def listener(snapshot):
         calls.append(snapshot)
         raise ZeroDivisionError
 
-    with registry.subscribe("shop.Orders", listener):
-        assert wait_until(lambda: calls)
-        registry.register(instance(), wait=WAIT_S)
-        assert wait_until(lambda: len(calls) == 2)
-        assert wait_until(lambda: any(isinstance(event, CallbackFailed) for event in events))
-
-
-def test_a_listener_that_hangs_delays_no_other_and_then_gets_the_last_snapshot(registry):
-    goes_on, slow, quick = threading.Event(), [], []
-
-    def hang(snapshot):
-        slow.append(len(snapshot.instances))
-        goes_on.wait()
-
-    with (
-        registry.subscribe("shop.Orders", hang),
-        registry.subscribe("shop.Orders", lambda snapshot: quick.append(len(snapshot.instances))),
-    ):
-        assert wait_until(lambda: slow == [0])
-        for port in range(1, 6):
-            registry.register(instance(port), wait=WAIT_S)
-            assert wait_until(lambda: quick[-1:] == [port])  # noqa: B023
-        goes_on.set()
-        assert wait_until(lambda: slow == [0, 5])
-
-
-def test_a_closed_subscription_does_not_call_its_listener(registry):
-    snapshots, others = [], []
-    with registry.subscribe("shop.Orders", others.append):
-        subscription = registry.subscribe("shop.Orders", snapshots.append)
-        subscription.wait(WAIT_S)
-        assert wait_until(lambda: snapshots)
-        subscription.close()
-        registry.register(instance(), wait=WAIT_S)
-        assert wait_until(lambda: others and others[-1].instances)
-    assert len(snapshots) == 1
+    subscription = world.do(world_registry.subscribe, "shop.Orders", listener)
+    assert wait_until(lambda: calls)
+    world.do(world_registry.register, instance(), wait=WAIT_S)
+    assert wait_until(lambda: len(calls) == 2)
+    assert wait_until(lambda: any(isinstance(event, CallbackFailed) for event in events))
+    world.do(subscription.close)
 
 
 def test_instances_that_disappear_during_a_loss_of_contact_are_stale_for_a_while(
@@ -298,14 +279,15 @@ def test_instances_that_disappear_during_a_loss_of_contact_are_stale_for_a_while
     beside.close()
 
 
-def test_a_wait_without_a_snapshot_in_time_is_an_error(registry, backend):
+def test_a_wait_without_a_snapshot_in_time_is_an_error(world, world_registry, backend):
     backend.freeze()
-    with registry.subscribe("shop.Orders") as subscription:
-        assert subscription.snapshot is None
-        with pytest.raises(NotPublished, match="nothing is known"):
-            subscription.wait(0.02)
+    subscription = world.do(world_registry.subscribe, "shop.Orders")
+    assert subscription.snapshot is None
+    with pytest.raises(NotPublished, match="nothing is known"):
+        world.do(subscription.wait, 0.02)
+    world.do(subscription.close)
     with pytest.raises(NotPublished):
-        subscription.wait(WAIT_S)
+        world.do(subscription.wait, WAIT_S)
 
 
 def test_a_watch_that_cannot_begin_is_an_event_and_is_tried_again(
@@ -323,27 +305,28 @@ def test_a_watch_that_cannot_begin_is_an_event_and_is_tried_again(
 # The end
 
 
-def test_close_withdraws_ends_subscriptions_and_refuses_later_calls(backend, timer):
-    registry = Registry(backend, registry_policy=POLICY.replace(snapshot=False))
-    registration = registry.register(instance(), wait=WAIT_S)
-    subscription = registry.subscribe("shop.Orders", lambda _: None)
-    registry.close(WAIT_S)
-    registry.close(WAIT_S)
-    assert (registration.state, registry.closed, published_ids(backend)) == ("GONE", True, [])
-    assert timer.pending == 0
-    for late in (
-        lambda: registry.register(instance()),
-        lambda: registry.unregister(instance()),
-        lambda: registry.lookup("shop.Orders"),
-        lambda: registry.subscribe("shop.Orders"),
-        lambda: registration.update(weight=1),
-        registry.services,
+def test_close_withdraws_ends_subscriptions_and_refuses_later_calls(
+    world, world_registry, backend, timer
+):
+    registration = world.do(world_registry.register, instance(), wait=WAIT_S)
+    subscription = world.do(world_registry.subscribe, "shop.Orders", lambda _: None)
+    world.do(world_registry.close, WAIT_S)
+    world.do(world_registry.close, WAIT_S)
+    assert (registration.state, world_registry.closed) == ("GONE", True)
+    assert (published_ids(backend), timer.pending) == ([], 0)
+    for late, *arguments in (
+        (world_registry.register, instance()),
+        (world_registry.unregister, instance()),
+        (world_registry.lookup, "shop.Orders"),
+        (world_registry.subscribe, "shop.Orders"),
+        (lambda: registration.update(weight=1),),
+        (world_registry.services,),
     ):
         with pytest.raises(RegistryClosed, match="was closed"):
-            late()
-    registration.unregister()
-    subscription.close()
-    assert registration.wait_published() is False
+            world.do(late, *arguments)
+    world.do(registration.unregister)
+    world.do(subscription.close)
+    assert world.do(registration.wait_published) is False
 
 
 def test_close_returns_in_time_if_the_engine_is_frozen(timer):
@@ -495,22 +478,6 @@ def test_an_instance_that_the_engine_has_lost_is_published_again(
     assert published()[1].again in {"wiped", "lease"}
 
 
-def test_an_instance_that_was_unregistered_while_the_engine_was_down_does_not_come_back(
-    registry, backend, timer
-):
-    registration = registry.register(instance(), wait=WAIT_S)
-    backend.lose_answers()
-    registration.update(weight=7)
-    assert wait_until(lambda: registration.error)
-    registration.unregister()
-    backend.down()
-    timer.advance(5)
-    backend.up()
-    assert advance_until(timer, lambda: registration.state == "GONE")
-    assert published_ids(backend) == []
-    assert not registry.registrations
-
-
 def test_a_timer_that_is_stopped_is_reported_once_and_closing_still_withdraws(events):
     timer, backend = ManualTimer(), flaky_backend(None)
     registry = Registry(backend, timer=timer)
@@ -530,18 +497,6 @@ def test_a_timer_that_is_stopped_is_reported_once_and_closing_still_withdraws(ev
 
 def id_conflicts(events):
     return [one for one in events if isinstance(getattr(one, "error", None), InstanceIdConflict)]
-
-
-def test_an_id_conflict_is_an_event_and_the_instance_is_published_again(
-    registry, backend, timer, events
-):
-    beside = flaky_backend(timer, backend.url.hosts[0][0])
-    ours = registry.register(instance(epoch="ours"), wait=WAIT_S)
-    beside.publish([instance(epoch="theirs")])
-    timer.advance(2.2)  # a renewal; no lease ends
-    assert wait_until(lambda: id_conflicts(events))
-    assert wait_until(lambda: ours.state == "PUBLISHED" and ours.error is None)
-    beside.close()
 
 
 def test_two_registries_of_a_process_with_one_id_are_an_id_conflict_too(

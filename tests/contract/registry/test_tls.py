@@ -4,7 +4,6 @@ import grpc
 import pytest
 
 import rpcwheel
-import rpcwheel.aio
 from fixtures.shops import SERVICE, WHO
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel import RegistryPolicy
@@ -54,131 +53,95 @@ def url(memory):
     return f"{memory}/{SERVICE}"
 
 
-def callers(channel):
-    """A call of each style, which returns the answer or raises."""
-    unary, stream = channel.unary_unary(WHO), channel.unary_stream(WHO)
-    return (
-        lambda: unary(b"", timeout=WAIT_S),
-        lambda: unary(b"", timeout=WAIT_S, wait_for_ready=True),
-        lambda: unary.with_call(b"", timeout=WAIT_S)[0],
-        lambda: unary.future(b"", timeout=WAIT_S).result(),
-        lambda: next(stream(b"", timeout=WAIT_S)),
-    )
+@pytest.fixture
+def insecure(world, url):
+    """Open channels to the service without credentials."""
+
+    def insecure(**options):
+        return world.keep(world.do(world.api.insecure_channel, url, **SETTINGS | options))
+
+    return insecure
 
 
-def refusals(channel):
-    """The status details of calls of each style, which all fail at once."""
-    details = set()
-    for call in callers(channel):
-        with pytest.raises(grpc.RpcError) as caught:
-            call()
-        assert caught.value.code() is REFUSED
-        details.add(caught.value.details())
+@pytest.fixture
+def secure(world, url, certificates):
+    """Open a channel to the service with credentials."""
+    credentials = certificates.channel_credentials()
+    return lambda: world.keep(world.do(world.api.secure_channel, url, credentials, **SETTINGS))
+
+
+@pytest.fixture
+def of_kit(world, url):
+    """Open a channel of a kit to the service."""
+
+    def of_kit(*credentials):
+        kit = world.keep(world.do(world.api.Kit))
+        policy = SETTINGS["balancer_policy"]
+        return world.keep(world.do(kit.channel, url, *credentials, balancer_policy=policy))
+
+    return of_kit
+
+
+def refusal(world, channel):
+    """The status details of calls of each style, which all fail at once and equally."""
+    calls = [
+        world.call(channel, kind, b"", method=WHO, timeout=WAIT_S, **options)
+        for kind, options in (
+            ("unary_unary", {}),
+            ("unary_unary", {"wait_for_ready": True}),
+            ("unary_stream", {}),
+        )
+    ]
+    errors = [call.error() for call in calls]
+    assert {error.code() for error in errors} == {REFUSED}
+    (details,) = {error.details() for error in errors}
     return details
 
 
-async def aio_refusals(channel):
-    details = set()
-    unary, stream = channel.unary_unary(WHO), channel.unary_stream(WHO)
-    for call in (
-        unary(b"", timeout=WAIT_S),
-        unary(b"", timeout=WAIT_S, wait_for_ready=True),
-        anext(aiter(stream(b"", timeout=WAIT_S))),
-    ):
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await call
-        assert caught.value.code() is REFUSED
-        details.add(caught.value.details())
-    return details
+def who(world, channel, times=4):
+    calls = [world.call(channel, method=WHO, timeout=WAIT_S) for _ in range(times)]
+    return {call.result() for call in calls}
 
 
-def who(channel, times=4):
-    return {channel.unary_unary(WHO)(b"", timeout=WAIT_S) for _ in range(times)}
-
-
-async def aio_who(channel, times=4):
-    return {await channel.unary_unary(WHO)(b"", timeout=WAIT_S) for _ in range(times)}
-
-
-def test_an_insecure_channel_does_not_call_a_service_with_tls(publish, url):
+def test_an_insecure_channel_does_not_call_a_service_with_tls(world, publish, insecure, of_kit):
     publish("secure", tls=True)
-    with rpcwheel.insecure_channel(url, **SETTINGS) as channel, rpcwheel.Kit() as kit:
-        (details,) = refusals(channel)
-        assert REQUIRES_TLS in details
-        assert ADVICE in details
-        with kit.channel(url, balancer_policy=SETTINGS["balancer_policy"]) as of_kit:
-            assert refusals(of_kit) == {details}
+    details = refusal(world, insecure())
+    assert REQUIRES_TLS in details
+    assert ADVICE in details
+    assert refusal(world, of_kit()) == details
 
 
-async def test_an_insecure_channel_does_not_call_a_service_with_tls_in_aio(publish, url):
-    publish("secure", tls=True)
-    async with rpcwheel.aio.insecure_channel(url, **SETTINGS) as channel, rpcwheel.aio.Kit() as kit:
-        (details,) = await aio_refusals(channel)
-        assert REQUIRES_TLS in details
-        assert ADVICE in details
-        async with kit.channel(url, balancer_policy=SETTINGS["balancer_policy"]) as of_kit:
-            assert await aio_refusals(of_kit) == {details}
-
-
-def test_an_insecure_channel_calls_nothing_while_one_instance_has_tls(publish, url):
+def test_an_insecure_channel_calls_nothing_while_one_instance_has_tls(world, publish, insecure):
     publish("plain", tls=False)
-    with rpcwheel.insecure_channel(url, **SETTINGS) as channel:
-        assert who(channel) == {b"plain"}
-        secure = publish("secure", tls=True)
-        assert wait_until(lambda: not channel.subchannels)
-        (details,) = refusals(channel)
-        assert REQUIRES_TLS in details
-        secure.unregister(wait=WAIT_S)
-        assert wait_until(lambda: channel.subchannels)
-        assert who(channel) == {b"plain"}
+    channel = insecure()
+    assert who(world, channel) == {b"plain"}
+    with_tls = publish("secure", tls=True)
+    assert wait_until(lambda: not channel.subchannels)
+    assert REQUIRES_TLS in refusal(world, channel)
+    with_tls.unregister(wait=WAIT_S)
+    assert wait_until(lambda: channel.subchannels)
+    assert who(world, channel) == {b"plain"}
 
 
-def test_a_secure_channel_calls_only_instances_with_tls(publish, url, certificates):
+def test_a_secure_channel_calls_only_instances_with_tls(
+    world, publish, secure, of_kit, certificates
+):
     publish("plain", tls=False)
     publish("secure", tls=True)
-    credentials = certificates.channel_credentials()
-    with rpcwheel.secure_channel(url, credentials, **SETTINGS) as channel:
-        assert who(channel) == {b"secure"}
-    policy = SETTINGS["balancer_policy"]
-    with rpcwheel.Kit() as kit, kit.channel(url, credentials, balancer_policy=policy) as channel:
-        assert who(channel) == {b"secure"}
+    assert who(world, secure()) == {b"secure"}
+    assert who(world, of_kit(certificates.channel_credentials())) == {b"secure"}
 
 
-async def test_a_secure_channel_calls_only_instances_with_tls_in_aio(publish, url, certificates):
+def test_a_secure_channel_refuses_a_service_without_tls(world, publish, secure):
     publish("plain", tls=False)
+    channel = secure()
+    assert WITHOUT_TLS in refusal(world, channel)
     publish("secure", tls=True)
-    credentials = certificates.channel_credentials()
-    async with rpcwheel.aio.secure_channel(url, credentials, **SETTINGS) as channel:
-        assert await aio_who(channel) == {b"secure"}
-    policy = SETTINGS["balancer_policy"]
-    async with (
-        rpcwheel.aio.Kit() as kit,
-        kit.channel(url, credentials, balancer_policy=policy) as channel,
-    ):
-        assert await aio_who(channel) == {b"secure"}
+    assert wait_until(lambda: channel.subchannels)
+    assert who(world, channel) == {b"secure"}
 
 
-def test_a_secure_channel_refuses_a_service_without_tls(publish, url, certificates):
-    publish("plain", tls=False)
-    credentials = certificates.channel_credentials()
-    with rpcwheel.secure_channel(url, credentials, **SETTINGS) as channel:
-        (details,) = refusals(channel)
-        assert WITHOUT_TLS in details
-        publish("secure", tls=True)
-        assert wait_until(lambda: channel.subchannels)
-        assert who(channel) == {b"secure"}
-
-
-async def test_a_secure_channel_refuses_a_service_without_tls_in_aio(publish, url, certificates):
-    publish("plain", tls=False)
-    credentials = certificates.channel_credentials()
-    async with rpcwheel.aio.secure_channel(url, credentials, **SETTINGS) as channel:
-        (details,) = await aio_refusals(channel)
-        assert WITHOUT_TLS in details
-
-
-def test_instances_that_are_not_selected_do_not_count(publish, url):
+def test_instances_that_are_not_selected_do_not_count(world, publish, insecure):
     publish("plain", tls=False, group="plain")
     publish("secure", tls=True, group="tls")
-    with rpcwheel.insecure_channel(url, group="plain", **SETTINGS) as channel:
-        assert who(channel) == {b"plain"}
+    assert who(world, insecure(group="plain")) == {b"plain"}

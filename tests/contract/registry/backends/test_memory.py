@@ -56,24 +56,6 @@ def test_without_a_timer_leases_end_by_the_shared_one():
         assert wait_until(lambda: not backend.lookup(SERVICE).records)
 
 
-def test_an_instance_that_is_not_renewed_is_removed_at_the_end_of_its_lease(opened, timer):
-    backend, other = opened(), opened()
-    other.watch(SERVICE, watcher := RecordingWatcher())
-    backend.publish([ONE, TWO])
-    both = {ONE.id, TWO.id}
-    timer.advance(LEASE - 0.01)
-    assert watcher.news == [set(), both]
-    timer.advance(0.02)
-    assert watcher.news == [set(), both, set()]
-    assert backend.renew([ONE]) == {ONE.key: "lease"}
-    assert other.services() == []
-    backend.publish([ONE])
-    for _ in range(3):
-        assert backend.renew([ONE]) == {}
-        assert watcher.has_seen(ONE)
-        timer.advance(LEASE - 0.01)
-
-
 def test_a_lease_has_one_timeout_and_none_after_its_end(opened, timer):
     backend = opened()
     for _ in range(3):

@@ -70,20 +70,6 @@ def test_sqlite_keeps_the_backend_contract(opened, timer):
 # Leases
 
 
-def test_an_instance_that_is_not_renewed_is_removed_at_the_end_of_its_lease(opened, timer):
-    backend, other = opened(timer=timer), opened(timer=timer)
-    backend.publish([ONE])
-    timer.advance(LEASE - 0.01)
-    assert other.lookup(SERVICE).records
-    timer.advance(0.01)
-    assert not other.lookup(SERVICE).records
-    assert other.services() == []
-    assert backend.renew([ONE]) == backend.renew([ONE]) == {ONE.key: "lease"}
-    backend.publish([TWO])
-    assert backend.renew([ONE, TWO]) == {ONE.key: "missing"}
-    assert list(other.lookup(SERVICE).records) == [TWO.id]
-
-
 def test_a_watcher_sees_the_end_of_a_lease_although_nothing_is_written(opened, timer):
     backend, other = opened(timer=timer), opened(timer=timer, lease=3600.0)
     backend.publish([ONE])

@@ -1,13 +1,15 @@
-"""The registry of `rpcwheel.aio`: what differs from the blocking one."""
+"""The registry of `rpcwheel.aio`: listeners on the loop, iteration, and canceled callers.
+
+`test_registry.py` has the rules of both worlds.
+"""
 
 import asyncio
 import threading
 
 import pytest
 
-from fixtures.flaky_backends import POLICY, HangingBackend, flaky_backend, instance, published_ids
+from fixtures.flaky_backends import POLICY, HangingBackend, flaky_backend, instance
 from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
-from rpcwheel.errors import NotPublished, RegistryClosed, RegistryUnavailable
 from rpcwheel.events import CallbackFailed
 from rpcwheel.registry.aio import Registry
 
@@ -19,48 +21,6 @@ async def registry(backend, timer):
         backend.up()
     assert timer.pending == 0
     assert asyncio.all_tasks() == {asyncio.current_task()}
-
-
-async def test_a_registered_instance_can_be_looked_up_changed_and_withdrawn(registry):
-    registration = await registry.register(instance(), wait=WAIT_S)
-    assert (registration.state, registry.registrations) == ("PUBLISHED", (registration,))
-    registration.update(weight=7)
-    assert await registration.wait_published(WAIT_S)
-    assert (await registry.lookup("shop.Orders")).instances == (instance(weight=7),)
-    assert await registry.services() == ["shop.Orders"]
-    await registration.unregister(wait=WAIT_S)
-    assert registration.state == "GONE"
-    assert (await registry.lookup("shop.Orders")).instances == ()
-
-
-async def test_an_unavailable_engine_is_an_error_only_for_callers_that_wait(registry, backend):
-    backend.down()
-    registration = await registry.register(instance())
-    await aio_wait_until(lambda: registration.error)
-    with pytest.raises(NotPublished, match=r"within 0\.02 s") as raised:
-        await registry.register(instance(), wait=0.02)
-    assert isinstance(raised.value.__cause__, RegistryUnavailable)
-    assert await registration.wait_published(0) is False
-    with pytest.raises(RegistryUnavailable, match="not withdrawn"):
-        await registration.unregister(wait=0.02)
-    await registration.unregister()
-
-
-async def test_a_failing_lookup_returns_the_last_answer_or_raises(registry, backend):
-    await registry.register(instance(), wait=WAIT_S)
-    await registry.lookup("shop.Orders")
-    backend.down()
-    assert (await registry.lookup("shop.Orders")).source == "cache"
-    with pytest.raises(RegistryUnavailable):
-        await registry.lookup("never.Seen")
-    with pytest.raises(RegistryUnavailable):
-        await registry.services()
-
-
-async def test_a_lookup_raises_after_its_wait(registry, backend):
-    backend.freeze()
-    with pytest.raises(RegistryUnavailable, match=r"within 0\.02 s"):
-        await registry.lookup("never.Seen", wait=0.02)
 
 
 async def test_a_canceled_caller_does_not_affect_others(registry, backend):
@@ -98,20 +58,6 @@ async def test_a_listener_runs_on_the_loop_one_call_at_a_time(registry, kind):
         for port in range(1, 6):
             await registry.register(instance(port), wait=WAIT_S)
         await aio_wait_until(lambda: snapshots and len(snapshots[-1].instances) == 5)
-
-
-async def test_a_listener_that_raises_is_an_event_and_is_called_again(registry, events):
-    calls = []
-
-    async def listener(snapshot):
-        calls.append(snapshot)
-        raise ZeroDivisionError
-
-    async with registry.subscribe("shop.Orders", listener):
-        await aio_wait_until(lambda: calls)
-        await registry.register(instance(), wait=WAIT_S)
-        await aio_wait_until(lambda: len(calls) >= 2)
-        await aio_wait_until(lambda: any(isinstance(event, CallbackFailed) for event in events))
 
 
 async def test_a_listener_that_raises_cancelled_error_is_called_again(registry, events):
@@ -167,7 +113,10 @@ async def test_a_listener_may_close_its_own_subscription(registry):
     await aio_wait_until(lambda: ended)
 
 
-async def test_snapshots_can_be_iterated_until_the_subscription_is_closed(registry):
+@pytest.mark.parametrize(
+    "end", ["the subscription", "the subscription in a thread", "the registry"]
+)
+async def test_snapshots_can_be_iterated_until_the_subscription_is_closed(registry, end):
     seen = []
 
     async def follow():
@@ -179,44 +128,14 @@ async def test_snapshots_can_be_iterated_until_the_subscription_is_closed(regist
     await aio_wait_until(lambda: seen == [[]])
     await registry.register(instance(), wait=WAIT_S)
     await aio_wait_until(lambda: seen == [[], [1]])
-    subscription.close()
+    match end:
+        case "subscription":
+            subscription.close()
+        case "registry":
+            await registry.close(WAIT_S)
+        case _:
+            await asyncio.to_thread(subscription.close)
     await task
-
-
-async def test_a_wait_without_a_snapshot_in_time_is_an_error(registry, backend):
-    backend.freeze()
-    subscription = registry.subscribe("shop.Orders")
-    assert subscription.snapshot is None
-    with pytest.raises(NotPublished, match="nothing is known"):
-        await subscription.wait(0.02)
-    subscription.close()
-    with pytest.raises(NotPublished):
-        await subscription.wait(WAIT_S)
-
-
-async def test_close_withdraws_ends_iterations_and_refuses_later_calls(backend, timer):
-    registry = Registry(backend, registry_policy=POLICY.replace(snapshot=False))
-    await registry.register(instance(), wait=WAIT_S)
-    subscription = registry.subscribe("shop.Orders")
-    iterated = asyncio.create_task(anext(subscription.__aiter__()))
-    await iterated
-
-    async def follow():
-        return [snapshot async for snapshot in subscription]
-
-    task = asyncio.create_task(follow())
-    await asyncio.sleep(0)
-    await registry.close(WAIT_S)
-    await registry.close(WAIT_S)
-    await task
-    assert (published_ids(backend), timer.pending) == ([], 0)
-    for late in (
-        registry.register(instance()),
-        registry.lookup("shop.Orders"),
-        registry.services(),
-    ):
-        with pytest.raises(RegistryClosed):
-            await late
 
 
 async def test_close_does_not_wait_after_a_canceled_close(timer):
@@ -234,18 +153,6 @@ async def test_close_does_not_wait_after_a_canceled_close(timer):
     assert not let_go.is_set()
     let_go.set()
     await aio_wait_until(lambda: timer.pending == 0)
-
-
-async def test_a_subscription_may_be_closed_from_any_thread(registry):
-    subscription = registry.subscribe("shop.Orders")
-    task = asyncio.create_task(_all(subscription))
-    await subscription.wait(WAIT_S)
-    await asyncio.to_thread(subscription.close)
-    await task
-
-
-async def _all(subscription):
-    return [snapshot async for snapshot in subscription]
 
 
 def test_a_registry_outlives_its_loop(backend):
