@@ -4,12 +4,14 @@ import copy
 import pickle
 from bisect import bisect_right
 from datetime import timedelta
+from functools import partial
 
 import pytest
 import tenacity
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fixtures.refusals import not_refused_so
 from rpcwheel.backoff import Backoff, JitteredWait, failed_state
 from rpcwheel.durations import NEVER
 from rpcwheel.errors import ConfigurationError
@@ -127,51 +129,32 @@ def test_without_an_error_the_outcome_is_a_result_of_none():
     assert state.outcome.result() is None
 
 
-def test_an_invalid_result_of_a_wait_object_raises():
-    for answer in [None, "1", True]:
-        with pytest.raises(TypeError, match="the result of the wait object must be seconds"):
-            delay(Backoff(lambda _, answer=answer: answer))
+def returning(result):
+    return partial(delay, Backoff(lambda _: result))
 
 
-def test_a_nan_result_of_a_wait_object_raises():
-    with pytest.raises(ConfigurationError, match="the result of the wait object is NaN"):
-        delay(Backoff(lambda _: float("nan")))
-
-
-def test_a_wait_of_a_wrong_type_is_refused():
-    for wait in [None, "5", True, b"5", [5], tenacity.wait_fixed, tenacity.stop_after_attempt(3)]:
-        with pytest.raises(
-            TypeError, match=r"wait must be seconds .*, a timedelta, or a tenacity wait"
-        ):
-            Backoff(wait)
-
-
-def test_a_negative_wait_is_refused():
-    for wait in [-1, -0.001, timedelta(seconds=-1)]:
-        with pytest.raises(ConfigurationError, match="wait must not be negative"):
-            Backoff(wait)
-
-
-def test_a_wait_of_nan_is_refused():
-    with pytest.raises(ConfigurationError, match="wait is NaN"):
-        Backoff(float("nan"))
-
-
-def test_a_stop_of_a_wrong_type_is_refused():
-    for stop in [3, "never", False, tenacity.stop_after_attempt, tenacity.wait_fixed(1)]:
-        with pytest.raises(TypeError, match="stop must be None or a tenacity stop object"):
-            Backoff(stop=stop)
-
-
-def test_max_attempts_of_a_wrong_type_is_refused():
-    for attempts in [True, 3.0, "3"]:
-        with pytest.raises(TypeError, match="max_attempts must be a whole number"):
-            Backoff(max_attempts=attempts)
-
-
-def test_max_attempts_below_one_is_refused():
-    with pytest.raises(ConfigurationError, match="1 or more, or None for no limit, not 0"):
-        Backoff(max_attempts=0)
+def test_invalid_arguments_and_results_of_wait_objects_are_refused():
+    no_result = "the result of the wait object must be seconds"
+    no_wait = "wait must be seconds (int or float), a timedelta, or a tenacity wait"
+    waits = (None, "5", True, b"5", [5], tenacity.wait_fixed, tenacity.stop_after_attempt(3))
+    no_stop = "stop must be None or a tenacity stop object"
+    stops = (3, "never", False, tenacity.stop_after_attempt, tenacity.wait_fixed(1))
+    no_number = "max_attempts must be a whole number"
+    below_one = "1 or more, or None for no limit, not 0"
+    nan, negative = float("nan"), "wait must not be negative"
+    rows = [
+        *((returning(result), TypeError, no_result) for result in (None, "1", True)),
+        (returning(nan), ConfigurationError, "the result of the wait object is NaN"),
+        *((partial(Backoff, wait), TypeError, no_wait) for wait in waits),
+        (partial(Backoff, -1), ConfigurationError, negative),
+        (partial(Backoff, -0.001), ConfigurationError, negative),
+        (partial(Backoff, timedelta(seconds=-1)), ConfigurationError, negative),
+        (partial(Backoff, nan), ConfigurationError, "wait is NaN"),
+        *((partial(Backoff, stop=stop), TypeError, no_stop) for stop in stops),
+        *((partial(Backoff, max_attempts=n), TypeError, no_number) for n in (True, 3.0, "3")),
+        (partial(Backoff, max_attempts=0), ConfigurationError, below_one),
+    ]
+    assert not_refused_so(rows) == []
 
 
 def test_the_repr_of_a_backoff_shows_its_settings():

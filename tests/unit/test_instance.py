@@ -54,18 +54,13 @@ def test_all_instances_of_a_process_have_its_epoch_and_a_forked_child_another():
 
 
 def test_extra_that_is_not_json_is_refused():
-    for extra in [{"tags": {1, 2}}, {"a": b"b"}, {"a": float("nan")}, {"a": {1: 2, "b": 3}}]:
+    loop = {}
+    loop["again"] = loop
+    for extra in [{"tags": {1, 2}}, {"a": b"b"}, {"a": float("nan")}, {"a": {1: 2, "b": 3}}, loop]:
         with pytest.raises(ConfigurationError, match="it must be JSON"):
             ServiceInstance(service="a", host="b", port=1, extra=extra)
         with pytest.raises(ConfigurationError, match="it must be JSON"):
             ONE.replace(extra=extra)
-
-
-def test_extra_that_contains_itself_is_refused():
-    loop = {}
-    loop["again"] = loop
-    with pytest.raises(ConfigurationError, match="it must be JSON"):
-        ServiceInstance(service="a", host="b", port=1, extra=loop)
 
 
 def test_a_changed_copy_keeps_the_id_and_the_other_values():
@@ -197,12 +192,8 @@ def test_invalid_values_are_refused():
     for changed, message in [
         ({"host": "0.0.0.0"}, "host: '0.0.0.0' is an address to listen on, not one to call"),
         ({"host": "0:0::0"}, "is an address to listen on"),
-        ({"host": "*"}, "it must be a DNS name or an IP address"),
-        ({"host": ""}, "it must be a DNS name or an IP address"),
         ({"host": "a:1"}, "without a port, .*, not 'a:1'"),
         ({"host": "::ffff:0.0.0.0"}, "is an address to listen on"),
-        ({"host": "10.0.0"}, "it must be a DNS name or an IP address"),
-        ({"host": "[::1"}, "it must be a DNS name or an IP address"),
         ({"port": 0}, "port: .*greater than or equal to 1"),
         ({"port": 65536}, "port: .*less than or equal to 65535"),
         ({"service": "a/b"}, "service: it must be a name of letters, digits"),

@@ -1,8 +1,11 @@
 """Status codes, kinds of calls and results of attempts."""
 
+from functools import partial
+
 import grpc
 import pytest
 
+from fixtures.refusals import not_refused_so
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.rpc import CODES, DEADLINE, AttemptResult, Kind, NextAttempt, Stop, checked_code
 
@@ -57,28 +60,19 @@ def test_a_status_code_is_given_by_name_or_as_grpc_enum():
         assert checked_code(grpc.StatusCode[code], subject="`on`") == code
 
 
-@pytest.mark.parametrize("ok", ["OK", grpc.StatusCode.OK])
-def test_ok_is_refused(ok):
-    with pytest.raises(ConfigurationError, match="names the status code OK, which is not an error"):
-        checked_code(ok, subject="`on`")
-
-
-@pytest.mark.parametrize("name", ["UNAVAILBLE", "unavailable", "Unavailable"])
-def test_a_misspelled_code_is_refused_with_a_suggestion(name):
-    with pytest.raises(ConfigurationError, match=rf"^retry names '{name}'.*you mean 'UNAVAILABLE'"):
-        checked_code(name, subject="retry")
-
-
-def test_an_unknown_code_is_refused_with_the_list_of_codes():
-    with pytest.raises(
-        ConfigurationError, match="not a gRPC status code; there are ABORTED, ALREADY"
-    ):
-        checked_code("FLAKY", subject="`on`")
-
-
-@pytest.mark.parametrize(
-    "value", [14, None, True, ["UNAVAILABLE"], b"UNAVAILABLE", Kind.UNARY_UNARY]
-)
-def test_a_code_of_a_wrong_type_is_a_type_error(value):
-    with pytest.raises(TypeError, match="`on` must name status codes, such as 'UNAVAILABLE', not"):
-        checked_code(value, subject="`on`")
+def test_what_names_no_error_is_refused_with_a_suggestion():
+    no_error = "retry names the status code OK, which is not an error"
+    codes = "not a gRPC status code; there are ABORTED, ALREADY"
+    no_code = "retry must name status codes, such as 'UNAVAILABLE', not"
+    wrong_types = (14, None, True, ["UNAVAILABLE"], b"UNAVAILABLE", Kind.UNARY_UNARY)
+    rows = [
+        ("OK", ConfigurationError, no_error),
+        (grpc.StatusCode.OK, ConfigurationError, no_error),
+        ("UNAVAILBLE", ConfigurationError, "retry names 'UNAVAILBLE'"),
+        ("UNAVAILBLE", ConfigurationError, "did you mean 'UNAVAILABLE'"),
+        ("unavailable", ConfigurationError, "did you mean 'UNAVAILABLE'"),
+        ("FLAKY", ConfigurationError, codes),
+        *((value, TypeError, no_code) for value in wrong_types),
+    ]
+    rows = [(partial(checked_code, code, subject="retry"), *rest) for code, *rest in rows]
+    assert not_refused_so(rows) == []

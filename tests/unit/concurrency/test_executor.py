@@ -6,9 +6,11 @@ import subprocess
 import sys
 import threading
 import weakref
+from functools import partial
 
 import pytest
 
+from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel._concurrency import executor
 from rpcwheel._concurrency.executor import EXECUTOR, KeyedExecutor
@@ -253,12 +255,7 @@ def test_each_job_of_concurrent_threads_runs_once(pool):
     def add(index):
         counts[index] += 1
 
-    parts = [range(start, len(counts), 4) for start in range(4)]
-    threads = [threading.Thread(target=submit, args=(part,)) for part in parts]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(*(partial(submit, range(start, len(counts), 4)) for start in range(4)))
     for _ in counts:
         assert left.acquire(timeout=WAIT_S)
     assert set(counts) == {1}

@@ -2,10 +2,10 @@
 
 import logging
 import os
-import threading
 
 import pytest
 
+from fixtures.timers import run_threads
 from rpcwheel.events import TooManyTimers, add_sink, emit, log_event, remove_sink
 from rpcwheel.events.hub import SinkList
 
@@ -98,16 +98,10 @@ def test_adding_a_sink_that_is_not_callable_raises_type_error(sink_list):
 
 def test_sinks_added_by_concurrent_threads_are_all_called(sink_list):
     sinks = [[] for _ in range(64)]
-    threads = [
-        threading.Thread(
-            target=lambda part: [sink_list.add_sink(s.append) for s in part], args=(part,)
-        )
-        for part in (sinks[:32], sinks[32:])
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(
+        lambda: [sink_list.add_sink(sink.append) for sink in sinks[:32]],
+        lambda: [sink_list.add_sink(sink.append) for sink in sinks[32:]],
+    )
     sink_list.emit(EVENT)
     assert all(sink == [EVENT] for sink in sinks)
 

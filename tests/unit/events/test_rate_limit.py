@@ -1,9 +1,8 @@
 """The rate limit of log lines: bursts, counts of suppressed events, and a bound on subjects."""
 
-import threading
-
 import pytest
 
+from fixtures.timers import run_threads
 from rpcwheel.events import CallSlow, ConnectionAlive, ConnectionDead, DefaultResponseUsed
 from rpcwheel.events.rate_limit import OTHERS, RateLimiter, Suppressed
 
@@ -90,11 +89,7 @@ def test_concurrent_threads_lose_no_count(limiter):
         for _ in range(2_000):
             limiter.admit(CallSlow, "/a/b", 0.0, **TEN_IN_TEN)
 
-    threads = [threading.Thread(target=count) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(*[count] * 4)
     assert [count.number for count in limiter.flush()] == [8_000 - 10]
 
 

@@ -18,19 +18,21 @@ from rpcwheel.timer import ManualTimer
 # Backends that break a rule of publishing
 
 
-class ForgetsZones(MemoryBackend):
+def publishing(name, change):
+    """A class of backends that publish `change(backend, instances)` instead of the instances."""
+
     def publish(self, instances):
-        super().publish([one.replace(zone="") for one in instances])
+        MemoryBackend.publish(self, change(self, instances))
+
+    return type(name, (MemoryBackend,), {"publish": publish})
 
 
-class KeepsTheFirst(MemoryBackend):
-    def publish(self, instances):
-        super().publish([one for one in instances if not self._found(one)])
-
-
-class KeepsAPage(MemoryBackend):
-    def publish(self, instances):
-        super().publish(instances[:128])
+ForgetsZones = publishing("ForgetsZones", lambda _, all_: [one.replace(zone="") for one in all_])
+KeepsTheFirst = publishing(
+    "KeepsTheFirst", lambda self, all_: [one for one in all_ if not self._found(one)]
+)
+KeepsAPage = publishing("KeepsAPage", lambda _, all_: all_[:128])
+IsOfAscii = publishing("IsOfAscii", lambda _, all_: [one for one in all_ if one.id.isascii()])
 
 
 class Keeps(MemoryBackend):
@@ -77,17 +79,6 @@ class NeverForgets(MemoryBackend):
     def __init__(self, url, settings):
         super().__init__(url, replace(settings, lease_s=1e6))
         self.settings = settings
-
-
-class SaysAllIsWell(MemoryBackend):
-    def renew(self, instances):
-        super().renew(instances)
-        return {}
-
-
-class IsOfAscii(MemoryBackend):
-    def publish(self, instances):
-        super().publish([one for one in instances if one.id.isascii()])
 
 
 class RenewsNoLease(MemoryBackend):
@@ -203,22 +194,20 @@ class Filter:
         self.watcher.on_contact_lost(reason)
 
 
-class TellsNoEmptiness(MemoryBackend):
+def telling(name, lets):
+    """A class of backends that pass on the views that `lets(before, view)` accepts."""
+
     def watch(self, service, watcher):
-        return super().watch(service, Filter(watcher, lambda _, view: view.records))
+        return MemoryBackend.watch(self, service, Filter(watcher, lets))
+
+    return type(name, (MemoryBackend,), {"watch": watch})
 
 
-class TellsNoChange(MemoryBackend):
-    def watch(self, service, watcher):
-        def differs(before, view):
-            return before is None or before.records.keys() != view.records.keys()
-
-        return super().watch(service, Filter(watcher, differs))
-
-
-class TellsOnce(MemoryBackend):
-    def watch(self, service, watcher):
-        return super().watch(service, Filter(watcher, lambda before, _: before is None))
+TellsNoEmptiness = telling("TellsNoEmptiness", lambda _, view: view.records)
+TellsNoChange = telling(
+    "TellsNoChange", lambda old, new: old is None or old.records.keys() != new.records.keys()
+)
+TellsOnce = telling("TellsOnce", lambda before, _: before is None)
 
 
 class TellsTheLastWatcherOnly(MemoryBackend):
@@ -292,7 +281,7 @@ BROKEN = {
     "names_do_not_match_by_prefix": (FindsByPrefix,),
     "all_ids_and_texts_are_kept": (IsOfAscii,),
     "a_renewed_lease_does_not_end": (RenewsNoLease,),
-    "a_lease_that_is_not_renewed_ends": (NeverForgets, SaysAllIsWell),
+    "a_lease_that_is_not_renewed_ends": (NeverForgets, MissesNothing),
     "renew_reports_missing_instances": (MissesNothing, SaysWhyInItsOwnWords),
     "renew_reports_replaced_instances": (MissesOnlyAbsence,),
     "a_view_does_not_change": (GivesItsOwnDict,),
