@@ -9,11 +9,10 @@ import grpc
 
 from fixtures.certificates import mutual_credentials
 from fixtures.grpc_servers import IMPATIENT
-from fixtures.idle_aio_server import idle_server
 from fixtures.idle_server import echo
 from fixtures.small_servers import METHOD, small
-from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
-from rpcwheel.idle import ConnectionState, ConnectionTable, IdleConnectionDetector, aio
+from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel.idle import ConnectionState, ConnectionTable, IdleConnectionDetector
 
 PUBLIC = {"change", "check", "close", "closed", "connections", "policy", "status"}
 
@@ -22,17 +21,12 @@ def public(instance: object) -> set[str]:
     return {name for name in dir(instance) if not name.startswith("_")}
 
 
-def test_a_detector_and_its_table_have_only_documented_public_names(server):
-    assert public(server.detect()) == PUBLIC
+def test_a_detector_and_its_table_have_only_documented_public_names(world, make_server):
+    server = make_server(world)
+    detector = server.detect()
+    assert public(detector) == PUBLIC
     assert public(server.table) == {"intercept_service"}
-    for kind in (IdleConnectionDetector, aio.IdleConnectionDetector):
-        assert all(getattr(kind, name).__doc__ for name in PUBLIC)
-
-
-async def test_an_aio_detector_and_its_table_have_only_documented_public_names(timer):
-    async with idle_server(timer) as server, server.detect() as detector:
-        assert public(detector) == PUBLIC
-        assert public(server.table) == {"intercept_service"}
+    assert all(getattr(type(detector), name).__doc__ for name in PUBLIC)
 
 
 def test_before_the_first_call_user_agent_and_tls_identity_are_none(server):
@@ -47,19 +41,21 @@ def test_before_the_first_call_user_agent_and_tls_identity_are_none(server):
     assert wait_until(lambda: detector.connections() == [])
 
 
-def test_a_call_tells_the_user_agent_and_when_the_connection_was_used(server, channel):
+def test_a_call_tells_the_user_agent_and_when_the_connection_was_used(world, make_server):
+    server = make_server(world)
     detector = server.detect()
     server.gate = threading.Event()
     began = datetime.now(UTC)
-    call = channel.unary_unary("/test.Idle/Echo").future(b"x")
+    call = server.channel().unary_unary("/test.Idle/Echo").future(b"x")
     assert wait_until(lambda: server.tracked.open_calls == 1)
-    (one,) = detector.connections()
+    (one,) = world.do(detector.connections)
     assert (one.state, one.calls_in_flight) == (ConnectionState.ACTIVE, 1)
+    assert one.local_address == f"ipv4:127.0.0.1:{server.port}"
     server.gate.set()
     assert call.result(WAIT_S) == b"x"
     assert wait_until(server.is_calm)
     server.timer.advance(20)
-    (one,) = detector.connections()
+    (one,) = world.do(detector.connections)
     assert one.user_agent.startswith("grpc-python/")
     assert one.tls_identity is None
     assert (one.state, one.calls_in_flight, one.calls_total) == (ConnectionState.IDLE, 0, 1)
@@ -67,23 +63,6 @@ def test_a_call_tells_the_user_agent_and_when_the_connection_was_used(server, ch
     assert one.last_used_at.tzinfo is UTC
     assert one.connected_at <= one.last_used_at <= datetime.now(UTC)
     assert began <= one.last_used_at
-
-
-async def test_an_aio_call_tells_the_user_agent_and_when_the_connection_was_used(timer):
-    async with idle_server(timer) as server, server.detect() as detector, server.channel() as one:
-        began = datetime.now(UTC)
-        call = one.unary_unary("/test.Idle/Wait")(b"x")
-        await aio_wait_until(lambda: server.tracked.open_calls == 1)
-        (seen,) = await detector.connections()
-        assert seen.user_agent.startswith("grpc-python-asyncio/")
-        assert (seen.state, seen.calls_in_flight) == (ConnectionState.ACTIVE, 1)
-        assert seen.local_address == f"ipv4:127.0.0.1:{server.port}"
-        call.cancel()
-        await aio_wait_until(server.is_calm)
-        timer.advance(20)
-        (seen,) = await detector.connections()
-        assert (seen.state, seen.idle_s) == (ConnectionState.IDLE, 20.0)
-        assert began <= seen.last_used_at <= datetime.now(UTC)
 
 
 def test_connections_are_listed_oldest_first_and_none_after_close(server):

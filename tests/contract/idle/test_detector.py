@@ -1,4 +1,4 @@
-"""The detector of a threaded server: what it closes and keeps, its ports, and its end."""
+"""The detector of a server: what it closes and keeps, its ports, and its end."""
 
 import os
 import resource
@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from fixtures.grpc_servers import IMPATIENT
-from fixtures.idle_server import IdleServer, connect_from, down, echo, events_of, reset
+from fixtures.idle_server import IdleServer, connect_from, echo, events_of, hold, reset
 from fixtures.leaks import descriptors
 from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
@@ -53,7 +53,9 @@ def is_open(connected: socket.socket) -> bool:
 # --- What is idle --------------------------------------------------------------------------------
 
 
-def test_an_idle_connection_is_closed_and_its_client_reconnects(server, channel, events):
+def test_an_idle_connection_is_closed_and_its_client_reconnects(world, make_server, events):
+    server = make_server(world)
+    channel = server.channel()
     server.detect()
     echo(channel)
     peer = server.connection().peer
@@ -81,7 +83,7 @@ def test_a_connection_without_calls_is_closed(server, events):
 
 def test_close_streams_ends_a_silent_stream_before_its_connection(server, channel, events):
     server.detect(close_streams=True)
-    call = down(channel)
+    call = hold(channel)
     server.wait_until_quiet(open_calls=1)
     server.advance_until(call.done)
     with pytest.raises(grpc.RpcError) as error:
@@ -96,7 +98,7 @@ def test_close_streams_ends_a_silent_stream_before_its_connection(server, channe
 
 def test_read_idle_closes_a_stream_that_only_writes(server, channel):
     server.detect(None, read_idle=30, close_streams=True)
-    call = down(channel)
+    call = hold(channel)
     server.wait_until_quiet(open_calls=1)
 
     def go_on_writing() -> bool:

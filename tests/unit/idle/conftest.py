@@ -1,3 +1,3 @@
-"""Fixtures: a threaded server whose connections are tracked."""
+"""Fixtures: servers whose connections are tracked."""
 
-from fixtures.idle_server import channel, server  # noqa: F401 - fixtures
+from fixtures.idle_server import aio_world, channel, make_server, server  # noqa: F401 - fixtures

@@ -1,4 +1,4 @@
-"""Calls of a threaded server: what is counted, and which keep their connection open."""
+"""Calls of a server: what is counted, and which keep their connection open."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -8,7 +8,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from fixtures.idle_server import IdleServer, down, echo, events_of, snapshot_of
+from fixtures.idle_server import STYLES, echo, events_of, hold, kind_of, snapshot_of, use
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.events import ConnectionClosed, IdleDetectionLimited
 from rpcwheel.idle import ConnectionTable
@@ -19,20 +19,38 @@ ECHO = "/test.Idle/Echo"
 # --- What is seen --------------------------------------------------------------------------------
 
 
-def test_messages_of_each_kind_of_stream_are_counted(server, channel):
-    ups = channel.stream_unary("/test.Idle/Up")
-    assert ups(iter([b"a", b"b"])) == b"read"
-    boths = channel.stream_stream("/test.Idle/Both")
-    assert list(boths(iter([b"a", b"b", b"c"]))) == [b"a", b"b", b"c"]
-    assert wait_until(server.is_calm)
-    one = server.connection()
-    assert (one.calls_total, one.messages_in, one.messages_out) == (2, 5, 4)
+COUNTS = {"call": (1, 1), "down": (1, 3), "up": (2, 1), "both": (2, 2)}
 
 
-def test_a_stream_that_its_client_cancels_is_not_in_flight(server, channel):
-    call = down(channel)
+def test_messages_of_each_kind_and_style_are_counted(world, timer, make_server):
+    wrong = []
+    for style in [style.__name__ for style in STYLES[world.name]]:
+        server = make_server(world)
+        timer.advance(5)
+        responses = use(server.channel(), style)
+        assert b"".join(responses) in (b"1", b"111", b"12")
+        assert wait_until(server.is_calm)
+        one = server.connection()
+        found = (one.messages_in, one.messages_out, one.calls_total, one.heartbeats_total)
+        if found != (*COUNTS[kind_of(style)], 1, 0):
+            wrong.append((style, found))
+        assert one.idle_s == 0.0
+        assert one.peer.startswith("ipv4:127.0.0.1:")
+    assert not wrong
+
+
+def test_a_call_is_in_flight_until_it_ends(world, make_server):
+    server = make_server(world)
+    server.gate = threading.Event()
+    channel = server.channel()
+    call = channel.unary_unary(ECHO).future(b"x")
+    stream = hold(channel)
+    assert wait_until(lambda: server.connection().calls_in_flight == 2)
     assert server.connection().streams_in_flight == 1
-    call.cancel()
+    stream.cancel()
+    assert wait_until(lambda: server.connection().streams_in_flight == 0)
+    server.gate.set()
+    assert call.result(WAIT_S) == b"x"
     assert wait_until(server.is_calm)
 
 
@@ -67,35 +85,32 @@ def test_a_health_watch_occupies_no_thread(timer):
     pool.shutdown()
 
 
-def test_the_end_of_a_pushed_stream_is_not_counted_as_a_message(timer):
+def test_the_end_of_a_pushed_stream_is_not_counted_as_a_message(make_server):
     def pushing(request, context, push):
         for answer in (b"a", b"b", None):
             push(answer)
 
     pushing.experimental_non_blocking = True
     methods = {"Push": grpc.unary_stream_rpc_method_handler(pushing)}
-    server = IdleServer(timer, methods=methods)
+    server = make_server(methods=methods)
     call = server.channel().unary_stream("/test.Idle/Push")(b"x", timeout=WAIT_S)
     assert list(call) == [b"a", b"b"]
     assert wait_until(server.is_calm)
     assert (server.connection().messages_in, server.connection().messages_out) == (1, 2)
-    server.close()
 
 
-def test_a_hidden_peer_is_reported_and_no_connection_is_closed(timer, events):
-    server = IdleServer(timer, before=[around(Hidden)])
-    channel = server.channel()
-    assert echo(channel) == b"x"
+def test_a_hidden_peer_is_reported_and_no_connection_is_closed(world, make_server, events):
+    server = make_server(world, before=[around(Hidden, world)])
+    assert echo(server.channel()) == b"x"
     detector = server.detect()
-    detector.check()
+    server.check(detector)
     server.wait_until_quiet()
     server.advance(31)
-    detector.check()
+    server.check(detector)
     assert wait_until(lambda: events_of(events, IdleDetectionLimited))
     assert not events_of(events, ConnectionClosed)
     assert "context.peer() failed" in events_of(events, IdleDetectionLimited)[0].reason
     assert len(events_of(events, IdleDetectionLimited)) == 1
-    server.close()
 
 
 @pytest.mark.parametrize(
@@ -109,22 +124,21 @@ def test_a_hidden_peer_is_reported_and_no_connection_is_closed(timer, events):
     ],
     ids=["no auth_context", "over", "client gone", "no peer", "no add_callback"],
 )
-def test_contexts_of_other_packages_leave_no_call_in_flight(timer, change, calls, hidden):
+def test_contexts_of_other_packages_leave_no_call_in_flight(make_server, change, calls, hidden):
     def context(inner):
         names = ("peer", "add_callback", "invocation_metadata", "auth_context")
         return SimpleNamespace(**{name: getattr(inner, name) for name in names} | change)
 
-    server = IdleServer(timer, before=[around(context)])
+    server = make_server(before=[around(context)])
     assert echo(server.channel()) == b"x"
     assert wait_until(server.is_calm)
     assert [one.calls_total for one in server.snapshot()] == calls
     assert (server.tracked.hidden_call_ns != NOT_YET) is hidden
-    server.close()
 
 
-def test_a_hidden_call_does_not_keep_connections_that_are_used_after_it(timer, events):
+def test_a_hidden_call_does_not_keep_connections_that_are_used_after_it(timer, make_server, events):
     hide = around(lambda inner: inner)
-    server = IdleServer(timer, before=[hide])
+    server = make_server(before=[hide])
     server.detect()
     hide.context = Hidden
     assert echo(server.channel()) == b"x"
@@ -135,10 +149,9 @@ def test_a_hidden_call_does_not_keep_connections_that_are_used_after_it(timer, e
     server.wait_until_quiet()
     server.advance(31)
     server.advance_until(lambda: events_of(events, ConnectionClosed))
-    server.close()
 
 
-def around(context):
+def around(context, world=None):
     """An interceptor that gives handlers `context(gRPC's context)`."""
 
     class Around(grpc.ServerInterceptor):
@@ -150,7 +163,16 @@ def around(context):
 
             return grpc.unary_unary_rpc_method_handler(serve)
 
-    interceptor = Around()
+    class AioAround(grpc.aio.ServerInterceptor):
+        async def intercept_service(self, continuation, details):
+            handler = await continuation(details)
+
+            async def serve(request, inner):
+                return await handler.unary_unary(request, self.context(inner))
+
+            return grpc.unary_unary_rpc_method_handler(serve)
+
+    interceptor = AioAround() if world and world.name == "aio" else Around()
     interceptor.context = context
     return interceptor
 
@@ -165,52 +187,41 @@ class Hidden:
 # --- Calls that no handler has begun yet ---------------------------------------------------------
 
 
-class Handing(grpc.ServerInterceptor):
-    """Creates a handler of its own for each call, as most interceptors do."""
-
-    def intercept_service(self, continuation, details):
-        handler = continuation(details)
-
-        def serve(request, context):
-            return handler.unary_unary(request, context)
-
-        return grpc.unary_unary_rpc_method_handler(serve)
-
-
 def let_the_limit_pass(server, detector, open_calls: int) -> None:
     """Let the idle timeout pass, and the detector make several attempts to close connections."""
     server.wait_until_quiet(open_calls)
     server.advance(31)
-    detector.check()
+    server.check(detector)
     for _ in range(3):
         server.advance(0.1)
 
 
 BEFORE = pytest.mark.parametrize(
-    "before", [[], [Handing()]], ids=["first", "behind another interceptor"]
+    "before", [[], [around(lambda inner: inner)]], ids=["first", "behind another interceptor"]
 )
+"""The other interceptor creates a handler of its own for each call, as most do."""
 
 
 @BEFORE
-def test_a_connection_whose_first_call_waits_for_a_thread_is_kept(timer, before, events):
-    server = IdleServer(timer, workers=1, before=before)
+def test_a_connection_whose_first_call_waits_for_a_thread_is_kept(make_server, before, events):
+    server = make_server(workers=1, before=before)
     detector = server.detect()
     server.gate = threading.Event()
     first = server.channel().unary_unary(ECHO).future(b"first")
     assert wait_until(lambda: server.tracked.open_calls == 1)
     waiting = server.channel().unary_unary(ECHO).future(b"x")
     assert wait_until(lambda: server.received_calls() == 2)
-    known = 1 if before else 2
-    let_the_limit_pass(server, detector, open_calls=known)
+    let_the_limit_pass(server, detector, open_calls=1 if before else 2)
     server.gate.set()
     assert (first.result(WAIT_S), waiting.result(WAIT_S)) == (b"first", b"x")
     assert not events_of(events, ConnectionClosed)
-    server.close()
 
 
 @BEFORE
-def test_a_connection_with_a_call_whose_request_has_not_arrived_is_kept(timer, before, events):
-    server = IdleServer(timer, before=before)
+def test_a_connection_with_a_call_whose_request_has_not_arrived_is_kept(
+    make_server, before, events
+):
+    server = make_server(before=before)
     detector = server.detect()
     channel, come = server.channel(), threading.Event()
     assert echo(channel) == b"x"
@@ -223,11 +234,10 @@ def test_a_connection_with_a_call_whose_request_has_not_arrived_is_kept(timer, b
     late.cancel()
     assert not events_of(events, ConnectionClosed)
     assert wait_until(lambda: server.tracked.open_calls == 0)  # and has not begun
-    server.close()
 
 
-def test_a_call_that_waits_for_a_thread_is_counted_once(timer):
-    server = IdleServer(timer, workers=1)
+def test_a_call_that_waits_for_a_thread_is_counted_once(make_server):
+    server = make_server(workers=1)
     server.detect()
     server.gate = threading.Event()
     channel = server.channel()
@@ -239,33 +249,23 @@ def test_a_call_that_waits_for_a_thread_is_counted_once(timer):
     assert [call.result(WAIT_S) for call in calls[:2]] == [b"x"] * 2
     assert wait_until(server.is_calm)
     assert (server.connection().calls_total, server.tracked.open_calls) == (3, 0)
-    server.close()
 
 
-def test_a_server_without_the_table_as_interceptor_keeps_its_connections(timer, events):
-    gate = threading.Event()
-    server = IdleServer(timer)
-    with ThreadPoolExecutor(2) as pool:
-        forgetful = grpc.server(pool)  # no interceptors
-        echoing = grpc.unary_unary_rpc_method_handler(lambda r, _: gate.wait(WAIT_S) and r)
-        forgetful.add_generic_rpc_handlers(
-            [grpc.method_handlers_generic_handler("test.Idle", {"Echo": echoing})]
-        )
-        server.server.stop(None).wait()
-        server.server, server.table = forgetful, ConnectionTable()
-        server.port = forgetful.add_insecure_port("127.0.0.1:0")
-        forgetful.start()
-        detector = server.detect()
-        channel = server.channel()
-        call = channel.unary_unary(ECHO).future(b"x")
-        assert wait_until(lambda: server.received_calls() == 1)
-        let_the_limit_pass(server, detector, open_calls=0)
-        assert not call.done()
-        gate.set()
-        assert call.result(WAIT_S) == b"x"
-        let_the_limit_pass(server, detector, open_calls=0)  # the next would not be seen either
-        assert echo(channel) == b"x"
-        assert not events_of(events, ConnectionClosed)
-        assert wait_until(lambda: events_of(events, IdleDetectionLimited))
-        assert "is the ConnectionTable among" in events_of(events, IdleDetectionLimited)[0].reason
-        server.close()
+def test_a_server_without_the_table_as_interceptor_keeps_its_connections(make_server, events):
+    server = make_server()
+    server.table = ConnectionTable()  # the detector gets another one than the server
+    server.tracked = server.table._table
+    server.gate = threading.Event()
+    detector = server.detect()
+    channel = server.channel()
+    call = channel.unary_unary(ECHO).future(b"x")
+    assert wait_until(lambda: server.received_calls() == 1)
+    let_the_limit_pass(server, detector, open_calls=0)
+    assert not call.done()
+    server.gate.set()
+    assert call.result(WAIT_S) == b"x"
+    let_the_limit_pass(server, detector, open_calls=0)  # the next would not be seen either
+    assert echo(channel) == b"x"
+    assert not events_of(events, ConnectionClosed)
+    assert wait_until(lambda: events_of(events, IdleDetectionLimited))
+    assert "is the ConnectionTable among" in events_of(events, IdleDetectionLimited)[0].reason

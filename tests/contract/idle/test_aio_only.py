@@ -1,0 +1,242 @@
+"""Idle connections of a grpc.aio server: handlers, tasks, and an event loop that is blocked.
+
+`test_calls.py` and `test_detector.py` have the rules of both worlds.
+"""
+
+import asyncio
+import gc
+import inspect
+import threading
+
+import grpc
+import pytest
+
+from fixtures.idle_server import KINDS, STYLES, echo, events_of, hold, is_quiet, is_working, kind_of
+from fixtures.timers import run_threads
+from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel import idle
+from rpcwheel.events import ConnectionClosed, IdleCloseSkipped
+from rpcwheel.idle.aio import ConnectionTable, IdleConnectionDetector
+
+ECHO = "/test.Idle/Echo"
+TRIES = (31, 0.1, 0.1)
+"""The idle timeout passes, and the detector makes several attempts to close the connection."""
+
+
+@pytest.fixture
+def server(aio_world, make_server):
+    return make_server(aio_world)
+
+
+# --- Handlers ------------------------------------------------------------------------------------
+
+
+async def test_a_wrapped_handler_has_the_kind_and_name_of_the_original():
+    table = ConnectionTable()
+    for style in STYLES["aio"]:
+        handler = KINDS[kind_of(style.__name__)](style)
+
+        async def give(_, handler=handler):
+            return handler
+
+        details = type("Details", (), {"method": "/a/" + style.__name__})
+        made = await table.intercept_service(give, details)
+        streams = (made.request_streaming, made.response_streaming)
+        names = {
+            (False, False): "unary_unary",
+            (False, True): "unary_stream",
+            (True, False): "stream_unary",
+            (True, True): "stream_stream",
+        }
+        behavior = getattr(made, names[streams])
+        for ask in (inspect.iscoroutinefunction, inspect.isasyncgenfunction):
+            assert ask(behavior) == ask(style), (style, ask)
+        assert behavior.__name__ == style.__name__
+
+
+def test_calls_leave_no_cycle_for_the_collector(server):
+    channel = server.channel()
+    echo(channel)
+    assert wait_until(server.is_calm)
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(20):
+            echo(channel)
+        assert wait_until(server.is_calm)
+        for kind in ("_Call", "Task"):
+            left = [one for one in gc.get_objects() if type(one).__name__ == kind]
+            assert len(left) < 10, kind
+    finally:
+        gc.enable()
+
+
+def test_a_handler_in_a_task_of_an_interceptor_is_in_flight_until_its_call_ends(
+    aio_world, make_server
+):
+    class Apart(grpc.aio.ServerInterceptor):
+        async def intercept_service(self, continuation, details):
+            handler = await continuation(details)
+
+            async def serve(request, context):
+                answers = handler.unary_stream(request, context)
+                while True:
+                    yield await asyncio.create_task(answers.__anext__())
+
+            return grpc.unary_stream_rpc_method_handler(serve)
+
+    server = make_server(aio_world, before=[Apart()])
+    stream = hold(server.channel())
+    assert wait_until(lambda: server.waits)  # it goes on in a task of its own
+    assert server.connection().streams_in_flight == 1
+    stream.cancel()
+    assert wait_until(server.is_calm)
+
+
+def test_a_threaded_server_refuses_an_aio_table():
+    with pytest.raises(TypeError, match=r"that of rpcwheel\.idle$"):
+        ConnectionTable().intercept_service(lambda details: None, None)
+
+
+# --- The detector --------------------------------------------------------------------------------
+
+
+def test_a_detector_needs_a_running_loop():
+    with pytest.raises(RuntimeError, match="no running event loop"):
+        IdleConnectionDetector(object(), connections=ConnectionTable())
+
+
+def test_a_call_ends_with_the_reason_and_its_handler_is_cancelled(server):
+    server.gate = threading.Event()
+    server.detect(None, max_age=20, max_age_grace=1)
+    call = server.channel().unary_unary(ECHO).future(b"x")
+    assert wait_until(lambda: server.begun)
+    server.wait_until_quiet(open_calls=1)
+    server.advance(30)
+    server.advance_until(lambda: server.ends)
+    assert call.code() is grpc.StatusCode.UNAVAILABLE
+    assert call.details() == "closed by the server: connection open for 20 s"
+    assert [type(end) for end in server.ends] == [asyncio.CancelledError]
+
+
+def block_the_loop(server):
+    """Block the event loop until the event that is returned is set."""
+    blocked, go_on = threading.Event(), threading.Event()
+    server.world.loop.call_soon_threadsafe(lambda: blocked.set() or go_on.wait(WAIT_S))
+    assert blocked.wait(WAIT_S)
+    return go_on
+
+
+def advance_without_the_loop(server, *seconds):
+    """Let nothing be received any more, and time pass."""
+    assert wait_until(lambda: is_quiet(server.port))
+    for step in seconds:
+        server.timer.advance(step)
+        assert wait_until(lambda: not any(map(is_working, server._detectors)))
+
+
+def test_a_call_that_waits_for_a_blocked_loop_keeps_its_connection(server, events):
+    """gRPC has read its bytes, but no interceptor has seen it."""
+    detector, method = server.detect(), server.channel().unary_unary(ECHO)
+    assert method(b"1", timeout=WAIT_S) == b"1"
+    server.wait_until_quiet()
+    server.check(detector)
+    before, go_on = server.bytes_in(), block_the_loop(server)
+    second = method.future(b"2")
+    assert wait_until(lambda: server.bytes_in() > before)
+    advance_without_the_loop(server, *TRIES)
+    go_on.set()
+    assert second.result(WAIT_S) == b"2"
+    assert not events_of(events, ConnectionClosed)
+
+
+@pytest.mark.parametrize("is_seen_late", [False, True])
+def test_a_call_whose_request_has_not_arrived_keeps_its_connection(server, events, is_seen_late):
+    """The time at which a blocked loop has seen a call is not the time of its arrival."""
+    detector, channel = server.detect(), server.channel()
+    echo(channel)
+    server.wait_until_quiet()
+    server.check(detector)
+    before, come = server.bytes_in(), threading.Event()
+    go_on = block_the_loop(server) if is_seen_late else threading.Event()
+    requests = (come.wait(WAIT_S) and b"2" for _ in range(1))
+    late = channel.stream_unary(ECHO).future(requests)
+    assert wait_until(lambda: server.bytes_in() > before)
+    advance_without_the_loop(server)
+    go_on.set()
+    for seconds in TRIES:
+        server.advance(seconds)
+    come.set()
+    assert late.result(WAIT_S) == b"2"
+    assert not events_of(events, ConnectionClosed)
+
+
+def test_a_plain_function_that_waits_for_a_thread_keeps_its_connection(
+    aio_world, make_server, events
+):
+    """Its request has arrived, but no thread is free."""
+    server = make_server(aio_world, workers=1)
+    server.gate = threading.Event()
+    detector = server.detect()
+    calls = [server.channel().unary_unary("/test.Idle/Slow").future(b"x") for _ in range(2)]
+    assert wait_until(lambda: server.waiting_calls() == 1)
+    server.wait_until_quiet(open_calls=1)
+    server.check(detector)
+    assert len(aio_world.do(detector.connections)) == 2
+    server.advance(31)
+    server.advance_until(lambda: events_of(events, IdleCloseSkipped))
+    server.gate.set()
+    assert [call.result(WAIT_S) for call in calls] == [b"x", b"x"]
+    assert not events_of(events, ConnectionClosed)
+
+
+async def test_refused_arguments_start_nothing(timer):
+    server, table = grpc.aio.server(), ConnectionTable()
+    for given, settings, text in (
+        (grpc.server(None), {}, r"server must be what grpc\.aio\.server\(\) gave"),
+        (None, {}, r"server must be what grpc\.aio\.server\(\) gave"),
+        (
+            server,
+            {"connections": idle.ConnectionTable()},
+            r"ConnectionTable of rpcwheel\.idle\.aio",
+        ),
+        (server, {"policy": "5"}, "policy must be an IdlePolicy"),
+        (server, {"timer": 5}, "timer must be a WheelTimer"),
+    ):
+        with pytest.raises(TypeError, match=text):
+            IdleConnectionDetector(given, **{"connections": table, "timer": timer} | settings)
+    assert timer.pending == 0
+    with pytest.warns(RuntimeWarning, match="cannot be distinguished or closed") as warned:
+        detector = IdleConnectionDetector(
+            server, connections=table, ports="unix:/run/x.sock", timer=timer
+        )
+    assert warned[0].filename == __file__
+    detector.close()
+
+
+def test_detection_begins_before_the_server_starts_and_ends_with_it(aio_world, make_server):
+    server = make_server(aio_world, start=False)
+    detector = server.detect()
+    assert server.check(detector) == []
+    assert not detector.closed
+    aio_world.do(server.server.start)
+    server.check(detector)
+    assert not detector.closed
+    aio_world.do(server.server.stop, None)
+    server.advance_until(lambda: detector.closed)
+    assert server.check(detector) == []
+    assert server.timer.pending == 0
+
+
+async def test_detection_ends_with_the_block_and_leaves_no_timeout(timer):
+    table = ConnectionTable()
+    server = grpc.aio.server(interceptors=[table])
+    async with IdleConnectionDetector(server, 30, connections=table, timer=timer) as detector:
+        assert timer.pending == 1
+    assert detector.closed
+    assert timer.pending == 0
+    detector.close()
+    again = IdleConnectionDetector(server, 30, connections=table, timer=timer)  # the table is free
+    run_threads(*[again.close] * 8)
+    assert again.closed
+    assert timer.pending == 0
