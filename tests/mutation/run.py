@@ -1,87 +1,208 @@
-"""Apply known mutants of the pure modules one by one, and list those that the tests do not kill.
+"""Apply mutants to the modules that decide, and list those that the tests do not detect.
 
-`killed.csv` has the mutants (made with cosmic-ray's operators, a seeded sample of each module) that
-the suite killed when it was reorganized. A suite that is made smaller must still kill them.
+    .venv/bin/python tests/mutation/run.py --jobs 2          # all mutants of killed.csv
+    .venv/bin/python tests/mutation/run.py deadline          # of modules with "deadline" in a path
+    .venv/bin/python tests/mutation/run.py --rows tests/mutation/fixed.csv
 
-    .venv/bin/python tests/mutation/run.py           # all of them, half an hour on one core
-    .venv/bin/python tests/mutation/run.py deadline  # of modules with "deadline" in their path
+`killed.csv` has the mutants that `make test` killed when they were recorded. `fixed.csv` has those
+that bring back a defect, each with the commit that fixed it. A suite that is made smaller must kill
+them too. To add rows: `generate.py > candidates.csv`, then `run.py --rows candidates.csv --add`.
 
-The tree is copied, and the copy mutated. A mutant whose line is no longer in the code is counted as
-gone. Exit status 1 if a mutant survives.
+The mutants are made in copies of the tree. The first run records in about 6 minutes which tests
+execute which line; the record is kept in the directory for temporary files until code or tests
+change. A mutant gets the tests that execute its line: those of its package first, in the order of
+their durations, at most `--budget` seconds of them. A mutant that they do not end with within a
+further minute is killed: it loops. Exit status 1 if a mutant survives, or its line is gone.
 """
 
+import argparse
+import ast
 import csv
+import hashlib
 import os
+import queue
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+from collections import Counter, defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
+import coverage
+
 ROOT = Path(__file__).parents[2]
-LIMIT_S = 120.0
-"""A mutant whose tests take longer is killed: it loops."""
+KILLED = Path(__file__).with_name("killed.csv")
+TESTS = ("tests/unit", "tests/contract")
+COVERAGE = "[run]\nrelative_files = true\nsource = rpcwheel\n"
+RECORDING = "--durations=0 --durations-min=0 -vv --cov --cov-context=test --cov-report="
+MORE_S = 60.0
 
 
-def tests_of(tree: Path, module: str) -> list[str]:
-    """The tests of a module's package, the module's own first; of a top-level module its file."""
-    path = Path(module).relative_to("rpcwheel")
-    name = path.stem.removeprefix("_")
-    if len(path.parts) == 1:
-        return [f"tests/unit/test_{name}.py", "tests/unit/timer", "tests/unit/failback"]
-    found = []
-    for layer in ("unit", "contract"):
-        directory = Path("tests", layer, path.parent)
-        own = sorted((tree / directory).glob(f"test_{name}*.py"))
-        found += [str(file.relative_to(tree)) for file in own]
-        found += [str(directory)] if (tree / directory).is_dir() else []
-    return found
+def copied(scratch: str, name: str) -> Path:
+    """A copy of the tree."""
+    ignored = shutil.ignore_patterns(".venv", ".git", ".*_cache", "__pycache__", "*.so", "build")
+    tree = Path(shutil.copytree(ROOT, Path(scratch, name), ignore=ignored))
+    Path(tree, ".coveragerc").write_text(COVERAGE)
+    return tree
 
 
-def survives(tree: Path, module: str) -> bool:
-    """Whether all tests of a module pass."""
-    environment = {**os.environ, "RPCWHEEL_PURE": "1", "PYTHONPATH": str(tree)}
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
-    try:
-        run = subprocess.run(
-            [*command, *tests_of(tree, module)],
-            cwd=tree,
-            env=environment,
-            timeout=LIMIT_S,
-            capture_output=True,
-            check=False,
+def run_tests(tree: Path, arguments: list[str], limit_s: float | None = None) -> tuple[int, str]:
+    """The exit status and the output of tests; -1 if they take too long."""
+    Path(tree, "arguments").write_text("\n".join(arguments))
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "@arguments"]
+    # With bytecode: to rewrite the assertions of the fixtures takes longer than most tests.
+    settings = {"RPCWHEEL_PURE": "1", "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": ""}
+    env = {**os.environ, **settings}
+    with Path(tree, "output").open("w+") as out:
+        process = subprocess.Popen(
+            command, cwd=tree, env=env, stdout=out, stderr=out, start_new_session=True
         )
-    except subprocess.TimeoutExpired:
-        return False
-    return run.returncode == 0
+        try:
+            status = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            status = -1
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # and the programs that tests have left
+            process.wait()
+        out.seek(0)
+        return status, out.read()
 
 
-def main(wanted: str) -> int:
-    """Try the mutants of the modules whose path contains `wanted`."""
-    with Path(__file__).with_name("killed.csv").open(newline="") as file:
-        mutants = [one for one in csv.DictReader(file) if wanted in one["module"]]
-    survivors, gone = [], 0
-    with tempfile.TemporaryDirectory() as scratch:
-        tree = Path(scratch, "tree")
-        ignored = shutil.ignore_patterns(".venv", ".git", ".*_cache", "__pycache__", "*.so")
-        shutil.copytree(ROOT, tree, ignore=ignored)
-        for mutant in mutants:
-            path = tree / mutant["module"]
-            text = path.read_text() if path.exists() else ""
-            line = f"\n{mutant['before']}\n"
-            parts, nth = text.split(line), int(mutant["nth"]) + 1
-            if len(parts) <= nth:
-                gone += 1
-                continue
-            before, after = line.join(parts[:nth]), line.join(parts[nth:])
-            path.write_text(f"{before}\n{mutant['after']}\n{after}")
-            if survives(tree, mutant["module"]):
-                survivors.append(mutant)
-                print(f"survived: {mutant['module']}:{line}becomes\n{mutant['after']}")
-            path.write_text(text)
-    print(f"{len(mutants)} mutants, {gone} gone, {len(survivors)} survived")
-    return 1 if survivors else 0
+def failed_tests(report: str) -> list[str]:
+    return re.findall(r"^(?:FAILED|ERROR:?) (\S*(?:tests/).*?)(?: - .*)?$", report, re.MULTILINE)
+
+
+class Record:
+    """Which tests execute a line, and how long each test takes."""
+
+    def __init__(self, jobs: int) -> None:
+        digest = hashlib.sha256()
+        for path in sorted([*ROOT.glob("rpcwheel/**/*.py"), *ROOT.glob("tests/**/*.py")]):
+            digest.update(path.read_bytes() if path.parent != KILLED.parent else b"")
+        stored = Path(tempfile.gettempdir(), f"rpcwheel-mutation-{digest.hexdigest()[:16]}")
+        if not stored.exists():
+            with tempfile.TemporaryDirectory() as scratch:
+                tree = copied(scratch, "tree")
+                report = run_tests(tree, [*RECORDING.split(), f"-n{jobs}", *TESTS])[1]
+                Path(tree, "report").write_text(report)
+                stored.mkdir()
+                for name in (".coverage", "report"):
+                    shutil.copy(tree / name, stored)
+        report = Path(stored, "report").read_text()
+        self.seconds: dict[str, float] = defaultdict(float)
+        for took, test in re.findall(r"^(\d+\.\d+)s \w+ +(tests/.*)$", report, re.MULTILINE):
+            self.seconds[test] += float(took)
+        for test in failed_tests(report):
+            print(f"not used, as it fails without a mutant: {test}")
+            self.seconds.pop(test, None)
+        self._data = coverage.CoverageData(str(stored / ".coverage"))
+        self._data.read()
+
+    def tests_of(self, module: str, spans: list[tuple[int, int]]) -> list[str]:
+        """The tests of the first of these spans of lines that has any, in the order to run them."""
+        lines = self._data.contexts_by_lineno(module)
+        tests: set[str] = set()
+        while spans and not tests:
+            (start, end), *spans = spans
+            contexts = {name for line in range(start, end + 1) for name in lines.get(line, [])}
+            tests = {name.rpartition("|")[0] for name in contexts} & self.seconds.keys()
+        package = f"/{Path(module).parts[1].removeprefix('_')}/"
+
+        def order(test: str) -> tuple[bool, bool, float]:
+            is_own = package in test.replace("/_", "/")
+            return not is_own, not test.startswith(TESTS[0]), self.seconds[test]
+
+        return sorted(tests, key=order)
+
+
+def spans_of(text: str, first: int, last: int) -> list[tuple[int, int]]:
+    """The lines whose tests may execute some lines: of their statement, if it is in a function.
+
+    Other lines run at the import: the function whose header they are, or the class, or the module.
+    """
+    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.stmt)]
+    around = [node for node in nodes if node.lineno <= first and last <= node.end_lineno]
+    around.sort(key=lambda node: node.end_lineno - node.lineno)
+    functions = ast.FunctionDef | ast.AsyncFunctionDef
+    outer = [node for node in around if isinstance(node, functions | ast.ClassDef)]
+    spans = [*((node.lineno, node.end_lineno) for node in outer), (1, text.count("\n"))]
+    is_inside = any(isinstance(node, functions) for node in around[1:])
+    return [(around[0].lineno, last), *spans] if is_inside else spans
+
+
+def write(path: Path, text: str) -> None:
+    """Write a module, and delete its bytecode: Python would use it within the same second."""
+    path.write_text(text)
+    for bytecode in path.parent.glob(f"__pycache__/{path.stem}.*.pyc"):
+        bytecode.unlink()
+
+
+def outcome(
+    row: dict[str, str], record: Record, trees: queue.Queue[Path], budget_s: float
+) -> tuple[str, str]:
+    """What happens to a mutant, and why."""
+    path = ROOT / row["module"]
+    text = path.read_text() if path.exists() else ""
+    line = f"\n{row['before']}\n"
+    parts, nth = text.split(line), int(row["nth"]) + 1
+    if len(parts) <= nth:
+        return "gone", ""
+    before, after = line.join(parts[:nth]), line.join(parts[nth:])
+    first = before.count("\n") + 2
+    spans = spans_of(text, first, first + row["before"].count("\n"))
+    tests, seconds = [], 0.0
+    for test in record.tests_of(row["module"], spans):
+        if tests and seconds + record.seconds[test] > budget_s:
+            break
+        tests.append(test)
+        seconds += record.seconds[test]
+    if not tests:
+        return "survived", "no tests"
+    tree = trees.get()
+    try:
+        write(tree / row["module"], f"{before}\n{row['after']}\n{after}")
+        status, report = run_tests(tree, ["-x", *tests], MORE_S + 4 * seconds)
+    finally:
+        write(tree / row["module"], text)
+        trees.put(tree)
+    if status == 0:
+        return "survived", f"{len(tests)} tests"
+    return "killed", "time" if status == -1 else " ".join(failed_tests(report)[:1])
+
+
+def main() -> int:
+    """Try the mutants of the modules whose path contains a text."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("module", nargs="?", default="", help="a part of the path of modules")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--budget", type=float, default=60.0, help="seconds of tests of a mutant")
+    parser.add_argument("--rows", type=Path, default=KILLED)
+    parser.add_argument("--add", action="store_true", help="add those killed to killed.csv")
+    options = parser.parse_args()
+    with options.rows.open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if options.module in row["module"]]
+    counts: Counter[str] = Counter()
+    record, trees = Record(options.jobs), queue.Queue[Path]()
+    with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(options.jobs) as workers:
+        for number in range(options.jobs):
+            trees.put(copied(scratch, f"tree{number}"))
+        futures = [workers.submit(outcome, row, record, trees, options.budget) for row in rows]
+        for row, future in zip(rows, futures, strict=True):
+            result, why = future.result()
+            counts[result] += 1
+            change = f"{row['before'].strip()} -> {row['after'].strip()}"
+            print(f"{result}: {row['module']}: {change} ({why})", flush=True)
+            if result == "killed" and options.add:
+                with KILLED.open("a", newline="") as file:
+                    csv.writer(file, lineterminator="\n").writerow([*row.values()][:4])
+    print(f"{len(rows)} mutants:", ", ".join(f"{count} {name}" for name, count in counts.items()))
+    return 0 if counts["killed"] == len(rows) else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1] if len(sys.argv) > 1 else ""))
+    sys.exit(main())
