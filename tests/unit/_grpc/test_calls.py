@@ -7,6 +7,7 @@ import pytest
 
 from fixtures.shop import UNARY_STREAM, UNARY_UNARY, Hang, Silent
 from fixtures.waiting import WAIT_S, wait_until
+from fixtures.worlds import each_kind
 from rpcwheel._grpc.calls import (
     failure_of,
     has_status,
@@ -16,8 +17,6 @@ from rpcwheel._grpc.calls import (
     run_at_end,
 )
 from rpcwheel._grpc.finished import FinishedError, FinishedResponse
-
-KINDS = ["unary_unary", "unary_stream", "stream_unary", "stream_stream"]
 
 
 def test_the_style_of_a_continuation_that_is_not_grpcs_is_unknown():
@@ -77,18 +76,14 @@ def raised_by(call, *args):
     return caught.value
 
 
-def request_of(kind):
-    return b"a" if kind.startswith("unary") else iter([b"a"])
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_call_on_a_closed_channel_is_recognized_by_its_error(shop, kind):
-    channel = grpc.insecure_channel(shop.target)
+@each_kind
+def test_a_call_on_a_closed_channel_is_recognized_by_its_error(shop, world, kind):
+    channel = world.channel(shop.target)
     multicallable = getattr(channel, kind)(UNARY_UNARY)
-    channel.close()
-    assert is_channel_closed_error(raised_by(multicallable, request_of(kind)))
-    if hasattr(multicallable, "future"):
-        assert is_channel_closed_error(raised_by(multicallable.future, request_of(kind)))
+    world.do(channel.close)
+    request = b"a" if kind.startswith("unary") else iter([b"a"])
+    for call in filter(None, (multicallable, getattr(multicallable, "future", None))):
+        assert is_channel_closed_error(raised_by(world.do, call, request))
 
 
 def test_a_call_whose_channel_is_closed_while_it_runs_is_recognized_by_its_error(shop):
@@ -99,14 +94,6 @@ def test_a_call_whose_channel_is_closed_while_it_runs_is_recognized_by_its_error
     assert hang.begun.wait(WAIT_S)
     channel.close()
     assert is_channel_closed_error(raised_by(call.result))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-async def test_a_call_on_a_closed_channel_of_grpc_aio_is_recognized_by_its_error(shop, kind):
-    channel = grpc.aio.insecure_channel(shop.target)
-    multicallable = getattr(channel, kind)(UNARY_UNARY)
-    await channel.close()
-    assert is_channel_closed_error(raised_by(multicallable, request_of(kind)))
 
 
 def test_other_errors_do_not_mean_that_a_channel_was_closed():

@@ -7,29 +7,8 @@ import grpc
 import pytest
 
 from fixtures.refusals import not_refused_so
-from rpcwheel.backoff import JitteredWait
 from rpcwheel.call import DeadlinePolicy, RetryPolicy
 from rpcwheel.errors import ConfigurationError
-
-
-def test_the_defaults_of_a_deadline():
-    policy = DeadlinePolicy()
-    assert (policy.timeout, policy.message_timeout, policy.slow_call_threshold) == (
-        None,
-        None,
-        None,
-    )
-    assert policy.propagate_deadline is True
-
-
-def test_the_defaults_of_a_retry():
-    policy = RetryPolicy(retry_on="UNAVAILABLE")
-    assert policy.max_attempts == 3
-    assert policy.backoff == JitteredWait(initial=0.1, max=2.0)
-    assert policy.attempt_timeout is None
-    assert (policy.retry_budget, policy.min_retries) == (0.2, 10)
-    assert policy.replay_buffer_bytes == 1 << 20
-    assert policy.max_pushback == 300.0
 
 
 @pytest.mark.parametrize(

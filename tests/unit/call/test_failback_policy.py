@@ -1,9 +1,7 @@
 """What a user may set, and how wrong settings are refused."""
 
-from datetime import timedelta
 from functools import partial
 
-import grpc
 import pydantic
 import pytest
 import tenacity
@@ -11,38 +9,6 @@ import tenacity
 from fixtures.refusals import not_refused_so
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.failback import FailbackPolicy
-
-
-def test_the_defaults_are_those_of_dubbo():
-    policy = FailbackPolicy(retry_on=OSError)
-    assert policy.max_attempts == policy.limit == 4
-    assert policy.backoff == 5.0
-    assert policy.stop is None
-    assert policy.default is None
-    assert policy.max_pending == 100
-    assert policy.overflow == "raise"
-    assert policy.metadata == ("*",)
-    assert policy.name is None
-    assert policy.dead_letter is None
-
-
-def test_every_setting_is_kept_as_given():
-    default, stop = object(), tenacity.stop_after_delay(60)
-    settings = {
-        "retry_on": {grpc.StatusCode.UNAVAILABLE, ConnectionError},
-        "max_attempts": 9,
-        "backoff": timedelta(seconds=1),
-        "stop": stop,
-        "default": default,
-        "max_pending": 5,
-        "overflow": "drop",
-        "metadata": ("trace-*", "authorization"),
-        "name": "audit",
-        "dead_letter": print,
-    }
-    policy = FailbackPolicy(**settings)
-    assert {name: getattr(policy, name) for name in settings} == settings
-    assert policy.default is default
 
 
 def test_a_stop_replaces_the_default_of_max_attempts_but_not_what_was_written():

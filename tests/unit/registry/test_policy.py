@@ -10,35 +10,6 @@ from rpcwheel.durations import to_seconds
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.registry.policy import LEAST_RETRY_NS, RegistryPolicy, RegistryRules
 
-
-def test_the_defaults():
-    assert RegistryPolicy.short == "lease_ttl"
-    assert RegistryPolicy().model_dump() == {
-        "lease_ttl": 15.0,
-        "renew": None,
-        "timeout": 3.0,
-        "backoff": None,
-        "jitter": None,
-        "stale_timeout": None,
-        "self_preservation": True,
-        "snapshot": True,
-    }
-
-
-def test_every_setting_is_kept_as_given():
-    settings = {
-        "lease_ttl": timedelta(seconds=30),
-        "renew": 5,
-        "timeout": 1.5,
-        "backoff": wait_fixed(1),
-        "jitter": 1.0,
-        "stale_timeout": 60.0,
-        "self_preservation": False,
-        "snapshot": "registry.json",
-    }
-    assert RegistryPolicy(**settings).model_dump() == settings
-
-
 REFUSED = [
     ({"lease_ttl": 0}, "lease_ttl: it must be a finite time above zero"),
     ({"timeout": -1}, "timeout: it must be a finite time above zero"),
