@@ -48,36 +48,6 @@ def test_a_number_is_the_timeout():
 # Which policy holds
 
 
-def test_a_name_precedes_a_pattern_and_a_longer_pattern_a_shorter_one():
-    methods = {
-        "/shop.Orders/Get": MethodPolicy(timeout=1.0),
-        "/shop.Orders/Get*": MethodPolicy(timeout=1.5),
-        "/shop.Orders/G*": MethodPolicy(timeout=2.0),
-        "/shop.*/*": MethodPolicy(timeout=3.0),
-        "*": MethodPolicy(timeout=4.0),
-    }
-    for given_methods in (methods, dict(reversed(methods.items()))):
-        policy = CallPolicy(timeout=5.0, methods=given_methods)
-        called = ["/shop.Orders/Get", "/shop.Orders/Gut", "/shop.Orders/Put", "/a/b"]
-        assert [policy.policy_for(name).timeout.timeout for name in called] == [1.0, 2.0, 3.0, 4.0]
-
-
-def test_of_two_equally_specific_patterns_the_later_one_applies():
-    one, other = (
-        ("/shop.A/*b", MethodPolicy(timeout=1.0)),
-        ("/shop.A/b*", MethodPolicy(timeout=2.0)),
-    )
-    assert CallPolicy(methods=dict([one, other])).policy_for("/shop.A/bb").timeout.timeout == 2.0
-    assert CallPolicy(methods=dict([other, one])).policy_for("/shop.A/bb").timeout.timeout == 1.0
-
-
-def test_a_method_inherits_settings_that_its_policy_does_not_set():
-    policy = CallPolicy(timeout=2.0, retry=SAFE, methods={"/a/*": IDEMPOTENT})
-    assert policy.policy_for("/a/b") == MethodPolicy(timeout=2.0, retry=SAFE, idempotent=True)
-    assert policy.policy_for("/a/b").retry is SAFE
-    assert policy.policy_for("/x/y") == MethodPolicy(timeout=2.0, retry=SAFE)
-
-
 def test_none_switches_off_a_policy_of_all_methods():
     off = MethodPolicy(timeout=None, retry=None, failback=None)
     policy = CallPolicy(timeout=2.0, retry=SAFE, failback=FAILBACK, methods={"/a/*": off})

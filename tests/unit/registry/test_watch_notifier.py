@@ -29,26 +29,6 @@ class Recorder:
         self.news.append(reason)
 
 
-def test_a_view_with_the_same_records_is_left_out():
-    watcher = Recorder()
-    notifier = WatchNotifier(watcher)
-    for view in (A, View(A.records, 7), B):
-        notifier.add(view)
-        notifier.start()
-    assert watcher.news == [A, B]
-
-
-def test_after_contact_was_lost_a_view_with_the_same_records_is_passed_on():
-    watcher = Recorder()
-    notifier = WatchNotifier(watcher)
-    notifier.add(A)
-    notifier.start()
-    notifier.add("lost")
-    notifier.add(A)
-    notifier.start()
-    assert watcher.news == [A, "lost", A]
-
-
 def test_a_view_added_during_a_call_is_passed_on_after_it():
     class Deep(Recorder):
         def on_view(self, view):
