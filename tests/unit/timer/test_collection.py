@@ -72,18 +72,10 @@ def test_tasks_returned_by_aclose_can_be_collected():
 
 
 @pytest.mark.filterwarnings("ignore:.* was not stopped:ResourceWarning")
-@pytest.mark.parametrize("kind", [WheelTimer, ManualTimer])
+@pytest.mark.parametrize("kind", [WheelTimer, ManualTimer, AsyncWheelTimer])
 def test_tasks_of_a_collected_timer_can_be_collected(kind, start):
-    timer = kind()
-    tasks = start_all(start, timer)
-    del timer
-    assert all_freed(tasks)
-
-
-@pytest.mark.filterwarnings("ignore:.* was not stopped:ResourceWarning")
-def test_tasks_of_a_collected_aio_timer_can_be_collected(start):
     async def main():
-        return start_all(start, AsyncWheelTimer())
+        return start_all(start, kind())
 
     assert all_freed(asyncio.run(main()))
 
