@@ -1,11 +1,12 @@
 """Random uses of a connection, compared with a model that remembers everything."""
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from rpcwheel.idle.core import (
     ConnectionActivity,
     IdleLimit,
+    IdleReason,
     Limits,
     PendingClose,
     SocketState,
@@ -75,35 +76,44 @@ class Connection(RuleBasedStateMachine):
 
     @rule()
     def decide(self) -> None:
-        reason = idle_reason(self.activity, self.limits, self.now * MS)
-        assert (reason is not None) == self.is_idle()
+        reason = self.reason()
         if self.pending is None and reason is not None:
             self.pending = PendingClose(reason, self.now * MS)
             self.decided_at = len(self.happened)
 
     @rule(unread=st.booleans())
     def act(self, unread: bool) -> None:
-        if self.pending is None:
-            return
-        socket = SocketState(int(unread), 0, 1000 * MS)
-        step = next_step(self.activity, self.pending, socket, self.limits, self.now * MS)
-        limit = self.pending.reason.limit
-        ways = {IdleLimit.READ: ("in", "both"), IdleLimit.WRITE: ("out", "both")}.get(
-            limit, ("in", "out", "both")
-        )
-        since = self.happened[self.decided_at :]
-        if any(way in ways for _, way, users in since if self.counts(users)):
-            assert step is Step.KEEP_USED
-        elif unread:
-            assert step is Step.WAIT
-        else:
-            assert step is (Step.END_CALLS if self.open else Step.SHUTDOWN)
+        step = self.pending and self.step(unread)
         if step in (Step.SHUTDOWN, Step.END_CALLS):
             assert not any(self.counts(users) and not streams for streams, users in self.open)
         if step is Step.SHUTDOWN:
             self.__init__()  # another connection
         elif step is Step.KEEP_USED:
             self.pending = None
+
+    def reason(self) -> IdleReason | None:
+        return idle_reason(self.activity, self.limits, self.now * MS)
+
+    def step(self, unread: bool) -> Step:
+        socket = SocketState(int(unread), 0, 1000 * MS)
+        return next_step(self.activity, self.pending, socket, self.limits, self.now * MS)
+
+    @invariant()
+    def a_connection_is_idle_as_the_model_is(self) -> None:
+        assert (self.reason() is not None) == self.is_idle()
+
+    @invariant()
+    def the_next_step_is_that_of_the_model(self) -> None:
+        if self.pending is None:
+            return
+        ways = {IdleLimit.READ: ("in", "both"), IdleLimit.WRITE: ("out", "both")}.get(
+            self.pending.reason.limit, ("in", "out", "both")
+        )
+        since = self.happened[self.decided_at :]
+        is_used = any(way in ways for _, way, users in since if self.counts(users))
+        quiet = Step.END_CALLS if self.open else Step.SHUTDOWN
+        assert self.step(unread=True) is (Step.KEEP_USED if is_used else Step.WAIT)
+        assert self.step(unread=False) is (Step.KEEP_USED if is_used else quiet)
 
     # The model
 
