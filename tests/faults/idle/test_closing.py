@@ -81,7 +81,7 @@ def test_exactly_the_idle_connections_are_closed(world, count, transport, certif
         for _ in range(2):
             assert world.check(served) == []
         assert served.peers() == kept
-        assert wait_until(lambda: descriptors() == before)
+        assert wait_until(lambda: descriptors() <= before)  # others may have been closed meanwhile
         found = closed_events(events)
         world.limit(served, None)
         assert [echo(channel, b"again") for channel in idle] == [b"again"] * len(idle)
