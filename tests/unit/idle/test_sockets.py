@@ -124,7 +124,7 @@ def test_a_scan_leaves_no_descriptor_open():
                 find_sockets(lambda peer, local: True, slot)
                 with suppress(ZeroDivisionError):
                     find_sockets(lambda peer, local: 1 / 0, slot)
-        assert descriptors() == before
+        assert descriptors() <= before
 
 
 def test_a_scan_releases_no_locks_of_files(tmp_path):
@@ -192,7 +192,7 @@ def test_scans_may_run_while_connections_come_and_go():
 
     before = descriptors()
     run_threads(churn, scan, scan)
-    assert descriptors() == before
+    assert descriptors() <= before
 
 
 def test_the_module_can_be_imported_on_other_systems():
