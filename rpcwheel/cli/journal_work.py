@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ import typer
 
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.events.log import report_suppressed
-from rpcwheel.failback import JournalWorker
+from rpcwheel.failback import FailbackStats, JournalWorker
 from rpcwheel.failback.invoker import registered_functions
 from rpcwheel.resolver import insecure_channel, secure_channel
 
@@ -153,7 +153,7 @@ def work(
             worker.close(grace)
         finally:
             worker.close(0)  # after an error, or a second signal
-    _say(f"ended: {_counts(worker)} whose calls stay in the journal")
+    _say(f"ended: {_counts(worker.stats().values())} whose calls stay in the journal")
     if left:
         _say(
             f"{left:,} call{' is' if left == 1 else 's are'} left: not due yet, skipped, or taken "
@@ -167,7 +167,8 @@ def work(
 def _follow(worker: JournalWorker, is_stopped: Callable[[], bool]) -> None:
     """Wait for the end of the worker; report progress, and each queue and target that it skips."""
     reported: set[tuple[str, str]] = set()
-    printed, next_s = _counts(worker), time.monotonic() + PROGRESS_INTERVAL_S
+    # The worker may have delivered calls already, which are to be reported.
+    printed, next_s = _counts(()), time.monotonic() + PROGRESS_INTERVAL_S
     while True:
         if is_stopped():
             _say("waits for running attempts; a second signal ends them")
@@ -181,14 +182,16 @@ def _follow(worker: JournalWorker, is_stopped: Callable[[], bool]) -> None:
         if ended:
             return
         if time.monotonic() >= next_s:
-            counts, next_s = _counts(worker), time.monotonic() + PROGRESS_INTERVAL_S
+            counts, next_s = (
+                _counts(worker.stats().values()),
+                time.monotonic() + PROGRESS_INTERVAL_S,
+            )
             if counts != printed:
                 printed, left = counts, worker.count()
                 _say(f"so far {counts}; {left:,} call{'' if left == 1 else 's'} left")
 
 
-def _counts(worker: JournalWorker) -> str:
-    stats = worker.stats().values()
+def _counts(stats: Collection[FailbackStats]) -> str:
     delivered = sum(queue.redelivered for queue in stats)
     dead = sum(queue.gave_up for queue in stats)
     failed = max(0, sum(queue.attempts for queue in stats) - delivered - dead)
