@@ -66,6 +66,8 @@ def test_a_handler_may_take_longer_than_a_request_may_take_to_arrive(server):
     server.gate = threading.Event()
     calls = [server.channel().unary_unary(SLOW).future(b"x") for _ in range(2)]
     assert wait_until(lambda: server.received_calls() == 2 and server.begun)
+    if server.is_aio:
+        assert wait_until(lambda: server.receiving_calls() == 0)
     for _ in range(10):  # one waits for the thread
         server.advance(30)
     server.gate.set()
