@@ -1,11 +1,6 @@
 """Channels by name whose servers are cut off from the registry, and restarted in order."""
 
-import contextlib
-
-import pytest
-
 import rpcwheel
-from fixtures.fault_server import PublishedServer
 from fixtures.fault_worlds import Load, World, running
 from fixtures.shops import SERVICE
 from fixtures.waiting import WAIT_S, wait_until
@@ -14,13 +9,6 @@ from rpcwheel.events import StaleInstancesKept
 
 POLICY = RegistryPolicy(lease_ttl=2.0, timeout=1.0, snapshot=False, jitter=10 * WAIT_S)
 """Of the clients: stale instances have much time to be published again."""
-
-
-@pytest.fixture
-def start():
-    """Starts servers; they are killed in the end."""
-    with contextlib.ExitStack() as started:
-        yield lambda url, **settings: started.enter_context(PublishedServer([url], **settings))
 
 
 def load_on(url, removed, threads=1):
@@ -35,11 +23,11 @@ def load_on(url, removed, threads=1):
 
 
 def test_servers_that_are_cut_off_from_the_registry_are_called_as_long_as_they_answer(
-    tmp_path, start, events
+    tmp_path, start_serving, events
 ):
     with running("etcd", tmp_path) as engine:
         world = World(engine, tmp_path)
-        dies, stays = servers = [start(world.url(), lease=2.0) for _ in range(2)]
+        dies, stays = servers = [start_serving(world.url(), lease=2.0) for _ in range(2)]
         assert all(one.pid for one in servers)  # they are published
         removed = []
         with load_on(engine.url(SERVICE), removed) as load:  # not through the proxy

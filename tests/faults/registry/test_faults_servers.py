@@ -1,15 +1,13 @@
 """Published servers that are restarted in order, killed and frozen, under clients that call."""
 
 import contextlib
-import signal
 
 import grpc
-import pytest
 
 import rpcwheel
-from fixtures.fault_server import PublishedServer
 from fixtures.fault_worlds import KINDS, Load, running
 from fixtures.ports import free_port
+from fixtures.serving_process import ServingProcess
 from fixtures.shops import SERVICE, WHO
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel import RegistryPolicy, aio, open_registry
@@ -17,13 +15,6 @@ from rpcwheel import RegistryPolicy, aio, open_registry
 POLICY = RegistryPolicy(lease_ttl=2.0, timeout=1.0, snapshot=False)
 SLOW = b"1.6"
 """Seconds that a call takes: more than a server waits for its clients to hear of its end."""
-
-
-@pytest.fixture
-def start():
-    """Starts servers; they are killed in the end."""
-    with contextlib.ExitStack() as started:
-        yield lambda url, **settings: started.enter_context(PublishedServer([url], **settings))
 
 
 def load(url, threads=1, policy=POLICY):
@@ -34,10 +25,10 @@ def load(url, threads=1, policy=POLICY):
     )
 
 
-def test_a_rolling_restart_under_load_fails_no_call(tmp_path, start):
+def test_a_rolling_restart_under_load_fails_no_call(tmp_path, start_serving):
     worlds = ["sync", "aio"]
     with running("etcd", tmp_path) as engine:
-        old = [start(engine.url(), world=world) for world in worlds]
+        old = [start_serving(engine.url(), world=world) for world in worlds]
         pids = {server.pid for server in old}
         new = []
         url = engine.url(SERVICE)
@@ -52,16 +43,16 @@ def test_a_rolling_restart_under_load_fails_no_call(tmp_path, start):
                 assert all(one.result() for one in slow)
                 pids.remove(server.pid)
                 assert calls.wait_for_answers_of(*pids)
-                new.append(start(engine.url(), world=world))
+                new.append(start_serving(engine.url(), world=world))
                 pids.add(new[-1].pid)
                 assert calls.wait_for_answers_of(*pids)
         assert calls.failures == []
 
 
-def test_a_killed_server_is_not_called_until_it_accepts_connections(tmp_path, start):
+def test_a_killed_server_is_not_called_until_it_accepts_connections(tmp_path, start_serving):
     port = free_port()
     with running("sqlite", tmp_path) as engine:
-        stays, dies = start(engine.url()), start(engine.url(), port=port)
+        stays, dies = start_serving(engine.url()), start_serving(engine.url(), port=port)
         assert {stays.port, dies.port} == {stays.port, port}
         with (
             load(engine.url(SERVICE)) as calls,
@@ -77,7 +68,7 @@ def test_a_killed_server_is_not_called_until_it_accepts_connections(tmp_path, st
             assert calls.wait_for_answers_of(stays.pid)
             known = {each.port for each in one.lookup(SERVICE).instances}
             assert known == {stays.port, port}  # its lease has not ended
-            again = start("memory://", port=port)  # the registry does not hear of it
+            again = start_serving("memory://", port=port)  # the registry does not hear of it
             assert calls.wait_for_answers_of(stays.pid, again.pid)
         assert calls.failures == []
 
@@ -90,7 +81,7 @@ def test_a_frozen_or_killed_server_is_gone_from_each_registry_after_its_lease(tm
             if not kind.available()
         ]
         urls = [engine.url() for engine in engines]
-        server = opened.enter_context(PublishedServer(urls, lease=2.0))
+        server = opened.enter_context(ServingProcess(*urls, lease=2.0))
         policy = POLICY.replace(stale_timeout=0.5)
         registries = [
             opened.enter_context(open_registry(url, registry_policy=policy)) for url in urls
@@ -102,9 +93,9 @@ def test_a_frozen_or_killed_server_is_gone_from_each_registry_after_its_lease(tm
 
         assert server.port
         assert wait_until(lambda: known() == [1] * len(urls))
-        server.process.send_signal(signal.SIGSTOP)
+        server.stop()
         assert wait_until(lambda: known() == [0] * len(urls))
-        server.process.send_signal(signal.SIGCONT)
+        server.cont()
         assert wait_until(lambda: known() == [1] * len(urls))
         server.kill()
         assert wait_until(lambda: known() == [0] * len(urls))
