@@ -113,16 +113,6 @@ def test_an_unknown_ca_is_found(doctor, secure_server):
     assert "--ca FILE" in found["tls"]["advice"]
 
 
-def test_a_self_signed_certificate_is_distinguished_from_an_unknown_ca(doctor, listen, tmp_path):
-    alone = trustme.CA()
-    chain, key = tmp_path / "chain.pem", tmp_path / "key.pem"
-    alone.cert_pem.write_to_path(str(chain))
-    alone.private_key_pem.write_to_path(str(key))
-    status, found = doctor(listen(over_tls(says(b""), (chain, key))).target, "--tls")
-    assert status == 1
-    assert "is self-signed" in found["tls"]["message"]
-
-
 def test_a_certificate_for_another_name_is_found_with_its_names(doctor, secure_server, ca):
     target = secure_server("shop.example", "www.shop.example").target
     status, found = doctor(target, "--ca", ca)
@@ -131,12 +121,6 @@ def test_a_certificate_for_another_name_is_found_with_its_names(doctor, secure_s
         "not valid for '127.0.0.1', but for shop.example, www.shop.exa" in found["tls"]["message"]
     )
     assert doctor(target, "--ca", ca, "--servername", "shop.example")[0] == 0
-
-
-def test_an_expired_certificate_is_found(doctor, secure_server, ca):
-    server = secure_server(not_after=TODAY - dt.timedelta(days=1))
-    status, found = doctor(server.target, "--ca", ca)
-    assert (status, found["tls"]["message"]) == (1, "the certificate has expired")
 
 
 def test_a_certificate_that_expires_soon_is_a_warning(doctor, secure_server, ca):
@@ -154,16 +138,6 @@ def test_a_missing_client_certificate_is_found(doctor, secure_server, authority,
     chain, key = own_files("client.example")
     ours = ["--cert", str(chain), "--key", str(key)]
     assert doctor(server.target, "--ca", ca, *ours)[0] == 0
-
-
-def test_a_client_certificate_of_an_unknown_ca_is_found(
-    doctor, secure_server, authority, ca, tmp_path
-):
-    server = secure_server(client_ca=authority.cert_pem.bytes())
-    chain, key = files(trustme.CA(), tmp_path, "client.example")
-    status, found = doctor(server.target, "--ca", ca, "--cert", str(chain), "--key", str(key))
-    assert status == 1
-    assert "rejects the client certificate" in found["tls"]["message"]
 
 
 @pytest.mark.parametrize("alpn", [None, "http/1.1"])

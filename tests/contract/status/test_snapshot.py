@@ -24,11 +24,10 @@ from rpcwheel.failback.queue import MAX_STATUS_ENTRIES
 from rpcwheel.journal import Depth
 from rpcwheel.publisher import Publisher
 from rpcwheel.registry import Registry, RegistryPolicy, ServiceInstance
-from rpcwheel.registry.aio import Registry as AioRegistry
 from rpcwheel.status.snapshot import snapshot
 from rpcwheel.telemetry import components
 from rpcwheel.telemetry.call_counts import CallCounts
-from rpcwheel.timer import ManualTimer, WheelTimer
+from rpcwheel.timer import WheelTimer
 
 FAILBACK = FailbackPolicy(retry_on="UNAVAILABLE", backoff=600.0, default=b"later", name="orders")
 
@@ -124,22 +123,23 @@ def test_a_timer_with_many_late_tasks_has_a_problem():
         assert re.fullmatch("[34] of 4 tasks started over 0.1 s late", problem)
 
 
-def test_a_failback_queue_lists_its_oldest_calls(shop):
+def test_a_failback_queue_lists_its_oldest_calls(world, shop):
     shop.kill()
-    with Kit(failback=FAILBACK) as kit, kit.channel(shop.target) as channel:
-        push = channel.unary_unary(UNARY_UNARY)
-        for _ in range(MAX_STATUS_ENTRIES + 1):
-            assert push(b"a") == b"later"
-        found = row(snapshot().queues, name="orders")
-        assert found.stats.pending == MAX_STATUS_ENTRIES + 1
-        assert len(found.entries) == MAX_STATUS_ENTRIES
-        first, last = found.entries[0], found.entries[-1]
-        assert (first.function, first.attempts, first.error_kind) == (UNARY_UNARY, 1, "UNAVAILABLE")
-        assert first.error.startswith("UNAVAILABLE: ")
-        assert 0 < first.next_attempt_s <= 600.0
-        assert found.oldest_age_s == first.age_s >= last.age_s
-        assert found.problem == f"{MAX_STATUS_ENTRIES + 1} calls wait"
-        kit.close(0)
+    kit = world.keep(world.do(world.api.Kit, failback=FAILBACK))
+    channel = world.keep(world.do(kit.channel, shop.target))
+    for _ in range(MAX_STATUS_ENTRIES + 1):
+        assert world.call(channel).result() == b"later"
+    found = row(snapshot().queues, name="orders")
+    assert found.stats.pending == MAX_STATUS_ENTRIES + 1
+    assert len(found.entries) == MAX_STATUS_ENTRIES
+    first, last = found.entries[0], found.entries[-1]
+    assert (first.function, first.attempts, first.error_kind) == (UNARY_UNARY, 1, "UNAVAILABLE")
+    assert first.error.startswith("UNAVAILABLE: ")
+    assert 0 < first.next_attempt_s <= 600.0
+    assert found.oldest_age_s == first.age_s >= last.age_s
+    assert found.problem == f"{MAX_STATUS_ENTRIES + 1} calls wait"
+    world.do(kit.close, 0)
+    world.do(channel.close)
     assert tables_with(name="orders") == []
 
 
@@ -154,38 +154,20 @@ def test_an_attempt_that_is_never_due_is_json(shop):
         kit.close(0)
 
 
-async def test_a_failback_queue_of_aio_is_described(shop):
-    shop.kill()
-    async with aio.Kit(failback=FAILBACK) as kit, kit.channel(shop.target) as channel:
-        assert await channel.unary_unary(UNARY_UNARY)(b"a") == b"later"
-        found = row(snapshot().queues, name="orders")
-        assert [one.function for one in found.entries] == [UNARY_UNARY]
-        await kit.close(0)
-
-
-def test_heartbeats_and_channels_of_a_kit(shop):
-    with ManualTimer() as timer, Kit(heartbeat=10.0, timer=timer) as kit:
-        with kit.channel(shop.target) as channel:
-            assert channel.unary_unary(UNARY_UNARY)(b"a") == b"a"
-            timer.advance(2.0)
-            status = snapshot()
-            beat = row(status.heartbeats, target=shop.target)
-            assert (beat.silence_s, beat.sent, beat.problem) == (2.0, 0, "")
-            found = row(status.channels, target=shop.target)
-            assert (found.state, found.connection, found.calls) == ("READY", 1, 0)
-            assert not found.balanced
-        assert tables_with(target=shop.target) == []
-
-
-async def test_heartbeats_and_channels_of_an_aio_kit(shop):
-    with ManualTimer() as timer:
-        async with aio.Kit(heartbeat=10.0, timer=timer) as kit:
-            async with kit.channel(shop.target) as channel:
-                assert await channel.unary_unary(UNARY_UNARY)(b"a") == b"a"
-                status = await asyncio.to_thread(snapshot)
-                assert row(status.heartbeats, target=shop.target).state == "unused"
-                assert row(status.channels, target=shop.target).state == "READY"
-            assert tables_with(target=shop.target) == []
+def test_heartbeats_and_channels_of_a_kit(world, shop, timer):
+    kit = world.keep(world.do(world.api.Kit, heartbeat=10.0, timer=timer))
+    channel = world.keep(world.do(kit.channel, shop.target))
+    assert row(snapshot().heartbeats, target=shop.target).state == "unused"
+    assert world.call(channel).result() == b"x"
+    timer.advance(2.0)
+    status = snapshot()
+    beat = row(status.heartbeats, target=shop.target)
+    assert (beat.silence_s, beat.sent, beat.problem) == (2.0, 0, "")
+    found = row(status.channels, target=shop.target)
+    assert (found.state, found.connection, found.calls) == ("READY", 1, 0)
+    assert not found.balanced
+    world.do(channel.close)
+    assert tables_with(target=shop.target) == []
 
 
 def test_calls_in_flight_are_counted():
@@ -207,28 +189,21 @@ def test_an_unreachable_channel_has_a_problem():
         assert found.problem == "its servers cannot be reached"
 
 
-def test_subchannels_of_a_balanced_channel(shop):
+def test_subchannels_of_a_balanced_channel(world, shop):
     here = instance_of(shop, weight=7, zone="z")
     away = ServiceInstance(service="shop.Here", host="127.0.0.1", port=1, id="away")
-    with BalancedChannel("shop.Here", instances=[here, away]) as channel:
-        assert channel.unary_unary(UNARY_UNARY)(b"a") == b"a"
-        next(one for one in channel.subchannels if one.id == here.id).mark_unhealthy("a test")
-        found = row(snapshot().channels, target="shop.Here")
-        assert (found.balanced, found.state, found.stale) == (True, "READY", False)
-        mine = row(found.subchannels, id=here.id)
-        assert (mine.address, mine.weight, mine.zone) == (shop.target, 7, "z")
-        assert (mine.healthy, mine.problem) == (False, "unhealthy: a test")
-        assert row(found.subchannels, id="away").address == "127.0.0.1:1"
-        assert tables_with(target=here.target) == []  # it is no channel of its own
-
-
-async def test_subchannels_of_a_balanced_aio_channel(shop):
-    here = instance_of(shop)
-    async with AioBalancedChannel("shop.Here", instances=[here]) as channel:
-        assert await channel.unary_unary(UNARY_UNARY)(b"a") == b"a"
-        found = row((await asyncio.to_thread(snapshot)).channels, target="shop.Here")
-        assert [(one.id, one.state) for one in found.subchannels] == [(here.id, "READY")]
-        assert tables_with(target=here.target) == []
+    kind = {"sync": BalancedChannel, "aio": AioBalancedChannel}[world.name]
+    channel = world.keep(world.do(kind, "shop.Here", instances=[here, away]))
+    assert world.call(channel, wait_for_ready=True).result() == b"x"
+    subchannel = next(one for one in channel.subchannels if one.id == here.id)
+    world.do(subchannel.mark_unhealthy, "a test")
+    found = row(snapshot().channels, target="shop.Here")
+    assert (found.balanced, found.state, found.stale) == (True, "READY", False)
+    mine = row(found.subchannels, id=here.id)
+    assert (mine.address, mine.weight, mine.zone) == (shop.target, 7, "z")
+    assert (mine.healthy, mine.problem) == (False, "unhealthy: a test")
+    assert row(found.subchannels, id="away").address == "127.0.0.1:1"
+    assert tables_with(target=here.target) == []  # it is no channel of its own
 
 
 def test_a_channel_that_keeps_the_instances_of_a_failed_registry_is_stale(shop):
@@ -293,20 +268,24 @@ def test_aio_components_are_described_while_their_event_loop_is_blocked():
     asyncio.run(run())
 
 
-def test_registrations_and_subscriptions_of_a_registry(memory, timer):
+def test_registrations_and_subscriptions_of_a_registry(world, memory, timer):
     instance = ServiceInstance(service="shop.Orders", host="10.0.0.1", port=50051)
-    with Registry(memory, timer=timer, registry_policy=RegistryPolicy(lease_ttl=9.0)) as registry:
-        registry.register(instance, wait=WAIT_S)
-        with registry.subscribe("shop.Orders") as followed:
-            followed.wait(WAIT_S)
-            timer.advance(1.0)
-            found = row(snapshot().registries, url=memory)
-            assert (found.up, found.lease_ttl_s, found.error) == (True, 9.0, "")
-            (registered,) = found.registrations
-            assert (registered.id, registered.state) == (instance.id, "PUBLISHED")
-            assert (registered.address, registered.lease_age_s) == ("10.0.0.1:50051", 1.0)
-            (subscribed,) = found.subscriptions
-            assert (subscribed.instances, subscribed.source) == (1, "live")
+    policy = RegistryPolicy(lease_ttl=9.0)
+    registry = world.keep(
+        world.do(world.api.open_registry, memory, timer=timer, registry_policy=policy)
+    )
+    world.do(registry.register, instance, wait=WAIT_S)
+    followed = world.keep(world.do(registry.subscribe, "shop.Orders"))
+    world.do(followed.wait, WAIT_S)
+    timer.advance(1.0)
+    found = row(snapshot().registries, url=memory)
+    assert (found.up, found.lease_ttl_s, found.error) == (True, 9.0, "")
+    (registered,) = found.registrations
+    assert (registered.id, registered.state) == (instance.id, "PUBLISHED")
+    assert (registered.address, registered.lease_age_s) == ("10.0.0.1:50051", 1.0)
+    (subscribed,) = found.subscriptions
+    assert (subscribed.instances, subscribed.source) == (1, "live")
+    world.do(registry.close)
     assert tables_with(url=memory) == []
 
 
@@ -329,14 +308,6 @@ def test_a_registry_that_fails_has_a_problem(timer):
         assert found.problem.startswith("RegistryUnavailable: ")
         assert found.registrations[0].problem == found.problem
         backend.up()
-
-
-async def test_an_aio_registry_is_described(memory):
-    instance = ServiceInstance(service="shop.Orders", host="10.0.0.1", port=50051)
-    async with AioRegistry(memory) as registry:
-        await registry.register(instance, wait=WAIT_S)
-        found = row(snapshot().registries, url=memory)
-        assert [one.state for one in found.registrations] == ["PUBLISHED"]
 
 
 def test_a_published_server_and_its_clients(make_shop, memory):

@@ -1,11 +1,13 @@
 """`no_waits`: the waits of retries and failback are 0. The timers stand still."""
 
+import asyncio
+
 import grpc
 import pytest
 
 import rpcwheel
 from fixtures.waiting import aio_wait_until, wait_until
-from rpcwheel import RetryPolicy, aio
+from rpcwheel import RetryPolicy
 from rpcwheel.backoff import Backoff, wait_of_call
 from rpcwheel.durations import NEVER
 from rpcwheel.events import FailbackDelivered, RetryScheduled, RetryStopped
@@ -16,41 +18,22 @@ GET = "/shop.Orders/Get"
 RETRY = RetryPolicy(retry_on={"UNAVAILABLE"}, max_attempts=3, backoff=3600.0)
 
 
-def make_calls(flaky_server, timer) -> None:
+def make_calls(world, flaky_server, timer) -> None:
     """A call that succeeds at its third attempt, and one whose three attempts fail."""
     flaky_server.fail(times=2)
-    kit = rpcwheel.Kit(retry=RETRY, idempotent=True, timer=timer)
-    with kit.channel(flaky_server.target) as channel, kit:
-        get = channel.unary_unary(GET)
-        assert get(b"1") == b"1"
-        flaky_server.fail(times=3)
-        with pytest.raises(grpc.RpcError, match="UNAVAILABLE"):
-            get(b"2")
+    kit = world.keep(world.do(world.api.Kit, retry=RETRY, idempotent=True, timer=timer))
+    channel = world.keep(world.do(kit.channel, flaky_server.target))
+    assert world.call(channel, method=GET).result() == b"x"
+    flaky_server.fail(times=3)
+    assert world.call(channel, method=GET).error().code() is grpc.StatusCode.UNAVAILABLE
     assert len(flaky_server.calls) == 6
 
 
-async def make_aio_calls(flaky_server, timer) -> None:
-    flaky_server.fail(times=2)
-    kit = aio.Kit(retry=RETRY, idempotent=True, timer=timer)
-    async with kit.channel(flaky_server.target) as channel, kit:
-        get = channel.unary_unary(GET)
-        assert await get(b"1") == b"1"
-        flaky_server.fail(times=3)
-        with pytest.raises(grpc.RpcError, match="UNAVAILABLE"):
-            await get(b"2")
-    assert len(flaky_server.calls) == 6
-
-
-def test_retries_do_not_wait_and_their_number_is_the_same(flaky_server, timer, events):
+def test_retries_do_not_wait_and_their_number_is_the_same(world, flaky_server, timer, events):
     with no_waits():
-        make_calls(flaky_server, timer)
+        make_calls(world, flaky_server, timer)
     assert [event.delay_s for event in events.of(RetryScheduled)] == [0.0] * 4
     assert [event.attempts for event in events.of(RetryStopped)] == [3]
-
-
-async def test_retries_of_aio_calls_do_not_wait(flaky_server, timer):
-    with no_waits():
-        await make_aio_calls(flaky_server, timer)
 
 
 def test_a_retry_does_not_wait_for_the_time_that_the_server_asks_for(flaky_server, timer, no_waits):
@@ -62,13 +45,20 @@ def test_a_retry_does_not_wait_for_the_time_that_the_server_asks_for(flaky_serve
         assert channel.unary_unary(GET)(b"1") == b"1"
 
 
-def test_a_decorated_function_runs_without_waits(flaky_server, timer):
-    no_waits()(make_calls)(flaky_server, timer)
+def test_a_decorated_function_runs_without_waits():
+    def function(argument):
+        return argument, wait_of_call(5)
+
+    assert no_waits()(function)("argument") == ("argument", 0)
     assert wait_of_call(5) == 5
 
 
-async def test_a_decorated_coroutine_function_runs_without_waits(flaky_server, timer):
-    await no_waits()(make_aio_calls)(flaky_server, timer)
+async def test_a_decorated_coroutine_function_runs_without_waits():
+    async def function(argument):
+        await asyncio.sleep(0)
+        return argument, wait_of_call(5)
+
+    assert await no_waits()(function)("argument") == ("argument", 0)
     assert wait_of_call(5) == 5
 
 
