@@ -2,8 +2,10 @@
 
 from fixtures.heartbeats import (  # noqa: F401 - fixtures
     channel,
+    make_manager,
     manager,
+    open_channel,
     server,
     slow_events,
-    world,
 )
+from fixtures.worlds import world  # noqa: F401 - a fixture

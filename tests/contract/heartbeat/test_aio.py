@@ -10,7 +10,6 @@ from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
 from rpcwheel.heartbeat import HealthProbe, HeartbeatState
 from rpcwheel.heartbeat.aio import HeartbeatManager
 from rpcwheel.timer import AsyncWheelTimer, ManualTimer, WheelTimer
-from rpcwheel.transport import ReconnectingChannel as SyncChannel
 from rpcwheel.transport.aio import ReconnectingChannel
 
 
@@ -57,33 +56,6 @@ async def test_aclose_waits_until_no_task_is_left(server, timer):
     assert (heartbeat.answered, heartbeat.misses) == (0, 0)
 
 
-async def test_close_cancels_all_tasks(server, timer):
-    server.answer = threading.Event()
-    before = asyncio.all_tasks()
-    async with ReconnectingChannel(server.target) as channel:
-        manager = HeartbeatManager(timer)
-        manager.attach(channel).beat()
-        await aio_wait_until(lambda: server.checks)
-        manager.close()
-        await aio_wait_until(lambda: asyncio.all_tasks() == before)
-    server.answer.set()
-
-
-async def test_beat_and_detach_may_be_called_on_any_thread(server, timer):
-    async with ReconnectingChannel(server.target) as channel:
-        heartbeat = HeartbeatManager(timer).attach(channel)
-        assert await asyncio.to_thread(heartbeat.beat)
-        await aio_wait_until(lambda: heartbeat.answered == 1)
-        server.answer = threading.Event()
-        heartbeat.beat()
-        await aio_wait_until(lambda: len(server.checks) == 2)
-        await asyncio.to_thread(heartbeat.detach)
-        await heartbeat.ended()
-        server.answer.set()
-    assert (heartbeat.state, heartbeat.answered) == (HeartbeatState.CLOSED, 1)
-    assert timer.pending == 0
-
-
 def test_attach_without_a_running_loop_raises(server, timer):
     class Channel:
         unary_unary = print
@@ -92,35 +64,6 @@ def test_attach_without_a_running_loop_raises(server, timer):
     with pytest.raises(RuntimeError, match="no running event loop"):
         manager.attach(Channel())
     assert (manager.heartbeats, timer.pending) == ((), 0)
-
-
-async def test_heartbeats_on_a_new_connection_wait_for_it(server, timer):
-    waits = []
-
-    class Watch(grpc.aio.UnaryUnaryClientInterceptor):
-        async def intercept_unary_unary(self, continuation, details, request):
-            waits.append(details.wait_for_ready)
-            return await continuation(details, request)
-
-    async with (
-        ReconnectingChannel(server.target, interceptors=[Watch()]) as channel,
-        HeartbeatManager(timer) as manager,
-    ):
-        heartbeat = manager.attach(channel)
-        heartbeat.beat()
-        await aio_wait_until(lambda: heartbeat.answered == 1)
-        assert channel.reconnect(force=True)
-        timer.advance(121.0)
-        await aio_wait_until(lambda: heartbeat.answered == 2)
-    assert waits == [None, True]
-
-
-async def test_a_channel_of_grpc_is_refused(server, timer):
-    manager = HeartbeatManager(timer)
-    refused = pytest.raises(TypeError, match=r"for grpc use rpcwheel\.heartbeat;")
-    with SyncChannel(server.target) as channel, refused:
-        manager.attach(channel)
-    assert timer.pending == 0
 
 
 def test_a_closed_loop_ends_its_heartbeats(server):

@@ -10,13 +10,11 @@ import pytest
 from fixtures.heartbeats import (
     CHECK,
     NOT_SERVING,
-    SERVING,
-    STRICT,
-    SyncWorld,
     advance_until,
     wait_until_bookkeeping_is_done,
 )
 from fixtures.waiting import WAIT_S, wait_until
+from fixtures.worlds import SyncWorld
 from rpcwheel.events import TaskSlow, add_sink, remove_sink
 from rpcwheel.heartbeat import HealthProbe, HeartbeatManager, HeartbeatState
 from rpcwheel.timer import WheelTimer
@@ -25,19 +23,9 @@ from rpcwheel.transport import ReconnectingChannel
 
 @pytest.fixture
 def world():
-    return SyncWorld()
-
-
-class Spy(HealthProbe):
-    """A probe of the user."""
-
-    def __init__(self):
-        super().__init__()
-        self.threads = []
-
-    def judge(self, response):
-        self.threads.append(threading.current_thread().name)
-        return super().judge(response)
+    world = SyncWorld()
+    yield world
+    world.close()
 
 
 class Slow(grpc.UnaryUnaryClientInterceptor):
@@ -60,23 +48,29 @@ def test_a_manager_is_a_context_manager(channel, timer):
     assert timer.pending == 0
 
 
-def test_a_probe_of_the_user_runs_on_a_worker_thread(channel, manager):
-    probe = Spy()
-    heartbeat = manager.attach(channel, probe=probe)
-    heartbeat.beat()
-    assert wait_until(lambda: heartbeat.answered == 1)
-    assert probe.threads[0].startswith("rpcwheel-worker")
+def test_code_of_the_user_and_reconnects_run_on_worker_threads(server, channel, manager, timer):
+    threads, real = {}, channel.reconnect
 
+    def note(what):
+        threads.setdefault(what, []).append(threading.current_thread().name)
 
-def test_listeners_run_on_a_worker_thread(channel, manager):
-    threads = []
-    heartbeat = manager.attach(channel)
-    heartbeat.add_listener(lambda *_: threads.append(threading.current_thread().name))
+    class Spy(HealthProbe):
+        def judge(self, response):
+            note("probe")
+            return super().judge(response)
+
+    def reconnect(*args, **options):
+        note("reconnect")
+        return real(*args, **options)
+
+    channel.reconnect = reconnect
+    server.answer = NOT_SERVING
+    heartbeat = manager.attach(channel, probe=Spy(require_serving=True))
+    heartbeat.add_listener(lambda *_: note("listener"))
     heartbeat.beat()
-    assert wait_until(lambda: heartbeat.answered == 1)
-    heartbeat.detach()
+    advance_until(timer, heartbeat, until=lambda: "reconnect" in threads)
     assert wait_until(lambda: len(threads) == 3)
-    assert all(name.startswith("rpcwheel-worker") for name in threads)
+    assert all(n.startswith("rpcwheel-worker") for names in threads.values() for n in names)
 
 
 def test_interceptors_that_hang_do_not_delay_the_timer(server):
@@ -130,67 +124,6 @@ def test_event_handlers_and_listeners_that_hang_do_not_delay_the_timer(server):
     assert all(name.startswith("rpcwheel-worker") for name in threads)
 
 
-def test_a_listener_that_hangs_delays_only_its_own_heartbeat(server, channel, manager):
-    gate, called = threading.Event(), []
-    with contextlib.ExitStack() as opened:
-        others = [opened.enter_context(ReconnectingChannel(server.target)) for _ in range(6)]
-        opened.callback(gate.set)
-        free, stuck = manager.attach(channel), [manager.attach(other) for other in others]
-        for one in stuck:
-            one.add_listener(lambda *_: gate.wait(WAIT_S))
-        free.add_listener(lambda *args: called.append(args))
-        for count in range(1, 4):
-            for one in (*stuck, free):
-                one.beat()
-            assert wait_until(
-                lambda count=count: all(one.answered == count for one in (*stuck, free))
-            )
-        assert wait_until(lambda: len(called) == 6)
-
-
-def test_a_reconnect_runs_on_a_worker_thread(server, channel, manager, timer):
-    threads, real = [], channel.reconnect
-
-    def reconnect(*args, **options):
-        threads.append(threading.current_thread().name)
-        return real(*args, **options)
-
-    channel.reconnect = reconnect
-    server.answer = NOT_SERVING
-    heartbeat = manager.attach(channel, probe=STRICT)
-    heartbeat.beat()
-    advance_until(timer, heartbeat, until=lambda: threads)
-    assert threads[0].startswith("rpcwheel-worker")
-
-
-def test_interceptors_below_the_channel_see_the_metadata_of_heartbeats(server, timer):
-    seen = []
-
-    class Watch(grpc.UnaryUnaryClientInterceptor):
-        def intercept_unary_unary(self, continuation, details, request):
-            seen.append((details.method, list(details.metadata), details.wait_for_ready))
-            return continuation(details, request)
-
-    def connect(options):
-        bare = grpc.insecure_channel(server.target, options)
-        return grpc.intercept_channel(bare, Watch())
-
-    with (
-        ReconnectingChannel(server.target, connect=connect) as channel,
-        HeartbeatManager(timer) as manager,
-    ):
-        heartbeat = manager.attach(channel)
-        heartbeat.beat()
-        assert wait_until(lambda: heartbeat.answered == 1)
-        assert channel.reconnect(force=True)
-        timer.advance(121.0)
-        assert wait_until(lambda: heartbeat.answered == 2)
-    mark = [("rpcwheel-heartbeat", "1")]
-    # It waits for the new connection. A third one follows if the answer came while time moved.
-    assert seen[:2] == [(CHECK, mark, None), (CHECK, mark, True)]
-    assert server.answer == SERVING
-
-
 def test_heartbeats_that_are_due_together_are_sent_one_after_another(server, timer):
     sending, most = [], []
     with contextlib.ExitStack() as opened:
@@ -222,12 +155,3 @@ def test_an_unused_connection_uses_no_worker_thread(channel, manager, timer):
         timer.advance(60.0)
     wait_until_bookkeeping_is_done()
     assert calls == []
-
-
-def test_a_channel_of_grpc_aio_is_refused(manager):
-    class Other(grpc.aio.Channel):
-        """A subclass without methods."""
-
-    Other.__abstractmethods__ = frozenset()
-    with pytest.raises(TypeError, match=r"for grpc\.aio use rpcwheel\.heartbeat\.aio;"):
-        manager.attach(Other())
