@@ -14,7 +14,6 @@ import pytest
 from fixtures.idle_server import KINDS, STYLES, echo, events_of, hold, is_quiet, is_working, kind_of
 from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel import idle
 from rpcwheel.events import ConnectionClosed, IdleCloseSkipped
 from rpcwheel.idle.aio import ConnectionTable, IdleConnectionDetector
 
@@ -93,17 +92,7 @@ def test_a_handler_in_a_task_of_an_interceptor_is_in_flight_until_its_call_ends(
     assert wait_until(server.is_calm)
 
 
-def test_a_threaded_server_refuses_an_aio_table():
-    with pytest.raises(TypeError, match=r"that of rpcwheel\.idle$"):
-        ConnectionTable().intercept_service(lambda details: None, None)
-
-
 # --- The detector --------------------------------------------------------------------------------
-
-
-def test_a_detector_needs_a_running_loop():
-    with pytest.raises(RuntimeError, match="no running event loop"):
-        IdleConnectionDetector(object(), connections=ConnectionTable())
 
 
 def test_a_call_ends_with_the_reason_and_its_handler_is_cancelled(server):
@@ -188,30 +177,6 @@ def test_a_plain_function_that_waits_for_a_thread_keeps_its_connection(
     server.gate.set()
     assert [call.result(WAIT_S) for call in calls] == [b"x", b"x"]
     assert not events_of(events, ConnectionClosed)
-
-
-async def test_refused_arguments_start_nothing(timer):
-    server, table = grpc.aio.server(), ConnectionTable()
-    for given, settings, text in (
-        (grpc.server(None), {}, r"server must be what grpc\.aio\.server\(\) gave"),
-        (None, {}, r"server must be what grpc\.aio\.server\(\) gave"),
-        (
-            server,
-            {"connections": idle.ConnectionTable()},
-            r"ConnectionTable of rpcwheel\.idle\.aio",
-        ),
-        (server, {"policy": "5"}, "policy must be an IdlePolicy"),
-        (server, {"timer": 5}, "timer must be a WheelTimer"),
-    ):
-        with pytest.raises(TypeError, match=text):
-            IdleConnectionDetector(given, **{"connections": table, "timer": timer} | settings)
-    assert timer.pending == 0
-    with pytest.warns(RuntimeWarning, match="cannot be distinguished or closed") as warned:
-        detector = IdleConnectionDetector(
-            server, connections=table, ports="unix:/run/x.sock", timer=timer
-        )
-    assert warned[0].filename == __file__
-    detector.close()
 
 
 def test_detection_begins_before_the_server_starts_and_ends_with_it(aio_world, make_server):

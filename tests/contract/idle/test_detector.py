@@ -4,7 +4,6 @@ import os
 import resource
 import socket
 import threading
-import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
@@ -15,6 +14,7 @@ import pytest
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.idle_server import IdleServer, connect_from, echo, events_of, hold, reset
 from fixtures.leaks import descriptors
+from fixtures.small_servers import METHOD, small
 from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import ConfigurationError
@@ -26,7 +26,6 @@ from rpcwheel.events import (
     remove_sink,
 )
 from rpcwheel.idle import ConnectionTable, IdleConnectionDetector, IdlePolicy
-from rpcwheel.idle.aio import ConnectionTable as AioConnectionTable
 from rpcwheel.timer import ManualTimer, WheelTimer
 
 ECHO = "/test.Idle/Echo"
@@ -175,17 +174,12 @@ def test_settings_can_change_while_detection_runs(server, channel, events):
     server.wait_until_quiet()
     server.advance(100)
     assert detector.check() == []
-    assert detector.change(idle_timeout=30) is detector.policy
-    assert [one.calls_total for one in detector.check()] == [1]
-    server.advance_until(lambda: events_of(events, ConnectionClosed))
-
-
-def test_a_change_that_is_refused_changes_nothing(server):
-    detector = server.detect()
-    before = detector.policy
+    assert (changed := detector.change(idle_timeout=30)) is detector.policy
     with pytest.raises(ConfigurationError):
         detector.change(idle_timeout=-1)
-    assert detector.policy is before
+    assert detector.policy is changed
+    assert [one.calls_total for one in detector.check()] == [1]
+    server.advance_until(lambda: events_of(events, ConnectionClosed))
 
 
 # --- Connections, descriptors, events ------------------------------------------------------------
@@ -397,9 +391,7 @@ def test_a_client_at_a_unix_socket_is_reported_and_not_closed(timer, tmp_path, e
     handler = grpc.unary_unary_rpc_method_handler(lambda request, _: request)
     with ThreadPoolExecutor(2) as pool:
         server = grpc.server(pool, interceptors=[table])
-        server.add_generic_rpc_handlers(
-            [grpc.method_handlers_generic_handler("test.Idle", {"Echo": handler})]
-        )
+        server.add_generic_rpc_handlers([small(handler)])
         server.add_insecure_port(address)
         server.start()
         with pytest.warns(RuntimeWarning, match="cannot be distinguished or closed") as warned:
@@ -408,14 +400,14 @@ def test_a_client_at_a_unix_socket_is_reported_and_not_closed(timer, tmp_path, e
             )
         assert warned[0].filename == __file__
         with detector, grpc.insecure_channel(address) as channel:
-            echo(channel)
+            assert channel.unary_unary(METHOD)(b"x") == b"x"
             assert wait_until(lambda: detector.connections()[0].calls_in_flight == 0)
             timer.advance(31)
             detector.check()
             assert wait_until(lambda: events_of(events, ConnectionIdle))
             assert [one.peer for one in detector.connections()] == ["unix:"]
             assert wait_until(lambda: events_of(events, IdleDetectionLimited))
-            assert echo(channel) == b"x"
+            assert channel.unary_unary(METHOD)(b"x") == b"x"
         server.stop(None).wait()
 
 
@@ -425,44 +417,6 @@ def test_a_client_at_a_unix_socket_is_reported_and_not_closed(timer, tmp_path, e
 def make(server, **arguments) -> IdleConnectionDetector:
     arguments = {"connections": server.table, "timer": server.timer} | arguments
     return IdleConnectionDetector(server.server, **arguments)
-
-
-REFUSED = [
-    ({"policy": {"idle_timeout": 5}}, TypeError, "policy must be an IdlePolicy, or the seconds"),
-    ({"policy": -5}, ConfigurationError, "idle_timeout"),
-    ({"connections": object()}, TypeError, "connections must be the ConnectionTable"),
-    ({"connections": AioConnectionTable()}, TypeError, "ConnectionTable of rpcwheel.idle among"),
-    ({"ports": 0}, ConfigurationError, "which is no port"),
-    ({"ports": 65536}, ConfigurationError, "which is no port"),
-    ({"ports": "shop.example"}, ConfigurationError, '50051, "[::]:50051"'),
-    ({"ports": []}, ConfigurationError, '50051, "[::]:50051"'),
-    ({"ports": [5.0]}, TypeError, "ports has "),
-    ({"ports": b"50051"}, TypeError, "ports is "),
-    ({"timer": 5}, TypeError, "timer must be a WheelTimer"),
-]
-
-
-def test_refused_arguments_start_nothing(server):
-    wrong = []
-    for settings, error, text in REFUSED:
-        try:
-            make(server, **settings).close()
-        except Exception as raised:  # noqa: BLE001 - compared with what is wanted
-            if type(raised) is error and text in str(raised):
-                continue
-            wrong.append((settings, raised))
-        else:
-            wrong.append((settings, "accepted"))
-    assert not wrong
-    for other in (None, object(), 5):
-        with pytest.raises(TypeError, match=r"server must be what grpc\.server\(\) gave"):
-            IdleConnectionDetector(other, connections=server.table)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with pytest.raises(RuntimeWarning):
-            make(server, ports="unix:/run/x.sock")
-    assert server.timer.pending == 0
-    make(server).close()  # the table is free
 
 
 def test_a_policy_may_be_given_as_the_seconds_of_its_idle_timeout(server):
