@@ -38,6 +38,12 @@ def test_each_result_of_the_check_has_level_text_and_advice():
             "no health service",
         ),
         (
+            CallFailed(Status.UNIMPLEMENTED, "Method not found!"),
+            "a.B",
+            Level.FAIL,
+            "no health service to check 'a.B'",
+        ),
+        (
             CallFailed(Status.UNIMPLEMENTED, "Received http2 header with status: 404"),
             "",
             Level.FAIL,
