@@ -14,8 +14,6 @@ from hyperframe.frame import HeadersFrame
 from fixtures.idle_worlds import (
     ECHO,
     HOLD,
-    AioWorld,
-    SyncWorld,
     echo,
     frozen_client,
     has_ipv6,
@@ -24,6 +22,7 @@ from fixtures.leaks import descriptors, opened_since
 from fixtures.raw_http2 import raw_client
 from fixtures.timers import run_threads
 from fixtures.waiting import wait_until
+from fixtures.worlds import AioWorld, SyncWorld
 from rpcwheel.events import ConnectionClosed, ConnectionIdle
 from rpcwheel.idle.sockets import SUPPORTED
 from rpcwheel.timer import ManualTimer, WheelTimer
@@ -54,8 +53,9 @@ def headers_of_a_call(method: str, stream: int = 1) -> HeadersFrame:
 
 @pytest.mark.parametrize(
     ("world", "count", "transport"),
-    [(SyncWorld(), 100, "IPv4"), (AioWorld(), 40, "TLS"), (AioWorld(), 40, "IPv6")],
+    [(SyncWorld, 100, "IPv4"), (AioWorld, 40, "TLS"), (AioWorld, 40, "IPv6")],
     ids=["sync", "aio with TLS", "aio with IPv6"],
+    indirect=["world"],
 )
 def test_exactly_the_idle_connections_are_closed(world, count, transport, certificates, events):
     """The others have an open stream, so they are kept however long the machine is stalled."""

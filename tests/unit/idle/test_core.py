@@ -51,13 +51,6 @@ def test_a_connection_is_idle_after_the_limit_and_not_at_it():
     assert exceeded(activity, 10**6, idle_timeout=None) is None
 
 
-def test_a_call_in_flight_is_not_idle_however_long_it_takes():
-    activity = ConnectionActivity(0)
-    activity.user.begin(1 * S, streams=False)
-    settings = {"idle_timeout": 1, "read_idle": 1, "write_idle": 1, "close_streams": True}
-    assert exceeded(activity, 10**6, **settings) is None
-
-
 def test_the_begin_and_the_end_of_a_call_restart_all_limits():
     settings = {"idle_timeout": 10, "read_idle": 10, "write_idle": 10, "close_streams": True}
     activity = ConnectionActivity(0)
@@ -66,25 +59,6 @@ def test_the_begin_and_the_end_of_a_call_restart_all_limits():
     activity.user.end(200 * S, streams=True)
     assert exceeded(activity, 210, **settings) is None
     assert exceeded(activity, 211, **settings) is IdleLimit.IDLE
-
-
-def test_a_silent_stream_is_idle_only_with_close_streams():
-    activity = ConnectionActivity(0)
-    activity.user.begin(0, streams=True)
-    assert exceeded(activity, 100, idle_timeout=10) is None
-    assert exceeded(activity, 100, idle_timeout=10, close_streams=True) is IdleLimit.IDLE
-
-
-@pytest.mark.parametrize(
-    ("way", "limit"), [("note_read", IdleLimit.WRITE), ("note_write", IdleLimit.READ)]
-)
-def test_a_stream_in_one_direction_exceeds_only_the_limit_of_the_other(way, limit):
-    activity = ConnectionActivity(0)
-    activity.user.begin(0, streams=True)
-    getattr(activity.user, way)(95 * S)
-    assert exceeded(activity, 100, idle_timeout=10, close_streams=True) is None
-    settings = {"idle_timeout": None, "read_idle": 10, "write_idle": 10, "close_streams": True}
-    assert exceeded(activity, 100, **settings) is limit
 
 
 def test_heartbeats_keep_a_connection_open_only_if_they_count():
@@ -147,25 +121,6 @@ def too_old(*, busy: bool) -> Closing:
     return Closing(activity, 61, idle_timeout=None, max_age=60, max_age_grace=30)
 
 
-def test_a_connection_that_is_idle_and_quiet_is_shut_down():
-    assert idle().step(11) is Step.SHUTDOWN
-
-
-def test_a_call_that_began_since_the_decision_keeps_the_connection():
-    closing = idle()
-    closing.activity.user.begin(11 * S, streams=False)
-    assert closing.step(11) is Step.KEEP_USED
-    closing.activity.user.end(11 * S, streams=False)
-    assert closing.step(11) is Step.KEEP_USED
-
-
-@pytest.mark.parametrize("way", ["note_read", "note_write"])
-def test_a_message_since_the_decision_keeps_the_connection(way):
-    closing = silent_stream()
-    getattr(closing.activity.user, way)(11 * S)
-    assert closing.step(11) is Step.KEEP_USED
-
-
 @pytest.mark.parametrize(
     ("limit", "other", "way"),
     [("read_idle", "note_write", "note_read"), ("write_idle", "note_read", "note_write")],
@@ -176,13 +131,6 @@ def test_only_messages_in_the_direction_of_the_limit_keep_the_connection(limit, 
     assert closing.step(11) is Step.END_CALLS
     getattr(closing.activity.user, way)(11 * S)
     assert closing.step(11) is Step.KEEP_USED
-
-
-def test_a_heartbeat_since_the_decision_keeps_the_connection_only_if_heartbeats_count():
-    for count, step in ((False, Step.END_CALLS), (True, Step.KEEP_USED)):
-        closing = idle(count_heartbeats=count)
-        closing.activity.heartbeats.begin(11 * S, streams=False)
-        assert closing.step(11) is step
 
 
 @pytest.mark.parametrize(
@@ -213,16 +161,6 @@ def test_window_updates_do_not_keep_a_stream_that_is_only_written():
     assert closing.step(11, received_ago_ns=0) is Step.END_CALLS
     closing.pending.ended_ns = 11 * S
     assert closing.step(11, received_ago_ns=0) is Step.SHUTDOWN
-
-
-def test_streams_end_before_the_shutdown_and_their_status_is_sent():
-    closing = silent_stream()
-    assert closing.step(11) is Step.END_CALLS
-    closing.activity.user.end(None, streams=True)
-    assert closing.step(11, unsent=1) is Step.WAIT
-    assert closing.step(11) is Step.SHUTDOWN
-    closing.pending.attempts = MAX_ATTEMPTS  # the client reads nothing any more
-    assert closing.step(11, unsent=1) is Step.SHUTDOWN
 
 
 def test_streams_end_before_the_shutdown_if_bytes_arrived_until_the_last_attempt():

@@ -189,13 +189,6 @@ def test_a_scan_adds_connections_without_calls_with_the_time_since_their_last_by
     assert (one.local_address, one.bytes_in, one.bytes_out) == ("ipv4:10.0.0.9:50051", 10, 20)
 
 
-def test_a_call_on_a_connection_that_a_scan_found_is_the_same_entry(table):
-    scan(table, socket())
-    call(table)
-    (one,) = snapshot_of(table)
-    assert (one.calls_total, one.bytes_in) == (1, 10)
-
-
 def test_grpc_may_name_the_scope_of_an_address_otherwise(table):
     scan(table, socket(peer=5001, name="ipv6:%5Bfe80::1%254%5D:5001")._replace(peer=("fe80::1", 1)))
     call(table, "ipv6:%5Bfe80::1%25eth0%5D:1")
