@@ -8,7 +8,7 @@ their packets are lost silently. Exit status 0: the connection was replaced.
 
 import subprocess
 
-from fixtures.heartbeat_clients import AioClient
+from fixtures.heartbeat_clients import Client
 from fixtures.server_process import KillableServer
 
 ONE, OTHER = "10.77.0.1", "10.77.0.2"
@@ -28,7 +28,7 @@ def run() -> None:
     ip("rule del pref 0")
     with KillableServer(host=ONE) as one, KillableServer(host=OTHER) as other:
         target = f"ipv4:{one.target},{other.target}"
-        with AioClient(target) as client:
+        with Client("aio", target) as client:
             assert client.ping().pid == one.pid
             call = client.slow()
             ip(f"rule add pref 50 to {ONE} blackhole")

@@ -6,13 +6,12 @@ python -m scenarios.paused_client sync 127.0.0.1:50051
 import json
 import sys
 
-from fixtures.heartbeat_clients import AioClient, SyncClient
+from fixtures.heartbeat_clients import Client
 
 
 def main() -> None:
     """Make one call, then only heartbeats."""
-    make_client = {"sync": SyncClient, "aio": AioClient}[sys.argv[1]]
-    with make_client(sys.argv[2]) as client:
+    with Client(*sys.argv[1:]) as client:
         client.ping()
         call = client.slow()
         for _ in sys.stdin:

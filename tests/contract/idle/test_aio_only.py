@@ -95,19 +95,6 @@ def test_a_handler_in_a_task_of_an_interceptor_is_in_flight_until_its_call_ends(
 # --- The detector --------------------------------------------------------------------------------
 
 
-def test_a_call_ends_with_the_reason_and_its_handler_is_cancelled(server):
-    server.gate = threading.Event()
-    server.detect(None, max_age=20, max_age_grace=1)
-    call = server.channel().unary_unary(ECHO).future(b"x")
-    assert wait_until(lambda: server.begun)
-    server.wait_until_quiet(open_calls=1)
-    server.advance(30)
-    server.advance_until(lambda: server.ends)
-    assert call.code() is grpc.StatusCode.UNAVAILABLE
-    assert call.details() == "closed by the server: connection open for 20 s"
-    assert [type(end) for end in server.ends] == [asyncio.CancelledError]
-
-
 def block_the_loop(server):
     """Block the event loop until the event that is returned is set."""
     blocked, go_on = threading.Event(), threading.Event()

@@ -29,18 +29,6 @@ def test_a_detector_and_its_table_have_only_documented_public_names(world, make_
     assert all(getattr(type(detector), name).__doc__ for name in PUBLIC)
 
 
-def test_before_the_first_call_user_agent_and_tls_identity_are_none(server):
-    detector = server.detect()
-    with server.raw(detector) as raw:
-        (one,) = detector.connections()
-        assert one.peer == f"ipv4:127.0.0.1:{raw.getsockname()[1]}"
-        assert one.local_address == f"ipv4:127.0.0.1:{server.port}"
-        assert (one.user_agent, one.tls_identity, one.last_used_at) == (None, None, None)
-        assert (one.state, one.calls_total) == (ConnectionState.IDLE, 0)
-    server.timer.advance(1)
-    assert wait_until(lambda: detector.connections() == [])
-
-
 def test_a_call_tells_the_user_agent_and_when_the_connection_was_used(world, make_server):
     server = make_server(world)
     detector = server.detect()

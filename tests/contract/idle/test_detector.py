@@ -11,8 +11,7 @@ from datetime import timedelta
 import grpc
 import pytest
 
-from fixtures.grpc_servers import IMPATIENT
-from fixtures.idle_server import IdleServer, connect_from, echo, events_of, hold, reset
+from fixtures.idle_server import IdleServer, echo, events_of, hold
 from fixtures.leaks import descriptors
 from fixtures.small_servers import METHOD, small
 from fixtures.timers import run_threads
@@ -68,21 +67,10 @@ def test_an_idle_connection_is_closed_and_its_client_reconnects(world, make_serv
     assert server.connection().peer != peer
 
 
-def test_a_connection_without_calls_is_closed(server, events):
-    detector = server.detect()
-    with server.raw(detector) as raw:
-        raw.settimeout(WAIT_S)
-        assert server.connection().calls_total == 0
-        server.wait_until_quiet()
-        server.advance_until(lambda: events_of(events, ConnectionClosed))
-        while raw.recv(4096):
-            pass  # the SETTINGS of the server
-    assert server.snapshot() == []
-
-
-def test_close_streams_ends_a_silent_stream_before_its_connection(server, channel, events):
+def test_close_streams_ends_a_silent_stream_before_its_connection(world, make_server, events):
+    server = make_server(world)
     server.detect(close_streams=True)
-    call = hold(channel)
+    call = hold(server.channel())
     server.wait_until_quiet(open_calls=1)
     server.advance_until(call.done)
     with pytest.raises(grpc.RpcError) as error:
@@ -93,22 +81,6 @@ def test_close_streams_ends_a_silent_stream_before_its_connection(server, channe
     server.advance_until(lambda: events_of(events, ConnectionClosed))
     idle = events_of(events, ConnectionIdle)[0]
     assert (idle.calls, idle.streams) == (0, 1)
-
-
-def test_read_idle_closes_a_stream_that_only_writes(server, channel):
-    server.detect(None, read_idle=30, close_streams=True)
-    call = hold(channel)
-    server.wait_until_quiet(open_calls=1)
-
-    def go_on_writing() -> bool:
-        server.down.put(b"more")
-        server.advance(10)
-        next(call)
-        return False
-
-    with pytest.raises(grpc.RpcError) as error:
-        wait_until(go_on_writing)
-    assert error.value.details() == "closed by the server: nothing read for 30 s"
 
 
 # --- Age -----------------------------------------------------------------------------------------
@@ -183,24 +155,6 @@ def test_settings_can_change_while_detection_runs(server, channel, events):
 
 
 # --- Connections, descriptors, events ------------------------------------------------------------
-
-
-def test_another_connection_from_the_same_port_is_a_new_connection(server):
-    detector = server.detect()
-    first = server.raw(detector)
-    here = first.getsockname()
-    server.advance(20)
-    reset(first)
-    with connect_from(here, server.port):
-        idle_s: list[float] = []
-
-        def is_seen() -> bool:
-            idle_s[:] = [one.idle_s for one in detector.connections()]
-            return idle_s != [] and idle_s[0] < 10
-
-        assert wait_until(is_seen)
-        server.advance(29 - idle_s[0])
-        assert detector.check() == []
 
 
 def test_only_sockets_of_the_server_are_closed(server, channel, events):
@@ -310,60 +264,6 @@ def test_without_ports_a_server_is_where_its_calls_come_in(server, channel, even
     silent.close()
     silent_there.close()
     other.close()
-
-
-def test_connections_of_another_server_at_another_address_are_not_closed(server, events):
-    entered, gate = threading.Event(), threading.Event()
-
-    def wait(request, _):
-        entered.set()
-        gate.wait(WAIT_S)
-        return request
-
-    with ThreadPoolExecutor(2) as pool:
-        other = grpc.server(pool)
-        handler = grpc.unary_unary_rpc_method_handler(wait)
-        other.add_generic_rpc_handlers(
-            [grpc.method_handlers_generic_handler("test.Idle", {"Echo": handler})]
-        )
-        assert other.add_insecure_port(f"127.0.0.2:{server.port}") == server.port
-        other.start()
-        detector = server.detect(ports=None)
-        with grpc.insecure_channel(f"127.0.0.2:{server.port}", options=IMPATIENT) as its:
-            echo(server.channel())
-            call = its.unary_unary(ECHO).future(b"x")
-            assert entered.wait(WAIT_S)
-            detector.check()
-            server.wait_until_quiet()
-            server.advance_until(lambda: events_of(events, ConnectionClosed))
-            server.advance(100)
-            detector.check()
-            gate.set()
-            assert call.result(WAIT_S) == b"x"
-            assert len(events_of(events, ConnectionClosed)) == 1
-        other.stop(None).wait()
-
-
-def test_an_outgoing_connection_with_the_port_of_the_server_is_not_closed(server, channel, events):
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        here = "127.0.0.2", server.port
-        with socket.create_connection(listener.getsockname(), source_address=here) as outgoing:
-            accepted, _ = listener.accept()
-            with accepted:
-                detector = server.detect()
-                echo(channel)
-                detector.check()
-                assert {one.local_address for one in server.snapshot()} == {
-                    f"ipv4:127.0.0.1:{server.port}"
-                }
-                assert len(server.snapshot()) == 1
-                server.wait_until_quiet()
-                server.advance_until(lambda: events_of(events, ConnectionClosed))
-                server.advance(100)
-                detector.check()
-                outgoing.sendall(b"x")
-                assert accepted.recv(1) == b"x"
-                assert len(events_of(events, ConnectionClosed)) == 1
 
 
 def test_ports_that_are_not_the_servers_are_reported(server, channel, events):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import rpcwheel
-from fixtures.heartbeat_clients import TIMEOUT, AioClient
+from fixtures.heartbeat_clients import TIMEOUT, Client
 from fixtures.waiting import wait_until
 
 PAUSE = TIMEOUT + 1
@@ -65,7 +65,7 @@ def test_a_client_that_was_stopped_keeps_its_connection(world, server, start_cli
 
 def test_a_client_whose_event_loop_was_blocked_keeps_its_connection(server):
     """The answer arrived, but the loop could not read it."""
-    with AioClient(server.target) as client:
+    with Client("aio", server.target) as client:
         client.ping()
         assert wait_until(lambda: client.heartbeat.answered > 0)
         before = client.heartbeat.answered

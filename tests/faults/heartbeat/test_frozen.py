@@ -1,6 +1,6 @@
 """Frozen servers (SIGSTOP): their connections are open, but nothing answers."""
 
-from fixtures.heartbeat_clients import TIMEOUT, SyncClient
+from fixtures.heartbeat_clients import TIMEOUT, Client
 from fixtures.server_process import PING
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel import Kit, RetryPolicy, aio
@@ -100,7 +100,7 @@ def test_a_drained_connection_that_works_again_does_not_affect_the_new_one(shop,
 def test_a_frozen_server_with_tls(certificates, start_server, open_proxy):
     frozen, other = (start_server(certificates=certificates) for _ in range(2))
     name = open_proxy(frozen.target)
-    with SyncClient(name.target, certificates.channel_credentials()) as client:
+    with Client("sync", name.target, certificates.channel_credentials()) as client:
         assert client.ping().pid == frozen.pid
         call = client.slow()
         name.to(other.target)
@@ -113,7 +113,7 @@ def test_a_frozen_server_with_tls(certificates, start_server, open_proxy):
 def test_a_health_handler_that_hangs_makes_the_connection_dead(start_server):
     """HTTP/2 pings are still answered, so gRPC's keepalive does not detect this."""
     server = start_server(health="hanging")
-    with SyncClient(server.target) as client:
+    with Client("sync", server.target) as client:
         assert client.ping().pid == server.pid
         ended = client.slow().ended()
         assert ended.code == "UNAVAILABLE"

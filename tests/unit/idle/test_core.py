@@ -47,7 +47,12 @@ def test_a_connection_is_idle_after_the_limit_and_not_at_it():
     assert idle_reason(activity, limits(idle_timeout=10), 10 * S) is None
     reason = idle_reason(activity, limits(idle_timeout=10), 10 * S + 1)
     assert reason == IdleReason(IdleLimit.IDLE, 10 * S, 10 * S + 1)
-    assert reason.text == "connection idle for 10 s"
+    assert {limit: IdleReason(limit, 10 * S, 11 * S).text for limit in IdleLimit} == {
+        IdleLimit.IDLE: "connection idle for 10 s",
+        IdleLimit.READ: "nothing read for 10 s",
+        IdleLimit.WRITE: "nothing written for 10 s",
+        IdleLimit.AGE: "connection open for 10 s",
+    }
     assert exceeded(activity, 10**6, idle_timeout=None) is None
 
 
