@@ -60,6 +60,9 @@ def test_check_prints_every_problem_with_the_nearest_name(file, capsys) -> None:
     assert all(line.startswith(f"{file}: ") for line in lines)
     for text in ("did you mean 'timeout'?", "UNAVAILABLE", "max_attempts"):
         assert any(text in line for line in lines)
+    assert main(["config", "check", str(file), "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert (report["valid"], len(report["problems"])) == (False, 3)
 
 
 def test_check_refuses_what_a_kit_refuses(file, capsys) -> None:
@@ -86,24 +89,23 @@ def test_check_refuses_what_a_kit_refuses(file, capsys) -> None:
         assert len(refused.value.problems) == 3
 
 
-def test_check_needs_the_package_of_a_journal(file, capsys, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("package", "name", "text"),
+    [
+        ("redis", "a.toml", 'failback = { retry_on = "UNAVAILABLE", journal = "redis://a" }'),
+        ("ruamel.yaml", "a.yaml", "timeout: 2"),
+    ],
+)
+def test_check_says_which_package_to_install_and_ends_with_2(
+    tmp_path, capsys, monkeypatch, package, name, text
+) -> None:
     monkeypatch.delitem(sys.modules, "rpcwheel.journal.redis", raising=False)
-    monkeypatch.setitem(sys.modules, "redis", None)
-    file.write_text('failback = { retry_on = ["UNAVAILABLE"], journal = "redis://a" }')
-    assert main(["config", "check", str(file)]) == 2
-    assert "pip install 'rpcwheel[redis]'" in capsys.readouterr().err
-
-
-def test_check_of_a_file_that_cannot_be_read_ends_with_2(tmp_path, capsys) -> None:
-    assert main(["config", "check", str(tmp_path / "none.toml")]) == 2
-    assert "none.toml: it can't be read" in capsys.readouterr().err
-
-
-def test_check_as_json_lists_the_problems(file, capsys) -> None:
-    file.write_text("timeot = 2\nretri = 3\n")
-    assert main(["config", "check", str(file), "--json"]) == 1
-    report = json.loads(capsys.readouterr().out)
-    assert (report["valid"], len(report["problems"])) == (False, 2)
+    monkeypatch.setitem(sys.modules, package, None)
+    (tmp_path / name).write_text(text)
+    assert main(["config", "check", str(tmp_path / name), "--json"]) == 2
+    captured = capsys.readouterr()
+    extra = {"redis": "redis", "ruamel.yaml": "config"}[package]
+    assert (captured.out, f"pip install 'rpcwheel[{extra}]'" in captured.err) == ("", True)
 
 
 def test_check_prints_settings_with_defaults(file, capsys) -> None:
@@ -199,18 +201,6 @@ def test_check_prints_a_date_in_a_default_response(file, checked) -> None:
     assert checked()["failback.default"] == ("2026-01-02", "file")
 
 
-def test_check_of_yaml_without_its_package_says_what_to_install_and_ends_with_2(
-    file, capsys, monkeypatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "ruamel.yaml", None)
-    yaml = file.with_suffix(".yaml")
-    yaml.write_text("timeout: 2")
-    assert main(["config", "check", str(yaml), "--json"]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert "pip install 'rpcwheel[config]'" in captured.err
-
-
 @pytest.fixture
 def environ(monkeypatch):
     """Sets variables; others of rpcwheel are removed."""
@@ -240,17 +230,22 @@ def test_check_env_without_a_file_checks_the_variables(file, capsys, environ) ->
     assert "did you mean SHOP_RPC_TIMEOUT?" in capsys.readouterr().err
 
 
-def test_check_wants_a_file_or_variables(capsys) -> None:
-    assert main(["config", "check"]) == 2
-    assert "give a FILE, or --env" in capsys.readouterr().err
-    assert main(["config", "check", "--prefix", "shop"]) == 2
-    assert "prefix must be in capital letters" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("method", ["shop.Orders/Get", "/shop.Orders", "/shop.Orders/"])
-def test_check_wants_a_method_in_full(file, capsys, method) -> None:
-    assert main(["config", "check", str(file), "--method", method]) == 2
-    assert "give a method in full, such as /shop.Orders/Get" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["none.toml"], "none.toml: it can't be read"),
+        ([], "give a FILE, or --env"),
+        (["--prefix", "shop"], "prefix must be in capital letters"),
+        *(
+            (["FILE", "--method", method], "give a method in full, such as /shop.Orders/Get")
+            for method in ("shop.Orders/Get", "/shop.Orders", "/shop.Orders/")
+        ),
+    ],
+)
+def test_check_refuses_wrong_arguments_with_2(file, capsys, arguments, message) -> None:
+    given = [str(file) if one == "FILE" else one for one in arguments]
+    assert main(["config", "check", *given]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_schema_prints_the_json_schema_of_a_settings_file(capsys) -> None:

@@ -183,16 +183,3 @@ def test_a_process_that_is_frozen_is_reported_at_once(server, monkeypatch):
             wait_until(lambda: "thawed" in terminal.text)
         terminal.press("q")
         assert terminal.process.wait(WAIT_S) == 0
-
-
-def test_a_terminal_shows_texts_of_peers_escaped(monkeypatch):
-    with (
-        hostile_components(monkeypatch) as kit,
-        Terminal("top", kit.status_address, columns=400, rows=200) as terminal,
-    ):
-        wait_until(lambda: "Queued calls" in terminal.text)
-        terminal.process.send_signal(signal.SIGINT)
-        assert terminal.process.wait(WAIT_S) == 130
-        assert escaped_for_terminal(HOSTILE) in terminal.text
-        assert "\u202e" not in terminal.raw
-        assert "\x1b[31mb" not in terminal.raw

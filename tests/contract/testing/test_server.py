@@ -1,6 +1,5 @@
-"""`FlakyServer`, called by clients of `grpc` and of `grpc.aio`."""
+"""`FlakyServer`."""
 
-import asyncio
 import time
 from datetime import timedelta
 
@@ -8,9 +7,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
+from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.testing import FlakyServer
 
 GET = "/shop.Orders/Get"
 PAY = "/shop.Orders/Pay"
@@ -135,18 +133,14 @@ def test_failures_apply_to_the_next_calls_in_order_and_then_to_all(channel, flak
     assert [call.requests for call in flaky_server.calls] == [[b"1"]] * 6
 
 
-def test_failures_of_one_method_do_not_apply_to_another(channel, flaky_server):
-    flaky_server.fail(times=1, method=PAY)
+def test_a_failure_has_the_given_method_details_and_trailing_metadata(channel, flaky_server):
+    asked = [("grpc-retry-pushback-ms", "5")]
+    flaky_server.fail(times=1, method=PAY, details="no stock", trailing_metadata=asked)
     assert code_of(channel.unary_unary(GET)) == "OK"
-    assert code_of(channel.unary_unary(PAY)) == "UNAVAILABLE"
-
-
-def test_a_failure_has_the_given_details_and_trailing_metadata(channel, flaky_server):
-    flaky_server.fail(details="no stock", trailing_metadata=[("grpc-retry-pushback-ms", "5")])
     with pytest.raises(grpc.RpcError) as caught:
-        channel.unary_unary(GET)(b"1")
+        channel.unary_unary(PAY)(b"1")
     assert caught.value.details() == "no stock"
-    assert ("grpc-retry-pushback-ms", "5") in caught.value.trailing_metadata()
+    assert asked[0] in caught.value.trailing_metadata()
 
 
 def test_a_frozen_call_continues_after_recovery(channel, flaky_server):
@@ -209,11 +203,6 @@ def test_a_stopped_server_refuses_connections_until_it_starts_on_its_port(channe
     assert flaky_server.target == target
 
 
-def test_two_servers_have_different_ports(flaky_server):
-    with FlakyServer() as other:
-        assert other.port != flaky_server.port
-
-
 def test_invalid_arguments_are_refused(flaky_server):
     for arguments in [{"times": 0}, {"code": "OK"}, {"code": 14}, {"method": "Get"}]:
         with pytest.raises(ConfigurationError, match=f"^{next(iter(arguments))} must be"):
@@ -222,40 +211,3 @@ def test_invalid_arguments_are_refused(flaky_server):
         flaky_server.freeze(times=-1)
     with pytest.raises(ConfigurationError, match="seconds must"):
         flaky_server.delay(-1.0)
-
-
-# Clients of grpc.aio
-
-
-async def test_aio_calls_fail_hang_wait_and_lose_responses_on_command(aio_channel, flaky_server):
-    get = aio_channel.unary_unary(GET)
-    flaky_server.fail(times=1)
-    with pytest.raises(grpc.RpcError, match="UNAVAILABLE"):
-        await get(b"1")
-    flaky_server.freeze()
-    frozen = get(b"2")
-    await aio_wait_until(lambda: len(flaky_server.calls) == 2)
-    assert not frozen.done()
-    flaky_server.recover()
-    assert await frozen == b"2"
-    flaky_server.delay(3600.0, times=1)
-    delayed = get(b"2")
-    await aio_wait_until(lambda: len(flaky_server.calls) == 3)
-    flaky_server.recover()
-    assert await delayed == b"2"
-    flaky_server.lose_response(times=1)
-    with pytest.raises(grpc.RpcError, match="the test lost the response"):
-        await get(b"3")
-    assert flaky_server.calls[-1].requests == [b"3"]
-    stream = aio_channel.stream_stream(GET)(iter([b"3", b"4"]))
-    assert [message async for message in stream] == [b"3", b"4"]
-
-
-async def test_aio_channels_connect_again_to_a_restarted_server(aio_channel, flaky_server):
-    get = aio_channel.unary_unary(GET)
-    assert await get(b"1") == b"1"
-    await asyncio.to_thread(flaky_server.stop)
-    with pytest.raises(grpc.RpcError, match="UNAVAILABLE"):
-        await get(b"1")
-    flaky_server.start()
-    assert await get(b"1", wait_for_ready=True, timeout=WAIT_S) == b"1"

@@ -130,7 +130,7 @@ def test_rows_with_a_problem_come_first_and_their_number_is_limited():
     assert lines[-1].startswith("36 rows are hidden; ")
 
 
-@pytest.mark.parametrize("height", range(1, 40))
+@pytest.mark.parametrize("height", [1, 3, 5, 6, 7, 12, 20, 39])
 def test_a_frame_fits_the_terminal_and_shows_tables_with_a_problem_first(height):
     names = "timers", "queues", "channels", "heartbeats", "connections", "publishers"
     rows = {name: [{"target": f"{name}-{index}"} for index in range(3)] for name in names}

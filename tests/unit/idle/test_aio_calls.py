@@ -7,50 +7,38 @@ import threading
 import grpc
 import pytest
 
-from fixtures.grpc_servers import IMPATIENT
-from fixtures.grpcio import complaints
-from fixtures.idle_server import snapshot_of
-from fixtures.waiting import WAIT_S, aio_wait_until
-from rpcwheel.idle.aio import ConnectionTable
+from fixtures.timers import run_threads
+from fixtures.waiting import WAIT_S, wait_until
 
-METHOD = "/test.Calls/Call"
+METHOD = "/test.Idle/Call"
 ONE, DOWN = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
 DETAILS = "closed by the server: for a test"
 
 
-class Serving:
-    """A server with one handler behind a table; `end` ends the call in flight."""
+@pytest.fixture
+def serve(aio_world, make_server):
+    """Starts a server with one handler; returns it, and a channel of `grpc`."""
 
-    def __init__(self, handler) -> None:
-        self.table = ConnectionTable()
-        self._server = grpc.aio.server(interceptors=[self.table])
-        service = grpc.method_handlers_generic_handler("test.Calls", {"Call": handler})
-        self._server.add_generic_rpc_handlers([service])
-        self._port = self._server.add_insecure_port("127.0.0.1:0")
+    def start(handler):
+        server = make_server(aio_world, methods={"Call": handler})
+        return server, server.channel()
 
-    async def __aenter__(self):
-        await self._server.start()
-        target = f"127.0.0.1:{self._port}"
-        self.channel = grpc.aio.insecure_channel(target, options=IMPATIENT)
-        return self
-
-    async def __aexit__(self, *_) -> None:
-        await self.channel.close()
-        await self._server.stop(None)
-
-    def calls(self):
-        return [call for entry in self.table._table.entries() for call in entry.calls]
-
-    async def end(self) -> None:
-        await aio_wait_until(self.calls)
-        (call,) = self.calls()
-        threads = [threading.Thread(target=call.finish, args=(DETAILS,)) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-            thread.join(WAIT_S)
+    return start
 
 
-class Ended(asyncio.Event):
+def calls_of(server):
+    """The calls in flight; on the loop, which adds and removes them."""
+    entries = server.tracked.entries
+    return server.world.do(lambda: [call for entry in entries() for call in entry.calls])
+
+
+def end_the_call(server) -> None:
+    assert wait_until(lambda: calls_of(server))
+    (call,) = calls_of(server)
+    run_threads(*[lambda: call.finish(DETAILS)] * 3)
+
+
+class Ended(threading.Event):
     """Set when a handler is cancelled."""
 
     async def wait_for_it(self) -> None:
@@ -84,80 +72,65 @@ def styles(ended):
 
 
 @pytest.mark.parametrize("index", range(4), ids=["one", "generator", "by hand", "swallows"])
-async def test_the_client_gets_the_status_and_the_handler_is_cancelled(index, caplog):
-    ended, reported = Ended(), complaints()
+def test_the_client_gets_the_status_and_the_handler_is_cancelled(serve, caplog, index):
+    ended = Ended()
     behavior, kind = list(styles(ended).items())[index]
-    async with Serving(kind(behavior)) as serving:
-        if kind is ONE:
-            call = serving.channel.unary_unary(METHOD)(b"")
-        else:
-            call = serving.channel.unary_stream(METHOD)(b"")
-            assert await call.read() == b"open"
-            await aio_wait_until(lambda: snapshot_of(serving.table._table)[0].messages_out)
-        await serving.end()
-        assert (await call.code(), await call.details()) == (grpc.StatusCode.UNAVAILABLE, DETAILS)
-        await asyncio.wait_for(ended.wait(), WAIT_S)
-        await aio_wait_until(lambda: not serving.calls())
-    assert not reported
+    server, channel = serve(kind(behavior))
+    if kind is ONE:
+        call = channel.unary_unary(METHOD).future(b"")
+    else:
+        call = channel.unary_stream(METHOD)(b"")
+        assert next(call) == b"open"
+        assert wait_until(lambda: server.connection().messages_out)
+    end_the_call(server)
+    assert (call.code(), call.details()) == (grpc.StatusCode.UNAVAILABLE, DETAILS)
+    assert ended.wait(WAIT_S)
+    assert wait_until(lambda: not calls_of(server))
     assert not [one for one in caplog.records if one.levelno >= logging.ERROR]
 
 
-async def test_a_call_that_has_ended_can_be_ended_again():
-    async def echo(request, context):
-        seen.append(next(iter(serving.calls())))
-        return request
-
-    seen = []
-    async with Serving(ONE(echo)) as serving:
-        assert await serving.channel.unary_unary(METHOD)(b"x") == b"x"
-        await aio_wait_until(lambda: not serving.calls())
-        for _ in range(3):
-            seen[0].finish(DETAILS)
-        assert await serving.channel.unary_unary(METHOD)(b"y") == b"y"
-
-
-async def test_calls_can_be_ended_at_any_moment():
+def test_calls_can_be_ended_at_any_moment_and_after_their_end(serve):
     """What a call holds in gRPC is freed when its task has ended; to use it later would crash."""
 
     async def work(request, context):
         await asyncio.sleep(int(request) / 1e4)
         return request
 
-    async with Serving(ONE(work)) as serving:
-        calls = []
-        for number in range(300):
-            calls.append(serving.channel.unary_unary(METHOD)(str(number % 20).encode()))
-            await asyncio.sleep(0)
-            for call in serving.calls()[::2]:
-                call.finish(DETAILS)
-            if number % 3 == 0:
-                calls[-1].cancel()
-        codes = {await call.code() for call in calls}
-        assert codes <= {
-            grpc.StatusCode.OK,
-            grpc.StatusCode.UNAVAILABLE,
-            grpc.StatusCode.CANCELLED,
-        }
-        assert grpc.StatusCode.OK in codes
-        await aio_wait_until(lambda: not serving.calls())
+    server, channel = serve(ONE(work))
+    calls, seen = [], []
+    for number in range(300):
+        calls.append(channel.unary_unary(METHOD).future(str(number % 20).encode()))
+        seen = calls_of(server) or seen
+        for call in seen[::2]:
+            call.finish(DETAILS)
+        if number % 3 == 0:
+            calls[-1].cancel()
+    codes = {call.code() for call in calls}
+    statuses = grpc.StatusCode
+    assert codes <= {statuses.OK, statuses.UNAVAILABLE, statuses.CANCELLED}
+    assert statuses.OK in codes
+    assert wait_until(lambda: not calls_of(server))
+    for call in seen:
+        call.finish(DETAILS)
+    assert channel.unary_unary(METHOD)(b"1") == b"1"
 
 
-async def test_a_plain_function_in_a_pool_is_not_ended():
+def test_a_plain_function_in_a_pool_is_not_ended(serve):
     gate = threading.Event()
 
     def plain(request, context):
         gate.wait(WAIT_S)
         return request
 
-    async with Serving(ONE(plain)) as serving:
-        call = serving.channel.unary_unary(METHOD)(b"x")
-        await serving.end()
-        gate.set()
-        assert await call == b"x"
+    server, channel = serve(ONE(plain))
+    call = channel.unary_unary(METHOD).future(b"x")
+    end_the_call(server)
+    gate.set()
+    assert call.result(WAIT_S) == b"x"
 
 
-async def test_a_plain_generator_ends_when_its_client_leaves():
-    asked, gate, made, closed = threading.Event(), threading.Event(), [], []
+def test_a_plain_generator_ends_when_its_client_leaves(serve):
+    asked, gate, made, closed = threading.Event(), threading.Event(), [], threading.Event()
 
     def plain(request, context):
         yield b"open"
@@ -168,26 +141,26 @@ async def test_a_plain_generator_ends_when_its_client_leaves():
                 made.append(number)
                 yield b"more"
         finally:
-            closed.append(True)
+            closed.set()
 
-    async with Serving(DOWN(plain)) as serving:
-        call = serving.channel.unary_stream(METHOD)(b"")
-        assert await call.read() == b"open"
-        await aio_wait_until(asked.is_set)
-        call.cancel()
-        await aio_wait_until(lambda: not serving.calls())
-        gate.set()
-        await aio_wait_until(lambda: closed)
-        assert made == [0]
+    server, channel = serve(DOWN(plain))
+    call = channel.unary_stream(METHOD)(b"")
+    assert next(call) == b"open"
+    assert asked.wait(WAIT_S)
+    call.cancel()
+    assert wait_until(lambda: not calls_of(server))
+    gate.set()
+    assert closed.wait(WAIT_S)
+    assert made == [0]
 
 
-async def test_a_context_behaves_as_grpcs_own():
-    gone = asyncio.Event()
+def test_a_context_behaves_as_grpcs_own(serve):
+    gone, given = threading.Event(), []
 
-    async def serve(request, context):
+    async def respond(request, context):
         context.add_done_callback(lambda it: (given.append(it is context), gone.set()))
         context.set_trailing_metadata((("a", "b"),))
-        given.append(context.peer() == snapshot_of(serving.table._table)[0].peer)
+        given.append(context.peer() == server.connection().peer)
         given.append(context.time_remaining() > 5)
         with pytest.raises(AttributeError):
             context.nothing  # noqa: B018
@@ -195,11 +168,9 @@ async def test_a_context_behaves_as_grpcs_own():
             context.mine = 1  # grpc's own takes nothing either
         await context.write(request)
 
-    given = []
-    async with Serving(DOWN(serve)) as serving:
-        call = serving.channel.unary_stream(METHOD)(b"x", timeout=WAIT_S)
-        assert await call.read() == b"x"
-        assert await call.code() is grpc.StatusCode.OK
-        assert (await call.trailing_metadata())["a"] == "b"
-        await asyncio.wait_for(gone.wait(), WAIT_S)
+    server, channel = serve(DOWN(respond))
+    call = channel.unary_stream(METHOD)(b"x", timeout=WAIT_S)
+    assert list(call) == [b"x"]
+    assert ("a", "b") in call.trailing_metadata()
+    assert gone.wait(WAIT_S)
     assert given == [True, True, True]
