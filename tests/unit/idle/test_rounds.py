@@ -140,17 +140,11 @@ class Kernel:
     """A socket whose kernel state a test sets."""
 
     def __init__(self) -> None:
-        self.received_ns, self.unread_bytes, self.unsent_bytes = 10**12, 0, 0
+        self.state = {"received_ago_ns": 10**12, "unread": 0, "unsent": 0}
         self.is_shut_down = False
 
-    def received_ago_ns(self) -> int:
-        return self.received_ns
-
-    def unread(self) -> int:
-        return self.unread_bytes
-
-    def unsent(self) -> int:
-        return self.unsent_bytes
+    def __getattr__(self, name):
+        return lambda: self.state[name]
 
     def shutdown(self) -> None:
         self.is_shut_down = True
@@ -162,13 +156,13 @@ def test_the_kernel_is_asked_right_before_the_shutdown(server, channel):
     decide(server, detector)
     detector._scanner.open = contextmanager(lambda info: iter([kernel]))
     detector._pause = lambda: True
-    for name, value in (("received_ns", 50_000_000), ("unread_bytes", 1), ("unsent_bytes", 1)):
-        before = getattr(kernel, name)
-        setattr(kernel, name, value)
+    quiet = kernel.state
+    for busy in ({"received_ago_ns": 50_000_000}, {"unread": 1}, {"unsent": 1}):
+        kernel.state = quiet | busy
         assert close_pending(detector) == []
-        assert not kernel.is_shut_down, name
-        setattr(kernel, name, before)
+        assert not kernel.is_shut_down, busy
         server.timer._timer_state.manual_ns += 100_000_000
+    kernel.state = quiet
     assert wait_until(lambda: close_pending(detector) or kernel.is_shut_down)
     assert kernel.is_shut_down
 
