@@ -5,7 +5,7 @@ import itertools
 from fixtures.heartbeat_driver import Driver, S
 from rpcwheel.durations import NEVER
 from rpcwheel.events import ConnectionAlive, ConnectionDead, HeartbeatMissed
-from rpcwheel.heartbeat.core import MAX_IN_FLIGHT, MISSES_UNTIL_DEAD
+from rpcwheel.heartbeat.core import MISSES_UNTIL_DEAD
 from rpcwheel.heartbeat.rules import (
     HeartbeatState,
     Reconnect,
@@ -23,16 +23,6 @@ def test_a_heartbeat_is_sent_after_more_than_the_interval_without_a_read():
     assert driver.step(at=65 * S) is None
     assert driver.step(at=65 * S + 1) == Send(1, 180 * S, wait_for_ready=False)
     assert driver.state is PROBING
-
-
-def test_after_an_answer_the_connection_is_alive_for_another_interval():
-    driver = Driver().called(at=0)
-    driver.step(at=60 * S + 1)
-    driver.answer(at=61 * S, serving=True)
-    core = driver.core
-    assert (driver.state, core.rtt_ns, core.serving) == (ALIVE, S - 1, True)
-    assert (core.sent, core.answered, core.misses) == (1, 1, 0)
-    assert driver.next_at() == 120 * S + 2  # from when it was written
 
 
 def test_a_heartbeat_without_an_answer_for_a_tick_is_missed():
@@ -53,17 +43,6 @@ def test_a_connection_on_which_no_call_was_ever_answered_is_dead():
     assert driver.state is UNUSED
     driver.miss_until_reconnect()
     assert driver.now == 187 * S + 1
-
-
-def test_after_a_stall_an_answer_that_arrived_meanwhile_is_awaited():
-    driver = Driver().called(at=0)
-    driver.step(at=60 * S + 1)
-    driver.next_at()
-    assert driver.step(at=1000 * S) is None
-    assert driver.next_at() == 1020 * S
-    assert driver.core.misses == 0
-    driver.answer(at=1001 * S)
-    assert driver.state is ALIVE
 
 
 def test_a_read_right_before_the_reconnect_keeps_the_connection():
@@ -96,16 +75,6 @@ def test_a_refused_reconnect_is_tried_again_after_another_heartbeat():
         driver.miss_until_reconnect()
     assert 4 * 20 * S <= driver.now - began <= 6 * 20 * S
     assert [type(report) for report in driver.reports].count(ConnectionDead) == 1
-
-
-def test_an_idle_channel_gets_no_heartbeats_until_its_next_use():
-    driver = Driver().called(at=0)
-    driver.idle = True
-    assert driver.run(until=1000 * S, answer=None) == []
-    assert driver.state is UNUSED
-    driver.idle = False
-    driver.called(at=1001 * S)
-    assert driver.run(until=1100 * S, answer=None) == [1061 * S + 1]
 
 
 def test_an_idle_channel_with_a_recent_call_is_about_to_connect():
@@ -143,27 +112,6 @@ def test_after_a_reconnect_by_the_user_a_used_channel_gets_a_heartbeat_at_once()
     unused = Driver()
     unused.replace_connection(by_heartbeat=False)
     assert unused.step() is None
-
-
-def test_an_answer_on_a_replaced_connection_changes_nothing():
-    driver = Driver().called(at=0)
-    driver.step(at=60 * S + 1)
-    driver.replace_connection(by_heartbeat=False)
-    reports = list(driver.reports)
-    assert not driver.core.record_answer(61 * S, 1, rtt_ns=S, serving=True)
-    assert not driver.core.record_miss(61 * S, 1, "UNAVAILABLE")
-    assert (driver.core.answered, driver.core.misses, driver.core.rtt_ns) == (0, 0, None)
-    assert driver.reports == reports
-
-
-def test_a_heartbeat_can_be_requested_on_an_unused_idle_channel():
-    driver = Driver()
-    driver.idle = True
-    assert driver.core.request()
-    assert isinstance(driver.step(), Send)
-    assert not driver.core.request()
-    driver.answer()
-    assert driver.state is ALIVE
 
 
 def test_a_channel_is_not_unused_while_a_heartbeat_makes_it_connect():
@@ -222,33 +170,6 @@ def test_reports_of_an_answered_and_of_a_missed_heartbeat():
     ]
 
 
-def deaths(driver):
-    return [report for report in driver.reports if isinstance(report, ConnectionDead)]
-
-
-# --- Late answers ---
-
-
-def test_a_late_answer_counts():
-    driver = Driver().called(at=0)
-    for _ in range(3):
-        driver.step(at=driver.next_at())
-    driver.now = 110 * S
-    assert driver.core.record_answer(driver.now, 1, rtt_ns=50 * S, serving=True)
-    assert (driver.state, driver.core.misses, driver.core.rtt_ns) == (ALIVE, 0, 50 * S)
-    assert driver.core.in_flight == {2, 3}
-    assert driver.core.record_miss(111 * S, 3, "UNAVAILABLE")
-    assert (driver.state, driver.core.misses, driver.core.in_flight) == (ALIVE, 0, {2})
-
-
-def test_beyond_the_limit_in_flight_the_youngest_heartbeat_is_given_up():
-    driver = Driver(timeout=100_000).called(at=0)
-    for _ in range(3 * MAX_IN_FLIGHT):
-        driver.now = driver.next_at()
-        driver.step()
-    assert driver.core.in_flight == {*range(1, MAX_IN_FLIGHT), driver.core.sent}
-
-
 # --- How many misses ---
 
 
@@ -269,7 +190,7 @@ def test_death_has_a_random_delay_within_the_grace():
     driver = Driver(jitter=0.5, reconnect=False)
     driver.called(at=0)
     driver.run(until=200 * S, answer="UNAVAILABLE")
-    (died,) = deaths(driver)
+    (died,) = (report for report in driver.reports if isinstance(report, ConnectionDead))
     assert died.silent_s * S == 180 * S + 1 + driver.rules.grace_ns // 2
 
 
@@ -293,18 +214,6 @@ def test_death_waits_for_the_grace_after_the_last_miss():
     driver.step(at=driver.next_at() + driver.rules.grace_ns)
     assert driver.core.misses == MISSES_UNTIL_DEAD
     assert driver.next_at() >= driver.now + driver.rules.grace_ns
-
-
-# --- Failures that are not silence ---
-
-
-def test_a_late_status_that_is_not_silence_resets_earlier_misses():
-    driver = Driver().called(at=0)
-    while driver.now < 160 * S:
-        driver.step(at=driver.next_at())
-    assert driver.core.record_miss(170 * S, 1, "UNAVAILABLE", is_silence=False)
-    assert driver.next_at() == 180 * S + 1
-    assert isinstance(driver.step(at=180 * S + 1), Send)
 
 
 # --- Channels with unknown activity ---
