@@ -2,6 +2,7 @@
 
 import random
 
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -298,3 +299,4 @@ class Connection(RuleBasedStateMachine):
 
 
 TestConnection = Connection.TestCase
+TestConnection.settings = settings(max_examples=settings.default.max_examples * 2 // 5)

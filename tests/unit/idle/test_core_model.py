@@ -1,5 +1,6 @@
 """Random uses of a connection, compared with a model that remembers everything."""
 
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -137,3 +138,4 @@ class Connection(RuleBasedStateMachine):
 
 
 TestConnection = Connection.TestCase
+TestConnection.settings = settings(max_examples=settings.default.max_examples * 2 // 5)
