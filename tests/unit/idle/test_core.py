@@ -6,6 +6,7 @@ from rpcwheel.durations import NEVER
 from rpcwheel.idle.core import (
     MAX_ATTEMPTS,
     QUIET_NS,
+    STATUS_GRACE_NS,
     ConnectionActivity,
     IdleLimit,
     IdleReason,
@@ -194,7 +195,10 @@ def test_after_max_age_grace_calls_end_and_the_connection_is_shut_down_whatever_
     closing.activity.user.note_read(91 * S)
     assert closing.step(90, unread=1) is Step.WAIT_LONG
     assert closing.step(91, unread=1) is Step.END_CALLS
-    closing.pending.ended_ns = 91 * S
+    closing.pending.note_step(Step.WAIT_LONG, closing.limits, 90 * S)
+    assert (closing.pending.attempts, closing.pending.next_ns) == (1, 91 * S)
+    closing.pending.note_step(Step.END_CALLS, closing.limits, 91 * S)
+    assert closing.pending.next_ns == 91 * S + STATUS_GRACE_NS
     closing.activity.user.begin(91 * S, streams=False)
     assert closing.step(91, unread=1, unsent=1) is Step.WAIT
     assert closing.step(91, unread=1) is Step.SHUTDOWN

@@ -117,6 +117,8 @@ def test_another_connection_with_the_port_of_an_idle_one_is_not_closed(server):
     (old,) = sockets_at(server.port)
     reset(first)
     assert wait_until(lambda: not is_open(old))  # else the detector closes the server's end
+    with detector._scanner.open(old) as gone:
+        assert gone is None
     again = connect_from(here, server.port)
     server.wait_until_quiet()
     assert close_pending(detector) == []
