@@ -1,3 +1,8 @@
 """Fixtures of the timer tests."""
 
-from fixtures.timers import events, frequent_thread_switches, make_queue  # noqa: F401 - fixtures
+from fixtures.timers import (  # noqa: F401 - fixtures
+    events,
+    frequent_thread_switches,
+    make_queue,
+    make_timer,
+)

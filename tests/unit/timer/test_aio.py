@@ -10,10 +10,8 @@ import weakref
 
 import pytest
 
-from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
-from rpcwheel.timer import AsyncWheelTimer, DeadlineHeap, TimerStopped, aio
-from rpcwheel.timer.queue import default_queue
+from rpcwheel.timer import AsyncWheelTimer, TimerStopped
 
 try:
     import uvloop
@@ -39,102 +37,6 @@ def run(request):
             return runner.run(asyncio.wait_for(main(), WAIT_S))
 
     return run
-
-
-@pytest.fixture
-def make_queue(request):
-    """The default queue on asyncio, the heap on uvloop: the driver has no branch for queues."""
-    run = request.node.callspec.params.get("run")
-    return DeadlineHeap if run == "uvloop" else default_queue
-
-
-class Calls:
-    """Counts the pending handles of the timer in the loop, and its wake-ups."""
-
-    def __init__(self, monkeypatch) -> None:
-        self.wakeups = 0
-        self.made = []
-        self.most = 0
-        on_wakeup = aio._on_wakeup
-
-        def counted(timer_ref):
-            self.wakeups += 1
-            on_wakeup(timer_ref)
-
-        monkeypatch.setattr(aio, "_on_wakeup", counted)
-        schedule = AsyncWheelTimer._schedule_wakeup
-
-        def scheduled(timer, wake_ns):
-            schedule(timer, wake_ns)
-            self.made.append(timer._handle)
-            alive = [h for h in self.made if not h.cancelled() and not over(h)]
-            self.most = max(self.most, len(alive))
-
-        monkeypatch.setattr(AsyncWheelTimer, "_schedule_wakeup", scheduled)
-
-
-def over(handle) -> bool:
-    return handle.when() < asyncio.get_running_loop().time()
-
-
-@pytest.fixture
-def calls(monkeypatch):
-    return Calls(monkeypatch)
-
-
-def test_tasks_run_on_the_thread_of_the_loop_in_order_and_never_early(run, make_queue):
-    queue = make_queue()
-
-    async def main():
-        ran = []
-        async with AsyncWheelTimer(queue) as timer:
-            for n in (30, 10, 20, 0, -5):
-                timer.new_timeout(
-                    lambda t, n=n: ran.append((n, threading.get_ident(), time.monotonic_ns(), t)),
-                    n * 1e-3,
-                )
-            assert not ran
-            await aio_wait_until(lambda: not timer.pending)
-        return ran
-
-    ran = run(main)
-    ticks = [-(-t._deadline_ns // queue._tick_ns) for *_, t in ran]
-    assert ticks == sorted(ticks)  # also if some were late
-    assert sorted(n for n, *_ in ran) == [-5, 0, 10, 20, 30]
-    assert {ident for _, ident, *_ in ran} == {threading.get_ident()}
-    assert all(at >= t._deadline_ns for *_, at, t in ran)
-
-
-def test_a_thousand_timeouts_have_one_handle_in_the_loop(run, make_queue, calls):
-    async def main():
-        async with AsyncWheelTimer(make_queue()) as timer:
-            for n in range(1000, 0, -1):
-                timer.new_timeout(print, 60.0 + n)
-            loop = asyncio.get_running_loop()
-            scheduled = getattr(loop, "_scheduled", None)  # uvloop has no such list
-            if scheduled is not None:
-                ours = [h for h in scheduled if h._callback is aio._on_wakeup and not h.cancelled()]
-                assert len(ours) == 1
-            done = asyncio.Event()
-            for n in range(20):
-                timer.new_timeout(lambda timeout: None, n * 0.001)
-            timer.new_timeout(lambda timeout: done.set(), 0.03)
-            await done.wait()
-        assert calls.most == 1
-
-    run(main)
-
-
-def test_a_timeout_costs_few_wake_ups(run, make_queue, calls):
-    async def main():
-        async with AsyncWheelTimer(make_queue()) as timer:
-            for delay in (0.0003, 0.0005, 0.0014, 0.0026, 0.005) * 4:
-                done = asyncio.Event()
-                timer.new_timeout(lambda timeout, done=done: done.set(), delay)
-                await done.wait()
-            assert calls.wakeups <= 20 * 3
-
-    run(main)
 
 
 def test_uvloop_delays_are_rounded_up_to_milliseconds():
@@ -165,61 +67,6 @@ def test_uvloop_delays_are_rounded_up_to_milliseconds():
 
     with asyncio.Runner(loop_factory=factory) as runner:
         runner.run(main())
-
-
-def test_an_idle_aio_timer_has_no_wake_ups(run, make_queue, calls):
-    async def main():
-        async with AsyncWheelTimer(make_queue()) as timer:
-            for n in range(1000):
-                timer.new_timeout(print, 3600.0 + n / 7)
-            for _ in range(5000):
-                timer.new_timeout(print, 1800.0).cancel()
-            await asyncio.sleep(0.1)  # a timer that polls would wake up often
-            assert calls.wakeups <= 3
-
-    run(main)
-
-
-def test_an_earlier_timeout_of_another_thread_wakes_the_loop(run, make_queue):
-    async def main():
-        loop = asyncio.get_running_loop()
-        async with AsyncWheelTimer(make_queue()) as timer:
-            timer.new_timeout(print, 3600.0)
-            fired = threading.Event()
-
-            def start_nearer_ones():
-                for _ in range(100):
-                    fired.clear()
-                    timer.new_timeout(lambda timeout: fired.set(), 0.001)
-                    assert fired.wait(WAIT_S), "a wake-up was lost"
-
-            await loop.run_in_executor(None, start_nearer_ones)
-            assert timer.pending == 1
-
-    run(main)
-
-
-@pytest.mark.usefixtures("frequent_thread_switches")
-def test_timeouts_of_many_threads_each_fire_or_are_cancelled_once(run, make_queue):
-    async def main():
-        loop = asyncio.get_running_loop()
-        fired, won, started = [], [], []
-        async with AsyncWheelTimer(make_queue()) as timer:
-
-            def churn():
-                for step in range(500):
-                    timeout = timer.new_timeout(fired.append, step % 4 * 0.001)
-                    started.append(timeout)
-                    timeout.reschedule(step % 3 * 0.001)
-                    if step % 2 and timeout.cancel():
-                        won.append(timeout)
-
-            await loop.run_in_executor(None, run_threads, churn, churn, churn)
-            await aio_wait_until(lambda: not timer.pending)
-            timer._timer_state.queue.check()
-        assert sorted(map(id, fired + won)) == sorted(map(id, started))
-
-    run(main)
 
 
 def test_a_task_may_be_a_coroutine_function_and_its_errors_are_reported(run):
@@ -289,18 +136,6 @@ def test_a_coroutine_may_stop_its_own_timer(run, way):
     run(main)
 
 
-def test_a_task_cannot_stop_its_aio_timer(run):
-    async def main():
-        seen, done = [], asyncio.Event()
-        async with AsyncWheelTimer(on_error=lambda *args: seen.append(args)) as timer:
-            timer.new_timeout(lambda timeout: timer.stop(), 0)
-            timer.new_timeout(lambda timeout: done.set(), 0.002)
-            await done.wait()
-        assert "cannot stop the timer that runs it" in str(seen[0][1])
-
-    run(main)
-
-
 def test_another_thread_may_stop_the_timer_while_a_task_runs(run):
     async def main():
         timer, errors, done = AsyncWheelTimer(), [], asyncio.Event()
@@ -346,11 +181,6 @@ def test_other_callbacks_of_the_loop_run_between_batches_of_tasks(run, make_queu
         assert max(b - a for a, b in itertools.pairwise(between)) <= 300
 
     run(main)
-
-
-def test_an_aio_timer_needs_a_running_loop():
-    with pytest.raises(RuntimeError, match="create an AsyncWheelTimer inside a coroutine"):
-        AsyncWheelTimer()
 
 
 def test_a_timer_on_a_closed_loop_raises_timer_stopped(run):

