@@ -1,67 +1,153 @@
-"""Switches to another thread at given moments, simulated on one thread.
+"""Switches to another thread at any moment, simulated on one thread; bounds of one call.
 
 Only the pure form can be interrupted by a test; the compiled form has the same source.
 """
 
+import itertools
 import sys
-from collections.abc import Callable
 
 import pytest
 
-from rpcwheel.timer import _sparse
+from rpcwheel.errors import TooManyTimeouts
+from rpcwheel.timer import _heap, _sparse
 from rpcwheel.timer.queue import load_form
 
 PURE = load_form("pure")
 MS = 1_000_000
 NEVER = (1 << 63) - 1
+QUEUES = {
+    "hierarchical": lambda: PURE.HierarchicalWheel(0.001),
+    "sparse": lambda: PURE.SparseWheel(0.001),
+    "hashed": lambda: PURE.HashedWheel(0.001, slots=4),
+    "heap": PURE.DeadlineHeap,
+}
 
 
-class CallsAfter:
-    """Calls a function right after the next call of a given method."""
+class Timer(PURE.TimerBase):
+    """A timer whose queue has timeouts of all kinds: cancelled, put off, near and far."""
 
-    METHODS = (
-        "_earliest",
-        "_find",
-        "_first",
-        "_move_cursor",
-        "_pass_by",
-        "_slot",
-        "next_wake",
-    )
+    def __init__(self, queue) -> None:
+        super().__init__(PURE.TimerState(queue, lambda: self, True), None)
+        self.queue = queue
+        self.started = []
+        self.ended = []
+        for at_ms in (9, 30, 9):
+            self.cancel(self.start(at_ms))
+        for at_ms in (2, 2, 6, 14, 70, 70, 90, 5000):
+            self.start(at_ms)
+        assert queue.reschedule(self.start(3), 50 * MS)
+        self.chosen = self.start(60)
 
-    def call_after(self, method: str, function: Callable[[], object]) -> None:
-        self.waiting = {method: function}
+    def _wake(self, deadline_ns) -> None:
+        """`TimerState.wake` has noted the deadline."""
 
-    def __getattribute__(self, name: str):
-        found = super().__getattribute__(name)
-        if name not in CallsAfter.METHODS:
-            return found
+    def _refuse(self) -> None:
+        raise TooManyTimeouts
 
-        def called(*args):
-            result = found(*args)
-            function = self.__dict__.get("waiting", {}).pop(name, None)
-            if function is not None:
-                function()
-            return result
+    def start(self, at_ms):
+        try:
+            timeout = self.new_timeout(print, at_ms / 1000)
+        except TooManyTimeouts:  # the queue is closed
+            return None
+        self.started.append(timeout)
+        return timeout
 
-        return called
+    def cancel(self, timeout) -> None:
+        if timeout.cancel():
+            self.ended.append(timeout)
+
+    def drain(self) -> None:
+        self.queue.limit(-1)
+        self.ended += self.queue.drain()
+
+    def call(self, name) -> None:
+        """Do what a thread may do; the last three only the thread of the timer does."""
+        if name.startswith("start"):
+            self.start(int(name.split()[1]))
+        elif name.startswith("reschedule"):
+            self.chosen.reschedule(int(name.split()[1]) / 1000)
+        elif name == "cancel":
+            self.cancel(self.chosen)
+        elif name == "arm":
+            self._timer_state.arm()
+        elif name == "pop":
+            self.ended += self.queue.advance(70 * MS, 2)
+        elif name == "drain":
+            self.drain()
+
+    def check(self) -> None:
+        """Check that each timeout ends once, in time and in order."""
+        queue = self.queue
+        queue.check()
+        assert self._timer_state.armed_ns <= queue.next_wake()
+        for until_ns in (20 * MS, 66 * MS, 75 * MS, 5000 * MS):
+            cursor_ns = queue._cursor * queue._tick_ns
+            now_ns = max(until_ns, cursor_ns)
+            due = queue.advance(now_ns)
+            keys = [max(timeout._deadline_ns, cursor_ns) for timeout in due]
+            assert keys == sorted(keys)
+            assert not due or keys[-1] <= now_ns
+            self.ended += due
+            pending = [timeout for timeout in self.started if timeout._slot >= 0]
+            assert len(queue) == len(pending)
+            earliest_ns = min((timeout._deadline_ns for timeout in pending), default=NEVER)
+            assert now_ns < earliest_ns
+            assert queue.next_wake() <= earliest_ns
+            queue.check()
+        assert sorted(map(id, self.ended)) == sorted(map(id, self.started))
 
 
-class Hierarchical(CallsAfter, PURE.HierarchicalWheel):
-    search = "_find"
+def interrupt_after_call(number, work, other) -> bool:
+    """Run `work`, and `other` after so many calls in it; False if it makes fewer."""
+    left = [number]
+
+    def after(frame, event, _) -> None:
+        of_timer = frame.f_globals["__name__"].startswith("rpcwheel.timer")
+        if of_timer and event in {"c_return", "return"}:
+            left[0] -= 1
+            if left[0] == 0:
+                other()
+
+    sys.setprofile(after)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return left[0] <= 0
 
 
-class Sparse(CallsAfter, PURE.SparseWheel):
-    search = "_first"
+ANY_THREAD = ["start 6", "start 20", "cancel", "reschedule 12"]
+OTHERS = [*ANY_THREAD, "start 1", "start 68", "reschedule 5", "reschedule 61", "reschedule 5000"]
+OF_TIMER = ["arm", "pop", "drain"]
+SEVERAL = ["start 20, arm", "cancel, arm, start 60", "arm, start 90, start 9", "pop, start 6"]
 
 
-class Hashed(CallsAfter, PURE.HashedWheel):
-    search = "_earliest"
+@pytest.mark.parametrize("popped", [0, 1, 4], ids=["unused", "in a slot", "between slots"])
+@pytest.mark.parametrize("work", [*ANY_THREAD, *OF_TIMER])
+@pytest.mark.parametrize("make", QUEUES.values(), ids=QUEUES)
+def test_no_timeout_is_lost_wherever_threads_switch(monkeypatch, make, work, popped):
+    """CPython switches threads only after a call; here it does so after each call in turn."""
+    monkeypatch.setattr(_heap, "EXTRA", 0)
+    for others in OTHERS if work in OF_TIMER else [*OTHERS, *OF_TIMER, *SEVERAL]:
+        for number in itertools.count(1):
+            timer = Timer(make())
+            timer.ended += timer.queue.advance(16 * MS, popped)
+
+            def other(timer=timer, others=others):
+                for name in others.split(", "):
+                    timer.call(name)
+
+            came = interrupt_after_call(number, lambda timer=timer: timer.call(work), other)
+            try:
+                timer.check()
+            except AssertionError as error:
+                raise AssertionError(f"{others} after call {number}") from error
+            if not came:
+                break
+        assert number > 1
 
 
-@pytest.fixture(params=[Hierarchical, Sparse, Hashed])
-def queue(request):
-    return request.param(0.001)
+# --- Of `SparseWheel`, which creates and removes slots ---
 
 
 def new(queue, at_ms):
@@ -76,85 +162,6 @@ def put(queue, at_ms):
     timeout = new(queue, at_ms)
     assert queue.schedule(timeout)
     return timeout
-
-
-@pytest.mark.parametrize("far", [None, 200])
-def test_a_timeout_added_between_the_search_and_the_cursor_move_is_found(queue, far):
-    if far is not None:
-        put(queue, far)
-    near = []
-    queue.call_after(queue.search, lambda: near.append(put(queue, 20)))
-    assert queue.pop(50 * MS) is near[0]
-    queue.check()
-
-
-def test_a_timeout_added_before_the_one_that_was_found_fires_first(queue):
-    second, first = put(queue, 30), []
-    queue.call_after(queue.search, lambda: first.append(put(queue, 20)))
-    assert queue.advance(50 * MS) == [*first, second]
-    queue.check()
-
-
-def test_a_timeout_rescheduled_earlier_after_the_search_is_found(queue):
-    timeout = put(queue, 5000)
-    queue.call_after(queue.search, lambda: queue.reschedule(timeout, 20 * MS))
-    assert queue.pop(50 * MS) is timeout
-    queue.check()
-
-
-def test_a_timeout_cancelled_after_the_search_is_not_returned(queue):
-    timeout = put(queue, 20)
-    queue.call_after(queue.search, timeout.cancel)
-    assert queue.pop(50 * MS) is None
-    queue.check()
-
-
-def test_a_slot_is_computed_again_if_the_cursor_moved(queue):
-    for at in (70, 1000, 20):
-        timeout = new(queue, at)
-        queue.call_after("_slot", lambda: queue.pop(66 * MS))
-        assert queue.schedule(timeout)
-        queue.check()
-    assert len(queue.advance(1000 * MS)) == 3
-
-
-def test_a_deadline_changed_while_the_timeout_is_added_is_used(queue):
-    timeout = put(queue, 500)
-    queue.call_after("_slot", lambda: queue.reschedule(timeout, 10 * MS))
-    assert queue.reschedule(timeout, 300 * MS)
-    queue.check()
-    assert queue.next_wake() <= 10 * MS
-    assert queue.advance(10 * MS) == [timeout]
-
-
-def test_a_timeout_cancelled_while_it_is_moved_stays_cancelled(queue):
-    timeout = put(queue, 500)
-    queue.call_after("_slot", timeout.cancel)
-    assert not timeout.reschedule(0.3)
-    queue.check()
-    assert queue.advance(1000 * MS) == []
-
-
-def test_a_timeout_of_a_closed_queue_is_not_moved(queue):
-    """`drain` would not see it if it were moved to a slot that was empty when `drain` began."""
-    timeout = put(queue, 500)
-    queue.limit(-1)
-    assert not timeout.reschedule(0.3)
-    assert queue.drain() == [timeout]
-
-
-def test_a_slot_removed_while_it_is_chosen_is_created_again():
-    queue = Sparse(0.001)
-    old = put(queue, 20)
-
-    def clean_away():
-        old.cancel()
-        assert queue.next_wake() == NEVER
-
-    queue.call_after("_slot", clean_away)
-    timeout = put(queue, 20)
-    queue.check()
-    assert queue.advance(20 * MS) == [timeout]
 
 
 class Look(dict):
@@ -179,7 +186,7 @@ class Look(dict):
 
 @pytest.mark.parametrize("used_again", [False, True])
 def test_a_slot_removed_by_another_thread_is_not_removed_again(used_again):
-    queue = Sparse(0.001)
+    queue = PURE.SparseWheel(0.001)
     put(queue, 20).cancel()
     forget, came = queue._forget, []
 
@@ -199,7 +206,7 @@ def test_a_slot_removed_by_another_thread_is_not_removed_again(used_again):
 
 
 def test_each_slot_is_used_or_unused_after_two_threads_added_a_tick():
-    queue = Sparse(0.001)
+    queue = PURE.SparseWheel(0.001)
     queue._by_tick = look = Look()
     look.function = lambda: put(queue, 20)
     put(queue, 20)
@@ -209,7 +216,7 @@ def test_each_slot_is_used_or_unused_after_two_threads_added_a_tick():
 
 
 def test_the_heap_of_ticks_is_sorted_again_only_if_it_lacks_ticks_or_has_many_more():
-    queue = Sparse(0.001)
+    queue = PURE.SparseWheel(0.001)
     put(queue, 20)
     heap = queue._ticks
     put(queue, 30).cancel()
@@ -219,7 +226,7 @@ def test_the_heap_of_ticks_is_sorted_again_only_if_it_lacks_ticks_or_has_many_mo
 
 def test_no_tick_is_lost_when_the_heap_of_ticks_is_rebuilt():
     """Another thread adds a slot while the ticks are collected, and removes one."""
-    queue = Sparse(0.001)
+    queue = PURE.SparseWheel(0.001)
     put(queue, 5000)
     put(queue, 9000).cancel()
     queue._by_tick = look = Look(queue._by_tick)
@@ -234,7 +241,7 @@ def test_no_tick_is_lost_when_the_heap_of_ticks_is_rebuilt():
 
 
 def test_an_earlier_tick_added_while_an_unused_one_is_removed_is_kept():
-    queue = Sparse(0.001)
+    queue = PURE.SparseWheel(0.001)
     queue._by_tick = look = Look(queue._by_tick)
     put(queue, 20).cancel()
     queue._forget(20, queue._by_tick[20])  # by another thread
@@ -248,7 +255,7 @@ def test_an_earlier_tick_added_while_an_unused_one_is_removed_is_kept():
 
 def test_a_timeout_in_a_slot_whose_tick_is_not_yet_in_the_heap_is_found(monkeypatch):
     """The thread that added the slot is slow, and its timeout is refused, so it wakes no timer."""
-    queue = Sparse(0.001)
+    queue = PURE.SparseWheel(0.001)
     put(queue, 5000)
     put(queue, 9000).cancel()  # its tick outlives its slot, so that ticks are no fewer than slots
     push, came, wakes = _sparse.heappush, [], []
@@ -270,7 +277,7 @@ def test_a_timeout_in_a_slot_whose_tick_is_not_yet_in_the_heap_is_found(monkeypa
 
 def test_a_slot_that_is_removed_and_used_again_for_its_tick_is_in_the_heap(monkeypatch):
     """It happens after the first thread has added the tick to the heap."""
-    queue = Sparse(0.001)
+    queue = PURE.SparseWheel(0.001)
     put(queue, 5000)
     put(queue, 9000).cancel()
     queue._forget(9000, queue._by_tick[9000])  # the heap has more ticks than there are slots
@@ -291,17 +298,6 @@ def test_a_slot_that_is_removed_and_used_again_for_its_tick_is_in_the_heap(monke
     assert queue.advance(20 * MS) == came
 
 
-def test_a_timeout_added_while_the_next_wakeup_is_computed_is_not_missed(queue):
-    state = PURE.TimerState(queue, lambda: None, True)
-    put(queue, 5000)
-    queue.call_after("next_wake", lambda: put(queue, 20))
-    assert state.arm() == 20 * MS
-    assert state.armed_ns == 20 * MS
-    pulled = put(queue, 6000)
-    queue.call_after("next_wake", lambda: queue.reschedule(pulled, 10 * MS))
-    assert state.arm() == 10 * MS
-
-
 def test_one_pop_moves_at_most_a_bounded_number_of_timeouts():
     wheel, put_off = PURE.HierarchicalWheel(0.001), PURE.SparseWheel(0.001)
     one_level = PURE.HierarchicalWheel(0.001)
@@ -319,14 +315,9 @@ def test_one_pop_moves_at_most_a_bounded_number_of_timeouts():
         assert max(moved) <= 256
 
 
-def same_slot(queue, *rounds):
-    """Timeouts of one slot of a `HashedWheel`, in these rounds, after the one that is due first."""
-    return [put(queue, 2 + number * 4) for number in rounds]
-
-
 def test_one_pop_passes_by_at_most_a_bounded_number_of_timeouts():
     queue = PURE.HashedWheel(0.001, slots=4)
-    due, *later = same_slot(queue, 0, *[1] * 1000)
+    due, *later = (put(queue, at_ms) for at_ms in (2, *[6] * 1000))  # one slot
     assert queue.pop(2 * MS) is due
     assert queue.pop(2 * MS) is None
     assert queue._mark._next is later[256]
@@ -338,108 +329,3 @@ def test_an_empty_slot_of_a_ring_is_looked_at_once():
     put(queue, 2).cancel()
     assert queue.next_wake() == NEVER
     assert not any(queue._occupied)
-
-
-def test_a_visit_of_a_slot_passes_by_the_timeouts_of_later_rounds_once():
-    queue = PURE.HashedWheel(0.001, slots=4)
-    later = same_slot(queue, 5, 7, 5)
-    due = same_slot(queue, 0)
-    assert queue.advance(2 * MS) == due
-    assert queue.next_wake() == 22 * MS
-    queue.check()
-    assert queue.advance(22 * MS) == [later[0], later[2]]
-    assert queue.advance(30 * MS) == [later[1]]
-
-
-@pytest.mark.parametrize("removed", [0, 1, 2])
-def test_a_visit_ends_although_a_timeout_that_was_passed_by_is_removed(removed):
-    queue = PURE.HashedWheel(0.001, slots=4)
-    later = same_slot(queue, 3, 4, 5)
-    due = same_slot(queue, 0, 0)
-    assert queue.pop(2 * MS) is due[0]
-    later.pop(removed).cancel()
-    assert queue.pop(2 * MS) is due[1]
-    assert queue.pop(2 * MS) is None
-    queue.check()
-    assert queue.next_wake() == (14 * MS if removed == 0 else later[0]._deadline_ns)
-    assert queue.advance(100 * MS) == later
-
-
-def test_timeouts_that_are_added_during_a_visit_fire_in_their_order():
-    queue = PURE.HashedWheel(0.001, slots=4)
-    later = same_slot(queue, 3)
-    due = same_slot(queue, 0, 0)
-    assert queue.pop(2 * MS) is due[0]
-    now, next_round = put(queue, 1), put(queue, 6)
-    moved = put(queue, 50)
-    assert queue.reschedule(moved, 18 * MS)  # into the slot that is visited
-    assert queue.advance(2 * MS) == [due[1], now]
-    queue.check()
-    assert queue.next_wake() == 6 * MS
-    assert queue.advance(100 * MS) == [next_round, *later, moved]
-
-
-def test_an_equal_delay_added_during_a_visit_is_due_in_its_own_round():
-    queue = Hashed(0.001, slots=4)
-    timer = PURE.TimerBase(PURE.TimerState(queue, lambda: None, True), None)
-    due, later = put(queue, 2), put(queue, 10)
-    added = []
-    queue.call_after("_move_cursor", lambda: added.append(timer.new_timeout(print, 0.006)))
-    assert queue.pop(2 * MS) is due
-    added.pop().cancel()
-    queue.call_after("_pass_by", lambda: added.append(timer.new_timeout(print, 0.006)))
-    assert queue.pop(2 * MS) is None
-    queue.check()
-    assert queue.next_wake() == 6 * MS
-    assert queue.advance(10 * MS) == [*added, later]
-
-
-def test_a_timeout_added_while_the_bound_of_a_visited_slot_is_computed_is_not_late():
-    """With a trace function, so that it is added after each call of `_pass_by`, one at a time."""
-    for call in range(10):
-        queue = PURE.HashedWheel(0.001, slots=4)
-        same_slot(queue, 5, 0)
-        came, calls = [], []
-
-        def trace(frame, event, _, queue=queue, came=came, calls=calls, call=call):
-            if frame.f_code.co_name == "_pass_by" and event in {"c_return", "return"}:
-                calls.append(event)
-                if len(calls) == call + 1:
-                    came.append(put(queue, 6))
-
-        sys.setprofile(trace)
-        try:
-            assert len(queue.advance(2 * MS)) == 1
-        finally:
-            sys.setprofile(None)
-        queue.check()
-        assert queue.next_wake() == (6 if came else 22) * MS
-        if not came:
-            return
-
-
-@pytest.mark.parametrize("passed", [0, 1, 2])
-def test_timeouts_of_one_tick_fire_in_their_order_although_one_came_during_a_visit(passed):
-    """Some of the older ones have been passed by, and one of those is removed."""
-    queue = PURE.HashedWheel(0.001, slots=4)
-    old = []
-    for number in range(4):
-        if number == passed:
-            due = [put(queue, 2), put(queue, 2)]
-        old.append(put(queue, 6))
-    assert queue.pop(2 * MS) is due[0]
-    old.pop(0).cancel()
-    new = put(queue, 6)
-    assert queue.advance(2 * MS) == due[1:]
-    queue.check()
-    assert queue.advance(6 * MS) == [*old, new]
-
-
-def test_a_wheel_can_be_drained_during_a_visit():
-    queue = PURE.HashedWheel(0.001, slots=4)
-    later = same_slot(queue, 3)
-    due = same_slot(queue, 0, 0)
-    assert queue.pop(2 * MS) is due[0]
-    assert queue.drain() == [due[1], *later]
-    queue.check()
-    assert len(queue) == 0
