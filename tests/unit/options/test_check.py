@@ -227,11 +227,6 @@ def test_findings_are_sorted_by_severity_and_unique():
     assert len(set(check_options(bad, None))) == len(severities)
 
 
-def test_options_that_are_not_iterable_are_refused():
-    with pytest.raises(TypeError):
-        check_options(5)
-
-
 @given(
     some.lists(
         some.tuples(
