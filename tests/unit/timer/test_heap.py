@@ -5,7 +5,9 @@ Only the pure form can be interrupted by a test; the compiled form has the same 
 
 from __future__ import annotations
 
+import itertools
 import signal
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
