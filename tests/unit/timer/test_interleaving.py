@@ -80,6 +80,7 @@ class Timer(PURE.TimerBase):
         queue = self.queue
         queue.check()
         assert self._timer_state.armed_ns <= queue.next_wake()
+        assert len(queue) == 0 or queue._capacity >= 0  # not closed
         for until_ns in (20 * MS, 66 * MS, 75 * MS, 5000 * MS):
             cursor_ns = queue._cursor * queue._tick_ns
             now_ns = max(until_ns, cursor_ns)
