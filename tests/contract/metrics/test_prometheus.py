@@ -112,56 +112,50 @@ print(*(name for name in ("prometheus_client", "opentelemetry.metrics") if name 
 """
 
 
+BOTH = "prometheus_client opentelemetry.metrics\n"
+
+
+def run(program):
+    """Run a program in a process of its own; returns its output and its errors."""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    return done.stdout, done.stderr
+
+
 @pytest.mark.parametrize(
     ("value", "imported"),
     [
-        (None, "prometheus_client opentelemetry.metrics"),
-        ("off", ""),
-        ("OFF", ""),
-        ("0", ""),
-        ("False", ""),
-        ("prometheus", "prometheus_client"),
-        ("otel", "opentelemetry.metrics"),
-        ("nonsense", "prometheus_client opentelemetry.metrics"),
+        ("", BOTH),
+        ("OFF", "\n"),
+        ("0", "\n"),
+        ("False", "\n"),
+        ("prometheus", "prometheus_client\n"),
+        ("otel", "opentelemetry.metrics\n"),
+        ("nonsense", BOTH),
     ],
 )
 def test_the_environment_chooses_what_is_switched_on(monkeypatch, value, imported):
-    if value is None:
-        monkeypatch.delenv("RPCWHEEL_METRICS", raising=False)
-    else:
-        monkeypatch.setenv("RPCWHEEL_METRICS", value)
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == imported
-    assert ("RPCWHEEL_METRICS='nonsense'" in done.stderr) == (value == "nonsense")
+    monkeypatch.setenv("RPCWHEEL_METRICS", value)
+    output, errors = run(PROGRAM)
+    assert output == imported
+    assert ("RPCWHEEL_METRICS='nonsense'" in errors) == (value == "nonsense")
 
 
 @pytest.mark.parametrize("kit", ["rpcwheel.Kit", "rpcwheel.aio.Kit"])
 def test_a_kit_alone_switches_metrics_on(monkeypatch, kit):
     monkeypatch.delenv("RPCWHEEL_METRICS", raising=False)
     program = f"import sys, rpcwheel\n{kit}()\nprint('prometheus_client' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "True\n"
+    assert run(program) == ("True\n", "")
 
 
 def test_an_old_api_of_opentelemetry_leaves_the_program_and_prometheus_alone():
     old = "import opentelemetry.metrics as m; m.Meter.create_histogram = lambda self, name: None\n"
-    program = old + PROGRAM
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert "prometheus_client" in done.stdout
-    assert "metrics for otel stay off: opentelemetry-api is too old" in done.stderr
+    output, errors = run(old + PROGRAM)
+    assert "prometheus_client" in output
+    assert "metrics for otel stay off: opentelemetry-api is too old" in errors
 
 
 def test_a_module_that_a_test_has_made_is_not_the_package():
-    program = (
-        "import sys, types\nsys.modules['prometheus_client'] = types.ModuleType('x')\n" + PROGRAM
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert done.stderr == ""
+    made = "import sys, types\nsys.modules['prometheus_client'] = types.ModuleType('x')\n"
+    assert run(made + PROGRAM)[1] == ""

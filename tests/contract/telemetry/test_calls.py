@@ -201,19 +201,6 @@ def test_a_reconnect_of_a_subchannel_is_an_event_of_the_calls_on_it(shop, world,
     assert events_of(span) == ["rpcwheel.reconnect"]
 
 
-def test_a_reconnect_before_the_end_of_a_call_is_followed_by_its_retry(
-    shop, world, reconnecting, spans
-):
-    kit = world.keep(world.api.Kit(**RETRIED))
-    connection = reconnecting(shop.target)
-    channel = world.do(kit.intercept_channel, connection)
-    with spans.caller() as span:
-        call = in_flight(world, channel, "unary_unary", "held", shop, span)
-        assert world.do(connection.reconnect, "a test", drain_timeout=0)
-        assert call.result() == b"ab"
-    assert events_of(span) == ["rpcwheel.reconnect", "rpcwheel.retry"]
-
-
 def test_a_dead_connection_is_an_event_of_the_spans_of_its_calls(world, reconnecting, spans):
     heartbeat = rpcwheel.heartbeat if world.name == "sync" else rpcwheel.heartbeat.aio
     with FlakyServer() as server:
@@ -227,16 +214,6 @@ def test_a_dead_connection_is_an_event_of_the_spans_of_its_calls(world, reconnec
             assert "no answer to heartbeats" in call.error().details()
             expected = {"rpcwheel.connection_dead", "rpcwheel.reconnect"}
             wait_until(lambda: set(events_of(span)) == expected)
-
-
-def test_a_span_that_has_ended_gets_no_event_of_its_call(shop, world, reconnecting, spans, caplog):
-    channel = reconnecting(shop.target)
-    with spans.caller() as span:
-        call = in_flight(world, channel, "unary_unary", "held", shop, span)
-    assert world.do(channel.reconnect, "a test", drain_timeout=0)
-    assert call.error().code() is grpc.StatusCode.UNAVAILABLE
-    assert span.events == ()
-    assert [record.name for record in caplog.records if "opentelemetry" in record.name] == []
 
 
 # --- Logs ---

@@ -12,7 +12,7 @@ import rpcwheel.aio
 from fixtures.foreign_opentelemetry import events_of
 from fixtures.instrumented_channels import answer
 from fixtures.shop import SERVICE, UNARY_UNARY, Fail
-from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
+from fixtures.waiting import WAIT_S, aio_wait_until
 from fixtures.worlds import AioWorld, SyncWorld
 from rpcwheel import FailbackPolicy
 from rpcwheel.failback.aio import FailbackInvoker
@@ -177,32 +177,24 @@ class Function:
         return context.trace_id, context.span_id
 
 
-def check_function(function, delivery, caller, name) -> None:
+@pytest.mark.parametrize("name", ["Function", "Function.future", "Function.aio"])
+async def test_a_function_runs_with_the_span_of_its_delivery(
+    name, invoker, aio_invoker, timer, spans
+):
+    function = Function(ConnectionError("refused"))
+    with spans.caller() as caller:
+        if name == "Function.aio":
+            await aio_invoker(backoff=1).invoke(function.aio)
+        elif name == "Function.future":
+            invoker(backoff=1).invoke(function.future).result(WAIT_S)
+        else:
+            invoker(backoff=1).invoke(function)
+    timer.advance(1)
+    (delivery,) = await spans.aio_deliveries(1)
     check_linked(delivery, caller)
     assert delivery.name == f"rpcwheel.failback {delivery.attributes['rpcwheel.function']}"
     assert delivery.attributes["rpcwheel.function"].endswith(name)
     assert function.seen == [ids(caller), ids(delivery)]
-
-
-@pytest.mark.parametrize("name", ["Function", "Function.future"])
-def test_a_function_runs_with_the_span_of_its_delivery(name, invoker, timer, spans):
-    function, failback = Function(ConnectionError("refused")), invoker(backoff=1)
-    with spans.caller() as caller:
-        result = failback.invoke(function.future if name.endswith("future") else function)
-    if name.endswith("future"):
-        result.result(WAIT_S)
-    timer.advance(1)
-    (delivery,) = spans.deliveries(1)
-    check_function(function, delivery, caller, name)
-
-
-async def test_a_coroutine_runs_with_the_span_of_its_delivery(aio_invoker, timer, spans):
-    function, failback = Function(ConnectionError("refused")), aio_invoker(backoff=1)
-    with spans.caller() as caller:
-        await failback.invoke(function.aio)
-    timer.advance(1)
-    (delivery,) = await spans.aio_deliveries(1)
-    check_function(function, delivery, caller, "Function.aio")
 
 
 def test_the_traceback_of_an_error_without_a_status_is_recorded(invoker, timer, spans):
@@ -260,18 +252,3 @@ def test_an_attempt_that_ends_with_its_loop_is_lost(spans):
     assert delivery.attributes["rpcwheel.outcome"] == "lost"
     assert delivery.attributes["rpcwheel.reason"] == "its retry was cancelled"
     assert delivery.status.status_code is trace.StatusCode.ERROR
-
-
-class Broken:
-    """A tracer in which everything raises."""
-
-    def start_span(self, *_, **__):
-        raise RuntimeError("broken")
-
-
-def test_exceptions_of_a_tracer_do_not_affect_deliveries(shop, spans, monkeypatch):
-    monkeypatch.setattr("rpcwheel.telemetry.tracing._Api.tracer", Broken())
-    shop.then("UNAVAILABLE")
-    with rpcwheel.Kit(**QUEUED) as kit, kit.channel(shop.target) as channel:
-        assert channel.unary_unary(UNARY_UNARY)(b"a") == b"later"
-        assert wait_until(lambda: len(shop.calls) == 2)

@@ -1,15 +1,19 @@
 """Metrics that are counted from events."""
 
 import gc
-import threading
 
+import pytest
+
+from fixtures.timers import run_threads
 from rpcwheel.events import (
     FailbackDelivered,
     FailbackLost,
     FailbackQueued,
+    FailbackRejected,
     RetryScheduled,
     RetryStopped,
 )
+from rpcwheel.metrics.prometheus import split_method
 from rpcwheel.metrics.readings import EndedTimers, EventCounts
 from rpcwheel.metrics.table import EVENTS, MAX_SERIES, METRICS
 from rpcwheel.telemetry.call_counts import MAX_NAME, MAX_QUEUED, OTHER
@@ -32,6 +36,8 @@ def test_events_are_counted_by_the_values_of_the_labels():
         counts(RetryScheduled(method, 1, "UNAVAILABLE", 0.1))
     assert series(counts, "retries") == {(GET,): 2, (PUT,): 1}
     assert series(counts, "hedges") == {}
+    counts(FailbackRejected("orders", "push", OSError(), "the queue is full"))
+    assert series(counts, "failback_rejected") == {("orders",): 1}
 
 
 def test_a_field_of_the_event_may_be_what_is_added():
@@ -81,21 +87,16 @@ def test_a_long_name_is_cut():
 
 def test_no_event_is_lost_or_kept_if_threads_count_and_read_at_the_same_time():
     counts = EventCounts()
-    begin = threading.Barrier(5)
 
     def emit():
-        begin.wait()
         for _ in range(2000):
             counts(queued())
 
-    threads = [threading.Thread(target=emit) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    begin.wait()
-    while any(thread.is_alive() for thread in threads):
-        series(counts, "failback_queued")
-    for thread in threads:
-        thread.join()
+    def read():
+        for _ in range(200):
+            series(counts, "failback_queued")
+
+    run_threads(emit, emit, emit, emit, read)
     assert series(counts, "failback_queued") == {("orders",): 8000}
 
 
@@ -137,3 +138,15 @@ def test_the_counters_of_a_name_do_not_decrease_but_begin_anew_in_a_forked_child
     series = {("timer",): 1.0}
     ended.keep_growing(metric, series)
     assert series == {("timer",): 1.0}
+
+
+@pytest.mark.parametrize(
+    ("path", "service_and_method"),
+    [
+        ("/shop.Orders/Get", ("shop.Orders", "Get")),
+        ("/shop.Orders/Get/1", ("shop.Orders", "Get/1")),
+        ("Get", ("unknown", "unknown")),
+    ],
+)
+def test_a_path_is_split_as_by_go_grpc_prometheus(path, service_and_method):
+    assert split_method(path) == service_and_method

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from fixtures.timers import run_threads
 from rpcwheel.telemetry import call_counts
 from rpcwheel.telemetry.call_counts import BOUNDS_S, OTHER, CallCounts, CallEnd, Side
 
@@ -136,11 +137,7 @@ def test_threads_count_while_others_read(side, counts):
             totals = side.totals()[0]
             seen.append((totals.started, totals.ended.get("OK", (0,))[0]))
 
-    running = [threading.Thread(target=target) for target in (*[count] * threads, read, read)]
-    for thread in running:
-        thread.start()
-    for thread in running:
-        thread.join()
+    run_threads(*[count] * threads, read, read)
     assert (side.totals()[0].started, codes(side)) == (threads * calls, {"OK": threads * calls})
     assert all(started >= ended for started, ended in seen)
 
