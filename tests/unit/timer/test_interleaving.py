@@ -36,7 +36,8 @@ class Timer(PURE.TimerBase):
         for at_ms in (2, 2, 6, 14, 70, 70, 90, 5000):
             self.start(at_ms)
         assert queue.reschedule(self.start(3), 50 * MS)
-        self.chosen = self.start(60)
+        self.alone = self.start(61)  # in a slot of a `HashedWheel`
+        self.chosen = self.start(62)  # in the slot of most others
 
     def _wake(self, deadline_ns) -> None:
         """`TimerState.wake` has noted the deadline."""
@@ -68,6 +69,8 @@ class Timer(PURE.TimerBase):
             self.chosen.reschedule(int(name.split()[1]) / 1000)
         elif name == "cancel":
             self.cancel(self.chosen)
+        elif name == "cancel alone":
+            self.cancel(self.alone)
         elif name == "arm":
             self._timer_state.arm()
         elif name == "pop":
@@ -118,7 +121,10 @@ def interrupt_after_call(number, work, other) -> bool:
 
 
 ANY_THREAD = ["start 6", "start 20", "cancel", "reschedule 12"]
-OTHERS = [*ANY_THREAD, "start 1", "start 68", "reschedule 5", "reschedule 61", "reschedule 5000"]
+OTHERS = [
+    *(*ANY_THREAD, "start 1", "start 62", "start 68", "cancel alone"),
+    *(f"reschedule {at_ms}" for at_ms in (2, 5, 63, 5000)),
+]
 OF_TIMER = ["arm", "pop", "drain"]
 SEVERAL = ["start 20, arm", "cancel, arm, start 60", "arm, start 90, start 9", "pop, start 6"]
 
@@ -330,3 +336,29 @@ def test_an_empty_slot_of_a_ring_is_looked_at_once():
     put(queue, 2).cancel()
     assert queue.next_wake() == NEVER
     assert not any(queue._occupied)
+
+
+def test_an_equal_delay_added_during_a_visit_is_due_in_its_own_round():
+    queue = PURE.HashedWheel(0.001, slots=4)
+    timer = PURE.TimerBase(PURE.TimerState(queue, lambda: None, True), None)
+    due, later, added = put(queue, 2), put(queue, 10), []
+
+    def add_after(name):
+        function = getattr(queue, name)
+
+        def called(*args):
+            setattr(queue, name, function)
+            result = function(*args)
+            added.append(timer.new_timeout(print, 0.006))
+            return result
+
+        setattr(queue, name, called)
+
+    add_after("_move_cursor")
+    assert queue.pop(2 * MS) is due
+    added.pop().cancel()
+    add_after("_pass_by")
+    assert queue.pop(2 * MS) is None
+    queue.check()
+    assert queue.next_wake() == 6 * MS
+    assert queue.advance(10 * MS) == [*added, later]
