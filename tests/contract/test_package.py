@@ -35,24 +35,9 @@ TOP_ONLY = {"aio", "__version__"}
 """Public names of `rpcwheel` that no subpackage has."""
 
 NOT_EXPORTED = {
-    "__main__",
-    "backoff",
-    "call_counts",
-    "rpc",
-    "cli",
-    "durations",
-    "exiting",
-    "instance",
-    "methods",
-    "metrics",
-    "events",
-    "policy",
-    "probe",
-    "status",
-    "telemetry",
-    "testing",
-    "workers",
-}
+    "__main__", "backoff", "call_counts", "rpc", "cli", "durations", "exiting", "instance",
+    "methods", "metrics", "events", "policy", "probe", "status", "telemetry", "testing", "workers",
+}  # fmt: skip
 """Modules whose names `rpcwheel` does not re-export: programs, and types for plug-ins."""
 
 AIO_PACKAGES = {path.parent.name for path in PACKAGE.glob("*/aio.py")}
@@ -65,9 +50,8 @@ def python(
     *arguments: str, stdin: str = "", executable: str = sys.executable
 ) -> subprocess.CompletedProcess[str]:
     """Run a new interpreter in the source tree, with every warning an error."""
-    command = [executable, "-W", "error", *arguments]
     return subprocess.run(
-        command,
+        [executable, "-W", "error", *arguments],
         cwd=ROOT,
         input=stdin,
         capture_output=True,
@@ -214,54 +198,60 @@ def test_the_package_exports_at_most_30_names_of_its_subpackages() -> None:
     assert len(rpcwheel.__all__) <= 30
 
 
-def test_subpackages_are_attributes_of_the_package() -> None:
-    code = """if True:
-        import rpcwheel
+ON_FIRST_USE = {
+    "subpackages are attributes": """
+import rpcwheel
 
-        rpcwheel.events.add_sink, rpcwheel.failback.aio.FailbackInvoker, rpcwheel.timer.queue.FORM
-        for name in {names}:
-            getattr(rpcwheel, name)
-    """
-    assert python("-c", code.format(names=[*packages(), "aio", "events"])).stderr == ""
+rpcwheel.events.add_sink, rpcwheel.failback.aio.FailbackInvoker, rpcwheel.timer.queue.FORM
+for name in {names}:
+    getattr(rpcwheel, name)
+""",
+    "a name that does not exist imports nothing": """
+import sys, rpcwheel, rpcwheel.failback
 
+class Import:  # also not modules that need an extra: `hasattr` would raise what they raise
+    def find_spec(self, name, path=None, target=None):
+        raise ModuleNotFoundError(name)
 
-def test_an_attribute_that_does_not_exist_imports_nothing() -> None:
-    """Also not modules that need an extra: `hasattr` would raise what their imports raise."""
-    code = """if True:
-        import sys, rpcwheel, rpcwheel.failback
+sys.meta_path.insert(0, Import())
+for module, name in ((rpcwheel, "cli"), (rpcwheel, "x"), (rpcwheel.failback, "x")):
+    assert not hasattr(module, name), name
+""",
+    "dir has all public names": """
+import rpcwheel, rpcwheel.aio, rpcwheel.registry
 
-        class Import:
-            def find_spec(self, name, path=None, target=None):
-                raise ModuleNotFoundError(name)
+for module in (rpcwheel, rpcwheel.aio, rpcwheel.registry):
+    assert set(module.__all__) <= set(dir(module))
+""",
+    "a star import has all public names": """
+from rpcwheel import *
+import rpcwheel
 
-        sys.meta_path.insert(0, Import())
-        for module, name in ((rpcwheel, "cli"), (rpcwheel, "x"), (rpcwheel.failback, "x")):
-            assert not hasattr(module, name), name
-    """
-    assert python("-c", code).stderr == ""
-
-
-def test_dir_lists_the_public_names_before_they_are_used() -> None:
-    code = """if True:
-        import rpcwheel, rpcwheel.aio, rpcwheel.registry
-
-        for module in (rpcwheel, rpcwheel.aio, rpcwheel.registry):
-            print(set(module.__all__) - set(dir(module)))
-    """
-    assert python("-c", code).stdout.split("\n") == ["set()"] * 3 + [""]
+assert {{*rpcwheel.__all__}} <= {{*globals()}}
+""",
+}
 
 
-def test_a_name_that_does_not_exist_raises_attribute_error() -> None:
+@pytest.mark.parametrize("code", ON_FIRST_USE.values(), ids=ON_FIRST_USE)
+def test_on_first_use(code: str) -> None:
+    run = python("-c", code.format(names=[*packages(), "aio", "events"]))
+    assert (run.returncode, run.stderr) == (0, "")
+
+
+def test_a_name_that_does_not_exist_raises_attribute_error_with_its_place() -> None:
     for module in (rpcwheel, rpcwheel.aio, rpcwheel.registry):
-        with pytest.raises(AttributeError, match=f"module '{module.__name__}' has no attribute"):
+        with pytest.raises(
+            AttributeError, match=f"module '{module.__name__}' has no attribute 'RetryPolcy'$"
+        ):
             module.RetryPolcy  # noqa: B018
+    for module, place in [
+        (rpcwheel, "rpcwheel.transport.ReconnectingChannel"),
+        (rpcwheel.aio, "rpcwheel.transport.aio.ReconnectingChannel"),
+    ]:
+        with pytest.raises(AttributeError, match=rf"'ReconnectingChannel'; it is {place}$"):
+            module.ReconnectingChannel  # noqa: B018 - an attribute that it does not have
     with pytest.raises(ImportError, match="cannot import name 'Kitt' from 'rpcwheel'"):
         from rpcwheel import Kitt  # noqa: F401
-
-
-def test_star_import_has_all_public_names() -> None:
-    code = "from rpcwheel import *; import rpcwheel; assert {*rpcwheel.__all__} <= {*globals()}"
-    assert python("-c", code).returncode == 0
 
 
 def test_rpcwheel_and_rpcwheel_aio_have_the_same_names() -> None:
@@ -464,17 +454,6 @@ def test_the_terms_of_the_glossary_are_in_alphabetical_order() -> None:
     terms = [term.lower() for term in re.findall(r"^\| \*\*(.+?)\*\*", text, re.MULTILINE)]
     assert len(terms) > 30
     assert terms == sorted(set(terms))
-
-
-def test_a_class_of_another_package_is_named_with_its_package() -> None:
-    for module, place in [
-        (rpcwheel, "rpcwheel.transport.ReconnectingChannel"),
-        (rpcwheel.aio, "rpcwheel.transport.aio.ReconnectingChannel"),
-    ]:
-        with pytest.raises(AttributeError, match=rf"'ReconnectingChannel'; it is {place}$"):
-            module.ReconnectingChannel  # noqa: B018 - an attribute that it does not have
-    with pytest.raises(AttributeError, match=r"no attribute 'Unknown'$"):
-        rpcwheel.Unknown  # noqa: B018
 
 
 @pytest.mark.parametrize("package", sorted(AIO_PACKAGES))

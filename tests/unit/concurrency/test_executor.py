@@ -102,22 +102,6 @@ def test_a_key_gets_at_most_the_shared_threads(pool, hang):
     assert not jobs[3].began.is_set()
 
 
-def test_a_free_thread_runs_jobs_of_waiting_keys_in_turn(hang):
-    pool, order = KeyedExecutor("rpcwheel-test", shared_threads=1), []
-    block = {key: hang() for key in "abc"}
-    for key, job in block.items():
-        pool.submit(key, job)
-        for number in range(2):
-            pool.submit(key, lambda what=(key, number): order.append(what))
-    dones = [run(pool, key) for key in "abc"]
-    for job in block.values():
-        job.end.set()
-    assert all(done.wait(WAIT_S) for done in dones)
-    assert sorted(order) == [(key, number) for key in "abc" for number in range(2)]
-    for key in "abc":
-        assert [number for of, number in order if of == key] == [0, 1]
-
-
 def test_a_waiting_job_gets_the_thread_of_another_key(pool, hang):
     jobs = [hang() for _ in range(2)]
     for job in jobs:

@@ -67,14 +67,6 @@ def test_beyond_the_limit_the_oldest_jobs_are_dropped():
     assert wait_until(lambda: seen == [3, 4])
 
 
-def test_an_idle_executor_runs_the_next_job():
-    serial, seen = SerialExecutor(), []
-    for number in range(3):
-        serial.submit(lambda number=number: seen.append(number))
-        assert wait_until(lambda number=number: seen[-1:] == [number])
-        assert wait_until(lambda: not serial._running)
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_serial_executor_is_empty_in_a_forked_child():

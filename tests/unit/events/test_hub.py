@@ -6,7 +6,7 @@ import os
 import pytest
 
 from fixtures.timers import run_threads
-from rpcwheel.events import TooManyTimers, add_sink, emit, log_event, remove_sink
+from rpcwheel.events import TooManyTimers, add_sink, emit, log_event
 from rpcwheel.events.hub import SinkList
 
 EVENT = TooManyTimers(live=65, limit=64)
@@ -104,19 +104,6 @@ def test_sinks_added_by_concurrent_threads_are_all_called(sink_list):
 def test_log_event_is_installed_by_default(caplog):
     emit(EVENT)
     assert [record.rpcwheel_event for record in caplog.records] == [type(EVENT).__name__]
-
-
-def test_log_event_can_be_removed(caplog):
-    got = []
-    remove_sink(log_event)
-    add_sink(got.append)
-    try:
-        emit(EVENT)
-    finally:
-        remove_sink(got.append)
-        add_sink(log_event)
-    assert got == [EVENT]
-    assert not caplog.records
 
 
 def test_a_child_forked_while_the_lock_was_held_can_add_sinks(sink_list):

@@ -490,42 +490,6 @@ def test_more_than_64_timers_emit_too_many_timers_once(events, monkeypatch):
         timer.stop()
 
 
-def test_a_task_may_cancel_another_task_of_the_same_tick(make_queue):
-    timer, ran, won = ManualTimer(make_queue()), [], []
-    siblings = []
-
-    def first(timeout):
-        won.append(siblings[2].cancel())
-        won.append(siblings[0].cancel())  # itself, which runs
-        won.append(siblings[2].cancel())
-
-    siblings += [timer.new_timeout(first, 1.0)]
-    siblings += [timer.new_timeout(ran.append, 1.0) for _ in range(3)]
-    timer.advance(2.0)
-    assert won == [True, False, False]
-    assert ran == [siblings[1], siblings[3]]
-    timer._timer_state.queue.check()
-    timer.stop()
-
-
-def test_a_task_may_reschedule_other_tasks_of_the_same_tick(make_queue):
-    timer, ran = ManualTimer(make_queue()), []
-    later, sooner = (
-        timer.new_timeout(lambda timeout, n=n: ran.append((n, timer.now)), delay)
-        for n, delay in (("later", 1.0), ("sooner", 9.0))
-    )
-
-    def first(timeout):
-        assert not timeout.reschedule(5.0)
-        assert later.reschedule(3.0)
-        assert sooner.reschedule(0.5)
-
-    timer.new_timeout(first, 0.5)
-    timer.advance(10.0)
-    assert ran == [("sooner", 1.0), ("later", 3.5)]
-    timer.stop()
-
-
 def test_finalizers_of_tasks_may_start_cancel_and_reschedule_timeouts(make_queue):
     timer, ran = ManualTimer(make_queue()), []
     others = [timer.new_timeout(ran.append, 1.0) for _ in range(30)]

@@ -319,28 +319,6 @@ def test_a_finalizer_may_schedule_while_its_task_is_released(made: tuple[Form, A
     assert len(queue) == 100
 
 
-def test_a_full_queue_refuses_timeouts_and_does_not_count_them(made: tuple[Form, Any]) -> None:
-    form, queue = made
-    queue.limit(2)
-    first, _ = put(form, queue, 10**9, 2 * 10**9)
-    refused = make_timeout(form, queue, 10**9)
-    assert not queue.schedule(refused)
-    assert len(queue) == 2
-    queue.check()
-    first.cancel()
-    assert queue.schedule(refused)
-    assert not queue.schedule(make_timeout(form, queue, 1))
-
-
-def test_a_closed_queue_refuses_timeouts(made: tuple[Form, Any]) -> None:
-    form, queue = made
-    put(form, queue, 10**9)
-    queue.limit(-1)
-    assert not queue.schedule(make_timeout(form, queue, 10**9))
-    assert len(queue.drain()) == 1
-    assert not queue.schedule(make_timeout(form, queue, 10**9))
-
-
 def test_a_timeout_due_at_once_does_not_wait_for_those_of_later_rounds(
     made: tuple[Form, Any],
 ) -> None:
