@@ -2,12 +2,12 @@
 
 import shutil
 import subprocess
-import sys
 
 import prometheus_client
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from fixtures.programs import run_program
 from rpcwheel.events import FailbackQueued, RetryScheduled, emit
 from rpcwheel.metrics import Collector
 from rpcwheel.metrics.prometheus import exposition
@@ -115,14 +115,6 @@ print(*(name for name in ("prometheus_client", "opentelemetry.metrics") if name 
 BOTH = "prometheus_client opentelemetry.metrics\n"
 
 
-def run(program):
-    """Run a program in a process of its own; returns its output and its errors."""
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    return done.stdout, done.stderr
-
-
 @pytest.mark.parametrize(
     ("value", "imported"),
     [
@@ -137,7 +129,7 @@ def run(program):
 )
 def test_the_environment_chooses_what_is_switched_on(monkeypatch, value, imported):
     monkeypatch.setenv("RPCWHEEL_METRICS", value)
-    output, errors = run(PROGRAM)
+    output, errors = run_program(PROGRAM)
     assert output == imported
     assert ("RPCWHEEL_METRICS='nonsense'" in errors) == (value == "nonsense")
 
@@ -146,16 +138,16 @@ def test_the_environment_chooses_what_is_switched_on(monkeypatch, value, importe
 def test_a_kit_alone_switches_metrics_on(monkeypatch, kit):
     monkeypatch.delenv("RPCWHEEL_METRICS", raising=False)
     program = f"import sys, rpcwheel\n{kit}()\nprint('prometheus_client' in sys.modules)"
-    assert run(program) == ("True\n", "")
+    assert run_program(program) == ("True\n", "")
 
 
 def test_an_old_api_of_opentelemetry_leaves_the_program_and_prometheus_alone():
     old = "import opentelemetry.metrics as m; m.Meter.create_histogram = lambda self, name: None\n"
-    output, errors = run(old + PROGRAM)
+    output, errors = run_program(old + PROGRAM)
     assert "prometheus_client" in output
     assert "metrics for otel stay off: opentelemetry-api is too old" in errors
 
 
 def test_a_module_that_a_test_has_made_is_not_the_package():
     made = "import sys, types\nsys.modules['prometheus_client'] = types.ModuleType('x')\n"
-    assert run(made + PROGRAM)[1] == ""
+    assert run_program(made + PROGRAM)[1] == ""

@@ -1,14 +1,8 @@
 """What a program with and without OpenTelemetry's packages imports."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-from fixtures.waiting import WAIT_S
-
-ROOT = Path(__file__).parents[3]
+from fixtures.programs import run_program
 
 CALL = """
 import sys
@@ -37,20 +31,6 @@ print(sorted(name for name in sys.modules if name.startswith("opentelemetry.")))
 """
 
 
-def run(code: str, *arguments: str) -> str:
-    """Run a program in a process of its own, and return its output."""
-    ran = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code, *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=4 * WAIT_S,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout
-
-
 @pytest.mark.parametrize(
     ("arguments", "environment", "output"),
     [
@@ -68,7 +48,7 @@ def test_traces_are_on_if_opentelemetry_is_installed_and_allowed(
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert run(CALL, *arguments).startswith(output)
+    assert run_program(CALL, *arguments)[0].startswith(output)
 
 
 FIRST_RETRY = """
@@ -93,4 +73,4 @@ print(*[event.name for event in span.events])
 def test_the_first_retry_of_a_process_is_traced(monkeypatch):
     for name in ("RPCWHEEL_METRICS", "RPCWHEEL_TRACES"):
         monkeypatch.delenv(name, raising=False)
-    assert run(FIRST_RETRY) == "rpcwheel.retry\n"
+    assert run_program(FIRST_RETRY)[0] == "rpcwheel.retry\n"

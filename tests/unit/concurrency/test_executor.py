@@ -2,14 +2,13 @@
 
 import itertools
 import os
-import subprocess
-import sys
 import threading
 import weakref
 from functools import partial
 
 import pytest
 
+from fixtures.programs import run_program
 from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel._concurrency import executor
@@ -211,7 +210,7 @@ def test_a_child_forked_while_a_thread_starts_can_run_jobs(pool, monkeypatch):
 def test_a_process_can_exit_while_threads_start():
     program = "from rpcwheel._concurrency.executor import KeyedExecutor as Pool; [{}]"
     submits = "Pool().submit('key', bool) for _ in range(20)"
-    subprocess.run([sys.executable, "-c", program.format(submits)], check=True, timeout=3 * WAIT_S)
+    run_program(program.format(submits))
 
 
 def test_a_job_whose_thread_cannot_start_waits_for_another_thread(pool, events, monkeypatch):

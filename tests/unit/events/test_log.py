@@ -6,8 +6,6 @@ import logging
 import math
 import pickle
 import re
-import subprocess
-import sys
 import traceback
 from pathlib import Path
 
@@ -16,7 +14,7 @@ import pytest
 import structlog
 from pythonjsonlogger.json import JsonFormatter
 
-from fixtures.waiting import WAIT_S
+from fixtures.programs import run_program
 from rpcwheel.errors import FailbackFull, InstanceIdConflict
 from rpcwheel.events import Suppressed, events, log, log_event
 
@@ -403,9 +401,8 @@ try:
 except ValueError as error:
     emit(TaskFailed("wheel", "push", error))
 """
-    command = [sys.executable, "-c", configuration + code]
-    run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=WAIT_S)
-    scheduled, failed = (json.loads(line) for line in run.stderr.splitlines())
+    _, errors = run_program(configuration + code)
+    scheduled, failed = (json.loads(line) for line in errors.splitlines())
     shown = json.loads(re.search(r"```json\n(.*?)```", PAGE, re.DOTALL)[1])
     assert shown["message"] in scheduled.values()
     assert {name: scheduled.get(name) for name in shown if name.startswith("rpcwheel_")} == {
@@ -479,10 +476,8 @@ def test_suppressed_lines_are_counted_in_a_line_at_exit():
         for _ in range(50_000):
             log_event(DefaultResponseUsed("/shop.Orders/Get", ValueError("no")))
     """
-    run = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=WAIT_S
-    )
-    *lines, last = run.stderr.splitlines()
+    _, errors = run_program(code)
+    *lines, last = errors.splitlines()
     assert len(lines) == 10
     assert last == (
         "rpcwheel.call WARNING /shop.Orders/Get ValueError: 49990 more DefaultResponseUsed "
@@ -505,11 +500,9 @@ def test_a_forked_child_does_not_report_lines_that_its_parent_suppressed():
             sys.exit()
         os.waitpid(child, 0)
     """
-    run = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=WAIT_S
-    )
-    assert run.stdout == ""
-    assert "290 more DefaultResponseUsed" in run.stderr
+    output, errors = run_program(code)
+    assert output == ""
+    assert "290 more DefaultResponseUsed" in errors
 
 
 def test_an_event_of_a_disabled_level_is_not_formatted(caplog):

@@ -1,12 +1,11 @@
 """Counts of calls: what is added up, on any thread, in finalizers and in forked processes."""
 
 import os
-import subprocess
-import sys
 import threading
 
 import pytest
 
+from fixtures.programs import run_program
 from fixtures.timers import run_threads
 from rpcwheel.telemetry import call_counts
 from rpcwheel.telemetry.call_counts import BOUNDS_S, OTHER, CallCounts, CallEnd, Side
@@ -189,7 +188,4 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
 def test_a_forked_process_counts_although_a_thread_added_up_at_the_fork():
-    # From 3.12 on, CPython warns of a fork with threads.
-    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKED]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.stdout, done.stderr) == ("0\n", "")
+    assert run_program(FORKED) == ("0\n", "")

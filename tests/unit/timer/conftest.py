@@ -1,7 +1,6 @@
 """Fixtures of the timer tests."""
 
 from fixtures.timers import (  # noqa: F401 - fixtures
-    events,
     frequent_thread_switches,
     make_queue,
     make_timer,

@@ -336,29 +336,3 @@ def test_an_empty_slot_of_a_ring_is_looked_at_once():
     put(queue, 2).cancel()
     assert queue.next_wake() == NEVER
     assert not any(queue._occupied)
-
-
-def test_an_equal_delay_added_during_a_visit_is_due_in_its_own_round():
-    queue = PURE.HashedWheel(0.001, slots=4)
-    timer = PURE.TimerBase(PURE.TimerState(queue, lambda: None, True), None)
-    due, later, added = put(queue, 2), put(queue, 10), []
-
-    def add_after(name):
-        function = getattr(queue, name)
-
-        def called(*args):
-            setattr(queue, name, function)
-            result = function(*args)
-            added.append(timer.new_timeout(print, 0.006))
-            return result
-
-        setattr(queue, name, called)
-
-    add_after("_move_cursor")
-    assert queue.pop(2 * MS) is due
-    added.pop().cancel()
-    add_after("_pass_by")
-    assert queue.pop(2 * MS) is None
-    queue.check()
-    assert queue.next_wake() == 6 * MS
-    assert queue.advance(10 * MS) == [*added, later]

@@ -5,7 +5,6 @@ import contextlib
 import itertools
 import random
 import threading
-from datetime import timedelta
 
 import pytest
 import tenacity
@@ -53,15 +52,6 @@ class Job:
         return answer
 
 
-def test_initial_delay_is_the_delay_of_the_first_run(timer):
-    for initial, first in ((0, 0.0), (0.5, 0.5), (timedelta(seconds=3), 3.0), (-1, 0.0)):
-        start, job = timer.now, Job(timer)
-        task = PeriodicTask(timer, 2.0, job, initial_delay=initial).start()
-        timer.advance(6)
-        assert [at - start for at in job.at[:2]] == [first, first + 2]
-        assert task.cancel()
-
-
 def test_a_periodic_task_continues_after_exceptions_which_are_reported(timer, failures):
     errors = [ValueError("boom"), SystemExit(), KeyboardInterrupt()]
     job = Job(timer, *errors, None)
@@ -74,27 +64,6 @@ def test_a_periodic_task_continues_after_exceptions_which_are_reported(timer, fa
     assert failures == errors
     assert task.state == "armed"
     task.cancel()
-
-
-def test_cancel_during_a_run_does_not_wait_and_no_run_follows():
-    began, go, ran = threading.Event(), threading.Event(), []
-
-    def run():
-        ran.append(1)
-        began.set()
-        go.wait(WAIT_S)
-
-    with WheelTimer() as timer:
-        task = PeriodicTask(timer, 0.001, run).start()
-        assert began.wait(WAIT_S)
-        assert task.state == "running"
-        assert task.cancel()
-        assert not go.is_set()
-        go.set()
-        after = threading.Event()
-        timer.new_timeout(lambda timeout: after.set(), 0.02)
-        assert after.wait(WAIT_S)
-        assert (ran, timer.pending, task.state) == ([1], 0, "cancelled")
 
 
 @pytest.mark.usefixtures("frequent_thread_switches")

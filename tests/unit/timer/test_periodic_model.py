@@ -12,13 +12,13 @@ MS = 1_000_000
 class Periodic(RuleBasedStateMachine):
     """Times are milliseconds; `due` is the time of the next run, `None` if there is none."""
 
-    @initialize(interval=st.integers(1, 50), initial=st.none() | st.integers(0, 60))
+    @initialize(interval=st.integers(1, 50), initial=st.none() | st.integers(-5, 60))
     def make(self, interval: int, initial: int | None) -> None:
         self.timer = ManualTimer(DeadlineHeap())
         self.errors: list[BaseException] = []
         self.timer._on_error = lambda timeout, error: self.errors.append(error)
         self.interval = interval
-        self.first = interval if initial is None else initial
+        self.first = interval if initial is None else max(initial, 0)
         given = None if initial is None else initial / 1000
         self.task = PeriodicTask(self.timer, interval / 1000, self.run, initial_delay=given)
         self.now = 0

@@ -1,14 +1,13 @@
 """`WheelTimer`: times of tasks, wake-ups, stop, invalid arguments; `shared_timer`."""
 
 import gc
-import os
-import subprocess
 import sys
 import threading
 import weakref
 
 import pytest
 
+from fixtures.programs import run_program
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.timer import (
     WheelTimer,
@@ -161,12 +160,4 @@ def test_the_shared_timer_continues_after_a_with_statement_that_raises():
 
 def test_a_process_with_pending_timeouts_in_the_shared_timer_exits_without_warnings():
     script = "import rpcwheel; rpcwheel.shared_timer().new_timeout(print, 3600.0)"
-    ran = subprocess.run(
-        [sys.executable, "-W", "error", "-c", script],
-        env=dict(os.environ, PYTHONPATH=":".join(sys.path)),
-        capture_output=True,
-        text=True,
-        timeout=3 * WAIT_S,
-        check=False,
-    )
-    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
+    assert run_program(script) == ("", "")

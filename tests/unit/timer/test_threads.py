@@ -4,15 +4,13 @@ import gc
 import itertools
 import os
 import random
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 from collections import Counter
 
 import pytest
 
+from fixtures.programs import run_program
 from fixtures.timers import QUEUES, TimerMaker, run_threads
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.telemetry import components
@@ -246,18 +244,6 @@ def test_timers_can_be_created_by_concurrent_threads():
     ]
 
 
-def prints_fine(script):
-    ran = subprocess.run(
-        [sys.executable, "-W", "error", "-W", "ignore::DeprecationWarning", "-c", script],
-        env=dict(os.environ, PYTHONPATH=":".join(sys.path)),
-        capture_output=True,
-        text=True,
-        timeout=3 * WAIT_S,
-        check=False,
-    )
-    assert ran.stdout == "fine\n", ran.stderr
-
-
 def test_a_signal_handler_may_start_and_cancel_timeouts_at_any_time():
     script = """
         import signal
@@ -291,7 +277,7 @@ def test_a_signal_handler_may_start_and_cancel_timeouts_at_any_time():
             assert timer.stats().started == len(mine) + len(others)
         print("fine")
     """
-    prints_fine(textwrap.dedent(script))
+    assert run_program(script)[0] == "fine\n"
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
@@ -343,4 +329,4 @@ def test_a_forked_child_has_no_pending_timeouts_and_the_parent_keeps_its_own():
             assert kept in undelivered
         print("fine")
     """
-    prints_fine(textwrap.dedent(script))
+    assert run_program(script)[0] == "fine\n"
