@@ -11,7 +11,7 @@ import weakref
 import pytest
 
 from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
-from rpcwheel.timer import AsyncWheelTimer, TimerStopped
+from rpcwheel.timer import AsyncWheelTimer, TimerStopped, aio
 
 try:
     import uvloop
@@ -37,6 +37,26 @@ def run(request):
             return runner.run(asyncio.wait_for(main(), WAIT_S))
 
     return run
+
+
+async def test_a_timer_has_one_handle_in_the_loop():
+    loop, counts, done = asyncio.get_running_loop(), [], asyncio.Event()
+
+    def count(_=None):
+        ours = [handle for handle in loop._scheduled if handle._callback is aio._on_wakeup]
+        counts.append(len([handle for handle in ours if not handle.cancelled()]))
+
+    async with AsyncWheelTimer() as timer:
+        for n in range(1000, 0, -1):
+            timer.new_timeout(print, 60.0 + n)
+        count()
+        await loop.run_in_executor(None, timer.new_timeout, count, 30.0)  # wakes the loop
+        timer.new_timeout(count, 0.0)
+        timer.new_timeout(lambda _: done.set(), 0.01)
+        await done.wait()
+        count()
+    assert counts[0] == counts[-1] == 1
+    assert max(counts) == 1
 
 
 def test_uvloop_delays_are_rounded_up_to_milliseconds():
@@ -161,11 +181,11 @@ def test_another_thread_may_stop_the_timer_while_a_task_runs(run):
     run(main)
 
 
-def test_other_callbacks_of_the_loop_run_between_batches_of_tasks(run, make_queue):
+def test_other_callbacks_of_the_loop_run_between_batches_of_tasks(run):
     async def main():
         ran, between = [], []
         loop = asyncio.get_running_loop()
-        async with AsyncWheelTimer(make_queue()) as timer:
+        async with AsyncWheelTimer() as timer:
             for _ in range(10_000):
                 timer.new_timeout(ran.append, 0.001)
 

@@ -119,24 +119,6 @@ def test_a_periodic_task_is_resubmitted_to_a_timer_with_the_largest_max_pending(
         timer.new_timeout(nothing, 1.0)
 
 
-def test_an_interrupted_wake_up_does_not_prevent_the_next_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with WheelTimer() as timer:
-        wake = WheelTimer._wake
-
-        def interrupted(self: WheelTimer, deadline_ns: int) -> None:
-            monkeypatch.setattr(WheelTimer, "_wake", wake)
-            raise KeyboardInterrupt  # as a signal handler may do
-
-        monkeypatch.setattr(WheelTimer, "_wake", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            timer.new_timeout(nothing, 0.01)
-        done = threading.Event()
-        timer.new_timeout(lambda _: done.set(), 0.02)
-        assert done.wait(WAIT_S)
-
-
 @pytest.mark.parametrize("wheel", WHEELS)
 def test_a_queue_without_init_raises_and_does_not_crash(wheel: Any) -> None:
     queue = wheel.__new__(wheel)
