@@ -112,3 +112,11 @@ def test_several_calls_with_one_span_add_one_event_and_ended_spans_get_none(monk
     span, ended = Span(), Span(is_recording=False)
     tracing.add_to_calls(HedgeSent("/shop.Orders/Get", 2), {1: span, 2: span, 3: ended})
     assert (len(span.events), ended.events) == (1, [])
+
+
+def test_an_exception_of_a_tracer_begins_no_delivery(monkeypatch, caplog):
+    monkeypatch.setattr(tracing._Api, "trace", object())
+    monkeypatch.setattr(tracing._Api, "tracer", object())  # without any method
+    monkeypatch.setattr(tracing, "_REPORTED", set())
+    assert tracing.begin_delivery("queue", "/shop.Orders/Push", 2) is None
+    assert "OpenTelemetry raised in begin_delivery" in caplog.text

@@ -336,3 +336,9 @@ def test_an_empty_slot_of_a_ring_is_looked_at_once():
     put(queue, 2).cancel()
     assert queue.next_wake() == NEVER
     assert not any(queue._occupied)
+
+
+def test_a_timeout_whose_timer_is_gone_can_be_rescheduled():
+    timeout = put(PURE.SparseWheel(0.001), 20)
+    assert timeout.timer is None
+    assert timeout.reschedule(0.001)
