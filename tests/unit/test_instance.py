@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.instance import ServiceInstance, Snapshot, checked_host, started_now
+from rpcwheel.instance import ServiceInstance, Snapshot, started_now
 
 ONE = ServiceInstance(service="shop.Orders", host="10.0.0.7", port=50051)
 
@@ -117,57 +117,6 @@ HOSTS = [
     "fe80::1%br-a_b~1",
     "fe80::1%4",
 ]
-NO_HOSTS = [
-    "",
-    ".",
-    "*",
-    "a..b",
-    ".a",
-    "-a",
-    "a-",
-    "a.-b",
-    "a b",
-    " a",
-    "a\n",
-    "a\r\nx: y",
-    "a\0",
-    "a/b",
-    "a@b",
-    "a:1",
-    "a,b",
-    "a?b",
-    "a#b",
-    "a%b",
-    "a%2fb",
-    "a\\b",
-    "b\u00fccher.example",
-    "unix:/tmp/x",
-    "unix:///tmp/x",
-    "dns:///a",
-    "/tmp/x",
-    LONGEST_LABEL + "x",
-    "x." + LONGEST_NAME,
-    "10.0.0",
-    "10.0.0.256",
-    "010.0.0.1",
-    "0x7f.1",
-    "a.0x7f",
-    "2130706433",
-    "[::1",
-    "::1]",
-    "[10.0.0.7]",
-    "[a]",
-    "10.0.0.7%eth0",
-    "fe80::1%",
-    "fe80::1%eth0\r\nx: y",
-    "fe80::1%eth0\n",
-    "fe80::1%eth 0",
-    "fe80::1%eth0%1",
-    "fe80::1%eth/0",
-    "fe80::1%eth0]:1,[::1",
-    "fe80::1%\u00e9",
-    "\ud800",
-]
 
 
 def record_of(host):
@@ -178,61 +127,6 @@ def test_a_host_is_a_dns_name_or_an_ip_address():
     for host in HOSTS:
         assert ServiceInstance(service="a", host=host, port=1).host == host
         assert ServiceInstance.decoded(record_of(host)).host == host
-
-
-def test_other_hosts_are_refused_in_instances_and_in_records():
-    for host in NO_HOSTS:
-        with pytest.raises(ConfigurationError, match="DNS name or an IP address, without a port"):
-            ServiceInstance(service="a", host=host, port=1)
-        with pytest.raises(ValueError, match="DNS name or an IP address, without a port"):
-            ServiceInstance.decoded(record_of(host))
-
-
-def test_invalid_values_are_refused():
-    for changed, message in [
-        ({"host": "0.0.0.0"}, "host: '0.0.0.0' is an address to listen on, not one to call"),
-        ({"host": "0:0::0"}, "is an address to listen on"),
-        ({"host": "a:1"}, "without a port, .*, not 'a:1'"),
-        ({"host": "::ffff:0.0.0.0"}, "is an address to listen on"),
-        ({"port": 0}, "port: .*greater than or equal to 1"),
-        ({"port": 65536}, "port: .*less than or equal to 65535"),
-        ({"service": "a/b"}, "service: it must be a name of letters, digits"),
-        ({"service": ""}, "service: it must be a name"),
-        ({"id": "a/b"}, "id: it must be at most 256 characters without '/' and white space"),
-        ({"id": "a b"}, "id: it must be"),
-        ({"id": "x" * 257}, "id: it must be at most 256"),
-        ({"id": "\ud800"}, "id: it must be"),
-        ({"weight": -1}, "weight: "),
-        ({"weight": 1001}, "weight: .*1000"),
-        ({"protocol": "http"}, "protocol: .*'grpc' or 'grpcs'"),
-        ({"status": "DOWN"}, "status: .*'UP' or 'DRAINING'"),
-        ({"metadata": {"a": "x" * 8192}}, "metadata: it has 8193 characters; 8192 are allowed"),
-        ({"started_at": float("nan")}, "started_at: "),
-        ({"started_at": -1.0}, "started_at: "),
-        ({"extra": {"weight": 5}}, "extra: weight: use the argument of that name"),
-        ({"wieght": 5}, "there is no setting 'wieght'; did you mean 'weight'"),
-    ]:
-        with pytest.raises(ConfigurationError, match=message):
-            ServiceInstance(**{"service": "a", "host": "b", "port": 1} | changed)
-
-
-def test_a_wrong_type_is_a_type_error():
-    for changed in [{"port": "1"}, {"port": True}, {"metadata": {"a": 1}}]:
-        with pytest.raises(TypeError, match=next(iter(changed))):
-            ServiceInstance(**{"service": "a", "host": "b", "port": 1} | changed)
-
-
-def test_an_invalid_host_is_reported_once():
-    with pytest.raises(ConfigurationError) as caught:
-        ServiceInstance(service="a", host="a b", port=1)
-    assert ";" not in str(caught.value)
-
-
-def test_a_long_host_is_shortened_in_the_message():
-    for refused in (checked_host, lambda host: ServiceInstance.decoded(record_of(host))):
-        with pytest.raises(ValueError, match="it must be a DNS name or an IP address") as caught:
-            refused("a" * 50_000)
-        assert len(str(caught.value)) < 400
 
 
 NAMES = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,20}", fullmatch=True)
@@ -293,6 +187,7 @@ def test_an_invalid_record_raises_value_error_with_the_reason():
         (b"{}", "no record of an instance"),
         (b'{"v": 1}', "`service` is missing"),
         (b'{"v": 1, "service": "a", "host": "0.0.0.0", "port": 1}', "an address to listen on"),
+        (b'{"v": 1, "service": "a", "host": "b:1", "port": 1}', "IP address, without a port"),
         (b'{"v": 1, "service": "a", "host": "b", "port": "1"}', "port"),
         (b'{"v": 1, "service": "a", "host": "b", "port": 1, "started_at": NaN}', "started_at"),
     ]:

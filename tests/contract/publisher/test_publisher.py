@@ -311,47 +311,6 @@ def test_a_server_over_tls_is_published_as_one_if_it_has_its_port(make_shop, mem
         assert published.instances[0].protocol == "grpcs"
 
 
-# Arguments
-
-REFUSED = [
-    ({"registry": "etcd:127.0.0.1"}, ConfigurationError, "not the URL of a registry"),
-    ({"registry": "etdc://127.0.0.1"}, ConfigurationError, "did you mean etcd://"),
-    ({"registry": []}, ConfigurationError, "registry is empty"),
-    ({"registry": 7}, TypeError, "registry must be a registry, a URL"),
-    ({"registry": ["memory://", "memory://a?nope=1"]}, ConfigurationError, "no option 'nope'"),
-    ({"registry": ["memory://", 7]}, TypeError, "registry must be a .*Registry or a URL"),
-    ({"registry": "memory://a/shop.Users"}, ConfigurationError, "names the service 'shop.Users'"),
-    ({"service": "shop Orders"}, ConfigurationError, "service: it must be a name"),
-    ({"service": 7}, TypeError, "a service is named by a string"),
-    ({"port": "50051"}, TypeError, "port must be a number"),
-    ({"port": 70000}, ConfigurationError, "port must be from 1 to 65535"),
-    ({"host": "0.0.0.0"}, ConfigurationError, "an address to listen on"),
-    ({"weight": 1001}, ConfigurationError, "weight"),
-    ({"protocol": "http"}, ConfigurationError, "protocol"),
-    ({"metadata": {"a": 7}}, TypeError, "metadata"),
-    ({"health": object()}, TypeError, "health must be"),
-    ({"lame_duck": -1}, ConfigurationError, "lame_duck must be 0 or more seconds"),
-    ({"grace": "5"}, TypeError, "grace must be seconds"),
-    ({"registry_policy": 7}, TypeError, "registry_policy must be a RegistryPolicy"),
-    ({"timer": 7}, TypeError, "timer must be"),
-    ({"server": object()}, TypeError, "server must be what grpc"),
-]
-
-
-def test_invalid_arguments_are_refused_at_once(make_shop):
-    ended = make_shop().server
-    ended.start()
-    ended.stop(None)
-    server = make_shop().server
-    over = ({"server": ended}, ConfigurationError, "the server was stopped before")
-    for given, error, message in [*REFUSED, over]:
-        settings = {"server": server, "registry": "memory://", "service": SERVICE, "port": 50051}
-        settings |= given
-        arguments = [settings.pop(name) for name in ("server", "registry", "service")]
-        with pytest.raises(error, match=message):
-            Publisher(*arguments, **settings)
-
-
 # The order of the stop
 
 
@@ -483,6 +442,14 @@ def test_start_and_stop_are_idempotent(world, make_world_shop, publish, memory, 
     assert wait_until(lambda: steps(events) == ALL)
     with pytest.raises(RuntimeError, match="can't start again"):
         world.do(published.start)
+
+
+def test_a_server_that_was_stopped_before_is_refused(make_shop):
+    ended = make_shop().server
+    ended.start()
+    ended.stop(None)
+    with pytest.raises(ConfigurationError, match="the server was stopped before"):
+        Publisher(ended, "memory://", SERVICE, port=50051)
 
 
 def test_a_publisher_that_was_never_started_leaves_the_server_alone_and_closes_its_registries(

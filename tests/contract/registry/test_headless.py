@@ -15,7 +15,6 @@ from rpcwheel import RegistryPolicy
 from rpcwheel.balancer import BalancerPolicy
 from rpcwheel.cli import main
 from rpcwheel.errors import (
-    ConfigurationError,
     ExtraMissing,
     RegistryRefused,
     RegistryUnavailable,
@@ -309,27 +308,6 @@ def test_refresh_resolves_at_most_every_5_seconds(resolver, backend):
     headless.refresh(HOST)
 
 
-# Publishing
-
-
-def test_publishing_is_refused_at_once(make_shop):
-    refused = pytest.raises(ConfigurationError, match="is for reading only")
-    instance = ServiceInstance(service=HOST, host="10.0.0.7", port=50051)
-    with rpcwheel.open_registry(url(), registry_policy=POLICY) as registry:
-        with refused:
-            registry.register(instance)
-        with refused:
-            registry.unregister(instance)
-        with refused:
-            rpcwheel.Publisher(make_shop().server, registry, port=0)
-    with refused:
-        rpcwheel.Publisher(make_shop().server, url(), port=0)
-    with refused:  # also with the name of another service
-        rpcwheel.Publisher(make_shop().server, url(), "shop.Orders", port=0)
-    with rpcwheel.Kit() as kit, refused:
-        kit.serve(make_shop().server, publish=url(), port=0)
-
-
 # TLS
 
 
@@ -413,30 +391,6 @@ def test_srv_records_need_dnspython(monkeypatch):
     monkeypatch.setitem(sys.modules, "dns", None)
     with pytest.raises(ExtraMissing, match=r"pip install 'rpcwheel\[dns\]'"):
         rpcwheel.open_registry(f"headless://{HOST}?srv=1")
-
-
-# URLs and the command
-
-
-REFUSED = [
-    (f"headless://{HOST}", "takes one host with the port"),
-    ("headless://", "no service is named"),
-    ("headless://a:1,b:1", "takes one host"),
-    ("headless://user@a:1", "takes one host"),
-    ("headless://a:1?srv", "takes one host without a port"),
-    ("headless://a:1/shop.Orders", "takes no path: its host is the service"),
-    ("headless://a:1?service=shop.Orders", "it names two services"),
-    ("headless://[::1]:1", "the service must be a name"),
-    ("headless://a:1?protocol=http", "protocol must be grpc or grpcs"),
-    ("headless://a:1?interval=0", "interval must be a finite number"),
-    ("headless://a:1?intervall=1", "did you mean 'interval'"),
-]
-
-
-@pytest.mark.parametrize(("target", "said"), REFUSED)
-def test_invalid_urls_are_refused(target, said):
-    with pytest.raises(ConfigurationError, match=said):
-        rpcwheel.insecure_channel(target)
 
 
 def test_ls_shows_the_addresses(resolver, capsys):

@@ -49,15 +49,6 @@ def test_each_built_in_scheme_has_a_backend():
         open_backend(f"{scheme}://{where}", SETTINGS).close()
 
 
-def test_an_unknown_scheme_is_refused_with_the_nearest():
-    with pytest.raises(ConfigurationError, match=r"'etdc'; did you mean etcd://\? there are etcd"):
-        open_backend("etdc://u:secret@h", SETTINGS)
-    with pytest.raises(
-        ConfigurationError, match=r"there are etcd://, etcds://, headless://, memory://"
-    ):
-        open_backend("consul://h", SETTINGS)
-
-
 def test_an_entry_point_names_a_backend(entry):
     entry("somebodys:Mine")
     backend = open_backend("mine://a", SETTINGS)

@@ -1,4 +1,4 @@
-"""How a registry's URL is read, and what is said of one that makes no sense."""
+"""How a registry's URL is read. `refusals/registry.txt` has those that are refused."""
 
 import pytest
 from hypothesis import given
@@ -44,83 +44,6 @@ PARSED = [
 def test_a_url_is_parsed():
     for url, wanted in PARSED:
         assert parse_url(url) == wanted, url
-
-
-REFUSED = [
-    ("", "it begins with a scheme"),
-    ("shop.Orders", "it begins with a scheme"),
-    ("Etcd://h", "it begins with a scheme"),
-    ("etcd:/h", "it begins with a scheme"),
-    ("etcd://h:0", "a port is a number from 1 to 65535"),
-    ("etcd://h:65536", "a port is a number"),
-    ("etcd://h:x", "a port is a number"),
-    ("etcd://h:", "a port is a number"),
-    ("etcd://h:²", "a port is a number"),
-    ("etcd://a,,b", "'' is no host and port"),
-    ("etcd://::1", "'::1' is no host and port"),
-    ("etcd://a b", "'a b' is no host and port"),
-    ("etcd://-a", "'-a' is no host and port"),
-    ("etcd://10.0.0.256:2379", "'10.0.0.256:2379' is no host and port"),
-    ("etcd://[10.0.0.1]", "is no host and port"),
-    ("etcd://[a]:1", "is no host and port"),
-    ("etcd://[fe80::1%]:1", "is no host and port"),
-    ("etcd://[fe80::1%eth0\r\n]:1", "is no host and port"),
-    ("etcd://[fe80::1%\u00e9]:1", "is no host and port"),
-    ("etcd://" + "x" * 64, "is no host and port"),
-    ("etcd://h/a/b", "the service must be a name"),
-    ("etcd://h/a%20b", "the service must be a name of letters, digits"),
-    ("etcd://h/a?service=b", "it names two services, 'a' and 'b'"),
-    ("redis://h:6379/3", r"the number of the database is \?db=3"),
-    ("rediss://h/0", r"the number of the database is \?db=0"),
-    ("mine:///tmp/a.json", "its class must set path_is_own = True"),
-    ("sqlit:///run/a.db", r"no registry has the scheme 'sqlit'; did you mean sqlite://\?"),
-    ("sqlit://./a.db", "did you mean sqlite://"),
-    ("zookeper://h/a/b", "did you mean zookeeper://"),
-    ("etcd://h?namespace=", "namespace must be a name"),
-    ("etcd://h?namespace=a/b", "namespace must be a name"),
-    ("etcd://h?a=1&a=2", "a: given twice"),
-    ("etcd://@h", "before '@' stands user:password"),
-    ("sqlite://run/a.db", "after three slashes: sqlite:///run/shop.db"),
-    ("sqlite://", "the name of the file is missing"),
-    ("sqlite:///", "the name of the file is missing"),
-    ("sqlite:///run/", "the name of the file is missing"),
-    ("sqlite:///a%00b", "null character"),
-]
-
-
-def test_invalid_urls_are_refused_with_an_example():
-    for url, said in REFUSED:
-        with pytest.raises(ConfigurationError, match=said):
-            parse_url(url)
-    for no_text in (None, 5, b"etcd://h"):
-        with pytest.raises(TypeError, match="named by a URL"):
-            parse_url(no_text)
-
-
-WITH_A_PASSWORD = [
-    "etcd://u:hun/ter2@h",
-    "etcd://u:hun?ter2@h",
-    "etcd://u:hun@ter2@h",
-    "etcd://u:hun:ter2@h",
-    "etcd://u:hunter2@h:x",
-    "etcd://u:hunter2@h/a b",
-    "etcd://h:x?password=hunter2",
-    "u:hunter2@h",
-    "etcd//u:hunter2@h",
-    "sqlite://u:hunter2@h/a",
-]
-
-
-def test_a_password_is_in_no_error():
-    for url in WITH_A_PASSWORD:
-        with pytest.raises(ConfigurationError) as caught:
-            parse_url(url)
-        assert "ter2" not in str(caught.value)
-
-
-def test_the_error_says_how_a_slash_in_a_password_is_written():
-    with pytest.raises(ConfigurationError, match="is written %2F"):
-        parse_url("etcd://u:a/b@h")
 
 
 def test_neither_the_text_nor_the_repr_shows_a_password():
@@ -192,15 +115,6 @@ def test_the_path_of_each_built_in_scheme_is_the_service_or_a_file():
     assert set(OURS) == FILE_SCHEMES | SERVICE_SCHEMES
 
 
-def test_an_unknown_option_is_refused_with_the_nearest():
-    url = parse_url("etcd://h?pol=1&group=a&version=b")
-    url.check_options("pol")
-    with pytest.raises(ConfigurationError, match="no option 'pol'; did you mean 'poll'"):
-        url.check_options("poll")
-    with pytest.raises(ConfigurationError, match="there are namespace, service, group, version"):
-        url.check_options()
-
-
 def test_a_flag_is_yes_or_no():
     for query, wanted in (
         ("", False),
@@ -211,16 +125,11 @@ def test_a_flag_is_yes_or_no():
     ):
         assert parse_url(f"etcd://h{query}").flag("tls") is wanted, query
     assert parse_url("etcd://h").flag("tls", default=True)
-    with pytest.raises(ConfigurationError, match="tls must be true or false, not 'maybe'"):
-        parse_url("etcd://h?tls=maybe").flag("tls")
 
 
 def test_seconds_are_a_number_above_zero():
     assert parse_url("etcd://h?poll=0.5").seconds("poll", default=1.0) == 0.5
     assert parse_url("etcd://h").seconds("poll", default=1.0) == 1.0
-    for bad in ("0", "-1", "x", "nan", "inf", ""):
-        with pytest.raises(ConfigurationError, match=f"poll must be .* not '{bad}'"):
-            parse_url(f"etcd://h?poll={bad}").seconds("poll", default=1.0)
 
 
 @given(st.text(max_size=40))

@@ -9,7 +9,7 @@ import pytest
 from fixtures.engine_watchers import RecordingWatcher
 from fixtures.timers import run_threads
 from fixtures.waiting import wait_until
-from rpcwheel.errors import ConfigurationError, RegistryUnavailable
+from rpcwheel.errors import RegistryUnavailable
 from rpcwheel.instance import ServiceInstance
 from rpcwheel.registry.backend import Settings
 from rpcwheel.registry.backends import open_backend
@@ -98,12 +98,6 @@ def test_threads_may_use_one_registry_at_the_same_time(opened):
 
     run_threads(*[lambda number=number: work(number) for number in range(4)])
     assert backends[0].services() == []
-
-
-def test_a_url_with_more_than_a_name_is_refused():
-    for url in ("memory://a,b", "memory://a:1", "memory://u:p@a", "memory://a?poll=1"):
-        with pytest.raises(ConfigurationError):
-            open_backend(url, Settings(LEASE, 1.0))
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

@@ -16,7 +16,7 @@ import pytest
 from fixtures.engine_watchers import RecordingWatcher
 from fixtures.timers import frequent_thread_switches, run_threads  # noqa: F401 - a fixture
 from fixtures.waiting import wait_until
-from rpcwheel.errors import ConfigurationError, RegistryRefused, RegistryUnavailable
+from rpcwheel.errors import RegistryRefused, RegistryUnavailable
 from rpcwheel.events import RegistryFailed
 from rpcwheel.instance import ServiceInstance
 from rpcwheel.registry.backend import Settings
@@ -227,12 +227,6 @@ def test_records_overwritten_under_their_lease_are_reported_as_missing(opened, p
     assert backend.renew([ONE, TWO]) == {ONE.key: "missing", TWO.key: "missing"}
     backend.publish([ONE, TWO])
     assert backend.renew([ONE, TWO]) == {}
-
-
-def test_invalid_options_are_refused():
-    for query in ("?pol=1", "?poll=0", "?tls=1"):
-        with pytest.raises(ConfigurationError):
-            open_backend(f"sqlite:///run/a.db{query}", Settings(LEASE, 1.0))
 
 
 # The file

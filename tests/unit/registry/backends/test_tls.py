@@ -27,21 +27,6 @@ def test_the_context_checks_the_host_name_and_trusts_the_given_root(tls_files):
     assert len(context.get_ca_certs()) == 1
 
 
-def test_contradictory_options_and_missing_files_are_refused():
-    for options, said in (
-        ("ca=root.pem", "for TLS only"),
-        ("server_name=a", "for TLS only"),
-        ("tls=maybe", "true or false"),
-        ("tls=1&cert=a.pem", "cert and key go together"),
-        ("tls=1&key=a.pem", "cert and key go together"),
-        ("tls=1&ca=nowhere.pem", "can't be used"),
-    ):
-        with pytest.raises(ConfigurationError, match=said):
-            Tls.from_url(parse_url(f"redis://a?{options}"), default=False)
-    with pytest.raises(ConfigurationError, match="without it redis://"):
-        Tls.from_url(parse_url("rediss://a?tls=no"), default=True)
-
-
 def test_a_file_without_a_certificate_is_refused(tls_files):
     root, _, key = tls_files
     with pytest.raises(ConfigurationError, match="can't be used"):
