@@ -5,8 +5,6 @@ tested with `world`; what the publisher decides, with a server of `grpc`.
 """
 
 import contextlib
-import gc
-import os
 import signal
 import subprocess
 import sys
@@ -19,6 +17,7 @@ import grpc_health.v1.health as grpc_health
 import pytest
 from grpc_health.v1 import health_pb2
 
+from fixtures.forks import holds_in_child
 from fixtures.shops import HOLD, SERVICE, WHO, AioShop, Shop
 from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
@@ -34,7 +33,6 @@ from rpcwheel.publisher import Publisher
 from rpcwheel.registry import Registry, RegistryPolicy, open_registry
 from rpcwheel.registry.backend import Settings
 from rpcwheel.registry.backends import open_backend
-from rpcwheel.resolver import insecure_channel
 from rpcwheel.testing import FlakyBackend
 
 QUICK = {"port": 0, "lame_duck": 0.05, "grace": 60.0}
@@ -162,16 +160,6 @@ def test_a_running_server_is_published_with_its_port(
         ask(port)
 
 
-def test_two_servers_of_one_service_with_an_id_each_are_both_published(make_shop, memory, registry):
-    with (
-        serving(make_shop("a"), memory, SERVICE, id="worker-1") as first,
-        serving(make_shop("b"), memory, SERVICE, id="worker-2") as second,
-    ):
-        assert first.wait_published(WAIT_S)
-        assert second.wait_published(WAIT_S)
-        assert sorted(ids(registry)) == ["worker-1", "worker-2"]
-
-
 def test_the_services_default_to_those_that_the_server_has_handlers_for(
     make_shop, memory, registry
 ):
@@ -195,6 +183,7 @@ def test_a_server_whose_services_are_unknown_is_not_started(make_shop, memory):
 
 def test_the_settings_of_an_instance_are_published(shop, memory, registry):
     settings = {
+        "id": "worker-1",
         "weight": 7,
         "group": "blue",
         "version": "2.0",
@@ -355,44 +344,6 @@ def test_an_instance_is_draining_for_a_while_before_it_is_withdrawn(shop, memory
     assert times[2][1] - times[1][1] > 0.2
 
 
-def test_no_call_fails_while_servers_are_replaced(world, make_world_shop, publish, memory, timer):
-    """By the manual timer, each server serves until the client knows that it is withdrawn."""
-
-    def start(name):
-        settings = {"lame_duck": 60.0, "grace": 3600.0, "timer": timer, "registry_policy": LONG}
-        published = publish(make_world_shop(name), memory, SERVICE, **settings)
-        assert world.do(published.wait_published, WAIT_S)
-        return published
-
-    def is_known(published):
-        return any(one.instance.port == published.port for one in to_service.subchannels)
-
-    old = start("a")
-    with insecure_channel(f"{memory}/{SERVICE}") as to_service:
-        who = to_service.unary_unary(WHO)
-        answers, over = [], threading.Event()
-
-        def call():
-            while not over.is_set():
-                answers.append(who(b"", timeout=WAIT_S))
-
-        def replace(old):
-            try:
-                assert wait_until(lambda: b"a" in answers)
-                for name in "bc":
-                    new = start(name)
-                    assert wait_until(lambda: name.encode() in answers)  # noqa: B023
-                    old.begin_stop()
-                    assert wait_until(lambda: not is_known(old))  # noqa: B023
-                    assert wait_until(lambda: timer.advance(1.0) >= 0 and old.state == "closed")  # noqa: B023
-                    old = new
-            finally:
-                over.set()
-
-        run_threads(call, call, lambda: replace(old))
-    assert set(answers) == {b"a", b"b", b"c"}
-
-
 @pytest.fixture
 def held_call():
     """Hold a call of a server that is published; returns the call, and the event that ends it."""
@@ -493,15 +444,7 @@ def test_on_serving_is_called_when_it_serves_and_its_result_after_the_stop(shop,
 def test_stop_in_a_forked_child_does_nothing(shop, memory, registry):
     with serving(shop, memory, SERVICE) as published:
         assert published.wait_published(WAIT_S)
-        gc.disable()  # objects of gRPC must not be destroyed in the child
-        try:
-            child = os.fork()
-            if not child:
-                published.stop()
-                os._exit(7 if published.state == "serving" else 1)
-        finally:
-            gc.enable()
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert holds_in_child(lambda: published.stop() or published.state == "serving")
         assert len(ids(registry)) == 1
         assert ask(published.port) == b"a"
 
@@ -519,19 +462,30 @@ def test_a_stop_during_the_start_undoes_the_start(shop, memory, registry, events
     assert wait_until(lambda: steps(events) == ["not serving", "stop", "closed"])
 
 
-def test_a_failed_start_leaves_a_server_running_that_ran_before(shop, memory, registry):
-    def on_serving(published):
-        raise LookupError("no such thing")
+@pytest.mark.parametrize("ran_before", [False, True])
+@pytest.mark.parametrize("fails", ["health", "on_serving"])
+def test_a_failed_start_leaves_only_a_server_running_that_ran_before(
+    shop, memory, registry, fails, ran_before
+):
+    class Broken:
+        def set(self, service, status):
+            raise LookupError(service)
+
+        def __call__(self, published):
+            raise LookupError("no such thing")
 
     port = shop.listen()
-    shop.server.start()
-    settings = QUICK | {"port": port, "on_serving": on_serving}
-    published = Publisher(shop.server, memory, SERVICE, **settings)
+    if ran_before:
+        shop.server.start()
+    published = Publisher(shop.server, memory, SERVICE, **QUICK | {"port": port, fails: Broken()})
     with pytest.raises(LookupError):
         published.start()
     assert published.state == "closed"
     assert wait_until(lambda: ids(registry) == [])
-    assert ask(port) == b"a"
+    if ran_before:
+        assert ask(port) == b"a"
+    else:
+        assert shop.server.wait_for_termination(WAIT_S) is False
 
 
 # Registries at the stop
@@ -709,35 +663,7 @@ def test_the_health_servicer_of_grpc_stays_not_serving(shop, memory):
     assert says(SERVICE) == says("") == health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-def test_a_failing_health_servicer_undoes_the_start(shop, memory, registry):
-    class Broken:
-        def set(self, service, status):
-            raise LookupError(service)
-
-    published = Publisher(shop.server, memory, SERVICE, health=Broken(), **QUICK)
-    with pytest.raises(LookupError):
-        published.start()
-    assert published.state == "closed"
-    assert ids(registry) == []
-    assert shop.server.wait_for_termination(WAIT_S) is False
-
-
-def test_a_health_servicer_whose_repr_fails_does_not_prevent_the_stop(shop, memory, events):
-    class Broken:
-        def set(self, service, status):
-            if status == 2:
-                raise LookupError(service)
-
-        def __repr__(self):
-            raise ZeroDivisionError
-
-    with Publisher(shop.server, memory, SERVICE, health=Broken(), **QUICK):
-        pass
-    assert wait_until(lambda: steps(events) == ALL)
-    assert shop.server.wait_for_termination(WAIT_S) is False
-
-
-def test_a_hanging_health_servicer_does_not_delay_the_stop(shop, memory, events):
+def test_a_health_servicer_that_hangs_and_fails_does_not_delay_the_stop(shop, memory, events):
     goes_on = threading.Event()
 
     class Broken:
@@ -746,6 +672,9 @@ def test_a_hanging_health_servicer_does_not_delay_the_stop(shop, memory, events)
                 goes_on.wait()
                 raise LookupError(service)
 
+        def __repr__(self):
+            raise ZeroDivisionError
+
     with Publisher(shop.server, memory, SERVICE, health=Broken(), **QUICK):
         pass
     assert wait_until(lambda: steps(events) == ALL)
@@ -753,37 +682,16 @@ def test_a_hanging_health_servicer_does_not_delay_the_stop(shop, memory, events)
     assert wait_until(lambda: failures(events))
 
 
-SERVES_UNTIL_A_SIGNAL = """
-import signal, sys, threading, time
-from concurrent.futures import ThreadPoolExecutor
-import grpc
-from rpcwheel.publisher import Publisher
-
-def tell_when_main_waits():  # on the thread that receives the signal
+def test_wait_ends_after_a_signal_that_does_not_interrupt_the_main_thread(shop, memory):
+    published = Publisher(shop.server, memory, SERVICE, signals=True, **QUICK)
+    published.start()
     main = threading.main_thread().ident
-    while sys._current_frames()[main].f_code is not threading.Condition.wait.__code__:
-        time.sleep(0.01)
-    print("waiting", flush=True)
-    threading.Event().wait()
 
-server = grpc.server(ThreadPoolExecutor(1))
-port = server.add_insecure_port("127.0.0.1:0")
-publisher = Publisher(server, "memory://", "shop.Orders", port=port, signals=True, lame_duck=0)
-publisher.start()
-threading.Thread(target=tell_when_main_waits, daemon=True).start()
-signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # in this thread and in later ones
-publisher.wait()
-print("ended", flush=True)
-"""
+    def receive_a_signal():
+        wait_until(lambda: sys._current_frames()[main].f_code is threading.Condition.wait.__code__)
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
 
-
-def test_wait_ends_after_a_signal_that_does_not_interrupt_the_main_thread():
-    command = [sys.executable, "-c", SERVES_UNTIL_A_SIGNAL]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout.readline() == "waiting\n"
-            process.send_signal(signal.SIGTERM)
-            out, _ = process.communicate(timeout=WAIT_S)
-        finally:
-            process.kill()
-    assert out == "ended\n"
+    receiving = threading.Thread(target=receive_a_signal)
+    receiving.start()
+    assert published.wait(WAIT_S)
+    receiving.join()

@@ -1,12 +1,11 @@
 """The registry of one process: the contract, and leases with a manual timer."""
 
 import contextlib
-import gc
-import os
 
 import pytest
 
 from fixtures.engine_watchers import RecordingWatcher
+from fixtures.forks import holds_in_child
 from fixtures.timers import run_threads
 from fixtures.waiting import wait_until
 from rpcwheel.errors import RegistryUnavailable
@@ -104,19 +103,12 @@ def test_threads_may_use_one_registry_at_the_same_time(opened):
 def test_a_forked_child_starts_empty_and_does_not_change_its_parent(opened):
     backend = opened()
     backend.publish([ONE])
-    gc.disable()  # nothing of gRPC's must be destroyed in the child
-    try:
-        child = os.fork()
-        if not child:
-            code = 1
-            try:
-                found = backend.renew([ONE]), backend.lookup(SERVICE).records
-                backend.publish([ONE])
-                backend.close()
-                code = 0 if found == ({ONE.key: "missing"}, {}) else 2
-            finally:
-                os._exit(code)
-    finally:
-        gc.enable()
-    assert os.waitpid(child, 0)[1] == 0
+
+    def starts_empty():
+        found = backend.renew([ONE]), backend.lookup(SERVICE).records
+        backend.publish([ONE])
+        backend.close()
+        return found == ({ONE.key: "missing"}, {})
+
+    assert holds_in_child(starts_empty)
     assert backend.renew([ONE]) == {}

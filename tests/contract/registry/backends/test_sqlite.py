@@ -1,6 +1,5 @@
 """The registry in a file: the contract, leases, watches, and a file that is replaced or damaged."""
 
-import gc
 import os
 import shutil
 import sqlite3
@@ -14,15 +13,14 @@ from pathlib import Path
 import pytest
 
 from fixtures.engine_watchers import RecordingWatcher
+from fixtures.forks import holds_in_child
 from fixtures.timers import frequent_thread_switches, run_threads  # noqa: F401 - a fixture
 from fixtures.waiting import wait_until
 from rpcwheel.errors import RegistryRefused, RegistryUnavailable
-from rpcwheel.events import RegistryFailed
 from rpcwheel.instance import ServiceInstance
 from rpcwheel.registry.backend import Settings
 from rpcwheel.registry.backends import open_backend
 from rpcwheel.testing import check_backend
-from rpcwheel.timer import WheelTimer
 
 LEASE = 1.0
 """Seconds of a lease where time moves by hand; else none ends within a test."""
@@ -125,22 +123,15 @@ def test_a_lease_that_is_renewed_while_a_lookup_waits_is_alive(opened, path):
 def test_a_forked_child_has_a_lease_of_its_own(opened):
     backend = opened()
     backend.publish([ONE])
-    gc.disable()  # nothing of gRPC's must be destroyed in the child
-    try:
-        child = os.fork()
-        if not child:
-            code = 1
-            try:
-                lost = backend.renew([ONE])
-                backend.publish([TWO])
-                found = list(backend.lookup(SERVICE).records)
-                backend.close()
-                code = 0 if (lost, found) == ({ONE.key: "lease"}, [ONE.id, TWO.id]) else 2
-            finally:
-                os._exit(code)
-    finally:
-        gc.enable()
-    assert os.waitpid(child, 0)[1] == 0
+
+    def begins_a_lease():
+        lost = backend.renew([ONE])
+        backend.publish([TWO])
+        found = list(backend.lookup(SERVICE).records)
+        backend.close()
+        return (lost, found) == ({ONE.key: "lease"}, [ONE.id, TWO.id])
+
+    assert holds_in_child(begins_a_lease)
     assert backend.renew([ONE]) == {}
     assert list(backend.lookup(SERVICE).records) == [ONE.id]
 
@@ -174,20 +165,6 @@ def test_watches_continue_after_the_directory_was_missing(opened, path):
     assert watcher.sees(ONE, TWO)
     one.withdraw([ONE])
     assert watcher.sees(TWO)
-
-
-def test_watches_continue_with_a_full_timer(opened, events):
-    with WheelTimer(max_pending=1) as timer:
-        timer.new_timeout(print, 1000)
-        publisher, other = opened(), opened(lease=3600.0, timer=timer)
-        other.watch(SERVICE, watcher := RecordingWatcher())
-        assert watcher.sees()
-        publisher.publish([ONE])
-        assert watcher.sees(ONE)
-        publisher.publish([TWO])
-        assert watcher.sees(ONE, TWO)
-        other.close()
-    assert wait_until(lambda: any(isinstance(event, RegistryFailed) for event in events))
 
 
 # What is in the file
@@ -281,10 +258,12 @@ def test_a_locked_file_is_waited_for_until_the_timeout(opened, path):
     assert find(patient) == 2
 
 
-def test_another_file_in_its_place_is_used(opened, path, tmp_path):
+def test_another_file_in_its_place_is_used_and_reported_to_watchers(opened, path, tmp_path):
     one, other, second = opened(), opened(), opened(at=tmp_path / "second.db")
     keep(one, 1)
     assert find(other) == 1
+    other.watch(SERVICE, watcher := RecordingWatcher())
+    assert watcher.sees(ONE)
     path.unlink()
     assert one.renew([ONE]) == {ONE.key: "wiped"}
     keep(one, 2)
@@ -292,15 +271,7 @@ def test_another_file_in_its_place_is_used(opened, path, tmp_path):
     keep(second, 3)
     shutil.move(tmp_path / "second.db", path)
     assert find(one) == find(other) == 3
-
-
-def test_another_file_in_its_place_is_reported_to_watchers(opened, path):
-    backend, other = opened(), opened()
-    keep(backend, 1)
-    other.watch(SERVICE, watcher := RecordingWatcher())
-    assert watcher.sees(ONE)
-    path.unlink()
-    backend.publish([ONE, TWO])
+    one.publish([TWO])
     assert watcher.sees(ONE, TWO)
     assert any("another file is in its place" in news for news in watcher.news)
 
@@ -372,23 +343,16 @@ def test_a_file_without_write_permission_is_refused(opened):
     keep(first := opened(at=path), 1)
     first.close()
     path.chmod(0o644)
-    gc.disable()  # nothing of gRPC's must be destroyed in the child
-    try:
-        child = os.fork()
-        if not child:
-            code = 1
-            try:
-                os.setuid(65534)
-                keep(opened(at=path), 2)
-            except RegistryRefused as error:
-                code = 0 if "may not write it" in str(error) else 2
-            finally:
-                os._exit(code)
-    finally:
-        gc.enable()
-    code = os.waitpid(child, 0)[1]
+
+    def is_refused():
+        os.setuid(65534)
+        with pytest.raises(RegistryRefused, match="may not write it"):
+            keep(opened(at=path), 2)
+        return True
+
+    refused = holds_in_child(is_refused)
     shutil.rmtree(place)
-    assert code == 0
+    assert refused
 
 
 @pytest.fixture
