@@ -8,50 +8,20 @@ import socket
 import threading
 from contextlib import suppress
 
-import grpc
 import pytest
 
 import rpcwheel
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.shops import SERVICE, WHO
-from fixtures.waiting import WAIT_S, wait_until
+from fixtures.waiting import WAIT_S
 from rpcwheel import RegistryPolicy
 from rpcwheel.errors import RegistryUnavailable
 from rpcwheel.registry import ServiceInstance
 
+TARGET = "unix:50051"
+"""For gRPC itself this is a Unix socket in the working directory."""
+
 AUTHORIZATION = (("authorization", "Bearer secret"),)
-
-
-class UnixSocket:
-    """A Unix socket in the working directory, named as a port."""
-
-    port = 50051
-    target = f"unix:{port}"
-
-    def __init__(self) -> None:
-        self._listening = socket.socket(socket.AF_UNIX)
-        self._listening.bind(str(self.port))
-        self._listening.listen()
-        self._listening.setblocking(False)
-
-    @property
-    def was_called(self) -> bool:
-        """Whether a client connected to it."""
-        with suppress(BlockingIOError):
-            self._listening.accept()[0].close()
-            return True
-        return False
-
-    def close(self) -> None:
-        self._listening.close()
-
-
-@pytest.fixture
-def unix_socket(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    unix_socket = UnixSocket()
-    yield unix_socket
-    unix_socket.close()
 
 
 class Proxy:
@@ -98,33 +68,33 @@ def call(world, function, target, proxy, **options):
     world.call(channel, method=WHO, timeout=WAIT_S, metadata=AUTHORIZATION).error()
 
 
-def published(unix_socket):
-    return ServiceInstance(service=SERVICE, host="unix", port=unix_socket.port)
+def test_the_host_of_a_target_is_a_dns_name(world, proxy):
+    call(world, world.api.insecure_channel, TARGET, proxy)
+    assert proxy.asked == {TARGET}
+    proxy.asked.clear()
+    call(world, world.keep(world.do(world.api.Kit)).channel, TARGET, proxy)
+    assert proxy.asked == {TARGET}
 
 
-def test_grpc_itself_reads_a_scheme(unix_socket, proxy):
-    with grpc.insecure_channel(unix_socket.target, proxy.options) as channel:
-        channel.unary_unary(WHO).future(b"x")
-        assert wait_until(lambda: unix_socket.was_called)
-    assert proxy.asked == set()
-
-
-def test_the_host_of_a_target_is_a_dns_name(world, unix_socket, proxy):
-    call(world, world.api.insecure_channel, unix_socket.target, proxy)
-    call(world, world.keep(world.do(world.api.Kit)).channel, unix_socket.target, proxy)
-    assert (proxy.asked, unix_socket.was_called) == ({unix_socket.target}, False)
-
-
-def test_the_host_of_an_instance_is_a_dns_name(world, unix_socket, proxy, memory):
+def test_the_host_of_an_instance_is_a_dns_name(world, proxy, memory):
     registry = world.keep(world.do(world.api.open_registry, memory))
-    world.do(registry.register, published(unix_socket), wait=WAIT_S)
+    instance = ServiceInstance(service=SERVICE, host="unix", port=50051)
+    world.do(registry.register, instance, wait=WAIT_S)
     call(world, world.api.insecure_channel, SERVICE, proxy, registry=registry)
-    assert (proxy.asked, unix_socket.was_called) == ({unix_socket.target}, False)
+    assert proxy.asked == {TARGET}
 
 
-def test_the_host_of_a_registry_url_is_a_dns_name(unix_socket):
+def test_the_host_of_a_registry_url_is_a_dns_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     policy = RegistryPolicy(timeout=WAIT_S, lease_ttl=10 * WAIT_S, snapshot=False)
-    with rpcwheel.open_registry(f"etcd://{unix_socket.target}", registry_policy=policy) as registry:
+    with (
+        socket.socket(socket.AF_UNIX) as listening,
+        rpcwheel.open_registry(f"etcd://{TARGET}", registry_policy=policy) as registry,
+    ):
+        listening.bind("50051")
+        listening.listen()
+        listening.setblocking(False)
         with pytest.raises(RegistryUnavailable):
             registry.lookup(SERVICE)
-        assert not unix_socket.was_called
+        with pytest.raises(BlockingIOError):
+            listening.accept()

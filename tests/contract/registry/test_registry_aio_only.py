@@ -38,7 +38,7 @@ async def test_a_canceled_caller_does_not_affect_others(registry, backend):
             await task
 
 
-@pytest.mark.parametrize("kind", ["plain", "coroutine"])
+@pytest.mark.parametrize("kind", ["plain", "coroutine", "awaitable"])
 async def test_a_listener_runs_on_the_loop_one_call_at_a_time(registry, kind):
     snapshots, running, loop_thread = [], [], threading.current_thread()
 
@@ -53,7 +53,11 @@ async def test_a_listener_runs_on_the_loop_one_call_at_a_time(registry, kind):
         assert threading.current_thread() is loop_thread
         snapshots.append(snapshot)
 
-    async with registry.subscribe("shop.Orders", plain if kind == "plain" else awaits) as following:
+    def returns_an_awaitable(snapshot):
+        return awaits(snapshot)
+
+    listener = {"plain": plain, "coroutine": awaits, "awaitable": returns_an_awaitable}[kind]
+    async with registry.subscribe("shop.Orders", listener) as following:
         assert (await following.wait(WAIT_S)).instances == ()
         for port in range(1, 6):
             await registry.register(instance(port), wait=WAIT_S)
@@ -76,28 +80,6 @@ async def test_a_listener_that_raises_cancelled_error_is_called_again(registry, 
     failed = lambda: [one for one in events if isinstance(one, CallbackFailed)]  # noqa: E731
     await aio_wait_until(lambda: len(failed()) >= 3)
     assert isinstance(failed()[0].error, asyncio.CancelledError)
-    with_it.close()
-
-
-async def test_an_awaitable_returned_by_a_listener_is_awaited(registry):
-    shown = []
-
-    class Listener:
-        """An object that is called as a coroutine function is."""
-
-        async def __call__(self, snapshot):
-            await asyncio.sleep(0)
-            shown.append(len(snapshot.instances))
-
-    listener = Listener()
-
-    def wrapper(snapshot):
-        return listener(snapshot)
-
-    with_it = registry.subscribe("shop.Orders", wrapper)
-    for port in (1, 2):
-        await registry.register(instance(port), wait=WAIT_S)
-        await aio_wait_until(lambda: shown and shown[-1] == port)  # noqa: B023
     with_it.close()
 
 

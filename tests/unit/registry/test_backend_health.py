@@ -23,12 +23,6 @@ def fail(one, now_ns, error=AWAY):
     return delay_ns
 
 
-def test_a_registry_is_not_up_before_its_first_answer():
-    one = health()
-    assert one.up is False
-    assert (one.request_succeeded(0), one.up) == ([], True)
-
-
 def test_failures_pause_requests_and_an_answer_ends_the_pause_with_an_event():
     one = health()
     assert fail(one, SECOND) == 2 * SECOND
@@ -42,7 +36,8 @@ def test_failures_pause_requests_and_an_answer_ends_the_pause_with_an_event():
 
 def test_a_registry_that_refuses_is_up():
     one = health()
-    one.request_succeeded(0)
+    assert one.up is False
+    assert (one.request_succeeded(0), one.up) == ([], True)
     fail(one, SECOND, RegistryRefused("no"))
     assert (one.up, one.since_ns, one.pause_ns) == (True, None, 3 * SECOND)
 

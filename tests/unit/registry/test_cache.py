@@ -50,14 +50,6 @@ def test_a_change_is_an_event_with_its_numbers(driver):
 # Loss of contact
 
 
-def test_instances_that_disappear_during_a_loss_of_contact_are_stale_for_the_stale_timeout(driver):
-    driver.update("ab").advance_to(10).lose_contact().advance_to(1000).update("")
-    assert (driver.ids, driver.stale, driver.snapshot.source) == ("ab", "ab", "stale")
-    assert driver.cache.next_wake_ns == (1000 + STALE_S) * S
-    assert driver.advance_to(1000 + STALE_S - 1).ids == "ab"
-    assert driver.advance_to(1000 + STALE_S).ids == ""
-
-
 def test_time_in_which_the_process_stood_still_counts_as_one_stale_timeout(driver):
     driver.update("ab").lose_contact().update("a")
     driver.now_s = 5000.0  # nothing that was due was done
@@ -68,14 +60,6 @@ def test_stale_instances_are_one_event_with_the_reason_and_no_change(driver):
     driver.update("abc").take_events(InstancesChanged)
     driver.lose_contact("the lease was lost").update("a").update("a")
     assert driver.events == [InstancesRetained(REGISTRY, SERVICE, 2, "the lease was lost")]
-
-
-def test_the_removal_of_a_stale_instance_is_a_change(driver):
-    driver.update("ab").lose_contact().update("a").events.clear()
-    driver.advance_to(STALE_S)
-    assert driver.events == [
-        InstancesChanged(REGISTRY, SERVICE, 1, added=0, removed=1, source="live")
-    ]
 
 
 def test_the_age_of_a_snapshot_grows_without_contact(driver):
@@ -111,34 +95,19 @@ def test_a_late_step_lets_a_view_come_before_stale_instances_are_removed(driver)
 # More than half disappear
 
 
-def test_more_than_half_of_three_instances_that_disappear_are_stale(driver):
-    driver.update("abc").update("a")
-    assert (driver.ids, driver.stale) == ("abc", "bc")
-    assert (
-        driver.take_events(InstancesRetained)[0].reason
-        == "more than half of them disappeared within 15 s"
-    )
-    assert driver.advance_to(STALE_S).ids == "a"
-
-
 def test_instances_that_disappear_within_a_lease_count_together(driver):
     driver.update("abcde").advance_to(1).update("abcd").advance_to(2).update("abc")
     assert driver.ids == "abc"
     driver.advance_to(LEASE_S - 1).update("ab")
     assert (driver.ids, driver.stale) == ("abcde", "cde")
+    (retained,) = driver.take_events(InstancesRetained)
+    assert retained.reason == "more than half of them disappeared within 15 s"
     driver.advance_to(LEASE_S - 1 + STALE_S)
     assert (driver.ids, driver.snapshot.expired) == ("ab", {"c", "d", "e"})
     assert driver.update("abc").update("abcd").update("abd").snapshot.expired == {"e"}
 
 
 # Unreadable records
-
-
-def test_an_unreadable_record_is_skipped_and_reported_once(driver):
-    driver.update("a", unreadable="x").update("ab", unreadable="x")
-    assert driver.ids == "ab"
-    (skipped,) = driver.take_events(RecordSkipped)
-    assert (skipped.key, type(skipped.error)) == ("x", ValueError)
 
 
 def test_an_unreadable_record_with_other_content_is_reported_again(driver):
@@ -199,12 +168,6 @@ def test_without_self_preservation_unreadable_records_are_an_empty_snapshot():
     assert driver.ids == ""
 
 
-def test_an_empty_service_stays_empty_if_an_unreadable_record_is_added(driver):
-    driver.update()
-    driver.cache.update({"a": UNREADABLE}, 0)
-    assert driver.ids == ""
-
-
 # The snapshot file of an earlier run
 
 
@@ -217,11 +180,6 @@ def test_the_file_is_used_after_a_loss_of_contact(driver):
     assert driver.take_events(InstancesChanged) == [
         InstancesChanged(REGISTRY, SERVICE, 2, added=2, removed=0, source="cache")
     ]
-
-
-def test_the_file_is_used_after_a_second_without_a_view(driver):
-    assert driver.remember("a").advance_to(0.9).ids is None
-    assert driver.advance_to(1.0).ids == "a"
 
 
 def test_a_file_read_after_a_loss_of_contact_is_used_at_once(driver):
@@ -237,15 +195,6 @@ def test_an_empty_first_view_makes_the_instances_of_a_young_file_stale(driver):
 
 def test_a_file_read_after_the_first_view_is_ignored(driver):
     assert driver.update("a").remember("b").lose_contact().ids == "a"
-
-
-def test_a_view_equal_to_the_file_changes_the_source(driver):
-    driver.remember("a").lose_contact().take_events(InstancesChanged)
-    driver.update("a")
-    assert (driver.snapshot.source, driver.snapshot.revision) == ("live", 2)
-    assert driver.take_events(InstancesChanged) == [
-        InstancesChanged(REGISTRY, SERVICE, 1, added=0, removed=0, source="live")
-    ]
 
 
 def test_an_instance_that_was_draining_between_two_views_does_not_come_back(driver):

@@ -123,6 +123,7 @@ class Reconciling(RuleBasedStateMachine):
 
     def begin(self):
         step = self.core.next_request(self.now_ns)
+        assert step is None or self.core.next_request(self.now_ns) is None, "one is under way"
         for entry, _ in () if step is None else step.batch:
             latest = self.wanted.get(entry.instance.key)
             assert (latest is not None) is (step.kind != "withdraw")

@@ -9,7 +9,6 @@ from rpcwheel.registry.backends.etcd_watch_core import (
     EndStream,
     NotifyContactLost,
     NotifyView,
-    OpenStream,
     Read,
     SendProbe,
     WatchChange,
@@ -88,21 +87,6 @@ def test_no_response_is_expected_during_a_read() -> None:
     assert watches.next_wake_ns == 10 * PROBE_INTERVAL + TIMEOUT
 
 
-def test_contact_lost_is_notified_once_until_the_next_view() -> None:
-    watches = watching(SHOP)
-    assert watches.ended("cut", 0) == [NotifyContactLost(1, "cut")]
-    for _ in range(3):
-        at = watches.next_wake_ns
-        assert watches.tick(at) == [OpenStream()]
-        assert watches.ended("refused", at) == []
-    at = watches.next_wake_ns
-    watches.tick(at)
-    watches.opened(at)
-    watches.received(WatchResponse(1, 10, created=True), at)
-    watches.read({1: {}}, 10, at)
-    assert watches.ended("cut again", at) == [NotifyContactLost(1, "cut again")]
-
-
 def test_the_wait_for_the_next_stream_doubles_up_to_a_maximum_until_a_read_succeeds() -> None:
     watches = watching(SHOP)
     waits, at = [], 0
@@ -170,14 +154,6 @@ def test_a_refused_watch_is_created_again_with_each_probe_and_affects_no_other()
     assert watches.received(WatchResponse(2, 7, created=True), 0) == [Read({2: CART})]
     watches.read({2: {}}, 7, 0)
     assert watches.tick(PROBE_INTERVAL) == [CreateWatch(1, SHOP), SendProbe()]
-
-
-def test_a_stream_without_watches_is_ended_without_contact_lost() -> None:
-    watches = watching(SHOP)
-    assert watches.remove(1) == [EndStream()]
-    assert watches.add(2, CART, 0) == []  # it is ending: the next one will have it
-    assert watches.ended("cancelled by us", 0) == []
-    assert watches.tick(watches.next_wake_ns) == [OpenStream()]
 
 
 def test_a_removed_watch_is_canceled_and_affects_no_other() -> None:
