@@ -44,29 +44,19 @@ def services_of(shown):
     return {name: [one["id"] for one in found] for name, found in shown["services"].items()}
 
 
-def test_ls_shows_all_services_if_none_is_named(url, registry, capsys) -> None:
+def test_ls_shows_the_named_service_wherever_the_options_are_or_all(url, registry, capsys) -> None:
     registered(registry, instance(), instance("shop.Stock", 50052))
-    assert main(["registry", "ls", url, "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)
-    assert services_of(shown) == {
-        "shop.Orders": ["10.0.0.7:50051"],
-        "shop.Stock": ["10.0.0.7:50052"],
-    }
-    assert shown["registry"] == url
-
-
-def test_ls_shows_the_named_service_wherever_the_options_are(url, registry, capsys) -> None:
-    for words in [
-        ["{url}", "shop.Stock", "--json"],
-        ["{url}", "--json", "shop.Stock"],
-        ["--json", "{url}", "shop.Stock"],
-        ["{url}/shop.Stock", "--json"],
-        ["{url}?service=shop.Stock", "--json", "shop.Stock"],
+    stock = {"shop.Stock": ["10.0.0.7:50052"]}
+    for words, services in [
+        (["{url}", "--json"], {"shop.Orders": ["10.0.0.7:50051"]} | stock),
+        (["{url}", "--json", "shop.Stock"], stock),
+        (["--json", "{url}", "shop.Stock"], stock),
+        (["{url}/shop.Stock", "--json"], stock),
+        (["{url}?service=shop.Stock", "--json", "shop.Stock"], stock),
     ]:
-        registered(registry, instance(), instance("shop.Stock", 50052))
         assert main(["registry", "ls", *(word.format(url=url) for word in words)]) == 0
         shown = json.loads(capsys.readouterr().out)
-        assert services_of(shown) == {"shop.Stock": ["10.0.0.7:50052"]}
+        assert (services_of(shown), shown["registry"]) == (services, url)
 
 
 def test_ls_json_has_all_values_of_an_instance(url, registry, capsys) -> None:
@@ -76,15 +66,6 @@ def test_ls_json_has_all_values_of_an_instance(url, registry, capsys) -> None:
     (record,) = json.loads(capsys.readouterr().out)["services"]["shop.Orders"]
     assert record.pop("address") == "10.0.0.7:50051"
     assert ServiceInstance(**record) == one
-
-
-def test_ls_prints_a_table_and_a_summary(url, registry, capsys) -> None:
-    registered(registry, instance(weight=7), instance(port=50052))
-    assert main(["registry", "ls", url]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split()[:4] == ["SERVICE", "ID", "ADDRESS", "WEIGHT"]
-    assert lines[1].split()[:5] == ["shop.Orders", *["10.0.0.7:50051"] * 2, "7", "UP"]
-    assert lines[-1] == f"2 instances of 1 service at {url}"
 
 
 class Terminal(io.StringIO):
@@ -102,30 +83,28 @@ def shown(url, monkeypatch, stream, *words):
 def test_the_table_leaves_out_columns_that_are_empty_and_aligns_the_others(
     url, registry, monkeypatch
 ) -> None:
-    registered(registry, instance(id="a"))
-    head = shown(url, monkeypatch, io.StringIO()).splitlines()[0]
+    registered(registry, instance(id="a", weight=7))
+    head, row, *_, summary = shown(url, monkeypatch, io.StringIO()).splitlines()
     assert head.split() == ["SERVICE", "ID", "ADDRESS", "WEIGHT", "STATUS", "UP", "SINCE"]
+    assert row.split()[:5] == ["shop.Orders", "a", "10.0.0.7:50051", "7", "UP"]
+    assert summary == f"1 instance of 1 service at {url}"
     registered(registry, instance(id="longer-than-the-others", zone="z"))
-    registered(registry, instance("b", version="v2"))
-    head, *rows = shown(url, monkeypatch, io.StringIO()).splitlines()[:4]
-    assert {row.index("10.0.0.7:50051", head.index("ADDRESS")) for row in rows} == {
-        head.index("ADDRESS")
-    }
-    assert rows[0][head.index("VERSION") :].startswith("v2")
-    assert rows[2][head.index("ZONE") :].startswith("z")
-
-
-def test_the_table_shows_tls_the_start_time_and_metadata(url, registry, monkeypatch) -> None:
+    others = {"protocol": "grpcs", "started_at": 86400.0, "metadata": {"b": "2", "a": "1"}}
     registered(
-        registry,
-        instance(protocol="grpcs", started_at=86400.0, metadata={"b": "2", "a": "1"}),
-        instance(id="b", started_at=1e300),
+        registry, instance("shop.P", version="v2", **others), instance("shop.Q", started_at=1e300)
     )
-    one, other = shown(url, monkeypatch, io.StringIO()).splitlines()[1:3]
-    assert "grpcs://10.0.0.7:50051" in one
-    assert "1970-01-0" in one
-    assert one.endswith("a=1 b=2")
-    assert "?" in other
+    head, *rows = shown(url, monkeypatch, io.StringIO()).splitlines()[:5]
+    assert [row[head.index("ADDRESS") :].split()[0] for row in rows] == [
+        "10.0.0.7:50051",
+        "10.0.0.7:50051",
+        "grpcs://10.0.0.7:50051",
+        "10.0.0.7:50051",
+    ]
+    assert rows[1][head.index("ZONE") :].startswith("z")
+    assert rows[2][head.index("VERSION") :].startswith("v2")
+    assert "1970-01-0" in rows[2]
+    assert rows[2].endswith("a=1 b=2")
+    assert "?" in rows[3]
 
 
 def test_a_terminal_gets_a_rich_table_with_all_text_and_no_markup(
@@ -149,20 +128,18 @@ def test_characters_that_the_encoding_does_not_have_are_escaped(url, registry, m
     assert rb"Z\xfcrich" in pipe.buffer.getvalue()
 
 
-def test_ls_of_an_empty_registry_is_a_success(url, registry, capsys) -> None:
+def test_ls_of_a_service_without_instances_ends_with_1_and_of_an_empty_registry_with_0(
+    url, registry, capsys
+) -> None:
     assert main(["registry", "ls", url]) == 0
     assert capsys.readouterr().out == f"no service at {url}\n"
-
-
-def test_ls_of_a_service_without_instances_ends_with_1(url, registry, capsys) -> None:
     assert main(["registry", "ls", url, "shop.Orders"]) == 1
     assert capsys.readouterr().out == f"no instance of shop.Orders at {url}\n"
     registered(registry, instance())
-    for words in (["shop.Orders", "shop.Stock"], ["shop.Orders", "shop.Stock", "--json"]):
-        assert main(["registry", "ls", url, *words]) == 1
-        captured = capsys.readouterr()
-        assert "10.0.0.7:50051" in captured.out
-        assert f"no instance of shop.Stock at {url}" in captured.err
+    assert main(["registry", "ls", url, "shop.Orders", "shop.Stock", "--json"]) == 1
+    captured = capsys.readouterr()
+    assert "10.0.0.7:50051" in captured.out
+    assert f"no instance of shop.Stock at {url}" in captured.err
 
 
 def test_jobs_that_read_do_not_create_a_file(tmp_path, capsys) -> None:
@@ -211,20 +188,21 @@ def test_an_invalid_record_is_reported_and_the_other_instances_are_shown(tmp_pat
     assert "skipped shop.Orders/x, which is not a valid instance: no JSON" in captured.err
 
 
-def test_invalid_arguments_are_refused_with_an_explanation(capsys) -> None:
+def test_a_wrong_argument_ends_with_2_and_an_explanation(capsys) -> None:
     for words, said in [
+        (["ls"], "URL"),
         (["ls", "etdc://host"], "did you mean etcd://?"),
-        (["ls", "sqlit:///run/shop/registry.db"], "did you mean sqlite://?"),
-        (["watch", "sqlit://./registry.db", "shop.A"], "did you mean sqlite://?"),
-        (["ls", "sqlite://host/shop.db"], "three slashes"),
-        (["ls", "memory://?pol=1"], "there is no option 'pol'"),
         (["ls", "memory://", "a b"], "it must be a name"),
+        (["ls", "memory://", "--timeout", "0"], "seconds above zero"),
+        (["watch", "sqlit://./registry.db", "shop.A"], "did you mean sqlite://?"),
         (["watch", "memory://"], "name a service"),
         (["register", "memory://", "shop.Orders"], "give a service and HOST:PORT"),
         (["register", "memory://", "shop.Orders", "host"], "has no port"),
         (["register", "memory://", "shop.Orders", "unix:/run/a"], "a Unix socket"),
         (["register", "memory://", "shop.Orders", "0.0.0.0:1"], "an address to listen on"),
         (["register", "memory://", "shop.Orders", "host:1", "--weight", "-1"], "weight"),
+        (["register", "memory://", "shop.A", "host:1", "--weight", "much"], "'--weight'"),
+        (["register", "memory://", "shop.A", "host:1", "--meta", "k"], "KEY=VALUE"),
         (["register", "memory://a/shop.A", "shop.B", "host:1"], "two services are named"),
         (["unregister", "memory://", "id"], "give a service and ID"),
     ]:
@@ -232,18 +210,6 @@ def test_invalid_arguments_are_refused_with_an_explanation(capsys) -> None:
         captured = capsys.readouterr()
         assert said in captured.err
         assert captured.out == ""
-
-
-def test_a_wrong_argument_ends_with_2(capsys) -> None:
-    for words, message in [
-        (["ls"], "URL"),
-        (["ls", "memory://", "--timeout", "0"], "seconds above zero"),
-        (["register", "memory://", "shop.A", "host:1", "--meta", "k"], "KEY=VALUE"),
-        (["register", "memory://", "shop.A", "host:1", "--weight", "much"], "'--weight'"),
-        ([], "watch"),
-    ]:
-        assert main(["registry", *words]) == 2
-        assert message in capsys.readouterr().err
 
 
 def test_a_missing_package_ends_with_2_and_the_command_that_installs_it(

@@ -12,8 +12,8 @@ import warnings
 import pytest
 from tenacity.wait import wait_base
 
-from fixtures.cache_worlds import wait_status_of
 from fixtures.flaky_backends import POLICY, HangingBackend, flaky_backend, instance, published_ids
+from fixtures.forks import holds_in_child
 from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import (
@@ -324,7 +324,7 @@ def test_close_does_not_wait_for_a_first_request_that_hangs(backend, monkeypatch
 def test_a_registry_is_closed_in_a_forked_child_and_unchanged_in_the_parent(registry, backend):
     registration = registry.register(instance(), wait=WAIT_S)
     subscription = registry.subscribe("shop.Orders")
-    known = subscription.wait(WAIT_S)
+    assert subscription.wait(WAIT_S).instances
     ended = threading.Event()
 
     def take_locks():
@@ -334,26 +334,19 @@ def test_a_registry_is_closed_in_a_forked_child_and_unchanged_in_the_parent(regi
 
     traffic = threading.Thread(target=take_locks)
     traffic.start()
+
+    def is_closed():
+        with pytest.raises(RegistryClosed):
+            registry.register(instance(2))
+        registry.close()
+        return [one.id for one in subscription.snapshot.instances] == [instance().id]
+
     for _ in range(10):
-        child = os.fork()
-        if not child:
-            os._exit(0 if is_closed_in_child(registry, subscription, known) else 1)
-        assert wait_status_of(child) == 0
+        assert holds_in_child(is_closed)
     ended.set()
     traffic.join(WAIT_S)
     assert registration.wait_published(WAIT_S)
     assert published_ids(backend) == ["10.0.0.1:1"]
-
-
-def is_closed_in_child(registry, subscription, known):
-    try:
-        registry.register(instance(2))
-    except RegistryClosed:
-        registry.close()
-        return [one.id for one in subscription.snapshot.instances] == [
-            one.id for one in known.instances
-        ]
-    return False
 
 
 def test_an_instance_that_is_published_while_the_registry_closes_is_withdrawn(timer):

@@ -91,36 +91,32 @@ def test_connect_error_is_empty_if_the_connection_is_accepted(listener):
 # Who listens on the published port
 
 
-def binding(port=50051, **given) -> PortBinding:
-    usual = {"listening_ports": (), "server_runs": False, "host_forwards": False}
-    return port_binding(port, **usual | given)
+@pytest.mark.parametrize(
+    ("port", "listening", "server_runs", "host_forwards", "expected"),
+    [
+        (50051, {50051}, False, False, PortBinding.OWN),
+        (50051, {50051}, True, True, PortBinding.OWN),
+        (50051, (), False, False, PortBinding.BIND),
+        (50051, {9090}, False, False, PortBinding.BIND),
+        (0, (), False, False, PortBinding.BIND),
+        (50051, {50052}, False, True, PortBinding.PROXY),
+        (50051, (), True, True, PortBinding.PROXY),
+        # another server answers at the host: the one that this replaces, which stops soon
+        (50051, (), False, True, PortBinding.BIND),
+    ],
+)
+def test_a_port_is_the_own_one_that_of_a_proxy_or_to_be_bound(
+    port, listening, server_runs, host_forwards, expected
+):
+    settings = {"server_runs": server_runs, "host_forwards": host_forwards}
+    assert port_binding(port, listening_ports=listening, **settings) is expected
 
 
-def test_a_port_on_which_this_process_listens_is_its_own():
-    assert binding(listening_ports={50051}) is PortBinding.OWN
-    given = {"server_runs": True, "host_forwards": True}
-    assert binding(listening_ports={50051}, **given) is PortBinding.OWN
-
-
-def test_a_port_on_which_nobody_listens_is_bound_if_the_server_does_not_run():
-    assert binding() is PortBinding.BIND
-    assert binding(listening_ports={9090}) is PortBinding.BIND
-    assert binding(0) is PortBinding.BIND
-
-
-def test_a_running_server_with_another_port_is_refused():
-    for listening_ports in (set(), {50052}):
-        with pytest.raises(ConfigurationError, match=r"port is 50051.*the server runs already"):
-            binding(listening_ports=listening_ports, server_runs=True)
-    with pytest.raises(ConfigurationError):
-        binding(0, server_runs=True, host_forwards=True)
-
-
-def test_a_port_of_a_proxy_is_not_bound():
-    assert binding(host_forwards=True, listening_ports={50052}) is PortBinding.PROXY
-    assert binding(host_forwards=True, server_runs=True) is PortBinding.PROXY
-
-
-def test_a_port_is_bound_if_the_process_listens_at_none_that_a_proxy_could_forward_to():
-    """Another server answers at the host: the one that this replaces, which stops soon."""
-    assert binding(host_forwards=True) is PortBinding.BIND
+@pytest.mark.parametrize(
+    ("port", "listening", "host_forwards"),
+    [(50051, (), False), (50051, {50052}, False), (0, (), True)],
+)
+def test_a_running_server_with_another_port_is_refused(port, listening, host_forwards):
+    settings = {"server_runs": True, "host_forwards": host_forwards}
+    with pytest.raises(ConfigurationError, match=rf"port is {port}.*the server runs already"):
+        port_binding(port, listening_ports=listening, **settings)

@@ -502,26 +502,22 @@ def test_each_registry_has_a_file_in_the_users_cache_directory(tmp_path, monkeyp
     assert open_snapshot_file(same, RegistryPolicy()).path == paths[0]
 
 
-def test_a_relative_cache_directory_is_ignored(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", "here")
+def test_the_policy_names_the_file_or_turns_it_off_and_by_default_it_is_in_the_cache_directory(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", "here")  # it is ignored, because it is relative
     monkeypatch.setenv("HOME", str(tmp_path))
+    memory, named = RegistryUrl("memory"), tmp_path / "x.json"
+    for of, snapshot, expected in (
+        (url(), False, None),
+        (url(), "~/x.json", named),
+        (memory, True, None),
+        (memory, str(named), named),
+    ):
+        made = open_snapshot_file(of, RegistryPolicy(snapshot=snapshot))
+        assert (made and made.path) == expected
     made = open_snapshot_file(url(), RegistryPolicy())
     assert made.path.parent == tmp_path / ".cache" / "rpcwheel"
-
-
-def test_the_policy_may_name_the_file_or_turn_it_off(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert (
-        open_snapshot_file(url(), RegistryPolicy(snapshot="~/x.json")).path == tmp_path / "x.json"
-    )
-    assert open_snapshot_file(url(), RegistryPolicy(snapshot=False)) is None
-
-
-def test_a_memory_registry_has_no_file_unless_named(tmp_path):
-    memory = RegistryUrl("memory")
-    assert open_snapshot_file(memory, RegistryPolicy()) is None
-    named = RegistryPolicy(snapshot=str(tmp_path / "x.json"))
-    assert open_snapshot_file(memory, named) is not None
 
 
 def test_without_a_home_directory_there_is_no_file_and_an_event(monkeypatch, events):
