@@ -11,75 +11,45 @@ from rpcwheel.balancer import BalancerPolicy
 from rpcwheel.registry import ServiceInstance
 
 POLICY = RegistryPolicy(lease_ttl=1800.0, timeout=1.0)
-SETTINGS = {"balancer_policy": BalancerPolicy(pick_timeout=WAIT_S), "registry_policy": POLICY}
+PATIENT = BalancerPolicy(pick_timeout=WAIT_S)
+SETTINGS = {"balancer_policy": PATIENT, "registry_policy": POLICY}
 """Calls wait for instances for longer than a machine stands still."""
 
-REFUSED = grpc.StatusCode.FAILED_PRECONDITION
-REQUIRES_TLS = f"instances of {SERVICE} require TLS"
-ADVICE = "use rpcwheel.secure_channel(target, credentials)"
-WITHOUT_TLS = f"no instance of {SERVICE} is published with TLS"
-
 
 @pytest.fixture
-def registry(memory):
-    with rpcwheel.open_registry(memory, registry_policy=POLICY) as registry:
-        yield registry
-
-
-@pytest.fixture
-def publish(make_shop, registry, certificates):
+def publish(memory, make_shop, certificates):
     """Start a server with TLS or without and publish it; gives its registration."""
+    with rpcwheel.open_registry(memory, registry_policy=POLICY) as registry:
 
-    def publish(name, *, tls, **fields):
-        shop = make_shop(name)
-        add, *credentials = (
-            (shop.server.add_secure_port, certificates.server_credentials())
-            if tls
-            else (shop.server.add_insecure_port,)
-        )
-        port = add("127.0.0.1:0", *credentials)
-        shop.server.start()
-        protocol = "grpcs" if tls else "grpc"
-        instance = ServiceInstance(
-            service=SERVICE, host="127.0.0.1", port=port, protocol=protocol, **fields
-        )
-        return registry.register(instance, wait=WAIT_S)
+        def publish(name, *, tls):
+            shop = make_shop(name)
+            if tls:
+                credentials = certificates.server_credentials()
+                port = shop.server.add_secure_port("127.0.0.1:0", credentials)
+            else:
+                port = shop.listen()
+            shop.server.start()
+            given = {"host": "127.0.0.1", "port": port, "protocol": "grpcs" if tls else "grpc"}
+            return registry.register(ServiceInstance(service=SERVICE, **given), wait=WAIT_S)
 
-    return publish
+        yield publish
 
 
 @pytest.fixture
-def url(memory):
-    return f"{memory}/{SERVICE}"
+def open_channel(world, memory):
+    """Open a channel to the service, by the function or by a kit."""
+    url = f"{memory}/{SERVICE}"
 
+    def open_channel(*credentials, by_kit=False):
+        if by_kit:
+            kit = world.keep(world.do(world.api.Kit))
+            opened = world.do(kit.channel, url, *credentials, balancer_policy=PATIENT)
+        else:
+            function = world.api.secure_channel if credentials else world.api.insecure_channel
+            opened = world.do(function, url, *credentials, **SETTINGS)
+        return world.keep(opened)
 
-@pytest.fixture
-def insecure(world, url):
-    """Open channels to the service without credentials."""
-
-    def insecure(**options):
-        return world.keep(world.do(world.api.insecure_channel, url, **SETTINGS | options))
-
-    return insecure
-
-
-@pytest.fixture
-def secure(world, url, certificates):
-    """Open a channel to the service with credentials."""
-    credentials = certificates.channel_credentials()
-    return lambda: world.keep(world.do(world.api.secure_channel, url, credentials, **SETTINGS))
-
-
-@pytest.fixture
-def of_kit(world, url):
-    """Open a channel of a kit to the service."""
-
-    def of_kit(*credentials):
-        kit = world.keep(world.do(world.api.Kit))
-        policy = SETTINGS["balancer_policy"]
-        return world.keep(world.do(kit.channel, url, *credentials, balancer_policy=policy))
-
-    return of_kit
+    return open_channel
 
 
 def refusal(world, channel):
@@ -93,7 +63,7 @@ def refusal(world, channel):
         )
     ]
     errors = [call.error() for call in calls]
-    assert {error.code() for error in errors} == {REFUSED}
+    assert {error.code() for error in errors} == {grpc.StatusCode.FAILED_PRECONDITION}
     (details,) = {error.details() for error in errors}
     return details
 
@@ -103,45 +73,27 @@ def who(world, channel, times=4):
     return {call.result() for call in calls}
 
 
-def test_an_insecure_channel_does_not_call_a_service_with_tls(world, publish, insecure, of_kit):
-    publish("secure", tls=True)
-    details = refusal(world, insecure())
-    assert REQUIRES_TLS in details
-    assert ADVICE in details
-    assert refusal(world, of_kit()) == details
-
-
-def test_an_insecure_channel_calls_nothing_while_one_instance_has_tls(world, publish, insecure):
+def test_an_insecure_channel_calls_nothing_while_one_instance_has_tls(world, publish, open_channel):
     publish("plain", tls=False)
-    channel = insecure()
+    channel = open_channel()
     assert who(world, channel) == {b"plain"}
     with_tls = publish("secure", tls=True)
     assert wait_until(lambda: not channel.subchannels)
-    assert REQUIRES_TLS in refusal(world, channel)
+    details = refusal(world, channel)
+    assert f"instances of {SERVICE} require TLS" in details
+    assert "use rpcwheel.secure_channel(target, credentials)" in details
+    assert refusal(world, open_channel(by_kit=True)) == details
     with_tls.unregister(wait=WAIT_S)
     assert wait_until(lambda: channel.subchannels)
     assert who(world, channel) == {b"plain"}
 
 
-def test_a_secure_channel_calls_only_instances_with_tls(
-    world, publish, secure, of_kit, certificates
-):
+def test_a_secure_channel_calls_only_instances_with_tls(world, publish, open_channel, certificates):
     publish("plain", tls=False)
-    publish("secure", tls=True)
-    assert who(world, secure()) == {b"secure"}
-    assert who(world, of_kit(certificates.channel_credentials())) == {b"secure"}
-
-
-def test_a_secure_channel_refuses_a_service_without_tls(world, publish, secure):
-    publish("plain", tls=False)
-    channel = secure()
-    assert WITHOUT_TLS in refusal(world, channel)
+    credentials = certificates.channel_credentials()
+    channel = open_channel(credentials)
+    assert f"no instance of {SERVICE} is published with TLS" in refusal(world, channel)
     publish("secure", tls=True)
     assert wait_until(lambda: channel.subchannels)
     assert who(world, channel) == {b"secure"}
-
-
-def test_instances_that_are_not_selected_do_not_count(world, publish, insecure):
-    publish("plain", tls=False, group="plain")
-    publish("secure", tls=True, group="tls")
-    assert who(world, insecure(group="plain")) == {b"plain"}
+    assert who(world, open_channel(credentials, by_kit=True)) == {b"secure"}

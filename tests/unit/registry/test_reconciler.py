@@ -1,17 +1,66 @@
 """Which request is made when: each rule by itself; at random in test_reconciler_model.py."""
 
 import pytest
+from tenacity import wait_fixed
 
-from fixtures.reconciler_driver import REFUSED, SECOND, UNAVAILABLE, ReconcilerDriver, instance
 from rpcwheel.durations import NEVER
-from rpcwheel.errors import InstanceIdConflict
+from rpcwheel.errors import InstanceIdConflict, RegistryRefused, RegistryUnavailable
 from rpcwheel.events import (
     InstancePublished,
     InstanceWithdrawn,
     RegistryFailed,
     RegistryRecovered,
 )
-from rpcwheel.registry.reconciler import MAX_BATCH, RegistrationState
+from rpcwheel.instance import ServiceInstance
+from rpcwheel.registry.policy import RegistryPolicy, RegistryRules
+from rpcwheel.registry.reconciler import MAX_BATCH, Reconciler, RegistrationState
+
+SECOND = 1_000_000_000
+UNAVAILABLE = RegistryUnavailable("away")
+REFUSED = RegistryRefused("no")
+
+
+def instance(port=1, **others) -> ServiceInstance:
+    return ServiceInstance(**{"service": "shop", "host": "a", "port": port, "epoch": "e"} | others)
+
+
+class ReconcilerDriver:
+    """A `Reconciler`, its time, and the results that its requests get."""
+
+    def __init__(self, *, random_fraction=lambda: 0.5, **policy):
+        self.now_ns = 100 * SECOND
+        rules = RegistryRules.from_policy(
+            RegistryPolicy(**{"lease_ttl": 6.0, "backoff": wait_fixed(1)} | policy)
+        )
+        self.core = Reconciler("memory://", rules, random_fraction)
+
+    def set_desired(self, one=None):
+        return self.core.set_desired(one or instance(), self.now_ns)
+
+    def remove(self, what):
+        return self.core.remove(what, self.now_ns)
+
+    def next_request(self):
+        return self.core.next_request(self.now_ns)
+
+    def finish(self, request, **result):
+        if error := result.get("error"):
+            result["delay_ns"] = self.core.delay_ns(request, self.now_ns, error)
+        return self.core.done(request, self.now_ns, **result)
+
+    def run_next(self, **result):
+        request = self.next_request()
+        return request.kind, [one.id for one in request.instances], self.finish(request, **result)
+
+    def publish(self, one=None):
+        record = self.set_desired(one)
+        self.run_next()
+        return record
+
+    def advance(self):
+        """Let time pass until the reconciler wants to be woken; returns the seconds."""
+        before_ns, self.now_ns = self.now_ns, max(self.now_ns, self.core.next_wake_ns())
+        return (self.now_ns - before_ns) / SECOND
 
 
 @pytest.fixture

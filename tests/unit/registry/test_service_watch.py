@@ -8,8 +8,6 @@ from fixtures.cache_worlds import REGISTRY, SERVICE, SnapshotListener, ids_of, i
 from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel._concurrency.executor import SerialExecutor
-from rpcwheel.errors import TimerStopped
-from rpcwheel.events import RegistryFailed
 from rpcwheel.instance import Snapshot
 from rpcwheel.registry import watches as module
 from rpcwheel.registry.policy import RegistryPolicy, RegistryRules
@@ -172,16 +170,6 @@ def test_after_close_updates_are_ignored_and_the_snapshot_can_be_read(watch):
     watch.on_view(view("ab"))
     watch.on_contact_lost("the connection was lost")
     assert (ids_of(watch.snapshot), listener.snapshots) == ("a", [])
-
-
-def test_a_stopped_timer_is_an_event(watch, timer, events):
-    timer.stop()
-    watch.on_view(view("ab"))
-    watch.on_contact_lost("the connection was lost")
-    watch.on_view(view("a"))  # the end of the stale instance needs a timeout
-    failures = lambda: [one for one in events if isinstance(one, RegistryFailed)]  # noqa: E731
-    assert wait_until(failures)
-    assert (failures()[0].registry, type(failures()[0].error)) == (REGISTRY, TimerStopped)
 
 
 def test_close_during_updates_and_new_listeners_leaves_no_timeout(watch, timer):

@@ -27,7 +27,6 @@ from rpcwheel.registry.snapshot_file import (
     open_snapshot_file,
 )
 from rpcwheel.registry.url import RegistryUrl, parse_url
-from rpcwheel.timer import WheelTimer
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="locks and modes of POSIX")
 
@@ -273,20 +272,6 @@ def test_on_a_full_disk_the_old_file_stays_complete(make, path, timer, events, m
     assert len(failures(events)) == 1
 
 
-def test_entries_are_written_if_the_timer_is_full(make, path, events):
-    with WheelTimer(max_pending=1) as full:
-        full.new_timeout(print, 1000)
-        path.parent.mkdir()
-        path.with_name(f"{path.name}.lock").mkdir()
-        snapshots = make(timer=full)
-        snapshots.keep(SERVICE, instances("a"))
-        assert wait_until(lambda: failures(events))
-        path.with_name(f"{path.name}.lock").rmdir()
-        snapshots.keep("shop.Bills", instances("b"))
-        assert wait_until(path.exists)
-        snapshots.close()
-
-
 def test_close_does_not_wait_for_a_disk_that_hangs(make, monkeypatch):
     entered, gate = threading.Event(), threading.Event()
 
@@ -337,38 +322,40 @@ def test_after_close_nothing_is_kept_and_close_is_idempotent(make, path, timer):
 # Several writers
 
 
-def test_the_newer_entry_of_two_processes_stays(make, path, monkeypatch):
-    old, new, now = make(), make(), time.time()
-    monkeypatch.setattr(module.time, "time", lambda: now - 10)
-    old.keep(SERVICE, instances("a"))
-    monkeypatch.setattr(module.time, "time", lambda: now)
-    new.keep(SERVICE, instances("b"))
-    new.close()
-    old.close()
+@pytest.fixture
+def write_at(make, monkeypatch):
+    """Write an entry as a process does that starts and ends at that time, from now."""
+    now = time.time()
+
+    def write_at(seconds, service, ids):
+        monkeypatch.setattr(module.time, "time", lambda: now + seconds)
+        snapshots = make()
+        snapshots.keep(service, instances(*ids))
+        snapshots.close()
+
+    return write_at
+
+
+def test_an_entry_of_a_clock_that_runs_ahead_is_replaced(make, write_at):
+    write_at(10**6, SERVICE, "a")
+    write_at(0, SERVICE, "b")
     assert make().load(SERVICE).instances == instances("b")
 
 
-def test_an_entry_of_a_clock_that_runs_ahead_is_replaced(make, path, monkeypatch):
-    ahead, now = make(), time.time()
-    monkeypatch.setattr(module.time, "time", lambda: now + 10**6)
-    ahead.keep(SERVICE, instances("a"))
-    ahead.close()
-    monkeypatch.setattr(module.time, "time", lambda: now)
-    right = make()
-    right.keep(SERVICE, instances("b"))
-    right.close()
-    assert make().load(SERVICE).instances == instances("b")
-
-
-def test_an_entry_older_than_a_month_is_removed(make, path, monkeypatch):
-    old, new, now = make(), make(), time.time()
-    monkeypatch.setattr(module.time, "time", lambda: now - FORGET_S - 1)
-    old.keep("shop.Old", instances("a"))
-    old.close()
-    monkeypatch.setattr(module.time, "time", lambda: now)
-    new.keep(SERVICE, instances("b"))
-    new.close()
+def test_an_entry_older_than_a_month_is_removed(path, write_at):
+    write_at(-FORGET_S - 1, "shop.Old", "a")
+    write_at(0, SERVICE, "b")
     assert set(services(path)) == {SERVICE}
+
+
+def test_the_newer_entry_of_two_processes_stays(make, monkeypatch):
+    old, new, now = make(), make(), time.time()
+    for snapshots, seconds, key in ((old, -10, "a"), (new, 0, "b")):
+        monkeypatch.setattr(module.time, "time", lambda seconds=seconds: now + seconds)
+        snapshots.keep(SERVICE, instances(key))
+    new.close()
+    old.close()
+    assert make().load(SERVICE).instances == instances("b")
 
 
 def test_load_returns_a_later_entry_of_another_process(make, path, timer):

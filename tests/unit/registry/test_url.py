@@ -86,6 +86,7 @@ OWN_PATHS = [
         RegistryUrl("file", (("h", 1),), "/shop/db", "s", user="u", password="p"),
     ),
     ("file://h/", RegistryUrl("file", (("h", None),))),
+    ("bad://h/shop.Orders", RegistryUrl("bad", (("h", None),), service="shop.Orders")),
 ]
 
 
@@ -102,13 +103,6 @@ def test_a_backend_with_a_path_has_it_in_its_name():
         registry.register(ServiceInstance(service="shop.Orders", host="10.0.0.1", port=1), wait=9)
     with pytest.raises(ConfigurationError, match=r"file:///run/a\.json\?service=shop\.Orders"):
         insecure_channel("file:///run/a.json")
-
-
-@pytest.mark.usefixtures("backend_in_files")
-def test_a_backend_that_cannot_be_loaded_is_an_error_when_it_is_opened():
-    assert parse_url("bad://h/shop.Orders").service == "shop.Orders"
-    with pytest.raises(ConfigurationError, match="could not be loaded"):
-        open_registry("bad://h/shop.Orders")
 
 
 def test_the_path_of_each_built_in_scheme_is_the_service_or_a_file():

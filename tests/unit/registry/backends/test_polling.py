@@ -12,11 +12,10 @@ from fixtures.engine_watchers import RecordingWatcher
 from fixtures.forks import holds_in_child
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import RegistryRefused, RegistryUnavailable
-from rpcwheel.events import RegistryFailed
 from rpcwheel.registry.backend import View
 from rpcwheel.registry.backends.polling import FIRST_RETRY_S, PollingWatcher
 from rpcwheel.registry.url import parse_url
-from rpcwheel.timer import ManualTimer, WheelTimer
+from rpcwheel.timer import ManualTimer
 from rpcwheel.timer.clock import clock_of
 
 URL = parse_url("memory://")
@@ -186,24 +185,6 @@ def test_the_delay_after_a_failed_read_grows_up_to_its_limit(polling, engine, ti
         assert delay_ns <= min(RETRY, FIRST_RETRY_S * 2**failures) * 1e9 + TICK_NS
         polling._period_ns += 10**12  # no periodic reads
         timer.advance(RETRY)
-
-
-def test_watches_continue_on_the_shared_timer_if_theirs_is_full(engine, events):
-    with WheelTimer(max_pending=1) as timer:
-        timer.new_timeout(print, 1000)
-        polling = PollingWatcher(URL, engine.read, timer=timer, period_s=0.1, retry_s=0.1)
-        a = RecordingWatcher()
-        engine.error = RegistryUnavailable("gone")
-        polling.watch("a", a)
-        assert a.doubts()
-        engine.error = None
-        assert a.sees("1")
-        engine.records["a"] = {}
-        assert a.sees()
-        polling.close()
-        assert wait_until_quiet(polling)
-    assert wait_until(lambda: events)
-    assert {type(event) for event in events} == {RegistryFailed}
 
 
 def test_a_refusal_of_one_service_does_not_affect_others(polling, engine, timer, watch):
