@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from fixtures.forks import holds_in_child
 from rpcwheel.resolver.resolver import SharedRegistries
 
 
@@ -31,9 +32,7 @@ def test_nothing_is_kept_of_a_registry_that_could_not_be_made():
 def test_a_forked_child_does_not_use_the_registries_of_its_parent():
     shared = SharedRegistries()
     registry = shared.acquire("a", object)
-    child = os.fork()
-    if not child:
-        is_new = not shared.release("a", registry) and shared.acquire("a", object) is not registry
-        os._exit(0 if is_new else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert holds_in_child(
+        lambda: not shared.release("a", registry) and shared.acquire("a", object) is not registry
+    )
     assert shared.release("a", registry)
