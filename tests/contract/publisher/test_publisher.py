@@ -74,6 +74,14 @@ def serving(shop, *args, **settings):
         published.stop(grace=0)
 
 
+def started(shop, *args, **settings):
+    """A publisher whose server serves and is in all registries."""
+    published = Publisher(shop.server, *args, **QUICK | settings)
+    published.start()
+    assert published.wait_published(WAIT_S)
+    return published
+
+
 @pytest.fixture
 def make_world_shop(world):
     """Create servers of this world that are stopped after the test."""
@@ -305,10 +313,7 @@ def test_a_server_over_tls_is_published_as_one_if_it_has_its_port(make_shop, mem
 
 @pytest.mark.parametrize("grace", [60.0, 0])
 def test_a_lame_duck_serves_and_is_withdrawn(shop, registry, timer, events, grace):
-    settings = QUICK | {"lame_duck": 60.0, "grace": grace, "timer": timer}
-    published = Publisher(shop.server, registry, SERVICE, **settings)
-    published.start()
-    assert published.wait_published(WAIT_S)
+    published = started(shop, registry, SERVICE, lame_duck=60.0, grace=grace, timer=timer)
     published.begin_stop()
     assert wait_until(lambda: "wait" in steps(events) and timer.pending)
     assert wait_until(lambda: ids(registry) == [])
@@ -334,9 +339,7 @@ def test_an_instance_is_draining_for_a_while_before_it_is_withdrawn(shop, memory
             super().withdraw(instances)
 
     with Registry(Noting(inner), registry_policy=LONG) as registry:
-        published = Publisher(shop.server, registry, SERVICE, timer=timer, **QUICK)
-        published.start()
-        assert published.wait_published(WAIT_S)
+        published = started(shop, registry, SERVICE, timer=timer)
         published.begin_stop()
         assert wait_until(lambda: len(times) == 3)
         published.stop(grace=0)
@@ -511,9 +514,7 @@ def test_a_frozen_registry_delays_neither_the_stop_nor_another_registry(
 def test_a_hurried_stop_does_not_wait_for_a_frozen_registry(shop, flaky, timer, events):
     """The clock stands still, so only the grace of 0 can end the wait."""
     backend, frozen = flaky
-    published = Publisher(shop.server, frozen, SERVICE, timer=timer, **QUICK)
-    published.start()
-    assert published.wait_published(WAIT_S)
+    published = started(shop, frozen, SERVICE, timer=timer)
     backend.freeze()
     published.begin_stop()
     assert wait_until(lambda: steps(events) == ["withdraw"])
@@ -584,8 +585,7 @@ def test_a_hanging_sink_does_not_delay_the_stop(shop, memory):
 
     add_sink(hang)
     try:
-        published = Publisher(shop.server, memory, SERVICE, **QUICK)
-        published.start()
+        published = started(shop, memory, SERVICE)
         published.begin_stop()
         assert published.wait(WAIT_S)
     finally:
@@ -596,8 +596,7 @@ def test_a_hanging_sink_does_not_delay_the_stop(shop, memory):
 def test_an_instance_that_the_user_unregistered_is_not_published_by_the_stop(
     shop, registry, memory
 ):
-    published = Publisher(shop.server, registry, SERVICE, "shop.Other", **QUICK)
-    published.start()
+    published = started(shop, registry, SERVICE, "shop.Other")
     published.registrations[0].unregister(wait=WAIT_S)
     shown = []
     with (
@@ -612,8 +611,7 @@ def test_an_instance_that_the_user_unregistered_is_not_published_by_the_stop(
 
 
 def test_draining_keeps_the_changes_that_the_user_made(shop, registry, memory):
-    published = Publisher(shop.server, registry, SERVICE, **QUICK)
-    published.start()
+    published = started(shop, registry, SERVICE)
     published.registrations[0].update(weight=7)
     shown = []
     with (
@@ -640,10 +638,7 @@ def test_health_is_serving_before_it_is_published_and_not_serving_once_it_is_wit
         def set(self, service, status):
             statuses.append((service, status, len(ids(registry))))
 
-    settings = QUICK | {"timer": timer, "registry_policy": LONG}
-    published = Publisher(shop.server, memory, SERVICE, health=Health(), **settings)
-    published.start()
-    assert published.wait_published(WAIT_S)
+    published = started(shop, memory, SERVICE, health=Health(), timer=timer, registry_policy=LONG)
     published.begin_stop()  # the time that it has to withdraw does not pass
     assert wait_until(lambda: "wait" in steps(events))
     assert statuses == [("", 1, 0), (SERVICE, 1, 0), ("", 2, 0), (SERVICE, 2, 0)]
@@ -683,8 +678,7 @@ def test_a_health_servicer_that_hangs_and_fails_does_not_delay_the_stop(shop, me
 
 
 def test_wait_ends_after_a_signal_that_does_not_interrupt_the_main_thread(shop, memory):
-    published = Publisher(shop.server, memory, SERVICE, signals=True, **QUICK)
-    published.start()
+    published = started(shop, memory, SERVICE, signals=True)
     main = threading.main_thread().ident
 
     def receive_a_signal():

@@ -104,6 +104,7 @@ def test_instances_that_disappear_within_a_lease_count_together(driver):
     assert retained.reason == "more than half of them disappeared within 15 s"
     driver.advance_to(LEASE_S - 1 + STALE_S)
     assert (driver.ids, driver.snapshot.expired) == ("ab", {"c", "d", "e"})
+    assert driver.take_events(InstancesRetained) == []
     assert driver.update("abc").update("abcd").update("abd").snapshot.expired == {"e"}
 
 
