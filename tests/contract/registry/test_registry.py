@@ -110,39 +110,15 @@ def test_an_unavailable_engine_is_an_error_only_for_callers_that_wait(
     assert registration.state == "WITHDRAWING"
 
 
-def register(registry):
-    registry.register(instance(), wait=WAIT_S)
-
-
-def unregister(registry):
-    registry.unregister(instance(2), wait=WAIT_S)
-
-
-ENDED_BY = {
-    "closed": (
-        register,
-        Registry.close,
-        RegistryClosed,
-        r"was closed before shop\.Orders/",
-    ),
-    "unregistered": (
-        register,
-        lambda registry: registry.unregister(instance()),
-        NotPublished,
-        "unregistered meanwhile",
-    ),
-    "registered again": (
-        unregister,
-        lambda registry: registry.register(instance(2)),
-        RegistryUnavailable,
-        "registered again meanwhile",
-    ),
-}
-
-
-@pytest.mark.parametrize("meanwhile", ENDED_BY)
-def test_the_error_of_a_wait_says_what_ended_it(registry, backend, meanwhile):
-    ask, change, error, said = ENDED_BY[meanwhile]
+@pytest.mark.parametrize(
+    ("ask", "port", "change", "error", "said"),
+    [
+        ("register", 1, lambda of: of.close(), RegistryClosed, r"closed before shop\.Orders/"),
+        ("register", 1, lambda of: of.unregister(instance()), NotPublished, "unregistered meanwh"),
+        ("unregister", 2, lambda of: of.register(instance(2)), RegistryUnavailable, "again meanw"),
+    ],
+)
+def test_the_error_of_a_wait_says_what_ended_it(registry, backend, ask, port, change, error, said):
     registry.register(instance(2), wait=WAIT_S)
     backend.down()
 
@@ -153,7 +129,7 @@ def test_the_error_of_a_wait_says_what_ended_it(registry, backend, meanwhile):
     ending = threading.Thread(target=end_the_wait)
     ending.start()
     with pytest.raises(error, match=said):
-        ask(registry)
+        getattr(registry, ask)(instance(port), wait=WAIT_S)
     ending.join(WAIT_S)
 
 

@@ -95,6 +95,11 @@ def test_a_late_step_lets_a_view_come_before_stale_instances_are_removed(driver)
 # More than half disappear
 
 
+def test_more_than_half_of_three_instances_that_disappear_are_stale(driver):
+    driver.update("abc").update("a")
+    assert (driver.ids, driver.stale) == ("abc", "bc")
+
+
 def test_instances_that_disappear_within_a_lease_count_together(driver):
     driver.update("abcde").advance_to(1).update("abcd").advance_to(2).update("abc")
     assert driver.ids == "abc"
@@ -181,6 +186,11 @@ def test_the_file_is_used_after_a_loss_of_contact(driver):
     assert driver.take_events(InstancesChanged) == [
         InstancesChanged(REGISTRY, SERVICE, 2, added=2, removed=0, source="cache")
     ]
+
+
+def test_the_file_is_used_after_a_second_without_a_view(driver):
+    assert driver.remember("a").advance_to(0.9).ids is None
+    assert driver.advance_to(1.0).ids == "a"
 
 
 def test_a_file_read_after_a_loss_of_contact_is_used_at_once(driver):
