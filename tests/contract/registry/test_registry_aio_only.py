@@ -83,6 +83,23 @@ async def test_a_listener_that_raises_cancelled_error_is_called_again(registry, 
     with_it.close()
 
 
+async def test_a_listener_is_canceled_when_its_subscription_is_closed(registry):
+    running, canceled = [], []
+
+    async def listener(snapshot):
+        running.append(snapshot)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            canceled.append(snapshot)
+            raise
+
+    subscription = registry.subscribe("shop.Orders", listener)
+    await aio_wait_until(lambda: running)
+    subscription.close()
+    await aio_wait_until(lambda: canceled)
+
+
 async def test_a_listener_may_close_its_own_subscription(registry):
     ended = []
 
