@@ -92,6 +92,15 @@ def test_a_late_step_lets_a_view_come_before_stale_instances_are_removed(driver)
     assert driver.ids == ""
 
 
+def test_an_instance_is_stale_for_at_most_two_stale_timeouts_of_contact(driver):
+    driver.update("ab").lose_contact().update("a")
+    shown = []
+    for number in (1, 2, 3):
+        driver.advance_to(number * (STALE_S - 1)).lose_contact().update("a")
+        shown.append(driver.ids)
+    assert shown == ["ab", "ab", "a"]
+
+
 # More than half disappear
 
 

@@ -108,13 +108,15 @@ class Watching(RuleBasedStateMachine):
             match action:
                 case OpenStream():
                     assert self.etcd.stream is None or self.ending
+                    assert not self.to_open
                     self.to_open = True
                 case CreateWatch() | CancelWatch() | SendProbe():
                     self.etcd.do(action)
                 case Read():
                     assert self.pending_read is None
                     self.pending_read = action
-                case EndStream():
+                case EndStream(unresponsive):
+                    assert self.prefixes or not unresponsive
                     self.ending = True
                 case NotifyView(number, records, _, changed):
                     if changed is not None:
