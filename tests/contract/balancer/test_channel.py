@@ -14,6 +14,7 @@ from fixtures.shop import Silent
 from fixtures.waiting import WAIT_S, wait_until
 from fixtures.ways import hanging_call, ways_to_call
 from rpcwheel import heartbeat
+from rpcwheel.errors import ConfigurationError
 from rpcwheel.events import CallbackFailed
 
 IDLE, CONNECTING, READY, FAILING, SHUTDOWN = (
@@ -94,6 +95,17 @@ def test_a_heartbeat_can_be_attached_to_each_subchannel(world, shops, open_balan
     world.do(channel.close)
     assert wait_until(lambda: timer.pending == 0)
     world.do(manager.close)
+
+
+def test_a_wrong_update_or_grace_changes_nothing(world, open_balanced):
+    channel = open_balanced(1)
+    before = channel.subchannels
+    with pytest.raises(TypeError, match="ServiceInstance"):
+        world.do(channel.update, [instance(2), None])
+    if world.name == "aio":
+        with pytest.raises(ConfigurationError, match="grace must be 0 seconds or more"):
+            world.do(channel.close, -1)
+    assert (channel.subchannels, channel.closed) == (before, False)
 
 
 # Threads

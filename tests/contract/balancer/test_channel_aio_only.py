@@ -13,7 +13,6 @@ from fixtures.grpc_servers import IMPATIENT
 from fixtures.waiting import WAIT_S, aio_wait_until
 from rpcwheel.balancer import BalancerPolicy
 from rpcwheel.balancer.aio import BalancedChannel
-from rpcwheel.errors import ConfigurationError
 
 State = grpc.ChannelConnectivity
 
@@ -230,13 +229,6 @@ async def test_canceling_close_cancels_the_calls(shops, aio_balanced, begun):
             await channel.close(1000)
     with pytest.raises(asyncio.CancelledError):
         await asyncio.wait_for(running, WAIT_S)
-
-
-async def test_a_negative_grace_is_refused(aio_balanced):
-    channel = aio_balanced(50051)
-    with pytest.raises(ConfigurationError, match="grace must be 0 seconds or more"):
-        await channel.close(-1)
-    assert not channel.closed
 
 
 async def test_closing_ends_a_health_check_that_runs(shops, aio_balanced):

@@ -10,7 +10,6 @@ import rpcwheel
 import rpcwheel.aio
 from fixtures.shops import SERVICE, WHO
 from fixtures.waiting import WAIT_S
-from rpcwheel import ConfigurationError
 from rpcwheel.registry import ServiceInstance
 
 NAMES = ("insecure_channel", "secure_channel")
@@ -94,34 +93,3 @@ async def test_interceptors_run_in_calls_to_addresses_and_by_name(shop, memory):
                 async with channel:
                     assert await channel.unary_unary(WHO)(b"", timeout=WAIT_S) == b"a"
             assert interceptor.calls == 2, target
-
-
-async def test_settings_of_channels_by_name_are_refused_for_an_address():
-    credentials = grpc.ssl_channel_credentials()
-    named = dict.fromkeys(dict(keyword_only(rpcwheel.insecure_channel)).keys() - {"timer"}, "a")
-    del named["registry"]
-    for world, _ in WORLDS:
-        for name, value in named.items():
-            with pytest.raises(
-                ConfigurationError, match=rf"^{name}: only for a service in a registry"
-            ):
-                world.insecure_channel("127.0.0.1:50051", **{name: value})
-            with pytest.raises(
-                ConfigurationError, match=rf"^{name}: only for a service in a registry"
-            ):
-                world.secure_channel("dns:///orders:50051", credentials, **{name: value})
-
-
-async def test_secure_channel_needs_credentials():
-    for world, _ in WORLDS:
-        for target in ("127.0.0.1:50051", "memory://a/shop.Orders"):
-            with pytest.raises(TypeError, match="without any use insecure_channel"):
-                world.secure_channel(target, None)
-
-
-async def test_a_target_is_a_string():
-    for world, _ in WORLDS:
-        with pytest.raises(TypeError, match="target must be a string"):
-            world.insecure_channel(7)
-        with pytest.raises(ConfigurationError, match="target must not be empty"):
-            world.insecure_channel("")

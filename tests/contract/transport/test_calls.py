@@ -230,6 +230,25 @@ def test_the_backoff_delays_reconnects_of_connections_that_never_answered(
     assert [event.number for event in events] == [2, 3, 4, 5, 6]
 
 
+INVALID = [
+    ("reconnect", {"drain_timeout": "1"}, TypeError, "drain_timeout must be seconds"),
+    ("reconnect", {"drain_timeout": -1}, ConfigurationError, "drain_timeout must be 0 seconds or"),
+    ("reconnect", {"drain_timeout": float("nan")}, ConfigurationError, "drain_timeout is NaN"),
+    ("reconnect", {"reason": 7}, TypeError, "reason must be a string"),
+    ("drain", {"drain_timeout": -1}, ConfigurationError, "drain_timeout must be 0 seconds or more"),
+    ("drain", {"reason": 7}, TypeError, "reason must be a string"),
+]
+
+
+def test_invalid_arguments_of_methods_change_nothing(world, reconnecting):
+    in_aio = [("close", {"grace": -1}, ConfigurationError, "grace must be 0 seconds or more")]
+    for name, given, error, message in INVALID + in_aio * (world.name == "aio"):
+        with pytest.raises(error, match=message):
+            world.do(getattr(reconnecting, name), **given)
+    state = reconnecting.number, reconnecting.closed, reconnecting.accepts_calls
+    assert state == (1, False, True)
+
+
 def test_an_exception_of_a_wait_object_is_raised_and_changes_nothing(world, open_reconnecting):
     channel = open_reconnecting(backoff=lambda _: 1 / 0)
     with pytest.raises(ZeroDivisionError):

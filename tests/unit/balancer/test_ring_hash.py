@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from fixtures.candidates import count_picks, subchannels
 from rpcwheel.balancer import ring_hash
 from rpcwheel.balancer.ring_hash import MAX_POINTS, Ring, RingHash, hash_of, point_count
-from rpcwheel.errors import ConfigurationError
 
 KEYS = [f"user-{number}" for number in range(200)]
 READY, IDLE, CONNECTING, TRANSIENT_FAILURE, SHUTDOWN = (
@@ -175,17 +174,6 @@ def test_calls_without_a_key_go_in_turn_among_those_that_have_not_failed(failed,
     for one in ours[-3:]:
         one.now_state = state
     assert count_picks(pick, 15) == {one.id: 5 for one in ours[-3:]}
-
-
-@pytest.mark.parametrize("key", ["", " x-user", "x-usér"])
-def test_a_key_that_cannot_be_a_header_is_refused(key):
-    with pytest.raises(ConfigurationError, match="name of a metadata header, such as 'x-user-id'"):
-        RingHash(key)
-
-
-def test_a_key_of_another_type_is_refused():
-    with pytest.raises(TypeError, match="key must be the name of a metadata header"):
-        RingHash(5)
 
 
 def test_repr_names_the_key():
