@@ -26,6 +26,7 @@ from rpcwheel.balancer import (
     WeightedRoundRobin,
     subchannels,
 )
+from rpcwheel.events import emit
 from rpcwheel.instance import ServiceInstance
 
 INSTANCES = st.builds(
@@ -38,6 +39,7 @@ INSTANCES = st.builds(
     zone=st.sampled_from(["", "near", "far"]),
     status=st.sampled_from(["UP", "UP", "DRAINING"]),
     epoch=st.sampled_from(["1", "2"]),
+    protocol=st.sampled_from(["grpc", "grpc", "grpcs"]),
     started_at=st.sampled_from([0.0, 995.0, 2000.0]),
 )
 PICKERS = [
@@ -47,6 +49,12 @@ PICKERS = [
     LeastRequest,
     lambda: RingHash("x-user"),
 ]
+
+
+def place(instance):
+    return instance.target, instance.protocol
+
+
 NUMBERS = st.integers(0, 9)
 GRACE_S = 10
 
@@ -65,14 +73,16 @@ class Pool(RuleBasedStateMachine):
             monotonic_ns=lambda: self.clock.now_ns, time=lambda: self.clock.now_ns / 1e9
         )
         subchannels.time = clock
-        self.pool = FakePool(self.clock, picker(), outlier_ejection=3, **policy)
+        self.pool = FakePool(self.clock, picker(), None, outlier_ejection=3, **policy)
+        self.events = []
+        subchannels.emit = self.events.append
         self.pool.stale_grace_ns = GRACE_S * SECOND if of_registry else None
         self.published, self.unhealthy, self.removed = {}, set(), []
         self.stale, self.changed_ns = set(), 0
         self.lost = {}  # by id: when, and the instance
 
     def teardown(self):
-        subchannels.time = time
+        subchannels.time, subchannels.emit = time, emit
 
     def any_of(self, number):
         known = self.pool.subchannels
@@ -82,6 +92,8 @@ class Pool(RuleBasedStateMachine):
     def update(self, instances, expired=()):
         before = {one.id: one for one in self.pool.subchannels}
         published = {one.id: one for one in instances}
+        self.pool.drained.clear()
+        self.events.clear()
         self.pool.update(instances, expired=expired)
         after = {one.id: one for one in self.pool.subchannels}
         oldest_ns = self.clock.now_ns - 60_000_000_000
@@ -101,14 +113,19 @@ class Pool(RuleBasedStateMachine):
         published |= stale
         gone = {name: one for name, one in kept.items() if name not in published}
         self.lost = lost | {name: (self.clock.now_ns, one) for name, one in gone.items()}
+        newly = stale.keys() - self.stale
+        assert {name for event in self.events for name in event.subchannels} == newly
+        assert {(after[name].instance.port, 0.0) for name in newly} <= {*self.pool.checks}
         self.set_stale({*stale})
         same = {
             name
             for name in before.keys() & published.keys()
-            if self.published[name].target == published[name].target
+            if place(self.published[name]) == place(published[name])
         }
         assert {name for name in before if after.get(name) is before[name]} == same
-        self.removed += [before[name] for name in before.keys() - same]
+        removed = [before[name] for name in before.keys() - same]
+        assert sorted(self.pool.drained) == sorted(one.instance.port for one in removed)
+        self.removed += removed
         self.published = published
         self.unhealthy &= same
 
@@ -117,6 +134,7 @@ class Pool(RuleBasedStateMachine):
             self.stale, self.changed_ns = names, self.clock.now_ns
 
     def note_removed(self, one):
+        assert one.instance.port in self.pool.drained
         self.removed.append(one)
         del self.published[one.id]
         self.unhealthy.discard(one.id)
@@ -211,6 +229,7 @@ class Pool(RuleBasedStateMachine):
     def subchannels_are_as_published(self):
         pool = self.pool
         assert {one.id: one.instance for one in pool.subchannels} == self.published
+        assert [one.id for one in pool.subchannels] == sorted(self.published)
         assert {one.id for one in pool.subchannels if one.stale} == self.stale
         for one in pool.subchannels:
             assert one.healthy is (one.id not in self.unhealthy)
