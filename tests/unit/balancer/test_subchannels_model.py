@@ -64,8 +64,8 @@ class Pool(RuleBasedStateMachine):
         picker=st.sampled_from(PICKERS),
         zone=st.sampled_from(["", "near"]),
         slow_start=st.sampled_from([None, 10]),
-        self_preservation=st.booleans(),
-        of_registry=st.booleans(),
+        self_preservation=st.sampled_from([True, True, True, False]),
+        of_registry=st.sampled_from([True, True, False]),
     )
     def begin(self, picker, of_registry, **policy):
         self.clock = Clock()
@@ -88,7 +88,20 @@ class Pool(RuleBasedStateMachine):
         known = self.pool.subchannels
         return known[number % len(known)] if known else None
 
-    @rule(instances=st.lists(INSTANCES, max_size=6), expired=st.sets(INSTANCES.map(lambda i: i.id)))
+    @rule(left=st.sets(NUMBERS), expired=st.sets(NUMBERS))
+    def lose_instances(self, left, expired):
+        """All instances but a few leave; the registry lost those, or they withdrew."""
+        known = list(self.published.values())
+        self.update(
+            [
+                one
+                for number, one in enumerate(known)
+                if number in left and one.id not in self.stale
+            ],
+            {one.id for number, one in enumerate(known) if number in expired},
+        )
+
+    @rule(instances=st.lists(INSTANCES, max_size=6))
     def update(self, instances, expired=()):
         before = {one.id: one for one in self.pool.subchannels}
         published = {one.id: one for one in instances}

@@ -60,17 +60,9 @@ def connections(clock):
 # Activity
 
 
-def test_a_new_connection_has_no_activity(connections):
-    activity = connections.active.activity
-    assert (activity.last_read_ns, activity.last_write_ns, activity.last_use_ns) == (
-        None,
-        None,
-        None,
-    )
-
-
 def test_reads_and_writes_are_use(connections, clock):
     activity = connections.active.activity
+    assert (activity.last_read_ns, activity.last_write_ns, activity.last_use_ns) == (None,) * 3
     activity.saw_write()
     wrote_ns = clock.now_ns
     assert (activity.last_read_ns, activity.last_write_ns) == (None, wrote_ns)
@@ -111,37 +103,15 @@ def test_an_unserializable_message_is_no_write_and_an_invalid_response_is_a_read
     assert activity.last_read_ns == 2
 
 
-# Calls
-
-
-def test_a_connection_without_calls_is_closed_when_it_is_replaced(connections):
-    old, over = connections.reconnect("second", NEVER, "why")
-    assert (old.channel, over, old.ended, old.reason) == ("first", True, True, "why")
-    assert not connections.draining_transports
-
-
-def test_close_returns_each_open_connection_once(connections):
-    connections.begin_call()
-    old, _ = connections.reconnect("second", NEVER)
-    assert connections.close() == [connections.active, old]
-    assert connections.close() == []
-    assert connections.drain(0) == ([], [])
-    assert connections.closed
-    assert connections.active.ended
-    assert old.ended
-
-
 # Backoff
-
-
-def test_the_backoff_allows_the_first_reconnect(connections):
-    assert connections.backoff_left_ns() == 0
 
 
 def test_the_backoff_grows_while_connections_are_silent(connections, clock):
     waits = []
+    assert connections.backoff_left_ns() == 0
     for number in range(2, 8):
         connections.reconnect(number, NEVER)
+        connections.active.activity.saw_write()  # no proof that it works
         waits.append(connections.backoff_left_ns() / SECOND)
         clock.now_ns += connections.backoff_left_ns()
         assert connections.backoff_left_ns() == 0
@@ -156,12 +126,6 @@ def test_a_connection_that_worked_resets_the_backoff(connections, clock):
     assert connections.backoff_left_ns() == 0
     connections.reconnect(6, NEVER)
     assert connections.backoff_left_ns() == SECOND
-
-
-def test_writes_do_not_reset_the_backoff(connections):
-    connections.reconnect("second", NEVER)
-    connections.active.activity.saw_write()
-    assert connections.backoff_left_ns() > 0
 
 
 def test_a_backoff_that_stops_forbids_reconnects(clock):
@@ -220,24 +184,6 @@ def test_a_request_to_connect_is_passed_on_until_a_connection_worked(connections
 # Drained
 
 
-def test_a_drain_ends_when_the_last_call_has_ended(connections):
-    calls = [connections.begin_call(), connections.begin_call()]
-    connections.drain(NEVER, "why")
-    assert (connections.drained, connections.open_transports) == (False, [calls[0]])
-    assert [connections.end_call(transport) for transport in calls] == [False, True]
-    assert (connections.drained, connections.calls) == (True, 0)
-
-
-def test_a_drain_waits_for_calls_on_replaced_connections(connections):
-    old = connections.begin_call()
-    connections.reconnect("second", NEVER)
-    over, _ = connections.drain(NEVER)
-    assert [transport.channel for transport in over] == ["second"]
-    assert not connections.drained
-    assert connections.end_call(old)
-    assert connections.drained
-
-
 def test_a_second_drain_can_only_shorten_the_timeout(connections):
     transport = connections.begin_call()
     connections.drain(5 * SECOND, "first")
@@ -247,168 +193,130 @@ def test_a_second_drain_can_only_shorten_the_timeout(connections):
     assert connections.drain(0) == ([transport], [])
 
 
-def test_a_drain_does_not_extend_the_timeout_of_a_replaced_connection(connections):
-    connections.begin_call()
-    old, _ = connections.reconnect("second", SECOND, "dead")
-    connections.begin_call()
-    assert connections.drain(5 * SECOND)[1] == [connections.active]
-    assert (old.drain_until_ns, old.end_details) == (11 * SECOND, "connection replaced: dead")
-
-
 # At random
 
 
 class Model(RuleBasedStateMachine):
-    """A model: the connection of each call, and the expected end of each connection."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.clock = Clock()
-        self.connections = Connections(1, self.clock, Backoff(0))
-        self.calls: list[object] = []  # the connection of each call in flight
-        self.open = {1: self.connections.active}
-        self.until: dict[int, int] = {}  # when their drain timeout passes
-        self.ended: list[int] = []
-        self.active = 1
-        self.shut = False
-
-    def end(self, transport) -> None:
-        self.ended.append(transport.channel)
-        del self.open[transport.channel]
-        self.until.pop(transport.channel, None)
-
-    def on(self, number: int) -> int:
-        return sum(transport.channel == number for transport in self.calls)
-
-    @rule()
-    def begin(self) -> None:
-        if not self.shut:
-            transport = self.connections.begin_call()
-            assert transport.channel == self.active
-            self.calls.append(transport)
-
-    @rule(which=st.integers(0, 20))
-    def finish(self, which: int) -> None:
-        if self.calls:
-            transport = self.calls.pop(which % len(self.calls))
-            last = transport.channel in self.until and not self.on(transport.channel)
-            assert self.connections.end_call(transport) == last
-            if last:
-                self.end(transport)
-
-    @rule(drain=st.sampled_from([0, 1, 3, NEVER]))
-    def reconnect(self, drain: int) -> None:
-        if self.shut:
-            return
-        old, over = self.connections.reconnect(self.active + 1, drain)
-        assert old is self.open[self.active]
-        assert over == (drain == 0 or not self.on(self.active))
-        if over:
-            self.end(old)
-        else:
-            self.until[self.active] = NEVER if drain == NEVER else self.clock.now_ns + drain
-        self.active += 1
-        self.open[self.active] = self.connections.active
-
-    @rule(step=st.integers(0, 3))
-    def wait(self, step: int) -> None:
-        self.clock.now_ns += step
-        over = self.connections.expire_overdue()
-        due = [number for number, until in self.until.items() if until <= self.clock.now_ns]
-        assert [transport.channel for transport in over] == due
-        for transport in over:
-            self.end(transport)
-
-    @rule(which=st.integers(0, 20))
-    def expire(self, which: int) -> None:
-        transport = self.open.get(which)
-        drains = which in self.until
-        if transport is not None:
-            assert self.connections.expire(transport) == drains
-            if drains:
-                self.end(transport)
-
-    @rule(often=st.integers(0, 9))
-    def close(self, often: int) -> None:
-        if often:
-            return  # so that more happens
-        connections = self.connections.close()
-        assert {transport.channel for transport in connections} == (
-            set() if self.shut else set(self.open)
-        )
-        self.shut = True
-        for transport in connections:
-            self.end(transport)
-
-    @invariant()
-    def each_call_is_on_one_connection(self) -> None:
-        connections = {id(transport): transport for transport in self.calls}.values()
-        assert all(transport.calls == self.on(transport.channel) for transport in connections)
-        assert self.connections.calls == len(self.calls)
-
-    @invariant()
-    def each_connection_ends_once_and_only_then_takes_nothing(self) -> None:
-        assert len(set(self.ended)) == len(self.ended)
-        assert not any(transport.ended for transport in self.open.values())
-        assert all(transport.ended for transport in self.calls if transport.channel in self.ended)
-        assert {transport.channel for transport in self.connections.draining_transports} == set(
-            self.until
-        )
-
-
-TestModel = Model.TestCase
-TestModel.settings = settings(max_examples=50)
-
-
-class Draining(RuleBasedStateMachine):
-    """Random sequences: each transport is closed once, and not while calls may continue on it."""
+    """A model: the connection of each call, and when each connection is to end."""
 
     def __init__(self):
         super().__init__()
         self.clock = Clock()
         self.connections = Connections(1, self.clock, Backoff(0))
         self.calls = []
-        self.closed = []
+        self.open = {1: self.connections.active}
+        self.until = {}  # when the drain timeout of a connection passes; none for the active one
+        self.details = {}  # the status of its calls
+        self.active = 1
+        self.draining = self.closed = False
 
-    def end(self, connections):
-        assert not {transport.number for transport in connections} & set(self.closed)
-        self.closed += [transport.number for transport in connections]
+    def end(self, *transports):
+        """These, and only these, are closed now."""
+        for transport in transports:
+            del self.open[transport.channel]
+            self.until.pop(transport.channel, None)
+            assert transport.ended
+            assert transport.end_details == self.details[transport.channel]
+        assert not any(transport.ended for transport in self.open.values())
+
+    def on(self, number):
+        return sum(transport.channel == number for transport in self.calls)
+
+    def due_after(self, seconds):
+        return NEVER if seconds == NEVER else self.clock.now_ns + seconds
 
     @rule()
-    def call(self):
-        if self.connections.accepts_calls:
+    def begin(self):
+        accepts = not self.draining and not self.closed
+        assert self.connections.accepts_calls is accepts
+        if accepts:
             self.calls.append(self.connections.begin_call())
+            assert self.calls[-1] is self.open[self.active]
 
-    @rule(number=st.integers(0, 9))
-    def call_ends(self, number):
+    @rule(which=st.integers(0, 20))
+    def finish(self, which):
         if self.calls:
-            transport = self.calls.pop(number % len(self.calls))
-            self.end([transport] if self.connections.end_call(transport) else [])
+            transport = self.calls.pop(which % len(self.calls))
+            last = transport.channel in self.until and not self.on(transport.channel)
+            assert self.connections.end_call(transport) == last
+            self.end(*[transport] * last)
 
-    @rule(drain=st.sampled_from([0, SECOND, NEVER]))
+    @rule(drain=st.sampled_from([0, 1, 3, NEVER]))
     def reconnect(self, drain):
         if self.connections.accepts_calls:
-            old, over = self.connections.reconnect(self.connections.active.number + 1, drain)
-            self.end([old] if over else [])
+            over = drain == 0 or not self.on(self.active)
+            old = self.open[self.active]
+            self.details[self.active] = f"connection replaced: {drain}"
+            self.until[self.active] = self.due_after(drain)
+            assert self.connections.reconnect(self.active + 1, drain, f"{drain}") == (old, over)
+            self.active += 1
+            self.open[self.active] = self.connections.active
+            self.end(*[old] * over)
 
-    @rule(limit=st.sampled_from([0, SECOND, NEVER]))
-    def drain(self, limit):
-        self.end(self.connections.drain(limit)[0])
+    @rule(drain=st.sampled_from([0, 1, 3, NEVER]))
+    def drain(self, drain):
+        due, before = self.due_after(drain), dict(self.until)
+        if not self.closed and not self.draining:
+            self.draining = True
+            self.until[self.active] = NEVER
+            self.details[self.active] = f"channel drained: {drain}"
+        self.until = {number: min(until, due) for number, until in self.until.items()}
+        ended = [
+            transport
+            for number, transport in self.open.items()
+            if number in self.until and (drain == 0 or not self.on(number))
+        ]
+        shorter = [
+            transport
+            for number, transport in self.open.items()
+            if transport not in ended and self.until.get(number, NEVER) < before.get(number, NEVER)
+        ]
+        over, timed = self.connections.drain(drain, f"{drain}")
+        assert (by_number(over), by_number(timed)) == (by_number(ended), by_number(shorter))
+        self.end(*ended)
 
-    @rule(seconds=st.integers(0, 2))
-    def time_passes(self, seconds):
-        self.clock.now_ns += seconds * SECOND
-        self.end(self.connections.expire_overdue())
+    @rule(step=st.integers(0, 3))
+    def wait(self, step):
+        self.clock.now_ns += step
+        due = [number for number, until in self.until.items() if until <= self.clock.now_ns]
+        over = self.connections.expire_overdue()
+        assert [transport.channel for transport in by_number(over)] == sorted(due)
+        self.end(*over)
+
+    @rule(which=st.integers(0, 20))
+    def expire(self, which):
+        transport = self.open.get(which)
+        if transport is not None:
+            drains = which in self.until
+            assert self.connections.expire(transport) == drains
+            self.end(*[transport] * drains)
+
+    @rule(often=st.integers(0, 9))
+    def close(self, often):
+        if not often:  # rarely, so that more happens
+            over = self.connections.close()
+            assert by_number(over) == by_number(self.open.values())
+            self.closed = True
+            self.open.clear()
+            self.until.clear()
+            assert all(transport.ended for transport in over)
 
     @invariant()
-    def it_is_drained_when_all_are_closed(self):
-        numbers = set(range(1, self.connections.active.number + 1))
-        assert self.connections.drained is (set(self.closed) == numbers)
-        assert self.connections.calls == len(self.calls)
-        if self.connections.drained:
-            assert self.connections.draining
-            assert self.connections.close() == []
+    def calls_and_connections_are_those_of_the_model(self):
+        for transport in self.calls:
+            assert transport.calls == self.on(transport.channel)
+        connections = self.connections
+        assert connections.calls == len(self.calls)
+        assert connections.drained is (self.draining and not self.until)
+        if not self.closed:
+            assert by_number(connections.open_transports) == by_number(self.open.values())
+        draining = [transport.channel for transport in connections.draining_transports]
+        assert sorted(draining) == sorted(self.until)
 
 
-TestDraining = Draining.TestCase
-TestDraining.settings = settings(max_examples=50)
+def by_number(transports):
+    return sorted(transports, key=lambda transport: transport.channel)
+
+
+TestModel = Model.TestCase
+TestModel.settings = settings(max_examples=100)
