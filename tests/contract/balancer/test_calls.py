@@ -3,7 +3,6 @@
 import gc
 import weakref
 
-import grpc
 import pytest
 
 from fixtures.balanced_channels import (
@@ -14,10 +13,10 @@ from fixtures.balanced_channels import (
     subchannel_of,
     wait_until_lost,
 )
-from fixtures.shop import STREAM_UNARY, UNARY_STREAM, UNARY_UNARY, Fail, Silent
+from fixtures.shop import STREAM_UNARY, UNARY_STREAM, UNARY_UNARY
 from fixtures.waiting import WAIT_S, wait_until
 from fixtures.ways import FRONTS, failure_of, hanging_call, ways_to_call
-from fixtures.worlds import KINDS, RETRY, each_kind
+from fixtures.worlds import RETRY, each_kind
 from rpcwheel.balancer import Picker
 
 
@@ -40,39 +39,6 @@ def test_a_stub_made_before_an_update_calls_the_instances_of_the_last_one(
         assert {name: call() for name, call in ways.items()} == dict.fromkeys(ways, b"ab")
         assert len(shop.calls) == len(ways)
     assert wait_until(lambda: channel.calls == 0)
-
-
-def test_the_options_of_a_call_reach_the_server(world, shops, open_balanced):
-    channel = open_balanced(shops[0])
-    metadata = grpc.aio.Metadata(("k", "v")) if world.name == "aio" else (("k", "v"),)
-    call = world.call(channel, timeout=500, metadata=metadata, compression=grpc.Compression.Gzip)
-    assert (call.result(), call.code()) == (b"x", grpc.StatusCode.OK)
-    seen = shops[0].calls[0]
-    assert seen.metadata["k"] == "v"
-    assert 400 < seen.time_remaining < 510
-
-
-def test_serializers_are_used_and_without_them_messages_are_bytes(world, shops, open_balanced):
-    channel = open_balanced(shops[0])
-    for method in (
-        channel.unary_unary(UNARY_UNARY, str.encode, bytes.decode),
-        channel.unary_unary(UNARY_UNARY, str.encode, bytes.decode, True),
-    ):
-        assert world.do(method, "text", timeout=WAIT_S) == "text"
-    named = channel.unary_unary(UNARY_UNARY, _registered_method=True)
-    assert world.do(named, b"bytes", timeout=WAIT_S) == b"bytes"
-    streamed = channel.stream_unary(STREAM_UNARY, str.encode, bytes.decode)
-    assert world.do(streamed, iter(["te", "xt"]), timeout=WAIT_S) == "text"
-
-
-def test_the_status_of_the_server_reaches_the_caller(world, shops, open_balanced):
-    channel = open_balanced(shops[0])
-    for code in ("NOT_FOUND", "UNAVAILABLE", "DEADLINE_EXCEEDED", "INTERNAL"):
-        shops[0].then(Fail(code, "no such order", (("k", "v"),)))
-        error = world.call(channel).error()
-        assert (error.code().name, error.details()) == (code, "no such order")
-        assert ("k", "v") in tuple(error.trailing_metadata())
-    assert channel.subchannels[0].healthy
 
 
 # The picker
@@ -127,40 +93,6 @@ def test_a_picker_that_prepares_no_function_is_named_in_the_error_of_its_calls(
 
 
 # Calls in flight
-
-
-def test_calls_in_flight_are_counted_until_their_end(world, shops, open_balanced):
-    channel = open_balanced(shops[0])
-    calls = [hanging_call(world, shops[0], channel, kind) for kind in KINDS]
-    assert (channel.calls, channel.subchannels[0].calls) == (len(KINDS), len(KINDS))
-    for call in calls:
-        assert call.cancel()
-        assert call.cancelled()
-    assert wait_until(lambda: channel.calls == 0)
-
-
-def test_arguments_that_begin_no_call_are_not_counted(world, shops, open_balanced):
-    channel = open_balanced(shops[0])
-    connect(world, channel)
-    with pytest.raises(TypeError):
-        world.do(channel.unary_unary(UNARY_UNARY), b"x", wrong=True)
-    assert channel.calls == 0
-
-
-@pytest.mark.parametrize("waits", [False, True])
-def test_a_dropped_response_stream_is_canceled(world, shops, open_balanced, waits):
-    channel = open_balanced(shops[0])
-    if not waits:
-        connect(world, channel)
-    shops[0].then(silent := Silent(after=1))
-    call = world.call(channel, "unary_stream", b"ab")
-    assert call.read() == b"a"
-    assert silent.begun.wait(WAIT_S)
-    gone = weakref.ref(call.grpc_call)
-    del call
-    assert wait_until(lambda: (gc.collect(), gone())[1] is None)
-    assert wait_until(lambda: channel.calls == 0)
-    assert shops[0].calls[-1].ended.wait(WAIT_S)
 
 
 def test_a_stub_does_not_keep_removed_subchannels(world, shops, open_balanced):

@@ -15,15 +15,11 @@ from fixtures.waiting import WAIT_S, wait_until
 from fixtures.ways import hanging_call, ways_to_call
 from rpcwheel import heartbeat
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.events import CallbackFailed
 
 IDLE, CONNECTING, READY, FAILING, SHUTDOWN = (
     grpc.ChannelConnectivity[name]
     for name in ("IDLE", "CONNECTING", "READY", "TRANSIENT_FAILURE", "SHUTDOWN")
 )
-
-CLOSED = "Cannot invoke RPC on closed channel|Channel is closed"
-
 
 # State
 
@@ -169,36 +165,12 @@ def test_close_ends_calls_and_subchannels_and_calls_back_once(world, shops, open
     assert called == [False, "late"]
 
 
-def test_a_close_callback_can_be_removed_and_may_raise(world, open_balanced, events):
-    channel, called = open_balanced(1), []
-    remove = channel.on_close(lambda: called.append("removed"))
-    channel.on_close(lambda: 1 / 0)
-    channel.on_close(lambda: called.append("called"))
-    remove()
-    remove()
-    world.do(channel.close)
-    assert called == ["called"]
-    assert [type(event) for event in events] == [CallbackFailed]
-
-
 def test_close_ends_calls_of_removed_subchannels(world, shops, open_balanced):
     channel = open_balanced(shops[0])
     call = hanging_call(world, shops[0], channel)
     world.do(channel.update, [instance(shops[1])])
     world.do(channel.close)
     assert call.code() is grpc.StatusCode.CANCELLED
-
-
-@pytest.mark.parametrize("used", [False, True])
-def test_calls_on_a_closed_channel_raise_as_with_grpc(world, shops, open_balanced, used):
-    channel = open_balanced(shops[0])
-    ways = ways_to_call(world, channel)
-    for call in ways.values() if used else ():
-        call()
-    world.do(channel.close)
-    for call in ways.values():
-        with pytest.raises(world.closed_error, match=CLOSED):
-            call()
 
 
 def test_close_cancels_calls_that_wait(world, open_balanced):

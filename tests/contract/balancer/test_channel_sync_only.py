@@ -39,14 +39,6 @@ def test_multicallables_take_the_arguments_of_grpc():
                     assert list(inspect.signature(getattr(ours, name)).parameters) == list(expected)
 
 
-def test_a_request_that_can_not_be_serialized_fails_as_with_grpc(shops, open_balanced):
-    channel = open_balanced(shops[0])
-    call = channel.unary_unary(UNARY_UNARY, lambda _: 1 / 0)
-    for _ in range(6):
-        assert failure_of(lambda: call(b"x", timeout=WAIT_S))[0] == "INTERNAL"
-    assert channel.subchannels[0].healthy
-
-
 def test_a_request_that_can_not_be_serialized_does_not_wait(open_balanced):
     channel = open_balanced()  # without instances
     for method in (channel.unary_unary, channel.unary_stream):
@@ -113,12 +105,6 @@ def test_subscribers_are_called_with_the_state_and_each_change(shops, open_balan
     channel.subscribe(print)
 
 
-def test_channel_ready_future_waits_for_the_first_connection(shops, dead, open_balanced):
-    channel = open_balanced(dead, shops[0], timer=None)
-    grpc.channel_ready_future(channel).result(timeout=WAIT_S)
-    assert channel.get_state() is READY
-
-
 def test_subscribers_do_not_cost_a_thread_each(world, shops, open_balanced):
     channel = open_balanced(*shops)
     connect(world, channel)
@@ -131,12 +117,6 @@ def test_subscribers_do_not_cost_a_thread_each(world, shops, open_balanced):
     assert len(set(threading.enumerate()) - before) < len(callbacks)
     for callback in callbacks:
         channel.unsubscribe(callback)
-
-
-def test_a_channel_closes_at_the_end_of_a_with_block(timer):
-    with BalancedChannel("s", [instance(1)], timer=timer) as channel:
-        pass
-    assert channel.closed
 
 
 def test_close_ends_blocked_calls(open_balanced):

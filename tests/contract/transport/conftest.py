@@ -2,7 +2,9 @@
 
 import pytest
 
+from fixtures.aio_balanced_channels import aio_balanced  # noqa: F401
 from fixtures.aio_channels import channel, make  # noqa: F401 - fixtures
+from fixtures.balanced_channels import open_balanced  # noqa: F401
 from fixtures.shop import shop  # noqa: F401
 from fixtures.timers import frequent_thread_switches  # noqa: F401
 from fixtures.waiting import wait_until

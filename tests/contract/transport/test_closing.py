@@ -7,7 +7,6 @@ from fixtures.shop import UNARY_UNARY
 from fixtures.waiting import WAIT_S, wait_until
 from fixtures.ways import hanging_call, ways_to_call
 from fixtures.worlds import KINDS
-from rpcwheel.events import CallbackFailed
 
 CLOSED = "closed|drained"
 
@@ -30,23 +29,6 @@ def test_close_cancels_the_calls_on_all_connections(world, shop, reconnecting, t
     assert {call.code().name for call in calls} == {"CANCELLED"}
     assert timer.pending == 0
     assert wait_until(lambda: reconnecting.calls == 0)
-
-
-def test_close_callbacks_are_called_once_although_one_raises(world, reconnecting, events):
-    notified = []
-    reconnecting.on_close(lambda: 1 / 0)
-    reconnecting.on_close(lambda: notified.append(1))
-    forget = reconnecting.on_close(lambda: notified.append(2))
-    reconnecting.on_close(lambda: notified.append(reconnecting.closed))
-    forget()
-    forget()
-    world.do(reconnecting.close)
-    world.do(reconnecting.close)
-    assert notified == [1, True]
-    reconnecting.on_close(lambda: notified.append(3))
-    assert notified == [1, True, 3]
-    (event,) = events
-    assert (type(event), type(event.error)) == (CallbackFailed, ZeroDivisionError)
 
 
 def test_the_channel_is_closed_although_a_close_callback_ends_the_thread(world, shop, reconnecting):
@@ -125,15 +107,6 @@ def test_the_drain_timeout_applies_to_replaced_connections(world, shop, reconnec
     timer.advance(5.1)
     assert "connection replaced: dead" in details_of(old)
     assert wait_until(lambda: reconnecting.closed)
-
-
-def test_a_second_drain_can_only_shorten_the_timeout(world, shop, reconnecting, timer):
-    call = hanging_call(world, shop, reconnecting)
-    for drain in (None, 9.0, 2.0, 60.0):
-        world.do(reconnecting.drain, drain, reason=f"within {drain}")
-    assert timer.pending == 1
-    timer.advance(2.1)
-    assert "channel drained: within None" in details_of(call)
 
 
 def test_close_ends_a_drain(world, shop, reconnecting, timer):

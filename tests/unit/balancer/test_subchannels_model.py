@@ -66,8 +66,9 @@ class Pool(RuleBasedStateMachine):
         slow_start=st.sampled_from([None, 10]),
         self_preservation=st.sampled_from([True, True, True, False]),
         of_registry=st.sampled_from([True, True, False]),
+        instances=st.lists(INSTANCES, min_size=3, max_size=6),
     )
-    def begin(self, picker, of_registry, **policy):
+    def begin(self, picker, of_registry, instances, **policy):
         self.clock = Clock()
         clock = SimpleNamespace(
             monotonic_ns=lambda: self.clock.now_ns, time=lambda: self.clock.now_ns / 1e9
@@ -80,6 +81,7 @@ class Pool(RuleBasedStateMachine):
         self.published, self.unhealthy, self.removed = {}, set(), []
         self.stale, self.changed_ns = set(), 0
         self.lost = {}  # by id: when, and the instance
+        self.update(instances)
 
     def teardown(self):
         subchannels.time, subchannels.emit = time, emit
@@ -88,9 +90,9 @@ class Pool(RuleBasedStateMachine):
         known = self.pool.subchannels
         return known[number % len(known)] if known else None
 
-    @rule(left=st.sets(NUMBERS), expired=st.sets(NUMBERS))
-    def lose_instances(self, left, expired):
-        """All instances but a few leave; the registry lost those, or they withdrew."""
+    @rule(left=st.sets(st.integers(0, 5)), withdrawn=st.sets(st.integers(0, 5)))
+    def lose_instances(self, left, withdrawn):
+        """Instances leave: they withdraw, or the registry loses them."""
         known = list(self.published.values())
         self.update(
             [
@@ -98,10 +100,10 @@ class Pool(RuleBasedStateMachine):
                 for number, one in enumerate(known)
                 if number in left and one.id not in self.stale
             ],
-            {one.id for number, one in enumerate(known) if number in expired},
+            {one.id for number, one in enumerate(known) if number not in withdrawn},
         )
 
-    @rule(instances=st.lists(INSTANCES, max_size=6))
+    @rule(instances=st.lists(INSTANCES, min_size=3, max_size=6))
     def update(self, instances, expired=()):
         before = {one.id: one for one in self.pool.subchannels}
         published = {one.id: one for one in instances}
@@ -182,19 +184,15 @@ class Pool(RuleBasedStateMachine):
             one.connection = one.connection or FakeConnection()
             one.connection.state = state
 
-    @rule(number=NUMBERS)
-    def mark_unhealthy(self, number):
+    @rule(number=NUMBERS, healthy=st.booleans())
+    def mark(self, number, healthy):
         one = self.any_of(number)
-        if one is not None:
-            self.pool.mark_unhealthy(one, "x")
-            self.unhealthy.add(one.id)
-
-    @rule(number=NUMBERS)
-    def mark_healthy(self, number):
-        one = self.any_of(number)
-        if one is not None:
+        if one is not None and healthy:
             self.pool.mark_healthy(one)
             self.unhealthy.discard(one.id)
+        elif one is not None:
+            self.pool.mark_unhealthy(one, "x")
+            self.unhealthy.add(one.id)
 
     @rule(number=NUMBERS, code=st.sampled_from(["UNAVAILABLE", "NOT_FOUND"]), times=NUMBERS)
     def end_calls(self, number, code, times):
@@ -256,4 +254,4 @@ class Pool(RuleBasedStateMachine):
 
 
 TestPool = Pool.TestCase
-TestPool.settings = settings(max_examples=50, stateful_step_count=30)
+TestPool.settings = settings(max_examples=100, stateful_step_count=30)
