@@ -10,7 +10,7 @@ import pytest
 
 from fixtures.aio_balanced_channels import awaiting, caller, connect_all
 from fixtures.aio_channels import ANSWERS, KINDS, STYLES, Stub, steps
-from fixtures.aio_policy_channels import others, refused, sent
+from fixtures.aio_policy_channels import refused, sent
 from fixtures.balanced_channels import counts, instance
 from fixtures.shop import STREAM_STREAM, STREAM_UNARY, UNARY_STREAM, UNARY_UNARY, Hang
 from fixtures.waiting import WAIT_S, aio_wait_until
@@ -70,14 +70,6 @@ async def test_a_canceled_task_cancels_the_call_that_it_awaits(aio_balanced, kin
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert call.cancelled()
-
-
-async def test_a_timeout_of_the_caller_cancels_a_waiting_call(aio_balanced):
-    call = caller(aio_balanced())()
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.01):
-            await call
     assert call.cancelled()
 
 
@@ -255,49 +247,6 @@ async def test_an_interceptor_may_answer_or_raise(shops, aio_balanced):
 
 
 # Calls in flight
-
-
-async def test_a_unary_call_that_nobody_awaits_runs_to_its_end(shops, aio_balanced):
-    channel = aio_balanced(shops[0])
-    await connect_all(channel)
-    channel.unary_unary(UNARY_UNARY)(b"x")
-    gc.collect()
-    assert channel.calls == 1
-    await aio_wait_until(lambda: channel.calls == 0)
-    assert counts(shops) == [1, 0, 0]
-
-
-async def test_a_call_needs_no_task_of_its_own(shops, aio_balanced):
-    bare, channel = grpc.aio.insecure_channel(shops[0].target), aio_balanced(shops[0])
-    await connect_all(channel)
-    most = 0
-    for one in (bare, channel):
-        shops[0].then(*(hangs := [Hang(), Hang()]))
-        before = len(others())
-        calls = [one.unary_unary(UNARY_UNARY)(b"x"), one.unary_stream(UNARY_STREAM)(b"x")]
-        await aio_wait_until(lambda hangs=hangs: all(hang.begun.is_set() for hang in hangs))
-        if one is bare:
-            most = len(others()) - before
-        else:
-            await aio_wait_until(lambda allowed=before + most: len(others()) <= allowed)
-        for call in calls:
-            call.cancel()
-        await aio_wait_until(lambda before=before: len(others()) == before)
-    await bare.close()
-
-
-async def test_a_stub_keeps_its_channel_alive(shops, timer):
-    policy = BalancerPolicy(pick_timeout=WAIT_S)
-    channel = BalancedChannel(
-        "test.Shop", [instance(shops[0])], balancer_policy=policy, timer=timer
-    )
-    call, kept = channel.unary_unary(UNARY_UNARY), weakref.ref(channel)
-    del channel
-    gc.collect()
-    kept().update([instance(shops[1])])
-    assert await call(b"x", timeout=WAIT_S) == b"x"
-    assert counts(shops) == [0, 1, 0]
-    await kept().close()
 
 
 async def test_a_request_iterator_is_consumed_once_though_its_call_waits(shops, aio_balanced):

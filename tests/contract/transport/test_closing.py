@@ -1,5 +1,8 @@
 """`close` and `drain` of channels."""
 
+import gc
+import weakref
+
 import grpc
 import pytest
 
@@ -7,6 +10,9 @@ from fixtures.shop import UNARY_UNARY
 from fixtures.waiting import WAIT_S, wait_until
 from fixtures.ways import hanging_call, ways_to_call
 from fixtures.worlds import KINDS
+from rpcwheel.transport import aio, sync
+
+TRANSPORT = {"sync": sync, "aio": aio}
 
 CLOSED = "closed|drained"
 
@@ -43,6 +49,22 @@ def test_the_channel_is_closed_although_a_close_callback_ends_the_thread(world, 
     with pytest.raises(Stop):
         world.do(reconnecting.close)
     assert call.code() is grpc.StatusCode.CANCELLED
+
+
+def test_a_dropped_channel_is_freed_although_a_callback_can_be_removed(world, shop):
+    class Listener:
+        def closed(self):
+            pass
+
+    listener = Listener()
+    channel = world.do(TRANSPORT[world.name].ReconnectingChannel, shop.target)
+    forget, gone = channel.on_close(listener.closed), weakref.ref(channel)
+    kept = weakref.ref(listener)
+    del channel
+    assert wait_until(lambda: (world.do(gc.collect), gone())[1] is None)
+    forget()
+    del forget, listener
+    assert wait_until(lambda: (gc.collect(), kept())[1] is None)
 
 
 # Drained

@@ -162,21 +162,6 @@ class Hidden(grpc.Channel):
 # Closing
 
 
-def test_the_function_that_removes_a_callback_does_not_keep_the_channel_alive(shop):
-    class Listener:
-        def closed(self):
-            pass
-
-    channel, listener = ReconnectingChannel(shop.target), Listener()
-    forget, gone = channel.on_close(listener.closed), weakref.ref(channel)
-    kept = weakref.ref(listener)
-    del channel
-    assert wait_until(lambda: gone() is None)
-    forget()
-    del forget, listener
-    assert wait_until(lambda: kept() is None)
-
-
 def test_subscribers_do_not_delay_the_drain(channel):
     states = []
     channel.subscribe(states.append, try_to_connect=True)

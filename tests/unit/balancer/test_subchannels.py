@@ -562,6 +562,54 @@ def test_outlier_ejection_can_be_turned_off(make_pool):
 # Self-preservation
 
 
+@pytest.fixture
+def ten(make_pool):
+    """A pool with ten READY subchannels of a registry that lists them."""
+    pool = make_pool()
+    pool.stale_grace_ns = 10 * SECOND
+    pool.update([at(port) for port in range(1, 11)])
+    pool.all_ready()
+    return pool
+
+
+def stale_ports(pool):
+    return [one.instance.port for one in pool.subchannels if one.stale]
+
+
+def test_the_first_servers_that_are_back_do_not_get_all_calls(ten, clock):
+    ten.update([])
+    for count in (1, 4):
+        clock.pass_(600)
+        ten.update([at(port) for port in range(1, count + 1)])
+        ten.expire_stale()
+        assert len(stale_ports(ten)) == 10 - count
+    clock.pass_(600)
+    ten.update([at(port) for port in range(1, 8)])
+    clock.pass_(9)
+    ten.expire_stale()
+    assert ten.picked() == {*range(1, 11)}
+    ten.update([at(port) for port in range(1, 9)])
+    clock.pass_(9)
+    ten.expire_stale()
+    assert stale_ports(ten) == [10, 9]
+    clock.pass_(2)
+    ten.expire_stale()
+    assert ten.picked() == {*range(1, 9)}
+
+
+def test_servers_that_the_registry_lost_are_called_as_long_as_most_are_lost(ten, clock, events):
+    expired = {f"10.0.0.7:{port}" for port in range(2, 10)}
+    ten.update([at(10, status="DRAINING"), at(1), *(at(port) for port in range(2, 10))])
+    ten.update([at(1)], expired=expired | {"10.0.0.7:10"})
+    assert (ten.drained, len(events)) == ([10], 1)
+    clock.pass_(600)
+    ten.expire_stale()
+    assert ten.picked() == {*range(1, 10)}
+    for port in range(2, 10):
+        ten.remove_stale(ten.subchannel(port))
+    assert ten.picked() == {1}
+
+
 def test_stale_subchannels_count_for_the_subset(make_pool):
     pool = make_pool(subset_size=4)
     pool.stale_grace_ns = 10 * SECOND

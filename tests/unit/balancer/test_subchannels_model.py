@@ -254,4 +254,4 @@ class Pool(RuleBasedStateMachine):
 
 
 TestPool = Pool.TestCase
-TestPool.settings = settings(max_examples=100, stateful_step_count=30)
+TestPool.settings = settings(max_examples=50, stateful_step_count=30)
