@@ -4,7 +4,6 @@ A call that ends with its connection is distinguished from a call that its calle
 """
 
 import asyncio
-import functools
 import itertools
 
 import grpc
@@ -111,130 +110,26 @@ async def test_a_call_ended_with_its_connection_raises_its_status(shop, way):
     assert channel.calls == 0
 
 
-async def within_timeout(awaitable):
-    async with asyncio.timeout(WAIT_S):
-        return await awaitable
-
-
-SCOPES = {
-    "wait_for": lambda awaitable: asyncio.wait_for(awaitable, WAIT_S),
-    "timeout": within_timeout,
-    "shield": asyncio.shield,
-    "gather": asyncio.gather,
-}
-
-
-async def test_a_call_ended_with_its_connection_raises_its_status_in_every_scope(shop, channel):
-    for name, scope in SCOPES.items():
-        calls = [await hanging(shop, channel, kind) for kind, _ in WAITS]
-        waiting = [
-            task_of(lambda call, wait=wait, scope=scope: scope(wait(call)), call)
-            for (_, wait), call in zip(WAITS, calls, strict=True)
-        ]
-        await steps()
-        channel.reconnect("it is dead", drain_timeout=0, force=True)
-        for task in waiting:
-            assert has_reason(await end_of(task)), name
-
-
-async def test_a_canceled_caller_stays_canceled(shop, way):
+@pytest.mark.parametrize("when", ["before", "after", "a step after"])
+async def test_a_canceled_caller_stays_canceled(shop, way, when):
+    """Its task is canceled before the reconnect, after it, or when that may have been reported."""
     outer, channel = way
-    for when in ("alone", "before", "after", "a step before", "a step after"):
-        calls = [await hanging(shop, outer, kind) for kind, _ in WAITS]
-        waiting = [task_of(wait, call) for (_, wait), call in zip(WAITS, calls, strict=True)]
-        await steps()
-        if "after" in when:  # the reconnect comes first
-            channel.reconnect("it is dead", drain_timeout=0, force=True)
-        if when == "a step after":
-            await asyncio.sleep(0)
-        cancelled = [task.cancel() for task in waiting]
-        if when == "a step before":
-            await asyncio.sleep(0)
-        if "before" in when:
-            channel.reconnect("it is dead", drain_timeout=0, force=True)
-        for task, was_cancelled in zip(waiting, cancelled, strict=True):
-            end = await end_of(task)
-            if when == "a step after":  # it may have been reported already
-                assert has_reason(end) or (was_cancelled and task.cancelled())
-            else:
-                assert task.cancelled(), when
-        await aio_wait_until(lambda: channel.calls == 0)
-
-
-async def test_a_call_in_the_cleanup_of_a_canceled_task_raises_its_status(shop, way):
-    """Such a task always reports that it was canceled. It may be canceled a second time."""
-    outer, channel = way
-    for again in (False, True):
-        begun, ends = [], []
-
-        async def clean_up(kind, wait, begun=begun, ends=ends):
-            try:
-                await asyncio.Event().wait()
-            except asyncio.CancelledError:
-                call = await hanging(shop, outer, kind)
-                begun.append(call)
-                try:
-                    await wait(call)
-                except BaseException as error:  # noqa: BLE001 - any exception
-                    ends.append(error)
-                raise
-
-        tasks = []
-        for kind, wait in WAITS:
-            tasks.append(asyncio.create_task(clean_up(kind, wait)))
-            await asyncio.sleep(0)
-            tasks[-1].cancel()
-            await aio_wait_until(lambda begun=begun, tasks=tasks: len(begun) == len(tasks))
-        await steps()
-        if again:
-            for task in tasks:
-                task.cancel()
+    calls = [await hanging(shop, outer, kind) for kind, _ in WAITS]
+    waiting = [task_of(wait, call) for (_, wait), call in zip(WAITS, calls, strict=True)]
+    await steps()
+    if when != "before":
         channel.reconnect("it is dead", drain_timeout=0, force=True)
-        for task in tasks:
-            assert isinstance(await end_of(task), asyncio.CancelledError)
-        assert len(ends) == len(WAITS)
-        assert all(
-            isinstance(end, asyncio.CancelledError) if again else has_reason(end) for end in ends
-        )
-
-
-async def test_a_write_in_the_cleanup_of_a_canceled_task_ends(shop, channel):
-    writing, ends = asyncio.Event(), []
-
-    async def clean_up():
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            call = await hanging(shop, channel, "stream_unary")
-            writing.set()
-            try:
-                while True:
-                    await call.write(bytes(10**6))  # more than the flow-control window
-            except BaseException as error:  # noqa: BLE001 - any exception
-                ends.append(error)
-            raise
-
-    task = asyncio.create_task(clean_up())
-    await asyncio.sleep(0)
-    task.cancel()
-    await asyncio.wait_for(writing.wait(), WAIT_S)
-    channel.reconnect("it is dead", drain_timeout=0)
-    await asyncio.wait([task], timeout=WAIT_S)
-    (end,) = ends
-    assert isinstance(end, (grpc.aio.AioRpcError, asyncio.InvalidStateError))
-
-
-async def test_a_timeout_at_the_same_time_as_a_reconnect_raises_one_of_both(shop, channel):
-    async def within(call):
-        async with asyncio.timeout(0.05):
-            return await call
-
-    for limited in (within, lambda call: asyncio.wait_for(call, 0.05)):
-        call = await hanging(shop, channel)
-        reconnect = functools.partial(channel.reconnect, "late", drain_timeout=0, force=True)
-        asyncio.get_running_loop().call_later(0.05, reconnect)
-        with pytest.raises((TimeoutError, grpc.aio.AioRpcError)):
-            await limited(call)
+    if when == "a step after":
+        await asyncio.sleep(0)
+    canceled = [task.cancel() for task in waiting]
+    channel.reconnect("it is dead", drain_timeout=0, force=True)
+    for task, was_canceled in zip(waiting, canceled, strict=True):
+        end = await end_of(task)
+        if when == "a step after" and not task.cancelled():
+            assert has_reason(end)
+        else:
+            assert (task.cancelled(), was_canceled) == (True, True)
+    await aio_wait_until(lambda: channel.calls == 0)
 
 
 # What else is asked of a call that ends with its connection

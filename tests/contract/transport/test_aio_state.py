@@ -14,17 +14,6 @@ IDLE, READY, FAILING, SHUTDOWN = (
 )
 
 
-async def test_wait_for_state_change_returns_after_a_reconnect(shop, channel):
-    call = await hanging(shop, channel)  # so that the old connection stays open
-    waiting = [asyncio.create_task(channel.wait_for_state_change(READY)) for _ in range(3)]
-    await steps(5)
-    assert not any(task.done() for task in waiting)
-    channel.reconnect()
-    await asyncio.wait_for(asyncio.gather(*waiting), WAIT_S)
-    await channel.wait_for_state_change(READY)  # at once: it is idle
-    call.cancel()
-
-
 async def test_wait_for_state_change_ignores_old_connections(shop, channel):
     waiting = asyncio.create_task(channel.wait_for_state_change(IDLE))
     await steps(5)
@@ -70,48 +59,20 @@ async def test_a_canceled_wait_leaves_no_task(channel):
 
 
 @pytest.mark.parametrize("busy", [False, True])
-async def test_channel_ready_returns_if_reconnected_at_any_step_of_the_loop(shop, make, busy):
-    """Every number of loop iterations between the two."""
+async def test_waits_end_if_reconnected_at_any_step_of_the_loop(shop, make, busy):
+    """Every number of iterations of the loop between the two; a busy old connection stays open."""
     for count, drain in itertools.product(range(7), (None, 0)):
         channel = make(backoff=0)
         call = await hanging(shop, channel) if busy else None
-        if busy:  # then the old connection is not closed at once
+        changed = asyncio.create_task(channel.wait_for_state_change(READY if busy else IDLE))
+        if busy:
             channel.reconnect(force=True)
-        waiting = asyncio.create_task(channel.channel_ready())
+        ready = asyncio.create_task(channel.channel_ready())
         await steps(count)
         channel.reconnect(drain_timeout=drain, force=True)
-        await asyncio.wait_for(waiting, WAIT_S)
-        if call is not None:
-            call.cancel()
-        await channel.close()
-
-
-async def test_repeated_waits_see_ready_if_reconnected_at_any_step_of_the_loop(make):
-    async def ready(channel):
-        state = channel.get_state(try_to_connect=True)
-        while state is not READY:
-            await channel.wait_for_state_change(state)
-            state = channel.get_state()  # after one request to connect
-
-    for count in range(5):
-        channel = make(backoff=0)
-        waiting = asyncio.create_task(ready(channel))
-        await steps(count)
-        channel.reconnect(force=True)
-        channel.reconnect(force=True)
-        await asyncio.wait_for(waiting, WAIT_S)
+        await asyncio.wait_for(asyncio.gather(ready, changed), WAIT_S)
         channel.reconnect(force=True)
         assert channel.get_state() is IDLE  # the last connection was READY
-        await channel.close()
-
-
-async def test_wait_for_state_change_misses_no_reconnect(shop, make):
-    for count in range(4):
-        channel = make()
-        call = await hanging(shop, channel)  # so that the old connection stays open
-        waiting = asyncio.create_task(channel.wait_for_state_change(READY))
-        await steps(count)
-        channel.reconnect()
-        await asyncio.wait_for(waiting, WAIT_S)
-        call.cancel()
+        if call is not None:
+            call.cancel()
         await channel.close()
