@@ -13,7 +13,6 @@ from fixtures.worlds import SyncWorld
 from rpcwheel import MethodPolicy, RetryPolicy
 from rpcwheel.balancer import BroadcastChannel, BroadcastFailed
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.events import CallbackFailed
 from rpcwheel.transport import aio, sync
 
 TRANSPORT = {"sync": sync, "aio": aio}
@@ -96,20 +95,6 @@ def test_the_deadline_applies_to_each_call(world, shops, open_balanced):
     shops[0].then(Hang())
     error = failure(world, open_balanced(shops[0]), timeout=0.2)
     assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-
-
-def test_a_server_whose_connect_raises_is_one_of_the_errors(world, shops, open_balanced, events):
-    def connect(one, options):
-        if one.id == "a":
-            raise RuntimeError("no certificate")
-        return world.grpc.insecure_channel(one.target, options)
-
-    channel = open_balanced(connect=connect)
-    world.do(channel.update, [instance(1, id="a"), instance(shops[0], id="b")])
-    error = failure(world, channel)
-    assert "no certificate" in error.details()
-    assert error.responses == {shops[0].target: b"x"}
-    assert wait_until(lambda: any(isinstance(event, CallbackFailed) for event in events))
 
 
 def test_failures_count_for_outlier_ejection(world, shops, open_balanced):

@@ -43,18 +43,6 @@ def test_its_state_is_the_best_of_its_subchannels(world, shops, dead, open_balan
     assert state() is SHUTDOWN
 
 
-def test_the_representation_has_name_and_state(world, shops, dead, open_balanced):
-    channel = open_balanced(dead, shops[0])
-    name = {"sync": "BalancedChannel", "aio": "BalancedChannel of grpc.aio"}[world.name]
-    world.do(channel.subchannels[0].mark_unhealthy, "the test")
-    assert repr(channel) == (
-        f"<{name} 'test.Shop', 2 subchannels, 1 unhealthy, calls in flight: 0>"
-    )
-    assert (channel.name, channel.target) == ("test.Shop", "test.Shop")
-    world.do(channel.close)
-    assert repr(channel) == f"<{name} 'test.Shop', closed, calls in flight: 0>"
-
-
 def test_with_credentials_only_servers_with_tls_are_called(
     world, certificates, shops, open_balanced
 ):
@@ -171,14 +159,6 @@ def test_close_ends_calls_of_removed_subchannels(world, shops, open_balanced):
     world.do(channel.update, [instance(shops[1])])
     world.do(channel.close)
     assert call.code() is grpc.StatusCode.CANCELLED
-
-
-def test_close_cancels_calls_that_wait(world, open_balanced):
-    channel = open_balanced()
-    waiting = [world.call(channel, kind) for kind in ("unary_unary", "unary_stream")]
-    world.do(channel.close)
-    assert [call.code() for call in waiting] == [grpc.StatusCode.CANCELLED] * 2
-    assert channel.calls == 0
 
 
 def test_a_channel_that_is_dropped_unclosed_leaves_nothing(world, shops, timer):

@@ -1,6 +1,5 @@
 """What only a balanced channel of `grpc` has: subscriptions, futures, calls on many threads."""
 
-import contextlib
 import gc
 import inspect
 import threading
@@ -11,7 +10,7 @@ import grpc
 import pytest
 
 from fixtures.balanced_channels import connect, instance
-from fixtures.shop import UNARY_STREAM, UNARY_UNARY, Hang
+from fixtures.shop import UNARY_STREAM, UNARY_UNARY
 from fixtures.waiting import WAIT_S, wait_until
 from fixtures.ways import failure_of
 from fixtures.worlds import KINDS, SyncWorld
@@ -157,35 +156,3 @@ def test_first_calls_on_several_threads_share_one_connection(shops, open_balance
         assert [call.result(WAIT_S) for call in calls] == [b"x"] * 4
     assert made == list(channel.subchannels)
     assert len({seen.peer for seen in shops[0].calls}) == 1
-
-
-def test_a_failed_call_is_not_repeated_while_other_subchannels_connect(world, shops, open_balanced):
-    """Other calls make gRPC reconnect, so the state does not show whether a call was sent."""
-    shops = shops[:2]
-    channel = open_balanced(*shops)
-    connect(world, channel)
-    method = channel.unary_unary(UNARY_UNARY)
-    hangs = [Hang() for _ in range(6)]
-    shops[0].then(*hangs)
-    over = threading.Event()
-
-    def call(request):
-        with contextlib.suppress(grpc.RpcError):
-            method(request, timeout=WAIT_S)
-
-    def call_on():
-        while not over.is_set():
-            call(b"other")
-
-    threads = [threading.Thread(target=call, args=(b"mine-%d" % one,)) for one in range(12)]
-    threads += [threading.Thread(target=call_on) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    assert all(hang.begun.wait(WAIT_S) for hang in hangs)
-    shops[0].kill()
-    over.set()
-    for thread in threads:
-        thread.join(2 * WAIT_S)
-    done = [{seen.requests[0] for seen in shop.calls} - {b"other"} for shop in shops]
-    assert all(done)
-    assert not done[0] & done[1]

@@ -17,9 +17,8 @@ from fixtures.balanced_channels import (
     instance,
     states,
     subchannel_of,
-    wait_until_lost,
 )
-from fixtures.shop import UNARY_UNARY, Fail, Shop
+from fixtures.shop import UNARY_UNARY, Fail
 from fixtures.waiting import WAIT_S, wait_until
 from fixtures.ways import failure_of, hanging_call, ways_to_call
 from rpcwheel.balancer import RingHash
@@ -38,13 +37,6 @@ CLOSED = "closed channel|Channel is closed"
 
 
 # Updates
-
-
-def test_all_subchannels_connect_at_the_first_call(world, shops, open_balanced):
-    channel = open_balanced(*shops)
-    assert states(world, channel) == [IDLE] * 3
-    world.call(channel).result()
-    assert wait_until(lambda: states(world, channel) == [READY] * 3)
 
 
 def test_calls_are_spread_in_turn(world, shops, open_balanced):
@@ -96,19 +88,6 @@ def test_calls_that_outlast_the_drain_timeout_end_with_the_reason(
     assert f"channel drained: {shops[0].target} was removed from test.Shop" in error.details()
 
 
-def test_an_instance_that_returns_gets_another_subchannel(world, shops, open_balanced):
-    channel = open_balanced(shops[0])
-    world.call(channel).result()
-    (first,) = channel.subchannels
-    inner = world.do(lambda: first.channel)
-    world.do(channel.update, [instance(shops[1])])
-    world.do(channel.update, [instance(shops[0])])
-    assert world.call(channel).result() == b"x"
-    assert channel.subchannels[0] is not first
-    with pytest.raises(world.closed_error, match=CLOSED):
-        world.call(inner)
-
-
 def test_a_removed_subchannel_that_was_never_used_does_not_connect(
     world, shops, open_balanced, events
 ):
@@ -136,53 +115,7 @@ def test_an_update_within_connect_leaves_no_connection_open(world, shops, open_b
         world.call(made[0])
 
 
-def test_a_rolling_restart_fails_no_call(world, shops, open_balanced):
-    """Each server is withdrawn, drained and stopped; another one is started and published."""
-    channel = open_balanced(*shops)
-    ways, failures, over = ways_to_call(world, channel).values(), [], threading.Event()
-
-    def make_calls():
-        while not over.is_set():
-            for call in ways:
-                try:
-                    assert call() == b"ab"
-                except Exception as error:  # noqa: BLE001
-                    failures.append(error)
-
-    threads = [threading.Thread(target=make_calls) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for place, old in enumerate(tuple(shops)):
-        assert wait_until(lambda old=old: old.calls)
-        gone = subchannel_of(channel, old)
-        world.do(channel.update, [instance(one) for one in shops if one is not old])
-        assert wait_until(lambda gone=gone: gone.channel.closed)
-        old.kill()
-        shops[place] = Shop()
-        world.do(channel.update, [instance(one) for one in shops])
-    assert wait_until(lambda: all(counts(shops)))
-    over.set()
-    for thread in threads:
-        thread.join(WAIT_S)
-    assert failures == []
-    assert wait_until(lambda: channel.calls == 0)
-
-
 # Connections
-
-
-def test_a_subchannel_has_the_address_of_its_instance_and_a_replaceable_connection(
-    world, shops, open_balanced
-):
-    channel = open_balanced(shops[0])
-    (one,) = channel.subchannels
-    inner = world.do(lambda: one.channel)
-    assert (one.address, inner.target) == (shops[0].target, f"ipv4:{shops[0].target}")
-    assert type(inner).__name__ == "ReconnectingChannel"
-    world.call(channel).result()
-    assert world.do(inner.reconnect, "the test", force=True)
-    assert world.call(channel).result() == b"x"
-    assert inner.number == 2
 
 
 def test_callbacks_get_each_subchannel_and_may_raise(world, shops, open_balanced, events):
@@ -256,19 +189,6 @@ def test_a_server_for_which_connect_raises_is_passed_over(
         world.do(lambda: channel.subchannels[0].channel)
 
 
-def test_connect_is_called_again_after_it_raised(world, shops, open_balanced, events):
-    failures = [RuntimeError("not yet")]
-
-    def connect(one, options):
-        if failures:
-            raise failures.pop()
-        return world.grpc.insecure_channel(one.target, options)
-
-    channel = open_balanced(shops[0], connect=connect)
-    assert world.call(channel, wait_for_ready=True).result() == b"x"
-    assert [event.callback for event in events] == [f"connect {channel.subchannels[0].id}"]
-
-
 def test_connect_must_return_a_channel_of_its_world(world, open_balanced):
     channel = open_balanced(1, connect=lambda one, options: object())
     call = channel.unary_unary(UNARY_UNARY)
@@ -284,22 +204,6 @@ def test_compression_is_used(world, shops, open_balanced):
 
 
 # Picking
-
-
-def test_a_key_in_the_metadata_goes_to_one_server_until_it_is_gone(world, shops, open_balanced):
-    channel = open_balanced(*shops, lb_policy="ring_hash:x-user")
-    metadata = (("x-user", "7"),)
-    for _ in range(4):
-        world.call(channel, metadata=metadata).result()
-    assert sorted(counts(shops)) == [0, 0, 4]
-    # The others connect when they are picked.
-    assert sorted(state.name for state in states(world, channel)) == ["IDLE", "IDLE", "READY"]
-    owner = next(shop for shop in shops if shop.calls)
-    owner.kill()
-    wait_until_lost(world, channel, owner)
-    for _ in range(3):
-        assert world.call(channel, metadata=metadata).result() == b"x"
-    assert sorted(counts(shops)) == [0, 3, 4]
 
 
 def test_a_key_may_be_taken_from_the_request(world, shops, open_balanced):
@@ -408,13 +312,6 @@ def test_failures_of_calls_made_in_every_way_eject_a_server(world, shops, open_b
         assert [call() for _ in range(4)] == [b"ab"] * 4
         assert not shops[0].calls
         world.do(one.mark_healthy)
-
-
-def test_statuses_that_are_answers_eject_no_server(world, shops, open_balanced, events):
-    channel = open_balanced(shops[0])
-    shops[0].then(*[Fail("NOT_FOUND")] * 6, *[Fail("INTERNAL")] * 6)
-    assert {world.call(channel).error().code().name for _ in range(12)} == {"NOT_FOUND", "INTERNAL"}
-    assert events == []
 
 
 # Self-preservation

@@ -14,7 +14,6 @@ from fixtures.balanced_channels import (
     connect,
     counts,
     instance,
-    refusing_port,
     wait_until_lost,
 )
 from fixtures.shop import UNARY_UNARY, Fail
@@ -67,13 +66,6 @@ def test_a_reported_error_ends_calls_that_wait_for_instances(world, shops, open_
     assert world.call(channel).result() == b"x"
 
 
-def test_calls_fail_at_once_if_there_is_no_instance(world, open_balanced):
-    channel = open_balanced(policy=NO_LIMIT)
-    ends = all_at_once(world, channel, lambda: world.do(channel.update, []))
-    assert all_of(ends) == ("UNAVAILABLE", UNKNOWN)
-    assert world.call(channel).error().details() == UNKNOWN
-
-
 def test_with_wait_for_ready_calls_wait_for_an_instance(world, shops, open_balanced):
     channel = open_balanced(policy={"pick_timeout": 0})
     world.do(channel.update, [])
@@ -108,15 +100,6 @@ def test_calls_wait_for_the_first_connection(world, shops, dead, open_balanced, 
     assert all_of(all_at_once(world, open_balanced(dead, shops[0]), **options)) == b"ab"
 
 
-def test_calls_to_servers_that_have_failed_end_at_once(world, open_balanced):
-    with refusing_port() as first, refusing_port() as second:
-        channel = open_balanced(first, second, policy=NO_LIMIT)
-        ends = all_at_once(world, channel)
-    for code, details in ends.values():
-        assert code == "UNAVAILABLE"
-        assert details.startswith("none of 2 servers of test.Shop can be reached")
-
-
 @pytest.mark.parametrize("how", ["an update", "a server that starts"])
 def test_with_wait_for_ready_calls_wait_for_the_first_server(
     world, shops, dead, open_balanced, how
@@ -134,17 +117,6 @@ def test_with_wait_for_ready_calls_wait_for_the_first_server(
             shop.start()
 
     assert all_of(all_at_once(world, channel, act, wait_for_ready=True)) == b"ab"
-
-
-def test_the_deadline_of_a_call_with_wait_for_ready_ends_its_wait_for_a_server(
-    world, dead, open_balanced
-):
-    channel = open_balanced(dead)
-    world.call(channel).error()
-    ends = all_at_once(world, channel, timeout=0.3, wait_for_ready=True)
-    for code, details in ends.values():
-        assert code == "DEADLINE_EXCEEDED"
-        assert details.startswith("the only server of test.Shop can't be reached")
 
 
 def test_with_wait_for_ready_a_status_of_the_server_ends_a_call(world, shops, open_balanced):

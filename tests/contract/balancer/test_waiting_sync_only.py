@@ -105,19 +105,6 @@ def test_the_wait_for_a_result_may_have_a_timeout(open_balanced):
         call.result(timeout=0.01)
 
 
-def test_a_callback_may_call_the_channel(shops, open_balanced):
-    made = []
-
-    def on_subchannel(subchannel):
-        made.append(begin(channel, "future"))
-        channel.update([instance(shops[0]), instance(shops[1])])
-
-    channel = open_balanced(shops[0], on_subchannel=on_subchannel)
-    assert block(channel) == b"ab"
-    assert wait_until(lambda: len(made) == 2)
-    assert [call.result(WAIT_S) for call in made] == [b"ab", b"ab"]
-
-
 def test_blocked_calls_need_no_worker(shops, open_balanced, monkeypatch):
     def start(_):
         raise RuntimeError("can't start new thread")

@@ -6,11 +6,10 @@ import grpc
 import pytest
 
 import rpcwheel
-from fixtures.shops import HOLD, SERVICE, WHO
+from fixtures.shops import SERVICE, WHO
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.balancer import BalancerPolicy, aio, sync
 from rpcwheel.errors import ConfigurationError, RegistryClosed
-from rpcwheel.events import CallbackFailed
 from rpcwheel.instance import ServiceInstance
 from rpcwheel.registry import Registry, RegistryPolicy
 from rpcwheel.registry.aio import Registry as AioRegistry
@@ -139,45 +138,6 @@ def test_group_version_and_zone_select_the_servers(world, serve, memory, open_ch
     channel = open_channel(f"{memory}/{SERVICE}", group="bleu", version="1")
     reason = "is known: it has 4, but none of group 'bleu' and version '1'"
     assert reason in error_text(world, channel)
-
-
-def test_calls_outlive_a_change_of_addresses(
-    world, make_shop, serve, registry, memory, open_channel
-):
-    shop = make_shop("a")
-    one = serve("a", shop)
-    policy = BalancerPolicy(drain_timeout=NEVER_S)
-    channel = open_channel(f"{memory}/{SERVICE}", balancer_policy=policy)
-    call = world.call(channel, method=HOLD, timeout=WAIT_S)
-    assert shop.held.wait(WAIT_S)
-    serve("b")
-    world.do(registry.unregister, one, wait=WAIT_S)
-    assert wait_until(lambda: who(world, channel) == {b"b"})
-    shop.release.set()
-    assert call.result() == b"a"
-
-
-def test_on_subchannel_and_on_removed_are_called_if_they_raise(
-    world, serve, registry, memory, open_channel, events
-):
-    one = serve("a", weight=300)
-    made, gone = [], []
-
-    def forget(subchannel):
-        gone.append(subchannel)
-        raise KeyError("a bug")
-
-    policy = BalancerPolicy(pick_timeout=WAIT_S, self_preservation=False)
-    settings = {"on_subchannel": made.append, "on_removed": forget, "balancer_policy": policy}
-    channel = open_channel(f"{memory}/{SERVICE}", **settings)
-    assert who(world, channel) == {b"a"}
-    assert [(each.id, each.instance.weight) for each in made] == [(one.id, 300)]
-    world.do(registry.unregister, one, wait=WAIT_S)
-    failures = lambda: [event for event in events if isinstance(event, CallbackFailed)]  # noqa: E731
-    assert wait_until(lambda: gone == made and failures())
-    (failed,) = failures()
-    assert repr(failed.error) == "KeyError('a bug')"
-    assert "forget" in failed.callback
 
 
 # The registry

@@ -5,7 +5,6 @@ import contextlib
 import pytest
 
 from fixtures.cache_worlds import SERVICE, SnapshotListener, ids_of, instance, instances
-from fixtures.flaky_backends import published_ids
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import NotPublished, RegistryUnavailable
 from rpcwheel.events.events import SnapshotFailed
@@ -88,48 +87,13 @@ def test_a_subscription_that_begins_without_the_registry_gets_the_instances_of_t
     snapshot = subscription.wait(WAIT_S)
     assert (ids_of(snapshot), snapshot.source) == ("abc", "cache")
     assert 0 <= snapshot.age_s < 60
+    looked_up = registry.lookup(SERVICE)
+    assert (ids_of(looked_up), looked_up.source) == ("abc", "cache")
     servers[1].register(instance("d"), wait=WAIT_S)
     backend.up()
     assert wait_until(lambda: ids_of(subscription.snapshot) == "abcd")
     assert subscription.snapshot.source == "live"
     assert wait_until(lambda: listener.ids == ["abc", "abcd"])
-
-
-def test_a_lookup_without_the_registry_returns_the_instances_of_the_file(start, servers, path):
-    run_a_subscriber(start, path)
-    backend, registry = start(up=False)
-    found = registry.lookup(SERVICE)
-    assert (ids_of(found), found.source) == ("abc", "cache")
-    backend.up()
-    assert registry.lookup(SERVICE).source == "live"
-
-
-def test_instances_that_were_only_looked_up_are_in_the_file(start, servers, path):
-    _, registry = start()
-    assert ids_of(registry.lookup(SERVICE)) == "abc"
-    close(registry, path)
-    _, later = start(up=False)
-    assert ids_of(later.lookup(SERVICE)) == "abc"
-
-
-def test_a_registry_that_comes_back_without_its_data_removes_no_instance(
-    start, servers, path, timer
-):
-    run_a_subscriber(start, path)
-    backend, registry = start(up=False)
-    subscription = registry.subscribe(SERVICE)
-    assert wait_until(lambda: timer.advance(FILE_DELAY_S / 100) >= 0 and subscription.snapshot)
-    servers[0].down()  # or they might publish before anybody has looked
-    backend.forget()
-    backend.up()
-    assert wait_until(lambda: timer.advance(0.001) >= 0 and subscription.snapshot.source == "stale")
-    assert ids_of(subscription.snapshot) == "abc"
-    servers[0].up()
-    assert wait_until(
-        lambda: timer.advance(0.005) >= 0 and published_ids(backend, SERVICE) == ["a", "b", "c"]
-    )
-    assert wait_until(lambda: subscription.snapshot.source == "live")
-    assert ids_of(subscription.snapshot) == "abc"
 
 
 def test_with_a_torn_file_there_is_no_snapshot_instead_of_an_empty_one(

@@ -173,7 +173,11 @@ def test_the_state_is_that_of_the_active_connection(world, reconnecting):
     world.do(reconnecting.reconnect)
     assert state() == ("IDLE", True)
     assert world.do(reconnecting.get_state, try_to_connect=True).name == "IDLE"
+    for _ in range(2):  # the request to connect applies to the next connection
+        world.do(reconnecting.reconnect, force=True)
     assert wait_until(lambda: state() == ("READY", False))
+    world.do(reconnecting.reconnect, force=True)
+    assert state() == ("IDLE", True)  # the last one was READY
     world.do(reconnecting.close)
     assert state() == ("SHUTDOWN", False)
 

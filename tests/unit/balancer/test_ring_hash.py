@@ -88,30 +88,6 @@ def test_the_owner_is_the_one_of_the_ring_without_those_that_failed(states):
     assert got == owners(rest or ours)
 
 
-@pytest.mark.parametrize("state", [IDLE, CONNECTING])
-def test_keys_wait_for_an_owner_that_is_not_connected_yet(state):
-    ours = subchannels(3)
-    pick = RingHash("x-user").prepare(ours, [100] * 3)
-    before = owners_of_keys(pick)
-    ours[0].now_state = state
-    assert owners_of_keys(pick) == before
-    assert ours[0] in before.values()
-
-
-def test_keys_of_a_subchannel_in_transient_failure_go_on_and_return_afterwards():
-    ours = subchannels(3)
-    pick = RingHash("x-user").prepare(ours, [100] * 3)
-    before = owners_of_keys(pick)
-    ours[0].now_state = TRANSIENT_FAILURE
-    after = owners_of_keys(pick)
-    assert {before[key] for key in KEYS if before[key] is not after[key]} == {ours[0]}
-    assert set(after.values()) == set(ours[1:])
-    ours[0].now_state = CONNECTING
-    assert owners_of_keys(pick) == before
-    ours[0].now_state = READY
-    assert owners_of_keys(pick) == before
-
-
 def test_a_pick_reads_one_state_if_the_owner_has_not_failed():
     ours = subchannels(50)
     pick = RingHash("x-user").prepare(ours, [100] * 50)
@@ -174,10 +150,6 @@ def test_calls_without_a_key_go_in_turn_among_those_that_have_not_failed(failed,
     for one in ours[-3:]:
         one.now_state = state
     assert count_picks(pick, 15) == {one.id: 5 for one in ours[-3:]}
-
-
-def test_repr_names_the_key():
-    assert repr(RingHash("x-user")) == "RingHash('x-user')"
 
 
 # The ring

@@ -23,25 +23,17 @@ def test_the_request_of_the_health_probe_is_that_of_the_standard_service(service
     assert probe.method == "/grpc.health.v1.Health/Check"
 
 
-def test_every_serving_status_counts_as_an_answer():
-    for status, result in [
-        (STATUS.SERVING, ProbeResult(alive=True, serving=True)),
-        (STATUS.NOT_SERVING, ProbeResult(alive=True, serving=False)),
-        (STATUS.SERVICE_UNKNOWN, ProbeResult(alive=True, serving=False)),
-        (STATUS.UNKNOWN, ProbeResult(alive=True, serving=None)),
-    ]:
-        assert HealthProbe().judge(STATUS(status=status).SerializeToString()) == result
-
-
-def test_a_probe_that_requires_serving_does_not_count_not_serving():
-    for status, alive in [
+def test_every_status_is_an_answer_unless_the_probe_requires_serving():
+    for status, serving in [
         (STATUS.SERVING, True),
         (STATUS.NOT_SERVING, False),
         (STATUS.SERVICE_UNKNOWN, False),
-        (STATUS.UNKNOWN, True),
+        (STATUS.UNKNOWN, None),
     ]:
         response = STATUS(status=status).SerializeToString()
-        assert HealthProbe("a", require_serving=True).judge(response).alive is alive
+        assert HealthProbe().judge(response) == ProbeResult(alive=True, serving=serving)
+        requires = HealthProbe("a", require_serving=True)
+        assert requires.judge(response).alive is (serving is not False)
 
 
 def test_unknown_fields_are_skipped():
