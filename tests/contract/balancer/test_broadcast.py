@@ -5,9 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 
-from fixtures.balanced_channels import BALANCER, connect, instance
+from fixtures.balanced_channels import BALANCER, connect, hang_all, instance
 from fixtures.grpcio import BUGS_OF_INTERCEPTORS
-from fixtures.shop import UNARY_STREAM, UNARY_UNARY, Fail, Hang
+from fixtures.shop import UNARY_STREAM, UNARY_UNARY, Fail
 from fixtures.waiting import WAIT_S, wait_until
 from fixtures.worlds import SyncWorld
 from rpcwheel import MethodPolicy, RetryPolicy
@@ -42,13 +42,6 @@ def failure(world, channel, **options):
     with pytest.raises(BroadcastFailed) as caught:
         broadcast(world, channel, **options)
     return caught.value
-
-
-def hang_all(shops):
-    hangs = [Hang() for _ in shops]
-    for shop, hang in zip(shops, hangs, strict=True):
-        shop.then(hang)
-    return hangs
 
 
 def test_each_server_is_called_and_the_responses_are_by_address(world, shops, open_balanced):
@@ -89,12 +82,6 @@ def test_a_failure_is_raised_with_the_responses_of_the_others(world, shops, dead
     assert error.responses == {shops[0].target: b"x"}
     codes = {address: one.code().name for address, one in error.errors.items()}
     assert codes == {shops[1].target: "INTERNAL", f"127.0.0.1:{dead}": "UNAVAILABLE"}
-
-
-def test_the_deadline_applies_to_each_call(world, shops, open_balanced):
-    shops[0].then(Hang())
-    error = failure(world, open_balanced(shops[0]), timeout=0.2)
-    assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 def test_failures_count_for_outlier_ejection(world, shops, open_balanced):

@@ -5,9 +5,10 @@ import asyncio
 import grpc
 import pytest
 
+from fixtures.aio_balanced_channels import awaiting
 from fixtures.aio_policy_channels import others
-from fixtures.balanced_channels import counts
-from fixtures.shop import UNARY_UNARY, Hang
+from fixtures.balanced_channels import counts, hang_all
+from fixtures.shop import UNARY_UNARY
 from fixtures.waiting import WAIT_S, aio_wait_until
 from rpcwheel.balancer.aio import BroadcastChannel
 from rpcwheel.errors import ConfigurationError
@@ -17,13 +18,6 @@ def broadcast(channel):
     return BroadcastChannel(channel).unary_unary(UNARY_UNARY)
 
 
-def hang_all(shops):
-    hangs = [Hang() for _ in shops]
-    for shop, hang in zip(shops, hangs, strict=True):
-        shop.then(hang)
-    return hangs
-
-
 async def test_the_call_has_a_deadline_and_a_status(shops, aio_balanced):
     call = broadcast(aio_balanced(*shops))(b"x", timeout=WAIT_S)
     assert 0 < call.time_remaining() <= WAIT_S
@@ -31,33 +25,19 @@ async def test_the_call_has_a_deadline_and_a_status(shops, aio_balanced):
     assert (await call.code(), await call.details()) == (grpc.StatusCode.OK, "")
 
 
-@pytest.mark.parametrize("runs", [False, True])
-async def test_canceling_it_cancels_the_calls_on_all_servers(shops, aio_balanced, runs):
+@pytest.mark.parametrize("how", ["before it begins", "while it runs", "with its task"])
+async def test_canceling_it_cancels_the_calls_on_all_servers(shops, aio_balanced, how):
     hangs = hang_all(shops)
     channel, before = aio_balanced(*shops), len(others())
     call = broadcast(channel)(b"x", timeout=WAIT_S)
-    if runs:
+    task = awaiting(call)
+    if how != "before it begins":
         await aio_wait_until(lambda: all(hang.begun.is_set() for hang in hangs))
-    assert call.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await call
-    assert await call.code() is grpc.StatusCode.CANCELLED
-    await aio_wait_until(lambda: (channel.calls, len(others())) == (0, before))
-
-
-async def test_canceling_the_task_that_awaits_it_cancels_the_calls(shops, aio_balanced):
-    hangs = hang_all(shops)
-    channel = aio_balanced(*shops)
-
-    async def run():
-        await broadcast(channel)(b"x", timeout=WAIT_S)
-
-    task = asyncio.create_task(run())
-    await aio_wait_until(lambda: all(hang.begun.is_set() for hang in hangs))
-    task.cancel()
+    assert task.cancel() if how == "with its task" else call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await aio_wait_until(lambda: all(shop.calls[0].ended.is_set() for shop in shops))
+    assert await call.code() is grpc.StatusCode.CANCELLED
+    await aio_wait_until(lambda: (channel.calls, len(others())) == (0, before))
 
 
 async def test_closing_the_channel_ends_a_call_that_waits_for_instances(aio_balanced):

@@ -13,7 +13,7 @@ from fixtures.balanced_channels import (
     subchannel_of,
     wait_until_lost,
 )
-from fixtures.shop import STREAM_UNARY, UNARY_STREAM, UNARY_UNARY
+from fixtures.shop import STREAM_UNARY, UNARY_UNARY
 from fixtures.waiting import WAIT_S, wait_until
 from fixtures.ways import FRONTS, failure_of, hanging_call, ways_to_call
 from fixtures.worlds import RETRY, each_kind
@@ -64,20 +64,6 @@ def test_a_picker_sees_method_message_and_metadata(world, shops, open_balanced):
     assert picker.seen[-1] == (UNARY_UNARY, "text", metadata)
     assert world.call(channel, "stream_unary").result() == b"x"
     assert picker.seen[-1] == (STREAM_UNARY, None, None)
-
-
-def test_an_error_of_a_picker_is_raised_by_the_call(world, shops, open_balanced):
-    class Failing(Picker):
-        def prepare(self, subchannels, weights):
-            return lambda *_: 1 / 0
-
-    channel = open_balanced(shops[0], lb_policy=Failing())
-    call = channel.unary_unary(UNARY_UNARY)
-    for _ in range(2):  # the first waits for the connection
-        with pytest.raises(ZeroDivisionError):
-            world.do(call, b"x", timeout=WAIT_S)
-        connect(world, channel)
-    assert channel.calls == 0
 
 
 def test_a_picker_that_prepares_no_function_is_named_in_the_error_of_its_calls(
@@ -143,11 +129,3 @@ def test_if_no_server_can_be_reached_calls_fail_with_the_reason(world, dead, ope
         return details.startswith(begins) and "onnection refused" in details
 
     assert wait_until(has_reason)
-
-
-def test_a_response_stream_can_be_read_while_its_call_waits(world, shops, open_balanced):
-    channel = open_balanced()
-    call = channel.unary_stream(UNARY_STREAM)
-    waiting = world.begin(call, "unary_stream", (b"ab",))
-    world.do(channel.update, [instance(shops[0])])
-    assert waiting.result() == [b"a", b"b"]

@@ -8,13 +8,12 @@ import weakref
 import grpc
 import pytest
 
-from fixtures.aio_balanced_channels import awaiting, caller, connect_all
-from fixtures.aio_channels import ANSWERS, KINDS, STYLES, Stub, steps
+from fixtures.aio_balanced_channels import awaiting, caller
+from fixtures.aio_channels import Stub, steps
 from fixtures.aio_policy_channels import refused, sent
 from fixtures.balanced_channels import counts, instance
-from fixtures.shop import STREAM_STREAM, STREAM_UNARY, UNARY_STREAM, UNARY_UNARY, Hang
+from fixtures.shop import STREAM_STREAM, STREAM_UNARY, UNARY_STREAM, UNARY_UNARY
 from fixtures.waiting import WAIT_S, aio_wait_until
-from rpcwheel import RetryPolicy, aio
 from rpcwheel.balancer import BalancerPolicy, Picker
 from rpcwheel.balancer.aio import BalancedChannel
 
@@ -144,90 +143,7 @@ async def test_credentials_of_a_waiting_call_are_refused_as_by_grpc(shops, aio_b
     assert await good == b"x"
 
 
-async def test_the_time_that_remains_is_that_of_the_whole_call(shops, aio_balanced):
-    channel = aio_balanced()
-    call = caller(channel)(timeout=500)
-    await aio_wait_until(lambda: call.time_remaining() < 499.9)
-    left = call.time_remaining()
-    shops[0].then(hang := Hang())
-    channel.update([instance(shops[0])])
-    await aio_wait_until(hang.begun.is_set)
-    assert 400 < call.time_remaining() <= left
-    call.cancel()
-
-
 # Interceptors
-
-
-class Passing:
-    """Interceptors that record each attempt."""
-
-    def __init__(self, name, seen):
-        self._name = name
-        self._seen = seen
-
-    async def intercept(self, continuation, details, request):
-        self._seen.append(self._name)
-        details.metadata.add("passed", self._name)
-        return await continuation(details, request)
-
-
-class UnaryUnary(Passing, grpc.aio.UnaryUnaryClientInterceptor):
-    intercept_unary_unary = Passing.intercept
-
-
-class UnaryStream(Passing, grpc.aio.UnaryStreamClientInterceptor):
-    intercept_unary_stream = Passing.intercept
-
-
-class StreamUnary(Passing, grpc.aio.StreamUnaryClientInterceptor):
-    intercept_stream_unary = Passing.intercept
-
-
-class StreamStream(Passing, grpc.aio.StreamStreamClientInterceptor):
-    intercept_stream_stream = Passing.intercept
-
-
-def interceptors(name, seen):
-    """One of each kind."""
-    return [each(name, seen) for each in (UnaryUnary, UnaryStream, StreamUnary, StreamStream)]
-
-
-async def test_interceptors_run_in_order_after_the_pick_and_appended_ones_last(shops, aio_balanced):
-    seen = []
-
-    class Noting(Picker):
-        def prepare(self, subchannels, weights):
-            return lambda *_: (seen.append("pick"), subchannels[0])[1]
-
-    given = [*interceptors("first", seen), *interceptors("second", seen)]
-    channel = aio_balanced(shops[0], lb_policy=Noting(), interceptors=given)
-    stub = Stub(channel)
-    await connect_all(channel)
-    assert await STYLES["iterate"](stub, "unary_unary") == ANSWERS["unary_unary"]
-    seen.clear()
-    for kind, appended in zip(KINDS, interceptors("appended", seen), strict=True):
-        getattr(channel, f"_{kind}_interceptors").append(appended)  # as google-cloud does
-    for style in STYLES.values():
-        for kind in KINDS:
-            assert await style(stub, kind) == ANSWERS[kind]
-            assert seen == ["pick", "first", "second", "appended"]
-            seen.clear()
-
-
-async def test_interceptors_run_once_for_each_attempt_and_on_each_subchannel(shops, aio_balanced):
-    seen = []
-    channel = aio_balanced(shops[0], interceptors=interceptors("given", seen))
-    channel._unary_unary_interceptors.append(UnaryUnary("appended", seen))
-    retry = RetryPolicy(retry_on={"UNAVAILABLE"}, max_attempts=3, backoff=0.0, retry_budget=None)
-    async with aio.Kit(retry=retry, idempotent=True, timeout=WAIT_S) as kit:
-        shops[0].then("UNAVAILABLE", "UNAVAILABLE")
-        assert await caller(kit.intercept_channel(channel))() == b"x"
-    assert seen == ["given", "appended"] * 3
-    channel.update([instance(shops[1])])
-    assert await caller(channel)() == b"x"
-    assert seen == ["given", "appended"] * 4
-    assert shops[1].calls[0].metadata["passed"] == "appended"
 
 
 async def test_an_interceptor_may_answer_or_raise(shops, aio_balanced):

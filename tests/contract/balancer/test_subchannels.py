@@ -21,7 +21,6 @@ from fixtures.balanced_channels import (
 from fixtures.shop import UNARY_UNARY, Fail
 from fixtures.waiting import WAIT_S, wait_until
 from fixtures.ways import failure_of, hanging_call, ways_to_call
-from rpcwheel.balancer import RingHash
 from rpcwheel.events import (
     CallbackFailed,
     StaleInstancesKept,
@@ -62,30 +61,25 @@ def test_an_update_changes_only_the_connections_that_differ(world, shops, open_b
     assert len(shops[1].calls) == 2
 
 
-def test_calls_of_a_removed_subchannel_go_on(world, shops, open_balanced):
+def test_calls_of_a_removed_subchannel_go_on_until_the_drain_timeout(
+    world, shops, open_balanced, timer
+):
     removed = []
-    channel = open_balanced(shops[0], on_removed=removed.append)
-    call = hanging_call(world, shops[0], channel)
+    policy = {"drain_timeout": 7}
+    channel = open_balanced(shops[0], on_removed=removed.append, policy=policy)
+    call, late = (hanging_call(world, shops[0], channel) for _ in range(2))
     (gone,) = channel.subchannels
     world.do(channel.update, [instance(shops[1])])
-    assert (world.do(lambda: gone.state), channel.calls) == (SHUTDOWN, 1)
+    assert (world.do(lambda: gone.state), channel.calls) == (SHUTDOWN, 2)
     assert (gone in channel.subchannels, removed) == (False, [gone])
     assert world.call(channel).result() == b"x"
     shops[0].calls[0].ended.set()
     assert call.result() == b"x"
-    assert wait_until(lambda: channel.calls == 0 and gone.channel.closed)
-
-
-def test_calls_that_outlast_the_drain_timeout_end_with_the_reason(
-    world, shops, open_balanced, timer
-):
-    channel = open_balanced(shops[0], policy={"drain_timeout": 7})
-    call = hanging_call(world, shops[0], channel)
-    world.do(channel.update, [instance(shops[1])])
     timer.advance(7.1)
-    error = call.error()
+    error = late.error()
     assert error.code() is grpc.StatusCode.UNAVAILABLE
     assert f"channel drained: {shops[0].target} was removed from test.Shop" in error.details()
+    assert wait_until(lambda: channel.calls == 0 and gone.channel.closed)
 
 
 def test_a_removed_subchannel_that_was_never_used_does_not_connect(
@@ -204,13 +198,6 @@ def test_compression_is_used(world, shops, open_balanced):
 
 
 # Picking
-
-
-def test_a_key_may_be_taken_from_the_request(world, shops, open_balanced):
-    channel = open_balanced(*shops, lb_policy=RingHash(lambda _, request, __: request))
-    for kind in ("unary_unary", "unary_stream") * 3:
-        world.call(channel, kind, b"ab").result()
-    assert sorted(counts(shops)) == [0, 0, 6]
 
 
 # Health

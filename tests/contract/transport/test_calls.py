@@ -125,16 +125,12 @@ def test_the_backoff_delays_reconnects_of_connections_that_never_answered(
     channel = open_reconnecting(backoff=backoff)
     reconnect = lambda **given: world.do(channel.reconnect, **given)  # noqa: E731
     assert [reconnect() for _ in range(3)] == [True, False, False]
-    timer.advance(1.999)
-    assert not reconnect()
-    timer.advance(0.001)
+    timer.advance(2)
     assert [reconnect(), reconnect()] == [True, False]
     assert reconnect(force=True)
     world.call(channel).result()
-    assert [reconnect(), reconnect()] == [True, False]
-    timer.advance(1.0)  # it has worked since: the backoff starts again
-    assert reconnect()
-    assert [event.number for event in events] == [2, 3, 4, 5, 6]
+    assert reconnect()  # it has worked since
+    assert [event.number for event in events] == [2, 3, 4, 5]
 
 
 INVALID = [
@@ -156,13 +152,6 @@ def test_invalid_arguments_of_methods_change_nothing(world, reconnecting):
     assert state == (1, False, True)
 
 
-def test_an_exception_of_a_wait_object_is_raised_and_changes_nothing(world, open_reconnecting):
-    channel = open_reconnecting(backoff=lambda _: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        world.do(channel.reconnect)
-    assert channel.number == 1
-
-
 def test_the_state_is_that_of_the_active_connection(world, reconnecting):
     def state():
         return world.do(reconnecting.get_state).name, world.do(reconnecting.is_idle)
@@ -180,28 +169,6 @@ def test_the_state_is_that_of_the_active_connection(world, reconnecting):
     assert state() == ("IDLE", True)  # the last one was READY
     world.do(reconnecting.close)
     assert state() == ("SHUTDOWN", False)
-
-
-def test_repr_of_the_channel(world, shop, reconnecting):
-    name = {"sync": "ReconnectingChannel", "aio": "ReconnectingChannel of grpc.aio"}[world.name]
-    name = f"<{name} to {shop.target!r}"
-    text = lambda: world.do(repr, reconnecting)  # noqa: E731
-    assert text() == f"{name}, connection 1, IDLE, calls in flight: 0>"
-    world.do(reconnecting.reconnect)
-    call = hanging_call(world, shop, reconnecting)
-    assert text() == f"{name}, connection 2, READY, calls in flight: 1>"
-    call.cancel()
-    world.do(reconnecting.close)
-    assert "SHUTDOWN" in text()
-
-
-def test_a_restarted_server_is_found_without_a_reconnect(world, shop, open_reconnecting):
-    channel = open_reconnecting(options=IMPATIENT)
-    world.call(channel).result()
-    shop.kill()
-    assert wait_until(lambda: world.do(channel.is_idle))  # without a request to connect
-    shop.start()
-    assert world.call(channel, wait_for_ready=True).result() == b"x"
 
 
 # What was read and written

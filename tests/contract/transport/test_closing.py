@@ -118,19 +118,6 @@ def test_a_drain_timeout_of_zero_ends_calls_at_once(world, shop, reconnecting):
     assert wait_until(lambda: reconnecting.closed)
 
 
-def test_the_drain_timeout_applies_to_replaced_connections(world, shop, reconnecting, timer):
-    old = hanging_call(world, shop, reconnecting)
-    world.do(reconnecting.reconnect, "dead")  # no drain timeout
-    new = hanging_call(world, shop, reconnecting)
-    world.do(reconnecting.drain, drain_timeout=5)
-    new.cancel()
-    assert wait_until(lambda: reconnecting.calls == 1)
-    assert not reconnecting.closed
-    timer.advance(5.1)
-    assert "connection replaced: dead" in details_of(old)
-    assert wait_until(lambda: reconnecting.closed)
-
-
 def test_close_ends_a_drain(world, shop, reconnecting, timer):
     call = hanging_call(world, shop, reconnecting)
     world.do(reconnecting.drain, 60.0)

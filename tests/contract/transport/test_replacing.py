@@ -109,19 +109,6 @@ def test_each_reconnect_has_its_own_drain_timeout(world, shop, reconnecting, tim
     assert reason_of(first) == ("UNAVAILABLE", "connection replaced: one")
 
 
-def test_the_drain_timeout_is_canceled_when_the_last_call_has_ended(
-    world, shop, reconnecting, timer
-):
-    world.do(reconnecting.reconnect, drain_timeout=5)
-    assert timer.pending == 0
-    world.call(reconnecting).result()
-    call = hanging_call(world, shop, reconnecting)
-    world.do(reconnecting.reconnect, drain_timeout=5)
-    assert timer.pending == 1
-    call.cancel()
-    assert wait_until(lambda: timer.pending == 0)
-
-
 def test_calls_end_at_once_if_the_timer_is_stopped(world, shop, open_reconnecting, timer, events):
     timer.stop()
     channel = open_reconnecting()

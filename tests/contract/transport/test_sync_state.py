@@ -110,18 +110,6 @@ def test_grpcs_polling_thread_runs_only_while_there_is_a_subscription(channel):
     assert wait_until(lambda: not threads_since(before))
 
 
-def test_a_late_subscriber_gets_the_present_state(channel):
-    first, second = [], []
-    channel.subscribe(first.append, try_to_connect=True)
-    assert wait_until(lambda: first[-1:] == [READY])
-    channel.subscribe(second.append)
-    assert wait_until(lambda: second == [READY])
-    channel.unsubscribe(first.append)
-    channel.unsubscribe(second.append)
-    channel.subscribe(second.append)
-    assert wait_until(lambda: second == [READY, READY])
-
-
 def test_subscribers_are_called_one_at_a_time_and_not_on_grpcs_thread(channel):
     threads, inside, overlaps, states = set(), [], [], []
 

@@ -139,12 +139,6 @@ def test_a_stale_subchannel_is_still_checked_after_the_user_marked_it_healthy(ch
     assert checked.pool.subchannels == ()
 
 
-def test_a_stale_subchannel_that_can_not_be_reached_is_removed_without_a_probe(checked, timer):
-    checked.one.connection.state = FAILING
-    checked.pool.update([])
-    assert (checked.one.removed, checked.prober.probes) == (True, [2])
-
-
 def test_a_stale_subchannel_is_not_connected_to_be_checked(checked, timer):
     """Calls connect it. A channel with thousands of instances does not connect to all of them."""
     checked.one.connection.state = IDLE
@@ -154,13 +148,6 @@ def test_a_stale_subchannel_is_not_connected_to_be_checked(checked, timer):
     checked.one.connection.state = FAILING
     timer.advance(5.1)
     assert checked.one.removed
-
-
-def test_a_stale_subchannel_that_is_published_again_is_checked_no_more(checked, timer):
-    checked.prober.answers = [True, True]
-    checked.pool.update([])
-    checked.pool.update([at(1), at(2)])
-    assert timer.pending == 0
 
 
 def test_an_unhealthy_stale_subchannel_that_answers_is_healthy_and_stale(checked, timer):
@@ -180,14 +167,6 @@ def test_removed_subchannels_and_closed_pools_are_not_checked(checked, timer):
     checked.pool.mark_unhealthy(checked.pool.subchannel(2), "the test")
     checked.pool.close_all()
     checked.pool.checker.close()
-    assert timer.pending == 0
-
-
-def test_a_result_after_the_removal_is_ignored(checked, timer):
-    checked.mark_unhealthy()
-    timer.advance(1.1)
-    checked.pool.update([at(2)])
-    checked.prober.done(False)
     assert timer.pending == 0
 
 

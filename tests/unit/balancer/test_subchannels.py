@@ -227,18 +227,6 @@ def test_an_exception_of_prepare_is_raised_by_calls_until_a_change(make_pool):
     assert (pool.drained, pool.picked()) == ([1], {2})
 
 
-def test_a_picker_may_return_nothing_or_one_that_is_not_ready(make_pool):
-    class Fixed(Picker):
-        def prepare(self, subchannels, weights):
-            return lambda *_: chosen
-
-    pool = make_pool(Fixed())
-    pool.update([at(1), at(2)])
-    pool.set_states(p1=READY, p2=CONNECTING)
-    for chosen in (None, pool.subchannel(2)):  # noqa: B007 - read by the picker
-        assert pool.pick(*CALL) is None
-
-
 def test_another_attempt_goes_to_another_subchannel_if_there_is_one(pool):
     pool.update([at(1), at(2), at(3)])
     pool.set_states(p1=READY, p2=READY, p3=FAILING)
@@ -409,19 +397,6 @@ def test_an_unhealthy_subchannel_gets_calls_only_if_no_healthy_one_is_ready(pool
     ]
 
 
-def test_a_check_is_wanted_only_by_the_subchannel_as_it_was_when_it_began(pool):
-    pool.update([at(1)])
-    one = pool.subchannel(1)
-    pool.mark_unhealthy(one, "its heartbeats are missed")
-    generation = one.generation
-    assert pool.wants_check(one, generation)
-    pool.mark_healthy(one)
-    assert not pool.wants_check(one, one.generation)
-    pool.mark_unhealthy(one, "again")
-    assert not pool.wants_check(one, generation)
-    assert pool.wants_check(one, one.generation)
-
-
 def test_an_unhealthy_subchannel_published_by_another_process_is_checked_now(pool):
     pool.update([at(1, epoch="a"), at(2, epoch="a")])
     one = pool.subchannel(1)
@@ -551,14 +526,6 @@ def test_failures_before_an_ejection_do_not_count_after_it(make_pool):
     assert pool.subchannel(1).healthy
 
 
-def test_outlier_ejection_can_be_turned_off(make_pool):
-    pool = make_pool(outlier_ejection=None)
-    pool.update([at(1), at(2)])
-    pool.all_ready()
-    fail(pool, 1, 100)
-    assert pool.subchannel(1).healthy
-
-
 # Self-preservation
 
 
@@ -635,15 +602,6 @@ def test_a_failed_call_has_a_stale_subchannel_checked_once_at_a_time(pool):
     one.checking = False
     fail(pool, 1)
     assert len(pool.checks) == 2
-
-
-def test_the_representation_shows_the_state_and_what_is_wrong(pool):
-    pool.update([at(1)])
-    one = pool.subchannel(1)
-    assert repr(one) == "<SubchannelBase 10.0.0.7:1 of 'shop.Orders', IDLE>"
-    pool.mark_unhealthy(one, "its heartbeats are missed")
-    one.stale = True
-    assert "IDLE, unhealthy: its heartbeats are missed, stale>" in repr(one)
 
 
 def test_a_subchannel_that_was_connecting_gets_calls_within_milliseconds(make_pool, clock):

@@ -184,15 +184,6 @@ def test_a_request_to_connect_is_passed_on_until_a_connection_worked(connections
 # Drained
 
 
-def test_a_second_drain_can_only_shorten_the_timeout(connections):
-    transport = connections.begin_call()
-    connections.drain(5 * SECOND, "first")
-    assert connections.drain(9 * SECOND, "second") == ([], [])
-    assert connections.drain(SECOND, "third") == ([], [transport])
-    assert transport.end_details == "channel drained: first"
-    assert connections.drain(0) == ([transport], [])
-
-
 # At random
 
 
