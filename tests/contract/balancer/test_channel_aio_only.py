@@ -5,8 +5,8 @@ import asyncio
 import grpc
 import pytest
 
-from fixtures.aio_balanced_channels import awaiting, caller, connect_all, hanging, still_waits
-from fixtures.aio_channels import Stub, steps
+from fixtures.aio_balanced_channels import awaiting, caller, connect_all, still_waits
+from fixtures.aio_channels import Stub, hanging, steps
 from fixtures.aio_policy_channels import others, refused
 from fixtures.balanced_channels import counts, instance, subchannel_of
 from fixtures.grpc_servers import IMPATIENT

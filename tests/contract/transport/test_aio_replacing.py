@@ -4,14 +4,13 @@ A call that ends with its connection is distinguished from a call that its calle
 """
 
 import asyncio
-import itertools
 
 import grpc
 import pytest
 
 from fixtures.aio_channels import KINDS, Stub, hanging, steps
-from fixtures.shop import UNARY_UNARY, Fail, Hang, Silent
-from fixtures.waiting import WAIT_S, aio_wait_until
+from fixtures.shop import Hang, Silent
+from fixtures.waiting import WAIT_S
 from rpcwheel import RetryPolicy, aio
 
 REASON = "connection replaced: it is dead"
@@ -110,28 +109,6 @@ async def test_a_call_ended_with_its_connection_raises_its_status(shop, way):
     assert channel.calls == 0
 
 
-@pytest.mark.parametrize("when", ["before", "after", "a step after"])
-async def test_a_canceled_caller_stays_canceled(shop, way, when):
-    """Its task is canceled before the reconnect, after it, or when that may have been reported."""
-    outer, channel = way
-    calls = [await hanging(shop, outer, kind) for kind, _ in WAITS]
-    waiting = [task_of(wait, call) for (_, wait), call in zip(WAITS, calls, strict=True)]
-    await steps()
-    if when != "before":
-        channel.reconnect("it is dead", drain_timeout=0, force=True)
-    if when == "a step after":
-        await asyncio.sleep(0)
-    canceled = [task.cancel() for task in waiting]
-    channel.reconnect("it is dead", drain_timeout=0, force=True)
-    for task, was_canceled in zip(waiting, canceled, strict=True):
-        end = await end_of(task)
-        if when == "a step after" and not task.cancelled():
-            assert has_reason(end)
-        else:
-            assert (task.cancelled(), was_canceled) == (True, True)
-    await aio_wait_until(lambda: channel.calls == 0)
-
-
 # What else is asked of a call that ends with its connection
 
 
@@ -148,56 +125,6 @@ async def test_status_and_metadata_of_a_call_ended_with_its_connection(shop, way
     channel.reconnect("it is dead", drain_timeout=0, force=True)
     code, details, *_ = [await asyncio.wait_for(task, WAIT_S) for task in asking]
     assert (code, details) == (grpc.StatusCode.UNAVAILABLE, REASON)
-
-
-async def test_wait_for_connection_ends_with_its_connection(shop, channel):
-    shop.then(*[Hang()] * len(KINDS))
-    calls = [begin(channel, kind) for kind in KINDS]
-    waiting = [task_of(lambda call: call.wait_for_connection(), call) for call in calls]
-    await asyncio.sleep(0)
-    channel.reconnect("it is dead", drain_timeout=0, force=True)
-    assert [has_reason(await end_of(task)) for task in waiting] == [True] * len(KINDS)
-
-
-async def test_write_ends_with_its_connection(shop, way):
-    """In grpc.aio 1.85 `write` hangs if the call is canceled before it was sent."""
-    outer, channel = way
-
-    async def write(call):
-        while True:
-            await call.write(bytes(10**6))  # more than the flow-control window
-
-    # Calls that may never reach the server come last: the server hangs in the first one.
-    for begun, kind in itertools.product((True, False), ("stream_unary", "stream_stream")):
-        shop.then(hang := Hang())
-        call = begin(outer, kind)
-        if begun:
-            await aio_wait_until(hang.begun.is_set)
-        writing = asyncio.create_task(write(call))
-        await steps(20 if begun else 1)
-        channel.reconnect("it is dead", drain_timeout=0, force=True)
-        with pytest.raises((grpc.aio.AioRpcError, asyncio.InvalidStateError)):
-            await asyncio.wait_for(writing, WAIT_S)
-        assert (await call.code()).name == "UNAVAILABLE"
-        await asyncio.wait_for(call.done_writing(), WAIT_S)
-
-
-async def test_messages_that_were_read_before_the_end_are_delivered(shop, channel):
-    shop.then(Silent(after=2))
-    call = Stub(channel).unary_stream(b"ab")
-    assert [await call.read(), await call.read()] == [b"a", b"b"]
-    channel.reconnect("it is dead", drain_timeout=0)
-    with pytest.raises(grpc.aio.AioRpcError, match=REASON):
-        await call.read()
-
-
-async def test_a_status_that_arrived_before_the_end_is_kept(shop, channel):
-    shop.then(Fail("NOT_FOUND", "no such thing"))
-    call = channel.unary_unary(UNARY_UNARY)(b"x")
-    await aio_wait_until(call.done)
-    channel.reconnect("it is dead", drain_timeout=0)
-    with pytest.raises(grpc.aio.AioRpcError, match="no such thing"):
-        await call
 
 
 async def test_the_request_iterator_is_closed_with_its_call(shop, channel):

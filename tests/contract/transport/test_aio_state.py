@@ -59,20 +59,31 @@ async def test_a_canceled_wait_leaves_no_task(channel):
 
 
 @pytest.mark.parametrize("busy", [False, True])
-async def test_waits_end_if_reconnected_at_any_step_of_the_loop(shop, make, busy):
+async def test_channel_ready_returns_if_reconnected_at_any_step_of_the_loop(shop, make, busy):
     """Every number of iterations of the loop between the two; a busy old connection stays open."""
     for count, drain in itertools.product(range(7), (None, 0)):
         channel = make(backoff=0)
         call = await hanging(shop, channel) if busy else None
-        changed = asyncio.create_task(channel.wait_for_state_change(READY if busy else IDLE))
         if busy:
             channel.reconnect(force=True)
         ready = asyncio.create_task(channel.channel_ready())
         await steps(count)
         channel.reconnect(drain_timeout=drain, force=True)
-        await asyncio.wait_for(asyncio.gather(ready, changed), WAIT_S)
+        await asyncio.wait_for(ready, WAIT_S)
         channel.reconnect(force=True)
         assert channel.get_state() is IDLE  # the last connection was READY
         if call is not None:
             call.cancel()
+        await channel.close()
+
+
+async def test_wait_for_state_change_misses_no_reconnect(shop, make):
+    for count in range(4):
+        channel = make()
+        call = await hanging(shop, channel)  # so that the old connection stays open
+        waiting = [asyncio.create_task(channel.wait_for_state_change(READY)) for _ in range(3)]
+        await steps(count)
+        channel.reconnect()
+        await asyncio.wait_for(asyncio.gather(*waiting), WAIT_S)
+        call.cancel()
         await channel.close()

@@ -59,13 +59,6 @@ def test_connect_creates_the_channel_of_each_connection(world, shop, open_reconn
     assert channel.target == "shop"
 
 
-def test_tls_credentials(world, open_reconnecting):
-    channel = open_reconnecting(credentials=grpc.ssl_channel_credentials())
-    error = world.call(channel, timeout=WAIT_S).error()  # the server does not use TLS
-    assert error.code() is grpc.StatusCode.UNAVAILABLE
-    assert any(word in error.details() for word in ("handshake", "SSL", "TLS"))
-
-
 def test_what_connect_does_wrong_is_raised_and_changes_nothing(
     world, shop, open_reconnecting, events
 ):
