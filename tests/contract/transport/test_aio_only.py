@@ -7,10 +7,11 @@ import weakref
 import grpc
 import pytest
 
-from fixtures.aio_channels import hanging
+from fixtures.aio_channels import KINDS, Stub, hanging
 from fixtures.grpcio import BUGS_OF_INTERCEPTORS
-from fixtures.shop import UNARY_UNARY
-from fixtures.waiting import aio_wait_until
+from fixtures.shop import UNARY_UNARY, Hang
+from fixtures.waiting import WAIT_S, aio_wait_until
+from rpcwheel import RetryPolicy, aio
 from rpcwheel.transport.aio import ReconnectingChannel
 
 SHUTDOWN = grpc.ChannelConnectivity.SHUTDOWN
@@ -59,6 +60,85 @@ def test_reconnect_needs_a_running_loop():
     asyncio.run(use())
     with pytest.raises(RuntimeError, match="no running event loop"):
         made[0].reconnect()
+
+
+# Calls that end with their connection
+
+
+def passing(kind):
+    """An interceptor of this kind that does nothing."""
+    base = getattr(grpc.aio, f"{kind.title().replace('_', '')}ClientInterceptor")
+
+    async def intercept(self, continuation, details, request):
+        return await continuation(details, request)
+
+    return type("Passing", (base,), {f"intercept_{kind}": intercept})()
+
+
+@pytest.fixture(params=["plain", "interceptors", "kit"])
+def way(request, make):
+    """A channel for stubs, and the channel below it."""
+    given = [passing(kind) for kind in KINDS] if request.param == "interceptors" else None
+    channel = make(interceptors=given)
+    if request.param == "kit":
+        retry = RetryPolicy(retry_on="UNAVAILABLE")
+        return aio.Kit(timeout=2 * WAIT_S, retry=retry).intercept_channel(channel), channel
+    return channel, channel
+
+
+WAITS = (
+    ("unary_unary", lambda call: call),
+    ("stream_unary", lambda call: call),
+    ("unary_stream", lambda call: call.read()),
+    ("stream_stream", lambda call: call.read()),
+    ("unary_stream", lambda call: anext(aiter(call))),
+    ("stream_stream", lambda call: anext(aiter(call))),
+)
+"""The ways to wait for the response, by kind."""
+
+
+async def end_of(wait, call):
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await wait(call)
+    return caught.value.code().name, caught.value.details()
+
+
+async def test_a_call_ended_with_its_connection_raises_its_status(shop, way):
+    outer, channel = way
+    calls = [await hanging(shop, outer, kind) for kind, _ in WAITS]
+    shop.then(*[Hang()] * len(WAITS))
+    stub = Stub(outer)
+    for kind, _ in WAITS:  # these may not have been sent
+        calls.append(getattr(stub, kind)(b"x" if kind.startswith("unary") else None))
+    waiting = [
+        asyncio.create_task(end_of(wait, call))
+        for (_, wait), call in zip(WAITS * 2, calls, strict=True)
+    ]
+    await asyncio.sleep(0)
+    channel.reconnect("it is dead", drain_timeout=0, force=True)
+    end = ("UNAVAILABLE", "connection replaced: it is dead")
+    for task, call in zip(waiting, calls, strict=True):
+        assert await asyncio.wait_for(task, WAIT_S) == end
+        assert ((await call.code()).name, await call.details()) == end
+        assert not call.cancelled()
+        assert not call.cancel()
+    assert channel.calls == 0
+
+
+async def test_the_request_iterator_is_closed_with_its_call(shop, channel):
+    closed = asyncio.Event()
+
+    async def requests():
+        try:
+            yield b"a"
+            await asyncio.Event().wait()
+        finally:
+            closed.set()
+
+    call = Stub(channel).stream_stream(requests())
+    assert await call.read() == b"a"
+    channel.reconnect("it is dead", drain_timeout=0)
+    await asyncio.wait_for(closed.wait(), WAIT_S)
 
 
 # Closing

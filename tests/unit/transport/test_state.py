@@ -1,5 +1,7 @@
 """Which connection serves a call, and when a connection is closed, also at random."""
 
+from datetime import timedelta
+
 import grpc
 import pytest
 from hypothesis import settings
@@ -9,6 +11,7 @@ from tenacity import stop_after_attempt, wait_exponential
 
 from rpcwheel.backoff import Backoff
 from rpcwheel.durations import NEVER
+from rpcwheel.transport.arguments import checked_drain_ns
 from rpcwheel.transport.state import (
     SERVER_CODES,
     ActivityStamps,
@@ -182,6 +185,17 @@ def test_a_request_to_connect_is_passed_on_until_a_connection_worked(connections
 
 
 # Drained
+
+
+def test_drain_timeout_is_in_seconds_and_none_is_no_limit():
+    values = {
+        None: NEVER,
+        float("inf"): NEVER,
+        0: 0,
+        1.5: 1_500_000_000,
+        timedelta(seconds=2): 2_000_000_000,
+    }
+    assert {drain: checked_drain_ns(drain) for drain in values} == values
 
 
 # At random
