@@ -13,7 +13,6 @@ from fixtures.grpc_servers import IMPATIENT
 from fixtures.shop import Silent
 from fixtures.waiting import WAIT_S, wait_until
 from fixtures.ways import hanging_call, ways_to_call
-from rpcwheel import heartbeat
 from rpcwheel.errors import ConfigurationError
 
 IDLE, CONNECTING, READY, FAILING, SHUTDOWN = (
@@ -68,17 +67,6 @@ def test_with_credentials_only_servers_with_tls_are_called(
     assert counts(shops) == [0, 0, 0]
 
 
-def test_a_heartbeat_can_be_attached_to_each_subchannel(world, shops, open_balanced, timer):
-    module = {"sync": heartbeat.sync, "aio": heartbeat.aio}[world.name]
-    manager = world.do(module.HeartbeatManager, timer=timer, interval=1.0)
-    channel = open_balanced(*shops, on_subchannel=lambda one: manager.attach(one.channel))
-    connect(world, channel)
-    assert timer.pending == 3
-    world.do(channel.close)
-    assert wait_until(lambda: timer.pending == 0)
-    world.do(manager.close)
-
-
 def test_a_wrong_update_or_grace_changes_nothing(world, open_balanced):
     channel = open_balanced(1)
     before = channel.subchannels
@@ -131,32 +119,21 @@ def test_no_call_fails_while_the_instances_change(world, shops, dead, open_balan
 # The end
 
 
-def test_close_ends_calls_and_subchannels_and_calls_back_once(world, shops, open_balanced, timer):
-    channel, called = open_balanced(shops[0]), []
+def test_close_ends_calls_subchannels_and_health_checks(world, shops, open_balanced, timer):
+    channel = open_balanced(shops[1])
+    removed = hanging_call(world, shops[1], channel)
+    world.do(channel.update, [instance(shops[0])])
     call = hanging_call(world, shops[0], channel)
     (subchannel,) = channel.subchannels
     world.do(subchannel.mark_unhealthy, "the test")
-    assert timer.pending == 1
-    channel.on_close(lambda: called.append(call.grpc_call.done()))
+    assert timer.pending == 2  # a drain, and a health check
     world.do(channel.close)
-    world.do(channel.close)
-    assert called == [False]
-    assert call.code() is grpc.StatusCode.CANCELLED
+    assert [one.code() for one in (call, removed)] == [grpc.StatusCode.CANCELLED] * 2
     assert (channel.closed, channel.subchannels) == (True, ())
     assert (world.do(lambda: subchannel.state), timer.pending) == (SHUTDOWN, 0)
     world.do(channel.update, [instance(shops[0])])
     world.do(channel.report_error, "late")
     assert channel.subchannels == ()
-    channel.on_close(lambda: called.append("late"))
-    assert called == [False, "late"]
-
-
-def test_close_ends_calls_of_removed_subchannels(world, shops, open_balanced):
-    channel = open_balanced(shops[0])
-    call = hanging_call(world, shops[0], channel)
-    world.do(channel.update, [instance(shops[1])])
-    world.do(channel.close)
-    assert call.code() is grpc.StatusCode.CANCELLED
 
 
 def test_a_channel_that_is_dropped_unclosed_leaves_nothing(world, shops, timer):

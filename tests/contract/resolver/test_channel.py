@@ -109,13 +109,6 @@ def test_a_stub_whose_channel_was_dropped_follows_the_changes(world, serve, regi
     assert wait_until(lambda: world.do(ask, b"", timeout=WAIT_S) == b"b")
 
 
-def test_a_call_that_waits_for_ready_waits_for_the_first_server(world, serve, memory, open_channel):
-    channel = open_channel(memory, service=SERVICE)
-    call = world.call(channel, method=WHO, timeout=WAIT_S, wait_for_ready=True)
-    serve("a")
-    assert call.result() == b"a"
-
-
 def test_a_service_without_instances_is_unavailable(world, registry, memory, open_channel):
     channel = open_channel(f"{memory}/{SERVICE}")
     assert error_text(world, channel) == f"no instance of {SERVICE} is known"
