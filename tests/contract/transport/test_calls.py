@@ -10,7 +10,6 @@ from fixtures.waiting import WAIT_S, wait_until
 from fixtures.ways import FRONTS, failure_of, hanging_call, ways_to_call
 from fixtures.worlds import KINDS, RETRY
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.events import ConnectionReplaced
 
 
 @pytest.mark.parametrize("open_styled", FRONTS)
@@ -101,14 +100,6 @@ def test_connect_must_return_a_new_channel(world, shop, open_reconnecting):
     assert call.result() == b"x"
     assert wait_until(lambda: channel.calls == 0)
     assert world.call(channel).result() == b"x"
-
-
-def test_a_reconnect_is_reported(world, shop, reconnecting, events):
-    call = hanging_call(world, shop, reconnecting)
-    assert world.do(reconnecting.reconnect, "it was silent")
-    assert events == [ConnectionReplaced(shop.target, 2, "it was silent", 1)]
-    assert (reconnecting.number, reconnecting.calls, reconnecting.closed) == (2, 1, False)
-    call.cancel()
 
 
 def test_the_backoff_delays_reconnects_of_connections_that_never_answered(
