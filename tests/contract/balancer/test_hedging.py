@@ -88,8 +88,9 @@ def test_a_non_fatal_failure_sends_the_next_attempt_to_another_server(world, sho
 
 
 def test_an_attempt_waits_for_a_server_that_is_connecting_only_for_a_while(
-    world, shops, open_hedged
+    world, shops, open_hedged, monkeypatch
 ):
+    monkeypatch.setattr(subchannels, "OTHER_TIMEOUT_S", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         targets = [shops[0], silent.getsockname()[1]]
         channel, hedged = open_hedged(*targets, hedging={"delay": 0, "max_attempts": 2})
