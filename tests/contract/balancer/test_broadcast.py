@@ -13,6 +13,7 @@ from fixtures.worlds import SyncWorld
 from rpcwheel import MethodPolicy, RetryPolicy
 from rpcwheel.balancer import BroadcastChannel, BroadcastFailed
 from rpcwheel.errors import ConfigurationError
+from rpcwheel.events import CallbackFailed
 from rpcwheel.transport import aio, sync
 
 TRANSPORT = {"sync": sync, "aio": aio}
@@ -82,6 +83,20 @@ def test_a_failure_is_raised_with_the_responses_of_the_others(world, shops, dead
     assert error.responses == {shops[0].target: b"x"}
     codes = {address: one.code().name for address, one in error.errors.items()}
     assert codes == {shops[1].target: "INTERNAL", f"127.0.0.1:{dead}": "UNAVAILABLE"}
+
+
+def test_a_server_whose_connect_raises_is_one_of_the_errors(world, shops, open_balanced, events):
+    def connect(one, options):
+        if one.id == "a":
+            raise RuntimeError("no certificate")
+        return world.grpc.insecure_channel(one.target, options)
+
+    channel = open_balanced(connect=connect)
+    world.do(channel.update, [instance(1, id="a"), instance(shops[0], id="b")])
+    error = failure(world, channel)
+    assert "no certificate" in error.details()
+    assert error.responses == {shops[0].target: b"x"}
+    assert wait_until(lambda: any(isinstance(event, CallbackFailed) for event in events))
 
 
 def test_failures_count_for_outlier_ejection(world, shops, open_balanced):

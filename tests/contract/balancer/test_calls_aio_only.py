@@ -12,7 +12,7 @@ from fixtures.aio_balanced_channels import awaiting, caller
 from fixtures.aio_channels import Stub, steps
 from fixtures.aio_policy_channels import refused, sent
 from fixtures.balanced_channels import counts, instance
-from fixtures.shop import STREAM_STREAM, STREAM_UNARY, UNARY_STREAM, UNARY_UNARY
+from fixtures.shop import STREAM_STREAM, STREAM_UNARY, UNARY_STREAM, UNARY_UNARY, Hang
 from fixtures.waiting import WAIT_S, aio_wait_until
 from rpcwheel.balancer import BalancerPolicy, Picker
 from rpcwheel.balancer.aio import BalancedChannel
@@ -141,6 +141,18 @@ async def test_credentials_of_a_waiting_call_are_refused_as_by_grpc(shops, aio_b
         caller(channel)(credentials="secret")
     channel.update([instance(shops[0])])
     assert await good == b"x"
+
+
+async def test_the_time_that_remains_is_that_of_the_whole_call(shops, aio_balanced):
+    channel = aio_balanced()
+    call = caller(channel)(timeout=500)
+    await aio_wait_until(lambda: call.time_remaining() < 499.9)
+    left = call.time_remaining()
+    shops[0].then(hang := Hang())
+    channel.update([instance(shops[0])])
+    await aio_wait_until(hang.begun.is_set)
+    assert 400 < call.time_remaining() <= left
+    call.cancel()
 
 
 # Interceptors

@@ -27,6 +27,7 @@ def test_its_state_is_the_best_of_its_subchannels(world, shops, dead, open_balan
     channel = open_balanced()
     state = lambda: world.do(channel.get_state)  # noqa: E731
     assert isinstance(channel, world.grpc.Channel)
+    assert (channel.name, channel.target) == ("test.Shop", "test.Shop")
     assert state() is CONNECTING
     world.do(channel.report_error, "the registry is away", wait=True)
     assert state() is CONNECTING

@@ -65,6 +65,22 @@ async def test_a_change_of_the_state_is_awaited_and_leaves_no_task(shops, aio_ba
     await aio_wait_until(lambda: len(others()) <= before)
 
 
+async def test_subchannels_that_hide_their_state_count_as_ready(shops, aio_balanced, events):
+    def hidden(*_, **__):
+        raise NotImplementedError
+
+    def connect(one, options):
+        channel = grpc.aio.insecure_channel(one.target, options)
+        channel.get_state = hidden
+        return channel
+
+    channel = aio_balanced(shops[0], connect=connect)
+    assert await caller(channel)() == b"x"
+    assert channel.get_state() is State.READY
+    await channel.channel_ready()
+    assert events == []
+
+
 # Its loop, and other threads
 
 

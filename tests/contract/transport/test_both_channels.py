@@ -56,6 +56,7 @@ def test_the_status_of_the_server_reaches_the_caller(world, shop, channel):
 def test_calls_in_flight_are_counted_until_their_end(world, shop, channel):
     calls = [hanging_call(world, shop, channel, kind) for kind in KINDS]
     assert channel.calls == len(KINDS)
+    assert world.do(repr, channel).endswith(f"calls in flight: {len(KINDS)}>")
     for call in calls:
         assert call.cancel()
         assert call.cancelled()

@@ -118,6 +118,15 @@ def test_a_drain_timeout_of_zero_ends_calls_at_once(world, shop, reconnecting):
     assert wait_until(lambda: reconnecting.closed)
 
 
+def test_a_second_drain_can_only_shorten_the_timeout(world, shop, reconnecting, timer):
+    call = hanging_call(world, shop, reconnecting)
+    for drain in (None, 9.0, 2.0, 60.0):
+        world.do(reconnecting.drain, drain, reason=f"within {drain}")
+    assert timer.pending == 1
+    timer.advance(2.1)
+    assert "channel drained: within None" in details_of(call)
+
+
 def test_close_ends_a_drain(world, shop, reconnecting, timer):
     call = hanging_call(world, shop, reconnecting)
     world.do(reconnecting.drain, 60.0)

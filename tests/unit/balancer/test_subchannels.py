@@ -227,6 +227,18 @@ def test_an_exception_of_prepare_is_raised_by_calls_until_a_change(make_pool):
     assert (pool.drained, pool.picked()) == ([1], {2})
 
 
+def test_a_picker_may_return_nothing_or_one_that_is_not_ready(make_pool):
+    class Fixed(Picker):
+        def prepare(self, subchannels, weights):
+            return lambda *_: chosen
+
+    pool = make_pool(Fixed())
+    pool.update([at(1), at(2)])
+    pool.set_states(p1=READY, p2=CONNECTING)
+    for chosen in (None, pool.subchannel(2)):  # noqa: B007 - read by the picker
+        assert pool.pick(*CALL) is None
+
+
 def test_another_attempt_goes_to_another_subchannel_if_there_is_one(pool):
     pool.update([at(1), at(2), at(3)])
     pool.set_states(p1=READY, p2=READY, p3=FAILING)
@@ -367,6 +379,24 @@ def test_subsets_of_many_channels_are_even(make_pool, monkeypatch):
     assert len(counts) == 100
     assert max(counts.values()) < 32 + 5 * 5.4
     assert min(counts.values()) > 32 - 5 * 5.4
+
+
+def test_a_subset_takes_the_preferred_zone_and_keeps_some_of_another(make_pool):
+    pool = make_pool(zone="near", subset_size=8)
+    instances = [at(port, zone="near" if port <= 50 else "far") for port in range(1, 101)]
+    chosen = subset(pool, instances)
+    assert len([port for port in chosen if port <= 50]) == 6
+    assert len(chosen) == 8
+    few = [*instances[:3], *instances[50:]]
+    assert {1, 2, 3} < subset(pool, few)
+    assert len(subset(pool, instances[:50])) == 8
+
+
+def test_a_subset_prefers_instances_that_are_up_and_have_a_weight(make_pool):
+    pool = make_pool(subset_size=4)
+    unwanted = [{"weight": 0}, {"status": "DRAINING"}]
+    instances = [at(port, **unwanted[port % 2]) for port in range(1, 50)]
+    assert {98, 99} < subset(pool, [*instances, at(98), at(99)])
 
 
 def test_ring_hash_and_none_use_all_instances(make_pool):
@@ -526,6 +556,14 @@ def test_failures_before_an_ejection_do_not_count_after_it(make_pool):
     assert pool.subchannel(1).healthy
 
 
+def test_outlier_ejection_can_be_turned_off(make_pool):
+    pool = make_pool(outlier_ejection=None)
+    pool.update([at(1), at(2)])
+    pool.all_ready()
+    fail(pool, 1, 100)
+    assert pool.subchannel(1).healthy
+
+
 # Self-preservation
 
 
@@ -602,6 +640,15 @@ def test_a_failed_call_has_a_stale_subchannel_checked_once_at_a_time(pool):
     one.checking = False
     fail(pool, 1)
     assert len(pool.checks) == 2
+
+
+def test_the_representation_shows_the_state_and_what_is_wrong(pool):
+    pool.update([at(1)])
+    one = pool.subchannel(1)
+    assert repr(one) == "<SubchannelBase 10.0.0.7:1 of 'shop.Orders', IDLE>"
+    pool.mark_unhealthy(one, "its heartbeats are missed")
+    one.stale = True
+    assert "IDLE, unhealthy: its heartbeats are missed, stale>" in repr(one)
 
 
 def test_a_subchannel_that_was_connecting_gets_calls_within_milliseconds(make_pool, clock):

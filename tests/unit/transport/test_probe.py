@@ -5,7 +5,7 @@ from grpc_health.v1 import health_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpcwheel.heartbeat import HealthProbe, MethodProbe
+from rpcwheel.heartbeat import HealthProbe, MethodProbe, Probe
 from rpcwheel.transport.probe import ProbeResult
 
 STATUS = health_pb2.HealthCheckResponse
@@ -77,3 +77,9 @@ def test_a_method_probe_counts_every_answer():
     assert (probe.method, probe.request) == ("/shop.Orders/Ping", b"abc")
     assert probe.judge(b"whatever") == ProbeResult(alive=True, serving=None)
     assert MethodProbe("/a/b").request == b""
+
+
+def test_both_probes_have_a_repr():
+    for probe in [HealthProbe(), MethodProbe("/a/b")]:
+        assert isinstance(probe, Probe)
+        assert type(probe).__name__ in repr(probe)
