@@ -78,9 +78,6 @@ def test_a_picker_that_prepares_no_function_is_named_in_the_error_of_its_calls(
         world.do(channel.unary_unary(UNARY_UNARY), b"x")
 
 
-# Calls in flight
-
-
 def test_a_stub_does_not_keep_removed_subchannels(world, shops, open_balanced):
     channel = open_balanced(shops[0])
     call = channel.unary_unary(UNARY_UNARY)

@@ -155,9 +155,6 @@ async def test_the_time_that_remains_is_that_of_the_whole_call(shops, aio_balanc
     call.cancel()
 
 
-# Interceptors
-
-
 async def test_an_interceptor_may_answer_or_raise(shops, aio_balanced):
     class Cached(grpc.aio.UnaryUnaryClientInterceptor):
         async def intercept_unary_unary(self, continuation, details, request):
@@ -172,9 +169,6 @@ async def test_an_interceptor_may_answer_or_raise(shops, aio_balanced):
         await call(b"raise")
     await aio_wait_until(lambda: channel.calls == 0)
     assert (counts(shops), channel.subchannels[0].healthy) == ([0, 0, 0], True)
-
-
-# Calls in flight
 
 
 async def test_a_request_iterator_is_consumed_once_though_its_call_waits(shops, aio_balanced):

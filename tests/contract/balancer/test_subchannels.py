@@ -197,9 +197,6 @@ def test_compression_is_used(world, shops, open_balanced):
     assert world.call(channel).result() == b"x"
 
 
-# Picking
-
-
 # Health
 
 

@@ -9,9 +9,7 @@ import pytest
 from fixtures.aio_channels import hanging, steps
 from fixtures.waiting import WAIT_S
 
-IDLE, READY, FAILING, SHUTDOWN = (
-    grpc.ChannelConnectivity[name] for name in ("IDLE", "READY", "TRANSIENT_FAILURE", "SHUTDOWN")
-)
+IDLE, READY, SHUTDOWN = (grpc.ChannelConnectivity[name] for name in ("IDLE", "READY", "SHUTDOWN"))
 
 
 async def test_wait_for_state_change_ignores_old_connections(shop, channel):

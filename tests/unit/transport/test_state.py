@@ -184,9 +184,6 @@ def test_a_request_to_connect_is_passed_on_until_a_connection_worked(connections
     assert (old.connection_wanted, connections.active.connection_wanted) == (False, False)
 
 
-# Drained
-
-
 def test_drain_timeout_is_in_seconds_and_none_is_no_limit():
     values = {
         None: NEVER,
