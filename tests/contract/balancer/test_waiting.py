@@ -79,7 +79,7 @@ def test_with_wait_for_ready_calls_wait_for_an_instance(world, shops, open_balan
     "options", [{"timeout": 0.05}, {"timeout": 0}, {"timeout": 0.05, "wait_for_ready": True}]
 )
 def test_the_deadline_of_a_call_ends_its_wait(world, open_balanced, options):
-    ends = all_at_once(world, open_balanced(policy=NO_LIMIT), **options)
+    ends = all_at_once(world, open_balanced(policy={"pick_timeout": 0.9}), **options)
     assert {code for code, _ in ends.values()} == {"DEADLINE_EXCEEDED"}
 
 
