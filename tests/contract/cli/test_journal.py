@@ -5,10 +5,8 @@ import io
 import json
 import re
 import signal
-import sqlite3
 import struct
 import sys
-import time
 
 import pytest
 
@@ -92,18 +90,43 @@ def test_ls_prints_a_table_and_a_summary(url, backend, capsys):
     assert lines[-1] == f"2 calls at {url}"
 
 
-def test_ls_shows_when_a_call_is_due_only_if_it_waits(url, backend, capsys):
+def test_a_call_that_waits_has_a_due_time_and_a_dead_letter_a_reason(url, backend, capsys):
     backend.append([call(), call(queue="mail"), call(queue="late", delay_s=HOUR_S)])
     backend.take("worker", HOUR_S, [Route("audit", TARGET, 1)], 0.0)
     kill(backend, 2)
     due = CALL_COLUMNS.index("due")
     assert [call_row(one)[due] for one in backend.select(Filter())] == ["", "", "in 60 min"]
+    assert "no attempts left: INTERNAL: broken" in run("ls", url, capsys=capsys).out
     assert "an attempt is running, or begins soon" in run("show", url, 1, capsys=capsys).out
+    lines = run("show", url, 2, capsys=capsys).out.splitlines()
+    assert "given up        no attempts left" in lines
+    assert "last error      INTERNAL: broken" in lines
+    assert not [line for line in lines if line.startswith(("due", "expires"))]
 
 
-def test_ls_of_an_empty_journal_says_so(url, backend, capsys):
+WAITING = (CallState.READY, CallState.BLOCKED)
+FILTERS = {
+    "": Filter(),
+    "--queue mail --id 2 --id 1": Filter(queue="mail", ids=(2, 1)),
+    "--target t --method /shop.Orders/?et": Filter(target="t", method="/shop.Orders/?et"),
+    "--error UNAVAILABLE --older 2h": Filter(error="UNAVAILABLE", min_age_s=7200.0),
+    "--state waiting": Filter(states=WAITING),
+    "--state taken --state dead": Filter(states=(CallState.TAKEN, CallState.DEAD)),
+}
+
+
+@pytest.mark.parametrize(("words", "chosen"), FILTERS.items(), ids=FILTERS)
+def test_options_are_the_fields_of_a_filter(words, chosen, url, backend, monkeypatch, capsys):
     backend.routes()
-    assert run("ls", url, capsys=capsys).out == f"no call at {url}\n"
+    seen = []
+
+    def select(self, chosen, *, after=0, limit=100):
+        seen.append(chosen)
+        return []
+
+    monkeypatch.setattr(SqliteJournal, "select", select)
+    assert run("ls", url, *words.split(), capsys=capsys).out == f"no call at {url}\n"
+    assert seen == [chosen]
 
 
 def test_ls_json_has_one_object_a_line_without_the_body(url, backend, capsys):
@@ -128,71 +151,6 @@ def test_ls_json_has_one_object_a_line_without_the_body(url, backend, capsys):
     assert 0 <= first["age_s"] < HOUR_S
     assert 0 < first["expires_s"] <= HOUR_S
     assert second["state"] == "blocked"
-
-
-FILTERS = {
-    "--queue": ["--queue", "mail"],
-    "--target": ["--target", ""],
-    "--method": ["--method", "shop.tasks.*"],
-    "--error": ["--error", "no answer"],
-    "--id": ["--id", "2"],
-    "--older": ["--older", "2h"],
-    "--state": ["--state", "dead"],
-}
-
-
-@pytest.fixture
-def mixed(url, tmp_path):
-    """Call 2 differs from calls 1 and 3 in everything that a filter can select."""
-    now_s = [1e9]
-    backend = open_journal_backend(url)
-    backend.clock = lambda: now_s[0]
-    function = {"queue": "mail", "target": "", "method": "shop.tasks.mail"}
-    backend.append([call()])
-    now_s[0] -= 3 * HOUR_S
-    backend.append([call(**function, max_age_s=1e12)])
-    now_s[0] += 3 * HOUR_S
-    backend.append([call(method="/shop.Orders/Get")])
-    kill(backend, 2, error="no answer")
-    backend.close()
-    return url
-
-
-@pytest.fixture
-def at_that_time(monkeypatch):
-    """The time of the calls of `mixed`."""
-    monkeypatch.setattr(time, "time", lambda: 1e9)
-
-
-@pytest.mark.usefixtures("at_that_time")
-@pytest.mark.parametrize("words", FILTERS.values(), ids=FILTERS)
-def test_a_filter_selects_calls(words, mixed, capsys):
-    assert [one["id"] for one in listed(mixed, *words, capsys=capsys)] == [2]
-
-
-@pytest.mark.usefixtures("at_that_time")
-@pytest.mark.parametrize(
-    ("words", "ids"),
-    [
-        (["--id", "3", "--id", "1"], [1, 3]),
-        (["--state", "waiting", "--state", "dead"], [1, 2, 3]),
-        (["--state", "taken"], []),
-        (["--queue", "mail", "--id", "1"], []),
-        (["--method", "/shop.Orders/?et"], [3]),
-        (["--older", "4h"], []),
-        (["--older", "0s", "--limit", "2"], [1, 2]),
-    ],
-)
-def test_filters_are_combined(words, ids, mixed, capsys):
-    assert [one["id"] for one in listed(mixed, *words, capsys=capsys)] == ids
-
-
-def test_waiting_includes_calls_that_an_order_key_blocks(url, backend, capsys):
-    backend.append([call(order_key="7"), call(order_key="7"), call()])
-    backend.take("worker", HOUR_S, [Route("audit", TARGET, 1)], 0.0)
-    states = [one["state"] for one in listed(url, capsys=capsys)]
-    assert states == ["taken", "blocked", "waiting"]
-    assert [one["id"] for one in listed(url, "--state", "waiting", capsys=capsys)] == [2, 3]
 
 
 def test_ls_shows_a_limited_number_and_says_so(url, backend, capsys):
@@ -352,21 +310,6 @@ def test_a_body_that_cannot_be_decoded_is_shown_as_such(body, words, url, backen
     assert "body" not in json.loads(run("show", url, 1, "--json", capsys=capsys).out)
 
 
-def test_show_says_why_a_call_was_given_up(url, backend, capsys):
-    backend.append([call()])
-    kill(backend, 1)
-    lines = run("show", url, 1, capsys=capsys).out.splitlines()
-    assert "given up        no attempts left" in lines
-    assert "last error      INTERNAL: broken" in lines
-    assert not [line for line in lines if line.startswith(("due", "expires"))]
-    assert "no attempts left: INTERNAL: broken" in run("ls", url, capsys=capsys).out
-
-
-def test_show_of_a_call_that_does_not_exist_ends_with_1(url, backend, capsys):
-    backend.append([call()])
-    assert f"there is no call 2 in {url}" in run("show", url, 2, capsys=capsys, status=1).err
-
-
 # retry and drop
 
 
@@ -394,15 +337,6 @@ def test_drop_deletes_only_dead_letters_unless_a_state_is_named(url, backend, ca
     assert backend.select(Filter()) == []
 
 
-@pytest.mark.parametrize("job", ["retry", "drop"])
-def test_a_change_without_a_filter_needs_all(job, url, backend, capsys):
-    backend.append([call()])
-    kill(backend, 1)
-    error = run(job, url, "--yes", capsys=capsys, status=2).err
-    assert "no filter is given; --all selects all calls" in error
-    assert run(job, url, "--all", "--yes", capsys=capsys).out.startswith("1 call d")
-
-
 class Typed(io.StringIO):
     """What a user types on a terminal."""
 
@@ -411,10 +345,20 @@ class Typed(io.StringIO):
 
 
 @pytest.mark.parametrize("job", ["retry", "drop"])
-def test_a_change_asks_and_says_how_many_calls_it_is_about(job, url, backend, monkeypatch, capsys):
+def test_a_change_needs_a_filter_or_all_and_an_answer_or_yes(
+    job, url, backend, monkeypatch, capsys
+):
     backend.append([call(), call()])
+    monkeypatch.setattr(sys, "stdin", Typed(""))
+    selected_none = run(job, url, "--state", "dead", capsys=capsys).out
+    assert selected_none == "no call is selected\n"
     kill(backend, 1)
+    error = run(job, url, "--yes", capsys=capsys, status=2).err
+    assert "no filter is given; --all selects all calls" in error
     words = [job, url, "--state", "dead"]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
+    error = run(*words, capsys=capsys, status=2).err
+    assert f"no terminal to ask whether to {job} calls; give --yes" in error
     monkeypatch.setattr(sys, "stdin", Typed("n\n"))
     captured = run(*words, capsys=capsys, status=1)
     assert f"{job} 1 call of {url}?" in captured.err
@@ -425,12 +369,6 @@ def test_a_change_asks_and_says_how_many_calls_it_is_about(job, url, backend, mo
     assert [one.state for one in backend.select(Filter(ids=(1,)))] != [CallState.DEAD]
 
 
-def test_nothing_is_asked_if_no_call_is_selected(url, backend, monkeypatch, capsys):
-    backend.append([call()])
-    monkeypatch.setattr(sys, "stdin", Typed(""))
-    assert run("drop", url, "--all", capsys=capsys).out == "no call is selected\n"
-
-
 def test_a_question_counts_up_to_a_limit(url, backend, monkeypatch, capsys):
     monkeypatch.setattr(journal_module, "MAX_COUNT", 2)
     backend.append([call()] * 3)
@@ -438,16 +376,6 @@ def test_a_question_counts_up_to_a_limit(url, backend, monkeypatch, capsys):
     captured = run("retry", url, "--all", capsys=capsys)
     assert "retry more than 2 calls of" in captured.err
     assert captured.out.strip() == "3 calls due now"
-
-
-@pytest.mark.parametrize("job", ["retry", "drop"])
-def test_without_a_terminal_a_change_needs_yes(job, url, backend, monkeypatch, capsys):
-    backend.append([call()])
-    kill(backend, 1)
-    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
-    error = run(job, url, "--all", capsys=capsys, status=2).err
-    assert f"no terminal to ask whether to {job} calls; give --yes" in error
-    assert backend.select(Filter())[0].state is CallState.DEAD
 
 
 # export
@@ -495,21 +423,10 @@ def test_stats_counts_by_queue_and_target(url, backend, capsys):
     assert lines[-1] == f"2 waiting, 0 taken, 1 dead at {url}"
     document = json.loads(run("stats", url, "--json", capsys=capsys).out)
     assert document["journal"] == url
-    assert document["total"] | {"oldest_s": 0} == {
-        "waiting": 2,
-        "taken": 0,
-        "dead": 1,
-        "oldest_s": 0,
-    }
-    assert [one["queue"] for one in document["queues"]] == ["audit", "mail"]
-    assert document["queues"][0] | {"oldest_s": 0} == {
-        "queue": "audit",
-        "target": TARGET,
-        "waiting": 1,
-        "taken": 0,
-        "dead": 1,
-        "oldest_s": 0,
-    }
+    counts = {"waiting": 1, "taken": 0, "dead": 1, "oldest_s": 0}
+    assert document["total"] | {"oldest_s": 0} == counts | {"waiting": 2}
+    of_audit = document["queues"][0] | {"oldest_s": 0}
+    assert of_audit == {"queue": "audit", "target": TARGET} | counts
 
 
 # --watch
@@ -517,17 +434,14 @@ def test_stats_counts_by_queue_and_target(url, backend, capsys):
 
 def test_watch_follows_the_journal_until_ctrl_c(url, backend):
     backend.append([call()])
-    for job in ("ls", "stats"):
-        backend.delete(Filter())
-        backend.append([call(queue="first-queue")])
-        with Terminal("journal", job, url, "--watch", "--interval", "0.1") as terminal:
-            wait_until(lambda terminal=terminal: "first-queue" in terminal.text)
-            backend.append([call(queue="second-queue")])
-            wait_until(lambda terminal=terminal: "second-queue" in terminal.text)
-            terminal.process.send_signal(signal.SIGINT)
-            assert terminal.process.wait(WAIT_S) == 130
-            wait_until(lambda terminal=terminal: terminal.raw.endswith("\x1b[?1049l"))
-        assert "Traceback" not in terminal.text
+    with Terminal("journal", "ls", url, "--watch", "--interval", "0.1") as terminal:
+        wait_until(lambda: "audit" in terminal.text)
+        backend.append([call(queue="second-queue")])
+        wait_until(lambda: "second-queue" in terminal.text)
+        terminal.process.send_signal(signal.SIGINT)
+        assert terminal.process.wait(WAIT_S) == 130
+        wait_until(lambda: terminal.raw.endswith("\x1b[?1049l"))
+    assert "Traceback" not in terminal.text
 
 
 class Stop(Exception):
@@ -535,42 +449,34 @@ class Stop(Exception):
 
 
 @pytest.fixture
-def two_looks(monkeypatch):
-    """The second wait between two looks ends the command."""
-    waits = iter([lambda: None])
+def watched(monkeypatch, capsys):
+    """Runs a command with two looks at the journal; the second wait between them ends it."""
 
-    def sleep(seconds):
-        assert seconds == 0.5
-        next(waits, _stop)()
+    def watched(*words):
+        waits = []
 
-    monkeypatch.setattr(journal_module.time, "sleep", sleep)
+        def sleep(seconds):
+            assert seconds == 0.5
+            waits.append(seconds)
+            if len(waits) == 2:
+                raise Stop
+
+        monkeypatch.setattr(journal_module.time, "sleep", sleep)
+        with pytest.raises(Stop):
+            main(["journal", *words, "--watch", "--interval", "0.5"])
+        return capsys.readouterr()
+
+    return watched
 
 
-def _stop():
-    raise Stop
-
-
-def watched(*words, capsys):
-    with pytest.raises(Stop):
-        main(["journal", *words, "--watch", "--interval", "0.5"])
-    return capsys.readouterr()
-
-
-@pytest.mark.usefixtures("two_looks")
-def test_watch_in_a_pipe_prints_one_table_after_the_other(url, backend, capsys):
+def test_watch_in_a_pipe_prints_one_result_after_the_other(url, backend, watched):
     backend.append([call()])
-    assert watched("ls", url, capsys=capsys).out.count(f"1 call at {url}\n") == 2
-
-
-@pytest.mark.usefixtures("two_looks")
-def test_watch_of_stats_as_json_prints_one_object_a_line(url, backend, capsys):
-    backend.append([call()])
-    lines = watched("stats", url, "--json", capsys=capsys).out.splitlines()
+    assert watched("ls", url).out.count(f"1 call at {url}\n") == 2
+    lines = watched("stats", url, "--json").out.splitlines()
     assert [json.loads(line)["total"]["waiting"] for line in lines] == [1, 1]
 
 
-@pytest.mark.usefixtures("two_looks")
-def test_watch_continues_while_the_journal_does_not_answer(url, backend, monkeypatch, capsys):
+def test_watch_continues_while_the_journal_does_not_answer(url, backend, monkeypatch, watched):
     backend.append([call()])
     depths, answers = SqliteJournal.depths, iter([None])
 
@@ -580,49 +486,23 @@ def test_watch_continues_while_the_journal_does_not_answer(url, backend, monkeyp
         raise JournalUnavailable("the journal is busy")
 
     monkeypatch.setattr(SqliteJournal, "depths", failing)
-    captured = watched("stats", url, capsys=capsys)
+    captured = watched("stats", url)
     assert "1 waiting" in captured.out
     assert captured.err == "rpcwheel journal: the journal is busy\n"
 
 
 # Errors
 
-COMMANDS = [
-    ["ls"],
-    ["show", "1"],
-    ["retry", "--all", "--yes"],
-    ["drop", "--all", "--yes"],
-    ["export"],
-    ["stats"],
-]
 
-
-@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])
-def test_a_journal_that_does_not_exist_is_not_created(words, url, tmp_path, capsys):
-    job, *rest = words
-    captured = run(job, url, *rest, capsys=capsys, status=1)
-    assert captured.out == ""
-    path = tmp_path / "shop.db"
+def test_a_journal_or_call_that_does_not_exist_ends_with_1(url, tmp_path, capsys):
+    captured = run("retry", url, "--all", "--yes", capsys=capsys, status=1)
+    assert (captured.out, list(tmp_path.iterdir())) == ("", [])
     assert captured.err == (
-        f"rpcwheel journal: {path}: there is no such file; "
+        f"rpcwheel journal: {tmp_path / 'shop.db'}: there is no such file; "
         "the first program that uses it creates it\n"
     )
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_an_empty_file_does_not_become_a_journal(url, tmp_path, capsys):
-    (tmp_path / "shop.db").touch()
-    assert "is empty, and no journal yet" in run("ls", url, capsys=capsys, status=1).err
-    assert (tmp_path / "shop.db").stat().st_size == 0
-
-
-def test_a_file_of_another_program_is_refused(url, tmp_path, capsys):
-    other = sqlite3.connect(tmp_path / "shop.db")
-    other.execute("CREATE TABLE orders (id INTEGER)")
-    other.close()
-    error = run("stats", url, capsys=capsys, status=1).err
-    assert "is another program's database" in error
-    assert len(error.splitlines()) == 1
+    open_journal_backend(url).routes()
+    assert f"there is no call 2 in {url}" in run("show", url, 2, capsys=capsys, status=1).err
 
 
 @pytest.mark.parametrize(
@@ -645,8 +525,7 @@ def test_wrong_arguments_end_with_2(words, capsys):
 
 
 def test_a_password_in_the_url_is_not_printed(capsys):
-    for words in (["ls"], ["stats"]):
-        error = run(*words, "redsi://u:swordfish@host/0?password=x", capsys=capsys, status=2).err
-        assert "did you mean redis" in error
-        assert "swordfish" not in error
-        assert "password=x" not in error
+    error = run("ls", "redsi://u:swordfish@host/0?password=x", capsys=capsys, status=2).err
+    assert "did you mean redis" in error
+    assert "swordfish" not in error
+    assert "password=x" not in error

@@ -174,16 +174,25 @@ def test_a_second_signal_ends_the_process_at_once(url, backend, shop):
         assert ended(process, signal.SIGTERM)[0] == 143
 
 
-def test_once_delivers_what_is_due_and_logs_failures(url, backend, shop):
-    backend.append([rpc(shop.target), rpc("127.0.0.1:1", b"2")])
-    with working(url, "--once") as process:
+def test_once_delivers_what_is_due_and_logs_failures(url, backend, shop, tmp_path):
+    warning = "error ignored in rollback on <_Bounded [BAD] at 0x7f00>: the connection is lost"
+    (tmp_path / "lossy.py").write_text(
+        f"import logging\nlogging.getLogger('psycopg').warning({warning!r})\n"
+    )
+    gone = [rpc("gone:1", b"%d" % number) for number in range(20)]
+    backend.append([rpc("shop.Orders"), *gone])
+    words = ["--map", f"shop.Orders={shop.target}", "--map", "gone:1=127.0.0.1:1"]
+    with working(url, "--once", "--import", "lossy", *words, cwd=tmp_path) as process:
         status, err = ended(process)
     assert (status, requests_of(shop)) == (0, [b"order 1"])
     assert "ended: 1 delivered, 0 given up" in err
-    (line,) = (line for line in err.splitlines() if "UNAVAILABLE" in line)
-    assert "INFO" in line
-    assert [call.attempts for call in backend.select(Filter())] == [2]
-    assert "1 call is left" in err
+    assert "20 calls are left" in err
+    assert "ignored in rollback" not in err
+    lines = [line for line in err.splitlines() if "UNAVAILABLE" in line]
+    assert lines
+    assert all("INFO" in line for line in lines)
+    (line,) = (line for line in err.splitlines() if "more FailbackAttemptFailed not logged" in line)
+    assert re.match(r"\d{4}-\d\d-\d\d .* INFO +audit .*: \d+ more ", line)
 
 
 def test_progress_is_reported_when_it_changes(url, backend, shop):
@@ -195,41 +204,46 @@ def test_progress_is_reported_when_it_changes(url, backend, shop):
         ended(process, signal.SIGTERM)
 
 
-def test_warnings_of_psycopg_are_not_printed(url, backend, tmp_path):
-    warning = "error ignored in rollback on <_Bounded [BAD] at 0x7f00>: the connection is lost"
-    (tmp_path / "lossy.py").write_text(
-        f"import logging\nlogging.getLogger('psycopg').warning({warning!r})\n"
-    )
-    with working(url, "--once", "--import", "lossy", cwd=tmp_path) as process:
-        status, err = ended(process)
-    assert status == 0
-    assert "ignored in rollback" not in err
-
-
-def test_repeated_log_lines_are_counted_in_the_format_of_the_log(url, backend, shop):
-    backend.append([rpc("127.0.0.1:1", b"%d" % number) for number in range(20)])
-    with working(url, "--once") as process:
-        _, err = ended(process)
-    (line,) = (line for line in err.splitlines() if "more FailbackAttemptFailed not logged" in line)
-    assert re.match(r"\d{4}-\d\d-\d\d .* INFO +audit .*: \d+ more ", line)
-
-
 # In this process
 
 
-def test_map_sends_calls_to_another_address(url, backend, shop, capsys):
-    backend.append([rpc("shop.Orders"), rpc("gone:1", b"2")])
-    words = ["--map", f"shop.Orders={shop.target}", "--map", f"gone:1={shop.target}"]
-    status, _ = run(url, "--once", *words, capsys=capsys)
-    assert (status, sorted(requests_of(shop))) == (0, [b"2", b"order 1"])
+def test_options_are_the_settings_of_the_worker(url, backend, tmp_path, monkeypatch, capsys):
+    given, begin, close = [], JournalWorker.__init__, JournalWorker.close
 
+    def beginning(worker, url, **settings):
+        begin(worker, url, **settings)
+        given.append(settings)
 
-def test_queues_and_targets_are_selected(url, backend, shop, capsys):
-    target = shop.target
-    backend.append([rpc(target, b"1"), rpc(target, b"2", queue="mail"), rpc("b", b"3")])
-    words = ["--queue", "audit", "--target", target, "--target", "a"]
-    assert run(url, "--once", *words, capsys=capsys)[0] == 0
-    assert requests_of(shop) == [b"1"]
+    def closing(worker, grace):
+        close(worker, grace)
+        given.append(grace)
+
+    monkeypatch.setattr(JournalWorker, "__init__", beginning)
+    monkeypatch.setattr(JournalWorker, "close", closing)
+    (tmp_path / "tasks_of_test.py").write_text(TASKS.format(url=url))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])  # as the script has it
+    words = "--queue audit --target a --target b --retry-on ABORTED --retry-on UNAVAILABLE"
+    words += " --backoff 60 --max-attempts 3 --rate 2 --max-in-flight 4 --grace 7 --once"
+    try:
+        status, _ = run(url, *words.split(), "--import", "tasks_of_test", capsys=capsys)
+    finally:
+        sys.modules.pop("tasks_of_test", None)
+    assert status == 0
+    settings, grace, _ = given
+    assert grace == 7.0
+    assert " 'tasks_of_test.record_aio'>" in repr(settings.pop("functions"))
+    del settings["connect"], settings["metadata"]
+    assert settings == {
+        "queues": ["audit"],
+        "targets": ["a", "b"],
+        "retry_on": ("ABORTED", "UNAVAILABLE"),
+        "backoff": 60.0,
+        "max_attempts": 3,
+        "rate": 2.0,
+        "max_in_flight": 4,
+        "once": True,
+    }
 
 
 def test_metadata_comes_from_arguments_files_and_variables(
@@ -299,56 +313,11 @@ def test_once_says_how_many_calls_are_left(delay_s, options, left, url, backend,
     assert ("left" in err) is bool(left)
 
 
-def test_running_attempts_have_the_grace(url, backend, monkeypatch, capsys):
-    given, close = [], JournalWorker.close
-
-    def recording(worker, grace):
-        given.append(grace)
-        close(worker, grace)
-
-    monkeypatch.setattr(JournalWorker, "close", recording)
-    assert run(url, "--once", "--grace", "7", capsys=capsys)[0] == 0
-    assert given[0] == 7.0
-
-
-def test_modules_of_the_working_directory_are_imported(url, backend, tmp_path, monkeypatch, capsys):
-    (tmp_path / "tasks_of_test.py").write_text(TASKS.format(url=url))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])  # as the script has it
-    try:
-        assert run(url, "--once", "--import", "tasks_of_test", capsys=capsys)[0] == 0
-    finally:
-        sys.modules.pop("tasks_of_test", None)
-
-
-def test_settings_for_retries_are_those_of_the_command(url, backend, shop, capsys):
-    backend.append([rpc(shop.target, b"1"), rpc(shop.target, b"2")])
-    shop.then("ABORTED", "INTERNAL")
-    words = ["--retry-on", "ABORTED", "--retry-on", "UNAVAILABLE", "--backoff", "60"]
-    status, err = run(url, "--once", *words, "--max-attempts", "3", capsys=capsys)
-    assert (status, "0 delivered, 1 given up" in err) == (0, True)
-    ready, dead = sorted(backend.select(Filter()), key=lambda call: call.state)
-    assert (ready.attempts, dead.attempts) == (2, 2)
-    assert 5 < ready.due_s <= 60  # not the default
-    backend.retry(Filter(ids=(ready.id,)))
-    shop.then("ABORTED")
-    run(url, "--once", *words, "--max-attempts", "3", capsys=capsys)
-    assert [call.state for call in backend.select(Filter())] == [CallState.DEAD] * 2
-
-
 def test_calls_that_cannot_be_delivered_are_reported(url, backend, capsys):
     backend.append([rpc("", queue="shop.tasks.mail"), rpc("", b"2", queue="shop.tasks.mail")])
     status, err = run(url, "--once", capsys=capsys)
     assert status == 0
     assert err.count("skips the calls of shop.tasks.mail: they are calls of a function") == 1
-
-
-def test_a_journal_that_does_not_exist_ends_with_1(url, tmp_path, capsys):
-    status, err = run(url, "--once", capsys=capsys)
-    assert status == 1
-    assert len(err.splitlines()) == 1
-    assert "there is no such file" in err
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -374,8 +343,3 @@ def test_wrong_arguments_end_with_2(words, message, url, backend, capsys):
     assert status == 2
     assert message in err
     assert "swordfish" not in err
-
-
-def test_the_password_of_the_journal_is_not_printed(capsys):
-    status, err = run("redsi://u:swordfish@host/0", capsys=capsys)
-    assert (status, "swordfish" in err) == (2, False)
