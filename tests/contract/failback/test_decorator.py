@@ -2,9 +2,7 @@
 
 import functools
 import inspect
-import re
 
-import pytest
 import tenacity
 
 from fixtures.failback_queues import (
@@ -13,9 +11,7 @@ from fixtures.failback_queues import (
     all_wait,
     run_until_empty,
 )
-from fixtures.grpc_servers import METHOD, requests_of
-from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel.errors import ConfigurationError
+from fixtures.waiting import wait_until
 from rpcwheel.events import FailbackDropped, FailbackQueued
 from rpcwheel.failback import FailbackInvoker, aio, with_failback
 
@@ -55,15 +51,6 @@ def test_a_coroutine_function_a_method_and_a_callable_object_stay_coroutine_func
         assert inspect.iscoroutinefunction(function)
         assert isinstance(function.failback, aio.FailbackInvoker)
     assert (push.__name__, push.__doc__) == ("push", "Push an order.")
-
-
-async def test_a_decorated_coroutine_function_is_delivered(decorate):
-    function = FlakyCoroutine(ConnectionError())
-    push = decorate(default="later")(function)
-    assert await push("order") == "later"
-    assert await push.failback.flush(WAIT_S)
-    assert function.calls == [("order",)] * 2
-    assert await push.failback.close() == []
 
 
 def test_the_methods_of_all_instances_share_a_queue(decorate):
@@ -121,37 +108,7 @@ def test_the_queue_has_the_name_of_the_function_or_the_given_one(decorate):
     assert repr(decorate(name="audit")(push).failback).endswith(" 'audit'>")
 
 
-def test_a_member_of_a_stub_can_be_decorated(decorate, flaky_server, channel):
-    flaky_server.fail(1)
-    push = decorate()(channel.unary_unary(METHOD))
-    assert push(b"order") is None
-    run_until_empty(push.failback)
-    assert requests_of(flaky_server) == [b"order"] * 2
-    assert METHOD in repr(push.failback)
-
-
 # --- Settings ---
-
-
-def test_the_defaults_are_those_of_the_documentation():
-    shown = inspect.signature(with_failback).parameters
-    defaults = {
-        name: one.default for name, one in shown.items() if name not in {"bare", "retry_on"}
-    }
-    assert defaults == {
-        "max_attempts": 4,
-        "backoff": 5.0,
-        "stop": None,
-        "default": None,
-        "max_pending": 100,
-        "timer": None,
-        "journal": None,
-        "max_age": 86_400,
-        "order_key": None,
-        "name": None,
-        "overflow": "raise",
-        "dead_letter": None,
-    }
 
 
 def test_every_setting_reaches_the_queue(timer, events):
@@ -190,59 +147,3 @@ def test_stop_replaces_the_default_of_max_attempts_but_not_a_given_4(timer):
             timer.advance(1)
             wait_until(lambda push=push: all_wait(push.failback))
         assert len(function.calls) == attempts
-
-
-# --- Errors of the decorator ---
-
-
-def generator():
-    yield 1
-
-
-async def async_generator():
-    yield 1
-
-
-class Generator:
-    def __call__(self):
-        yield 1
-
-
-def test_wrong_settings_raise_before_anything_is_decorated():
-    for settings, error, message in (
-        ({"retry_on": None, "max_attempts": 4}, TypeError, "say which errors"),
-        ({"journal": "calls.db"}, ConfigurationError, "journal: .*is not the URL of a journal"),
-        ({"journal": "sqllite:///calls.db"}, ConfigurationError, "did you mean sqlite://"),
-        ({"journal": object()}, TypeError, "journal: "),
-        ({"max_age": 60}, ConfigurationError, "max_age: has an effect only with `journal`"),
-        ({"order_key": "shop"}, ConfigurationError, "order_key: has an effect only with"),
-        ({"max_attempts": 0}, ConfigurationError, "max_attempts: "),
-        ({"backoff": "5"}, TypeError, "wait must be"),
-        ({"max_pending": 0}, ConfigurationError, "max_pending: "),
-        ({"overflow": "wait"}, ConfigurationError, "overflow: "),
-        ({"timer": 3}, TypeError, "timer must be a WheelTimer"),
-    ):
-        with pytest.raises(error, match=message):
-            with_failback(**{"retry_on": OSError} | settings)
-    with pytest.raises(ConfigurationError, match=r"`retry_on` is missing; say which .*StatusCode"):
-        with_failback()
-
-
-def test_the_decorator_without_parentheses_raises_with_what_to_write():
-    with pytest.raises(TypeError, match=re.escape("@with_failback(retry_on=...)")):
-
-        @with_failback
-        def push():
-            """Nothing."""
-
-
-def test_a_function_that_cannot_be_retried_cannot_be_decorated():
-    for thing in (generator, async_generator, functools.partial(generator), Generator()):
-        with pytest.raises(TypeError, match="is a generator function: what it has yielded"):
-            with_failback(retry_on=OSError)(thing)
-    for thing in (3, "push", None, object()):
-        with pytest.raises(TypeError, match="with_failback decorates functions, not "):
-            with_failback(retry_on=OSError)(thing)
-    for kind in (classmethod, staticmethod):
-        with pytest.raises(TypeError, match=f"write @{kind.__name__} above"):
-            with_failback(retry_on=OSError)(kind(print))

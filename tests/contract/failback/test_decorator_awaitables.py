@@ -3,7 +3,6 @@
 import asyncio
 
 import pytest
-from google.protobuf.wrappers_pb2 import StringValue
 
 from fixtures.failback_queues import FlakyCoroutine, aio_run_until_empty, run_until_empty
 from fixtures.grpc_servers import METHOD, requests_of
@@ -41,26 +40,6 @@ async def test_the_call_runs_even_if_its_result_is_not_awaited(decorate):
     await aio_wait_until(lambda: push.failback.pending == 1)
     await aio_run_until_empty(push.failback)
     assert function.calls == [("order",)] * 2
-
-
-async def test_a_message_is_kept_as_it_was_when_the_function_returned(decorate):
-    seen, go_on = [], asyncio.Event()
-
-    async def send(value):
-        seen.append(value)
-        await go_on.wait()
-        if len(seen) == 1:
-            raise ConnectionError
-
-    push = decorate()(lambda message: send(message.value))
-    message = StringValue(value="order")
-    answer = push(message)
-    message.value = "something else"
-    await asyncio.sleep(0)
-    go_on.set()
-    assert await answer is None
-    await aio_run_until_empty(push.failback)
-    assert seen == ["order", "order"]
 
 
 async def test_an_error_that_the_function_raises_is_raised_where_the_result_is_awaited(decorate):

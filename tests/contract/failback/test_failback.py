@@ -6,7 +6,6 @@ import threading
 import grpc
 import pytest
 from scenarios.failback import DEFAULT, ORDER, SCENARIOS
-from tenacity import wait_fixed
 
 from fixtures.failback_queues import FLAKY, all_wait, in_world, run_until_empty
 from fixtures.grpc_servers import METHOD, begin_scenario, requests_of
@@ -15,12 +14,9 @@ from rpcwheel.call import current_deadline, deadline_scope
 from rpcwheel.errors import FailbackClosed, FailbackFull
 from rpcwheel.events import (
     DeadLetterFailed,
-    FailbackDelivered,
     FailbackGaveUp,
     FailbackLost,
-    FailbackQueued,
 )
-from rpcwheel.failback import FailbackStats
 
 COLOR = contextvars.ContextVar("COLOR", default="none")
 
@@ -89,21 +85,6 @@ def test_a_full_queue_raises_or_returns_the_default(world, new_failback, flaky):
     drops = new_failback(max_pending=1, overflow="drop")
     for _ in range(2):
         assert world.do(drops.invoke, flaky(ConnectionError())) == DEFAULT
-
-
-def test_entries_lists_the_queued_calls_and_can_be_read_on_any_thread(
-    world, new_failback, flaky, timer
-):
-    failback = new_failback(backoff=wait_fixed(5))
-    world.do(failback.invoke, flaky(error := ConnectionError("down")), "secret")
-    timer.advance(2)
-    (entry,) = failback.entries()
-    assert (entry.function, entry.attempts) == (f"{flaky.__module__}.{flaky.__name__}", 1)
-    assert (entry.age_s, entry.next_attempt_s, entry.error) == (2.0, 3.0, error)
-    assert "secret" not in repr(entry)
-    assert world.do(failback.flush, WAIT_S)
-    assert failback.entries() == []
-    assert entry.next_attempt_s == 3.0
 
 
 # --- Further attempts ---
@@ -187,14 +168,6 @@ def test_further_attempts_and_dead_letter_have_no_deadline(world, new_failback):
     assert seen == [deadline, None, None, None]
 
 
-def test_a_call_whose_deadline_has_passed_is_delivered(world, new_failback, flaky):
-    failback = new_failback()
-    with deadline_scope(0):
-        world.do(failback.invoke, flaky(ConnectionError()))
-    run_until_empty(failback)
-    assert failback.stats().redelivered == 1
-
-
 # --- flush and close ---
 
 
@@ -263,27 +236,3 @@ def test_an_attempt_that_waits_for_its_own_queue_gets_an_error(world, new_failba
     run_until_empty(failback)
     assert isinstance(events[-1], FailbackGaveUp)
     assert "would wait for itself" in str(events[-1].error)
-
-
-# --- Calls whose first attempt was made elsewhere, as by an interceptor ---
-
-
-@pytest.fixture
-def delivery(flaky):
-    """What an interceptor queues: it has the name for events and logs."""
-    delivery = flaky()
-    delivery.label = "/shop.Orders/Push"
-    return delivery
-
-
-def test_an_enqueued_call_is_made_later_with_its_arguments(world, new_failback, delivery, events):
-    failback, error = new_failback(backoff=wait_fixed(5)), ConnectionError("gone")
-    assert world.do(failback.enqueue, error, delivery, b"order", 2) == "queued"
-    assert (delivery.calls, failback.pending) == ([], 1)
-    run_until_empty(failback)
-    assert delivery.calls == [(b"order", 2)]
-    assert failback.stats() == FailbackStats(calls=1, queued_total=1, attempts=1, redelivered=1)
-    assert events == [
-        FailbackQueued("failback", "/shop.Orders/Push", error, 5.0, 1),
-        FailbackDelivered("failback", "/shop.Orders/Push", 2, 5.0),
-    ]

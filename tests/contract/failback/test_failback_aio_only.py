@@ -89,25 +89,6 @@ async def test_a_further_attempt_is_a_task_with_a_name_on_the_callers_loop(aio_i
     assert function.tasks[1].get_name().startswith("retry of ")
 
 
-async def test_attempts_that_hang_do_not_delay_other_calls(aio_invoker, timer):
-    failback, end = aio_invoker(), asyncio.Event()
-    function = FlakyCoroutine(*[ConnectionError()] * 9)
-
-    async def hang():
-        if function.errors:
-            await function()
-        await end.wait()
-
-    for _ in range(9):
-        await failback.invoke(hang)
-    await failback.invoke(other := FlakyCoroutine(ConnectionError()))
-    timer.advance(5)
-    await aio_wait_until(lambda: len(other.calls) == 2)
-    assert failback.pending == 9
-    end.set()
-    assert await failback.flush(WAIT_S)
-
-
 async def test_a_plain_dead_letter_is_called_on_the_loop(aio_invoker):
     hook, function = FlakyFunction(), FlakyCoroutine(ConnectionError(), ConnectionError())
     failback = aio_invoker(max_attempts=2, dead_letter=hook)

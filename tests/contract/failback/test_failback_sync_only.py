@@ -7,11 +7,9 @@ from google.protobuf.wrappers_pb2 import StringValue
 
 from fixtures.failback_queues import FlakyFunction, run_until_empty
 from fixtures.interrupts import Interrupt
-from fixtures.waiting import WAIT_S
-from rpcwheel.errors import ConfigurationError, FailbackClosed
+from rpcwheel.errors import FailbackClosed
 from rpcwheel.events import DeadLetterFailed, FailbackGaveUp, FailbackLost
 from rpcwheel.failback import FailbackInvoker, FailbackPolicy
-from rpcwheel.timer import WheelTimer
 
 # --- The first attempt ---
 
@@ -44,14 +42,6 @@ def test_an_awaitable_result_raises_with_what_to_use_instead(invoker):
 
     with pytest.raises(TypeError, match=r"make it an `async def`, or use rpcwheel.failback.aio"):
         invoker().invoke(push)
-
-
-def test_a_coroutine_function_as_dead_letter_is_refused():
-    async def hook(failed):
-        """Would never be awaited."""
-
-    with pytest.raises(ConfigurationError, match="dead_letter is a coroutine function"):
-        FailbackInvoker(FailbackPolicy(retry_on=OSError, dead_letter=hook))
 
 
 # --- Further attempts ---
@@ -114,12 +104,6 @@ def test_system_exit_in_dead_letter_ends_the_call(invoker, events):
 # --- flush and close ---
 
 
-def test_flush_refuses_a_timeout_that_is_no_time(invoker):
-    for bad in ["5", float("nan"), True]:
-        with pytest.raises((TypeError, ConfigurationError), match="timeout"):
-            invoker().flush(bad)
-
-
 def test_an_interrupted_close_reports_the_queued_calls(invoker, events):
     failback, function, ctrl_c = invoker(), FlakyFunction(*[ConnectionError()] * 9), Interrupt()
 
@@ -142,33 +126,3 @@ def test_the_end_of_a_with_statement_closes_the_queue(timer):
     assert len(function.calls) == 2
     with pytest.raises(FailbackClosed):
         failback.invoke(FlakyFunction(OSError()))
-
-
-def test_calls_of_many_threads_are_each_delivered_once():
-    failures, lock, delivered = {}, threading.Lock(), []
-
-    def push(order):
-        with lock:
-            failures[order] = failures.get(order, 0) + 1
-            if failures[order] <= order % 2:
-                raise ConnectionError
-            delivered.append(order)
-
-    with WheelTimer() as timer:
-        policy = FailbackPolicy(retry_on=ConnectionError, backoff=0.002, max_pending=10_000)
-        failback = FailbackInvoker(policy, timer=timer)
-
-        def call(orders):
-            for order in orders:
-                failback.invoke(push, order)
-
-        threads = [threading.Thread(target=call, args=(range(n, 2_000, 4),)) for n in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert failback.close(drain_timeout=WAIT_S) == []
-    assert sorted(delivered) == list(range(2_000))
-    stats = failback.stats()
-    assert stats.calls == stats.succeeded + stats.redelivered == 2_000
-    assert stats.attempts == 1_000

@@ -12,7 +12,6 @@ from scenarios.failback import DEFAULT, ORDER, SCENARIOS
 from fixtures.failback_queues import FlakyFunction, run_until_empty
 from fixtures.grpc_servers import METHOD, begin_scenario, requests_of
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel.call import current_deadline, deadline_scope
 from rpcwheel.errors import FailbackFull
 
 
@@ -27,45 +26,6 @@ def test_each_scenario(invoker, flaky_server, channel):
             result = error.code().name
         run_until_empty(failback)
         scenario.check(result, requests_of(flaky_server), failback.stats())
-
-
-def test_a_further_attempt_has_no_deadline(invoker):
-    seen, futures = [], [Future(), Future()]
-    futures[0].set_exception(ConnectionError())
-    futures[1].set_result(None)
-
-    def push():
-        seen.append(current_deadline())
-        return futures[len(seen) - 1]
-
-    failback = invoker()
-    with deadline_scope(100) as deadline:
-        failback.invoke(push).result(WAIT_S)
-    run_until_empty(failback)
-    assert seen == [deadline, None]
-
-
-def test_the_caller_gets_a_future_with_the_same_result(invoker):
-    inner = Future()
-    outer = invoker().invoke(lambda: inner)
-    assert isinstance(outer, Future)
-    assert not outer.done()
-    inner.set_result("response")
-    assert outer.result(WAIT_S) == "response"
-
-
-def test_a_failed_future_gives_the_default_and_the_function_is_called_again(invoker, timer):
-    futures = [Future(), Future()]
-    failback, left = invoker(), list(futures)
-    outer = failback.invoke(lambda: left.pop(0))
-    futures[0].set_exception(ConnectionError())
-    assert outer.result(WAIT_S) == DEFAULT
-    timer.advance(5)
-    wait_until(lambda: not left)
-    assert failback.pending == 1
-    futures[1].set_result("response")
-    assert failback.flush(WAIT_S)
-    assert failback.stats().redelivered == 1
 
 
 @pytest.mark.parametrize("error", [ValueError(), SystemExit(3)])

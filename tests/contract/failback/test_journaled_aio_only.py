@@ -21,17 +21,6 @@ only_aio = pytest.mark.parametrize("world", [AioWorld], ids=["aio"], indirect=Tr
 
 
 @only_aio
-def test_calls_of_an_earlier_process_are_pending_as_soon_as_they_are_counted(
-    world, shop, client, push
-):
-    shop.then("UNAVAILABLE")
-    assert push(client()) == LATER
-    world.do(client.queues.close, 0)
-    client()
-    wait_until(lambda: client.queues.pending == 1)
-
-
-@only_aio
 def test_a_caller_that_is_canceled_while_its_call_is_stored_may_find_it_stored(
     world, shop, client, url, script
 ):

@@ -12,11 +12,7 @@ from fixtures.failback_queues import in_world
 from fixtures.journals import dead, stored, wait_for_dead, wait_for_none
 from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
 from rpcwheel.errors import (
-    ConfigurationError,
-    FailbackClosed,
-    FailbackFull,
     JournalRefused,
-    JournalUnavailable,
 )
 from rpcwheel.events import FailbackGaveUp, FailbackQueued
 from rpcwheel.failback import (
@@ -139,19 +135,6 @@ def test_a_call_is_stored_before_its_caller_is_answered_and_then_delivered(
     assert world.do(push, Order(number=2)) == "done"
 
 
-def test_flush_delivers_calls_of_an_earlier_process(world, journaled_in_world, url):
-    flaky = Flaky(ConnectionError())
-    push = journaled_in_world(flaky.call, backoff=60, default="later")
-    assert world.do(push, 1) == "later"
-    assert world.do(push.failback.close) == []
-    assert [call.state for call in stored(url)] == [CallState.READY]
-    again = journaled_in_world(flaky.call)
-    wait_until(lambda: again.failback.pending == 1)
-    assert world.do(again.failback.flush, WAIT_S)
-    assert flaky.calls == [(1,)] * 2
-    assert stored(url) == []
-
-
 def test_flush_returns_false_if_the_queue_is_closed_meanwhile(
     world, journaled_in_world, monkeypatch
 ):
@@ -211,48 +194,6 @@ def test_a_plain_function_that_returns_an_awaitable_is_refused(journaled, url):
     with pytest.raises(TypeError, match=r"make it an `async def`"):
         journaled(plain)()
     assert stored(url) == []
-
-
-async def test_a_loop_that_was_closed_delivers_nothing(journaled, url):
-    flaky = Flaky(ConnectionError())
-
-    async def function():
-        flaky.call()
-
-    push = journaled(function, backoff=60)
-
-    def other_loop():
-        asyncio.run(push())
-
-    await asyncio.to_thread(other_loop)
-    assert not push.failback._queue.has_route("")
-    assert await push.failback.flush(WAIT_S)  # on this loop
-    assert stored(url) == []
-    assert len(flaky.calls) == 2
-    await push.failback.close()
-
-
-async def test_a_call_that_runs_when_its_loop_is_closed_is_given_back(journaled, url):
-    begun, errors = [], [ConnectionError()]
-
-    async def function():
-        begun.append(1)
-        if errors:
-            raise errors.pop()
-        if len(begun) == 2:
-            await asyncio.Event().wait()
-
-    push = journaled(function)
-
-    async def program():
-        await push()
-        await aio_wait_until(lambda: len(begun) == 2)
-
-    await asyncio.to_thread(lambda: asyncio.run(program()))
-    await aio_wait_until(lambda: [one.state for one in stored(url)] == [CallState.READY])
-    assert await push.failback.flush(WAIT_S)
-    assert stored(url) == []
-    await push.failback.close()
 
 
 # --- The idempotency key ---
@@ -326,25 +267,6 @@ def test_only_the_registered_function_can_be_stored(url):
         in_memory.register(print)
 
 
-def test_a_full_closed_or_failing_journal_refuses_calls(journaled, url, script):
-    push = journaled(
-        lambda: Flaky(*[ConnectionError()] * 9).call(), max_pending=1, backoff=60, default=1
-    )
-    assert push() == 1
-    with pytest.raises(FailbackFull) as caught:
-        push()
-    assert isinstance(caught.value.__cause__, ConnectionError)
-    script["append"] = JournalUnavailable("locked")
-    with pytest.raises(FailbackFull):
-        push()
-    other = journaled(lambda: Flaky(*[ConnectionError()] * 9).call(), name="other")
-    with pytest.raises(JournalUnavailable, match=r"other: .* was not queued, because locked"):
-        other()
-    assert push.failback.close() == []
-    with pytest.raises(FailbackClosed):
-        push()
-
-
 def test_a_failing_journal_refuses_calls(world, journaled_in_world, script):
     push = journaled_in_world(Flaky(ConnectionError()).call)
     script["append"] = JournalRefused("no rights")
@@ -405,25 +327,6 @@ def test_an_order_key_of_the_arguments_keeps_the_order(journaled, url):
     assert [call.order_key for call in stored(url)] == ["a"] * 3
     assert push.failback.flush(WAIT_S)
     assert flaky.calls[3:] == [(0,), (1,), (2,)]
-
-
-def test_a_stop_object_that_raises_makes_a_dead_letter(journaled, url):
-    def stop(state):
-        if state.attempt_number > 1:
-            raise RuntimeError("\udcff")
-        return False
-
-    journaled(Flaky(*[ConnectionError()] * 3).call, stop=stop)()
-    (call,) = wait_for_dead(url)
-    assert "`stop` raised RuntimeError(" in call.reason
-
-
-def test_an_order_key_that_is_no_argument_is_refused(url):
-    with pytest.raises(ConfigurationError, match="no argument 'custmer'; did you mean 'customer'"):
-
-        @with_failback(retry_on=ConnectionError, journal=url, order_key="custmer")
-        def push(customer: str) -> None:
-            """Do nothing."""
 
 
 def test_a_function_that_raises_cancelled_error_has_limited_attempts(journaled, url):

@@ -1,6 +1,5 @@
 """The queue of calls in a journal: when it attempts calls, leases, `flush` and `close`."""
 
-import grpc
 import pytest
 from tenacity import wait_fixed
 
@@ -18,8 +17,8 @@ from fixtures.shop import Hang, Shop
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.call import MethodPolicy
 from rpcwheel.call.retry import RETRY_KEY
-from rpcwheel.errors import ConfigurationError, JournalRefused, JournalUnavailable, TimerStopped
-from rpcwheel.events import FailbackLeaseLost, JournalFailed, JournalRecovered
+from rpcwheel.errors import ConfigurationError, TimerStopped
+from rpcwheel.events import FailbackLeaseLost, JournalFailed
 from rpcwheel.failback import FailbackInvoker
 from rpcwheel.failback.journaled import JournaledQueue
 from rpcwheel.failback.queued_call import QueuedCallState
@@ -90,43 +89,6 @@ def test_a_call_that_has_reached_its_max_age_is_a_dead_letter(shop, begin, push,
     (call,) = dead(url)
     assert call.reason == "its max_age has passed"
     assert [seen.metadata.get(RETRY_KEY) for seen in shop.calls] == [None, "1", "2", "3"]
-
-
-# --- Calls that are not queued ---
-
-
-def test_a_call_is_refused_if_the_directory_of_the_journal_is_missing(
-    shop, client, policy, push, tmp_path, events
-):
-    channel = client(policy(journal=f"sqlite://{tmp_path}/missing/calls.db"))
-    wait_until(lambda: events.of(JournalFailed))  # the first look for calls
-    shop.then(*["UNAVAILABLE"] * 2)
-    for _ in range(2):
-        with pytest.raises(JournalRefused, match="create its directory") as caught:
-            push(channel)
-        assert isinstance(caught.value, grpc.RpcError)
-        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-    assert len(events.of(JournalFailed)) == 1
-    (tmp_path / "missing").mkdir()
-    shop.then("UNAVAILABLE")
-    assert push(channel) == LATER
-    wait_until(lambda: events.of(JournalRecovered))
-    assert client.queues.stats()["*"].rejected == 2
-
-
-def test_results_that_the_journal_refuses_are_stored_later(shop, begin, url, timer, events, script):
-    script["report"] = JournalUnavailable("locked")
-    store(url, count=2, target=shop.target)
-    queue = begin()
-    wait_until(lambda: len(shop.calls) == 2)
-    wait_until(lambda: queue.journal.unstored_results == 2)
-    assert len(stored(url)) == 2
-    del script["report"]
-    timer.advance(1)
-    wait_for_none(url)
-    assert len(shop.calls) == 2
-    wait_until(lambda: events.of(JournalRecovered))
-    assert [len(events.of(kind)) for kind in (JournalFailed, JournalRecovered)] == [1, 1]
 
 
 # --- Leases ---
@@ -225,27 +187,6 @@ def test_while_the_server_is_down_ten_calls_per_second_are_attempted(shop, begin
         assert len(shop.calls) <= 10 * second
         manual_time(1, queue)
     assert len(shop.calls) >= 50
-
-
-def test_after_its_recovery_a_server_gets_a_long_queue_fast(shop, begin, url, manual_time):
-    shop.then("UNAVAILABLE")
-    store(url, count=300, target=shop.target)
-    queue = begin()
-    wait_until_quiet(queue)
-    manual_time(1, queue)
-    wait_until(lambda: len(shop.calls) >= 300)  # without another second
-    wait_until_quiet(queue)
-    assert len(stored(url)) == 1
-
-
-def test_calls_are_delivered_at_a_rate_of_less_than_one_in_two_seconds(
-    shop, begin, url, manual_time
-):
-    store(url, count=2, target=shop.target)
-    queue = begin(rate=0.1)
-    wait_until_quiet(queue)
-    manual_time(20, queue)
-    assert len(shop.calls) == 2
 
 
 def test_a_target_that_does_not_answer_does_not_delay_the_others(

@@ -11,12 +11,11 @@ import pytest
 
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.journaled_clients import LATER, only_sync, queue_of
-from fixtures.journals import store, stored, wait_until_quiet
+from fixtures.journals import store, stored
 from fixtures.shop import STREAM_UNARY, UNARY_UNARY, Fail, Hang
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel import Kit
 from rpcwheel.call import CallPolicy
-from rpcwheel.events import FailbackGaveUp
 from rpcwheel.failback import FailbackInvoker, FailbackPolicy
 from rpcwheel.failback.stored import StoredFunction, decode
 from rpcwheel.interceptors import FailbackQueues, intercept_channel
@@ -45,15 +44,6 @@ def test_a_blocking_call_is_stored(form, shop, client, url):
     assert b"".join(decode(stored(url)[0].body).requests) == b"ab"
     assert client.queues.flush(WAIT_S)
     assert shop.calls[1].requests == shop.calls[0].requests
-
-
-@only_sync
-def test_calls_of_an_earlier_process_are_pending_at_once(shop, client):
-    shop.then("UNAVAILABLE")
-    order(client())
-    client.queues.close(0)
-    client()
-    assert client.queues.pending == 1
 
 
 @only_sync
@@ -88,24 +78,6 @@ def test_a_delivery_passes_the_interceptors_of_the_channel_below(shop, policy):
 
 
 # --- Channels ---
-
-
-def test_calls_stay_in_the_journal_if_the_channel_below_is_closed(
-    shop, policy, url, events, timer, manual_time
-):
-    store(url, target=shop.target, delay_s=1.9)
-    with FailbackQueues(timer) as queues:
-        bare = grpc.insecure_channel(shop.target)
-        channel = intercept_channel(bare, CallPolicy(failback=policy()), queues=queues)
-        queue = queue_of(queues)
-        manual_time(1, queue)
-        bare.close()
-        timer.advance(1)
-        wait_until(lambda: queue.stats().attempts == 1)
-        wait_until_quiet(queue)
-        channel.close()
-    assert [call.state for call in stored(url)] == [CallState.READY]
-    assert events.of(FailbackGaveUp) == []
 
 
 @pytest.mark.parametrize("make", ["kit", "intercepted"])

@@ -10,7 +10,7 @@ import pytest
 
 from fixtures.failback_queues import FlakyFunction, run_until_empty
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel.failback import FailbackInvoker, FailbackPolicy, aio, sync
+from rpcwheel.failback import FailbackInvoker, FailbackPolicy
 from rpcwheel.timer import WheelTimer
 
 
@@ -33,11 +33,6 @@ def test_an_invoker_that_is_dropped_without_pending_calls_does_not_warn(timer):
     run_until_empty(failback)
     del failback
     gc.collect()
-
-
-def test_the_repr_of_an_invoker_has_its_class_and_name(timer):
-    assert repr(make(timer, name="audit")) == "<rpcwheel.failback.sync.FailbackInvoker 'audit'>"
-    assert repr(make(timer)) == "<rpcwheel.failback.sync.FailbackInvoker 'failback'>"
 
 
 def test_a_forked_child_has_an_empty_queue_that_works():
@@ -150,14 +145,3 @@ def test_a_grpc_call_that_hangs_in_an_attempt_does_not_break_the_exit(flaky_serv
     """)
     assert status == 0, log
     assert "1 call not delivered, the program ended during an attempt" in log
-
-
-def test_an_invoker_whose_arguments_are_refused_does_not_warn():
-    with pytest.raises(TypeError):
-        make(timer=5)
-    for module in [sync, aio]:
-        with pytest.raises(
-            TypeError, match=r"policy must be a FailbackPolicy.* not \{'max_attempts'"
-        ):
-            module.FailbackInvoker({"max_attempts": 4})
-    gc.collect()

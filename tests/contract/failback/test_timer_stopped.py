@@ -57,17 +57,6 @@ def test_a_call_that_fails_after_the_timer_was_stopped_raises_failback_closed(ev
     assert [type(event) for event in events] == [FailbackRejected]
 
 
-def test_close_right_after_the_timer_was_stopped_returns_all_queued_calls():
-    timer = WheelTimer()
-    failback = FailbackInvoker(POLICY, timer=timer)
-    for number in range(20):
-        failback.invoke(FlakyFunction(ConnectionError()), number)
-    timer.stop()
-    assert [call.args for call in failback.close(drain_timeout=0)] == [
-        (number,) for number in range(20)
-    ]
-
-
 def test_calls_in_the_timer_of_a_closed_loop_are_reported_at_the_next_failure(events):
     async def main():
         failback = aio.FailbackInvoker(POLICY, timer=AsyncWheelTimer())

@@ -11,7 +11,7 @@ from fixtures.shop import UNARY_STREAM, UNARY_UNARY, Fail, Hang
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.call.idempotency import IDEMPOTENCY_KEY
 from rpcwheel.call.retry import RETRY_KEY
-from rpcwheel.errors import ConfigurationError, JournalFull, JournalRefused
+from rpcwheel.errors import JournalFull, JournalRefused
 from rpcwheel.events import CallbackFailed
 from rpcwheel.failback import JournalWorker, with_failback
 from rpcwheel.failback import worker as worker_module
@@ -414,13 +414,6 @@ def test_a_worker_that_is_dropped_warns_and_gives_its_calls_back(url, backend, s
         drop()
 
 
-def test_with_a_rate_all_calls_are_delivered(url, backend, shop):
-    backend.append([rpc(shop, str(number).encode()) for number in range(10)])
-    with JournalWorker(url, rate=200.0, once=True) as worker:
-        assert worker.wait(WAIT_S)
-    assert len(shop.calls) == 10
-
-
 def test_once_ends_if_the_journal_fails(url, backend, shop, script, monkeypatch):
     monkeypatch.setattr("rpcwheel.failback.worker.ONCE_FAILURE_S", 0.2)
     backend.append([rpc(shop)])
@@ -433,29 +426,3 @@ def test_once_ends_if_the_journal_fails(url, backend, shop, script, monkeypatch)
         assert worker.wait(WAIT_S)
         assert not worker.failed
     assert len(shop.calls) == 1
-
-
-def test_metadata_that_is_no_pairs_keeps_the_calls(url, backend, shop, events):
-    answers = [[("a", "b", "c")], [("x-token", "t")]]
-    backend.append([rpc(shop)])
-    with JournalWorker(url, metadata=lambda: answers.pop(0)):
-        wait_until(lambda: shop.calls)
-    assert shop.calls[0].metadata["x-token"] == "t"
-    assert len(events.of(CallbackFailed)) == 1
-
-
-@pytest.mark.parametrize(
-    ("settings", "error", "message"),
-    [
-        *(
-            ({"rate": rate}, ConfigurationError, "^rate: ")
-            for rate in (0, -1, float("inf"), float("nan"))
-        ),
-        ({"metadata": [("a", "b", "c")]}, ConfigurationError, "pairs"),
-        ({"metadata": ["x"]}, ConfigurationError, "pairs"),
-        ({"functions": [print]}, TypeError, "is no function decorated by with_failback"),
-    ],
-)
-def test_invalid_arguments_are_refused(settings, error, message, url):
-    with pytest.raises(error, match=message):
-        JournalWorker(url, **settings)

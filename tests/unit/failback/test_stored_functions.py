@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field, SecretStr
 
-from rpcwheel.errors import ConfigurationError
 from rpcwheel.failback.stored import StoredFunction, StoredRpc
 from rpcwheel.failback.stored_functions import FunctionCodec
 from rpcwheel.journal.backend import CallState, StoredCall
@@ -97,11 +96,6 @@ def identity_of(kind):
 def test_an_argument_comes_back_as_it_was(kind, value):
     read = made(identity_of(kind), value)
     assert (read, type(read)) == (value, type(value))
-
-
-@given(st.binary())
-def test_bytes_come_back_as_they_were(value):
-    assert made(identity_of(bytes), value) == value
 
 
 @given(JSON)
@@ -219,37 +213,6 @@ def test_a_call_of_another_function_or_of_grpc_is_refused():
         codec.make(call_of("pull"), StoredFunction(b"{}"))
     with pytest.raises(ValueError, match="it is a gRPC call"):
         codec.make(call_of(), StoredRpc(Kind.UNARY_UNARY, (b"",)))
-
-
-class Unknown:
-    pass
-
-
-def test_a_parameter_whose_type_json_cannot_have_is_refused_at_once():
-    for kind in (Unknown, list[Unknown], functools.partial):
-        with pytest.raises(
-            ConfigurationError, match=r"push: the argument 'argument' .*pydantic can"
-        ):
-            FunctionCodec(identity_of(kind), "push")
-
-
-def test_annotations_that_cannot_be_resolved_are_refused_at_once():
-    with pytest.raises(ConfigurationError, match="push: its annotations cannot be resolved"):
-        FunctionCodec(identity_of("NoSuchType"), "push")
-
-
-def test_a_method_is_refused_at_once():
-    class Shop:
-        def push(self, order):
-            """Nothing."""
-
-        @classmethod
-        def pull(cls, order):
-            """Nothing."""
-
-    for method in (Shop.push, Shop.pull.__func__):
-        with pytest.raises(ConfigurationError, match="is a method, whose object cannot be stored"):
-            FunctionCodec(method, "Shop.push")
 
 
 # --- The order key ---
