@@ -1,70 +1,7 @@
 """The URLs of journals."""
 
-import pytest
-
-from fixtures.refusals import not_refused_so
-from rpcwheel.errors import ConfigurationError
 from rpcwheel.journal import open_journal_backend
 from rpcwheel.journal.url import parse_journal_url
-
-
-def test_urls_that_are_wrong_are_refused(tmp_path):
-    pem = tmp_path / "no.pem"
-    rows = {
-        "x.db": "is not the URL of a journal",
-        "sqlit:///x.db": "did you mean sqlite://?",
-        "mysql://h/db": "no journal has the scheme 'mysql'",
-        "sqlite:///x.db?lease=1&lease=2": "an option is given twice",
-        "sqlite:///x.db?lease=0.5": "lease must be from 1 to 3600 seconds, not '0.5'",
-        "sqlite:///x.db?lease=3601": "lease must be from 1 to 3600 seconds",
-        "sqlite:///x.db?lease=soon": "lease must be from 1 to 3600 seconds, not 'soon'",
-        "sqlite:///x.db?durabilty=power": "did you mean 'durability'?",
-        "sqlite:///x.db?durability=disk": "durability must be 'process' or 'power', not 'disk'",
-        "sqlite://host/x.db": "SQLite takes a file of this machine",
-        "sqlite:///": "give the file",
-        "sqlite:///x/": "give the file",
-        "sqlite:///x%00y": "give the file",
-        "redis://": "with one host",
-        "redis://a,b": "with one host",
-        "redis://a:x": "with one host",
-        "redis://a:123456": "with one host",
-        "redis://a/2": "with one host",
-        "redis://a?db=x": "db must be a number from 0, not 'x'",
-        "redis://a?namespace=": "namespace must not be empty",
-        "redis://a?schema=x": "there is no option 'schema'",
-        "redis://a?ca=x": "there is no option 'ca'",
-        f"rediss://a?ca={pem}": "ca, cert or key can't be used",
-        f"rediss://a?cert={pem}": "cert and key go together",
-        "postgresql://h/db?schema=a-b": "schema must be a name of letters",
-        "postgresql://h/db?schema=": "schema must be a name of letters",
-        "postgresql://h/db?slmode=x": 'invalid URI query parameter: "slmode"',
-        "postgresql://u:%zz@h/db": "it is not a URL that libpq accepts",
-        "postgresql://[h/db": "Invalid IPv6 URL",
-    }
-    assert (
-        not_refused_so(
-            (lambda url=url: open_journal_backend(url), ConfigurationError, text)
-            for url, text in rows.items()
-        )
-        == []
-    )
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "mysql://user:hunter2@h/db",
-        "redis://user:hunter2@a:b:c",
-        "redis://user:hunter2@a?password=hunter2",
-        "postgresql://user:hunter2@h/db?hunter=hunter2",
-        "postgresql://user:hunter2%zz@h/db",
-        "postgresql://user:hunter2@h/db?schema=%20",
-    ],
-)
-def test_errors_do_not_show_passwords(url):
-    with pytest.raises(ConfigurationError) as refused:
-        open_journal_backend(url)
-    assert "hunter2" not in str(refused.value)
 
 
 def test_a_url_is_shown_without_password_and_options():

@@ -5,12 +5,11 @@ import threading
 
 import pytest
 
+from fixtures.pending_worlds import ends_of
 from fixtures.waiting import WAIT_S
 from rpcwheel.errors import CallsClosed, CallTimeout
 from rpcwheel.pending.aio import PendingCalls
 from rpcwheel.timer import AsyncWheelTimer
-
-LOST = ConnectionError("gone")
 
 
 @pytest.fixture
@@ -37,26 +36,15 @@ def test_open_without_a_running_loop_raises_and_changes_nothing(calls):
 @pytest.mark.parametrize("end", ["received", "failed", "timed out", "lost", "closed"])
 async def test_a_call_that_ends_on_another_thread_wakes_its_loop(calls, timer, end):
     future = calls.open(7, timeout=2.0, connection="a")
-    ends = {
-        "received": lambda: calls.received(7, 1),
-        "failed": lambda: calls.failed(7, LOST),
-        "timed out": lambda: timer.advance(2),
-        "lost": lambda: calls.lost("a", LOST),
-        "closed": calls.close,
-    }
     called = []
     future.add_done_callback(lambda _: called.append(threading.get_ident()))
-    other = threading.Thread(target=ends[end])
+    other = threading.Thread(target=ends_of(calls, timer)[end])
     other.start()
     other.join()
     assert (future.done(), calls.pending) == (False, 0)
     await asyncio.wait([future], timeout=WAIT_S)
     error = future.exception()
-    expected = {
-        "received": type(None),
-        "timed out": CallTimeout,
-        "closed": CallsClosed,
-    }
+    expected = {"received": type(None), "timed out": CallTimeout, "closed": CallsClosed}
     assert isinstance(error, expected.get(end, ConnectionError))
     await asyncio.sleep(0)
     assert called == [threading.get_ident()]

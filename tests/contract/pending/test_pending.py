@@ -5,14 +5,12 @@ from collections import Counter
 import pytest
 
 from fixtures.echo import AioEchoClient, EchoClient, Refused
-from fixtures.pending_worlds import outcome
+from fixtures.pending_worlds import LOST, outcome
 from fixtures.timers import run_threads
 from fixtures.waiting import wait_until
 from rpcwheel.errors import CallsClosed, CallTimeout
 from rpcwheel.pending import sync
 from rpcwheel.timer import WheelTimer
-
-LOST = ConnectionError("gone")
 
 
 def test_a_future_that_the_user_ended_does_not_break_the_table(world, timer):

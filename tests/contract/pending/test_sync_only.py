@@ -10,13 +10,12 @@ import weakref
 
 import pytest
 
+from fixtures.pending_worlds import LOST, ends_of
 from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import CallTimeout
 from rpcwheel.events import CallbackFailed, TaskFailed
 from rpcwheel.pending import CallFuture, PendingCalls
-
-LOST = ConnectionError("gone")
 
 
 @pytest.fixture
@@ -42,14 +41,7 @@ def test_a_wait_that_times_out_does_not_end_the_call(calls):
 @pytest.mark.parametrize("end", ["received", "failed", "cancelled", "timed out", "lost", "closed"])
 def test_as_completed_and_wait_see_each_kind_of_end(calls, timer, end):
     future = calls.open(7, timeout=2.0, connection="a")
-    ends = {
-        "received": lambda: calls.received(7, 1),
-        "failed": lambda: calls.failed(7, LOST),
-        "cancelled": future.cancel,
-        "timed out": lambda: timer.advance(2),
-        "lost": lambda: calls.lost("a", LOST),
-        "closed": calls.close,
-    }
+    ends = ends_of(calls, timer) | {"cancelled": future.cancel}
     waiter = concurrent.futures.as_completed([future], WAIT_S)
     seen = []
     run_threads(lambda: seen.extend(waiter), ends[end])
@@ -121,12 +113,7 @@ def test_callbacks_of_calls_without_a_response_run_on_a_worker_thread(calls, tim
         future.add_done_callback(
             lambda _, name=name: ran.append((name, threading.current_thread().name))
         )
-    ends = {
-        "timed out": lambda: timer.advance(2),
-        "lost": lambda: calls.lost("a", LOST),
-        "closed": calls.close,
-    }
-    ends[end]()
+    ends_of(calls, timer)[end]()
     assert wait_until(lambda: len(ran) == 2)
     assert [name for name, _ in ran] == ["a", "b"]
     assert all(thread.startswith("rpcwheel-worker") for _, thread in ran)

@@ -13,6 +13,12 @@ KEYS = st.integers(0, 4)
 CONNECTIONS = st.sampled_from([None, "a", "b"])
 
 
+def timed_out(opened: int, sent: int | None) -> tuple[str, float, float | None]:
+    """What the error of a call says."""
+    side = "client" if sent is None else "server"
+    return side, opened / 1000, None if sent is None else sent / 1000
+
+
 class Pending(RuleBasedStateMachine):
     """Times in whole milliseconds. `waiting`: key to (future, connection, opened, due, sent)."""
 
@@ -68,7 +74,7 @@ class Pending(RuleBasedStateMachine):
         self.remembered.discard(key)
         self.counts["opened"] += 1
         if timeout is not None and timeout <= 0:
-            self.ended(key, "client", "timed_out", remember=True)
+            self.ended(key, timed_out(self.now, None), "timed_out", remember=True)
         future.add_done_callback(self.called.append)
         self.world.do(lambda: None)
 
@@ -120,9 +126,9 @@ class Pending(RuleBasedStateMachine):
     def advance(self, step: int) -> None:
         self.now += step
         self.world.do(self.timer.advance, step / 1000)
-        for key, (_, _, _, due, sent) in list(self.waiting.items()):
+        for key, (_, _, opened, due, sent) in list(self.waiting.items()):
             if due is not None and due <= self.now:
-                self.ended(key, "client" if sent is None else "server", "timed_out", remember=True)
+                self.ended(key, timed_out(opened, sent), "timed_out", remember=True)
 
     @rule(error=st.none() | st.just(OSError()), really=st.integers(0, 5))
     def close(self, error: OSError | None, really: int) -> None:
@@ -146,14 +152,14 @@ class Pending(RuleBasedStateMachine):
 
     @invariant()
     def every_call_ended_as_expected(self) -> None:
+        closed = [outcome(future) for future, how in self.ends if how is CallsClosed]
+        assert all(isinstance(error, CallsClosed) for error in closed)
+        assert len({id(error) for error in closed}) == len(closed)  # one for each call
         for future, how in self.ends:
             got = outcome(future)
-            if how in ("client", "server"):
-                assert isinstance(got, CallTimeout)
-                assert got.side == how
-            elif how is CallsClosed:
-                assert isinstance(got, CallsClosed)
-            else:
+            if isinstance(got, CallTimeout):
+                assert (got.side, got.start, got.sent) == how
+            elif how is not CallsClosed:
                 assert got == how
 
 
