@@ -2,6 +2,8 @@
 
 import asyncio
 import collections
+import gc
+import warnings
 
 import pytest
 from google.protobuf.wrappers_pb2 import StringValue
@@ -252,3 +254,23 @@ def test_without_a_running_loop_enqueue_raises_and_queues_nothing(failback):
     with pytest.raises(RuntimeError, match="no running event loop"):
         failback.enqueue(ConnectionError(), FlakyCoroutine())
     assert failback.stats() == FailbackStats()
+
+
+def test_calls_in_the_timer_of_a_closed_loop_are_reported_at_the_next_failure(events):
+    policy = FailbackPolicy(retry_on=ConnectionError, backoff=3600)
+
+    async def main():
+        failback = FailbackInvoker(policy, timer=AsyncWheelTimer())
+        await failback.invoke(FlakyCoroutine(ConnectionError()), "first")
+        return failback
+
+    failback = asyncio.run(main())
+    with pytest.raises(FailbackClosed):
+        asyncio.run(failback.invoke(FlakyCoroutine(ConnectionError()), "second"))
+    assert [event.count for event in events.of(FailbackLost)] == [1]
+    assert [call.args for call in asyncio.run(failback.close())] == [("first",)]
+    del failback
+    events.clear()
+    with warnings.catch_warnings():  # that the timer was not stopped: here, and in no later test
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()

@@ -1,20 +1,16 @@
 """The journal in a SQLite file: durability, other files, full disks, and the file itself."""
 
 import os
-import signal
 import sqlite3
 import stat
 import subprocess
-import sys
 from functools import partial
-from pathlib import Path
 
 import pytest
 
 from fixtures.journal_calls import ROUTES, bodies_of, new_call
-from fixtures.waiting import WAIT_S
 from rpcwheel.errors import JournalFull, JournalRefused, JournalUnavailable
-from rpcwheel.journal import Filter
+from rpcwheel.journal import Filter, open_journal_backend
 from rpcwheel.journal import sqlite as module
 from rpcwheel.journal.backend import Delivered
 from rpcwheel.testing.conformance.registry_harness import on_threads
@@ -39,29 +35,6 @@ def test_durability_is_how_often_the_log_is_synchronized(path, opened, options, 
     with journal._writer as db:
         assert db.execute("PRAGMA synchronous").fetchone() == (synchronous,)
         assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-
-
-def test_calls_survive_sigkill(path, opened):
-    program = f"""
-import sys
-sys.path.append({str(Path(__file__).parents[2])!r})
-from fixtures.journal_calls import new_call
-from rpcwheel.journal import open_journal_backend
-journal = open_journal_backend("sqlite://{path}")
-for number in range(10**9):
-    journal.append([new_call(number)])
-    print(number, flush=True)
-"""
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as child:
-        for _ in range(20):
-            child.stdout.readline()
-        child.send_signal(signal.SIGKILL)
-        said = 19 + len(child.stdout.read().splitlines())
-        child.wait(WAIT_S)
-    journal = opened(f"sqlite://{path}")
-    found = bodies_of(journal.select(Filter(), limit=10**6))
-    assert found == list(range(len(found)))
-    assert len(found) > said
 
 
 @pytest.mark.parametrize("is_link", [False, True])
@@ -140,6 +113,14 @@ def test_a_missing_directory_is_refused(tmp_path, opened):
         opened(f"sqlite://{tmp_path}/file/journal.db").append([new_call()])
     with pytest.raises(JournalRefused, match="cannot be opened"):
         opened(f"sqlite://{tmp_path}").append([new_call()])
+
+
+def test_an_empty_file_does_not_become_a_journal_without_create(path):
+    path.touch()
+    reading = open_journal_backend(f"sqlite://{path}", create=False)
+    with pytest.raises(JournalRefused, match="is empty, and no journal yet"):
+        reading.depths()
+    assert path.stat().st_size == 0
 
 
 def test_another_programs_database_is_refused(path, opened):

@@ -454,12 +454,6 @@ def test_a_close_that_is_interrupted_as_it_begins_reports_the_calls(queue, event
     assert queue.pending == 0
 
 
-def test_close_without_time_starts_no_attempt(queue):
-    queue.add()
-    assert queue.begin_close(0) == 0.0
-    assert queue.started == []
-
-
 def test_only_the_first_close_has_an_effect(queue, events):
     queue.add()
     assert queue.begin_close(2) == 2.0
@@ -517,6 +511,22 @@ def test_a_call_whose_attempt_fails_after_the_timer_was_stopped_is_lost(queue, t
     assert events[-1] == FailbackLost("q", (PUSH,), 1, 5.0, "its timer was stopped")
     assert queue.counts(lost=1, pending=0)
     assert args_of(queue.end_close()) == [("order",)]
+
+
+def test_a_stopped_timer_loses_the_queued_calls_and_close_returns_them(queue, timer, events):
+    for number in range(3):
+        queue.add(number)
+    timer.stop()
+    wait_until(lambda: queue.counts(lost=3, pending=0))
+    with pytest.raises(FailbackClosed, match="timer was stopped; make a new queue") as caught:
+        queue.add()
+    assert caught.value.__cause__ is GONE
+    left = queue.end_close()
+    assert [call.args for call in left] == [(0,), (1,), (2,)]
+    assert {(call.attempts, call.reason) for call in left} == {(1, "its timer was stopped")}
+    (lost,) = [event for event in events if isinstance(event, FailbackLost)]
+    assert (lost.name, lost.count, lost.reason) == ("q", 3, "its timer was stopped")
+    assert queue.counts(lost=3, rejected=1)
 
 
 def test_when_empty_is_done_as_soon_as_no_call_is_pending(queue):
@@ -715,7 +725,8 @@ class AnyOrder(RuleBasedStateMachine):
     @precondition(lambda self: not self.is_closed)
     @rule(drain_s=st.sampled_from([0, 60]))
     def it_is_closed(self, drain_s):
-        self.queue.begin_close(drain_s)
+        assert self.queue.begin_close(drain_s) == drain_s
+        assert drain_s or not self.queue.started
         self.is_closed = self.is_draining = True
         self.note_started()
 
