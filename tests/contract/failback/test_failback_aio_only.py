@@ -226,20 +226,6 @@ def test_flush_and_close_do_not_wait_for_attempts_of_a_closed_loop(failback, tim
     assert events[-1].reason == "its event loop is closed"
 
 
-def test_calls_of_several_loops_are_each_retried_on_their_own(failback, timer):
-    async def call(function):
-        await failback.invoke(function)
-        while len(function.calls) < 2:
-            timer.advance(5)
-            await asyncio.sleep(0.001)
-
-    for _ in range(3):
-        asyncio.run(call(function := FlakyCoroutine(ConnectionError())))
-        first, second = function.tasks
-        assert first.get_loop() is second.get_loop()
-    assert failback.stats().redelivered == 3
-
-
 @pytest.mark.parametrize("kind", [AsyncWheelTimer, WheelTimer])
 async def test_a_timer_of_the_loop_or_of_a_thread_starts_the_attempts(kind):
     timer, function = kind(), FlakyCoroutine(*[OSError()] * 3)

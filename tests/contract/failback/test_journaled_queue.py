@@ -1,9 +1,12 @@
 """The queue of calls in a journal: when it attempts calls, leases, `flush` and `close`."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from tenacity import wait_fixed
 
-from fixtures.journaled_clients import LATER, key_of, only_sync, queue_of
+from fixtures.journaled_clients import LATER, only_sync, queue_of
 from fixtures.journals import (
     dead,
     paused,
@@ -20,10 +23,11 @@ from rpcwheel.call.retry import RETRY_KEY
 from rpcwheel.errors import ConfigurationError, TimerStopped
 from rpcwheel.events import FailbackLeaseLost, JournalFailed
 from rpcwheel.failback import FailbackInvoker
-from rpcwheel.failback.journaled import JournaledQueue
+from rpcwheel.failback.journaled import CallRoute, JournaledQueue
 from rpcwheel.failback.queued_call import QueuedCallState
+from rpcwheel.failback.stored import StoredFunction
 from rpcwheel.journal import journal as front
-from rpcwheel.journal.backend import CallState
+from rpcwheel.journal.backend import CallState, NewCall
 from rpcwheel.timer import ManualTimer
 
 pytestmark = only_sync
@@ -50,14 +54,6 @@ def test_a_long_queue_of_one_order_key_is_delivered_without_waits(shop, begin, u
     wait_until(lambda: len(shop.calls) == 50)  # without any time
     wait_until_quiet(queue)
     assert stored(url) == []
-
-
-def test_one_call_of_an_order_key_is_attempted_at_a_time(shop, client, url):
-    shop.then(hang := Hang())
-    store(url, count=2, target=shop.target, order_key="a")
-    client()
-    assert hang.begun.wait(WAIT_S)
-    assert [call.state for call in stored(url)] == [CallState.TAKEN, CallState.BLOCKED]
 
 
 def test_a_call_is_attempted_when_it_is_due_before_the_next_look(shop, begin, push, timer):
@@ -92,17 +88,6 @@ def test_a_call_that_has_reached_its_max_age_is_a_dead_letter(shop, begin, push,
 
 
 # --- Leases ---
-
-
-def test_two_queues_on_one_journal_share_the_calls_and_make_each_once(
-    shop, begin, url, manual_time
-):
-    store(url, count=50, target=shop.target)
-    queues = begin(), begin()
-    for _ in range(5):
-        manual_time(1, *queues)
-    assert stored(url) == []
-    assert len(shop.calls) == len({key_of(seen) for seen in shop.calls}) == 50
 
 
 def test_a_queue_whose_lease_has_ended_starts_no_attempt(
@@ -204,21 +189,6 @@ def test_a_target_that_does_not_answer_does_not_delay_the_others(
     silent.kill()
 
 
-# --- Attempts that this process has ended ---
-
-
-def test_an_attempt_that_ends_with_its_channel_does_not_count(shop, client, policy, url):
-    shop.then(hang := Hang())
-    (number,) = store(url, target=shop.target)
-    channel = client(policy(max_attempts=2))
-    assert hang.begun.wait(WAIT_S)
-    channel.close()
-    wait_until(lambda: [call.state for call in stored(url)] == [CallState.READY])
-    (call,) = stored(url)
-    assert (call.id, call.attempts) == (number, 1)
-    shop.kill()
-
-
 def test_policies_with_a_journal_share_a_queue_if_they_are_equal_and_else_have_other_names(
     shop, client, policy
 ):
@@ -309,3 +279,87 @@ def test_calls_are_stored_while_the_timer_is_stopped(shop, push, client, new_que
     with pytest.raises(TimerStopped):
         timer.new_timeout(print, 1)
     assert [call.state for call in stored(url)] == [CallState.READY]
+
+
+# --- How long a lease is ---
+
+
+@pytest.mark.parametrize(("lease", "interval_s"), [(2, 0.5), (15, 1.0)])
+def test_the_journal_is_asked_several_times_in_a_lease(
+    lease, interval_s, timer, world, policy, url, monkeypatch
+):
+    with FailbackInvoker(policy(journal=f"{url}?lease={lease}"), timer=timer) as invoker:
+        looks = []
+        backend = invoker._queue.journal.backend
+        monkeypatch.setattr(backend, "take", lambda *given: looks.append(given) or [])
+        invoker.add_route("orders:443", lambda *_: None, lambda: True)
+        wait_until(lambda: len(looks) == 1)
+        for number in range(3):
+            timer.advance(interval_s)
+            wait_until(lambda number=number: len(looks) == 2 + number)
+
+
+@pytest.fixture
+def invoker(world, policy):
+    invoker = FailbackInvoker(policy())
+    yield invoker
+    invoker.close(0)
+
+
+def begin_attempt(queue):
+    """Take a call from the journal, and begin its attempt."""
+    begun = []
+    route = CallRoute(
+        "", lambda *_: (print, (), {}), lambda _, call: begun.append(call), None, lambda: True
+    )
+    call = NewCall(queue.name, "", "f", "k", StoredFunction(b"{}").encoded(), 0.0, 60.0)
+    queue.journal.backend.append([call])
+    queue.add_route(route)
+    wait_until(lambda: begun)
+    assert queue.begin_attempt(begun[0])
+    return begun[0]
+
+
+@pytest.mark.parametrize("request_name", ["renew", "take"])
+def test_a_request_that_ends_after_the_lease_does_not_prolong_it(
+    request_name, invoker, monkeypatch, events
+):
+    queue = invoker._queue
+    backend = queue.journal.backend
+    begin_attempt(queue)
+    worker, real = queue.worker, getattr(backend, request_name)
+
+    def ends_late(*given):
+        queue._lease_ends_ns = time.monotonic_ns()
+        return real(*given)
+
+    with queue._loading:
+        monkeypatch.setattr(backend, request_name, ends_late)
+        left_s = 1 if request_name == "renew" else 15
+        queue._lease_ends_ns = time.monotonic_ns() + left_s * 1_000_000_000
+    queue.look()
+    assert queue.worker != worker
+    assert [event.count for event in events if isinstance(event, FailbackLeaseLost)] == [1]
+
+
+def test_a_result_that_is_not_stored_yet_when_its_lease_ends_is_reported(invoker, events):
+    queue = invoker._queue
+    journal, worker = queue.journal, queue.worker
+    call = begin_attempt(queue)
+    journal.backend.release(worker)  # another process may have the call now
+    with ThreadPoolExecutor() as pool:
+        with journal._turn:  # no result is stored meanwhile
+            queue.succeeded(call)
+            with queue._loading:
+                queue._lease_ends_ns = time.monotonic_ns()
+            look = pool.submit(queue.look)
+            wait_until(lambda: queue.worker != worker)
+        look.result(WAIT_S)
+    assert [event.count for event in events if isinstance(event, FailbackLeaseLost)] == [1]
+
+
+def test_the_names_of_ended_leases_are_forgotten(invoker):
+    queue = invoker._queue
+    queue.journal._holders.add(queue.worker)
+    queue._end_lease()
+    assert not queue.journal._holders

@@ -121,27 +121,17 @@ def test_only_the_selected_calls_are_delivered(selection, delivered, url, backen
     assert len(calls_of(backend, CallState.READY)) == 2
 
 
-def test_an_attempt_that_fails_as_retry_on_says_is_repeated(url, backend, shop):
-    backend.append([rpc(shop)])
-    shop.then(Fail("ABORTED"), Fail("ABORTED"))
-    with JournalWorker(url, retry_on="ABORTED", backoff=0.01):
+@pytest.mark.parametrize(
+    ("named", "retry_on", "code"),
+    [([], "ABORTED", "ABORTED"), (["ABORTED"], None, "ABORTED"), ([], None, "DEADLINE_EXCEEDED")],
+    ids=["retry_on", "named by the program", "the server is busy"],
+)
+def test_an_attempt_is_repeated(named, retry_on, code, url, backend, shop):
+    backend.append([rpc(shop, retry_on=named)])
+    shop.then(Fail(code), Fail(code))
+    with JournalWorker(url, retry_on=retry_on, backoff=0.01):
         wait_empty(backend)
-    assert [seen.metadata.get(RETRY_KEY) for seen in shop.calls] == [
-        "1",
-        "2",
-        "3",
-    ]
-
-
-@pytest.mark.parametrize("code", ["ABORTED", "DEADLINE_EXCEEDED"])
-def test_an_attempt_is_repeated_as_the_program_named_or_if_the_server_is_busy(
-    code, url, backend, shop
-):
-    backend.append([rpc(shop, retry_on=["ABORTED"])])
-    shop.then(Fail(code))
-    with JournalWorker(url, backoff=0.01):
-        wait_empty(backend)
-    assert len(shop.calls) == 2
+    assert [seen.metadata.get(RETRY_KEY) for seen in shop.calls] == ["1", "2", "3"]
 
 
 @pytest.mark.parametrize(
@@ -330,21 +320,6 @@ def test_calls_of_a_worker_that_has_died_are_taken_over(url, backend, shop):
     with JournalWorker(url):
         wait_empty(backend)
     assert requests_of(shop) == [taken.key.encode()]
-
-
-def test_close_lets_running_attempts_end_within_the_grace(url, backend, shop):
-    hang = Hang()
-    shop.then(hang)
-    backend.append([rpc(shop)])
-    worker = JournalWorker(url)
-    worker.start()
-    assert hang.begun.wait(WAIT_S)
-    closing = threading.Thread(target=worker.close, args=(WAIT_S,))
-    closing.start()
-    shop.calls[0].ended.set()
-    closing.join(WAIT_S)
-    assert worker.wait(0)
-    assert calls_of(backend) == []
 
 
 def test_close_cancels_attempts_after_the_grace_and_gives_their_calls_back(url, backend, shop):

@@ -50,19 +50,6 @@ async def test_a_call_that_ends_on_another_thread_wakes_its_loop(calls, timer, e
     assert called == [threading.get_ident()]
 
 
-async def test_canceling_the_awaiting_task_cancels_the_call(calls, timer):
-    async def wait():
-        await calls.open(7, timeout=None, connection="a")
-
-    task = asyncio.create_task(wait())
-    await asyncio.sleep(0)
-    assert calls.pending == 1
-    task.cancel("enough")
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert (calls.pending, timer.pending, calls.stats().cancelled) == (0, 0, 1)
-
-
 async def test_a_task_canceled_after_its_call_ended_on_another_thread_is_canceled(calls):
     async def wait():
         await calls.open(7, timeout=2.0)

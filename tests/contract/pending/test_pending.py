@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from fixtures.echo import AioEchoClient, EchoClient, Refused
+from fixtures.echo import AioEchoClient, EchoClient
 from fixtures.pending_worlds import LOST, outcome
 from fixtures.timers import run_threads
 from fixtures.waiting import wait_until
@@ -122,13 +122,3 @@ def test_responses_out_of_order_end_their_calls(world, client):
     world.wait(futures)
     assert [future.result() for future in futures] == payloads
     assert client.calls.stats().answered == 4
-
-
-def test_an_error_response_and_a_closed_connection_fail_the_calls(world, client):
-    refused = world.do(client.call, b"fail")
-    world.wait([refused])
-    assert isinstance(outcome(refused), Refused)
-    futures = [world.do(client.call, payload) for payload in (b"hold", b"drop", b"die")]
-    world.wait(futures)
-    assert all(isinstance(outcome(future), ConnectionError) for future in futures)
-    assert client.calls.pending == 0

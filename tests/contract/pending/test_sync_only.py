@@ -1,6 +1,5 @@
 """What only pending calls for threads have: futures to wait for, and callbacks on threads."""
 
-import asyncio
 import concurrent.futures
 import gc
 import signal
@@ -47,18 +46,6 @@ def test_as_completed_and_wait_see_each_kind_of_end(calls, timer, end):
     run_threads(lambda: seen.extend(waiter), ends[end])
     assert seen == [future]
     assert concurrent.futures.wait([future], 0).done == {future}
-
-
-async def test_a_canceled_coroutine_cancels_the_wrapped_future(calls):
-    future = calls.open(7, timeout=2.0)
-    waiting = asyncio.ensure_future(asyncio.wrap_future(future))
-    await asyncio.sleep(0)
-    waiting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await waiting
-    await asyncio.sleep(0)  # asyncio cancels the other future in the next iteration of the loop
-    assert future.cancelled()
-    assert calls.pending == 0
 
 
 # Interrupted waits
