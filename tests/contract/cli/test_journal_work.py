@@ -11,13 +11,12 @@ from contextlib import contextmanager
 import grpc
 import pytest
 
-from fixtures.shop import UNARY_UNARY, Hang
+from fixtures.journals import stored_rpc
+from fixtures.shop import Hang
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.cli import main
 from rpcwheel.failback import JournalWorker
-from rpcwheel.failback.stored import StoredRpc
-from rpcwheel.journal import CallState, Filter, NewCall, open_journal_backend
-from rpcwheel.rpc import Kind
+from rpcwheel.journal import CallState, Filter, open_journal_backend
 
 HOUR_S = 3600.0
 
@@ -76,24 +75,8 @@ async def record_aio(line: str) -> None:
 
 
 @pytest.fixture
-def url(tmp_path):
-    """The lease does not end during a test."""
-    return f"sqlite://{tmp_path}/journal.db?lease=3600"
-
-
-@pytest.fixture
-def backend(url):
-    backend = open_journal_backend(url)
-    backend.routes()
-    yield backend
-    backend.close()
-
-
-def rpc(target, request=b"order 1", **values):
-    body = StoredRpc(Kind.UNARY_UNARY, (request,), (), WAIT_S).encoded()
-    defaults = {"delay_s": 0.0, "max_age_s": HOUR_S, "queue": "audit"}
-    key = request.decode()
-    return NewCall(target=target, method=UNARY_UNARY, key=key, body=body, **defaults | values)
+def url(worker_url):
+    return worker_url
 
 
 @contextmanager
@@ -151,7 +134,7 @@ def test_calls_that_another_process_has_stored_are_delivered(url, tmp_path, shop
 def test_a_signal_gives_the_calls_to_another_worker_at_once(signum, url, backend, shop):
     hang = Hang()
     shop.then(hang)
-    backend.append([rpc(shop.target)])
+    backend.append([stored_rpc(shop.target)])
     with working(url, "--grace", "0.01") as process:
         assert hang.begun.wait(WAIT_S)
         assert [call.state for call in backend.select(Filter())] == [CallState.TAKEN]
@@ -165,7 +148,7 @@ def test_a_signal_gives_the_calls_to_another_worker_at_once(signum, url, backend
 def test_a_second_signal_ends_the_process_at_once(url, backend, shop):
     hang = Hang()
     shop.then(hang)
-    backend.append([rpc(shop.target)])
+    backend.append([stored_rpc(shop.target)])
     with working(url, "--grace", "1000") as process:
         assert hang.begun.wait(WAIT_S)
         process.send_signal(signal.SIGTERM)
@@ -179,8 +162,8 @@ def test_once_delivers_what_is_due_and_logs_failures(url, backend, shop, tmp_pat
     (tmp_path / "lossy.py").write_text(
         f"import logging\nlogging.getLogger('psycopg').warning({warning!r})\n"
     )
-    gone = [rpc("gone:1", b"%d" % number) for number in range(20)]
-    backend.append([rpc("shop.Orders"), *gone])
+    gone = [stored_rpc("gone:1", b"%d" % number) for number in range(20)]
+    backend.append([stored_rpc("shop.Orders"), *gone])
     words = ["--map", f"shop.Orders={shop.target}", "--map", "gone:1=127.0.0.1:1"]
     with working(url, "--once", "--import", "lossy", *words, cwd=tmp_path) as process:
         status, err = ended(process)
@@ -196,7 +179,7 @@ def test_once_delivers_what_is_due_and_logs_failures(url, backend, shop, tmp_pat
 
 
 def test_progress_is_reported_when_it_changes(url, backend, shop):
-    backend.append([rpc(shop.target), rpc(shop.target, b"2", delay_s=HOUR_S)])
+    backend.append([stored_rpc(shop.target), stored_rpc(shop.target, b"2", delay_s=HOUR_S)])
     with working(url, program=("-c", IMPATIENT)) as process:
         lines = iter(process.stderr.readline, "")
         progress = "so far 1 delivered, 0 given up, 0 failed attempts; [12] calls? left"
@@ -251,7 +234,7 @@ def test_metadata_comes_from_arguments_files_and_variables(
 ):
     (tmp_path / "token").write_text("Bearer 1\n")
     monkeypatch.setenv("TENANT", "7")
-    backend.append([rpc(shop.target)])
+    backend.append([stored_rpc(shop.target)])
     words = [f"authorization=file:{tmp_path}/token", "X-Tenant=env:TENANT", "x-zone=a=b"]
     words += ["trace-bin=AAE="]
     options = [part for word in words for part in ("--metadata", word)]
@@ -290,7 +273,7 @@ def test_calls_are_sent_over_tls(
 ):
     target, requests = tls_server
     (tmp_path / "ca.pem").write_bytes(certificates.root)
-    backend.append([rpc(target)])
+    backend.append([stored_rpc(target)])
     words = ["--ca", str(tmp_path / "ca.pem"), "--servername", name]
     assert run(url, "--once", *words, capsys=capsys)[0] == 0
     assert requests == ([] if attempts else [b"order 1"])
@@ -306,15 +289,20 @@ def test_calls_are_sent_over_tls(
     ],
 )
 def test_once_says_how_many_calls_are_left(delay_s, options, left, url, backend, shop, capsys):
-    later = [rpc(shop.target, b"2", delay_s=delay_s), rpc("b", b"3", queue="mail", delay_s=delay_s)]
-    backend.append([rpc(shop.target), *(later if delay_s else ())])
+    later = [
+        stored_rpc(shop.target, b"2", delay_s=delay_s),
+        stored_rpc("b", b"3", queue="mail", delay_s=delay_s),
+    ]
+    backend.append([stored_rpc(shop.target), *(later if delay_s else ())])
     _, err = run(url, "--once", *options, capsys=capsys)
     assert left in err
     assert ("left" in err) is bool(left)
 
 
 def test_calls_that_cannot_be_delivered_are_reported(url, backend, capsys):
-    backend.append([rpc("", queue="shop.tasks.mail"), rpc("", b"2", queue="shop.tasks.mail")])
+    backend.append(
+        [stored_rpc("", queue="shop.tasks.mail"), stored_rpc("", b"2", queue="shop.tasks.mail")]
+    )
     status, err = run(url, "--once", capsys=capsys)
     assert status == 0
     assert err.count("skips the calls of shop.tasks.mail: they are calls of a function") == 1

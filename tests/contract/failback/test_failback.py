@@ -7,7 +7,7 @@ import grpc
 import pytest
 from scenarios.failback import DEFAULT, ORDER, SCENARIOS
 
-from fixtures.failback_queues import FLAKY, all_wait, in_world, run_until_empty
+from fixtures.failback_queues import FLAKY, in_world, run_until_empty
 from fixtures.grpc_servers import METHOD, begin_scenario, requests_of
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.call import current_deadline, deadline_scope
@@ -38,24 +38,6 @@ def test_each_scenario(world, new_failback, flaky_server):
             result = error.code().name
         run_until_empty(failback)
         scenario.check(result, requests_of(flaky_server), failback.stats())
-
-
-def test_a_restarted_server_gets_every_queued_call(world, new_failback, timer, flaky_server):
-    failback = new_failback(retry_on=grpc.StatusCode.UNAVAILABLE, max_attempts=None)
-    channel = world.channel(flaky_server.target)
-    push = channel.unary_unary(METHOD)
-    orders = [b"order %d" % number for number in range(20)]
-    assert world.do(failback.invoke, push, b"before") == b"before"
-    flaky_server.stop()
-    assert [world.do(failback.invoke, push, order) for order in orders] == [DEFAULT] * 20
-    timer.advance(5)
-    wait_until(lambda: all_wait(failback))
-    assert failback.pending == 20
-    flaky_server.start()
-    world.call(channel, "unary_unary", b"up", method=METHOD, wait_for_ready=True).result()
-    run_until_empty(failback)
-    assert sorted(requests_of(flaky_server)[1:]) == sorted([*orders, b"up"])
-    assert failback.stats().redelivered == 20
 
 
 # --- The first attempt ---

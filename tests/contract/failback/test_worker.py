@@ -7,7 +7,8 @@ import threading
 import grpc
 import pytest
 
-from fixtures.shop import UNARY_STREAM, UNARY_UNARY, Fail, Hang
+from fixtures.journals import stored_rpc
+from fixtures.shop import UNARY_STREAM, Fail, Hang
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.call.idempotency import IDEMPOTENCY_KEY
 from rpcwheel.call.retry import RETRY_KEY
@@ -15,8 +16,8 @@ from rpcwheel.errors import JournalFull, JournalRefused
 from rpcwheel.events import CallbackFailed
 from rpcwheel.failback import JournalWorker, with_failback
 from rpcwheel.failback import worker as worker_module
-from rpcwheel.failback.stored import StoredFunction, StoredRpc
-from rpcwheel.journal import CallState, Filter, NewCall, open_journal_backend
+from rpcwheel.failback.stored import StoredFunction
+from rpcwheel.journal import CallState, Filter, NewCall
 from rpcwheel.journal.backend import Route
 from rpcwheel.journal.sqlite import SqliteJournal
 from rpcwheel.rpc import Kind
@@ -30,31 +31,8 @@ def look_often(monkeypatch):
 
 
 @pytest.fixture
-def url(tmp_path):
-    """The lease does not end during a test."""
-    return f"sqlite://{tmp_path}/journal.db?lease=3600"
-
-
-@pytest.fixture
-def backend(url):
-    backend = open_journal_backend(url)
-    backend.routes()
-    yield backend
-    backend.close()
-
-
-def rpc(shop, request=b"order 1", *, method=UNARY_UNARY, kind=Kind.UNARY_UNARY, **values):
-    metadata, retry_on = values.pop("metadata", ()), frozenset(values.pop("retry_on", ()))
-    defaults = {
-        "queue": "audit",
-        "target": shop.target,
-        "method": method,
-        "key": request.decode(),
-        "body": StoredRpc(kind, (request,), metadata, WAIT_S, retry_on=retry_on).encoded(),
-        "delay_s": 0.0,
-        "max_age_s": HOUR_S,
-    }
-    return NewCall(**defaults | values)
+def url(worker_url):
+    return worker_url
 
 
 def requests_of(shop):
@@ -72,9 +50,9 @@ def wait_empty(backend):
 def test_the_calls_of_all_queues_and_targets_are_delivered(url, backend, shop):
     backend.append(
         [
-            rpc(shop, b"1"),
-            rpc(shop, b"2", queue="mail"),
-            rpc(shop, b"3", target="orders", method=UNARY_STREAM, kind=Kind.UNARY_STREAM),
+            stored_rpc(shop.target, b"1"),
+            stored_rpc(shop.target, b"2", queue="mail"),
+            stored_rpc("orders", b"3", method=UNARY_STREAM, kind=Kind.UNARY_STREAM),
         ]
     )
     addresses = {"orders": shop.target}
@@ -100,7 +78,7 @@ def test_the_calls_of_all_queues_and_targets_are_delivered(url, backend, shop):
 def test_queues_and_targets_that_come_later_are_found(url, backend, shop):
     with JournalWorker(url, connect=lambda _: grpc.insecure_channel(shop.target)):
         for number in (b"1", b"2"):
-            backend.append([rpc(shop, number, queue=number.decode(), target=number.decode())])
+            backend.append([stored_rpc(number.decode(), number, queue=number.decode())])
             wait_empty(backend)
     assert requests_of(shop) == [b"1", b"2"]
 
@@ -112,7 +90,11 @@ def test_queues_and_targets_that_come_later_are_found(url, backend, shop):
 )
 def test_only_the_selected_calls_are_delivered(selection, delivered, url, backend, shop):
     backend.append(
-        [rpc(shop, b"1"), rpc(shop, b"2", queue="mail"), rpc(shop, b"3", target="orders")]
+        [
+            stored_rpc(shop.target, b"1"),
+            stored_rpc(shop.target, b"2", queue="mail"),
+            stored_rpc("orders", b"3"),
+        ]
     )
     connect = lambda _: grpc.insecure_channel(shop.target)  # noqa: E731
     with JournalWorker(url, connect=connect, once=True, **selection) as worker:
@@ -127,7 +109,7 @@ def test_only_the_selected_calls_are_delivered(selection, delivered, url, backen
     ids=["retry_on", "named by the program", "the server is busy"],
 )
 def test_an_attempt_is_repeated(named, retry_on, code, url, backend, shop):
-    backend.append([rpc(shop, retry_on=named)])
+    backend.append([stored_rpc(shop.target, retry_on=named)])
     shop.then(Fail(code), Fail(code))
     with JournalWorker(url, retry_on=retry_on, backoff=0.01):
         wait_empty(backend)
@@ -142,7 +124,7 @@ def test_an_attempt_is_repeated(named, retry_on, code, url, backend, shop):
     ],
 )
 def test_other_failures_make_a_dead_letter(failure, limit, reason, url, backend, shop):
-    backend.append([rpc(shop)])
+    backend.append([stored_rpc(shop.target)])
     shop.then(failure)
     with JournalWorker(url, max_attempts=limit):
         wait_until(lambda: calls_of(backend, CallState.DEAD))
@@ -152,7 +134,7 @@ def test_other_failures_make_a_dead_letter(failure, limit, reason, url, backend,
 
 
 def test_a_channel_that_cannot_be_made_is_skipped(url, backend, shop):
-    backend.append([rpc(shop, b"1", target="nowhere"), rpc(shop, b"2")])
+    backend.append([stored_rpc("nowhere", b"1"), stored_rpc(shop.target, b"2")])
 
     def connect(target):
         if target == "nowhere":
@@ -177,7 +159,9 @@ def test_a_channel_is_closed_when_its_target_has_no_calls_any_more(url, backend,
 
     with JournalWorker(url, connect=connect):
         for number in (b"1", b"2"):
-            backend.append([rpc(shop, number), rpc(shop, number, queue="mail")])
+            backend.append(
+                [stored_rpc(shop.target, number), stored_rpc(shop.target, number, queue="mail")]
+            )
             wait_empty(backend)
             assert closed.acquire(timeout=WAIT_S)
     assert requests_of(shop) == [b"1", b"1", b"2", b"2"]
@@ -187,7 +171,7 @@ def test_a_channel_is_kept_while_a_call_runs(url, backend, shop, monkeypatch):
     monkeypatch.setattr(worker_module, "UNUSED_S", 0.0)
     hang, looks = Hang(), threading.Semaphore(0)
     shop.then(hang)
-    backend.append([rpc(shop)])
+    backend.append([stored_rpc(shop.target)])
     take = SqliteJournal.take
 
     def counted(self, worker, lease_s, routes, within_s):
@@ -210,7 +194,7 @@ def test_a_channel_is_kept_while_a_call_runs(url, backend, shop, monkeypatch):
 
 
 def test_metadata_is_read_anew_for_each_attempt(url, backend, shop):
-    backend.append([rpc(shop)])
+    backend.append([stored_rpc(shop.target)])
     shop.then(Fail("UNAVAILABLE"))
     numbers = iter(range(10))
     with JournalWorker(url, metadata=lambda: [("x-token", str(next(numbers)))], backoff=0.01):
@@ -219,7 +203,7 @@ def test_metadata_is_read_anew_for_each_attempt(url, backend, shop):
 
 
 def test_a_call_waits_while_there_is_no_metadata(url, backend, shop, rpcwheel_events):
-    backend.append([rpc(shop)])
+    backend.append([stored_rpc(shop.target)])
     tokens = []
 
     def metadata():
@@ -239,8 +223,8 @@ def test_a_call_waits_while_there_is_no_metadata(url, backend, shop, rpcwheel_ev
 
 
 def test_once_ends_when_each_call_that_was_due_was_attempted(url, backend, shop):
-    backend.append([rpc(shop, str(number).encode()) for number in range(25)])
-    backend.append([rpc(shop, b"later", delay_s=1.0)])
+    backend.append([stored_rpc(shop.target, str(number).encode()) for number in range(25)])
+    backend.append([stored_rpc(shop.target, b"later", delay_s=1.0)])
     shop.then(Fail("UNAVAILABLE"))
     with JournalWorker(url, once=True, backoff=0.1) as worker:
         assert worker.wait(WAIT_S)
@@ -314,7 +298,7 @@ def test_calls_of_functions_that_are_not_known_or_not_selected_stay(url, backend
 
 
 def test_calls_of_a_worker_that_has_died_are_taken_over(url, backend, shop):
-    backend.append([rpc(shop)])
+    backend.append([stored_rpc(shop.target)])
     (taken,) = backend.take("dead", 0.001, [Route("audit", shop.target, 1)], 0.0)
     assert backend.routes() == []
     with JournalWorker(url):
@@ -325,7 +309,7 @@ def test_calls_of_a_worker_that_has_died_are_taken_over(url, backend, shop):
 def test_close_cancels_attempts_after_the_grace_and_gives_their_calls_back(url, backend, shop):
     hang = Hang()
     shop.then(hang)
-    backend.append([rpc(shop)])
+    backend.append([stored_rpc(shop.target)])
     with JournalWorker(url) as worker:
         assert hang.begun.wait(WAIT_S)
         worker.close(0)
@@ -376,7 +360,7 @@ def test_a_closed_worker_cannot_be_started(url, backend):
 def test_a_worker_that_is_dropped_warns_and_gives_its_calls_back(url, backend, shop):
     hang = Hang()
     shop.then(hang)
-    backend.append([rpc(shop)])
+    backend.append([stored_rpc(shop.target)])
     workers = [JournalWorker(url)]
     workers[0].start()
     assert hang.begun.wait(WAIT_S)
@@ -391,7 +375,7 @@ def test_a_worker_that_is_dropped_warns_and_gives_its_calls_back(url, backend, s
 
 def test_once_ends_if_the_journal_fails(url, backend, shop, script, monkeypatch):
     monkeypatch.setattr("rpcwheel.failback.worker.ONCE_FAILURE_S", 0.2)
-    backend.append([rpc(shop)])
+    backend.append([stored_rpc(shop.target)])
     script["take"] = JournalFull("the disk is full")
     with JournalWorker(url, once=True) as worker:
         assert worker.wait(WAIT_S)

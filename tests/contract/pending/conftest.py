@@ -1,5 +1,4 @@
 """Fixtures of pending calls."""
 
-from fixtures.echo import echo_server  # noqa: F401 - a fixture
 from fixtures.pending_worlds import world  # noqa: F401 - a fixture
 from fixtures.timers import frequent_thread_switches  # noqa: F401 - a fixture

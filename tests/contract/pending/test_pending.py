@@ -1,10 +1,9 @@
-"""Pending calls in both worlds: threads that race, real timers, and a real socket."""
+"""Pending calls in both worlds: threads that race, and real timers."""
 
 from collections import Counter
 
 import pytest
 
-from fixtures.echo import AioEchoClient, EchoClient
 from fixtures.pending_worlds import LOST, outcome
 from fixtures.timers import run_threads
 from fixtures.waiting import wait_until
@@ -98,27 +97,3 @@ def test_close_ends_calls_that_are_opened_and_lost_meanwhile(frequent_thread_swi
         run_threads(open_some, lose_them, close)
         assert all(future.done() for future in futures)
         assert timer.pending == 0
-
-
-# Over a real socket
-
-
-@pytest.fixture
-def client(world, echo_server):
-    """A client of the echo server, whose `call` returns a future."""
-    if world.module is sync:
-        client = EchoClient(echo_server.address)
-        yield client
-        client.close()
-    else:
-        client = world.loop.run_until_complete(AioEchoClient.connect(echo_server.address))
-        yield client
-        world.loop.run_until_complete(client.__aexit__())
-
-
-def test_responses_out_of_order_end_their_calls(world, client):
-    payloads = [b"hold 1", b"hold 2", b"hold 3", b"go"]
-    futures = [world.do(client.call, payload) for payload in payloads]
-    world.wait(futures)
-    assert [future.result() for future in futures] == payloads
-    assert client.calls.stats().answered == 4
