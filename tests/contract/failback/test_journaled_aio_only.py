@@ -77,30 +77,20 @@ def in_loop(shop, policy):
     asyncio.run(queues.close())
 
 
-def test_a_loop_that_ends_with_calls_in_flight_leaves_them_in_the_journal(shop, in_loop, url):
+def test_the_next_loop_delivers_the_calls_that_one_has_left_in_flight(shop, in_loop, url):
     shop.then("UNAVAILABLE", hang := Hang())
 
     async def begin(channel):
-        await channel.unary_unary(UNARY_UNARY)(b"order", timeout=WAIT_S)
+        answer = await channel.unary_unary(UNARY_UNARY)(b"order", timeout=WAIT_S)
         await aio_wait_until(hang.begun.is_set)
-
-    in_loop(begin, backoff=0.01)
-    asyncio.run(in_loop.queues.close())
-    assert [call.state for call in stored(url)] == [CallState.READY]
-
-
-def test_the_next_loop_delivers_the_calls_of_one_that_was_closed(shop, in_loop, url):
-    shop.then("UNAVAILABLE")
-
-    async def begin(channel):
-        async with channel:
-            return await channel.unary_unary(UNARY_UNARY)(b"order", timeout=WAIT_S)
+        return answer
 
     async def follow(channel):
         async with channel:
             return await in_loop.queues.flush(WAIT_S)
 
-    assert in_loop(begin) == LATER
-    assert in_loop(follow) is True
-    assert len(shop.calls) == 2
+    assert in_loop(begin, backoff=0.01) == LATER
+    wait_until(lambda: [call.state for call in stored(url)] == [CallState.READY])
+    assert in_loop(follow, backoff=0.01) is True
+    assert len(shop.calls) == 3
     wait_for_none(url)
