@@ -77,28 +77,6 @@ def test_a_call_is_stored_before_its_caller_is_answered_and_then_delivered(
     assert [type(event) for event in events] == [FailbackQueued, FailbackDelivered]
 
 
-@pytest.mark.parametrize("make", ["channel", "intercept_channel"])
-def test_a_channel_of_a_kit_delivers_the_calls_of_an_earlier_process(
-    world, make, shop, policy, push, url
-):
-    def begin():
-        kit = world.do(world.api.Kit, failback=policy())
-        base = shop.target if make == "channel" else world.channel(shop.target)
-        return kit, world.do(getattr(kit, make), base)
-
-    shop.then("UNAVAILABLE")
-    kit, channel = begin()
-    assert push(channel) == LATER
-    assert world.do(kit.close, 0) == []
-    world.do(channel.close)
-    assert [call.target for call in stored(url)] == [shop.target]
-    kit, channel = begin()
-    assert world.do(kit.flush, WAIT_S)
-    world.do(kit.close)
-    world.do(channel.close)
-    assert [seen.requests for seen in shop.calls] == [[b"order"]] * 2
-
-
 def test_a_method_may_have_multicallables_with_and_without_a_serializer(world, shop, client, url):
     shop.then("UNAVAILABLE", "UNAVAILABLE")
     channel = client()
