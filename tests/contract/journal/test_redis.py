@@ -224,6 +224,8 @@ def test_a_server_without_append_only_file_is_logged(own_redis, own_journal, cap
         own_journal.renew("worker", 60.0)
     finally:
         own_redis.ask("CONFIG", "SET", "appendonly", "yes")
+        rewriting = ("aof_rewrite_in_progress", "aof_rewrite_scheduled")
+        wait_until(lambda: not any(map(own_redis.ask("INFO", "persistence").get, rewriting)))
     (record,) = caplog.records
     assert "appendonly is off: a restart of the server loses calls" in record.getMessage()
 

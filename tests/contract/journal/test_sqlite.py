@@ -199,6 +199,28 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "-l", str(place)], check=True)
 
 
+def test_a_full_disk_refuses_calls_and_keeps_the_stored_ones(small_disk, opened):
+    journal = opened(f"sqlite://{small_disk}/journal.db")
+    stored = []
+
+    def store_until_full():
+        for number in range(10_000):
+            journal.append([new_call(number, body=b"%d" % number + b" " * 5000)])
+            stored.append(number)
+
+    with pytest.raises(JournalFull, match="the disk is full"):
+        store_until_full()
+    assert len(stored) > 10
+    with pytest.raises(JournalFull):
+        journal.append([new_call(order_key="a", body=b" " * 50_000)])
+    assert bodies_of(journal.select(Filter(), limit=10_000)) == stored
+    with journal._reader as db:
+        assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    journal.close()
+    again = opened(f"sqlite://{small_disk}/journal.db")
+    assert bodies_of(again.select(Filter(), limit=10_000)) == stored
+
+
 def test_a_disk_without_any_space_is_full(small_disk, opened):
     with pytest.raises(OSError, match="No space left"):
         (small_disk / "other").write_bytes(b"x" * (2 << 20))
