@@ -1,15 +1,10 @@
 """Which errors `retry_on` names."""
 
-import http
-from functools import partial
-
 import grpc
 import pytest
 import tenacity
 
-from fixtures.refusals import not_refused_so
 from rpcwheel.call.matching import Matcher
-from rpcwheel.errors import ConfigurationError
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 
@@ -113,23 +108,6 @@ async def coroutine_function(error):
     return True
 
 
-RESULTS = [tenacity.retry_if_result, tenacity.retry_if_not_result]
-REFUSED = {
-    "retry_on=Exception means every error": [KeyboardInterrupt, BaseException, [SystemExit]],
-    "`retry_on` is empty; say which errors": [(), [], set(), [[], ()]],
-    "did you mean 'UNAVAILABLE'?": ["UNAVAILBLE", "unavailable"],
-    "there are ABORTED, ALREADY_EXISTS": ["x"],
-    "OK, which is not an error": [grpc.StatusCode.OK, "OK"],
-    "raise an error for a result": [kind(bool) for kind in RESULTS],
-}
-WRONG_TYPES = {
-    "say which errors: exception types": [14, None, 3.5, b"ABORTED", http.HTTPStatus.NOT_FOUND],
-    "which is not an exception": [int, grpc.StatusCode, tenacity.retry_if_exception_type],
-    "coroutine function; give a plain one": [coroutine_function],
-}
-
-
-def test_what_names_no_errors_is_refused_with_what_to_give():
-    for error, table in ((ConfigurationError, REFUSED), (TypeError, WRONG_TYPES)):
-        rows = [(partial(Matcher, on), error, words) for words in table for on in table[words]]
-        assert not_refused_so(rows) == []
+def test_a_coroutine_function_is_refused():
+    with pytest.raises(TypeError, match="coroutine function; give a plain one"):
+        Matcher(coroutine_function)

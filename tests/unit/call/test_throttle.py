@@ -1,12 +1,9 @@
 """gRPC's retry throttling (gRFC A6): when the bucket of tokens allows further attempts."""
 
-import pytest
-
 from rpcwheel.call import HedgingPolicy, RetryPolicy, RetryThrottling
 from rpcwheel.call.hedging import HedgingConfig, HedgingPlan
 from rpcwheel.call.retry import RetryBudget, RetryConfig, RetryPlan, RetryThrottle, budget_key
 from rpcwheel.durations import NEVER
-from rpcwheel.errors import ConfigurationError
 from rpcwheel.rpc import AttemptResult, NextAttempt, Stop
 
 THROTTLING = RetryThrottling(max_tokens=10, token_ratio=0.1)
@@ -133,21 +130,3 @@ def test_a_share_makes_a_retry_budget():
 def test_throttling_may_be_given_as_a_table():
     table = {"max_tokens": 10, "token_ratio": 0.1}
     assert RetryPolicy(retry_on="ABORTED", retry_budget=table).retry_budget == THROTTLING
-
-
-@pytest.mark.parametrize(
-    ("given", "error", "message"),
-    [
-        ({"max_tokens": 0, "token_ratio": 1.0}, ConfigurationError, "max_tokens: it must be"),
-        ({"max_tokens": 1001, "token_ratio": 1}, ConfigurationError, "max_tokens: it must be"),
-        ({"max_tokens": 10, "token_ratio": 0.0}, ConfigurationError, "token_ratio: it must be"),
-        ({"max_tokens": 10}, ConfigurationError, "`token_ratio` is missing"),
-        (1.5, ConfigurationError, "a share from 0 to 1, or a RetryThrottling, not 1.5"),
-        (float("nan"), ConfigurationError, "a share from 0 to 1, or a RetryThrottling, not nan"),
-        ("0.2", TypeError, "a share from 0 to 1, a RetryThrottling, or None, not '0.2'"),
-        (True, TypeError, "not True"),
-    ],
-)
-def test_other_budgets_are_refused(given, error, message):
-    with pytest.raises(error, match=f"retry_budget: .*{message}"):
-        RetryPolicy(retry_on="ABORTED", retry_budget=given)
