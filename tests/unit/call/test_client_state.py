@@ -24,7 +24,7 @@ from rpcwheel.events import (
     RetryStopped,
 )
 from rpcwheel.failback import FailbackPolicy
-from rpcwheel.rpc import DEADLINE, AttemptResult, NextAttempt, Stop
+from rpcwheel.rpc import AttemptResult, NextAttempt, Stop
 from rpcwheel.timer import ManualTimer, shared_timer
 
 M = "/shop.Orders/Get"
@@ -105,15 +105,6 @@ def test_the_deadline_of_the_call_being_served_applies_on_any_clock(make, timer)
     assert begun(state, config).deadline_ns == 502 * S
 
 
-def test_no_attempt_is_made_if_the_deadline_of_the_call_being_served_has_passed(make):
-    state, config = make()
-    token = DEADLINE.set(time.monotonic_ns() - 1)
-    try:
-        assert isinstance(begun(state, config), Stop)
-    finally:
-        DEADLINE.reset(token)
-
-
 def test_a_plan_that_is_made_after_the_failure_counts_the_first_attempt(make, timer):
     state, config = make(
         retry=RetryPolicy(
@@ -160,22 +151,6 @@ def test_methods_with_equal_budget_settings_share_a_budget(make):
     assert state.budget_of(state.configs.config_for("/a/Other")) not in (budget, None)
     assert state.budget_of(state.configs.config_for("/a/Free")) is None
     assert state.budget_of(state.configs.config_for("/a/None")) is None
-
-
-def test_all_calls_of_a_client_use_one_budget(make):
-    state, config = make(
-        retry=RetryPolicy(retry_on="UNAVAILABLE", backoff=0, retry_budget=0.0, min_retries=3)
-    )
-    steps = []
-    for _ in range(5):
-        plan = state.retry_plan(config, *state.begin(config, None)[:2])
-        steps.append(plan.ended(0, FAILED))
-    assert [isinstance(step, NextAttempt) for step in steps] == [True] * 3 + [False] * 2
-
-
-def test_each_client_has_its_own_budget(make):
-    (one, config), (other, _) = make(retry=RETRY), make(retry=RETRY)
-    assert one.budget_of(config) is not other.budget_of(config)
 
 
 def test_a_client_keeps_the_budgets_of_its_policy_and_a_limited_number_of_others(make):

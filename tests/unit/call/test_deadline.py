@@ -1,7 +1,6 @@
 """`deadline_scope` and `current_deadline`."""
 
 import asyncio
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -9,7 +8,6 @@ from datetime import timedelta
 import pytest
 
 from rpcwheel.call import Deadline, current_deadline, deadline_scope
-from rpcwheel.rpc import DEADLINE
 
 
 def test_outside_of_scopes_there_is_no_deadline():
@@ -78,12 +76,3 @@ async def test_a_thread_in_a_copy_of_the_context_has_the_deadline():
     with deadline_scope(100) as deadline, ThreadPoolExecutor(1) as pool:
         assert await asyncio.to_thread(current_deadline) == deadline
         assert pool.submit(current_deadline).result() is None
-
-
-def test_threads_do_not_see_each_others_scopes():
-    seen = []
-    with deadline_scope(100):
-        thread = threading.Thread(target=lambda: seen.append(DEADLINE.get()))
-        thread.start()
-        thread.join()
-    assert seen == [None]

@@ -4,41 +4,14 @@ import itertools
 import queue
 import threading
 
-import grpc
-import pytest
-
-from fixtures.shop import STREAM_UNARY
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel.call import CallPolicy
 from rpcwheel.call.replay import OVERHEAD
 from rpcwheel.call.sync_requests import RequestStream
-from rpcwheel.failback import FailbackPolicy
-from rpcwheel.interceptors import FailbackQueues, intercept_channel
 
 
 def from_queue(source):
     """An iterator that blocks until the queue has a message; None ends it."""
     return iter(lambda: source.get(timeout=WAIT_S), None)
-
-
-def test_failback_does_not_queue_a_stream_that_does_not_end_in_time(
-    shop, shop_channel, monkeypatch
-):
-    monkeypatch.setattr("rpcwheel.call.sync_requests.READ_TIMEOUT_S", 0.05)
-    policy = CallPolicy(failback=FailbackPolicy(retry_on="UNAVAILABLE"))
-    source = queue.Queue()
-    source.put(b"a")
-    with FailbackQueues() as queues:
-        channel = intercept_channel(shop_channel, policy, queues=queues)
-        shop.then("UNAVAILABLE")
-        with pytest.raises(grpc.RpcError) as caught:
-            channel.stream_unary(STREAM_UNARY)(from_queue(source))
-        assert "not all requests are known" in caught.value.__notes__[0]
-        assert queues.pending == 0
-    source.put(None)  # ends the thread that reads
-
-
-# --- The requests alone ---
 
 
 def test_only_the_current_attempt_gets_messages():

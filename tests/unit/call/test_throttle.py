@@ -1,5 +1,8 @@
 """gRPC's retry throttling (gRFC A6): when the bucket of tokens allows further attempts."""
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from rpcwheel.call import HedgingPolicy, RetryPolicy, RetryThrottling
 from rpcwheel.call.hedging import HedgingConfig, HedgingPlan
 from rpcwheel.call.retry import RetryBudget, RetryConfig, RetryPlan, RetryThrottle, budget_key
@@ -35,36 +38,28 @@ def test_calls_are_retried_while_more_than_half_of_the_tokens_are_left():
     assert failing_call(throttle) == 1
 
 
-def test_the_bucket_must_be_more_than_half_full():
-    throttle = RetryThrottle(2, 0.5)
-    throttle.call(0)
-    throttle.failed(by_server=True)
-    assert not throttle.take(0)
-    succeeding_calls(throttle, 1)
-    assert throttle.take(0)
-
-
-def test_successes_add_tokens():
-    throttle = RetryThrottle(10, 0.1)
-    failing_call(throttle)
-    succeeding_calls(throttle, 10)
-    assert failing_call(throttle) == 1  # the failure itself takes the token that they put back
-    succeeding_calls(throttle, 20)
-    assert failing_call(throttle) == 2
-
-
-def test_the_bucket_never_has_more_than_max_tokens():
-    throttle = RetryThrottle(10, 1.0)
-    succeeding_calls(throttle, 1000)
-    assert failing_call(throttle) == 5
-
-
-def test_the_bucket_never_has_less_than_zero_tokens():
-    throttle = RetryThrottle(10, 1.0)
-    for _ in range(1000):
-        failing_call(throttle)
-    succeeding_calls(throttle, 7)
-    assert failing_call(throttle) == 2
+@given(
+    max_tokens=st.integers(1, 12),
+    thousandths=st.integers(1, 3000),
+    below_thousandth=st.sampled_from([0, 0.0009]),
+    ends=st.lists(st.sampled_from(["success", "failure of the server", "other failure"])),
+)
+def test_the_bucket_must_be_more_than_half_full(max_tokens, thousandths, below_thousandth, ends):
+    """Decimal places of the ratio after the third are ignored."""
+    throttle = RetryThrottle(max_tokens, thousandths / 1000 + below_thousandth)
+    full = tokens = max_tokens * 1000
+    for end in ends:
+        throttle.call(0)
+        if end == "success":
+            tokens = min(full, tokens + thousandths)
+        else:
+            by_server = end == "failure of the server"
+            throttle.failed(by_server=by_server)
+            tokens = max(0, tokens - 1000 * by_server)
+        allowed = throttle.take(0)
+        if allowed:
+            throttle.failed(by_server=False)
+        assert allowed is (tokens > full / 2)
 
 
 def test_a_failure_that_is_not_retryable_changes_no_tokens():
@@ -82,16 +77,6 @@ def test_a_negative_pushback_takes_a_token_for_any_status():
     for _ in range(5):
         assert failing_call(throttle, AttemptResult("INTERNAL", pushback_ns=-1)) == 1
     assert not throttle.take(0)
-
-
-def test_decimal_places_of_the_ratio_after_the_third_are_ignored():
-    throttle = RetryThrottle(2, 0.0019)
-    throttle.call(0)
-    throttle.failed(by_server=True)
-    succeeding_calls(throttle, 999)
-    throttle.failed(by_server=False)
-    assert throttle.take(0)
-    assert RetryThrottle(10, 0.001)._ratio == 1
 
 
 def test_hedging_sends_no_further_attempts_while_the_bucket_is_half_empty():
