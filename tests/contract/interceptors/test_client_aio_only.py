@@ -1,7 +1,6 @@
 """Calls of `grpc.aio` only: awaiting, tasks, iteration and `read`, callbacks, event loops."""
 
 import asyncio
-import gc
 import threading
 
 import grpc
@@ -13,7 +12,6 @@ from fixtures.grpcio import WAITING_ENDS_WITH_ITS_CHANNEL, all_channels_but
 from fixtures.shop import STREAM_STREAM, UNARY_STREAM, UNARY_UNARY, Fail, Hang, Silent
 from fixtures.waiting import WAIT_S, aio_wait_until
 from rpcwheel.call import CallPolicy, DeadlinePolicy, RetryPolicy
-from rpcwheel.events import CallbackFailed
 from rpcwheel.interceptors import aio
 
 try:
@@ -76,19 +74,6 @@ async def test_read_and_iteration_can_not_be_mixed(channels):
             aiter(call)
     assert await call.read() == b"y"
     assert await call.read() is grpc.aio.EOF
-
-
-async def test_a_done_callback_that_raises_is_reported(own, events):
-    call = own.retrying().unary_unary(UNARY_UNARY)(b"x")
-    called = []
-    call.add_done_callback(lambda _: 1 / 0)
-    call.add_done_callback(called.append)
-    assert await call == b"x"
-    await aio_wait_until(lambda: called and events)
-    assert called == [call]
-    (event,) = events
-    assert isinstance(event, CallbackFailed)
-    assert isinstance(event.error, ZeroDivisionError)
 
 
 async def test_an_intercepted_channel_has_the_interface_of_a_channel(own):
@@ -231,15 +216,6 @@ async def test_canceling_a_task_that_waits_for_the_status_does_not_cancel_the_ca
     assert not call.done()
     assert call.cancel()
     assert not call.cancel()
-
-
-async def test_a_dropped_stream_is_canceled(shop, own):
-    shop.then(Silent(after=1))
-    call = own.retrying().unary_stream(UNARY_STREAM)(b"xy")
-    assert await call.read() == b"x"
-    del call
-    gc.collect()
-    await aio_wait_until(shop.calls[0].ended.is_set)
 
 
 async def test_wait_for_connection_continues_over_a_retry(shop, own):

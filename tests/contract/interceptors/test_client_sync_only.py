@@ -428,14 +428,6 @@ def test_a_call_dropped_between_two_attempts_is_not_retried(shop, open_channel, 
     assert len(shop.calls) == 1
 
 
-def test_a_stream_dropped_before_its_end_is_canceled(shop, open_channel):
-    shop.then(Silent(after=1))
-    for message in open_channel().unary_stream(UNARY_STREAM)(b"xyz"):
-        assert message == b"x"
-        break
-    assert shop.calls[0].ended.wait(WAIT_S)
-
-
 @both
 def test_a_callback_that_raises_or_blocks_affects_neither_channel_nor_calls(
     shop, open_channel, timer, events, style

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import itertools
 import signal
 import threading
 
@@ -18,7 +17,7 @@ from fixtures.waiting import WAIT_S, wait_until
 from fixtures.worlds import RETRY
 from rpcwheel.call import CallPolicy, MethodPolicy, deadline_scope
 from rpcwheel.errors import FailbackClosed, FailbackFull
-from rpcwheel.events import CallbackFailed, FailbackGaveUp, FailbackQueued
+from rpcwheel.events import CallbackFailed, FailbackGaveUp
 from rpcwheel.failback import FailbackPolicy
 from rpcwheel.interceptors import FailbackQueues, intercept_channel
 from rpcwheel.interceptors import aio as aio_interceptors
@@ -100,45 +99,10 @@ def test_the_whole_request_stream_is_sent_again(shop, client, open_channel, flus
 
 
 @each_world
-def test_failback_of_a_method_switches_off_the_retries_of_all_methods(
-    shop, client, open_channel, queues, events
-):
-    shop.then("UNAVAILABLE")
-    methods = {UNARY_UNARY: MethodPolicy(failback=AUDIT)}
-    client.ask(open_channel(None, retry=RETRY, methods=methods), timeout=WAIT_S)
-    assert (queues.pending, len(shop.calls)) == (1, 1)
-    assert [type(event) for event in events] == [FailbackQueued]
-
-
-@each_world
 def test_a_call_is_queued_after_its_retries(shop, client, open_channel, queues):
     shop.then(*["UNAVAILABLE"] * 3)
     client.ask(open_channel(retry=RETRY))
     assert (len(shop.calls), queues.pending) == (3, 1)
-
-
-@each_world
-def test_each_redelivery_has_a_deadline_of_its_own(shop, client, open_channel, flush):
-    shop.then("UNAVAILABLE", "UNAVAILABLE")
-    client.ask(open_channel())
-    client.ask(open_channel(timeout=WAIT_S / 2))
-    assert flush()
-    first, second = sorted(seen.time_remaining for seen in shop.calls[2:])
-    assert first <= 0.51 * WAIT_S
-    assert 0.51 * WAIT_S < second <= 60.6
-
-
-def test_a_redelivery_that_fails_is_retried_after_the_backoff(
-    shop, client, open_channel, queues, timer
-):
-    shop.then("UNAVAILABLE", "UNAVAILABLE")
-    client.ask(open_channel())
-    timer.advance(60.0)
-    wait_until(lambda: len(shop.calls) == 2 and timer.pending == 1)
-    timer.advance(60.0)
-    wait_until(lambda: queues.pending == 0)
-    attempts = [seen.metadata.get("grpc-previous-rpc-attempts") for seen in shop.calls]
-    assert attempts == [None, "1", "2"]
 
 
 def test_a_call_whose_deadline_has_passed_is_queued(shop, client, open_channel, flush):
@@ -154,23 +118,13 @@ def test_a_call_whose_deadline_has_passed_is_queued(shop, client, open_channel, 
 def test_failback_delivers_the_request_as_it_was_when_the_call_began(
     shop, client, open_channel, flush
 ):
-    shop.then("UNAVAILABLE", hang := Hang())
+    shop.then("UNAVAILABLE")
     message = StringValue(value="as it was")
-    channel = open_channel()
-    serializer = StringValue.SerializeToString
-    if client.style == "blocking":
-        client.ask(channel, message, serializer=serializer)
-    else:
-        call = client.begin(channel, message, serializer=serializer)
-        wait_until(lambda: shop.calls)
+    call = client.begin(open_channel(), message, serializer=StringValue.SerializeToString)
+    wait_until(call.done if client.style == "blocking" else lambda: shop.calls)
     message.value = "changed"
-    if client.style != "blocking":
-        client.answer(call)
-    flushing = threading.Thread(target=flush)
-    flushing.start()
-    assert hang.begun.wait(WAIT_S)
-    shop.calls[1].ended.set()
-    flushing.join(WAIT_S)
+    client.answer(call)
+    assert flush()
     assert StringValue.FromString(shop.calls[1].requests[0]).value == "as it was"
 
 
@@ -497,21 +451,6 @@ def test_the_end_of_a_with_statement_closes_the_queues(shop, shop_channel):
 
 
 # --- Only `grpc.aio` ---
-
-
-@pytest.mark.parametrize("requests", [itertools.repeat(b"a"), None], ids=["iterator", "written"])
-@pytest.mark.parametrize("failback", [OTHERS, AUDIT.replace(max_attempts=1)])
-async def test_endless_requests_are_not_read_on_for_an_error_that_is_not_queued(
-    shop, own, failback, requests
-):
-    shop.then("UNAVAILABLE")
-    call = own.retrying(retry=None, failback=failback).stream_unary(STREAM_UNARY)(requests)
-    error = await refused(call)
-    assert error.code() is UNAVAILABLE
-    assert not hasattr(error, "__notes__")
-    if requests is None:
-        with pytest.raises(asyncio.InvalidStateError):
-            await call.write(b"late")
 
 
 async def test_failback_waits_until_the_deadline_for_the_end_of_the_requests(shop, own):

@@ -1,7 +1,6 @@
 """Hedged calls: further attempts while the first one runs (gRFC A6)."""
 
 import asyncio
-import time
 
 import grpc
 import pytest
@@ -72,38 +71,15 @@ def test_a_slow_call_is_sent_again_and_the_first_success_is_the_callers(
     has_begun(slow)
     hedge(timer)
     assert call.result() == b"x"
-    assert call.code() is grpc.StatusCode.OK
+    assert (call.code(), call.done()) == (grpc.StatusCode.OK, True)
+    if client.style != "blocking":
+        assert call.initial_metadata() == call.trailing_metadata() == {}
     first, second = shop.calls
     assert have_ended([first])  # it was canceled
     assert "x-retry-attempt" not in first.metadata
     assert second.metadata["x-retry-attempt"] == "1"
     wait_until(lambda: timer.pending == 0)
     wait_until(lambda: HedgeSent(UNARY_UNARY, 2) in events)
-
-
-@each_world
-def test_the_metadata_is_that_of_the_attempt_that_won(shop, begin, timer):
-    shop.then(slow := Hang())
-    call = begin()
-    has_begun(slow)
-    hedge(timer)
-    assert call.initial_metadata() == call.trailing_metadata() == {}
-    assert (call.code(), call.done()) == (grpc.StatusCode.OK, True)
-
-
-@each_style
-def test_a_fast_call_is_sent_once(shop, begin, timer):
-    assert begin().result() == b"x"
-    wait_until(lambda: timer.pending == 0)
-    timer.advance(60)
-    assert len(shop.calls) == 1
-
-
-@each_style
-def test_after_a_non_fatal_failure_the_next_attempt_is_sent_at_once(shop, begin):
-    shop.then("UNAVAILABLE", "UNAVAILABLE")
-    assert begin().result() == b"x"
-    assert len(shop.calls) == 3
 
 
 @each_style
@@ -129,27 +105,6 @@ def pushback(milliseconds: str) -> Fail:
 
 
 @each_world
-def test_a_negative_pushback_ends_hedging(shop, begin):
-    shop.then(pushback("-1"))
-    assert begin().error().code() is UNAVAILABLE
-    assert len(shop.calls) == 1
-
-
-@each_world
-def test_a_server_may_ask_for_a_delay_before_the_next_attempt(shop, begin, timer):
-    shop.then(pushback("60000"))
-    call = begin(hedging=HEDGING.replace(delay=1e6))
-    waited_s = 0
-    while not call.done():  # it has failed at some moment that cannot be seen
-        time.sleep(0.001)
-        timer.advance(1)
-        waited_s += 1
-    assert waited_s >= 60
-    assert call.result() == b"x"
-    assert len(shop.calls) == 2
-
-
-@each_world
 def test_attempts_over_the_budget_are_not_sent(shop, begin):
     shop.then("UNAVAILABLE", "UNAVAILABLE", "UNAVAILABLE")
     budget = HedgingPolicy(delay=0, max_attempts=5, retry_budget=0.0, min_retries=2)
@@ -164,13 +119,6 @@ def test_a_method_that_is_not_idempotent_is_not_hedged(shop, begin, timer):
     has_begun(slow)
     assert timer.pending == 0
     call.cancel()
-
-
-@each_world
-def test_hedging_without_delay_sends_all_attempts_at_once(shop, begin):
-    shop.then(Hang(), Hang())
-    assert begin(hedging=AT_ONCE).result() == b"x"
-    wait_until(lambda: len(shop.calls) == 3)
 
 
 @each_world

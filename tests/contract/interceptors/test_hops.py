@@ -3,18 +3,15 @@
 import asyncio
 import threading
 import time
-from contextlib import ExitStack
 
 import grpc
 import pytest
 from scenarios.served import ask, handler
 
-from fixtures.chains import Chain
-from fixtures.handlers import left
 from fixtures.small_servers import IN_TIME, METHOD, serving_in
 from fixtures.waiting import WAIT_S, wait_until
 from fixtures.worlds import KINDS, AioWorld, SyncWorld
-from rpcwheel.call import CallPolicy, DeadlinePolicy, current_deadline, deadline_scope
+from rpcwheel.call import current_deadline, deadline_scope
 
 ENTRY = 9.5
 """Seconds. Below 10 s grpc rounds up by at most 0.01 s at each hop; a hop works for 0.05 s."""
@@ -37,33 +34,6 @@ def test_each_hop_has_less_time_than_the_previous_one(kind, chain):
     entry, middle, leaf = chain.seen
     assert ENTRY > middle > leaf > 0
     assert entry > middle
-
-
-@sync_only
-def test_a_deadline_is_propagated_between_sync_and_aio(chain, aio_world):
-    chain.leaf("unary_unary").hop("unary_unary")
-    with ExitStack() as stack:
-        first = Chain(aio_world, stack)
-        first.target = chain.target
-        first.hop("unary_unary")
-        assert ask(first.target, "unary_unary", timeout=ENTRY) == [b"'leaf'"]
-    assert ENTRY > chain.seen[0] > chain.seen[1] > 0
-    assert first.seen[0] > chain.seen[0]
-
-
-@pytest.mark.parametrize("kind", ["stream_unary", "unary_stream"])
-def test_without_a_deadline_at_the_first_hop_the_last_has_none(kind, chain):
-    chain.leaf(kind).hop(kind).hop(kind)
-    assert ask(chain.target, kind, timeout=None) == [b"'leaf'"]
-    assert chain.seen == [None, None, None]
-
-
-def test_propagate_deadline_can_be_turned_off(chain):
-    chain.policy = CallPolicy(timeout=DeadlinePolicy(propagate_deadline=False))
-    chain.leaf("unary_unary").hop("unary_unary")
-    ask(chain.target, "unary_unary", timeout=ENTRY)
-    assert chain.seen[0] is not None
-    assert chain.seen[1] is None
 
 
 def test_a_scope_of_the_caller_limits_all_hops(chain, world):
@@ -150,40 +120,6 @@ def test_no_aio_hop_works_after_the_deadline(chain):
     wait_until(lambda: cancelled)
 
 
-@aio_only
-def test_a_plain_handler_of_an_aio_server_that_checks_its_deadline_stops(chain):
-    begun, ended = [], threading.Event()
-    chain.serve(handler("unary_unary", wasting(begun, ended))).hop("unary_unary")
-    ask_until(begun, chain.target)
-    assert ended.wait(WAIT_S)
-
-
-@sync_only
-def test_a_handler_without_time_left_makes_no_call(chain):
-    begun, codes = [], []
-    chain.leaf("unary_unary")
-    further = chain.channel().unary_unary(METHOD)
-
-    def middle(request, context):
-        begun.append(request)
-        while not current_deadline().expired():
-            time.sleep(0.01)
-        try:
-            return further(request)
-        except grpc.RpcError as error:
-            codes.append(error.code())
-            raise
-
-    chain.serve(handler("unary_unary", middle))
-    ask_until(begun, chain.target)
-    wait_until(lambda: codes)
-    assert codes[0] is grpc.StatusCode.DEADLINE_EXCEEDED
-    assert chain.seen == []
-
-
-# --- Threads ---
-
-
 @sync_only
 def test_a_plain_handler_of_an_aio_server_propagates_its_deadline(chain, aio_world):
     """It runs in a thread pool, without the context of the call."""
@@ -194,19 +130,3 @@ def test_a_plain_handler_of_an_aio_server_propagates_its_deadline(chain, aio_wor
     with serving_in(aio_world, made, *interceptors) as target:
         assert ask(target, "unary_unary", timeout=ENTRY) == [b"'leaf'"]
     assert ENTRY * 1.01 > chain.seen[0] > 0
-
-
-@sync_only
-def test_a_thread_that_a_handler_starts_does_not_have_its_deadline(chain):
-    """Work that outlives the call, on purpose."""
-    seen = []
-
-    def behavior(request, context):
-        thread = threading.Thread(target=lambda: seen.append(left()))
-        thread.start()
-        thread.join()
-        return request
-
-    chain.serve(handler("unary_unary", behavior))
-    ask(chain.target, "unary_unary", timeout=ENTRY)
-    assert seen == [None]

@@ -1,34 +1,17 @@
-"""Protobuf messages and call credentials, with both APIs of `grpc.aio`."""
+"""Call credentials, with both APIs of `grpc.aio`."""
 
 import itertools
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
-from google.protobuf.wrappers_pb2 import StringValue
 
-from fixtures.shop import UNARY_UNARY
 from fixtures.waiting import WAIT_S
 from rpcwheel.call import CallPolicy, RetryPolicy
 from rpcwheel.failback import FailbackPolicy
 from rpcwheel.interceptors import aio
 
-PROTOBUF = {
-    "request_serializer": StringValue.SerializeToString,
-    "response_deserializer": StringValue.FromString,
-}
-WIRE = StringValue(value="as it was").SerializeToString()
 TOKENS_METHOD = "/test.Tokens/Get"
-
-
-async def test_protobuf_messages_are_sent_and_received(shop, channels):
-    shop.then("UNAVAILABLE")
-    member = channels.retrying().unary_unary(UNARY_UNARY, **PROTOBUF)
-    assert (await member(StringValue(value="as it was"))).value == "as it was"
-    assert [seen.requests for seen in shop.calls] == [[WIRE], [WIRE]]
-
-
-# --- Call credentials ---
 
 
 class Tokens(grpc.AuthMetadataPlugin):
