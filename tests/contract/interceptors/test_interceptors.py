@@ -44,30 +44,6 @@ def test_grpc_aio_has_one_interceptor_for_each_kind():
 # --- What is refused ---
 
 
-async def test_arguments_of_a_wrong_type_are_refused():
-    policy = CallPolicy()
-    rows = [
-        (side, given, others, message)
-        for side in ("client_interceptors", "server_interceptors")
-        for given, others, message in (
-            ({"timeout": 2}, {}, "CallPolicy(timeout=2.0), not {'timeout': 2}"),
-            (2, {}, "policy must be a CallPolicy"),
-            (policy, {"timer": 3}, "timer must be a WheelTimer"),
-        )
-    ]
-    rows.append(
-        ("client_interceptors", policy, {"queues": 3}, "queues must be a FailbackQueues, or None")
-    )
-    wrong = []
-    for world in (sync, aio):
-        for side, given, others, message in rows:
-            with pytest.raises(TypeError) as caught:
-                getattr(world, side)(given, **others)
-            if message not in str(caught.value):
-                wrong.append((world, side, given, others, str(caught.value)))
-    assert wrong == []
-
-
 async def test_a_channel_of_the_other_world_is_refused_with_a_hint():
     with (
         grpc.insecure_channel("127.0.0.1:1") as bare,

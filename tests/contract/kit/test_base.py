@@ -1,12 +1,10 @@
 """The settings and parameters of the kits of `grpc` and `grpc.aio`."""
 
 import inspect
-from functools import partial
 
 import pytest
 
 import rpcwheel
-from fixtures.refusals import not_refused_so
 from rpcwheel import (
     CallPolicy,
     ConfigurationError,
@@ -59,22 +57,11 @@ def test_a_kit_takes_the_settings_of_kit_policy(kind):
     assert {n: getattr(short, n) for n in names} == {n: settings[n] for n in names}
 
 
-def test_by_default_all_settings_are_off(kind):
-    kit = kind()
-    assert kit.policy == KitPolicy()
-    assert kit.heartbeats == ()
-    assert kit.pending == 0
-    assert kit.stats() == {}
-
-
-def test_from_policy_takes_a_kit_policy(kind):
+def test_from_policy_takes_a_kit_policy_or_a_call_policy(kind):
     policy = KitPolicy(timeout=2.0, heartbeat=10.0)
     kit = kind.from_policy(policy)
     assert type(kit) is kind
     assert kit.policy is policy
-
-
-def test_from_policy_takes_a_call_policy(kind):
     methods = {"/a/*": MethodPolicy(idempotent=True)}
     kit = kind.from_policy(CallPolicy(timeout=2.0, methods=methods))
     assert kit.policy == KitPolicy(timeout=2.0, methods=methods)
@@ -91,8 +78,6 @@ def test_policy_for_returns_the_effective_settings_of_a_method(kind):
     assert kit.policy_for("/other.Service/Get") == MethodPolicy(timeout=2.0, retry=RETRY)
     with pytest.raises(AttributeError, match="cannot be changed"):
         effective.timeout = 3.0
-    with pytest.raises(ConfigurationError, match=r"did you mean '/shop\.Orders/Get'"):
-        kit.policy_for("shop.Orders/Get")
 
 
 def test_from_file_reads_a_file(kind, tmp_path):
@@ -101,8 +86,6 @@ def test_from_file_reads_a_file(kind, tmp_path):
     kit = kind.from_file(path)
     assert type(kit) is kind
     assert kit.policy == KitPolicy(retry=RETRY)
-    with pytest.raises(ConfigurationError, match="can't be read"):
-        kind.from_file(tmp_path / "none.toml")
 
 
 def test_from_env_reads_the_environment(kind, monkeypatch):
@@ -125,23 +108,11 @@ def test_repr_names_the_settings_without_their_values(kind):
     assert repr(kind()).endswith("Kit: nothing switched on>")
 
 
-def test_a_kit_refuses_two_journaled_policies_with_one_queue_name(kind, tmp_path):
+def test_a_kit_opens_its_journal_with_its_first_channel(tmp_path):
     policy = FailbackPolicy(retry_on=OSError, journal=f"sqlite://{tmp_path}/a.db", name="audit")
-    methods = {"/a/*": MethodPolicy(failback=policy), "/b/*": MethodPolicy(failback=policy)}
-    kind(failback=policy.replace(), methods=methods)  # equal policies share the queue
-    methods["/c/*"] = MethodPolicy(failback=policy.replace(backoff=1.0))
-    with pytest.raises(
-        ConfigurationError, match=r'^methods\["/c/\*"\].failback: .* name \'audit\'; with a journal'
-    ):
-        kind(methods=methods)
-
-
-def test_a_kit_refuses_a_wrong_journal_and_opens_a_right_one_with_its_first_channel(tmp_path):
-    policy = FailbackPolicy(retry_on=OSError, journal=f"sqlite://{tmp_path}/a.db?durabilty=power")
-    with pytest.raises(ConfigurationError, match="did you mean 'durability'"):
-        rpcwheel.Kit(failback=policy)
     before = components.of_kind("journal")
-    with rpcwheel.Kit(failback=policy.replace(journal=f"sqlite://{tmp_path}/a.db")):
+    equal = {"/a/*": MethodPolicy(failback=policy), "/b/*": MethodPolicy(failback=policy)}
+    with rpcwheel.Kit(failback=policy.replace(), methods=equal):  # they share the queue
         assert not list(tmp_path.iterdir())
         assert components.of_kind("journal") == before
 
@@ -155,28 +126,6 @@ def test_a_coroutine_function_as_dead_letter_is_refused_without_an_event_loop():
     for settings in ({"failback": policy}, {"methods": {"/a/*": MethodPolicy(failback=policy)}}):
         with pytest.raises(ConfigurationError, match="dead_letter is a coroutine function"):
             rpcwheel.Kit(**settings)
-
-
-def test_invalid_settings_are_refused(kind):
-    def given(words, error=ConfigurationError, **settings):
-        return partial(kind, **settings), error, words
-
-    of_a_policy = "policy must be a KitPolicy or a CallPolicy, not "
-    rows = [
-        given("there is no setting 'timeot'; did you mean 'timeout'?", timeot=2),
-        given("did you mean 'registry_policy'?", registry=5.0),
-        given("did you mean 'registry_policy'?", registry=5.0),
-        given("did you mean timeout=DeadlinePolicy(message_timeout=3)?", message_timeout=3),
-        given("did you mean retry=RetryPolicy(max_attempts=3)?", max_attempts=3, timer=None),
-        given("there is no setting 'zoo'; there are timeout, retry, ", zoo=2),
-        given("timeout: it must be a finite time above zero", timeout=0),
-        given("did you mean '/shop.Orders/*'?", methods={"shop.Orders/*": MethodPolicy()}),
-        given("timer must be a WheelTimer", TypeError, timeout=2.0, timer=3),
-        (partial(kind.from_policy, {"timeout": 2}), TypeError, of_a_policy),
-        (partial(kind.from_policy, MethodPolicy(timeout=2)), TypeError, of_a_policy),
-        (partial(kind.from_policy, None), TypeError, of_a_policy),
-    ]
-    assert not_refused_so(rows) == []
 
 
 def parameters_of(function):

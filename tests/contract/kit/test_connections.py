@@ -11,7 +11,6 @@ import rpcwheel.balancer.aio
 import rpcwheel.transport.aio
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.proxy import Proxy
-from fixtures.server_process import PING
 from fixtures.shop import UNARY_UNARY
 from fixtures.small_servers import METHOD, small
 from fixtures.waiting import WAIT_S, wait_until
@@ -222,11 +221,6 @@ def test_a_heartbeat_uses_the_probe_of_its_channel(shop, timer):
         assert [seen.method for seen in shop.calls] == [UNARY_UNARY] * 2
 
 
-def test_a_probe_without_a_heartbeat_is_refused():
-    with Kit() as kit, pytest.raises(ConfigurationError, match=r"Kit\(heartbeat=10\.0\)"):
-        kit.channel("127.0.0.1:1", probe=MethodProbe(PING))
-
-
 def test_close_reports_servers_without_detect_idle(events):
     with Kit(idle=60.0) as kit:
         kit.server_interceptors()
@@ -234,20 +228,9 @@ def test_close_reports_servers_without_detect_idle(events):
     assert "detect_idle(server) was not called for 1 of its servers" in limited.reason
 
 
-def test_an_invalid_target_is_refused_and_gets_no_heartbeat():
-    with Kit(heartbeat=10.0) as kit:
-        with pytest.raises(TypeError, match="target must be a string"):
-            kit.channel(50051)
-        assert kit.heartbeats == ()
-
-
-def test_detect_idle_without_the_setting_is_refused():
+def test_without_the_setting_servers_have_no_connection_table():
     with Kit(timeout=2.0) as kit:
         assert not any(isinstance(one, ConnectionTable) for one in kit.server_interceptors())
-        server = grpc.server(ThreadPoolExecutor(1))
-        with pytest.raises(ConfigurationError, match=r"no `idle`.*Kit\(idle=180\.0\)"):
-            kit.detect_idle(server, 50051)
-        server.stop(None)
 
 
 def test_server_options_follow_the_heartbeat():

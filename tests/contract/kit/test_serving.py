@@ -84,19 +84,6 @@ def test_settings_for_channels_by_name_are_refused_for_an_address(world, memory)
         world.do(kit.channel, "127.0.0.1:50051", lb_policy="least_request", zone="eu-1")
 
 
-@pytest.mark.parametrize(
-    ("target", "said"),
-    [
-        ("etdc://127.0.0.1/shop.Orders", "did you mean etcd://"),
-        ("memory://a", "no service is named"),
-        ("http://127.0.0.1:50051", "no registry has the scheme 'http'"),
-    ],
-)
-def test_an_invalid_url_is_refused(target, said):
-    with Kit() as kit, pytest.raises(ConfigurationError, match=said):
-        kit.channel(target)
-
-
 def test_a_closed_kit_refuses_to_make_a_channel_with_heartbeats(memory):
     kit = Kit(heartbeat=10.0)
     kit.close()
