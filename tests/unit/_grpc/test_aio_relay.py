@@ -10,7 +10,9 @@ import weakref
 import grpc
 import pytest
 
-from fixtures.waiting import WAIT_S, aio_wait_until
+from fixtures.aio_policy_channels import read_all, refused
+from fixtures.waiting import WAIT_S
+from rpcwheel._grpc import aio_relay
 from rpcwheel._grpc.aio_finished import CANCELLED_HERE, failed_call, finished_call
 from rpcwheel._grpc.aio_relay import (
     AwaitedRelay,
@@ -45,7 +47,7 @@ class RecordingRelay(Relay):
         self.ends += 1
 
     def time_remaining(self):
-        return 7.0
+        return None
 
 
 class UnaryRelay(RecordingRelay, AwaitedRelay, grpc.aio.UnaryUnaryCall):
@@ -60,7 +62,7 @@ class StreamStreamRelay(RecordingRelay, WrittenRelay, ReadRelay, grpc.aio.Stream
     kind = Kind.STREAM_STREAM
 
     def _attempt_failed(self, call, error):
-        self.finish(call)
+        self.finish_failed(call, error or failure_of(call))
 
 
 class RunningAttempt(grpc.aio.UnaryUnaryCall):
@@ -131,6 +133,15 @@ class UnwrittenAttempt(RunningAttempt):
         raise asyncio.CancelledError
 
 
+class StreamedAttempt(RunningAttempt):
+    """An attempt whose iteration raises its first status."""
+
+    async def __aiter__(self):
+        await self._ended.wait()
+        raise failure_of(self.end)
+        yield  # makes it a generator
+
+
 class UnreportedAttempt(RunningAttempt):
     """An attempt whose `await` ends before its done-callbacks are called."""
 
@@ -171,27 +182,6 @@ def relay():
 
 
 # Attempts
-
-
-async def test_a_successful_attempt_ends_the_call(relay):
-    relay.begin(attempt := RunningAttempt())
-    assert not relay.done()
-    assert relay.time_remaining() == 7.0
-    attempt.end_as(success())
-    assert (relay.done(), relay.cancelled(), relay.ends) == (True, False, 1)
-    assert await relay == b"x"
-    assert (await relay.code(), relay.failures) == (OK, [])
-
-
-async def test_a_caller_that_awaits_a_failed_attempt_gets_the_response_of_the_next(relay):
-    relay.begin(attempt := RunningAttempt())
-    response, code = await awaiting(relay), asyncio.create_task(relay.code())
-    attempt.end_as(failure())
-    await aio_wait_until(lambda: relay.failures)
-    assert not relay.done()
-    relay.pause()
-    relay.begin(success(b"second"))
-    assert (await response, await code) == (b"second", OK)
 
 
 async def test_only_the_first_end_counts(relay):
@@ -236,14 +226,6 @@ async def test_a_finished_attempt_does_not_keep_the_call_alive(failed):
 
 
 # Cancellation
-
-
-async def test_a_call_that_is_canceled_between_two_attempts_ends(relay):
-    relay.pause()
-    assert relay.cancel()
-    assert (relay.cancelled(), relay.ends, relay.cancel()) == (True, 1, False)
-    with pytest.raises(asyncio.CancelledError):
-        await relay
 
 
 async def test_end_cancels_the_running_attempt_and_gives_the_caller_another_end(relay):
@@ -296,6 +278,20 @@ async def test_a_status_made_up_by_grpc_is_replaced_by_the_servers_own():
     attempt.call_back()
     ((call, _),) = relay.failures
     assert await call.code() is grpc.StatusCode.UNAVAILABLE
+
+
+@pytest.mark.parametrize("code", ["UNAVAILABLE", "INTERNAL"])
+async def test_a_stream_waits_for_the_servers_own_status_without_a_callback(code, monkeypatch):
+    """It ends with the status that was made up if no other comes (`INTERNAL`)."""
+    monkeypatch.setattr(aio_relay, "STATUS_CHECK_DELAYS_S", (0.0, 0.0))
+    relay = StreamStreamRelay()
+    relay.begin(attempt := StreamedAttempt())
+    reading = asyncio.create_task(read_all(relay))
+    await asyncio.sleep(0)
+    attempt.end_as(failure("INTERNAL", MADE_UP, Kind.STREAM_STREAM))
+    if code != "INTERNAL":
+        attempt.end = failure(code, kind=Kind.STREAM_STREAM)
+    assert (await refused(reading)).code().name == code
 
 
 @pytest.mark.parametrize(
