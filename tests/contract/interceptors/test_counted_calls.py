@@ -29,12 +29,15 @@ from fixtures.small_servers import METHOD, Gate, serving
 from fixtures.waiting import WAIT_S
 from rpcwheel.call import CallPolicy, DefaultResponsePolicy, HedgingPolicy, RetryPolicy
 from rpcwheel.failback import FailbackPolicy
-from rpcwheel.interceptors import aio, client, sync
+from rpcwheel.interceptors import aio, sync
+from rpcwheel.interceptors import client as client_module
 
 PLAIN = CallPolicy(timeout=60.0)
 RETRY = CallPolicy(
     retry=RetryPolicy(retry_on="UNAVAILABLE", backoff=0, retry_budget=None), idempotent=True
 )
+DEFAULT = CallPolicy(default_response=DefaultResponsePolicy(on="UNAVAILABLE", default=b"default"))
+LATER = CallPolicy(failback=FailbackPolicy(retry_on="UNAVAILABLE", backoff=60.0))
 HEDGING = HedgingPolicy(delay=0, max_attempts=3, retry_budget=None)
 
 TYPES = {
@@ -97,42 +100,44 @@ def check(counts, kind, calls, attempts) -> None:
 
 
 @each_caller_and_kind
-def test_a_call_that_succeeds(call_counts, client_of, kind, caller, policy):
+def test_calls_that_succeed_and_fail(shop, call_counts, client_of, kind, caller, policy):
     calls = client_of(caller, policy)
     for _ in range(3):
         assert calls.call(kind).code == "OK"
-    check(call_counts, kind, {"OK": 3}, {"OK": 3})
-
-
-@each_caller_and_kind
-def test_a_call_that_fails(shop, call_counts, client_of, kind, caller, policy):
     shop.then(Fail("NOT_FOUND", read=True))
-    client_of(caller, policy).call(kind)
-    check(call_counts, kind, {"NOT_FOUND": 1}, {"NOT_FOUND": 1})
-
-
-@paired_with_own_policy
-def test_a_call_that_is_refused_before_its_requests_are_read(
-    shop, call_counts, client_of, kind, caller
-):
-    """Then grpc.aio may report INTERNAL before the status of the server."""
-    shop.then("NOT_FOUND")
-    calls = client_of(caller, RETRY)
     calls.call(kind)
-    ends = call_counts, kind, {"NOT_FOUND": 1}, {"NOT_FOUND": 1}
-    if caller.world == "aio":  # the loop runs while the status of the server is awaited
-        calls.run(asyncio.to_thread(check, *ends))
-    else:
-        check(*ends)
+    codes = {"OK": 3, "NOT_FOUND": 1}
+    check(call_counts, kind, codes, codes)
 
 
+REFUSED = Fail("UNAVAILABLE", read=True)
+
+
+@pytest.mark.parametrize(
+    ("deeds", "policy", "timeout", "calls", "attempts"),
+    [
+        # grpc.aio may report INTERNAL before the status of the server.
+        (["NOT_FOUND"], RETRY, WAIT_S, {"NOT_FOUND": 1}, {"NOT_FOUND": 1}),
+        ([REFUSED] * 2, RETRY, WAIT_S, {"OK": 1}, {"UNAVAILABLE": 2, "OK": 1}),
+        ([REFUSED], DEFAULT, WAIT_S, {"OK": 1}, {"UNAVAILABLE": 1}),
+        ([REFUSED], LATER, WAIT_S, {"OK": 1}, {"UNAVAILABLE": 1, "OK": 1}),
+        ([], RETRY, 0.0, {"DEADLINE_EXCEEDED": 1}, {}),
+    ],
+    ids=["before its requests are read", "retries", "default response", "failback", "too late"],
+)
 @paired_with_own_policy
-def test_a_call_that_is_retried_is_one_call_with_several_attempts(
-    shop, call_counts, client_of, kind, caller
+def test_a_call_and_its_attempts_may_end_differently(
+    shop, call_counts, client_of, kind, caller, deeds, policy, timeout, calls, attempts
 ):
-    shop.then(Fail("UNAVAILABLE", read=True), Fail("UNAVAILABLE", read=True))
-    assert client_of(caller, RETRY).call(kind).code == "OK"
-    check(call_counts, kind, {"OK": 1}, {"UNAVAILABLE": 2, "OK": 1})
+    shop.then(*deeds)
+    client = client_of(caller, policy)
+    client.call(kind, timeout=timeout)
+    assert client.flush()  # a delivery of failback is an attempt
+    counted = call_counts, kind, calls, attempts
+    if caller.world == "aio":  # the loop runs while the status of the server is awaited
+        client.run(asyncio.to_thread(check, *counted))
+    else:
+        check(*counted)
 
 
 @each_caller
@@ -212,30 +217,6 @@ def test_a_response_stream_that_its_caller_drops_is_canceled(
         calls.run(asyncio.sleep(0))
     assert shop.calls[0].ended.wait(WAIT_S)
     check(call_counts, kind, {"CANCELLED": 1}, {"CANCELLED": 1})
-
-
-@paired_with_own_policy
-def test_a_call_whose_deadline_has_passed_has_no_attempt(call_counts, client_of, kind, caller):
-    assert client_of(caller, RETRY).call(kind, timeout=0.0).code == "DEADLINE_EXCEEDED"
-    check(call_counts, kind, {"DEADLINE_EXCEEDED": 1}, {})
-
-
-@paired_with_own_policy
-def test_a_default_response_is_a_success_for_the_caller(shop, call_counts, client_of, kind, caller):
-    shop.then(Fail("UNAVAILABLE", read=True))
-    default = DefaultResponsePolicy(on="UNAVAILABLE", default=b"default")
-    assert client_of(caller, CallPolicy(default_response=default)).call(kind).answer == b"default"
-    check(call_counts, kind, {"OK": 1}, {"UNAVAILABLE": 1})
-
-
-@paired_with_own_policy
-def test_a_delivery_of_failback_is_an_attempt(shop, call_counts, client_of, kind, caller):
-    shop.then(Fail("UNAVAILABLE", read=True))
-    failback = FailbackPolicy(retry_on="UNAVAILABLE", backoff=60.0, default=b"later")
-    calls = client_of(caller, CallPolicy(failback=failback))
-    assert calls.call(kind).answer == b"later"
-    assert calls.flush()
-    check(call_counts, kind, {"OK": 1}, {"UNAVAILABLE": 1, "OK": 1})
 
 
 def test_a_call_with_call_options(shop, call_counts, client):
@@ -352,10 +333,10 @@ def no_counts():
 
 def test_without_metrics_nothing_is_wrapped(no_counts, shop_channel):
     method = sync.intercept_channel(shop_channel, PLAIN).unary_unary(PATH["unary_unary"])
-    assert type(method) is client._UnaryUnary
+    assert type(method) is client_module._UnaryUnary
     assert type(method._below) is type(shop_channel.unary_unary(PATH["unary_unary"]))
     (interceptor,) = sync.client_interceptors(PLAIN)
-    assert type(interceptor) is client.ClientInterceptor
+    assert type(interceptor) is client_module.ClientInterceptor
 
 
 async def test_without_metrics_nothing_of_aio_is_wrapped(
