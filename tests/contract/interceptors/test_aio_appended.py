@@ -34,28 +34,13 @@ class Tagging:
         return await continuation(details, request)
 
 
-class UnaryUnary(Tagging, grpc.aio.UnaryUnaryClientInterceptor):
-    intercept_unary_unary = Tagging._intercept
+def interceptor(kind: str) -> type[Tagging]:
+    """The class of interceptors of one kind of call."""
+    base = getattr(grpc.aio, f"{kind.title().replace('_', '')}ClientInterceptor")
+    return type(kind, (Tagging, base), {f"intercept_{kind}": Tagging._intercept})
 
 
-class UnaryStream(Tagging, grpc.aio.UnaryStreamClientInterceptor):
-    intercept_unary_stream = Tagging._intercept
-
-
-class StreamUnary(Tagging, grpc.aio.StreamUnaryClientInterceptor):
-    intercept_stream_unary = Tagging._intercept
-
-
-class StreamStream(Tagging, grpc.aio.StreamStreamClientInterceptor):
-    intercept_stream_stream = Tagging._intercept
-
-
-INTERCEPTORS = {
-    "unary_unary": UnaryUnary,
-    "unary_stream": UnaryStream,
-    "stream_unary": StreamUnary,
-    "stream_stream": StreamStream,
-}
+INTERCEPTORS = {kind: interceptor(kind) for kind in KINDS}
 
 
 def append(channel: grpc.aio.Channel, name: str = "appended") -> dict[str, Tagging]:

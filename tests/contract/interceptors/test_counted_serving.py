@@ -244,34 +244,6 @@ def test_an_aio_call_of_a_blocking_stream_that_its_client_cancels(world, call_co
             go_on.set()
 
 
-class Late(grpc.ServerInterceptor):
-    """Waits until the deadline of the call has passed, as a busy server does."""
-
-    def intercept_service(self, continuation, details):
-        found = continuation(details)
-        behavior = found.unary_unary
-
-        def late(request, context):
-            while context.time_remaining():
-                time.sleep(0.001)
-            return behavior(request, context)
-
-        return grpc.unary_unary_rpc_method_handler(late)
-
-
-def test_a_call_that_is_refused_because_its_deadline_has_passed(call_counts):
-    entered = threading.Event()
-    made = handler("unary_unary", lambda request, context: entered.set())
-    chain = [Late(), *sync.server_interceptors()]
-    with serving(made, interceptors=chain) as target:
-        for timeout in IN_TIME:
-            assert ask(target, "unary_unary", timeout=timeout) == "DEADLINE_EXCEEDED"
-            if codes := codes_of(call_counts.server):
-                break
-        assert set(codes) == {"DEADLINE_EXCEEDED"}
-        assert not entered.is_set()
-
-
 # --- Handlers that push their responses ---
 
 

@@ -348,17 +348,6 @@ def test_close_and_flush_deliver_the_calls_of_all_queues(shop, client, open_chan
 
 
 @each_world
-def test_close_does_not_return_calls_that_were_given_up_before(
-    shop, client, open_channel, queues, flush
-):
-    shop.then("UNAVAILABLE", "NOT_FOUND")
-    client.ask(open_channel())
-    assert flush()
-    (stats,) = queues.stats().values()
-    assert (client.world.do(queues.close), stats.gave_up) == ([], 1)
-
-
-@each_world
 def test_a_queue_that_is_created_after_close_is_closed(client, queues):
     client.world.do(queues.close)
     queue = queues.queue_for(AUDIT.replace(retry_on=ConnectionError), "/a/B")

@@ -22,6 +22,7 @@ from scenarios.served import (
     handler,
 )
 
+from fixtures.call_counts import codes_of
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.handlers import bound, left, partly, reading_and_writing, seconds, status
 from fixtures.small_servers import IN_TIME, METHOD, Gate, serving_in
@@ -133,7 +134,9 @@ def test_the_policy_of_the_method_shortens_the_deadline_that_its_handler_sees(wo
 
 
 @each(WRAPPED)
-def test_a_call_whose_deadline_has_passed_is_refused(world, nature, kind, events, caplog):
+def test_a_call_whose_deadline_has_passed_is_refused_and_counted(
+    world, nature, kind, events, caplog, call_counts
+):
     """On a loop that is blocked, grpc.aio does not cancel a call that waits."""
     served, held_up = [], []
 
@@ -151,6 +154,7 @@ def test_a_call_whose_deadline_has_passed_is_refused(world, nature, kind, events
             if held_up:
                 break
         wait_until(lambda: any(isinstance(one, DeadlineExceededBeforeStart) for one in events))
+        assert set(codes_of(call_counts.server)) == {"DEADLINE_EXCEEDED"}
     assert served == []
     late = next(one for one in events if isinstance(one, DeadlineExceededBeforeStart))
     assert late.method == METHOD
@@ -388,11 +392,11 @@ def test_no_timeout_remains_after_the_end_of_a_call(call, kind, end, gate, timer
 
 
 @pytest.mark.parametrize("end", [well])
-@each(AIO_WAITING)
-def test_no_timeout_remains_after_the_client_has_canceled(call, nature, kind, gate, timer):
+@each([SYNC_WAITING[1], *AIO_WAITING])
+def test_no_timeout_remains_after_the_client_has_canceled(call, world, nature, kind, gate, timer):
     assert timer.pending == 1
     call.cancel()
-    if nature is plain and kind in ONE_ANSWER:
+    if nature is plain and (kind in ONE_ANSWER or world.name == "sync"):
         gate.opened.set()  # its thread works on
     wait_until(lambda: timer.pending == 0)
 

@@ -127,25 +127,6 @@ def slow_calls(events):
     return [event for event in events if isinstance(event, CallSlow)]
 
 
-def test_no_timeout_remains_after_the_client_has_canceled_a_stream(timer):
-    kind = "unary_stream"
-
-    def behavior(request, context):
-        while True:
-            yield b"more"
-
-    interceptors = server_interceptors(SLOW, timer=timer)
-    with (
-        serving(handler(kind, behavior), interceptors=interceptors) as target,
-        grpc.insecure_channel(target, options=IMPATIENT) as channel,
-    ):
-        call = begin(channel, kind)
-        assert next(call) == b"more"
-        assert timer.pending == 1
-        call.cancel()
-        assert wait_until(lambda: timer.pending == 0)
-
-
 def test_slow_call_threshold_includes_the_time_until_the_first_response(timer, events):
     gate = Gate()
 

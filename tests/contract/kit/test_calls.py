@@ -8,11 +8,8 @@ from fixtures.shop import SERVICE, UNARY_UNARY
 from fixtures.small_servers import METHOD, serving_in
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel import (
-    DefaultResponsePolicy,
     FailbackPolicy,
-    MethodPolicy,
     RetryPolicy,
-    WheelTimer,
     current_deadline,
 )
 from rpcwheel.errors import FailbackClosed
@@ -64,28 +61,12 @@ def test_the_deadline_is_the_earlier_of_policy_and_caller(shop, world, kit, thro
     assert 0.0 < left[1] < 1.1 * WAIT_S
 
 
-@either
-def test_calls_of_idempotent_methods_are_retried(shop, world, kit, through):
-    methods = {UNARY_UNARY: MethodPolicy(idempotent=True)}
-    channel = through(world, kit(retry=RETRY, methods=methods), shop)
-    shop.then("UNAVAILABLE", "UNAVAILABLE")
-    assert world.call(channel).result() == b"x"
-    assert len(shop.calls) == 3
-
-
 def test_calls_are_retried_as_a_service_config_says(shop, world):
     kit = world.keep(world.api.Kit.from_service_config(SERVICE_CONFIG))
     shop.then("UNAVAILABLE", "UNAVAILABLE")
     assert world.call(in_front(world, kit, shop)).result() == b"x"
     assert len(shop.calls) == 3
     assert 0 < shop.calls[0].time_remaining < 61  # gRPC rounds it up
-
-
-def test_a_failed_call_gets_the_default_response(shop, world, kit):
-    default = DefaultResponsePolicy(on="INTERNAL", default=b"sorry")
-    shop.then("INTERNAL")
-    channel = in_front(world, kit(default_response=default), shop)
-    assert world.call(channel).result() == b"sorry"
 
 
 def test_a_queued_call_is_delivered_and_counted(shop, world, kit):
@@ -111,20 +92,6 @@ def test_close_returns_undelivered_calls_once(shop, world, kit):
     with pytest.raises(FailbackClosed):
         world.call(channel).result()
     assert world.call(channel).result() == b"x"
-
-
-def test_close_returns_the_calls_that_were_queued_when_the_timer_was_stopped(shop, world, kit):
-    timer = WheelTimer()
-    made = kit(failback=PATIENT, timer=timer)
-    channel = in_front(world, made, shop)
-    shop.then("UNAVAILABLE", "UNAVAILABLE")
-    assert world.call(channel).result() is None
-    timer.stop()
-    wait_until(lambda: not made.pending)
-    with pytest.raises(FailbackClosed, match="timer was stopped") as caught:
-        world.call(channel).result()
-    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-    assert [failed.reason for failed in world.do(made.close)] == ["its timer was stopped"]
 
 
 def test_the_end_of_the_with_block_delivers_queued_calls_and_closes(shop, world, kit):

@@ -10,13 +10,12 @@ import rpcwheel
 import rpcwheel.balancer.aio
 import rpcwheel.transport.aio
 from fixtures.grpc_servers import IMPATIENT
-from fixtures.proxy import Proxy
 from fixtures.shop import UNARY_UNARY
 from fixtures.small_servers import METHOD, small
 from fixtures.waiting import WAIT_S, wait_until
 from fixtures.worlds import AioWorld, SyncWorld
 from rpcwheel import ConfigurationError, HeartbeatPolicy, Kit
-from rpcwheel.events import ConnectionAlive, ConnectionClosed, ConnectionDead, IdleDetectionLimited
+from rpcwheel.events import ConnectionClosed, IdleDetectionLimited
 from rpcwheel.heartbeat import HeartbeatState, MethodProbe
 from rpcwheel.idle import ConnectionTable
 from rpcwheel.registry import ServiceInstance
@@ -189,23 +188,6 @@ def test_each_server_has_its_own_connection_table(world, kit):
 
 
 # --- What both kits have in common ---
-
-
-def test_the_death_and_return_of_a_plain_channel_are_reported(shop, events):
-    with (
-        Kit(heartbeat=HeartbeatPolicy(interval=0.1, timeout=0.3)) as kit,
-        Proxy(shop.target) as proxy,
-        kit.intercept_channel(grpc.insecure_channel(proxy.target)) as channel,
-    ):
-        assert channel.unary_unary(UNARY_UNARY)(b"a") == b"a"
-        (heartbeat,) = kit.heartbeats
-        assert wait_until(lambda: heartbeat.answered)
-        proxy.blackhole()
-        assert wait_until(lambda: heartbeat.state is HeartbeatState.DEAD)
-        assert wait_until(lambda: any(isinstance(one, ConnectionDead) for one in events))
-        proxy.heal()
-        assert wait_until(lambda: heartbeat.state is HeartbeatState.ALIVE)
-        assert wait_until(lambda: any(isinstance(one, ConnectionAlive) for one in events))
 
 
 def test_a_heartbeat_uses_the_probe_of_its_channel(shop, timer):

@@ -9,7 +9,6 @@ import pytest
 from rpcwheel._grpc.aio_finished import (
     CANCELLED_HERE,
     failed_call,
-    failed_with,
     finished_call,
     refused_by,
 )
@@ -154,9 +153,3 @@ def test_a_call_whose_done_raises_has_ended():
 
     assert has_ended(Intercepted())
     assert has_ended(finished_call(Kind.UNARY_UNARY, OK, ""))
-
-
-def test_failed_with_has_empty_metadata():
-    error = failed_with(grpc.StatusCode.UNAVAILABLE, "why")
-    assert (error.code(), error.details()) == (grpc.StatusCode.UNAVAILABLE, "why")
-    assert error.initial_metadata() == error.trailing_metadata() == grpc.aio.Metadata()

@@ -16,7 +16,6 @@ from rpcwheel._grpc.connectivity import (
 
 IDLE = grpc.ChannelConnectivity.IDLE
 READY = grpc.ChannelConnectivity.READY
-FAILING = grpc.ChannelConnectivity.TRANSIENT_FAILURE
 SHUTDOWN = grpc.ChannelConnectivity.SHUTDOWN
 
 
@@ -38,12 +37,6 @@ def test_the_state_of_a_channel_is_found_below_its_interceptors(shop, wrap):
         assert core_state(wrap(channel), try_to_connect=True) is IDLE
         assert wait_until(lambda: core_state(wrap(channel)) is READY)
     assert core_state(wrap(channel)) is SHUTDOWN
-
-
-def test_a_channel_that_can_not_connect_is_in_transient_failure():
-    with grpc.insecure_channel("127.0.0.1:1") as channel:
-        core_state(channel, try_to_connect=True)
-        assert wait_until(lambda: core_state(channel) is FAILING)
 
 
 def test_a_channel_with_interceptors_is_not_bare(shop_channel):

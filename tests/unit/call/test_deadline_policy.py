@@ -37,9 +37,3 @@ def test_settings_that_are_not_set_are_inherited():
     )
     assert DeadlinePolicy(message_timeout=None).over(general).message_timeout is None
     assert DeadlinePolicy(slow_call_threshold=1).over(None) == DeadlinePolicy(slow_call_threshold=1)
-
-
-def test_inherited_limits_longer_than_the_timeout_are_ignored():
-    general = DeadlinePolicy(timeout=10, message_timeout=2, slow_call_threshold=5)
-    shorter = DeadlinePolicy(timeout=3).over(general)
-    assert (shorter.timeout, shorter.message_timeout, shorter.slow_call_threshold) == (3, 2, None)

@@ -22,18 +22,9 @@ from rpcwheel.methods import matches
 
 SAFE = RetryPolicy(retry_on="UNAVAILABLE")
 SLOW = RetryPolicy(retry_on="UNAVAILABLE", backoff=5.0)
-UNSAFE = RetryPolicy(retry_on=["INTERNAL", "ABORTED"])
 DEFAULT_RESPONSE = DefaultResponsePolicy(on="UNAVAILABLE", default=b"sorry")
 FAILBACK = FailbackPolicy(retry_on="UNAVAILABLE")
 IDEMPOTENT = MethodPolicy(idempotent=True)
-
-
-def test_by_default_nothing_is_switched_on():
-    policy = CallPolicy()
-    assert (policy.timeout, policy.retry, policy.default_response, policy.failback) == (None,) * 4
-    assert policy.idempotent is False
-    assert policy.methods == {}
-    assert policy.policy_for("/shop.Orders/Get") == MethodPolicy()
 
 
 def test_a_number_is_the_timeout():
@@ -60,14 +51,6 @@ def test_another_timeout_for_a_method_changes_nothing_else_of_its_deadline():
     assert policy.policy_for("/a/b").timeout == DeadlinePolicy(
         timeout=3.0, message_timeout=1.0, slow_call_threshold=None, propagate_deadline=False
     )
-
-
-def test_a_more_specific_default_response_replaces_failback_and_vice_versa():
-    default_response, failback = {"default_response": DEFAULT_RESPONSE}, {"failback": FAILBACK}
-    for general, own in ((default_response, failback), (failback, default_response)):
-        policy = CallPolicy(**general, methods={"/a/*": MethodPolicy(**own)})
-        assert policy.policy_for("/a/b") == MethodPolicy(**own)
-        assert policy.policy_for("/x/y") == MethodPolicy(**general)
 
 
 def test_failback_switches_off_the_retry_of_a_more_general_policy():

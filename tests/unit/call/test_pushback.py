@@ -82,12 +82,6 @@ def test_an_error_may_have_a_code_and_nothing_else():
     assert result_of(error) == AttemptResult("UNAVAILABLE", error=error)
 
 
-def test_a_result_is_committed_if_the_caller_says_so():
-    error = CodeOnly(grpc.StatusCode.UNAVAILABLE)
-    assert result_of(error, committed=True).committed
-    assert not result_of(error).committed
-
-
 def test_a_call_that_has_ended_is_read_as_its_error(shop, shop_channel):
     shop.then(Fail("ABORTED", "again", ((PUSHBACK, "5"),)))
     call = shop_channel.unary_unary(UNARY_UNARY).future(b"a", timeout=WAIT_S)

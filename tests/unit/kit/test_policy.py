@@ -5,14 +5,6 @@ from datetime import timedelta
 from rpcwheel import CallPolicy, HeartbeatPolicy, IdlePolicy, RegistryPolicy
 from rpcwheel.kit import KitPolicy
 
-OWN = {"heartbeat", "idle", "registry_policy", "status_port", "status_token"}
-
-
-def test_a_kit_policy_has_more_settings_than_a_call_policy_all_off():
-    assert issubclass(KitPolicy, CallPolicy)
-    assert set(KitPolicy.model_fields) - set(CallPolicy.model_fields) == OWN | {"status_host"}
-    assert {getattr(KitPolicy(), name) for name in OWN} == {None}
-
 
 def test_a_number_stands_for_the_interval_the_idle_timeout_and_the_lease():
     for short in (10, 10.0, timedelta(seconds=10)):
