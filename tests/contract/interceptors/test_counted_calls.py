@@ -13,7 +13,7 @@ import grpc.experimental
 import pytest
 
 import rpcwheel
-from fixtures.call_counts import codes_of, replace_call_counts
+from fixtures.call_counts import TYPES, codes_of, replace_call_counts
 from fixtures.callers import (
     EVERY_CALLER,
     KINDS,
@@ -39,13 +39,6 @@ RETRY = CallPolicy(
 DEFAULT = CallPolicy(default_response=DefaultResponsePolicy(on="UNAVAILABLE", default=b"default"))
 LATER = CallPolicy(failback=FailbackPolicy(retry_on="UNAVAILABLE", backoff=60.0))
 HEDGING = HedgingPolicy(delay=0, max_attempts=3, retry_budget=None)
-
-TYPES = {
-    "unary_unary": "unary",
-    "unary_stream": "server_stream",
-    "stream_unary": "client_stream",
-    "stream_stream": "bidi_stream",
-}
 
 STREAMS = ["unary_stream", "stream_stream"]
 

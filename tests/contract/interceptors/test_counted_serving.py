@@ -1,4 +1,7 @@
-"""Calls of servers are counted, each once, whatever their kind, handler and end are."""
+"""Calls of servers are counted, each once, if they end before their handler.
+
+`test_server.py` has those that their handler ends.
+"""
 
 import asyncio
 import contextlib
@@ -8,86 +11,27 @@ from collections import deque
 
 import grpc
 import pytest
-from scenarios.served import KINDS, ONE_ANSWER, STREAMS, begin, handler
+from scenarios.served import (
+    KINDS,
+    ONE_ANSWER,
+    STREAMS,
+    aio_answering,
+    answering,
+    begin,
+    handler,
+)
 
-from fixtures.call_counts import codes_of, replace_call_counts
+from fixtures.call_counts import TYPES, codes_of, replace_call_counts
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.small_servers import IN_TIME, METHOD, serving, serving_in
 from fixtures.waiting import WAIT_S
-from fixtures.worlds import AioWorld, SyncWorld
+from fixtures.worlds import AioWorld
 from rpcwheel.call.server import ServerState
 from rpcwheel.interceptors import aio_server, server, sync
-
-TYPES = {
-    "unary_unary": "unary",
-    "unary_stream": "server_stream",
-    "stream_unary": "client_stream",
-    "stream_stream": "bidi_stream",
-}
-
-ENDS = {
-    "return": "OK",
-    "abort": "NOT_FOUND",
-    "set_code": "NOT_FOUND",
-    "set_code and raise": "NOT_FOUND",
-    "raise": "UNKNOWN",
-}
-"""What a handler does, and the status code of the call."""
 
 each_kind = pytest.mark.parametrize("kind", KINDS)
 
 NOT_FOUND = grpc.StatusCode.NOT_FOUND
-
-
-def act(end: str, context) -> None:
-    """End a call in this way; `abort` is of the caller."""
-    if end.startswith("set"):
-        context.set_code(NOT_FOUND)
-    if end.endswith("raise"):
-        raise ZeroDivisionError
-
-
-def blocking(kind: str, end: str):
-    """A behavior for servers of both worlds."""
-
-    def unary(request, context):
-        if end == "abort":
-            context.abort(NOT_FOUND, "no")
-        act(end, context)
-        return b"x"
-
-    def stream(request, context):
-        yield b"x"
-        unary(request, context)
-
-    return unary if kind in ONE_ANSWER else stream
-
-
-def coroutine(kind: str, end: str):
-    """A behavior for servers of grpc.aio."""
-
-    async def unary(request, context):
-        if end == "abort":
-            await context.abort(NOT_FOUND, "no")
-        act(end, context)
-        return b"x"
-
-    async def stream(request, context):
-        yield b"x"
-        await unary(request, context)
-
-    return unary if kind in ONE_ANSWER else stream
-
-
-def writing(kind: str, end: str):
-    """A behavior of grpc.aio that sends its responses by `context.write`."""
-    unary = coroutine("unary_unary", end)
-
-    async def write(request, context):
-        await context.write(b"x")
-        await unary(request, context)
-
-    return write if kind in STREAMS else unary
 
 
 def ours(world) -> list:
@@ -107,30 +51,6 @@ def check(counts, kind: str, codes: dict[str, int]) -> None:
     """Check the calls by status code, when all have ended."""
     assert codes_of(counts.server) == codes
     assert {(one.method, one.kind) for one in counts.server.totals()} == {(METHOD, TYPES[kind])}
-
-
-@pytest.mark.parametrize(
-    ("world", "form", "kind", "end"),
-    [
-        (world, form, kind, end)
-        for world, form in (
-            (SyncWorld, blocking),
-            (AioWorld, blocking),
-            (AioWorld, coroutine),
-            (AioWorld, writing),
-        )
-        for number, end in enumerate(ENDS)
-        for kind in (ONE_ANSWER[number % 2], STREAMS[number % 2])
-        # gRPC (1.85) often does not send the status then, and the call does not end.
-        if not (world is AioWorld and form is blocking and kind in STREAMS and end == "abort")
-    ],
-    indirect=["world"],
-)
-def test_a_call_of_a_server(call_counts, world, form, kind, end):
-    made = handler(kind, form(kind, end))
-    with serving_in(world, made, *ours(world)) as target:
-        assert ask(target, kind) == ENDS[end]
-        check(call_counts, kind, {ENDS[end]: 1})
 
 
 # --- Calls that end before their handler ---
@@ -289,24 +209,12 @@ def test_a_pushing_handler_whose_client_cancels(call_counts):
         check(call_counts, "unary_stream", {"CANCELLED": 1})
 
 
-# --- What is not counted ---
-
-
-def test_a_method_without_a_handler_is_not_counted(world, call_counts):
-    made = handler("unary_unary", lambda request, context: b"x")
-    with serving_in(world, made, *ours(world)) as target:
-        with grpc.insecure_channel(target, options=IMPATIENT) as channel:
-            call = channel.unary_unary("/test.Small/Invented").future(b"x", timeout=WAIT_S)
-            assert call.code() is grpc.StatusCode.UNIMPLEMENTED
-        assert call_counts.server.totals() == []
-
-
 @each_kind
 def test_without_metrics_no_handler_has_another_wrapper(call_counts, world, kind):
-    module, form = (server, blocking) if world.name == "sync" else (aio_server, coroutine)
+    module, form = (server, answering) if world.name == "sync" else (aio_server, aio_answering)
 
     def wrapper() -> str:
-        made = handler(kind, form(kind, "return"))
+        made = handler(kind, form(kind, repr))
         wrapped = ServerState(None, timer=None).wrap(made, METHOD, module._wrap)
         return getattr(wrapped, kind).__code__.co_qualname
 

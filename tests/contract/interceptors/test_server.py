@@ -22,7 +22,7 @@ from scenarios.served import (
     handler,
 )
 
-from fixtures.call_counts import codes_of
+from fixtures.call_counts import TYPES, codes_of
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.handlers import bound, left, partly, reading_and_writing, seconds, status
 from fixtures.small_servers import IN_TIME, METHOD, Gate, serving_in
@@ -112,7 +112,7 @@ def ours(world, policy=None, **given):
 
 
 @each(HANDLERS)
-def test_a_handler_sees_the_deadline_of_its_own_call(world, nature, kind):
+def test_a_handler_sees_the_deadline_of_its_own_call(world, nature, kind, call_counts):
     """And not that of the previous call on its thread or of a scope around the server's start."""
     made = handler(kind, nature(kind, left))
     with deadline_scope(30), serving_in(world, made, *ours(world), workers=1) as target:
@@ -121,6 +121,9 @@ def test_a_handler_sees_the_deadline_of_its_own_call(world, nature, kind):
             assert world.do(world.loop.run_in_executor, None, left) is None
         assert ask(target, kind, timeout=None) == [b"None"]
     assert world.do(left) is None
+    (counted,) = call_counts.server.totals()
+    assert (counted.method, counted.kind, counted.started) == (METHOD, TYPES[kind], 2)
+    assert codes_of(call_counts.server) == {"OK": 2}
 
 
 def test_the_policy_of_the_method_shortens_the_deadline_that_its_handler_sees(world):
@@ -165,7 +168,7 @@ def test_a_call_whose_deadline_has_passed_is_refused_and_counted(
 # --- Statuses, and other interceptors ---
 
 
-def test_an_unknown_method_is_unimplemented(world):
+def test_an_unknown_method_is_unimplemented_and_not_counted(world, call_counts):
     made = handler("unary_unary", None)
     with (
         serving_in(world, made, *ours(world)) as target,
@@ -173,6 +176,7 @@ def test_an_unknown_method_is_unimplemented(world):
     ):
         call = channel.unary_unary("/test.Small/Other").future(b"x", timeout=WAIT_S)
         assert call.code() is grpc.StatusCode.UNIMPLEMENTED
+        assert call_counts.server.totals() == []
 
 
 def abort(context):
@@ -183,6 +187,10 @@ def abort(context):
 def fail(context):
     context.set_code(grpc.StatusCode.DATA_LOSS)
     context.set_details("set")
+    raise KeyError("a bug")
+
+
+def bug(context):
     raise KeyError("a bug")
 
 
@@ -221,14 +229,22 @@ def aborting(kind, look):
         (AioWorld, aio_answering, "stream_stream", fail, None),
         (AioWorld, aio_answering, "stream_unary", mark, None),
         (AioWorld, aio_answering, "unary_stream", mark, None),
+        (AioWorld, reading_and_writing, "stream_stream", mark, None),
+        (AioWorld, answering, "unary_unary", mark, None),
+        (AioWorld, answering, "stream_stream", mark, None),
+        *((*row, bug, None) for row in WRAPPED),
     ],
     indirect=["world"],
 )
-def test_a_status_reaches_the_client_unchanged(world, nature, kind, look, slow_call_threshold):
+def test_a_status_reaches_the_client_unchanged_and_is_counted(
+    world, nature, kind, look, slow_call_threshold, call_counts
+):
     made = handler(kind, nature(kind, look))
     policy = CallPolicy(timeout=DeadlinePolicy(slow_call_threshold=slow_call_threshold))
     with serving_in(world, made) as plain, serving_in(world, made, *ours(world, policy)) as target:
-        assert status(target, kind) == status(plain, kind)
+        seen = status(target, kind)
+        assert seen == status(plain, kind)
+        assert codes_of(call_counts.server) == {seen[0].name: 1}
 
 
 @each(WRAPPED)
