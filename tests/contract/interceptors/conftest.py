@@ -2,8 +2,8 @@
 
 from fixtures.aio_policy_channels import channels, own  # noqa: F401
 from fixtures.call_counts import call_counts  # noqa: F401
-from fixtures.chains import chain, forget_the_log  # noqa: F401
 from fixtures.clients import client  # noqa: F401
+from fixtures.forgotten_logs import forget_the_log  # noqa: F401
 from fixtures.shop import shop, shop_channel  # noqa: F401
 from fixtures.shops import memory  # noqa: F401
 from fixtures.worlds import world  # noqa: F401

@@ -7,10 +7,8 @@ import tenacity
 
 from rpcwheel.call import DeadlinePolicy, RetryPolicy, call_options, deadline_scope
 from rpcwheel.call.config import (
-    ANSWER_KEY,
     MAX_OPTION_BUDGETS,
     ClientState,
-    response_source,
     seconds_left,
 )
 from rpcwheel.call.policy import CallPolicy, DefaultResponsePolicy, MethodPolicy
@@ -270,18 +268,6 @@ def test_a_failback_policy_is_returned_for_every_error(make, events):
 def test_after_received_messages_no_policy_applies(make, events, settings):
     assert final_policy(*make(**settings), OSError(), received=True) is None
     assert events == []
-
-
-def test_a_response_names_its_source_and_the_failure():
-    assert ANSWER_KEY == "rpcwheel-answer"
-    assert response_source("queued", "UNAVAILABLE", "gone") == (
-        "failback",
-        "queued by failback after UNAVAILABLE: gone",
-    )
-    assert response_source(None, "INTERNAL", "broken") == (
-        "default-response",
-        "default response after INTERNAL: broken",
-    )
 
 
 # --- Timeouts ---

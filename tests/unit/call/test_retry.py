@@ -2,7 +2,6 @@
 
 from datetime import timedelta
 
-import grpc
 import pytest
 import tenacity
 from hypothesis import settings
@@ -58,21 +57,6 @@ class OneRetry:
 
 
 # --- What a policy means ---
-
-
-def test_the_settings_of_a_policy_are_taken_over():
-    made = rules(
-        retry_on={grpc.StatusCode.ABORTED, "UNKNOWN"},
-        max_attempts=7,
-        attempt_timeout=1.5,
-        replay_buffer_bytes=5,
-        retry_budget=0.5,
-        min_retries=2,
-    )
-    assert made.retry_on == {"ABORTED", "UNKNOWN", "DEADLINE_EXCEEDED"}
-    assert (made.max_attempts, made.attempt_timeout_ns) == (7, 1500 * MS)
-    assert (made.replay_buffer_bytes, made.budget, made.idempotent) == (5, (0.5, 2), True)
-    assert rules(retry_budget=None).budget is None
 
 
 # --- The deadline of an attempt ---

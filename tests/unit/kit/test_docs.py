@@ -16,7 +16,6 @@ from rpcwheel import (
     HeartbeatPolicy,
     HedgingPolicy,
     IdlePolicy,
-    MethodPolicy,
     RegistryPolicy,
     RetryPolicy,
     events,
@@ -25,38 +24,12 @@ from rpcwheel.backoff import JitteredWait
 from rpcwheel.balancer import BalancerPolicy, OutlierEjectionPolicy
 from rpcwheel.call import RetryThrottling
 from rpcwheel.kit import KitPolicy
-from rpcwheel.kit.config import policy_from_env, policy_from_file
+from rpcwheel.kit.config import policy_from_env
 from rpcwheel.policy import Policy
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT.joinpath("docs", "policies.md").read_text()
 EVENTS = ROOT.joinpath("docs", "events.md").read_text()
-
-MEANT = KitPolicy(
-    heartbeat=10,
-    idle=IdlePolicy(idle_timeout=180, close_streams=True),
-    timeout=DeadlinePolicy(timeout=2.0, slow_call_threshold=1.0),
-    retry=RetryPolicy(
-        retry_on=["UNAVAILABLE", "INTERNAL"],
-        max_attempts=4,
-        backoff={"initial": 0.05, "max": 1.0},
-    ),
-    methods={
-        "/shop.Orders/Get*": MethodPolicy(idempotent=True),
-        "/shop.Orders/Watch": MethodPolicy(
-            timeout=DeadlinePolicy(timeout=None, message_timeout=30), retry=None
-        ),
-        "/shop.Audit/*": MethodPolicy(
-            timeout=0.5,
-            failback=FailbackPolicy(
-                retry_on="UNAVAILABLE",
-                max_attempts=9,
-                backoff={"initial": 1, "max": 60},
-                max_pending=1000,
-            ),
-        ),
-    },
-)
 
 
 def block(heading: str) -> str:
@@ -70,12 +43,6 @@ def file(tmp_path):
     path = tmp_path / "rpcwheel.toml"
     path.write_text(block("A file"))
     return path
-
-
-def test_the_example_file_has_its_documented_meaning(file):
-    policy = policy_from_file(file)
-    assert policy == MEANT
-    assert policy.policy_for("/shop.Orders/Watch").timeout.slow_call_threshold == 1.0
 
 
 def test_the_example_variables_have_their_documented_meaning(file):

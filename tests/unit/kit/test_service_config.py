@@ -2,7 +2,6 @@
 
 import json
 import re
-import warnings
 
 import pytest
 import tenacity
@@ -200,9 +199,3 @@ def test_a_warning_names_the_keys_that_are_not_applied():
         policy = policy_from_service_config(config)
     assert len(caught) == 1
     assert of(policy, "/a/b")[0] == 1.0
-
-
-def test_a_config_that_is_applied_as_a_whole_gives_no_warning():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        methods({"name": [GET], "retryPolicy": RETRY, "timeout": "1s", "waitForReady": False})
