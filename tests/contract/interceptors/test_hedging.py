@@ -1,6 +1,7 @@
 """Hedged calls: further attempts while the first one runs (gRFC A6)."""
 
 import asyncio
+import time
 
 import grpc
 import pytest
@@ -70,10 +71,10 @@ def test_a_slow_call_is_sent_again_and_the_first_success_is_the_callers(
     call = begin()
     has_begun(slow)
     hedge(timer)
-    assert call.result() == b"x"
-    assert (call.code(), call.done()) == (grpc.StatusCode.OK, True)
     if client.style != "blocking":
         assert call.initial_metadata() == call.trailing_metadata() == {}
+    assert call.result() == b"x"
+    assert (call.code(), call.done()) == (grpc.StatusCode.OK, True)
     first, second = shop.calls
     assert have_ended([first])  # it was canceled
     assert "x-retry-attempt" not in first.metadata
@@ -102,6 +103,20 @@ def test_if_all_attempts_fail_the_caller_gets_the_last_failure(shop, begin):
 
 def pushback(milliseconds: str) -> Fail:
     return Fail("UNAVAILABLE", trailing=(("grpc-retry-pushback-ms", milliseconds),))
+
+
+@each_world
+def test_a_server_may_ask_for_a_delay_before_the_next_attempt(shop, begin, timer):
+    shop.then(pushback("60000"))
+    call = begin(hedging=HEDGING.replace(delay=1e6))
+    waited_s = 0
+    while not call.done():  # it has failed at some moment that cannot be seen
+        time.sleep(0.001)
+        timer.advance(1)
+        waited_s += 1
+    assert waited_s >= 60
+    assert call.result() == b"x"
+    assert len(shop.calls) == 2
 
 
 @each_world
