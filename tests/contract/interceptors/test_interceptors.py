@@ -1,5 +1,8 @@
 """The interceptors of both worlds: names, wrong arguments, and the arguments of each attempt."""
 
+import asyncio
+from functools import partial
+
 import grpc
 import pytest
 
@@ -55,26 +58,16 @@ async def test_a_channel_of_the_other_world_is_refused_with_a_hint():
             intercept_channel(bare, CallPolicy())
 
 
-async def test_an_invalid_time_is_refused_before_any_queue_is_closed(timer):
-    policy = FailbackPolicy(retry_on=ConnectionError)
-    with sync.FailbackQueues(timer) as queues:
-        for wrong, error in ((float("nan"), ConfigurationError), ("soon", TypeError)):
-            for act in (queues.close, queues.flush):
-                with pytest.raises(error):
-                    act(wrong)
-        assert queues.queue_for(policy, "/a/B").enqueue(ConnectionError(), print)
-        assert queues.flush(WAIT_S)
-    async with aio.FailbackQueues(timer) as queues:
-        for wrong, error in ((float("nan"), ConfigurationError), ("soon", TypeError)):
-            for act in (queues.close, queues.flush):
-                with pytest.raises(error):
-                    await act(wrong)
-
-        async def deliver():
-            """Succeed."""
-
-        assert queues.queue_for(policy, "/a/B").enqueue(ConnectionError(), deliver)
-        assert await queues.flush(WAIT_S)
+def test_an_invalid_time_is_refused_before_any_queue_is_closed(world, timer):
+    queues = world.keep(world.do(world.interceptors.FailbackQueues, timer))
+    for wrong, error in ((float("nan"), ConfigurationError), ("soon", TypeError)):
+        for act in (queues.close, queues.flush):
+            with pytest.raises(error):
+                world.do(act, wrong)
+    queue = queues.queue_for(FailbackPolicy(retry_on=ConnectionError), "/a/B")
+    deliver = print if world.name == "sync" else partial(asyncio.sleep, 0)
+    assert world.do(queue.enqueue, ConnectionError(), deliver)
+    assert world.do(queues.flush, WAIT_S)
 
 
 # --- The arguments of each attempt ---

@@ -6,12 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 
+from fixtures.small_servers import METHOD, small
 from fixtures.waiting import WAIT_S
 from rpcwheel.call import CallPolicy, RetryPolicy
 from rpcwheel.failback import FailbackPolicy
 from rpcwheel.interceptors import aio
-
-TOKENS_METHOD = "/test.Tokens/Get"
 
 
 class Tokens(grpc.AuthMetadataPlugin):
@@ -25,38 +24,32 @@ class Tokens(grpc.AuthMetadataPlugin):
 
 
 class Guarded:
-    """A server with TLS that records the tokens, and fails the first calls."""
+    """A handler that records the tokens, and fails the first calls."""
 
     def __init__(self) -> None:
         self.seen = []
         self.failures = 0
-        self._pool = ThreadPoolExecutor(2)
-        self._server = grpc.server(self._pool)
-        handler = grpc.unary_unary_rpc_method_handler(self._act)
-        self._server.add_generic_rpc_handlers(
-            [grpc.method_handlers_generic_handler("test.Tokens", {"Get": handler})]
-        )
-        port = self._server.add_secure_port("127.0.0.1:0", grpc.local_server_credentials())
-        self.target = f"127.0.0.1:{port}"
-        self._server.start()
 
-    def _act(self, request, context):
+    def __call__(self, request, context):
         self.seen.append(dict(context.invocation_metadata())["authorization"])
         if self.failures:
             self.failures -= 1
             context.abort(grpc.StatusCode.UNAVAILABLE, "not yet")
         return request
 
-    def stop(self) -> None:
-        self._server.stop(None).wait()
-        self._pool.shutdown()
-
 
 @pytest.fixture
 def guarded():
+    """The handler of a server with TLS, which has its `target`."""
     guarded = Guarded()
-    yield guarded
-    guarded.stop()
+    with ThreadPoolExecutor(2) as pool:
+        server = grpc.server(pool)
+        server.add_generic_rpc_handlers([small(grpc.unary_unary_rpc_method_handler(guarded))])
+        port = server.add_secure_port("127.0.0.1:0", grpc.local_server_credentials())
+        guarded.target = f"127.0.0.1:{port}"
+        server.start()
+        yield guarded
+        server.stop(None).wait()
 
 
 def secured(guarded, api, policy, queues):
@@ -77,7 +70,7 @@ async def test_each_attempt_and_each_delivery_gets_a_new_token(guarded, api):
     )
     tokens = grpc.metadata_call_credentials(Tokens())
     async with aio.FailbackQueues() as queues, secured(guarded, api, policy, queues) as channel:
-        member = channel.unary_unary(TOKENS_METHOD)
+        member = channel.unary_unary(METHOD)
         guarded.failures = 1
         assert await member(b"x", credentials=tokens) == b"x"
         assert guarded.seen == ["token 1", "token 2"]

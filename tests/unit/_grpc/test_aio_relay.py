@@ -65,7 +65,7 @@ class StreamStreamRelay(RecordingRelay, WrittenRelay, ReadRelay, grpc.aio.Stream
         self.finish_failed(call, error or failure_of(call))
 
 
-class RunningAttempt(grpc.aio.UnaryUnaryCall):
+class RunningAttempt:
     """An attempt that runs until the test ends it."""
 
     def __init__(self):
@@ -99,27 +99,14 @@ class RunningAttempt(grpc.aio.UnaryUnaryCall):
     def cancelled(self):
         return self.done() and self.end.cancelled()
 
-    def time_remaining(self):
-        return None
+    def __getattr__(self, name):
+        """The methods that wait for the status or the metadata."""
 
-    async def _of_end(self, name):
-        await self._ended.wait()
-        return await getattr(self.end, name)()
+        async def of_end():
+            await self._ended.wait()
+            return await getattr(self.end, name)()
 
-    async def code(self):
-        return await self._of_end("code")
-
-    async def details(self):
-        return await self._of_end("details")
-
-    async def initial_metadata(self):
-        return await self._of_end("initial_metadata")
-
-    async def trailing_metadata(self):
-        return await self._of_end("trailing_metadata")
-
-    async def wait_for_connection(self):
-        await self._ended.wait()
+        return of_end
 
 
 class UnwrittenAttempt(RunningAttempt):
