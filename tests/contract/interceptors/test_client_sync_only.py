@@ -4,7 +4,7 @@ import gc
 import logging
 import signal
 import threading
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
@@ -361,33 +361,22 @@ def test_a_stream_that_does_not_report_its_end_ends_when_it_was_read(shop_channe
     assert stream.done()
 
 
-def test_canceling_wakes_a_thread_that_waits_for_the_result(shop, open_channel, timer):
+@pytest.mark.parametrize(
+    ("style", "names", "expected"),
+    [
+        ("future", ("result", "exception", "traceback"), "FutureCancelledError"),
+        ("future", ("code",), "StatusCode.CANCELLED"),
+        ("stream", ("__next__",), "FinishedError"),
+    ],
+)
+def test_canceling_wakes_threads_that_wait(shop, open_channel, timer, style, names, expected):
     shop.then("UNAVAILABLE")
-    call = begin(open_channel(), "future")
+    call = begin(open_channel(), style)
     wait_until(lambda: timer.pending == 1)
-    ends = []
-    waits = [
-        threading.Thread(target=lambda give=give: ends.append(ended_by(give)))
-        for give in (call.result, call.exception, call.traceback, call.code)
-    ]
-    for thread in waits:
-        thread.start()
-    call.cancel()
-    for thread in waits:
-        thread.join(WAIT_S)
-    assert sorted(map(str, ends)) == sorted(["FutureCancelledError"] * 3 + ["StatusCode.CANCELLED"])
-
-
-def test_canceling_wakes_a_thread_that_waits_for_a_message(shop, open_channel, timer):
-    shop.then("UNAVAILABLE")
-    call = begin(open_channel(), "stream")
-    wait_until(lambda: timer.pending == 1)
-    ends = []
-    thread = threading.Thread(target=lambda: ends.append(ended_by(partial(next, call))))
-    thread.start()
-    call.cancel()
-    thread.join(WAIT_S)
-    assert ends == ["FinishedError"]
+    with ThreadPoolExecutor() as threads:
+        ends = [threads.submit(ended_by, getattr(call, name)) for name in names]
+        call.cancel()
+        assert [str(end.result(WAIT_S)) for end in ends] == [expected] * len(names)
 
 
 def ended_by(give):

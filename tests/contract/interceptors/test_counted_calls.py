@@ -3,9 +3,6 @@
 import asyncio
 import functools
 import gc
-import os
-import subprocess
-import sys
 import threading
 
 import grpc
@@ -341,31 +338,3 @@ async def test_without_metrics_nothing_of_aio_is_wrapped(
     assert type(method._call) is type(aio_shop_channel.unary_unary(PATH["unary_unary"]))
     for interceptor in aio.client_interceptors(PLAIN):
         assert not [name for name in vars(interceptor) if name.startswith("intercept")]
-
-
-OFF = """
-import sys, grpc, grpc.aio, rpcwheel, rpcwheel.aio
-from rpcwheel.telemetry import components
-
-for kit in (rpcwheel.Kit(timeout=1.0), rpcwheel.aio.Kit(timeout=1.0)):
-    kit.client_interceptors(), kit.server_interceptors()
-with grpc.insecure_channel("127.0.0.1:1") as bare, rpcwheel.Kit(timeout=1.0) as kit:
-    try:
-        kit.intercept_channel(bare).unary_unary("/test.Shop/UnaryUnary")(b"x", timeout=0.0)
-    except grpc.RpcError:
-        pass
-assert components.call_counts() is None
-print(sorted({"prometheus_client", "opentelemetry", "rpcwheel.metrics"} & sys.modules.keys()))
-"""
-
-
-def test_with_metrics_off_no_package_for_them_is_imported():
-    done = subprocess.run(
-        [sys.executable, "-c", OFF],
-        capture_output=True,
-        text=True,
-        timeout=4 * WAIT_S,
-        check=False,
-        env=os.environ | {"RPCWHEEL_METRICS": "off"},
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")

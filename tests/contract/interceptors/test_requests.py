@@ -116,14 +116,6 @@ async def test_write_is_refused_after_an_iterator_was_given(channels):
         assert await call == b"a"
 
 
-async def test_without_retries_requests_may_be_written(channels):
-    settings = {"retry": None, "timeout": DeadlinePolicy(slow_call_threshold=9)}
-    call = channels.retrying(**settings).stream_unary(STREAM_UNARY)()
-    await call.write(b"a")
-    await call.done_writing()
-    assert await call == b"a"
-
-
 async def test_written_requests_are_not_sent_again(shop, own, events):
     shop.then(Fail("UNAVAILABLE", read=True))
     call = own.retrying().stream_unary(STREAM_UNARY)()

@@ -1,6 +1,7 @@
 """The settings and parameters of the kits of `grpc` and `grpc.aio`."""
 
 import inspect
+from datetime import timedelta
 
 import pytest
 
@@ -55,6 +56,8 @@ def test_a_kit_takes_the_settings_of_kit_policy(kind):
     assert short.timeout.timeout == 2.0
     names = ("heartbeat", "idle", "registry_policy")
     assert {n: getattr(short, n) for n in names} == {n: settings[n] for n in names}
+    minute = timedelta(minutes=1)
+    assert kind(idle=minute).policy.idle == IdlePolicy(idle_timeout=minute)
 
 
 def test_from_policy_takes_a_kit_policy_or_a_call_policy(kind):

@@ -73,15 +73,11 @@ def test_a_server_is_published_called_by_name_and_stopped_in_order(world, server
     assert kit.detectors == ()
 
 
-def test_settings_for_channels_by_name_are_refused_for_an_address(world, memory):
+def test_channels_by_name_have_settings_of_the_balancer(world, memory):
     kit = world.keep(world.api.Kit())
     settings = {"lb_policy": "least_request", "group": "blue", "version": "1", "zone": "eu-1"}
     policy = BalancerPolicy(pick_timeout=1)
     world.keep(world.do(kit.channel, memory, service=SERVICE, balancer_policy=policy, **settings))
-    with pytest.raises(
-        ConfigurationError, match=r"lb_policy, zone: only for a service in a registry"
-    ):
-        world.do(kit.channel, "127.0.0.1:50051", lb_policy="least_request", zone="eu-1")
 
 
 def test_a_closed_kit_refuses_to_make_a_channel_with_heartbeats(memory):

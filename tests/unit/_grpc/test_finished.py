@@ -3,8 +3,7 @@
 import grpc
 import pytest
 
-from rpcwheel._grpc.finished import FinishedError, FinishedResponse, FinishedStream, refused_by
-from rpcwheel.errors import REFUSALS
+from rpcwheel._grpc.finished import FinishedError, FinishedResponse, FinishedStream
 
 CODE = grpc.StatusCode.DEADLINE_EXCEEDED
 
@@ -64,17 +63,3 @@ def test_a_default_response_is_a_call_with_status_ok():
 @pytest.mark.parametrize(("messages", "read"), [(None, []), ((b"a", b"b"), [b"a", b"b"])])
 def test_the_messages_of_a_default_response_stream_are_iterated(messages, read):
     assert list(FinishedStream(messages, "")) == read
-
-
-@pytest.mark.parametrize("kind", REFUSALS)
-def test_a_refusal_of_a_failback_queue_is_a_failed_call_and_both_errors(kind):
-    failure = FinishedError(CODE, "too late", initial=(("i", "v"),), trailing=(("k", "v"),))
-    call = refused_by(kind("q: not queued"), failure)
-    assert isinstance(call, kind)
-    assert isinstance(call, grpc.RpcError)
-    with pytest.raises(kind) as caught:
-        call.result()
-    assert caught.value is call is call.exception()
-    assert call.__cause__ is failure
-    assert (str(call), call.code(), call.details()) == ("q: not queued", CODE, "q: not queued")
-    assert (call.initial_metadata(), call.trailing_metadata()) == ((("i", "v"),), (("k", "v"),))
