@@ -11,6 +11,7 @@ from fixtures.grpc_servers import IMPATIENT
 from fixtures.grpcio import WAITING_ENDS_WITH_ITS_CHANNEL, all_channels_but
 from fixtures.shop import STREAM_STREAM, UNARY_STREAM, UNARY_UNARY, Fail, Hang, Silent
 from fixtures.waiting import WAIT_S, aio_wait_until
+from fixtures.worlds import METHODS
 from rpcwheel.call import CallPolicy, DeadlinePolicy, RetryPolicy
 from rpcwheel.interceptors import aio
 
@@ -174,37 +175,28 @@ async def test_closing_the_channel_cancels_running_calls(shop, own):
 
 
 @pytest.mark.parametrize("where", ["attempt", "backoff"])
-async def test_canceling_a_task_that_awaits_a_call_cancels_the_call(shop, own, timer, where):
-    shop.then(hang := Hang()) if where == "attempt" else shop.then("UNAVAILABLE")
-    call = own.retrying(retry=PATIENT, timer=timer).unary_unary(UNARY_UNARY)(b"x")
-    waiting = asyncio.ensure_future(asyncio.wait_for(call, WAIT_S))
-    await aio_wait_until(hang.begun.is_set if where == "attempt" else lambda: timer.pending)
+@pytest.mark.parametrize("kind", ["unary_unary", "unary_stream"])
+async def test_canceling_a_task_that_waits_for_a_response_cancels_the_call(
+    shop, own, timer, kind, where
+):
+    is_stream = kind == "unary_stream"
+    silent = Silent(after=1 if is_stream else 0)
+    shop.then(silent if where == "attempt" else "UNAVAILABLE")
+    channel = own.retrying(retry=PATIENT, timer=timer)
+    call = getattr(channel, kind)(METHODS[kind])(b"xy")
+    if is_stream and where == "attempt":
+        assert await call.read() == b"x"
+    waiting = asyncio.ensure_future(call.read() if is_stream else asyncio.wait_for(call, WAIT_S))
+    await asyncio.sleep(0)  # it waits
+    await aio_wait_until(silent.begun.is_set if where == "attempt" else lambda: timer.pending)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    assert call.cancelled()
+    await aio_wait_until(call.cancelled)
     assert await call.code() is grpc.StatusCode.CANCELLED
     assert not timer.pending
     await aio_wait_until(shop.calls[0].ended.is_set)
     assert len(shop.calls) == 1
-
-
-@pytest.mark.parametrize("where", ["attempt", "backoff"])
-async def test_canceling_a_task_that_reads_a_stream_cancels_the_stream(shop, own, timer, where):
-    shop.then(Silent(after=1) if where == "attempt" else "UNAVAILABLE")
-    call = own.retrying(retry=PATIENT, timer=timer).unary_stream(UNARY_STREAM)(b"xy")
-    if where == "attempt":
-        assert await call.read() == b"x"
-    reading = asyncio.ensure_future(call.read())
-    await asyncio.sleep(0)  # it reads
-    if where == "backoff":
-        await aio_wait_until(lambda: timer.pending)
-    reading.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await reading
-    await aio_wait_until(call.cancelled)
-    assert not timer.pending
-    await aio_wait_until(shop.calls[0].ended.is_set)
 
 
 async def test_canceling_a_task_that_waits_for_the_status_does_not_cancel_the_call(shop, own):
