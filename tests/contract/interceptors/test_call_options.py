@@ -1,12 +1,9 @@
 """`call_options`: other policies for the calls of a block."""
 
-import asyncio
-
 import grpc
 
 import rpcwheel
 from fixtures.clients import held, ways
-from fixtures.shop import UNARY_UNARY
 from rpcwheel import DefaultResponsePolicy, aio, call_options
 
 each_world = ways("sync blocking", "aio unary")
@@ -54,20 +51,6 @@ def test_a_call_follows_the_options_under_which_it_began(shop, client):
         call = client.begin(channel)
     assert client.answer(call) == b"no"
     assert len(shop.calls) == 1
-
-
-async def test_tasks_created_in_the_block_have_the_options(shop, own):
-    call = own.retrying().unary_unary(UNARY_UNARY)
-
-    async def ask():
-        return await call(b"")
-
-    with call_options(timeout=60.0):
-        inside = asyncio.ensure_future(ask())
-    outside = asyncio.ensure_future(ask())
-    await asyncio.gather(inside, outside)
-    limits = sorted((seen.time_remaining or 0.0) > 0.0 for seen in shop.calls)
-    assert limits == [False, True]
 
 
 def test_both_worlds_export_the_same_function():

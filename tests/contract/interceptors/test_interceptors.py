@@ -6,9 +6,8 @@ from functools import partial
 import grpc
 import pytest
 
-from fixtures.clients import Noting, noting
-from fixtures.shop import UNARY_UNARY
-from fixtures.waiting import WAIT_S, wait_until
+from fixtures.clients import noting
+from fixtures.waiting import WAIT_S
 from rpcwheel import interceptors
 from rpcwheel.call import CallPolicy
 from rpcwheel.errors import ConfigurationError
@@ -17,11 +16,6 @@ from rpcwheel.interceptors import aio, client_interceptors, intercept_channel, s
 
 KINDS = ("UnaryUnary", "UnaryStream", "StreamUnary", "StreamStream")
 
-POLICY = CallPolicy(
-    timeout=WAIT_S,
-    idempotent=True,
-    retry={"retry_on": "UNAVAILABLE", "max_attempts": 3, "backoff": 0.0},
-)
 TOKEN = grpc.access_token_call_credentials("token")
 
 
@@ -91,18 +85,3 @@ def test_each_attempt_is_made_with_what_the_caller_gave(shop, client):
     assert seen == [given] * 3
     assert [call.metadata["k"] for call in shop.calls] == ["v"] * 3
     assert all(0 < call.time_remaining < 1.1 * WAIT_S for call in shop.calls)
-
-
-def test_a_call_with_wait_for_ready_waits_in_its_first_attempt(shop, shop_channel):
-    shop.kill()
-    attempts, states = [], []
-    shop_channel.subscribe(states.append, try_to_connect=True)
-    inner = grpc.intercept_channel(shop_channel, Noting(attempts.append))
-    method = intercept_channel(inner, POLICY).unary_unary(UNARY_UNARY)
-    future = method.future(b"x", wait_for_ready=True)
-    wait_until(lambda: grpc.ChannelConnectivity.TRANSIENT_FAILURE in states)
-    assert not future.done()
-    shop.start()
-    assert future.result(WAIT_S) == b"x"
-    assert len(attempts) == 1
-    shop_channel.unsubscribe(states.append)

@@ -215,7 +215,7 @@ def test_without_the_setting_servers_have_no_connection_table():
         assert not any(isinstance(one, ConnectionTable) for one in kit.server_interceptors())
 
 
-def test_server_options_follow_the_heartbeat():
+def test_server_options_follow_the_heartbeat_unless_they_are_set():
     for heartbeat, keepalive, answer in (
         (None, 60_000, 20_000),
         (10.0, 10_000, 20_000),
@@ -225,11 +225,7 @@ def test_server_options_follow_the_heartbeat():
         options = dict(Kit(heartbeat=heartbeat).server_options())
         assert options["grpc.keepalive_time_ms"] == keepalive
         assert options["grpc.http2.ping_timeout_ms"] == answer
-
-
-def test_server_options_override_those_of_the_heartbeat():
-    kit = Kit(heartbeat=10.0)
-    options = dict(kit.server_options(keepalive=30.0, connection_age=3600.0))
-    assert options["grpc.keepalive_time_ms"] == 30_000
-    assert options["grpc.http2.ping_timeout_ms"] == 20_000
-    assert options["grpc.max_connection_age_ms"] == 3_600_000
+    overridden = dict(Kit(heartbeat=10.0).server_options(keepalive=30.0, connection_age=3600.0))
+    assert overridden["grpc.keepalive_time_ms"] == 30_000
+    assert overridden["grpc.http2.ping_timeout_ms"] == 20_000
+    assert overridden["grpc.max_connection_age_ms"] == 3_600_000
