@@ -12,6 +12,7 @@ import pytest
 from fixtures.balanced_channels import dead  # noqa: F401 - fixtures
 from fixtures.exiting_process import ends_beside_its_server, goes_on
 from fixtures.heartbeats import server  # noqa: F401
+from fixtures.shop import UNARY_UNARY
 from fixtures.waiting import aio_wait_until
 from rpcwheel._concurrency.exiting import BackgroundCalls
 from rpcwheel.errors import FailbackClosed
@@ -82,7 +83,7 @@ def test_the_exit_does_not_wait_for_a_heartbeat_whose_loop_was_closed(server, ti
         manager = HeartbeatManager(timer=timer, interval=1.0)
         channel = ReconnectingChannel(server.target, timer=timer)
         kept.extend([manager, channel])
-        await channel.unary_unary("/test.Shop/Push")(b"")
+        await channel.unary_unary(UNARY_UNARY)(b"")
         server.answer = threading.Event()
         assert manager.attach(channel).beat()
         await aio_wait_until(lambda: server.checks)
