@@ -191,7 +191,7 @@ def _seconds(value: object) -> object:
             "it must be a finite time; for no limit give None (in a file false)"
         )
     if value != value:  # noqa: PLR0124 - NaN
-        raise ConfigurationError("it must be a finite time above zero, not NaN")
+        raise ConfigurationError("it must be a finite time, not NaN")
     checked(partial(positive_ns, subject="it"), value)
     return value
 
