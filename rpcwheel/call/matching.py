@@ -56,16 +56,16 @@ class Matcher:
                 case type():
                     types.append(_exception_type(condition, setting))
                 case str():
-                    self._codes.add(checked_code(condition, subject=f"`{setting}`"))
+                    self._codes.add(checked_code(condition, subject="it"))
                 case enum.Enum() if type(condition).__name__ == "StatusCode":
-                    self._codes.add(checked_code(condition, subject=f"`{setting}`"))
+                    self._codes.add(checked_code(condition, subject="it"))
                 case retry_base():
-                    self._strategies.append(_strategy(condition, setting))
+                    self._strategies.append(_strategy(condition))
                 case _:
                     self._predicates.append(_predicate(condition, setting))
         self._types = tuple(types)
         if not (types or self._codes or self._strategies or self._predicates):
-            raise ConfigurationError(f"`{setting}` is empty; {wanted(setting)}")
+            raise ConfigurationError(f"it is empty; {wanted(setting)}")
 
     def codes(self, rpc_error: type[Exception]) -> frozenset[str]:
         """Return the status codes that are named: each code if a type is that of all gRPC errors.
@@ -112,18 +112,18 @@ def _exception_type(kind: type, setting: str) -> type[Exception]:
         return kind
     if issubclass(kind, BaseException):
         raise ConfigurationError(
-            f"`{setting}` names {kind.__name__}, which ends a program or a task and is never "
+            f"it names {kind.__name__}, which ends a program or a task and is never "
             f"handled; {setting}=Exception means every error"
         )
     raise TypeError(
-        f"`{setting}` names the class {kind.__name__}, which is not an exception; {wanted(setting)}"
+        f"it names the class {kind.__name__}, which is not an exception; {wanted(setting)}"
     )
 
 
-def _strategy(retry: retry_base, setting: str) -> retry_base:
+def _strategy(retry: retry_base) -> retry_base:
     if isinstance(retry, (tenacity.retry_if_result, tenacity.retry_if_not_result)):
         raise ConfigurationError(
-            f"`{setting}` looks at results ({type(retry).__name__}), but a call that returns has "
+            f"it looks at results ({type(retry).__name__}), but a call that returns has "
             "succeeded; raise an error for a result that is a failure"
         )
     return retry
@@ -131,9 +131,9 @@ def _strategy(retry: retry_base, setting: str) -> retry_base:
 
 def _predicate(predicate: object, setting: str) -> Callable[[Exception], object]:
     if not callable(predicate):
-        raise TypeError(f"`{setting}` holds {predicate!r}; {wanted(setting)}")
+        raise TypeError(f"it holds {predicate!r}; {wanted(setting)}")
     if inspect.iscoroutinefunction(predicate):
         raise TypeError(
-            f"the predicate {predicate!r} in `{setting}` is a coroutine function; give a plain one"
+            f"the predicate {predicate!r} is a coroutine function; give a plain one"
         )
     return predicate

@@ -200,9 +200,9 @@ class RetryPolicy(Policy):
     @field_validator("retry_on", mode="after")
     @classmethod
     def _check_retry_on(cls, value: object) -> frozenset[str]:
-        codes = _codes(value, "`retry_on`")
+        codes = _codes(value)
         if not codes:
-            raise ConfigurationError(f"`retry_on` is empty; {RETRY_ON_ADVICE}")
+            raise ConfigurationError(f"it is empty; {RETRY_ON_ADVICE}")
         return codes
 
     @field_validator("backoff")
@@ -212,9 +212,9 @@ class RetryPolicy(Policy):
         return backoff
 
 
-def _codes(value: object, setting: str) -> frozenset[str]:
+def _codes(value: object) -> frozenset[str]:
     each = value if isinstance(value, (set, frozenset, tuple, list)) else (value,)
-    return frozenset(checked(partial(checked_code, subject=setting), code) for code in each)
+    return frozenset(checked(partial(checked_code, subject="it"), code) for code in each)
 
 
 class HedgingPolicy(Policy):
@@ -259,7 +259,7 @@ class HedgingPolicy(Policy):
     @field_validator("non_fatal_codes", mode="after")
     @classmethod
     def _check_non_fatal_codes(cls, codes: object) -> frozenset[str]:
-        return _codes(codes, "non_fatal_codes")
+        return _codes(codes)
 
 
 class DefaultResponsePolicy(Policy):

@@ -9,6 +9,7 @@ error, in the format of doctest. `make test` compares them. For a new line only 
 import doctest
 import sys
 import traceback
+import warnings
 from pathlib import Path
 from textwrap import indent
 
@@ -31,5 +32,6 @@ def updated(text: str) -> str:
 
 
 if __name__ == "__main__":
+    warnings.simplefilter("error")  # as in the tests
     for name in sys.argv[1:]:
         Path(name).write_text(updated(Path(name).read_text()))

@@ -155,7 +155,7 @@ REFUSED_TOML = {
     "timeot = 2.0": "there is no setting 'timeot'; did you mean 'timeout'?",
     'retry = { retry_on = "UNAVAILABLE", max_attempts = false }': "integer, not False",
     '[methods."/a/b"]\nretry = {retry_on = ["UNAVAILBLE"]}': (
-        "methods[\"/a/b\"].retry.retry_on: `retry_on` names 'UNAVAILBLE', which is not a gRPC"
+        "methods[\"/a/b\"].retry.retry_on: it names 'UNAVAILBLE', which is not a gRPC"
     ),
     "[rpcwheel]\ntimeout = 2.0": (
         "no setting 'rpcwheel'; write its settings at the top level, without it: timeout"
