@@ -9,8 +9,9 @@ Calls are as durable as the server is configured to keep them:
 
 * `appendonly yes` is needed: without it, a restart of the server loses all calls since the last
   snapshot. If it is off, a warning is logged.
-* With `appendfsync everysec`, the default, calls survive the death of the server's process, but a
-  power failure loses up to a second of them. `appendfsync always` loses none.
+* `appendfsync always` loses no call. With `everysec`, the default, a power failure loses those of a
+  second or two. So does the death of the server's process if its disk is slow: Redis confirms calls
+  during an fsync, and writes them to its file afterwards, at most two seconds later.
 * Fail-over to a replica is asynchronous: it loses what the replica has not received yet. That also
   undoes results, whose calls are attempted again, with the same idempotency keys.
 * `maxmemory-policy` must be `noeviction`, and is checked when the server is connected and when a

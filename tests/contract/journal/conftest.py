@@ -3,7 +3,7 @@
 import pytest
 
 from fixtures.engine_postgresql import PostgresqlEngine
-from fixtures.engine_redis import RedisEngine
+from fixtures.engine_redis import DurableRedis, RedisEngine
 from fixtures.engines import engine_fixture
 from fixtures.journals import script, url  # noqa: F401
 from rpcwheel.journal import open_journal_backend
@@ -12,7 +12,7 @@ postgresql = engine_fixture(PostgresqlEngine, "session")
 redis = engine_fixture(RedisEngine, "session")
 
 own_postgresql = engine_fixture(PostgresqlEngine, "session")
-own_redis = engine_fixture(RedisEngine, "session")
+own_redis = engine_fixture(DurableRedis, "session")
 """Servers that tests kill, freeze and configure."""
 
 

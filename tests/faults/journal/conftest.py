@@ -6,7 +6,7 @@ from urllib.parse import urlencode
 import pytest
 
 from fixtures.engine_postgresql import PostgresqlEngine
-from fixtures.engine_redis import RedisEngine
+from fixtures.engine_redis import DurableRedis
 from fixtures.engines import engine_fixture
 from fixtures.journal_clients import JournalClient
 from fixtures.recording_server import RecordingServer
@@ -18,18 +18,6 @@ class DurablePostgresql(PostgresqlEngine):
     def __init__(self) -> None:
         """Prepare it."""
         super().__init__("-c", "fsync=on", "-c", "synchronous_commit=on")
-
-
-class DurableRedis(RedisEngine):
-    """Redis with the durability that loses nothing."""
-
-    def __init__(self) -> None:
-        """Prepare it."""
-        super().__init__("--appendfsync", "always")
-
-    def journal_url(self, **options: str) -> str:
-        """Its URL as a journal."""
-        return self.url(**options)
 
 
 postgresql = engine_fixture(DurablePostgresql, "function")
