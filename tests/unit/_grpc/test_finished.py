@@ -55,7 +55,8 @@ def test_a_default_response_is_a_call_with_status_ok():
     call = FinishedResponse(b"x", "why", initial=(("i", "1"),))
     assert (call.result(), call.exception(), call.traceback()) == (b"x", None, None)
     assert (call.code(), call.details()) == (grpc.StatusCode.OK, "why")
-    assert call.initial_metadata() == (("i", "1"),)
+    assert (call.initial_metadata(), call.trailing_metadata()) == ((("i", "1"),), ())
+    assert FinishedResponse(b"x", "why").initial_metadata() == ()
     assert not isinstance(call, grpc.RpcError)
     assert_ended(call)
 
