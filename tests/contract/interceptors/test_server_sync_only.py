@@ -1,5 +1,6 @@
 """The server interceptor of `grpc`: what `grpc.aio` has no counterpart of."""
 
+import contextlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
@@ -9,6 +10,7 @@ import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from scenarios.served import ROUNDED, answering, ask, begin, handler
 
+from fixtures.call_counts import codes_of
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.handlers import left, seconds, status
 from fixtures.small_servers import Gate, serving
@@ -179,3 +181,54 @@ def test_a_stream_of_pushed_responses_is_slow_until_its_end(cancelled, timer, ev
             thread.join()
         assert wait_until(lambda: timer.pending == 0)
     assert slow_calls(events) == []
+
+
+# --- Counts ---
+
+
+def push_well(context, push):
+    push(b"x")
+    push(None)
+
+
+def push_and_set_code(context, push):
+    push(b"x")
+    context.set_code(grpc.StatusCode.NOT_FOUND)
+    push(None)
+
+
+def abort(context, push):
+    context.abort(grpc.StatusCode.NOT_FOUND, "no")
+
+
+@pytest.mark.parametrize(
+    ("act", "code"),
+    [
+        (push_well, "OK"),
+        (push_and_set_code, "NOT_FOUND"),
+        (abort, "NOT_FOUND"),
+        (None, "CANCELLED"),
+    ],
+)
+def test_a_call_with_pushed_responses_is_counted(call_counts, act, code):
+    entered = threading.Event()
+
+    def behavior(request, context, push):
+        entered.set()
+        if act is not None:
+            act(context, push)
+
+    behavior.experimental_non_blocking = True
+    made = handler("unary_stream", behavior)
+    with (
+        serving(made, interceptors=server_interceptors()) as target,
+        grpc.insecure_channel(target, options=IMPATIENT) as channel,
+    ):
+        call = begin(channel, "unary_stream")
+        assert entered.wait(WAIT_S)
+        if act is None:
+            call.cancel()
+        with contextlib.suppress(grpc.RpcError):
+            list(call)
+        assert call.code().name == code
+        assert codes_of(call_counts.server) == {code: 1}
