@@ -62,10 +62,10 @@ class WheelTimer(TimerCore):
         name: str = "rpcwheel-timer",
         on_error: OnError | None = None,
     ) -> None:
+        self._reset_thread()  # first: `__del__` needs it, also if the rest is interrupted
         super().__init__(
             queue, max_pending=max_pending, executor=executor, name=name, on_error=on_error
         )
-        self._reset_thread()
         self._register()
 
     def stop(self) -> list[Timeout]:

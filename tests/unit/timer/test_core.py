@@ -34,6 +34,21 @@ def nothing(timeout):
     """Do nothing."""
 
 
+def test_a_timer_whose_constructor_is_interrupted_is_collected_without_an_error(
+    make_timer, monkeypatch
+):
+    class Interrupted(HashedWheel):
+        def advance(self, now_ns):
+            raise LookupError  # as a signal may raise KeyboardInterrupt anywhere
+
+    errors = []
+    monkeypatch.setattr("sys.unraisablehook", errors.append)
+    with pytest.raises(LookupError):
+        make_timer(Interrupted(tick=0.001, slots=8))
+    gc.collect()
+    assert errors == []
+
+
 def test_each_task_runs_once_and_never_early(make_timer):
     timer, wait = make_timer()
     ran = []
