@@ -129,7 +129,6 @@ def test_results_that_a_full_disk_refuses_are_stored_when_there_is_space(disk, u
         wait_until(lambda: journal.unstored_results > 0)
         with pytest.raises(JournalFull):
             push("refused")
-        assert journal.unstored_results > 0
         (disk / "reserve").unlink()
         wait_until(lambda: not stored_calls(url))
         assert journal.unstored_results == 0
