@@ -53,6 +53,7 @@ def test_each_server_is_called_and_the_responses_are_by_address(world, shops, op
     responses = broadcast(world, channel, metadata=(("a", "b"),))
     assert responses == {shop.target: b"x" for shop in shops}
     assert [shop.count_calls(a="b") for shop in shops] == [1, 1, 1]
+    assert all(0 < shop.calls[0].time_remaining < 1.1 * WAIT_S for shop in shops)
     assert channel.calls == 0
 
 

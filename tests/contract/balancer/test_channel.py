@@ -37,10 +37,15 @@ def test_its_state_is_the_best_of_its_subchannels(world, shops, dead, open_balan
     assert state() is FAILING
     world.do(channel.update, [instance(dead), instance(shops[0])])
     assert state() is IDLE
+    world.do(channel.subchannels[0].mark_unhealthy, "the test")
+    name = {"sync": "BalancedChannel", "aio": "BalancedChannel of grpc.aio"}[world.name]
+    end = "calls in flight: 0>"
+    assert repr(channel) == f"<{name} 'test.Shop', 2 subchannels, 1 unhealthy, {end}"
     world.do(channel.get_state, try_to_connect=True)
     assert wait_until(lambda: state() is READY)
     world.do(channel.close)
     assert state() is SHUTDOWN
+    assert repr(channel) == f"<{name} 'test.Shop', closed, {end}"
 
 
 def test_with_credentials_only_servers_with_tls_are_called(

@@ -7,7 +7,7 @@ import pytest
 
 from fixtures.aio_balanced_channels import awaiting, caller, connect_all, still_waits
 from fixtures.aio_channels import Stub, hanging, steps
-from fixtures.aio_policy_channels import others
+from fixtures.aio_policy_channels import others, refused
 from fixtures.balanced_channels import counts, instance, subchannel_of
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.waiting import WAIT_S, aio_wait_until
@@ -109,8 +109,18 @@ async def test_other_threads_may_update_it(shops, aio_balanced):
     assert await call == b"x"
     for number in range(50):
         await asyncio.to_thread(channel.update, [instance(shops[number % 3])])
+    with pytest.raises(TypeError, match="ServiceInstance"):
+        await asyncio.to_thread(channel.update, [instance(shops[0]), None])
     assert [one.address for one in channel.subchannels] == [shops[1].target]
     assert await caller(channel)() == b"x"
+
+
+async def test_other_threads_may_report_an_error(aio_balanced):
+    channel = aio_balanced()
+    call = awaiting(caller(channel)())
+    await asyncio.sleep(0)
+    await asyncio.to_thread(channel.report_error, "the registry is unreachable")
+    assert "the registry is unreachable" in (await refused(call)).details()
 
 
 @pytest.mark.skipif(uvloop is None, reason="uvloop is not installed")

@@ -36,6 +36,7 @@ def test_multicallables_take_the_arguments_of_grpc():
                 if hasattr(theirs, name):
                     expected = inspect.signature(getattr(theirs, name)).parameters
                     assert list(inspect.signature(getattr(ours, name)).parameters) == list(expected)
+    assert channel.closed  # at the end of its block
 
 
 def test_a_request_that_can_not_be_serialized_does_not_wait(open_balanced):

@@ -171,7 +171,7 @@ def test_a_server_for_which_connect_raises_is_passed_over(
     ways = ways_to_call(world, channel).values()
     for call in ways:
         assert call() == b"ab"
-    assert {type(event) for event in events} == {CallbackFailed}
+    assert {(type(event), event.callback) for event in events} == {(CallbackFailed, "connect a")}
     world.do(channel.update, [instance(1, id="a")])
     reason = f"connect raised {error.__name__}('no certificate for a')"
     for call in ways:

@@ -192,6 +192,11 @@ def test_an_error_of_a_key_function_is_raised_by_its_call_only(world, shops, ope
     assert (calls[1].result(), calls[3].result()) == (b"good", b"good")
     code = {"sync": "INTERNAL", "aio": "UNKNOWN"}[world.name]
     assert calls[0].code().name == code
+    connect(world, channel)
+    for _ in range(2):  # also without a wait
+        with pytest.raises(KeyError, match="bad"):
+            world.do(method, b"bad")
+    assert channel.calls == 0
 
 
 def test_user_code_runs_without_the_lock_of_the_channel(world, shops, open_balanced):

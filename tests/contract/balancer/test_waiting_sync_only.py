@@ -113,6 +113,19 @@ def test_blocked_calls_need_no_worker(shops, open_balanced, monkeypatch):
     assert block(open_balanced(shops[0])) == b"ab"
 
 
+def test_a_callback_may_call_the_channel(shops, open_balanced):
+    made = []
+
+    def on_subchannel(subchannel):
+        made.append(begin(channel, "future"))
+        channel.update([instance(shops[0]), instance(shops[1])])
+
+    channel = open_balanced(shops[0], on_subchannel=on_subchannel)
+    assert block(channel) == b"ab"
+    assert wait_until(lambda: len(made) == 2)
+    assert [call.result(WAIT_S) for call in made] == [b"ab", b"ab"]
+
+
 def test_calls_wait_on_after_user_code_raised_system_exit(shops, open_balanced, events):
     errors = [SystemExit()]
 

@@ -602,6 +602,14 @@ def test_the_first_servers_that_are_back_do_not_get_all_calls(ten, clock):
     assert ten.picked() == {*range(1, 9)}
 
 
+def test_stale_servers_are_removed_after_the_grace_when_they_are_half_of_all(ten, clock):
+    ten.update([at(port) for port in range(1, 6)], expired={f"10.0.0.7:{n}" for n in range(6, 11)})
+    assert stale_ports(ten) == [10, 6, 7, 8, 9]
+    clock.pass_(10)
+    assert ten.expire_stale()
+    assert ten.picked() == {*range(1, 6)}
+
+
 def test_servers_that_the_registry_lost_are_called_as_long_as_most_are_lost(ten, clock, events):
     expired = {f"10.0.0.7:{port}" for port in range(2, 10)}
     ten.update([at(10, status="DRAINING"), at(1), *(at(port) for port in range(2, 10))])
@@ -633,7 +641,9 @@ def test_a_failed_call_has_a_stale_subchannel_checked_once_at_a_time(pool):
     pool.update([at(1)])
     pool.all_ready()
     one = pool.subchannel(1)
+    generation = one.generation
     pool.update([])
+    assert not pool.wants_check(one, generation)  # of the time before it was stale
     pool.checks.clear()
     fail(pool, 1, 9)
     assert pool.checks == [(1, 0.0)]
