@@ -124,6 +124,21 @@ def test_event_handlers_and_listeners_that_hang_do_not_delay_the_timer(server):
     assert all(name.startswith("rpcwheel-worker") for name in threads)
 
 
+def test_a_listener_that_hangs_delays_only_its_own_heartbeat(server, channel, manager):
+    gate, called = threading.Event(), []
+    with contextlib.ExitStack() as opened:
+        others = [opened.enter_context(ReconnectingChannel(server.target)) for _ in range(6)]
+        opened.callback(gate.set)
+        for stuck in map(manager.attach, others):
+            stuck.add_listener(lambda *_: gate.wait(WAIT_S))
+            stuck.beat()
+        assert wait_until(lambda: all(stuck.answered for stuck in manager.heartbeats))
+        free = manager.attach(channel)
+        free.add_listener(lambda *args: called.append(args))
+        free.beat()
+        assert wait_until(lambda: len(called) == 2)  # suspect, and alive
+
+
 def test_heartbeats_that_are_due_together_are_sent_one_after_another(server, timer):
     sending, most = [], []
     with contextlib.ExitStack() as opened:

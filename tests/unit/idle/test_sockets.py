@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 
 from fixtures.idle_server import sockets_at
 from fixtures.leaks import descriptors
+from fixtures.timers import run_threads
 from fixtures.waiting import wait_until
 from rpcwheel.idle import sockets
 from rpcwheel.idle.sockets import (
@@ -123,6 +125,25 @@ def test_a_scan_leaves_no_descriptor_open():
                 with suppress(ZeroDivisionError):
                     find_sockets(lambda peer, local: 1 / 0, slot)
         assert descriptors() <= before
+
+
+def test_scans_may_run_while_connections_come_and_go():
+    over = threading.Event()
+
+    def churn() -> None:
+        for _ in range(100):
+            with connected():
+                pass
+        over.set()
+
+    def scan() -> None:
+        with closing(DescriptorSlot()) as slot:
+            while not over.is_set():
+                find_sockets(lambda peer, local: True, slot)
+
+    before = descriptors()
+    run_threads(churn, scan, scan)
+    assert descriptors() <= before
 
 
 def test_a_scan_releases_no_locks_of_files(tmp_path):
