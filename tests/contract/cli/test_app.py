@@ -47,6 +47,7 @@ def test_a_mistyped_command_or_option_gets_a_suggestion(words, suggestion, capsy
 
 def test_the_shell_completes_commands_and_the_schemes_of_registry_urls() -> None:
     for words, found in [
+        ("rpcwheel doc", ["doctor"]),
         ("rpcwheel registry un", ["unregister"]),
         ("rpcwheel registry ls r", ["redis://"]),
     ]:

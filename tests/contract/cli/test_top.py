@@ -32,10 +32,11 @@ def test_without_a_terminal_one_frame_is_printed(server, capsys):
     with WheelTimer(name="a-timer") as timer:
         timer.new_timeout(print, 600.0)
         assert main(["top", server.address]) == 0
+        kind = type(timer._timer_state.queue).__name__  # it is another one without the extension
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(f"rpcwheel 0.1.0 at {server.address}, process {os.getpid()}")
     (line,) = (line for line in lines if line.startswith("a-timer "))
-    assert line.split()[:4] == ["a-timer", "HierarchicalWheel", "1", "0"]
+    assert line.split()[:4] == ["a-timer", kind, "1", "0"]
     assert lines[-1].startswith("no ")
     assert not [line for line in lines if line != line.rstrip()]
 
@@ -123,6 +124,19 @@ def test_texts_of_peers_are_neither_markup_nor_control_characters(monkeypatch, c
     assert "\u202e" not in shown
     assert shown.count(escaped_for_terminal(HOSTILE)) >= 6
     assert VISIBLE in next(line for line in shown.splitlines() if "grpc-python" in line)
+
+
+def test_a_terminal_shows_texts_of_peers_escaped(monkeypatch):
+    with (
+        hostile_components(monkeypatch) as kit,
+        Terminal("top", kit.status_address, columns=400, rows=200) as terminal,
+    ):
+        wait_until(lambda: "Queued calls" in terminal.text)
+        terminal.process.send_signal(signal.SIGINT)
+        assert terminal.process.wait(WAIT_S) == 130
+        assert escaped_for_terminal(HOSTILE) in terminal.text
+        assert "\u202e" not in terminal.raw
+        assert "\x1b[31mb" not in terminal.raw
 
 
 def test_frames_follow_the_process_until_ctrl_c(server, monkeypatch):

@@ -124,6 +124,19 @@ def test_a_server_is_not_killed_because_it_is_not_serving():
     assert not CONTAINER.keys() & {"livenessProbe", "lifecycle"}
 
 
+def test_the_container_keeps_the_restricted_pod_security_standard():
+    assert CONTAINER["securityContext"] == {
+        "runAsNonRoot": True,
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    assert "memory" in CONTAINER["resources"]["limits"]
+    # A container that is throttled fires its timeouts late.
+    assert "cpu" not in CONTAINER["resources"]["limits"]
+
+
 def test_the_container_gets_signals_itself():
     lines = (DEPLOY / "kubernetes" / "Dockerfile").read_text().splitlines()
     assert lines[-1] == 'CMD ["python", "/app/shop.py"]'

@@ -123,6 +123,11 @@ def test_false_in_a_file_means_none(file):
     assert methods["/b/*"].failback.max_attempts is None
 
 
+def test_the_token_of_the_status_may_be_in_a_file(file):
+    policy = policy_from_file(file('status_port = 0\nstatus_token = "correct-horse-battery"\n'))
+    assert policy.status_token.get_secret_value() == "correct-horse-battery"
+
+
 def test_a_default_response_in_a_file_is_not_changed(file):
     path = file('failback = { retry_on = "UNAVAILABLE", default = { name = false, timeout = 1 } }')
     assert policy_from_file(path).failback.default == {"name": False, "timeout": 1}
