@@ -11,6 +11,8 @@ from pathlib import Path
 
 import grpc
 import pytest
+import structlog
+from pythonjsonlogger.json import JsonFormatter
 
 from fixtures.programs import run_program
 from rpcwheel.errors import FailbackFull, InstanceIdConflict
@@ -340,6 +342,29 @@ def test_no_text_of_a_record_has_control_characters(caplog):
     for record in caplog.records:
         texts = [record.getMessage(), *map(str, attributes(record).values())]
         assert [text for text in texts if not text.isprintable()] == []
+
+
+LOGFMT = structlog.stdlib.ProcessorFormatter(
+    foreign_pre_chain=[structlog.stdlib.ExtraAdder()],
+    processors=[
+        structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+        structlog.processors.LogfmtRenderer(),
+    ],
+)
+
+
+def test_texts_cannot_forge_fields_of_a_line_in_json_or_logfmt(caplog):
+    caplog.set_level(logging.DEBUG)
+    for event in EVENTS:
+        log_event(with_text(event, FORGED))
+    for record in caplog.records:
+        fields = {"message": record.getMessage()} | attributes(record)
+        assert json.loads(JsonFormatter("%(message)s").format(record)) == fields
+        line = LOGFMT.format(record)
+        read = re.findall(r'(\w+)=("(?:\\.|[^"\\])*"|[^" ]*)(?: |$)', line)
+        texts = {name: re.sub(r'^"|"$|\\(.)', r"\1", value) for name, value in read}
+        expected = {"event": record.getMessage()} | fields
+        assert texts == {name: str(value) for name, value in expected.items()}
 
 
 PAGE = Path(__file__).parents[3].joinpath("docs", "events.md").read_text()
