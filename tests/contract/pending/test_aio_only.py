@@ -65,6 +65,19 @@ async def test_a_task_canceled_after_its_call_ended_on_another_thread_is_cancele
     assert calls.stats().answered == 1
 
 
+async def test_a_callback_that_raises_is_reported_to_the_loop(calls):
+    reported, ran, error = [], [], ZeroDivisionError()
+    asyncio.get_running_loop().set_exception_handler(
+        lambda _, context: reported.append(context["exception"])
+    )
+    future = calls.open(7, timeout=2.0)
+    future.add_done_callback(lambda _: (_ for _ in ()).throw(error))
+    future.add_done_callback(ran.append)
+    calls.received(7, 1)
+    await asyncio.sleep(0)
+    assert (ran, reported) == ([future], [error])
+
+
 async def test_stop_iteration_becomes_the_cause_of_a_runtime_error(calls):
     future = calls.open(7, timeout=2.0)
     error = StopIteration()

@@ -106,6 +106,13 @@ def test_a_full_table_refuses_calls_until_one_has_ended(world, timer):
     world.do(lambda: None)
 
 
+def test_a_key_or_connection_without_a_hash_is_refused_and_changes_nothing(world, calls, timer):
+    for key, connection in (([], None), (7, [])):
+        with pytest.raises(TypeError, match="unhashable"):
+            world.do(calls.open, key, timeout=2.0, connection=connection)
+    assert (calls.pending, calls.stats().opened, timer.pending) == (0, 0, 0)
+
+
 def test_a_call_that_the_timer_refuses_leaves_no_entry(world):
     timer = WheelTimer(max_pending=1)
     calls = world.module.PendingCalls(timer)
