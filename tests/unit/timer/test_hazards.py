@@ -111,6 +111,24 @@ async def test_an_earlier_deadline_set_while_a_wakeup_is_scheduled_is_not_lost(
         assert timer._handle.when() - timer._loop.time() < 1.0  # type: ignore[attr-defined]
 
 
+def test_an_interrupted_wake_up_does_not_prevent_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with WheelTimer() as timer:
+        wake = WheelTimer._wake
+
+        def interrupted(self: WheelTimer, deadline_ns: int) -> None:
+            monkeypatch.setattr(WheelTimer, "_wake", wake)
+            raise KeyboardInterrupt  # as a signal handler may do
+
+        monkeypatch.setattr(WheelTimer, "_wake", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            timer.new_timeout(nothing, 0.01)
+        done = threading.Event()
+        timer.new_timeout(lambda _: done.set(), 0.02)
+        assert done.wait(WAIT_S)
+
+
 def test_a_periodic_task_is_resubmitted_to_a_timer_with_the_largest_max_pending() -> None:
     runs = []
     with WheelTimer(max_pending=sys.maxsize) as timer:

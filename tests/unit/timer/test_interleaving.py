@@ -123,7 +123,7 @@ def interrupt_after_call(number, work, other) -> bool:
 ANY_THREAD = ["start 6", "start 20", "cancel", "reschedule 12"]
 OTHERS = [
     *(*ANY_THREAD, "start 1", "start 62", "start 68", "cancel alone"),
-    *(f"reschedule {at_ms}" for at_ms in (2, 5, 63, 5000)),
+    *(f"reschedule {at_ms}" for at_ms in (2, 5, 58, 63, 5000)),
 ]
 OF_TIMER = ["arm", "pop", "drain"]
 SEVERAL = ["start 20, arm", "cancel, arm, start 60", "arm, start 90, start 9", "pop, start 6"]
