@@ -7,7 +7,7 @@ import weakref
 import grpc
 import pytest
 
-from fixtures.aio_channels import KINDS, Stub, hanging
+from fixtures.aio_channels import KINDS, Stub, hanging, steps
 from fixtures.grpcio import BUGS_OF_INTERCEPTORS
 from fixtures.shop import UNARY_UNARY, Hang
 from fixtures.waiting import WAIT_S, aio_wait_until
@@ -49,6 +49,14 @@ async def test_a_response_stamps_the_activity_after_other_calls_on_the_call_obje
         assert await call == b"x"
         activity = channel.activity
         assert activity.last_read_ns == activity.last_use_ns == 5 * 10**9 * number
+
+
+async def test_time_remaining_of_a_call(shop, channel):
+    shop.then(Hang())
+    call = channel.unary_unary(UNARY_UNARY)(b"x", timeout=500)
+    assert 400 < call.time_remaining() <= 500
+    call.cancel()
+    assert channel.unary_unary(UNARY_UNARY)(b"x").time_remaining() is None
 
 
 def test_reconnect_needs_a_running_loop():
@@ -123,6 +131,60 @@ async def test_a_call_ended_with_its_connection_raises_its_status(shop, way):
         assert not call.cancelled()
         assert not call.cancel()
     assert channel.calls == 0
+
+
+async def write_on(call):
+    while True:
+        await call.write(bytes(10**6))  # more than the flow-control window
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["once", "twice"])
+async def test_a_call_in_the_cleanup_of_a_canceled_task_raises_its_status(shop, way, again):
+    outer, channel = way
+    begun, ends = [], []
+
+    async def clean_up(kind, wait):
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            begun.append(call := await hanging(shop, outer, kind))
+            try:
+                await wait(call)
+            except BaseException as error:  # noqa: BLE001 - any exception
+                ends.append((kind, error))
+            raise
+
+    tasks, waits = [], [*WAITS, ("stream_unary", write_on)]
+    for kind, wait in waits:
+        tasks.append(asyncio.create_task(clean_up(kind, wait)))
+        await asyncio.sleep(0)
+        tasks[-1].cancel()
+        await aio_wait_until(lambda: len(begun) == len(tasks))
+    await steps(20)
+    assert not again or all(task.cancel() for task in tasks)
+    channel.reconnect("it is dead", drain_timeout=0, force=True)
+    await asyncio.wait(tasks, timeout=WAIT_S)
+    assert [task.cancelled() for task in tasks] == [True] * len(tasks)
+    status = (grpc.aio.AioRpcError, asyncio.InvalidStateError)
+    expected = asyncio.CancelledError if again else status
+    assert [type(end) for _, end in ends if not isinstance(end, expected)] == []
+    assert len(ends) == len(waits)
+
+
+async def test_a_call_that_may_not_have_been_sent_ends_with_its_connection(shop, channel):
+    """In grpc.aio 1.85 `write` hangs if the call is canceled before it was sent."""
+    stub = Stub(channel)
+    shop.then(*[Hang()] * (len(KINDS) + 1))
+    calls = [getattr(stub, kind)(b"" if "unary_" in kind else None) for kind in KINDS]
+    waiting = [end_of(lambda call: call.wait_for_connection(), call) for call in calls]
+    waiting = [asyncio.create_task(waits) for waits in waiting]
+    writing = asyncio.create_task(write_on(stub.stream_unary()))
+    await asyncio.sleep(0)
+    channel.reconnect("it is dead", drain_timeout=0, force=True)
+    for task in waiting:
+        assert (await asyncio.wait_for(task, WAIT_S))[0] == "UNAVAILABLE"
+    with pytest.raises((grpc.aio.AioRpcError, asyncio.InvalidStateError)):
+        await asyncio.wait_for(writing, WAIT_S)
 
 
 async def test_the_request_iterator_is_closed_with_its_call(shop, channel):
