@@ -1,6 +1,7 @@
 """The retry queue on a manual timer. Its attempts are recorded instead of being made."""
 
 import asyncio
+import functools
 import gc
 import threading
 from unittest.mock import Mock
@@ -12,6 +13,7 @@ import tenacity
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel._grpc.finished import FinishedError
 from rpcwheel.call.config import ChannelKey
@@ -569,11 +571,12 @@ def test_a_timeout_is_canceled_if_flush_started_the_attempt_before_it_was_set(
     assert timer.pending == fails_again
 
 
-def test_many_threads_start_and_end_each_call_once(timer):
+@pytest.mark.usefixtures("frequent_thread_switches")
+def test_many_threads_add_start_and_end_each_call_once(timer):
     queue = RecordingQueue(timer, max_pending=50)
-    for _ in range(50):
-        queue.add()
+    run_threads(*[lambda: [queue.add() for _ in range(10)]] * 5)
     calls = list(queue._calls)
+    assert len(calls) == 50
 
     def race(order):
         for call in order:
@@ -581,11 +584,7 @@ def test_many_threads_start_and_end_each_call_once(timer):
             queue.succeeded(call)
 
     orders = [calls, calls[::-1], calls[::2] + calls[1::2], calls]
-    threads = [threading.Thread(target=race, args=(order,)) for order in orders]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(*[functools.partial(race, order) for order in orders])
     assert len(queue.started) == len(set(queue.started))
     assert queue.counts(redelivered=50, pending=0, attempts=len(queue.started))
 
