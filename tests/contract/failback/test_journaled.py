@@ -113,6 +113,20 @@ def test_calls_without_a_timeout_are_stored_with_that_of_the_policy_or_a_minute(
     assert [decode(call.body).timeout_s for call in stored(url)] == [5.0, 60.0]
 
 
+@pytest.mark.parametrize("make", ["channel", "intercept_channel"])
+def test_a_channel_of_a_kit_delivers_the_calls_of_an_earlier_process(
+    world, make, shop, policy, url
+):
+    store(url, target=shop.target)
+    kit = world.do(world.api.Kit, failback=policy())
+    base = shop.target if make == "channel" else world.channel(shop.target)
+    channel = world.do(getattr(kit, make), base)
+    assert world.do(kit.flush, WAIT_S)
+    assert world.do(kit.close) == []
+    world.do(channel.close)
+    assert [seen.requests for seen in shop.calls] == [[b"order"]]
+
+
 def test_an_infinite_backoff_ends_with_max_age(shop, client, policy, push, url):
     shop.then("UNAVAILABLE")
     push(client(policy(backoff=float("inf"), max_age=100)))

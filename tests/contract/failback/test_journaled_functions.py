@@ -167,6 +167,16 @@ def test_calls_of_an_earlier_process_are_delivered_after_start(journaled, url):
     assert len(second.failback._queue._targets[""].routes) == 1
 
 
+def test_a_stop_object_that_raises_makes_a_dead_letter(journaled, url):
+    def stop(state):
+        if state.attempt_number > 1:
+            raise RuntimeError("\udcff")
+        return False
+
+    journaled(Flaky(*[ConnectionError()] * 3).call, stop=stop)()
+    assert "`stop` raised RuntimeError(" in wait_for_dead(url)[0].reason
+
+
 def test_a_function_that_returns_a_future_is_delivered(journaled, url):
     flaky = Flaky(ConnectionError(), ConnectionError())
 

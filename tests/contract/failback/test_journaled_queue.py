@@ -56,6 +56,12 @@ def test_a_long_queue_of_one_order_key_is_delivered_without_waits(shop, begin, u
     assert stored(url) == []
 
 
+def test_calls_are_delivered_at_a_rate_below_one_in_two_seconds(shop, begin, url, manual_time):
+    store(url, count=2, target=shop.target)
+    manual_time(21, begin(rate=0.1))
+    assert (len(shop.calls), stored(url)) == (2, [])
+
+
 def test_a_call_is_attempted_when_it_is_due_before_the_next_look(shop, begin, push, timer):
     shop.then("UNAVAILABLE")
     begin(backoff=0.3)

@@ -11,11 +11,12 @@ import pytest
 
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.journaled_clients import LATER, only_sync, queue_of
-from fixtures.journals import store, stored
+from fixtures.journals import store, stored, wait_until_quiet
 from fixtures.shop import STREAM_UNARY, UNARY_UNARY, Fail, Hang
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel import Kit
 from rpcwheel.call import CallPolicy
+from rpcwheel.events import FailbackGaveUp
 from rpcwheel.failback import FailbackInvoker, FailbackPolicy
 from rpcwheel.failback.stored import StoredFunction, decode
 from rpcwheel.interceptors import FailbackQueues, intercept_channel
@@ -98,6 +99,23 @@ def test_calls_stay_in_the_journal_if_the_channel_is_dropped(make, shop, policy,
     assert kit.flush(WAIT_S)
     assert len(stored(url)) == 1
     kit.close(0)
+
+
+def test_calls_stay_in_the_journal_if_the_channel_below_is_closed(
+    shop, policy, url, rpcwheel_events, timer, manual_time
+):
+    store(url, target=shop.target, delay_s=1.9)
+    with FailbackQueues(timer) as queues, grpc.insecure_channel(shop.target) as bare:
+        channel = intercept_channel(bare, CallPolicy(failback=policy()), queues=queues)
+        queue = queue_of(queues)
+        manual_time(1, queue)
+        bare.close()
+        timer.advance(1)
+        wait_until(lambda: queue.stats().attempts == 1)
+        wait_until_quiet(queue)
+        channel.close()
+    assert [call.state for call in stored(url)] == [CallState.READY]
+    assert rpcwheel_events.of(FailbackGaveUp) == []
 
 
 def test_queues_that_are_dropped_without_close_attempt_what_they_have_and_close_the_journal(

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
@@ -202,12 +203,13 @@ def test_metadata_is_read_anew_for_each_attempt(url, backend, shop):
     assert [seen.metadata["x-token"] for seen in shop.calls] == ["0", "1"]
 
 
-def test_a_call_waits_while_there_is_no_metadata(url, backend, shop, rpcwheel_events):
+@pytest.mark.parametrize("broken", [[].pop, lambda: [("a", "b", "c")]], ids=["raises", "no pairs"])
+def test_a_call_waits_while_there_is_no_metadata(broken, url, backend, shop, rpcwheel_events):
     backend.append([stored_rpc(shop.target)])
     tokens = []
 
     def metadata():
-        return [("x-token", tokens[0])]
+        return [("x-token", tokens[0])] if tokens else broken()
 
     with JournalWorker(url, metadata=metadata):
         wait_until(lambda: rpcwheel_events.of(CallbackFailed))
@@ -316,6 +318,17 @@ def test_close_cancels_attempts_after_the_grace_and_gives_their_calls_back(url, 
         assert shop.calls[0].ended.wait(WAIT_S)
         (call,) = calls_of(backend)
         assert (call.state, call.attempts) == (CallState.READY, 1)
+
+
+def test_close_lets_attempts_end_within_the_grace(url, backend, shop):
+    shop.then(hang := Hang())
+    backend.append([stored_rpc(shop.target)])
+    with JournalWorker(url) as worker, ThreadPoolExecutor(1) as pool:
+        assert hang.begun.wait(WAIT_S)
+        closing = pool.submit(worker.close, WAIT_S)
+        shop.calls[0].ended.set()
+        closing.result(WAIT_S)
+    assert calls_of(backend) == []
 
 
 def test_close_cancels_coroutines_after_the_grace(url, backend):
