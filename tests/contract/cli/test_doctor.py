@@ -9,6 +9,7 @@ import time
 
 import grpc
 import pytest
+from hyperframe.frame import HeadersFrame
 
 from fixtures.doctors import QUICK
 from fixtures.idle_worlds import has_ipv6
@@ -238,9 +239,10 @@ def test_a_graceful_goaway_is_distinguished_from_too_many_pings(doctor, health_s
 
 def test_a_connection_that_is_cut_between_pings_fails_the_keepalive_test(doctor, listen):
     def cut(sock):
-        connection = greeted(sock)
-        while not connection.pings_received:
-            connection.listen(time.monotonic() + 0.05)
+        connection, frame = greeted(sock), None
+        while not (connection.pings_received or isinstance(frame, HeadersFrame)):
+            frame = connection.receive(time.monotonic() + WAIT_S)
+            connection.handle(frame)
 
     _, found = doctor(listen(cut).target, "--keepalive", "0.5")
     assert found["keepalive"]["level"] == "fail"
