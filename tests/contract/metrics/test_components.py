@@ -5,7 +5,6 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import prometheus_client
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 from tenacity import wait_fixed
 
 from fixtures.call_counts import call_counts  # noqa: F401
@@ -30,12 +29,7 @@ def scrape():
 
     def read(name: str, **labels: str) -> float | None:
         """Return the value of one series; None if it is not there."""
-        text = prometheus_client.generate_latest(registry).decode()
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                if (sample.name, sample.labels) == (name, labels):
-                    return sample.value
-        return None
+        return registry.get_sample_value(name, labels)
 
     return read
 
