@@ -16,6 +16,10 @@ INSTALLED := .venv/installed-$(call checksum,$(CC) $(CFLAGS) $(LDFLAGS))
 # The compiled files and their build settings. (Other changes need no build: the installation is editable.)
 BUILT_FROM := pyproject.toml rpcwheel/__init__.py $(wildcard rpcwheel/timer/_*.py rpcwheel/timer/*.pxd)
 
+# With bytecode, also where the environment forbids it: each worker of pytest, and each process that a test starts, would
+# compile the package and rewrite the assertions again.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: help demo test test-all test-rest test-etcd test-pure lint format types layers bench clean
 .DELETE_ON_ERROR:
 
