@@ -3,7 +3,7 @@
 import gc
 import threading
 import weakref
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import CancelledError
 
 import grpc
 import pytest
@@ -11,8 +11,10 @@ import pytest
 from fixtures.balanced_channels import BALANCER, connect, counts, instance, subchannel_of
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.shop import Silent
+from fixtures.small_servers import running
 from fixtures.waiting import WAIT_S, wait_until
 from fixtures.ways import hanging_call, ways_to_call
+from fixtures.worlds import SyncWorld
 from rpcwheel.errors import ConfigurationError
 
 IDLE, CONNECTING, READY, FAILING, SHUTDOWN = (
@@ -53,10 +55,8 @@ def test_with_credentials_only_servers_with_tls_are_called(
 ):
     handler = grpc.unary_unary_rpc_method_handler(lambda request, _: request)
     handlers = grpc.method_handlers_generic_handler("test.Shop", {"UnaryUnary": handler})
-    with ThreadPoolExecutor(2) as pool:
-        server = grpc.server(pool, handlers=[handlers])
-        port = server.add_secure_port("localhost:0", certificates.server_credentials())
-        server.start()
+    credentials = certificates.server_credentials()
+    with running(SyncWorld(), handlers, place="localhost:0", credentials=credentials) as (_, port):
         both = [instance(port, host="localhost", protocol="grpcs"), instance(shops[0])]
         secure = open_balanced(credentials=certificates.channel_credentials())
         world.do(secure.update, both)
@@ -69,7 +69,6 @@ def test_with_credentials_only_servers_with_tls_are_called(
             assert error.code() is grpc.StatusCode.FAILED_PRECONDITION
             assert "secure_channel" in error.details()
         world.do(secure.close)
-        server.stop(None).wait()
     assert counts(shops) == [0, 0, 0]
 
 

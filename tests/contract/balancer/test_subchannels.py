@@ -5,7 +5,6 @@ Picking, levels, subsets, ejection and health are tested without servers in `tes
 
 import contextlib
 import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
@@ -19,8 +18,10 @@ from fixtures.balanced_channels import (
     subchannel_of,
 )
 from fixtures.shop import UNARY_UNARY, Fail
+from fixtures.small_servers import running
 from fixtures.waiting import WAIT_S, wait_until
 from fixtures.ways import failure_of, hanging_call, ways_to_call
+from fixtures.worlds import SyncWorld
 from rpcwheel.events import (
     CallbackFailed,
     StaleInstancesKept,
@@ -224,12 +225,8 @@ class Health(grpc.GenericRpcHandler):
 def health():
     """The handler of a server at `health.port`."""
     health = Health()
-    with ThreadPoolExecutor(2) as pool:
-        server = grpc.server(pool, handlers=[health])
-        health.port = server.add_insecure_port("127.0.0.1:0")
-        server.start()
+    with running(SyncWorld(), health) as (_, health.port):
         yield health
-        server.stop(None).wait()
 
 
 CHECKED = {"health_check_backoff": 1.0}

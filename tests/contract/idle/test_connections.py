@@ -1,7 +1,6 @@
 """`detector.connections()`: who is connected to a server, with `grpc` and with `grpc.aio`."""
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
 
@@ -10,8 +9,9 @@ import grpc
 from fixtures.certificates import mutual_credentials
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.idle_server import echo
-from fixtures.small_servers import METHOD, small
+from fixtures.small_servers import ECHOING, METHOD, running
 from fixtures.waiting import WAIT_S, wait_until
+from fixtures.worlds import SyncWorld
 from rpcwheel.idle import ConnectionState, ConnectionTable, IdleConnectionDetector
 
 PUBLIC = {"change", "check", "close", "closed", "connections", "policy", "status"}
@@ -67,15 +67,12 @@ def test_connections_are_listed_oldest_first_and_none_after_close(server):
 @contextmanager
 def tls_server(credentials):
     table = ConnectionTable()
-    with ThreadPoolExecutor(2) as pool:
-        server = grpc.server(pool, interceptors=[table])
-        handler = grpc.unary_unary_rpc_method_handler(lambda request, _: request)
-        server.add_generic_rpc_handlers([small(handler)])
-        port = server.add_secure_port("127.0.0.1:0", credentials)
-        server.start()
-        with IdleConnectionDetector(server, connections=table, ports=port) as detector:
-            yield f"127.0.0.1:{port}", detector
-        server.stop(None).wait()
+    options = {"interceptors": [table], "credentials": credentials}
+    with (
+        running(SyncWorld(), ECHOING, **options) as (server, port),
+        IdleConnectionDetector(server, connections=table, ports=port) as detector,
+    ):
+        yield f"127.0.0.1:{port}", detector
 
 
 def test_the_certificate_of_a_client_is_its_tls_identity(certificates):

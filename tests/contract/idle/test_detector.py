@@ -4,7 +4,6 @@ import os
 import resource
 import socket
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
 
@@ -13,9 +12,10 @@ import pytest
 
 from fixtures.idle_server import IdleServer, echo, events_of, hold
 from fixtures.leaks import descriptors
-from fixtures.small_servers import METHOD, small
+from fixtures.small_servers import ECHOING, METHOD, running
 from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
+from fixtures.worlds import SyncWorld
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.events import (
     ConnectionClosed,
@@ -288,12 +288,7 @@ def test_ports_that_are_not_the_servers_are_reported(server, channel, events):
 def test_a_client_at_a_unix_socket_is_reported_and_not_closed(timer, tmp_path, events):
     table = ConnectionTable()
     address = f"unix:{tmp_path}/it.sock"
-    handler = grpc.unary_unary_rpc_method_handler(lambda request, _: request)
-    with ThreadPoolExecutor(2) as pool:
-        server = grpc.server(pool, interceptors=[table])
-        server.add_generic_rpc_handlers([small(handler)])
-        server.add_insecure_port(address)
-        server.start()
+    with running(SyncWorld(), ECHOING, place=address, interceptors=[table]) as (server, _):
         with pytest.warns(RuntimeWarning, match="cannot be distinguished or closed") as warned:
             detector = IdleConnectionDetector(
                 server, 30, connections=table, ports=address, timer=timer
@@ -308,7 +303,6 @@ def test_a_client_at_a_unix_socket_is_reported_and_not_closed(timer, tmp_path, e
             assert [one.peer for one in detector.connections()] == ["unix:"]
             assert wait_until(lambda: events_of(events, IdleDetectionLimited))
             assert channel.unary_unary(METHOD)(b"x") == b"x"
-        server.stop(None).wait()
 
 
 # --- Construction, the timer and the end ---------------------------------------------------------

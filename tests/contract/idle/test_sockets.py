@@ -1,6 +1,5 @@
 """The sockets of a gRPC server: how they are found, and what a shutdown does to gRPC."""
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -9,30 +8,18 @@ import pytest
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.idle_server import sockets_at
 from fixtures.idle_worlds import has_ipv6
-from fixtures.small_servers import METHOD, small
+from fixtures.small_servers import METHOD, running, small
 from fixtures.waiting import WAIT_S
+from fixtures.worlds import SyncWorld
 from rpcwheel.idle.sockets import SUPPORTED, parse_peer
 
 pytestmark = pytest.mark.skipif(not SUPPORTED, reason="sockets are found on Linux only")
 
 
-class Asked:
-    """A gRPC server that responds with the peer of the call."""
-
-    def __init__(self, host: str) -> None:
-        self._pool = ThreadPoolExecutor(2)
-        self._server = grpc.server(self._pool)
-        handler = grpc.unary_unary_rpc_method_handler(lambda _, context: context.peer().encode())
-        self._server.add_generic_rpc_handlers([small(handler)])
-        self.port = self._server.add_insecure_port(f"{host}:0")
-        self._server.start()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_) -> None:
-        self._server.stop(None).wait()
-        self._pool.shutdown()
+def asked(host: str):
+    """A gRPC server that responds with the peer of the call; yields it and its port."""
+    handler = grpc.unary_unary_rpc_method_handler(lambda _, context: context.peer().encode())
+    return running(SyncWorld(), small(handler), place=f"{host}:0")
 
 
 def client_of(host: str, port: int) -> grpc.Channel:
@@ -66,7 +53,7 @@ def test_a_connection_has_the_name_that_grpc_gives_its_peer():
     for case, (bind, host) in CASES.items():
         if ("::1]" in host and not has_ipv6()) or "[None]" in host:
             continue  # this machine has no such address
-        with Asked(bind) as server, client_of(host, server.port) as channel:
+        with asked(bind) as (_, port), client_of(host, port) as channel:
             name = who(channel)
-            sockets = [(one.name, one.peer) for one in sockets_at(server.port)]
+            sockets = [(one.name, one.peer) for one in sockets_at(port)]
             assert sockets == [(name, parse_peer(name))], case

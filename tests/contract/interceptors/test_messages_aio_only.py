@@ -1,12 +1,11 @@
 """Call credentials, with both APIs of `grpc.aio`."""
 
 import itertools
-from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
 
-from fixtures.small_servers import METHOD, small
+from fixtures.small_servers import METHOD, serving
 from fixtures.waiting import WAIT_S
 from rpcwheel.call import CallPolicy, RetryPolicy
 from rpcwheel.failback import FailbackPolicy
@@ -42,14 +41,9 @@ class Guarded:
 def guarded():
     """The handler of a server with TLS, which has its `target`."""
     guarded = Guarded()
-    with ThreadPoolExecutor(2) as pool:
-        server = grpc.server(pool)
-        server.add_generic_rpc_handlers([small(grpc.unary_unary_rpc_method_handler(guarded))])
-        port = server.add_secure_port("127.0.0.1:0", grpc.local_server_credentials())
-        guarded.target = f"127.0.0.1:{port}"
-        server.start()
+    handler = grpc.unary_unary_rpc_method_handler(guarded)
+    with serving(handler, credentials=grpc.local_server_credentials()) as guarded.target:
         yield guarded
-        server.stop(None).wait()
 
 
 def secured(guarded, api, policy, queues):

@@ -1,6 +1,5 @@
 """Heartbeats and idle detection of a kit."""
 
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import grpc
@@ -11,7 +10,7 @@ import rpcwheel.balancer.aio
 import rpcwheel.transport.aio
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.shop import UNARY_UNARY
-from fixtures.small_servers import METHOD, small
+from fixtures.small_servers import ECHOING, METHOD, running
 from fixtures.waiting import WAIT_S, wait_until
 from fixtures.worlds import AioWorld, SyncWorld
 from rpcwheel import ConfigurationError, HeartbeatPolicy, Kit
@@ -30,24 +29,10 @@ def kit(world, timer):
 @contextmanager
 def serving(world, kit):
     """A server with all that the kit gives it."""
-    interceptors, options = kit.server_interceptors(), kit.server_options()
-    handler = small(grpc.unary_unary_rpc_method_handler(lambda request, _: request))
-
-    def make():
-        if world.name == "aio":
-            return grpc.aio.server(interceptors=interceptors, options=options)
-        return grpc.server(ThreadPoolExecutor(2), interceptors=interceptors, options=options)
-
-    server = world.do(make)
-    server.add_generic_rpc_handlers([handler])
-    port = server.add_insecure_port("127.0.0.1:0")
-    world.do(server.start)
-    try:
+    interceptors = kit.server_interceptors()
+    given = {"interceptors": interceptors, "options": kit.server_options()}
+    with running(world, ECHOING, **given) as (server, port):
         yield server, port, interceptors
-    finally:
-        stopped = world.do(server.stop, None)
-        if world.name == "sync":
-            stopped.wait()
 
 
 def test_closing_a_channel_ends_its_heartbeat(shop, world, kit, timer):

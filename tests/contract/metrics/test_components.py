@@ -1,14 +1,13 @@
 """Metrics that are read from the running components at each scrape."""
 
-from concurrent.futures import ThreadPoolExecutor
-
-import grpc
 import prometheus_client
 import pytest
 from tenacity import wait_fixed
 
 from fixtures.call_counts import call_counts  # noqa: F401
+from fixtures.small_servers import ECHOING, METHOD, running
 from fixtures.waiting import WAIT_S, wait_until
+from fixtures.worlds import SyncWorld
 from rpcwheel import Kit
 from rpcwheel.balancer import BalancedChannel
 from rpcwheel.errors import JournalRefused
@@ -140,15 +139,14 @@ def test_beyond_the_limit_components_are_counted_together(scrape, monkeypatch):
 
 def test_a_channel_with_heartbeats_to_a_server_with_an_idle_detector(scrape):
     kit = Kit(heartbeat=60.0, idle=600.0)
-    server = grpc.server(ThreadPoolExecutor(2), interceptors=kit.server_interceptors())
-    handler = grpc.unary_unary_rpc_method_handler(lambda request, _: request)
-    server.add_generic_rpc_handlers(
-        [grpc.method_handlers_generic_handler("shop.Orders", {"Echo": handler})]
-    )
-    target = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    server.start()
-    with kit, kit.detect_idle(server), kit.channel(target) as channel:
-        echo = channel.unary_unary("/shop.Orders/Echo")
+    interceptors = kit.server_interceptors()
+    with (
+        running(SyncWorld(), ECHOING, interceptors=interceptors) as (server, port),
+        kit,
+        kit.detect_idle(server),
+        kit.channel(target := f"127.0.0.1:{port}") as channel,
+    ):
+        echo = channel.unary_unary(METHOD)
         assert echo(b"x", timeout=WAIT_S) == b"x"
         assert scrape("rpcwheel_channel_calls", channel=target) == 0
         assert scrape("rpcwheel_server_connections", state="idle") == 1
@@ -157,7 +155,6 @@ def test_a_channel_with_heartbeats_to_a_server_with_an_idle_detector(scrape):
         assert kit.heartbeats[0].beat()
         wait_until(lambda: (scrape("rpcwheel_heartbeat_rtt_seconds", target=target) or 0) > 0)
         assert scrape("rpcwheel_heartbeat_connections", state="alive") == 1
-    server.stop(None).wait(WAIT_S)
     assert scrape("rpcwheel_heartbeat_connections", state="alive") is None
     assert scrape("rpcwheel_server_connections", state="idle") is None
 

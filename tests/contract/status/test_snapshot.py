@@ -15,8 +15,9 @@ from fixtures.certificates import mutual_credentials
 from fixtures.flaky_backends import flaky_backend
 from fixtures.shop import UNARY_UNARY
 from fixtures.shops import SERVICE, WHO
-from fixtures.small_servers import METHOD, Gate, serving, small
+from fixtures.small_servers import ECHOING, METHOD, Gate, running, serving
 from fixtures.waiting import WAIT_S, wait_until
+from fixtures.worlds import AioWorld, SyncWorld
 from rpcwheel import FailbackPolicy, Kit, aio
 from rpcwheel.balancer import BalancedChannel
 from rpcwheel.balancer.aio import BalancedChannel as AioBalancedChannel
@@ -57,22 +58,12 @@ def instance_of(shop, **others):
 
 
 @contextmanager
-def watched(kit, credentials=None):
-    """A server with an idle detector of the kit; yields its port."""
-    handler = grpc.unary_unary_rpc_method_handler(lambda request, _: request)
-    with ThreadPoolExecutor(2, thread_name_prefix="pool") as pool:
-        server = grpc.server(pool, interceptors=kit.server_interceptors())
-        server.add_generic_rpc_handlers([small(handler)])
-        if credentials is None:
-            port = server.add_insecure_port("127.0.0.1:0")
-        else:
-            port = server.add_secure_port("127.0.0.1:0", credentials)
-        server.start()
-        kit.detect_idle(server, port)
-        try:
-            yield port
-        finally:
-            server.stop(None).wait()
+def watched(world, kit, credentials=None):
+    """A server with an idle detector of the kit; yields its address."""
+    options = {"interceptors": kit.server_interceptors(), "credentials": credentials}
+    with running(world, ECHOING, **options) as (server, port):
+        world.do(kit.detect_idle, server, port)
+        yield f"127.0.0.1:{port}"
 
 
 def test_a_status_is_json():
@@ -218,55 +209,50 @@ def test_a_channel_that_keeps_the_instances_of_a_failed_registry_is_stale(shop):
 
 def test_connections_of_a_server():
     server, client = mutual_credentials("client.example", "orders.example")
-    with Kit(idle=600.0) as kit, watched(kit, server) as port:
-        address = f"127.0.0.1:{port}"
-        with grpc.secure_channel(address, client) as channel:
-            assert channel.unary_unary(METHOD)(b"a") == b"a"
+    with (
+        Kit(idle=600.0) as kit,
+        watched(SyncWorld(), kit, server) as address,
+        grpc.secure_channel(address, client) as channel,
+    ):
+        assert channel.unary_unary(METHOD)(b"a") == b"a"
 
-            def found():
-                return row(snapshot().connections, local_address=f"ipv4:{address}")
+        def found():
+            return row(snapshot().connections, local_address=f"ipv4:{address}")
 
-            wait_until(lambda: found().state == "idle")
-            one = found()
-            assert "grpc-python" in one.user_agent
-            assert "client.example" in one.tls_subject
-            assert "orders.example" in one.tls_names
-            assert (one.calls_total, one.calls, one.streams) == (1, 0, 0)
-            assert one.idle_s >= 0.0
-            assert one.connected_at <= snapshot().now
+        wait_until(lambda: found().state == "idle")
+        one = found()
+        assert "grpc-python" in one.user_agent
+        assert "client.example" in one.tls_subject
+        assert "orders.example" in one.tls_names
+        assert (one.calls_total, one.calls, one.streams) == (1, 0, 0)
+        assert one.idle_s >= 0.0
+        assert one.connected_at <= snapshot().now
 
 
 def test_connections_are_listed_while_the_detector_checks_them():
-    with Kit(idle=600.0) as kit, watched(kit) as port:
+    with Kit(idle=600.0) as kit, watched(SyncWorld(), kit) as address:
         (detector,) = kit._detectors
-        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel, ThreadPoolExecutor(1) as pool:
+        with grpc.insecure_channel(address) as channel, ThreadPoolExecutor(1) as pool:
             assert channel.unary_unary(METHOD)(b"a") == b"a"
             with detector._round_lock:
                 connections = pool.submit(snapshot).result(WAIT_S).connections
             assert any(one.calls_total == 1 for one in connections)
 
 
-def test_aio_components_are_described_while_their_event_loop_is_blocked():
-    async def run():
-        async def echo(request, _):
-            return request
+@pytest.mark.parametrize("world", [AioWorld], ids=["aio"], indirect=True)
+def test_aio_components_are_described_while_their_event_loop_is_blocked(world):
+    def snapshot_meanwhile():
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(snapshot).result(WAIT_S)
 
-        async with aio.Kit(idle=600.0) as kit:
-            server = grpc.aio.server(interceptors=kit.server_interceptors())
-            server.add_generic_rpc_handlers([small(grpc.unary_unary_rpc_method_handler(echo))])
-            port = server.add_insecure_port("127.0.0.1:0")
-            await server.start()
-            kit.detect_idle(server, port)
-            async with kit.channel(f"127.0.0.1:{port}") as channel:
-                assert await channel.unary_unary(METHOD)(b"a") == b"a"
-                with ThreadPoolExecutor(1) as pool:
-                    status = pool.submit(snapshot).result(WAIT_S)  # the loop waits
-                assert status.errors == ()
-                assert row(status.connections, local_address=f"ipv4:127.0.0.1:{port}")
-                assert row(status.channels, target=f"127.0.0.1:{port}").state == "READY"
-            await server.stop(None)
-
-    asyncio.run(run())
+    kit = world.keep(world.do(aio.Kit, idle=600.0))
+    with watched(world, kit) as address:
+        channel = world.keep(world.do(kit.channel, address))
+        assert world.call(channel, method=METHOD).result() == b"x"
+        status = world.do(snapshot_meanwhile)
+        assert status.errors == ()
+        assert row(status.connections, local_address=f"ipv4:{address}")
+        assert row(status.channels, target=address).state == "READY"
 
 
 def test_registrations_and_subscriptions_of_a_registry(world, memory, timer):

@@ -9,8 +9,9 @@ import grpc._server
 import pytest
 from grpc._cython import cygrpc
 
-from fixtures.small_servers import METHOD, Gate, serving
+from fixtures.small_servers import METHOD, Gate, running, serving, small
 from fixtures.waiting import WAIT_S, wait_until
+from fixtures.worlds import SyncWorld
 from rpcwheel._grpc import aio_serving
 from rpcwheel._grpc.serving import (
     ObservedPool,
@@ -63,21 +64,14 @@ def test_whether_a_call_receives_is_unknown_without_grpcs_state_or_token(monkeyp
 
 def test_unfinished_calls_counts_calls_that_wait_for_a_thread():
     gate = Gate()
-    with ThreadPoolExecutor(1) as pool:
-        server = grpc.server(pool)
-        handlers = {"Call": grpc.unary_unary_rpc_method_handler(gate)}
-        server.add_generic_rpc_handlers(
-            [grpc.method_handlers_generic_handler("test.Small", handlers)]
-        )
-        port = server.add_insecure_port("127.0.0.1:0")
-        server.start()
+    service = small(grpc.unary_unary_rpc_method_handler(gate))
+    with running(SyncWorld(), service, workers=1) as (server, port):
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
             calls = [channel.unary_unary(METHOD).future(b"") for _ in range(2)]
             assert wait_until(lambda: unfinished_calls(server) == 2)
             gate.opened.set()
             assert [call.result(WAIT_S) for call in calls] == [b"", b""]
         assert wait_until(lambda: unfinished_calls(server) == 0)
-        server.stop(None).wait()
 
 
 def test_unfinished_calls_is_unknown_while_the_server_holds_its_lock():
