@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from fixtures.balanced_channels import dead  # noqa: F401 - fixtures
-from fixtures.exiting_process import ends_beside_its_server, goes_on
+from fixtures.exiting_process import output_of
 from fixtures.heartbeats import server  # noqa: F401
 from fixtures.shop import UNARY_UNARY
 from fixtures.waiting import aio_wait_until
@@ -22,33 +22,35 @@ from rpcwheel.failback.aio import FailbackInvoker
 from rpcwheel.heartbeat.aio import HeartbeatManager
 from rpcwheel.transport.aio import ReconnectingChannel
 
-HEARTBEATS, FAILBACK = ["heartbeat", "aio_heartbeat"], ["failback", "aio_failback"]
+each_world = pytest.mark.parametrize("world", ["sync", "aio"])
 
 
-@pytest.mark.parametrize("kind", [*HEARTBEATS, "probe", "aio_probe"])
-def test_heartbeats_and_probes_end_when_the_main_thread_ends_beside_a_running_server(kind):
-    assert ends_beside_its_server(kind) == "ended\n"
+@each_world
+@pytest.mark.parametrize("kind", ["heartbeat", "probe"])
+def test_heartbeats_and_probes_end_when_the_main_thread_ends_beside_a_running_server(world, kind):
+    assert output_of(world, kind) == "ended\n"
 
 
-@pytest.mark.parametrize("kind", FAILBACK)
-def test_failback_reports_queued_calls_when_the_main_thread_ends_beside_a_running_server(kind):
-    assert ends_beside_its_server(kind) == "undelivered: 1, the program ended\nended\n"
+@each_world
+def test_failback_reports_queued_calls_when_the_main_thread_ends_beside_a_running_server(world):
+    assert output_of(world, "failback") == "undelivered: 1, the program ended\nended\n"
 
 
-@pytest.mark.parametrize("kind", FAILBACK)
-def test_a_delivery_that_is_not_answered_does_not_hang_the_exit(kind):
+@each_world
+def test_a_delivery_that_is_not_answered_does_not_hang_the_exit(world):
     reason = "the program ended during an attempt, which may still succeed"
-    assert ends_beside_its_server(kind, "unanswered") == f"undelivered: 1, {reason}\nended\n"
+    ended = f"undelivered: 1, {reason}\nended\n"
+    assert output_of(world, "failback", "", "unanswered") == ended
 
 
-@pytest.mark.parametrize("kind", HEARTBEATS)
-def test_heartbeats_continue_for_other_threads_if_the_process_has_no_server(server, kind):  # noqa: F811
-    assert goes_on(kind, server.target) == "went on\n"
-
-
-@pytest.mark.parametrize("kind", FAILBACK)
-def test_failback_continues_for_other_threads_if_the_process_has_no_server(dead, kind):  # noqa: F811
-    assert goes_on(kind, f"127.0.0.1:{dead}") == "went on\n"
+@each_world
+def test_background_calls_continue_for_other_threads_if_the_process_has_no_server(
+    server,  # noqa: F811
+    dead,  # noqa: F811
+    world,
+):
+    assert output_of(world, "heartbeat", server.target) == "went on\n"
+    assert output_of(world, "failback", f"127.0.0.1:{dead}") == "went on\n"
 
 
 # In this process, whose own background calls go on

@@ -5,8 +5,7 @@ import asyncio
 import grpc
 import pytest
 
-from fixtures.aio_balanced_channels import awaiting
-from fixtures.aio_policy_channels import others
+from fixtures.aio_channels import awaiting, others
 from fixtures.balanced_channels import counts, hang_all
 from fixtures.shop import UNARY_UNARY
 from fixtures.waiting import WAIT_S, aio_wait_until

@@ -8,9 +8,7 @@ import weakref
 import grpc
 import pytest
 
-from fixtures.aio_balanced_channels import awaiting, caller
-from fixtures.aio_channels import Stub, steps
-from fixtures.aio_policy_channels import refused, sent
+from fixtures.aio_channels import Stub, awaiting, caller, refused, sent, steps
 from fixtures.balanced_channels import counts, instance
 from fixtures.shop import STREAM_STREAM, STREAM_UNARY, UNARY_STREAM, UNARY_UNARY, Hang
 from fixtures.waiting import WAIT_S, aio_wait_until

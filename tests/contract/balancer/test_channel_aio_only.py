@@ -5,9 +5,17 @@ import asyncio
 import grpc
 import pytest
 
-from fixtures.aio_balanced_channels import awaiting, caller, connect_all, still_waits
-from fixtures.aio_channels import Stub, hanging, steps
-from fixtures.aio_policy_channels import others, refused
+from fixtures.aio_channels import (
+    Stub,
+    awaiting,
+    caller,
+    connect_all,
+    hanging,
+    others,
+    refused,
+    steps,
+    still_waits,
+)
 from fixtures.balanced_channels import counts, instance, subchannel_of
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.waiting import WAIT_S, aio_wait_until

@@ -9,7 +9,7 @@ import grpc
 import pytest
 from scenarios.calls import KINDS, MESSAGES, SCENARIOS, answer_of, policy_of, request_of
 
-from fixtures.aio_policy_channels import PolicyChannels
+from fixtures.aio_channels import PolicyChannels
 from fixtures.shop import Hang
 from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
 from rpcwheel.interceptors import FailbackQueues, intercept_channel
@@ -222,11 +222,12 @@ async def test_a_call_of_grpc_aio_ends_as_on_a_channel_without_policies(
 ):
     bare = await aio_play_bare(shop, own, kind, style, scenario)
     shop.reset()
-    channels = PolicyChannels(api, shop.target)
+    made = []
     async with aio_interceptors.FailbackQueues() as queues:
+        channels = PolicyChannels(api, shop.target, made)
         channel = channels.open(policy_of(scenario, common), queues=queues)
         seen = await aio_play(shop, channel, kind, style, scenario)
-        await channels.close()
+        await made[0].close()
         assert seen["called back"]
         # grpc.aio may replace the status later, and then calls back twice
         forget(("called back",), bare, seen)

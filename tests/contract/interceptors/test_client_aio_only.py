@@ -6,7 +6,7 @@ import threading
 import grpc
 import pytest
 
-from fixtures.aio_policy_channels import others, read_all, refused, sent
+from fixtures.aio_channels import others, read_all, refused, sent
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.grpcio import WAITING_ENDS_WITH_ITS_CHANNEL, all_channels_but
 from fixtures.shop import STREAM_STREAM, UNARY_STREAM, UNARY_UNARY, Fail, Hang, Silent

@@ -10,7 +10,7 @@ import pytest
 from google.protobuf.wrappers_pb2 import StringValue
 from tenacity import wait_fixed
 
-from fixtures.aio_policy_channels import refused
+from fixtures.aio_channels import refused
 from fixtures.clients import held, ways
 from fixtures.shop import STREAM_UNARY, UNARY_STREAM, UNARY_UNARY, Fail, Hang
 from fixtures.waiting import WAIT_S, wait_until

@@ -3,7 +3,7 @@
 import grpc
 import pytest
 
-from fixtures.aio_policy_channels import read_all, refused
+from fixtures.aio_channels import read_all, refused
 from fixtures.grpcio import BUGS_OF_INTERCEPTORS, all_channels_but
 from fixtures.shop import UNARY_STREAM, UNARY_UNARY, Fail
 from fixtures.waiting import WAIT_S

@@ -10,7 +10,7 @@ import grpc
 import pytest
 from google.protobuf.wrappers_pb2 import StringValue
 
-from fixtures.aio_policy_channels import read_all, refused, sent
+from fixtures.aio_channels import read_all, refused, sent
 from fixtures.clients import SYNC_WAYS, ways
 from fixtures.shop import STREAM_STREAM, STREAM_UNARY, Fail, Hang
 from fixtures.waiting import WAIT_S, aio_wait_until, wait_until

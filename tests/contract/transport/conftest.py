@@ -2,8 +2,11 @@
 
 import pytest
 
-from fixtures.aio_balanced_channels import aio_balanced  # noqa: F401
-from fixtures.aio_channels import channel, make  # noqa: F401 - fixtures
+from fixtures.aio_channels import (  # noqa: F401 - fixtures
+    aio_balanced,
+    channel,
+    make,
+)
 from fixtures.balanced_channels import open_balanced  # noqa: F401
 from fixtures.shop import shop  # noqa: F401
 from fixtures.timers import frequent_thread_switches  # noqa: F401

@@ -7,10 +7,11 @@ import weakref
 import grpc
 import pytest
 
-from fixtures.aio_channels import KINDS, Stub, hanging, steps
+from fixtures.aio_channels import Stub, hanging, steps
 from fixtures.grpcio import BUGS_OF_INTERCEPTORS
 from fixtures.shop import UNARY_UNARY, Hang
 from fixtures.waiting import WAIT_S, aio_wait_until
+from fixtures.worlds import KINDS
 from rpcwheel import RetryPolicy, aio
 from rpcwheel.transport.aio import ReconnectingChannel
 

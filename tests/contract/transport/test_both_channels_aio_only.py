@@ -6,8 +6,7 @@ import gc
 import grpc
 import pytest
 
-from fixtures.aio_channels import hanging, steps
-from fixtures.aio_policy_channels import others
+from fixtures.aio_channels import hanging, others, steps
 from fixtures.shop import UNARY_STREAM, UNARY_UNARY, Hang
 from fixtures.waiting import WAIT_S, aio_wait_until
 

@@ -10,7 +10,7 @@ import weakref
 import grpc
 import pytest
 
-from fixtures.aio_policy_channels import read_all, refused
+from fixtures.aio_channels import read_all, refused
 from fixtures.waiting import WAIT_S
 from rpcwheel._grpc import aio_relay
 from rpcwheel._grpc.aio_finished import CANCELLED_HERE, failed_call, finished_call

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from fixtures.aio_policy_channels import read_all
+from fixtures.aio_channels import read_all
 from rpcwheel.call.aio_requests import RequestStream
 
 
