@@ -133,7 +133,5 @@ def _predicate(predicate: object, setting: str) -> Callable[[Exception], object]
     if not callable(predicate):
         raise TypeError(f"it holds {predicate!r}; {wanted(setting)}")
     if inspect.iscoroutinefunction(predicate):
-        raise TypeError(
-            f"the predicate {predicate!r} is a coroutine function; give a plain one"
-        )
+        raise TypeError(f"the predicate {predicate!r} is a coroutine function; give a plain one")
     return predicate

@@ -181,7 +181,7 @@ def test_messages_stamp_the_activity_of_their_connection(world, shop, reconnecti
 
 STATUS_IS_SEEN = {
     "sync": ("unary", "unary with_call", "stream_unary", "stream_unary with_call"),
-    "aio": tuple(f"{kind} _iterate" for kind in KINDS),
+    "aio": tuple(f"{kind} iterate" for kind in KINDS),
 }
 """The ways to call in which the channel sees the status; in `grpc`, those that block."""
 
