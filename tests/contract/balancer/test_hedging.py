@@ -10,7 +10,6 @@ from fixtures.balanced_channels import connect, counts
 from fixtures.shop import UNARY_UNARY, Fail, Hang
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel import HedgingPolicy
-from rpcwheel.balancer import subchannels
 
 AT_ONCE = {"delay": 0, "max_attempts": 3}
 
@@ -29,9 +28,9 @@ def open_hedged(world, open_balanced):
 
 
 @pytest.fixture
-def patient(monkeypatch):
+def patient(set_limit):
     """Attempts wait for another server as long as a busy machine takes to connect."""
-    monkeypatch.setattr(subchannels, "OTHER_TIMEOUT_S", WAIT_S)
+    set_limit("balancer.subchannels.OTHER_TIMEOUT_S", WAIT_S)
 
 
 def wait_for_call(world, channel):
@@ -88,9 +87,9 @@ def test_a_non_fatal_failure_sends_the_next_attempt_to_another_server(world, sho
 
 
 def test_an_attempt_waits_for_a_server_that_is_connecting_only_for_a_while(
-    world, shops, open_hedged, monkeypatch
+    world, shops, open_hedged, set_limit
 ):
-    monkeypatch.setattr(subchannels, "OTHER_TIMEOUT_S", 0.05)
+    set_limit("balancer.subchannels.OTHER_TIMEOUT_S", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         targets = [shops[0], silent.getsockname()[1]]
         channel, hedged = open_hedged(*targets, hedging={"delay": 0, "max_attempts": 2})

@@ -367,8 +367,8 @@ def test_a_change_needs_a_filter_or_all_and_an_answer_or_yes(
     assert [one.state for one in backend.select(Filter(ids=(1,)))] != [CallState.DEAD]
 
 
-def test_a_question_counts_up_to_a_limit(url, backend, monkeypatch, capsys):
-    monkeypatch.setattr(journal_module, "MAX_COUNT", 2)
+def test_a_question_counts_up_to_a_limit(url, backend, monkeypatch, set_limit, capsys):
+    set_limit("cli.journal.MAX_COUNT", 2)
     backend.append([call()] * 3)
     monkeypatch.setattr(sys, "stdin", Typed("y\n"))
     captured = run("retry", url, "--all", capsys=capsys)
@@ -379,9 +379,9 @@ def test_a_question_counts_up_to_a_limit(url, backend, monkeypatch, capsys):
 # export
 
 
-def test_export_prints_all_calls_page_by_page(url, backend, monkeypatch, capsys):
-    monkeypatch.setattr(journal_module, "FIRST_PAGE", 3)
-    monkeypatch.setattr(journal_module, "PAGE_BYTES", 2 * len(PUSH.encoded()) + 2)
+def test_export_prints_all_calls_page_by_page(url, backend, monkeypatch, set_limit, capsys):
+    set_limit("cli.journal.FIRST_PAGE", 3)
+    set_limit("cli.journal.PAGE_BYTES", 2 * len(PUSH.encoded()) + 2)
     limits = []
     select = SqliteJournal.select
 

@@ -239,7 +239,7 @@ def test_a_registry_that_can_not_be_reached_ends_with_1_and_the_reason(words, ca
 
 
 def test_register_publishes_draining_and_gives_clients_time_to_see_it_before_it_withdraws(
-    url, registry, capsys, monkeypatch, caplog
+    url, registry, capsys, monkeypatch, set_limit, caplog
 ) -> None:
     caplog.set_level("INFO", "rpcwheel.registry")
     seen, pauses = [], []
@@ -248,7 +248,7 @@ def test_register_publishes_draining_and_gives_clients_time_to_see_it_before_it_
         pauses.append(seconds)
         wait_until(lambda: ["DRAINING"] in seen)
 
-    monkeypatch.setattr("rpcwheel.cli.registry.WITHDRAW_TIMEOUT_S", WAIT_S)
+    set_limit("cli.registry.WITHDRAW_TIMEOUT_S", WAIT_S)
     monkeypatch.setattr("rpcwheel.cli.registry.time", SimpleNamespace(sleep=pause))
 
     def look(snapshot):
@@ -268,7 +268,9 @@ def test_register_publishes_draining_and_gives_clients_time_to_see_it_before_it_
     ]
 
 
-def test_a_signal_during_the_registration_withdraws_it(url, registry, capsys, monkeypatch) -> None:
+def test_a_signal_during_the_registration_withdraws_it(
+    url, registry, capsys, monkeypatch, set_limit
+) -> None:
     register, calls = Registry.register, []
 
     def interrupted(self, *args, **options):
@@ -277,7 +279,7 @@ def test_a_signal_during_the_registration_withdraws_it(url, registry, capsys, mo
             raise KeyboardInterrupt  # before the caller has what was returned
         return calls[-1]
 
-    monkeypatch.setattr("rpcwheel.cli.registry.WITHDRAW_TIMEOUT_S", WAIT_S)
+    set_limit("cli.registry.WITHDRAW_TIMEOUT_S", WAIT_S)
     monkeypatch.setattr(Registry, "register", interrupted)
     assert main(["registry", "register", url, "shop.Orders", "10.0.0.7:50051"]) == 130
     assert capsys.readouterr().out == "withdrew shop.Orders/10.0.0.7:50051\n"

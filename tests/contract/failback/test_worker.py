@@ -16,7 +16,6 @@ from rpcwheel.call.retry import RETRY_KEY
 from rpcwheel.errors import JournalFull, JournalRefused
 from rpcwheel.events import CallbackFailed
 from rpcwheel.failback import JournalWorker, with_failback
-from rpcwheel.failback import worker as worker_module
 from rpcwheel.failback.stored import StoredFunction
 from rpcwheel.journal import CallState, Filter, NewCall
 from rpcwheel.journal.backend import Route
@@ -27,8 +26,8 @@ HOUR_S = 3600.0
 
 
 @pytest.fixture(autouse=True)
-def look_often(monkeypatch):
-    monkeypatch.setattr(worker_module, "LOOK_INTERVAL_S", 0.02)
+def look_often(set_limit):
+    set_limit("failback.worker.LOOK_INTERVAL_S", 0.02)
 
 
 @pytest.fixture
@@ -148,8 +147,8 @@ def test_a_channel_that_cannot_be_made_is_skipped(url, backend, shop):
     assert requests_of(shop) == [b"2"]
 
 
-def test_a_channel_is_closed_when_its_target_has_no_calls_any_more(url, backend, shop, monkeypatch):
-    monkeypatch.setattr(worker_module, "UNUSED_S", 0.0)
+def test_a_channel_is_closed_when_its_target_has_no_calls_any_more(url, backend, shop, set_limit):
+    set_limit("failback.worker.UNUSED_S", 0.0)
     closed = threading.Semaphore(0)
 
     def connect(target):
@@ -168,8 +167,8 @@ def test_a_channel_is_closed_when_its_target_has_no_calls_any_more(url, backend,
     assert requests_of(shop) == [b"1", b"1", b"2", b"2"]
 
 
-def test_a_channel_is_kept_while_a_call_runs(url, backend, shop, monkeypatch):
-    monkeypatch.setattr(worker_module, "UNUSED_S", 0.0)
+def test_a_channel_is_kept_while_a_call_runs(url, backend, shop, monkeypatch, set_limit):
+    set_limit("failback.worker.UNUSED_S", 0.0)
     hang, looks = Hang(), threading.Semaphore(0)
     shop.then(hang)
     backend.append([stored_rpc(shop.target)])
@@ -386,8 +385,8 @@ def test_a_worker_that_is_dropped_warns_and_gives_its_calls_back(url, backend, s
         drop()
 
 
-def test_once_ends_if_the_journal_fails(url, backend, shop, script, monkeypatch):
-    monkeypatch.setattr("rpcwheel.failback.worker.ONCE_FAILURE_S", 0.2)
+def test_once_ends_if_the_journal_fails(url, backend, shop, script, set_limit):
+    set_limit("failback.worker.ONCE_FAILURE_S", 0.2)
     backend.append([stored_rpc(shop.target)])
     script["take"] = JournalFull("the disk is full")
     with JournalWorker(url, once=True) as worker:

@@ -174,11 +174,11 @@ def test_a_predicate_that_raises_leaves_the_error_unchanged(
 
 @ways("sync future", "sync stream", "aio unary")
 def test_failback_waits_at_most_its_limit_for_the_end_of_a_request_stream(
-    shop, client, open_channel, queues, monkeypatch
+    shop, client, open_channel, queues, set_limit
 ):
     """If the requests do not end, the caller gets the failure."""
-    monkeypatch.setattr("rpcwheel.call.sync_requests.READ_TIMEOUT_S", 0.05)
-    monkeypatch.setattr("rpcwheel.call.aio_call.READ_TIMEOUT_S", 0.05)
+    set_limit("call.sync_requests.READ_TIMEOUT_S", 0.05)
+    set_limit("call.aio_call.READ_TIMEOUT_S", 0.05)
     shop.then("UNAVAILABLE")
     gate = threading.Event()
     error = client.refused(open_channel(), requests=client.requests(b"a", gate=gate))

@@ -24,10 +24,10 @@ POLICY = CallPolicy(
 
 
 @pytest.fixture(autouse=True)
-def small_caches(monkeypatch, call_counts):
-    monkeypatch.setattr("rpcwheel.call.config.MAX_METHODS", MAX_METHODS)
-    monkeypatch.setattr("rpcwheel.interceptors.aio_client.MAX_METHODS", MAX_METHODS)
-    monkeypatch.setattr("rpcwheel.telemetry.call_counts.MAX_METHODS", MAX_METHODS)
+def small_caches(set_limit, call_counts):
+    set_limit("call.config.MAX_METHODS", MAX_METHODS)
+    set_limit("interceptors.aio_client.MAX_METHODS", MAX_METHODS)
+    set_limit("telemetry.call_counts.MAX_METHODS", MAX_METHODS)
 
 
 class Response:

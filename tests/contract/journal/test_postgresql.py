@@ -34,11 +34,11 @@ def journal(postgresql, schema, opened):
 
 
 @pytest.fixture
-def impatient(monkeypatch):
+def impatient(set_limit):
     """Requests wait for 1 s."""
-    monkeypatch.setattr(module, "TIMEOUT_S", 1.0)
-    monkeypatch.setattr(module, "SCAN_TIMEOUT_S", 1.0)
-    monkeypatch.setattr(module, "MARGIN_S", 0.2)
+    set_limit("journal.postgresql.TIMEOUT_S", 1.0)
+    set_limit("journal.postgresql.SCAN_TIMEOUT_S", 1.0)
+    set_limit("journal.postgresql.MARGIN_S", 0.2)
 
 
 # Failures of the server

@@ -16,7 +16,6 @@ from rpcwheel.errors import (
 )
 from rpcwheel.events import FailbackLost
 from rpcwheel.journal import CallState, Filter
-from rpcwheel.journal import redis as module
 from rpcwheel.journal.backend import Dead, Delivered, Postponed
 
 __all__ = ["tls_files"]
@@ -43,9 +42,9 @@ def own_journal(own_redis, namespace, opened):
 
 
 def test_calls_taken_by_a_request_whose_answer_was_lost_are_taken_again(
-    own_redis, namespace, opened, monkeypatch
+    own_redis, namespace, opened, set_limit
 ):
-    monkeypatch.setattr(module, "TIMEOUT_S", 0.5)
+    set_limit("journal.redis.TIMEOUT_S", 0.5)
     journal = opened(own_redis.url(namespace=namespace))
     journal.append([new_call(0)])
     journal.take("worker", 60.0, ROUTES, 0.0)
@@ -285,8 +284,8 @@ def test_no_keys_remain_when_all_calls_are_gone(journal, keys):
     assert keys() == {"id", "version"}
 
 
-def test_long_scans_are_done_in_parts(journal, monkeypatch):
-    monkeypatch.setattr(module, "CHUNK", 7)
+def test_long_scans_are_done_in_parts(journal, set_limit):
+    set_limit("journal.redis.CHUNK", 7)
     ids = journal.append(
         [
             new_call(number, target=f"{number % 20}", delay_s=0.0 if number % 3 else 60.0)

@@ -6,7 +6,7 @@ import pytest
 
 from fixtures.journal_calls import ROUTES, bodies_of, new_call
 from rpcwheel.errors import JournalOutcomeUnknown, JournalRefused, JournalUnavailable
-from rpcwheel.journal import Filter, open_journal_backend, postgresql, redis
+from rpcwheel.journal import Filter, open_journal_backend
 from rpcwheel.journal.backend import Delivered
 
 
@@ -53,12 +53,12 @@ PLACES = {"postgresql": InPostgresql, "redis": InRedis}
 
 
 @pytest.fixture(params=PLACES)
-def place(request, monkeypatch):
+def place(request, set_limit):
     """Where a journal is on a server that tests kill and freeze; requests wait for 1 s."""
-    for name in ("TIMEOUT_S", "SCAN_TIMEOUT_S", "MARGIN_S"):
-        for module in (postgresql, redis):
-            if hasattr(module, name):
-                monkeypatch.setattr(module, name, 0.2 if name == "MARGIN_S" else 1.0)
+    set_limit("journal.redis.TIMEOUT_S", 1.0)
+    set_limit("journal.postgresql.TIMEOUT_S", 1.0)
+    set_limit("journal.postgresql.SCAN_TIMEOUT_S", 1.0)
+    set_limit("journal.postgresql.MARGIN_S", 0.2)
     engine = request.getfixturevalue(f"own_{request.param}")
     return PLACES[request.param](engine, f"test_{secrets.token_hex(4)}")
 

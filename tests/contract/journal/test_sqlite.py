@@ -11,7 +11,6 @@ import pytest
 from fixtures.journal_calls import ROUTES, bodies_of, new_call
 from rpcwheel.errors import JournalFull, JournalRefused, JournalUnavailable
 from rpcwheel.journal import Filter, open_journal_backend
-from rpcwheel.journal import sqlite as module
 from rpcwheel.journal.backend import Delivered
 from rpcwheel.testing.conformance.registry_harness import on_threads
 
@@ -152,9 +151,9 @@ def test_a_damaged_file_is_refused(path, opened, content):
     assert path.read_bytes() == content
 
 
-def test_a_file_that_others_keep_busy_is_unavailable(journal, path, monkeypatch, opened):
+def test_a_file_that_others_keep_busy_is_unavailable(journal, path, set_limit, opened):
     journal.append([new_call(1)])
-    monkeypatch.setattr(module, "BUSY_TIMEOUT_S", 0.1)
+    set_limit("journal.sqlite.BUSY_TIMEOUT_S", 0.1)
     impatient = opened(f"sqlite://{path}")
     impatient.renew("worker", 60.0)  # connected
     other = sqlite3.connect(path, isolation_level=None)

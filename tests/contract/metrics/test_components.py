@@ -128,8 +128,8 @@ def test_a_registry_is_up_if_all_connections_to_it_are(scrape, tmp_path):
         assert scrape("rpcwheel_registry_up", registry=one.url) == 1
 
 
-def test_beyond_the_limit_components_are_counted_together(scrape, monkeypatch):
-    monkeypatch.setattr("rpcwheel.metrics.readings.MAX_SERIES", 0)
+def test_beyond_the_limit_components_are_counted_together(scrape, set_limit):
+    set_limit("metrics.readings.MAX_SERIES", 0)
     with WheelTimer(name="one") as one, WheelTimer(name="two") as two:
         for timer in (one, two):
             timer.new_timeout(lambda _: None, 3600.0)

@@ -201,8 +201,8 @@ def test_invalid_requests_get_an_error_as_plain_text(server, caplog, data, statu
     assert get(server)[0].status == 200
 
 
-def test_a_client_that_sends_slowly_is_disconnected(monkeypatch):
-    monkeypatch.setattr(server_module, "TIMEOUT_S", 0.2)
+def test_a_client_that_sends_slowly_is_disconnected(set_limit):
+    set_limit("status.server.TIMEOUT_S", 0.2)
     with StatusServer(0) as server:
         with socket.create_connection(("127.0.0.1", server.port), WAIT_S) as client:
             client.sendall(b"GET / HT")
@@ -210,10 +210,10 @@ def test_a_client_that_sends_slowly_is_disconnected(monkeypatch):
         wait_until(lambda: not server._http.connections)
 
 
-def test_a_client_that_reads_nothing_is_disconnected(monkeypatch):
+def test_a_client_that_reads_nothing_is_disconnected(monkeypatch, set_limit):
     big = server_module.Answer(server_module.HTTPStatus.OK, b"x" * 100_000_000)
     monkeypatch.setattr(server_module, "PATHS", {"/": lambda _: big})
-    monkeypatch.setattr(server_module, "TIMEOUT_S", 0.2)
+    set_limit("status.server.TIMEOUT_S", 0.2)
     with StatusServer(0) as server, socket.create_connection(("127.0.0.1", server.port)) as client:
         client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
         with suppress(ConnectionError):

@@ -6,7 +6,6 @@ from rpcwheel.errors import JournalUnavailable
 from rpcwheel.journal.sqlite import SqliteJournal
 from rpcwheel.journal.url import parse_journal_url
 from rpcwheel.testing import JOURNAL_CHECKS, check_journal
-from rpcwheel.testing.conformance import journal_harness as _journal_harness
 
 
 @pytest.fixture
@@ -33,12 +32,12 @@ def test_the_message_of_a_failed_check_has_the_expected_and_the_actual_result(fa
     )
 
 
-def test_a_check_that_waits_in_vain_says_for_what(failure_of, monkeypatch):
+def test_a_check_that_waits_in_vain_says_for_what(failure_of, set_limit):
     class NeverEnds(SqliteJournal):
         def take(self, worker, lease_s, routes, within_s):
             return super().take(worker, lease_s + 1e6, routes, within_s)
 
-    monkeypatch.setattr(_journal_harness, "TIMEOUT_S", 0.05)
+    set_limit("testing.conformance.journal_harness.TIMEOUT_S", 0.05)
     found = failure_of("calls_are_taken_over_when_a_lease_ends", NeverEnds)
     assert "[1, 2, 3] must be taken over, but only [] were (after 0.05 s)" in found
 

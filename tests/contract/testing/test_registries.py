@@ -10,7 +10,6 @@ from rpcwheel.registry.backend import Settings, View
 from rpcwheel.registry.backends.memory import MemoryBackend
 from rpcwheel.registry.url import parse_url
 from rpcwheel.testing import BACKEND_CHECKS, check_backend
-from rpcwheel.testing.conformance import registry_harness as _harness
 
 
 def make(kind, timer):
@@ -29,7 +28,7 @@ def test_a_correct_backend_passes_all_checks(timer):
     assert timer.pending == 0
 
 
-def test_the_message_of_a_failed_check_has_the_expected_and_the_actual_result(timer, monkeypatch):
+def test_the_message_of_a_failed_check_has_the_expected_and_the_actual_result(timer, set_limit):
     class IgnoresWeights(MemoryBackend):
         def publish(self, instances):
             super().publish([one.replace(weight=3) for one in instances])
@@ -38,7 +37,7 @@ def test_the_message_of_a_failed_check_has_the_expected_and_the_actual_result(ti
         def watch(self, service, watcher):
             return SimpleNamespace(close=lambda: None)
 
-    monkeypatch.setattr(_harness, "TIMEOUT_S", 0.05)
+    set_limit("testing.conformance.registry_harness.TIMEOUT_S", 0.05)
     found = failure_of("many_instances_are_published_at_once", IgnoresWeights, timer)
     assert re.search(r"must find .*\(weight 100\) and 296 more, but found .*\(weight 3\)", found)
     found = failure_of("a_watch_begins_with_the_present_view", IsDeaf, timer)
