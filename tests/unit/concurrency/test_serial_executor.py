@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from fixtures.cache_worlds import wait_status_of
+from fixtures.forks import wait_status_of
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel._concurrency import executor
 from rpcwheel._concurrency.executor import EXECUTOR, SerialExecutor

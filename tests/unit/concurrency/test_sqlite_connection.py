@@ -2,13 +2,13 @@
 
 import ctypes
 import os
-import signal
 import sqlite3
 import threading
 from contextlib import closing
 
 import pytest
 
+from fixtures.forks import holds_in_child
 from fixtures.waiting import WAIT_S
 from rpcwheel._concurrency import sqlite_connection
 from rpcwheel.errors import JournalError, RegistryError
@@ -51,20 +51,6 @@ def rows_of(file):
     with closing(sqlite3.connect(file.connection._path)) as db:
         assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         return db.execute("SELECT count(*) FROM test").fetchone()[0]
-
-
-def forked(child, fork=os.fork):
-    """Run a function in a forked child, and return whether it returned True."""
-    pid = fork()
-    if pid == 0:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # also in C code
-        signal.alarm(int(WAIT_S))
-        good = False
-        try:
-            good = child()
-        finally:
-            os._exit(0 if good else 1)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 def is_refused(file):
@@ -112,7 +98,7 @@ def test_a_fork_waits_for_the_transaction_of_another_thread(file):
     thread = threading.Thread(target=transact)
     thread.start()
     assert entered.wait(WAIT_S)
-    assert forked(lambda: write(file) is None)
+    assert holds_in_child(lambda: write(file) is None)
     thread.join()
     write(file)
     assert rows_of(file) == 3
@@ -131,7 +117,7 @@ def test_a_child_does_not_use_a_file_that_was_in_use_for_too_long(file, monkeypa
     thread = threading.Thread(target=transact)
     thread.start()
     assert entered.wait(WAIT_S)
-    assert forked(lambda: is_refused(file))
+    assert holds_in_child(lambda: is_refused(file))
     leave.set()
     thread.join()
     assert rows_of(file) == 1
@@ -149,7 +135,7 @@ def test_a_transaction_that_forks_is_committed_by_the_parent_only(file):
             return is_refused(file)
         return False
 
-    assert forked(child)
+    assert holds_in_child(child)
     assert rows_of(file) == 0
     transaction.__exit__(None, None, None)
     assert rows_of(file) == 1
@@ -158,7 +144,7 @@ def test_a_transaction_that_forks_is_committed_by_the_parent_only(file):
 def test_a_child_of_c_code_does_not_use_a_file_with_a_log(file):
     write(file)
     has_log = isinstance(file, Journal)
-    assert forked(lambda: is_refused(file) if has_log else write(file) is None, fork_in_c)
+    assert holds_in_child(lambda: is_refused(file) if has_log else write(file) is None, fork_in_c)
 
 
 def test_what_a_child_writes_survives_the_close_of_its_parent(file):
@@ -179,7 +165,7 @@ def test_what_a_child_writes_survives_the_close_of_its_parent(file):
     closer = threading.Thread(target=close)
     write(file)
     closer.start()
-    assert forked(child)
+    assert holds_in_child(child)
     closer.join()
     for descriptor in (*parent_closed, *child_wrote):
         os.close(descriptor)
