@@ -81,6 +81,9 @@ class NoticedLock:
             self.asked.set()
         return self._lock.acquire(timeout=timeout)
 
+    def locked(self):
+        return self._lock.locked()
+
     def release(self):
         self._lock.release()
 
