@@ -120,14 +120,21 @@ def test_the_limit_is_that_of_the_queue(journal):
     assert not journal.is_failing
 
 
-def test_the_limit_is_that_of_all_processes_exceeded_by_an_eighth_at_most(url):
+def append_in_a_group(journal, call, limit):
+    with journal._turn:  # the next thread that has the turn stores the calls that wait for it
+        future = journal.append(call, limit)
+    return future.result(WAIT_S)
+
+
+@pytest.mark.parametrize("append", [Journal.append_now, append_in_a_group])
+def test_the_limit_is_that_of_all_processes_exceeded_by_an_eighth_at_most(url, append):
     journals = [Journal(url), Journal(url)]  # as in two processes
     full, limit = 0, 80
     while full < 2:
         full = 0
         for journal in journals:
             try:
-                journal.append_now(new_call(), limit)
+                append(journal, new_call(), limit)
             except JournalFull:
                 full += 1
     for journal in journals:
