@@ -5,6 +5,7 @@ Each has the whole interface of `grpc.Call` and `grpc.Future`, for callers and o
 
 from __future__ import annotations
 
+import copyreg
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import grpc
@@ -155,6 +156,10 @@ class _Refused(FinishedError):
 
     def __str__(self) -> str:
         return self.details()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Errors of the system, such as `JournalUnavailable`, would lose the arguments.
+        return copyreg.__newobj__, (type(self),), vars(self)  # type: ignore[attr-defined]
 
 
 _REFUSED_CLASSES: Final[dict[type, type[_Refused]]] = {

@@ -386,14 +386,19 @@ def test_close_gives_the_calls_back_at_once(world, shop, client, url):
     assert len(shop.calls) == 5
 
 
-def test_close_waits_for_running_attempts(world, shop, client, policy, push, url):
-    shop.then("UNAVAILABLE", hang := Hang())
+@pytest.mark.parametrize(
+    ("code", "left"),
+    [("", []), pytest.param("CANCELLED", [(CallState.READY, 1)], id="canceled")],
+)
+def test_close_waits_for_running_attempts(world, shop, client, policy, push, url, code, left):
+    shop.then("UNAVAILABLE", hang := Hang(code=code))
     push(client(policy(backoff=0.01)))
     assert hang.begun.wait(WAIT_S)
     queues, seen, ended = client.queues, shop.calls[1], []
 
     def close():
-        ended.append((world.do(queues.close, drain_timeout=WAIT_S), stored(url)))
+        lost = world.do(queues.close, drain_timeout=WAIT_S)
+        ended.append((lost, [(call.state, call.attempts) for call in stored(url)]))
 
     def answer():
         wait_until(lambda: queue_of(queues).closed)
@@ -401,7 +406,7 @@ def test_close_waits_for_running_attempts(world, shop, client, policy, push, url
         seen.ended.set()
 
     run_threads(close, answer)
-    assert ended == [([], [])]
+    assert ended == [([], left)]
 
 
 def test_close_gives_running_attempts_back_after_the_drain_timeout(

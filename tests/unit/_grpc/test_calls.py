@@ -94,6 +94,8 @@ def test_a_call_whose_channel_is_closed_while_it_runs_is_recognized_by_its_error
     assert hang.begun.wait(WAIT_S)
     channel.close()
     assert is_channel_closed_error(raised_by(call.result))
+    removed = FinishedError(grpc.StatusCode.CANCELLED, "Stream removed (Channel closed!)")
+    assert is_channel_closed_error(removed)  # the details of gRPC's core
 
 
 def test_other_errors_do_not_mean_that_a_channel_was_closed():

@@ -1,9 +1,12 @@
 """Calls of `grpc` that have ended on this side have the whole interface of gRPC's calls."""
 
+import pickle
+
 import grpc
 import pytest
 
-from rpcwheel._grpc.finished import FinishedError, FinishedResponse, FinishedStream
+from rpcwheel._grpc.finished import FinishedError, FinishedResponse, FinishedStream, refused_by
+from rpcwheel.errors import REFUSALS
 
 CODE = grpc.StatusCode.DEADLINE_EXCEEDED
 
@@ -64,3 +67,10 @@ def test_a_default_response_is_a_call_with_status_ok():
 @pytest.mark.parametrize(("messages", "read"), [(None, []), ((b"a", b"b"), [b"a", b"b"])])
 def test_the_messages_of_a_default_response_stream_are_iterated(messages, read):
     assert list(FinishedStream(messages, "")) == read
+
+
+@pytest.mark.parametrize("kind", REFUSALS)
+def test_a_refusal_of_a_failback_queue_can_be_pickled(kind):
+    error = refused_by(kind("q: not queued"), FinishedError(CODE, "too late"))
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again), again.code()) == (type(error), "q: not queued", CODE)
