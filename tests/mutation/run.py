@@ -3,6 +3,7 @@
     .venv/bin/python tests/mutation/run.py --jobs 2          # all mutants of killed.csv
     .venv/bin/python tests/mutation/run.py deadline          # of modules with "deadline" in a path
     .venv/bin/python tests/mutation/run.py --rows tests/mutation/fixed.csv
+    .venv/bin/python tests/mutation/run.py pending --tests tests/unit/pending  # with these tests
 
 `killed.csv` has the mutants that `make test` killed when they were recorded. `fixed.csv` has those
 that bring back a defect, each with the commit that fixed it. A suite that is made smaller must kill
@@ -12,13 +13,15 @@ The mutants are made in copies of the tree. The first run records in about 6 min
 execute which line; the record is kept in the directory for temporary files until code or tests
 change. A mutant gets the tests that execute its line: those of its package first, in the order of
 their durations, at most `--budget` seconds of them. A mutant that they do not end with within a
-further minute is killed: it loops. Exit status 1 if a mutant survives, or its line is gone.
+further minute is killed: it loops. With `--tests` there is no record, and every mutant gets these
+tests, in this order. Exit status 1 if a mutant survives, or its line is gone.
 """
 
 import argparse
 import ast
 import csv
 import hashlib
+import math
 import os
 import queue
 import re
@@ -120,6 +123,17 @@ class Record:
         return sorted(tests, key=order)
 
 
+class GivenTests:
+    """The same tests for each line, as if each path took half a minute."""
+
+    def __init__(self, paths: list[str]) -> None:
+        self.paths = paths
+        self.seconds = dict.fromkeys(paths, 30.0)
+
+    def tests_of(self, module: str, spans: list[tuple[int, int]]) -> list[str]:
+        return self.paths
+
+
 def spans_of(text: str, first: int, last: int) -> list[tuple[int, int]]:
     """The lines whose tests may execute some lines: of their statement, if it is in a function.
 
@@ -143,7 +157,7 @@ def write(path: Path, text: str) -> None:
 
 
 def outcome(
-    row: dict[str, str], record: Record, trees: queue.Queue[Path], budget_s: float
+    row: dict[str, str], record: Record | GivenTests, trees: queue.Queue[Path], budget_s: float
 ) -> tuple[str, str]:
     """What happens to a mutant, and why."""
     path = ROOT / row["module"]
@@ -182,12 +196,18 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--budget", type=float, default=60.0, help="seconds of tests of a mutant")
     parser.add_argument("--rows", type=Path, default=KILLED)
+    parser.add_argument("--tests", nargs="+", help="paths of tests, in place of the record")
     parser.add_argument("--add", action="store_true", help="add those killed to killed.csv")
     options = parser.parse_args()
     with options.rows.open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if options.module in row["module"]]
     counts: Counter[str] = Counter()
-    record, trees = Record(options.jobs), queue.Queue[Path]()
+    record: Record | GivenTests
+    if options.tests:
+        record, options.budget = GivenTests(options.tests), math.inf
+    else:
+        record = Record(options.jobs)
+    trees: queue.Queue[Path] = queue.Queue()
     with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(options.jobs) as workers:
         for number in range(options.jobs):
             trees.put(copied(scratch, f"tree{number}"))
