@@ -157,9 +157,13 @@ def write(path: Path, text: str) -> None:
 
 
 def outcome(
-    row: dict[str, str], record: Record | GivenTests, trees: queue.Queue[Path], budget_s: float
+    row: dict[str, str],
+    record: Record | GivenTests,
+    trees: queue.Queue[Path],
+    budget_s: float,
+    killer: str,
 ) -> tuple[str, str]:
-    """What happens to a mutant, and why."""
+    """What happens to a mutant, and why. The killer is tried first, if it executes the line."""
     path = ROOT / row["module"]
     text = path.read_text() if path.exists() else ""
     line = f"\n{row['before']}\n"
@@ -170,7 +174,8 @@ def outcome(
     first = before.count("\n") + 2
     spans = spans_of(text, first, first + row["before"].count("\n"))
     tests, seconds = [], 0.0
-    for test in record.tests_of(row["module"], spans):
+    candidates = record.tests_of(row["module"], spans)
+    for test in sorted(candidates, key=lambda test: test != killer):
         if tests and seconds + record.seconds[test] > budget_s:
             break
         tests.append(test)
@@ -189,6 +194,16 @@ def outcome(
     return "killed", "time" if status == -1 else " ".join(failed_tests(report)[:1])
 
 
+def killers_in(output: str) -> dict[str, str]:
+    """The test that killed a mutant, in the output of a run, by the text that describes it."""
+    return dict(re.findall(r"^killed: (.*) \((\S*tests/.*)\)$", output, re.MULTILINE))
+
+
+def described(row: dict[str, str]) -> str:
+    change = f"{row['before']} -> {row['after']}"
+    return f"{row['module']}: {' '.join(change.split())}"
+
+
 def main() -> int:
     """Try the mutants of the modules whose path contains a text."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -197,6 +212,9 @@ def main() -> int:
     parser.add_argument("--budget", type=float, default=60.0, help="seconds of tests of a mutant")
     parser.add_argument("--rows", type=Path, default=KILLED)
     parser.add_argument("--tests", nargs="+", help="paths of tests, in place of the record")
+    parser.add_argument(
+        "--killers", type=Path, help="output of an earlier run: what killed a mutant is tried first"
+    )
     parser.add_argument("--add", action="store_true", help="add those killed to killed.csv")
     options = parser.parse_args()
     with options.rows.open(newline="") as file:
@@ -207,16 +225,21 @@ def main() -> int:
         record, options.budget = GivenTests(options.tests), math.inf
     else:
         record = Record(options.jobs)
+    killers = killers_in(options.killers.read_text()) if options.killers else {}
     trees: queue.Queue[Path] = queue.Queue()
     with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(options.jobs) as workers:
         for number in range(options.jobs):
             trees.put(copied(scratch, f"tree{number}"))
-        futures = [workers.submit(outcome, row, record, trees, options.budget) for row in rows]
+        futures = [
+            workers.submit(
+                outcome, row, record, trees, options.budget, killers.get(described(row), "")
+            )
+            for row in rows
+        ]
         for row, future in zip(rows, futures, strict=True):
             result, why = future.result()
             counts[result] += 1
-            change = f"{row['before'].strip()} -> {row['after'].strip()}"
-            print(f"{result}: {row['module']}: {change} ({why})", flush=True)
+            print(f"{result}: {described(row)} ({why})", flush=True)
             if result == "killed" and options.add:
                 with KILLED.open("a", newline="") as file:
                     csv.writer(file, lineterminator="\n").writerow([*row.values()][:4])
