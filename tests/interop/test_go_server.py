@@ -2,9 +2,10 @@
 
 import pytest
 
-from fixtures.callers import CALLERS, KINDS, REQUESTS
+from fixtures.callers import CALLERS, REQUESTS
 from fixtures.foreign_servers import BUILD_S
 from fixtures.waiting import WAIT_S, wait_until
+from fixtures.worlds import KINDS
 from rpcwheel.call import CallPolicy, DeadlinePolicy, RetryPolicy
 from rpcwheel.failback import FailbackPolicy
 

@@ -3,9 +3,10 @@
 import grpc
 import pytest
 
-from fixtures.callers import CALLERS, KINDS, REQUESTS, AioChannelCaller, SyncCaller
+from fixtures.callers import CALLERS, REQUESTS, AioChannelCaller, SyncCaller
 from fixtures.shop import Fail, Hang
 from fixtures.waiting import WAIT_S, wait_until
+from fixtures.worlds import KINDS
 from rpcwheel.call import CallPolicy, RetryPolicy
 from rpcwheel.failback import FailbackPolicy
 

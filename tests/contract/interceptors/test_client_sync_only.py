@@ -120,16 +120,6 @@ def test_a_sink_that_blocks_does_not_block_the_timer(shop, shop_channel, timer):
         call.cancel()
 
 
-def test_a_dropped_stream_with_slow_call_threshold_is_canceled(shop, open_channel):
-    silent = Silent()
-    shop.then(silent)
-    channel = open_channel(retry=None, timeout=DeadlinePolicy(slow_call_threshold=100.0))
-    stream = channel.unary_stream(UNARY_STREAM)(b"x")
-    assert silent.begun.wait(WAIT_S)
-    del stream
-    assert shop.calls[0].ended.wait(WAIT_S)
-
-
 def test_an_interrupt_during_the_wait_for_a_retry_leaves_no_timeout(shop, open_channel, timer):
     shop.then("UNAVAILABLE")
     channel = open_channel(timeout=DeadlinePolicy(slow_call_threshold=9.0))
@@ -194,21 +184,6 @@ def test_a_message_that_was_read_is_returned_although_the_attempt_has_failed(
     assert len(shop.calls) == 1
 
 
-def test_a_single_threaded_stream_works_with_every_policy(shop):
-    option = (grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1)
-    for settings in (
-        {"timeout": DeadlinePolicy(timeout=WAIT_S, slow_call_threshold=WAIT_S / 2)},
-        {"retry": LATER},
-    ):
-        with grpc.insecure_channel(shop.target, options=[option]) as bare:
-            channel = intercept_channel(bare, CallPolicy(**settings, idempotent=True))
-            stream = channel.unary_stream(UNARY_STREAM)(b"ab")
-            with pytest.raises(grpc.experimental.UsageError):
-                stream.code()
-            assert list(stream) == [b"a", b"b"]
-            assert stream.code() is grpc.StatusCode.OK
-
-
 class Foreign(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
     """Records calls, and their ends by done-callbacks, as tracing does."""
 
@@ -241,23 +216,6 @@ def test_outer_interceptors_see_one_call_and_inner_ones_each_attempt(
     wait_until(lambda: (outside.ended, inside.ended) == (1, 2))
     assert (outside.made, inside.made) == (1, 2)
     assert channel.unary_unary(UNARY_UNARY)(b"y") == b"y"
-
-
-def test_a_generator_of_an_inner_interceptor_is_passed_on_and_reported_once(
-    shop, shop_channel, events
-):
-    class Generating(grpc.UnaryStreamClientInterceptor):
-        def intercept_unary_stream(self, continuation, details, request):
-            yield from continuation(details, request)
-
-    ours = client_interceptors(CallPolicy(retry=LATER, idempotent=True))
-    channel = grpc.intercept_channel(shop_channel, *ours, Generating())
-    for _ in range(2):
-        assert list(channel.unary_stream(UNARY_STREAM)(b"ab")) == [b"a", b"b"]
-    wait_until(lambda: any(isinstance(one, CallbackFailed) for one in events))
-    (event,) = [one for one in events if isinstance(one, CallbackFailed)]
-    assert (event.subject, event.callback) == (UNARY_STREAM, "inner interceptor")
-    assert "no retry" in str(event.error)
 
 
 def gated(message, rest):
@@ -394,16 +352,6 @@ def test_a_timeout_of_result_does_not_end_the_call(shop, open_channel, timer):
             give(timeout=0.01)
     patient(timer)
     assert call.result(WAIT_S) == b"x"
-
-
-@both
-def test_a_dropped_call_is_canceled(shop, open_channel, style):
-    hang = Hang()
-    shop.then(hang)
-    call = begin(open_channel(), style)
-    assert hang.begun.wait(WAIT_S)
-    del call
-    assert shop.calls[0].ended.wait(WAIT_S)
 
 
 @both

@@ -24,16 +24,14 @@ from scenarios.served import (
     handler,
 )
 
-from fixtures.call_counts import TYPES, codes_of, replace_call_counts
+from fixtures.call_counts import TYPES, codes_of
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.handlers import bound, left, partly, reading_and_writing, seconds, status
 from fixtures.small_servers import IN_TIME, METHOD, Gate, serving_in
 from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
 from fixtures.worlds import AioWorld, SyncWorld
 from rpcwheel.call import CallPolicy, DeadlinePolicy, MethodPolicy, deadline_scope
-from rpcwheel.call.server import ServerState
 from rpcwheel.events import CallSlow, DeadlineExceededBeforeStart
-from rpcwheel.interceptors import aio_server, server
 from rpcwheel.timer import WheelTimer
 
 DEADLINE_EXCEEDED = grpc.StatusCode.DEADLINE_EXCEEDED
@@ -492,20 +490,3 @@ def test_a_timer_that_takes_no_timeout_does_not_affect_calls(world, nature, kind
         made = handler(kind, nature(kind, gate, well))
         with serving_in(world, made, *ours(world, SLOW, timer=timer)) as target:
             assert ask(target, kind)[-1] == b"done"
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_without_metrics_no_handler_has_another_wrapper(call_counts, world, kind):
-    module, form = (server, answering) if world.name == "sync" else (aio_server, aio_answering)
-
-    def wrapper() -> str:
-        made = handler(kind, form(kind, repr))
-        wrapped = ServerState(None, timer=None).wrap(made, METHOD, module._wrap)
-        return getattr(wrapped, kind).__code__.co_qualname
-
-    assert wrapper().startswith("_count_")
-    counts = replace_call_counts(None)
-    try:
-        assert wrapper().startswith("_wrap_")
-    finally:
-        replace_call_counts(counts)

@@ -11,6 +11,7 @@ import rpcwheel
 import rpcwheel.balancer.aio
 import rpcwheel.heartbeat.aio
 import rpcwheel.transport.aio
+from fixtures.call_counts import codes_of
 from fixtures.foreign_opentelemetry import events_of
 from fixtures.instrumented_channels import RETRIED, answer, begin
 from fixtures.shop import UNARY_STREAM, UNARY_UNARY, Fail, Hang, Silent
@@ -68,7 +69,7 @@ def test_a_retry_is_an_event_of_the_span_of_the_caller(
 
 @each_api
 def test_with_an_instrumentation_outside_its_span_gets_the_retry(
-    shop, world, open_channel, spans, theirs, api, kind, style
+    shop, world, call_counts, open_channel, spans, theirs, api, kind, style
 ):
     shop.then(Fail("UNAVAILABLE", read=True))
     channel = open_channel(api, outer=theirs)
@@ -77,6 +78,13 @@ def test_with_an_instrumentation_outside_its_span_gets_the_retry(
     (client,) = spans.clients(1)
     assert (events_of(span), events_of(client)) == ([], ["rpcwheel.retry"])
     assert client.parent.span_id == span.context.span_id
+    check_counts(call_counts)
+
+
+def check_counts(counts) -> None:
+    """Check that a call and its two attempts were counted."""
+    assert codes_of(counts.client) == {"OK": 1}
+    assert codes_of(counts.attempts) == {"UNAVAILABLE": 1, "OK": 1}
 
 
 @pytest.mark.parametrize(
@@ -85,7 +93,7 @@ def test_with_an_instrumentation_outside_its_span_gets_the_retry(
     indirect=["world"],
 )  # OpenTelemetry makes such a call a generator, which is not retried
 def test_with_an_instrumentation_inside_each_attempt_is_a_child_of_the_caller(
-    shop, world, open_channel, spans, theirs, api, kind, style
+    shop, world, call_counts, open_channel, spans, theirs, api, kind, style
 ):
     shop.then(Fail("UNAVAILABLE", read=True))
     channel = open_channel(api, inner=theirs)
@@ -95,6 +103,7 @@ def test_with_an_instrumentation_inside_each_attempt_is_a_child_of_the_caller(
     assert events_of(span) == ["rpcwheel.retry"]
     for attempt in attempts:
         assert (events_of(attempt), attempt.parent.span_id) == ([], span.context.span_id)
+    check_counts(call_counts)
 
 
 @each_style

@@ -2,11 +2,17 @@
 
 import grpc
 import pytest
+from scenarios.served import KINDS, aio_answering, answering, handler
 
+from fixtures.call_counts import replace_call_counts
 from fixtures.waiting import aio_wait_until
+from fixtures.worlds import METHODS
 from rpcwheel._grpc import aio_counted, counted
 from rpcwheel._grpc.aio_relay import MADE_UP_DETAILS
 from rpcwheel._grpc.calls import is_blocking_unary
+from rpcwheel.call import CallPolicy
+from rpcwheel.call.server import ServerState
+from rpcwheel.interceptors import aio_server, client, server
 from rpcwheel.telemetry.call_counts import CallCounts
 
 
@@ -128,3 +134,40 @@ def test_an_aio_call_that_the_garbage_collector_has_dropped_before_its_end(kind)
     for callback in core_call.callbacks:
         callback()
     assert codes(counts) == {"CANCELLED": 1}
+
+
+# --- Without metrics ---
+
+
+@pytest.fixture
+def no_counts():
+    replaced = replace_call_counts(None)
+    yield
+    replace_call_counts(replaced)
+
+
+def wrapper_of_server(world, kind) -> str:
+    module, form = (server, answering) if world.name == "sync" else (aio_server, aio_answering)
+    wrapped = ServerState(None, timer=None).wrap(
+        handler(kind, form(kind, repr)), "/a.B/C", module._wrap
+    )
+    return getattr(wrapped, kind).__code__.co_qualname
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_metrics_handlers_are_not_wrapped_to_be_counted(request, world, kind):
+    assert wrapper_of_server(world, kind).startswith("_count_")
+    request.getfixturevalue("no_counts")
+    assert wrapper_of_server(world, kind).startswith("_wrap_")
+
+
+def test_without_metrics_calls_are_not_wrapped_to_be_counted(no_counts, world):
+    policy, bare = CallPolicy(timeout=60.0), world.channel("127.0.0.1:1")
+    channel = world.do(world.interceptors.intercept_channel, bare, policy)
+    method = world.do(channel.unary_unary, METHODS["unary_unary"])
+    below = method._below if world.name == "sync" else method._call
+    assert type(below) is type(world.do(bare.unary_unary, METHODS["unary_unary"]))
+    for interceptor in world.interceptors.client_interceptors(policy):
+        assert type(interceptor) is client.ClientInterceptor or not [
+            name for name in vars(interceptor) if name.startswith("intercept")
+        ]
