@@ -41,24 +41,10 @@ def in_front(world, kit, shop):
     return world.do(kit.intercept_channel, world.channel(shop.target))
 
 
-either = pytest.mark.parametrize("through", [by_interceptors, in_front])
-"""Either way to put a kit before a channel."""
-
-
 @pytest.fixture
 def kit(world):
     """Makes kits, which are closed at the end."""
     return lambda **settings: world.keep(world.api.Kit(**settings))
-
-
-@either
-def test_the_deadline_is_the_earlier_of_policy_and_caller(shop, world, kit, through):
-    channel = through(world, kit(timeout=2 * WAIT_S), shop)
-    for timeout in (None, WAIT_S, 500.0):
-        assert world.call(channel, timeout=timeout).result() == b"x"
-    left = [seen.time_remaining for seen in shop.calls]
-    assert all(1.1 * WAIT_S < one < 2.1 * WAIT_S for one in (left[0], left[2]))  # it is rounded up
-    assert 0.0 < left[1] < 1.1 * WAIT_S
 
 
 def test_calls_are_retried_as_a_service_config_says(shop, world):
@@ -67,16 +53,6 @@ def test_calls_are_retried_as_a_service_config_says(shop, world):
     assert world.call(in_front(world, kit, shop)).result() == b"x"
     assert len(shop.calls) == 3
     assert 0 < shop.calls[0].time_remaining < 61  # gRPC rounds it up
-
-
-def test_a_queued_call_is_delivered_and_counted(shop, world, kit):
-    made = kit(failback=PATIENT.replace(backoff=0.01, max_attempts=None))
-    shop.then("UNAVAILABLE", "UNAVAILABLE")
-    assert world.call(in_front(world, made, shop)).result() is None
-    wait_until(lambda: made.pending == 0)
-    assert world.do(made.flush, WAIT_S)
-    assert made.stats()["*"].redelivered == 1
-    assert [seen.requests for seen in shop.calls] == [[b"x"]] * 3
 
 
 def test_close_returns_undelivered_calls_once(shop, world, kit):
@@ -108,13 +84,17 @@ def test_the_end_of_the_with_block_delivers_queued_calls_and_closes(shop, world,
         world.call(channel).result()
 
 
-def test_the_channels_of_a_kit_share_its_queues(shop, world, kit):
-    made = kit(failback=PATIENT)
+def test_the_channels_of_a_kit_share_its_queues_and_its_timer(shop, world, kit, timer):
+    made = kit(failback=PATIENT, timer=timer)
     shop.then("UNAVAILABLE", "UNAVAILABLE")
     for through in (by_interceptors, in_front):
         assert world.call(through(world, made, shop)).result() is None
-    assert made.pending == 2
+    assert made.pending == timer.pending == 2
+    timer.advance(60)
+    wait_until(lambda: made.pending == 0)
     assert world.do(made.flush, WAIT_S)
+    assert made.stats()["*"].redelivered == 2
+    assert [seen.requests for seen in shop.calls] == [[b"x"]] * 4
 
 
 def test_each_channel_has_its_own_retry_budget(shop, world, kit):
@@ -152,13 +132,3 @@ def test_a_handler_propagates_its_deadline(shop, world, kit):
     assert seen[0].remaining() < 1.1 * WAIT_S
     assert 0 < shop.calls[0].time_remaining < 1.1 * WAIT_S
     assert 1.1 * WAIT_S < shop.calls[1].time_remaining < 2.1 * WAIT_S
-
-
-def test_a_kit_uses_the_timer_that_it_was_given(shop, world, kit, timer):
-    made = kit(failback=PATIENT, timer=timer)
-    shop.then("UNAVAILABLE")
-    assert world.call(in_front(world, made, shop)).result() is None
-    assert timer.pending == 1
-    timer.advance(60)
-    wait_until(lambda: made.pending == 0)
-    assert len(shop.calls) == 2

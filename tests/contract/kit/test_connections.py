@@ -8,7 +8,6 @@ import pytest
 import rpcwheel
 import rpcwheel.balancer.aio
 import rpcwheel.transport.aio
-from fixtures.grpc_servers import IMPATIENT
 from fixtures.shop import UNARY_UNARY
 from fixtures.small_servers import ECHOING, METHOD, running
 from fixtures.waiting import WAIT_S, wait_until
@@ -43,13 +42,6 @@ def test_closing_a_channel_ends_its_heartbeat(shop, world, kit, timer):
     world.do(channel.close)
     assert made.heartbeats == ()
     assert timer.pending == 0
-
-
-def test_without_the_setting_channels_have_no_heartbeat(shop, world, kit):
-    made = kit(timeout=WAIT_S)
-    channel = world.keep(world.do(made.channel, shop.target, options=IMPATIENT))
-    assert world.call(channel).result() == b"x"
-    assert made.heartbeats == ()
 
 
 def test_closing_a_kit_ends_heartbeats_and_leaves_channels_open(shop, world, kit, timer):
@@ -175,6 +167,12 @@ def test_each_server_has_its_own_connection_table(world, kit):
 # --- What both kits have in common ---
 
 
+def test_without_the_settings_there_are_no_heartbeats_and_no_connection_tables(shop):
+    with Kit(timeout=WAIT_S) as kit, kit.channel(shop.target):
+        assert kit.heartbeats == ()
+        assert not any(isinstance(one, ConnectionTable) for one in kit.server_interceptors())
+
+
 def test_a_heartbeat_uses_the_probe_of_its_channel(shop, timer):
     probe = MethodProbe(UNARY_UNARY)
     with (
@@ -193,11 +191,6 @@ def test_close_reports_servers_without_detect_idle(events):
         kit.server_interceptors()
     (limited,) = (one for one in events if isinstance(one, IdleDetectionLimited))
     assert "detect_idle(server) was not called for 1 of its servers" in limited.reason
-
-
-def test_without_the_setting_servers_have_no_connection_table():
-    with Kit(timeout=2.0) as kit:
-        assert not any(isinstance(one, ConnectionTable) for one in kit.server_interceptors())
 
 
 def test_server_options_follow_the_heartbeat_unless_they_are_set():

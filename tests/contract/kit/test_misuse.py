@@ -152,12 +152,3 @@ async def test_grpc_refuses_interceptors_of_another_api_when_they_are_given_to_i
     for use, interceptors, message in refusals():
         with pytest.raises(TypeError, match=message):
             use(interceptors)
-
-
-async def test_interceptors_are_accepted_by_their_own_api():
-    kit, aio_kit = rpcwheel.Kit(idle=60.0), rpcwheel.aio.Kit(idle=60.0)
-    threaded_server(kit.server_interceptors())
-    threaded_server([*kit.server_interceptors()])
-    channel_of_grpc(kit.client_interceptors())
-    aio_server(aio_kit.server_interceptors())
-    aio_channel(aio_kit.client_interceptors())

@@ -80,13 +80,6 @@ def test_channels_by_name_have_settings_of_the_balancer(world, memory):
     world.keep(world.do(kit.channel, memory, service=SERVICE, balancer_policy=policy, **settings))
 
 
-def test_a_closed_kit_refuses_to_make_a_channel_with_heartbeats(memory):
-    kit = Kit(heartbeat=10.0)
-    kit.close()
-    with pytest.raises(RuntimeError, match="closed"):
-        kit.channel(f"{memory}/{SERVICE}")
-
-
 def test_a_server_without_the_interceptors_of_the_kit_has_no_idle_detector(make_shop, memory):
     with (
         Kit(idle=180.0) as kit,

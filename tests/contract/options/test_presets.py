@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import grpc
 
-from fixtures.raw_http2 import pings_borne, raw_client
+from fixtures.raw_http2 import raw_client
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.options import channel_options, check_options, server_options
 
@@ -94,19 +94,6 @@ def test_arguments_override_the_preset():
 def test_an_infinite_keepalive_switches_pings_off():
     assert not PING_OPTIONS & dict(channel_options(keepalive=float("inf"))).keys()
     assert dict(server_options(keepalive=float("inf")))["grpc.keepalive_time_ms"] == 2**31 - 1
-
-
-def test_a_channel_pings_while_no_call_is_open(raw_server, open_channel):
-    open_channel(raw_server.target, channel_options(**QUICK | {"ping_timeout": WAIT_S}))
-    assert wait_until(lambda: len(raw_server.pings) >= 3)  # of itself gRPC sends two
-    gaps = [after - before for before, after in itertools.pairwise(raw_server.pings)]
-    assert min(gaps) > 0.5
-    assert (raw_server.goaways, raw_server.connections) == ([], 1)
-
-
-def test_a_server_permits_pings_every_permit_every(serve):
-    with raw_client(serve(*server_options(permit_every=0.1))) as connection:
-        assert pings_borne(connection, count=6, every=0.15) == 6
 
 
 def test_a_channel_detects_a_dead_server(serve, open_channel, open_proxy):
