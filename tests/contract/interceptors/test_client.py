@@ -71,6 +71,7 @@ def test_a_failure_that_no_policy_names_is_not_retried(shop, client):
     error = client.refused(client.open())
     assert (error.code(), error.details()) == (grpc.StatusCode.NOT_FOUND, "gone")
     assert tuple(error.trailing_metadata()) == (("k", "v"),)
+    assert type(error).__module__.startswith("grpc.")
     assert len(shop.calls) == 1
 
 

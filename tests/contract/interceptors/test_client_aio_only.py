@@ -123,13 +123,6 @@ async def test_a_successful_call_creates_no_task(own):
     await call
 
 
-async def test_a_call_on_a_closed_channel_raises(own):
-    channel = own.retrying(timeout=DeadlinePolicy(slow_call_threshold=9.0))
-    await channel.close()
-    with pytest.raises(grpc.aio.UsageError):
-        channel.unary_unary(UNARY_UNARY)(b"x")
-
-
 async def test_a_retry_during_the_close_of_its_channel_is_canceled(shop, channels, timer):
     shop.then(hang := Hang(), "UNAVAILABLE")
     channel = channels.retrying(retry=PATIENT, timer=timer)
@@ -162,16 +155,6 @@ async def test_a_call_that_fails_during_the_close_of_its_channel_is_not_retried(
     with pytest.raises(asyncio.CancelledError):
         await call
     assert not timer.pending
-
-
-async def test_closing_the_channel_cancels_running_calls(shop, own):
-    shop.then(hang := Hang())
-    channel = own.retrying()
-    call = channel.unary_unary(UNARY_UNARY)(b"x")
-    await aio_wait_until(hang.begun.is_set)
-    await channel.close()
-    with pytest.raises(asyncio.CancelledError):
-        await call
 
 
 @pytest.mark.parametrize("where", ["attempt", "backoff"])
@@ -279,10 +262,3 @@ async def test_only_requests_that_may_be_sent_again_are_copied(own):
         member = channel.unary_unary(UNARY_UNARY, request_serializer=lambda _: b"x")
         assert await member(Dear()) == b"x"
         assert len(copied) == copies
-
-
-async def test_a_request_that_can_not_be_serialized_raises_to_the_caller(own):
-    call = own.retrying().unary_unary(UNARY_UNARY)(7)
-    with pytest.raises(TypeError):
-        await call
-    assert call.done()

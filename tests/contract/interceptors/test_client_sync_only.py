@@ -44,13 +44,6 @@ def answer(call, style):
     return call.result(WAIT_S) if style == "future" else b"".join(call)
 
 
-def test_a_failure_that_no_policy_names_is_grpcs_own_error(shop, open_channel):
-    shop.then("NOT_FOUND")
-    with pytest.raises(grpc.RpcError) as caught:
-        open_channel().unary_unary(UNARY_UNARY)(b"x")
-    assert type(caught.value).__module__ == "grpc._channel"
-
-
 def test_a_backoff_that_blocks_delays_neither_other_calls_nor_the_timer(shop, open_channel, timer):
     end, begun = threading.Event(), threading.Event()
 
@@ -397,12 +390,3 @@ def test_a_callback_that_raises_or_blocks_affects_neither_channel_nor_calls(
     assert all(name.startswith("rpcwheel-worker") for name in threads)
     wait_until(lambda: sum(isinstance(event, CallbackFailed) for event in events) == 2)
     assert {one.callback for one in events if isinstance(one, CallbackFailed)} == {"done callback"}
-
-
-def test_a_callback_that_is_added_after_the_end_is_called_at_once(shop, open_channel):
-    call = begin(open_channel(), "future")
-    call.result(WAIT_S)
-    called = []
-    call.add_done_callback(called.append)
-    assert called == [call]
-    assert not call.add_callback(called.clear)

@@ -98,39 +98,6 @@ async def test_a_plain_stream_works_behind_an_interceptor_that_runs_in_the_pool(
         )
 
 
-@pytest.mark.parametrize(
-    ("style", "kind"), [(aio_answering, "stream_stream"), (reading_and_writing, "unary_stream")]
-)
-async def test_a_client_that_cancels_cancels_the_handler(kind, style):
-    begun, ended = asyncio.Event(), asyncio.Event()
-
-    async def hang():
-        begun.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended.set()
-
-    async def generator(request, context):
-        yield b"first"
-        await hang()
-
-    async def writer(request, context):
-        await context.write(b"first")
-        await hang()
-
-    made = handler(kind, generator if style is aio_answering else writer)
-    async with (
-        aio_serving(made, interceptors=server_interceptors()) as target,
-        grpc.aio.insecure_channel(target, options=IMPATIENT) as channel,
-    ):
-        call = begin(channel, kind)
-        assert await call.read() == b"first"
-        await asyncio.wait_for(begun.wait(), WAIT_S)
-        call.cancel()
-        await asyncio.wait_for(ended.wait(), WAIT_S)
-
-
 async def test_the_generator_of_a_handler_is_closed_with_its_wrapper():
     """Not only when the garbage collector finds it."""
     (interceptor,) = server_interceptors()

@@ -2,12 +2,10 @@
 
 import contextlib
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 
 import grpc
 import pytest
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from scenarios.served import ROUNDED, answering, ask, begin, handler
 
 from fixtures.call_counts import codes_of
@@ -44,22 +42,6 @@ def test_aio_interceptors_on_a_sync_server_fail_calls_with_a_clear_error(caplog)
     assert "rpcwheel.Kit" in caplog.text
 
 
-def test_abort_raises_grpcs_exception_in_the_handler():
-    seen = []
-
-    def behavior(request, context):
-        try:
-            context.abort(grpc.StatusCode.NOT_FOUND, "not here")
-        except Exception as error:  # grpc's, and a bare one
-            seen.append(type(error))
-            raise
-
-    made = handler("unary_unary", behavior)
-    with serving(made, interceptors=server_interceptors()) as target:
-        assert status(target, "unary_unary")[0] is grpc.StatusCode.NOT_FOUND
-    assert seen == [Exception]
-
-
 def test_outer_interceptors_see_context_variables_that_a_handler_sets():
     """Access logs depend on it."""
     seen = []
@@ -82,15 +64,6 @@ def test_outer_interceptors_see_context_variables_that_a_handler_sets():
     assert seen == ["by the handler"]
 
 
-def test_a_handler_with_its_own_thread_pool_runs_there():
-    with ThreadPoolExecutor(1, thread_name_prefix="its-own") as pool:
-        behavior = answering("unary_unary", lambda _context: threading.current_thread().name)
-        behavior.experimental_thread_pool = pool
-        made = handler("unary_unary", behavior)
-        with serving(made, interceptors=server_interceptors()) as target:
-            assert b"its-own" in ask(target, "unary_unary")[0]
-
-
 def test_a_handler_that_pushes_responses_still_pushes_them():
     def behavior(request, context, push):
         push(repr(left()).encode())
@@ -100,29 +73,6 @@ def test_a_handler_that_pushes_responses_still_pushes_them():
     made = handler("stream_stream", behavior)
     with serving(made, interceptors=server_interceptors(), workers=1) as target:
         assert 0 < seconds(ask(target, "stream_stream")) <= WAIT_S * ROUNDED
-
-
-def test_watchers_of_grpcs_health_service_do_not_block_a_thread_each():
-    with ThreadPoolExecutor(2) as pool:
-        server = grpc.server(pool, interceptors=server_interceptors())
-        servicer = health.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-        port = server.add_insecure_port("127.0.0.1:0")
-        server.start()
-        with grpc.insecure_channel(f"127.0.0.1:{port}", options=IMPATIENT) as channel:
-            stub = health_pb2_grpc.HealthStub(channel)
-            request = health_pb2.HealthCheckRequest()
-            watchers = [stub.Watch(request) for _ in range(2)]
-            for watcher in watchers:
-                assert next(watcher).status == health_pb2.HealthCheckResponse.SERVING
-            assert (
-                stub.Check(request, timeout=WAIT_S).status == health_pb2.HealthCheckResponse.SERVING
-            )
-            servicer.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
-            for watcher in watchers:
-                assert next(watcher).status == health_pb2.HealthCheckResponse.NOT_SERVING
-                watcher.cancel()
-        server.stop(None).wait()
 
 
 def slow_calls(events):
