@@ -29,7 +29,7 @@ CLOSED = {
 def channel(shop, timer):
     def others():
         """Threads, without those of the server's pool."""
-        return {one for one in threading.enumerate() if not one.name.startswith("shop")}
+        return {one for one in threading.enumerate() if not one.name.startswith("grpc-server")}
 
     before, threads = descriptors(), others()
     with ReconnectingChannel(shop.target, backoff=0, timer=timer) as channel:
