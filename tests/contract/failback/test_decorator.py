@@ -10,9 +10,7 @@ import tenacity
 from fixtures.failback_queues import (
     FlakyCoroutine,
     FlakyFunction,
-    aio_run_until_empty,
     all_wait,
-    run_until_empty,
 )
 from fixtures.grpc_servers import METHOD, requests_of
 from fixtures.waiting import aio_wait_until, wait_until
@@ -23,7 +21,7 @@ from rpcwheel.failback import FailbackInvoker, aio, with_failback
 # --- The decorated function ---
 
 
-def test_a_decorated_function_is_called_as_before_and_has_a_queue(decorate):
+def test_a_decorated_function_is_called_as_before_and_has_a_queue(decorate, run_until_empty):
     function = FlakyFunction(ConnectionError())
 
     @decorate(default="later")
@@ -58,7 +56,7 @@ def test_a_coroutine_function_a_method_and_a_callable_object_stay_coroutine_func
     assert (push.__name__, push.__doc__) == ("push", "Push an order.")
 
 
-def test_the_methods_of_all_instances_share_a_queue(decorate):
+def test_the_methods_of_all_instances_share_a_queue(decorate, run_until_empty):
     class Shop:
         def __init__(self, *failures):
             self.function = FlakyFunction(*failures)
@@ -88,7 +86,7 @@ def test_the_methods_of_all_instances_share_a_queue(decorate):
     assert Shop.of_none("order") == "order"
 
 
-def test_a_partial_and_a_callable_object_can_be_decorated(decorate):
+def test_a_partial_and_a_callable_object_can_be_decorated(decorate, run_until_empty):
     function = FlakyFunction(ConnectionError())
     push = decorate()(functools.partial(function, "order"))
     assert push() is None
@@ -97,7 +95,7 @@ def test_a_partial_and_a_callable_object_can_be_decorated(decorate):
     assert decorate()(FlakyFunction())(1) == (1,)
 
 
-def test_each_function_has_a_queue_of_its_own_also_from_one_decorator(decorate):
+def test_each_function_has_a_queue_of_its_own_also_from_one_decorator(decorate, run_until_empty):
     decorator = decorate()
     one, other = decorator(FlakyFunction(ConnectionError())), decorator(FlakyFunction())
     one()
@@ -158,7 +156,7 @@ def test_stop_replaces_the_default_of_max_attempts_but_not_a_given_4(timer):
 
 
 async def test_a_function_that_returns_an_aio_call_is_treated_as_a_coroutine_function(
-    decorate, flaky_server, aio_channel
+    decorate, flaky_server, aio_channel, aio_run_until_empty
 ):
     flaky_server.fail(2)
     stub = aio_channel.unary_unary(METHOD)
@@ -179,7 +177,7 @@ async def test_a_function_that_returns_an_aio_call_is_treated_as_a_coroutine_fun
         await push(b"late")
 
 
-async def test_the_call_runs_even_if_its_result_is_not_awaited(decorate):
+async def test_the_call_runs_even_if_its_result_is_not_awaited(decorate, aio_run_until_empty):
     function = FlakyCoroutine(ConnectionError())
     push = decorate()(lambda order: function(order))  # noqa: PLW0108 - a plain function
     push("order")
@@ -188,7 +186,9 @@ async def test_the_call_runs_even_if_its_result_is_not_awaited(decorate):
     assert function.calls == [("order",)] * 2
 
 
-async def test_an_error_that_the_function_raises_is_raised_where_the_result_is_awaited(decorate):
+async def test_an_error_that_the_function_raises_is_raised_where_the_result_is_awaited(
+    decorate, aio_run_until_empty
+):
     function, fails = FlakyCoroutine(), []
 
     @decorate(default="later")

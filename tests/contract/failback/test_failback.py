@@ -7,7 +7,7 @@ import grpc
 import pytest
 from scenarios.failback import DEFAULT, ORDER, SCENARIOS
 
-from fixtures.failback_queues import FLAKY, in_world, run_until_empty
+from fixtures.failback_queues import FLAKY, in_world
 from fixtures.grpc_servers import METHOD, begin_scenario, requests_of
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.call import current_deadline, deadline_scope
@@ -27,7 +27,7 @@ def flaky(world):
     return FLAKY[world.name]
 
 
-def test_each_scenario(world, new_failback, flaky_server):
+def test_each_scenario(world, new_failback, flaky_server, run_until_empty):
     push = world.channel(flaky_server.target).unary_unary(METHOD)
     for scenario in SCENARIOS:
         begin_scenario(flaky_server, scenario.statuses)
@@ -72,7 +72,9 @@ def test_a_full_queue_raises_or_returns_the_default(world, new_failback, flaky):
 # --- Further attempts ---
 
 
-def test_each_further_attempt_runs_in_a_copy_of_the_callers_context(world, new_failback):
+def test_each_further_attempt_runs_in_a_copy_of_the_callers_context(
+    world, new_failback, run_until_empty
+):
     seen = []
 
     def push():
@@ -110,7 +112,7 @@ def test_attempts_that_hang_do_not_delay_another_queue(world, new_failback, flak
     assert world.do(hanging.flush, WAIT_S)
 
 
-def test_dead_letter_gets_a_call_that_is_given_up(world, new_failback, flaky):
+def test_dead_letter_gets_a_call_that_is_given_up(world, new_failback, flaky, run_until_empty):
     received, error = [], ConnectionError("last")
     failback = new_failback(max_attempts=2, dead_letter=in_world(world, received.append))
     world.do(failback.invoke, flaky(ConnectionError("first"), error), "order")
@@ -120,7 +122,9 @@ def test_dead_letter_gets_a_call_that_is_given_up(world, new_failback, flaky):
     assert failed.error is error
 
 
-def test_the_queue_works_after_dead_letter_raised(world, new_failback, flaky, events):
+def test_the_queue_works_after_dead_letter_raised(
+    world, new_failback, flaky, events, run_until_empty
+):
     failback = new_failback(max_attempts=2, dead_letter=flaky(error := ZeroDivisionError()))
     world.do(failback.invoke, flaky(ConnectionError(), ConnectionError()))
     run_until_empty(failback)
@@ -134,7 +138,7 @@ def test_the_queue_works_after_dead_letter_raised(world, new_failback, flaky, ev
 # --- Deadlines: the caller got the default long ago, so a further attempt may take longer ---
 
 
-def test_further_attempts_and_dead_letter_have_no_deadline(world, new_failback):
+def test_further_attempts_and_dead_letter_have_no_deadline(world, new_failback, run_until_empty):
     seen = []
 
     def note(*_):
@@ -205,7 +209,9 @@ def test_after_close_only_calls_that_would_be_queued_raise_failback_closed(
 
 
 @pytest.mark.parametrize("method", ["flush", "close"])
-def test_an_attempt_that_waits_for_its_own_queue_gets_an_error(world, new_failback, events, method):
+def test_an_attempt_that_waits_for_its_own_queue_gets_an_error(
+    world, new_failback, events, method, run_until_empty
+):
     failback, attempts = new_failback(), []
 
     def push():

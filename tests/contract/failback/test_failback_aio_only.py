@@ -12,7 +12,6 @@ from scenarios.failback import DEFAULT
 from fixtures.failback_queues import (
     FlakyCoroutine,
     FlakyFunction,
-    aio_run_until_empty,
 )
 from fixtures.grpc_servers import METHOD
 from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
@@ -25,7 +24,9 @@ from rpcwheel.timer import AsyncWheelTimer, WheelTimer
 # --- The first attempt ---
 
 
-async def test_a_retry_sends_the_message_as_it_was_when_the_first_attempt_began(aio_invoker):
+async def test_a_retry_sends_the_message_as_it_was_when_the_first_attempt_began(
+    aio_invoker, aio_run_until_empty
+):
     seen, begun, go_on = [], asyncio.Event(), asyncio.Event()
 
     async def send(message):
@@ -51,7 +52,7 @@ async def test_the_first_attempt_runs_in_the_callers_task(aio_invoker):
     assert function.tasks == [asyncio.current_task()]
 
 
-async def test_a_plain_function_is_called_too(aio_invoker):
+async def test_a_plain_function_is_called_too(aio_invoker, aio_run_until_empty):
     failback, function = aio_invoker(), FlakyFunction(ConnectionError())
     assert await failback.invoke(function, 1) == DEFAULT
     await aio_run_until_empty(failback)
@@ -91,7 +92,7 @@ async def test_a_further_attempt_is_a_task_with_a_name_on_the_callers_loop(aio_i
     assert function.tasks[1].get_name().startswith("retry of ")
 
 
-async def test_a_plain_dead_letter_is_called_on_the_loop(aio_invoker):
+async def test_a_plain_dead_letter_is_called_on_the_loop(aio_invoker, aio_run_until_empty):
     hook, function = FlakyFunction(), FlakyCoroutine(ConnectionError(), ConnectionError())
     failback = aio_invoker(max_attempts=2, dead_letter=hook)
     await failback.invoke(function)
@@ -99,7 +100,9 @@ async def test_a_plain_dead_letter_is_called_on_the_loop(aio_invoker):
     assert hook.threads == function.threads[:1]
 
 
-async def test_an_attempt_that_raises_cancelled_error_itself_gives_up_the_call(aio_invoker, events):
+async def test_an_attempt_that_raises_cancelled_error_itself_gives_up_the_call(
+    aio_invoker, events, aio_run_until_empty
+):
     """grpc.aio raises CancelledError if the channel is closed during a call."""
     failback = aio_invoker(retry_on=Exception)
     await failback.invoke(FlakyCoroutine(ConnectionError(), asyncio.CancelledError()))

@@ -5,7 +5,7 @@ import threading
 import pytest
 from google.protobuf.wrappers_pb2 import StringValue
 
-from fixtures.failback_queues import FlakyFunction, run_until_empty
+from fixtures.failback_queues import FlakyFunction
 from fixtures.interrupts import Interrupt
 from rpcwheel.errors import FailbackClosed
 from rpcwheel.events import DeadLetterFailed, FailbackGaveUp, FailbackLost
@@ -47,7 +47,7 @@ def test_an_awaitable_result_raises_with_what_to_use_instead(invoker):
 # --- Further attempts ---
 
 
-def test_further_attempts_and_dead_letter_run_on_worker_threads(invoker):
+def test_further_attempts_and_dead_letter_run_on_worker_threads(invoker, run_until_empty):
     function, dead_letter = FlakyFunction(ConnectionError(), ConnectionError()), FlakyFunction()
     failback = invoker(max_attempts=2, dead_letter=dead_letter)
     failback.invoke(function, "order")
@@ -57,7 +57,9 @@ def test_further_attempts_and_dead_letter_run_on_worker_threads(invoker):
         assert thread.name.startswith("rpcwheel-worker-")
 
 
-def test_each_further_attempt_gets_the_message_as_it_was_when_the_call_was_queued(invoker):
+def test_each_further_attempt_gets_the_message_as_it_was_when_the_call_was_queued(
+    invoker, run_until_empty
+):
     seen = []
 
     def push(message):
@@ -73,7 +75,7 @@ def test_each_further_attempt_gets_the_message_as_it_was_when_the_call_was_queue
     assert seen == ["order", *["order and what this attempt wrote"] * 2]
 
 
-def test_system_exit_in_a_further_attempt_gives_up_the_call(invoker, events):
+def test_system_exit_in_a_further_attempt_gives_up_the_call(invoker, events, run_until_empty):
     failback = invoker()
     failback.invoke(FlakyFunction(ConnectionError(), SystemExit(3)))
     run_until_empty(failback)
@@ -81,7 +83,7 @@ def test_system_exit_in_a_further_attempt_gives_up_the_call(invoker, events):
     assert isinstance(events[-1].error, SystemExit)
 
 
-def test_an_awaitable_from_a_further_attempt_gives_up_the_call(invoker, events):
+def test_an_awaitable_from_a_further_attempt_gives_up_the_call(invoker, events, run_until_empty):
     async def later():
         """Is closed without being awaited."""
 
@@ -93,7 +95,7 @@ def test_an_awaitable_from_a_further_attempt_gives_up_the_call(invoker, events):
     assert "make it an `async def`" in str(events[-1].error)
 
 
-def test_system_exit_in_dead_letter_ends_the_call(invoker, events):
+def test_system_exit_in_dead_letter_ends_the_call(invoker, events, run_until_empty):
     failback = invoker(max_attempts=2, dead_letter=FlakyFunction(error := SystemExit(3)))
     failback.invoke(FlakyFunction(ConnectionError(), ConnectionError()))
     run_until_empty(failback)

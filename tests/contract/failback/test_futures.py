@@ -9,13 +9,13 @@ import pytest
 from google.protobuf.wrappers_pb2 import StringValue
 from scenarios.failback import DEFAULT, ORDER, SCENARIOS
 
-from fixtures.failback_queues import FlakyFunction, run_until_empty
+from fixtures.failback_queues import FlakyFunction
 from fixtures.grpc_servers import METHOD, begin_scenario, requests_of
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import FailbackFull
 
 
-def test_each_scenario(invoker, flaky_server, channel):
+def test_each_scenario(invoker, flaky_server, channel, run_until_empty):
     push = channel.unary_unary(METHOD).future
     for scenario in SCENARIOS:
         begin_scenario(flaky_server, scenario.statuses)
@@ -45,7 +45,9 @@ def test_a_future_whose_call_finds_the_queue_full_fails(invoker):
     assert outer.exception().__cause__ is error
 
 
-def test_a_message_is_kept_as_it_was_when_the_function_returned_its_future(invoker):
+def test_a_message_is_kept_as_it_was_when_the_function_returned_its_future(
+    invoker, run_until_empty
+):
     seen, futures = [], [Future(), Future()]
 
     def push(message):
@@ -91,8 +93,20 @@ def test_the_future_is_canceled_if_the_call_is_canceled_otherwise(invoker):
     assert failback.pending == 0
 
 
+class FollowedFuture(Future):
+    """A future that notes when it has a done-callback."""
+
+    def __init__(self):
+        super().__init__()
+        self.followed = threading.Event()
+
+    def add_done_callback(self, function):
+        super().add_done_callback(function)
+        self.followed.set()
+
+
 def test_user_code_never_runs_on_the_thread_that_completes_the_future(invoker, timer):
-    threads, futures = [], [Future(), Future()]
+    threads, futures = [], [Future(), FollowedFuture()]
 
     def note(*_):
         threads.append(threading.current_thread().name)
@@ -105,7 +119,7 @@ def test_user_code_never_runs_on_the_thread_that_completes_the_future(invoker, t
     futures[0].set_exception(ConnectionError())  # on this thread
     assert outer.result(WAIT_S) == DEFAULT
     timer.advance(5)
-    wait_until(lambda: futures[1]._done_callbacks)
+    assert futures[1].followed.wait(WAIT_S)
     futures[1].set_exception(ConnectionError())
     assert failback.flush(WAIT_S)
     wait_until(lambda: len(threads) == 4)

@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from fixtures.grpc_servers import IMPATIENT
-from fixtures.journaled_clients import LATER, queue_of
+from fixtures.journaled_clients import LATER, is_closed
 from fixtures.journals import stored, wait_for_none
 from fixtures.shop import UNARY_UNARY, Hang
 from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
@@ -45,10 +45,10 @@ def test_a_caller_that_is_canceled_while_its_call_is_stored_may_find_it_stored(
 @only_aio
 def test_a_close_that_is_canceled_gives_the_calls_back(world, shop, client, policy, push, url):
     shop.then("UNAVAILABLE", hang := Hang())
-    push(client(policy(backoff=0.01)))
+    push(channel := client(policy(backoff=0.01, max_pending=1)))
     assert hang.begun.wait(WAIT_S)
     closing = asyncio.run_coroutine_threadsafe(client.queues.close(WAIT_S), world.loop)
-    wait_until(lambda: queue_of(client.queues).closed)
+    wait_until(lambda: is_closed(world, channel, shop))
     closing.cancel()
     with pytest.raises(CancelledError):
         closing.result(WAIT_S)

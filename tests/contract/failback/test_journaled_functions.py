@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 from fixtures.failback_queues import in_world
-from fixtures.journals import dead, stored, wait_for_dead, wait_for_none
+from fixtures.journals import dead, store, stored, wait_for_dead, wait_for_none
 from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
 from rpcwheel.errors import (
     JournalRefused,
@@ -22,7 +22,7 @@ from rpcwheel.failback import (
     idempotency_key,
     with_failback,
 )
-from rpcwheel.failback.stored import decode
+from rpcwheel.failback.stored import StoredFunction, decode
 from rpcwheel.journal.backend import CallState
 
 
@@ -135,36 +135,20 @@ def test_a_call_is_stored_before_its_caller_is_answered_and_then_delivered(
     assert world.do(push, Order(number=2)) == "done"
 
 
-def test_flush_returns_false_if_the_queue_is_closed_meanwhile(
-    world, journaled_in_world, monkeypatch
-):
+def test_flush_returns_false_if_the_queue_is_closed_meanwhile(world, journaled_in_world, script):
     failback = journaled_in_world(Flaky().call).failback
-    queue = failback._queue
-
-    def close(_):
-        queue.begin_close(0)
-        queue.end_close()
-
-    monkeypatch.setattr(queue.journal.backend, "retry", close)
+    script["retry"] = lambda: world.do(failback.close, 0)
     assert world.do(failback.flush) is False  # though it has no timeout
 
 
 def test_calls_of_an_earlier_process_are_delivered_after_start(journaled, url):
-    first = journaled(lambda number: Flaky(ConnectionError()).call(number), backoff=0)
-    first.failback.start()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(first.failback._queue, "request_load", lambda: None)
-        first(1)
-    first.failback.close(0)
-    assert len(stored(url)) == 1
+    store(url, queue="push", method="push", body=StoredFunction(b'{"number": 1}').encoded())
     flaky = Flaky()
-    second = journaled(lambda number: flaky.call(number, 0))
-    assert second.failback.pending == 1
-    second.failback.start()
-    second.failback.start()
+    push = journaled(lambda number: flaky.call(number, 0))
+    assert push.failback.pending == 1
+    push.failback.start()
     wait_for_none(url)
     assert flaky.calls == [(1, 0)]
-    assert len(second.failback._queue._targets[""].routes) == 1
 
 
 def test_a_stop_object_that_raises_makes_a_dead_letter(journaled, url):

@@ -1,15 +1,15 @@
 """The queue of calls in a journal: when it attempts calls, leases, `flush` and `close`."""
 
+import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tenacity import wait_fixed
 
-from fixtures.journaled_clients import LATER, only_sync, queue_of
+from fixtures.journaled_clients import LATER, only_sync
 from fixtures.journals import (
     dead,
-    paused,
+    open_backend,
     store,
     stored,
     wait_for_dead,
@@ -20,14 +20,12 @@ from fixtures.shop import Hang, Shop
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.call import MethodPolicy
 from rpcwheel.call.retry import RETRY_KEY
-from rpcwheel.errors import ConfigurationError, TimerStopped
+from rpcwheel.errors import ConfigurationError, JournalUnavailable, TimerStopped
 from rpcwheel.events import FailbackLeaseLost, JournalFailed
 from rpcwheel.failback import FailbackInvoker
-from rpcwheel.failback.journaled import CallRoute, JournaledQueue
-from rpcwheel.failback.queued_call import QueuedCallState
 from rpcwheel.failback.stored import StoredFunction
-from rpcwheel.journal import journal as front
-from rpcwheel.journal.backend import CallState, NewCall
+from rpcwheel.journal.backend import CallState, Route
+from rpcwheel.telemetry import components
 from rpcwheel.timer import ManualTimer
 
 pytestmark = only_sync
@@ -35,12 +33,12 @@ pytestmark = only_sync
 
 @pytest.fixture
 def begin(client, policy, new_queues, timer, manual_time):
-    """Makes a client whose time is moved by hand, `begin.channel`, and returns its queue."""
+    """Makes a client whose time is moved by hand, `begin.channel`, and returns its queues."""
 
     def begin(**settings):
         queues = new_queues(timer)
         begin.channel = client(policy(**settings), queues=queues)
-        return queue_of(queues)
+        return queues
 
     return begin
 
@@ -50,15 +48,15 @@ def begin(client, policy, new_queues, timer, manual_time):
 
 def test_a_long_queue_of_one_order_key_is_delivered_without_waits(shop, begin, url):
     store(url, count=50, target=shop.target, order_key="shop")
-    queue = begin()
-    wait_until(lambda: len(shop.calls) == 50)  # without any time
-    wait_until_quiet(queue)
-    assert stored(url) == []
+    begin()
+    wait_for_none(url)  # without any time
+    assert len(shop.calls) == 50
 
 
 def test_calls_are_delivered_at_a_rate_below_one_in_two_seconds(shop, begin, url, manual_time):
     store(url, count=2, target=shop.target)
-    manual_time(21, begin(rate=0.1))
+    begin(rate=0.1)
+    manual_time(21)
     assert (len(shop.calls), stored(url)) == (2, [])
 
 
@@ -85,9 +83,9 @@ def test_only_max_age_limits_the_attempts_by_default(shop, client, policy, push,
 
 def test_a_call_that_has_reached_its_max_age_is_a_dead_letter(shop, begin, push, url, manual_time):
     shop.then(*["UNAVAILABLE"] * 100)
-    queue = begin(backoff=wait_fixed(4), max_age=10.0)
+    begin(backoff=wait_fixed(4), max_age=10.0)
     push(begin.channel)
-    manual_time(12, queue)
+    manual_time(12)
     (call,) = dead(url)
     assert call.reason == "its max_age has passed"
     assert [seen.metadata.get(RETRY_KEY) for seen in shop.calls] == [None, "1", "2", "3"]
@@ -96,74 +94,153 @@ def test_a_call_that_has_reached_its_max_age_is_a_dead_letter(shop, begin, push,
 # --- Leases ---
 
 
+class Timeouts:
+    """A timer whose timeouts run in `advance` of a manual timer. Its clock is that of the process.
+
+    So the clock can go on without them, as in a process that was suspended.
+    """
+
+    def __init__(self, timer):
+        self.new_timeout = timer.new_timeout
+
+
+@pytest.fixture
+def pass_time(monkeypatch):
+    """Lets time pass on the clocks of this process and of the journal, but in no timeout."""
+    monotonic_ns, time_s, passed_s = time.monotonic_ns, time.time, []
+    monkeypatch.setattr(time, "monotonic_ns", lambda: monotonic_ns() + sum(passed_s) * 10**9)
+    monkeypatch.setattr(time, "time", lambda: time_s() + sum(passed_s))
+    return passed_s.append
+
+
+@pytest.fixture
+def begin_late(pass_time, client, policy, new_queues, timer):
+    """Makes a client whose timeouts run in `timer.advance`, though the clock may be ahead."""
+
+    def begin(**settings):
+        queues = new_queues(Timeouts(timer))
+        client(policy(**settings), queues=queues)
+        return queues
+
+    return begin
+
+
+@pytest.fixture
+def take_over(shop, url):
+    """Lets another process take the calls whose leases have ended; returns its journal."""
+    journals = []
+
+    def take_over(count, route=None):
+        journals.append(open_backend(url))
+        routes = [route or Route("*", shop.target, 100)]
+        calls = journals[0].take("other", 60.0, routes, 0.0)
+        assert len(calls) == count
+        return journals[0]
+
+    yield take_over
+    for journal in journals:
+        journal.close()
+
+
 def test_a_queue_whose_lease_has_ended_starts_no_attempt(
-    shop, begin, url, manual_time, timer, events
+    shop, begin_late, take_over, url, pass_time, timer, events
 ):
-    store(url, target=shop.target, delay_s=1.5)
-    queue = begin()
-    manual_time(1, queue)
-    with paused(queue):  # for as long as its lease
-        queue._lease_ends_ns = 1
-        timer.advance(1)
-        assert [call.state for call in queue._calls] == [QueuedCallState.WAITING]
-    manual_time(16, queue)
-    assert [seen.metadata[RETRY_KEY] for seen in shop.calls] == ["1"]
-    assert stored(url) == []
+    store(url, target=shop.target, delay_s=0.9)
+    queues = begin_late()
+    wait_until(lambda: queues.stats()["*"].pending == 1)
+    wait_until_quiet()
+    pass_time(16)
+    take_over(1)
+    timer.advance(0.9)  # the call is due, and the next look is not
+    wait_until_quiet()
+    assert shop.calls == []
+    assert queues.stats()["*"].pending == 0
     assert events.of(FailbackLeaseLost) == []  # no attempt was running
 
 
 def test_a_call_that_waited_for_a_thread_while_its_lease_ended_is_not_attempted(
-    shop, begin, url, manual_time, timer, monkeypatch
+    world, policy, take_over, url, pass_time, timer
 ):
-    begin_attempt, calls = JournaledQueue.begin_attempt, []
+    calls, go_on = [], threading.Event()
 
-    def pause(queue, call):
-        if not calls:  # the process is paused for as long as its lease
-            calls.append(call)
-            queue._lease_ends_ns = 1
-        return begin_attempt(queue, call)
+    def push():
+        calls.append(1)
+        go_on.wait(WAIT_S)
 
-    monkeypatch.setattr(JournaledQueue, "begin_attempt", pause)
-    timer.advance(1)
-    store(url, target=shop.target)
-    queue = begin()
-    wait_until(lambda: calls)
-    wait_until_quiet(queue)
-    assert shop.calls == []
-    manual_time(16, queue)
-    assert [seen.metadata[RETRY_KEY] for seen in shop.calls] == ["1"]
+    store(url, count=5, queue="push", method="push", body=StoredFunction(b"{}").encoded())
+    with FailbackInvoker(policy(name="push", max_in_flight=5), timer=Timeouts(timer)) as failback:
+        failback.register(push)
+        failback.start()
+        wait_until(lambda: len(calls) == 4)  # as many as there are threads
+        pass_time(16)
+        take_over(5, Route("push", "", 5))
+        go_on.set()
+        wait_until_quiet()
+        assert failback.stats().pending == 0
+    assert len(calls) == 4
 
 
-def test_a_late_result_is_ignored(shop, begin, url, events, timer):
+def test_a_late_result_is_ignored(shop, begin_late, take_over, url, pass_time, timer, events):
     shop.then(hang := Hang())
     store(url, target=shop.target)
-    slow = begin()
+    begin_late()
     assert hang.begun.wait(WAIT_S)
-    with paused(slow):  # it does not renew its lease
-        timer.advance(16)
-        begin()
-        wait_for_none(url)
+    pass_time(16)
+    other = take_over(1)
     timer.advance(1)
+    wait_until(lambda: events.of(FailbackLeaseLost))
     (lost,) = events.of(FailbackLeaseLost)
     assert (lost.name, lost.journal, lost.count) == ("*", url, 1)
-    shop.kill()  # ends the first attempt
-    wait_until(lambda: not slow._calls)
-    wait_until_quiet(slow)
-    assert stored(url) == []
+    shop.calls[0].ended.set()
+    wait_until_quiet()
+    assert [call.state for call in stored(url)] == [CallState.TAKEN]
+    assert other.renew("other", 60.0)
     assert len(events.of(FailbackLeaseLost)) == 1
 
 
-def test_a_lease_is_renewed_while_an_attempt_runs(shop, begin, url, events, timer):
+def test_a_lease_is_renewed_while_an_attempt_runs(shop, begin, take_over, url, events, timer):
     shop.then(hang := Hang())
     store(url, target=shop.target)
-    queue = begin(journal=f"{url}?lease=1")
+    begin(journal=f"{url}?lease=1")
     assert hang.begun.wait(WAIT_S)
-    for _ in range(40):
-        timer.advance(0.1)
-        wait_until(lambda: not queue._load_requested and not queue._loading.locked())
-    assert queue.journal.backend.renew(queue.worker, 1.0)
+    timer.advance(4)
+    take_over(0)
     assert events.of(FailbackLeaseLost) == []
     shop.kill()
+
+
+@pytest.mark.parametrize(("name", "left_s"), [("renew", 1), ("take", 15)])
+def test_a_request_that_ends_after_the_lease_does_not_prolong_it(
+    name, left_s, shop, begin_late, url, pass_time, timer, script, events
+):
+    shop.then(hang := Hang())
+    store(url, target=shop.target)
+    begin_late()
+    assert hang.begun.wait(WAIT_S)
+    script[name] = lambda: pass_time(left_s + 1)
+    pass_time(15 - left_s)
+    timer.advance(1)
+    wait_until(lambda: events.of(FailbackLeaseLost))
+    assert [event.count for event in events.of(FailbackLeaseLost)] == [1]
+    shop.kill()
+
+
+def test_a_result_that_is_not_stored_yet_when_its_lease_ends_is_reported(
+    shop, begin_late, take_over, url, pass_time, timer, script, events
+):
+    store(url, target=shop.target)
+    reported, go_on, looked = threading.Event(), threading.Event(), threading.Event()
+    script["report"] = lambda: (reported.set(), go_on.wait(WAIT_S))
+    begin_late()
+    assert reported.wait(WAIT_S)
+    pass_time(16)
+    take_over(1)
+    script["depths"] = looked.set
+    timer.advance(1)
+    assert looked.wait(WAIT_S)
+    go_on.set()
+    wait_until_quiet()
+    assert [event.count for event in events.of(FailbackLeaseLost)] == [1]
 
 
 # --- Windows ---
@@ -172,11 +249,11 @@ def test_a_lease_is_renewed_while_an_attempt_runs(shop, begin, url, events, time
 def test_while_the_server_is_down_ten_calls_per_second_are_attempted(shop, begin, url, manual_time):
     store(url, count=200, target=shop.target)
     shop.then(*["UNAVAILABLE"] * 500)
-    queue = begin(backoff=0.1)
-    wait_until_quiet(queue)
+    begin(backoff=0.1)
+    wait_until_quiet()
     for second in range(1, 6):
         assert len(shop.calls) <= 10 * second
-        manual_time(1, queue)
+        manual_time(1)
     assert len(shop.calls) >= 50
 
 
@@ -230,7 +307,7 @@ def test_flush_returns_false_while_the_journal_fails(shop, push, client, url, sc
     shop.then("UNAVAILABLE")
     push(client())
     for name in ("take", "retry", "select"):
-        script[name] = front.JournalUnavailable("locked")
+        script[name] = JournalUnavailable("locked")
     assert client.queues.flush(0.1) is False
     assert client.queues.entries() == {"*": []}
     del script["take"], script["retry"]
@@ -246,34 +323,36 @@ def test_close_does_not_connect_a_journal_that_gave_no_call(shop, client, policy
 
 
 def test_a_queue_that_takes_calls_while_it_is_closed_gives_them_back(
-    shop, client, policy, url, monkeypatch
+    shop, client, policy, url, script
 ):
     other = FailbackInvoker(policy(name="other"))  # keeps the journal open
     client()
-    queue = queue_of(client.queues)
-    wait_until_quiet(queue)
-    store(url, target=shop.target, delay_s=1.9)
-    monkeypatch.setattr(queue, "_keep_lease", lambda: client.queues.close(0))
-    queue.look()
+    wait_until_quiet()
+    store(url, target=shop.target)
+    closed = []
+    script["take"] = lambda: closed.append(client.queues.close(0))
+    client.queues.flush(0)
+    wait_until_quiet()
+    assert closed == [[]]
     assert [call.state for call in stored(url)] == [CallState.READY]
+    assert shop.calls == []
     other.close()
 
 
 def test_close_with_a_journal_that_fails_does_not_raise(shop, client, policy, url, script):
     store(url, target=shop.target, delay_s=1.9)
     client()
-    queue = queue_of(client.queues)
-    wait_until(lambda: len(queue._calls) == 1)
-    script["release"] = front.JournalUnavailable("locked")
+    wait_until(lambda: stored(url, CallState.TAKEN))
+    script["release"] = JournalUnavailable("locked")
     assert client.queues.close() == []
     assert len(stored(url, CallState.TAKEN)) == 1  # until the lease ends
 
 
 def test_an_invoker_that_cannot_be_made_leaves_no_journal_open(world, policy):
-    before = dict(front._OPEN.journals)
+    before = components.of_kind("journal")
     with pytest.raises(TypeError):
         FailbackInvoker(policy(), timer=5)
-    assert before == front._OPEN.journals
+    assert components.of_kind("journal") == before
 
 
 def test_calls_are_stored_while_the_timer_is_stopped(shop, push, client, new_queues, url):
@@ -287,85 +366,14 @@ def test_calls_are_stored_while_the_timer_is_stopped(shop, push, client, new_que
     assert [call.state for call in stored(url)] == [CallState.READY]
 
 
-# --- How long a lease is ---
-
-
 @pytest.mark.parametrize(("lease", "interval_s"), [(2, 0.5), (15, 1.0)])
 def test_the_journal_is_asked_several_times_in_a_lease(
-    lease, interval_s, timer, world, policy, url, monkeypatch
+    lease, interval_s, begin, timer, url, script
 ):
-    with FailbackInvoker(policy(journal=f"{url}?lease={lease}"), timer=timer) as invoker:
-        looks = []
-        backend = invoker._queue.journal.backend
-        monkeypatch.setattr(backend, "take", lambda *given: looks.append(given) or [])
-        invoker.add_route("orders:443", lambda *_: None, lambda: True)
-        wait_until(lambda: len(looks) == 1)
-        for number in range(3):
-            timer.advance(interval_s)
-            wait_until(lambda number=number: len(looks) == 2 + number)
-
-
-@pytest.fixture
-def invoker(world, policy):
-    invoker = FailbackInvoker(policy())
-    yield invoker
-    invoker.close(0)
-
-
-def begin_attempt(queue):
-    """Take a call from the journal, and begin its attempt."""
-    begun = []
-    route = CallRoute(
-        "", lambda *_: (print, (), {}), lambda _, call: begun.append(call), None, lambda: True
-    )
-    call = NewCall(queue.name, "", "f", "k", StoredFunction(b"{}").encoded(), 0.0, 60.0)
-    queue.journal.backend.append([call])
-    queue.add_route(route)
-    wait_until(lambda: begun)
-    assert queue.begin_attempt(begun[0])
-    return begun[0]
-
-
-@pytest.mark.parametrize("request_name", ["renew", "take"])
-def test_a_request_that_ends_after_the_lease_does_not_prolong_it(
-    request_name, invoker, monkeypatch, events
-):
-    queue = invoker._queue
-    backend = queue.journal.backend
-    begin_attempt(queue)
-    worker, real = queue.worker, getattr(backend, request_name)
-
-    def ends_late(*given):
-        queue._lease_ends_ns = time.monotonic_ns()
-        return real(*given)
-
-    with queue._loading:
-        monkeypatch.setattr(backend, request_name, ends_late)
-        left_s = 1 if request_name == "renew" else 15
-        queue._lease_ends_ns = time.monotonic_ns() + left_s * 1_000_000_000
-    queue.look()
-    assert queue.worker != worker
-    assert [event.count for event in events if isinstance(event, FailbackLeaseLost)] == [1]
-
-
-def test_a_result_that_is_not_stored_yet_when_its_lease_ends_is_reported(invoker, events):
-    queue = invoker._queue
-    journal, worker = queue.journal, queue.worker
-    call = begin_attempt(queue)
-    journal.backend.release(worker)  # another process may have the call now
-    with ThreadPoolExecutor() as pool:
-        with journal._turn:  # no result is stored meanwhile
-            queue.succeeded(call)
-            with queue._loading:
-                queue._lease_ends_ns = time.monotonic_ns()
-            look = pool.submit(queue.look)
-            wait_until(lambda: queue.worker != worker)
-        look.result(WAIT_S)
-    assert [event.count for event in events if isinstance(event, FailbackLeaseLost)] == [1]
-
-
-def test_the_names_of_ended_leases_are_forgotten(invoker):
-    queue = invoker._queue
-    queue.journal._holders.add(queue.worker)
-    queue._end_lease()
-    assert not queue.journal._holders
+    looks = []
+    script["take"] = lambda: looks.append(1)
+    begin(journal=f"{url}?lease={lease}")
+    wait_until(lambda: len(looks) == 1)
+    for number in range(3):
+        timer.advance(interval_s)
+        assert len(looks) == 2 + number

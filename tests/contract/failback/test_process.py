@@ -8,7 +8,7 @@ import textwrap
 
 import pytest
 
-from fixtures.failback_queues import FlakyFunction, run_until_empty
+from fixtures.failback_queues import FlakyFunction
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.failback import FailbackInvoker, FailbackPolicy
 from rpcwheel.timer import WheelTimer
@@ -27,7 +27,7 @@ def test_an_invoker_that_is_dropped_with_pending_calls_warns_and_they_are_retrie
     wait_until(lambda: len(function.calls) == 2)
 
 
-def test_an_invoker_that_is_dropped_without_pending_calls_does_not_warn(timer):
+def test_an_invoker_that_is_dropped_without_pending_calls_does_not_warn(timer, run_until_empty):
     failback = make(timer)
     failback.invoke(FlakyFunction(ConnectionError()))
     run_until_empty(failback)

@@ -19,7 +19,6 @@ from rpcwheel.failback import JournalWorker, with_failback
 from rpcwheel.failback.stored import StoredFunction
 from rpcwheel.journal import CallState, Filter, NewCall
 from rpcwheel.journal.backend import Route
-from rpcwheel.journal.sqlite import SqliteJournal
 from rpcwheel.rpc import Kind
 
 HOUR_S = 3600.0
@@ -167,21 +166,14 @@ def test_a_channel_is_closed_when_its_target_has_no_calls_any_more(url, backend,
     assert requests_of(shop) == [b"1", b"1", b"2", b"2"]
 
 
-def test_a_channel_is_kept_while_a_call_runs(url, backend, shop, monkeypatch, set_limit):
+def test_a_channel_is_kept_while_a_call_runs(url, backend, shop, script, set_limit):
     set_limit("failback.worker.UNUSED_S", 0.0)
     hang, looks = Hang(), threading.Semaphore(0)
     shop.then(hang)
     backend.append([stored_rpc(shop.target)])
-    take = SqliteJournal.take
-
-    def counted(self, worker, lease_s, routes, within_s):
-        if not routes:
-            looks.release()
-        return take(self, worker, lease_s, routes, within_s)
-
     with JournalWorker(url) as worker:
         assert hang.begun.wait(WAIT_S)
-        monkeypatch.setattr(SqliteJournal, "take", counted)
+        script["routes"] = looks.release
         for _ in range(3):
             assert looks.acquire(timeout=WAIT_S)
         shop.calls[0].ended.set()
@@ -238,9 +230,8 @@ def test_once_ends_when_each_call_that_was_due_was_attempted(url, backend, shop)
 # Functions
 
 
-def stored_call(function, **arguments):
-    """A call of a function, as an earlier process has left it."""
-    name = function.failback._queue.name
+def stored_call(name, **arguments):
+    """A call of the function with this name, as an earlier process has left it."""
     body = StoredFunction(json.dumps(arguments).encode()).encoded()
     return NewCall(name, "", name, "key-1", body, 0.0, HOUR_S)
 
@@ -248,16 +239,16 @@ def stored_call(function, **arguments):
 def test_functions_are_delivered_on_threads_and_on_a_loop(url, backend):
     seen = {}
 
-    @with_failback(retry_on=ConnectionError, journal=url)
+    @with_failback(retry_on=ConnectionError, journal=url, name="plain")
     def record(line: str) -> None:
         seen["plain"] = line, threading.current_thread()
 
-    @with_failback(retry_on=ConnectionError, journal=url)
+    @with_failback(retry_on=ConnectionError, journal=url, name="aio")
     async def record_aio(line: str) -> None:
         await asyncio.sleep(0)
         seen["aio"] = line, threading.current_thread()
 
-    backend.append([stored_call(record, line="a"), stored_call(record_aio, line="b")])
+    backend.append([stored_call("plain", line="a"), stored_call("aio", line="b")])
     with JournalWorker(url, functions=[record, record_aio], once=True) as worker:
         assert worker.wait(WAIT_S)
     assert calls_of(backend) == []
@@ -282,9 +273,9 @@ def test_calls_of_functions_that_are_not_known_or_not_selected_stay(url, backend
         raise AssertionError
 
     functions = [not_given, other_journal, not_selected]
-    backend.append([stored_call(function) for function in functions])
-    queues = ["not-given", "other-journal"]
-    with JournalWorker(url, functions=functions[1:], queues=queues, once=True) as worker:
+    names = ["not-given", "other-journal", "not-selected"]
+    backend.append([stored_call(name) for name in names])
+    with JournalWorker(url, functions=functions[1:], queues=names[:2], once=True) as worker:
         assert worker.wait(WAIT_S)
         assert worker.skipped == {
             ("not-given", ""): "they are calls of a function that was not imported",
@@ -333,7 +324,7 @@ def test_close_lets_attempts_end_within_the_grace(url, backend, shop):
 def test_close_cancels_coroutines_after_the_grace(url, backend):
     begun, cancelled = threading.Event(), threading.Event()
 
-    @with_failback(retry_on=ConnectionError, journal=url)
+    @with_failback(retry_on=ConnectionError, journal=url, name="record")
     async def record() -> None:
         begun.set()
         try:
@@ -342,7 +333,7 @@ def test_close_cancels_coroutines_after_the_grace(url, backend):
             cancelled.set()
             raise
 
-    backend.append([stored_call(record)])
+    backend.append([stored_call("record")])
     with JournalWorker(url, functions=[record]) as worker:
         assert begun.wait(WAIT_S)
         worker.close(0)
