@@ -8,9 +8,9 @@ import weakref
 import grpc
 import pytest
 
-from fixtures.aio_channels import Stub, awaiting, caller, refused, sent, steps
+from fixtures.aio_channels import Stub, awaiting, caller, steps
 from fixtures.balanced_channels import counts, instance
-from fixtures.shop import STREAM_STREAM, STREAM_UNARY, UNARY_STREAM, UNARY_UNARY, Hang
+from fixtures.shop import STREAM_STREAM, UNARY_STREAM, UNARY_UNARY
 from fixtures.waiting import WAIT_S, aio_wait_until
 from rpcwheel.balancer import BalancerPolicy, Picker
 from rpcwheel.balancer.aio import BalancedChannel
@@ -30,15 +30,6 @@ async def test_a_written_request_stream_begins_when_a_subchannel_is_ready(shops,
     await call.write(b"b")
     await call.done_writing()
     assert [await reading, await call.read(), await call.read()] == [b"a", b"b", grpc.aio.EOF]
-
-
-async def test_a_write_ends_with_the_status_of_a_call_that_never_begins(aio_balanced):
-    channel = aio_balanced()
-    call = channel.stream_stream(STREAM_STREAM)(timeout=WAIT_S)
-    writing = asyncio.create_task(call.write(b"a"))
-    await asyncio.sleep(0)
-    channel.update([])
-    assert (await refused(writing)).code() is grpc.StatusCode.UNAVAILABLE
 
 
 async def test_a_picker_runs_in_the_context_of_the_caller_and_sees_the_call(shops, aio_balanced):
@@ -132,27 +123,6 @@ def test_a_task_that_awaits_a_call_is_canceled_with_its_loop(timer):
     assert channel.subchannels == ()
 
 
-async def test_credentials_of_a_waiting_call_are_refused_as_by_grpc(shops, aio_balanced):
-    channel = aio_balanced()
-    good = caller(channel)()
-    with pytest.raises(grpc.aio.UsageError, match="Call credentials"):
-        caller(channel)(credentials="secret")
-    channel.update([instance(shops[0])])
-    assert await good == b"x"
-
-
-async def test_the_time_that_remains_is_that_of_the_whole_call(shops, aio_balanced):
-    channel = aio_balanced()
-    call = caller(channel)(timeout=500)
-    await aio_wait_until(lambda: call.time_remaining() < 499.9)
-    left = call.time_remaining()
-    shops[0].then(hang := Hang())
-    channel.update([instance(shops[0])])
-    await aio_wait_until(hang.begun.is_set)
-    assert 400 < call.time_remaining() <= left
-    call.cancel()
-
-
 async def test_an_interceptor_may_answer_or_raise(shops, aio_balanced):
     class Cached(grpc.aio.UnaryUnaryClientInterceptor):
         async def intercept_unary_unary(self, continuation, details, request):
@@ -167,12 +137,3 @@ async def test_an_interceptor_may_answer_or_raise(shops, aio_balanced):
         await call(b"raise")
     await aio_wait_until(lambda: channel.calls == 0)
     assert (counts(shops), channel.subchannels[0].healthy) == ([0, 0, 0], True)
-
-
-async def test_a_request_iterator_is_consumed_once_though_its_call_waits(shops, aio_balanced):
-    channel = aio_balanced()
-    requests = sent(b"a", b"b")
-    call = channel.stream_unary(STREAM_UNARY)(requests, timeout=WAIT_S)
-    channel.update([instance(shops[0])])
-    assert await call == b"ab"
-    assert [one async for one in requests] == []

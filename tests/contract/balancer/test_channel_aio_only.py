@@ -109,10 +109,12 @@ def test_it_may_be_made_and_updated_before_there_is_a_loop(shops, timer):
     assert (counts(shops), timer.pending) == ([1, 1, 0], 0)
 
 
-async def test_other_threads_may_update_it(shops, aio_balanced):
+async def test_other_threads_may_update_it_and_report_an_error(shops, aio_balanced):
     channel = aio_balanced()
-    call = awaiting(caller(channel)())
+    failing, call = (awaiting(caller(channel)(wait_for_ready=wait)) for wait in (None, True))
     await asyncio.sleep(0)
+    await asyncio.to_thread(channel.report_error, "the registry is unreachable")
+    assert "the registry is unreachable" in (await refused(failing)).details()
     await asyncio.to_thread(channel.update, [instance(shops[0])])
     assert await call == b"x"
     for number in range(50):
@@ -121,14 +123,6 @@ async def test_other_threads_may_update_it(shops, aio_balanced):
         await asyncio.to_thread(channel.update, [instance(shops[0]), None])
     assert [one.address for one in channel.subchannels] == [shops[1].target]
     assert await caller(channel)() == b"x"
-
-
-async def test_other_threads_may_report_an_error(aio_balanced):
-    channel = aio_balanced()
-    call = awaiting(caller(channel)())
-    await asyncio.sleep(0)
-    await asyncio.to_thread(channel.report_error, "the registry is unreachable")
-    assert "the registry is unreachable" in (await refused(call)).details()
 
 
 @pytest.mark.skipif(uvloop is None, reason="uvloop is not installed")

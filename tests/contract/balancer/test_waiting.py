@@ -16,10 +16,10 @@ from fixtures.balanced_channels import (
     instance,
     wait_until_lost,
 )
-from fixtures.shop import UNARY_UNARY, Fail
+from fixtures.shop import UNARY_UNARY, Fail, Hang
 from fixtures.waiting import WAIT_S, wait_until
 from fixtures.ways import all_at_once, hanging_call, ways_to_call
-from fixtures.worlds import each_kind
+from fixtures.worlds import KINDS, each_kind
 from rpcwheel.balancer import RingHash
 
 FAILING = grpc.ChannelConnectivity.TRANSIENT_FAILURE
@@ -49,7 +49,10 @@ def test_calls_wait_no_longer_than_pick_timeout(world, open_balanced):
     end = ("UNAVAILABLE", f"{UNKNOWN} yet")
     assert all_of(all_at_once(world, channel, timeout=WAIT_S)) == end
     world.do(channel.report_error, "the registry is away", wait=True)
-    assert world.call(channel).error().details() == f"{UNKNOWN} yet: the registry is away"
+    for kind in KINDS:
+        call = world.call(channel, kind)
+        assert call.error().details() == f"{UNKNOWN} yet: the registry is away"
+        assert (call.initial_metadata(), call.trailing_metadata()) == ({}, {})
     at_once = open_balanced(policy={"pick_timeout": 0})
     assert all_of(all_at_once(world, at_once)) == end
 
@@ -87,9 +90,12 @@ def test_the_wait_counts_towards_the_timeout(world, shops, open_balanced):
     channel = open_balanced(policy=NO_LIMIT)
     call = world.call(channel, timeout=90)
     assert wait_until(lambda: call.ask("time_remaining") < 89.7)
+    shops[0].then(hang := Hang())
     world.do(channel.update, [instance(shops[0])])
-    assert call.result() == b"x"
+    assert hang.begun.wait(WAIT_S)
+    assert call.ask("time_remaining") < 89.7
     assert shops[0].calls[0].time_remaining < 90 - 0.1  # gRPC rounds to tenths
+    call.cancel()
 
 
 # For a connection
@@ -258,18 +264,13 @@ def test_a_response_stream_that_is_dropped_while_it_waits_is_not_begun(world, sh
     assert [seen.method for seen in shops[0].calls] == [UNARY_UNARY]
 
 
-@each_kind
-def test_a_call_that_waits_ends_with_the_reason(world, open_balanced, kind):
-    call = world.call(open_balanced(policy={"pick_timeout": 0.05}), kind)
-    end = (grpc.StatusCode.UNAVAILABLE, f"{UNKNOWN} yet")
-    assert (call.code(), call.details()) == end
-    assert (call.initial_metadata(), call.trailing_metadata()) == ({}, {})
-
-
 def test_wrong_arguments_of_one_call_do_not_disturb_others(world, shops, open_balanced):
     channel = open_balanced(policy=NO_LIMIT)
     good = world.call(channel)
     with pytest.raises(TypeError):
         world.call(channel, timeout="soon")
+    if world.name == "aio":
+        with pytest.raises(grpc.aio.UsageError, match="Call credentials"):
+            world.call(channel, credentials="secret")
     world.do(channel.update, [instance(shops[0])])
     assert good.result() == b"x"

@@ -61,8 +61,8 @@ def test_the_wait_of_a_blocked_call_counts_towards_its_timeout(shops, open_balan
 def test_states_are_read_less_often_the_longer_a_call_waits(open_balanced):
     channel = open_balanced(1, lb_policy=(picker := Counting()), policy=NO_LIMIT)
     call = begin(channel, "future")
-    assert wait_until(lambda: len(picker.asked_s) >= 40)
-    assert picker.asked_s[39] - picker.asked_s[0] > 0.5  # 0.05 s apart in the end
+    assert wait_until(lambda: len(picker.asked_s) >= 25)
+    assert picker.asked_s[24] - picker.asked_s[0] > 0.5  # 0.05 s apart in the end
     call.cancel()
 
 
@@ -113,20 +113,8 @@ def test_blocked_calls_need_no_worker(shops, open_balanced, monkeypatch):
     assert block(open_balanced(shops[0])) == b"ab"
 
 
-def test_a_callback_may_call_the_channel(shops, open_balanced):
-    made = []
-
-    def on_subchannel(subchannel):
-        made.append(begin(channel, "future"))
-        channel.update([instance(shops[0]), instance(shops[1])])
-
-    channel = open_balanced(shops[0], on_subchannel=on_subchannel)
-    assert block(channel) == b"ab"
-    assert wait_until(lambda: len(made) == 2)
-    assert [call.result(WAIT_S) for call in made] == [b"ab", b"ab"]
-
-
-def test_calls_wait_on_after_user_code_raised_system_exit(shops, open_balanced, events):
+def test_calls_wait_on_after_user_code_raised_system_exit(shops, open_balanced, events, set_limit):
+    set_limit("balancer.subchannels.RECONNECT_NS", 1)
     errors = [SystemExit()]
 
     def connect(one, options):

@@ -9,18 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fixtures.candidates import count_picks, subchannels
+from fixtures.subchannel_pools import CONNECTING, FAILING, IDLE, READY, SHUTDOWN
 from rpcwheel.balancer import ring_hash
 from rpcwheel.balancer.ring_hash import MAX_POINTS, Ring, RingHash, hash_of, point_count
 
 KEYS = [f"user-{number}" for number in range(200)]
-READY, IDLE, CONNECTING, TRANSIENT_FAILURE, SHUTDOWN = (
-    ChannelConnectivity.READY,
-    ChannelConnectivity.IDLE,
-    ChannelConnectivity.CONNECTING,
-    ChannelConnectivity.TRANSIENT_FAILURE,
-    ChannelConnectivity.SHUTDOWN,
-)
-FAILED = [TRANSIENT_FAILURE, SHUTDOWN]
+FAILED = [FAILING, SHUTDOWN]
 COUNTS = st.dictionaries(
     st.sampled_from("abcdefgh"), st.sampled_from([8, 16, 160, 400]), min_size=1, max_size=8
 )
@@ -100,7 +94,7 @@ def test_if_all_failed_the_owner_is_returned_and_each_state_is_read_about_once()
     pick = RingHash("x-user").prepare(ours, [100] * 50)
     before = owners_of_keys(pick)
     for one in ours:
-        one.now_state, one.reads = TRANSIENT_FAILURE, 0
+        one.now_state, one.reads = FAILING, 0
     assert owners_of_keys(pick) == before
     assert sum(one.reads for one in ours) <= 60 * len(KEYS)
 
@@ -145,8 +139,8 @@ def test_calls_without_a_key_go_in_turn_among_those_that_have_not_failed(failed,
     ours = subchannels(failed + 3)
     pick = RingHash("x-user").prepare(ours, [100] * len(ours))
     for one in ours:
-        one.now_state = TRANSIENT_FAILURE
-    assert pick("/m", None, ()).now_state is TRANSIENT_FAILURE
+        one.now_state = FAILING
+    assert pick("/m", None, ()).now_state is FAILING
     for one in ours[-3:]:
         one.now_state = state
     assert count_picks(pick, 15) == {one.id: 5 for one in ours[-3:]}

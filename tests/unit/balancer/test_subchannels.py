@@ -33,6 +33,9 @@ class First(Picker):
         return lambda *_: subchannels[0]
 
 
+UNKNOWN = "no instance of shop.Orders is known"
+
+
 def ports(subchannels):
     return [one.instance.port for one in subchannels]
 
@@ -40,36 +43,25 @@ def ports(subchannels):
 # Instances
 
 
-def test_before_instances_are_known_calls_wait(pool):
+def test_before_instances_are_known_calls_wait_unless_an_error_refuses_them(pool):
     assert (pool.pick(*CALL), pool.refusal(), pool.whole_state()) == (None, None, CONNECTING)
-    details = "no instance of shop.Orders is known yet"
-    assert pool.timed_out(7, 5) == (grpc.StatusCode.UNAVAILABLE, details, False, False)
+    late = (grpc.StatusCode.UNAVAILABLE, f"{UNKNOWN} yet", False, False)
+    assert pool.timed_out(7, 5) == late
     assert pool.timed_out(5, 5).code is grpc.StatusCode.DEADLINE_EXCEEDED
-
-
-def test_an_error_refuses_calls_until_instances_are_known(pool):
+    pool.report_error("the registry is away", wait=True)
+    assert (pool.refusal(), pool.whole_state()) == (None, CONNECTING)
+    assert pool.timed_out(7, 5).details == f"{UNKNOWN} yet: the registry is away"
     pool.report_error("the registry is away", wait=False)
-    details = "no instance of shop.Orders is known: the registry is away"
-    assert pool.refusal()[:2] == (grpc.StatusCode.UNAVAILABLE, details)
-    assert pool.whole_state() is FAILING
+    refused = (grpc.StatusCode.UNAVAILABLE, f"{UNKNOWN}: the registry is away")
+    assert (pool.refusal()[:2], pool.whole_state()) == (refused, FAILING)
     pool.update([at(1)])
     pool.report_error("the registry is away", wait=False)
     assert pool.refusal() is None
 
 
-def test_an_error_for_calls_that_wait_is_in_their_status(pool):
-    pool.report_error("the registry is away", wait=True)
-    assert (pool.refusal(), pool.whole_state()) == (None, CONNECTING)
-    details = "no instance of shop.Orders is known yet: the registry is away"
-    assert pool.timed_out(7, 5).details == details
-
-
 def test_without_instances_calls_are_refused(pool):
     pool.update([])
-    assert pool.refusal()[:2] == (
-        grpc.StatusCode.UNAVAILABLE,
-        "no instance of shop.Orders is known",
-    )
+    assert pool.refusal()[:2] == (grpc.StatusCode.UNAVAILABLE, UNKNOWN)
     assert (pool.pick(*CALL), pool.whole_state()) == (None, FAILING)
 
 
@@ -121,32 +113,19 @@ def test_with_credentials_only_tls_instances_are_used(make_pool):
 # Picking
 
 
-def test_the_first_call_connects_all_and_waits(pool):
+def test_the_first_call_connects_all_and_waits_and_later_ones_what_lost_its_connection(pool):
     pool.update([at(1), at(2)])
     assert pool.connected == []
     assert (pool.pick(*CALL), pool.connected, pool.refusal()) == (None, [1, 2], None)
-
-
-def test_a_subchannel_that_loses_its_connection_gets_no_call_and_connects(pool):
-    pool.update([at(1), at(2)])
     pool.all_ready()
     pool.subchannel(1).connection.state = IDLE
-    assert pool.picked() == {2}
-    assert pool.connected == [1]
-
-
-def test_a_subchannel_whose_connection_takes_no_calls_gets_another(pool):
-    pool.update([at(1)])
+    assert (pool.picked(), pool.connected) == ({2}, [1, 2, 1])
     pool.all_ready()
-    pool.subchannel(1).connection.accepts_calls = False  # closed or drained by the user
-    assert pool.subchannel(1).state is IDLE
-    assert (pool.pick(*CALL), pool.connected) == (None, [1])
-
-
-def test_a_connection_that_hides_its_state_counts_as_ready(pool):
-    pool.update([at(1)])
-    pool.set_states(p1=None)
-    assert pool.subchannel(1).state is READY
+    pool.subchannel(2).connection.accepts_calls = False  # closed or drained by the user
+    assert (pool.subchannel(2).state, pool.picked()) == (IDLE, {1})
+    assert pool.connected == [1, 2, 1, 2]
+    pool.set_states(p2=None)  # hidden by a channel that `connect` made
+    assert pool.subchannel(2).state is READY
 
 
 def test_if_all_have_failed_calls_are_refused_with_the_reasons(pool):
@@ -248,23 +227,16 @@ def test_another_attempt_goes_to_another_subchannel_if_there_is_one(pool):
     assert pool.pick_other(tried, *CALL, waited_s=0) in picked
 
 
-def test_another_attempt_waits_for_a_subchannel_that_is_connecting_for_a_while(pool):
-    pool.update([at(1), at(2)])
-    pool.set_states(p1=READY, p2=CONNECTING)
+def test_another_attempt_waits_a_while_for_a_connecting_subchannel_of_its_level(pool):
+    pool.update([at(1), at(2), at(3, status="DRAINING")])
+    pool.set_states(p1=READY, p2=CONNECTING, p3=CONNECTING)
     tried = []
     picked = pool.pick_other(tried, *CALL, waited_s=0)
     assert pool.pick_other(tried, *CALL, waited_s=0) is None
     assert pool.pick_other(tried, *CALL, waited_s=subchannels.OTHER_TIMEOUT_S) is picked
     pool.set_states(p1=READY, p2=READY)
     assert ports([pool.pick_other(tried, *CALL, waited_s=0)]) == [2]
-
-
-def test_another_attempt_does_not_wait_for_a_subchannel_of_a_lower_level(pool):
-    pool.update([at(1), at(2, status="DRAINING")])
-    pool.set_states(p1=READY, p2=CONNECTING)
-    tried = []
-    picked = pool.pick_other(tried, *CALL, waited_s=0)
-    assert pool.pick_other(tried, *CALL, waited_s=0) is picked
+    assert pool.pick_other(tried, *CALL, waited_s=0) is not None  # p3 is of a lower level
 
 
 def test_the_other_subchannel_is_the_one_that_follows(make_pool):
@@ -439,19 +411,16 @@ def test_an_unhealthy_subchannel_published_by_another_process_is_checked_now(poo
     assert len(pool.checks) == 2
 
 
-def test_the_waits_between_checks_follow_the_policy_and_are_never_zero(make_pool):
-    pool = make_pool(health_check_backoff=lambda state: 10.0 * (state.attempt_number - 1))
-    pool.update([at(1)])
-    one, delays = pool.subchannel(1), []
-    for one.checks in range(3):
-        delays.append(pool.check_delay_ns(one) / SECOND)
-    assert delays == [0.01, 10, 20]
+def test_the_waits_between_checks_follow_the_policy_are_never_zero_and_do_not_overflow(make_pool):
+    def delays(*checks, **policy):
+        pool = make_pool(**policy)
+        pool.update([at(1)])
+        one = pool.subchannel(1)
+        return [pool.check_delay_ns(one) / SECOND for one.checks in checks]
 
-
-def test_the_default_wait_between_checks_does_not_overflow(pool):
-    pool.update([at(1)])
-    pool.subchannel(1).checks = 100_000
-    assert 0 < pool.check_delay_ns(pool.subchannel(1)) <= 10 * SECOND
+    policy = {"health_check_backoff": lambda state: 10.0 * (state.attempt_number - 1)}
+    assert delays(0, 1, 2, **policy) == [0.01, 10, 20]
+    assert 0 < delays(100_000)[0] <= 10
 
 
 # Outlier ejection
@@ -478,6 +447,9 @@ def test_failures_in_a_row_eject_a_server(make_pool, events, code):
     one = pool.subchannel(1)
     assert (pool.picked(), one.healthy, one.ejected) == ({2, 3, 4}, False, True)
     assert events == [SubchannelUnhealthy("shop.Orders", one.id, f"5 calls failed: {code}")]
+    pool.mark_healthy(one)
+    fail(pool, 1, 4, code)  # those before the ejection do not count
+    assert one.healthy
 
 
 def test_an_answer_between_failures_keeps_a_server(make_pool):
@@ -548,14 +520,6 @@ def test_the_ejection_time_grows_with_each_ejection_up_to_its_maximum(make_pool,
     assert delays == [10, 20, 25, 25, 10]
 
 
-def test_failures_before_an_ejection_do_not_count_after_it(make_pool):
-    pool = ready_pool(make_pool)
-    fail(pool, 1, 5)
-    pool.mark_healthy(pool.subchannel(1))
-    fail(pool, 1, 4)
-    assert pool.subchannel(1).healthy
-
-
 def test_outlier_ejection_can_be_turned_off(make_pool):
     pool = make_pool(outlier_ejection=None)
     pool.update([at(1), at(2)])
@@ -602,27 +566,6 @@ def test_the_first_servers_that_are_back_do_not_get_all_calls(ten, clock):
     assert ten.picked() == {*range(1, 9)}
 
 
-def test_stale_servers_are_removed_after_the_grace_when_they_are_half_of_all(ten, clock):
-    ten.update([at(port) for port in range(1, 6)], expired={f"10.0.0.7:{n}" for n in range(6, 11)})
-    assert stale_ports(ten) == [10, 6, 7, 8, 9]
-    clock.pass_(10)
-    assert ten.expire_stale()
-    assert ten.picked() == {*range(1, 6)}
-
-
-def test_servers_that_the_registry_lost_are_called_as_long_as_most_are_lost(ten, clock, events):
-    expired = {f"10.0.0.7:{port}" for port in range(2, 10)}
-    ten.update([at(10, status="DRAINING"), at(1), *(at(port) for port in range(2, 10))])
-    ten.update([at(1)], expired=expired | {"10.0.0.7:10"})
-    assert (ten.drained, len(events)) == ([10], 1)
-    clock.pass_(600)
-    ten.expire_stale()
-    assert ten.picked() == {*range(1, 10)}
-    for port in range(2, 10):
-        ten.remove_stale(ten.subchannel(port))
-    assert ten.picked() == {1}
-
-
 def test_stale_subchannels_count_for_the_subset(make_pool):
     pool = make_pool(subset_size=4)
     pool.stale_grace_ns = 10 * SECOND
@@ -661,8 +604,7 @@ def test_the_representation_shows_the_state_and_what_is_wrong(pool):
     assert "IDLE, unhealthy: its heartbeats are missed, stale>" in repr(one)
 
 
-def test_a_subchannel_that_was_connecting_gets_calls_within_milliseconds(make_pool, clock):
-    pool = make_pool()
+def test_a_subchannel_that_was_connecting_gets_calls_within_milliseconds(pool, clock):
     pool.update([at(1), at(2)])
     pool.set_states(p1=READY, p2=CONNECTING)
     assert pool.picked() == {1}
