@@ -22,7 +22,6 @@ __all__ = [
     "CODES",
     "CODES_SCHEMA",
     "DEADLINE",
-    "NO_BUDGET",
     "STATUS_CODES",
     "TRIED",
     "AttemptResult",
@@ -143,10 +142,6 @@ class Stop:
     """Make no further attempt; the caller gets the result of the last one."""
 
     reason: str
-
-
-NO_BUDGET: Final = Stop("the retry budget of the target is used up")
-"""The decision for throttled retries, which metrics count."""
 
 
 def checked_code(name: object, *, subject: str) -> str:

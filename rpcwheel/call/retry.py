@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from rpcwheel.backoff import Backoff, wait_of_call
 from rpcwheel.durations import NEVER, to_ns, to_seconds
-from rpcwheel.rpc import CODES, NO_BUDGET, AttemptResult, NextAttempt, Stop
+from rpcwheel.events.events import BUDGET_USED_UP
+from rpcwheel.rpc import CODES, AttemptResult, NextAttempt, Stop
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -228,7 +229,7 @@ class RetryPlan:
         if delay_ns is None or now_ns + delay_ns >= self._deadline_ns:
             return NO_TIME_LEFT
         if self._budget is not None and not self._budget.take(now_ns):
-            return NO_BUDGET
+            return Stop(BUDGET_USED_UP)
         at_ns = now_ns + delay_ns
         self._number += 1
         self.attempt_ns = attempt_deadline_ns(config, at_ns, self._deadline_ns)

@@ -6,7 +6,7 @@ An event is a frozen record of one occurrence. Fields that end with `_s` are sec
 `instance` is the id of an instance. An `error` is the exception itself with its traceback, so a
 sink that keeps the event also keeps the frames.
 
-`log_line` of each class says how `log_event` writes the event.
+`log_line` of each class says how `log_event` writes the event, and `metrics` how it is counted.
 """
 
 import logging
@@ -33,6 +33,12 @@ OVERFLOW_INTERVAL_S: Final = 1.0
 OUTAGE_INTERVAL_S: Final = 60.0
 """Seconds between two equal lines about one target or registry. An outage may last for days."""
 
+BUDGET_USED_UP: Final = "the retry budget of the target is used up"
+"""The reason of a `RetryStopped`."""
+
+DELIVERY_BOUNDS_S: Final = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 21600.0, 86400.0)
+"""Upper bounds of the buckets of the time until a queued call is delivered."""
+
 
 class LogLine(NamedTuple):
     """How events of one class are logged."""
@@ -58,6 +64,28 @@ class LogLine(NamedTuple):
         return re.findall(r"%\((\w+) (\w+)\)s", self.template)
 
 
+class Count(NamedTuple):
+    """A metric that counts events of one class, or adds up a field of them."""
+
+    name: str
+    """The name for Prometheus, without `rpcwheel_` and `_total`."""
+    help: str
+    labels: str = ""
+    """The labels, separated by spaces. `queue=name`: the label `queue` has the field `name`."""
+    amount: str = ""
+    """The field with the number to add, or for a histogram the seconds; "": 1."""
+    bounds: tuple[float, ...] = ()
+    """The upper bounds of the buckets of a histogram but the last; (): it is a counter."""
+    counts_if: str = ""
+    """A field or property that is true of the events that count; "": all count."""
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """The field that has the value of each label."""
+        pairs = [label.partition("=") for label in self.labels.split()]
+        return {label: field or label for label, _, field in pairs}
+
+
 def plural(count: object, noun: str) -> str:
     """Return a number with its noun: `1 call`, `2 calls`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
@@ -69,6 +97,8 @@ class Event:
     __slots__ = ()
     __match_args__: ClassVar[tuple[str, ...]] = ()
     log_line: ClassVar[LogLine | None] = None
+    metrics: ClassVar[tuple[Count, ...]] = ()
+    """What `rpcwheel.metrics` counts of the events of this class."""
 
     def log_texts(self) -> dict[str, str]:
         """Return texts for the template that are computed from the fields."""
@@ -89,6 +119,7 @@ class TaskSlow(Event):
         "%(timer)s: task %(task)s blocked the timer's thread for %(duration_s).3f s; "
         "run blocking work on an executor",
     )
+    metrics = (Count("timer_tasks_slow", "Tasks that blocked the timer's thread.", "timer"),)
     timer: str
     task: str
     duration_s: float
@@ -101,6 +132,7 @@ class TaskFailed(Event):
     log_line = LogLine(
         TIMER, ERROR, "timer task", "%(timer)s: task %(task)s raised %(error)s", traceback=True
     )
+    metrics = (Count("timer_tasks_failed", "Tasks that raised an exception.", "timer"),)
     timer: str
     task: str
     error: BaseException
@@ -112,6 +144,13 @@ class ExecutorRejected(Event):
 
     log_line = LogLine(
         TIMER, WARNING, "timer task", "%(timer)s: task %(task)s was rejected: %(error)s"
+    )
+    metrics = (
+        Count(
+            "executor_rejections",
+            "Tasks that an executor, a timer or an event loop did not accept.",
+            "timer",
+        ),
     )
     timer: str
     task: str
@@ -147,6 +186,7 @@ class FailbackQueued(Event):
         "%(call)s failed and was queued, next attempt in %(delay_s).3g s, "
         "%(pending)d queued: %(error)s",
     )
+    metrics = (Count("failback_queued", "Calls that failed and were queued.", "queue=name"),)
     name: str
     function: str
     error: BaseException
@@ -164,6 +204,13 @@ class FailbackAttemptFailed(Event):
         "name function",
         "%(call)s failed %(attempts)d times in %(waited_s).3g s, "
         "next attempt in %(delay_s).3g s: %(error)s",
+    )
+    metrics = (
+        Count(
+            "failback_attempts_failed",
+            "Background attempts that failed and are followed by another one.",
+            "queue=name",
+        ),
     )
     name: str
     function: str
@@ -183,6 +230,16 @@ class FailbackDelivered(Event):
         "name function",
         "%(call)s was delivered at attempt %(attempts)d, after %(waited_s).3g s",
     )
+    metrics = (
+        Count("failback_delivered", "Queued calls that succeeded.", "queue=name"),
+        Count(
+            "failback_delivery_seconds",
+            "Time from the first attempt of a queued call to its delivery.",
+            "queue=name",
+            amount="waited_s",
+            bounds=DELIVERY_BOUNDS_S,
+        ),
+    )
     name: str
     function: str
     attempts: int
@@ -201,6 +258,7 @@ class FailbackGaveUp(Event):
         "%(reason)s: %(error)s",
         traceback=True,
     )
+    metrics = (Count("failback_gave_up", "Queued calls that were given up.", "queue=name"),)
     name: str
     function: str
     attempts: int
@@ -219,6 +277,13 @@ class FailbackDropped(Event):
         "name function",
         "%(call)s failed and was dropped, the queue is full with %(pending)d calls: %(error)s",
         interval_s=OVERFLOW_INTERVAL_S,
+    )
+    metrics = (
+        Count(
+            "failback_dropped",
+            'Calls that failed and were dropped, because the queue was full (overflow="drop").',
+            "queue=name",
+        ),
     )
     name: str
     function: str
@@ -240,6 +305,14 @@ class FailbackRejected(Event):
         "%(call)s failed and was not queued, because %(reason)s: %(error)s",
         interval_s=OVERFLOW_INTERVAL_S,
     )
+    metrics = (
+        Count(
+            "failback_rejected",
+            "Calls that failed and were not queued, whose caller got FailbackFull or "
+            "FailbackClosed.",
+            "queue=name",
+        ),
+    )
     name: str
     function: str
     error: BaseException
@@ -260,6 +333,15 @@ class FailbackLost(Event):
         "name",
         "%(name)s: %(count call)s not delivered, %(reason)s; "
         "the oldest waited %(oldest_s).3g s: %(functions)s",
+    )
+    metrics = (
+        Count(
+            "failback_lost",
+            "Queued calls that were not delivered before the queue, timer, loop or process "
+            "ended, or that a journal has lost.",
+            "queue=name",
+            amount="count",
+        ),
     )
     name: str
     functions: tuple[str, ...]
@@ -283,6 +365,14 @@ class FailbackLeaseLost(Event):
         "another process may attempt them too",
         interval_s=OVERFLOW_INTERVAL_S,
     )
+    metrics = (
+        Count(
+            "failback_leases_lost",
+            "Calls of a journal whose lease ended during an attempt; others may attempt them too.",
+            "queue=name journal",
+            amount="count",
+        ),
+    )
     name: str
     journal: str
     count: int
@@ -298,6 +388,13 @@ class JournalFailed(Event):
         "journal",
         "%(journal)s: calls cannot be stored%(waiting)s: %(error)s",
         interval_s=OUTAGE_INTERVAL_S,
+    )
+    metrics = (
+        Count(
+            "journal_failures",
+            "Outages of a journal, in which failed calls are not queued.",
+            "journal",
+        ),
     )
     journal: str
     error: BaseException
@@ -321,6 +418,7 @@ class JournalRecovered(Event):
         interval_s=OUTAGE_INTERVAL_S,
         always_after=JournalFailed,
     )
+    metrics = (Count("journal_recoveries", "Ends of outages of a journal.", "journal"),)
     journal: str
     after_s: float
 
@@ -331,6 +429,13 @@ class DeadLetterFailed(Event):
 
     log_line = LogLine(
         FAILBACK, ERROR, "name function", "%(call)s: dead_letter raised %(error)s", traceback=True
+    )
+    metrics = (
+        Count(
+            "failback_dead_letters_failed",
+            "Calls whose dead_letter callback raised an exception.",
+            "queue=name",
+        ),
     )
     name: str
     function: str
@@ -347,6 +452,9 @@ class CallSlow(Event):
     log_line = LogLine(
         CALL, WARNING, "method", "%(method)s (%(side)s) still runs after %(elapsed_s).3g s"
     )
+    metrics = (
+        Count("slow_calls", "Calls that took longer than slow_call_threshold.", "method side"),
+    )
     method: str
     side: str
     elapsed_s: float
@@ -362,6 +470,13 @@ class RetryScheduled(Event):
         "method",
         "%(method)s failed with %(code)s at attempt %(attempts)d, next attempt in %(delay_s).3g s",
     )
+    metrics = (
+        Count(
+            "retries",
+            "Retries that were planned. Not all begin: a call may be canceled while it waits.",
+            "method",
+        ),
+    )
     method: str
     attempts: int
     code: str
@@ -376,6 +491,7 @@ class HedgeSent(Event):
     """
 
     log_line = LogLine(CALL, INFO, "method", "%(method)s: hedging sent attempt %(attempt)d")
+    metrics = (Count("hedges", "Attempts that hedging sent before earlier ones ended.", "method"),)
     method: str
     attempt: int
 
@@ -393,10 +509,23 @@ class RetryStopped(Event):
         "method",
         "%(method)s failed with %(code)s at attempt %(attempts)d, not retried: %(reason)s",
     )
+    metrics = (
+        Count(
+            "retries_throttled",
+            "Retries that were not made because the retry budget was used up.",
+            "method",
+            counts_if="is_throttled",
+        ),
+    )
     method: str
     attempts: int
     code: str
     reason: str
+
+    @property
+    def is_throttled(self) -> bool:
+        """Whether the retry budget was used up."""
+        return self.reason == BUDGET_USED_UP
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,6 +535,7 @@ class DefaultResponseUsed(Event):
     log_line = LogLine(
         CALL, WARNING, "method", "%(method)s failed, the default response was returned: %(error)s"
     )
+    metrics = (Count("default_responses", "Failed calls with a default response.", "method"),)
     method: str
     error: BaseException
 
@@ -417,6 +547,7 @@ class StreamStalled(Event):
     log_line = LogLine(
         CALL, WARNING, "method", "%(method)s was canceled, no message for %(silent_s).3g s"
     )
+    metrics = (Count("streams_stalled", "Streams ended by message_timeout.", "method"),)
     method: str
     silent_s: float
 
@@ -433,6 +564,14 @@ class DeadlineExceededBeforeStart(Event):
         WARNING,
         "method",
         "%(method)s was refused, its deadline passed %(late_s).3g s before the handler could start",
+    )
+    metrics = (
+        Count(
+            "deadlines_exceeded_before_start",
+            "Calls that a server refused because their deadline had passed. Of calls without a "
+            "request stream, gRPC drops most before, and no server metric shows them.",
+            "method",
+        ),
     )
     method: str
     late_s: float
@@ -483,6 +622,12 @@ class CallbackFailed(Event):
         "%(subject)s: %(callback)s raised %(error)s",
         traceback=True,
     )
+    metrics = (
+        Count(
+            "callbacks_failed",
+            "Callbacks, predicates and wait objects of the program that raised an exception.",
+        ),
+    )
     subject: str
     callback: str
     error: BaseException
@@ -507,6 +652,7 @@ class HeartbeatMissed(Event):
         "nothing read for %(silent_s).3g s (%(answer)s)",
         interval_s=OUTAGE_INTERVAL_S,
     )
+    metrics = (Count("heartbeats_missed", "Heartbeats without an answer in time.", "target"),)
     target: str
     misses: int
     silent_s: float
@@ -525,6 +671,7 @@ class ConnectionDead(Event):
         "missed, %(calls call)s in flight",
         interval_s=OUTAGE_INTERVAL_S,
     )
+    metrics = (Count("connections_dead", "Connections declared dead.", "target"),)
     target: str
     silent_s: float
     misses: int
@@ -545,6 +692,11 @@ class ConnectionReplaced(Event):
         "%(target)s: replaced its connection (the new one is number %(number)d), with "
         "%(calls call)s in flight on the old one: %(reason)s",
         interval_s=OUTAGE_INTERVAL_S,
+    )
+    metrics = (
+        Count(
+            "connections_replaced", "Connections that a channel replaced by a new one.", "target"
+        ),
     )
     target: str
     number: int
@@ -600,6 +752,13 @@ class ConnectionClosed(Event):
         "peer",
         "%(peer)s: connection closed, idle for %(idle_s).3g s, %(reason)s",
     )
+    metrics = (
+        Count(
+            "connections_closed_idle",
+            "Connections that a server closed, by the limit that they exceeded.",
+            "reason",
+        ),
+    )
     peer: str
     reason: str
     idle_s: float
@@ -615,6 +774,13 @@ class IdleCloseSkipped(Event):
         "peer",
         "%(peer)s: connection not closed, %(reason)s",
         interval_s=OUTAGE_INTERVAL_S,
+    )
+    metrics = (
+        Count(
+            "idle_closes_skipped",
+            "Idle connections that a server did not close, by reason.",
+            "reason",
+        ),
     )
     peer: str
     reason: str
@@ -641,6 +807,11 @@ class SubchannelUnhealthy(Event):
         "channel subchannel",
         "%(channel)s: %(subchannel)s is unhealthy and gets no calls: %(reason)s",
         interval_s=OUTAGE_INTERVAL_S,
+    )
+    metrics = (
+        Count(
+            "ejections", "Subchannels that were taken out of use because they failed.", "channel"
+        ),
     )
     channel: str
     subchannel: str
@@ -728,6 +899,13 @@ class InstancePublished(Event):
         "registry service instance",
         "%(registry)s: published %(service)s instance %(instance)s%(details)s",
     )
+    metrics = (
+        Count(
+            "registry_published",
+            "Instances that were published. Label again: why it was published again, or empty.",
+            "registry grpc_service=service again",
+        ),
+    )
     registry: str
     service: str
     instance: str
@@ -759,6 +937,11 @@ class InstanceWithdrawn(Event):
         "registry service instance",
         "%(registry)s: withdrew %(service)s instance %(instance)s",
     )
+    metrics = (
+        Count(
+            "registry_withdrawn", "Instances that were withdrawn.", "registry grpc_service=service"
+        ),
+    )
     registry: str
     service: str
     instance: str
@@ -777,6 +960,9 @@ class RegistryFailed(Event):
         "registry",
         "%(registry)s: %(action)s failed (%(next)s): %(error)s",
         interval_s=OUTAGE_INTERVAL_S,
+    )
+    metrics = (
+        Count("registry_failures", "Requests to a registry that failed.", "registry request"),
     )
     registry: str
     request: str
@@ -811,6 +997,7 @@ class RegistryRecovered(Event):
         interval_s=OUTAGE_INTERVAL_S,
         always_after=RegistryFailed,
     )
+    metrics = (Count("registry_recoveries", "Ends of outages of a registry.", "registry"),)
     registry: str
     after_s: float
 
@@ -854,6 +1041,13 @@ class InstancesRetained(Event):
         "have lost data (%(reason)s); kept as stale until the registry lists them again or "
         "stale_timeout is over",
         interval_s=OUTAGE_INTERVAL_S,
+    )
+    metrics = (
+        Count(
+            "registry_retained",
+            "Times that instances were kept that a registry had lost, perhaps with its data.",
+            "registry grpc_service=service",
+        ),
     )
     registry: str
     service: str

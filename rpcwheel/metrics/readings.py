@@ -33,7 +33,7 @@ from .table import (
     SERVER_HANDLED,
     SERVER_SECONDS,
     SERVER_STARTED,
-    FromEvent,
+    EventMetric,
     Metric,
 )
 
@@ -55,7 +55,7 @@ class EventCounts(QueuedCounts):
     """Counts events: a sink."""
 
     def __init__(self) -> None:
-        self._by_event: dict[type[Event], list[FromEvent]] = {}
+        self._by_event: dict[type[Event], list[EventMetric]] = {}
         for source in EVENTS:
             self._by_event.setdefault(source.event, []).append(source)
         super().__init__()
@@ -68,11 +68,12 @@ class EventCounts(QueuedCounts):
 
     def __call__(self, event: Event) -> None:
         """Count an event."""
-        for source in self._by_event.get(type(event), ()):
-            if source.only is None or source.only(event):
-                labels = tuple(str(getattr(event, field))[:MAX_NAME] for field in source.fields)
+        for metric, _, source in self._by_event.get(type(event), ()):
+            if not source.counts_if or getattr(event, source.counts_if):
+                fields = source.fields.values()
+                labels = tuple(str(getattr(event, field))[:MAX_NAME] for field in fields)
                 amount = float(getattr(event, source.amount)) if source.amount else 1.0
-                self.put((source.metric, labels, amount))
+                self.put((metric, labels, amount))
 
     def series(self, metric: Metric) -> Series:
         """Return the counts of a metric so far."""
