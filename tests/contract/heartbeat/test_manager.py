@@ -94,17 +94,6 @@ def test_heartbeats_of_channels_attached_together_spread_over_an_interval(
         assert 30 <= sum(low <= time < high for time in times) <= 120
 
 
-def test_the_target_of_a_channel_that_does_not_know_it_is_its_repr(world, manager):
-    class Channel:
-        unary_unary = print
-
-        def __repr__(self):
-            return "<my channel>"
-
-    channel = Channel()
-    assert world.do(manager.attach, channel).target == "<my channel>"
-
-
 def test_heartbeats_on_a_new_connection_wait_for_it(world, channel, manager, timer):
     waits, real = [], channel.heartbeat_call
 

@@ -41,13 +41,6 @@ class Slow(grpc.UnaryUnaryClientInterceptor):
         return continuation(details, request)
 
 
-def test_a_manager_is_a_context_manager(channel, timer):
-    with HeartbeatManager(timer) as manager:
-        heartbeat = manager.attach(channel)
-    assert heartbeat.state is HeartbeatState.CLOSED
-    assert timer.pending == 0
-
-
 def test_code_of_the_user_and_reconnects_run_on_worker_threads(server, channel, manager, timer):
     threads, real = {}, channel.reconnect
 
@@ -96,6 +89,7 @@ def test_interceptors_that_hang_do_not_delay_the_timer(server):
         assert slow.threads[0].startswith("rpcwheel-worker")
         assert stuck.answered == 0
         slow.gate.set()
+    assert free.state is HeartbeatState.CLOSED
 
 
 def test_event_handlers_and_listeners_that_hang_do_not_delay_the_timer(server):

@@ -99,23 +99,23 @@ def test_a_draining_channel_finishes_calls_and_refuses_new_ones(world, shop, rec
     assert reconnecting.calls == 0
 
 
-def test_calls_end_with_the_reason_after_the_drain_timeout(world, shop, reconnecting, timer):
+@pytest.mark.parametrize(
+    ("given", "reason"), [({}, "asked for"), ({"reason": "orders-1 is gone"}, "orders-1 is gone")]
+)
+@pytest.mark.parametrize("drain", [0, 5])
+def test_calls_end_with_the_reason_after_the_drain_timeout(
+    world, shop, reconnecting, timer, drain, given, reason
+):
     calls = [hanging_call(world, shop, reconnecting, kind) for kind in KINDS]
-    world.do(reconnecting.drain, drain_timeout=5, reason="orders-1 is gone")
-    timer.advance(4.9)
-    assert not any(call.done() for call in calls)
-    timer.advance(0.2)
+    world.do(reconnecting.drain, drain, **given)
+    if drain:
+        timer.advance(4.9)
+        assert not any(call.done() for call in calls)
+        timer.advance(0.2)
     for call in calls:
-        assert "channel drained: orders-1 is gone" in details_of(call)
+        assert f"channel drained: {reason}" in details_of(call)
     assert wait_until(lambda: (reconnecting.closed, reconnecting.calls) == (True, 0))
     assert all(seen.ended.wait(WAIT_S) for seen in shop.calls)
-
-
-def test_a_drain_timeout_of_zero_ends_calls_at_once(world, shop, reconnecting):
-    call = hanging_call(world, shop, reconnecting)
-    world.do(reconnecting.drain, 0)
-    assert "channel drained: asked for" in details_of(call)
-    assert wait_until(lambda: reconnecting.closed)
 
 
 def test_a_second_drain_can_only_shorten_the_timeout(world, shop, reconnecting, timer):

@@ -9,6 +9,7 @@ import time
 import grpc
 import pytest
 
+from fixtures.clients import Noting
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.shop import UNARY_UNARY, Hang
 from fixtures.waiting import WAIT_S, wait_until
@@ -205,18 +206,11 @@ def test_a_connection_that_cannot_be_watched_is_reported_and_used(shop, events, 
 # Ready
 
 
-class Passing(grpc.UnaryUnaryClientInterceptor):
-    """Does nothing."""
-
-    def intercept_unary_unary(self, continuation, details, request):
-        return continuation(details, request)
-
-
 def test_channel_ready_future_waits_across_reconnects(shop):
     at = Switched(shop)
     at.up = False
     with ReconnectingChannel("shop", connect=at.connect, backoff=0) as channel:
-        ready = grpc.channel_ready_future(grpc.intercept_channel(channel, Passing()))
+        ready = grpc.channel_ready_future(grpc.intercept_channel(channel, Noting(print)))
         assert wait_until(lambda: channel.get_state() is FAILING)
         channel.reconnect()
         assert not ready.done()

@@ -76,13 +76,6 @@ def test_reads_and_writes_are_use(connections, clock):
     assert activity.last_use_ns == clock.now_ns
 
 
-def test_reads_on_an_old_connection_do_not_count_for_the_new_one(connections):
-    old = connections.begin_call()
-    connections.reconnect("second", NEVER)
-    old.activity.saw_read()
-    assert connections.active.activity.last_read_ns is None
-
-
 def test_only_a_status_that_no_client_sets_is_a_read(connections, clock):
     made_here = {"CANCELLED", "DEADLINE_EXCEEDED", "INTERNAL", "RESOURCE_EXHAUSTED"}
     made_here |= {"UNAUTHENTICATED", "UNAVAILABLE", "UNKNOWN"}
@@ -166,11 +159,6 @@ def test_a_wait_object_that_raises_changes_nothing(clock):
         connections.active.ended,
         connections.backoff_left_ns(),
     ) == ("first", False, 0)
-
-
-def test_next_backoff_can_be_computed_before_the_reconnect(connections):
-    connections.reconnect("second", NEVER, "why", backoff_ns=5 * SECOND)
-    assert connections.backoff_left_ns() == 5 * SECOND
 
 
 def test_a_request_to_connect_is_passed_on_until_a_connection_worked(connections):
