@@ -9,14 +9,7 @@ import threading
 import grpc
 import pytest
 
-from fixtures.balanced_channels import (
-    READY,
-    connect,
-    counts,
-    instance,
-    states,
-    subchannel_of,
-)
+from fixtures.balanced_channels import READY, connect, counts, instance, states, subchannel_of
 from fixtures.shop import Fail
 from fixtures.small_servers import running
 from fixtures.waiting import WAIT_S, wait_until

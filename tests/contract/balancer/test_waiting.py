@@ -9,13 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 
-from fixtures.balanced_channels import (
-    First,
-    connect,
-    counts,
-    instance,
-    wait_until_lost,
-)
+from fixtures.balanced_channels import First, connect, counts, instance, wait_until_lost
 from fixtures.shop import UNARY_UNARY, Fail, Hang
 from fixtures.waiting import WAIT_S, wait_until
 from fixtures.ways import all_at_once, hanging_call, ways_to_call

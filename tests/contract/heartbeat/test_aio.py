@@ -84,10 +84,7 @@ def test_a_closed_loop_ends_its_heartbeats(server):
 async def test_a_heartbeat_whose_task_is_canceled_is_missed_after_a_tick(server, timer, events):
     """`asyncio.run` cancels all tasks at its end, which must not be reported as misses."""
     server.answer = threading.Event()
-    async with (
-        ReconnectingChannel(server.target) as channel,
-        HeartbeatManager(timer) as manager,
-    ):
+    async with ReconnectingChannel(server.target) as channel, HeartbeatManager(timer) as manager:
         before = asyncio.all_tasks()
         heartbeat = manager.attach(channel)
         heartbeat.beat()

@@ -7,12 +7,7 @@ import time
 import grpc
 import pytest
 
-from fixtures.heartbeats import (
-    CHECK,
-    NOT_SERVING,
-    advance_until,
-    wait_until_bookkeeping_is_done,
-)
+from fixtures.heartbeats import CHECK, NOT_SERVING, advance_until, wait_until_bookkeeping_is_done
 from fixtures.waiting import WAIT_S, wait_until
 from fixtures.worlds import SyncWorld
 from rpcwheel.events import TaskSlow, add_sink, remove_sink

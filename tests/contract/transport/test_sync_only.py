@@ -196,11 +196,7 @@ time.sleep(0.3)
 """
 
 
-@pytest.mark.parametrize(
-    "program",
-    [OPEN, SUBSCRIBED_BY_THREADS],
-    ids=["open", "by threads"],
-)
+@pytest.mark.parametrize("program", [OPEN, SUBSCRIBED_BY_THREADS], ids=["open", "by threads"])
 def test_a_program_exits_although_its_channels_were_not_closed(shop, pytestconfig, program):
     """gRPC's polling thread is stopped at exit, and closing its channel waits for it."""
     run = subprocess.run(

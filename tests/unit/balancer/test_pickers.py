@@ -12,12 +12,7 @@ from hypothesis import strategies as st
 
 from fixtures.candidates import FakeSubchannel, count_picks, subchannels
 from fixtures.timers import run_threads
-from rpcwheel.balancer.pickers import (
-    LeastRequest,
-    RoundRobin,
-    WeightedRandom,
-    WeightedRoundRobin,
-)
+from rpcwheel.balancer.pickers import LeastRequest, RoundRobin, WeightedRandom, WeightedRoundRobin
 from rpcwheel.balancer.ring_hash import RingHash
 
 WEIGHTS = st.lists(st.integers(1, 40), min_size=1, max_size=8)

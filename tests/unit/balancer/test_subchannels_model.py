@@ -42,13 +42,7 @@ INSTANCES = st.builds(
     protocol=st.sampled_from(["grpc", "grpc", "grpcs"]),
     started_at=st.sampled_from([0.0, 995.0, 2000.0]),
 )
-PICKERS = [
-    RoundRobin,
-    WeightedRoundRobin,
-    WeightedRandom,
-    LeastRequest,
-    lambda: RingHash("x-user"),
-]
+PICKERS = [RoundRobin, WeightedRoundRobin, WeightedRandom, LeastRequest, lambda: RingHash("x-user")]
 
 
 def place(instance):

@@ -6,12 +6,7 @@ from fixtures.heartbeat_driver import Driver, S
 from rpcwheel.durations import NEVER
 from rpcwheel.events import ConnectionAlive, ConnectionDead, HeartbeatMissed
 from rpcwheel.heartbeat.core import MISSES_UNTIL_DEAD
-from rpcwheel.heartbeat.rules import (
-    HeartbeatState,
-    Reconnect,
-    Send,
-    StateChanged,
-)
+from rpcwheel.heartbeat.rules import HeartbeatState, Reconnect, Send, StateChanged
 
 UNUSED, ALIVE, PROBING = HeartbeatState.UNUSED, HeartbeatState.ALIVE, HeartbeatState.PROBING
 SUSPECT, DEAD = HeartbeatState.SUSPECT, HeartbeatState.DEAD

@@ -10,12 +10,7 @@ from fixtures.heartbeat_driver import Driver
 from rpcwheel.durations import NEVER
 from rpcwheel.events import ConnectionDead, HeartbeatMissed
 from rpcwheel.heartbeat.core import MAX_IN_FLIGHT, MISSES_UNTIL_DEAD
-from rpcwheel.heartbeat.rules import (
-    HeartbeatState,
-    Reconnect,
-    Send,
-    StateChanged,
-)
+from rpcwheel.heartbeat.rules import HeartbeatState, Reconnect, Send, StateChanged
 
 MS = 10**6
 _S, CLOSED = HeartbeatState, HeartbeatState.CLOSED

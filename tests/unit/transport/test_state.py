@@ -12,12 +12,7 @@ from tenacity import stop_after_attempt, wait_exponential
 from rpcwheel.backoff import Backoff
 from rpcwheel.durations import NEVER
 from rpcwheel.transport.arguments import checked_drain_ns
-from rpcwheel.transport.state import (
-    SERVER_CODES,
-    ActivityStamps,
-    ConnectionManager,
-    Transport,
-)
+from rpcwheel.transport.state import SERVER_CODES, ActivityStamps, ConnectionManager, Transport
 
 SECOND = 1_000_000_000
 
