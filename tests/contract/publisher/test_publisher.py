@@ -4,6 +4,7 @@ Both worlds have the same publisher with another adapter of the server. What an 
 tested with `world`; what the publisher decides, with a server of `grpc`.
 """
 
+import asyncio
 import contextlib
 import signal
 import subprocess
@@ -37,6 +38,7 @@ from rpcwheel.testing import FlakyBackend
 
 QUICK = {"port": 0, "lame_duck": 0.05, "grace": 60.0}
 ALL = ["withdraw", "not serving", "wait", "stop", "closed"]
+SERVING, NOT_SERVING = 1, 2
 ENDED = {grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE}
 LONG = RegistryPolicy(lease_ttl=10**6, timeout=600.0)
 """Neither a lease nor a request ends within a test."""
@@ -87,8 +89,8 @@ def make_world_shop(world):
     """Create servers of this world that are stopped after the test."""
     made = []
 
-    def make(*args):
-        made.append(world.do({"sync": Shop, "aio": AioShop}[world.name], *args))
+    def make(*args, **options):
+        made.append(world.do({"sync": Shop, "aio": AioShop}[world.name], *args, **options))
         return made[-1]
 
     yield make
@@ -178,38 +180,35 @@ def test_the_services_default_to_those_that_the_server_has_handlers_for(
         assert registry.services() == ["shop.Audit", "shop.Orders"]
 
 
-def test_a_server_whose_services_are_unknown_is_not_started(make_shop, memory):
-    shop = make_shop(services=["grpc.health.v1.Health"])
-    port = shop.listen()
-    published = Publisher(shop.server, memory, port=port)
+def test_a_server_whose_services_are_unknown_is_not_started(world, make_world_shop, memory):
+    """A server of grpc.aio does not show the services that it has handlers for."""
+    options = {"services": ["grpc.health.v1.Health"]} if world.name == "sync" else {}
+    shop = make_world_shop(**options)
+    port = world.do(shop.listen)
+    published = world.api.Publisher(shop.server, memory, port=port)
     with pytest.raises(ConfigurationError, match="name the services that are published"):
-        published.start()
+        world.do(published.start)
     assert published.state == "closed"
-    shop.server.start()
-    assert ask(port, "/grpc.health.v1.Health/Who") == b"a"
+    world.do(shop.server.start)
+    assert ask(port, f"/{options.get('services', [SERVICE])[0]}/Who") == b"a"
 
 
 def test_the_settings_of_an_instance_are_published(shop, memory, registry):
     settings = {
         "id": "worker-1",
         "weight": 7,
-        "group": "blue",
-        "version": "2.0",
         "zone": "eu-1",
         "metadata": {"commit": "abc"},
+        "version": "2.0",
     }
     before = time.time()
-    with serving(shop, memory, SERVICE, **settings) as published:
+    url = f"{memory}/{SERVICE}?group=blue&version=1.0"
+    with serving(shop, url, **settings) as published:
         assert published.wait_published(WAIT_S)
         (instance,) = registry.lookup(SERVICE).instances
-    assert settings == {name: getattr(instance, name) for name in settings}
+    expected = settings | {"group": "blue"}  # of the URL
+    assert expected == {name: getattr(instance, name) for name in expected}
     assert before - 1 <= instance.started_at <= time.time()
-
-
-def test_a_url_may_name_the_service_the_group_and_the_version(shop, memory):
-    with serving(shop, f"{memory}/{SERVICE}?group=blue&version=2.0") as published:
-        (instance,) = published.instances
-    assert (instance.service, instance.group, instance.version) == (SERVICE, "blue", "2.0")
 
 
 def test_a_server_is_published_in_several_registries_and_those_of_the_user_stay_open(
@@ -288,7 +287,10 @@ def test_a_port_of_another_process_is_refused_unless_the_server_has_bound_it(
         assert published.instances[0].port == port
 
 
-def test_the_address_of_a_proxy_is_published_unchecked(make_shop, memory, port_of_another_process):
+def test_the_address_of_a_proxy_is_published_unchecked(
+    make_shop, memory, port_of_another_process, set_limit
+):
+    set_limit("publisher.publisher.CONNECT_TIMEOUT_S", 0.01)
     for host, port in (("127.0.0.1", port_of_another_process), ("192.0.2.7", 50051)):
         shop = make_shop()
         shop.listen()
@@ -311,9 +313,8 @@ def test_a_server_over_tls_is_published_as_one_if_it_has_its_port(make_shop, mem
 # The order of the stop
 
 
-@pytest.mark.parametrize("grace", [60.0, 0])
-def test_a_lame_duck_serves_and_is_withdrawn(shop, registry, timer, events, grace):
-    published = started(shop, registry, SERVICE, lame_duck=60.0, grace=grace, timer=timer)
+def test_a_lame_duck_serves_and_is_withdrawn(shop, registry, timer, events):
+    published = started(shop, registry, SERVICE, lame_duck=60.0, grace=0, timer=timer)
     published.begin_stop()
     assert wait_until(lambda: "wait" in steps(events) and timer.pending)
     assert wait_until(lambda: ids(registry) == [])
@@ -436,18 +437,24 @@ def test_a_served_call_may_begin_the_stop(make_shop, memory):
         assert not shop.server.wait_for_termination(WAIT_S)
 
 
-def test_on_serving_is_called_when_it_serves_and_its_result_after_the_stop(shop, memory):
-    seen = []
+def test_on_serving_and_its_result_are_called_where_the_server_runs(
+    world, make_world_shop, publish, memory
+):
+    shop, seen = make_world_shop(), []
+
+    def running_loop():
+        with contextlib.suppress(RuntimeError):
+            return asyncio.get_running_loop()
 
     def on_serving(published):
-        seen.append(published.state)
-        return lambda: seen.append(shop.server.wait_for_termination(0))
+        seen.append((published.state, running_loop()))
+        return lambda: seen.append(("stopped", running_loop()))
 
-    published = Publisher(shop.server, memory, SERVICE, on_serving=on_serving, port=0)
-    published.start()
-    assert seen == ["starting"]
-    published.stop(grace=0)
-    assert wait_until(lambda: seen == ["starting", False])  # it had ended
+    published = publish(shop, memory, SERVICE, on_serving=on_serving)
+    loop = world.do(running_loop)
+    assert (seen, loop is None) == ([("starting", loop)], world.name == "sync")
+    world.do(published.stop, grace=0)
+    assert wait_until(lambda: seen[1:] == [("stopped", loop)])
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -459,21 +466,23 @@ def test_stop_in_a_forked_child_does_nothing(shop, memory, registry):
         assert ask(published.port) == b"a"
 
 
-def test_a_stop_during_the_start_undoes_the_start(shop, memory, registry, events):
+def test_a_stop_during_the_start_undoes_the_start(world, make_world_shop, memory, events):
     class Health:
         def set(self, service, status):
-            published.begin_stop("enough")
+            if status == SERVING:
+                return published.stop(reason="enough")  # in aio a coroutine, which is awaited
+            return None
 
-    published = Publisher(shop.server, memory, SERVICE, health=Health(), **QUICK)
-    published.start()
+    shop = make_world_shop()
+    published = world.api.Publisher(shop.server, memory, SERVICE, health=Health(), **QUICK)
+    world.do(published.start)
     assert published.state == "closed"
     assert published.registrations == ()
-    assert shop.server.wait_for_termination(WAIT_S) is False
+    assert world.do(shop.server.wait_for_termination, WAIT_S) is False
     assert wait_until(lambda: steps(events) == ["not serving", "stop", "closed"])
 
 
-@pytest.mark.parametrize("ran_before", [False, True])
-@pytest.mark.parametrize("fails", ["health", "on_serving"])
+@pytest.mark.parametrize(("fails", "ran_before"), [("health", False), ("on_serving", True)])
 def test_a_failed_start_leaves_only_a_server_running_that_ran_before(
     shop, memory, registry, fails, ran_before
 ):
@@ -501,23 +510,6 @@ def test_a_failed_start_leaves_only_a_server_running_that_ran_before(
 # Registries at the stop
 
 
-def test_a_frozen_registry_delays_neither_the_stop_nor_another_registry(
-    shop, registry, flaky, timer, events
-):
-    backend, frozen = flaky
-    settings = QUICK | {"timer": timer}
-    with Publisher(shop.server, [frozen, registry], SERVICE, **settings) as published:
-        assert published.wait_published(WAIT_S)
-        backend.freeze()
-        published.begin_stop()
-        assert wait_until(lambda: ids(registry) == [])
-        assert steps(events)[-1:] in ([], ["withdraw"])
-        assert wait_until(lambda: timer.advance(1.0) >= 0 and published.wait(0.001))
-    assert wait_until(lambda: steps(events) == ALL)
-    (failed,) = [one for one in events if isinstance(one, WithdrawalFailed)]
-    assert failed.registry == frozen.url
-
-
 def test_a_hurried_stop_does_not_wait_for_a_frozen_registry(shop, flaky, timer, events):
     """The clock stands still, so only the grace of 0 can end the wait."""
     backend, frozen = flaky
@@ -527,10 +519,13 @@ def test_a_hurried_stop_does_not_wait_for_a_frozen_registry(shop, flaky, timer, 
     assert wait_until(lambda: steps(events) == ["withdraw"])
     timer.advance(0.6)  # more than it may take without grace
     published.stop(grace=0)
+    assert wait_until(lambda: steps(events) == ALL)
+    (failed,) = [one for one in events if isinstance(one, WithdrawalFailed)]
+    assert failed.registry == frozen.url
 
 
-def test_hanging_registries_do_not_keep_servers_from_not_serving_and_closing(
-    make_shop, memory, timer, events
+def test_hanging_registries_delay_neither_the_stop_nor_other_registries(
+    make_shop, memory, registry, timer, events
 ):
     goes_on, statuses = threading.Event(), []
 
@@ -558,7 +553,7 @@ def test_hanging_registries_do_not_keep_servers_from_not_serving_and_closing(
         assert wait_until(
             lambda: timer.advance(1.0) >= 0 and all(one.state == "closed" for one in every)
         )
-        assert len({health for health, status in statuses if status == 2}) == 6
+        assert len({health for health, status in statuses if status == NOT_SERVING}) == 6
         assert wait_until(lambda: all(one.registries[1].closed for one in every))
     finally:
         goes_on.set()
@@ -583,7 +578,8 @@ def test_a_failed_withdrawal_is_an_event_and_a_closed_registry_is_not(
     assert isinstance(failed.error, LookupError)
 
 
-def test_a_hanging_sink_does_not_delay_the_stop(shop, memory):
+def test_a_hanging_sink_does_not_delay_the_stop(shop, memory, set_limit):
+    set_limit("publisher.publisher.FLUSH_TIMEOUT_S", 0.01)
     goes_on = threading.Event()
 
     def hang(event):
@@ -600,37 +596,27 @@ def test_a_hanging_sink_does_not_delay_the_stop(shop, memory):
         goes_on.set()
 
 
-def test_an_instance_that_the_user_unregistered_is_not_published_by_the_stop(
-    shop, registry, memory
-):
+def test_the_stop_keeps_what_the_user_has_changed_or_unregistered(shop, registry, memory):
     published = started(shop, registry, SERVICE, "shop.Other")
-    published.registrations[0].unregister(wait=WAIT_S)
-    shown = []
-    with (
-        open_registry(memory) as other,
-        other.subscribe(SERVICE, lambda snapshot: shown.append(len(snapshot.instances))) as seen,
-    ):
-        seen.wait(WAIT_S)
-        published.stop()
-        assert wait_until(lambda: other.lookup(SERVICE).instances == ())
-    assert set(shown) <= {0}
-    assert wait_until(lambda: {one.state for one in published.registrations} == {"GONE"})
-
-
-def test_draining_keeps_the_changes_that_the_user_made(shop, registry, memory):
-    published = started(shop, registry, SERVICE)
     published.registrations[0].update(weight=7)
-    shown = []
+    published.registrations[1].unregister(wait=WAIT_S)
+    shown = {SERVICE: [], "shop.Other": []}
+
+    def listener(snapshot):
+        shown[snapshot.service].append([(one.weight, one.status) for one in snapshot.instances])
+
     with (
         open_registry(memory) as other,
-        other.subscribe(
-            SERVICE, lambda seen: shown.append([(one.weight, one.status) for one in seen.instances])
-        ),
+        other.subscribe(SERVICE, listener),
+        other.subscribe("shop.Other", listener),
     ):
-        assert wait_until(lambda: shown[-1:] == [[(7, "UP")]])
+        assert wait_until(lambda: shown[SERVICE][-1:] == [[(7, "UP")]] and shown["shop.Other"])
         published.stop()
-        assert wait_until(lambda: shown[-1] == [])
-    assert {weight for instances in shown for weight, status in instances if status != "UP"} <= {7}
+        assert wait_until(lambda: shown[SERVICE][-1] == [])
+        assert other.lookup("shop.Other").instances == ()
+    assert {weight for [(weight, _)] in filter(None, shown[SERVICE])} == {7}
+    assert shown["shop.Other"] == [[]]
+    assert wait_until(lambda: {one.state for one in published.registrations} == {"GONE"})
 
 
 # Health
@@ -652,25 +638,31 @@ def test_health_is_serving_before_it_is_published_and_not_serving_once_it_is_wit
     published.stop(grace=0)
 
 
-def test_the_health_servicer_of_grpc_stays_not_serving(shop, memory):
-    health = grpc_health.HealthServicer()
+def test_the_health_servicer_of_grpc_stays_not_serving(world, make_world_shop, publish, memory):
+    """A server of grpc.aio may have that of grpc, too."""
+    for module in (grpc_health, grpc_health.aio)[: 1 + (world.name == "aio")]:
+        health = module.HealthServicer()
 
-    def says(service):
-        request = health_pb2.HealthCheckRequest(service=service)
-        return health.Check(request, None).status
+        def statuses(health=health):
+            requests = [health_pb2.HealthCheckRequest(service=one) for one in (SERVICE, "")]
+            return {world.do(health.Check, request, None).status for request in requests}
 
-    with serving(shop, memory, SERVICE, health=health):
-        assert says(SERVICE) == says("") == health_pb2.HealthCheckResponse.SERVING
-    health.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
-    assert says(SERVICE) == says("") == health_pb2.HealthCheckResponse.NOT_SERVING
+        published = publish(make_world_shop(), memory, SERVICE, health=health)
+        assert statuses() == {SERVING}
+        world.do(published.stop, grace=0)
+        world.do(health.set, SERVICE, SERVING)
+        assert statuses() == {NOT_SERVING}
 
 
-def test_a_health_servicer_that_hangs_and_fails_does_not_delay_the_stop(shop, memory, events):
+def test_a_health_servicer_that_hangs_and_fails_does_not_delay_the_stop(
+    shop, memory, events, set_limit
+):
+    set_limit("publisher.publisher.HEALTH_TIMEOUT_S", 0.01)
     goes_on = threading.Event()
 
     class Broken:
         def set(self, service, status):
-            if status == 2:
+            if status == NOT_SERVING:
                 goes_on.wait()
                 raise LookupError(service)
 

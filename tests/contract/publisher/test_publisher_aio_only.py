@@ -4,13 +4,10 @@
 """
 
 import asyncio
-import contextlib
 import signal
 
 import grpc
-import grpc_health.v1.health as grpc_health
 import pytest
-from grpc_health.v1 import health_pb2
 
 from fixtures.shops import SERVICE, WHO
 from fixtures.waiting import WAIT_S, aio_wait_until
@@ -38,17 +35,6 @@ def shop(make_aio_shop):
     return make_aio_shop()
 
 
-@contextlib.asynccontextmanager
-async def serving(shop, *args, **settings):
-    """Publish a server; stop it at once, as the stop is not what is tested."""
-    published = Publisher(shop.server, *args, **{"port": 0} | settings)
-    await published.start()
-    try:
-        yield published
-    finally:
-        await published.stop(grace=0)
-
-
 async def ask(port, method=WHO):
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as to_server:
         return await to_server.unary_unary(method)(b"", timeout=WAIT_S)
@@ -61,13 +47,6 @@ def steps(events):
 # Start
 
 
-async def test_a_server_whose_services_are_not_named_is_refused(shop, memory):
-    published = Publisher(shop.server, memory, **QUICK)
-    with pytest.raises(ConfigurationError, match="name the services that are published"):
-        await published.start()
-    assert published.state == "closed"
-
-
 async def test_a_server_and_a_registry_of_the_sync_api_are_refused(shop, make_shop, memory):
     with open_sync_registry(memory) as other, pytest.raises(TypeError, match="registry must be"):
         Publisher(shop.server, other, SERVICE, port=1)
@@ -78,20 +57,9 @@ async def test_a_server_and_a_registry_of_the_sync_api_are_refused(shop, make_sh
 # The order of the stop
 
 
-async def test_a_stop_during_the_start_undoes_the_start(shop, memory):
-    class Health:
-        async def set(self, service, status):
-            await published.stop()
-
-    published = Publisher(shop.server, memory, SERVICE, health=Health(), **QUICK)
-    await published.start()
-    assert published.state == "closed"
-    assert published.registrations == ()
-    assert await shop.server.wait_for_termination(WAIT_S) is False
-
-
 @pytest.mark.parametrize("ran_before", [False, True])
-async def test_a_canceled_start_is_undone(shop, memory, ran_before):
+async def test_a_canceled_start_is_undone(shop, memory, ran_before, set_limit):
+    set_limit("publisher.publisher.HURRIED_TIMEOUT_S", 0.01)
     called = asyncio.Event()
 
     class Hanging:
@@ -117,21 +85,8 @@ async def test_a_canceled_start_is_undone(shop, memory, ran_before):
         assert await shop.server.wait_for_termination(WAIT_S) is False
 
 
-async def test_on_serving_and_what_it_returns_are_called_on_the_loop(shop, memory):
-    loops = []
-
-    def on_serving(published):
-        loops.append((published.state, asyncio.get_running_loop()))
-        return lambda: loops.append(("stopped", asyncio.get_running_loop()))
-
-    async with serving(shop, memory, SERVICE, on_serving=on_serving):
-        pass
-    loop = asyncio.get_running_loop()
-    await aio_wait_until(lambda: loops == [("starting", loop), ("stopped", loop)])
-
-
 async def test_registrations_are_those_of_the_aio_registry(shop, registry, memory):
-    async with serving(shop, [registry, memory], SERVICE) as published:
+    async with Publisher(shop.server, [registry, memory], SERVICE, **QUICK) as published:
         assert published.registries[0] is registry
         assert isinstance(published.registries[1], Registry)
         assert published.registrations[0] == registry.registrations[0]
@@ -150,7 +105,7 @@ async def test_canceling_stop_does_not_cancel_the_shutdown(shop, memory, events,
     await aio_wait_until(lambda: steps(events) == ALL)
 
 
-# Signals and health
+# Signals
 
 
 async def test_a_signal_handler_of_the_loop_is_refused(shop, memory):
@@ -164,16 +119,3 @@ async def test_a_signal_handler_of_the_loop_is_refused(shop, memory):
     finally:
         loop.remove_signal_handler(signal.SIGTERM)
         await published.stop()
-
-
-@pytest.mark.parametrize("module", [grpc_health, grpc_health.aio], ids=["sync", "aio"])
-async def test_health_servicers_of_both_worlds_are_set(shop, memory, module):
-    health = module.HealthServicer()
-
-    async def says(service):
-        status = health.Check(health_pb2.HealthCheckRequest(service=service), None)
-        return (status if module is grpc_health else await status).status
-
-    async with serving(shop, memory, SERVICE, health=health):
-        assert await says(SERVICE) == await says("") == health_pb2.HealthCheckResponse.SERVING
-    assert await says(SERVICE) == await says("") == health_pb2.HealthCheckResponse.NOT_SERVING

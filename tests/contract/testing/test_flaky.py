@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from fixtures.engine_watchers import RecordingWatcher
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import (
     ConfigurationError,
@@ -21,19 +22,6 @@ from rpcwheel.testing import FlakyBackend, check_backend
 LEASE = 6.0
 ONE = ServiceInstance(service="shop.Orders", host="10.0.0.1", port=1)
 TWO = ServiceInstance(service="shop.Orders", host="10.0.0.2", port=1)
-
-
-class RecordingWatcher:
-    """Records views as lists of ids, and reasons of lost contact."""
-
-    def __init__(self):
-        self.calls = []
-
-    def on_view(self, view):
-        self.calls.append(sorted(view.records))
-
-    def on_contact_lost(self, reason):
-        self.calls.append(reason)
 
 
 @pytest.fixture
@@ -81,20 +69,16 @@ def test_requests_to_a_backend_that_is_down_or_refuses_fail_at_once(opened, stat
     assert other.services() == ["shop.Orders"]
 
 
-def test_lose_answers_executes_requests_and_raises_registry_unavailable(opened):
+def test_lost_and_missing_answers_are_registry_unavailable(opened):
     backend, other = opened(), opened()
     backend.lose_answers()
     with pytest.raises(RegistryUnavailable, match="the answer was lost"):
         backend.publish([ONE])
     assert list(other.lookup("shop.Orders").records) == [ONE.id]
-
-
-def test_requests_to_a_frozen_backend_fail_after_their_timeout(opened):
-    backend = opened()
     backend.freeze()
     begin = time.monotonic()
     with pytest.raises(RegistryUnavailable, match="does not answer"):
-        backend.publish([ONE])
+        backend.publish([TWO])
     assert time.monotonic() - begin >= 0.05
 
 
@@ -132,65 +116,52 @@ def test_leases_end_while_the_backend_is_down(opened, timer):
     assert backend.renew([ONE]) == {ONE.key: "lease"}
 
 
-def test_a_watcher_gets_contact_lost_after_down_and_a_view_after_up(opened):
+@pytest.mark.parametrize(
+    ("fail", "while_failing", "reason"),
+    [("down", ["down"], "down"), ("freeze", [], "contact was lost")],
+)
+def test_a_watcher_learns_of_a_failure_and_gets_one_view_after_up(
+    opened, fail, while_failing, reason
+):
     backend, other = opened(), opened()
     backend.publish([ONE])
     other.watch("shop.Orders", watcher := RecordingWatcher())
-    other.down("cut")
+    getattr(other, fail)(*while_failing)
+    other.watch("shop.Orders", later := RecordingWatcher())
     backend.publish([TWO])
-    assert watcher.calls == [[ONE.id], "cut"]
+    assert watcher.news == [{ONE.id}, *while_failing]
     other.up()
-    assert watcher.calls == [[ONE.id], "cut", [ONE.id, TWO.id]]
     other.up()
     other.lose_answers()
-    assert len(watcher.calls) == 3
+    assert watcher.news == [{ONE.id}, reason, {ONE.id, TWO.id}]
+    assert later.news[-1] == {ONE.id, TWO.id}
 
 
-def test_a_watcher_of_a_frozen_backend_gets_no_call_until_up(opened):
-    backend, other = opened(), opened()
-    other.watch("shop.Orders", watcher := RecordingWatcher())
-    other.freeze()
-    backend.publish([ONE])
-    assert watcher.calls == [[]]
-    other.up()
-    assert watcher.calls == [[], "contact was lost", [ONE.id]]
-
-
-def test_a_watch_begun_while_the_backend_is_down_gets_a_view_after_up(opened):
+def test_a_closed_watch_gets_no_view(opened):
     backend = opened()
-    backend.publish([ONE])
-    backend.down()
     watch = backend.watch("shop.Orders", watcher := RecordingWatcher())
-    backend.up()
-    assert watcher.calls[-1] == [ONE.id]
     watch.close()
-    backend.withdraw([ONE])
-    assert watcher.calls[-1] == [ONE.id]
+    backend.publish([ONE])
+    assert watcher.news == [set()]
 
 
-def test_forget_removes_all_records_and_renew_reports_wiped_until_republished(opened):
+@pytest.mark.parametrize("is_down", [False, True])
+def test_forget_removes_all_records_and_renew_reports_wiped_until_republished(opened, is_down):
     backend, other = opened(), opened()
     backend.publish([ONE])
     other.publish([TWO])
     backend.watch("shop.Orders", watcher := RecordingWatcher())
+    if is_down:
+        backend.down("cut")
     backend.forget()
+    backend.up()
     assert other.services() == []
-    assert watcher.calls == [[ONE.id, TWO.id], "the engine has lost its data", []]
+    expected = [{ONE.id, TWO.id}, *["cut"] * is_down, "the engine has lost its data", set()]
+    assert watcher.news == expected
     assert backend.renew([ONE]) == backend.renew([ONE]) == {ONE.key: "wiped"}
     assert other.renew([TWO]) == {TWO.key: "missing"}
     backend.publish([ONE])
     assert backend.renew([ONE]) == {}
-
-
-def test_forget_while_the_backend_is_down(opened):
-    backend = opened()
-    backend.publish([ONE])
-    backend.watch("shop.Orders", watcher := RecordingWatcher())
-    backend.down("cut")
-    backend.forget()
-    backend.up()
-    assert watcher.calls == [[ONE.id], "cut", "the engine has lost its data", []]
-    assert backend.renew([ONE]) == {ONE.key: "wiped"}
 
 
 def test_requests_lists_all_requests_including_failed_ones(opened):
@@ -224,20 +195,15 @@ def test_close_closes_the_inner_backend_in_any_state(opened, timer):
     assert timer.pending == 0
 
 
-def test_a_flaky_backend_is_read_only_if_the_inner_backend_is(timer):
-    settings = Settings(LEASE, 0.05, timer)
-    backend = FlakyBackend(open_backend("headless://localhost:1", settings))
-    with (
-        Registry(
-            backend, registry_policy=RegistryPolicy(lease_ttl=LEASE, snapshot=False)
-        ) as registry,
-        pytest.raises(ConfigurationError, match="for reading only"),
-    ):
-        registry.register(ONE)
-
-
-def test_refresh_is_passed_to_the_inner_backend(opened, monkeypatch):
+def test_refresh_and_read_only_are_those_of_the_inner_backend(opened, timer, monkeypatch):
     backend, services = opened(), []
     monkeypatch.setattr(backend.inner, "refresh", services.append)
     backend.refresh("shop.Orders")
     assert services == ["shop.Orders"]
+    headless = open_backend("headless://localhost:1", Settings(LEASE, 0.05, timer))
+    policy = RegistryPolicy(lease_ttl=LEASE, snapshot=False)
+    with (
+        Registry(FlakyBackend(headless), registry_policy=policy) as registry,
+        pytest.raises(ConfigurationError, match="for reading only"),
+    ):
+        registry.register(ONE)
