@@ -1,44 +1,185 @@
-"""Calls of a channel with policies behave like calls of a channel without policies."""
+"""Calls of a channel with policies behave like calls of a channel without policies.
+
+Each scenario, with each style of call, is played on a plain channel and on one with policies, and
+all that the caller can see of the two calls is compared.
+"""
+
+from __future__ import annotations
 
 import asyncio
 import contextlib
 import itertools
-import threading
+from collections.abc import Callable
+from concurrent import futures
+from dataclasses import dataclass, field
+from functools import partial
 
 import grpc
 import pytest
-from scenarios.calls import KINDS, MESSAGES, SCENARIOS, answer_of, policy_of, request_of
 
-from fixtures.aio_channels import PolicyChannels
-from fixtures.shop import Hang
-from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
-from rpcwheel.interceptors import FailbackQueues, intercept_channel
-from rpcwheel.interceptors import aio as aio_interceptors
+from fixtures.shop import Fail, Hang
+from fixtures.waiting import WAIT_S, wait_until
+from fixtures.worlds import METHODS, WORLDS
+from rpcwheel.call import CallPolicy, DeadlinePolicy, RetryPolicy
+from rpcwheel.failback import FailbackPolicy
 
 MARK = {"with": "policies"}
 """Metadata of the calls with policies; calls without it may reach the server late."""
 
-STYLES = ("blocking", "with_call", "future", "iterator", "held")
-"""Ways to make a call of grpc: three for one response, two for a stream of them."""
+MESSAGES = (b"a", b"b")
+"""The messages of a request stream; a unary request has all of them."""
 
-AIO_STYLES = ("await", "ask", "write-await", "iterate", "read", "write-read")
-"""Ways to make a call of grpc.aio: three for one response, three for a stream of them.
+DEFAULT = b"later"
+"""The default of failback; a response stream has one message for each byte."""
 
-`ask`: for the status before the response. `write`: the requests too.
-"""
+SOON = 0.05
+"""The timeout of calls that the server does not answer."""
 
 HANGS_S = 0.1
 """How long to wait for a writer that grpc.aio (1.85) never wakes, if a call is canceled before its
 metadata is sent. `tests/interop/grpcio/test_canaries_aio.py` has the canary.
 """
 
+COMMON = {
+    "plain": {"timeout": DeadlinePolicy(timeout=WAIT_S, slow_call_threshold=WAIT_S / 2)},
+    "all": {
+        "timeout": DeadlinePolicy(
+            timeout=WAIT_S, slow_call_threshold=WAIT_S / 2, message_timeout=WAIT_S / 3
+        ),
+        "retry": RetryPolicy(retry_on="UNAVAILABLE", backoff=0.01, retry_budget=None),
+        "idempotent": True,
+    },
+}
+"""The settings of all scenarios: once so few that calls are gRPC's own, once all."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What the server does, which policies are set, and what the caller gets."""
+
+    name: str
+    code: str
+    """The code that the caller gets."""
+    deeds: Callable[[], tuple] = tuple
+    """What the server does with the attempts of the call, in order; further ones are echoed."""
+    bare: Callable[[], tuple] | None = None
+    """The same for the plain channel, if it differs."""
+    policy: dict = field(default_factory=dict)
+    """Settings in addition to `COMMON`."""
+    timeout: float | None = None
+    """The timeout that the caller sets."""
+    bare_timeout: float | None = None
+    """The same for the plain channel."""
+    cancel: bool = False
+    """Whether the caller cancels once the call has reached the server."""
+    attempts: int = 1
+    """The number of attempts that the server gets while the caller waits."""
+    default: bool = False
+    """Whether the response is `DEFAULT`."""
+
+    def __str__(self) -> str:
+        return self.name
+
+
+BROKEN = Fail("NOT_FOUND", "no such thing", (("why", "sold"), ("raw-bin", b"\x00\x01")))
+
+
+def hangs() -> tuple:
+    """Also for calls before that reach the server only after their deadline."""
+    return Hang(), Hang(), Hang()
+
+
+SCENARIOS = (
+    Scenario("success", "OK"),
+    Scenario("error", "NOT_FOUND", lambda: (BROKEN,)),
+    Scenario("timeout", "DEADLINE_EXCEEDED", hangs, timeout=SOON, bare_timeout=SOON),
+    Scenario("cancel by caller", "CANCELLED", lambda: (Hang(),), cancel=True),
+    Scenario("cancel by server", "CANCELLED", lambda: (Fail("CANCELLED", "not now"),)),
+    Scenario("deadline", "DEADLINE_EXCEEDED", hangs, policy={"timeout": SOON}, bare_timeout=SOON),
+    Scenario(
+        "retry then success",
+        "OK",
+        lambda: ("UNAVAILABLE",),
+        bare=tuple,
+        policy={k: COMMON["all"][k] for k in ("retry", "idempotent")},
+        attempts=2,
+    ),
+    Scenario(
+        "failback",
+        "OK",
+        lambda: ("UNAVAILABLE",),
+        bare=tuple,
+        policy={
+            "retry": None,
+            "failback": FailbackPolicy(retry_on="UNAVAILABLE", backoff=30.0, default=DEFAULT),
+        },
+        default=True,
+    ),
+)
+
+STYLES = {
+    "sync": ("blocking", "with_call", "result", "iterate", "read"),
+    "aio": ("result", "ask", "write-result", "iterate", "read", "write-read"),
+}
+"""Ways to make a call. `ask`: for the status before the response. `write`: the requests too."""
+
+BLOCKING = ("blocking", "with_call")
+
+
+def rows():
+    """Each scenario in each style; kinds, policies and channels are paired with both."""
+    for name, styles in STYLES.items():
+        for (i, scenario), (j, style) in itertools.product(enumerate(SCENARIOS), enumerate(styles)):
+            if scenario.cancel and style in BLOCKING:
+                continue
+            # What is written while answers come may depend on them: it is not waited for.
+            if scenario.default and style == "write-read":
+                continue
+            written = style.startswith("write")
+            requests = "stream" if written or (i + j) % 2 else "unary"
+            responses = "stream" if style.endswith(("iterate", "read")) else "unary"
+            common = "all" if (i + j + i // 4) % 2 else "plain"
+            api = "channel" if name == "sync" or (i // 2 + j) % 2 else "interceptors"
+            if written and (scenario.attempts > 1 or scenario.default):
+                api = "interceptors"  # where grpc.aio makes an iterator of what is written
+            row = WORLDS[name], api, f"{requests}_{responses}", style, scenario, common
+            yield pytest.param(*row, id="-".join(map(str, (name, *row[1:]))))
+
+
+@pytest.mark.parametrize(
+    ("world", "api", "kind", "style", "scenario", "common"), [*rows()], indirect=["world"]
+)
+def test_a_call_ends_as_on_a_channel_without_policies(
+    shop, world, *, api, kind, style, scenario, common
+):
+    bare = play_bare(shop, world, kind, style, scenario)
+    shop.reset()
+    queues = world.do(world.interceptors.FailbackQueues)
+    policy = CallPolicy(**COMMON[common] | scenario.policy)
+    if api == "channel":
+        channel = world.intercepted(shop.target, policy, queues=queues)
+    else:
+        ours = world.do(world.interceptors.client_interceptors, policy, queues=queues)
+        channel = world.channel(shop.target, interceptors=ours)
+    seen = play(shop, world, channel, kind, style, scenario)
+    if api == "interceptors":
+        forget(("read again",), bare, seen)  # grpc.aio's own call round ours says EOF
+    check(shop, scenario, kind, queues, bare, seen)
+    world.do(queues.close, 0)
+
 
 def check(shop, scenario, kind, queues, bare, seen) -> None:
     """Check what the caller saw of both calls."""
     assert seen["code"] == scenario.code
-    assert scenario.min_attempts <= shop.count_calls(**MARK) <= scenario.attempts
+    # A deadline may pass before the first attempt has reached the server.
+    least = 0 if scenario.code == "DEADLINE_EXCEEDED" else scenario.attempts
+    assert least <= shop.count_calls(**MARK) <= scenario.attempts
+    answer = DEFAULT if scenario.default else b"".join(MESSAGES)
+    if kind.endswith("stream"):
+        answer = [DEFAULT] if scenario.default else list(MESSAGES)
+    if scenario.default or scenario.name == "success":
+        assert seen["answer"] == answer
     if scenario.default:
-        assert seen["answer"] == answer_of(kind, default=True)
         assert queues.pending == 1
         if "trailing_metadata" in seen:
             assert seen["details"].startswith("queued by failback after UNAVAILABLE: scripted")
@@ -47,238 +188,76 @@ def check(shop, scenario, kind, queues, bare, seen) -> None:
     if scenario.code == "DEADLINE_EXCEEDED":
         assert "Deadline Exceeded" in seen["details"]
         forget(("details",), bare, seen)  # grpc's own vary
-    if scenario.name == "success":
-        assert seen["answer"] == answer_of(kind)
     assert seen == bare
 
 
-def forget(names, *shown):
+def forget(names, *shown) -> None:
     for one in shown:
         for name in names:
             one.pop(name, None)
 
 
-def prepare(shop, kind, scenario, *, bare):
-    """What the server does, and the options of the call."""
-    deeds = (scenario.bare if bare and scenario.bare else scenario.deeds)()
-    shop.then(*deeds)
-    began = next((deed.begun for deed in deeds if isinstance(deed, Hang)), None)
-    timeout = scenario.bare_timeout if bare else scenario.timeout
-    return began, {"timeout": timeout, "metadata": None if bare else tuple(MARK.items())}
-
-
-# --- grpc ---
-
-
-def rows():
-    """Each scenario in each style; the kinds of requests and the policies are paired with both."""
-    for (i, scenario), (j, style) in itertools.product(enumerate(SCENARIOS), enumerate(STYLES)):
-        if scenario.cancel and style in ("blocking", "with_call"):
-            continue
-        requests = "stream" if (i + j) % 2 else "unary"
-        responses = "stream" if style in ("iterator", "held") else "unary"
-        common = "all" if (i + j + i // 4) % 2 else "plain"
-        kind = f"{requests}-{responses}"
-        yield pytest.param(kind, style, scenario, common, id=f"{scenario}-{style}-{kind}-{common}")
-
-
-@pytest.mark.parametrize(("kind", "style", "scenario", "common"), [*rows()])
-def test_a_call_ends_as_on_a_channel_without_policies(
-    shop, shop_channel, *, kind, style, scenario, common
-):
-    bare = play(shop, shop_channel, kind, style, scenario, bare=True)
-    shop.reset()
-    with FailbackQueues() as queues:
-        with_policies = intercept_channel(shop_channel, policy_of(scenario, common), queues=queues)
-        seen = play(shop, with_policies, kind, style, scenario)
-        check(shop, scenario, kind, queues, bare, seen)
-        queues.close(0)
-
-
-def play(shop, channel, kind, style, scenario, *, bare=False):
-    """Make the call and return everything that a caller can see of it."""
-    began, given = prepare(shop, kind, scenario, bare=bare)
-    member = getattr(channel, kind.replace("-", "_"))(KINDS[kind])
-    if style in ("blocking", "with_call"):
-        return waited_for(member, style, request_of(kind), given)
-    call = (member.future if style == "future" else member)(request_of(kind), **given)
-    ends = Ends(call)
-    if scenario.cancel:
-        assert began.wait(WAIT_S)
-        seen = {"cancel": call.cancel(), "cancel again": call.cancel()}
-    else:
-        seen = {}
-    return seen | held(call, style) | {"callbacks": ends.all()}
-
-
-def waited_for(member, style, request, given):
-    try:
-        if style == "blocking":
-            return {"answer": member(request, **given), "code": "OK", "details": ""}
-        answer, call = member.with_call(request, **given)
-    except grpc.RpcError as error:
-        return {"answer": error_of(error)} | ended(error)
-    return {"answer": answer} | ended(call)
-
-
-class Ends:
-    """The callbacks that were called at the end of a call."""
-
-    def __init__(self, call) -> None:
-        self._call = call
-        self._got = []
-        self._both = threading.Event()
-        self.added = call.add_callback(self._note)
-        call.add_done_callback(self._note)
-
-    def _note(self, *args) -> None:
-        self._got.append(args)
-        if len(self._got) == 1 + self.added:
-            self._both.set()
-
-    def all(self):
-        assert self._both.wait(WAIT_S)
-        shown = sorted(self._got, key=len)
-        return shown == [()] * self.added + [(self._call,)]
-
-
-def held(call, style):
-    """Return what a future or stream shows, from its start to its end."""
-    seen = {}
-    if style == "future":
-        seen["answer"] = result_of(call.result)
-        seen["exception"] = result_of(lambda: error_of(call.exception(timeout=WAIT_S)))
-        seen["traceback"] = result_of(lambda: type(call.traceback()).__name__)
-    elif style == "iterator":
-        seen["answer"] = result_of(lambda: list(call))
-    else:  # the first thing asked for is the server's metadata
-        call.initial_metadata()
-        seen["answer"] = result_of(lambda: list(call))
-        seen["again"] = result_of(lambda: next(call))
-    assert call.done()
-    return seen | ended(call)
-
-
-def result_of(give):
-    try:
-        return give()
-    except StopIteration:
-        return "end"
-    except (grpc.RpcError, grpc.FutureCancelledError) as error:
-        return error_of(error)
-
-
-def error_of(error):
-    if error is None or isinstance(error, grpc.FutureCancelledError):
-        return repr(error)
-    assert isinstance(error, grpc.RpcError)
-    return error.code().name, tuple(error.trailing_metadata())
-
-
-def ended(call):
-    """Return what every call that has ended shows."""
-    shown = {
-        "code": call.code().name,
-        "details": call.details(),
-        "trailing_metadata": tuple(call.trailing_metadata() or ()),
-        "initial_metadata": tuple(call.initial_metadata() or ()),
-        "cancelled": call.cancelled(),
-        "done": call.done(),
-        "running": call.running(),
-        "cancel at the end": call.cancel(),
-    }
-    with contextlib.suppress(NotImplementedError):  # by the errors of grpc's blocking calls
-        shown["is_active"] = call.is_active()
-    assert str(call)
-    late = []
-    call.add_done_callback(late.append)
-    wait_until(lambda: late)
-    return shown
-
-
-# --- grpc.aio ---
-
-
-def aio_rows():
-    """Each scenario in each style; kinds, policies and channels are paired with both."""
-    for (i, scenario), (j, style) in itertools.product(enumerate(SCENARIOS), enumerate(AIO_STYLES)):
-        requests = "stream" if style.startswith("write") or (i + j) % 2 else "unary"
-        responses = "unary" if style.endswith(("await", "ask")) else "stream"
-        # What is written while answers come may depend on them: it is not waited for to the end.
-        if style == "write-read" and scenario.default:
-            continue
-        common = "all" if (i + j + i // 4) % 2 else "plain"
-        api = "channel" if (i // 2 + j) % 2 else "interceptors"
-        if style.startswith("write") and (scenario.attempts > 1 or scenario.default):
-            api = "interceptors"  # where grpc.aio makes an iterator of what is written
-        kind = f"{requests}-{responses}"
-        case = pytest.param(kind, style, scenario, common, api)
-        yield case._replace(id=f"{scenario}-{style}-{kind}-{common}-{api}")
-
-
-@pytest.mark.parametrize(("kind", "style", "scenario", "common", "api"), [*aio_rows()])
-async def test_a_call_of_grpc_aio_ends_as_on_a_channel_without_policies(
-    shop, own, *, kind, style, scenario, common, api
-):
-    bare = await aio_play_bare(shop, own, kind, style, scenario)
-    shop.reset()
-    made = []
-    async with aio_interceptors.FailbackQueues() as queues:
-        channels = PolicyChannels(api, shop.target, made)
-        channel = channels.open(policy_of(scenario, common), queues=queues)
-        seen = await aio_play(shop, channel, kind, style, scenario)
-        await made[0].close()
-        assert seen["called back"]
-        # grpc.aio may replace the status later, and then calls back twice
-        forget(("called back",), bare, seen)
-        if api == "interceptors":
-            forget(("read again",), bare, seen)  # grpc.aio's own call round ours says EOF
-        check(shop, scenario, kind, queues, bare, seen)
-        await queues.close(0)
-
-
-async def aio_play_bare(shop, own, kind, style, scenario):
-    """The same on a bare channel, again while grpc.aio gives a status of its own making.
+def play_bare(shop, world, kind, style, scenario):
+    """Make the call on a bare channel, again while grpc.aio gives a status of its own making.
 
     It may put that in the place of the server's after the caller has asked for some of it.
     """
     while True:
         shop.reset()
-        seen = await aio_play(shop, own.open(), kind, style, scenario, bare=True)
-        constant = scenario.cancel or seen["cancelled"] == (seen["code"] == "CANCELLED")
-        if constant and "INTERNAL" not in repr(seen):
+        seen = play(shop, world, world.channel(shop.target), kind, style, scenario, bare=True)
+        constant = scenario.cancel or seen.get("cancelled") == (seen["code"] == "CANCELLED")
+        if world.name == "sync" or (constant and "INTERNAL" not in repr(seen)):
             return seen
 
 
-async def aio_play(shop, channel, kind, style, scenario, *, bare=False):
+def play(shop, world, channel, kind, style, scenario, *, bare=False):
     """Make the call and return everything that a caller can see of it."""
-    began, given = prepare(shop, kind, scenario, bare=bare)
-    member = getattr(channel, kind.replace("-", "_"))(KINDS[kind])
-    request = () if style.startswith("write") else (request_of(kind),)
-    call = member(*request, **given)
-    ends = []
-    call.add_done_callback(ends.append)
-    writing = asyncio.ensure_future(write(call)) if style.startswith("write") else None
+    deeds = (scenario.bare if bare and scenario.bare else scenario.deeds)()
+    shop.then(*deeds)
+    began = next((deed.begun for deed in deeds if isinstance(deed, Hang)), None)
+    timeout = scenario.bare_timeout if bare else scenario.timeout
+    given = {"timeout": timeout, "metadata": None if bare else tuple(MARK.items())}
+    messages = MESSAGES if kind.startswith("stream") else (b"".join(MESSAGES),)
+    if style in BLOCKING:
+        request = iter(messages) if kind.startswith("stream") else messages[0]
+        return waited_for(getattr(channel, kind)(METHODS[kind]), style, request, given)
+    written = style.startswith("write")
+    call = world.call(channel, kind, *messages, open_requests=written, **given)
+    ends = [[], []]
+    call.on_done(ends[0].append)
+    if world.name == "sync" and not call.grpc_call.add_callback(partial(ends[1].append, "end")):
+        ends[1].append("end")  # it has ended
+    if written:
+        (writing,) = world.do(lambda: [asyncio.ensure_future(write(call.grpc_call))])
     seen = {}
     if scenario.cancel:
-        await aio_wait_until(began.is_set)
+        assert began.wait(WAIT_S)
         seen = {"cancel": call.cancel(), "cancel again": call.cancel()}
-    if style == "ask":
-        seen["first"] = (await call.code()).name
-    seen["answer"] = await aio_result_of(aio_answer(call, style, kind))
-    if style.endswith("read"):
-        seen["read again"] = await aio_result_of(call.read())
-    elif kind.endswith("unary") and not bare:  # grpc.aio may replace the status of a bare call
-        assert await aio_result_of(call) == seen["answer"]
-    if writing is not None:  # who writes to a bare call may wait forever: see `give_up`
-        await asyncio.wait([writing], timeout=HANGS_S if scenario.cancel else WAIT_S)
-        writing.cancel()
-    seen |= await aio_ended(call)
-    await aio_wait_until(lambda: ends)
-    return seen | {"called back": ends == [call]}
+    seen |= answers(world, call, kind, style, bare=bare)
+    if written:  # who writes to a bare call may wait forever: see `HANGS_S`
+        world.do(asyncio.wait, [writing], timeout=HANGS_S if scenario.cancel else WAIT_S)
+        world.do(lambda: [writing.cancel()])
+    seen |= ended(call.grpc_call, call.ask, call.on_done)
+    wait_until(lambda: ends[0] and (ends[1] or world.name == "aio"))
+    # grpc.aio may replace the status of a bare call later, and then calls back twice.
+    assert bare or ends == [[call.grpc_call], ["end"] if world.name == "sync" else []]
+    return seen
 
 
-async def write(call):
+def waited_for(member, style, request, given):
+    """Make a blocking call."""
+    try:
+        if style == "blocking":
+            return {"answer": member(request, **given), "code": "OK", "details": ""}
+        answer, call = member.with_call(request, **given)
+    except grpc.RpcError as error:
+        answer, call = error_of(error), error
+    return {"answer": answer} | ended(
+        call, lambda name: getattr(call, name)(), call.add_done_callback
+    )
+
+
+async def write(call) -> None:
     """Write the requests, as long as the call takes them."""
     try:
         for message in MESSAGES:
@@ -288,38 +267,56 @@ async def write(call):
         return
 
 
-async def aio_answer(call, style, kind):
-    if kind.endswith("unary"):
-        return await asyncio.wait_for(call, WAIT_S)
-    if style == "iterate":
-        return [message async for message in call]
-    got = []
-    while (message := await call.read()) is not grpc.aio.EOF:
-        got.append(message)
-    return got
+def answers(world, call, kind, style, *, bare):
+    """Return what a call shows from its start to its end."""
+    seen = {}
+    if style == "ask":
+        seen["first"] = call.code().name
+    if style.endswith("read"):
+        if world.name == "sync":
+            call.initial_metadata()  # the first that is asked for
+        seen["answer"] = result_of(lambda: list(iter(call.read, None)))
+        seen["read again"] = result_of(call.read)
+        return seen
+    seen["answer"] = result_of(call.result)
+    if kind.endswith("unary") and not bare:  # grpc.aio may replace the status of a bare call
+        assert result_of(call.result) == seen["answer"]
+    if kind.endswith("unary") and world.name == "sync":
+        future = call.grpc_call
+        seen["exception"] = result_of(lambda: error_of(future.exception(timeout=WAIT_S)))
+        seen["traceback"] = result_of(lambda: type(future.traceback()).__name__)
+    return seen
 
 
-async def aio_result_of(awaitable):
+def result_of(give):
     try:
-        return await awaitable
-    except asyncio.CancelledError:
+        return give()
+    except (grpc.RpcError, grpc.FutureCancelledError) as error:
+        return error_of(error)
+    except (asyncio.CancelledError, futures.CancelledError):
         return "cancelled"
-    except grpc.aio.AioRpcError as error:
-        return error.code().name, tuple(error.trailing_metadata())
 
 
-async def aio_ended(call):
+def error_of(error):
+    if not isinstance(error, grpc.RpcError):
+        return repr(error)
+    return error.code().name, tuple(error.trailing_metadata())
+
+
+def ended(call, ask, on_done):
     """Return what every call that has ended shows."""
-    late = []
-    call.add_done_callback(late.append)
-    assert late == [call]
+    shown = {name: ask(name) for name in ("details", "cancelled", "done")}
+    shown["code"] = ask("code").name
+    for name in ("trailing_metadata", "initial_metadata"):
+        shown[name] = tuple(ask(name) or ())
+    for name in ("running", "is_active"):
+        # not by the errors of grpc's blocking calls
+        with contextlib.suppress(AttributeError, NotImplementedError):
+            shown[name] = ask(name)
+    shown["cancel at the end"] = ask("cancel")
+    assert shown["done"]
     assert str(call)
-    return {
-        "code": (await call.code()).name,
-        "details": await call.details(),
-        "trailing_metadata": tuple(await call.trailing_metadata() or ()),
-        "initial_metadata": tuple(await call.initial_metadata() or ()),
-        "cancelled": call.cancelled(),
-        "done": call.done(),
-        "cancel at the end": call.cancel(),
-    }
+    late = []
+    on_done(late.append)
+    wait_until(lambda: late == [call])
+    return shown

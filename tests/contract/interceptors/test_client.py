@@ -457,10 +457,13 @@ def test_a_retry_is_made_in_the_callers_context(shop, client, timer):
 
 @in_every_way
 def test_wait_for_ready_of_the_policy_applies_to_calls_that_do_not_set_it(client):
-    seen = []
-    inner = noting(client.world, lambda details: seen.append(details.wait_for_ready))
+    seen, gzip = [], grpc.Compression.Gzip
+
+    def note(details):  # grpc.aio does not pass on `compression` to interceptors
+        seen.append((details.wait_for_ready, getattr(details, "compression", gzip)))
+
     for settings in ({}, {"retry": None}):
-        channel = client.open(wait_for_ready=True, inner=inner, **settings)
-        client.ask(channel)
-        client.ask(channel, wait_for_ready=False)
-    assert seen == [True, False] * 2
+        channel = client.open(wait_for_ready=True, inner=noting(client.world, note), **settings)
+        client.ask(channel, compression=gzip)
+        client.ask(channel, wait_for_ready=False, compression=gzip)
+    assert seen == [(True, gzip), (False, gzip)] * 2

@@ -48,14 +48,6 @@ def make(timer):
 # --- Time ---
 
 
-def test_the_clock_is_that_of_the_timer_in_use(make, timer):
-    state, _ = make()
-    assert state.timer is timer
-    assert state.now_ns() == 0
-    timer.advance(2.5)
-    assert state.now_ns() == 2_500_000_000
-
-
 def test_without_a_timer_the_shared_timer_is_used():
     state = ClientState(CallPolicy(), timer=None, queue_of=lambda *_: None)
     before = time.monotonic_ns()
@@ -198,7 +190,7 @@ def test_the_event_of_a_retry_has_its_delay(make, timer, events):
 
 def test_the_event_of_a_retry_that_is_refused_has_the_reason(make, events):
     state, config = make(retry=RETRY, idempotent=False)
-    step = after(state, config, AttemptResult("UNAVAILABLE"), attempts=2)
+    step = after(state, config, FAILED, attempts=2)
     assert events == [RetryStopped(M, 2, "UNAVAILABLE", step.reason)]
     assert "not marked idempotent" in step.reason
 
@@ -268,15 +260,6 @@ def test_a_failback_policy_is_returned_for_every_error(make, events):
 def test_after_received_messages_no_policy_applies(make, events, settings):
     assert final_policy(*make(**settings), OSError(), received=True) is None
     assert events == []
-
-
-# --- Timeouts ---
-
-
-def test_a_method_without_slow_call_threshold_needs_no_timeout(make, timer):
-    state, config = make(timeout=5)
-    assert state.watch_slow_call(M, config) is None
-    assert timer.pending == 0
 
 
 def test_a_timer_that_takes_no_timeout_is_reported(events):
