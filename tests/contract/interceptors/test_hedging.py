@@ -95,10 +95,13 @@ def test_a_fatal_failure_ends_the_call_and_cancels_the_others(shop, begin, timer
 
 
 @each_style
-def test_if_all_attempts_fail_the_caller_gets_the_last_failure(shop, begin):
+def test_if_all_attempts_fail_the_caller_gets_the_last_failure_or_the_default(shop, begin):
     shop.then("UNAVAILABLE", "UNAVAILABLE", Fail("UNAVAILABLE", "the third"))
     assert begin().error().details() == "the third"
     assert len(shop.calls) == 3
+    shop.then("UNAVAILABLE", "UNAVAILABLE", "UNAVAILABLE")
+    default = DefaultResponsePolicy(on="UNAVAILABLE", default=b"none")
+    assert begin(default_response=default).result() == b"none"
 
 
 def pushback(milliseconds: str) -> Fail:
@@ -163,13 +166,6 @@ def test_a_call_whose_deadline_has_passed_is_not_sent(shop, begin):
     default = DefaultResponsePolicy(on="DEADLINE_EXCEEDED", default=b"late")
     assert begin(timeout=0, default_response=default).result() == b"late"
     assert not shop.calls
-
-
-@each_world
-def test_a_hedged_call_that_fails_for_good_is_answered_with_the_default(shop, begin):
-    shop.then("UNAVAILABLE", "UNAVAILABLE", "UNAVAILABLE")
-    default = DefaultResponsePolicy(on="UNAVAILABLE", default=b"none")
-    assert begin(default_response=default).result() == b"none"
 
 
 @pytest.fixture

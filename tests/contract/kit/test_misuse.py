@@ -1,7 +1,6 @@
 """Policies that are applied twice to a channel, and interceptors for gRPC's other API."""
 
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -20,45 +19,54 @@ HEDGING = CallPolicy(hedging=HedgingPolicy(delay=1.0), idempotent=True)
 NOT_IDEMPOTENT = CallPolicy(retry=RetryPolicy(retry_on="UNAVAILABLE", max_attempts=4))
 ONE_ATTEMPT = CallPolicy(timeout=DeadlinePolicy(timeout=1.0))
 
-SYNC = SimpleNamespace(
-    intercept=sync.intercept_channel,
-    with_interceptors=lambda policy: grpc.intercept_channel(
-        grpc.insecure_channel(TARGET), *sync.client_interceptors(policy)
-    ),
-    kit=rpcwheel.Kit,
-    broadcast=BroadcastChannel,
-)
-AIO = SimpleNamespace(
-    intercept=aio.intercept_channel,
-    with_interceptors=lambda policy: grpc.aio.insecure_channel(
-        TARGET, interceptors=aio.client_interceptors(policy)
-    ),
-    kit=rpcwheel.aio.Kit,
-    broadcast=AioBroadcastChannel,
-)
 
-CHANNELS = {
-    "by interceptors": lambda world, policy: world.with_interceptors(policy),
-    "of a kit": lambda world, policy: world.kit.from_policy(policy).channel(TARGET),
-    "to all servers": lambda world, policy: world.broadcast([CHANNELS["of a kit"](world, policy)]),
-}
-TWICE = {
-    "interceptors": lambda world, channel, policy: world.intercept(channel, policy),
-    "kit": lambda world, channel, policy: world.kit.from_policy(policy).intercept_channel(channel),
-}
+def by_interceptors(world, policy):
+    ours = world.interceptors.client_interceptors(policy)
+    return world.channel(TARGET, interceptors=ours)
 
 
-async def test_retries_of_a_channel_that_has_retries_warn():
-    """The warning names the place where the second policy is applied."""
-    for world in (SYNC, AIO):
-        for make in CHANNELS.values():
-            for intercept in TWICE.values():
-                with pytest.warns(RuntimeWarning, match="4 x 2 = 8") as warned:
-                    intercept(world, make(world, RETRY), HEDGING)
-                assert [one.filename for one in warned] == [__file__]
-                intercept(world, make(world, ONE_ATTEMPT), RETRY)
-                intercept(world, make(world, RETRY), ONE_ATTEMPT)
-                intercept(world, make(world, RETRY), NOT_IDEMPOTENT)
+def of_a_kit(world, policy):
+    return world.keep(world.do(world.api.Kit.from_policy(policy).channel, TARGET))
+
+
+def to_all_servers(world, policy):
+    broadcast = BroadcastChannel if world.name == "sync" else AioBroadcastChannel
+    return world.keep(world.do(broadcast, [of_a_kit(world, policy)]))
+
+
+def intercept(world, channel, policy):
+    return world.do(world.interceptors.intercept_channel, channel, policy)
+
+
+def intercept_by_a_kit(world, channel, policy):
+    return world.do(world.api.Kit.from_policy(policy).intercept_channel, channel)
+
+
+@pytest.mark.parametrize("make", [by_interceptors, of_a_kit, to_all_servers])
+@pytest.mark.parametrize("apply", [intercept, intercept_by_a_kit])
+def test_retries_of_a_channel_that_has_retries_warn(world, make, apply):
+    with pytest.warns(RuntimeWarning, match="4 x 2 = 8"):
+        apply(world, make(world, RETRY), HEDGING)
+    apply(world, make(world, ONE_ATTEMPT), RETRY)
+    apply(world, make(world, RETRY), ONE_ATTEMPT)
+    apply(world, make(world, RETRY), NOT_IDEMPOTENT)
+
+
+async def test_the_warning_names_the_place_where_the_second_policy_is_applied():
+    kit, aio_kit = rpcwheel.Kit.from_policy(RETRY), rpcwheel.aio.Kit.from_policy(RETRY)
+    for second, apply in (
+        (kit, kit.intercept_channel),
+        (kit, lambda channel: sync.intercept_channel(channel, RETRY)),
+        (aio_kit, aio_kit.intercept_channel),
+        (aio_kit, lambda channel: aio.intercept_channel(channel, RETRY)),
+    ):
+        channel = second.channel(TARGET)
+        with pytest.warns(RuntimeWarning, match="4 x 4 = 16") as warned:
+            apply(channel)
+        assert [one.filename for one in warned] == [__file__]
+    with pytest.warns(RuntimeWarning, match="4 x 4 = 16") as warned:
+        aio_kit.channel(TARGET, interceptors=aio_kit.client_interceptors())
+    assert [one.filename for one in warned] == [__file__]
 
 
 def retries(*patterns):
@@ -89,26 +97,17 @@ COMMON = {
 
 
 @pytest.mark.parametrize(("first", "second"), DISJOINT.values(), ids=DISJOINT)
-async def test_retries_of_other_methods_do_not_warn(first, second):
-    for world in (SYNC, AIO):
-        for policy, other in ((first, second), (second, first)):
-            world.intercept(CHANNELS["of a kit"](world, policy), other)
+def test_retries_of_other_methods_do_not_warn(first, second, world):
+    for policy, other in ((first, second), (second, first)):
+        intercept(world, of_a_kit(world, policy), other)
 
 
 @pytest.mark.parametrize(("first", "second", "methods"), COMMON.values(), ids=COMMON)
-async def test_retries_of_common_methods_warn(first, second, methods):
-    for world in (SYNC, AIO):
-        for policy, other in ((first, second), (second, first)):
-            channel = CHANNELS["of a kit"](world, policy)
-            with pytest.warns(RuntimeWarning, match=f"a call of {methods} 4 attempts"):
-                world.intercept(channel, other)
-
-
-async def test_interceptors_of_a_kit_in_its_own_channel_warn():
-    kit = rpcwheel.aio.Kit.from_policy(RETRY)
-    with pytest.warns(RuntimeWarning, match="4 x 4 = 16") as warned:
-        kit.channel(TARGET, interceptors=kit.client_interceptors())
-    assert [one.filename for one in warned] == [__file__]
+def test_retries_of_common_methods_warn(first, second, methods, world):
+    for policy, other in ((first, second), (second, first)):
+        channel = of_a_kit(world, policy)
+        with pytest.warns(RuntimeWarning, match=f"a call of {methods} 4 attempts"):
+            intercept(world, channel, other)
 
 
 # The other API
