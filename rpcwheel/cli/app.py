@@ -21,8 +21,8 @@ app = typer.Typer(
 )
 app.command()(doctor)
 app.command()(top)
-app.add_typer(registry, name="registry")
-app.add_typer(journal, name="journal")
+app.add_typer(registry.app, name="registry")
+app.add_typer(journal.app, name="journal")
 app.add_typer(config, name="config")
 
 

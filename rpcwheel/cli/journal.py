@@ -4,23 +4,23 @@ Works with every engine. No command creates a journal. They see the calls of all
 """
 
 import json
-import logging
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from enum import StrEnum
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final, NamedTuple, ParamSpec
+from typing import Annotated, Any, Final, NamedTuple
 
 import typer
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from rpcwheel.errors import ConfigurationError, ExtraMissing, JournalError
+from rpcwheel.errors import ConfigurationError, JournalError
 from rpcwheel.journal import (
     CallState,
     Depth,
@@ -31,6 +31,7 @@ from rpcwheel.journal import (
 )
 
 from .findings import printable
+from .group import CommandGroup
 from .journal_view import (
     CALL_COLUMNS,
     DEPTH_COLUMNS,
@@ -43,7 +44,7 @@ from .journal_view import (
     total_of,
 )
 from .journal_work import work
-from .parameters import check_seconds, parse_span
+from .parameters import check_seconds, parse_span, with_options
 from .protobuf_view import named_fields, numbered_fields
 from .table import print_table, table_of
 
@@ -56,8 +57,6 @@ PAGE_BYTES: Final = 4 << 20
 
 MAX_COUNT: Final = 10_000
 """How far a question counts the selected calls."""
-
-P = ParamSpec("P")
 
 
 class StateFilter(StrEnum):
@@ -82,34 +81,6 @@ Url = Annotated[
         autocompletion=lambda: list(URL_PREFIXES),
     ),
 ]
-Ids = Annotated[
-    list[int] | None,
-    typer.Option("--id", metavar="ID", help="Only this call; may be given several times."),
-]
-StateOption = Annotated[
-    list[StateFilter] | None,
-    typer.Option(
-        "--state",
-        metavar="STATE",
-        help="Only calls in this state: waiting, taken or dead; may be given several times.",
-    ),
-]
-Queue = Annotated[str | None, typer.Option(metavar="NAME", help="Only calls of this queue.")]
-TargetOption = Annotated[
-    str | None,
-    typer.Option(metavar="TARGET", help='Only calls to this target; "" for functions.'),
-]
-Method = Annotated[
-    str | None,
-    typer.Option(metavar="PATTERN", help="Only these methods or functions; * and ? match others."),
-]
-ErrorText = Annotated[
-    str | None, typer.Option(metavar="TEXT", help="Only calls whose last error has this text.")
-]
-Older = Annotated[
-    float | None,
-    typer.Option(metavar="TIME", parser=parse_span, help="Only calls stored longer ago: 30s, 2h."),
-]
 Watch = Annotated[bool, typer.Option("--watch", help="Show changes until Ctrl-C.")]
 Interval = Annotated[
     float, typer.Option(metavar="SECONDS", callback=check_seconds, help="Between two looks.")
@@ -117,58 +88,76 @@ Interval = Annotated[
 All = Annotated[bool, typer.Option("--all", help="All calls; needed if there is no filter.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
-journal = typer.Typer(
-    no_args_is_help=True,
-    help="Show, repeat and delete the calls in a journal of failback, and deliver them.\n\nExit "
+journal = CommandGroup(
+    "journal",
+    JournalError,
+    "Show, repeat and delete the calls in a journal of failback, and deliver them.\n\nExit "
     "status: 0 success; 1 there is no such journal or call, the journal does not answer or "
     "refuses, or the answer was no; 2 a wrong argument or a missing package; 130 after Ctrl-C.",
+    quiet="psycopg",  # it warns of lost connections, which the journal reports
 )
 
 
-def command(run: Callable[P, None]) -> Callable[P, None]:
-    """Add a command to `journal`. It prints its errors, and ends with 1 or 2 after one."""
+def selection(
+    state: Annotated[
+        list[StateFilter] | None,
+        typer.Option(
+            "--state",
+            metavar="STATE",
+            help="Only calls in this state: waiting, taken or dead; may be given several times.",
+        ),
+    ] = None,
+    queue: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only calls of this queue.")
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(metavar="TARGET", help='Only calls to this target; "" for functions.'),
+    ] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATTERN", help="Only these methods or functions; * and ? match others."
+        ),
+    ] = None,
+    error: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Only calls whose last error has this text.")
+    ] = None,
+    older: Annotated[
+        float | None,
+        typer.Option(
+            metavar="TIME", parser=parse_span, help="Only calls stored longer ago: 30s, 2h."
+        ),
+    ] = None,
+    ids: Annotated[
+        list[int] | None,
+        typer.Option("--id", metavar="ID", help="Only this call; may be given several times."),
+    ] = None,
+) -> Filter:
+    """Return the filter that the options of a command describe."""
+    states = [call_state for name in state or () for call_state in STATES[name]]
+    return Filter(
+        ids=tuple(ids) if ids else None,
+        states=tuple(dict.fromkeys(states)) or None,
+        queue=queue,
+        target=target,
+        method=method,
+        error=error,
+        min_age_s=older,
+    )
 
-    @journal.command()
-    @wraps(run)
-    def reporting(*args: P.args, **options: P.kwargs) -> None:
-        log = logging.getLogger("psycopg")
-        level = log.level
-        log.setLevel(logging.ERROR)  # it warns of lost connections, which the journal reports
-        try:
-            run(*args, **options)
-        except (ConfigurationError, ExtraMissing) as error:
-            raise _failed(error, 2) from None
-        except JournalError as error:
-            raise _failed(error, 1) from None
-        finally:
-            log.setLevel(level)
 
-    return reporting
-
-
-def _failed(error: Exception, status: int) -> typer.Exit:
-    _warn(str(error))
-    return typer.Exit(status)
-
-
-def _warn(text: str) -> None:
-    lines = [printable(line) for line in text.splitlines()]
-    print("rpcwheel journal:", *lines, file=sys.stderr, flush=True)
+selecting = with_options(selection, "chosen")
 
 
 # The commands
 
 
-@command
+@journal.command
+@selecting
 def ls(
     url: Url,
-    state: StateOption = None,
-    queue: Queue = None,
-    target: TargetOption = None,
-    method: Method = None,
-    error: ErrorText = None,
-    older: Older = None,
-    ids: Ids = None,
+    chosen: Filter,
     limit: Annotated[int, typer.Option(min=1, help="How many calls to show.")] = 100,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object for each call, on one line.")
@@ -177,7 +166,6 @@ def ls(
     interval: Interval = 2.0,
 ) -> None:
     """List calls, the oldest first."""
-    chosen = _filter(state, queue, target, method, error, older, ids)
     if watch and as_json:
         raise ConfigurationError("--watch shows a table; leave out --json")
     with _opened(url) as backend:
@@ -194,7 +182,7 @@ def ls(
         _show(look, watch=watch, interval=interval)
 
 
-@command
+@journal.command
 def show(
     url: Url,
     number: Annotated[int, typer.Argument(metavar="ID")],
@@ -213,7 +201,7 @@ def show(
     with _opened(url) as backend:
         calls = backend.select(Filter(ids=(number,)), limit=1)
         if not calls:
-            _warn(f"there is no call {number} in {backend.url}; it may have been delivered")
+            journal.warn(f"there is no call {number} in {backend.url}; it may have been delivered")
             raise typer.Exit(1)
         if as_json:
             print(json.dumps(described(calls[0], with_body=body), indent=2))
@@ -225,21 +213,15 @@ def show(
             print(printable(line))
 
 
-@command
+@journal.command
+@selecting
 def retry(
     url: Url,
-    state: StateOption = None,
-    queue: Queue = None,
-    target: TargetOption = None,
-    method: Method = None,
-    error: ErrorText = None,
-    older: Older = None,
-    ids: Ids = None,
+    chosen: Filter,
     every: All = False,
     yes: Yes = False,
 ) -> None:
     """Make calls due now. Dead letters begin anew, with their whole maximum age."""
-    chosen = _filter(state, queue, target, method, error, older, ids)
     _require_filter(chosen, every=every)
     with _opened(url) as backend:
         if not yes:
@@ -247,59 +229,46 @@ def retry(
         print(f"{_calls(backend.retry(chosen))} due now")
 
 
-@command
+@journal.command
+@selecting
 def drop(
     url: Url,
-    state: Annotated[
-        list[StateFilter] | None,
-        typer.Option("--state", show_default="dead", help="Only calls in this state; may be given "
-                     "several times."),
-    ] = None,
-    queue: Queue = None,
-    target: TargetOption = None,
-    method: Method = None,
-    error: ErrorText = None,
-    older: Older = None,
-    ids: Ids = None,
+    chosen: Filter,
     every: Annotated[
         bool, typer.Option("--all", help="All dead letters; needed if there is no filter.")
     ] = False,
     yes: Yes = False,
-) -> None:  # fmt: skip
+) -> None:
     """Delete dead letters; other calls only with --state. They are not delivered any more."""
-    _require_filter(_filter(state, queue, target, method, error, older, ids), every=every)
-    chosen = _filter(state or [StateFilter.DEAD], queue, target, method, error, older, ids)
+    _require_filter(chosen, every=every)
+    has_state = chosen.states is not None
+    if not has_state:
+        chosen = replace(chosen, states=STATES[StateFilter.DEAD])
     with _opened(url) as backend:
         if not yes:
             _ask(backend, chosen, "drop")
         dropped = backend.delete(chosen)
         print(f"{_calls(dropped)} dropped")
-        if not dropped and not state:
-            _warn("only dead letters were considered; --state names other calls")
+        if not dropped and not has_state:
+            journal.warn("only dead letters were considered; --state names other calls")
 
 
-@command
+@journal.command
+@selecting
 def export(
     url: Url,
-    state: StateOption = None,
-    queue: Queue = None,
-    target: TargetOption = None,
-    method: Method = None,
-    error: ErrorText = None,
-    older: Older = None,
-    ids: Ids = None,
+    chosen: Filter,
     body: Annotated[
         bool, typer.Option("--body", help="With the requests (base64) and arguments.")
     ] = False,
 ) -> None:
     """Print all calls, one JSON object on each line, as `show --json` prints one call."""
-    chosen = _filter(state, queue, target, method, error, older, ids)
     with _opened(url) as backend:
         for call in _pages(backend, chosen):
             print(json.dumps(described(call, with_body=body)))
 
 
-@command
+@journal.command
 def stats(
     url: Url,
     as_json: Annotated[
@@ -319,31 +288,10 @@ def stats(
         _show(lambda: _depths_frame(backend), watch=watch, interval=interval)
 
 
-command(work)
+journal.command(work)
 
 
 # Calls
-
-
-def _filter(
-    states: list[StateFilter] | None,
-    queue: str | None,
-    target: str | None,
-    method: str | None,
-    error: str | None,
-    older: float | None,
-    ids: list[int] | None,
-) -> Filter:
-    chosen = [call_state for state in states or () for call_state in STATES[state]]
-    return Filter(
-        ids=tuple(ids) if ids else None,
-        states=tuple(dict.fromkeys(chosen)) or None,
-        queue=queue,
-        target=target,
-        method=method,
-        error=error,
-        min_age_s=older,
-    )
 
 
 def _require_filter(chosen: Filter, *, every: bool) -> None:
@@ -467,7 +415,7 @@ def _show(look: Callable[[], _Frame], *, watch: bool, interval: float) -> None:
             try:
                 look().print()
             except JournalError as error:
-                _warn(str(error))
+                journal.warn(str(error))
     console, failure = Console(highlight=False), ""
     with Live(console=console, screen=True, auto_refresh=False) as live:
         while True:

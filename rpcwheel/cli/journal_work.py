@@ -24,7 +24,7 @@ from rpcwheel.resolver import insecure_channel, secure_channel
 
 from .doctor.tls import TlsSettings
 from .findings import printable
-from .parameters import check_seconds, check_server_name, checked_tls
+from .parameters import check_seconds, tls_settings, with_options
 
 LOG_FORMAT: Final = "%(asctime)s %(levelname)-7s %(message)s"
 
@@ -35,6 +35,7 @@ PROGRESS_INTERVAL_S: Final = 10.0
 """How often the counts are printed if they have changed."""
 
 
+@with_options(tls_settings, "tls")
 def work(
     url: Annotated[
         str,
@@ -102,17 +103,8 @@ def work(
         float, typer.Option(metavar="SECONDS", callback=check_seconds, help="For attempts that run "
                             "when the worker is stopped.")
     ] = 10.0,
-    tls: Annotated[
-        bool, typer.Option("--tls", help="Use TLS. The options below imply it.")
-    ] = False,
-    ca: Annotated[Path | None, typer.Option(help="Trusted CA certificates (PEM).")] = None,
-    cert: Annotated[Path | None, typer.Option(help="Client certificate for mTLS (PEM).")] = None,
-    key: Annotated[Path | None, typer.Option(help="Its private key (PEM).")] = None,
-    servername: Annotated[
-        str,
-        typer.Option(callback=check_server_name, show_default="HOST", help="The name that "
-                     "certificates must be valid for."),
-    ] = "",
+    *,
+    tls: TlsSettings,
 ) -> None:  # fmt: skip
     """Deliver the calls in a journal, without the program that has stored them.
 
@@ -120,7 +112,6 @@ def work(
     must be imported. Ctrl-C and SIGTERM end it with status 0, after running attempts; a second one
     at once. Any number of workers may use a journal at the same time.
     """
-    settings = checked_tls(TlsSettings(tls, ca, cert, key, servername))
     if metadata and not (targets or to_all):
         raise typer.BadParameter(
             "it would be sent to every target in the journal; give --target, or "
@@ -131,7 +122,7 @@ def work(
     _import(modules or ())
     worker = JournalWorker(
         url,
-        connect=partial(_connect, addresses, settings),
+        connect=partial(_connect, addresses, tls),
         queues=queues or None,
         targets=targets or None,
         functions=registered_functions() if modules else (),

@@ -1,7 +1,11 @@
-"""Checks of command line parameters that several commands use."""
+"""Parameters that several commands have, and their checks."""
 
+import inspect
 import re
-from typing import Final
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -54,20 +58,58 @@ def check_server_name(name: str) -> str:
     return name
 
 
-def checked_tls(options: TlsSettings) -> TlsSettings:
-    """Return the settings, enabled if any of them is given. Reads the files.
+def tls_settings(
+    tls: Annotated[
+        bool, typer.Option("--tls", help="Use TLS. The options below imply it.")
+    ] = False,
+    ca: Annotated[Path | None, typer.Option(help="Trusted CA certificates (PEM).")] = None,
+    cert: Annotated[Path | None, typer.Option(help="Client certificate for mTLS (PEM).")] = None,
+    key: Annotated[Path | None, typer.Option(help="Its private key (PEM).")] = None,
+    servername: Annotated[
+        str,
+        typer.Option(
+            callback=check_server_name,
+            show_default="HOST",
+            help="The name that certificates must be valid for.",
+        ),
+    ] = "",
+) -> TlsSettings:
+    """Return the settings that the options of a command describe. Reads the files.
 
     Raises:
         typer.BadParameter: They do not belong together, or a file cannot be used.
     """
-    if (options.cert is None) != (options.key is None):
+    if (cert is None) != (key is None):
         raise typer.BadParameter("--cert and --key must be given together")
-    enabled = options.enabled or any((options.ca, options.cert, options.servername))
-    settings = TlsSettings(enabled, options.ca, options.cert, options.key, options.servername)
+    enabled = tls or any((ca, cert, servername))
+    settings = TlsSettings(enabled, ca, cert, key, servername)
     try:
         if enabled:
             settings.context()
     except (OSError, ValueError) as error:
-        files = ", ".join(str(file) for file in (options.ca, options.cert, options.key) if file)
+        files = ", ".join(str(file) for file in (ca, cert, key) if file)
         raise typer.BadParameter(f"{files} cannot be used: {error}") from None
     return settings
+
+
+def with_options(
+    make: Callable[..., object], parameter: str
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Replace a parameter of a command by the options of `make`, which returns its value."""
+    options = inspect.signature(make).parameters
+
+    def decorate(run: Callable[..., None]) -> Callable[..., None]:
+        @wraps(run)
+        def command(**values: Any) -> None:
+            value = make(**{name: values.pop(name) for name in options})
+            run(**values, **{parameter: value})
+
+        signature = inspect.signature(run)
+        parameters: list[inspect.Parameter] = []
+        for own in signature.parameters.values():
+            parameters += options.values() if own.name == parameter else [own]
+        command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {each.name: each.annotation for each in parameters}
+        return command
+
+    return decorate

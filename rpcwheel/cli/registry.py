@@ -9,19 +9,17 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import wraps
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Annotated, Final, NoReturn, ParamSpec
+from typing import Annotated, Final, NoReturn
 
 import typer
 
 from rpcwheel.durations import to_ns, to_seconds
 from rpcwheel.errors import (
     ConfigurationError,
-    ExtraMissing,
     InstanceIdConflict,
     NotPublished,
     RegistryError,
@@ -42,6 +40,7 @@ from rpcwheel.registry.sync import Registration, Registry, open_registry
 from rpcwheel.registry.url import parse_url
 
 from .findings import printable
+from .group import CommandGroup
 from .parameters import check_seconds
 from .registry_view import as_document, change_as_json, changes_between, show
 from .target import parse_target
@@ -69,8 +68,6 @@ CAUSE_TIMEOUT_S: Final = 2.0
 
 LEASE_TTL_S: Final = to_seconds(to_ns(RegistryPolicy().lease_ttl))
 
-P = ParamSpec("P")
-
 Url = Annotated[
     str,
     typer.Argument(metavar="URL", help=URL_HELP, autocompletion=lambda: list(URL_PREFIXES)),
@@ -80,40 +77,19 @@ Timeout = Annotated[
     typer.Option(metavar="SECONDS", callback=check_seconds, help="Limit for each request."),
 ]
 
-registry = typer.Typer(
-    no_args_is_help=True,
-    help="Show, watch and change the instances in a registry.\n\nExit status: 0 success; 1 the "
+registry = CommandGroup(
+    "registry",
+    RegistryError,
+    "Show, watch and change the instances in a registry.\n\nExit status: 0 success; 1 the "
     "registry does not answer or refuses, or there is no such service or instance; 2 a wrong "
     "argument or a missing package; 130 after Ctrl-C.",
 )
 
 
-def command(run: Callable[P, None]) -> Callable[P, None]:
-    """Add a command to `registry`. It prints its errors, and ends with 1 or 2 after one."""
-
-    @registry.command()
-    @wraps(run)
-    def reporting(*args: P.args, **options: P.kwargs) -> None:
-        try:
-            run(*args, **options)
-        except (ConfigurationError, ExtraMissing) as error:
-            raise _failed(error, 2) from None
-        except RegistryError as error:
-            raise _failed(error, 1) from None
-
-    return reporting
-
-
-def _failed(error: Exception, status: int) -> typer.Exit:
-    lines = [printable(line) for line in str(error).splitlines()]
-    print("rpcwheel registry:", *lines, file=sys.stderr)
-    return typer.Exit(status)
-
-
 # The commands
 
 
-@command
+@registry.command
 def ls(
     url: Url,
     services: Annotated[
@@ -132,7 +108,7 @@ def ls(
             try:
                 instances[service] = opened.lookup(service).instances
             except ConfigurationError as error:  # another program has stored an invalid name
-                _warn(f"skipped: {error}")
+                registry.warn(f"skipped: {error}")
     while not events.empty():
         _report_skipped(events.get())
     if as_json:
@@ -143,11 +119,11 @@ def ls(
     if missing and (
         as_json or len(missing) < len(named)
     ):  # if all are missing, the summary says so
-        _warn(f"no instance of {', '.join(missing)} at {opened.url}")
+        registry.warn(f"no instance of {', '.join(missing)} at {opened.url}")
     raise typer.Exit(1 if missing else 0)
 
 
-@command
+@registry.command
 def watch(
     url: Url,
     services: Annotated[list[str] | None, typer.Argument(metavar="SERVICE")] = None,
@@ -185,7 +161,7 @@ def watch(
                 _say(f"  {item.service}: no instance")
 
 
-@command
+@registry.command
 def register(
     url: Url,
     words: Annotated[list[str], typer.Argument(metavar="[SERVICE] HOST:PORT")],
@@ -243,7 +219,7 @@ def register(
     _publish(url, _policy(timeout).replace(lease_ttl=lease_ttl), instance)
 
 
-@command
+@registry.command
 def unregister(
     url: Url,
     words: Annotated[list[str], typer.Argument(metavar="[SERVICE] ID")],
@@ -259,7 +235,7 @@ def unregister(
         instances = {instance.id: instance for instance in opened.lookup(service).instances}
         if instance_id not in instances:
             others = f"; there are {', '.join(instances)}" if instances else ""
-            _warn(f"no instance {instance_id!r} of {service} at {opened.url}{others}")
+            registry.warn(f"no instance {instance_id!r} of {service} at {opened.url}{others}")
             raise typer.Exit(1)
         instance = instances[instance_id]
         opened.unregister(instance, wait=timeout)
@@ -336,7 +312,9 @@ def _open_registry(
             if parsed.scheme == "sqlite" and not creates:
                 _check_file(opened.url, Path(parsed.path).expanduser())
             if parsed.scheme == "memory":
-                _warn("memory:// is private to each process; instances of others are not visible")
+                registry.warn(
+                    "memory:// is private to each process; instances of others are not visible"
+                )
             try:
                 yield opened
             except (RegistryUnavailable, NotPublished) as error:
@@ -390,7 +368,7 @@ def _publish(url: str, policy: RegistryPolicy, instance: ServiceInstance) -> NoR
     with _open_registry(url, policy, events, creates=True) as opened:
         for present in opened.lookup(instance.service).instances:
             if present.id == instance.id:
-                _warn(f"replaces {_owner(present)}")
+                registry.warn(f"replaces {_owner(present)}")
         contact = _Contact(as_json=False)
         try:
             registration = opened.register(instance)
@@ -414,7 +392,9 @@ def _withdraw(registration: Registration, policy: RegistryPolicy) -> None:
     try:
         registration.unregister(wait=WITHDRAW_TIMEOUT_S / 2)
     except RegistryError as error:
-        _warn(f"{error}; the instance disappears when its lease of {policy.lease_ttl:g} s ends")
+        registry.warn(
+            f"{error}; the instance disappears when its lease of {policy.lease_ttl:g} s ends"
+        )
     else:
         _say(f"withdrew {_name(registration.instance)}")
 
@@ -443,7 +423,7 @@ class _Contact:
         """Print an event if it is news."""
         match event:
             case RegistryFailed(error=InstanceIdConflict()):
-                _warn(str(event.error))
+                registry.warn(str(event.error))
             case RegistryFailed() if not self._is_lost:
                 self._is_lost = True
                 self._say("disconnected", f"the registry does not answer: {event.error}")
@@ -462,13 +442,11 @@ class _Contact:
 
 def _report_skipped(event: object) -> None:
     if isinstance(event, RecordSkipped):
-        _warn(f"skipped {event.service}/{event.key}, which is not a valid instance: {event.error}")
+        registry.warn(
+            f"skipped {event.service}/{event.key}, which is not a valid instance: {event.error}"
+        )
 
 
 def _say(output: object) -> None:
     """Print a line, or a JSON object on one line."""
     print(printable(output) if isinstance(output, str) else json.dumps(output), flush=True)
-
-
-def _warn(line: str) -> None:
-    print("rpcwheel registry:", printable(line), file=sys.stderr, flush=True)

@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Final
 
 import grpc
@@ -24,7 +23,7 @@ from rpcwheel.cli.findings import (
     healthy,
     summary,
 )
-from rpcwheel.cli.parameters import check_seconds, check_server_name, checked_tls
+from rpcwheel.cli.parameters import check_seconds, tls_settings, with_options
 from rpcwheel.cli.target import Address, ServerTarget, connect, parse_target, resolve
 from rpcwheel.instance import explicit_target
 
@@ -60,6 +59,7 @@ def _check_service(name: str) -> str:
     return name
 
 
+@with_options(tls_settings, "tls")
 def doctor(
     target: Annotated[
         str, typer.Argument(metavar="HOST:PORT", help="The server; or [IPv6]:PORT, unix:/path.")
@@ -78,17 +78,8 @@ def doctor(
         typer.Option(metavar="SECONDS", callback=check_seconds, help="Test whether the server "
                      "refuses keepalive pings at this interval. Takes three times as long."),
     ] = None,
-    tls: Annotated[
-        bool, typer.Option("--tls", help="Use TLS. The options below imply it.")
-    ] = False,
-    ca: Annotated[Path | None, typer.Option(help="Trusted CA certificates (PEM).")] = None,
-    cert: Annotated[Path | None, typer.Option(help="Client certificate for mTLS (PEM).")] = None,
-    key: Annotated[Path | None, typer.Option(help="Its private key (PEM).")] = None,
-    servername: Annotated[
-        str,
-        typer.Option(callback=check_server_name, show_default="HOST", help="The name that the "
-                     "certificate must be valid for."),
-    ] = "",
+    *,
+    tls: TlsSettings,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:  # fmt: skip
     """Find out why a gRPC server cannot be reached.
@@ -102,7 +93,7 @@ def doctor(
         raise typer.BadParameter(str(error), param_hint="HOST:PORT") from None
     settings = DoctorSettings(
         parsed,
-        checked_tls(TlsSettings(tls, ca, cert, key, servername)),
+        tls,
         service,
         timeout,
         samples,
