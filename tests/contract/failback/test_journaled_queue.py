@@ -55,8 +55,7 @@ def test_a_long_queue_of_one_order_key_is_delivered_without_waits(shop, begin, u
 
 def test_calls_are_delivered_at_a_rate_below_one_in_two_seconds(shop, begin, url, manual_time):
     store(url, count=2, target=shop.target)
-    begin(rate=0.1)
-    manual_time(21)
+    manual_time(21, begin(rate=0.1))
     assert (len(shop.calls), stored(url)) == (2, [])
 
 
@@ -83,9 +82,9 @@ def test_only_max_age_limits_the_attempts_by_default(shop, client, policy, push,
 
 def test_a_call_that_has_reached_its_max_age_is_a_dead_letter(shop, begin, push, url, manual_time):
     shop.then(*["UNAVAILABLE"] * 100)
-    begin(backoff=wait_fixed(4), max_age=10.0)
+    queues = begin(backoff=wait_fixed(4), max_age=10.0)
     push(begin.channel)
-    manual_time(12)
+    manual_time(12, queues)
     (call,) = dead(url)
     assert call.reason == "its max_age has passed"
     assert [seen.metadata.get(RETRY_KEY) for seen in shop.calls] == [None, "1", "2", "3"]
@@ -152,9 +151,9 @@ def test_a_queue_whose_lease_has_ended_starts_no_attempt(
     pass_time(16)
     take_over(1)
     timer.advance(0.9)  # the call is due, and the next look is not
-    wait_until_quiet()
-    assert shop.calls == []
-    assert queues.stats()["*"].pending == 0
+    wait_until_quiet(queues)
+    stats = queues.stats()["*"]
+    assert (shop.calls, stats.attempts, stats.pending) == ([], 0, 0)
     assert events.of(FailbackLeaseLost) == []  # no attempt was running
 
 
@@ -183,7 +182,7 @@ def test_a_call_that_waited_for_a_thread_while_its_lease_ended_is_not_attempted(
 def test_a_late_result_is_ignored(shop, begin_late, take_over, url, pass_time, timer, events):
     shop.then(hang := Hang())
     store(url, target=shop.target)
-    begin_late()
+    queues = begin_late()
     assert hang.begun.wait(WAIT_S)
     pass_time(16)
     other = take_over(1)
@@ -192,6 +191,7 @@ def test_a_late_result_is_ignored(shop, begin_late, take_over, url, pass_time, t
     (lost,) = events.of(FailbackLeaseLost)
     assert (lost.name, lost.journal, lost.count) == ("*", url, 1)
     shop.calls[0].ended.set()
+    wait_until(lambda: queues.stats()["*"].redelivered == 1)
     wait_until_quiet()
     assert [call.state for call in stored(url)] == [CallState.TAKEN]
     assert other.renew("other", 60.0)
@@ -249,11 +249,11 @@ def test_a_result_that_is_not_stored_yet_when_its_lease_ends_is_reported(
 def test_while_the_server_is_down_ten_calls_per_second_are_attempted(shop, begin, url, manual_time):
     store(url, count=200, target=shop.target)
     shop.then(*["UNAVAILABLE"] * 500)
-    begin(backoff=0.1)
-    wait_until_quiet()
+    queues = begin(backoff=0.1)
+    wait_until_quiet(queues)
     for second in range(1, 6):
         assert len(shop.calls) <= 10 * second
-        manual_time(1)
+        manual_time(1, queues)
     assert len(shop.calls) >= 50
 
 
@@ -322,21 +322,20 @@ def test_close_does_not_connect_a_journal_that_gave_no_call(shop, client, policy
     assert events.of(JournalFailed) == []
 
 
-def test_a_queue_that_takes_calls_while_it_is_closed_gives_them_back(
-    shop, client, policy, url, script
-):
-    other = FailbackInvoker(policy(name="other"))  # keeps the journal open
-    client()
-    wait_until_quiet()
-    store(url, target=shop.target)
+def test_a_queue_that_takes_calls_while_it_is_closed_gives_them_back(world, policy, url):
+    store(url, target="orders")
     closed = []
-    script["take"] = lambda: closed.append(client.queues.close(0))
-    client.queues.flush(0)
-    wait_until_quiet()
-    assert closed == [[]]
-    assert [call.state for call in stored(url)] == [CallState.READY]
-    assert shop.calls == []
-    other.close()
+
+    def is_open():  # asked before calls are taken
+        closed.append(invoker.close(0))
+        return True
+
+    with FailbackInvoker(policy(name="other")):  # keeps the journal open
+        invoker = FailbackInvoker(policy(name="*"))
+        invoker.add_route("orders", lambda *_: 1 / 0, is_open)
+        wait_until_quiet()
+        assert closed[0] == []
+        assert [call.state for call in stored(url)] == [CallState.READY]
 
 
 def test_close_with_a_journal_that_fails_does_not_raise(shop, client, policy, url, script):

@@ -106,10 +106,10 @@ def test_calls_stay_in_the_journal_if_the_channel_below_is_closed(
     store(url, target=shop.target, delay_s=1.9)
     with FailbackQueues(timer) as queues, grpc.insecure_channel(shop.target) as bare:
         channel = intercept_channel(bare, CallPolicy(failback=policy()), queues=queues)
-        manual_time(1)
+        manual_time(1, queues)
         bare.close()
         timer.advance(1)
-        wait_until_quiet()
+        wait_until_quiet(queues)
         assert queues.stats()["*"].attempts == 1
         channel.close()
     assert [call.state for call in stored(url)] == [CallState.READY]
@@ -124,7 +124,7 @@ def test_queues_that_are_dropped_without_close_attempt_what_they_have_and_close_
     kept = [FailbackQueues(timer)]
     channel = grpc.insecure_channel(shop.target)
     kept.append(intercept_channel(channel, CallPolicy(failback=policy()), queues=kept[0]))
-    manual_time(1)
+    manual_time(1, kept[0])
     assert kept[0].stats()["*"].pending == 1
     kept.clear()
     timer.advance(1)

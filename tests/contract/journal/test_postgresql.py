@@ -1,16 +1,16 @@
 """The journal in PostgreSQL: failures of the server, rights, tables, and locks."""
 
 import dataclasses
-import re
 import secrets
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
 
 from fixtures.engine_postgresql import PostgresqlEngine
 from fixtures.journal_calls import ROUTES, bodies_of, new_call
-from fixtures.waiting import wait_until
+from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import (
     JournalFull,
     JournalOutcomeUnknown,
@@ -98,21 +98,32 @@ def test_a_full_disk_is_reported(journal, postgresql, schema):
     assert journal.select(Filter()) == []
 
 
-def test_transactions_that_others_have_made_fail_are_repeated(journal, monkeypatch):
+def on_delete(postgresql, schema, body, *, at_commit=False):
+    """Let the server execute this when calls are deleted, or then before the commit."""
+    postgresql.ask(
+        f"""CREATE FUNCTION {schema}.on_delete() RETURNS trigger LANGUAGE plpgsql AS
+            'BEGIN {body}; RETURN NULL; END'"""
+    )
+    kind, deferred = ("CONSTRAINT", "DEFERRABLE INITIALLY DEFERRED") if at_commit else ("", "")
+    postgresql.ask(
+        f"""CREATE {kind} TRIGGER on_delete AFTER DELETE ON {schema}.call {deferred}
+            FOR EACH ROW EXECUTE FUNCTION {schema}.on_delete()"""
+    )
+
+
+@pytest.mark.parametrize("code", ["40P01", "40001"])
+def test_transactions_that_others_have_made_fail_are_repeated(journal, postgresql, schema, code):
     journal.append([new_call(1, order_key="a"), new_call(2, order_key="a")])
     journal.take("worker", 60.0, ROUTES, 0.0)
-    settle, failures = journal._settle, ["40P01", "40001"]
-
-    def failing(db, keys):
-        if failures:
-            db.execute(f"DO 'BEGIN RAISE ''again'' USING ERRCODE = ''{failures.pop()}''; END'")
-        settle(db, keys)
-
-    monkeypatch.setattr(journal, "_settle", failing)
+    postgresql.ask(f"CREATE SEQUENCE {schema}.failures")  # a rollback leaves it
+    on_delete(
+        postgresql,
+        schema,
+        f"""IF nextval(''{schema}.failures'') <> 3
+            THEN RAISE ''again'' USING ERRCODE = ''{code}''; END IF""",
+    )
     assert journal.report("worker", [Delivered(1)]) == []
-    assert failures == []
     assert [one.state for one in journal.select(Filter())] == [CallState.READY]
-    failures += ["40P01"] * 10
     with pytest.raises(JournalUnavailable, match="again"):
         journal.delete(Filter())
     assert len(journal.select(Filter())) == 1
@@ -165,16 +176,27 @@ def test_a_call_that_is_being_taken_is_not_blocked_by_a_retried_dead_letter(
     assert states == [CallState.BLOCKED, CallState.TAKEN]
 
 
-def test_an_append_waits_for_a_result_that_ends_the_call_before_it(journal, postgresql):
+def test_an_append_waits_for_a_result_that_ends_the_call_before_it(
+    journal, postgresql, schema, opened
+):
     journal.append([new_call(1, order_key="a")])
     journal.take("worker", 60.0, ROUTES, 0.0)
-    with journal._use(journal._scanner) as db, db.transaction():  # as `report`, before its commit
-        journal._start(db, "DELETE FROM $call")
-        journal._settle(db, [("orders", "10.0.0.1:443", "a")])
-        appending = threading.Thread(target=journal.append, args=([new_call(2, order_key="a")],))
-        appending.start()
-        wait_until(lambda: postgresql.ask("SELECT 1 FROM pg_locks WHERE NOT granted"))
-    appending.join()
+    on_delete(postgresql, schema, "PERFORM pg_advisory_xact_lock(1)", at_commit=True)
+    other = opened(postgresql.journal_url(schema=schema))
+
+    def wait_for_waiting(count):
+        query = "SELECT 1 FROM pg_locks WHERE NOT granted"
+        wait_until(lambda: len(postgresql.ask(query)) == count)
+
+    with psycopg.connect(postgresql.journal_url()) as lock, ThreadPoolExecutor() as pool:
+        lock.execute("SELECT pg_advisory_xact_lock(1)")
+        reporting = pool.submit(journal.report, "worker", [Delivered(1)])
+        wait_for_waiting(1)
+        appending = pool.submit(other.append, [new_call(2, order_key="a")])
+        wait_for_waiting(2)
+        lock.rollback()
+        assert reporting.result(WAIT_S) == []
+        appending.result(WAIT_S)
     assert [one.state for one in journal.select(Filter())] == [CallState.READY]
 
 
@@ -234,20 +256,23 @@ def test_a_server_that_only_reads_is_unavailable(journal, postgresql, schema, op
         reading.append([new_call(2)])
 
 
-def test_connections_are_named_and_limited(journal, postgresql):
+def test_connections_are_named_and_limited(journal, monkeypatch):
+    connections, connect = [], psycopg.Connection.connect.__func__
+
+    def recording(kind, **parameters):
+        connections.append(connect(kind, **parameters))
+        return connections[-1]
+
+    monkeypatch.setattr(psycopg.Connection, "connect", classmethod(recording))
     journal.append([new_call(1)])
-    with journal._worker.use() as db:
-        shown = [
-            db.execute(f"SHOW {name}").fetchone()[0]
-            for name in (
-                "application_name",
-                "statement_timeout",
-                "idle_in_transaction_session_timeout",
-            )
-        ]
-        assert shown == ["rpcwheel", "10s", "10s"]
-        parameters = {one.keyword.decode(): one.val for one in db.pgconn.info}
-    assert re.fullmatch(rb"10", parameters["connect_timeout"])
+    (db,) = connections
+    shown = [
+        db.execute(f"SHOW {name}").fetchone()[0]
+        for name in ("application_name", "statement_timeout", "idle_in_transaction_session_timeout")
+    ]
+    assert shown == ["rpcwheel", "10s", "10s"]
+    parameters = {one.keyword.decode(): one.val for one in db.pgconn.info}
+    assert parameters["connect_timeout"] == b"10"
     assert parameters["tcp_user_timeout"] == b"10000"
 
 

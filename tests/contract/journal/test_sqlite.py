@@ -4,11 +4,15 @@ import os
 import sqlite3
 import stat
 import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 
 import pytest
 
 from fixtures.journal_calls import ROUTES, bodies_of, new_call
+from fixtures.waiting import WAIT_S
 from rpcwheel.errors import JournalFull, JournalRefused, JournalUnavailable
 from rpcwheel.journal import Filter, open_journal_backend
 from rpcwheel.journal.backend import Delivered
@@ -25,15 +29,48 @@ def journal(path, opened):
     return opened(f"sqlite://{path}")
 
 
+class Connection(sqlite3.Connection):
+    """A connection on which Ctrl-C can come when a transaction has begun."""
+
+    is_interrupted = False
+
+    def execute(self, statement, *given):
+        cursor = super().execute(statement, *given)
+        if self.is_interrupted and statement == "BEGIN IMMEDIATE":
+            raise KeyboardInterrupt
+        return cursor
+
+
+@pytest.fixture
+def connections(monkeypatch):
+    """The connections to files that were opened since: of a journal, first that of its workers."""
+    connections, connect = [], sqlite3.connect
+
+    def recording(*given, **options):
+        connections.append(connect(*given, **options, factory=Connection))
+        return connections[-1]
+
+    monkeypatch.setattr(sqlite3, "connect", recording)
+    return connections
+
+
+def execute(path, statement):
+    """Execute a statement as another program."""
+    with closing(sqlite3.connect(path)) as other:
+        return other.execute(statement).fetchall()
+
+
 @pytest.mark.parametrize(
     ("options", "synchronous"), [("", 1), ("?durability=process", 1), ("?durability=power", 2)]
 )
-def test_durability_is_how_often_the_log_is_synchronized(path, opened, options, synchronous):
+def test_durability_is_how_often_the_log_is_synchronized(
+    path, opened, connections, options, synchronous
+):
     journal = opened(f"sqlite://{path}{options}")
     journal.append([new_call()])
-    with journal._writer as db:
-        assert db.execute("PRAGMA synchronous").fetchone() == (synchronous,)
-        assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    (db,) = connections
+    assert db.execute("PRAGMA synchronous").fetchone() == (synchronous,)
+    assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
 @pytest.mark.parametrize("is_link", [False, True])
@@ -134,8 +171,7 @@ def test_another_programs_database_is_refused(path, opened):
 
 def test_a_file_of_a_newer_version_is_refused(journal, path, opened):
     journal.append([new_call()])
-    with journal._writer as db:
-        db.execute("PRAGMA user_version = 2")
+    execute(path, "PRAGMA user_version = 2")
     newer = opened(f"sqlite://{path}")
     with pytest.raises(JournalRefused, match=r"newer rpcwheel \(version 2 .*: update rpcwheel"):
         newer.append([new_call()])
@@ -173,13 +209,10 @@ def test_a_file_is_created_by_several_backends_at_once(path, opened):
     assert len(journals[0].select(Filter())) == len(journals)
 
 
-def test_a_value_that_cannot_be_stored_is_refused(journal):
+def test_a_value_that_cannot_be_stored_is_refused(journal, connections):
     with pytest.raises(JournalRefused, match="cannot store a value"):
         journal.append([new_call(body=None)])
-    with journal._writer as db:
-        db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 1000)
-        with pytest.raises(sqlite3.DataError):
-            db.execute("SELECT ?", (b"x" * 2000,))
+    connections[0].setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 1000)
     with pytest.raises(JournalRefused, match="cannot store a value"):
         journal.append([new_call(body=b"x" * 2000)])
     journal.append([new_call(2)])
@@ -213,8 +246,7 @@ def test_a_full_disk_refuses_calls_and_keeps_the_stored_ones(small_disk, opened)
     with pytest.raises(JournalFull):
         journal.append([new_call(order_key="a", body=b" " * 50_000)])
     assert bodies_of(journal.select(Filter(), limit=10_000)) == stored
-    with journal._reader as db:
-        assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    assert execute(small_disk / "journal.db", "PRAGMA integrity_check") == [("ok",)]
     journal.close()
     again = opened(f"sqlite://{small_disk}/journal.db")
     assert bodies_of(again.select(Filter(), limit=10_000)) == stored
@@ -231,46 +263,39 @@ def test_a_disk_without_any_space_is_full(small_disk, opened):
 
 def test_the_space_of_delivered_calls_is_returned(journal, path):
     journal.append([new_call(number, body=b" " * 8000) for number in range(1000)])
-    with journal._writer as db:
-        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    execute(path, "PRAGMA wal_checkpoint(TRUNCATE)")
     before = path.stat().st_size
     while taken := journal.take("worker", 60.0, ROUTES, 0.0):
         assert journal.report("worker", [Delivered(one.id) for one in taken]) == []
-    with journal._writer as db:
-        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    execute(path, "PRAGMA wal_checkpoint(TRUNCATE)")
     assert path.stat().st_size < before / 2
 
 
-def test_a_long_scan_does_not_delay_workers(journal):
+def test_a_long_scan_does_not_delay_workers(journal, connections):
     journal.append([new_call(1)])
     journal.depths()
-    with journal._reader:
+    scanning, go_on = threading.Event(), threading.Event()
+
+    def scan():
+        scanning.set()
+        return not go_on.wait(WAIT_S)
+
+    connections[1].set_progress_handler(scan, 1)
+    with ThreadPoolExecutor() as pool:
+        scanned = pool.submit(journal.select, Filter())
+        assert scanning.wait(WAIT_S)
         journal.append([new_call(2)])
         assert bodies_of(journal.take("worker", 60.0, ROUTES, 0.0)) == [1, 2]
+        go_on.set()
+        assert bodies_of(scanned.result(WAIT_S)) == [1]
 
 
-class _Interrupting:
-    """A connection on which Ctrl-C comes when a transaction has begun."""
-
-    def __init__(self, db):
-        self._db = db
-
-    def execute(self, statement, *given):
-        found = self._db.execute(statement, *given)
-        if statement == "BEGIN IMMEDIATE":
-            raise KeyboardInterrupt
-        return found
-
-    def close(self):
-        self._db.close()
-
-
-def test_an_interrupted_request_leaves_no_transaction_open(journal):
+def test_an_interrupted_request_leaves_no_transaction_open(journal, connections):
     journal.append([new_call()])
-    db = journal._writer._db
-    journal._writer._db = _Interrupting(db)
+    (db,) = connections
+    db.is_interrupted = True
     with pytest.raises(KeyboardInterrupt):
         journal.append([new_call()])
     assert not db.in_transaction
-    journal._writer._db = db
+    db.is_interrupted = False
     journal.append([new_call()])

@@ -1,5 +1,12 @@
 """The URLs of journals."""
 
+from unittest.mock import Mock
+
+import psycopg
+import pytest
+import redis
+
+from rpcwheel.errors import JournalUnavailable
 from rpcwheel.journal import open_journal_backend
 from rpcwheel.journal.url import parse_journal_url
 
@@ -15,12 +22,17 @@ def test_a_url_with_an_at_sign_in_an_option_is_shown_without_it():
     assert str(parse_journal_url("postgresql://h/db?password=a@hunter2")) == "postgresql://***@"
 
 
-def test_options_of_libpq_are_handed_on():
+def test_options_of_libpq_are_handed_on(monkeypatch):
+    connect = Mock(side_effect=psycopg.OperationalError("no server"))
+    monkeypatch.setattr(psycopg.Connection, "connect", connect)
     journal = open_journal_backend(
         "postgres://u:a%26b@h1:1,h2:2/db?sslmode=verify-full&options=-c%20a%3D1&lease=3&schema=s"
         "&connect_timeout=3"
     )
-    assert journal._parameters == {
+    with pytest.raises(JournalUnavailable):
+        journal.depths()
+    assert connect.call_args.kwargs == {
+        "autocommit": True,
         "user": "u",
         "password": "a&b",
         "host": "h1,h2",
@@ -34,9 +46,8 @@ def test_options_of_libpq_are_handed_on():
     }
 
 
-def test_a_redis_url_has_decoded_credentials():
-    journal = open_journal_backend("redis://us%2Fer:a%26b@h:1?db=3&namespace=x")
-    given = {
-        name: journal._options[name] for name in ("host", "port", "db", "username", "password")
-    }
-    assert given == {"host": "h", "port": 1, "db": 3, "username": "us/er", "password": "a&b"}
+def test_a_redis_url_has_decoded_credentials(monkeypatch):
+    monkeypatch.setattr(redis, "Redis", client := Mock())
+    open_journal_backend("redis://us%2Fer:a%26b@h:1?db=3&namespace=x")
+    options = {"host": "h", "port": 1, "db": 3, "username": "us/er", "password": "a&b"}
+    assert client.call_args.kwargs.items() >= options.items()
