@@ -12,9 +12,8 @@ import grpc
 import pytest
 
 from fixtures.idle_server import KINDS, STYLES, echo, events_of, hold, is_quiet, is_working, kind_of
-from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel.events import ConnectionClosed, IdleCloseSkipped
+from rpcwheel.events import ConnectionClosed
 from rpcwheel.idle.aio import ConnectionTable, IdleConnectionDetector
 
 ECHO = "/test.Idle/Echo"
@@ -147,48 +146,11 @@ def test_a_call_whose_request_has_not_arrived_keeps_its_connection(server, event
     assert not events_of(events, ConnectionClosed)
 
 
-def test_a_plain_function_that_waits_for_a_thread_keeps_its_connection(
-    aio_world, make_server, events
-):
-    """Its request has arrived, but no thread is free."""
-    server = make_server(aio_world, workers=1)
-    server.gate = threading.Event()
-    detector = server.detect()
-    calls = [server.channel().unary_unary("/test.Idle/Slow").future(b"x") for _ in range(2)]
-    assert wait_until(lambda: server.waiting_calls() == 1)
-    server.wait_until_quiet(open_calls=1)
-    server.check(detector)
-    assert len(aio_world.do(detector.connections)) == 2
-    server.advance(31)
-    server.advance_until(lambda: events_of(events, IdleCloseSkipped))
-    server.gate.set()
-    assert [call.result(WAIT_S) for call in calls] == [b"x", b"x"]
-    assert not events_of(events, ConnectionClosed)
-
-
-def test_detection_begins_before_the_server_starts_and_ends_with_it(aio_world, make_server):
-    server = make_server(aio_world, start=False)
-    detector = server.detect()
-    assert server.check(detector) == []
-    assert not detector.closed
-    aio_world.do(server.server.start)
-    server.check(detector)
-    assert not detector.closed
-    aio_world.do(server.server.stop, None)
-    server.advance_until(lambda: detector.closed)
-    assert server.check(detector) == []
-    assert server.timer.pending == 0
-
-
 async def test_detection_ends_with_the_block_and_leaves_no_timeout(timer):
     table = ConnectionTable()
     server = grpc.aio.server(interceptors=[table])
     async with IdleConnectionDetector(server, 30, connections=table, timer=timer) as detector:
         assert timer.pending == 1
-    assert detector.closed
-    assert timer.pending == 0
-    detector.close()
-    again = IdleConnectionDetector(server, 30, connections=table, timer=timer)  # the table is free
-    run_threads(*[again.close] * 8)
-    assert again.closed
+    assert (detector.closed, timer.pending) == (True, 0)
+    IdleConnectionDetector(server, 30, connections=table, timer=timer).close()  # the table is free
     assert timer.pending == 0

@@ -8,13 +8,14 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from fixtures.idle_server import STYLES, echo, events_of, hold, kind_of, snapshot_of, use
+from fixtures.idle_server import STYLES, around, echo, events_of, hold, kind_of, snapshot_of, use
 from fixtures.waiting import WAIT_S, wait_until
+from fixtures.worlds import AioWorld, SyncWorld
 from rpcwheel.events import ConnectionClosed, IdleDetectionLimited
 from rpcwheel.idle import ConnectionTable
 from rpcwheel.idle.core import NOT_YET
 
-ECHO = "/test.Idle/Echo"
+ECHO, SLOW = "/test.Idle/Echo", "/test.Idle/Slow"
 
 # --- What is seen --------------------------------------------------------------------------------
 
@@ -151,32 +152,6 @@ def test_a_hidden_call_does_not_keep_connections_that_are_used_after_it(timer, m
     server.advance_until(lambda: events_of(events, ConnectionClosed))
 
 
-def around(context, world=None):
-    """An interceptor that gives handlers `context(gRPC's context)`."""
-
-    class Around(grpc.ServerInterceptor):
-        def intercept_service(self, continuation, details):
-            handler = continuation(details)
-
-            def serve(request, inner):
-                return handler.unary_unary(request, self.context(inner))
-
-            return grpc.unary_unary_rpc_method_handler(serve)
-
-    class AioAround(grpc.aio.ServerInterceptor):
-        async def intercept_service(self, continuation, details):
-            handler = await continuation(details)
-
-            async def serve(request, inner):
-                return await handler.unary_unary(request, self.context(inner))
-
-            return grpc.unary_unary_rpc_method_handler(serve)
-
-    interceptor = AioAround() if world and world.name == "aio" else Around()
-    interceptor.context = context
-    return interceptor
-
-
 class Hidden:
     """A context without the methods of gRPC's."""
 
@@ -196,39 +171,49 @@ def let_the_limit_pass(server, detector, open_calls: int) -> None:
         server.advance(0.1)
 
 
-BEFORE = pytest.mark.parametrize(
-    "before", [[], [around(lambda inner: inner)]], ids=["first", "behind another interceptor"]
+BEHIND = pytest.mark.parametrize(
+    "behind", [False, True], ids=["first", "behind another interceptor"]
 )
 """The other interceptor creates a handler of its own for each call, as most do."""
 
 
-@BEFORE
-def test_a_connection_whose_first_call_waits_for_a_thread_is_kept(make_server, before, events):
-    server = make_server(workers=1, before=before)
+@pytest.mark.parametrize(
+    ("world", "behind"),
+    [(SyncWorld, False), (SyncWorld, True), (AioWorld, False)],
+    ids=["sync", "sync behind another interceptor", "aio"],
+    indirect=["world"],
+)
+def test_a_connection_whose_first_call_waits_for_a_thread_is_kept(
+    world, make_server, behind, events
+):
+    """In aio, that of a plain function, which runs in the pool."""
+    server = make_server(world, workers=1, before=[around(lambda inner: inner)] * behind)
     detector = server.detect()
     server.gate = threading.Event()
-    first = server.channel().unary_unary(ECHO).future(b"first")
+    first = server.channel().unary_unary(SLOW).future(b"first")
     assert wait_until(lambda: server.tracked.open_calls == 1)
-    waiting = server.channel().unary_unary(ECHO).future(b"x")
+    waiting = server.channel().unary_unary(SLOW).future(b"x")
     assert wait_until(lambda: server.received_calls() == 2)
-    let_the_limit_pass(server, detector, open_calls=1 if before else 2)
+    server.check(detector)
+    assert len(world.do(detector.connections)) == 2
+    let_the_limit_pass(server, detector, open_calls=2 if world.name == "sync" and not behind else 1)
     server.gate.set()
     assert (first.result(WAIT_S), waiting.result(WAIT_S)) == (b"first", b"x")
     assert not events_of(events, ConnectionClosed)
 
 
-@BEFORE
+@BEHIND
 def test_a_connection_with_a_call_whose_request_has_not_arrived_is_kept(
-    make_server, before, events
+    make_server, behind, events
 ):
-    server = make_server(before=before)
+    server = make_server(before=[around(lambda inner: inner)] * behind)
     detector = server.detect()
     channel, come = server.channel(), threading.Event()
     assert echo(channel) == b"x"
     assert wait_until(lambda: server.is_calm() and not server.received_calls())
     late = channel.stream_unary(ECHO).future(iter(lambda: come.wait(WAIT_S) and b"late", None))
     assert wait_until(lambda: server.received_calls() == 1)
-    let_the_limit_pass(server, detector, open_calls=0 if before else 1)
+    let_the_limit_pass(server, detector, open_calls=0 if behind else 1)
     assert not late.done()
     come.set()
     late.cancel()

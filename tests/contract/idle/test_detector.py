@@ -364,13 +364,18 @@ def test_after_close_by_many_threads_no_connection_is_closed(server, channel, ev
     server.detect().close()  # the table is free for another
 
 
-def test_detection_ends_with_the_server(timer):
-    server = IdleServer(timer)
+def test_detection_begins_before_the_server_starts_and_ends_with_it(world, make_server):
+    server = make_server(world, start=False)
     detector = server.detect()
-    server.server.stop(None).wait()
+    assert server.check(detector) == []
+    world.do(server.server.start)
+    server.check(detector)
+    assert not detector.closed
+    stopped = world.do(server.server.stop, None)
+    assert world.name == "aio" or stopped.wait(WAIT_S)
     server.advance_until(lambda: detector.closed)
-    assert timer.pending == 0
-    server.close()
+    assert server.check(detector) == []
+    assert server.timer.pending == 0
 
 
 def test_detection_ends_when_the_server_is_garbage_collected(timer):

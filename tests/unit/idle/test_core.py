@@ -57,25 +57,6 @@ def test_a_connection_is_idle_after_the_limit_and_not_at_it():
     assert exceeded(activity, 10**6, idle_timeout=None) is None
 
 
-def test_the_begin_and_the_end_of_a_call_restart_all_limits():
-    settings = {"idle_timeout": 10, "read_idle": 10, "write_idle": 10, "close_streams": True}
-    activity = ConnectionActivity(0)
-    activity.user.begin(100 * S, streams=True)
-    assert exceeded(activity, 110, **settings) is None
-    activity.user.end(200 * S, streams=True)
-    assert exceeded(activity, 210, **settings) is None
-    assert exceeded(activity, 211, **settings) is IdleLimit.IDLE
-
-
-def test_heartbeats_keep_a_connection_open_only_if_they_count():
-    activity = ConnectionActivity(0)
-    activity.heartbeats.begin(95 * S, streams=True)
-    assert exceeded(activity, 100, idle_timeout=10) is IdleLimit.IDLE
-    assert exceeded(activity, 200, idle_timeout=10, count_heartbeats=True) is None
-    activity.heartbeats.end(200 * S, streams=True)
-    assert exceeded(activity, 211, idle_timeout=10, count_heartbeats=True) is IdleLimit.IDLE
-
-
 def test_max_age_is_exceeded_though_the_connection_is_used():
     activity = ConnectionActivity(0)
     activity.user.begin(60 * S, streams=False)
@@ -125,18 +106,6 @@ def too_old(*, busy: bool) -> Closing:
     if busy:
         activity.user.begin(59 * S, streams=True)
     return Closing(activity, 61, idle_timeout=None, max_age=60, max_age_grace=30)
-
-
-@pytest.mark.parametrize(
-    ("limit", "other", "way"),
-    [("read_idle", "note_write", "note_read"), ("write_idle", "note_read", "note_write")],
-)
-def test_only_messages_in_the_direction_of_the_limit_keep_the_connection(limit, other, way):
-    closing = silent_stream(idle_timeout=None, **{limit: 10})
-    getattr(closing.activity.user, other)(11 * S)
-    assert closing.step(11) is Step.END_CALLS
-    getattr(closing.activity.user, way)(11 * S)
-    assert closing.step(11) is Step.KEEP_USED
 
 
 @pytest.mark.parametrize(

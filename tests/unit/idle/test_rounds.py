@@ -7,7 +7,15 @@ from contextlib import contextmanager
 import grpc
 import pytest
 
-from fixtures.idle_server import IdleServer, connect_from, echo, events_of, reset, sockets_at
+from fixtures.idle_server import (
+    IdleServer,
+    around,
+    connect_from,
+    echo,
+    events_of,
+    reset,
+    sockets_at,
+)
 from fixtures.leaks import descriptors
 from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
@@ -233,21 +241,9 @@ def test_a_handler_is_wrapped_once_and_those_of_one_call_are_not_kept(server):
     assert server.table._observed == {"/a.B/C": None}
 
 
-class Hiding(grpc.ServerInterceptor):
-    """Creates a handler of its own for each call, as most interceptors do."""
-
-    def intercept_service(self, continuation, details):
-        handler = continuation(details)
-
-        def serve(request, context):
-            return handler.unary_unary(request, context)
-
-        return grpc.unary_unary_rpc_method_handler(serve)
-
-
 def test_while_a_call_is_not_in_the_table_no_later_call_is_accounted_for(timer):
     """The call may have arrived at any time since then."""
-    server = IdleServer(timer, workers=1, before=[Hiding()])
+    server = IdleServer(timer, workers=1, before=[around(lambda inner: inner)])
     detector = server.detect()
     server.gate = threading.Event()
     calls = [server.channel().unary_unary("/test.Idle/Echo").future(b"x") for _ in range(2)]
