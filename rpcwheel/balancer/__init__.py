@@ -10,15 +10,20 @@ registry.
 `pickers.py`           Round robin, weighted round robin, weighted random, least request.
 `ring_hash.py`         `RingHash`.
 `lb_policy.py`         The names of the pickers.
-`subchannels.py`       The subchannels of a channel and which of them gets a call; for both worlds.
-`health.py`            Health checks of unhealthy and stale subchannels; for both worlds.
-`base.py`              What the channels of both worlds have in common.
+`subchannel.py`        One subchannel; this and the following are for both APIs.
+`subchannels.py`       The subchannels of a channel, and their connections.
+`subset.py`            Which instances get a subchannel.
+`picking.py`           Which subchannels are candidates for a call, and which ones connect.
+`pending.py`           Calls that wait for a READY subchannel.
+`ejection.py`          Outlier ejection and self-preservation.
+`health.py`            Health checks of unhealthy and stale subchannels.
+`base.py`              The instances, subchannels and state of a `BalancedChannel`.
 `channel.py`           `BalancedChannel` for `grpc`.
 `aio_channel.py`       `BalancedChannel` for `grpc.aio`.
 `subscriptions.py`     Subscriptions to the state of a channel of `grpc`.
 `broadcast.py`         `BroadcastChannel` for `grpc`: each call goes to all servers.
 `aio_broadcast.py`     `BroadcastChannel` for `grpc.aio`.
-`broadcast_failed.py`  `BroadcastFailed`; for both worlds.
+`broadcast_failed.py`  `BroadcastFailed`; for both APIs.
 `aio.py`               The names for `grpc.aio`.
 =====================  =============================================================================
 """

@@ -179,12 +179,10 @@ async def _begin_on_subchannels(
     method: Any, request: Any, options: dict[str, Any], calls: dict[str, Any]
 ) -> None:
     """Begin a call on each subchannel; waits until there are subchannels."""
-    pool, timeout, began_s = method.pool, options["timeout"], time.monotonic()
-    subchannels = await pool.wait_for_subchannels(
-        timeout, wait_for_ready=bool(options["wait_for_ready"])
-    )
-    if timeout is not None:
-        options["timeout"] = max(0.0, began_s + timeout - time.monotonic())
+    pool, timeout, wait_for_ready = method.pool, options["timeout"], options["wait_for_ready"]
+    pending = pool.rules.begin(method.name, None, None, timeout, wait_for_ready, time.monotonic())
+    subchannels = await pool.waiting.wait_for_subchannels(pending)
+    options["timeout"] = pending.timeout_left_s(time.monotonic())
     names = distinct_names(subchannel.address for subchannel in subchannels)
     for name, subchannel in zip(names, subchannels, strict=True):
         calls[name] = _begin_on(method, subchannel, request, options)
@@ -192,9 +190,9 @@ async def _begin_on_subchannels(
 
 def _begin_on(method: Any, subchannel: Subchannel, request: Any, options: dict[str, Any]) -> Any:
     try:
-        method.pool.connection_of(subchannel)
+        method.pool.connections.connection_of(subchannel)
     except Exception as error:  # noqa: BLE001 - the user's `connect`; in the call's status
-        method.pool.connect_failed(subchannel, error)
+        method.pool.connections.connect_failed(subchannel, error)
     else:
         begun = method.start(subchannel, (request,), options)
         if begun is not None:

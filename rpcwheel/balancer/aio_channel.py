@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
 import weakref
 from collections.abc import Iterable
@@ -37,7 +38,7 @@ from rpcwheel._grpc.aio_relay import (
     Signal,
     cancel_count,
 )
-from rpcwheel._grpc.calls import check_options, check_request, reusable_metadata, value_of
+from rpcwheel._grpc.calls import check_options, check_request, reusable_metadata
 from rpcwheel.call.config import copy_of
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.events import CallbackFailed, emit
@@ -53,19 +54,10 @@ from rpcwheel.transport.probe import MARK
 from rpcwheel.transport.state import MethodSpec
 
 from .base import BalancedChannelBase
-from .health import PROBE, HealthChecker, error_text, is_answered
-from .subchannels import (
-    EXPLAIN_AGAIN_S,
-    EXPLAIN_TIMEOUT_S,
-    FAILING,
-    FIRST_POLL_S,
-    MAX_EXPLAINED,
-    MAX_POLL_S,
-    READY,
-    SHUTDOWN,
-    SubchannelBase,
-    SubchannelPool,
-)
+from .health import PROBE, HealthChecker
+from .pending import CLOSED_MEANWHILE, FIRST_POLL_S, MAX_POLL_S, Refusal
+from .subchannel import READY, SHUTDOWN, SubchannelBase
+from .subchannels import Connections, SubchannelPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -75,9 +67,10 @@ if TYPE_CHECKING:
     from rpcwheel.instance import ServiceInstance
     from rpcwheel.timer.api import Timer
 
+    from .health import ProbeDone
+    from .pending import PendingPick
     from .pickers import Picker
     from .policy import BalancerPolicy
-    from .subchannels import Refusal
 
     Options: TypeAlias = list[tuple[str, Any]]
     Job: TypeAlias = Callable[[], object]
@@ -100,38 +93,17 @@ class Subchannel(SubchannelBase):
             grpc.aio.UsageError: The subchannel was removed.
             Exception: Whatever `connect` raised.
         """
-        channel: ReconnectingChannel = self._pool.connection_of(self)
+        channel: ReconnectingChannel = self._pool.connections.connection_of(self)
         return channel
 
 
-class _Pool(SubchannelPool[Subchannel]):
-    """The subchannels of one channel, their connections, and the calls that wait."""
+class _LoopJobs:
+    """Runs jobs on the loop of a channel. Jobs of other threads wait until the loop is known."""
 
-    subchannel_class = Subchannel
-    channel_class = ReconnectingChannel
-
-    def __init__(self, *args: Any, timer: Timer | None, **settings: Any) -> None:
-        super().__init__(*args, timer=timer, **settings)
-        self.appended: Interceptors = {kind: [] for kind in Kind}
-        """Interceptors that were appended to the lists of the channel; used on all subchannels."""
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # a finalizer may submit
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._jobs: list[Job] = []  # queued until the loop is known
-        self._waiting: dict[weakref.ref[_BalancedCall], _BalancedCall | None] = {}
-        # None for a response stream, so that its caller can drop it.
-        self._poll_handle: asyncio.TimerHandle | None = None
-        self._explaining: asyncio.Task[None] | None = None
-        self._probes: set[asyncio.Task[None]] = set()
-        self._to_close: list[ReconnectingChannel] = []
-        self.signal = Signal()
-        """Notified when the state of the channel may have changed."""
-        self.checker = HealthChecker(self, timer)
-
-    @property
-    def is_insecure(self) -> bool:
-        """Whether the connections are not encrypted; False if `connect` makes them."""
-        return self._connect is None and self._own["credentials"] is None
-
-    # --- The loop ---
+        self._jobs: list[Job] = []
 
     def enter(self) -> asyncio.AbstractEventLoop:
         """Return the running loop and use it from now on.
@@ -141,197 +113,84 @@ class _Pool(SubchannelPool[Subchannel]):
         """
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
-            with self.lock:
+            with self._lock:
                 self._loop = loop
                 jobs, self._jobs = self._jobs, []
             for job in jobs:
                 job()
         return loop
 
-    def run_soon(self, check: Job) -> None:
+    def run_soon(self, job: Job) -> None:
         """Run a job on the loop: now if this is its thread, else soon."""
         here = running_loop()
-        with self.lock:
+        with self._lock:
             loop = self._loop
             if loop is None and here is None:
-                self._jobs.append(check)
+                self._jobs.append(job)
                 return
         if here is not None and (here is loop or loop is None or loop.is_closed()):
             self.enter()
-            check()
+            job()
         elif loop is not None:
-            call_on_loop(loop, check)
+            call_on_loop(loop, job)
 
-    # --- Connections ---
+
+class _Connections(Connections[Subchannel]):
+    """The connections of one channel, which are made on its loop."""
+
+    channel_class = ReconnectingChannel
+    _pool: _Pool
 
     def connect(self, subchannels: Iterable[Subchannel]) -> None:
-        self.run_soon(partial(self.connect_now, tuple(subchannels)))
+        self._pool.jobs.run_soon(partial(self.connect_now, tuple(subchannels)))
 
     def drain(self, subchannels: Iterable[Subchannel]) -> None:
-        self.run_soon(partial(self.drain_now, tuple(subchannels)))
+        self._pool.jobs.run_soon(partial(self.drain_now, tuple(subchannels)))
 
     def new_connection(self, instance: ServiceInstance) -> ReconnectingChannel:
         with contextlib.suppress(RuntimeError):  # grpc.aio makes channels before a loop runs
-            self.enter()
+            self._pool.jobs.enter()
         connection: ReconnectingChannel = super().new_connection(instance)
-        connection.append_to(self.appended)
+        connection.append_to(self._pool.appended)
         return connection
 
     def closed_error(self) -> grpc.aio.UsageError:
         return grpc.aio.UsageError(CLOSED)
 
-    def was_closed(self, subchannel: Subchannel, error: grpc.aio.UsageError) -> bool:
-        """Whether a call was refused because its subchannel was removed or its channel closed."""
-        if str(error) != CLOSED:
-            return False
-        connection = subchannel.connection
-        return subchannel.removed or connection is None or not connection.accepts_calls
+    @property
+    def are_insecure(self) -> bool:
+        """Whether the connections are not encrypted; False if `connect` makes them."""
+        return self._connect is None and self._own["credentials"] is None
 
-    # --- Calls that wait ---
 
-    def hold(self, call: _BalancedCall, *, weakly: bool) -> None:
-        """Add a waiting call; its `try_begin` is called until `release`."""
-        reference = weakref.ref(call)
-        if reference not in self._waiting:
-            self._poll_s = FIRST_POLL_S
-            self._poll_soon(0)
-        self._waiting[reference] = None if weakly else call
+class _Pool(SubchannelPool[Subchannel]):
+    """The subchannels of one channel, their health, and the calls that wait."""
 
-    def release(self, call: _BalancedCall) -> None:
-        """Remove a waiting call."""
-        self._waiting.pop(weakref.ref(call), None)
+    subchannel_class = Subchannel
+    connections_class = _Connections
+    checker: HealthChecker[Subchannel]
+    connections: _Connections
 
-    async def wait_for_subchannels(
-        self,
-        timeout: float | None,  # noqa: ASYNC109 - of the call, for its status
-        *,
-        wait_for_ready: bool,
-    ) -> tuple[Subchannel, ...]:
-        """Wait until there are subchannels, in any state.
-
-        Raises:
-            grpc.aio.AioRpcError: The call fails.
-            asyncio.CancelledError: The channel was closed.
-        """
-        self.enter()
-        began_s = time.monotonic()
-        limit_s = self.limit_of(timeout, wait_for_ready=wait_for_ready)
-        while not self.subchannels:
-            if self.closed:
-                raise asyncio.CancelledError
-            refusal = self.refusal()
-            left_s = None if limit_s is None else began_s + limit_s - time.monotonic()
-            if refusal is None or (wait_for_ready and not refusal.final):
-                is_late = left_s is not None and left_s <= 0
-                refusal = self.timed_out(timeout, limit_s) if is_late else None
-            if refusal is not None:
-                raise failed_with(refusal.code, refusal.details)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left_s):
-                    await self.signal.wait()
-        return self.subchannels
+    def __init__(self, *args: Any, timer: Timer | None, **settings: Any) -> None:
+        super().__init__(*args, timer=timer, **settings)
+        self.appended: Interceptors = {kind: [] for kind in Kind}
+        """Interceptors that were appended to the lists of the channel; used on all subchannels."""
+        self.jobs = _LoopJobs()
+        self._prober = _Prober(self)
+        self.checker = HealthChecker(self, self._prober, timer)
+        self.waiting = _WaitingCalls(self)
+        self._to_close: list[ReconnectingChannel] = []
 
     def changed(self) -> None:
-        self.run_soon(self._changed)
-
-    def _changed(self) -> None:
-        self.signal.notify()
-        if self._waiting:
-            self._poll_soon(0)
-
-    def _poll_soon(self, delay_s: float) -> None:
-        if self._poll_handle is not None:
-            self._poll_handle.cancel()
-        self._poll_handle = self.enter().call_later(delay_s, self._poll)
-
-    def _poll(self) -> None:
-        """Read the states and let waiting calls pick again."""
-        self._poll_handle = None
-        if not self.closed:
-            self.refresh()
-        refusal = self.refusal()
-        for reference in tuple(self._waiting):
-            call = reference()
-            if call is None:  # dropped by its caller
-                del self._waiting[reference]
-            else:
-                call.try_begin(refusal)
-        if self._waiting and self._poll_handle is None:
-            self._poll_soon(self._poll_s)
-            self._poll_s = min(1.5 * self._poll_s, MAX_POLL_S)
-
-    def explains(self) -> bool:
-        """Start probes that find out why servers can't be reached; False if there is a result."""
-        if self._explaining is not None:
-            return True
-        now_s = time.monotonic()
-        if now_s - self._explained_s < EXPLAIN_AGAIN_S:
-            return False
-        self._explained_s = now_s
-        self._explaining = self.enter().create_task(self._explain())
-        return True
-
-    async def _explain(self) -> None:
-        """Probe servers that can't be reached. The user's request must not be sent for that."""
-        failing = [
-            subchannel
-            for subchannel in self.subchannels[:MAX_EXPLAINED]
-            if subchannel.connection is not None and subchannel.state is FAILING
-        ]
-        try:
-            texts = await asyncio.gather(
-                *(_connect_error(subchannel.connection) for subchannel in failing)
-            )
-            for subchannel, text in zip(failing, texts, strict=True):
-                subchannel.error_text = text or subchannel.error_text
-        finally:
-            self._explaining = None
-            self._changed()
-
-    # --- Health checks ---
-
-    def probe(self, subchannel: Subchannel, done: Callable[[bool | None], object]) -> None:
-        background = BACKGROUND.begin_call()
-        if background is None:
-            done(None)
-            return
-        loop = self.enter()
-        task = loop.create_task(self._probe(subchannel, done))
-        background.is_lost = loop.is_closed
-        background.cancel = partial(loop.call_soon_threadsafe, task.cancel)
-        self._probes.add(task)
-        task.add_done_callback(partial(self._probed, background))
-
-    def _probed(self, background: BackgroundCall, task: asyncio.Task[None]) -> None:
-        self._probes.discard(task)
-        BACKGROUND.end_call(background)
-
-    async def _probe(self, subchannel: Subchannel, done: Callable[[bool | None], object]) -> None:
-        try:
-            call = self.connection_of(subchannel).heartbeat_call(PROBE.method)
-            response = await call(PROBE.request, timeout=self.check_timeout_s, metadata=MARK)
-            answered = is_answered(response, "OK")
-        except grpc.RpcError as error:
-            answered = is_answered(None, getattr(value_of(error, "code"), "name", "CANCELLED"))
-        except asyncio.CancelledError:
-            if cancel_count():
-                raise
-            answered = False  # the user has closed the connection
-        except Exception as error:  # noqa: BLE001 - closed meanwhile, or the user's `connect`
-            if not isinstance(error, grpc.aio.UsageError):
-                emit(CallbackFailed(self.name, f"connect {subchannel.id}", error))
-            answered = False
-        done(answered)
-
-    # --- The end ---
+        self.jobs.run_soon(self.waiting.notify)
 
     async def close(self, grace: float | None) -> None:
         """Close the pool; see `BalancedChannel.close`."""
-        self.enter()
+        self.jobs.enter()
         self.closing = True
         until_s = time.monotonic() + (grace or 0)
         try:
-            while self._waiting and not self.closed and time.monotonic() < until_s:  # noqa: ASYNC110
+            while self.waiting.any and not self.closed and time.monotonic() < until_s:  # noqa: ASYNC110
                 await asyncio.sleep(MAX_POLL_S)
         except asyncio.CancelledError:
             await self._close_now(None)
@@ -340,29 +199,19 @@ class _Pool(SubchannelPool[Subchannel]):
 
     async def _close_now(self, grace: float | None) -> None:
         self._to_close += self.close_all()
-        if self._poll_handle is not None:
-            self._poll_handle.cancel()
-            self._poll_handle = None
-        for probe in tuple(self._probes):
-            probe.cancel()
+        self._prober.cancel()
         try:
             self.close_callbacks.run()
         finally:  # whatever a callback raises, be it `SystemExit`
+            self.waiting.cancel()
             await self._close(grace)
 
     async def _close(self, grace: float | None) -> None:
-        """End the waiting calls, close all connections, and wait for the probes."""
-        for reference in tuple(self._waiting):
-            call = reference()
-            if call is not None:
-                call.cancel()
-        self._waiting.clear()
-        self.signal.notify()
+        """Close all connections, and wait for the probes."""
         closing = [asyncio.ensure_future(connection.close(grace)) for connection in self._to_close]
-        others = [*self._probes, *(() if self._explaining is None else (self._explaining,))]
         try:
-            if closing or others:
-                await asyncio.wait([*closing, *others])
+            if closing or self._prober.tasks:
+                await asyncio.wait([*closing, *self._prober.tasks])
         except asyncio.CancelledError:
             for task in closing:
                 task.cancel()
@@ -372,16 +221,137 @@ class _Pool(SubchannelPool[Subchannel]):
             task.result()
 
 
-async def _connect_error(connection: ReconnectingChannel) -> str:
-    """Return why a connection is in TRANSIENT_FAILURE; "" if that is not known."""
-    try:
-        probe = connection.heartbeat_call(PROBE.method)
-        await probe(PROBE.request, timeout=EXPLAIN_TIMEOUT_S, metadata=MARK)
-    except grpc.RpcError as error:
-        return error_text(error)
-    except Exception:  # noqa: BLE001 - closed meanwhile, or an interceptor's
-        return ""
-    return ""
+class _WaitingCalls:
+    """The calls of one channel that wait, and the timer on the loop that reads the states."""
+
+    def __init__(self, pool: _Pool) -> None:
+        self._pool = pool
+        self._calls: dict[weakref.ref[_BalancedCall], _BalancedCall | None] = {}
+        # None for a response stream, so that its caller can drop it.
+        self._handle: asyncio.TimerHandle | None = None
+        self._poll_s = FIRST_POLL_S
+        self.signal = Signal()
+        """Notified when the state of the channel may have changed."""
+
+    @property
+    def any(self) -> bool:
+        """Whether a call waits."""
+        return bool(self._calls)
+
+    def hold(self, call: _BalancedCall, *, weakly: bool) -> None:
+        """Add a waiting call; its `try_begin` is called until `release`."""
+        reference = weakref.ref(call)
+        if reference not in self._calls:
+            self._poll_s = FIRST_POLL_S
+            self._poll_soon(0)
+        self._calls[reference] = None if weakly else call
+
+    def release(self, call: _BalancedCall) -> None:
+        """Remove a waiting call."""
+        self._calls.pop(weakref.ref(call), None)
+
+    async def wait_for_subchannels(self, pending: PendingPick) -> tuple[Subchannel, ...]:
+        """Wait until there are subchannels, in any state.
+
+        Raises:
+            grpc.aio.AioRpcError: The call fails.
+            asyncio.CancelledError: The channel was closed.
+        """
+        self._pool.jobs.enter()
+        while (found := self._pool.try_subchannels(pending, now_s := time.monotonic())) is None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pending.wait_left_s(now_s)):
+                    await self.signal.wait()
+        if found is CLOSED_MEANWHILE:
+            raise asyncio.CancelledError
+        if isinstance(found, Refusal):
+            raise failed_with(found.code, found.details)
+        return found
+
+    def notify(self) -> None:
+        """Let all waiting calls pick again, because the state of the channel may have changed."""
+        self.signal.notify()
+        if self._calls:
+            self._poll_soon(0)
+
+    def cancel(self) -> None:
+        """Cancel all waiting calls, because the channel is closed."""
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+        for reference in tuple(self._calls):
+            call = reference()
+            if call is not None:
+                call.cancel()
+        self._calls.clear()
+        self.signal.notify()
+
+    def _poll_soon(self, delay_s: float) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+        self._handle = self._pool.jobs.enter().call_later(delay_s, self._poll)
+
+    def _poll(self) -> None:
+        """Read the states and let waiting calls pick again."""
+        self._handle = None
+        if not self._pool.closed:
+            self._pool.refresh()
+        for reference in tuple(self._calls):
+            call = reference()
+            if call is None:  # dropped by its caller
+                del self._calls[reference]
+            else:
+                call.try_begin()
+        if self._calls and self._handle is None:
+            self._poll_soon(self._poll_s)
+            self._poll_s = min(1.5 * self._poll_s, MAX_POLL_S)
+
+
+class _Prober:
+    """Sends the health checks of one channel."""
+
+    def __init__(self, pool: _Pool) -> None:
+        self._pool = pool
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.run_soon = pool.jobs.run_soon
+
+    def probe(self, subchannel: Subchannel, timeout_s: float, done: ProbeDone) -> None:
+        background = BACKGROUND.begin_call()
+        if background is None:
+            done(None, None)
+            return
+        loop = self._pool.jobs.enter()
+        task = loop.create_task(self._probe(subchannel, timeout_s, done))
+        background.is_lost = loop.is_closed
+        background.cancel = partial(loop.call_soon_threadsafe, task.cancel)
+        self.tasks.add(task)
+        task.add_done_callback(partial(self._ended, background))
+
+    def _ended(self, background: BackgroundCall, task: asyncio.Task[None]) -> None:
+        self.tasks.discard(task)
+        BACKGROUND.end_call(background)
+
+    async def _probe(self, subchannel: Subchannel, timeout_s: float, done: ProbeDone) -> None:
+        pool, response = self._pool, None
+        failure: BaseException | None = None
+        try:
+            call = pool.connections.connection_of(subchannel).heartbeat_call(PROBE.method)
+            response = await call(PROBE.request, timeout=timeout_s, metadata=MARK)
+        except asyncio.CancelledError as error:
+            if cancel_count():
+                done(None, None)
+                raise
+            failure = error  # the user has closed the connection
+        except Exception as error:  # noqa: BLE001 - of the call, the user's `connect`, or closed
+            if not isinstance(error, (grpc.RpcError, grpc.aio.UsageError)):
+                emit(CallbackFailed(pool.name, f"connect {subchannel.id}", error))
+            failure = error
+        done(response, failure)
+
+    def cancel(self) -> None:
+        """Cancel all probes."""
+        for task in tuple(self.tasks):
+            task.cancel()
 
 
 # --- Calls ---
@@ -391,93 +361,81 @@ class _BalancedCall(TransportCall):
     """A call on one subchannel, which may have to wait for it. The base class of the four kinds."""
 
     _subchannel: Subchannel | None = None
-    _waiting: tuple[Any, ...] | None = None
-    _began_s = 0.0
-    _timeout_s: float | None = None
+    _pending: PendingPick | None = None
+    _waiting: tuple[Any, ...] | None = None  # while it waits: its arguments, and its context
 
     def __init__(self, method: _BalancedMethod, begun: _Begun | None) -> None:
         self.kind = method.kind
         self.method = method.name
         self._method = method
         if begun is not None:
-            self._subchannel, self._reconnecting, self._transport, call = begun
-            self.run(call, counted=True)
+            self._run_on(begun)
+
+    def _run_on(self, begun: _Begun) -> None:
+        self._subchannel, self._reconnecting, self._transport, call = begun
+        self.run(call, counted=True)
 
     def wait_for(
-        self,
-        request: tuple[Any, ...],
-        options: dict[str, Any],
-        *,
-        wait_for_ready: bool,
+        self, request: tuple[Any, ...], options: dict[str, Any], wait_for_ready: bool | None
     ) -> None:
         """Wait until a subchannel is READY, then begin."""
-        self._began_s = time.monotonic()
-        timeout_s, metadata = options["timeout"], options["metadata"]
-        self._timeout_s = None if timeout_s is None else max(0.0, timeout_s)
+        method, message, metadata = self._method, None, options["metadata"]
         if not self.kind.streams_requests:  # the caller may change it before it is sent
-            request = (copy_of(request[0]),)
+            message = copy_of(request[0])
+            request = (message,)
         options["metadata"] = None if metadata is None else grpc.aio.Metadata(*metadata)
-        self._waiting = request, options, wait_for_ready, TRIED.get(), copy_context()
-        self._method.pool.hold(self, weakly=self._cancels_when_dropped)
+        self._pending = method.pool.rules.begin(
+            method.name,
+            message,
+            metadata,
+            options["timeout"],
+            wait_for_ready,
+            time.monotonic(),
+            TRIED.get(),
+        )
+        self._waiting = self._pending, request, options, copy_context()
+        method.pool.waiting.hold(self, weakly=self._cancels_when_dropped)
 
     async def _wait_for_change(self) -> None:
         if self._waiting is not None:  # the task that awaits may have no other reference
-            self._method.pool.hold(self, weakly=False)
+            self._method.pool.waiting.hold(self, weakly=False)
         await super()._wait_for_change()
 
-    def try_begin(self, refusal: Refusal | None) -> None:
-        """Begin the attempt if a subchannel is READY; end the call if it must not wait longer.
-
-        Args:
-            refusal: The status of a call without `wait_for_ready` if none is READY.
-        """
+    def try_begin(self) -> None:
+        """Begin the attempt if a subchannel is READY; end the call if it must not wait longer."""
         if self._waiting is None:
             return
-        request, options, wait_for_ready, tried, context = self._waiting
-        pool = self._method.pool
-        if pool.closed:
-            self.cancel()
-            return
+        *arguments, context = self._waiting
         try:
-            begun = context.run(self._pick_and_begin, request, options, tried)
+            end: Refusal | None = context.run(self._pick_and_begin, *arguments)
         except BaseException as error:  # noqa: BLE001 - a key function's, or an interceptor's
             self._end_waiting(failed_call(self.kind, error))
             return
-        if begun:
-            return
-        if refusal is not None and (refusal.final or not wait_for_ready):
-            if not refusal.unreachable or not pool.explains():
-                self._fail(refusal)
-            return
-        limit_s = pool.limit_of(self._timeout_s, wait_for_ready=wait_for_ready)
-        if limit_s is not None and time.monotonic() - self._began_s >= limit_s:
-            self._fail(pool.timed_out(self._timeout_s, limit_s))
+        if end is CLOSED_MEANWHILE:
+            self.cancel()
+        elif end is not None:
+            self._end_waiting(finished_call(self.kind, end.code, end.details))
 
     def _pick_and_begin(
-        self, request: tuple[Any, ...], options: dict[str, Any], tried: list[object] | None
-    ) -> bool:
-        method, metadata = self._method, options["metadata"]
-        message = None if self.kind.streams_requests else request[0]
+        self, pending: PendingPick, request: tuple[Any, ...], options: dict[str, Any]
+    ) -> Refusal | None:
+        method, pool = self._method, self._method.pool
         while True:
-            waited_s = time.monotonic() - self._began_s
-            subchannel = method.pool.pick_other(tried, method.name, message, metadata, waited_s)
-            if subchannel is None:
-                return False
-            left_s = self.time_remaining()
-            begun = method.start(subchannel, request, options | {"timeout": left_s})
+            now_s = time.monotonic()
+            outcome = pool.try_pick(pending, now_s)
+            if not isinstance(outcome, Subchannel):
+                return outcome
+            left_s = pending.timeout_left_s(now_s)
+            begun = method.start(outcome, request, options | {"timeout": left_s})
             if begun is not None:
                 self._waiting = None
-                method.pool.release(self)
-                self._subchannel, self._reconnecting, self._transport, call = begun
-                self.run(call, counted=True)
-                return True
-
-    def _fail(self, refusal: Refusal) -> None:
-        self._end_waiting(finished_call(self.kind, refusal.code, refusal.details))
+                pool.waiting.release(self)
+                self._run_on(begun)
+                return None
 
     def _end_waiting(self, call: Any) -> None:
         self._waiting = None
-        self._method.pool.release(self)
+        self._method.pool.waiting.release(self)
         self.finish(call)
 
     def cancel(self) -> bool:
@@ -487,24 +445,23 @@ class _BalancedCall(TransportCall):
         return True
 
     def time_remaining(self) -> float | None:
-        if self._subchannel is not None:
+        if self._subchannel is not None or self._pending is None:
             return super().time_remaining()
-        if self._timeout_s is None:
-            return None
-        return max(0.0, self._began_s + self._timeout_s - time.monotonic())
+        return self._pending.timeout_left_s(time.monotonic())
 
     def _saw_status(self, code: grpc.StatusCode) -> None:
         super()._saw_status(code)
         if self._subchannel is not None:
-            self._method.pool.failed(self._subchannel, code.name)
+            self._method.pool.checker.failed(self._subchannel, code.name)
 
     def _release(self) -> None:
         subchannel = self._subchannel
         if subchannel is None:
             return  # the call has not begun
         if self._final is self._call and not self._has_failed:
-            subchannel.failures = 0  # like `succeeded`, without a call
-            subchannel.successes += 1
+            health = subchannel.health
+            health.failures = 0  # like `succeeded`, without a call
+            health.successes += 1
         super()._release()
 
 
@@ -535,13 +492,15 @@ class _BalancedMethod:
                 method = self._make(subchannel)
             transport, call = method.start(request, options)
         except grpc.aio.UsageError as error:
-            if not self.pool.was_closed(subchannel, error):
+            connection = subchannel.connection
+            accepts = connection is not None and connection.accepts_calls
+            if str(error) != CLOSED or (accepts and not subchannel.removed):
                 raise
             return None
         return subchannel, method.channel, transport, call
 
     def _make(self, subchannel: Subchannel) -> Any:
-        connection = self.pool.connection_of(subchannel)
+        connection = self.pool.connections.connection_of(subchannel)
         self._methods = {
             other: cached for other, cached in self._methods.items() if not other.removed
         }
@@ -578,7 +537,7 @@ class _BalancedMethod:
             if subchannel is None:
                 self._check(request, metadata, credentials, compression)
                 call = CALLS[self.kind](self, None)
-                call.wait_for((request,), options, wait_for_ready=bool(wait_for_ready))
+                call.wait_for((request,), options, wait_for_ready)
                 return call
             begun = self.start(subchannel, (request,), options)
             if begun is not None:
@@ -591,7 +550,7 @@ class _BalancedMethod:
             TypeError, ValueError: An argument has a wrong type.
             grpc.aio.UsageError: It has credentials, and the connections are not encrypted.
         """
-        if credentials is not None and self.pool.is_insecure:
+        if credentials is not None and self.pool.connections.are_insecure:
             raise grpc.aio.UsageError(NOT_SECURE)
         check_options(metadata, credentials, compression)
         if not self.kind.streams_requests:
@@ -699,12 +658,12 @@ class BalancedChannel(BalancedChannelBase[Subchannel], aio_multicallable.Channel
             raise grpc.aio.UsageError(CLOSED)
 
     async def _wait_until(self, happened: Callable[[], bool]) -> None:
-        self._pool.enter()
+        self._pool.jobs.enter()
         poll_s = FIRST_POLL_S
         while not happened():
             try:
                 async with asyncio.timeout(poll_s):
-                    await self._pool.signal.wait()
+                    await self._pool.waiting.signal.wait()
             except TimeoutError:
                 poll_s = min(1.5 * poll_s, MAX_POLL_S)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Generic
 
 from rpcwheel.errors import public_name, safe_repr
 
-from .subchannels import READY, S
+from .subchannel import READY, S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -55,7 +55,7 @@ class BalancedChannelBase(Generic[S]):
 
         `on_subchannel` is also called with each subchannel that has a channel already.
         """
-        self._pool.add_listener(on_subchannel, on_removed)
+        self._pool.connections.add_listener(on_subchannel, on_removed)
 
     @property
     def subchannels(self) -> tuple[S, ...]:
@@ -93,7 +93,7 @@ class BalancedChannelBase(Generic[S]):
         """
         state = self._pool.whole_state()
         if try_to_connect and state is not READY:
-            self._pool.connect(self._pool.subchannels)
+            self._pool.connections.connect(self._pool.subchannels)
         return state
 
     def on_close(self, callback: Callable[[], object]) -> Callable[[], None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -139,12 +140,12 @@ def _begin_on_subchannels(
     method: _BalancedMethod, request: Any, timeout: float | None, *options: Any
 ) -> Iterator[tuple[str, Any]]:
     """Begin a call on each subchannel; waits on this thread until there are subchannels."""
-    pool, wait_for_ready = method.pool, bool(options[2])
+    pool = method.pool
     subchannels = pool.subchannels
     if not subchannels:
-        subchannels, timeout = pool.wait_for(
-            lambda: pool.subchannels or None, timeout, wait_for_ready=wait_for_ready
-        )
+        pending = pool.rules.begin(method.name, None, None, timeout, options[2], time.monotonic())
+        subchannels = pool.waiting.wait_for(pending, pool.try_subchannels)
+        timeout = pending.timeout_left_s(time.monotonic())
     names = distinct_names(subchannel.address for subchannel in subchannels)
     for name, subchannel in zip(names, subchannels, strict=True):
         yield name, _begin_on(method, subchannel, request, timeout, options)
@@ -154,7 +155,7 @@ def _begin_on(method: _BalancedMethod, subchannel: Subchannel, *arguments: Any) 
     try:
         method.on(subchannel)
     except Exception as error:  # noqa: BLE001 - the user's `connect`; in the call's status
-        method.pool.connect_failed(subchannel, error)
+        method.pool.connections.connect_failed(subchannel, error)
     else:
         call = method.begin_on(subchannel, "future", *arguments)
         if call is not None:

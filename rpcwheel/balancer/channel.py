@@ -42,17 +42,10 @@ from rpcwheel.transport.probe import MARK
 from rpcwheel.transport.sync import CLOSED, ReconnectingChannel
 
 from .base import BalancedChannelBase
-from .health import PROBE, HealthChecker, error_text, is_answered
-from .subchannels import (
-    EXPLAIN_AGAIN_S,
-    EXPLAIN_TIMEOUT_S,
-    FAILING,
-    FIRST_POLL_S,
-    MAX_EXPLAINED,
-    MAX_POLL_S,
-    SubchannelBase,
-    SubchannelPool,
-)
+from .health import PROBE, HealthChecker
+from .pending import FIRST_POLL_S, MAX_POLL_S, Refusal
+from .subchannel import SubchannelBase
+from .subchannels import Connections, SubchannelPool
 from .subscriptions import BalancerSubscriptions
 
 if TYPE_CHECKING:
@@ -62,14 +55,12 @@ if TYPE_CHECKING:
     from rpcwheel.instance import ServiceInstance
     from rpcwheel.timer.api import Timer
 
+    from .health import ProbeDone
+    from .pending import PendingPick
     from .pickers import Picker
     from .policy import BalancerPolicy
-    from .subchannels import Refusal
 
     Options: TypeAlias = list[tuple[str, Any]]
-
-CLOSED_MEANWHILE: Final = "Channel closed!"
-"""gRPC's details of a call whose channel is closed while it runs."""
 
 NOT_SERIALIZED: Final = "Exception serializing request!"
 """gRPC's details of a call whose serializer has raised."""
@@ -91,54 +82,38 @@ class Subchannel(SubchannelBase):
             ValueError: The subchannel was removed.
             Exception: Whatever `connect` raised.
         """
-        channel: ReconnectingChannel = self._pool.connection_of(self)
+        channel: ReconnectingChannel = self._pool.connections.connection_of(self)
         return channel
 
 
+class _Connections(Connections[Subchannel]):
+    channel_class = ReconnectingChannel
+    connect = Connections.connect_now
+    drain = Connections.drain_now
+
+    def closed_error(self) -> ValueError:
+        return ValueError(CLOSED)
+
+
 class _Pool(SubchannelPool[Subchannel]):
-    """The subchannels of one channel, their connections, and the calls that wait."""
+    """The subchannels of one channel, their health, and the calls that wait."""
 
     subchannel_class = Subchannel
-    channel_class = ReconnectingChannel
+    connections_class = _Connections
+    checker: HealthChecker[Subchannel]
 
     def __init__(self, *args: Any, timer: Timer | None, **settings: Any) -> None:
         super().__init__(*args, timer=timer, **settings)
-        self._version = threading.Condition(self.lock)
-        self._blocked = 0  # number of threads that wait for a subchannel
-        self._held: dict[WaitingCall, None] = {}
-        self._polling = False
-        self._polls = 0
-        self._wake = threading.Event()  # for the worker that polls
-        self._explaining = threading.Lock()
-        self.checker = HealthChecker(self, timer)
+        self.checker = HealthChecker(self, _Prober(self), timer)
+        self.waiting = _WaitingCalls(self)
         self.state = ClientState(CallPolicy(), timer=timer, queue_of=_no_queue)
         """The state of waiting calls, without policies."""
         self.on_change: Callable[[], object] = _nothing
         """Called when the state of the channel may have changed."""
 
-    # --- Connections ---
-
-    connect = SubchannelPool.connect_now
-    drain = SubchannelPool.drain_now
-
-    def closed_error(self) -> ValueError:
-        return ValueError(CLOSED)
-
-    def was_closed(self, subchannel: Subchannel, before: Any, error: ValueError) -> bool:
-        """Whether a call was refused because its subchannel was removed or its channel closed.
-
-        gRPC has not begun the call then.
-
-        Args:
-            subchannel: The subchannel that was picked.
-            before: Its connection, read before the multicallable.
-            error: The exception of the call.
-        """
-        if not str(error).startswith("Cannot invoke RPC"):
-            return False
-        connection = subchannel.connection
-        replaced = connection is not before or connection is None or not connection.accepts_calls
-        return subchannel.removed or replaced
+    def changed(self) -> None:
+        self.on_change()
+        self.waiting.wake()
 
     def close(self) -> None:
         """Close the pool; see `BalancedChannel.close`."""
@@ -150,100 +125,76 @@ class _Pool(SubchannelPool[Subchannel]):
             for connection in connections:
                 connection.close()
 
-    # --- Calls that wait ---
+
+class _WaitingCalls:
+    """The calls of one channel that wait, and the worker that reads the states for them."""
+
+    def __init__(self, pool: _Pool) -> None:
+        self._pool = pool
+        self._polled = threading.Condition(pool.lock)
+        self._blocked = 0  # number of threads that wait for a subchannel
+        self._held: dict[WaitingCall, None] = {}
+        self._polling = False
+        self._polls = 0
+        self._poll_s = FIRST_POLL_S
+        self._wake = threading.Event()  # for the worker that polls
 
     def wait_for(
-        self, find: Callable[[], T | None], timeout: float | None, *, wait_for_ready: bool
-    ) -> tuple[T, float | None]:
-        """Wait on this thread until `find()` returns something, such as a READY subchannel.
-
-        Returns:
-            The result of `find`, and the rest of the timeout.
+        self, pending: PendingPick, find: Callable[[PendingPick, float], T | Refusal | None]
+    ) -> T:
+        """Wait on this thread until `find(pending, now_s)` returns something to return.
 
         Raises:
-            FinishedError: The call fails, also if the channel is closed during the wait.
+            FinishedError: `find` returned the status with which the call ends.
             ValueError: The channel is closed.
             Exception: Whatever a key function raised.
         """
-        if self.closed:
+        pool = self._pool
+        if pool.closed:
             raise ValueError(CLOSED)
-        began_s = time.monotonic()
-        limit_s = self.limit_of(timeout, wait_for_ready=wait_for_ready)
-        is_first = True
-        with self.lock:
+        with pool.lock:
             self._blocked += 1
         try:
+            version = self._start_polling()
             while True:
-                version = self._start_polling() if is_first else self._polls
-                result = find()
+                now_s = time.monotonic()
+                result = find(pending, now_s)
+                if isinstance(result, Refusal):
+                    raise FinishedError(result.code, result.details)
                 if result is not None:
-                    left_s = None if timeout is None else began_s + timeout - time.monotonic()
-                    return result, None if left_s is None else max(0.0, left_s)
-                if self.closed:  # end like a running call of gRPC
-                    raise FinishedError(grpc.StatusCode.CANCELLED, CLOSED_MEANWHILE)
-                self.check_refusal(wait_for_ready=wait_for_ready)
-                left_s = WAKE_INTERVAL_S
-                if limit_s is not None:
-                    left_s = min(left_s, began_s + limit_s - time.monotonic())
-                    if left_s <= 0:
-                        raise self.late(timeout, limit_s)
-                with self._version:
-                    was_polled = self._polls != version or self._version.wait(left_s)
+                    return result
+                left_s = pending.wait_left_s(now_s)
+                if left_s is None or left_s <= 0:  # it is late, and waits for an explanation
+                    left_s = WAKE_INTERVAL_S
+                with self._polled:
+                    was_polled = self._polls != version or self._polled.wait(
+                        min(left_s, WAKE_INTERVAL_S)
+                    )
                 if not was_polled:  # the worker has no thread
-                    self.refresh()
-                is_first = False
+                    pool.refresh()
+                version = self._polls
         finally:
-            with self.lock:
+            with pool.lock:
                 self._blocked -= 1
 
-    def late(self, timeout: float | None, limit: float | None) -> FinishedError:
-        """Return the error of a call that has waited for too long; see `timed_out`."""
-        end = self.timed_out(timeout, limit)
-        return FinishedError(end.code, end.details)
+    def hold(self, call: WaitingCall) -> None:
+        """Add a waiting call; the worker calls its `try_begin`."""
+        with self._pool.lock:
+            self._held[call] = None
+        self._start_polling()
 
-    def check_refusal(self, *, wait_for_ready: bool) -> None:
-        """Raise if a call that got no subchannel must not wait.
+    def release(self, call: WaitingCall) -> None:
+        """Remove a waiting call."""
+        with self._pool.lock:
+            self._held.pop(call, None)
 
-        Raises:
-            FinishedError: The call fails now.
-            ValueError: The channel is closed.
-        """
-        if self.closed:
-            raise ValueError(CLOSED)
-        refusal = self.refusal()
-        if refusal is None or (wait_for_ready and not refusal.final):
-            return
-        if refusal.unreachable:
-            refusal = self._explain() or refusal
-        raise FinishedError(refusal.code, refusal.details)
-
-    def _explain(self) -> Refusal | None:
-        """Find out by probes why servers can't be reached; the state of gRPC has no reason.
-
-        The user's request must not be sent for that.
-        """
-        if self._explaining.acquire(timeout=EXPLAIN_TIMEOUT_S):
-            try:
-                self._probe_errors()
-            finally:
-                self._explaining.release()
-        return self.refusal()
-
-    def _probe_errors(self) -> None:
-        now_s = time.monotonic()
-        if now_s - self._explained_s < EXPLAIN_AGAIN_S:
-            return
-        self._explained_s = now_s
-        for subchannel in self.subchannels[:MAX_EXPLAINED]:
-            left_s = now_s + EXPLAIN_TIMEOUT_S - time.monotonic()
-            if left_s > 0 and subchannel.connection is not None and subchannel.state is FAILING:
-                subchannel.error_text = (
-                    _connect_error(subchannel.connection, left_s) or subchannel.error_text
-                )
+    def wake(self) -> None:
+        """Read the states now."""
+        self._wake.set()
 
     def _start_polling(self) -> int:
         """Start the worker that reads states while calls wait. Returns the number of its reads."""
-        with self.lock:
+        with self._pool.lock:
             self._poll_s = FIRST_POLL_S
             starts = not self._polling
             self._polling = True
@@ -258,71 +209,32 @@ class _Pool(SubchannelPool[Subchannel]):
         Returns:
             The seconds until the next read; None if no call waits.
         """
-        with self.lock:
-            if self.closed or not (self._blocked or self._held):
-                self._polling = False
-                held = tuple(self._held)
-                poll_s = None
-            else:
-                held, poll_s = tuple(self._held), self._poll_s
+        pool = self._pool
+        with pool.lock:
+            held, poll_s = tuple(self._held), None
+            self._polling = not pool.closed and bool(self._blocked or held)
+            if self._polling:
+                poll_s = self._poll_s
                 self._poll_s = min(1.5 * poll_s, MAX_POLL_S)
         if poll_s is not None:
-            self.refresh()
-        with self._version:
+            pool.refresh()
+        with self._polled:
             self._polls += 1
-            self._version.notify_all()
+            self._polled.notify_all()
         for call in held:
             call.try_begin()
         return poll_s
 
-    def hold(self, call: WaitingCall) -> None:
-        """Add a waiting call; the worker calls its `try_begin`."""
-        with self.lock:
-            self._held[call] = None
-        self._start_polling()
 
-    def release(self, call: WaitingCall) -> None:
-        """Remove a waiting call."""
-        with self.lock:
-            self._held.pop(call, None)
-
-    def changed(self) -> None:
-        self.on_change()
-        self._wake.set()
-
-    # --- Health checks ---
-
-    def run_soon(self, check: Callable[[], object]) -> None:
-        EXECUTOR.submit(("health checks", self), check)
-
-    def probe(self, subchannel: Subchannel, done: Callable[[bool | None], object]) -> None:
-        background = BACKGROUND.begin_call()
-        if background is None:
-            done(None)
-            return
-        try:
-            call = self.connection_of(subchannel).heartbeat_call(PROBE.method)
-            probe = call.future(PROBE.request, self.check_timeout_s, MARK)
-        except Exception as error:  # noqa: BLE001 - closed meanwhile, or the user's `connect`
-            BACKGROUND.end_call(background)
-            if not subchannel.removed:
-                emit(CallbackFailed(self.name, f"connect {subchannel.id}", error))
-            done(False)
-            return
-        background.cancel = probe.cancel
-        ended = InternalCallback(_probed, background, self.run_soon, done)
-        probe.add_done_callback(ended)
-
-
-def _poll(pool: weakref.ref[_Pool], wake: threading.Event) -> None:
+def _poll(calls: weakref.ref[_WaitingCalls], wake: threading.Event) -> None:
     """Poll on a worker, without a reference to the channel between the reads."""
     while True:
         wake.clear()
-        alive = pool()
+        alive = calls()
         try:
             poll_s = None if alive is None else alive.poll()
         except BaseException:  # such as `SystemExit` of the user's code; the executor reports it
-            EXECUTOR.submit(wake, partial(_poll, pool, wake))
+            EXECUTOR.submit(wake, partial(_poll, calls, wake))
             raise
         del alive
         if poll_s is None:
@@ -330,35 +242,42 @@ def _poll(pool: weakref.ref[_Pool], wake: threading.Event) -> None:
         wake.wait(poll_s)
 
 
-def _probed(
-    background: BackgroundCall,
-    submit: Callable[[Callable[[], object]], object],
-    done: Callable[[bool | None], object],
-    probe: Any,
-) -> None:
-    """Handle the end of a health check. On gRPC's thread."""
+class _Prober:
+    """Sends the health checks of one channel."""
+
+    def __init__(self, pool: _Pool) -> None:
+        self._pool = pool
+
+    def run_soon(self, job: Callable[[], object]) -> None:
+        EXECUTOR.submit(("health checks", self._pool), job)
+
+    def probe(self, subchannel: Subchannel, timeout_s: float, done: ProbeDone) -> None:
+        pool, background = self._pool, BACKGROUND.begin_call()
+        if background is None:
+            done(None, None)
+            return
+        try:
+            call = pool.connections.connection_of(subchannel).heartbeat_call(PROBE.method)
+            probe = call.future(PROBE.request, timeout_s, MARK)
+        except Exception as error:  # noqa: BLE001 - closed meanwhile, or the user's `connect`
+            BACKGROUND.end_call(background)
+            if not subchannel.removed:
+                emit(CallbackFailed(pool.name, f"connect {subchannel.id}", error))
+            done(None, error)
+            return
+        background.cancel = probe.cancel
+        probe.add_done_callback(InternalCallback(_probed, background, done))
+
+
+def _probed(background: BackgroundCall, done: ProbeDone, probe: Any) -> None:
+    """Handle the end of a probe. On gRPC's thread."""
     BACKGROUND.end_call(background)
-    submit(lambda: done(_is_answered(probe)))
-
-
-def _is_answered(probe: Any) -> bool:
+    response = error = None
     try:
-        return is_answered(probe.result(timeout=0), "OK")
-    except grpc.RpcError as error:
-        return is_answered(None, _code_of(error) or "CANCELLED")
-    except Exception:  # noqa: BLE001 - canceled, or of an interceptor
-        return False
-
-
-def _connect_error(connection: ReconnectingChannel, timeout_s: float) -> str:
-    """Return why a connection is in TRANSIENT_FAILURE; "" if that is not known."""
-    try:
-        connection.heartbeat_call(PROBE.method)(PROBE.request, timeout_s, MARK)
-    except grpc.RpcError as error:
-        return error_text(error)
-    except Exception:  # noqa: BLE001 - closed meanwhile, or an interceptor's
-        return ""
-    return ""
+        response = probe.result(timeout=0)
+    except Exception as raised:  # noqa: BLE001 - also canceled, or of an interceptor
+        error = raised
+    done(response, error)
 
 
 # --- Calls ---
@@ -377,7 +296,8 @@ class WaitingCall(CallAttempts):
     ) -> None:
         metadata, credentials, wait_for_ready, compression = options
         metadata = None if metadata is None else metadata_tuple(metadata)
-        state, now_ns = method.pool.state, method.pool.state.now_ns()
+        pool, state = method.pool, method.pool.state
+        now_ns = state.now_ns()
         deadline_ns = (
             NEVER if timeout is None else now_ns + max(0, to_ns(timeout, subject="timeout"))
         )
@@ -389,15 +309,14 @@ class WaitingCall(CallAttempts):
         super().__init__(ClientCall(state, method.kind, _none, details, request, begun))
         self._method = method
         self._name = name
-        self._arguments = request, metadata, credentials, compression
-        self._timeout_s = timeout
-        self._began_s = time.monotonic()
-        self._waits_for_ready = bool(wait_for_ready)
-        self._tried = TRIED.get()
-        pool = method.pool
-        self._limit_s = pool.limit_of(timeout, wait_for_ready=self._waits_for_ready)
+        self._message = request
+        self._options = metadata, credentials, False, compression
+        message = method.message(request)
+        self._pending = pool.rules.begin(
+            method.name, message, metadata, timeout, wait_for_ready, time.monotonic(), TRIED.get()
+        )
         self._looking = threading.Lock()
-        pool.hold(self)
+        pool.waiting.hold(self)
 
     def try_begin(self) -> None:
         """Begin the attempt if a subchannel is READY; end the call if it must not wait longer.
@@ -411,37 +330,27 @@ class WaitingCall(CallAttempts):
             finally:
                 self._looking.release()
         if self.final is not None or self._attempt is not None:
-            self._method.pool.release(self)
+            self._method.pool.waiting.release(self)
 
     def _pick_and_begin(self) -> None:
-        method, pool = self._method, self._method.pool
-        request, metadata, credentials, compression = self._arguments
-        waited_s = time.monotonic() - self._began_s
+        method, pending = self._method, self._pending
         while True:
-            subchannel = method.pick(request, metadata, self._tried, waited_s)
-            if subchannel is None:
+            now_s = time.monotonic()
+            outcome = method.pool.try_pick(pending, now_s)
+            if not isinstance(outcome, Subchannel):
                 break
-            left_s = None if self._timeout_s is None else max(0.0, self._timeout_s - waited_s)
-            options = metadata, credentials, False, compression
-            attempt = method.begin_on(subchannel, self._name, request, left_s, options)
+            left_s = pending.timeout_left_s(now_s)
+            attempt = method.begin_on(outcome, self._name, self._message, left_s, self._options)
             if attempt is not None:
                 is_call = hasattr(attempt, "add_done_callback")
                 self._follow(attempt if is_call else _Generator(attempt))
                 return
-        try:
-            pool.check_refusal(wait_for_ready=self._waits_for_ready)
-            if self._limit_s is not None and waited_s >= self._limit_s:
-                raise pool.late(self._timeout_s, self._limit_s)
-        except FinishedError as error:
-            self._finish(error)
-        except ValueError:
-            self._finish(FinishedError(grpc.StatusCode.CANCELLED, CLOSED_MEANWHILE))
+        if outcome is not None:
+            self._finish(FinishedError(outcome.code, outcome.details))
 
     def seconds_left(self) -> float | None:
         """Return the time until the deadline; None without one."""
-        if self._timeout_s is None:
-            return None
-        return max(0.0, self._began_s + self._timeout_s - time.monotonic())
+        return self._pending.timeout_left_s(time.monotonic())
 
 
 class _Generator(FinishedResponse):
@@ -491,19 +400,16 @@ class _BalancedMethod:
         cached = self._methods.get(subchannel)
         if cached is not None and cached[0] is subchannel.connection:
             return cached[1]
-        connection = self.pool.connection_of(subchannel)
+        connection = self.pool.connections.connection_of(subchannel)
         args, options = self._arguments
         method = getattr(connection, self.kind.name.lower())(self.name, *args, **options)
         alive = {other: pair for other, pair in self._methods.copy().items() if not other.removed}
         self._methods = alive | {subchannel: (connection, method)}
         return method
 
-    def pick(
-        self, request: Any, metadata: Any, tried: list[object] | None, waited_s: float = 0.0
-    ) -> Subchannel | None:
-        """Pick a READY subchannel; see `SubchannelPool.pick_other`."""
-        seen = None if self.kind.streams_requests else request
-        return self.pool.pick_other(tried, self.name, seen, metadata, waited_s)
+    def message(self, request: Any) -> Any:
+        """Return what a picker sees of the request: None if it is a stream."""
+        return None if self.kind.streams_requests else request
 
     def _wait(
         self,
@@ -518,15 +424,15 @@ class _BalancedMethod:
         """Make a call on the caller's thread and return its response."""
         pool = self.pool
         metadata = reusable_metadata(metadata)  # a picker may read it too
-        seen = None if self.kind.streams_requests else request
-        subchannel = pool.pick(self.name, seen, metadata)
+        message = None if self.kind.streams_requests else request
+        subchannel = pool.pick(self.name, message, metadata)
         if subchannel is None:
             self._check(request, metadata, credentials, compression)
-            pick = partial(pool.pick_again, self.name, seen, metadata)
-            ready_subchannel, timeout = pool.wait_for(
-                pick, timeout, wait_for_ready=bool(wait_for_ready)
+            pending = pool.rules.begin(
+                self.name, message, metadata, timeout, wait_for_ready, time.monotonic()
             )
-            subchannel = ready_subchannel
+            subchannel = pool.waiting.wait_for(pending, pool.try_pick)
+            timeout = pending.timeout_left_s(time.monotonic())
         ready = False if wait_for_ready else wait_for_ready  # it must not wait for this server
         began_s, before = time.monotonic(), subchannel.connection
         try:
@@ -538,10 +444,10 @@ class _BalancedMethod:
                 name, request, timeout, metadata, credentials, ready, compression
             )
         except grpc.RpcError as error:
-            pool.failed(subchannel, _code_of(error))
+            pool.checker.failed(subchannel, _code_of(error))
             raise
         except ValueError as error:
-            if not pool.was_closed(subchannel, before, error):
+            if not _was_closed(subchannel, before, error):
                 raise
         else:
             subchannel.succeeded()
@@ -558,8 +464,9 @@ class _BalancedMethod:
         metadata = reusable_metadata(metadata)  # a picker may read it too
         ready = False if wait_for_ready else wait_for_ready  # it must not wait for one server
         call_options, tried = (metadata, credentials, ready, compression), TRIED.get()
+        message = self.message(request)
         while True:
-            subchannel = self.pick(request, metadata, tried)
+            subchannel = self.pool.pick_other(tried, self.name, message, metadata)
             if subchannel is None:
                 break
             call = self.begin_on(subchannel, name, request, timeout, call_options)
@@ -600,11 +507,28 @@ class _BalancedMethod:
         try:
             call = getattr(self.on(subchannel), name)(request, timeout, *options)
         except ValueError as error:
-            if not self.pool.was_closed(subchannel, before, error):
+            if not _was_closed(subchannel, before, error):
                 raise
             return None
         report_end(call, self.pool, subchannel)
         return call
+
+
+def _was_closed(subchannel: Subchannel, before: Any, error: ValueError) -> bool:
+    """Whether a call was refused because its subchannel was removed or its channel closed.
+
+    gRPC has not begun the call then.
+
+    Args:
+        subchannel: The subchannel that was picked.
+        before: Its connection, read before the multicallable.
+        error: The exception of the call.
+    """
+    if not str(error).startswith("Cannot invoke RPC"):
+        return False
+    connection = subchannel.connection
+    replaced = connection is not before or connection is None or not connection.accepts_calls
+    return subchannel.removed or replaced
 
 
 def report_end(call: Any, pool: _Pool, subchannel: Subchannel) -> None:
@@ -621,7 +545,7 @@ def report_end(call: Any, pool: _Pool, subchannel: Subchannel) -> None:
         if code == "OK":
             subchannel.succeeded()
         elif code:
-            EXECUTOR.submit(pool, partial(pool.failed, subchannel, code))
+            EXECUTOR.submit(pool, partial(pool.checker.failed, subchannel, code))
 
     if hasattr(call, "add_callback"):
         run_at_end(call, ended)

@@ -1,4 +1,4 @@
-"""Health checks of subchannels that are unhealthy or stale, for both worlds.
+"""The health of subchannels: what follows from the ends of calls, and health checks. For both APIs.
 
 * An unhealthy subchannel is checked, with a backoff between the checks, until it answers. Then it
   gets calls again.
@@ -7,6 +7,7 @@
   others.
 * A healthy subchannel is checked once if all its calls are canceled: hedging cancels the attempts
   on a frozen server.
+* If no server can be reached, probes find out why, for the status of calls.
 
 Any status but UNAVAILABLE, DEADLINE_EXCEEDED and CANCELLED is an answer, unless the server reports
 that it does not serve.
@@ -16,24 +17,33 @@ from __future__ import annotations
 
 import weakref
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeAlias
 
 import grpc
 
 from rpcwheel._concurrency.callbacks import weak_callback
-from rpcwheel.durations import NEVER, to_seconds
+from rpcwheel._grpc.calls import value_of
+from rpcwheel.backoff import Backoff
+from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import TimerError
-from rpcwheel.events import CallbackFailed, emit
+from rpcwheel.events import CallbackFailed, SubchannelHealthy, SubchannelUnhealthy, emit
 from rpcwheel.timer import shared_timer
 from rpcwheel.transport.probe import UNANSWERED, HealthProbe
 
-from .subchannels import FAILING, READY, SubchannelBase
+from .ejection import FAILURES, UNDECIDED, OutlierEjection
+from .pending import MAX_EXPLAINED
+from .policy import DEFAULT_HEALTH_CHECK_BACKOFF
+from .subchannel import FAILING, READY, S
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rpcwheel.timer import Timeout
     from rpcwheel.timer.api import Timer
 
     from .subchannels import SubchannelPool
+
+    ProbeDone: TypeAlias = Callable[[bytes | None, BaseException | None], object]
 
 PROBE: Final = HealthProbe()
 
@@ -43,23 +53,138 @@ STALE_INTERVAL_NS: Final = 5_000_000_000
 FALLBACK_DELAY_NS: Final = 1_000_000_000
 """The delay of the next check if the user's wait object raises."""
 
-S = TypeVar("S", bound=SubchannelBase)
+MIN_CHECK_DELAY_NS: Final = 10_000_000
+"""The minimum delay between health checks of a subchannel."""
+
+MAX_BACKOFF_ATTEMPTS: Final = 64
+"""The number of attempts after which the backoff no longer grows: wait objects may overflow."""
+
+EXPLAIN_TIMEOUT_S: Final = 0.03
+EXPLAIN_AGAIN_S: Final = 1.0
+"""Probes find out why servers can't be reached: their timeout, and for how long the result is
+used."""
+
+
+class Prober(Protocol):
+    """What health checks need of `grpc` or `grpc.aio`."""
+
+    def run_soon(self, job: Callable[[], object]) -> None:
+        """Call `job()` on a worker, or on the loop. Any thread; does not block."""
+
+    def probe(self, subchannel: Any, timeout_s: float, done: ProbeDone) -> None:
+        """Call `PROBE` on the connection of a subchannel. On a worker, a caller's thread, the loop.
+
+        Calls `done(response, error)`, with None for one of them, on any thread, or on the loop. If
+        the process is exiting, calls `done(None, None)`.
+        """
 
 
 class HealthChecker(Generic[S]):
-    """The health checks of one channel."""
+    """The health of the subchannels of one channel. Thread-safe."""
 
-    def __init__(self, pool: SubchannelPool[S], timer: Timer | None) -> None:
+    def __init__(self, pool: SubchannelPool[S], prober: Prober, timer: Timer | None) -> None:
         """Make a checker; checks nothing yet.
 
         Args:
-            pool: The subchannels; it also sends the checks.
+            pool: The subchannels.
+            prober: Sends the checks.
             timer: The timer of the checks; None for `shared_timer()`. Its timeouts have only weak
                 references.
         """
+        policy = pool.policy
+        backoff = policy.health_check_backoff
         self._pool = pool
+        self._prober = prober
         self._timer = timer
+        self._ejection = OutlierEjection(policy.outlier_ejection)
+        self._backoff = Backoff(DEFAULT_HEALTH_CHECK_BACKOFF if backoff is None else backoff)
+        self._timeout_s = to_seconds(to_ns(policy.health_check_timeout))
         self._timeouts: dict[S, Timeout] = {}  # under the pool's lock
+        self._explaining = 0  # probes under way that find out why servers can't be reached
+        self._explained_s = -EXPLAIN_AGAIN_S
+
+    # --- The ends of calls ---
+
+    def failed(self, subchannel: S, code: str) -> None:
+        """Record a call that did not succeed, with the name of its status code. Any thread."""
+        pool, health = self._pool, subchannel.health
+        if code in UNDECIDED:
+            if code == "CANCELLED" and not subchannel.stale:
+                with pool.lock:
+                    is_suspect = self._ejection.count_canceled(health)
+                if is_suspect:
+                    self.check_later(subchannel, 0)
+            return
+        if code not in FAILURES:
+            subchannel.succeeded()
+            return
+        self.check_stale(subchannel)
+        if not subchannel.is_ready():
+            pool.picking.read_soon()  # its connection broke
+            pool.unreachable()
+            return
+        with pool.lock:
+            if subchannel.removed:
+                return
+            failures = self._ejection.count_failure(health, pool.now_ns())
+        if failures:
+            self.mark_unhealthy(subchannel, f"{failures} calls failed: {code}", ejects=True)
+
+    # --- Health ---
+
+    def mark_unhealthy(self, subchannel: S, reason: str, *, ejects: bool = False) -> None:
+        """Give a subchannel no calls while a healthy one is READY; check its health.
+
+        Args:
+            subchannel: Ignored if it is unhealthy already, or removed.
+            reason: The reason for the event.
+            ejects: Whether it is ejected, unless too many others are.
+        """
+        pool, health = self._pool, subchannel.health
+        with pool.lock:
+            if subchannel.removed or not subchannel.healthy or pool.closed:
+                return
+            now_ns = pool.now_ns()
+            check_ns = None
+            if ejects:
+                others = [other.health for other in pool.subchannels]
+                check_ns = self._ejection.eject(health, others, now_ns)
+                if check_ns is None:
+                    return
+            health.set_unhealthy(reason, now_ns)
+            pool.choose_anew()
+        emit(SubchannelUnhealthy(pool.name, subchannel.id, reason))
+        self.check_later(subchannel, check_ns)
+        pool.changed()
+
+    def mark_healthy(self, subchannel: S) -> None:
+        """Give a subchannel calls again. Ignored if it is healthy."""
+        pool = self._pool
+        with pool.lock:
+            if subchannel.removed or subchannel.healthy or pool.closed:
+                return
+            after_ns = subchannel.health.set_healthy(pool.now_ns())
+            pool.choose_anew()
+        self.forget(subchannel)
+        if subchannel.stale:
+            self.check_later(subchannel)
+        emit(SubchannelHealthy(pool.name, subchannel.id, to_seconds(after_ns)))
+        pool.changed()
+
+    # --- Checks ---
+
+    def wants_check(self, subchannel: S, generation: int) -> bool:
+        """Whether a health check of this generation is still needed."""
+        health = subchannel.health
+        if subchannel.removed or self._pool.closed or health.generation != generation:
+            return False
+        return subchannel.stale or health.suspected or not subchannel.healthy
+
+    def check_stale(self, subchannel: S) -> None:
+        """Check a subchannel now if it is stale and no check of it is under way."""
+        if subchannel.stale and not subchannel.health.checking:
+            subchannel.health.checking = True
+            self.check_later(subchannel, 0)
 
     def check_later(self, subchannel: S, delay_ns: int | None = None) -> None:
         """Check a subchannel after a delay. Replaces a check that is scheduled.
@@ -72,11 +197,11 @@ class HealthChecker(Generic[S]):
         pool = self._pool
         if pool.closed:
             return
-        generation = subchannel.generation
+        generation = subchannel.health.generation
         if delay_ns is None:
-            delay_ns = STALE_INTERVAL_NS if subchannel.stale else self._backoff_ns(subchannel)
+            delay_ns = STALE_INTERVAL_NS if subchannel.stale else self.check_delay_ns(subchannel)
         if delay_ns == 0:
-            pool.run_soon(partial(self._check, subchannel, generation))
+            self._prober.run_soon(partial(self._check, subchannel, generation))
             return
         if delay_ns == NEVER:
             return
@@ -88,26 +213,29 @@ class HealthChecker(Generic[S]):
         except (TimerError, RuntimeError) as error:  # stopped, full, or no thread can be started
             emit(CallbackFailed(pool.name, "the timer of health checks", error))
             if not subchannel.healthy:
-                pool.mark_healthy(subchannel)  # the next call shows whether it works
+                self.mark_healthy(subchannel)  # the next call shows whether it works
             return
         with pool.lock:
-            if pool.wants_check(subchannel, generation):
+            if self.wants_check(subchannel, generation):
                 self._timeouts[subchannel], timeout = timeout, self._timeouts.get(subchannel)
         if timeout is not None:
             timeout.cancel()
 
-    def _backoff_ns(self, subchannel: S) -> int:
+    def check_delay_ns(self, subchannel: S) -> int:
+        """Return how long to wait before the next health check of an unhealthy subchannel."""
+        attempt = min(subchannel.health.checks + 1, MAX_BACKOFF_ATTEMPTS)
         try:
-            return self._pool.check_delay_ns(subchannel)
+            delay_ns = self._backoff.next_delay_ns(attempt, elapsed_ns=0, error=None)
         except Exception as error:  # noqa: BLE001 - the user's wait object; reported as an event
             emit(CallbackFailed(self._pool.name, "health_check_backoff", error))
             return FALLBACK_DELAY_NS
+        return NEVER if delay_ns is None else max(delay_ns, MIN_CHECK_DELAY_NS)
 
     def _due(self, subchannel: weakref.ref[S], generation: int, _: Timeout) -> None:
         """Check a subchannel if it is still alive. Runs on the timer's thread."""
         alive = subchannel()
         if alive is not None:
-            self._pool.run_soon(partial(self._check, alive, generation))
+            self._prober.run_soon(partial(self._check, alive, generation))
 
     def forget(self, subchannel: S) -> None:
         """Cancel the check of a subchannel that is healthy again, or removed."""
@@ -125,64 +253,111 @@ class HealthChecker(Generic[S]):
 
     def _check(self, subchannel: S, generation: int) -> None:
         """Check a subchannel now. Runs on a worker, or on the loop."""
-        subchannel.checking = False
-        pool = self._pool
-        if not pool.wants_check(subchannel, generation):
-            subchannel.suspected = False
+        pool, health = self._pool, subchannel.health
+        health.checking = False
+        if not self.wants_check(subchannel, generation):
+            health.suspected = False
             return
         if subchannel.stale and pool.expire_stale():
             return
         state = subchannel.state
-        if subchannel.suspected and state is not READY:
-            subchannel.suspected = False
+        if health.suspected and state is not READY:
+            health.suspected = False
         elif state is READY:
-            subchannel.checking = True
-            pool.probe(subchannel, partial(self._end_check, subchannel, generation))
+            health.checking = True
+            done = partial(self._probed, subchannel, generation)
+            self._prober.probe(subchannel, self._timeout_s, done)
         elif subchannel.stale and state is FAILING:
             pool.remove_stale(subchannel)
-        elif subchannel.ejected:  # it gets no calls, as it is not READY
+        elif health.ejected:  # it gets no calls, as it is not READY
             self._note_answer(subchannel)
         else:
             if not subchannel.healthy:
-                pool.connect((subchannel,))
+                pool.connections.connect((subchannel,))
             self.check_later(subchannel)
 
+    def _probed(
+        self,
+        subchannel: S,
+        generation: int,
+        response: bytes | None,
+        error: BaseException | None,
+    ) -> None:
+        if response is None and error is None:  # the process ends: workers may not start any more
+            self._end_check(subchannel, generation, None)
+            return
+        answered = is_answered(response, error)
+        self._prober.run_soon(partial(self._end_check, subchannel, generation, answered))
+
     def _end_check(self, subchannel: S, generation: int, answered: bool | None) -> None:
-        subchannel.checking = False
-        pool = self._pool
-        wanted = pool.wants_check(subchannel, generation)
-        suspected, subchannel.suspected = subchannel.suspected, False
+        pool, health = self._pool, subchannel.health
+        health.checking = False
+        wanted = self.wants_check(subchannel, generation)
+        suspected, health.suspected = health.suspected, False
         if not wanted:
             return
         if answered is None:  # the process ends: no checks are sent any more
-            pool.mark_healthy(subchannel)
+            self.mark_healthy(subchannel)
         elif not answered and subchannel.stale:
             pool.remove_stale(subchannel)
         elif answered:
             self._note_answer(subchannel)
         elif suspected and subchannel.healthy:
-            pool.mark_unhealthy(subchannel, "its calls were canceled, and it answered no check")
+            self.mark_unhealthy(subchannel, "its calls were canceled, and it answered no check")
         else:
-            subchannel.checks += 1
+            health.checks += 1
             self.check_later(subchannel)
 
     def _note_answer(self, subchannel: S) -> None:
         if not subchannel.healthy:
-            self._pool.mark_healthy(subchannel)
+            self.mark_healthy(subchannel)
         elif subchannel.stale:
             self.check_later(subchannel)
 
+    # --- Why servers can't be reached ---
 
-def is_answered(response: bytes | None, code: str) -> bool:
+    def explains(self, now_s: float) -> bool:
+        """Whether probes find out now why servers can't be reached; starts them if it is time.
+
+        The state of gRPC has no reason. The user's request must not be sent for that.
+        """
+        pool = self._pool
+        with pool.lock:
+            if self._explaining or now_s - self._explained_s < EXPLAIN_AGAIN_S:
+                return self._explaining > 0
+            self._explained_s = now_s
+            failing = [
+                subchannel
+                for subchannel in pool.subchannels[:MAX_EXPLAINED]
+                if subchannel.connection is not None and subchannel.state is FAILING
+            ]
+            self._explaining = len(failing)
+        for subchannel in failing:
+            done = partial(self._explained, subchannel)
+            self._prober.probe(subchannel, EXPLAIN_TIMEOUT_S, done)
+        return self._explaining > 0
+
+    def _explained(self, subchannel: S, _: bytes | None, error: BaseException | None) -> None:
+        subchannel.error_text = error_text(error) or subchannel.error_text
+        with self._pool.lock:
+            self._explaining -= 1
+            is_last = not self._explaining
+        if is_last:
+            self._pool.changed()
+
+
+def is_answered(response: bytes | None, error: BaseException | None) -> bool:
     """Whether a health check was answered by a server that serves.
 
     Args:
         response: The response; None if the check failed.
-        code: The name of the status code if the check failed.
+        error: How it failed.
     """
-    if response is None:
-        return code not in UNANSWERED
-    return PROBE.judge(response).serving is not False
+    if response is not None:
+        return PROBE.judge(response).serving is not False
+    if not isinstance(error, grpc.RpcError):  # such as one of an interceptor
+        return False
+    return getattr(value_of(error, "code"), "name", "CANCELLED") not in UNANSWERED
 
 
 def error_text(error: Any) -> str:
@@ -192,8 +367,7 @@ def error_text(error: Any) -> str:
     ipv4:10.0.0.7:50051: Failed to connect to remote host: connect: Connection refused (111)`
     (grpcio 1.60 to 1.85).
     """
-    code, details = getattr(error, "code", None), getattr(error, "details", None)
-    if not callable(code) or not callable(details) or code() is not grpc.StatusCode.UNAVAILABLE:
+    if value_of(error, "code") is not grpc.StatusCode.UNAVAILABLE:
         return ""  # such as DEADLINE_EXCEEDED
-    text = (details() or "").rpartition("last error: ")[2]
+    text = (value_of(error, "details") or "").rpartition("last error: ")[2]
     return text.rpartition("Failed to connect to remote host: ")[2].strip()

@@ -90,6 +90,27 @@ class InstanceSubset:
             ranks[size - len(spare) :] = spare
         return [self.usable[rank[-1]] for rank in ranks]
 
+    def protocol_problem(self, name: str) -> str:
+        """Return why no instance of the service `name` may be used; "" if they may be.
+
+        If an instance requires TLS, a channel without TLS connects to none. Otherwise an attacker
+        who can write to the registry could have requests sent in plain text.
+        """
+        total, usable = len(self.by_id), len(self.usable)
+        if self._protocol == "grpc" and usable < total:
+            which = "all" if not usable else f"{total - usable} of {total}"
+            return (
+                f"{which} instances of {name} require TLS, and this channel has no credentials; "
+                "use rpcwheel.secure_channel(target, credentials)"
+            )
+        if self._protocol and total and not usable:
+            return (
+                f"no instance of {name} is published with TLS (protocol='grpcs'), and this channel "
+                "has credentials; publish the servers with protocol='grpcs', or use "
+                "rpcwheel.insecure_channel(target)"
+            )
+        return ""
+
     def hash_of(self, id_: str) -> bytes:
         """Return the hash that ranks an instance on this channel."""
         data = id_.encode(errors="surrogatepass")

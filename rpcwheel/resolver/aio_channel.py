@@ -99,7 +99,7 @@ class ResolvedChannel(BalancedChannel):
         if running_loop() is None:
             raise RuntimeError("no event loop runs here: make the channel in a coroutine")
         super().__init__(*args, **settings)
-        self._pool.enter()
+        self._pool.jobs.enter()
 
     async def close(self, grace: float | None = None) -> None:
         """End all calls, close all connections, and release the registry. Idempotent.

@@ -192,7 +192,7 @@ class Resolver:
         channel._pool.on_unreachable = self.refresh
         rules = self._registry._session.rules
         if rules.self_preservation:  # a server that can reach the registry again publishes then
-            channel._pool.stale_grace_ns = rules.jitter_ns + rules.longest_retry_ns
+            channel._pool.preservation.grace_ns = rules.jitter_ns + rules.longest_retry_ns
         self._subscription = self._registry.subscribe(self._target.service, self._update)
         EXECUTOR.submit(self, self._look_up)
 
@@ -219,7 +219,7 @@ class Resolver:
         if channel is not None:
             selected = self._target.select(snapshot)
             reason = "" if selected else self._target.mismatch(snapshot)
-            channel._pool.empty_reason = reason
+            channel._pool.rules.empty_reason = reason
             channel._pool.update(selected, expired=snapshot.expired)
 
     def _look_up(self, *, wait: bool = True) -> None:

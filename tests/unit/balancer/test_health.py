@@ -10,6 +10,13 @@ from rpcwheel._grpc.finished import FinishedError
 from rpcwheel.balancer.health import HealthChecker, error_text, is_answered
 from rpcwheel.events import CallbackFailed
 
+RESULTS = {
+    True: (b"", None),
+    False: (None, FinishedError(grpc.StatusCode.UNAVAILABLE, "")),
+    None: (None, None),
+}
+"""The response and error of a probe that was answered, was not, or could not be sent any more."""
+
 
 class Prober:
     """Runs checks at once with the result that the test sets; None for no result yet."""
@@ -22,11 +29,11 @@ class Prober:
     def run_soon(self, check):
         check()
 
-    def probe(self, subchannel, done):
+    def probe(self, subchannel, timeout_s, done):
         self.probes.append(subchannel.instance.port)
-        self.done = done
+        self.done = lambda answered: done(*RESULTS[answered])
         if self.answers:
-            done(self.answers.pop(0))
+            self.done(self.answers.pop(0))
 
 
 class Checked:
@@ -35,14 +42,13 @@ class Checked:
     def __init__(self, pool, timer):
         self.pool = pool
         self.prober = Prober()
-        pool.run_soon, pool.probe = self.prober.run_soon, self.prober.probe
-        pool.checker = HealthChecker(pool, timer)
+        pool.checker = HealthChecker(pool, self.prober, timer)
         pool.update([at(1), at(2)])
         pool.all_ready()
         self.one = pool.subchannel(1)
 
     def mark_unhealthy(self):
-        self.pool.mark_unhealthy(self.one, "the test")
+        self.pool.checker.mark_unhealthy(self.one, "the test")
 
 
 @pytest.fixture
@@ -75,7 +81,7 @@ def test_an_unhealthy_subchannel_is_checked_with_a_growing_wait_until_it_answers
 def test_the_late_result_of_an_earlier_check_is_ignored(checked, timer):
     checked.mark_unhealthy()
     timer.advance(1.1)
-    checked.pool.mark_healthy(checked.one)
+    checked.pool.checker.mark_healthy(checked.one)
     checked.mark_unhealthy()
     checked.prober.done(True)
     assert not checked.one.healthy
@@ -83,10 +89,10 @@ def test_the_late_result_of_an_earlier_check_is_ignored(checked, timer):
 
 def test_a_check_that_is_not_wanted_any_more_when_it_runs_is_not_made(checked, timer):
     queued = []
-    checked.pool.run_soon = queued.append
+    checked.prober.run_soon = queued.append
     checked.mark_unhealthy()
     timer.advance(1.1)
-    checked.pool.mark_healthy(checked.one)
+    checked.pool.checker.mark_healthy(checked.one)
     (check,) = queued
     check()
     assert (checked.prober.probes, timer.pending) == ([], 0)
@@ -107,7 +113,7 @@ def test_without_a_connection_an_unhealthy_subchannel_connects_before_it_is_prob
 def test_an_ejected_server_is_taken_back_after_its_time(make_checked, timer, connected):
     checked = make_checked(outlier_ejection=1)
     checked.prober.answers = [True]
-    checked.pool.failed(checked.one, "UNAVAILABLE")
+    checked.pool.checker.failed(checked.one, "UNAVAILABLE")
     if not connected:
         checked.one.connection.state = FAILING
     timer.advance(9)
@@ -133,7 +139,7 @@ def test_a_stale_subchannel_is_still_checked_after_the_user_marked_it_healthy(ch
     checked.prober.answers = [True, True]  # of both
     checked.pool.update([])
     checked.mark_unhealthy()
-    checked.pool.mark_healthy(checked.one)
+    checked.pool.checker.mark_healthy(checked.one)
     checked.prober.answers = [False, False]
     timer.advance(5.1)
     assert checked.pool.subchannels == ()
@@ -164,7 +170,7 @@ def test_removed_subchannels_and_closed_pools_are_not_checked(checked, timer):
     checked.mark_unhealthy()
     checked.pool.update([at(2)])
     assert timer.pending == 0
-    checked.pool.mark_unhealthy(checked.pool.subchannel(2), "the test")
+    checked.pool.checker.mark_unhealthy(checked.pool.subchannel(2), "the test")
     checked.pool.close_all()
     checked.pool.checker.close()
     assert timer.pending == 0
@@ -223,7 +229,8 @@ def test_a_dropped_pool_is_not_kept_by_its_checks(checked, timer, make_pool):
     ],
 )
 def test_a_check_is_answered_unless_unreachable_or_not_serving(response, code, answered):
-    assert is_answered(response, code) is answered
+    error = None if code == "OK" else FinishedError(grpc.StatusCode[code], "")
+    assert is_answered(response, error) is answered
 
 
 def test_the_reason_of_a_failed_connection_is_taken_from_grpcs_details():
@@ -243,7 +250,7 @@ def test_the_reason_of_a_failed_connection_is_taken_from_grpcs_details():
 
 def cancel(checked, times):
     for _ in range(times):
-        checked.pool.failed(checked.one, "CANCELLED")
+        checked.pool.checker.failed(checked.one, "CANCELLED")
 
 
 def test_five_canceled_calls_in_a_row_lead_to_a_check_and_its_failure_to_unhealthy(checked):

@@ -45,7 +45,7 @@ def ports(subchannels):
 
 def test_before_instances_are_known_calls_wait_unless_an_error_refuses_them(pool):
     assert (pool.pick(*CALL), pool.refusal(), pool.whole_state()) == (None, None, CONNECTING)
-    late = (grpc.StatusCode.UNAVAILABLE, f"{UNKNOWN} yet", False, False)
+    late = (grpc.StatusCode.UNAVAILABLE, f"{UNKNOWN} yet", False)
     assert pool.timed_out(7, 5) == late
     assert pool.timed_out(5, 5).code is grpc.StatusCode.DEADLINE_EXCEEDED
     pool.report_error("the registry is away", wait=True)
@@ -70,9 +70,9 @@ def test_a_removed_subchannel_is_known_until_its_connection_is_closed(pool):
     used, unused = pool.subchannel(1), pool.subchannel(2)
     used.connection = FakeConnection()
     pool.update([at(3)])
-    assert (pool.leaving, pool.drained, unused.state) == ([used], [1, 2], SHUTDOWN)
-    pool.removed_closed(used)
-    assert pool.leaving == []
+    assert (pool.connections.leaving, pool.drained, unused.state) == ([used], [1, 2], SHUTDOWN)
+    pool.connections.has_left(used)
+    assert pool.connections.leaving == []
 
 
 def test_a_closed_pool_does_not_change(pool):
@@ -82,7 +82,7 @@ def test_a_closed_pool_does_not_change(pool):
     assert pool.close_all() == [one.connection]
     assert pool.close_all() == []
     pool.update([at(2)])
-    pool.mark_unhealthy(one, "late")
+    pool.checker.mark_unhealthy(one, "late")
     assert (pool.subchannels, pool.pick(*CALL), pool.whole_state()) == ((), None, SHUTDOWN)
     assert (one.state, one.healthy, pool.checks) == (SHUTDOWN, True, [])
 
@@ -94,7 +94,8 @@ def test_without_credentials_a_service_with_tls_instances_is_refused(pool):
     pool.update([at(1), at(2, protocol="grpcs")])
     assert pool.subchannels == ()
     refusal = pool.refusal()
-    assert (refusal.code, refusal.final) == (grpc.StatusCode.FAILED_PRECONDITION, True)
+    assert refusal.code is grpc.StatusCode.FAILED_PRECONDITION
+    assert pool.rules.refusal(pool.subchannels, wait_for_ready=True) == refusal
     assert refusal.details.startswith("1 of 2 instances of shop.Orders require TLS")
     assert "secure_channel" in refusal.details
     pool.update([at(1)])
@@ -131,7 +132,7 @@ def test_the_first_call_connects_all_and_waits_and_later_ones_what_lost_its_conn
 def test_if_all_have_failed_calls_are_refused_with_the_reasons(pool):
     pool.update([at(port) for port in (1, 2, 3, 4)])
     pool.set_states(p1=FAILING, p2=FAILING, p3=FAILING, p4=FAILING)
-    assert pool.refusal()[1:] == ("none of 4 servers of shop.Orders can be reached", True, False)
+    assert pool.refusal()[1:] == ("none of 4 servers of shop.Orders can be reached", True)
     for one in pool.subchannels:
         one.error_text = "Connection refused"
     assert pool.refusal().details.endswith(
@@ -383,15 +384,15 @@ def test_an_unhealthy_subchannel_gets_calls_only_if_no_healthy_one_is_ready(pool
     pool.update([at(1), at(2)])
     pool.all_ready()
     one = pool.subchannel(1)
-    pool.mark_unhealthy(one, "its heartbeats are missed")
-    pool.mark_unhealthy(one, "again")
+    pool.checker.mark_unhealthy(one, "its heartbeats are missed")
+    pool.checker.mark_unhealthy(one, "again")
     assert (one.healthy, one.unhealthy_reason) == (False, "its heartbeats are missed")
     assert (pool.picked(), pool.checks) == ({2}, [(1, None)])
     pool.set_states(p2=FAILING)
     assert pool.picked() == {1}
     pool.clock.pass_(2.5)
-    pool.mark_healthy(one)
-    pool.mark_healthy(one)
+    pool.checker.mark_healthy(one)
+    pool.checker.mark_healthy(one)
     assert (one.healthy, one.unhealthy_reason, pool.checks) == (True, "", [])
     assert events == [
         SubchannelUnhealthy("shop.Orders", "10.0.0.7:1", "its heartbeats are missed"),
@@ -402,11 +403,11 @@ def test_an_unhealthy_subchannel_gets_calls_only_if_no_healthy_one_is_ready(pool
 def test_an_unhealthy_subchannel_published_by_another_process_is_checked_now(pool):
     pool.update([at(1, epoch="a"), at(2, epoch="a")])
     one = pool.subchannel(1)
-    pool.mark_unhealthy(one, "its heartbeats are missed")
-    generation, one.checks = one.generation, 9
+    pool.checker.mark_unhealthy(one, "its heartbeats are missed")
+    generation, one.health.checks = one.health.generation, 9
     pool.update([at(1, epoch="b"), at(2, epoch="b")])
     assert pool.checks == [(1, None), (1, 0.0)]
-    assert (one.checks, pool.wants_check(one, generation)) == (0, False)
+    assert (one.health.checks, pool.checker.wants_check(one, generation)) == (0, False)
     pool.update([at(1, epoch="b"), at(2, epoch="b")])
     assert len(pool.checks) == 2
 
@@ -416,7 +417,7 @@ def test_the_waits_between_checks_follow_the_policy_are_never_zero_and_do_not_ov
         pool = make_pool(**policy)
         pool.update([at(1)])
         one = pool.subchannel(1)
-        return [pool.check_delay_ns(one) / SECOND for one.checks in checks]
+        return [pool.checker.check_delay_ns(one) / SECOND for one.health.checks in checks]
 
     policy = {"health_check_backoff": lambda state: 10.0 * (state.attempt_number - 1)}
     assert delays(0, 1, 2, **policy) == [0.01, 10, 20]
@@ -428,7 +429,7 @@ def test_the_waits_between_checks_follow_the_policy_are_never_zero_and_do_not_ov
 
 def fail(pool, port, times=1, code="UNAVAILABLE"):
     for _ in range(times):
-        pool.failed(pool.subchannel(port), code)
+        pool.checker.failed(pool.subchannel(port), code)
 
 
 def ready_pool(make_pool, count=4, **outlier):
@@ -447,7 +448,7 @@ def test_failures_in_a_row_eject_a_server(make_pool, events, code):
     one = pool.subchannel(1)
     assert (pool.picked(), one.healthy, one.ejected) == ({2, 3, 4}, False, True)
     assert events == [SubchannelUnhealthy("shop.Orders", one.id, f"5 calls failed: {code}")]
-    pool.mark_healthy(one)
+    pool.checker.mark_healthy(one)
     fail(pool, 1, 4, code)  # those before the ejection do not count
     assert one.healthy
 
@@ -515,7 +516,7 @@ def test_the_ejection_time_grows_with_each_ejection_up_to_its_maximum(make_pool,
     for pause in (1, 1, 1, 30, 0):
         fail(pool, 1)
         delays.append(pool.checks[-1][1])
-        pool.mark_healthy(pool.subchannel(1))
+        pool.checker.mark_healthy(pool.subchannel(1))
         clock.pass_(pause)
     assert delays == [10, 20, 25, 25, 10]
 
@@ -535,7 +536,7 @@ def test_outlier_ejection_can_be_turned_off(make_pool):
 def ten(make_pool):
     """A pool with ten READY subchannels of a registry that lists them."""
     pool = make_pool()
-    pool.stale_grace_ns = 10 * SECOND
+    pool.preservation.grace_ns = 10 * SECOND
     pool.update([at(port) for port in range(1, 11)])
     pool.all_ready()
     return pool
@@ -568,7 +569,7 @@ def test_the_first_servers_that_are_back_do_not_get_all_calls(ten, clock):
 
 def test_stale_subchannels_count_for_the_subset(make_pool):
     pool = make_pool(subset_size=4)
-    pool.stale_grace_ns = 10 * SECOND
+    pool.preservation.grace_ns = 10 * SECOND
     many = [at(port) for port in range(1, 101)]
     pool.update(many)
     lost = {one.id for one in pool.subchannels[:3]}
@@ -584,13 +585,13 @@ def test_a_failed_call_has_a_stale_subchannel_checked_once_at_a_time(pool):
     pool.update([at(1)])
     pool.all_ready()
     one = pool.subchannel(1)
-    generation = one.generation
+    generation = one.health.generation
     pool.update([])
-    assert not pool.wants_check(one, generation)  # of the time before it was stale
+    assert not pool.checker.wants_check(one, generation)  # of the time before it was stale
     pool.checks.clear()
     fail(pool, 1, 9)
     assert pool.checks == [(1, 0.0)]
-    one.checking = False
+    one.health.checking = False
     fail(pool, 1)
     assert len(pool.checks) == 2
 
@@ -599,7 +600,7 @@ def test_the_representation_shows_the_state_and_what_is_wrong(pool):
     pool.update([at(1)])
     one = pool.subchannel(1)
     assert repr(one) == "<SubchannelBase 10.0.0.7:1 of 'shop.Orders', IDLE>"
-    pool.mark_unhealthy(one, "its heartbeats are missed")
+    pool.checker.mark_unhealthy(one, "its heartbeats are missed")
     one.stale = True
     assert "IDLE, unhealthy: its heartbeats are missed, stale>" in repr(one)
 

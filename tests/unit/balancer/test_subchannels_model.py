@@ -24,6 +24,7 @@ from rpcwheel.balancer import (
     RoundRobin,
     WeightedRandom,
     WeightedRoundRobin,
+    subchannel,
     subchannels,
 )
 from rpcwheel.events import emit
@@ -67,18 +68,19 @@ class Pool(RuleBasedStateMachine):
         clock = SimpleNamespace(
             monotonic_ns=lambda: self.clock.now_ns, time=lambda: self.clock.now_ns / 1e9
         )
-        subchannels.time = clock
+        subchannels.time = subchannel.time = clock
         self.pool = FakePool(self.clock, picker(), None, outlier_ejection=3, **policy)
         self.events = []
         subchannels.emit = self.events.append
-        self.pool.stale_grace_ns = GRACE_S * SECOND if of_registry else None
+        self.pool.preservation.grace_ns = GRACE_S * SECOND if of_registry else None
         self.published, self.unhealthy, self.removed = {}, set(), []
         self.stale, self.changed_ns = set(), 0
         self.lost = {}  # by id: when, and the instance
         self.update(instances)
 
     def teardown(self):
-        subchannels.time, subchannels.emit = time, emit
+        subchannels.time = subchannel.time = time
+        subchannels.emit = emit
 
     def any_of(self, number):
         known = self.pool.subchannels
@@ -116,7 +118,7 @@ class Pool(RuleBasedStateMachine):
         stale = {}
         if not published and last and self.pool.policy.self_preservation:
             stale, lost = last, {}
-        elif self.pool.policy.self_preservation and self.pool.stale_grace_ns is not None:
+        elif self.pool.policy.self_preservation and self.pool.preservation.grace_ns is not None:
             left = (self.stale | {*expired}) - published.keys()
             stale = {name: one for name, one in kept.items() if name in left}
         published |= stale
@@ -162,7 +164,7 @@ class Pool(RuleBasedStateMachine):
         since_s = (self.clock.now_ns - self.changed_ns) / SECOND
         stale = [one for one in self.pool.subchannels if one.stale]
         self.pool.expire_stale()
-        if self.pool.stale_grace_ns is not None and few and since_s >= GRACE_S:
+        if self.pool.preservation.grace_ns is not None and few and since_s >= GRACE_S:
             for one in stale:
                 self.note_removed(one)
             self.set_stale(set())
@@ -182,10 +184,10 @@ class Pool(RuleBasedStateMachine):
     def mark(self, number, healthy):
         one = self.any_of(number)
         if one is not None and healthy:
-            self.pool.mark_healthy(one)
+            self.pool.checker.mark_healthy(one)
             self.unhealthy.discard(one.id)
         elif one is not None:
-            self.pool.mark_unhealthy(one, "x")
+            self.pool.checker.mark_unhealthy(one, "x")
             self.unhealthy.add(one.id)
 
     @rule(number=NUMBERS, code=st.sampled_from(["UNAVAILABLE", "NOT_FOUND"]), times=NUMBERS)
@@ -193,7 +195,7 @@ class Pool(RuleBasedStateMachine):
         one = self.any_of(number)
         if one is not None:
             for _ in range(times):
-                self.pool.failed(one, code)
+                self.pool.checker.failed(one, code)
             if one.ejected:
                 self.unhealthy.add(one.id)
 
@@ -201,10 +203,10 @@ class Pool(RuleBasedStateMachine):
     def use_a_removed_one(self, number):
         if self.removed:
             one = self.removed[number % len(self.removed)]
-            self.pool.mark_unhealthy(one, "late")
-            self.pool.failed(one, "UNAVAILABLE")
+            self.pool.checker.mark_unhealthy(one, "late")
+            self.pool.checker.failed(one, "UNAVAILABLE")
             self.pool.remove_stale(one)
-            assert not self.pool.wants_check(one, one.generation)
+            assert not self.pool.checker.wants_check(one, one.health.generation)
 
     @invariant()
     def a_pick_is_ready_and_of_the_best_level(self):
@@ -214,10 +216,10 @@ class Pool(RuleBasedStateMachine):
         if picked is not None:
             assert self.pool.subchannels.count(picked) == 1
             assert picked.state is READY
-            if not isinstance(self.pool._picker, RingHash):
+            if not self.pool.picking.connects_when_picked:
                 assert ready[picked.id] == min(ready.values())
         elif ready:
-            assert isinstance(self.pool._picker, RingHash)  # it may wait for the owner of a key
+            assert self.pool.picking.connects_when_picked  # it may wait for the owner of a key
 
     def level(self, one):
         instance = self.published[one.id]
@@ -242,7 +244,7 @@ class Pool(RuleBasedStateMachine):
             assert not (one.ejected and one.healthy)
         assert not set(self.removed) & set(pool.subchannels)
         assert all(one.removed for one in self.removed)
-        chosen, weights = pool._chosen
+        chosen, weights = pool.picking.chosen
         for one, weight in zip(chosen, weights, strict=True):
             assert 1 <= weight <= max(1, one.instance.weight)
 

@@ -1,0 +1,218 @@
+"""One subchannel of a balanced channel: its instance, its connection and its health."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import grpc
+
+from rpcwheel.errors import public_name, safe_repr
+from rpcwheel.transport.state import SubchannelStatus
+
+if TYPE_CHECKING:
+    from rpcwheel.instance import ServiceInstance
+
+IDLE: Final = grpc.ChannelConnectivity.IDLE
+CONNECTING: Final = grpc.ChannelConnectivity.CONNECTING
+READY: Final = grpc.ChannelConnectivity.READY
+FAILING: Final = grpc.ChannelConnectivity.TRANSIENT_FAILURE
+SHUTDOWN: Final = grpc.ChannelConnectivity.SHUTDOWN
+
+
+class SubchannelHealth:
+    """What calls and health checks have shown of one subchannel."""
+
+    __slots__ = (
+        "canceled",
+        "canceled_since",
+        "checking",
+        "checks",
+        "ejected",
+        "ejections",
+        "failures",
+        "generation",
+        "successes",
+        "suspected",
+        "taken_back_ns",
+        "unhealthy_ns",
+        "unhealthy_reason",
+        "window_failures",
+        "window_ns",
+        "window_successes",
+    )
+
+    def __init__(self) -> None:
+        self.unhealthy_ns: int | None = None
+        """Since when it is unhealthy; None if it is healthy."""
+        self.unhealthy_reason = ""
+        self.ejected = False
+        """Whether it is unhealthy because its calls failed."""
+        self.ejections = 0
+        self.taken_back_ns = 0
+        self.generation = 0
+        """Incremented when the subchannel becomes unhealthy, healthy or stale, or its instance was
+        published again. Results of health checks of an earlier generation are ignored."""
+        self.checks = 0
+        """The number of failed health checks of this generation."""
+        self.checking = False
+        """Whether a health check is under way."""
+        self.suspected = False
+        """Whether it is checked although it is healthy, because its calls are canceled."""
+        self.canceled = self.canceled_since = 0
+        """The number of calls canceled in a row, and `successes` at the first of them."""
+        self.failures = 0
+        """The number of calls that failed in a row."""
+        self.successes = 0
+        self.window_ns = self.window_failures = self.window_successes = 0
+        """The begin of the interval of `failure_percentage`, its failures, and `successes` then."""
+
+    def check_anew(self) -> None:
+        """Begin a generation: results of earlier health checks count no more."""
+        self.generation += 1
+        self.checks = 0
+
+    def set_unhealthy(self, reason: str, now_ns: int) -> None:
+        """Make the subchannel unhealthy."""
+        self.unhealthy_ns, self.unhealthy_reason = now_ns, reason
+        self.check_anew()
+
+    def set_healthy(self, now_ns: int) -> int:
+        """Make the subchannel healthy and return for how long it was not."""
+        since_ns = now_ns if self.unhealthy_ns is None else self.unhealthy_ns
+        self.unhealthy_ns, self.unhealthy_reason = None, ""
+        self.generation += 1
+        self.ejected = False
+        self.failures = self.window_failures = 0
+        self.window_ns, self.window_successes = now_ns, self.successes
+        self.taken_back_ns = now_ns
+        return now_ns - since_ns
+
+
+@public_name("Subchannel")
+class SubchannelBase:
+    """One server of a balanced channel; the part that both worlds have in common."""
+
+    def __init__(self, pool: Any, instance: ServiceInstance, started_ns: int) -> None:
+        self._pool = pool  # its `SubchannelPool`
+        self.instance = instance
+        self.started_ns = started_ns
+        """When the instance started, on the timer's clock; `-NEVER` if that is not known."""
+        self.connection: Any = None
+        """Its `ReconnectingChannel`; None until it is made."""
+        self.health = SubchannelHealth()
+        self.stale = False
+        """Whether its instance has left the registry and it is kept because it still answers."""
+        self.removed = False
+        """Whether it was removed, because its instance was removed or the channel is closed."""
+        self.error_text = ""
+        """Why its last connection attempt failed; "" if that is not known."""
+        self.connect_after_ns = 0
+        """When `connect` may be called again after it raised, on the monotonic clock."""
+
+    @property
+    def id(self) -> str:
+        """The id of its instance."""
+        return self.instance.id
+
+    @property
+    def address(self) -> str:
+        """Host and port of its instance, such as `10.0.0.7:50051`."""
+        return self.instance.address
+
+    @property
+    def calls(self) -> int:
+        """The number of calls in flight."""
+        return 0 if self.connection is None else int(self.connection.calls)
+
+    @property
+    def state(self) -> grpc.ChannelConnectivity:
+        """The state of its connection. READY if `connect` made a channel that hides its state."""
+        if self.removed:
+            return SHUTDOWN
+        if self.is_ready():
+            return READY  # first, because this is frequent and fast
+        connection = self.connection
+        if connection is None or not connection.accepts_calls:  # or the user closed or drained it
+            return FAILING if time.monotonic_ns() < self.connect_after_ns else IDLE
+        try:
+            state = connection.get_state()
+        except Exception:  # noqa: BLE001 - of a channel that `connect` made
+            return READY
+        if state is None:
+            return READY
+        return IDLE if state is SHUTDOWN else state  # the user closed what `connect` made
+
+    @property
+    def healthy(self) -> bool:
+        """Whether it is healthy. Unhealthy subchannels get calls only if no other is READY."""
+        return self.health.unhealthy_ns is None
+
+    @property
+    def unhealthy_reason(self) -> str:
+        """Why it is unhealthy; "" if it is healthy."""
+        return self.health.unhealthy_reason
+
+    @property
+    def ejected(self) -> bool:
+        """Whether it is unhealthy because its calls failed."""
+        return self.health.ejected
+
+    def mark_unhealthy(self, reason: str = "asked for") -> None:
+        """Give it no calls while a healthy subchannel is READY, until it answers a health check.
+
+        Ignored if it is unhealthy already, or removed. Any thread.
+
+        Args:
+            reason: The reason for the event.
+        """
+        self._pool.checker.mark_unhealthy(self, reason)
+
+    def mark_healthy(self) -> None:
+        """Give it calls again at once. Ignored if it is healthy. Any thread."""
+        self._pool.checker.mark_healthy(self)
+
+    def is_ready(self) -> bool:
+        """Whether its connection is READY now."""
+        connection = self.connection
+        return connection is not None and bool(connection.is_ready())
+
+    def succeeded(self) -> None:
+        """Count a call that was answered."""
+        health = self.health
+        health.failures = 0
+        health.successes += 1
+
+    def status(self) -> SubchannelStatus:
+        """Describe the subchannel now."""
+        instance, state, reason = self.instance, self.state, self.unhealthy_reason
+        problem = f"unhealthy: {reason}" if not self.healthy else ""
+        if not problem and self.stale:
+            problem = "stale: its instance has left the registry"
+        if not problem and state is FAILING:
+            problem = "it cannot be reached"
+        return SubchannelStatus(
+            self.id,
+            self.address,
+            state.name,
+            self.healthy,
+            reason,
+            self.ejected,
+            self.stale,
+            self.calls,
+            instance.weight,
+            instance.zone,
+            problem,
+        )
+
+    @safe_repr
+    def __repr__(self) -> str:
+        health = "" if self.healthy else f", unhealthy: {self.unhealthy_reason}"
+        stale = ", stale" if self.stale else ""
+        return (
+            f"<{type(self).__name__} {self.id} of {self.instance.service!r}, "
+            f"{self.state.name}{health}{stale}>"
+        )
+
+
+S = TypeVar("S", bound=SubchannelBase)
