@@ -66,27 +66,11 @@ SCENARIOS = [
         settings={"max_attempts": 1},
     ),
     Scenario(
-        "with two attempts there are two",
-        ("UNAVAILABLE",) * 9,
-        "default",
-        2,
-        "gave_up",
-        settings={"max_attempts": 2},
-    ),
-    Scenario(
         "without a limit there are any number of attempts",
         ("UNAVAILABLE",) * 12,
         "default",
         13,
         "redelivered",
         settings={"max_attempts": None},
-    ),
-    Scenario(
-        "several codes can be named",
-        ("UNAVAILABLE", "RESOURCE_EXHAUSTED"),
-        "default",
-        3,
-        "redelivered",
-        settings={"retry_on": {"UNAVAILABLE", "RESOURCE_EXHAUSTED"}},
     ),
 ]

@@ -1,5 +1,7 @@
 """Calls of the four kinds for the tests of servers, with one request each."""
 
+import inspect
+
 import grpc
 
 from fixtures.grpc_servers import IMPATIENT
@@ -19,26 +21,37 @@ def handler(kind, behavior, **serializers):
     return getattr(grpc, f"{kind}_rpc_method_handler")(behavior, **serializers)
 
 
-def answering(kind, look):
-    """A handler function that returns the result of `look(context)` as bytes."""
+def answering(kind, look, first=()):
+    """A handler function that returns the result of `look(context)` as bytes.
+
+    A stream has the messages of `first` before it.
+    """
 
     def unary(request, context):
         return repr(look(context)).encode()
 
     def stream(request, context):
+        yield from first
         yield repr(look(context)).encode()
 
     return unary if kind in ONE_ANSWER else stream
 
 
-def aio_answering(kind, look):
+async def awaited(result):
+    """The result of a `look`, which may be a coroutine function."""
+    return await result if inspect.isawaitable(result) else result
+
+
+def aio_answering(kind, look, first=()):
     """The same in coroutines."""
 
     async def unary(request, context):
-        return repr(look(context)).encode()
+        return repr(await awaited(look(context))).encode()
 
     async def stream(request, context):
-        yield repr(look(context)).encode()
+        for message in first:
+            yield message
+        yield repr(await awaited(look(context))).encode()
 
     return unary if kind in ONE_ANSWER else stream
 

@@ -57,15 +57,6 @@ def retry_after(**settings) -> RetryPolicy:
 # --- Retries ---
 
 
-@in_every_way
-def test_each_attempt_has_the_number_of_previous_ones_and_the_callers_metadata(shop, client):
-    shop.then("UNAVAILABLE", "UNAVAILABLE")
-    assert client.ask(client.open(), metadata=(("k", "v"),)) == b"x"
-    previous = [seen.metadata.get("grpc-previous-rpc-attempts") for seen in shop.calls]
-    assert previous == [None, "1", "2"]
-    assert [seen.metadata["k"] for seen in shop.calls] == ["v"] * 3
-
-
 def test_a_failure_that_no_policy_names_is_not_retried(shop, client):
     shop.then(Fail("NOT_FOUND", "gone", (("k", "v"),)))
     error = client.refused(client.open())

@@ -6,7 +6,7 @@ from functools import partial
 import grpc
 import pytest
 
-from fixtures.clients import noting
+from fixtures.clients import in_every_way, noting
 from fixtures.waiting import WAIT_S
 from rpcwheel import interceptors
 from rpcwheel.call import CallPolicy
@@ -67,7 +67,8 @@ def test_an_invalid_time_is_refused_before_any_queue_is_closed(world, timer):
 # --- The arguments of each attempt ---
 
 
-def test_each_attempt_is_made_with_what_the_caller_gave(shop, client):
+@in_every_way
+def test_each_attempt_has_what_the_caller_gave_and_the_number_of_previous_ones(shop, client):
     seen = []
     given = {"wait_for_ready": True, "compression": grpc.Compression.Gzip}
     if client.world.name == "sync":  # grpc.aio passes neither on to interceptors
@@ -83,5 +84,7 @@ def test_each_attempt_is_made_with_what_the_caller_gave(shop, client):
     shop.then("UNAVAILABLE", "UNAVAILABLE")
     assert client.ask(channel, metadata=(("k", "v"),), **given) == b"x"
     assert seen == [given] * 3
+    previous = [call.metadata.get("grpc-previous-rpc-attempts") for call in shop.calls]
+    assert previous == [None, "1", "2"]
     assert [call.metadata["k"] for call in shop.calls] == ["v"] * 3
     assert all(0 < call.time_remaining < 1.1 * WAIT_S for call in shop.calls)

@@ -201,17 +201,8 @@ def mark(context):
     context.set_details("set, not raised")
 
 
-def awaiting(kind, look):
-    """A handler of grpc.aio that awaits what `look` returns."""
-
-    async def unary(request, context):
-        await look(context)
-
-    async def stream(request, context):
-        await look(context)
-        yield b""
-
-    return unary if kind in ONE_ANSWER else stream
+async def abort_on_loop(context):
+    await abort(context)
 
 
 @pytest.mark.parametrize(
@@ -223,8 +214,8 @@ def awaiting(kind, look):
         (SyncWorld, answering, "stream_stream", fail, None),
         (SyncWorld, answering, "unary_unary", mark, 30.0),
         (SyncWorld, answering, "unary_stream", mark, None),
-        (AioWorld, awaiting, "unary_unary", abort, None),
-        (AioWorld, awaiting, "stream_stream", abort, None),
+        (AioWorld, aio_answering, "unary_unary", abort_on_loop, None),
+        (AioWorld, aio_answering, "stream_stream", abort_on_loop, None),
         (AioWorld, answering, "stream_unary", abort, None),
         (AioWorld, answering, "unary_stream", abort, None),
         (AioWorld, aio_answering, "unary_unary", fail, None),
@@ -279,55 +270,23 @@ def test_other_interceptors_get_the_same_context(world, nature, kind):
 SLOW = CallPolicy(timeout=DeadlinePolicy(slow_call_threshold=2.0))
 
 
-def plain(kind, gate, end):
-    """A handler that waits at the gate before its last response."""
+def gated(nature, kind, gate, end):
+    """A handler that waits at the gate before its last response, and then calls `end`."""
 
-    def wait(request, context):
+    def wait(context):
         if hasattr(context, "add_callback"):  # of grpc, which does not cancel the handler
             context.add_callback(gate.opened.set)
-        gate(request)
+        gate(b"")
         end()
 
-    def unary(request, context):
-        wait(request, context)
-        return b"done"
-
-    def stream(request, context):
-        yield b"first"
-        wait(request, context)
-        yield b"done"
-
-    return unary if kind in ONE_ANSWER else stream
-
-
-async def wait_on_loop(gate):
-    gate.entered.set()
-    await aio_wait_until(gate.opened.is_set)
-
-
-def generating(kind, gate, end):
-    async def unary(request, context):
-        await wait_on_loop(gate)
+    async def wait_on_loop(context):
+        gate.entered.set()
+        await aio_wait_until(gate.opened.is_set)
         end()
-        return b"done"
 
-    async def stream(request, context):
-        yield b"first"
-        await wait_on_loop(gate)
-        end()
-        yield b"done"
-
-    return unary if kind in ONE_ANSWER else stream
-
-
-def writing(kind, gate, end):
-    async def stream(request, context):
-        await context.write(b"first")
-        await wait_on_loop(gate)
-        end()
-        await context.write(b"done")
-
-    return stream
+    return handler(
+        kind, nature(kind, wait if nature is answering else wait_on_loop, first=[b"first"])
+    )
 
 
 def well():
@@ -338,13 +297,13 @@ def with_a_bug():
     raise KeyError("a bug")
 
 
-SYNC_WAITING = [(SyncWorld, plain, "unary_unary"), (SyncWorld, plain, "stream_stream")]
+SYNC_WAITING = [(SyncWorld, answering, "unary_unary"), (SyncWorld, answering, "stream_stream")]
 AIO_WAITING = [
-    (AioWorld, generating, "unary_unary"),
-    (AioWorld, generating, "stream_stream"),
-    (AioWorld, writing, "unary_stream"),
-    (AioWorld, plain, "stream_unary"),
-    (AioWorld, plain, "unary_stream"),
+    (AioWorld, aio_answering, "unary_unary"),
+    (AioWorld, aio_answering, "stream_stream"),
+    (AioWorld, reading_and_writing, "unary_stream"),
+    (AioWorld, answering, "stream_unary"),
+    (AioWorld, answering, "unary_stream"),
 ]
 WAITING = SYNC_WAITING + AIO_WAITING
 """Handlers that wait at a gate, one for each way in which a call is watched."""
@@ -364,7 +323,7 @@ def gate():
 @pytest.fixture
 def call(world, nature, kind, end, gate, timer):
     """A call whose handler waits at the gate."""
-    made = handler(kind, nature(kind, gate, end))
+    made = gated(nature, kind, gate, end)
     with (
         serving_in(world, made, *ours(world, SLOW, timer=timer)) as target,
         grpc.insecure_channel(target, options=IMPATIENT) as channel,
@@ -383,15 +342,15 @@ def test_a_slow_call_is_reported_while_it_runs(call, kind, gate, timer, events):
     timer.advance(0.2)
     wait_until(lambda: CallSlow(METHOD, "server", 2.0) in events)
     gate.opened.set()
-    assert read_all(call, kind)[-1] == b"done"
+    assert read_all(call, kind)[-1] == b"None"
 
 
 @pytest.mark.parametrize(
     ("world", "nature", "kind", "end"),
     [
         *((*row, well) for row in SYNC_WAITING),
-        (SyncWorld, plain, "stream_unary", with_a_bug),
-        (SyncWorld, plain, "unary_stream", with_a_bug),
+        (SyncWorld, answering, "stream_unary", with_a_bug),
+        (SyncWorld, answering, "unary_stream", with_a_bug),
         *(
             (*row, end)
             for row, end in zip(
@@ -420,14 +379,14 @@ def test_a_call_that_its_client_has_canceled_leaves_no_timeout(
 ):
     assert timer.pending == 1
     call.cancel()
-    may_succeed = world.name == "aio" and nature is plain and kind in ONE_ANSWER
+    may_succeed = world.name == "aio" and nature is answering and kind in ONE_ANSWER
     if may_succeed:
         gate.opened.set()  # its thread works on
     wait_until(lambda: timer.pending == 0)
     assert may_succeed or codes_of(call_counts.server) == {"CANCELLED": 1}
 
 
-@each([*WRAPPED[:2], (AioWorld, awaiting, "stream_unary"), (AioWorld, awaiting, "unary_stream")])
+@each([*WRAPPED[:2], WRAPPED[2], WRAPPED[3]])
 def test_a_call_whose_deadline_passes_in_its_handler_is_counted(world, nature, kind, call_counts):
     begun = threading.Event()
 
@@ -449,7 +408,7 @@ def test_a_call_whose_deadline_passes_in_its_handler_is_counted(world, nature, k
         finally:
             wait_for_the_deadline(context)
 
-    made = handler(kind, nature(kind, work_on_loop if nature is awaiting else work))
+    made = handler(kind, nature(kind, work_on_loop if nature is aio_answering else work))
     with serving_in(world, made, *ours(world)) as target:
         for timeout in IN_TIME:
             assert status(target, kind, timeout=timeout)[0] is DEADLINE_EXCEEDED
@@ -487,6 +446,6 @@ def test_a_timer_that_takes_no_timeout_does_not_affect_calls(world, nature, kind
         timer.new_timeout(lambda _: None, 600)
         if state == "stopped":
             timer.stop()
-        made = handler(kind, nature(kind, gate, well))
+        made = gated(nature, kind, gate, well)
         with serving_in(world, made, *ours(world, SLOW, timer=timer)) as target:
-            assert ask(target, kind)[-1] == b"done"
+            assert ask(target, kind)[-1] == b"None"
