@@ -123,11 +123,6 @@ def test_false_in_a_file_means_none(file):
     assert methods["/b/*"].failback.max_attempts is None
 
 
-def test_the_token_of_the_status_may_be_in_a_file(file):
-    policy = policy_from_file(file('status_port = 0\nstatus_token = "correct-horse-battery"\n'))
-    assert policy.status_token.get_secret_value() == "correct-horse-battery"
-
-
 def test_a_default_response_in_a_file_is_not_changed(file):
     path = file('failback = { retry_on = "UNAVAILABLE", default = { name = false, timeout = 1 } }')
     assert policy_from_file(path).failback.default == {"name": False, "timeout": 1}
@@ -259,20 +254,17 @@ def test_a_yaml_alias_repeats_a_value(file):
     assert [methods[name].retry.max_attempts for name in ("/a/*", "/b/*")] == [4, 2]
 
 
-def test_a_long_value_of_any_setting_is_shortened_in_the_message(file):
+def test_a_long_value_of_a_setting_or_a_variable_is_shortened_in_the_message(file):
     long = "x" * 50_000
     wrong = [
         f"timeout = '{long}'",
         f"timeout = {{timeout = '{long}'}}",
         f"idle = {{idle_timeout = 1, '{long}' = 1}}",
         f"{long} = 1",
-        f"max_attempts = '{long}'",
         f"retry = {{retry_on = '{long}'}}",
-        f"retry = {{retry_on = ['{long}']}}",
         f"failback = {{retry_on = ['{long}']}}",
         f"failback = {{retry_on = 'UNAVAILABLE', metadata = '{long}'}}",
         f"failback = {{retry_on = 'UNAVAILABLE', backoff = '{long}'}}",
-        f"failback = {{retry_on = 'UNAVAILABLE', overflow = '{long}'}}",
         f"registry = {{snapshot = {{'{long}' = 1}}}}",
         f"[methods.'/{long}/']",
         f"[methods.'/a/{long}']\ntimeout = -1",
@@ -283,24 +275,15 @@ def test_a_long_value_of_any_setting_is_shortened_in_the_message(file):
             policy_from_file(file(text, f"{number}.toml"))
         lengths[text[:60]] = len(str(refused.value))
     assert {text: length for text, length in lengths.items() if length > 1500} == {}
-
-
-def test_a_long_value_of_a_variable_is_shortened_in_the_message():
-    rows = (
+    for name, value in (
         ("TIMEOUT__TIMEOUT", "9" * 10_000),
-        ("TIMEOUT__TIMEOUT", "x" * 50_000),
         ("TIMEOUT__TIMEOUT", ", ".join(["x"] * 20_000)),
         ("RETRY__RETRY_ON", "[" + "x," * 20_000 + "]"),
-        ("HEARTBEAT__INTERVAL", "9" * 10_000),
-    )
-    for name, value in rows:
+    ):
         with pytest.raises(ConfigurationError) as refused:
             from_env(**{name: value})
         assert len(str(refused.value)) < 1000
-
-
-def test_a_long_message_is_cut_in_the_middle(file):
-    with pytest.raises(ConfigurationError, match=r"x \.\.\. .*or '\*' for all$"):
+    with pytest.raises(ConfigurationError, match=r"x \.\.\. .*or '\*' for all$"):  # in the middle
         policy_from_file(file(f"[methods.'{'x' * 5000}(']"))
 
 
@@ -349,7 +332,7 @@ def test_the_longer_of_two_variable_names_takes_precedence():
         from_env(RETRY='{"retry_on": "UNAVAILABLE", "max_attempts": 1}', RETRY__MAX_ATTEMPTS="0")
 
 
-def test_a_variable_overrides_one_setting_of_the_file(file):
+def test_a_variable_overrides_one_setting_of_the_file_or_switches_it_off(file):
     policy = from_env(
         CONFIG=str(file(TOML)),
         TIMEOUT="3",
@@ -364,12 +347,9 @@ def test_a_variable_overrides_one_setting_of_the_file(file):
     assert audit.failback == MEANT.methods["/shop.Audit/*"].failback
     assert policy.methods["/shop.Orders/Get*"] == MEANT.methods["/shop.Orders/Get*"]
     assert policy.methods["/new/*"].timeout.timeout == 7.0
-
-
-def test_a_variable_can_switch_off_a_setting_of_the_file(file):
     for off in ("null", "false"):
-        assert from_env(CONFIG=str(file(TOML)), RETRY=off).retry is None
-        assert from_env(CONFIG=str(file(TOML)), TIMEOUT=off).timeout is None
+        policy = from_env(CONFIG=str(file(TOML)), RETRY=off, TIMEOUT=off)
+        assert policy.retry is policy.timeout is None
 
 
 def test_variables_for_building_testing_metrics_and_traces_are_ignored():
@@ -427,12 +407,9 @@ def test_each_mistake_names_its_file_or_variable(file):
         "RPCWHEEL_RETRY__RETRY_BUDGET: retry.retry_budget: "
         "it must be a share from 0 to 1, or a RetryThrottling, not 3"
     )
-
-
-def test_an_unknown_setting_is_reported_before_a_missing_one():
     with pytest.raises(ConfigurationError) as refused:
         from_env(RETRY__ATEMPTS="3")
-    assert str(refused.value).startswith(
+    assert str(refused.value).startswith(  # an unknown setting before a missing one
         "RPCWHEEL_RETRY__ATEMPTS: retry: there is no setting 'atempts'; "
         "did you mean 'max_attempts'?\n"
         "RPCWHEEL_RETRY__ATEMPTS: retry: `retry_on` is missing; "
