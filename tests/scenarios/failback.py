@@ -36,11 +36,7 @@ class Scenario:
 SCENARIOS = [
     Scenario("a call that succeeds is not queued", (), "response", 1),
     Scenario(
-        "a call is delivered at its second attempt",
-        ("UNAVAILABLE",),
-        "default",
-        2,
-        "redelivered",
+        "a call is delivered at its second attempt", ("UNAVAILABLE",), "default", 2, "redelivered"
     ),
     Scenario(
         "a call is delivered at its last attempt", ("UNAVAILABLE",) * 3, "default", 4, "redelivered"

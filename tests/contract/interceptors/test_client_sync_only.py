@@ -1,7 +1,6 @@
 """Calls of `grpc` only: threads that block, futures, dropped calls, callbacks on other threads."""
 
 import gc
-import logging
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -175,40 +174,6 @@ def test_a_message_that_was_read_is_returned_although_the_attempt_has_failed(
         next(stream)
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
     assert len(shop.calls) == 1
-
-
-class Foreign(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
-    """Records calls, and their ends by done-callbacks, as tracing does."""
-
-    def __init__(self) -> None:
-        self.made = self.ended = 0
-
-    def intercept_unary_unary(self, continuation, details, request):
-        self.made += 1
-        call = continuation(details, request)
-        call.add_done_callback(self._end)
-        return call
-
-    intercept_unary_stream = intercept_unary_unary
-
-    def _end(self, call) -> None:
-        self.ended += 1
-        logging.getLogger("tests").debug("%s", call.code())
-
-
-@pytest.mark.parametrize(("style", "stacked"), [("future", 1), ("stream", 2)])
-def test_outer_interceptors_see_one_call_and_inner_ones_each_attempt(
-    shop, shop_channel, style, stacked
-):
-    shop.then("UNAVAILABLE")
-    outside, inside = Foreign(), Foreign()
-    policy = CallPolicy(retry=RETRY, idempotent=True)
-    ours = [one for _ in range(stacked) for one in client_interceptors(policy)]
-    channel = grpc.intercept_channel(shop_channel, outside, *ours, inside)
-    assert answer(begin(channel, style), style) == b"x"
-    wait_until(lambda: (outside.ended, inside.ended) == (1, 2))
-    assert (outside.made, inside.made) == (1, 2)
-    assert channel.unary_unary(UNARY_UNARY)(b"y") == b"y"
 
 
 def gated(message, rest):

@@ -125,45 +125,26 @@ def test_failback_delivers_the_request_as_it_was_when_the_call_began(
 # --- What is not queued ---
 
 
-def test_an_error_that_retry_on_does_not_name_is_the_callers(shop, client, open_channel, queues):
-    shop.then("NOT_FOUND")
-    assert client.refused(open_channel()).code() is grpc.StatusCode.NOT_FOUND
-    assert queues.pending == 0
+def broken(error):
+    raise RuntimeError("no idea")
 
 
-@pytest.mark.parametrize("failback", [OTHERS, AUDIT.replace(max_attempts=1)])
-@ways("sync blocking", "sync future", "aio unary", "aio stream")
-def test_the_request_stream_is_not_read_on_for_an_error_that_is_not_queued(
-    shop, client, open_channel, failback
+@pytest.mark.parametrize(
+    "failback", [OTHERS, AUDIT.replace(max_attempts=1), FailbackPolicy(retry_on=broken)]
+)
+def test_an_error_that_is_not_queued_is_the_callers_and_no_request_is_read_for_it(
+    shop, client, open_channel, queues, events, failback
 ):
-    shop.then("UNAVAILABLE")
-    gate = threading.Event()
-    error = client.refused(open_channel(failback), requests=client.requests(b"a", gate=gate))
+    shop.then("UNAVAILABLE", "UNAVAILABLE")
+    channel, gate = open_channel(failback), threading.Event()
+    assert client.refused(channel).code() is UNAVAILABLE
+    error = client.refused(channel, requests=client.requests(b"a", gate=gate))
     gate.set()
     assert error.code() is UNAVAILABLE
     assert not hasattr(error, "__notes__")  # else it was gathered, and not known to its end
-
-
-@pytest.mark.parametrize("streamed", [False, True])
-@each_world
-def test_a_predicate_that_raises_leaves_the_error_unchanged(
-    shop, client, open_channel, events, streamed
-):
-    """It is called before a request stream is read on."""
-
-    def broken(error):
-        raise RuntimeError("no idea")
-
-    shop.then("NOT_FOUND")
-    gate = threading.Event()
-    requests = client.requests(b"a", gate=gate) if streamed else None
-    error = client.refused(open_channel(FailbackPolicy(retry_on=broken)), requests=requests)
-    gate.set()
-    assert error.code() is grpc.StatusCode.NOT_FOUND
-    if streamed:
-        assert not hasattr(error, "__notes__")
-    wait_until(lambda: events)
-    assert [type(event) for event in events] == [CallbackFailed]
+    assert queues.pending == 0
+    raised = [CallbackFailed] * 2 if failback.retry_on is broken else []
+    wait_until(lambda: [type(event) for event in events] == raised)
 
 
 @ways("sync future", "sync stream", "aio unary")

@@ -10,9 +10,9 @@ import grpc
 import pytest
 from google.protobuf.wrappers_pb2 import StringValue
 
-from fixtures.aio_channels import read_all, refused, sent
+from fixtures.aio_channels import refused, sent
 from fixtures.clients import SYNC_WAYS, ways
-from fixtures.shop import STREAM_STREAM, STREAM_UNARY, Fail, Hang
+from fixtures.shop import STREAM_UNARY, Fail, Hang
 from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
 from fixtures.worlds import RETRY
 from rpcwheel.call import CallPolicy, DeadlinePolicy
@@ -151,27 +151,3 @@ async def test_after_done_writing_no_more_is_written(own):
     assert await call == b"a"
     with pytest.raises(asyncio.InvalidStateError, match="finished"):
         await call.write(b"b")
-
-
-async def test_a_write_after_the_server_has_failed_the_call_raises(shop, own):
-    shop.then(Fail("NOT_FOUND"))
-    call = own.retrying().stream_unary(STREAM_UNARY)()
-    with pytest.raises((grpc.aio.AioRpcError, asyncio.InvalidStateError)):
-        await write_for_ever(call)
-    assert await call.code() is grpc.StatusCode.NOT_FOUND
-
-
-async def write_for_ever(call):
-    while True:
-        await call.write(b"a")
-
-
-async def test_the_caller_gets_the_servers_status_if_it_ends_the_call_early(shop, channels):
-    """Without rpcwheel every second such call ends with INTERNAL (grpcio 1.85)."""
-    member = channels.retrying().stream_stream(STREAM_STREAM)
-    for _ in range(20):
-        shop.then("NOT_FOUND")
-        call = member([b"a", b"b"])
-        error = await refused(read_all(call))
-        assert error.code() is grpc.StatusCode.NOT_FOUND
-        assert await call.code() is grpc.StatusCode.NOT_FOUND

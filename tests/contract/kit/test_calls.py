@@ -7,11 +7,7 @@ from fixtures.grpc_servers import IMPATIENT
 from fixtures.shop import SERVICE, UNARY_UNARY
 from fixtures.small_servers import METHOD, serving_in
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel import (
-    FailbackPolicy,
-    RetryPolicy,
-    current_deadline,
-)
+from rpcwheel import FailbackPolicy, RetryPolicy, current_deadline
 from rpcwheel.errors import FailbackClosed
 
 RETRY = RetryPolicy(retry_on="UNAVAILABLE", backoff=0)

@@ -8,11 +8,12 @@ import pytest
 import rpcwheel
 import rpcwheel.balancer.aio
 import rpcwheel.transport.aio
-from fixtures.shop import UNARY_UNARY
+from fixtures.shop import UNARY_UNARY, Hang
 from fixtures.small_servers import ECHOING, METHOD, running
 from fixtures.waiting import WAIT_S, wait_until
 from fixtures.worlds import AioWorld, SyncWorld
 from rpcwheel import ConfigurationError, HeartbeatPolicy, Kit
+from rpcwheel.balancer import BalancerPolicy
 from rpcwheel.events import ConnectionClosed, IdleDetectionLimited
 from rpcwheel.heartbeat import HeartbeatState, MethodProbe
 from rpcwheel.idle import ConnectionTable
@@ -112,7 +113,8 @@ def test_each_subchannel_of_a_balanced_channel_has_a_heartbeat(shop, world, kit,
     made, another = kit(heartbeat=10.0), kit(heartbeat=10.0)
     instance = ServiceInstance(service="shop", host="127.0.0.1", port=shop.port)
     balancer = rpcwheel.balancer if world.name == "sync" else rpcwheel.balancer.aio
-    balanced = world.keep(world.do(balancer.BalancedChannel, "shop", [instance], timer=timer))
+    settings = {"timer": timer, "balancer_policy": BalancerPolicy(self_preservation=False)}
+    balanced = world.keep(world.do(balancer.BalancedChannel, "shop", [instance], **settings))
     channel = world.do(made.intercept_channel, balanced)
     assert world.call(channel).result() == b"x"
     (subchannel,) = balanced.subchannels
@@ -121,7 +123,12 @@ def test_each_subchannel_of_a_balanced_channel_has_a_heartbeat(shop, world, kit,
     world.do(another.intercept_channel, balanced)  # its subchannel has a channel by now
     assert len(another.heartbeats) == 1
     world.do(another.close)
+    shop.then(hang := Hang())
+    call = world.call(channel)  # which the removed subchannel still serves
+    assert hang.begun.wait(WAIT_S)
     world.do(balanced.update, [])
+    wait_until(lambda: made.heartbeats == ())
+    call.cancel()
     with pytest.raises(RuntimeError, match="this kit is closed"):
         world.do(another.intercept_channel, balanced)
 
@@ -175,10 +182,7 @@ def test_without_the_settings_there_are_no_heartbeats_and_no_connection_tables(s
 
 def test_a_heartbeat_uses_the_probe_of_its_channel(shop, timer):
     probe = MethodProbe(UNARY_UNARY)
-    with (
-        Kit(heartbeat=10.0, timer=timer) as kit,
-        kit.channel(shop.target, probe=probe) as channel,
-    ):
+    with Kit(heartbeat=10.0, timer=timer) as kit, kit.channel(shop.target, probe=probe) as channel:
         assert channel.unary_unary(UNARY_UNARY)(b"a") == b"a"
         (heartbeat,) = kit.heartbeats
         heartbeat.beat()

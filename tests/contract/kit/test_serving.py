@@ -6,13 +6,10 @@ from contextlib import contextmanager
 import grpc
 import pytest
 
-import rpcwheel
 from fixtures.shops import SERVICE, WHO
-from fixtures.waiting import WAIT_S, wait_until
+from fixtures.waiting import WAIT_S
 from rpcwheel import ConfigurationError, Kit, RegistryPolicy, RetryPolicy
 from rpcwheel.balancer import BalancerPolicy
-from rpcwheel.heartbeat import HeartbeatState
-from rpcwheel.registry import ServiceInstance
 
 QUICK = {"port": 0, "lame_duck": 0.05}
 PATIENT = BalancerPolicy(pick_timeout=WAIT_S)
@@ -98,21 +95,3 @@ def test_serve_with_several_servers_needs_the_connection_table(make_shop, memory
             settings = {"connections": each[0], **QUICK}
             with kit.serve(shop.server, publish=memory, service=SERVICE, **settings):
                 pass
-
-
-def test_the_heartbeat_of_a_subchannel_ends_when_its_instance_is_gone(make_shop, memory):
-    shop = make_shop()
-    policy = PATIENT.replace(self_preservation=False)
-    instance = ServiceInstance(service=SERVICE, host="127.0.0.1", port=shop.listen())
-    shop.server.start()
-    with rpcwheel.open_registry(memory) as registry, Kit(heartbeat=60.0) as kit:
-        registry.register(instance, wait=WAIT_S)
-        with kit.channel(f"{memory}/{SERVICE}", balancer_policy=policy) as channel:
-            hold = channel.unary_unary(f"/{SERVICE}/Hold").future(b"", timeout=WAIT_S)
-            assert shop.held.wait(WAIT_S)
-            (heartbeat,) = kit.heartbeats
-            registry.unregister(instance, wait=WAIT_S)
-            assert wait_until(lambda: heartbeat.state is HeartbeatState.CLOSED)
-            assert kit.heartbeats == ()
-            shop.release.set()
-            assert hold.result() == b"a"

@@ -183,18 +183,6 @@ def test_a_reconnect_is_an_event_of_the_spans_of_the_calls_in_flight(
     }  # fmt: skip
 
 
-def test_a_reconnect_before_the_end_of_a_call_is_followed_by_its_retry(
-    shop, world, reconnecting, spans
-):
-    kit, connection = world.keep(world.api.Kit(**RETRIED)), reconnecting(shop.target)
-    channel = world.do(kit.intercept_channel, connection)
-    with spans.caller() as span:
-        call = in_flight(world, channel, "unary_unary", "held", shop, span)
-        assert world.do(connection.reconnect, "a test", drain_timeout=0)
-        assert call.result() == b"ab"
-    assert events_of(span) == ["rpcwheel.reconnect", "rpcwheel.retry"]
-
-
 def test_a_dead_connection_is_an_event_of_the_spans_of_its_calls(world, reconnecting, spans):
     heartbeat = rpcwheel.heartbeat if world.name == "sync" else rpcwheel.heartbeat.aio
     with FlakyServer() as server:

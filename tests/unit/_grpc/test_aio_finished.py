@@ -6,12 +6,7 @@ import pickle
 import grpc
 import pytest
 
-from rpcwheel._grpc.aio_finished import (
-    CANCELLED_HERE,
-    failed_call,
-    finished_call,
-    refused_by,
-)
+from rpcwheel._grpc.aio_finished import CANCELLED_HERE, failed_call, finished_call, refused_by
 from rpcwheel._grpc.aio_relay import WouldBlockError, failure_of, has_ended, run_without_waiting
 from rpcwheel._grpc.calls import aio_metadata
 from rpcwheel.errors import REFUSALS

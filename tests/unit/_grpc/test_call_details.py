@@ -6,12 +6,7 @@ import grpc
 import pytest
 
 from fixtures.shop import UNARY_UNARY
-from rpcwheel._grpc.calls import (
-    Details,
-    copy_details,
-    details_with_timeout,
-    metadata_tuple,
-)
+from rpcwheel._grpc.calls import Details, copy_details, details_with_timeout, metadata_tuple
 from rpcwheel.call.retry import ATTEMPTS_KEY, RETRY_KEY, with_attempt
 
 GIVEN = {

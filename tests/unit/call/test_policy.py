@@ -166,11 +166,6 @@ def test_limits_within_the_timeout_are_accepted():
     assert CallPolicy(methods={"/a/*": silent}).policy_for("/a/b").timeout.message_timeout == 5.0
 
 
-def test_a_retry_is_accepted_before_a_method_is_marked_idempotent():
-    """The method may be marked by `call_options`."""
-    assert CallPolicy(retry=RetryPolicy(retry_on="RESOURCE_EXHAUSTED")).retry
-
-
 # A value like others
 
 

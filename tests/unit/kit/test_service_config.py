@@ -125,8 +125,7 @@ def test_null_and_an_empty_name_are_ignored():
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("1s", 1.0), ("1.5s", 1.5), ("0.000000001s", 1e-9), ("3600s", 3600.0)],
+    ("text", "seconds"), [("1s", 1.0), ("1.5s", 1.5), ("0.000000001s", 1e-9), ("3600s", 3600.0)]
 )
 def test_durations_are_seconds(text, seconds):
     assert of(methods({"name": [{}], "timeout": text}), "/s/M")[0] == seconds
