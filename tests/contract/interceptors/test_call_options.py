@@ -2,9 +2,8 @@
 
 import grpc
 
-import rpcwheel
 from fixtures.clients import held, ways
-from rpcwheel import DefaultResponsePolicy, aio, call_options
+from rpcwheel import DefaultResponsePolicy, call_options
 
 each_world = ways("sync blocking", "aio unary")
 
@@ -51,7 +50,3 @@ def test_a_call_follows_the_options_under_which_it_began(shop, client):
         call = client.begin(channel)
     assert client.answer(call) == b"no"
     assert len(shop.calls) == 1
-
-
-def test_both_worlds_export_the_same_function():
-    assert aio.call_options is rpcwheel.call_options is call_options

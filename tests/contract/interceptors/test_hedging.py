@@ -1,7 +1,6 @@
 """Hedged calls: further attempts while the first one runs (gRFC A6)."""
 
 import asyncio
-import time
 
 import grpc
 import pytest
@@ -106,20 +105,6 @@ def test_if_all_attempts_fail_the_caller_gets_the_last_failure_or_the_default(sh
 
 def pushback(milliseconds: str) -> Fail:
     return Fail("UNAVAILABLE", trailing=(("grpc-retry-pushback-ms", milliseconds),))
-
-
-@each_world
-def test_a_server_may_ask_for_a_delay_before_the_next_attempt(shop, begin, timer):
-    shop.then(pushback("60000"))
-    call = begin(hedging=HEDGING.replace(delay=1e6))
-    waited_s = 0
-    while not call.done():  # it has failed at some moment that cannot be seen
-        time.sleep(0.001)
-        timer.advance(1)
-        waited_s += 1
-    assert waited_s >= 60
-    assert call.result() == b"x"
-    assert len(shop.calls) == 2
 
 
 @each_world

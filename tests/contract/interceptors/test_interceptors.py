@@ -8,34 +8,12 @@ import pytest
 
 from fixtures.clients import in_every_way, noting
 from fixtures.waiting import WAIT_S
-from rpcwheel import interceptors
 from rpcwheel.call import CallPolicy
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.failback import FailbackPolicy
-from rpcwheel.interceptors import aio, client_interceptors, intercept_channel, sync
-
-KINDS = ("UnaryUnary", "UnaryStream", "StreamUnary", "StreamStream")
+from rpcwheel.interceptors import aio, intercept_channel
 
 TOKEN = grpc.access_token_call_credentials("token")
-
-
-def test_sync_and_aio_export_the_same_names():
-    assert sync.__all__ == aio.__all__ == sorted(sync.__all__)
-    assert set(sync.__all__) == set(interceptors.__all__)
-
-
-def test_one_interceptor_of_grpc_handles_all_four_kinds():
-    (one,) = client_interceptors(CallPolicy())
-    assert all(isinstance(one, getattr(grpc, f"{kind}ClientInterceptor")) for kind in KINDS)
-
-
-def test_grpc_aio_has_one_interceptor_for_each_kind():
-    """grpc.aio uses an object for one kind only."""
-    kinds = [getattr(grpc.aio, f"{kind}ClientInterceptor") for kind in KINDS]
-    ours = aio.client_interceptors(CallPolicy())
-    assert [[isinstance(one, kind) for kind in kinds] for one in ours] == [
-        [kind is other for other in kinds] for kind in kinds
-    ]
 
 
 # --- What is refused ---

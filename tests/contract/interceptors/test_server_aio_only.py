@@ -1,17 +1,15 @@
 """The server interceptor of `grpc.aio`: classes of handlers, tasks, generators, thread pools."""
 
 import asyncio
-import inspect
-import itertools
 import threading
 from contextvars import ContextVar
 
 import grpc
 import pytest
-from scenarios.served import KINDS, ROUNDED, aio_answering, aio_ask, answering, begin, handler
+from scenarios.served import ROUNDED, aio_ask, answering, begin, handler
 
 from fixtures.grpc_servers import IMPATIENT
-from fixtures.handlers import bound, left, partly, reading_and_writing, seconds
+from fixtures.handlers import left, seconds
 from fixtures.small_servers import METHOD, Gate, aio_serving
 from fixtures.waiting import WAIT_S, aio_wait_until
 from rpcwheel.call import CallPolicy, DeadlinePolicy
@@ -20,25 +18,6 @@ from rpcwheel.interceptors.aio import server_interceptors
 from rpcwheel.timer import AsyncWheelTimer
 
 LOOKED_AT = ContextVar("looked_at", default=None)
-NATURES = [aio_answering, reading_and_writing, bound, partly, answering]
-
-
-async def test_a_wrapped_handler_has_the_class_of_the_handler():
-    """grpc.aio treats coroutine functions, generators and plain functions differently."""
-    (interceptor,) = server_interceptors()
-    changed = []
-    for nature, kind in itertools.product(NATURES, KINDS):
-        behavior = nature(kind, left)
-
-        async def continuation(_details, made=handler(kind, behavior)):  # noqa: B008
-            return made
-
-        made = await interceptor.intercept_service(continuation, type("", (), {"method": METHOD}))
-        served = getattr(made, kind)
-        asks = (inspect.iscoroutinefunction, inspect.isasyncgenfunction)
-        if [ask(served) for ask in asks] != [ask(behavior) for ask in asks]:
-            changed.append((nature.__name__, kind))
-    assert changed == []
 
 
 class EndedByItsClient:

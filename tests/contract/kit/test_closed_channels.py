@@ -7,6 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 
+import rpcwheel
+import rpcwheel.aio
 from fixtures.shop import UNARY_STREAM, UNARY_UNARY, Hang, Silent
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel import FailbackPolicy, open_registry
@@ -68,13 +70,6 @@ def test_a_closed_channel_keeps_its_connections_until_no_call_of_it_is_queued(wo
     assert world.do(kit.flush, WAIT_S)
     assert wait_until(lambda: not kit.heartbeats)
     world.do(kit.close)
-
-
-def test_close_of_the_kit_returns_the_calls_of_closed_channels(world, shop):
-    kit = world.api.Kit(failback=LATER)
-    world.do(queue_one(world, shop, kit, shop.target).close)
-    (failed,) = world.do(kit.close, 0)
-    assert (failed.function, failed.args, failed.attempts) == (UNARY_UNARY, (b"a",), 1)
 
 
 def test_a_second_close_of_the_kit_leaves_the_connections_to_the_first(world, shop):
@@ -142,9 +137,7 @@ def test_with_a_journal_running_deliveries_end_and_other_calls_stay(world, shop,
 
 
 def test_with_grpc_a_blocking_call_continues_on_a_closed_channel_with_queued_calls(shop):
-    from rpcwheel import Kit
-
-    kit = Kit(failback=LATER)
+    kit = rpcwheel.Kit(failback=LATER)
     shop.then("UNAVAILABLE", hang := Hang())
     channel = kit.channel(shop.target)
     member = channel.unary_unary(UNARY_UNARY)
@@ -161,9 +154,7 @@ def test_with_grpc_a_blocking_call_continues_on_a_closed_channel_with_queued_cal
 
 
 async def test_with_aio_close_waits_for_calls_in_flight_as_long_as_its_grace(shop):
-    from rpcwheel.aio import Kit
-
-    kit = Kit(failback=LATER)
+    kit = rpcwheel.aio.Kit(failback=LATER)
     shop.then("UNAVAILABLE", hang := Hang())
     channel = kit.channel(shop.target)
     member = channel.unary_unary(UNARY_UNARY)
