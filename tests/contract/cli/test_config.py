@@ -131,17 +131,14 @@ def test_check_of_a_method_names_the_pattern_of_each_setting(checked) -> None:
     assert found["retry.backoff"][:2] == ({"initial": 0.1, "max": 2.0}, "file")
 
 
-def test_check_of_a_method_names_the_pattern_that_replaces_a_policy(checked) -> None:
+def test_check_of_a_method_names_the_pattern_that_replaces_or_removes_a_policy(
+    file, checked
+) -> None:
     found = checked("--method", "/shop.Audit/Push")
     assert found["retry"] == (None, "/shop.Audit/*", "replaced by failback")
     assert found["hedging"] == (None, "default")
     assert found["failback.retry_on"] == (["UNAVAILABLE"], "/shop.Audit/*")
     assert found["failback.max_pending"] == (100, "default")
-
-
-def test_check_names_the_layer_that_sets_none_and_not_one_that_replaces_nothing(
-    file, checked
-) -> None:
     with file.open("a") as more:
         more.write('[methods."/shop.*/P*"]\nretry = false')
     assert checked("--method", "/shop.Audit/Push")["retry"] == (None, "/shop.*/P*")
@@ -192,7 +189,8 @@ failback.default = { "a b" = [{ day = "\\u00e9" }], empty = {} }
     pasted = "\n".join(f"{name} = {value}" for name, value in printed.items())
     again = file.with_name("again.toml")
     again.write_text(pasted)
-    assert tomllib.loads(pasted)["failback"]["default"] == {"a b": [{"day": "é"}], "empty": {}}
+    default = {"a b": [{"day": "é"}], "empty": {}}
+    assert tomllib.loads(pasted)["failback"]["default"] == default
     assert policy_from_file(file) == policy_from_file(again)
 
 

@@ -37,19 +37,15 @@ def registry() -> prometheus_client.CollectorRegistry:
     return registry_with(Collector())
 
 
-def test_an_event_is_in_the_next_scrape(registry):
-    name = "rpcwheel_retries_total", "Scraped", "shop.Orders"
-    for expected in (1, 2):
-        emit(RetryScheduled("/shop.Orders/Scraped", 1, "UNAVAILABLE", 0.1))
-        assert read(registry)[name] == expected
-
-
-def test_a_hostile_name_adds_no_line_and_no_label(registry):
-    emit(RetryScheduled(HOSTILE, 1, "UNAVAILABLE", 0.1))
-    service, _, method = HOSTILE[1:].partition("/")
-    found = [key for key in read(registry) if key[0] == "rpcwheel_retries_total"]
-    assert ("rpcwheel_retries_total", method, service) in found
-    assert {len(key) for key in found} == {3}
+@pytest.mark.parametrize("name", ["/shop.Orders/Scraped", HOSTILE], ids=["plain", "hostile"])
+def test_an_event_is_in_the_next_scrape_and_its_name_adds_no_line_and_no_label(registry, name):
+    service, _, method = name[1:].partition("/")
+    for _ in range(2):
+        before = read(registry).get(("rpcwheel_retries_total", method, service), 0)
+        emit(RetryScheduled(name, 1, "UNAVAILABLE", 0.1))
+        found = read(registry)
+        assert found["rpcwheel_retries_total", method, service] == before + 1
+        assert {len(key) for key in found if key[0] == "rpcwheel_retries_total"} == {3}
 
 
 def test_a_name_that_another_library_registered_is_left_to_it():

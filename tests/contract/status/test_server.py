@@ -14,6 +14,7 @@ from itertools import product
 import pytest
 
 import rpcwheel
+from fixtures.forks import holds_in_child
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel import ConfigurationError, Kit, status
 from rpcwheel.status import server as server_module
@@ -31,8 +32,8 @@ def server():
 
 @pytest.fixture
 def guarded():
-    """A server that needs a token."""
-    with StatusServer(0, token=TOKEN) as server:
+    """A server at all addresses, which needs a token."""
+    with StatusServer(0, "0.0.0.0", TOKEN) as server:
         yield server
 
 
@@ -50,9 +51,13 @@ def get(server, path="/", method="GET", **headers):
 
 def exchange(server, data: bytes) -> bytes:
     """Send bytes, and return all that comes until the server closes the connection."""
-    with socket.create_connection(("127.0.0.1", server.port), WAIT_S) as client:
+    with connect(server) as client:
         client.sendall(data)
         return received(client)
+
+
+def connect(server) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.port), WAIT_S)
 
 
 def received(client) -> bytes:
@@ -204,7 +209,7 @@ def test_invalid_requests_get_an_error_as_plain_text(server, caplog, data, statu
 def test_a_client_that_sends_slowly_is_disconnected(set_limit):
     set_limit("status.server.TIMEOUT_S", 0.2)
     with StatusServer(0) as server:
-        with socket.create_connection(("127.0.0.1", server.port), WAIT_S) as client:
+        with connect(server) as client:
             client.sendall(b"GET / HT")
             assert received(client) == b""
         wait_until(lambda: not server._http.connections)
@@ -214,7 +219,7 @@ def test_a_client_that_reads_nothing_is_disconnected(monkeypatch, set_limit):
     big = server_module.Answer(server_module.HTTPStatus.OK, b"x" * 100_000_000)
     monkeypatch.setattr(server_module, "PATHS", {"/": lambda _: big})
     set_limit("status.server.TIMEOUT_S", 0.2)
-    with StatusServer(0) as server, socket.create_connection(("127.0.0.1", server.port)) as client:
+    with StatusServer(0) as server, connect(server) as client:
         client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
         with suppress(ConnectionError):
             client.recv(1)  # it answers
@@ -222,9 +227,7 @@ def test_a_client_that_reads_nothing_is_disconnected(monkeypatch, set_limit):
 
 
 def test_connections_without_a_request_do_not_prevent_others(server):
-    held = [
-        socket.create_connection(("127.0.0.1", server.port), WAIT_S) for _ in range(MAX_CONNECTIONS)
-    ]
+    held = [connect(server) for _ in range(MAX_CONNECTIONS)]
     wait_until(lambda: len(server._http.connections) == MAX_CONNECTIONS)
     assert get(server)[0].status == 200
     assert received(held[0]) == b""  # the oldest one
@@ -246,7 +249,7 @@ def test_too_many_requests_are_refused_until_one_ends(server, monkeypatch):
         answers = [pool.submit(get, server) for _ in range(MAX_CONNECTIONS)]
         for _ in answers:
             assert running.acquire(timeout=WAIT_S)
-        with socket.create_connection(("127.0.0.1", server.port), WAIT_S) as one_more:
+        with connect(server) as one_more:
             assert received(one_more).startswith(b"HTTP/1.0 503 ")
         go_on.set()
         assert {one.result(WAIT_S)[0].status for one in answers} == {200}
@@ -282,14 +285,14 @@ def test_kits_with_the_same_fixed_port_share_the_live_view():
 
 
 def test_close_ends_threads_connections_and_the_port(server):
-    client = socket.create_connection(("127.0.0.1", server.port), WAIT_S)
+    client = connect(server)
     with client:
         wait_until(lambda: server._http.connections)
         server.close()
         assert received(client) == b""
     wait_until(lambda: not [t for t in threading.enumerate() if t.name == "rpcwheel-status"])
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", server.port), WAIT_S)
+        connect(server)
     server.close()
     assert server.closed
 
@@ -322,22 +325,12 @@ def test_an_ipv6_address_is_served():
             assert received(client).startswith(b"HTTP/1.0 200 ")
 
 
-def test_all_addresses_may_be_served_with_a_token():
-    with StatusServer(0, "0.0.0.0", TOKEN) as server:
-        assert get(server, "/status.json", Authorization=f"Bearer {TOKEN}")[0].status == 200
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 def test_a_forked_child_closes_its_copies_of_the_sockets(server):
-    with socket.create_connection(("127.0.0.1", server.port), WAIT_S):
+    with connect(server):
         wait_until(lambda: server._http.connections)
-        (connection,) = server._http.connections
-        child = os.fork()
-        if not child:
-            sockets = (server._http.socket, connection)
-            os._exit(not server.closed or any(one.fileno() != -1 for one in sockets))
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        sockets = (server._http.socket, *server._http.connections)
+        assert holds_in_child(lambda: server.closed and all(one.fileno() == -1 for one in sockets))
     assert get(server)[0].status == 200
 
 
@@ -349,14 +342,10 @@ def test_a_kit_serves_its_status_until_it_is_closed(world):
         assert b"200 OK" in received(client)
     world.do(kit.close)
     assert kit.status_address is None
+    without_a_port = {"status_token": TOKEN, "status_host": "0.0.0.0"}
+    assert world.keep(world.do(world.api.Kit, **without_a_port)).status_address is None
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((host, int(port)), WAIT_S)
-
-
-def test_without_a_port_a_kit_serves_nothing(world):
-    for settings in ({}, {"status_token": TOKEN, "status_host": "0.0.0.0"}):
-        kit = world.keep(world.do(world.api.Kit, **settings))
-        assert kit.status_address is None
 
 
 def test_a_kit_with_a_status_counts_calls(world, monkeypatch):

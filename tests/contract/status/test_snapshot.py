@@ -13,9 +13,9 @@ import pytest
 
 from fixtures.certificates import mutual_credentials
 from fixtures.flaky_backends import flaky_backend
-from fixtures.shop import UNARY_UNARY
+from fixtures.shop import UNARY_UNARY, Hang
 from fixtures.shops import SERVICE, WHO
-from fixtures.small_servers import ECHOING, METHOD, Gate, running, serving
+from fixtures.small_servers import ECHOING, METHOD, running
 from fixtures.waiting import WAIT_S, wait_until
 from fixtures.worlds import AioWorld, SyncWorld
 from rpcwheel import FailbackPolicy, Kit, aio
@@ -135,13 +135,15 @@ def test_a_failback_queue_lists_its_oldest_calls(world, shop):
     assert tables_with(name="orders") == []
 
 
-def test_an_attempt_that_is_never_due_is_json(shop):
+def test_an_attempt_that_is_never_due_is_json_and_its_channel_has_a_problem(shop):
     shop.kill()
     policy = FAILBACK.replace(backoff=float("inf"))
     with Kit(failback=policy) as kit, kit.channel(shop.target) as channel:
         assert channel.unary_unary(UNARY_UNARY)(b"a") == b"later"
         status = snapshot()
         assert row(status.queues, name="orders").entries[0].next_attempt_s is None
+        found = row(status.channels, target=shop.target)
+        assert found.problem == "its servers cannot be reached"
         json.dumps(asdict(status), allow_nan=False)
         kit.close(0)
 
@@ -158,27 +160,13 @@ def test_heartbeats_and_channels_of_a_kit(world, shop, timer):
     found = row(status.channels, target=shop.target)
     assert (found.state, found.connection, found.calls) == ("READY", 1, 0)
     assert not found.balanced
+    shop.then(hang := Hang())
+    call = world.call(channel)
+    assert hang.begun.wait(WAIT_S)
+    assert row(snapshot().channels, target=shop.target).calls == 1
+    call.cancel()
     world.do(channel.close)
     assert tables_with(target=shop.target) == []
-
-
-def test_calls_in_flight_are_counted():
-    gate = Gate()
-    handler = grpc.unary_unary_rpc_method_handler(gate)
-    with serving(handler) as target, Kit() as kit, kit.channel(target) as channel:
-        call = channel.unary_unary(METHOD).future(b"a")
-        assert gate.entered.wait(WAIT_S)
-        assert row(snapshot().channels, target=target).calls == 1
-        gate.opened.set()
-        assert call.result(WAIT_S) == b"a"
-
-
-def test_an_unreachable_channel_has_a_problem():
-    with Kit() as kit, kit.channel("127.0.0.1:1") as channel:
-        with pytest.raises(grpc.RpcError):
-            channel.unary_unary(METHOD)(b"a")
-        found = row(snapshot().channels, target="127.0.0.1:1")
-        assert found.problem == "its servers cannot be reached"
 
 
 def test_subchannels_of_a_balanced_channel(world, shop):
@@ -276,12 +264,9 @@ def test_registrations_and_subscriptions_of_a_registry(world, memory, timer):
     assert tables_with(url=memory) == []
 
 
-def test_the_password_of_a_registry_is_not_in_the_status(timer):
+def test_a_registry_that_fails_has_a_problem_without_its_password(timer):
     with Registry("redis://user:secret@127.0.0.1:1", timer=timer):
         assert "secret" not in json.dumps(asdict(snapshot()))
-
-
-def test_a_registry_that_fails_has_a_problem(timer):
     backend = flaky_backend(timer)
     instance = ServiceInstance(service="shop.Orders", host="10.0.0.1", port=1)
     policy = RegistryPolicy(lease_ttl=6.0)
@@ -399,22 +384,16 @@ def test_a_journal_is_described(tmp_path):
     assert snapshot().journals == ()
 
 
-def test_dead_letters_and_waiting_calls_of_a_journal_are_a_problem(tmp_path, monkeypatch):
-    policy = FailbackPolicy(retry_on="UNAVAILABLE", journal=f"sqlite://{tmp_path}/journal.db")
-    with Kit(failback=policy) as kit, kit.channel("127.0.0.1:1"):
+def test_the_problems_of_a_journal(tmp_path, monkeypatch):
+    policy = FailbackPolicy(retry_on="UNAVAILABLE", journal=f"sqlite://{tmp_path}/none/journal.db")
+    with Kit(failback=policy, timeout=1.0) as kit, kit.channel("127.0.0.1:1") as channel:
+        with pytest.raises(grpc.RpcError):
+            channel.unary_unary("/shop.Audit/Push")(b"x")
         (journal,) = components.of_kind("journal")
         counts = [("a", 2, 1, 1200), ("b", 0, 0, 1), ("c", 0, 0, 0)]
         depths = [Depth("orders", *one, 1.0) for one in counts]
         monkeypatch.setattr(journal, "depths", lambda: depths)
         (found,) = snapshot().journals
+    assert (found.up, found.problem) == (False, "it stores nothing")
     problems = [one.problem for one in found.depths]
     assert problems == ["1,200 dead letters, 3 calls wait", "1 dead letter", ""]
-
-
-def test_a_journal_that_fails_has_a_problem(tmp_path):
-    policy = FailbackPolicy(retry_on="UNAVAILABLE", journal=f"sqlite://{tmp_path}/none/journal.db")
-    with Kit(failback=policy, timeout=1.0) as kit, kit.channel("127.0.0.1:1") as channel:
-        with pytest.raises(grpc.RpcError):
-            channel.unary_unary("/shop.Audit/Push")(b"x")
-        (journal,) = snapshot().journals
-        assert (journal.up, journal.problem) == (False, "it stores nothing")
