@@ -1,5 +1,6 @@
 """Pending calls in both worlds: threads that race, and real timers."""
 
+import time
 from collections import Counter
 
 import pytest
@@ -28,12 +29,20 @@ def test_a_future_that_the_user_ended_does_not_break_the_table(world, timer):
         assert (calls.pending, timer.pending) == (0, 0)
 
 
+class SlowKey(int):
+    """A number that lets other threads run whenever it is looked up."""
+
+    def __hash__(self):
+        time.sleep(0)
+        return int(self)
+
+
 def test_racing_threads_end_each_call_once(world, frequent_thread_switches):
     with WheelTimer() as timer, world.module.PendingCalls(timer) as calls:
         futures, called, won = {}, [], Counter()
 
         def open_all():
-            for key in range(300):
+            for key in map(SlowKey, range(300)):
                 connection = "ab"[key % 2]
                 futures[key] = calls.open(key, timeout=0.02 + key / 10_000, connection=connection)
                 futures[key].add_done_callback(called.append)

@@ -4,12 +4,11 @@ import concurrent.futures
 import gc
 import signal
 import threading
-import time
 import weakref
 
 import pytest
 
-from fixtures.pending_worlds import LOST, ends_of
+from fixtures.pending_worlds import ends_of
 from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import CallTimeout
@@ -146,37 +145,6 @@ def test_system_exit_in_a_callback_reaches_only_threads_of_the_user(calls, timer
     assert wait_until(lambda: ran == [timed_out])
     assert not [event for event in events if isinstance(event, TaskFailed)]
     assert answered.result() == 1
-
-
-# Threads and time
-
-
-class SlowKey:
-    """Lets other threads run whenever it is looked up."""
-
-    def __hash__(self):
-        time.sleep(0)
-        return id(self)
-
-
-def test_the_table_is_consistent_while_a_hash_function_runs_other_threads(
-    calls, frequent_thread_switches
-):
-    keys = [SlowKey() for _ in range(100)]
-    futures = [calls.open(key, timeout=60.0, connection="a") for key in keys]
-    won = [0, 0, 0]
-
-    def answer(which):
-        for key in keys[:80]:
-            won[which] += calls.received(key, 1)
-
-    def lose():
-        won[2] = calls.lost("a", LOST)
-
-    run_threads(lambda: answer(0), lambda: answer(1), lose)
-    assert sum(won) == 100
-    assert all(future.done() for future in futures)
-    assert calls.stats().answered == won[0] + won[1]
 
 
 def test_a_raised_error_does_not_keep_the_future_alive(calls, timer):

@@ -1,15 +1,15 @@
 """`KeyedExecutor`."""
 
 import itertools
-import os
 import threading
 import weakref
 from functools import partial
 
 import pytest
 
+from fixtures.forks import holds_in_child
 from fixtures.programs import run_program
-from fixtures.timers import run_threads
+from fixtures.timers import cannot_start, run_threads
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel._concurrency import executor
 from rpcwheel._concurrency.executor import EXECUTOR, KeyedExecutor
@@ -199,10 +199,7 @@ def test_a_child_forked_while_a_thread_starts_can_run_jobs(pool, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "_bootstrap", late)
         done = run(pool)
-        child = os.fork()
-        if child == 0:
-            os._exit(0 if run(EXECUTOR).wait(WAIT_S) and len(threading.enumerate()) < 3 else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert holds_in_child(lambda: run(EXECUTOR).wait(WAIT_S) and len(threading.enumerate()) < 3)
     go.set()
     assert done.wait(WAIT_S)
 
@@ -215,16 +212,12 @@ def test_a_process_can_exit_while_threads_start():
 
 def test_a_job_whose_thread_cannot_start_waits_for_another_thread(pool, events, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", no_thread)
+        patch.setattr(threading.Thread, "start", cannot_start)
         first = run(pool)
     assert not first.is_set()
     assert [type(event) for event in events] == [ExecutorRejected]
     assert run(pool).wait(WAIT_S)
     assert first.wait(WAIT_S)
-
-
-def no_thread(self):
-    raise RuntimeError("can't start new thread")
 
 
 def test_each_job_of_concurrent_threads_runs_once(pool):
@@ -249,7 +242,4 @@ def test_a_forked_child_starts_without_threads_and_jobs(hang):
     EXECUTOR.submit("key", job)
     assert job.began.wait(WAIT_S)
     with EXECUTOR._changed:  # held at the fork, as another thread might hold it
-        child = os.fork()
-        if child == 0:
-            os._exit(0 if run(EXECUTOR).wait(WAIT_S) else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert holds_in_child(lambda: run(EXECUTOR).wait(WAIT_S))

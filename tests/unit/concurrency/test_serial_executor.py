@@ -5,7 +5,8 @@ import threading
 
 import pytest
 
-from fixtures.forks import wait_status_of
+from fixtures.forks import holds_in_child
+from fixtures.timers import cannot_start
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel._concurrency import executor
 from rpcwheel._concurrency.executor import EXECUTOR, SerialExecutor
@@ -74,14 +75,15 @@ def test_a_serial_executor_is_empty_in_a_forked_child():
     serial.submit(lambda: (busy.set(), gate.wait(WAIT_S)))
     assert busy.wait(WAIT_S)
     serial._changed.acquire()  # as if another thread held it
-    child = os.fork()
-    if not child:
+
+    def runs_a_job():
         done = threading.Event()
         serial.submit(done.set)
-        os._exit(0 if done.wait(WAIT_S) else 1)
+        return done.wait(WAIT_S)
+
+    assert holds_in_child(runs_a_job)
     serial._changed.release()
     gate.set()
-    assert wait_status_of(child) == 0
 
 
 def test_a_serial_executor_without_a_thread_gets_one_with_the_next_job(monkeypatch, events):
@@ -91,7 +93,7 @@ def test_a_serial_executor_without_a_thread_gets_one_with_the_next_job(monkeypat
     EXECUTOR.submit(object(), lambda: gate.wait(WAIT_S))  # which may hang
     assert wait_until(lambda: not EXECUTOR._idle)
     with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", no_thread)
+        patch.setattr(threading.Thread, "start", cannot_start)
         serial.submit(lambda: seen.append(1))
         serial.submit(lambda: seen.append(2))
     assert seen == []
@@ -130,7 +132,3 @@ def test_jobs_after_one_that_raises_run_with_a_synchronous_run():
         serial.start()
     serial.submit(lambda: seen.append(2))
     assert seen == [1, 2]
-
-
-def no_thread(self):
-    raise RuntimeError("can't start new thread")

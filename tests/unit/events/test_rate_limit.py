@@ -20,14 +20,10 @@ def admitted(limiter, number, now_s, kind=CallSlow, subject="/a/b", **rate):
     return [limiter.admit(kind, subject, now_s, **(rate or TEN_IN_TEN)) for _ in range(number)]
 
 
-def test_events_beyond_the_burst_are_suppressed_until_the_period_ends(limiter):
+def test_events_beyond_the_burst_are_suppressed_and_counted_until_the_period_ends(limiter):
     assert admitted(limiter, 300, now_s=5.0) == [0] * 10 + [None] * 290
     assert admitted(limiter, 1, now_s=14.9) == [None]
-
-
-def test_admit_returns_the_count_with_the_first_event_after_the_period(limiter):
-    admitted(limiter, 300, now_s=5.0)
-    assert admitted(limiter, 12, now_s=15.0) == [290, *[0] * 9, None, None]
+    assert admitted(limiter, 12, now_s=15.0) == [291, *[0] * 9, None, None]
 
 
 def test_each_event_class_and_each_subject_has_its_own_burst(limiter):
@@ -36,18 +32,14 @@ def test_each_event_class_and_each_subject_has_its_own_burst(limiter):
     assert admitted(limiter, 10, now_s=0.0, kind=DefaultResponseUsed) == [0] * 10
 
 
-def test_over_returns_the_count_of_a_period_once(limiter):
+def test_a_count_is_returned_once_by_sweep_or_by_admit(limiter):
     admitted(limiter, 300, now_s=5.0)
     assert limiter.sweep(14.0) == []
     assert limiter.sweep(15.5) == [Suppressed(CallSlow, "/a/b", 290, 10.0)]
     assert limiter.sweep(99.0) == []
-    assert admitted(limiter, 1, now_s=99.0) == [0]
-
-
-def test_a_count_returned_by_admit_is_not_returned_by_over(limiter):
-    admitted(limiter, 300, now_s=5.0)
-    admitted(limiter, 1, now_s=15.0)
-    assert limiter.sweep(99.0) == []
+    assert admitted(limiter, 300, now_s=99.0)[0] == 0
+    assert admitted(limiter, 1, now_s=109.0) == [290]  # then it is not returned again
+    assert limiter.sweep(199.0) == []
 
 
 def test_flush_returns_all_counts(limiter):
