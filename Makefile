@@ -6,7 +6,7 @@
 #   ARGS="-x -k fork"    arguments of pytest
 
 PYTHON ?= python3
-ARGS   ?= -n 3
+ARGS   ?= -n 4
 
 BIN := .venv/bin
 # The names of stamp files contain a checksum of the settings, so that another PYTHON or CC has another stamp.

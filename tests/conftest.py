@@ -4,6 +4,7 @@ import gc
 import signal
 
 import grpc
+import pytest
 
 from rpcwheel.telemetry import components
 from rpcwheel.timer.queue import FORM
@@ -24,6 +25,11 @@ def pytest_sessionstart() -> None:
 
 def pytest_report_header() -> str:
     return f"rpcwheel: {FORM} wheel, grpcio {grpc.__version__}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the longest tests: at the end, the other workers would wait for them."""
+    items.sort(key=lambda item: item.path.name != "test_package.py")
 
 
 def pytest_collection_finish() -> None:
