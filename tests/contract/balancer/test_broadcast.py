@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 
-from fixtures.balanced_channels import BALANCER, connect, hang_all, instance
+from fixtures.balanced_channels import BALANCER, TRANSPORT, connect, hang_all, instance
 from fixtures.grpcio import BUGS_OF_INTERCEPTORS
 from fixtures.shop import UNARY_STREAM, UNARY_UNARY, Fail
 from fixtures.waiting import WAIT_S, wait_until
@@ -15,9 +15,6 @@ from rpcwheel import MethodPolicy, RetryPolicy
 from rpcwheel.balancer import BroadcastChannel, BroadcastFailed
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.events import CallbackFailed
-from rpcwheel.transport import aio, sync
-
-TRANSPORT = {"sync": sync, "aio": aio}
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 
-from fixtures.balanced_channels import connect, counts
+from fixtures.balanced_channels import connect, counts, hang_all
 from fixtures.shop import UNARY_UNARY, Fail, Hang
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel import HedgingPolicy
@@ -61,9 +61,7 @@ def test_each_attempt_goes_to_another_server_and_the_first_response_wins(
     channel, hedged = open_hedged(*shops, lb_policy=lb_policy)
     if connected:
         connect(world, channel)
-    hangs = [Hang(), Hang(), Hang()]
-    for shop, hang in zip(shops, hangs, strict=True):
-        shop.then(hang)
+    hangs = hang_all(shops)
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(call, world, hedged)
         assert all(hang.begun.wait(WAIT_S) for hang in hangs)

@@ -105,7 +105,9 @@ def test_the_wait_for_a_result_may_have_a_timeout(open_balanced):
         call.result(timeout=0.01)
 
 
-def test_blocked_calls_need_no_worker(shops, open_balanced, monkeypatch):
+def test_blocked_calls_need_no_worker(shops, open_balanced, monkeypatch, set_limit):
+    set_limit("balancer.channel.WAKE_INTERVAL_S", 0.01)
+
     def start(_):
         raise RuntimeError("can't start new thread")
 

@@ -479,15 +479,6 @@ def test_a_closed_plain_channel_is_not_watched(world, server, manager, timer):
     assert (manager.heartbeats, timer.pending) == ((), 0)
 
 
-def test_a_plain_channel_that_is_closed_is_detached(world, server, manager, timer):
-    channel = world.channel(server.target)
-    heartbeat = world.do(manager.attach, channel)
-    world.do(channel.close)
-    timer.advance(121.0)
-    assert wait_until(lambda: heartbeat.state is CLOSED)
-    assert manager.heartbeats == ()
-
-
 def test_attach_skips_interceptors_on_top_of_the_channel(world, channel, manager):
     intercepted = world.do(world.api.intercept_channel, channel, CallPolicy(timeout=5.0))
     heartbeat = world.do(manager.attach, intercepted)

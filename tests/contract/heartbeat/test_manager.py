@@ -2,7 +2,7 @@
 
 import pytest
 
-from fixtures.heartbeats import IN_AIO, IN_SYNC, timeout_of
+from fixtures.heartbeats import IN_AIO, IN_SYNC
 from fixtures.waiting import wait_until
 from rpcwheel.heartbeat import HealthProbe, HeartbeatPolicy, HeartbeatState, MethodProbe
 from rpcwheel.heartbeat.aio import HeartbeatManager
@@ -85,7 +85,7 @@ def test_heartbeats_of_channels_attached_together_spread_over_an_interval(
     channels = [world.channel(server.target) for _ in range(200)]
     for channel in channels:
         world.do(manager.attach, channel)
-    times = sorted(timeout_of(heartbeat).deadline for heartbeat in manager.heartbeats)
+    times = sorted(heartbeat._timeout.deadline for heartbeat in manager.heartbeats)
     world.do(manager.close)
     assert times[0] > 60.0
     assert times[-1] <= 120.6

@@ -6,13 +6,11 @@ import weakref
 import grpc
 import pytest
 
+from fixtures.balanced_channels import TRANSPORT
 from fixtures.shop import UNARY_UNARY
 from fixtures.waiting import WAIT_S, wait_until
 from fixtures.ways import hanging_call, ways_to_call
 from fixtures.worlds import KINDS
-from rpcwheel.transport import aio, sync
-
-TRANSPORT = {"sync": sync, "aio": aio}
 
 CLOSED = "closed|drained"
 

@@ -195,12 +195,6 @@ def test_concurrent_reconnects_replace_a_connection_once(shop, timer, events):
         assert (channel.number, len(events)) == (2, 1)
 
 
-def test_each_forced_reconnect_replaces_the_connection(channel, events):
-    run_threads(*[lambda: channel.reconnect(force=True)] * 8)
-    assert channel.number == 9
-    assert sorted(event.number for event in events) == [*range(2, 10)]
-
-
 # A thread of grpc's that begins to poll for the state of a channel just closed raises.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("drain", [None, 0])

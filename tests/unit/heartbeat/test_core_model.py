@@ -48,9 +48,9 @@ class Connection(RuleBasedStateMachine):
         )
         self.reads, self.writes = [], []  # of this connection, heartbeats included
         self.silent_from_start = silent_from_start
-        self.since = (
-            0 if silent_from_start else None
-        )  # silence counts from here if nothing was read
+        # Silence counts from here if nothing was read.
+        self.since = 0 if silent_from_start else None
+        self.observed_read = -1
         self.silent_misses = 0  # misses in a row that count
         self.stalled = 0  # how long this process stalled
         self.in_flight, self.awaiting_answer = set(), False
@@ -163,16 +163,11 @@ class Connection(RuleBasedStateMachine):
         self.driver.next_at()
         if self.since is None and not self.reads and self.writes:
             self.since = self.writes[0]
-        if self.reads and self.reads[-1] > self.last_observed():
+        if self.reads and self.reads[-1] > self.observed_read:
             self.silent_misses, self.is_new, self.awaiting_answer, self.stalled = 0, False, False, 0
             self.observed_read = self.reads[-1]
         if self.driver.state is not CLOSED and self.reconnecting:
             self.reconnecting = self.driver.confirm_dead()
-
-    observed_read = -1
-
-    def last_observed(self):
-        return self.observed_read
 
     @precondition(lambda self: self.in_flight)
     @rule(data=st.data())
@@ -184,13 +179,8 @@ class Connection(RuleBasedStateMachine):
         self.in_flight = {later for later in self.in_flight if later > number}
         self.answered += 1
         self.reads.append(driver.now)
-        self.silent_misses, self.awaiting_answer, self.is_new, self.observed_read = (
-            0,
-            False,
-            False,
-            driver.now,
-        )
-        self.stalled = 0
+        self.silent_misses, self.awaiting_answer, self.is_new, self.stalled = 0, False, False, 0
+        self.observed_read = driver.now
         self.observe()
 
     @precondition(lambda self: self.in_flight)
