@@ -30,12 +30,6 @@ def test_a_stub_works_after_a_reconnect_on_another_connection(
     assert wait_until(lambda: channel.calls == 0)
 
 
-def test_channels_to_one_server_have_a_connection_each(world, shop, open_reconnecting):
-    for _ in range(2):
-        world.call(open_reconnecting()).result()
-    assert len({seen.peer for seen in shop.calls}) == 2
-
-
 # What it is made of
 
 

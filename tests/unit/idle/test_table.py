@@ -65,6 +65,9 @@ def test_a_call_counts_until_it_ends(table):
     (seen,) = snapshot_of(table)
     assert (seen.calls_in_flight, seen.calls_total, table.open_calls) == (0, 2, 0)
     assert seen.state is ConnectionState.IDLE
+    (entry,) = table.entries()
+    entry.pending = PendingClose(IdleReason(IdleLimit.IDLE, S, S), table.now_ns())
+    assert snapshot_of(table)[0].state is ConnectionState.CLOSING
 
 
 def test_what_a_call_does_after_the_detector_ended_it_is_no_use(table, timer):
@@ -212,13 +215,6 @@ def test_of_two_sockets_with_the_same_peer_neither_is_taken_for_the_connection(t
 
 
 # --- Entries -------------------------------------------------------------------------------------
-
-
-def test_a_connection_that_is_being_closed_has_the_state_closing(table):
-    call(table).note_end()
-    (entry,) = table.entries()
-    entry.pending = PendingClose(IdleReason(IdleLimit.IDLE, S, S), table.now_ns())
-    assert snapshot_of(table)[0].state is ConnectionState.CLOSING
 
 
 def test_a_reason_note_report_once_until_the_connection_is_used():
