@@ -88,25 +88,15 @@ def test_a_method_may_have_multicallables_with_and_without_a_serializer(world, s
     assert sorted(seen.requests for seen in shop.calls[2:]) == [[b"a"], [b"b"]]
 
 
-def test_metadata_that_the_policy_does_not_list_is_not_stored(shop, client, policy, push, url):
-    shop.then("UNAVAILABLE")
-    push(client(policy(metadata=("a*",))), metadata=(("abc", "1"), ("b", "2")))
-    assert decode(stored(url)[0].body).metadata == (("abc", "1"),)
-
-
-def test_the_target_of_the_policy_replaces_that_of_the_channel(
+def test_the_policy_says_which_metadata_target_and_timeout_are_stored(
     world, shop, client, policy, push, url
 ):
     shop.then("UNAVAILABLE")
-    push(client(policy(target="orders")))
-    assert [call.target for call in stored(url)] == ["orders"]
+    push(client(policy(metadata=("a*",), target="orders")), metadata=(("abc", "1"), ("b", "2")))
+    (call,) = stored(url)
+    assert (call.target, decode(call.body).metadata) == ("orders", (("abc", "1"),))
     assert world.do(client.queues.flush, WAIT_S)
     assert len(shop.calls) == 2
-
-
-def test_calls_without_a_timeout_are_stored_with_that_of_the_policy_or_a_minute(
-    world, shop, client, url
-):
     shop.then("UNAVAILABLE", "UNAVAILABLE")
     for settings in ({"timeout": 5.0}, {}):
         world.do(client(**settings).unary_unary(UNARY_UNARY), b"")
@@ -343,6 +333,7 @@ def test_a_call_that_the_journal_does_not_store_is_refused_with_its_code(
         push(channel) if form == "call" else world.call(channel, timeout=WAIT_S).result()
     assert isinstance(caught.value, grpc.RpcError)
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert caught.value.__cause__.details().startswith("scripted")
     wait_until_quiet()  # reading is no recovery
     del script["append"]
     assert push(channel) == LATER
@@ -352,13 +343,6 @@ def test_a_call_that_the_journal_does_not_store_is_refused_with_its_code(
 
 
 # --- flush and close ---
-
-
-def test_flush_returns_false_in_time_if_the_server_stays_down(world, shop, client, push, url):
-    shop.then(*["UNAVAILABLE"] * 3)
-    push(client())
-    assert world.do(client.queues.flush, 0.1) is False
-    assert len(stored(url)) == 1
 
 
 def test_flush_makes_the_calls_due_that_an_earlier_process_has_left(world, shop, client, url):

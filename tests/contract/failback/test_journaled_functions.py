@@ -11,9 +11,6 @@ from pydantic import BaseModel
 from fixtures.failback_queues import in_world
 from fixtures.journals import dead, store, stored, wait_for_dead, wait_for_none
 from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
-from rpcwheel.errors import (
-    JournalRefused,
-)
 from rpcwheel.events import FailbackGaveUp, FailbackQueued
 from rpcwheel.failback import (
     FailbackInvoker,
@@ -259,14 +256,6 @@ def test_only_the_registered_function_can_be_stored(url):
     in_memory = FailbackInvoker(FailbackPolicy(retry_on=OSError))
     with pytest.raises(TypeError, match="its policy has no journal"):
         in_memory.register(print)
-
-
-def test_a_failing_journal_refuses_calls(world, journaled_in_world, script):
-    push = journaled_in_world(Flaky(ConnectionError()).call)
-    script["append"] = JournalRefused("no rights")
-    with pytest.raises(JournalRefused, match="was not queued, because no rights") as caught:
-        world.do(push)
-    assert isinstance(caught.value.__cause__, ConnectionError)
 
 
 async def test_enqueue_would_block_the_loop(journaled):

@@ -8,6 +8,7 @@ from tenacity import wait_fixed
 
 from fixtures.journaled_clients import LATER, only_sync
 from fixtures.journals import (
+    ScriptedJournal,
     dead,
     open_backend,
     store,
@@ -365,14 +366,17 @@ def test_calls_are_stored_while_the_timer_is_stopped(shop, push, client, new_que
     assert [call.state for call in stored(url)] == [CallState.READY]
 
 
+@pytest.mark.usefixtures("script")
 @pytest.mark.parametrize(("lease", "interval_s"), [(2, 0.5), (15, 1.0)])
-def test_the_journal_is_asked_several_times_in_a_lease(
-    lease, interval_s, begin, timer, url, script
+def test_the_journal_is_asked_several_times_in_a_lease_by_the_same_worker(
+    lease, interval_s, begin, timer, url
 ):
-    looks = []
-    script["take"] = lambda: looks.append(1)
+    def workers():
+        return [arguments[0] for name, *arguments in ScriptedJournal.requests if name == "take"]
+
     begin(journal=f"{url}?lease={lease}")
-    wait_until(lambda: len(looks) == 1)
+    wait_until(lambda: len(workers()) == 1)
     for number in range(3):
         timer.advance(interval_s)
-        assert len(looks) == 2 + number
+        assert len(workers()) == 2 + number
+    assert len(set(workers())) == 1

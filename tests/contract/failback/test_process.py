@@ -2,13 +2,11 @@
 
 import gc
 import os
-import subprocess
-import sys
-import textwrap
 
 import pytest
 
 from fixtures.failback_queues import FlakyFunction
+from fixtures.programs import run_program
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.failback import FailbackInvoker, FailbackPolicy
 from rpcwheel.timer import WheelTimer
@@ -53,21 +51,8 @@ def test_a_forked_child_has_an_empty_queue_that_works():
 # --- Process exit ---
 
 
-def run(program, *flags):
-    """Run a program of its own; returns its exit status and what it wrote to stderr."""
-    code = textwrap.dedent(program)
-    done = subprocess.run(
-        [sys.executable, *flags, "-c", code],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=3 * WAIT_S,
-    )
-    return done.returncode, done.stdout, done.stderr
-
-
 def test_calls_that_wait_or_hang_are_logged_at_exit_and_do_not_delay_it():
-    status, _, log = run("""
+    _, log = run_program("""
         import asyncio, threading
         from rpcwheel.failback import with_failback
 
@@ -93,15 +78,13 @@ def test_calls_that_wait_or_hang_are_logged_at_exit_and_do_not_delay_it():
         asyncio.run(wait_on_a_loop())
         begun.wait()
     """)
-    assert status == 0
     assert "__main__.wait: 2 calls not delivered, the program ended; the oldest waited" in log, log
     assert "__main__.wait_on_a_loop: 1 call not delivered, the program ended" in log
     assert "__main__.hang: 1 call not delivered, the program ended during an attempt" in log
 
 
 def test_without_pending_calls_nothing_is_written_at_exit():
-    status, out, log = run(
-        """
+    written = run_program("""
         from rpcwheel.failback import with_failback
 
         attempts = []
@@ -117,20 +100,15 @@ def test_without_pending_calls_nothing_is_written_at_exit():
         push()
         assert push.failback.close() == []
         print(len(attempts))
-        """,
-        "-X",
-        "dev",
-        "-W",
-        "error",
-    )
-    assert (status, out, log) == (0, "3\n", "")
+    """)
+    assert written == ("3\n", "")
 
 
 def test_a_grpc_call_that_hangs_in_an_attempt_does_not_break_the_exit(flaky_server):
     """A thread that comes back from gRPC's core into an interpreter that is gone could abort."""
     flaky_server.fail(1)
     flaky_server.freeze()
-    status, _, log = run(f"""
+    _, log = run_program(f"""
         import time
         import grpc
         from rpcwheel.failback import with_failback
@@ -143,5 +121,4 @@ def test_a_grpc_call_that_hangs_in_an_attempt_does_not_break_the_exit(flaky_serv
             time.sleep(0.001)
         time.sleep(0.1)  # the attempt is in gRPC's core, or on its way there: either must end well
     """)
-    assert status == 0, log
     assert "1 call not delivered, the program ended during an attempt" in log

@@ -195,7 +195,10 @@ def test_metadata_is_read_anew_for_each_attempt(url, backend, shop):
 
 
 @pytest.mark.parametrize("broken", [[].pop, lambda: [("a", "b", "c")]], ids=["raises", "no pairs"])
-def test_a_call_waits_while_there_is_no_metadata(broken, url, backend, shop, rpcwheel_events):
+def test_a_call_waits_while_there_is_no_metadata(
+    broken, url, backend, shop, rpcwheel_events, set_limit
+):
+    set_limit("failback.journaled.POLL_INTERVAL_S", 0.05)
     backend.append([stored_rpc(shop.target)])
     tokens = []
 

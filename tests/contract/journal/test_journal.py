@@ -3,22 +3,21 @@
 import dataclasses
 import os
 import threading
-from concurrent.futures import wait
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
 
 import pytest
 
-from fixtures.journals import store, stored
+from fixtures.journals import store, stored, wait_until_quiet
 from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import (
     ConfigurationError,
     JournalFull,
-    JournalOutcomeUnknown,
     JournalRefused,
     JournalUnavailable,
 )
 from rpcwheel.events import JournalFailed, JournalRecovered
-from rpcwheel.journal import journal as front
 from rpcwheel.journal.backend import (
     CallState,
     Dead,
@@ -41,16 +40,33 @@ def new_call(**fields):
 
 
 @pytest.fixture
-def journal(url):
+def journal(url, script):
     journal = open_journal(url)
+    journal.add_worker("w", "*", lambda ids: None)
     yield journal
     journal.close()
 
 
-def taken(journal, worker="w"):
-    if worker not in journal._workers:
-        journal.add_worker(worker, "*", lambda ids: None)
-    return journal.take(worker, [ROUTE], 0.0)
+@pytest.fixture
+def busy(journal, script):
+    """Keeps the journal busy with a request of another thread; what comes then is one group."""
+
+    @contextmanager
+    def busy():
+        entered, go_on = threading.Event(), threading.Event()
+        script["renew"] = lambda: (entered.set(), go_on.wait(WAIT_S))
+        with ThreadPoolExecutor() as pool:
+            pool.submit(journal.renew, "busy")
+            assert entered.wait(WAIT_S)
+            yield
+            del script["renew"]
+            go_on.set()
+
+    return busy
+
+
+def taken(journal):
+    return journal.take("w", [ROUTE], 0.0)
 
 
 # --- Appends ---
@@ -94,8 +110,10 @@ def test_calls_that_come_during_a_transaction_share_the_next_one(journal, monkey
 
 
 @pytest.mark.parametrize("bad", [{"attempts": 1 << 70}, {"delay_s": float("nan")}])
-def test_an_append_with_a_value_that_the_engine_refuses_fails_alone(bad, journal, url, events):
-    with journal._turn:  # so that they are one group
+def test_an_append_with_a_value_that_the_engine_refuses_fails_alone(
+    bad, journal, busy, url, events
+):
+    with busy():
         futures = [
             journal.append(new_call(key="1"), MANY),
             journal.append(new_call(key="2", **bad), MANY),
@@ -110,8 +128,8 @@ def test_an_append_with_a_value_that_the_engine_refuses_fails_alone(bad, journal
     assert journal.stored("*") == 2
 
 
-def test_the_limit_is_that_of_the_queue(journal):
-    with journal._turn:
+def test_the_limit_is_that_of_the_queue(journal, busy):
+    with busy():
         futures = [journal.append(new_call(queue=queue), 2) for queue in ("a", "a", "b", "a")]
     wait(futures, WAIT_S)
     assert [future.exception() is None for future in futures] == [True, True, True, False]
@@ -121,9 +139,7 @@ def test_the_limit_is_that_of_the_queue(journal):
 
 
 def append_in_a_group(journal, call, limit):
-    with journal._turn:  # the next thread that has the turn stores the calls that wait for it
-        future = journal.append(call, limit)
-    return future.result(WAIT_S)
+    return journal.append(call, limit).result(WAIT_S)
 
 
 @pytest.mark.parametrize("append", [Journal.append_now, append_in_a_group])
@@ -155,21 +171,6 @@ def test_dead_letters_do_not_count_and_delivered_calls_make_room(journal, url):
     assert [(one.waiting, one.dead) for one in journal.depths()] == [(1, 1)]
 
 
-def test_an_append_that_is_interrupted_may_be_stored(journal, monkeypatch):
-    def interrupt(calls):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(journal.backend, "append", interrupt)
-        with journal._turn:
-            other = journal._add(new_call(), MANY)
-        with pytest.raises(KeyboardInterrupt):
-            journal.append_now(new_call(), MANY)
-    with pytest.raises(JournalOutcomeUnknown, match="interrupted by KeyboardInterrupt"):
-        other.result(WAIT_S)
-    assert journal.append_now(new_call(), MANY) == 1
-
-
 @pytest.mark.parametrize(
     ("error", "raised", "failing"),
     [
@@ -177,8 +178,7 @@ def test_an_append_that_is_interrupted_may_be_stored(journal, monkeypatch):
         (KeyError("x"), JournalRefused, False),
     ],
 )
-def test_a_caller_alone_gets_the_error_of_the_engine(error, raised, failing, url, script):
-    journal = open_journal(url)
+def test_a_caller_alone_gets_the_error_of_the_engine(error, raised, failing, journal, url, script):
     script["append"] = error
     with pytest.raises(raised):
         journal.append_now(new_call(), MANY)
@@ -186,29 +186,26 @@ def test_a_caller_alone_gets_the_error_of_the_engine(error, raised, failing, url
     script.clear()
     assert journal.append_now(new_call(), MANY) == 1
     assert not journal.is_failing
-    journal.close()
 
 
 # --- Results ---
 
 
-def test_results_that_are_refused_are_kept_in_order_and_stored_later(url, script, events):
-    journal = open_journal(url)
+def test_results_that_are_refused_are_kept_and_stored_later(journal, url, script, events):
     for key in "12":
         journal.append_now(new_call(key=key), MANY)
     calls = taken(journal)
     script["report"] = JournalUnavailable("locked")
     for call in calls:
         journal.report("w", Postponed(call.id, 2, 0.0, "x"))
-    wait_until(lambda: [result.id for _, result in journal._results] == [1, 2])
+    wait_until(lambda: journal.unstored_results == 2)
     with pytest.raises(JournalUnavailable):  # a call whose result is not stored is not taken again
         taken(journal)
-    assert [result.id for _, result in journal._results] == [1, 2]
+    assert journal.unstored_results == 2
     assert journal.is_failing
     script.clear()
     assert [call.attempts for call in taken(journal)] == [2, 2]
     assert [type(event) for event in events] == [JournalFailed, JournalRecovered]
-    journal.close()
 
 
 def test_late_results_are_ignored_and_reported_to_the_worker(journal, url):
@@ -227,15 +224,13 @@ def test_late_results_are_ignored_and_reported_to_the_worker(journal, url):
     assert late == [call.id]
 
 
-def test_results_of_several_workers_are_stored_for_each(journal, url):
+def test_results_of_several_workers_are_stored_for_each(journal, busy, url):
     for key in "1234":
         journal.append_now(new_call(key=key), MANY)
-    for worker in "ab":
-        journal.add_worker(worker, "*", lambda ids: None)
     half = dataclasses.replace(ROUTE, limit=2)
     with_a = journal.take("a", [half], 0.0)
     with_b = journal.take("b", [half], 0.0)
-    with journal._turn:
+    with busy():
         for first, second in zip(with_a, with_b, strict=True):
             journal.report("a", Delivered(first.id))
             journal.report("b", Delivered(second.id))
@@ -267,19 +262,17 @@ def test_results_whose_answer_was_lost_are_stored_again_and_the_next_one_may_be_
     wait_until(lambda: late == [second.id])
 
 
-def test_release_stores_results_first(journal, url):
+def test_release_stores_results_first(journal, busy, url):
     for key in "12":
         journal.append_now(new_call(key=key), MANY)
     first, _ = taken(journal)
-    with journal._turn:
+    with busy():
         journal.report("w", Delivered(first.id))
     journal.release("w")
     assert [(call.key, call.state) for call in stored(url)] == [("2", CallState.READY)]
-    assert "w" not in journal._workers
 
 
-def test_a_worker_that_has_taken_nothing_is_released_without_a_request(url, script):
-    journal = open_journal(url)
+def test_a_worker_that_has_taken_nothing_is_released_without_a_request(journal, url, script):
     script["release"] = JournalUnavailable("must not be asked")
     assert taken(journal) == []
     journal.release("w")
@@ -292,14 +285,12 @@ def test_a_worker_that_has_taken_nothing_is_released_without_a_request(url, scri
     script["release"] = lambda: released.append(1)
     journal.release("w")
     assert released == [1]
-    journal.close()
 
 
 # --- Failures of the engine ---
 
 
-def test_a_failure_is_reported_once_and_so_is_the_recovery(url, script, events):
-    journal = open_journal(url)
+def test_a_failure_is_reported_once_and_so_is_the_recovery(journal, url, script, events):
     script["append"] = JournalFull("full")
     for _ in range(3):
         with pytest.raises(JournalFull):
@@ -312,11 +303,9 @@ def test_a_failure_is_reported_once_and_so_is_the_recovery(url, script, events):
     failed, recovered = events
     assert (failed.journal, str(failed.error), failed.results) == (url, "full", 0)
     assert recovered.after_s >= 0
-    journal.close()
 
 
-def test_after_a_failure_to_read_a_read_is_a_recovery(url, script, events):
-    journal = open_journal(url)
+def test_after_a_failure_to_read_a_read_is_a_recovery(journal, url, script, events):
     script["take"] = script["depths"] = script["renew"] = JournalUnavailable("away")
     journal.count()
     with pytest.raises(JournalUnavailable):
@@ -326,12 +315,10 @@ def test_after_a_failure_to_read_a_read_is_a_recovery(url, script, events):
     script.clear()
     assert (taken(journal), journal.renew("w")) == ([], False)
     assert [type(event) for event in events] == [JournalFailed, JournalRecovered]
-    journal.close()
 
 
 @pytest.mark.parametrize("works", ["renew", "take", "report"])
-def test_after_a_failure_to_write_any_write_is_a_recovery(works, url, script, events):
-    journal = open_journal(url)
+def test_after_a_failure_to_write_any_write_is_a_recovery(works, journal, url, script, events):
     store(url, count=2)
     (call, *_) = taken(journal)
     script["append"] = JournalUnavailable("away")
@@ -346,7 +333,6 @@ def test_after_a_failure_to_write_any_write_is_a_recovery(works, url, script, ev
         journal.report("w", Delivered(call.id))
         wait_until(lambda: not journal.is_failing)
     assert [type(event) for event in events] == [JournalFailed, JournalRecovered]
-    journal.close()
 
 
 # --- Sharing, closing ---
@@ -371,63 +357,67 @@ def test_users_of_one_url_share_a_journal_that_the_last_one_closes(url, events):
 
 def test_close_stores_the_results(url):
     journal = open_journal(url)
-    journal.append_now(new_call(), MANY)
+    store(url)
     (call,) = taken(journal)
-    with journal._turn:
-        journal.report("w", Delivered(call.id))
+    journal.report("w", Delivered(call.id))
     journal.close()
     assert stored(url) == []
 
 
 def test_a_wrong_url_leaves_nothing_open():
-    before = dict(front._OPEN.journals)
+    before = components.of_kind("journal")
     with pytest.raises(ConfigurationError):
         open_journal("sqlite:///x.db?typo=1")
-    assert before == front._OPEN.journals
+    assert components.of_kind("journal") == before
 
 
-def test_the_calls_are_counted_at_intervals_only(url, script):
-    journal, counted = open_journal(url), []
+def test_the_calls_are_counted_at_intervals_only(journal, script):
+    counted = []
     script["depths"] = lambda: counted.append(1)
     for _ in range(3):
         journal.count_if_due()
     wait_until(lambda: counted)
     journal.count_if_due()
-    assert journal._counter.wait(WAIT_S)
+    wait_until_quiet()
     assert len(counted) == 1
-    journal.close()
 
 
-def test_a_forked_child_appends_by_itself_and_forgets_the_results_of_its_parent(journal, url):
+def test_a_forked_child_appends_by_itself_and_forgets_the_results_of_its_parent(journal, busy, url):
     journal.append_now(new_call(), MANY)
     (call,) = taken(journal)
-    with journal._turn:
+    with busy():
         journal.report("w", Delivered(call.id))
-        pending = journal._add(new_call(key="parent"), MANY)
+        journal.append(new_call(key="parent"), MANY)
         child = os.fork()
         if child == 0:
             good = journal.unstored_results == 0 and journal in components.of_kind("journal")
             os._exit(0 if good and journal.append_now(new_call(key="child"), MANY) == 2 else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert [one.key for one in stored(url)] == ["k", "child"]
-    journal.close()
-    assert not pending.done() or pending.exception() is None
 
 
-# --- Signal handlers and finalizers ---
+# --- Signal handlers and finalizers, which run during a request of their thread ---
 
 
-def test_a_call_that_fails_in_a_signal_handler_during_an_append_is_refused(journal, url):
-    with journal._turn, pytest.raises(JournalUnavailable, match="signal handler or finalizer"):
-        journal.append_now(new_call(), MANY)
-    assert stored(url) == []
+def test_a_call_that_fails_in_a_signal_handler_during_an_append_is_refused(journal, url, script):
+    def handle():
+        with pytest.raises(JournalUnavailable, match="signal handler or finalizer"):
+            journal.append_now(new_call(key="handler"), MANY)
+
+    script["append"] = handle
+    journal.append_now(new_call(), MANY)
+    assert [call.key for call in stored(url)] == ["k"]
 
 
-def test_a_release_in_a_signal_handler_waits_for_the_interrupted_request(journal, url):
+def test_a_release_in_a_signal_handler_waits_for_the_interrupted_request(journal, url, script):
     store(url)
     (call,) = taken(journal)
-    with journal._turn:
+
+    def handle():
         journal.report("w", Postponed(call.id, 2, 0.0, "down"))
         journal.release("w")
         assert [one.state for one in stored(url)] == [CallState.TAKEN]
+
+    script["renew"] = handle
+    assert journal.renew("w")
     wait_until(lambda: [one.state for one in stored(url)] == [CallState.READY])

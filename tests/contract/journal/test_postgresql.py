@@ -44,24 +44,6 @@ def impatient(set_limit):
 # Failures of the server
 
 
-def test_calls_taken_by_a_request_whose_answer_was_lost_are_taken_again(
-    own_postgresql, schema, opened, impatient
-):
-    journal = opened(own_postgresql.journal_url(schema=schema))
-    journal.append([new_call(1), new_call(2, order_key="a"), new_call(3, order_key="a")])
-    journal.renew("worker", 60.0)  # connected
-    own_postgresql.freeze()
-    try:
-        with pytest.raises(JournalUnavailable):
-            journal.take("worker", 60.0, ROUTES, 0.0)
-    finally:
-        own_postgresql.thaw()
-    wait_until(lambda: journal.select(Filter(states=(CallState.TAKEN,))))
-    assert journal.renew("worker", 60.0)
-    assert bodies_of(journal.take("worker", 60.0, ROUTES, 0.0)) == [1, 2]
-    assert journal.take("worker", 60.0, ROUTES, 0.0) == []
-
-
 def test_an_ordered_append_whose_answer_was_lost_has_an_unknown_outcome(
     own_postgresql, schema, opened, impatient
 ):

@@ -41,27 +41,6 @@ def own_journal(own_redis, namespace, opened):
 # Failures of the server
 
 
-def test_calls_taken_by_a_request_whose_answer_was_lost_are_taken_again(
-    own_redis, namespace, opened, set_limit
-):
-    set_limit("journal.redis.TIMEOUT_S", 0.5)
-    journal = opened(own_redis.url(namespace=namespace))
-    journal.append([new_call(0)])
-    journal.take("worker", 60.0, ROUTES, 0.0)
-    calls = [new_call(1), new_call(2, order_key="a"), new_call(3, order_key="a"), new_call(4)]
-    *_, lost = journal.append(calls)
-    own_redis.freeze()
-    try:
-        with pytest.raises(JournalUnavailable):
-            journal.take("worker", 60.0, ROUTES, 0.0)
-    finally:
-        own_redis.thaw()
-    wait_until(lambda: len(journal.select(Filter(states=(CallState.TAKEN,)))) == 4)
-    own_redis.ask("DEL", f"{namespace}:call:{lost}")
-    assert bodies_of(journal.take("worker", 60.0, ROUTES, 0.0)) == [1, 2]
-    assert journal.take("worker", 60.0, ROUTES, 0.0) == []
-
-
 def test_full_memory_refuses_new_calls_and_goes_on_with_the_stored_ones(own_redis, own_journal):
     journal = own_journal
     ids = journal.append([new_call(number) for number in range(6)])
@@ -263,13 +242,6 @@ def test_a_cluster_is_refused(opened):
 
 
 # Keys
-
-
-def test_databases_are_separate_journals(redis, journal, namespace, opened):
-    journal.append([new_call(1)])
-    other = opened(redis.url(namespace=namespace, db="1"))
-    assert other.select(Filter()) == []
-    assert other.take("worker", 60.0, ROUTES, 0.0) == []
 
 
 def test_no_keys_remain_when_all_calls_are_gone(journal, keys):

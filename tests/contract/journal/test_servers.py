@@ -5,9 +5,10 @@ import secrets
 import pytest
 
 from fixtures.journal_calls import ROUTES, bodies_of, new_call
+from fixtures.waiting import wait_until
 from rpcwheel.errors import JournalOutcomeUnknown, JournalRefused, JournalUnavailable
 from rpcwheel.journal import Filter, open_journal_backend
-from rpcwheel.journal.backend import Delivered
+from rpcwheel.journal.backend import CallState, Delivered
 
 
 class InPostgresql:
@@ -24,6 +25,9 @@ class InPostgresql:
 
     def set_version(self, version):
         self.engine.ask(f"UPDATE {self._name}.version SET version = {version}")
+
+    def lose(self, number):
+        self.engine.ask(f"DELETE FROM {self._name}.call WHERE id = {number}")
 
     def exists(self):
         query = f"SELECT 1 FROM pg_namespace WHERE nspname = '{self._name}'"
@@ -44,6 +48,9 @@ class InRedis:
 
     def set_version(self, version):
         self.engine.ask("SET", f"{self._name}:version", f"{version}")
+
+    def lose(self, number):
+        self.engine.ask("DEL", f"{self._name}:call:{number}")
 
     def exists(self):
         return self.engine.ask("KEYS", f"{self._name}:*") != []
@@ -103,6 +110,24 @@ def test_a_frozen_server_is_unavailable(place, journal):
         place.engine.thaw()
     journal.append([new_call(3)])
     assert set(bodies_of(journal.select(Filter()))) >= {1, 3}
+
+
+def test_calls_taken_by_a_request_whose_answer_was_lost_are_taken_again(place, journal):
+    journal.append([new_call(0)])
+    journal.take("worker", 60.0, ROUTES, 0.0)
+    calls = [new_call(1), new_call(2, order_key="a"), new_call(3, order_key="a"), new_call(4)]
+    *_, lost = journal.append(calls)
+    place.engine.freeze()
+    try:
+        with pytest.raises(JournalUnavailable):
+            journal.take("worker", 60.0, ROUTES, 0.0)
+    finally:
+        place.engine.thaw()
+    wait_until(lambda: len(journal.select(Filter(states=(CallState.TAKEN,)))) == 4)
+    place.lose(lost)
+    assert journal.renew("worker", 60.0)
+    assert bodies_of(journal.take("worker", 60.0, ROUTES, 0.0)) == [1, 2]
+    assert journal.take("worker", 60.0, ROUTES, 0.0) == []
 
 
 def test_a_journal_of_a_newer_version_is_refused(place, journal, opened):

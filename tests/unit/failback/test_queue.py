@@ -23,7 +23,6 @@ from rpcwheel.events import (
     DeadLetterFailed,
     FailbackAttemptFailed,
     FailbackDelivered,
-    FailbackDropped,
     FailbackGaveUp,
     FailbackLost,
     FailbackQueued,
@@ -265,13 +264,6 @@ def test_a_wait_object_that_raises_after_a_further_attempt_ends_the_call_with_a_
 
 
 # --- Which calls are queued ---
-
-
-def test_a_full_queue_drops_calls_if_the_policy_says_so(timer, events):
-    queue = RecordingQueue(timer, max_pending=1, overflow="drop")
-    assert [queue.add(), queue.add()] == ["queued", "dropped"]
-    assert events[-1] == FailbackDropped("q", PUSH, GONE, 1)
-    assert queue.stats() == FailbackStats(calls=2, queued_total=1, dropped=1, pending=1)
 
 
 def test_a_closed_queue_refuses_calls_even_if_a_full_one_drops_them(timer):

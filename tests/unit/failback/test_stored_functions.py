@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from google.protobuf.duration_pb2 import Duration
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field, SecretStr
 
@@ -98,6 +98,7 @@ def test_an_argument_comes_back_as_it_was(kind, value):
     assert (read, type(read)) == (value, type(value))
 
 
+@settings(max_examples=30)
 @given(JSON)
 def test_an_argument_without_annotation_takes_what_json_has(value):
     assert made(lambda argument: argument, value) == value
