@@ -45,21 +45,24 @@ def check_backend(make: Make) -> None:
 
 
 def _run(check: Callable[[ConformanceHarness], None], make: Make) -> None:
-    """Run a check; put its name into any failure."""
+    """Run a check; put its name, and that of the rule, into any failure."""
+    harness = ConformanceHarness(make)
     try:
-        with ConformanceHarness(make) as harness:
+        with harness:
             check(harness)
-    except AssertionError as error:
-        raise AssertionError(f"{check.__name__}: {error}") from error
-    except RpcWheelError as error:
-        raise AssertionError(
-            f"{check.__name__}: a request failed: {type(error).__name__}: {error}"
-        ) from error
     except Exception as error:
-        raise AssertionError(
-            f"{check.__name__}: a backend raised {error!r}; only RegistryUnavailable, "
-            "RegistryRefused and RegistryClosed are allowed"
-        ) from error
+        match error:
+            case AssertionError():
+                problem = str(error)
+            case RpcWheelError():
+                problem = f"a request failed: {type(error).__name__}: {error}"
+            case _:
+                problem = (
+                    f"a backend raised {error!r}; only RegistryUnavailable, RegistryRefused and "
+                    "RegistryClosed are allowed"
+                )
+        name = f"{check.__name__}: {harness.rule}" if harness.rule else check.__name__
+        raise AssertionError(f"{name}: {problem}") from error
 
 
 BACKEND_CHECKS: Final[Mapping[str, Check]] = MappingProxyType(

@@ -105,7 +105,9 @@ class EtcdBackend(RegistryBackend):
         self._check_open()
         self._delete(instances)
         for each in instances:
-            self._puts.pop(each.key, None)
+            put = self._puts.get(each.key)
+            if put is not None and put.epoch == each.epoch:
+                del self._puts[each.key]
 
     def renew(self, instances: Collection[ServiceInstance]) -> Mapping[tuple[str, str], Lost]:
         """Renew the lease, and return the records that are not there with it and their epoch."""

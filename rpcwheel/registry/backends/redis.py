@@ -154,7 +154,9 @@ class RedisBackend(RegistryBackend):
 
     def withdraw(self, instances: Sequence[ServiceInstance]) -> None:
         for instance in instances:
-            self._published.pop(instance.key, None)
+            published = self._published.get(instance.key)
+            if published is not None and published.epoch == instance.epoch:
+                del self._published[instance.key]
         self._remove(instances, owner="")
 
     def renew(self, instances: Collection[ServiceInstance]) -> Mapping[tuple[str, str], Lost]:

@@ -117,7 +117,9 @@ class ZookeeperBackend(RegistryBackend):
 
     def withdraw(self, instances: Sequence[ServiceInstance]) -> None:
         client, end_ns = self._session.client(), self._session.end_ns()
-        epochs = {self._path(instance): instance.epoch for instance in instances}
+        epochs: dict[str, set[str]] = {}
+        for instance in instances:
+            epochs.setdefault(self._path(instance), set()).add(instance.epoch)
         for path in epochs:
             self._published.pop(path, None)
             self._verified.pop(path, None)
@@ -125,7 +127,7 @@ class ZookeeperBackend(RegistryBackend):
         versions = {
             path: stat.version
             for path, (data, stat) in nodes.items()
-            if record_epoch(data) == epochs[path]
+            if record_epoch(data) in epochs[path]
         }
         requests = [client.delete_async(path, version) for path, version in versions.items()]
         results = self._results(versions, requests, end_ns)

@@ -67,6 +67,8 @@ class ConformanceHarness:
         self._published: dict[RegistryBackend, list[ServiceInstance]] = {}
         self._renewed = 0.0
         self.service = f"check.{secrets.token_hex(6)}"
+        self.rule = ""
+        """The rule that is checked now, if the check has several."""
 
     def __enter__(self) -> Self:
         return self
@@ -146,9 +148,9 @@ class ConformanceHarness:
             require(time.monotonic() < end, f"{otherwise()} (after {TIMEOUT_S:g} s)")
             time.sleep(0.002)
             rounds += 1
-            if rounds % 10 == 0:
+            if rounds % 4 == 0:
                 self.advance(STEP_S)
-            self._renew()
+            self.renew_due()
 
     def let_time_pass(self, seconds: float) -> float:
         """Let time pass while leases are renewed.
@@ -162,7 +164,7 @@ class ConformanceHarness:
             step = min(STEP_S, max(left, 1e-6))  # the resolution of a timer
             time.sleep(0.001 if self._timers else step)  # for jobs on worker threads
             self.advance(step)
-            self._renew()
+            self.renew_due()
             longest = max(longest, self.now - began)
         return longest
 
@@ -186,7 +188,7 @@ class ConformanceHarness:
         timers = {id(backend.settings.timer): backend.settings.timer for backend in self._published}
         return [timer for timer in timers.values() if isinstance(timer, ManualTimer)]
 
-    def _renew(self) -> None:
+    def renew_due(self) -> None:
         """Renew the published instances, every third of the lease."""
         if not self._published or self.now - self._renewed < self.lease_s / 3:
             return

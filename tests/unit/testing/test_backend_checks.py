@@ -3,6 +3,9 @@
 import re
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
 
 from rpcwheel.errors import RegistryUnavailable
 from rpcwheel.registry.backend import Settings, View
@@ -10,32 +13,43 @@ from rpcwheel.registry.backends import memory
 from rpcwheel.registry.backends.memory import MemoryBackend
 from rpcwheel.registry.backends.watch_notifier import WatchNotifier
 from rpcwheel.registry.url import parse_url
-from rpcwheel.testing import BACKEND_CHECKS
-from rpcwheel.testing.conformance import registry_checks as _checks
-from rpcwheel.testing.conformance import registry_harness as _harness
-from rpcwheel.timer import ManualTimer
+from rpcwheel.testing import BACKEND_CHECKS, check_backend
 
-# Backends that break a rule of publishing
+MODEL = "requests_agree_with_a_reference"
 
 
-def publishing(name, change):
+@pytest.fixture
+def failure_of(timer, set_limit):
+    """Return the message of a check that fails for a class of backends."""
+    for module in ("registry_checks", "registry_harness"):
+        set_limit(f"testing.conformance.{module}.TIMEOUT_S", 0.1)
+
+    def run(name, kind):
+        with pytest.raises(AssertionError) as failed:
+            BACKEND_CHECKS[name](make(kind, timer))
+        return str(failed.value)
+
+    return run
+
+
+def make(kind, timer):
+    return lambda: kind(parse_url(f"memory://{kind.__name__}"), Settings(1.0, 1.0, timer))
+
+
+# Backends that break a rule of requests
+
+
+def publishing(change):
     """A class of backends that publish `change(backend, instances)` instead of the instances."""
 
-    def publish(self, instances):
-        MemoryBackend.publish(self, change(self, instances))
+    class Changes(MemoryBackend):
+        def publish(self, instances):
+            super().publish(change(self, instances))
 
-    return type(name, (MemoryBackend,), {"publish": publish})
-
-
-ForgetsZones = publishing("ForgetsZones", lambda _, all_: [one.replace(zone="") for one in all_])
-KeepsTheFirst = publishing(
-    "KeepsTheFirst", lambda self, all_: [one for one in all_ if not self._found(one)]
-)
-KeepsAPage = publishing("KeepsAPage", lambda _, all_: all_[:128])
-IsOfAscii = publishing("IsOfAscii", lambda _, all_: [one for one in all_ if one.id.isascii()])
+    return Changes
 
 
-class Keeps(MemoryBackend):
+class WithdrawsNothing(MemoryBackend):
     def withdraw(self, instances):
         pass
 
@@ -43,39 +57,37 @@ class Keeps(MemoryBackend):
 class WithdrawsAnyEpoch(MemoryBackend):
     def withdraw(self, instances):
         for one in instances:
-            if found := self._found(one):
+            if found := self._find(one):
                 super().withdraw([one.replace(epoch=found.epoch)])
 
 
-class WantsSome(MemoryBackend):
+class NeedsInstances(MemoryBackend):
     def publish(self, instances):
         if not instances:
             raise RegistryUnavailable("an empty transaction")
         super().publish(instances)
 
 
-class KnowsNoUnknown(MemoryBackend):
+class RaisesForUnknownServices(MemoryBackend):
     def lookup(self, service):
         return View({self._engine.records[self._where(service)]: b""})
 
 
-class ListsAsItComes(MemoryBackend):
+class ListsServicesUnordered(MemoryBackend):
     def services(self):
         return [name for _, name in self._engine.records]
 
 
-class FindsByPrefix(MemoryBackend):
+class LooksUpByPrefix(MemoryBackend):
     def lookup(self, service):
-        found = [super(FindsByPrefix, self).lookup(name) for name in self.services()]
-        names = self.services()
-        merged = {}
-        for name, view in zip(names, found, strict=True):
+        records = {}
+        for name in self.services():
             if name.startswith(service):
-                merged |= view.records
-        return View(merged)
+                records |= super().lookup(name).records
+        return View(records)
 
 
-class NeverForgets(MemoryBackend):
+class NeverEndsLeases(MemoryBackend):
     def __init__(self, url, settings):
         super().__init__(url, replace(settings, lease_s=1e6))
         self.settings = settings
@@ -89,26 +101,27 @@ class RenewsNoLease(MemoryBackend):
         return lost
 
 
-class MissesNothing(MemoryBackend):
-    def renew(self, instances):
-        super().renew(instances)
-        return {}
+def renewing(change):
+    """A class of backends whose `renew` returns `change(backend, lost)`."""
+
+    class Changes(MemoryBackend):
+        def renew(self, instances):
+            return change(self, super().renew(instances))
+
+    return Changes
 
 
-class MissesOnlyAbsence(MemoryBackend):
-    def renew(self, instances):
-        return {key: why for key, why in super().renew(instances).items() if not self._at(key)}
-
-    def _at(self, key):
-        return self._engine.records.get(self._where(key[0]), {}).get(key[1])
+ReportsNoLoss = renewing(lambda *_: {})
 
 
-class SaysWhyInItsOwnWords(MemoryBackend):
-    def renew(self, instances):
-        return dict.fromkeys(super().renew(instances), "no idea")
+def without_replaced(backend, lost):
+    def is_there(service, key):
+        return key in backend._engine.records.get(backend._where(service), {})
+
+    return {key: why for key, why in lost.items() if not is_there(*key)}
 
 
-class GivesItsOwnDict(MemoryBackend):
+class ChangesItsViews(MemoryBackend):
     def __init__(self, url, settings):
         super().__init__(url, settings)
         self.views = {}
@@ -118,12 +131,6 @@ class GivesItsOwnDict(MemoryBackend):
         kept.clear()
         kept.update(super().lookup(service).records)
         return View(kept)
-
-    def publish(self, instances):
-        super().publish(instances)
-        for one in instances:
-            if one.service in self.views:
-                self.lookup(one.service)
 
 
 class IsOfOneThread(MemoryBackend):
@@ -148,7 +155,7 @@ class AnswersWhenClosed(MemoryBackend):
         pass
 
 
-class CloseFails(MemoryBackend):
+class RaisesAtTheSecondClose(MemoryBackend):
     def close(self):
         self._check_open()
         super().close()
@@ -161,59 +168,38 @@ class LeavesATimeout(MemoryBackend):
 
 
 class LeavesAThread(MemoryBackend):
-    ended: threading.Event
+    ended = threading.Event()
 
     def publish(self, instances):
         super().publish(instances)
         threading.Thread(target=self.ended.wait, daemon=True).start()
 
 
-class HasNoSettings(MemoryBackend):
-    def __init__(self, url, settings):
-        super().__init__(url, settings)
-        del self.settings
-
-
 # Backends that break a rule of watching
 
 
-class Filter:
-    """A watcher that passes on the calls that `lets` accepts."""
+def watching(lets, change=lambda view: view):
+    """A class of backends that pass on `change(view)` if `lets(view before, view)` is true."""
 
-    def __init__(self, watcher, lets):
-        self.watcher = watcher
-        self.lets = lets
-        self.seen = None
+    class Filter:
+        def __init__(self, watcher):
+            self.watcher, self.seen = watcher, None
+            self.on_contact_lost = watcher.on_contact_lost
 
-    def on_view(self, view):
-        before, self.seen = self.seen, view
-        if self.lets(before, view):
-            self.watcher.on_view(view)
+        def on_view(self, view):
+            before, self.seen = self.seen, view
+            if lets(before, view):
+                self.watcher.on_view(change(view))
 
-    def on_contact_lost(self, reason):
-        self.watcher.on_contact_lost(reason)
+    class Watches(MemoryBackend):
+        def watch(self, service, watcher):
+            return super().watch(service, Filter(watcher))
 
-
-def telling(name, lets):
-    """A class of backends that pass on the views that `lets(before, view)` accepts."""
-
-    def watch(self, service, watcher):
-        return MemoryBackend.watch(self, service, Filter(watcher, lets))
-
-    return type(name, (MemoryBackend,), {"watch": watch})
+    return Watches
 
 
-TellsNoEmptiness = telling("TellsNoEmptiness", lambda _, view: view.records)
-TellsNoChange = telling(
-    "TellsNoChange", lambda old, new: old is None or old.records.keys() != new.records.keys()
-)
-TellsOnce = telling("TellsOnce", lambda before, _: before is None)
-
-
-class TellsTheLastWatcherOnly(MemoryBackend):
-    def __init__(self, url, settings):
-        super().__init__(url, settings)
-        self.last = None
+class HasOneWatch(MemoryBackend):
+    last = None
 
     def watch(self, service, watcher):
         if self.last is not None:
@@ -222,107 +208,177 @@ class TellsTheLastWatcherOnly(MemoryBackend):
         return self.last
 
 
-class CannotBeClosed(MemoryBackend):
+class ClosesNoWatch(MemoryBackend):
     def watch(self, service, watcher):
         super().watch(service, watcher)
         return WatchNotifier(watcher)
 
 
-class RefusesToBeClosedInACall(MemoryBackend):
+class ClosesNoWatchInACall(MemoryBackend):
     def watch(self, service, watcher):
         watch = super().watch(service, watcher)
-        maker = threading.current_thread()
 
         class Closing:
             def close(self):
                 if watch._queue._running:
                     raise RuntimeError("cannot join the current thread")
-                assert maker.is_alive()
                 watch.close()
 
         return Closing()
 
 
-class Unordered(WatchNotifier):
-    """Calls the watcher on the calling thread."""
+class CallsWatchersConcurrently(MemoryBackend):
+    class Unordered(WatchNotifier):
+        """Calls the watcher on the calling thread."""
 
-    def add(self, news):
-        self._view = news
+        def add(self, news):
+            self._view = news
 
-    def start(self):
-        if self._view is not None:
-            self._watcher.on_view(self._view)
+        def start(self):
+            if self._view is not None:
+                self._watcher.on_view(self._view)
 
-
-class TellsAtOnce(MemoryBackend):
-    pass
-
-
-class ShowsOldRevisions(MemoryBackend):
     def watch(self, service, watcher):
-        class Backwards:
-            def on_view(self, view):
-                watcher.on_view(type(view)(view.records, -view.revision))
-
-            on_contact_lost = watcher.on_contact_lost
-
-        return super().watch(service, Backwards())
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(memory, "WatchNotifier", self.Unordered)
+            return super().watch(service, watcher)
 
 
-BROKEN = {
-    "published_instances_are_found": (ForgetsZones, HasNoSettings),
-    "publishing_again_replaces_an_instance": (KeepsTheFirst,),
-    "many_instances_are_published_at_once": (KeepsAPage,),
-    "withdrawn_instances_are_removed": (Keeps,),
-    "a_late_withdrawal_keeps_the_successor": (WithdrawsAnyEpoch,),
-    "empty_requests_are_accepted": (WantsSome,),
-    "an_unknown_service_has_no_instances": (KnowsNoUnknown,),
-    "services_have_instances": (ListsAsItComes,),
-    "names_do_not_match_by_prefix": (FindsByPrefix,),
-    "all_ids_and_texts_are_kept": (IsOfAscii,),
-    "a_renewed_lease_does_not_end": (RenewsNoLease,),
-    "a_lease_that_is_not_renewed_ends": (NeverForgets, MissesNothing),
-    "renew_reports_missing_instances": (MissesNothing, SaysWhyInItsOwnWords),
-    "renew_reports_replaced_instances": (MissesOnlyAbsence,),
-    "a_view_does_not_change": (GivesItsOwnDict,),
-    "methods_may_be_called_on_any_thread": (IsOfOneThread,),
-    "close_gives_up_the_lease": (LeavesItsLease,),
-    "close_is_idempotent_and_refuses_later_requests": (AnswersWhenClosed, CloseFails),
-    "close_ends_threads_and_timeouts": (LeavesATimeout, LeavesAThread),
-    "a_watch_begins_with_the_present_view": (TellsNoEmptiness,),
-    "a_watch_reports_each_change": (TellsNoChange, ShowsOldRevisions),
-    "a_watch_reports_changes_by_its_own_backend": (TellsOnce,),
-    "a_watch_reports_only_its_service": (TellsTheLastWatcherOnly,),
-    "watches_of_one_service_are_independent": (TellsTheLastWatcherOnly,),
-    "a_closed_watch_reports_nothing": (CannotBeClosed,),
-    "a_watcher_may_close_its_watch": (RefusesToBeClosedInACall,),
-    "a_watcher_is_not_called_concurrently": (TellsAtOnce,),
+RULES = {
+    "an_unknown_service_has_no_instances": [RaisesForUnknownServices],
+    "published_instances_are_found": [
+        publishing(lambda _, instances: [one.replace(zone="") for one in instances])
+    ],
+    "publishing_again_replaces_an_instance": [
+        publishing(lambda self, instances: [one for one in instances if not self._find(one)])
+    ],
+    "withdrawn_instances_are_removed": [WithdrawsNothing],
+    "a_late_withdrawal_keeps_the_successor": [WithdrawsAnyEpoch],
+    "empty_requests_are_accepted": [NeedsInstances],
+    "services_have_instances": [ListsServicesUnordered],
+    "names_do_not_match_by_prefix": [LooksUpByPrefix],
+    "renew_reports_missing_and_replaced_instances": [
+        ReportsNoLoss,
+        renewing(without_replaced),
+        renewing(lambda _, lost: dict.fromkeys(lost, "no idea")),
+    ],
+    "a_view_does_not_change": [ChangesItsViews],
+    "close_gives_up_the_lease": [LeavesItsLease],
+    "a_watch_begins_with_the_present_view": [watching(lambda old, _: old is not None)],
+    "a_watch_reports_each_change": [
+        watching(lambda _, view: view.records),
+        watching(lambda old, new: old is None or old.records.keys() != new.records.keys()),
+        watching(lambda old, _: old is None),
+        watching(lambda *_: True, lambda view: View(view.records, 10**6 - view.revision)),
+        HasOneWatch,
+    ],
 }
+"""Classes that break a rule of the random check, which names it."""
+
+CHECKS = {
+    "many_instances_are_published_at_once": [publishing(lambda _, instances: instances[:128])],
+    "all_ids_and_texts_are_kept": [
+        publishing(lambda _, instances: [one for one in instances if one.id.isascii()])
+    ],
+    "a_renewed_lease_does_not_end": [RenewsNoLease],
+    "a_lease_that_is_not_renewed_ends": [NeverEndsLeases, ReportsNoLoss],
+    "methods_may_be_called_on_any_thread": [IsOfOneThread],
+    "close_is_idempotent_and_refuses_later_requests": [AnswersWhenClosed, RaisesAtTheSecondClose],
+    "close_ends_threads_and_timeouts": [LeavesATimeout, LeavesAThread],
+    "a_closed_watch_reports_nothing": [ClosesNoWatch],
+    "a_watcher_may_close_its_watch": [ClosesNoWatchInACall],
+    "a_watcher_is_not_called_concurrently": [CallsWatchersConcurrently],
+}
+"""Classes that break the rule of a check of its own."""
 
 
-def test_each_check_fails_a_backend_that_breaks_its_rule_and_names_the_rule(monkeypatch):
-    assert BROKEN.keys() == BACKEND_CHECKS.keys()
-    for module in (_checks, _harness):
-        monkeypatch.setattr(module, "TIMEOUT_S", 0.1)
-    monkeypatch.setattr(LeavesAThread, "ended", ended := threading.Event(), raising=False)
-    wrong = []
-    for name, kinds in BROKEN.items():
-        for broken in kinds:
-            text = failure_of(name, broken, monkeypatch)
-            if not re.match(rf"{name}: \w.{{20}}", text):
-                wrong.append((name, broken.__name__, text))
-    ended.set()
-    assert wrong == []
+@pytest.mark.parametrize("rule", [*RULES, *CHECKS])
+def test_a_backend_that_breaks_a_rule_fails_a_check_that_names_the_rule(rule, failure_of):
+    name, prefix = (rule, rule) if rule in CHECKS else (MODEL, f"{MODEL}: {rule}")
+    LeavesAThread.ended.clear()
+    for broken in (RULES | CHECKS)[rule]:
+        found = failure_of(name, broken)
+        assert re.match(rf"{prefix}: \w.{{20}}", found), (broken, found)
+    LeavesAThread.ended.set()
 
 
-def failure_of(name, broken, monkeypatch):
-    """Return the message of the check for a backend."""
-    url = parse_url(f"memory://{broken.__name__}")
-    with ManualTimer() as timer, monkeypatch.context() as patch:
-        if broken is TellsAtOnce:
-            patch.setattr(memory, "WatchNotifier", Unordered)
-        try:
-            BACKEND_CHECKS[name](lambda: broken(url, Settings(1.0, 1.0, timer)))
-        except AssertionError as error:
-            return str(error)
-    return "nothing"
+def test_each_check_has_a_backend_that_fails_it():
+    assert BACKEND_CHECKS.keys() == {MODEL, *CHECKS}
+
+
+# Messages
+
+
+def test_a_correct_backend_passes_all_checks(timer):
+    check_backend(make(MemoryBackend, timer))
+    assert timer.pending == 0
+
+
+def test_the_message_of_a_failed_check_has_the_expected_and_the_actual_result(failure_of):
+    class HasNoWatches(MemoryBackend):
+        def watch(self, service, watcher):
+            return SimpleNamespace(close=lambda: None)
+
+    def lighter(_, instances):
+        return [one.replace(weight=3) for one in instances]
+
+    found = failure_of("many_instances_are_published_at_once", publishing(lighter))
+    assert re.search(r"must find .*\(weight 100\) and 296 more, but found .*\(weight 3\)", found)
+    found = failure_of(MODEL, HasNoWatches)
+    assert re.search(r"a watcher must see .*, but was not called \(after 0.1 s\)", found)
+
+
+def test_what_is_no_backend_is_reported(failure_of):
+    class HasNoSettings(MemoryBackend):
+        def __init__(self, url, settings):
+            super().__init__(url, settings)
+            del self.settings
+
+    assert "its __init__ must call super().__init__(url, settings)" in failure_of(
+        MODEL, HasNoSettings
+    )
+    with pytest.raises(AssertionError, match=r"must return a .*RegistryBackend, not 'etcd'"):
+        BACKEND_CHECKS[MODEL](lambda: "etcd")
+
+
+def test_records_that_are_changed_or_have_another_id_are_reported(failure_of):
+    class Renames(MemoryBackend):
+        def lookup(self, service):
+            return View({f"{key}0": one for key, one in super().lookup(service).records.items()})
+
+    class Garbles(MemoryBackend):
+        def lookup(self, service):
+            return View(dict.fromkeys(super().lookup(service).records, b"?"))
+
+    name = "many_instances_are_published_at_once"
+    assert "'127.0.0.1:50000' is found under '127.0.0.1:500000'" in failure_of(name, Renames)
+    assert "'127.0.0.1:50000' is not the stored one" in failure_of(name, Garbles)
+
+
+def test_errors_of_a_backend_are_reported_and_end_the_checks(failure_of, timer):
+    class Careless(MemoryBackend):
+        def lookup(self, service):
+            raise self.error
+
+    Careless.error = KeyError("a")
+    assert "raised KeyError('a'); only RegistryUnavailable" in failure_of(MODEL, Careless)
+    Careless.error = RegistryUnavailable("no lookups here")
+    text = "a request failed: RegistryUnavailable: no lookups here"
+    with pytest.raises(AssertionError, match=f"^{MODEL}: .*: {text}"):
+        check_backend(make(Careless, timer))
+
+
+def test_lease_checks_pass_if_the_process_is_suspended_for_longer_than_a_lease(timer):
+    class StandsStill(MemoryBackend):
+        publishings = 0
+
+        def publish(self, instances):
+            super().publish(instances)
+            StandsStill.publishings += 1
+            if StandsStill.publishings == 1:
+                timer.advance(5.0)
+
+    for name in ("a_renewed_lease_does_not_end", "a_lease_that_is_not_renewed_ends"):
+        StandsStill.publishings = 0
+        BACKEND_CHECKS[name](make(StandsStill, timer))
+        assert StandsStill.publishings > 1
