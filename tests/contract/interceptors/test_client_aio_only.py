@@ -1,7 +1,6 @@
 """Calls of `grpc.aio` only: awaiting, tasks, iteration and `read`, callbacks, event loops."""
 
 import asyncio
-import threading
 
 import grpc
 import pytest
@@ -208,24 +207,6 @@ async def test_the_error_has_the_attributes_of_grpcs_own(shop, own):
     error = await refused(call)
     assert tuple(error.trailing_metadata()) == (("k", "v"),)
     assert await call.debug_error_string() == error.debug_error_string()
-
-
-def test_each_thread_may_have_its_own_loop_and_channel(shop):
-    policy = CallPolicy(retry=RetryPolicy(retry_on="UNAVAILABLE", backoff=0.0), idempotent=True)
-
-    async def work():
-        bare = grpc.aio.insecure_channel(shop.target, options=IMPATIENT)
-        async with aio.intercept_channel(bare, policy) as channel:
-            member = channel.unary_unary(UNARY_UNARY)
-            got.extend(await asyncio.gather(*(member(b"x") for _ in range(20))))
-
-    got = []
-    threads = [threading.Thread(target=asyncio.run, args=(work(),)) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(WAIT_S)
-    assert got == [b"x"] * 60
 
 
 @pytest.mark.skipif(uvloop is None, reason="uvloop is not installed")

@@ -8,26 +8,13 @@ import pytest
 
 from fixtures.clients import in_every_way, noting
 from fixtures.waiting import WAIT_S
-from rpcwheel.call import CallPolicy
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.failback import FailbackPolicy
-from rpcwheel.interceptors import aio, intercept_channel
 
 TOKEN = grpc.access_token_call_credentials("token")
 
 
 # --- What is refused ---
-
-
-async def test_a_channel_of_the_other_world_is_refused_with_a_hint():
-    with (
-        grpc.insecure_channel("127.0.0.1:1") as bare,
-        pytest.raises(TypeError, match="must be a grpc"),
-    ):
-        aio.intercept_channel(bare, CallPolicy())
-    async with grpc.aio.insecure_channel("127.0.0.1:1") as bare:
-        with pytest.raises(TypeError, match=r"must be a grpc channel, .*rpcwheel\.aio\.Kit"):
-            intercept_channel(bare, CallPolicy())
 
 
 def test_an_invalid_time_is_refused_before_any_queue_is_closed(world, timer):

@@ -114,9 +114,26 @@ def test_several_calls_with_one_span_add_one_event_and_ended_spans_get_none(monk
     assert (len(span.events), ended.events) == (1, [])
 
 
-def test_an_exception_of_a_tracer_begins_no_delivery(monkeypatch, caplog):
-    monkeypatch.setattr(tracing._Api, "trace", object())
-    monkeypatch.setattr(tracing._Api, "tracer", object())  # without any method
+class Broken:
+    """A part of OpenTelemetry in which everything raises."""
+
+    def __getattr__(self, name):
+        raise RuntimeError(f"broken: {name}")
+
+
+def test_exceptions_of_opentelemetry_are_reported_once_and_have_no_effect(monkeypatch, caplog):
+    for part in ("trace", "tracer", "propagate", "context"):
+        monkeypatch.setattr(tracing._Api, part, Broken())
     monkeypatch.setattr(tracing, "_REPORTED", set())
-    assert tracing.begin_delivery("queue", "/shop.Orders/Push", 2) is None
-    assert "OpenTelemetry raised in begin_delivery" in caplog.text
+    metadata = (("traceparent", "00-a-b-01"),)
+    for _ in range(2):
+        assert tracing.begin_call({}) is None
+        assert tracing.begin_delivery("queue", "/shop.Orders/Push", 2) is None
+        assert tracing.carrier() == {}
+        assert tracing.with_current_trace(metadata) == metadata
+        tracing.add_to_calls(HedgeSent("/shop.Orders/Get", 2), {1: Broken()})
+        for act in (tracing.make_stored_current, tracing.make_current, tracing.end):
+            act(Broken())
+        tracing.set_outcome(Broken(), "delivered")
+    reports = [text for text in caplog.messages if "OpenTelemetry raised in" in text]
+    assert len(reports) == len(set(reports)) == 9
