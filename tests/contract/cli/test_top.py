@@ -31,6 +31,8 @@ def server():
 def test_without_a_terminal_one_frame_is_printed(server, capsys):
     with WheelTimer(name="a-timer") as timer:
         timer.new_timeout(print, 600.0)
+        assert main(["top", f"http://{server.address}/", "--once"]) == 0  # as in a browser
+        assert server.address in capsys.readouterr().out
         assert main(["top", server.address]) == 0
         kind = type(timer._timer_state.queue).__name__  # it is another one without the extension
     lines = capsys.readouterr().out.splitlines()
@@ -39,19 +41,6 @@ def test_without_a_terminal_one_frame_is_printed(server, capsys):
     assert line.split()[:4] == ["a-timer", kind, "1", "0"]
     assert lines[-1].startswith("no ")
     assert not [line for line in lines if line != line.rstrip()]
-
-
-def test_an_address_may_be_given_as_in_a_browser(server, capsys):
-    assert main(["top", f"http://{server.address}/", "--once"]) == 0
-    assert server.address in capsys.readouterr().out
-
-
-def test_json_is_what_the_process_sends(monkeypatch, capsys):
-    with hostile_components(monkeypatch) as kit:
-        assert main(["top", kit.status_address, "--json"]) == 0
-    shown = capsys.readouterr().out
-    assert json.loads(shown)["queues"][0]["name"] == HOSTILE
-    assert shown.replace("\n", "").isprintable()
 
 
 @pytest.mark.parametrize("given", ["variable", "option"])
@@ -118,7 +107,11 @@ def test_wrong_arguments_are_refused(arguments, capsys):
 
 def test_texts_of_peers_are_neither_markup_nor_control_characters(monkeypatch, capsys):
     with hostile_components(monkeypatch) as kit:
+        assert main(["top", kit.status_address, "--json"]) == 0
+        sent = capsys.readouterr().out
         assert main(["top", kit.status_address]) == 0
+    assert json.loads(sent)["queues"][0]["name"] == HOSTILE
+    assert sent.replace("\n", "").isprintable()
     shown = capsys.readouterr().out
     assert "\x1b" not in shown
     assert "\u202e" not in shown
