@@ -5,9 +5,7 @@ Only the pure form can be interrupted by a test; the compiled form has the same 
 
 from __future__ import annotations
 
-import itertools
 import signal
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -112,37 +110,3 @@ def test_dead_entries_of_a_rescheduled_timeout_are_removed_from_the_head(
         assert size(queue) == 1
     assert queue.next_wake() == 250 * MS
     assert size(queue) == 1
-
-
-def test_timeouts_expire_in_order_while_the_heap_is_cleaned_up(queue: Any) -> None:
-    kept = [start(queue, at) for at in range(300, 0, -1)]
-    fired = []
-    for now in range(1, 301):
-        queue._clean_up()
-        assert queue.next_wake() == now * MS
-        fired += queue.advance(now * MS)
-        assert fired == kept[: -now - 1 : -1]
-        queue.check()
-
-
-@pytest.mark.parametrize("deadlines", [(40, 20), (40, 100), (90, 110)])
-def test_the_last_of_two_concurrent_reschedules_counts(
-    queue: Any, deadlines: tuple[int, int]
-) -> None:
-    first, second = deadlines
-    timeout = start(queue, 200)
-    assert queue.reschedule(timeout, 120 * MS)
-    assert queue.reschedule(timeout, 130 * MS)  # a write
-
-    def numbers() -> Iterator[int]:
-        queue._numbers = itertools.count(1000)
-        queue.reschedule(timeout, second * MS)  # in the middle of the next `_add`
-        queue._numbers = itertools.count(3000)
-        yield 2000
-
-    queue._numbers = numbers()
-    assert queue.reschedule(timeout, first * MS)
-    queue.check()
-    assert queue.advance((second - 1) * MS) == []
-    assert queue.next_wake() <= second * MS
-    assert queue.advance(second * MS) == [timeout]
