@@ -33,7 +33,7 @@ def threads_since(before):
     return [
         one
         for one in threading.enumerate()
-        if one not in before and not one.name.startswith("shop")
+        if one not in before and not one.name.startswith("grpc-server")
     ]
 
 

@@ -146,7 +146,7 @@ def test_a_slow_interceptor_delays_all_calls_of_its_server():
         assert not gates[1].entered.is_set()
         gates[0].opened.set()
         assert [future.result(WAIT_S) for future in futures] == [b"x", b"x"]
-    assert not any(name.startswith("pool") for name in threads)
+    assert not any(name.startswith("grpc-server") for name in threads)
 
 
 def test_interceptors_run_for_calls_that_are_then_refused():
@@ -178,7 +178,7 @@ def test_a_wrapper_takes_a_handler_out_of_its_own_thread_pool():
         with serving(unary(name_thread)) as target:
             assert call(target).startswith(b"own")
         with serving(unary(name_thread), interceptors=[Before(wrap=naive)]) as target:
-            assert call(target).startswith(b"pool")
+            assert call(target).startswith(b"grpc-server")
 
 
 def test_a_wrapper_breaks_a_handler_that_answers_by_callback():
