@@ -62,7 +62,7 @@ _Levels: TypeAlias = dict[SubchannelLevel, list[tuple[S, grpc.ChannelConnectivit
 def level_of(subchannel: SubchannelBase, zone: str) -> SubchannelLevel:
     """Return the level on a channel with this preferred zone; "" for no preference."""
     instance = subchannel.instance
-    if not subchannel.healthy:
+    if subchannel.health.unhealthy_ns is not None:  # like `healthy`, without a call
         return UNHEALTHY
     if instance.status == "DRAINING":
         return DRAINING

@@ -8,12 +8,13 @@ channels whose server no longer answers.
 `rpcwheel.transport.aio` has the same for `grpc.aio`.
 
 ==================  ================================================================================
-`state.py`          Which connection serves the next call; no I/O, for both worlds.
+`state.py`          Which connection serves the next call; no I/O, for both APIs.
+`base.py`           How connections are replaced and drained; for both APIs.
 `sync.py`           The channel for `grpc`.
 `subscriptions.py`  Subscriptions to its state, across reconnects.
 `aio.py`            The channel for `grpc.aio`.
-`drain_timer.py`    The timeout that ends a drain, for both.
-`arguments.py`      Checks of the arguments of both.
+`arguments.py`      Checks of arguments, for both APIs.
+`probe.py`          The calls of heartbeats and health checks.
 ==================  ================================================================================
 """
 

@@ -16,11 +16,11 @@ import asyncio
 import threading
 import weakref
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeAlias
 
 import grpc
 
-from rpcwheel._concurrency.callbacks import CloseCallbacks, weak_callback
+from rpcwheel._concurrency.callbacks import weak_callback
 from rpcwheel._concurrency.loop import call_on_loop
 from rpcwheel._grpc.aio_finished import finished_call
 from rpcwheel._grpc.aio_interceptors import LISTS, Interceptors, give_lists, lists_of
@@ -32,25 +32,13 @@ from rpcwheel._grpc.aio_relay import (
     WouldBlockError,
     failure_of,
 )
-from rpcwheel.durations import NEVER
-from rpcwheel.errors import ConfigurationError, safe_repr
-from rpcwheel.events import ConnectionReplaced, emit
+from rpcwheel.errors import ConfigurationError
 from rpcwheel.rpc import Kind, classes_by_kind
-from rpcwheel.telemetry import components
-from rpcwheel.telemetry.tracing import add_to_calls, begin_call
-from rpcwheel.timer.clock import checked_timer, clock_of
+from rpcwheel.telemetry.tracing import begin_call
 
-from .arguments import (
-    DEFAULT_BACKOFF,
-    checked_backoff,
-    checked_drain_ns,
-    checked_options,
-    checked_reason,
-    checked_target,
-    refuse_both,
-)
-from .drain_timer import new_drain_timeout
-from .state import ChannelProperties, ConnectionManager, MethodSpec, Transport
+from .arguments import DEFAULT_BACKOFF
+from .base import ReconnectingBase
+from .state import MethodSpec, Transport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -58,8 +46,7 @@ if TYPE_CHECKING:
     from tenacity.wait import WaitBaseT
 
     from rpcwheel.durations import Duration
-    from rpcwheel.timer import Timeout
-    from rpcwheel.timer.api import Timer
+    from rpcwheel.timer.api import TaskLike, Timer
 
     Options: TypeAlias = list[tuple[str, Any]]
 
@@ -113,12 +100,16 @@ class AioTransport(Transport[grpc.aio.Channel]):
         return [call for call in calls if call is not None]
 
 
-class ReconnectingChannel(ChannelProperties, Channel):
+class ReconnectingChannel(ReconnectingBase["AioTransport"], Channel):
     """A channel whose connection can be replaced while stubs and calls live on.
 
     On other threads than the loop's only `target`, `number`, `calls`, `closed`, `accepts_calls`,
     `activity` and `get_state()` may be read.
     """
+
+    _grpc: ClassVar[Any] = grpc.aio
+    _hint = "channels of grpc use rpcwheel.transport"
+    _title = "ReconnectingChannel of grpc.aio"
 
     def __init__(
         self,
@@ -134,54 +125,27 @@ class ReconnectingChannel(ChannelProperties, Channel):
     ) -> None:
         """Create the channel. It connects when it is first used, as any channel of gRPC.
 
-        Args:
-            target: A target of gRPC: `"127.0.0.1:50051"`, `"dns:///orders:50051"`.
-            credentials: None: as `grpc.aio.insecure_channel`.
-            options: Of the channel. `grpc.use_local_subchannel_pool` is always set, so that no
-                connection is shared.
-            compression: Of the channel.
-            interceptors: Of the channel.
-            connect: Called as `connect(options)`, with the options above, to create the channel of
-                each connection. Replaces `credentials`, `compression` and `interceptors`.
-            backoff: Between reconnects while the server never answers: seconds or a `timedelta`, of
-                which half is random, or a tenacity wait object. A connection that has worked is
-                replaced at once.
-            timer: For `drain_timeout`; None: `shared_timer()`.
+        The arguments are those of `rpcwheel.transport.ReconnectingChannel`, and `interceptors`, as
+        in `grpc.aio`. `connect` replaces these too, and is called on the loop.
 
         Raises:
             TypeError, ConfigurationError: An argument is not valid.
         """
-        self._target = checked_target(target)
-        refuse_both(
-            connect, credentials=credentials, compression=compression, interceptors=interceptors
-        )
-        self._options = checked_options(options)
-        self._connect = connect or partial(_connect, target, credentials, compression, interceptors)
-        checked = checked_backoff(backoff)
-        self._timer = checked_timer(timer)
-        self._now_ns = clock_of(timer)
-        self._drain_timeouts: dict[AioTransport, Timeout] = {}
-        self._close_callbacks = CloseCallbacks(target)
+        own = {
+            "credentials": credentials,
+            "compression": compression,
+            "interceptors": interceptors,
+        }
         self._loop: asyncio.AbstractEventLoop | None = None  # since the first reconnect or drain
         self._thread = threading.get_ident()
         """The loop's thread."""
         self._closed_transports: list[AioTransport] = []  # those that `close` has closed
         self._closing: set[asyncio.Task[None]] = set()
         self._replaced_or_closed = Signal()
+        super().__init__(target, connect, own, options=options, backoff=backoff, timer=timer)
         self.append_to({kind: [] for kind in Kind})
-        self.connections: ConnectionManager[AioTransport] = ConnectionManager(
-            self._new_transport(), self._now_ns, checked
-        )
-        """The transports, and which of them serves the next call."""
-        components.add("channel", self)
 
-    def _new_transport(self) -> AioTransport:
-        channel: object = self._connect(list(self._options))
-        if not isinstance(channel, grpc.aio.Channel):
-            raise TypeError(
-                f"connect must return a new grpc.aio.Channel, not {channel!r}; for channels of "
-                "grpc use rpcwheel.transport"
-            )
+    def _transport(self, channel: grpc.aio.Channel) -> AioTransport:
         return AioTransport(channel, self._now_ns)
 
     def append_to(self, lists: Interceptors) -> None:
@@ -194,102 +158,23 @@ class ReconnectingChannel(ChannelProperties, Channel):
 
     # Reconnecting
 
-    def reconnect(
-        self,
-        reason: str = "asked for",
-        *,
-        drain_timeout: Duration | None = None,
-        force: bool = False,
-    ) -> bool:
-        """Replace the active connection by a new one, which new calls use at once.
-
-        Call it on the loop. Emits `ConnectionReplaced`.
-
-        Args:
-            reason: Why; part of the event, and of the status of calls that are ended.
-            drain_timeout: Seconds for which calls may continue on the old connection. Then they end
-                with UNAVAILABLE, "connection replaced: <reason>". 0: they end now. None: no limit.
-            force: Whether to reconnect even if the backoff forbids it.
-
-        Returns:
-            False, and nothing has changed, if the backoff forbids it, or if the channel is closed
-            or drains.
-
-        Raises:
-            TypeError, ConfigurationError: `drain_timeout` is not a duration, or is negative.
-            RuntimeError: Not called on an event loop.
-            Exception: Of `connect` or of the wait object; nothing has changed.
-        """
-        checked_reason(reason)
-        drain_ns = checked_drain_ns(drain_timeout)
+    def _enter(self) -> None:
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
-        connections = self.connections
-        if not connections.accepts_calls or (not force and connections.backoff_left_ns()):
-            return False
-        backoff_ns = connections.next_backoff_ns()
-        new = self._new_transport()
-        if any(new.channel is transport.channel for transport in connections.open_transports):
-            raise ConfigurationError("connect must return a new channel each time")
-        calls = connections.active.calls
-        old, over = connections.reconnect(new, drain_ns, reason, backoff_ns)
-        event = ConnectionReplaced(self.target, number=new.number, reason=reason, calls=calls)
-        add_to_calls(event, old.spans)  # before the calls end
-        if new.connection_wanted:
-            new.channel.get_state(try_to_connect=True)
+
+    def _replaced(self) -> None:
         self._replaced_or_closed.notify()
-        if over:
-            self._close_transport(old)
-        elif drain_ns != NEVER:
-            self._end_after(old, drain_ns)
-        emit(event)
-        return True
 
-    def drain(self, drain_timeout: Duration | None = None, *, reason: str = "asked for") -> None:
-        """Accept no more calls, and close the channel when all calls in flight have ended.
+    def _connect_now(self, transport: AioTransport) -> None:
+        transport.channel.get_state(try_to_connect=True)
 
-        New calls raise as on a closed channel. Call it on the loop. This does not wait; `close`
-        does. Does nothing on a closed channel.
+    def _discard(self, transport: AioTransport) -> None:
+        self._close_soon(asyncio.get_running_loop(), transport)
 
-        Args:
-            drain_timeout: Seconds for which calls in flight may continue. Then they end with
-                UNAVAILABLE, "channel drained: <reason>". 0: they end now. None: no limit. A second
-                call can only make it shorter.
-            reason: Why; that of the first call counts.
-
-        Raises:
-            TypeError, ConfigurationError: `drain_timeout` is not a duration, or is negative.
-            RuntimeError: Not called on an event loop.
-        """
-        drain_ns = checked_drain_ns(drain_timeout)
-        checked_reason(reason)
-        self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
-        over, shorter = self.connections.drain(drain_ns, reason)
-        for transport in over:
-            self._close_transport(transport)
-        for transport in shorter:
-            self._end_after(transport, drain_ns)
-
-    def _end_after(self, transport: AioTransport, drain_ns: int) -> None:
+    def _expire_task(self, transport: AioTransport) -> TaskLike:
         expire = weak_callback(self._expire, transport)
-        expire_soon = partial(call_on_loop, asyncio.get_running_loop(), expire)
-        timeout = new_drain_timeout(self._timer, expire_soon, drain_ns, self._target)
-        if timeout is None:
-            self._expire(transport)
-            return
-        obsolete = self._drain_timeouts.pop(transport, None)
-        if obsolete is not None:
-            obsolete.cancel()
-        self._drain_timeouts[transport] = timeout
-
-    def _expire(self, transport: AioTransport, _: object = None) -> None:
-        """End the calls on a transport whose drain timeout has passed."""
-        if self.connections.expire(transport):
-            self._close_transport(transport)
+        return partial(call_on_loop, asyncio.get_running_loop(), expire)
 
     def _close_transport(self, transport: AioTransport) -> None:
-        timeout = self._drain_timeouts.pop(transport, None)
-        if timeout is not None:
-            timeout.cancel()
         transport.end_calls()
         if self._loop is not None and not self._loop.is_closed():
             self._close_soon(self._loop, transport)
@@ -320,10 +205,7 @@ class ReconnectingChannel(ChannelProperties, Channel):
         """
         if grace is not None and grace < 0:
             raise ConfigurationError(f"grace must be 0 seconds or more, or None, not {grace!r}")
-        transports = self.connections.close()
-        for timeout in self._drain_timeouts.values():
-            timeout.cancel()
-        self._drain_timeouts.clear()
+        transports = self._close_all()
         try:
             self._close_callbacks.run()
         finally:  # also if a callback raises SystemExit
@@ -351,16 +233,6 @@ class ReconnectingChannel(ChannelProperties, Channel):
     def _cancel_calls(self) -> None:
         for transport in self._closed_transports:
             transport.cancel_calls()
-
-    def on_close(self, callback: Callable[[], object]) -> Callable[[], None]:
-        """Call `callback()` once when the channel is closed, before its calls are ended.
-
-        On the loop; at once if it is closed. An exception becomes a `CallbackFailed` event.
-
-        Returns:
-            A function that removes the callback. It does not keep the channel alive.
-        """
-        return self._close_callbacks.add(callback)
 
     # State
 
@@ -423,32 +295,20 @@ class ReconnectingChannel(ChannelProperties, Channel):
         while (state := self.get_state(try_to_connect=True)) is not READY:
             await self.wait_for_state_change(state)
 
-    @safe_repr
-    def __repr__(self) -> str:
-        return (
-            f"<ReconnectingChannel of grpc.aio to {self.target!r}, connection {self.number}, "
-            f"{self.get_state().name}, calls in flight: {self.calls}>"
-        )
-
     # Multicallables
 
     def _multicallable(self, kind: Kind, method: str, *args: Any, **options: Any) -> Any:
         return MULTICALLABLES[kind](self, MethodSpec(kind, method, *args, **options))
 
-    def heartbeat_call(self, method: str) -> Any:
-        """Create a multicallable for heartbeats, with bytes as messages.
-
-        Its calls use the connection that is active when they start. They count neither as use of
-        the connection nor as calls in flight. A reconnect may end them with UNAVAILABLE.
-        """
-        return _HeartbeatCall(self, MethodSpec(Kind.UNARY_UNARY, method))
+    def _heartbeats(self, spec: MethodSpec) -> Any:
+        return _HeartbeatCall(self, spec)
 
     # For multicallables
 
     def end_call(self, transport: AioTransport) -> None:
         """Count the end of a call. Runs on the loop."""
         if self.connections.end_call(transport):
-            self._close_transport(transport)
+            self._end(transport)
 
     def end_call_soon(self, transport: AioTransport) -> None:
         """Count the end of a call. Any thread.
@@ -462,7 +322,7 @@ class ReconnectingChannel(ChannelProperties, Channel):
                 transport.calls -= 1  # as `end_call`, inlined for speed
                 connections.calls -= 1
             elif connections.end_call(transport):
-                self._close_transport(transport)
+                self._end(transport)
         else:
             call_on_loop(self._loop, self.end_call, transport)
 
@@ -608,24 +468,6 @@ class _Heartbeats(_ReconnectingMulticallable):
 
 
 _HeartbeatCall: Final = classes_by_kind(_Heartbeats, INTERFACES)[Kind.UNARY_UNARY]
-
-
-def _connect(
-    target: str,
-    credentials: grpc.ChannelCredentials | None,
-    compression: grpc.Compression | None,
-    interceptors: Sequence[grpc.aio.ClientInterceptor] | None,
-    options: Options,
-) -> grpc.aio.Channel:
-    # As keyword arguments, where OpenTelemetry's replacement of these functions looks for them.
-    arguments: dict[str, Any] = {
-        "options": options,
-        "compression": compression,
-        "interceptors": interceptors,
-    }
-    if credentials is None:
-        return grpc.aio.insecure_channel(target, **arguments)
-    return grpc.aio.secure_channel(target, credentials, **arguments)
 
 
 async def _close(channel: grpc.aio.Channel, grace: float | None) -> None:

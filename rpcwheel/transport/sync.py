@@ -15,11 +15,11 @@ from __future__ import annotations
 import threading
 import weakref
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
 import grpc
 
-from rpcwheel._concurrency.callbacks import CloseCallbacks, weak_callback
+from rpcwheel._concurrency.callbacks import weak_callback
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._grpc import multicallable
 from rpcwheel._grpc.calls import failure_of, has_ended, is_single_threaded, run_at_end
@@ -32,25 +32,12 @@ from rpcwheel._grpc.connectivity import (
     wait_for_polling_end,
 )
 from rpcwheel._grpc.finished import FinishedError
-from rpcwheel.durations import NEVER
-from rpcwheel.errors import ConfigurationError, safe_repr
-from rpcwheel.events import ConnectionReplaced, emit
 from rpcwheel.rpc import Kind, classes_by_kind
-from rpcwheel.telemetry import components
-from rpcwheel.telemetry.tracing import add_to_calls, begin_call
-from rpcwheel.timer.clock import checked_timer, clock_of
+from rpcwheel.telemetry.tracing import begin_call
 
-from .arguments import (
-    DEFAULT_BACKOFF,
-    checked_backoff,
-    checked_drain_ns,
-    checked_options,
-    checked_reason,
-    checked_target,
-    refuse_both,
-)
-from .drain_timer import new_drain_timeout
-from .state import ChannelProperties, ConnectionManager, MethodSpec, Transport
+from .arguments import DEFAULT_BACKOFF
+from .base import ReconnectingBase
+from .state import MethodSpec, Transport
 from .subscriptions import TransportSubscriptions
 
 if TYPE_CHECKING:
@@ -60,7 +47,7 @@ if TYPE_CHECKING:
 
     from rpcwheel.durations import Duration
     from rpcwheel.timer import Timeout
-    from rpcwheel.timer.api import Timer
+    from rpcwheel.timer.api import TaskLike, Timer
 
     Options: TypeAlias = list[tuple[str, Any]]
     SyncTransport: TypeAlias = Transport[grpc.Channel]
@@ -73,8 +60,11 @@ CLOSED: Final = "Cannot invoke RPC on closed channel!"
 READY: Final = grpc.ChannelConnectivity.READY
 
 
-class ReconnectingChannel(ChannelProperties, multicallable.Channel):
+class ReconnectingChannel(ReconnectingBase["SyncTransport"], multicallable.Channel):
     """A channel whose connection can be replaced while stubs and calls live on."""
+
+    _grpc: ClassVar[Any] = grpc
+    _hint = "channels of grpc.aio use rpcwheel.transport.aio"
 
     def __init__(
         self,
@@ -106,153 +96,38 @@ class ReconnectingChannel(ChannelProperties, multicallable.Channel):
         Raises:
             TypeError, ConfigurationError: An argument is not valid.
         """
-        self._target = checked_target(target)
-        refuse_both(connect, credentials=credentials, compression=compression)
-        self._options = checked_options(options)
-        self._connect = connect or partial(_connect, target, credentials, compression)
-        reconnect_backoff = checked_backoff(backoff)
-        self._timer = checked_timer(timer)
-        self._now_ns = clock_of(timer)
-        self._lock = (
-            threading.RLock()
-        )  # reentrant: the garbage collector may end a call at any time
         self._making = threading.RLock()
-        self._drain_timeouts: dict[SyncTransport, Timeout] = {}
-        self._close_callbacks = CloseCallbacks(target)
-        self.connections: ConnectionManager[SyncTransport] = ConnectionManager(
-            self._new_transport(), self._now_ns, reconnect_backoff
-        )
-        """The transports, and which of them serves the next call."""
+        own = {"credentials": credentials, "compression": compression}
+        super().__init__(target, connect, own, options=options, backoff=backoff, timer=timer)
         self._subscriptions = TransportSubscriptions(target, self.connections)
-        components.add("channel", self)
 
-    def _new_transport(self) -> SyncTransport:
-        channel: object = self._connect(list(self._options))
-        if not isinstance(channel, grpc.Channel):
-            raise TypeError(
-                f"connect must return a new grpc.Channel, not {channel!r}; for channels of "
-                "grpc.aio use rpcwheel.transport.aio"
-            )
+    def _transport(self, channel: grpc.Channel) -> SyncTransport:
         transport = Transport(channel, self._now_ns)
         transport.read_state = state_reader(channel)
         return transport
 
     # Reconnecting
 
-    def reconnect(
-        self,
-        reason: str = "asked for",
-        *,
-        drain_timeout: Duration | None = None,
-        force: bool = False,
-    ) -> bool:
-        """Replace the active connection by a new one, which new calls use at once.
-
-        A call that starts meanwhile uses one of the two and does not fail. Thread-safe. Blocks only
-        for `connect`, and delays no calls. Emits `ConnectionReplaced` on this thread.
-
-        Args:
-            reason: Why; part of the event, and of the status of calls that are ended.
-            drain_timeout: Seconds for which calls may continue on the old connection. Then they end
-                with UNAVAILABLE, "connection replaced: <reason>". 0: they end now, on a worker
-                thread; if the state is subscribed to, within 0.2 s. None: no limit.
-            force: Whether to reconnect even if the backoff forbids it.
-
-        Returns:
-            False, and nothing has changed, if the backoff forbids it, if another thread has just
-            reconnected (not with `force`), or if the channel is closed or drains.
-
-        Raises:
-            TypeError, ConfigurationError: `drain_timeout` is not a duration, or is negative.
-            Exception: Of `connect` or of the wait object; nothing has changed.
-        """
-        checked_reason(reason)
-        drain_ns = checked_drain_ns(drain_timeout)
-        connections = self.connections
-        seen = connections.active
-        if not connections.accepts_calls or (not force and connections.backoff_left_ns()):
-            return False
-        backoff_ns = connections.next_backoff_ns()  # user code: not under the lock
-        new = self._new_transport()
-        with self._lock:
-            if any(new.channel is transport.channel for transport in connections.open_transports):
-                raise ConfigurationError("connect must return a new channel each time")
-            calls, reconnected = connections.active.calls, None
-            if (force or connections.active is seen) and connections.accepts_calls:
-                reconnected = connections.reconnect(new, drain_ns, reason, backoff_ns)
-        if reconnected is None:
-            new.channel.close()
-            return False
-        old, over = reconnected
-        event = ConnectionReplaced(self.target, number=new.number, reason=reason, calls=calls)
-        add_to_calls(event, old.spans)  # before the calls end
-        if over:
-            self._close_soon(old)
-        elif drain_ns != NEVER:
-            self._end_after(old, drain_ns)
-        if new.connection_wanted:
-            core_state(new.channel, try_to_connect=True)
+    def _replaced(self) -> None:
         self._subscriptions.watch_active()
-        emit(event)
-        return True
 
-    def drain(self, drain_timeout: Duration | None = None, *, reason: str = "asked for") -> None:
-        """Accept no more calls, and close the channel when all calls in flight have ended.
+    def _connect_now(self, transport: SyncTransport) -> None:
+        core_state(transport.channel, try_to_connect=True)
 
-        New calls raise as on a closed channel. A worker thread closes it; this does not wait.
-        Thread-safe. Does nothing on a closed channel.
+    def _discard(self, transport: SyncTransport) -> None:
+        transport.channel.close()
 
-        Args:
-            drain_timeout: Seconds for which calls in flight may continue. Then they end with
-                UNAVAILABLE, "channel drained: <reason>". 0: they end now. None: no limit. A second
-                call can only make it shorter.
-            reason: Why; that of the first call counts.
-
-        Raises:
-            TypeError, ConfigurationError: `drain_timeout` is not a duration, or is negative.
-        """
-        drain_ns = checked_drain_ns(drain_timeout)
-        checked_reason(reason)
-        with self._lock:
-            over, shorter = self.connections.drain(drain_ns, reason)
-        for transport in over:
-            self._close_soon(transport)
-        for transport in shorter:
-            self._end_after(transport, drain_ns)
-
-    def _end_after(self, transport: SyncTransport, drain_ns: int) -> None:
-        expire = weak_callback(self._expire_soon, transport)
-        timeout = new_drain_timeout(self._timer, expire, drain_ns, self._target)
-        if timeout is None:
-            self._expire(transport)
-            return
-        obsolete: Timeout | None = timeout
-        with self._lock:
-            if not transport.ended:
-                obsolete = self._drain_timeouts.get(transport)
-                self._drain_timeouts[transport] = timeout
-        if obsolete is not None:
-            obsolete.cancel()
+    def _expire_task(self, transport: SyncTransport) -> TaskLike:
+        return weak_callback(self._expire_soon, transport)
 
     def _expire_soon(self, transport: SyncTransport, _: Timeout) -> None:
         """End the calls on a worker. Runs on the timer's thread."""
         EXECUTOR.submit(self, partial(self._expire, transport))
 
-    def _expire(self, transport: SyncTransport) -> None:
-        """End the calls on a transport whose drain timeout has passed."""
-        with self._lock:
-            over = self.connections.expire(transport)
-        if over:
-            self._close_soon(transport)
-
-    def _close_soon(self, transport: SyncTransport) -> None:
-        with self._lock:
-            timeout = self._drain_timeouts.pop(transport, None)
-        if timeout is not None:
-            timeout.cancel()
-        EXECUTOR.submit(self, partial(self._close_transport, transport))
-
     def _close_transport(self, transport: SyncTransport) -> None:
+        EXECUTOR.submit(self, partial(self._close_on_worker, transport))
+
+    def _close_on_worker(self, transport: SyncTransport) -> None:
         self._subscriptions.watch_active()
         self._wait_until_made()
         wait_for_polling_end(transport.channel)  # otherwise `close` would wait as long
@@ -275,11 +150,7 @@ class ReconnectingChannel(ChannelProperties, multicallable.Channel):
         Must not be called in a done callback of a call: like gRPC's own channels it would wait
         there for itself.
         """
-        with self._lock:
-            transports = self.connections.close()
-            timeouts, self._drain_timeouts = list(self._drain_timeouts.values()), {}
-        for timeout in timeouts:
-            timeout.cancel()
+        transports = self._close_all()
         self._subscriptions.close()
         try:
             self._close_callbacks.run()
@@ -288,17 +159,6 @@ class ReconnectingChannel(ChannelProperties, multicallable.Channel):
             wait_for_polling_end(*(transport.channel for transport in transports))
             for transport in transports:
                 transport.channel.close()
-
-    def on_close(self, callback: Callable[[], object]) -> Callable[[], None]:
-        """Call `callback()` once when the channel is closed, before its calls are ended.
-
-        On the thread that closes it; at once if it is closed. An exception becomes a
-        `CallbackFailed` event.
-
-        Returns:
-            A function that removes the callback. It does not keep the channel alive.
-        """
-        return self._close_callbacks.add(callback)
 
     # State
 
@@ -360,26 +220,13 @@ class ReconnectingChannel(ChannelProperties, multicallable.Channel):
         """Call this callback no more; an unknown one is not an error."""
         self._subscriptions.remove(callback)
 
-    @safe_repr
-    def __repr__(self) -> str:
-        state = self.get_state()
-        return (
-            f"<ReconnectingChannel to {self.target!r}, connection {self.number}, "
-            f"{'UNKNOWN' if state is None else state.name}, calls in flight: {self.calls}>"
-        )
-
     # Multicallables
 
     def _multicallable(self, kind: Kind, method: str, *args: Any, **options: Any) -> Any:
         return _MULTICALLABLES[kind](self, MethodSpec(kind, method, *args, **options))
 
-    def heartbeat_call(self, method: str) -> grpc.UnaryUnaryMultiCallable:
-        """Create a multicallable for heartbeats, with bytes as messages.
-
-        Its calls use the connection that is active when they start. They count neither as use of
-        the connection nor as calls in flight. A reconnect may end them with UNAVAILABLE.
-        """
-        return _HeartbeatCall(self, MethodSpec(Kind.UNARY_UNARY, method))
+    def _heartbeats(self, spec: MethodSpec) -> grpc.UnaryUnaryMultiCallable:
+        return _HeartbeatCall(self, spec)
 
     # For multicallables
 
@@ -406,7 +253,7 @@ class ReconnectingChannel(ChannelProperties, multicallable.Channel):
         with self._lock:
             over = self.connections.end_call(transport)
         if over:
-            self._close_soon(transport)
+            self._end(transport)
 
     def active_transport(self) -> SyncTransport:
         """Return the transport for a heartbeat, even while it drains.
@@ -555,17 +402,3 @@ class _HeartbeatCall(_ReconnectingMulticallable, multicallable.UnaryUnary):
         return self._begin(name, request, *options)
 
     _wait = _begin
-
-
-def _connect(
-    target: str,
-    credentials: grpc.ChannelCredentials | None,
-    compression: grpc.Compression | None,
-    options: Options,
-) -> grpc.Channel:
-    channel: grpc.Channel = (
-        grpc.insecure_channel(target, options, compression)
-        if credentials is None
-        else grpc.secure_channel(target, credentials, options, compression)
-    )
-    return channel
