@@ -1,5 +1,6 @@
 """The queue of calls in a journal: when it attempts calls, leases, `flush` and `close`."""
 
+import gc
 import threading
 import time
 
@@ -323,6 +324,14 @@ def test_close_does_not_connect_a_journal_that_gave_no_call(shop, client, policy
     assert events.of(JournalFailed) == []
 
 
+def test_a_closed_queue_that_is_dropped_leaves_the_journal_open_for_others(world, policy):
+    with FailbackInvoker(policy(name="other")):
+        FailbackInvoker(policy()).close()
+        gc.collect()
+        wait_until_quiet()
+        assert len(components.of_kind("journal")) == 1
+
+
 def test_a_queue_that_takes_calls_while_it_is_closed_gives_them_back(world, policy, url):
     store(url, target="orders")
     closed = []
@@ -333,7 +342,7 @@ def test_a_queue_that_takes_calls_while_it_is_closed_gives_them_back(world, poli
 
     with FailbackInvoker(policy(name="other")):  # keeps the journal open
         invoker = FailbackInvoker(policy(name="*"))
-        invoker.add_route("orders", lambda *_: 1 / 0, is_open)
+        invoker.add_route("orders", lambda *_: (print, (), {}), is_open)
         wait_until_quiet()
         assert closed[0] == []
         assert [call.state for call in stored(url)] == [CallState.READY]
