@@ -56,6 +56,17 @@ def test_after_a_reconnect_a_heartbeat_waits_for_the_new_connection():
     assert driver.reports[-1] == ConnectionAlive("shop", driver.now / S, 1.0)
 
 
+def test_a_refused_reconnect_is_tried_again_after_another_heartbeat():
+    driver = Driver().called(at=0)
+    driver.miss_until_reconnect()
+    began = driver.now
+    for _ in range(5):
+        driver.core.reconnect_refused()
+        driver.miss_until_reconnect()
+    assert 4 * 20 * S <= driver.now - began <= 6 * 20 * S
+    assert [type(report) for report in driver.reports].count(ConnectionDead) == 1
+
+
 def test_an_idle_channel_with_a_recent_call_is_about_to_connect():
     driver = Driver().called(at=0)
     driver.now = 60 * S
