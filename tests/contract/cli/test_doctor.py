@@ -3,6 +3,7 @@
 import json
 import re
 import socket
+import struct
 import threading
 import time
 
@@ -288,6 +289,14 @@ def test_control_characters_of_a_server_are_escaped(capsys, health_of):
     assert "\x1b" not in said
     assert "\nok    health" not in said
     assert "\\x1b[2J\\nok" in said
+
+
+def test_a_goaway_as_the_first_frame_is_found(doctor, listen):
+    debug = struct.pack(">II", 0, 0) + b"going"
+    frame = len(debug).to_bytes(3) + bytes([7, 0, 0, 0, 0, 0]) + debug  # GOAWAY, RFC 9113 6.8
+    status, found = doctor(listen(says(frame)).target)
+    assert (status, found["http2"]["level"]) == (1, "fail")
+    assert "refuses the connection: GOAWAY NO_ERROR ('going')" in found["http2"]["message"]
 
 
 # Output and arguments

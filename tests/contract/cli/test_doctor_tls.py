@@ -130,6 +130,12 @@ def test_tls_is_found_behind_a_server_that_ignores_plaintext(doctor, listen, own
     assert found["tls"]["message"] == "the server requires TLS"
 
 
+def test_another_protocol_is_recognized_with_tls(doctor, listen):
+    status, found = doctor(listen(says(b"SSH-2.0-OpenSSH_9.6\r\n")).target, "--tls")
+    assert status == 1
+    assert "this is SSH" in found["tls"]["message"]
+
+
 def test_a_tls_alert_shows_that_the_server_wants_tls(doctor, listen):
     def refuses(sock):
         if sock.recv(1000).startswith(b"\x16"):

@@ -169,6 +169,7 @@ def test_other_protocols_are_recognized_by_their_first_bytes():
         (b"-NOAUTH Authentication required.\r\n", "Redis", "-NOAUTH Authentication required."),
         (b"J\x00\x00\x00\x0a8.0.36\x00abc", "MySQL", "8.0.36"),
         (b"E\x00\x00\x00\xffj\x04Host is blocked", "MySQL", ""),
+        (b"220 mail.example ESMTP\r\n", "SMTP or FTP", "220 mail.example ESMTP"),
         (b"AMQP\x00\x00\x09\x01", "AMQP (RabbitMQ)", ""),
         (b"RFB 003.008\n", "VNC", "RFB 003.008"),
         (b"\x00\x01what", "", "'\\x00\\x01what'"),
