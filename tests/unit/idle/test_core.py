@@ -119,6 +119,18 @@ def too_old(*, busy: bool) -> Closing:
 
 
 @pytest.mark.parametrize(
+    ("limit", "other", "way"),
+    [("read_idle", "note_write", "note_read"), ("write_idle", "note_read", "note_write")],
+)
+def test_only_messages_in_the_direction_of_the_limit_keep_the_connection(limit, other, way):
+    closing = silent_stream(idle_timeout=None, **{limit: 10})
+    getattr(closing.activity.user, other)(11 * S)
+    assert closing.step(11) is Step.END_CALLS
+    getattr(closing.activity.user, way)(11 * S)
+    assert closing.step(11) is Step.KEEP_USED
+
+
+@pytest.mark.parametrize(
     "state",
     [
         {"unread": 1},
