@@ -40,24 +40,103 @@ if TYPE_CHECKING:
     SyncTransport: TypeAlias = Transport[grpc.Channel]
 
 
-class _TransportSubscription:
-    __slots__ = ("callback", "last", "removed")
+class Subscriber:
+    """A callback that takes the state of a channel."""
 
-    def __init__(self, callback: Callback) -> None:
+    __slots__ = ("callback", "connects", "last", "removed")
+
+    def __init__(self, callback: Callback, *, connects: bool) -> None:
         self.callback = callback
+        self.connects = connects
+        """Whether the channel is to connect if it is IDLE."""
         self.last: State | None = None
         self.removed = False
 
 
-class TransportSubscriptions:
-    """The subscribers to one channel's state. Thread-safe."""
+class StateSubscribers:
+    """The subscribers to one channel's state. Thread-safe.
+
+    A worker thread calls them, one at a time and in the order of the changes. The subclass finds
+    out the state.
+    """
+
+    def __init__(self, target: str) -> None:
+        self._target = target
+        self._lock = threading.RLock()
+        self._subscribers: list[Subscriber] = []
+        self._closed = False
+        self._notifications = NotificationQueue()
+
+    # --- For subclasses to override ---
+
+    def _added(self, subscriber: Subscriber) -> None:
+        """Report the state soon. Called under the lock; if it raises, nothing was added."""
+        raise NotImplementedError
+
+    def _removed(self) -> None:
+        """Called after subscribers were removed."""
+        raise NotImplementedError
+
+    # --- The rest ---
+
+    def add(self, callback: Callback, *, try_to_connect: bool) -> None:
+        """Call `callback(state)` soon, with the state and then with each change, on a worker.
+
+        Does nothing after `close`.
+
+        Args:
+            callback: Called first when the state is known.
+            try_to_connect: Whether the channel connects if it is IDLE.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            subscriber = Subscriber(callback, connects=try_to_connect)
+            self._subscribers.append(subscriber)
+            try:
+                self._added(subscriber)
+            except BaseException:  # a channel of another type that does not support it
+                self._subscribers.remove(subscriber)
+                raise
+
+    def remove(self, callback: Callback) -> None:
+        """Remove one subscription of this callback; an unknown callback is not an error."""
+        with self._lock:
+            for subscriber in self._subscribers:
+                if subscriber.callback == callback:
+                    self._subscribers.remove(subscriber)
+                    subscriber.removed = True
+                    break
+        self._removed()
+
+    def close(self) -> None:
+        """Call no subscriber any more."""
+        with self._lock:
+            self._closed = True
+            for subscriber in self._subscribers:
+                subscriber.removed = True
+            self._subscribers.clear()
+        self._removed()
+
+    def _report(self, state: State, *subscribers: Subscriber) -> None:
+        """Report the state to these subscribers; without any, to all. Under the lock."""
+        for subscriber in subscribers or self._subscribers:
+            if subscriber.last is not state:
+                subscriber.last = state
+                self._notifications.submit(partial(self._call, subscriber, state))
+
+    def _call(self, subscriber: Subscriber, state: State) -> None:
+        if not subscriber.removed:
+            # On a worker, so also SystemExit becomes an event.
+            run_callback(self._target, subscriber.callback, state, catch=BaseException)
+
+
+class TransportSubscriptions(StateSubscribers):
+    """The subscribers to one channel's state, for which gRPC watches the active transport."""
 
     def __init__(self, target: str, connections: ConnectionManager[SyncTransport]) -> None:
-        self._target = target
+        super().__init__(target)
         self._connections = connections
-        self._lock = threading.RLock()
-        self._subscriptions: list[_TransportSubscription] = []
-        self._closed = False
         self._try_to_connect = False
         """Whether a subscriber wants the channel to connect; also used for later transports."""
         self._watched: SyncTransport | None = None
@@ -66,55 +145,22 @@ class TransportSubscriptions:
         """The callback of that subscription."""
         self._state: State | None = None
         """The last state of the watched transport."""
-        self._notifications = NotificationQueue()
 
-    def add(self, callback: Callback, *, try_to_connect: bool) -> None:
-        """Call `callback(state)` soon, with the state and then with each change, on a worker.
+    def _added(self, subscriber: Subscriber) -> None:
+        self._try_to_connect |= subscriber.connects
+        if self._watched is None:
+            self._watch_active_or_raise()
+            return  # gRPC reports the state soon
+        if subscriber.connects:  # gRPC connects only by a subscription
+            self._watched.channel.unsubscribe(self._on_watched_state)
+            self._watched.channel.subscribe(self._on_watched_state, try_to_connect=True)
+        if self._state is not None:
+            self._report(self._state, subscriber)
 
-        Does nothing after `close`.
-
-        Args:
-            callback: Called first when gRPC has reported a state.
-            try_to_connect: Whether the channel connects if it is IDLE.
-        """
+    def _removed(self) -> None:
         with self._lock:
-            if self._closed:
-                return
-            subscription = _TransportSubscription(callback)
-            self._subscriptions.append(subscription)
-            self._try_to_connect |= try_to_connect
-            if self._watched is None:
-                try:
-                    self._watch_active_or_raise()
-                except BaseException:  # a channel of another type that does not support it
-                    self._subscriptions.remove(subscription)
-                    raise
-                return  # gRPC reports the state soon
-            if try_to_connect:  # gRPC connects only by a subscription
-                self._watched.channel.unsubscribe(self._on_watched_state)
-                self._watched.channel.subscribe(self._on_watched_state, try_to_connect=True)
-            if self._state is not None:
-                self._report(subscription, self._state)
-
-    def remove(self, callback: Callback) -> None:
-        """Remove one subscription of this callback; an unknown callback is not an error."""
-        with self._lock:
-            for subscription in self._subscriptions:
-                if subscription.callback == callback:
-                    self._subscriptions.remove(subscription)
-                    subscription.removed = True
-                    break
-            if not self._subscriptions:  # not counted for each subscriber
+            if not self._subscribers:  # not counted for each subscriber
                 self._try_to_connect = False
-        self.watch_active()
-
-    def close(self) -> None:
-        """Call no subscriber any more."""
-        with self._lock:
-            self._closed = True
-            for subscription in self._subscriptions:
-                subscription.removed = True
-            self._subscriptions.clear()
         self.watch_active()
 
     def watch_active(self) -> None:
@@ -131,7 +177,7 @@ class TransportSubscriptions:
     def _watch_active_or_raise(self) -> None:
         with self._lock:
             active = self._connections.active
-            should_watch = self._subscriptions and not active.ended  # ended if the channel drains
+            should_watch = self._subscribers and not active.ended  # ended if the channel drains
             target = active if should_watch and _exit_guard.register(self, active) else None
             watched = self._watched
             if watched is target:
@@ -157,18 +203,7 @@ class TransportSubscriptions:
             if watched is not self._connections.active:
                 return
             self._state = state
-            for subscription in self._subscriptions:
-                self._report(subscription, state)
-
-    def _report(self, subscription: _TransportSubscription, state: State) -> None:
-        if subscription.last is not state:
-            subscription.last = state
-            self._notifications.submit(partial(self._call, subscription, state))
-
-    def _call(self, subscription: _TransportSubscription, state: State) -> None:
-        if not subscription.removed:
-            # On a worker, so also SystemExit becomes an event.
-            run_callback(self._target, subscription.callback, state, catch=BaseException)
+            self._report(state)
 
 
 def _ignore(_: State) -> None:
