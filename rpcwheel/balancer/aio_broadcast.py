@@ -21,12 +21,11 @@ from rpcwheel._grpc.aio_finished import (
 )
 from rpcwheel._grpc.aio_relay import AwaitedRelay, cancel_count
 from rpcwheel._grpc.calls import metadata_tuple
-from rpcwheel.errors import ConfigurationError
 from rpcwheel.rpc import Kind, classes_by_kind
 from rpcwheel.transport.aio import CLOSED
 
 from .aio_channel import CALLS, BalancedChannel
-from .broadcast_failed import BroadcastFailed, UnaryOnly, checked_broadcast, distinct_names
+from .broadcast_failed import BroadcastBase, BroadcastFailed, distinct_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,33 +35,16 @@ if TYPE_CHECKING:
 KIND: Final = Kind.UNARY_UNARY
 
 
-class BroadcastChannel(UnaryOnly, aio_multicallable.Channel):
+class BroadcastChannel(BroadcastBase, aio_multicallable.Channel):
     """A channel whose unary calls go to all servers at once, and return a dict of the responses.
 
-    Its keys are the addresses of the servers (`10.0.0.7:50051`), or the targets of the channels if
-    it was made of several (`channel` for channels of `grpc.aio`, which do not have their target).
-    If two are the same, the second key is `"10.0.0.7:50051 #2"`, and so on. If the call fails on a
-    server, raises `BroadcastFailed`, which has the other responses.
-
-    All subchannels get the call, in any state, including unhealthy and DRAINING ones. With more
-    instances than `BalancerPolicy.subset_size` the channel has subchannels for only some of them;
-    set it to None to reach all.
-
-    Streams are refused. (Dubbo's `broadcast` calls the servers one after the other.)
+    As `rpcwheel.balancer.BroadcastChannel`. The calls are awaited; the keys of channels without a
+    target, such as those of `grpc.aio`, are `channel`, `"channel #2"`, and so on.
     """
 
-    def __init__(self, channel: BalancedChannel | Sequence[grpc.aio.Channel]) -> None:
-        """Make the channel. Closing it does not close the given channels.
-
-        Args:
-            channel: A `BalancedChannel`, or a list of channels, one for each server.
-
-        Raises:
-            TypeError, ConfigurationError: `channel` is neither.
-        """
-        self._channel: BalancedChannel | tuple[grpc.aio.Channel, ...] = checked_broadcast(
-            channel, BalancedChannel, grpc.aio.Channel, ("rpcwheel.aio", "rpcwheel")
-        )
+    _modules = "rpcwheel.aio", "rpcwheel"
+    _balanced_class = BalancedChannel
+    _plain_class = grpc.aio.Channel
 
     def unary_unary(self, method: str, *args: Any, **options: Any) -> Any:
         """Make a multicallable."""
@@ -81,20 +63,16 @@ class BroadcastChannel(UnaryOnly, aio_multicallable.Channel):
         Raises:
             ConfigurationError: It was made of several channels.
         """
-        return self._balanced().get_state(try_to_connect)
+        balanced: BalancedChannel = self._balanced("read that")
+        return balanced.get_state(try_to_connect)
 
     async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
         """Wait for another state of the `BalancedChannel`; raises as `get_state`."""
-        await self._balanced().wait_for_state_change(last_observed_state)
+        await self._balanced("read that").wait_for_state_change(last_observed_state)
 
     async def channel_ready(self) -> None:
         """Wait until the `BalancedChannel` is READY; raises as `get_state`."""
-        await self._balanced().channel_ready()
-
-    def _balanced(self) -> BalancedChannel:
-        if isinstance(self._channel, BalancedChannel):
-            return self._channel
-        raise ConfigurationError("each of the channels has its own state; read that")
+        await self._balanced("read that").channel_ready()
 
     async def close(self, grace: float | None = None) -> None:
         """Do nothing: the given channels stay open."""
@@ -189,16 +167,13 @@ async def _begin_on_subchannels(
 
 
 def _begin_on(method: Any, subchannel: Subchannel, request: Any, options: dict[str, Any]) -> Any:
-    try:
-        method.pool.connections.connection_of(subchannel)
-    except Exception as error:  # noqa: BLE001 - the user's `connect`; in the call's status
-        method.pool.connections.connect_failed(subchannel, error)
-    else:
+    problem = method.pool.connections.connect_problem(subchannel)
+    if not problem:
         begun = method.start(subchannel, (request,), options)
         if begun is not None:
             return CALLS[KIND](method, begun)
-    text = "its instance was removed" if subchannel.removed else subchannel.error_text
-    return finished_call(KIND, grpc.StatusCode.UNAVAILABLE, text)
+        problem = "its instance was removed"
+    return finished_call(KIND, grpc.StatusCode.UNAVAILABLE, problem)
 
 
 async def _begin_on_channels(

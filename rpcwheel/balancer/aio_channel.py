@@ -587,26 +587,9 @@ class BalancedChannel(BalancedChannelBase[Subchannel], aio_multicallable.Channel
     ) -> None:
         """Make the channel, on a loop or before there is one. It connects at the first call.
 
-        Args:
-            name: The name of the service, such as `"shop.Orders"`, for events and status details.
-            instances: The servers; None if they are not known yet, so that calls wait for `update`.
-            lb_policy: Which server gets a call: `"round_robin"`, `"weighted_round_robin"`,
-                `"weighted_random"`, `"least_request"`, `"ring_hash:HEADER"`, or a `Picker`.
-            credentials: With credentials, only instances with the protocol `grpcs` are used.
-                Without, only those with `grpc`; while one has `grpcs`, calls end with
-                FAILED_PRECONDITION.
-            options: As gRPC takes them, for the connection of each subchannel.
-            compression: As gRPC takes it.
-            interceptors: As gRPC takes them. They run after the pick.
-            connect: Makes the channels of subchannels: `connect(instance, options)` returns a new
-                `grpc.aio.Channel`. It runs on the loop. If it raises, the server counts as
-                unreachable. Instances of both protocols are used.
-            on_subchannel: A plain function, called on the loop with each subchannel when its
-                channel is made.
-            on_removed: A plain function, called on the loop with each subchannel whose instance
-                was removed.
-            balancer_policy: The settings; None for the defaults.
-            timer: For health checks and drain timeouts; None for `shared_timer()`.
+        The arguments are those of `rpcwheel.balancer.BalancedChannel`, and `interceptors`, as gRPC
+        takes them, which run after the pick. `connect` returns a new `grpc.aio.Channel`. It,
+        `on_subchannel` and `on_removed` are plain functions that are called on the loop.
 
         Raises:
             TypeError, ConfigurationError: An argument is invalid.

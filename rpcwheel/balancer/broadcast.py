@@ -14,7 +14,7 @@ from rpcwheel._grpc.finished import FinishedError, FinishedResponse
 from rpcwheel._grpc.multicallable import Channel
 from rpcwheel.errors import ConfigurationError
 
-from .broadcast_failed import BroadcastFailed, UnaryOnly, checked_broadcast, distinct_names
+from .broadcast_failed import BroadcastBase, BroadcastFailed, distinct_names
 from .channel import BalancedChannel
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .channel import Subchannel, _BalancedMethod
 
 
-class BroadcastChannel(UnaryOnly, Channel):
+class BroadcastChannel(BroadcastBase, Channel):
     """A channel whose unary calls go to all servers at once, and return a dict of the responses.
 
     Its keys are the addresses of the servers (`10.0.0.7:50051`), or the targets of the channels if
@@ -38,18 +38,9 @@ class BroadcastChannel(UnaryOnly, Channel):
     after the other.)
     """
 
-    def __init__(self, channel: BalancedChannel | Sequence[grpc.Channel]) -> None:
-        """Make the channel. Closing it does not close the given channels.
-
-        Args:
-            channel: A `BalancedChannel`, or a list of channels, one for each server.
-
-        Raises:
-            TypeError, ConfigurationError: `channel` is neither.
-        """
-        self._channel: BalancedChannel | tuple[grpc.Channel, ...] = checked_broadcast(
-            channel, BalancedChannel, grpc.Channel, ("rpcwheel", "rpcwheel.aio")
-        )
+    _modules = "rpcwheel", "rpcwheel.aio"
+    _balanced_class = BalancedChannel
+    _plain_class = grpc.Channel
 
     def unary_unary(self, method: str, *args: Any, **options: Any) -> grpc.UnaryUnaryMultiCallable:
         """Make a multicallable."""
@@ -70,9 +61,7 @@ class BroadcastChannel(UnaryOnly, Channel):
         Raises:
             ConfigurationError: It was made of several channels.
         """
-        if not isinstance(self._channel, BalancedChannel):
-            raise ConfigurationError("each of the channels has its own state; subscribe to them")
-        self._channel.subscribe(callback, try_to_connect)
+        self._balanced("subscribe to them").subscribe(callback, try_to_connect)
 
     def unsubscribe(self, callback: Callable[[grpc.ChannelConnectivity], None]) -> None:
         """End a subscription."""
@@ -152,16 +141,13 @@ def _begin_on_subchannels(
 
 
 def _begin_on(method: _BalancedMethod, subchannel: Subchannel, *arguments: Any) -> Any:
-    try:
-        method.on(subchannel)
-    except Exception as error:  # noqa: BLE001 - the user's `connect`; in the call's status
-        method.pool.connections.connect_failed(subchannel, error)
-    else:
+    problem = method.pool.connections.connect_problem(subchannel)
+    if not problem:
         call = method.begin_on(subchannel, "future", *arguments)
         if call is not None:
             return call
-    text = "its instance was removed" if subchannel.removed else subchannel.error_text
-    return FinishedError(grpc.StatusCode.UNAVAILABLE, text)
+        problem = "its instance was removed"
+    return FinishedError(grpc.StatusCode.UNAVAILABLE, problem)
 
 
 def _begin_on_channels(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import grpc
 
@@ -75,8 +75,60 @@ def distinct_names(names: Iterable[str]) -> list[str]:
     return distinct
 
 
-class UnaryOnly:
-    """Refuses calls with streams. Not their multicallables: stubs make those for all methods."""
+class BroadcastBase:
+    """The part of a `BroadcastChannel` that `grpc` and `grpc.aio` have in common.
+
+    Refuses calls with streams, but not their multicallables: stubs make those for all methods.
+    """
+
+    _modules: ClassVar[tuple[str, str]]
+    """The modules of this API and of the other one, for errors."""
+    _balanced_class: ClassVar[type[Any]]
+    _plain_class: ClassVar[type[Any]]
+    """The class of channels of gRPC."""
+
+    def __init__(self, channel: Any) -> None:
+        """Make the channel. Closing it does not close the given channels.
+
+        Args:
+            channel: A `BalancedChannel`, or a list of channels, one for each server.
+
+        Raises:
+            TypeError, ConfigurationError: `channel` is neither.
+        """
+        self._channel = self._checked(channel)
+
+    def _checked(self, channel: Any) -> Any:
+        """Return the balanced channel, or a tuple of channels."""
+        if isinstance(channel, self._balanced_class):
+            return channel
+        if isinstance(channel, (list, tuple)) and all(
+            isinstance(element, self._plain_class) for element in channel
+        ):
+            if not channel:
+                raise ConfigurationError("channel must not be an empty list")
+            return tuple(channel)
+        here, other = self._modules
+        hint = f"for other channels use {other}.BroadcastChannel"
+        if isinstance(channel, self._plain_class):
+            hint = (
+                "interceptors hide the subchannels of a channel, so apply them to the result: "
+                "kit.intercept_channel(BroadcastChannel(channel))"
+            )
+        raise TypeError(
+            f"channel must be a {here}.BalancedChannel, or a list of channels, not {channel!r}; "
+            f"{hint}"
+        )
+
+    def _balanced(self, use: str) -> Any:
+        """Return the `BalancedChannel`.
+
+        Raises:
+            ConfigurationError: It was made of several channels.
+        """
+        if isinstance(self._channel, tuple):
+            raise ConfigurationError(f"each of the channels has its own state; {use}")
+        return self._channel
 
     def _refuse(self, method: str, *_: Any, **__: Any) -> Any:
         """Make a multicallable whose calls are refused."""
@@ -87,41 +139,3 @@ class UnaryOnly:
 
 def _refuse(text: str, *_: Any, **__: Any) -> NoReturn:
     raise ConfigurationError(text)
-
-
-def checked_broadcast(
-    channel: Any, balanced: type[Any], plain: type[Any], names: tuple[str, str]
-) -> Any:
-    """Check the argument of a `BroadcastChannel`.
-
-    Args:
-        channel: The argument.
-        balanced: The `BalancedChannel` of this world.
-        plain: The class of channels of this world.
-        names: The modules of this world and of the other one, for errors.
-
-    Returns:
-        A balanced channel, or a tuple of channels.
-
-    Raises:
-        TypeError: The argument is neither.
-        ConfigurationError: There are no channels.
-    """
-    if isinstance(channel, balanced):
-        return channel
-    if isinstance(channel, (list, tuple)) and all(
-        isinstance(element, plain) for element in channel
-    ):
-        if not channel:
-            raise ConfigurationError("channel must not be an empty list")
-        return tuple(channel)
-    here, other = names
-    hint = f"for other channels use {other}.BroadcastChannel"
-    if isinstance(channel, plain):
-        hint = (
-            "interceptors hide the subchannels of a channel, so apply them to the result: "
-            "kit.intercept_channel(BroadcastChannel(channel))"
-        )
-    raise TypeError(
-        f"channel must be a {here}.BalancedChannel, or a list of channels, not {channel!r}; {hint}"
-    )

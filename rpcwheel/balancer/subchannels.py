@@ -186,6 +186,16 @@ class Connections(Generic[S]):
                 run_callback(self._pool.name, on_subchannel, subchannel)
         return new
 
+    def connect_problem(self, subchannel: S) -> str:
+        """Make the connection of a subchannel. Returns why there is none, or ""."""
+        try:
+            self.connection_of(subchannel)
+        except Exception as error:  # noqa: BLE001 - the user's `connect`; in the call's status
+            self.connect_failed(subchannel, error)
+        else:
+            return ""
+        return "its instance was removed" if subchannel.removed else subchannel.error_text
+
     def new_connection(self, instance: ServiceInstance) -> Any:
         """Make a `ReconnectingChannel`."""
         connect = None if self._connect is None else partial(self._connect, instance)
