@@ -278,7 +278,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def _policy(timeout: float) -> RegistryPolicy:
-    """Return a policy without the snapshot file: only what the registry answers now is shown."""
+    """Return a policy without the snapshot files: only what the registry answers now is shown."""
     return RegistryPolicy(timeout=timeout, snapshot=False)
 
 

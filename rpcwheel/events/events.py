@@ -1057,7 +1057,7 @@ class InstancesRetained(Event):
 
 @dataclass(frozen=True, slots=True)
 class RecordSkipped(Event):
-    """A record in the registry or in the snapshot file is not a valid instance.
+    """A record in the registry or in a snapshot file is not a valid instance.
 
     Emitted once for each content of the record.
     """
@@ -1078,7 +1078,7 @@ class RecordSkipped(Event):
 
 @dataclass(frozen=True, slots=True)
 class SnapshotFailed(Event):
-    """The snapshot file cannot be read or written. The registry works without it.
+    """A snapshot file cannot be read or written. The registry works without it.
 
     Emitted once until the file works again.
     """

@@ -15,7 +15,7 @@ ended lease or a loss of data, are published again.
 
 A lookup or a subscription gives a `Snapshot` of all instances. A failure never makes it empty:
 instances that the registry may have lost by mistake are kept for a while, and while it cannot be
-reached, the snapshot file has those of an earlier run.
+reached, the snapshot files have those of an earlier run.
 
 Modules: `reconciler.py` decides what to send to the registry, `cache.py` which instances count;
 `session.py` and `watches.py` send the requests on worker threads, through a `RegistryBackend`

@@ -33,7 +33,7 @@ interruption lacks it too, it is removed.
 A record that can't be read is skipped. If the instance was read before, it stays as it was, because
 its key is still there. If there is no instance yet and no record can be read, the view is ignored.
 
-The instances of an earlier run (from the snapshot file) are shown if the registry fails, or after
+The instances of an earlier run (from the snapshot files) are shown if the registry fails, or after
 `FILE_DELAY_NS` without an answer. The first view replaces them. To those that it lacks the rules
 above apply; but if the registry is not suspect and the file older than `stale_timeout`, all of them
 are removed.

@@ -14,7 +14,7 @@ from rpcwheel.errors import ConfigurationError
 from rpcwheel.policy import Policy, Seconds, Wait, checked
 
 SWITCHES: Final = frozenset({"yes", "no", "on", "off", "true", "false", "none", "null", "0", "1"})
-"""Words that are refused as the name of a snapshot file: they are meant as true or false."""
+"""Words that are refused as the directory of snapshots: they are meant as true or false."""
 
 
 class RegistryPolicy(Policy):
@@ -52,9 +52,9 @@ class RegistryPolicy(Policy):
     registry does not list it, even if the list is empty."""
 
     snapshot: StrictBool | str = True
-    """The file in which a client stores the instances, and from which it reads them when it starts
-    while the registry is unreachable. True: a file for each registry in the user's cache directory.
-    A path: this file. False: no file."""
+    """The directory in which a client stores the instances, and from which it reads them when it
+    starts while the registry is unreachable. True: one for each registry in the user's cache
+    directory. A path: this directory. False: none."""
 
     @field_validator("backoff")
     @classmethod
@@ -67,11 +67,12 @@ class RegistryPolicy(Policy):
     @classmethod
     def _check_snapshot(cls, snapshot: bool | str) -> bool | str:
         if snapshot == "":
-            raise ConfigurationError("it must be a file, True or False, not ''")
+            raise ConfigurationError("it must be a directory, True or False, not ''")
         if isinstance(snapshot, str) and snapshot.strip().lower() in SWITCHES:
             raise ConfigurationError(
-                f"it must be a file, true or false, not the text {snapshot!r}; write true or false "
-                f"without quotes (in Python True or False), and a file of that name './{snapshot}'"
+                f"it must be a directory, true or false, not the text {snapshot!r}; write true or "
+                "false without quotes (in Python True or False), and a directory of that name "
+                f"'./{snapshot}'"
             )
         return snapshot
 

@@ -30,7 +30,7 @@ from .backends import open_backend
 from .policy import RegistryPolicy
 from .reconciler import RegistrationState
 from .session import RegistrySession
-from .snapshot_file import open_snapshot_file
+from .snapshot_files import open_snapshot_files
 from .url import RegistryUrl, parse_url
 
 if TYPE_CHECKING:
@@ -314,7 +314,7 @@ class Registry(RegistryBase):
         check_policy(registry_policy)
         opened, policy = _open_backend(backend, registry_policy, timer)
         timer = opened.settings.timer if timer is None else timer
-        snapshots = open_snapshot_file(opened.url, policy, timer=timer)
+        snapshots = open_snapshot_files(opened.url, policy, timer=timer)
         self.policy = policy
         """The settings."""
         self._session = RegistrySession(opened, policy, timer=timer, snapshots=snapshots)

@@ -8,8 +8,8 @@ the timer's thread or on a caller's thread. One timeout is set for the next requ
 (`abandon`): what could not be withdrawn ends with the lease, because it is not renewed any more.
 
 One-shot lookups take turns with the other requests. Concurrent lookups of one service share one
-request. The last answer is kept, and the snapshot file of earlier runs, for when the registry can't
-be reached. Answers are judged by the rules of `cache.py`, as views of a watch are.
+request. The last answer is kept, and the snapshot files of earlier runs, for when the registry
+can't be reached. Answers are judged by the rules of `cache.py`, as views of a watch are.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from .backend import Lost, RegistryBackend
     from .policy import RegistryPolicy
     from .reconciler import Request
-    from .snapshot_file import SnapshotFile
+    from .snapshot_files import SnapshotFiles
 
     Lookup = tuple[str | None, Future[Any]]
     """A service (None: the names of all services), and its answer."""
@@ -84,7 +84,7 @@ class LookupQueue:
         self,
         backend: RegistryBackend,
         rules: RegistryRules,
-        snapshots: SnapshotFile | None,
+        snapshots: SnapshotFiles | None,
         now_ns: Callable[[], int],
         emit: Callable[..., object],
     ) -> None:
@@ -247,7 +247,7 @@ class RegistrySession:
         policy: RegistryPolicy,
         *,
         timer: Timer | None = None,
-        snapshots: SnapshotFile | None = None,
+        snapshots: SnapshotFiles | None = None,
     ) -> None:
         self.name = str(backend.url)
         self.rules = RegistryRules.from_policy(policy)

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from .backend import RegistryBackend, View, Watch
     from .cache import Event
     from .policy import RegistryRules
-    from .snapshot_file import SnapshotFile
+    from .snapshot_files import SnapshotFiles
 
 LISTENER_QUEUES: Final = 16
 """The largest number of executors that call the listeners of a service."""
@@ -111,7 +111,7 @@ class _Pending(NamedTuple):
 class ServiceWatch:
     """The known instances of one service. Thread-safe; the `Watcher` that the backend notifies.
 
-    Close the backend's watch first, then this, then the `SnapshotFile`. A forked child has what was
+    Close the backend's watch first, then this, then the snapshot files. A forked child has what was
     known and gets no updates, because the backend's threads are not there.
     """
 
@@ -122,7 +122,7 @@ class ServiceWatch:
         rules: RegistryRules,
         *,
         timer: Timer | None,
-        snapshots: SnapshotFile | None,
+        snapshots: SnapshotFiles | None,
         on_view: Callable[[], object],
         on_contact_lost: Callable[[str], object],
     ) -> None:
@@ -133,7 +133,8 @@ class ServiceWatch:
             registry: The registry's name in events: its URL without a password.
             rules: The settings.
             timer: None for `shared_timer()`.
-            snapshots: The file that is read now and kept up to date; it stays the caller's.
+            snapshots: The files, of which its own is read now and kept up to date; they stay the
+                caller's.
             on_view: Called on the backend's threads at each view; must not block.
             on_contact_lost: The same, with the reason, when contact is lost.
         """
@@ -239,7 +240,7 @@ class ServiceWatch:
 
     # On workers
 
-    def _load(self, snapshots: SnapshotFile) -> None:
+    def _load(self, snapshots: SnapshotFiles) -> None:
         """Read the file before the first view is applied, but wait for it only a short time."""
         done = threading.Event()
 
@@ -338,7 +339,7 @@ class WatchManager:
         rules: RegistryRules,
         *,
         timer: Timer | None,
-        snapshots: SnapshotFile | None,
+        snapshots: SnapshotFiles | None,
         on_view: Callable[[], object],
         on_contact_lost: Callable[[str], object],
         emit: Callable[..., object],
@@ -402,7 +403,7 @@ class WatchManager:
             self._watches.pop(watch.service, None)
             self._end_later(watch)
             snapshot = watch.snapshot
-            watch.close()  # before another watch of the service writes to the snapshot file
+            watch.close()  # before another watch of the service writes the snapshot file
         if snapshot is not None:
             self._on_unused(snapshot)
         self._jobs.start()

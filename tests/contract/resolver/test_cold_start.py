@@ -1,4 +1,4 @@
-"""A process that starts while the registry is down uses the snapshot file of an earlier one."""
+"""A process that starts while the registry is down uses the snapshot files of an earlier one."""
 
 import contextlib
 
@@ -19,7 +19,7 @@ FILE_DELAY_S = 1.0
 
 @pytest.fixture
 def path(tmp_path):
-    return tmp_path / "shop.json"
+    return tmp_path / "shop"
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_a_process_that_starts_without_the_registry_gets_the_instances_of_the_fi
     with earlier.subscribe(SERVICE) as subscription:
         assert ids_of(subscription.wait(WAIT_S)) == "abc"
     earlier.close()
-    assert wait_until(lambda: path.exists() and SERVICE.encode() in path.read_bytes())
+    assert wait_until((path / f"{SERVICE}.json").exists)
     backend, registry = start(up=False)
     listener = SnapshotListener()
     subscription = registry.subscribe(SERVICE, listener)

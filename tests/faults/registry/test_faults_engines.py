@@ -119,7 +119,8 @@ def test_after_a_fault_all_instances_are_published_and_no_call_has_failed(
         assert wait_until(lambda one=one: is_live(one, {"stays", "goes", "changes"}))
     with beside(world) as witness, load(world) as calls:
         calls.goes_on()
-        assert wait_until(lambda: world.snapshot.exists() and b'"c"' in world.snapshot.read_bytes())
+        snapshot = world.snapshot / f"{SERVICE}.json"
+        assert wait_until(lambda: snapshot.exists() and b'"c"' in snapshot.read_bytes())
         wanted_before = {one.instance.id: one for one in published.registrations}
         world.fail(fault)
         fails_at = time.monotonic()
@@ -129,7 +130,7 @@ def test_after_a_fault_all_instances_are_published_and_no_call_has_failed(
         published.register(item("comes"))
         published.register(item("passes")).unregister()
         if fault != "flush":  # which is noticed at the next check
-            new_clients_start_from_the_snapshot_file(world, opened)
+            new_clients_start_from_the_snapshot_files(world, opened)
             assert wait_until(lambda: not published.up)
         if fault in OF_LEASES:
             time.sleep(max(0.0, fails_at + LEASE_ENDS_S - time.monotonic()))
@@ -170,7 +171,7 @@ def beside(world):
         backend.close()
 
 
-def new_clients_start_from_the_snapshot_file(world, opened):
+def new_clients_start_from_the_snapshot_files(world, opened):
     policy = world.policy.replace(timeout=0.9)  # of another session than those that run
     with rpcwheel.insecure_channel(world.url(SERVICE), registry_policy=policy) as to_service:
         assert to_service.unary_unary(WHO)(b"", timeout=WAIT_S) in {b"a", b"b", b"c"}
@@ -180,7 +181,7 @@ def new_clients_start_from_the_snapshot_file(world, opened):
 
 
 @pytest.mark.parametrize("world", ["etcd"], indirect=True)
-def test_a_process_that_starts_while_the_registry_is_down_uses_the_snapshot_file(world, serve):
+def test_a_process_that_starts_while_the_registry_is_down_uses_the_snapshot_files(world, serve):
     serve(lease_ttl=60.0)
 
     def start():

@@ -86,7 +86,7 @@ def test_a_service_that_never_had_instances_is_not_remembered(driver):
 
 
 def test_instances_that_an_engine_has_lost_are_stale_until_the_stale_timeout(driver, backend):
-    """Otherwise one process that only looks up would empty the snapshot file."""
+    """Otherwise one process that only looks up would delete the snapshot file."""
     backend.publish(some(1, 2, 3, 4))
     driver.look_up()
     backend.forget()
