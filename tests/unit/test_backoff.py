@@ -23,8 +23,11 @@ def delay(backoff, attempt=1, elapsed_ns=0, error=BOOM, idle_ns=0):
 
 
 def test_the_default_is_up_to_five_seconds_without_end():
+    backoff = Backoff()
     for attempt in (1, 1_000_000):
-        assert 2.5 * S <= delay(Backoff(), attempt, elapsed_ns=10**18) <= 5 * S
+        delays = [delay(backoff, attempt, elapsed_ns=10**18) for _ in range(100)]
+        assert 2.5 * S <= min(delays) < 2.6 * S
+        assert 4.9 * S < max(delays) <= 5 * S
 
 
 @pytest.mark.parametrize(
@@ -139,6 +142,12 @@ def test_without_an_error_the_outcome_is_a_result_of_none():
 def test_an_invalid_result_of_a_wait_object_is_refused(result, error, said):
     with pytest.raises(error, match=f"the result of the wait object {said}"):
         delay(Backoff(lambda _: result))
+
+
+@pytest.mark.parametrize("stop", [3, tenacity.stop_after_attempt, tenacity.wait_fixed(1)])
+def test_a_stop_that_is_no_stop_object_is_refused(stop):
+    with pytest.raises(TypeError, match="stop must be None or a tenacity stop object"):
+        Backoff(stop=stop)
 
 
 def test_the_repr_of_a_backoff_shows_its_settings():
