@@ -1,10 +1,12 @@
 """`rpcwheel config check|schema`: check a settings file, and show what it means."""
 
 import json
+import math
 import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from datetime import date, time
 from functools import cache
 from typing import Annotated, Any, NamedTuple
 
@@ -103,7 +105,7 @@ def check(
             | ({"note": setting.note} if setting.note else {})
             for setting in settings
         }
-        print(json.dumps({"file": file, "valid": True, "settings": values}, indent=2))
+        print(json.dumps({"file": file, "valid": True, "settings": values}, indent=2, default=str))
         return
     rows = [
         (name, _as_toml(value), f"{source} ({note})" if note else source)
@@ -118,7 +120,7 @@ class Setting(NamedTuple):
 
     name: str
     value: Any
-    """The value, as in JSON."""
+    """The value, as in JSON; also a date or a time, which JSON lacks and TOML has."""
     source: str
     """"file", "variable", "file or variable", "default", or the pattern of the methods that it is
     set for."""
@@ -167,14 +169,14 @@ def _names(policy: str) -> list[str]:
 def _settings(name: str, value: object, layers: Sequence[Layer]) -> Iterator[Setting]:
     """Yield a setting; of a policy, each setting in it."""
     if not isinstance(value, Policy):
-        yield Setting(name, _as_json(value), *_source(name, layers))
+        yield Setting(name, _as_plain(value), *_source(name, layers))
         return
     for part in _names(type(value).__name__):
         source, set_there = _source_in(name, part, layers)
         inner = getattr(value, part)
         left_out = inner is None and set_there is not None
         note = "no effect: not shorter than timeout" if left_out else ""
-        yield Setting(f"{name}.{part}", _as_json(inner), source, note)
+        yield Setting(f"{name}.{part}", _as_plain(inner), source, note)
 
 
 def _source(name: str, layers: Sequence[Layer]) -> tuple[str, str]:
@@ -208,17 +210,17 @@ def _source_in(name: str, part: str, layers: Sequence[Layer]) -> tuple[str, obje
     return "default", None
 
 
-def _as_json(value: object) -> object:
-    """Return a value as JSON has it; a wait as the table from which it is made."""
+def _as_plain(value: object) -> object:
+    """Return a value as a settings file has it; a wait as the table from which it is made."""
     match value:
-        case None | str() | bool() | int() | float():
+        case None | str() | bool() | int() | float() | date() | time():
             return value
         case set() | frozenset():
             return sorted(map(str, value))
         case list() | tuple():
-            return [_as_json(element) for element in value]
+            return [_as_plain(element) for element in value]
         case dict() | Policy():
-            return {str(name): _as_json(element) for name, element in dict(value).items()}
+            return {str(name): _as_plain(element) for name, element in dict(value).items()}
         case JitteredWait():
             usual = JitteredWait(value.initial, value.max)
             table = {"initial": value.initial, "max": value.max}
@@ -230,7 +232,7 @@ def _as_json(value: object) -> object:
 
 
 def _as_toml(value: Any) -> str:
-    """Return a value of JSON as TOML has it; null, which TOML lacks, as `none`."""
+    """Return a value of `_as_plain` as TOML has it; None, which TOML lacks, as `none`."""
     match value:
         case None:
             return "none"
@@ -239,6 +241,10 @@ def _as_toml(value: Any) -> str:
         case dict():
             pairs = (f"{_as_key(name)} = {_as_toml(element)}" for name, element in value.items())
             return f"{{{', '.join(pairs)}}}"
+        case date() | time():
+            return value.isoformat()
+        case float() if not math.isfinite(value):
+            return str(value)
     return json.dumps(value, ensure_ascii=False)
 
 
