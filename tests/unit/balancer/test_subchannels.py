@@ -567,6 +567,27 @@ def test_the_first_servers_that_are_back_do_not_get_all_calls(ten, clock):
     assert ten.picked() == {*range(1, 9)}
 
 
+def test_stale_servers_are_removed_after_the_grace_when_they_are_half_of_all(ten, clock):
+    ten.update([at(port) for port in range(1, 6)], expired={f"10.0.0.7:{n}" for n in range(6, 11)})
+    assert stale_ports(ten) == [10, 6, 7, 8, 9]
+    clock.pass_(10)
+    assert ten.expire_stale()
+    assert ten.picked() == {*range(1, 6)}
+
+
+def test_servers_that_the_registry_lost_are_called_as_long_as_most_are_lost(ten, clock, events):
+    expired = {f"10.0.0.7:{port}" for port in range(2, 10)}
+    ten.update([at(10, status="DRAINING"), at(1), *(at(port) for port in range(2, 10))])
+    ten.update([at(1)], expired=expired | {"10.0.0.7:10"})
+    assert (ten.drained, len(events)) == ([10], 1)
+    clock.pass_(600)
+    ten.expire_stale()
+    assert ten.picked() == {*range(1, 10)}
+    for port in range(2, 10):
+        ten.remove_stale(ten.subchannel(port))
+    assert ten.picked() == {1}
+
+
 def test_stale_subchannels_count_for_the_subset(make_pool):
     pool = make_pool(subset_size=4)
     pool.preservation.grace_ns = 10 * SECOND
