@@ -190,7 +190,7 @@ class _Pool(SubchannelPool[Subchannel]):
         self.closing = True
         until_s = time.monotonic() + (grace or 0)
         try:
-            while self.waiting.any and not self.closed and time.monotonic() < until_s:  # noqa: ASYNC110
+            while self.waiting.calls and not self.closed and time.monotonic() < until_s:  # noqa: ASYNC110
                 await asyncio.sleep(MAX_POLL_S)
         except asyncio.CancelledError:
             await self._close_now(None)
@@ -199,7 +199,8 @@ class _Pool(SubchannelPool[Subchannel]):
 
     async def _close_now(self, grace: float | None) -> None:
         self._to_close += self.close_all()
-        self._prober.cancel()
+        for probe in tuple(self._prober.tasks):
+            probe.cancel()
         try:
             self.close_callbacks.run()
         finally:  # whatever a callback raises, be it `SystemExit`
@@ -226,29 +227,24 @@ class _WaitingCalls:
 
     def __init__(self, pool: _Pool) -> None:
         self._pool = pool
-        self._calls: dict[weakref.ref[_BalancedCall], _BalancedCall | None] = {}
+        self.calls: dict[weakref.ref[_BalancedCall], _BalancedCall | None] = {}
         # None for a response stream, so that its caller can drop it.
         self._handle: asyncio.TimerHandle | None = None
         self._poll_s = FIRST_POLL_S
         self.signal = Signal()
         """Notified when the state of the channel may have changed."""
 
-    @property
-    def any(self) -> bool:
-        """Whether a call waits."""
-        return bool(self._calls)
-
     def hold(self, call: _BalancedCall, *, weakly: bool) -> None:
         """Add a waiting call; its `try_begin` is called until `release`."""
         reference = weakref.ref(call)
-        if reference not in self._calls:
+        if reference not in self.calls:
             self._poll_s = FIRST_POLL_S
             self._poll_soon(0)
-        self._calls[reference] = None if weakly else call
+        self.calls[reference] = None if weakly else call
 
     def release(self, call: _BalancedCall) -> None:
         """Remove a waiting call."""
-        self._calls.pop(weakref.ref(call), None)
+        self.calls.pop(weakref.ref(call), None)
 
     async def wait_for_subchannels(self, pending: PendingPick) -> tuple[Subchannel, ...]:
         """Wait until there are subchannels, in any state.
@@ -271,7 +267,7 @@ class _WaitingCalls:
     def notify(self) -> None:
         """Let all waiting calls pick again, because the state of the channel may have changed."""
         self.signal.notify()
-        if self._calls:
+        if self.calls:
             self._poll_soon(0)
 
     def cancel(self) -> None:
@@ -279,11 +275,11 @@ class _WaitingCalls:
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
-        for reference in tuple(self._calls):
+        for reference in tuple(self.calls):
             call = reference()
             if call is not None:
                 call.cancel()
-        self._calls.clear()
+        self.calls.clear()
         self.signal.notify()
 
     def _poll_soon(self, delay_s: float) -> None:
@@ -296,13 +292,13 @@ class _WaitingCalls:
         self._handle = None
         if not self._pool.closed:
             self._pool.refresh()
-        for reference in tuple(self._calls):
+        for reference in tuple(self.calls):
             call = reference()
             if call is None:  # dropped by its caller
-                del self._calls[reference]
+                del self.calls[reference]
             else:
                 call.try_begin()
-        if self._calls and self._handle is None:
+        if self.calls and self._handle is None:
             self._poll_soon(self._poll_s)
             self._poll_s = min(1.5 * self._poll_s, MAX_POLL_S)
 
@@ -347,11 +343,6 @@ class _Prober:
                 emit(CallbackFailed(pool.name, f"connect {subchannel.id}", error))
             failure = error
         done(response, failure)
-
-    def cancel(self) -> None:
-        """Cancel all probes."""
-        for task in tuple(self.tasks):
-            task.cancel()
 
 
 # --- Calls ---

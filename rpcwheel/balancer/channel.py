@@ -30,6 +30,7 @@ from rpcwheel._grpc.calls import (
     metadata_tuple,
     reusable_metadata,
     run_at_end,
+    value_of,
 )
 from rpcwheel._grpc.finished import FinishedError, FinishedResponse
 from rpcwheel.call.config import ClientState, copy_of
@@ -553,9 +554,7 @@ def report_end(call: Any, pool: _Pool, subchannel: Subchannel) -> None:
 
 def _code_of(call: Any) -> str:
     """Return the name of the status code of a call; "" if it has none."""
-    get_code = getattr(call, "code", None)
-    code = get_code() if callable(get_code) else None
-    return getattr(code, "name", "")
+    return getattr(value_of(call, "code"), "name", "")
 
 
 def _none(*_: object) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import grpc
@@ -20,52 +21,38 @@ FAILING: Final = grpc.ChannelConnectivity.TRANSIENT_FAILURE
 SHUTDOWN: Final = grpc.ChannelConnectivity.SHUTDOWN
 
 
+@dataclass(slots=True, eq=False)
 class SubchannelHealth:
-    """What calls and health checks have shown of one subchannel."""
+    """What calls and health checks have shown of one subchannel. Times are on the timer's clock."""
 
-    __slots__ = (
-        "canceled",
-        "canceled_since",
-        "checking",
-        "checks",
-        "ejected",
-        "ejections",
-        "failures",
-        "generation",
-        "successes",
-        "suspected",
-        "taken_back_ns",
-        "unhealthy_ns",
-        "unhealthy_reason",
-        "window_failures",
-        "window_ns",
-        "window_successes",
-    )
-
-    def __init__(self) -> None:
-        self.unhealthy_ns: int | None = None
-        """Since when it is unhealthy; None if it is healthy."""
-        self.unhealthy_reason = ""
-        self.ejected = False
-        """Whether it is unhealthy because its calls failed."""
-        self.ejections = 0
-        self.taken_back_ns = 0
-        self.generation = 0
-        """Incremented when the subchannel becomes unhealthy, healthy or stale, or its instance was
-        published again. Results of health checks of an earlier generation are ignored."""
-        self.checks = 0
-        """The number of failed health checks of this generation."""
-        self.checking = False
-        """Whether a health check is under way."""
-        self.suspected = False
-        """Whether it is checked although it is healthy, because its calls are canceled."""
-        self.canceled = self.canceled_since = 0
-        """The number of calls canceled in a row, and `successes` at the first of them."""
-        self.failures = 0
-        """The number of calls that failed in a row."""
-        self.successes = 0
-        self.window_ns = self.window_failures = self.window_successes = 0
-        """The begin of the interval of `failure_percentage`, its failures, and `successes` then."""
+    unhealthy_ns: int | None = None
+    """Since when it is unhealthy; None if it is healthy."""
+    unhealthy_reason: str = ""
+    ejected: bool = False
+    """Whether it is unhealthy because its calls failed."""
+    ejections: int = 0
+    taken_back_ns: int = 0
+    generation: int = 0
+    """Incremented when the subchannel becomes unhealthy, healthy or stale, or its instance was
+    published again. Results of health checks of an earlier generation are ignored."""
+    checks: int = 0
+    """The number of failed health checks of this generation."""
+    checking: bool = False
+    """Whether a health check is under way."""
+    suspected: bool = False
+    """Whether it is checked although it is healthy, because its calls are canceled."""
+    canceled: int = 0
+    """The number of calls canceled in a row."""
+    canceled_since: int = 0
+    """`successes` at the first of them."""
+    failures: int = 0
+    """The number of calls that failed in a row."""
+    successes: int = 0
+    window_ns: int = 0
+    """The begin of the interval of `failure_percentage`."""
+    window_failures: int = 0
+    window_successes: int = 0
+    """`successes` at its begin."""
 
     def check_anew(self) -> None:
         """Begin a generation: results of earlier health checks count no more."""

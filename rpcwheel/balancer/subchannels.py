@@ -288,18 +288,9 @@ class SubchannelPool(Generic[S]):
         on_subchannel: Callable[[S], object] | None,
         on_removed: Callable[[S], object] | None,
     ) -> None:
-        """Check the arguments of the channel; begin without subchannels.
+        """Check the arguments, which are those of `BalancedChannel`; begin without subchannels.
 
-        Args:
-            name: The name of the service.
-            lb_policy: The name of a picker, or a `Picker`.
-            policy: The settings; None for the defaults.
-            timer: The timer whose clock is used for slow start, ejection and health.
-            connect: Makes gRPC's channels; None: they are made with the arguments in `own`.
-            options: gRPC's options of each connection.
-            own: The other arguments of each connection; not allowed together with `connect`.
-            on_subchannel: Called with each subchannel when its channel is made.
-            on_removed: Called with each subchannel whose instance was removed.
+        `own` has those that are not allowed together with `connect`.
         """
         self.name = _checked_name(name)
         picker = checked_lb_policy(lb_policy)
@@ -500,8 +491,8 @@ class SubchannelPool(Generic[S]):
             Exception: Whatever the key function of a picker raised.
         """
         picking = self.picking
-        if not picking.is_settled:
-            self._refresh_if_due()
+        if not picking.is_settled and picking.is_due(time.monotonic_ns(), self.now_ns()):
+            self.refresh(if_due=True)
         pick = picking.pick
         if pick is not None:
             chosen = pick(method, request, metadata)
@@ -605,27 +596,16 @@ class SubchannelPool(Generic[S]):
         is_late = left_s is not None and left_s <= 0
         return self.rules.timed_out(pending, subchannels) if is_late else None
 
-    def refresh(self) -> None:
-        """Read all states, prepare the picker after changes, and connect IDLE subchannels."""
+    def refresh(self, *, if_due: bool = False) -> None:
+        """Read all states, prepare the picker after changes, and connect IDLE subchannels.
+
+        Args:
+            if_due: Whether to do nothing if another thread has just done it.
+        """
         with self.lock:
+            if if_due and not self.picking.is_due(time.monotonic_ns(), self.now_ns()):
+                return
             idle = self._read_states()
-        self._act_on_states(idle)
-
-    def _refresh_if_due(self) -> None:
-        """Read states and weights again if the interval has passed."""
-        picking = self.picking
-        if not picking.is_due(time.monotonic_ns(), self.now_ns()):
-            return
-        with self.lock:
-            if not picking.is_due(time.monotonic_ns(), self.now_ns()):
-                return  # another thread was first
-            idle = self._read_states()
-        self._act_on_states(idle)
-
-    def _read_states(self) -> list[S]:
-        return self.picking.read(self.subchannels, time.monotonic_ns(), self.now_ns())
-
-    def _act_on_states(self, idle: list[S]) -> None:
         if self.rules.are_known and self.picking.is_unreachable:
             self.unreachable()
         if idle:
@@ -633,6 +613,9 @@ class SubchannelPool(Generic[S]):
         for subchannel in self.subchannels:
             if subchannel.stale and subchannel.state is FAILING:
                 self.checker.check_stale(subchannel)  # removes it if it still can't be reached
+
+    def _read_states(self) -> list[S]:
+        return self.picking.read(self.subchannels, time.monotonic_ns(), self.now_ns())
 
     def choose_anew(self) -> None:
         """Read all states after a change; the next call connects subchannels. Under the lock."""

@@ -90,16 +90,13 @@ class Kit(Base):
             options: As in gRPC; `rpcwheel.options.channel_options()` makes some that fit together.
             compression: As in gRPC.
             probe: How its heartbeats probe the server; None: by the standard health service.
-            service: This and the following are for a service in a registry only. The service's
-                name, if the URL does not have it.
-            lb_policy: How calls are spread: `"weighted_round_robin"` (the default),
-                `"round_robin"`, `"weighted_random"`, `"least_request"`, `"ring_hash:HEADER"`, or a
-                `Picker`.
-            group: Only instances of this group; `"*"`: of any. None: what the URL says (`?group=`),
-                or any.
+            service: This and the following, for a service in a registry only: as in
+                `rpcwheel.insecure_channel`.
+            lb_policy: Which server gets a call.
+            group: Which instances are used.
             version: The same for the version.
-            zone: Where this client is: instances of the zone are preferred.
-            balancer_policy: How subchannels are treated; None: the defaults.
+            zone: Where this client is.
+            balancer_policy: How subchannels are treated.
 
         Raises:
             ConfigurationError: An argument is not valid; the message says what is.

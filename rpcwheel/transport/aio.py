@@ -15,12 +15,10 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeAlias
 
 import grpc
 
-from rpcwheel._concurrency.callbacks import weak_callback
 from rpcwheel._concurrency.loop import call_on_loop
 from rpcwheel._grpc.aio_finished import finished_call
 from rpcwheel._grpc.aio_interceptors import LISTS, Interceptors, give_lists, lists_of
@@ -46,7 +44,8 @@ if TYPE_CHECKING:
     from tenacity.wait import WaitBaseT
 
     from rpcwheel.durations import Duration
-    from rpcwheel.timer.api import TaskLike, Timer
+    from rpcwheel.timer import Timeout
+    from rpcwheel.timer.api import Timer
 
     Options: TypeAlias = list[tuple[str, Any]]
 
@@ -164,15 +163,12 @@ class ReconnectingChannel(ReconnectingBase["AioTransport"], Channel):
     def _replaced(self) -> None:
         self._replaced_or_closed.notify()
 
-    def _connect_now(self, transport: AioTransport) -> None:
-        transport.channel.get_state(try_to_connect=True)
-
     def _discard(self, transport: AioTransport) -> None:
         self._close_soon(asyncio.get_running_loop(), transport)
 
-    def _expire_task(self, transport: AioTransport) -> TaskLike:
-        expire = weak_callback(self._expire, transport)
-        return partial(call_on_loop, asyncio.get_running_loop(), expire)
+    def _expire_soon(self, transport: AioTransport, timeout: Timeout) -> None:
+        if self._loop is not None:
+            call_on_loop(self._loop, self._expire, transport)
 
     def _close_transport(self, transport: AioTransport) -> None:
         transport.end_calls()

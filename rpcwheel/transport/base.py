@@ -10,7 +10,7 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
-from rpcwheel._concurrency.callbacks import CloseCallbacks
+from rpcwheel._concurrency.callbacks import CloseCallbacks, weak_callback
 from rpcwheel.durations import NEVER, to_seconds
 from rpcwheel.errors import ConfigurationError, TimerError, safe_repr
 from rpcwheel.events import ConnectionReplaced, ExecutorRejected, emit
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from rpcwheel.durations import Duration
     from rpcwheel.timer import Timeout
-    from rpcwheel.timer.api import TaskLike, Timer
+    from rpcwheel.timer.api import Timer
 
     from .state import ActivityStamps
 
@@ -59,15 +59,9 @@ class ReconnectingBase(Generic[T]):
         backoff: Any,
         timer: Timer | None,
     ) -> None:
-        """Check the arguments, and make the first transport.
+        """Check the arguments, which are those of `ReconnectingChannel`; make a transport.
 
-        Args:
-            target: This and the following: as of `rpcwheel.transport.ReconnectingChannel`.
-            connect: None: gRPC makes the channels, with the arguments in `own`.
-            own: The arguments that `connect` replaces.
-            options: Of each connection.
-            backoff: Between reconnects.
-            timer: For `drain_timeout`.
+        `own` has those that are not allowed together with `connect`.
         """
         self._target = checked_target(target)
         refuse_both(connect, **own)
@@ -107,10 +101,6 @@ class ReconnectingBase(Generic[T]):
         """Another transport is active."""
         raise NotImplementedError
 
-    def _connect_now(self, transport: T) -> None:
-        """Have an IDLE transport connect."""
-        raise NotImplementedError
-
     def _discard(self, transport: T) -> None:
         """Close a transport that was never active."""
         raise NotImplementedError
@@ -119,8 +109,8 @@ class ReconnectingBase(Generic[T]):
         """Close a transport, now or soon, and end the calls on it with its `end_details`."""
         raise NotImplementedError
 
-    def _expire_task(self, transport: T) -> TaskLike:
-        """Return the task that calls `_expire`, without keeping the channel alive."""
+    def _expire_soon(self, transport: T, timeout: Timeout) -> None:
+        """Call `_expire` on a worker, or on the loop. Runs on the timer's thread."""
         raise NotImplementedError
 
     def _heartbeats(self, spec: MethodSpec) -> Any:
@@ -184,7 +174,7 @@ class ReconnectingBase(Generic[T]):
         event = ConnectionReplaced(self.target, number=new.number, reason=reason, calls=calls)
         add_to_calls(event, old.spans)  # before the calls end
         if new.connection_wanted:
-            self._connect_now(new)
+            self.get_state(try_to_connect=True)
         self._replaced()
         if over:
             self._end(old)
@@ -225,7 +215,8 @@ class ReconnectingBase(Generic[T]):
         timer = self._timer
         try:
             timer = shared_timer() if timer is None else timer
-            timeout = timer.new_timeout(self._expire_task(transport), to_seconds(drain_ns))
+            expire = weak_callback(self._expire_soon, transport)
+            timeout = timer.new_timeout(expire, to_seconds(drain_ns))
         except (TimerError, RuntimeError) as error:  # stopped, full, or "can't start new thread"
             name = str(getattr(timer, "name", type(timer).__name__))
             emit(ExecutorRejected(name, f"drain of a connection to {self._target}", error))
@@ -239,7 +230,7 @@ class ReconnectingBase(Generic[T]):
         if obsolete is not None:
             obsolete.cancel()
 
-    def _expire(self, transport: T, _: object = None) -> None:
+    def _expire(self, transport: T) -> None:
         """End the calls on a transport whose drain timeout has passed."""
         with self._lock:
             over = self.connections.expire(transport)

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
 import grpc
 
-from rpcwheel._concurrency.callbacks import weak_callback
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._grpc import multicallable
 from rpcwheel._grpc.calls import failure_of, has_ended, is_single_threaded, run_at_end
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
 
     from rpcwheel.durations import Duration
     from rpcwheel.timer import Timeout
-    from rpcwheel.timer.api import TaskLike, Timer
+    from rpcwheel.timer.api import Timer
 
     Options: TypeAlias = list[tuple[str, Any]]
     SyncTransport: TypeAlias = Transport[grpc.Channel]
@@ -111,17 +110,10 @@ class ReconnectingChannel(ReconnectingBase["SyncTransport"], multicallable.Chann
     def _replaced(self) -> None:
         self._subscriptions.watch_active()
 
-    def _connect_now(self, transport: SyncTransport) -> None:
-        core_state(transport.channel, try_to_connect=True)
-
     def _discard(self, transport: SyncTransport) -> None:
         transport.channel.close()
 
-    def _expire_task(self, transport: SyncTransport) -> TaskLike:
-        return weak_callback(self._expire_soon, transport)
-
-    def _expire_soon(self, transport: SyncTransport, _: Timeout) -> None:
-        """End the calls on a worker. Runs on the timer's thread."""
+    def _expire_soon(self, transport: SyncTransport, timeout: Timeout) -> None:
         EXECUTOR.submit(self, partial(self._expire, transport))
 
     def _close_transport(self, transport: SyncTransport) -> None:
