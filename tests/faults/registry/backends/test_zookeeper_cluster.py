@@ -26,7 +26,7 @@ def backends(cluster, opened):
     """Backends on servers that kazoo picks at random; at least one uses the leader."""
     backends = []
     while len(backends) < 2 or clients_of(cluster.leader()) == 0:
-        backends.append(opened(cluster.url, lease=LEASE, timeout=TIMEOUT))
+        backends.append(opened(cluster.url(), lease=LEASE, timeout=TIMEOUT))
         in_the_end(backends[-1].services)
     return backends
 
@@ -98,7 +98,7 @@ def test_with_another_leader_all_backends_publish_renew_look_up_and_watch(
 def test_a_server_without_the_others_is_unavailable_until_one_is_back(
     cluster, backends, instances, watchers
 ):
-    first, second, _ = cluster.servers
+    first, second, _ = cluster.members
     first.kill9()
     second.kill9()
     for watcher in watchers:
