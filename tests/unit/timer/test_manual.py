@@ -23,13 +23,15 @@ def timer_of_each_queue(make_queue):
 def test_advance_runs_due_tasks_in_order_on_the_calling_thread(timer_of_each_queue):
     timer = timer_of_each_queue
     ran = []
-    for n in (3, 1, 2, 1):
+    for n in (3, 1, 2, 1, 0):
         timer.new_timeout(lambda t, n=n: ran.append((n, timer.now, threading.get_ident())), n)
+    assert not ran
+    assert (timer.advance(0), timer.now) == (1, 0)
     assert timer.advance(2.5) == 3
     assert timer.now == 2.5
     assert timer.advance(timedelta(seconds=0.5)) == 1
     me = threading.get_ident()
-    assert ran == [(1, 1.0, me), (1, 1.0, me), (2, 2.0, me), (3, 3.0, me)]
+    assert ran == [(0, 0.0, me), (1, 1.0, me), (1, 1.0, me), (2, 2.0, me), (3, 3.0, me)]
 
 
 def test_the_clock_stops_at_a_tick_while_its_tasks_run(timer_of_each_queue):
@@ -53,16 +55,6 @@ def test_a_timeout_between_two_ticks_fires_at_the_later_one():
             assert timer.advance(0.1005) == 0
             timer.advance(5)
             assert ran == [tick]
-
-
-def test_advance_by_zero_runs_due_tasks(timer):
-    ran = []
-    assert timer.now == 0
-    timer.new_timeout(ran.append, 0)
-    timer.new_timeout(ran.append, 0.001)
-    assert not ran
-    assert timer.advance(0) == 1
-    assert timer.now == 0
 
 
 def test_a_task_cannot_advance_or_stop_its_manual_timer(timer):
