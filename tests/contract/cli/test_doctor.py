@@ -12,8 +12,9 @@ import pytest
 from hyperframe.frame import HeadersFrame
 
 from fixtures.doctors import QUICK
+from fixtures.grpc_servers import unary_service
 from fixtures.idle_worlds import has_ipv6
-from fixtures.listeners import answers, checked_by, closes, greeted, http2_answering, says, silent
+from fixtures.listeners import CHECK, answers, closes, greeted, http2_answering, says, silent
 from fixtures.ports import free_port
 from fixtures.waiting import WAIT_S
 from rpcwheel.cli import main
@@ -161,7 +162,7 @@ def test_a_handler_that_hangs_is_distinguished_from_a_dead_connection(doctor, he
         gate.wait(WAIT_S)
         return request
 
-    server = health_server(service=checked_by(hang))
+    server = health_server(service=unary_service(CHECK, hang))
     for limit in LIMITS:
         status, found = doctor(server.target, "--timeout", limit)
         if entered.is_set():
@@ -260,7 +261,7 @@ def checking(*answers):
 @pytest.fixture
 def health_of(health_server):
     """Starts a server whose health checks are answered so; gives its address."""
-    return lambda *answers: health_server(service=checked_by(checking(*answers))).target
+    return lambda *answers: health_server(service=unary_service(CHECK, checking(*answers))).target
 
 
 SERVING = b"\x08\x01"
