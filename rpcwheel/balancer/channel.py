@@ -35,7 +35,7 @@ from rpcwheel._grpc.calls import (
 from rpcwheel._grpc.finished import FinishedError, FinishedResponse
 from rpcwheel.call.config import ClientState, copy_of
 from rpcwheel.call.policy import CallPolicy
-from rpcwheel.call.sync_call import CallAttempts, ClientCall, RetryingCall, RetryingStream
+from rpcwheel.call.sync_call import ClientCall, RetryingCall, RetryingStream, StreamAttempts
 from rpcwheel.durations import NEVER, to_ns
 from rpcwheel.events import CallbackFailed, emit
 from rpcwheel.rpc import TRIED, Kind, classes_by_kind
@@ -284,7 +284,7 @@ def _probed(background: BackgroundCall, done: ProbeDone, probe: Any) -> None:
 # --- Calls ---
 
 
-class WaitingCall(CallAttempts):
+class WaitingCall(StreamAttempts):
     """A call that begins its only attempt when a subchannel is READY."""
 
     def __init__(
@@ -317,6 +317,7 @@ class WaitingCall(CallAttempts):
             method.name, message, metadata, timeout, wait_for_ready, time.monotonic(), TRIED.get()
         )
         self._looking = threading.Lock()
+        self._begun = False
         pool.waiting.hold(self)
 
     def try_begin(self) -> None:
@@ -326,11 +327,11 @@ class WaitingCall(CallAttempts):
         """
         if self._looking.acquire(blocking=False):
             try:
-                if self.final is None and self._attempt is None:
+                if self.final is None and not self._begun:
                     self._run(self._pick_and_begin)
             finally:
                 self._looking.release()
-        if self.final is not None or self._attempt is not None:
+        if self.final is not None or self._begun:
             self._method.pool.waiting.release(self)
 
     def _pick_and_begin(self) -> None:
@@ -343,6 +344,7 @@ class WaitingCall(CallAttempts):
             left_s = pending.timeout_left_s(now_s)
             attempt = method.begin_on(outcome, self._name, self._message, left_s, self._options)
             if attempt is not None:
+                self._begun = True
                 is_call = hasattr(attempt, "add_done_callback")
                 self._follow(attempt if is_call else _Generator(attempt))
                 return

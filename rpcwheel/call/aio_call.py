@@ -4,7 +4,8 @@ A `CallFactory` begins the calls of one method. The caller gets one of two objec
 
 * If the method needs only a deadline: gRPC's own call.
 * Otherwise a `RetryingCall`, a `grpc.aio.Call` of the same kind. It makes the attempts, returns
-  default responses, passes calls to failback, and watches for slow calls and stalled streams.
+  default responses, passes calls to failback, and watches for slow calls and stalled streams, as
+  its `Attempts` decide.
 
 The user of a factory provides `start(request, timeout=..., metadata=..., wait_for_ready=...)`,
 which begins an attempt. It returns a call, as a multicallable does, or a coroutine that returns a
@@ -48,11 +49,12 @@ from rpcwheel._grpc.aio_relay import (
 from rpcwheel._grpc.calls import Details
 from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import FailbackError
-from rpcwheel.events import CallbackFailed, HedgeSent, RetryStopped, emit
+from rpcwheel.events import HedgeSent, emit
 from rpcwheel.rpc import TRIED, Kind, NextAttempt, Stop, classes_by_kind
 from rpcwheel.telemetry.tracing import with_current_trace
 
 from .aio_requests import RequestStream
+from .attempts import DEADLINE_PASSED, Attempts, Enqueue, ReadRequests, Response, Wait
 from .config import (
     ANSWER_KEY,
     CALL_OPTIONS,
@@ -69,8 +71,7 @@ from .config import (
 )
 from .idempotency import with_key
 from .keeper import KeptDelivery
-from .policy import DefaultResponsePolicy
-from .retry import COMMITTED, DEADLINE_PASSED, TIMER_STOPPED, result_of, with_attempt
+from .retry import result_of, with_attempt
 
 if TYPE_CHECKING:
     import weakref
@@ -81,7 +82,7 @@ if TYPE_CHECKING:
 
     from .config import ClientState
     from .failback_policy import FailbackPolicy
-    from .retry import Metadata, RetryPlan
+    from .retry import Metadata
 
 Start: TypeAlias = "Callable[..., Any]"
 """Begins an attempt: `start(request, timeout=..., metadata=..., wait_for_ready=...)` returns a
@@ -185,9 +186,8 @@ class RetryingCall(Relay):
 
     # Class attributes are the initial values: a call that succeeds sets few of them.
     _requests: RequestStream | None = None  # an iterator of requests that may be sent again
-    _plan: RetryPlan | None = None  # set after the first failure
-    _attempts = 1
-    _failed: tuple[Any, grpc.RpcError, NextAttempt] | None = None  # during a wait for a retry
+    _attempts: Attempts | None = None  # made after the first failure
+    _failed: tuple[Any, Any] = (None, None)  # the attempt that failed last, and its error
     _timeout: Timeout | None = None  # of that wait
     _timer_check: asyncio.TimerHandle | None = None  # checks whether the timer is late or stopped
     _task: asyncio.Task[None] | None = None  # begins an attempt, or reads the requests
@@ -245,6 +245,9 @@ class RetryingCall(Relay):
         except BaseException:  # such as `UsageError` of a closed channel
             self._release()
             raise
+        return self._follow_first(attempt)
+
+    def _follow_first(self, attempt: Any) -> Any:
         if isinstance(attempt, CoroutineType):
             return self._first_awaited(attempt)
         self.begin(attempt)
@@ -263,8 +266,9 @@ class RetryingCall(Relay):
 
     def fail_late(self) -> RetryingCall:
         """End the call without an attempt: its deadline had passed before it began."""
-        self._attempts = 0
-        self._end_failed(_late(self.kind), failed_with(grpc.StatusCode.DEADLINE_EXCEEDED, LATE))
+        self._failed = _late(self.kind), failed_with(grpc.StatusCode.DEADLINE_EXCEEDED, LATE)
+        self.attempts.late()
+        self._end_failed()
         return self
 
     def _begin_attempt(self, timeout: float | None, metadata: Any) -> Any:
@@ -290,23 +294,47 @@ class RetryingCall(Relay):
             self.finish_failed(call, error)
         else:  # later: this runs inside of grpc, and not in the caller's context
             soon = asyncio.get_running_loop().call_soon
-            soon(self._decide, call, error, context=self._context)
+            soon(self._attempt_ended, call, error, context=self._context)
+
+    def _attempt_ended(self, call: Any, error: grpc.RpcError) -> None:
+        if self.is_current(call):  # not canceled meanwhile
+            self.attempts.failed()
+            self._decide(call, error)
+
+    @property
+    def attempts(self) -> Attempts:
+        """The decisions about the attempts."""
+        return self._attempts or self._make_attempts()
+
+    def _make_attempts(self, *, hedged: bool = False) -> Attempts:
+        budget = self._state.budget_of(self._config)
+        begun = self._started_ns, self._deadline_ns
+        self._attempts = Attempts(self.method, self._config, *begun, budget, hedged=hedged)
+        return self._attempts
 
     def _decide(self, call: Any, error: grpc.RpcError) -> None:
         """Decide what follows an attempt that has failed with a status."""
-        if not self.is_current(call):
-            return  # canceled meanwhile
-        state, config = self._state, self._config
-        if self._plan is None:
-            self._plan = state.retry_plan(config, self._started_ns, self._deadline_ns)
+        attempts = self.attempts
         result = result_of(error, committed=self.received or not self._can_resend)
-        step = state.next_step(self.method, config, self._plan, result, self._attempts)
-        if isinstance(step, NextAttempt):
-            self.pause()
-            self._failed = call, error, step
-            self._wait_until_due(step)
-        else:
-            self._end_failed(call, error)
+        attempts.decided(attempts.decide(self._state.now_ns(), result))
+        self._failed = call, error
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Make the attempts that are due, wait for the next one, or end the call."""
+        while True:
+            now_ns = self._state.now_ns()
+            match self.attempts.next(now_ns, can_resend=self._can_resend):
+                case NextAttempt() as step:
+                    self._begin_next(step)
+                case Wait(at_ns):
+                    self._wait_until(at_ns)
+                    return
+                case Stop():
+                    self._end_failed()
+                    return
+                case None:
+                    return
 
     @property
     def _was_written(self) -> bool:
@@ -321,41 +349,45 @@ class RetryingCall(Relay):
 
     # --- The next attempt ---
 
-    def _wait_until_due(self, step: NextAttempt) -> None:
-        wait_ns = step.at_ns - self._state.now_ns()
-        if wait_ns <= 0:
-            self._next_attempt()
-            return
+    def _wait_until(self, at_ns: int) -> None:
+        """Wait for the next attempt; the relay has none meanwhile, unless the call is hedged."""
+        self._end_wait()
+        self.pause()
         if self._factory.waiting is not None:
             self._factory.waiting.add(self)
-        loop, wait_s = asyncio.get_running_loop(), wait_ns / 1e9
+        loop, wait_s = asyncio.get_running_loop(), max(0, at_ns - self._state.now_ns()) / 1e9
         resume = partial(self._context.run, self._resume)
         self._timeout = self._state.schedule(lambda _: call_on_loop(loop, resume), wait_s, "retry")
         if self._timeout is None:
-            self._abandon_retry(TIMER_STOPPED)
+            self._timer_stopped()
         else:
             left_s = self.time_remaining()
             late_s = min(wait_s, TIMER_CHECK_INTERVAL_S) + TIMER_GRACE_S
-            self._check_later(late_s if left_s is None else min(late_s, left_s), step)
+            self._check_later(late_s if left_s is None else min(late_s, left_s))
 
-    def _check_later(self, delay_s: float, step: NextAttempt) -> None:
-        check = partial(self._check_timer, self._state.timer, step)
+    def _check_later(self, delay_s: float) -> None:
+        check = partial(self._check_timer, self._state.timer)
         later = asyncio.get_running_loop().call_later
         self._timer_check = later(delay_s, check, context=self._context)
 
-    def _check_timer(self, timer: Any, step: NextAttempt) -> None:
-        """Continue without the timer if it is late; end the call if it was stopped."""
+    def _check_timer(self, timer: Any) -> None:
+        """Continue without the timer if it is late or was stopped."""
         if timer.stopped:
-            self._abandon_retry(TIMER_STOPPED)
-        elif self._state.now_ns() >= step.at_ns:
+            self._timer_stopped()
+        elif self._state.now_ns() >= self.attempts.next_ns:
             self._resume()
         else:  # a `ManualTimer`
-            self._check_later(TIMER_GRACE_S, step)
+            self._check_later(TIMER_GRACE_S)
+
+    def _timer_stopped(self) -> None:
+        self._end_wait()
+        self.attempts.timer_stopped()
+        self._go_on()
 
     def _resume(self) -> None:
         if self._timeout is not None:  # the wait has not ended
             self._end_wait()
-            self._next_attempt()
+            self._go_on()
 
     def _end_wait(self) -> None:
         if self._timeout is not None:
@@ -365,35 +397,16 @@ class RetryingCall(Relay):
             self._timer_check.cancel()
             self._timer_check = None
 
-    def _abandon_retry(self, why: Stop) -> None:
-        """End the call without the planned retry."""
-        if self._failed is None:
-            return
-        call, error, _ = self._failed
-        self._end_wait()
-        self._failed = None
-        code = status_of(error).code().name
-        emit(RetryStopped(self.method, self._attempts, code, why.reason))
-        self._end_failed(call, error)
-
-    def _next_attempt(self) -> None:
-        """Make the next attempt, unless the buffer of the requests has overflowed since."""
-        if self._failed is None or self.done():
-            return
-        if not self._can_resend:
-            self._abandon_retry(COMMITTED)
-            return
-        step = self._failed[2]
-        self._failed = None
-        attempt = self._begin_next(step)
+    def _begin_next(self, step: NextAttempt) -> None:
+        attempt = self._next_attempt(step)
         if isinstance(attempt, CoroutineType):
+            self.pause()
             self._task = asyncio.get_running_loop().create_task(self._begin_awaited(attempt))
         else:
             self.begin(attempt)
 
-    def _begin_next(self, step: NextAttempt) -> Any:
-        """Begin an attempt after the first one. Returns a call, or a coroutine that returns it."""
-        self._attempts = step.number
+    def _next_attempt(self, step: NextAttempt) -> Any:
+        """Make an attempt after the first one. Returns a call, or a coroutine that returns it."""
         left_s = seconds_left(step.deadline_ns, self._state.now_ns())
         metadata = grpc.aio.Metadata(*with_attempt(self._metadata, step.number))
         try:
@@ -431,44 +444,49 @@ class RetryingCall(Relay):
         if self._slow is not None:
             self._slow.cancel()
             self._slow = None
-        if self._timeout is not None or self._timer_check is not None:
+        if self._attempts is not None:
+            self._attempts.ended()
             self._end_wait()
-        self._failed = None
         if self._task is not None:
             self._task.cancel()
             self._task = None
         if self._requests is not None:
             self._requests.close()
 
-    def _end_failed(self, call: Any, error: grpc.RpcError) -> None:
+    def _end_failed(self) -> None:
         """End the call after its last attempt has failed, as its policies say."""
-        policy = self._state.final_policy(
-            self.method,
-            self._config,
-            error,
-            attempts=self._attempts,
-            started_ns=self._started_ns,
-            received=self.received,
-        )
-        if policy is None:
-            self.finish_failed(call, error)
-        elif isinstance(policy, DefaultResponsePolicy):
-            self._respond(policy, error)
-        elif self.kind.streams_requests:
-            self._enqueue_stream(policy, call, error)
-        else:
-            self._enqueue(policy, call, error, queued_request(self._request))
+        error, requests = self._failed[1], self._requests
+        buffered = not self.kind.streams_requests or (requests is not None and requests.is_buffered)
+        now_ns = self._state.now_ns()
+        self._carry_out(self.attempts.end(now_ns, error, received=self.received, buffered=buffered))
 
-    def _respond(
-        self,
-        policy: FailbackPolicy | DefaultResponsePolicy,
-        error: grpc.RpcError,
-        outcome: str | None = None,
-    ) -> None:
-        """End with status OK and the default of a policy; see `response_source`."""
-        status, default = status_of(error), policy.default
-        source, details = response_source(outcome, status.code().name, status.details())
-        call = finished_call(
+    def _carry_out(self, command: ReadRequests | Enqueue | Response | Exception | None) -> None:
+        """End with what the policies have decided, after the steps of failback."""
+        call, error = self._failed
+        match command:
+            case ReadRequests():
+                self._read_requests(command)
+            case Enqueue() if self._config.durable:
+                self._run_task(self._store(command, error))
+            case Enqueue():
+                self._queued(command, error, self._enqueue(command.policy, error))
+            case Response():
+                self.finish(self._response(command, status_of(error)))
+            case FailbackError():
+                self.finish(failed_call(self.kind, refused_by(command, error)))
+            case _:
+                self.finish_failed(call, error)
+
+    def _run_task(self, coroutine: Any) -> None:
+        self.pause()
+        loop = asyncio.get_running_loop()
+        self._task = loop.create_task(coroutine, context=self._context.copy())
+
+    def _response(self, response: Response, status: grpc.aio.AioRpcError) -> FinishedCall:
+        """Make a call with status OK and a response of a policy; see `response_source`."""
+        default = response.default
+        source, details = response_source(response.outcome, status.code().name, status.details())
+        return finished_call(
             self.kind,
             OK,
             details,
@@ -476,33 +494,23 @@ class RetryingCall(Relay):
             initial=status.initial_metadata(),
             trailing=(*(status.trailing_metadata() or ()), (ANSWER_KEY, source)),
         )
-        self.finish(call)
 
     # --- Failback ---
 
-    def _enqueue_stream(self, policy: FailbackPolicy, call: Any, error: grpc.RpcError) -> None:
-        """Queue the call when all its requests were read.
+    def _read_requests(self, command: ReadRequests) -> None:
+        """Read the rest of the requests.
 
         If the responses are a stream too, the requests may depend on them, so the rest is not read.
         """
         requests = self._requests
-        is_buffered = requests is not None and requests.is_buffered
-        if not is_buffered and not self._state.is_queued(self.method, self._config, error):
-            self.finish_failed(call, error)
-            return
-        if requests is not None and requests.is_plain and not is_buffered:
+        if requests is not None and requests.is_plain:
             requests.read_plain_rest()
         if requests is None or requests.is_over or self.kind.streams_responses:
-            self._enqueue_read(policy, call, error)
-            return
-        self.pause()
-        rest = self._read_rest(requests, policy, call, error)
-        loop = asyncio.get_running_loop()
-        self._task = loop.create_task(rest, context=self._context.copy())
+            self._requests_read(command)
+        else:
+            self._run_task(self._read_rest(requests, command))
 
-    async def _read_rest(
-        self, requests: RequestStream, policy: FailbackPolicy, call: Any, error: grpc.RpcError
-    ) -> None:
+    async def _read_rest(self, requests: RequestStream, command: ReadRequests) -> None:
         left_s = self.time_remaining()
         with contextlib.suppress(Exception):  # of the user's iterator
             async with asyncio.timeout(
@@ -510,70 +518,56 @@ class RetryingCall(Relay):
             ):
                 await requests.read_rest()
         self._task = None
-        self._enqueue_read(policy, call, error)
+        self._requests_read(command)
 
-    def _enqueue_read(self, policy: FailbackPolicy, call: Any, error: grpc.RpcError) -> None:
-        if self._requests is not None and self._requests.is_buffered:
-            self._enqueue(policy, call, error, *self._requests.buffer.messages)
-            return
+    def _requests_read(self, command: ReadRequests) -> None:
+        error, requests = self._failed[1], self._requests
+        buffered = requests is not None and requests.is_buffered
         why = "its requests were written" if self._was_written else "not all requests are known"
-        error.add_note(f"{self.method}: not queued by failback, as {why}")
-        self.finish_failed(call, error)
+        self._carry_out(
+            self.attempts.requests_read(command.policy, error, buffered=buffered, why=why)
+        )
 
-    def _enqueue(
-        self, policy: FailbackPolicy, call: Any, error: grpc.RpcError, *requests: object
-    ) -> None:
-        if self._config.durable:
-            self.pause()
-            storing = self._store(policy, call, error, requests)
-            loop = asyncio.get_running_loop()
-            self._task = loop.create_task(storing, context=self._context.copy())
-            return
+    def _requests_of_delivery(self) -> list[Any]:
+        if self._requests is None:
+            return [queued_request(self._request)]
+        return self._requests.buffer.messages
+
+    def _enqueue(self, policy: FailbackPolicy, error: grpc.RpcError) -> str | Exception | None:
+        """Give the call to failback. Returns what its queue returned, or what was raised."""
         delivery = Delivery(
             self._factory,
             self._start,
             timeout=delivery_timeout(self._own_timeout, self._config),
             metadata=queued_metadata(self._metadata, policy),
             wait_for_ready=self._wait_for_ready,
-            attempts=self._attempts,
+            attempts=self.attempts.number,
         )
         try:
-            outcome = self._state.enqueue(policy, self._config, error, delivery, *requests)
-        except FailbackError as refusal:
-            self.finish(failed_call(self.kind, refused_by(refusal, error)))
-            return
-        except Exception as raised:  # noqa: BLE001 - a user's predicate or wait object
-            emit(CallbackFailed(self.method, "failback", raised))
-            error.add_note(f"{self.method}: not queued by failback: {raised}")
-            outcome = None
-        if outcome is not None:
-            self._respond(policy, error, outcome)
-        else:
-            self.finish_failed(call, error)
+            requests = self._requests_of_delivery()
+            return self._state.enqueue(policy, self._config, error, delivery, *requests)
+        except Exception as raised:  # noqa: BLE001 - a refusal, or of user code
+            return raised
 
-    async def _store(
-        self, policy: FailbackPolicy, call: Any, error: grpc.RpcError, requests: tuple[Any, ...]
-    ) -> None:
+    async def _store(self, command: Enqueue, error: grpc.RpcError) -> None:
         """Store the call in the journal, and end it when it is durable."""
-        outcome = None
         timeout_s = delivery_timeout(self._own_timeout, self._config)
         details = Details(self.method, timeout_s, self._metadata, None, self._wait_for_ready, None)
+        outcome: str | Exception | None
         try:
-            failed = self._state.failed_rpc(policy, self.kind, details, requests)
-            queue = self._state.queue_of(policy, self._config.queue)
+            requests = self._requests_of_delivery()
+            failed = self._state.failed_rpc(command.policy, self.kind, details, requests)
+            queue = self._state.queue_of(command.policy, self._config.queue)
             outcome = await queue.enqueue_rpc(error, failed)
-        except FailbackError as refusal:
-            self._task = None
-            self.finish(failed_call(self.kind, refused_by(refusal, error)))
-            return
-        except Exception as raised:  # noqa: BLE001 - a user's predicate, wait object or request
-            emit(CallbackFailed(self.method, "failback", raised))
-            error.add_note(f"{self.method}: not queued by failback: {raised}")
+        except Exception as raised:  # noqa: BLE001 - a refusal, or of user code
+            outcome = raised
         self._task = None
-        if outcome is not None:
-            self._respond(policy, error, outcome)
-        else:
-            self.finish_failed(call, error)
+        self._queued(command, error, outcome)
+
+    def _queued(
+        self, command: Enqueue, error: grpc.RpcError, outcome: str | Exception | None
+    ) -> None:
+        self._carry_out(self.attempts.queued(command.policy, error, outcome))
 
     # --- message_timeout ---
 
@@ -607,14 +601,11 @@ class _HedgedCall(RetryingCall, AwaitedRelay, grpc.aio.UnaryUnaryCall[Any, Any])
     As a relay it has no running attempt; it ends with the attempt that decides the call.
     """
 
-    _last: tuple[Any, grpc.RpcError] | None = None  # the attempt that failed last
-
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._running: list[Any] = []
         self._tasks: set[asyncio.Task[None]] = set()  # that begin attempts
         self._awaiting: set[asyncio.Task[None]] = set()  # one for each running attempt
-        self._hedges = self._state.hedging_plan(self._config, self._started_ns, self._deadline_ns)
         self._tried: list[object] = []  # subchannels, appended by the balancer
 
     def _begin_attempt(self, timeout: float | None, metadata: Any) -> Any:
@@ -624,18 +615,17 @@ class _HedgedCall(RetryingCall, AwaitedRelay, grpc.aio.UnaryUnaryCall[Any, Any])
         finally:
             TRIED.reset(token)
 
-    def first_attempt(self, timeout: float | None) -> Any:
-        try:
-            metadata = None if self._metadata is None else grpc.aio.Metadata(*self._metadata)
-            attempt = self._begin_attempt(timeout, metadata)
-        except BaseException:
-            self._release()
-            raise
+    def _follow_first(self, attempt: Any) -> Any:
         if self._factory.waiting is not None:
             self._factory.waiting.add(self)
+        self._make_attempts(hedged=True)
         self._follow(attempt)
-        self._send_due()
+        self._go_on()
         return self
+
+    def _begin_next(self, step: NextAttempt) -> None:
+        emit(HedgeSent(self.method, step.number))
+        self._follow(self._next_attempt(step))
 
     def _follow(self, attempt: Any) -> None:
         """Wait for the end of an attempt, or for the coroutine that returns the attempt."""
@@ -678,80 +668,40 @@ class _HedgedCall(RetryingCall, AwaitedRelay, grpc.aio.UnaryUnaryCall[Any, Any])
         self._follow(await self._await_attempt(attempt))
 
     def end_waiting(self) -> None:
-        self._hedges.stop()
-        if not self._running and not self._tasks:
+        if self.attempts.channel_closed():
             self.cancel()
 
     def _on_hedge_done(self, attempt: Any, _: Any) -> None:
         if self.done() or attempt not in self._running:
             return
-        self._running.remove(attempt)
         try:
             error = failure_of(attempt)
         except BaseException as raised:  # noqa: BLE001 - of an inner interceptor, for the caller
             error = raised
+        self._running.remove(attempt)
         if error is None:
             self.finish(attempt)
         else:  # later: this runs inside of grpc, and not in the caller's context
+            self.attempts.failed()
             soon = asyncio.get_running_loop().call_soon
             soon(self._hedge_failed, attempt, error, context=self._context)
 
     def _hedge_failed(self, attempt: Any, error: BaseException) -> None:
         if self.done():
             return
-        if not isinstance(error, grpc.RpcError):
+        if isinstance(error, grpc.RpcError):
+            self._decide(attempt, error)
+        else:
             self.finish(attempt if has_ended(attempt) else failed_call(self.kind, error))
-            return
-        self._last = attempt, error
-        if self._hedges.ended(self._state.now_ns(), result_of(error)):
-            self._end_hedging()
-        else:
-            self._send_due()
 
-    def _send_due(self) -> None:
-        """Make the attempts that are due, schedule the next one, or end the call."""
-        while not self.done() and (step := self._hedges.due(self._state.now_ns())) is not None:
-            emit(HedgeSent(self.method, step.number))
-            self._follow(self._begin_next(step))
-        if self.done():
-            return
-        if self._hedges.is_over:
-            self._end_hedging()
-        elif self._hedges.next_ns != NEVER:
-            self._send_later()
-
-    def _send_later(self) -> None:
-        self._end_wait()
-        loop = asyncio.get_running_loop()
-        delay_s = max(0, self._hedges.next_ns - self._state.now_ns()) / 1e9
-        send = partial(self._context.run, self._send_due)
-        self._timeout = self._state.schedule(lambda _: call_on_loop(loop, send), delay_s, "hedging")
-        check = partial(self._check_hedges, self._state.timer)
-        self._timer_check = loop.call_later(delay_s + TIMER_GRACE_S, check, context=self._context)
-
-    def _check_hedges(self, timer: Any) -> None:
-        """Continue without the timer if it is late; end the call if it was stopped."""
-        self._timer_check = None
-        if self.done() or self._hedges.next_ns == NEVER:
-            return
-        if self._state.now_ns() >= self._hedges.next_ns:
-            self._send_due()
-        elif timer.stopped and not self._running and not self._tasks:
-            self._end_hedging()
-        else:
-            check = partial(self._check_hedges, timer)
-            later = asyncio.get_running_loop().call_later
-            self._timer_check = later(TIMER_GRACE_S, check, context=self._context)
-
-    def _end_hedging(self) -> None:
-        """End the call after its last attempt has failed."""
+    def _end_failed(self) -> None:
         self._cancel_running()  # before the call is queued: it must not succeed as well
-        if self._last is not None:
-            self._end_failed(*self._last)
+        super()._end_failed()
 
     def _cancel_running(self) -> None:
         running, self._running = self._running, []
-        self._hedges.canceled(len(running))
+        if self._attempts is not None:
+            self._attempts.canceled(len(running))
         for attempt in running:
             attempt.cancel()
         for task in tuple(self._tasks):

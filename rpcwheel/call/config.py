@@ -4,9 +4,8 @@ The clients of both worlds use it in this order::
 
     config = state.current_config(method)              # policies of the method, and call_options
     now, deadline, attempt = state.begin(config, ...)  # then make the first attempt
-    plan = state.retry_plan(config, now, deadline)     # only if it failed
-    step = state.next_step(..., plan, ...)             # NextAttempt or Stop
-    policy = state.final_policy(..., error, ...)       # after the last attempt
+    attempts = Attempts(method, config, ...)           # only if it failed, or if it is hedged
+    state.enqueue(...)                                 # if failback is to deliver the call
 
 Nothing in this module waits or does I/O. Any thread may use it.
 """
@@ -17,7 +16,7 @@ import copy
 import time
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -27,19 +26,15 @@ from rpcwheel.errors import ConfigurationError, TimerError
 from rpcwheel.events import (
     CallbackFailed,
     CallSlow,
-    DefaultResponseUsed,
     ExecutorRejected,
-    RetryScheduled,
-    RetryStopped,
     StreamStalled,
     emit,
 )
-from rpcwheel.rpc import DEADLINE, NextAttempt, Stop
+from rpcwheel.rpc import DEADLINE
 from rpcwheel.telemetry import components
 from rpcwheel.timer import shared_timer
 from rpcwheel.timer.clock import checked_timer, clock_of
 
-from .hedging import HedgingConfig, HedgingPlan
 from .idempotency import checked_order_key, key_of, new_key
 from .matching import Matcher
 from .policy import (
@@ -52,9 +47,9 @@ from .policy import (
 from .retry import (
     Budget,
     BudgetKey,
+    HedgingConfig,
     RetryBudget,
     RetryConfig,
-    RetryPlan,
     RetryThrottle,
     attempt_deadline_ns,
     budget_key,
@@ -67,7 +62,7 @@ if TYPE_CHECKING:
 
     from rpcwheel._grpc.calls import Details
     from rpcwheel.durations import Duration
-    from rpcwheel.rpc import AttemptResult, Kind
+    from rpcwheel.rpc import Kind
     from rpcwheel.timer import Timeout
     from rpcwheel.timer.api import Timer
 
@@ -81,13 +76,6 @@ ANSWER_KEY: Final = "rpcwheel-answer"
 
 TIMER_CHECK_INTERVAL_S: Final = 1.0
 """How often a thread that waits for a timer checks whether the timer was stopped."""
-
-DEADLINE_TOLERANCE_NS: Final = 10_000_000
-"""An attempt that ends with CANCELLED, was not canceled by its caller, and ends no earlier than
-this before its deadline, counts as DEADLINE_EXCEEDED. A server of grpc-go resets the stream at the
-deadline, and the reset may arrive first (4 of 280 calls to grpc-go 1.76 on the same machine)."""
-
-BACKOFF_RAISED: Final = Stop("its `backoff` raised")
 
 DEFAULT_BUFFER_BYTES: Final = 1 << 20
 """The size of the buffer of a request stream for failback, without a retry policy."""
@@ -454,20 +442,6 @@ class ClientState:
                 budget.call(now_ns)
         return now_ns, deadline_ns, attempt_ns
 
-    def retry_plan(self, config: MethodConfig, started_ns: int, deadline_ns: int) -> RetryPlan:
-        """Make the plan of a call whose first attempt has failed."""
-        return RetryPlan(started_ns, deadline_ns, config.retry, self.budget_of(config))
-
-    def hedging_plan(self, config: MethodConfig, started_ns: int, deadline_ns: int) -> HedgingPlan:
-        """Make the plan of a hedged call whose first attempt was made.
-
-        Raises:
-            ValueError: The method is not hedged.
-        """
-        if config.hedging is None:
-            raise ValueError("the method is not hedged")
-        return HedgingPlan(started_ns, deadline_ns, config.hedging, self.budget_of(config))
-
     def budget_of(self, config: MethodConfig) -> Budget | None:
         """Return the budget for further attempts of a method; None for no limit."""
         key = config.budget
@@ -479,82 +453,6 @@ class ClientState:
                 self._option_budgets.clear()
             budget = self._option_budgets.setdefault(key, _budget(key))
         return budget
-
-    def next_step(
-        self,
-        method: str,
-        config: MethodConfig,
-        plan: RetryPlan,
-        result: AttemptResult,
-        attempts: int,
-    ) -> NextAttempt | Stop:
-        """Decide what follows a failed attempt, and emit the event of a retry.
-
-        Runs the user's wait object; if that raises, the call is not retried. Not for attempts that
-        the caller canceled.
-
-        Args:
-            method: The full name of the method, for the event.
-            config: The configuration of the method.
-            plan: The plan of the call.
-            result: The result of the attempt.
-            attempts: The number of attempts so far.
-        """
-        now_ns = self.now_ns()
-        if result.code == "CANCELLED" and now_ns >= plan.attempt_ns - DEADLINE_TOLERANCE_NS:
-            result = replace(result, code="DEADLINE_EXCEEDED")
-        try:
-            step = plan.ended(now_ns, result)
-        except Exception as error:  # noqa: BLE001 - a user's wait object
-            emit(CallbackFailed(method, "retry.backoff", error))
-            step = BACKOFF_RAISED
-        if isinstance(step, NextAttempt):
-            delay_s = max(0, step.at_ns - now_ns) / 1e9
-            emit(RetryScheduled(method, attempts, result.code, delay_s))
-        elif config.retry is not None and result.code in config.retry.retry_on:
-            emit(RetryStopped(method, attempts, result.code, step.reason))
-        return step
-
-    def final_policy(
-        self,
-        method: str,
-        config: MethodConfig,
-        error: BaseException,
-        *,
-        attempts: int,
-        started_ns: int,
-        received: bool = False,
-    ) -> FailbackPolicy | DefaultResponsePolicy | None:
-        """Return the policy for a failed call that is not retried; None: the caller gets the error.
-
-        A failback policy is returned for every error; its queue decides whether it takes the call.
-        If a default response applies, emits its event. Runs the user's predicate in
-        `default_response.on`; if that raises, there is no default response.
-
-        Args:
-            method: The full name of the method, for the events.
-            config: The configuration of the method.
-            error: The status of the last attempt.
-            attempts: The number of attempts.
-            started_ns: When the first attempt began.
-            received: Whether the caller has received messages; then only the error may follow.
-        """
-        if received:
-            return None
-        if config.failback is not None:
-            return config.failback
-        if config.default_matcher is None:
-            return None
-        elapsed_ns = self.now_ns() - started_ns
-        try:
-            matches = config.default_matcher(error, attempt=attempts, elapsed_ns=elapsed_ns)
-        except Exception as raised:  # noqa: BLE001 - a user's predicate
-            emit(CallbackFailed(method, "default_response.on", raised))
-            return None
-        if not matches:
-            return None
-        emit(DefaultResponseUsed(method, error))
-        return config.default_response
 
     def enqueue(
         self,
@@ -579,20 +477,6 @@ class ClientState:
             if outcome != "queued":
                 delivery.release_channel()
         return outcome
-
-    @staticmethod
-    def is_queued(method: str, config: MethodConfig, error: BaseException) -> bool:
-        """Whether failback queues this failure, to know it before the request stream is read.
-
-        Runs the user's predicate in `failback.retry_on`; if that raises, the call is not queued.
-        """
-        if config.failback_matcher is None:
-            return False
-        try:  # with the arguments of `FailbackInvoker.enqueue`
-            return config.failback_matcher(error, attempt=1, elapsed_ns=0)
-        except Exception as raised:  # noqa: BLE001 - a user's predicate
-            emit(CallbackFailed(method, "failback", raised))
-            return False
 
     def note_serializer(self, method: str, serialize: Callable[[Any], bytes] | None) -> None:
         """Remember the serializer of a multicallable, for calls that are stored."""

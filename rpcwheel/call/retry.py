@@ -1,13 +1,12 @@
-"""The retries of one call, and the budgets that limit retries to one target.
+"""The settings of retries and hedging, their metadata, and their budgets.
 
-* `RetryPlan` decides after each failed attempt of a call whether and when another one is made. All
-  attempts of a call share one deadline; a retry that would start after it is not made.
+* `with_attempt`, `pushback_ns` and `result_of` write and read the metadata of gRFC A6.
+* `RetryConfig` and `HedgingConfig` are the policies of a method, as `attempts` uses them.
 * A `Budget` counts the calls of a target and their failed attempts, and decides whether another
   attempt is allowed. `RetryBudget` has the rule of Finagle and Envoy, `RetryThrottle` that of gRPC.
-* `with_attempt`, `pushback_ns` and `result_of` write and read the metadata of gRFC A6.
 
 Nothing in this module waits or reads a clock: times are arguments, in nanoseconds. Budgets may be
-used by any thread and have no lock, a plan only by one thread at a time.
+used by any thread and have no lock.
 """
 
 from __future__ import annotations
@@ -15,10 +14,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
-from rpcwheel.backoff import Backoff, wait_of_call
-from rpcwheel.durations import NEVER, to_ns, to_seconds
-from rpcwheel.events.events import BUDGET_USED_UP
-from rpcwheel.rpc import CODES, AttemptResult, NextAttempt, Stop
+from rpcwheel.backoff import Backoff
+from rpcwheel.durations import NEVER, to_ns
+from rpcwheel.rpc import CODES, AttemptResult
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -100,22 +98,7 @@ def _call_if_present(error: object, name: str) -> Any:
     return method() if callable(method) else None
 
 
-# --- The plan of a call ---
-
-# Why a call has no further attempt. In the texts, "it" is the call.
-DEADLINE_PASSED: Final = Stop("its deadline has passed")
-NOT_NAMED: Final = Stop("`retry_on` does not name its status")
-COMMITTED: Final = Stop(
-    "it can't be repeated: messages were received, or requests are not buffered"
-)
-NOT_IDEMPOTENT: Final = Stop(
-    "its method is not marked idempotent; if the server may execute a call twice, set "
-    "MethodPolicy(idempotent=True) for the method"
-)
-FORBIDDEN: Final = Stop("the server asked for no retry")
-NO_ATTEMPTS_LEFT: Final = Stop("no attempts left")
-NO_TIME_LEFT: Final = Stop("its deadline would pass before the next attempt")
-TIMER_STOPPED: Final = Stop("its timer was stopped or takes no more timeouts")
+# --- Settings ---
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +138,29 @@ class RetryConfig:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class HedgingConfig:
+    """A hedging policy as it applies to one idempotent method."""
+
+    delay_ns: int
+    max_attempts: int
+    non_fatal: frozenset[str]
+    budget: BudgetKey | None
+    """The key of the budget for further attempts; None for no limit."""
+    max_pushback_ns: int = NEVER
+
+    @classmethod
+    def from_policy(cls, policy: HedgingPolicy) -> HedgingConfig:
+        """Make the settings from the user's policy."""
+        return cls(
+            delay_ns=to_ns(policy.delay),
+            max_attempts=policy.max_attempts,
+            non_fatal=policy.non_fatal_codes,
+            budget=budget_key(policy),
+            max_pushback_ns=NEVER if policy.max_pushback is None else to_ns(policy.max_pushback),
+        )
+
+
 def budget_key(policy: RetryPolicy | HedgingPolicy) -> BudgetKey | None:
     """Return the key of the budget of a policy; None for no limit."""
     share_or_throttling = policy.retry_budget
@@ -174,93 +180,6 @@ class Budget(Protocol):
 
     def take(self, now_ns: int) -> bool:
         """Return whether another attempt is allowed, and count it if so."""
-
-
-class RetryPlan:
-    """Decides which attempts follow the first one of a call. Not thread-safe."""
-
-    __slots__ = ("_budget", "_config", "_deadline_ns", "_number", "_started_ns", "attempt_ns")
-
-    def __init__(
-        self,
-        started_ns: int,
-        deadline_ns: int,
-        config: RetryConfig | None,
-        budget: Budget | None,
-    ) -> None:
-        """Make the plan of a call whose first attempt was made.
-
-        Args:
-            started_ns: When the first attempt was made.
-            deadline_ns: When all attempts must have ended; `NEVER` for no limit.
-            config: The retry settings of the method; None for no retries.
-            budget: The budget of the target, in which the call was counted; None for no limit.
-        """
-        self._started_ns = started_ns
-        self._deadline_ns = deadline_ns
-        self._config = config
-        self._budget = budget
-        self._number = 1
-        self.attempt_ns = attempt_deadline_ns(config, started_ns, deadline_ns)
-        """The deadline of the newest attempt."""
-
-    def ended(self, now_ns: int, result: AttemptResult) -> NextAttempt | Stop:
-        """Decide what follows the newest attempt, which has ended with a failure.
-
-        Raises:
-            Exception: Whatever the user's `backoff` raised.
-        """
-        config = self._config
-        if config is None:  # without a retry policy, `retry_on` is empty
-            return NOT_NAMED
-        if self._budget is not None:
-            forbidden = result.pushback_ns is not None and result.pushback_ns < 0
-            # As gRFC A6 counts failures.
-            self._budget.failed(by_server=forbidden or result.code in config.retry_on)
-        refusal = self._refusal(config, result)
-        if refusal is not None:
-            return refusal
-        delay_ns = result.pushback_ns
-        if delay_ns is None:
-            delay_ns = config.backoff.next_delay_ns(
-                self._number, elapsed_ns=now_ns - self._started_ns, error=result.error
-            )
-        delay_ns = wait_of_call(delay_ns)  # None: the user's `backoff` ends the retries
-        if delay_ns is None or now_ns + delay_ns >= self._deadline_ns:
-            return NO_TIME_LEFT
-        if self._budget is not None and not self._budget.take(now_ns):
-            return Stop(BUDGET_USED_UP)
-        at_ns = now_ns + delay_ns
-        self._number += 1
-        self.attempt_ns = attempt_deadline_ns(config, at_ns, self._deadline_ns)
-        return NextAttempt(self._number, at_ns, self.attempt_ns)
-
-    def _refusal(self, config: RetryConfig, result: AttemptResult) -> Stop | None:
-        """Return why this failure is not retried; None if only time and budget can prevent that."""
-        if result.code not in config.retry_on:
-            return NOT_NAMED
-        if result.committed:
-            return COMMITTED
-        if not config.idempotent:
-            return NOT_IDEMPOTENT
-        if self._number >= config.max_attempts:
-            return NO_ATTEMPTS_LEFT
-        if result.pushback_ns is None:
-            return None
-        return _pushback_refusal(result.pushback_ns, config)
-
-
-def _pushback_refusal(pushback_ns: int, config: RetryConfig) -> Stop | None:
-    """Return why the pushback of a server ends the retries; None if it does not."""
-    if pushback_ns < 0:
-        return FORBIDDEN
-    if pushback_ns <= config.max_pushback_ns:
-        return None
-    asked_s, most_s = to_seconds(pushback_ns), to_seconds(config.max_pushback_ns)
-    return Stop(
-        f"the server asked to wait {asked_s:.15g} s, which is longer than max_pushback "
-        f"({most_s:.15g} s)"
-    )
 
 
 def attempt_deadline_ns(config: RetryConfig | None, at_ns: int, deadline_ns: int) -> int:

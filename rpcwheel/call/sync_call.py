@@ -1,11 +1,11 @@
 """Calls of `grpc` and their attempts, for the channels, the interceptors and failback.
 
-A blocking call runs on its caller's thread, including all attempts and the waits between them
-(`ClientCall.run`). For `.future()` and response streams there are two cases:
+`Attempts` decides; this module starts, reads and cancels the attempts. A blocking call runs on its
+caller's thread, including all attempts and the waits between them (`ClientCall.run`). For
+`.future()` and response streams there are two cases:
 
 * If the method needs only a deadline, the caller gets gRPC's own call.
-* Otherwise the caller gets a `RetryingCall`. `CallAttempts` makes its attempts one after the other;
-  `HedgedAttempts` makes them at the same time.
+* Otherwise the caller gets a `RetryingCall`, whose attempts `CallAttempts` makes.
 
 Threads: gRPC's threads report the end of an attempt. They record a success and submit everything
 else to a worker, because users' wait objects and predicates, and other interceptors, may block. The
@@ -45,10 +45,11 @@ from rpcwheel._grpc.calls import (
 from rpcwheel._grpc.finished import FinishedError, FinishedResponse, FinishedStream, refused_by
 from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import FailbackError
-from rpcwheel.events import CallbackFailed, HedgeSent, RetryStopped, emit
+from rpcwheel.events import HedgeSent, emit
 from rpcwheel.rpc import TRIED, Kind, NextAttempt, Stop
 from rpcwheel.telemetry.tracing import with_current_trace
 
+from .attempts import Attempts, Enqueue, ReadRequests, Response, State, Wait
 from .config import (
     ANSWER_KEY,
     TIMER_CHECK_INTERVAL_S,
@@ -62,8 +63,7 @@ from .config import (
 )
 from .idempotency import with_key
 from .keeper import KeptDelivery
-from .policy import DefaultResponsePolicy
-from .retry import TIMER_STOPPED, result_of, with_attempt
+from .retry import result_of, with_attempt
 from .sync_requests import RequestStream
 
 if TYPE_CHECKING:
@@ -74,10 +74,9 @@ if TYPE_CHECKING:
     from rpcwheel.timer import Timeout
     from rpcwheel.timer.api import Timer
 
+    from .attempts import Step
     from .config import ClientState, MethodConfig
     from .failback_policy import FailbackPolicy
-    from .hedging import HedgingPlan
-    from .retry import RetryPlan
 
     Start = Callable[[Any, Any], AnyCall]
 
@@ -128,7 +127,7 @@ class WaitingCalls:
         for call in calls:
             call.cancel()
 
-    def add(self, call: _BackoffWait | _RetryingState) -> None:
+    def add(self, call: _BackoffWait | CallAttempts) -> None:
         """Add a call that begins to wait. The reference to it is weak."""
         with self._lock:
             self._calls.add(call)
@@ -161,7 +160,6 @@ class ClientCall:
         "_attempts",
         "_begun",
         "_details",
-        "_plan",
         "_request",
         "_start",
         "config",
@@ -205,7 +203,7 @@ class ClientCall:
             begun = (config, *state.begin(config, own_ns))
         self.config = begun[0]
         self._begun = begun[1:]
-        self._plan: RetryPlan | None = None  # until the first attempt has failed
+        self._attempts: Attempts | None = None  # most calls succeed at their first attempt
         self._start = start
         self.start_delivery = start
         """Makes an attempt in the background, after failback has queued the call."""
@@ -214,7 +212,6 @@ class ClientCall:
             details = copy_details(details)._replace(metadata=with_key(details.metadata))
         self._details = details
         self._request = request
-        self._attempts = 1
         self.requests: RequestStream | None = None
         if kind.streams_requests and (limit := self.config.buffer_bytes) is not None:
             self.requests = RequestStream(request, limit)
@@ -231,6 +228,31 @@ class ClientCall:
 
     # --- Attempts ---
 
+    @property
+    def attempts(self) -> Attempts:
+        """The decisions about the attempts, which are retries unless `hedge` was called."""
+        return self._attempts or self._make_attempts(hedged=False)
+
+    def _make_attempts(self, *, hedged: bool) -> Attempts:
+        budget = self.state.budget_of(self.config)
+        begun = self._begun[:2]
+        self._attempts = Attempts(self.method, self.config, *begun, budget, hedged=hedged)
+        return self._attempts
+
+    @property
+    def hedged(self) -> bool:
+        """Whether several attempts may run at the same time."""
+        return self.config.hedging is not None and self.kind is Kind.UNARY_UNARY
+
+    def hedge(self) -> None:
+        """Make the attempts after the first one at the same time."""
+        self._make_attempts(hedged=True)
+
+    @property
+    def can_resend(self) -> bool:
+        """Whether all requests can be sent again."""
+        return self.requests is None or self.requests.replayable
+
     def first_attempt(self) -> AnyCall:
         """Make the first attempt."""
         now_ns, _, attempt_ns = self._begun
@@ -245,7 +267,8 @@ class ClientCall:
 
     def next_attempt(self, attempt: NextAttempt) -> AnyCall:
         """Make another attempt."""
-        self._attempts = attempt.number
+        if self.attempts.hedged:
+            emit(HedgeSent(self.method, attempt.number))
         if self.state.refuse is not None:
             return _channel_closed()
         left_s = seconds_left(attempt.deadline_ns, self.state.now_ns())
@@ -261,34 +284,14 @@ class ClientCall:
     def _next_request(self) -> Any:
         return self._request if self.requests is None else self.requests.for_attempt()
 
-    @property
-    def hedged(self) -> bool:
-        """Whether several attempts may run at the same time."""
-        return self.config.hedging is not None and self.kind is Kind.UNARY_UNARY
-
-    def hedging_plan(self) -> HedgingPlan | None:
-        """Return the plan of the attempts after the first one; None if the call is not hedged."""
-        if not self.hedged:
-            return None
-        return self.state.hedging_plan(self.config, *self._begun[:2])
-
-    def next_step(self, error: BaseException, *, received: bool = False) -> NextAttempt | Stop:
+    def decide(self, error: BaseException, *, received: bool = False) -> Step:
         """Decide what follows a failed attempt. Runs users' wait objects."""
         if is_channel_closed_error(error) or self.state.refuse is not None:
             return CHANNEL_CLOSED
         if not has_status(error):
             return NO_STATUS
-        if self._plan is None:
-            self._plan = self.state.retry_plan(self.config, *self._begun[:2])
-        committed = received or (self.requests is not None and not self.requests.replayable)
-        result = result_of(error, committed=committed)
-        return self.state.next_step(self.method, self.config, self._plan, result, self._attempts)
-
-    def abandon_retry(self, error: BaseException) -> Stop:
-        """Emit that a planned retry is not made because the timer was stopped or is full."""
-        code = result_of(error).code
-        emit(RetryStopped(self.method, self._attempts, code, TIMER_STOPPED.reason))
-        return TIMER_STOPPED
+        result = result_of(error, committed=received or not self.can_resend)
+        return self.attempts.decide(self.state.now_ns(), result)
 
     # --- The end ---
 
@@ -306,30 +309,28 @@ class ClientCall:
             FailbackFull, FailbackClosed: The call can't be queued. The exception is also a
                 `grpc.RpcError`; its cause is `error`.
         """
+        attempts = self.attempts
         if is_channel_closed_error(error):  # the error of a blocking retry has no status
-            return call if has_status(error) or self._attempts == 1 else _channel_closed()
+            return call if has_status(error) or attempts.number == 1 else _channel_closed()
         if not has_status(error):
             return call
-        policy = self.state.final_policy(
-            self.method,
-            self.config,
-            error,
-            attempts=self._attempts,
-            started_ns=self._begun[0],
-            received=received,
-        )
-        if policy is None:
-            return call
-        outcome = None
-        if not isinstance(policy, DefaultResponsePolicy):
-            outcome = self._enqueue(policy, error)
-            if outcome is None:
-                return call
-        return self._default_response(policy, error, outcome)
+        buffered = self.requests is None or self.requests.is_buffered
+        now_ns = self.state.now_ns()
+        result: Any = attempts.end(now_ns, error, received=received, buffered=buffered)
+        if isinstance(result, ReadRequests) and self.requests is not None:
+            self.requests.read_rest(self.method, self.seconds_left())
+            buffered = self.requests.is_buffered
+            result = attempts.requests_read(result.policy, error, buffered=buffered)
+        if isinstance(result, Enqueue):
+            outcome = self._enqueue(result.policy, error)
+            result = attempts.queued(result.policy, error, outcome)
+        if isinstance(result, FailbackError):
+            raise refused_by(result, error) from error
+        return call if result is None else self._respond(result, error)
 
     def end_late(self) -> AnyCall:
         """Return the call for the caller if the deadline had passed before the call began."""
-        self._attempts = 0
+        self.attempts.late()
         error = FinishedError(
             grpc.StatusCode.DEADLINE_EXCEEDED,
             "Deadline Exceeded before the call began: its deadline has passed",
@@ -346,51 +347,42 @@ class ClientCall:
         if self.requests is not None:
             self.requests.close()
 
-    def _default_response(
-        self, policy: FailbackPolicy | DefaultResponsePolicy, error: Any, outcome: str | None
-    ) -> FinishedResponse:
+    def _respond(self, response: Response, error: Any) -> FinishedResponse:
+        default, outcome = response
         source, details = response_source(outcome, error.code().name, error.details())
         streams = self.kind.streams_responses
         return (FinishedStream if streams else FinishedResponse)(
-            messages_of(policy.default) if streams else policy.default,
+            messages_of(default) if streams else default,
             details,
             initial=metadata_tuple(error.initial_metadata()),
             trailing=(*metadata_tuple(error.trailing_metadata()), (ANSWER_KEY, source)),
         )
 
-    def _enqueue(self, policy: FailbackPolicy, error: BaseException) -> str | None:
-        """Queue the call for delivery in the background; see `Queue.enqueue`."""
-        if self.requests is None:
-            messages: list[Any] | None = [queued_request(self._request)]
-        elif self.requests.is_buffered or self.state.is_queued(self.method, self.config, error):
-            messages = self.requests.read_rest(self.method, self.seconds_left())
-        else:
-            return None
-        if messages is None:
-            error.add_note(f"{self.method}: not queued by failback, as not all requests are known")
-            return None
+    def _enqueue(self, policy: FailbackPolicy, error: BaseException) -> str | Exception | None:
+        """Give the call to failback. Returns what its queue returned, or what was raised."""
+        requests = self.requests
         original = copy_details(self._details)
         details = original._replace(
             timeout=delivery_timeout(original.timeout, self.config),
             metadata=queued_metadata(original.metadata, policy),
         )
         try:
+            messages = (
+                [queued_request(self._request)]
+                if requests is None
+                else requests.read_rest(self.method) or []
+            )
             if self.config.durable:
                 stored = details._replace(metadata=original.metadata)
                 failed = self.state.failed_rpc(policy, self.kind, stored, messages)
                 queue = self.state.queue_of(policy, self.config.queue)
                 outcome: str | None = queue.enqueue_rpc(error, failed)
                 return outcome
-            delivery = Delivery(
-                self.method, self.kind, self.start_delivery, details, self._attempts, self.state.key
-            )
+            number, key = self.attempts.number, self.state.key
+            delivery = Delivery(self.method, self.kind, self.start_delivery, details, number, key)
             return self.state.enqueue(policy, self.config, error, delivery, *messages)
-        except FailbackError as refusal:
-            raise refused_by(refusal, error) from error
-        except Exception as raised:  # noqa: BLE001 - a user's predicate, wait object or request
-            emit(CallbackFailed(self.method, "failback", raised))
-            error.add_note(f"{self.method}: not queued by failback: {raised}")
-            return None
+        except Exception as raised:  # noqa: BLE001 - a refusal, or of user code
+            return raised
 
     # --- On the caller's thread ---
 
@@ -408,37 +400,48 @@ class ClientCall:
 
     def resume(self, call: AnyCall) -> AnyCall:
         """Wait for the end of an attempt and make the attempts that follow it."""
+        attempts = None
         while (error := failure_of(call)) is not None:
-            step = self.next_step(error)
-            if isinstance(step, NextAttempt) and not self._wait_until_due(step):
-                step = self.abandon_retry(error)
-            if isinstance(step, Stop):
+            attempts = self.attempts
+            attempts.failed()
+            attempts.decided(self.decide(error))
+            step = self._next_step(attempts)
+            if not isinstance(step, NextAttempt):
                 return self.end(call, error)
             call = self.next_attempt(step)
         return call
 
-    def _wait_until_due(self, attempt: NextAttempt) -> bool:
-        """Wait on this thread; False if the timer takes no timeout.
+    def _next_step(self, attempts: Attempts) -> Step | None:
+        """Wait on this thread until the next attempt is due; Stop if there is none."""
+        state = self.state
+        step = attempts.next(state.now_ns(), can_resend=self.can_resend)
+        while isinstance(step, Wait):
+            if not self._wait_until(step.at_ns):
+                attempts.timer_stopped()
+            now_ns = max(state.now_ns(), step.at_ns)
+            step = attempts.next(now_ns, can_resend=self.can_resend)
+        return step
+
+    def _wait_until(self, at_ns: int) -> bool:
+        """Wait on this thread; False if the timer was stopped or takes no timeout.
 
         Does not wait past the deadline, even if a task blocks the timer's thread.
         """
-        state = self.state
-        delay_s = (attempt.at_ns - state.now_ns()) / 1e9
-        if delay_s <= 0:
-            return True
+        state, deadline_ns = self.state, self._begun[1]
         pause = _BackoffWait()
         if self.waiting is not None:
             self.waiting.add(pause)
-        timeout = state.schedule(pause.end_waiting, delay_s, f"retry of {self.method}")
+        delay_s = (at_ns - state.now_ns()) / 1e9
+        timeout = state.schedule(pause.end_waiting, max(0, delay_s), f"retry of {self.method}")
         if timeout is None:
             return False
         try:
             while not pause.over.wait(
-                min(TIMER_CHECK_INTERVAL_S, (attempt.deadline_ns - state.now_ns()) / 1e9)
+                min(TIMER_CHECK_INTERVAL_S, (deadline_ns - state.now_ns()) / 1e9)
             ):
                 if state.timer.stopped:
                     return False
-                if state.now_ns() >= attempt.at_ns:
+                if state.now_ns() >= at_ns:
                     break
             return True
         finally:
@@ -541,8 +544,9 @@ def _begin_attempts(call: ClientCall, kind: type[RetryingCall], *, may_block: bo
     if may_block and has_ended(attempt):  # it has blocked in an inner interceptor
         return call.run(attempt)
     call.keep_request()
-    hedging = call.hedging_plan()
-    attempts = CallAttempts(call) if hedging is None else HedgedAttempts(call, hedging)
+    if call.hedged:
+        call.hedge()
+    attempts = StreamAttempts(call) if call.kind.streams_responses else CallAttempts(call)
     retrying = kind(attempts)
     attempts.start(attempt)
     return retrying
@@ -570,11 +574,11 @@ class RetryingCall(grpc.Call, grpc.Future):
     Its methods block where those of gRPC's own calls do.
     """
 
-    def __init__(self, attempts: _RetryingState) -> None:
+    def __init__(self, attempts: CallAttempts) -> None:
         self._attempts = attempts
 
     @property
-    def _state(self) -> _RetryingState:
+    def _state(self) -> CallAttempts:
         """Has the status after the end, without keeping the call alive, as in gRPC's calls."""
         return self._attempts
 
@@ -670,6 +674,8 @@ class RetryingCall(grpc.Call, grpc.Future):
 class RetryingStream(RetryingCall):
     """A response stream that may need several attempts."""
 
+    _attempts: StreamAttempts
+
     def __iter__(self) -> Self:
         return self
 
@@ -704,18 +710,228 @@ def _run_user_callbacks(method: str, callbacks: list[Callback]) -> None:
         run_callback(method, callback, *args, name="done callback", catch=BaseException)
 
 
-class _RetryingState:
-    """The state that retried and hedged calls have in common: their end."""
+class CallAttempts:
+    """The attempts of one call of `.future()`, or of a response stream."""
 
     def __init__(self, call: ClientCall) -> None:
+        """Begin without a first attempt; `start` follows it."""
         self.call = call
+        self.final: AnyCall = None
+        """The call that has the result of the caller; None before the end."""
+        self._attempts = call.attempts  # under the lock, but for what may run code of users
         self._context = copy_context()  # of the caller, for other interceptors
         self._changed = threading.Condition()
-        self.final: AnyCall = None
-        self._ending = False  # the last attempt has failed; the call can't be canceled
+        self._running: list[AnyCall] = []
+        self._failed: tuple[AnyCall, BaseException] | None = None  # the attempt that failed last
+        self._received = False  # the caller has received a message or metadata
         self._callbacks: list[Callback] = []
-        self._timeout: Timeout | None = None
+        self._timeout: Timeout | None = None  # of the wait for the next attempt
+        self._timer: Timer | None = None  # in which it waits
         self._watch: Timeout | None = None
+
+    # --- Attempts ---
+
+    def start(self, attempt: AnyCall) -> None:
+        """Follow the first attempt."""
+        self._watch = self.call.state.watch_slow_call(self.call.method, self.call.config)
+        self._follow(attempt)
+        if self._attempts.hedged:
+            self._go_on()
+
+    def _follow(self, attempt: AnyCall) -> None:
+        with self._changed:
+            over = self._attempts.is_over
+            if not over:
+                self._running.append(attempt)
+            self._changed.notify_all()
+        if over:
+            attempt.cancel()  # the call was canceled while this attempt was made
+        attempt.add_done_callback(InternalCallback(self._on_done, attempt))
+
+    # The second argument is the call that gRPC passes: the inner one, if `attempt` is a wrapper.
+    def _on_done(self, attempt: AnyCall, _: object) -> None:
+        """Record the end of an attempt. On gRPC's thread, or on the thread that canceled it."""
+        try:
+            failure = failure_of(attempt)
+        except BaseException as error:  # noqa: BLE001 - of an inner interceptor
+            failure = error
+        self._attempt_ended(attempt, failure)
+
+    def _attempt_ended(self, attempt: AnyCall, failure: BaseException | None) -> None:
+        with self._changed:
+            if attempt not in self._running or self._attempts.is_over:
+                return
+            if failure is not None:
+                self._running.remove(attempt)
+                self._attempts.failed()
+        if failure is None:
+            self._finish(attempt)
+        else:
+            self._run_on_worker(partial(self._decide, attempt, failure))
+
+    def _decide(self, attempt: AnyCall, failure: BaseException) -> None:
+        """Decide what follows a failed attempt. On a worker."""
+        step = self.call.decide(failure, received=self._has_received(attempt))
+        with self._changed:
+            self._failed = attempt, failure
+            self._attempts.decided(step)
+        self._go_on()
+
+    def _has_received(self, attempt: AnyCall) -> bool:
+        """Whether the caller has received something of a failed attempt."""
+        return self._received
+
+    def _go_on(self) -> None:
+        """Make the attempts that are due, wait for the next one, or end the call."""
+        call = self.call
+        while True:
+            with self._changed:
+                step = self._attempts.next(call.state.now_ns(), can_resend=call.can_resend)
+                self._changed.notify_all()
+            match step:
+                case NextAttempt():
+                    self._follow(call.next_attempt(step))
+                case Wait(at_ns):
+                    self._wait_until(at_ns)
+                    return
+                case Stop():
+                    self._end()
+                    return
+                case None:
+                    return
+
+    # --- The wait for the next attempt ---
+
+    def _wait_until(self, at_ns: int) -> None:
+        call, state = self.call, self.call.state
+        if call.waiting is not None:
+            call.waiting.add(self)
+        self._timer = state.timer
+        delay_s = max(0, at_ns - state.now_ns()) / 1e9
+        name = "hedging" if self._attempts.hedged else "retry"
+        timeout = state.schedule(self._due, delay_s, f"{name} of {call.method}")
+        if timeout is None:
+            self._timer_stopped()
+            return
+        with self._changed:
+            if self._attempts.next_ns == at_ns:  # not changed meanwhile
+                timeout, self._timeout = self._timeout, timeout
+        if timeout is not None:
+            timeout.cancel()
+
+    def _due(self, _: Timeout) -> None:
+        self._run_on_worker(self._go_on)
+
+    def _timer_stopped(self) -> None:
+        with self._changed:
+            self._attempts.timer_stopped()
+        self._go_on()
+
+    def check_timer(self) -> None:
+        """Continue without the timer if it is late or was stopped."""
+        with self._changed:
+            next_ns, timer = self._attempts.next_ns, self._timer
+            if next_ns == NEVER or timer is None:
+                return
+            if not timer.stopped and self.call.state.now_ns() < next_ns:
+                return
+            self._timer = None  # until the next wait
+        self._run_on_worker(self._timer_stopped if timer.stopped else self._go_on)
+
+    def end_waiting(self) -> None:
+        """Make no more attempts, and end the call if none runs; its channel is closed."""
+        with self._changed:
+            over = self._attempts.channel_closed()
+        if over:
+            self._finish(_channel_closed())
+
+    # --- The end ---
+
+    def _end(self) -> None:
+        """End the call after its last attempt has failed. On a worker."""
+        self._cancel_running()  # before the call is queued: it must not succeed as well
+        if self._failed is None:
+            return
+        call, failure = self._failed
+        try:
+            call = self.call.end(call, failure, received=self._received)
+        except FailbackError as refusal:
+            call = refusal  # it is a call too
+        self._finish(call)
+
+    def _finish(self, final: AnyCall) -> bool:
+        """End the call with the result of `final`; False if it has ended already."""
+        with self._changed:
+            if self.final is not None:
+                return False
+            self.final = final
+            self._attempts.ended()
+            if final in self._running:
+                self._running.remove(final)
+            callbacks, self._callbacks = self._callbacks, []
+            timeouts = (self._watch, self._timeout)
+            self._changed.notify_all()
+        for timeout in timeouts:
+            if timeout is not None:
+                timeout.cancel()
+        self._cancel_running()
+        self.call.close()
+        run_callbacks(self.call.method, callbacks)
+        return True
+
+    def _cancel_running(self) -> None:
+        with self._changed:
+            running, self._running = self._running, []
+            self._attempts.canceled(len(running))
+        for attempt in running:
+            attempt.cancel()
+
+    def _run_on_worker(self, job: Callable[[], object]) -> None:
+        EXECUTOR.submit(("calls", self.call.method), partial(self._run, job))
+
+    def _run(self, job: Callable[[], object]) -> None:
+        try:
+            self._context.copy().run(job)
+        except BaseException as error:  # noqa: BLE001 - for the caller
+            self._finish(_raised(error))
+
+    # --- For the caller ---
+
+    def cancel(self, details: str = CANCELED_BY_CALLER) -> bool:
+        """Cancel the call; False if it has ended, or its last attempt has failed."""
+        with self._changed:
+            if self._attempts.is_over:
+                return False
+            retried = self._running if not self._attempts.hedged else []
+            attempt = retried[0] if retried else None
+        if attempt is not None:
+            if attempt.cancel():
+                # gRPC's thread may have ended this call with the canceled attempt meanwhile.
+                return self._finish(attempt) or self.final is attempt
+            if has_ended(attempt) and failure_of(attempt) is None:
+                return False
+        return self._finish(FinishedError(grpc.StatusCode.CANCELLED, details, cancelled=True))
+
+    def drop(self) -> None:
+        """Cancel the call because its caller has dropped it."""
+        if self.final is None:
+            self.cancel(DROPPED_BY_CALLER)
+
+    def code(self) -> grpc.StatusCode | None:
+        """Return the status code; None before the end."""
+        return None if self.final is None else self.final.code()
+
+    def seconds_left(self) -> float | None:
+        """Return the seconds until the deadline; None without a deadline."""
+        return self.call.seconds_left()
+
+    def add_callback(self, callback: Callable[..., object], *args: object) -> bool:
+        """Call a function at the end, see `run_callbacks`; False if the call has ended."""
+        with self._changed:
+            if self.final is None:
+                self._callbacks.append((callback, args))
+                return True
+        return False
 
     def wait(self, timeout: float | None = None) -> AnyCall:
         """Wait for the end and return the call that has the caller's result.
@@ -741,286 +957,63 @@ class _RetryingState:
                 return False
             self.check_timer()
 
-    def check_timer(self) -> None:
-        """Continue without the timer if it is late or was stopped."""
-
-    def end_waiting(self) -> None:
-        """Stop waiting for the next attempt, because the channel is closed."""
-        raise NotImplementedError
-
-    def code(self) -> grpc.StatusCode | None:
-        """Return the status code; None before the end."""
-        return None if self.final is None else self.final.code()
-
-    def seconds_left(self) -> float | None:
-        """Return the seconds until the deadline; None without a deadline."""
-        return self.call.seconds_left()
-
-    def add_callback(self, callback: Callable[..., object], *args: object) -> bool:
-        """Call a function at the end, see `run_callbacks`; False if the call has ended."""
-        with self._changed:
-            if self.final is None:
-                self._callbacks.append((callback, args))
-                return True
-        return False
-
-    def cancel(self, details: str = CANCELED_BY_CALLER) -> bool:
-        """Cancel the call; False if it has ended, or its last attempt has failed."""
-        raise NotImplementedError
-
-    def drop(self) -> None:
-        """Cancel the call because its caller has dropped it."""
-        if self.final is None:
-            self.cancel(DROPPED_BY_CALLER)
+    def _current(self) -> AnyCall:
+        """Wait under the lock for a running attempt or the end; None at the end."""
+        self._wait_for(lambda: self.final is not None or bool(self._running))
+        return None if self.final is not None else self._running[0]
 
     def initial_metadata(self) -> Metadata:
-        """Wait for the server's initial metadata."""
-        raise NotImplementedError
+        """Wait for the initial metadata. If it is not empty, no retry follows.
 
-    def next_message(self) -> Any:
-        """Return the next message of a response stream."""
-        raise NotImplementedError
-
-    def _end(self, call: AnyCall, failure: BaseException, *, received: bool = False) -> None:
-        """End the call after its last attempt has failed. On a worker."""
-        with self._changed:
-            if self.final is not None:
-                return
-            self._ending = True
-        try:
-            call = self.call.end(call, failure, received=received)
-        except FailbackError as refusal:
-            call = refusal  # it is a call too
-        self._finish(call)
-
-    def _finish(self, final: AnyCall) -> bool:
-        """End the call with the result of `final`; False if it has ended already."""
-        with self._changed:
-            if self.final is not None:
-                return False
-            self.final = final
-            callbacks, self._callbacks = self._callbacks, []
-            timeouts = (self._watch, self._timeout)
-            self._changed.notify_all()
-        for timeout in timeouts:
-            if timeout is not None:
-                timeout.cancel()
-        self.call.close()
-        run_callbacks(self.call.method, callbacks)
-        return True
-
-    def _run_on_worker(self, job: Callable[[], object]) -> None:
-        EXECUTOR.submit(("calls", self.call.method), partial(self._run, job))
-
-    def _run(self, job: Callable[[], object]) -> None:
-        try:
-            self._context.copy().run(job)
-        except BaseException as error:  # noqa: BLE001 - for the caller
-            self._finish(_raised(error))
-
-
-class CallAttempts(_RetryingState):
-    """The attempts of one call, one after the other."""
-
-    def __init__(self, call: ClientCall) -> None:
-        super().__init__(call)
-        self._attempt: Any = None  # the running attempt, or the last one
-        self._deciding = False  # the attempt has failed; the decision about a retry is pending
-        self._received = False  # the caller has received a message or metadata of the attempt
-        self._readers = 0  # threads that wait for a message of the attempt
-        self._stalled: Any = None  # an attempt that was canceled by message_timeout
-        self._reading: object = None  # the read that waits for a message
-        self._backoff: tuple[Timer, NextAttempt, Callable[[], object]] | None = None
-        """Set during the wait for a retry: the timer, the retry, and the end if the timer stops."""
-
-    # --- Attempts ---
-
-    def start(self, attempt: AnyCall) -> None:
-        """Follow the first attempt."""
-        self._watch = self.call.state.watch_slow_call(self.call.method, self.call.config)
-        self._follow(attempt)
-
-    def _follow(self, attempt: AnyCall) -> None:
-        with self._changed:
-            self._attempt = attempt
-            self._readers = 0
-            self._deciding = False
-            over = self.final is not None
-            self._changed.notify_all()
-        if over:
-            attempt.cancel()  # the call was canceled while this attempt was made
-        attempt.add_done_callback(InternalCallback(self._on_done, attempt))
-
-    # The second argument is the call that gRPC passes: the inner one, if `attempt` is a wrapper.
-    def _on_done(self, attempt: AnyCall, _: object) -> None:
-        """Record the end of an attempt. On gRPC's thread, or on the thread that canceled it."""
-        try:
-            failure = failure_of(attempt)
-        except BaseException as error:  # noqa: BLE001 - of an inner interceptor
-            failure = error
-        self._attempt_ended(attempt, failure)
-
-    def _attempt_ended(self, attempt: AnyCall, failure: BaseException | None) -> None:
-        with self._changed:
-            if self.final is not None or self._attempt is not attempt or self._deciding:
-                return
-            self._deciding = failure is not None
-        if failure is None:
-            self._finish(attempt)
-        else:
-            self._run_on_worker(partial(self._decide, attempt, failure))
-
-    def _decide(self, attempt: AnyCall, failure: BaseException) -> None:
-        if self._stalled is attempt:
-            attempt = failure = self._stalled_error(attempt)
-        received = self._has_received()
-        step: NextAttempt | Stop | None = None
-        if has_status(failure):
-            step = self.call.next_step(failure, received=received)
-        if isinstance(step, NextAttempt):
-            end = partial(self._end_unretried, attempt, failure, received=received)
-            with self._changed:
-                self._attempt = None
-                self._changed.notify_all()
-            if not self._wait_until_due(step, end):
-                end()
-            return
-        self._end(attempt, failure, received=received)
-
-    def _end_unretried(self, attempt: AnyCall, failure: BaseException, *, received: bool) -> None:
-        """End the call without the planned retry: its timer was stopped or is full."""
-        self.call.abandon_retry(failure)
-        self._end(attempt, failure, received=received)
-
-    def _has_received(self) -> bool:
-        """Whether the caller has received, or is receiving, something of the failed attempt.
-
-        A thread of the caller may have read a message that arrived before the failure without
-        having recorded it. No other thread begins to read now, and the readers need not wait for
-        the server, so they finish soon. A reader that does not finish reads a call of another
-        interceptor; its message is dropped.
+        If the call is hedged, waits for the end, which decides whose metadata the caller gets.
         """
-        with self._changed:
-            self._changed.wait_for(lambda: not self._readers, READERS_TIMEOUT_S)
-            return self._received
-
-    def _wait_until_due(self, step: NextAttempt, end: Callable[[], object]) -> bool:
-        """Make an attempt when it is due, or call `end` if the timer was stopped.
-
-        False if the timer takes no timeout.
-        """
-        state = self.call.state
-        timer = state.timer
-        delay_s = (step.at_ns - state.now_ns()) / 1e9
-        if delay_s <= 0:
-            self._make(step)
-            return True
-        self._backoff = (timer, step, end)
-        if self.call.waiting is not None:
-            self.call.waiting.add(self)
-        timeout = state.schedule(partial(self._due, step), delay_s, f"retry of {self.call.method}")
-        if timeout is None:
+        while not self._attempts.hedged:
             with self._changed:
-                waited, self._backoff = self._backoff is not None, None
-            return not waited  # False: `check_timer` has ended the wait meanwhile
-        with self._changed:
-            self._timeout = timeout
-            over = self.final is not None
-        if over:
-            timeout.cancel()
-        return True
-
-    def _due(self, step: NextAttempt, _: Timeout) -> None:
-        with self._changed:
-            backoff = self._backoff
-            if backoff is None or backoff[1] is not step:  # the timer was late
-                return
-            self._backoff = None
-        self._run_on_worker(partial(self._make, step))
-
-    def check_timer(self) -> None:
-        """Make the retry if the timer is late with it; end the call if the timer was stopped."""
-        backoff = self._backoff
-        if backoff is None:
-            return
-        timer, step, job = backoff
-        if not timer.stopped:
-            if self.call.state.now_ns() < step.at_ns:
-                return
-            job = partial(self._make, step)
-        with self._changed:
-            waited, self._backoff = self._backoff is backoff, None
-        if waited:
-            self._run_on_worker(job)
-
-    def end_waiting(self) -> None:
-        """Make the attempt that the call waits for now; its channel is closed."""
-        with self._changed:
-            backoff, self._backoff = self._backoff, None
-        if backoff is not None:
-            self._run_on_worker(partial(self._make, backoff[1]))
-
-    def _make(self, step: NextAttempt) -> None:
-        if self.final is None:
-            self._follow(self.call.next_attempt(step))
-
-    # --- The end ---
-
-    def _finish(self, final: AnyCall) -> bool:
-        self._backoff = None
-        return super()._finish(final)
-
-    def cancel(self, details: str = CANCELED_BY_CALLER) -> bool:
-        """Cancel the call; False if it has ended, or its last attempt has failed."""
-        with self._changed:
-            if self.final is not None or self._ending:
-                return False
-            attempt = None if self._deciding else self._attempt
-        if attempt is not None:
-            if attempt.cancel():
-                # gRPC's thread may have ended this call with the canceled attempt meanwhile.
-                return self._finish(attempt) or self.final is attempt
-            if has_ended(attempt) and failure_of(attempt) is None:
-                return False
-        finished = self._finish(FinishedError(grpc.StatusCode.CANCELLED, details, cancelled=True))
-        with self._changed:
-            attempt = self._attempt  # a worker may have begun it meanwhile
-        if finished and attempt is not None:
-            attempt.cancel()
-        return finished
-
-    def wait(self, timeout: float | None = None) -> AnyCall:
-        """Wait for the end. Refused for a single-threaded stream, which must be read to its end."""
-        if self.final is None and is_single_threaded(self._attempt):
-            raise grpc.experimental.UsageError(
-                "a single-threaded stream has no end before it was read to its end"
-            )
-        return super().wait(timeout)
-
-    # --- Before the end ---
-
-    def initial_metadata(self) -> Metadata:
-        """Wait for the initial metadata. If it is not empty, no retry follows."""
-        while True:
-            attempt = self._current()
-            if attempt is self.final:
-                return metadata_tuple(attempt.initial_metadata())
+                attempt = self._current()
+            if attempt is None:
+                break
             metadata = metadata_tuple(attempt.initial_metadata())
             with self._changed:
                 if not metadata:  # a failure without metadata looks the same until its status
-                    self._changed.wait_for(partial(self._is_closed, attempt), TRAILERS_TIMEOUT_S)
-                if self._is_open(attempt):
+                    ended = partial(self._has_ended, attempt)
+                    self._changed.wait_for(ended, TRAILERS_TIMEOUT_S)
+                if not self._has_ended(attempt):
                     self._received = self._received or metadata != ()
                     return metadata
+        return metadata_tuple(self.wait().initial_metadata())
+
+    def _has_ended(self, attempt: AnyCall) -> bool:
+        return attempt not in self._running
+
+
+class _Read:
+    """A thread that waits for the next message of an attempt."""
+
+    __slots__ = ("attempt",)
+
+    def __init__(self, attempt: AnyCall) -> None:
+        self.attempt = attempt
+
+
+class StreamAttempts(CallAttempts):
+    """The attempts of one call that has a response stream, or may have one."""
+
+    def __init__(self, call: ClientCall) -> None:
+        super().__init__(call)
+        self._reads: list[_Read] = []
+        self._stalled: AnyCall = None  # an attempt that was canceled by message_timeout
 
     def next_message(self) -> Any:
         """Wait for the next message of the current attempt, or of the one that follows it."""
         while True:
-            attempt = self._current(reads=True)
-            if attempt is self.final:
-                return next(attempt)
+            with self._changed:
+                attempt = self._current()
+                read = _Read(attempt)
+                self._reads.append(read)
+            if attempt is None:
+                return next(self.final)
             try:
-                message, is_current = self._read(attempt)
+                message, is_current = self._read(read)
             except (StopIteration, grpc.RpcError) as end:
                 if not has_ended(attempt):  # of another interceptor, without `done()`
                     self._attempt_ended(attempt, None if isinstance(end, StopIteration) else end)
@@ -1032,229 +1025,88 @@ class CallAttempts(_RetryingState):
                 if is_current:
                     return message
 
-    def _current(self, *, reads: bool = False) -> AnyCall:
-        """Wait for a running attempt or the end; `reads` counts this thread as a reader."""
-        with self._changed:
-            self._wait_for(lambda: self.final is not None or self._is_open(self._attempt))
-            if self.final is not None:
-                return self.final
-            self._readers += reads
-            return self._attempt
-
-    def _is_open(self, attempt: AnyCall) -> bool:
-        """Whether this attempt runs and has not failed, as far as is known."""
-        return attempt is not None and self._attempt is attempt and not self._deciding
-
-    def _is_closed(self, attempt: AnyCall) -> bool:
-        return not self._is_open(attempt)
-
     def _is_settled(self, attempt: AnyCall) -> bool:
-        return self.final is not None or self._attempt is not attempt
+        """Whether the caller gets nothing more of this attempt, or the call has ended."""
+        return self.final is not None or self._is_superseded(attempt)
 
-    def _read(self, attempt: AnyCall) -> tuple[Any, bool]:
+    def _is_superseded(self, attempt: AnyCall) -> bool:
+        follows = self._attempts.state in {State.RUNNING, State.WAITING}
+        return follows and attempt not in self._running
+
+    def _read(self, read: _Read) -> tuple[Any, bool]:
         """Read the next message of an attempt. Returns it and whether the attempt is current."""
         arrived = False
         try:
-            message = self._next_in_time(attempt)
+            message = self._next_in_time(read)
             arrived = True
         finally:
-            is_current = self._record_read(attempt, arrived=arrived)
+            with self._changed:  # after a message for the caller, no retry follows
+                self._reads.remove(read)
+                superseded = self._is_superseded(read.attempt)
+                is_current = not superseded and self.final in (None, read.attempt)
+                self._received = self._received or (arrived and is_current)
+                if self._attempts.state is State.DECIDING:
+                    self._changed.notify_all()  # `_has_received` waits for the readers
         return message, is_current
 
-    def _record_read(self, attempt: AnyCall, *, arrived: bool) -> bool:
-        """Record the end of a read. After a message for the caller, no retry follows."""
+    def _has_received(self, attempt: AnyCall) -> bool:
+        """Whether the caller has received, or is receiving, something of the failed attempt.
+
+        A thread of the caller may have read a message that arrived before the failure without
+        having recorded it. No other thread begins to read now, and the readers need not wait for
+        the server, so they finish soon. A reader that does not finish reads a call of another
+        interceptor; its message is dropped.
+        """
         with self._changed:
-            if self._attempt is not attempt:
-                return False
-            self._readers -= 1
-            is_current = self.final in (None, attempt)
-            self._received = self._received or (arrived and is_current)
-            if self._deciding:
-                self._changed.notify_all()  # `_has_received` waits for the readers
-            return is_current
+            self._changed.wait_for(
+                lambda: all(read.attempt is not attempt for read in self._reads), READERS_TIMEOUT_S
+            )
+            return self._received
+
+    def wait(self, timeout: float | None = None) -> AnyCall:
+        """Wait for the end. Refused for a single-threaded stream, which must be read to its end."""
+        if any(map(is_single_threaded, tuple(self._running))):
+            raise grpc.experimental.UsageError(
+                "a single-threaded stream has no end before it was read to its end"
+            )
+        return super().wait(timeout)
 
     # --- message_timeout ---
 
-    def _next_in_time(self, attempt: AnyCall) -> Any:
+    def _next_in_time(self, read: _Read) -> Any:
         call = self.call
         if not call.config.has_message_timeout:
-            return next(attempt)
-        reading = self._reading = object()
+            return next(read.attempt)
         timeout = call.state.schedule(
-            lambda _: self._run_on_worker(partial(self._stall, attempt, reading)),
+            lambda _: self._run_on_worker(partial(self._stall, read)),
             to_seconds(call.config.message_timeout_ns),
             f"message_timeout of {call.method}",
         )
         try:
-            return next(attempt)
+            return next(read.attempt)
         finally:
-            self._reading = None
             if timeout is not None:
                 timeout.cancel()
 
-    def _stall(self, attempt: AnyCall, reading: object) -> None:
+    def _stall(self, read: _Read) -> None:
         """Cancel an attempt whose reader has waited longer than message_timeout."""
+        attempt = read.attempt
         with self._changed:
-            over = self.final is not None
-            if self._reading is not reading or not self._is_open(attempt) or over:
+            if read not in self._reads or attempt not in self._running or self.final is not None:
                 return
             self._stalled = attempt
         if not attempt.cancel():
             self._stalled = None  # the attempt has just ended
 
-    def _stalled_error(self, attempt: AnyCall) -> FinishedError:
-        call = self.call
-        return FinishedError(
-            grpc.StatusCode.DEADLINE_EXCEEDED,
-            call.state.report_stall(call.method, call.config),
-            initial=metadata_tuple(attempt.initial_metadata()),
-        )
-
-
-class HedgedAttempts(_RetryingState):
-    """The attempts of one hedged unary call, several at the same time (gRFC A6)."""
-
-    def __init__(self, call: ClientCall, plan: HedgingPlan) -> None:
-        super().__init__(call)
-        self._plan = plan  # under the lock
-        self._running: list[AnyCall] = []
-        self._failed: tuple[AnyCall, BaseException] | None = None  # the attempt that failed last
-
-    def start(self, attempt: AnyCall) -> None:
-        """Follow the first attempt."""
-        self._watch = self.call.state.watch_slow_call(self.call.method, self.call.config)
-        if self.call.waiting is not None:
-            self.call.waiting.add(self)
-        self._follow(attempt)
-        self._go_on()
-
-    def _follow(self, attempt: AnyCall) -> None:
-        with self._changed:
-            over = self.final is not None or self._ending
-            if not over:
-                self._running.append(attempt)
-        if over:
-            attempt.cancel()
-        attempt.add_done_callback(InternalCallback(self._on_done, attempt))
-
-    def _go_on(self) -> None:
-        """Make the attempts that are due, schedule the next one, or end the call."""
-        state, call = self.call.state, self.call
-        while True:
-            with self._changed:
-                if self.final is not None or self._ending:
-                    return
-                step = self._plan.due(state.now_ns())
-                failed = self._failed if self._plan.is_over else None
-                next_ns = self._plan.next_ns
-            if step is None:
-                break
-            emit(HedgeSent(call.method, step.number))
-            self._follow(call.next_attempt(step))
-        if failed is not None:
-            self._end(*failed)
-        elif next_ns != NEVER:
-            self._wake_at(next_ns)
-
-    def _wake_at(self, at_ns: int) -> None:
-        """Schedule the next attempt; make no more if the timer takes no timeout."""
-        state = self.call.state
-        delay_s = max(0, at_ns - state.now_ns()) / 1e9
-        timeout = state.schedule(self._due, delay_s, f"hedging of {self.call.method}")
-        if timeout is None:
-            with self._changed:
-                self._plan.stop()
-                failed = self._failed if self._plan.is_over else None
-            if failed is not None:
-                self._end(*failed)
-            return
-        with self._changed:
-            wanted = self.final is None and self._plan.next_ns == at_ns  # not changed meanwhile
-            if wanted:
-                timeout, self._timeout = self._timeout, timeout
-        if timeout is not None:
-            timeout.cancel()
-
-    def _due(self, _: Timeout) -> None:
-        self._run_on_worker(self._go_on)
-
-    def check_timer(self) -> None:
-        """Continue without the timer if it is late or was stopped, and no attempt runs."""
-        with self._changed:
-            next_ns = self._plan.next_ns
-            waits = self.final is None and not self._running and next_ns != NEVER
-        state = self.call.state
-        if waits and (state.timer.stopped or state.now_ns() >= next_ns):
-            with self._changed:
-                failed = self._failed if state.timer.stopped else None
-            self._run_on_worker(self._go_on if failed is None else partial(self._end, *failed))
-
-    def end_waiting(self) -> None:
-        """Make no more attempts, and end the call if none runs; its channel is closed."""
-        with self._changed:
-            self._plan.stop()
-            over = self._plan.is_over
-        if over:
-            self._finish(_channel_closed())
-
-    def _on_done(self, attempt: AnyCall, _: object) -> None:
-        """Record the end of an attempt. On gRPC's thread, or on the thread that canceled it."""
-        try:
-            failure = failure_of(attempt)
-        except BaseException as error:  # noqa: BLE001 - of an inner interceptor
-            failure = error
-        with self._changed:
-            if self.final is not None or self._ending or attempt not in self._running:
-                return
-            self._running.remove(attempt)
-        if failure is None:
-            self._finish(attempt)
-        else:
-            self._run_on_worker(partial(self._has_failed, attempt, failure))
-
-    def _has_failed(self, attempt: AnyCall, failure: BaseException) -> None:
-        has_rpc_status = has_status(failure) and not is_channel_closed_error(failure)
-        with self._changed:
-            self._failed = attempt, failure
-            over = not has_rpc_status or self._plan.ended(
-                self.call.state.now_ns(), result_of(failure)
+    def _decide(self, attempt: AnyCall, failure: BaseException) -> None:
+        if self._stalled is attempt:
+            call = self.call
+            attempt = failure = FinishedError(
+                grpc.StatusCode.DEADLINE_EXCEEDED,
+                call.state.report_stall(call.method, call.config),
+                initial=metadata_tuple(attempt.initial_metadata()),
             )
-        if over:
-            self._end(attempt, failure)
-        else:
-            self._go_on()
-
-    def _end(self, call: AnyCall, failure: BaseException, *, received: bool = False) -> None:
-        with self._changed:
-            if self._ending:  # several attempts may have failed at the same moment
-                return
-            self._ending = True
-        self._cancel_running()  # before the call is queued: it must not succeed as well
-        super()._end(call, failure, received=received)
-
-    def _finish(self, final: AnyCall) -> bool:
-        finished = super()._finish(final)
-        if finished:
-            self._cancel_running()
-        return finished
-
-    def _cancel_running(self) -> None:
-        with self._changed:
-            running, self._running = self._running, []
-            self._plan.canceled(len(running))
-        for attempt in running:
-            attempt.cancel()
-
-    def cancel(self, details: str = CANCELED_BY_CALLER) -> bool:
-        """Cancel the call; False if it has ended, or its last attempt has failed."""
-        with self._changed:
-            if self.final is not None or self._ending:
-                return False
-        return self._finish(FinishedError(grpc.StatusCode.CANCELLED, details, cancelled=True))
-
-    def initial_metadata(self) -> Metadata:
-        """Wait for the end, which decides whose metadata the caller gets."""
-        return metadata_tuple(self.wait().initial_metadata())
+        super()._decide(attempt, failure)
 
 
 def _raised(error: BaseException) -> FinishedError:

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from rpcwheel.call import RetryPolicy
-from rpcwheel.call.retry import RetryBudget, RetryConfig, RetryPlan
+from rpcwheel.call.attempts import RetryPlan
+from rpcwheel.call.retry import RetryBudget, RetryConfig
 from rpcwheel.durations import NEVER
 from rpcwheel.rpc import CODES, AttemptResult, NextAttempt, Stop
 

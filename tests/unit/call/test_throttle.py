@@ -4,8 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rpcwheel.call import HedgingPolicy, RetryPolicy, RetryThrottling
-from rpcwheel.call.hedging import HedgingConfig, HedgingPlan
-from rpcwheel.call.retry import RetryBudget, RetryConfig, RetryPlan, RetryThrottle, budget_key
+from rpcwheel.call.attempts import Attempts, RetryPlan
+from rpcwheel.call.config import MethodConfig
+from rpcwheel.call.policy import MethodPolicy
+from rpcwheel.call.retry import RetryBudget, RetryConfig, RetryThrottle, budget_key
 from rpcwheel.durations import NEVER
 from rpcwheel.rpc import AttemptResult, NextAttempt, Stop
 
@@ -79,23 +81,28 @@ def test_a_negative_pushback_takes_a_token_for_any_status():
     assert not throttle.take(0)
 
 
-def test_hedging_sends_no_further_attempts_while_the_bucket_is_half_empty():
-    policy = HedgingPolicy(delay=1.0, max_attempts=5, retry_budget=THROTTLING)
-    throttle = RetryThrottle(10, 0.1)
+def hedged(throttle):
+    """Begin a hedged call."""
+    hedging = HedgingPolicy(delay=1.0, max_attempts=5, retry_budget=THROTTLING)
+    config = MethodConfig.from_policy(MethodPolicy(idempotent=True, hedging=hedging))
     throttle.call(0)
-    plan = HedgingPlan(0, NEVER, HedgingConfig.from_policy(policy), throttle)
-    attempts = 1
-    while not plan.ended(0, UNAVAILABLE):
-        if plan.due(0) is None:
-            break
-        attempts += 1
-    assert attempts == 5
+    return Attempts("/shop.Orders/Get", config, 0, NEVER, throttle, hedged=True)
+
+
+def test_hedging_sends_no_further_attempts_while_the_bucket_is_half_empty():
+    throttle = RetryThrottle(10, 0.1)
+    attempts = hedged(throttle)
+    step = None
+    while not isinstance(step, Stop):
+        attempts.failed()
+        attempts.decided(attempts.decide(0, UNAVAILABLE))
+        step = attempts.next(0)
+    assert attempts.number == 5
     throttle.call(0)
     throttle.failed(by_server=True)
-    throttle.call(0)
-    plan = HedgingPlan(0, NEVER, HedgingConfig.from_policy(policy), throttle)
-    assert plan.due(1_000_000_000) is None
-    assert plan.next_ns == NEVER
+    attempts = hedged(throttle)
+    assert attempts.next(1_000_000_000) is None
+    assert attempts.next_ns == NEVER
 
 
 def test_policies_with_equal_throttling_share_one_bucket():

@@ -1,0 +1,204 @@
+"""The attempts of a call: events, and what its caller gets in place of a failure."""
+
+import pytest
+import tenacity
+
+from rpcwheel.call import RetryPolicy
+from rpcwheel.call.attempts import Attempts, Enqueue, ReadRequests, Response, State, Wait
+from rpcwheel.call.config import MethodConfig
+from rpcwheel.call.policy import DefaultResponsePolicy, HedgingPolicy, MethodPolicy
+from rpcwheel.durations import NEVER
+from rpcwheel.errors import FailbackFull
+from rpcwheel.events import CallbackFailed, DefaultResponseUsed, RetryScheduled, RetryStopped
+from rpcwheel.failback import FailbackPolicy
+from rpcwheel.rpc import AttemptResult, NextAttempt, Stop
+
+M = "/shop.Orders/Get"
+S = 1_000_000_000
+RETRY = RetryPolicy(retry_on="UNAVAILABLE", backoff=tenacity.wait_fixed(0.25))
+FAILED = AttemptResult("UNAVAILABLE")
+
+
+def begun(*, started_ns=0, hedged=False, **settings):
+    """The attempts of a call whose first one was made."""
+    config = MethodConfig.from_policy(MethodPolicy(**{"idempotent": True} | settings))
+    return Attempts(M, config, started_ns, NEVER, None, hedged=hedged)
+
+
+def fail(attempts, now_ns=0, result=FAILED, **facts):
+    """Let an attempt fail; return what follows."""
+    attempts.failed()
+    attempts.decided(attempts.decide(now_ns, result))
+    return attempts.next(now_ns, **facts)
+
+
+# --- After a failed attempt ---
+
+
+@pytest.mark.parametrize(
+    ("ago_ns", "retried"),
+    [(2.5 * S, True), (1.995 * S, True), (1.9 * S, False)],  # the server's clock may be ahead
+)
+def test_an_attempt_that_the_server_cancels_at_its_deadline_counts_as_deadline_exceeded(
+    ago_ns, retried
+):
+    attempts = begun(retry=RetryPolicy(retry_on="UNAVAILABLE", backoff=0.0, attempt_timeout=2.0))
+    step = fail(attempts, ago_ns, AttemptResult("CANCELLED"))
+    assert isinstance(step, NextAttempt) is retried
+    if retried:  # the second attempt has two seconds of its own
+        assert isinstance(fail(attempts, ago_ns + S, AttemptResult("CANCELLED")), Stop)
+
+
+def test_the_event_of_a_retry_has_its_delay(events):
+    assert fail(begun(retry=RETRY), S) == Wait(1_250_000_000)
+    assert events == [RetryScheduled(M, 1, "UNAVAILABLE", 0.25)]
+
+
+def test_the_event_of_a_retry_that_is_refused_has_the_reason(events):
+    attempts = begun(retry=RETRY, idempotent=False)
+    step = fail(attempts)
+    assert end(attempts, OSError()) is None
+    assert events == [RetryStopped(M, 1, "UNAVAILABLE", step.reason)]
+    assert "not marked idempotent" in step.reason
+
+
+def test_a_code_that_is_not_retried_causes_no_event(events):
+    assert isinstance(fail(begun(retry=RETRY), result=AttemptResult("INTERNAL")), Stop)
+    assert isinstance(fail(begun()), Stop)
+    assert events == []
+
+
+def test_a_wait_object_that_raises_is_reported_and_ends_the_call(events):
+    attempts = begun(retry=RetryPolicy(retry_on="UNAVAILABLE", backoff=lambda _: 1 / 0))
+    step = fail(attempts)
+    failed, stopped = events
+    assert isinstance(failed, CallbackFailed)
+    assert stopped == RetryStopped(M, 1, "UNAVAILABLE", step.reason)
+
+
+@pytest.mark.parametrize(
+    ("fact", "facts", "reason"),
+    [
+        (Attempts.timer_stopped, {}, "its timer was stopped"),
+        (lambda _: None, {"can_resend": False}, "requests are not buffered"),
+    ],
+)
+def test_a_planned_retry_that_is_not_made_has_the_reason_in_its_event(events, fact, facts, reason):
+    attempts = begun(retry=RETRY)
+    assert fail(attempts) == Wait(S // 4)
+    fact(attempts)
+    step = attempts.next(S // 4, **facts)
+    assert attempts.end(S // 4, OSError(), received=False, buffered=True) is None
+    assert events[1:] == [RetryStopped(M, 1, "UNAVAILABLE", step.reason)]
+    assert reason in step.reason
+
+
+def test_a_hedged_call_whose_timer_was_stopped_waits_for_the_attempts_that_run():
+    attempts = begun(hedging=HedgingPolicy(delay=1.0), hedged=True)
+    assert attempts.next(0) == Wait(S)
+    attempts.timer_stopped()
+    assert attempts.next(2 * S) is None
+    assert isinstance(fail(attempts, 2 * S), Stop)
+
+
+def test_a_call_that_waits_ends_when_its_channel_is_closed():
+    for settings in ({"retry": RETRY}, {"hedging": HedgingPolicy(delay=1.0), "hedged": True}):
+        attempts = begun(**settings)
+        assert not attempts.channel_closed()
+        attempts = begun(**settings)
+        fail(attempts, result=AttemptResult("UNAVAILABLE", pushback_ns=S))
+        assert attempts.channel_closed()
+
+
+# --- What the caller gets in place of a failure ---
+
+
+def end(attempts, error, now_ns=0, *, received=False, buffered=True):
+    return attempts.end(now_ns, error, received=received, buffered=buffered)
+
+
+def test_a_default_response_applies_to_the_errors_that_it_names(events):
+    attempts = begun(default_response=DefaultResponsePolicy(on=ConnectionError, default=b"none"))
+    error = ConnectionResetError()
+    assert end(attempts, error) == Response(b"none", None)
+    assert events == [DefaultResponseUsed(M, error)]
+    assert end(attempts, OSError()) is None
+    assert end(attempts, KeyboardInterrupt()) is None
+
+
+def test_a_predicate_of_a_default_response_gets_attempts_and_elapsed_time():
+    seen = []
+
+    class Predicate(tenacity.retry_base):
+        def __call__(self, state):
+            seen.append((state.attempt_number, state.outcome_timestamp, state.outcome.exception()))
+            return True
+
+    retry = RetryPolicy(retry_on="UNAVAILABLE", max_attempts=2, backoff=0)
+    policy = DefaultResponsePolicy(on=Predicate())
+    attempts = begun(started_ns=S, retry=retry, default_response=policy)
+    fail(attempts)
+    error = OSError()
+    assert end(attempts, error, 3 * S) == Response(None, None)
+    assert seen == [(2, 2.0, error)]
+
+
+def test_a_predicate_that_raises_is_reported_and_its_policy_does_not_apply(events):
+    for settings, buffered in (
+        ({"default_response": DefaultResponsePolicy(on=lambda _: 1 / 0)}, True),
+        ({"failback": FailbackPolicy(retry_on=lambda _: 1 / 0)}, False),
+    ):
+        assert end(begun(**settings), OSError(), buffered=buffered) is None
+        assert isinstance(events.pop(), CallbackFailed)
+
+
+def test_every_failure_is_offered_to_failback_whose_queue_decides(events):
+    policy = FailbackPolicy(retry_on=ConnectionError)
+    for error in (ConnectionError(), OSError()):
+        assert end(begun(failback=policy), error) == Enqueue(policy)
+    assert end(begun(), OSError()) is None
+    assert events == []
+
+
+def test_requests_are_read_for_failback_only_after_a_failure_that_is_queued():
+    policy = FailbackPolicy(retry_on=ConnectionError)
+    attempts, error = begun(failback=policy), ConnectionError()
+    assert end(attempts, OSError(), buffered=False) is None
+    assert end(attempts, error, buffered=False) == ReadRequests(policy)
+    assert attempts.requests_read(policy, error, buffered=True) == Enqueue(policy)
+    assert attempts.requests_read(policy, error, buffered=False) is None
+    assert error.__notes__ == [f"{M}: not queued by failback, as not all requests are known"]
+
+
+def test_the_caller_of_a_queued_call_gets_the_default_of_the_policy(events):
+    policy = FailbackPolicy(retry_on=OSError, default=b"later")
+    attempts, error = begun(failback=policy), OSError()
+    assert attempts.queued(policy, error, "dropped") == Response(b"later", "dropped")
+    assert attempts.queued(policy, error, None) is None
+    refusal = FailbackFull("it is full")
+    assert attempts.queued(policy, error, refusal) is refusal
+    assert events == []
+    assert attempts.queued(policy, error, ValueError("no")) is None
+    assert isinstance(events.pop(), CallbackFailed)
+    assert error.__notes__ == [f"{M}: not queued by failback: no"]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"default_response": DefaultResponsePolicy(on=OSError)},
+        {"failback": FailbackPolicy(retry_on=OSError)},
+    ],
+)
+def test_after_received_messages_no_policy_applies(events, settings):
+    assert end(begun(**settings), OSError(), received=True) is None
+    assert events == []
+
+
+def test_a_call_that_is_late_has_no_attempt():
+    attempts = begun(retry=RETRY)
+    attempts.late()
+    assert (attempts.number, attempts.state) == (0, State.ENDING)
+    assert attempts.next(0) is None
+    attempts.ended()
+    assert attempts.state is State.ENDED

@@ -1,0 +1,255 @@
+"""Random facts about the attempts of a call, compared with a reference for each of both plans.
+
+Times are whole milliseconds in the reference.
+"""
+
+import runpy
+from pathlib import Path
+
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from rpcwheel.call import HedgingPolicy, RetryPolicy
+from rpcwheel.call.attempts import TRANSITIONS, Attempts, Fact, State, Wait
+from rpcwheel.call.config import MethodConfig
+from rpcwheel.call.policy import MethodPolicy
+from rpcwheel.call.retry import RetryBudget
+from rpcwheel.durations import NEVER
+from rpcwheel.rpc import AttemptResult, NextAttempt, Stop
+
+MS = 1_000_000
+RETRYABLE, FATAL = "UNAVAILABLE", "INTERNAL"
+MAX_PUSHBACK = 50
+SELDOM = st.sampled_from([False] * 9 + [True])
+
+
+class Reference:
+    """What the attempts of a call do, in plain numbers."""
+
+    def __init__(self, hedged, most, wait, deadline, tokens):
+        self.hedged, self.most, self.wait, self.deadline = hedged, most, wait, deadline
+        self.tokens = tokens
+        self.made = self.running = 1
+        self.undecided = 0
+        self.planned = None
+        self.stopped = self.closed = self.over = False
+        if hedged:
+            self.plan(wait)
+
+    def plan(self, at):
+        """Plan a hedge, unless there may be no more."""
+        more = not self.closed and self.made < self.most
+        self.planned = at if more and (self.deadline is None or at < self.deadline) else None
+
+    def close(self):
+        self.closed, self.planned = True, None
+
+    def decided(self, now, code, pushback, committed):
+        """An attempt has failed, and what follows is decided."""
+        self.undecided -= 1
+        refused = pushback is not None and not 0 <= pushback <= MAX_PUSHBACK
+        if code == FATAL:
+            self.stopped = True
+        elif self.hedged:
+            if refused:
+                self.close()
+            else:
+                self.plan(now + (pushback or 0))
+        else:
+            at = now + (self.wait if pushback is None else pushback)
+            late = self.deadline is not None and at >= self.deadline
+            if committed or refused or late or self.made >= self.most or not self.take():
+                self.stopped = True
+            else:
+                self.planned = at
+
+    def take(self):
+        allowed = self.tokens is None or self.tokens > 0
+        if allowed and self.tokens is not None:
+            self.tokens -= 1
+        return allowed
+
+    def next(self, now, can_resend):
+        """The number of an attempt that is made now, the time to wait for, "stop" or None."""
+        if self.over:
+            return None
+        due = self.planned is not None and self.planned <= now
+        if due and not can_resend:
+            self.stopped = True
+        if due and not self.stopped and (not self.hedged or self.take()):
+            self.made += 1
+            self.running += 1
+            self.planned = None
+            if self.hedged:
+                self.plan(now + self.wait)
+            return "attempt", self.made
+        if due and not self.stopped:
+            self.planned = None
+        if self.planned is not None and not self.stopped:
+            return "wait", self.planned
+        if (self.running or self.undecided) and not self.stopped:
+            return None
+        self.over = True
+        return "stop"
+
+    @property
+    def waits(self):
+        return not (self.over or self.running or self.undecided or self.planned is None)
+
+
+class AnyCall(RuleBasedStateMachine):
+    """One call, to which anything may happen in any order."""
+
+    @initialize(
+        hedged=st.booleans(),
+        most=st.integers(2, 5),
+        wait=st.integers(0, 30),
+        deadline=st.none() | st.integers(1, 120),
+        tokens=st.none() | st.integers(0, 3),
+    )
+    def begin(self, hedged, most, wait, deadline, tokens):
+        common = {
+            "max_attempts": most,
+            "max_pushback": MAX_PUSHBACK / 1000,
+            "retry_budget": None,
+        }
+        policy = (
+            MethodPolicy(idempotent=True, hedging=HedgingPolicy(delay=wait / 1000, **common))
+            if hedged
+            else MethodPolicy(
+                idempotent=True,
+                retry=RetryPolicy(retry_on=RETRYABLE, backoff=lambda _: wait / 1000, **common),
+            )
+        )
+        config = MethodConfig.from_policy(policy)
+        deadline_ns = NEVER if deadline is None else deadline * MS
+        budget = None if tokens is None else RetryBudget(0.0, tokens)
+        self.attempts = Attempts("/a/B", config, 0, deadline_ns, budget, hedged=hedged)
+        self.reference = Reference(hedged, most, wait, deadline, tokens)
+        self.failed = []
+        self.now = 0
+        self.before = State.RUNNING
+
+    @property
+    def runs(self):
+        return self.reference.running and not self.reference.over
+
+    @rule(ms=st.integers(1, 40))
+    def pass_time(self, ms):
+        self.now += ms
+
+    @precondition(lambda self: self.runs)
+    @rule(
+        code=st.sampled_from([RETRYABLE] * 5 + [FATAL]),
+        pushback=st.none() | st.integers(-1, MAX_PUSHBACK + 1),
+        committed=st.sampled_from([False] * 6 + [True]),
+    )
+    def attempt_fails(self, code, pushback, committed):
+        self.attempts.failed()
+        self.reference.running -= 1
+        self.reference.undecided += 1
+        self.failed.append((code, pushback, committed))
+
+    @precondition(lambda self: self.failed)
+    @rule(can_resend=st.sampled_from([True] * 5 + [False]), data=st.data())
+    def decide(self, can_resend, data):
+        code, pushback, committed = self.failed.pop(data.draw(st.integers(0, len(self.failed) - 1)))
+        pushback_ns = None if pushback is None else pushback * MS
+        result = AttemptResult(code, None, pushback_ns, committed)
+        self.attempts.decided(self.attempts.decide(self.now * MS, result))
+        self.reference.decided(self.now, code, pushback, committed)
+        self.go_on(can_resend)
+
+    @rule(can_resend=st.just(True))
+    def go_on(self, can_resend):
+        """A timer has fired, perhaps too early, too late or twice."""
+        while True:
+            if not self.reference.hedged and self.failed:
+                return  # gRPC reports the end of an attempt once, and its decision follows
+            step = self.attempts.next(self.now * MS, can_resend=can_resend)
+            expected = self.reference.next(self.now, can_resend)
+            match step:
+                case NextAttempt():
+                    assert expected == ("attempt", step.number)
+                    assert step.at_ns <= self.now * MS
+                case Wait(at_ns):
+                    assert expected == ("wait", at_ns // MS)
+                case Stop():
+                    assert expected == "stop"
+                case None:
+                    assert expected is None
+            if not isinstance(step, NextAttempt):
+                return
+
+    @precondition(lambda self: self.reference.hedged or self.reference.waits)
+    @rule(happens=SELDOM)
+    def stop_timer(self, happens):
+        if not happens:
+            return
+        self.attempts.timer_stopped()
+        if self.reference.hedged:
+            self.reference.close()
+        else:
+            self.reference.stopped = True
+        self.go_on(can_resend=True)
+
+    @rule(happens=SELDOM)
+    def close_channel(self, happens):
+        if not happens:
+            return
+        waits = self.attempts.state is State.WAITING
+        assert self.attempts.channel_closed() == waits
+        if self.reference.hedged:
+            self.reference.close()
+        if waits:
+            self.end(happens=True)
+
+    @rule(happens=SELDOM)
+    def end(self, happens):
+        """An attempt has succeeded, the caller has canceled the call, or its policies are done."""
+        if not happens:
+            return
+        self.attempts.ended()
+        self.reference.over = True
+        assert self.attempts.state is State.ENDED
+        assert self.attempts.next(self.now * MS) is None
+
+    @invariant()
+    def the_state_is_that_of_the_reference(self):
+        reference, state = self.reference, self.attempts.state
+        assert self.attempts.number == reference.made
+        assert self.attempts.is_over == reference.over
+        planned = None if reference.over else reference.planned
+        assert self.attempts.next_ns == (NEVER if planned is None else planned * MS)
+        if not reference.over:
+            assert (state is State.RUNNING) == (reference.running > 0)
+        if state is State.WAITING:
+            assert not reference.running
+
+    @invariant()
+    def a_call_that_is_over_stays_so(self):
+        if self.before in {State.ENDING, State.ENDED}:
+            assert self.attempts.state in {self.before, State.ENDED}
+        self.before = self.attempts.state
+
+
+TestAnyCall = AnyCall.TestCase
+
+
+def test_every_state_is_reached_and_every_call_can_end():
+    reached = {state for facts in TRANSITIONS.values() for state in facts.values()}
+    assert reached == set(State)
+    for state in set(State) - {State.ENDED}:
+        assert TRANSITIONS[state][Fact.END] is State.ENDED
+    assert TRANSITIONS[State.ENDED] == {}
+
+
+def test_the_table_in_the_architecture_is_current():
+    script = runpy.run_path(str(Path(__file__).parents[3] / "docs/transitions.py"))
+    assert script["PAGE"].read_text("utf-8") == script["page"](), "run docs/transitions.py"
