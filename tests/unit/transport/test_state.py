@@ -153,6 +153,11 @@ def test_a_wait_object_that_raises_changes_nothing(clock):
     ) == ("first", False, 0)
 
 
+def test_next_backoff_can_be_computed_before_the_reconnect(connections):
+    connections.reconnect("second", NEVER, "why", backoff_ns=5 * SECOND)
+    assert connections.backoff_left_ns() == 5 * SECOND
+
+
 def test_a_request_to_connect_is_passed_on_until_a_connection_worked(connections):
     old = connections.active
     old.connection_wanted = True
