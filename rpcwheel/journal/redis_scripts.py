@@ -446,10 +446,14 @@ local function retry(id)
 end
 
 if action ~= 'select' then allow_writes_at_maxmemory() end
-local selected, count = {{}}, 0
-for _, id in ipairs(ids) do
+local selected, count, chosen_before = {{}}, 0, {{}}
+if action ~= 'select' then  -- each change may make the next call of an order key READY
+  for at, id in ipairs(ids) do chosen_before[at] = is_chosen(id) end
+end
+for at, id in ipairs(ids) do
   if count == limit then break end
-  local chosen = is_chosen(id)
+  local chosen = chosen_before[at]
+  if action == 'select' then chosen = is_chosen(id) end
   if chosen == nil and action ~= 'select' then
     local call = find(id)
     if call then give_back(id, call) end

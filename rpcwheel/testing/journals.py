@@ -15,11 +15,11 @@ from functools import partial, update_wrapper
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from rpcwheel.errors import RpcWheelError
 from rpcwheel.journal.backend import JournalBackend
 
 from .conformance.journal_checks import CHECKS
 from .conformance.journal_harness import JournalHarness
+from .conformance.registry_harness import run_check
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,21 +43,8 @@ def check_journal(make: Make) -> None:
 
 
 def _run(check: Callable[[JournalHarness], None], make: Make) -> None:
-    """Run a check; put its name into any failure."""
-    try:
-        with JournalHarness(make) as harness:
-            check(harness)
-    except AssertionError as error:
-        raise AssertionError(f"{check.__name__}: {error}") from error
-    except RpcWheelError as error:
-        raise AssertionError(
-            f"{check.__name__}: a request failed: {type(error).__name__}: {error}"
-        ) from error
-    except Exception as error:
-        raise AssertionError(
-            f"{check.__name__}: a backend raised {error!r}; only JournalUnavailable, JournalFull "
-            "and JournalRefused are allowed"
-        ) from error
+    allowed_errors = "JournalUnavailable, JournalFull and JournalRefused"
+    run_check(check, partial(JournalHarness, make), allowed_errors)
 
 
 JOURNAL_CHECKS: Final[Mapping[str, Check]] = MappingProxyType(

@@ -16,11 +16,10 @@ from functools import partial, update_wrapper
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from rpcwheel.errors import RpcWheelError
 from rpcwheel.registry.backend import RegistryBackend
 
 from .conformance.registry_checks import CHECKS
-from .conformance.registry_harness import ConformanceHarness
+from .conformance.registry_harness import ConformanceHarness, run_check
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,24 +44,8 @@ def check_backend(make: Make) -> None:
 
 
 def _run(check: Callable[[ConformanceHarness], None], make: Make) -> None:
-    """Run a check; put its name, and that of the rule, into any failure."""
-    harness = ConformanceHarness(make)
-    try:
-        with harness:
-            check(harness)
-    except Exception as error:
-        match error:
-            case AssertionError():
-                problem = str(error)
-            case RpcWheelError():
-                problem = f"a request failed: {type(error).__name__}: {error}"
-            case _:
-                problem = (
-                    f"a backend raised {error!r}; only RegistryUnavailable, RegistryRefused and "
-                    "RegistryClosed are allowed"
-                )
-        name = f"{check.__name__}: {harness.rule}" if harness.rule else check.__name__
-        raise AssertionError(f"{name}: {problem}") from error
+    allowed_errors = "RegistryUnavailable, RegistryRefused and RegistryClosed"
+    run_check(check, partial(ConformanceHarness, make), allowed_errors)
 
 
 BACKEND_CHECKS: Final[Mapping[str, Check]] = MappingProxyType(

@@ -48,6 +48,8 @@ class JournalHarness:
         self._queues: set[str] = set()
         self.queue = f"check.{secrets.token_hex(6)}"
         """The name of the queue of this check. Names of further queues begin with it."""
+        self.rule = ""
+        """The rule that is checked now, if the check has several."""
 
     def __enter__(self) -> Self:
         return self

@@ -5,8 +5,9 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
+from rpcwheel.errors import RpcWheelError
 from rpcwheel.instance import ServiceInstance
 from rpcwheel.registry.backend import RegistryBackend, View
 from rpcwheel.timer import ManualTimer
@@ -25,6 +26,26 @@ def require(holds: object, otherwise: str) -> None:
     """Raise AssertionError with the text `otherwise` unless `holds`."""
     if not holds:
         raise AssertionError(otherwise)
+
+
+def run_check(
+    check: Callable[[Any], None], make_harness: Callable[[], Any], allowed_errors: str
+) -> None:
+    """Run a check; put its name, and that of the rule, into any failure."""
+    harness = make_harness()
+    try:
+        with harness:
+            check(harness)
+    except Exception as error:
+        match error:
+            case AssertionError():
+                problem = str(error)
+            case RpcWheelError():
+                problem = f"a request failed: {type(error).__name__}: {error}"
+            case _:
+                problem = f"a backend raised {error!r}; only {allowed_errors} are allowed"
+        name = f"{check.__name__}: {harness.rule}" if harness.rule else check.__name__
+        raise AssertionError(f"{name}: {problem}") from error
 
 
 def on_threads(*jobs: Callable[[], object]) -> None:
