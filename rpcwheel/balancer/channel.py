@@ -127,16 +127,19 @@ class _Pool(SubchannelPool[Subchannel]):
                 connection.close()
 
 
+class _BlockedCall(threading.Event):
+    """A call that waits on its caller's thread, and picks there each time the states were read."""
+
+    try_begin = threading.Event.set
+
+
 class _WaitingCalls:
     """The calls of one channel that wait, and the worker that reads the states for them."""
 
     def __init__(self, pool: _Pool) -> None:
         self._pool = pool
-        self._polled = threading.Condition(pool.lock)
-        self._blocked = 0  # number of threads that wait for a subchannel
-        self._held: dict[WaitingCall, None] = {}
+        self._held: dict[WaitingCall | _BlockedCall, None] = {}
         self._polling = False
-        self._polls = 0
         self._poll_s = FIRST_POLL_S
         self._wake = threading.Event()  # for the worker that polls
 
@@ -153,11 +156,11 @@ class _WaitingCalls:
         pool = self._pool
         if pool.closed:
             raise ValueError(CLOSED)
-        with pool.lock:
-            self._blocked += 1
+        blocked = _BlockedCall()
+        self.hold(blocked)
         try:
-            version = self._start_polling()
             while True:
+                blocked.clear()
                 now_s = time.monotonic()
                 result = find(pending, now_s)
                 if isinstance(result, Refusal):
@@ -167,24 +170,21 @@ class _WaitingCalls:
                 left_s = pending.wait_left_s(now_s)
                 if left_s is None or left_s <= 0:  # it is late, and waits for an explanation
                     left_s = WAKE_INTERVAL_S
-                with self._polled:
-                    was_polled = self._polls != version or self._polled.wait(
-                        min(left_s, WAKE_INTERVAL_S)
-                    )
-                if not was_polled:  # the worker has no thread
+                if not blocked.wait(min(left_s, WAKE_INTERVAL_S)):  # the worker has no thread
                     pool.refresh()
-                version = self._polls
         finally:
-            with pool.lock:
-                self._blocked -= 1
+            self.release(blocked)
 
-    def hold(self, call: WaitingCall) -> None:
-        """Add a waiting call; the worker calls its `try_begin`."""
+    def hold(self, call: WaitingCall | _BlockedCall) -> None:
+        """Add a waiting call; a worker reads the states, and calls its `try_begin`."""
         with self._pool.lock:
             self._held[call] = None
-        self._start_polling()
+            self._poll_s = FIRST_POLL_S
+            starts, self._polling = not self._polling, True
+        if starts:
+            EXECUTOR.submit(self._wake, partial(_poll, weakref.ref(self), self._wake))
 
-    def release(self, call: WaitingCall) -> None:
+    def release(self, call: WaitingCall | _BlockedCall) -> None:
         """Remove a waiting call."""
         with self._pool.lock:
             self._held.pop(call, None)
@@ -192,17 +192,6 @@ class _WaitingCalls:
     def wake(self) -> None:
         """Read the states now."""
         self._wake.set()
-
-    def _start_polling(self) -> int:
-        """Start the worker that reads states while calls wait. Returns the number of its reads."""
-        with self._pool.lock:
-            self._poll_s = FIRST_POLL_S
-            starts = not self._polling
-            self._polling = True
-            version = self._polls
-        if starts:
-            EXECUTOR.submit(self._wake, partial(_poll, weakref.ref(self), self._wake))
-        return version
 
     def poll(self) -> float | None:
         """Read the states and let waiting calls pick again.
@@ -213,15 +202,12 @@ class _WaitingCalls:
         pool = self._pool
         with pool.lock:
             held, poll_s = tuple(self._held), None
-            self._polling = not pool.closed and bool(self._blocked or held)
+            self._polling = not pool.closed and bool(held)
             if self._polling:
                 poll_s = self._poll_s
                 self._poll_s = min(1.5 * poll_s, MAX_POLL_S)
         if poll_s is not None:
             pool.refresh()
-        with self._polled:
-            self._polls += 1
-            self._polled.notify_all()
         for call in held:
             call.try_begin()
         return poll_s
