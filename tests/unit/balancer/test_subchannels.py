@@ -281,6 +281,22 @@ def test_a_ring_passes_over_an_owner_that_has_failed_and_returns_to_it(make_pool
     assert (pool.pick(*CALL), pool.refusal().unreachable) == (None, True)
 
 
+def test_a_ring_has_the_servers_of_the_best_level_that_has_not_failed(make_pool, clock):
+    pool = make_pool(RingHash("x-user"))
+    pool.update([at(1), at(2)])
+    pool.all_ready()
+    pool.checker.mark_unhealthy(pool.subchannel(1), "the test")
+    assert pool.picked() == {2}
+    pool.set_states(p2=FAILING)
+    clock.pass_(0.1)
+    assert pool.picked() <= {1, 2}
+    assert pool.picking.chosen[0] == list(pool.subchannels)
+    pool.subchannel(2).connection.state = READY
+    clock.pass_(0.1)
+    assert pool.picked() == {2}
+    assert pool.picking.chosen[0] == [pool.subchannel(2)]
+
+
 # Slow start
 
 
