@@ -1,5 +1,6 @@
 """Fixtures of the command line: `rpcwheel doctor`, and the servers that it examines."""
 
+from fixtures.certificates import certificates  # noqa: F401 - a fixture
 from fixtures.doctors import doctor, no_proxy_of_this_machine  # noqa: F401 - fixtures
 from fixtures.journals import backend, worker_url  # noqa: F401 - fixtures
 from fixtures.listeners import health_server, listen  # noqa: F401 - fixtures

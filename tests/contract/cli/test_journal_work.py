@@ -5,12 +5,12 @@ import re
 import signal
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import grpc
 import pytest
 
+from fixtures.grpc_servers import GrpcServer
 from fixtures.journals import stored_rpc
 from fixtures.shop import Hang
 from fixtures.waiting import WAIT_S, wait_until
@@ -258,12 +258,9 @@ def tls_server(certificates):
         return b""
 
     handlers = {"UnaryUnary": grpc.unary_unary_rpc_method_handler(push)}
-    server = grpc.server(ThreadPoolExecutor(1))
-    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("test.Shop", handlers)])
-    port = server.add_secure_port("127.0.0.1:0", certificates.server_credentials())
-    server.start()
-    yield f"127.0.0.1:{port}", requests
-    server.stop(None).wait()
+    service = grpc.method_handlers_generic_handler("test.Shop", handlers)
+    with GrpcServer(service, credentials=certificates.server_credentials()) as server:
+        yield server.target, requests
 
 
 @pytest.mark.parametrize(("name", "attempts"), [("localhost", 0), ("shop.test", 2)])

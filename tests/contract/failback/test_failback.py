@@ -5,17 +5,16 @@ import threading
 
 import grpc
 import pytest
-from scenarios.failback import DEFAULT, ORDER, SCENARIOS
+from scenarios.failback import ORDER, SCENARIOS
 
 from fixtures.failback_queues import FLAKY, in_world
 from fixtures.grpc_servers import METHOD, begin_scenario, requests_of
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.call import current_deadline, deadline_scope
-from rpcwheel.errors import FailbackClosed, FailbackFull
+from rpcwheel.errors import FailbackClosed
 from rpcwheel.events import (
     DeadLetterFailed,
     FailbackGaveUp,
-    FailbackLost,
 )
 
 COLOR = contextvars.ContextVar("COLOR", default="none")
@@ -43,12 +42,6 @@ def test_each_scenario(world, new_failback, flaky_server, run_until_empty):
 # --- The first attempt ---
 
 
-def test_the_caller_of_a_queued_call_gets_the_default_object_itself(world, new_failback, flaky):
-    default = object()
-    failback = new_failback(default=default)
-    assert world.do(failback.invoke, flaky(ConnectionError())) is default
-
-
 def test_an_error_that_retry_on_does_not_name_is_raised_unchanged(world, new_failback, flaky):
     error = ValueError("no such shop")
     with pytest.raises(ValueError, match="no such shop") as caught:
@@ -56,17 +49,6 @@ def test_an_error_that_retry_on_does_not_name_is_raised_unchanged(world, new_fai
     assert caught.value is error
     assert error.__cause__ is error.__context__ is None
     assert caught.traceback[-1].name == "__call__"
-
-
-def test_a_full_queue_raises_or_returns_the_default(world, new_failback, flaky):
-    raises, error = new_failback(max_pending=1), ConnectionError("second")
-    world.do(raises.invoke, flaky(ConnectionError()))
-    with pytest.raises(FailbackFull) as caught:
-        world.do(raises.invoke, flaky(error))
-    assert caught.value.__cause__ is error
-    drops = new_failback(max_pending=1, overflow="drop")
-    for _ in range(2):
-        assert world.do(drops.invoke, flaky(ConnectionError())) == DEFAULT
 
 
 # --- Further attempts ---
@@ -110,16 +92,6 @@ def test_attempts_that_hang_do_not_delay_another_queue(world, new_failback, flak
     assert hanging.pending == 10
     end.set()
     assert world.do(hanging.flush, WAIT_S)
-
-
-def test_dead_letter_gets_a_call_that_is_given_up(world, new_failback, flaky, run_until_empty):
-    received, error = [], ConnectionError("last")
-    failback = new_failback(max_attempts=2, dead_letter=in_world(world, received.append))
-    world.do(failback.invoke, flaky(ConnectionError("first"), error), "order")
-    run_until_empty(failback)
-    (failed,) = received
-    assert (failed.args, failed.kwargs, failed.attempts) == (("order",), {}, 2)
-    assert failed.error is error
 
 
 def test_the_queue_works_after_dead_letter_raised(
@@ -173,19 +145,6 @@ def test_flush_returns_false_if_calls_are_pending_after_its_timeout(world, new_f
     world.do(failback.invoke, flaky(*[ConnectionError()] * 9))
     assert world.do(failback.flush, 0.05) is False
     assert failback.pending == 1
-
-
-def test_close_returns_and_reports_what_it_could_not_deliver_once(
-    world, new_failback, flaky, events
-):
-    failback = new_failback()
-    world.do(failback.invoke, flaky(*[ConnectionError()] * 9), "stays")
-    (left,) = world.do(failback.close, drain_timeout=0.05)
-    assert left.args == ("stays",)
-    assert left.reason.startswith("closed")
-    assert isinstance(events[-1], FailbackLost)
-    assert failback.pending == 0
-    assert world.do(failback.close) == []
 
 
 def test_close_ends_as_soon_as_all_calls_are_delivered(world, new_failback, flaky):

@@ -13,7 +13,6 @@ from fixtures.failback_queues import (
     FlakyCoroutine,
     FlakyFunction,
 )
-from fixtures.grpc_servers import METHOD
 from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
 from rpcwheel.errors import FailbackClosed
 from rpcwheel.events import FailbackGaveUp, FailbackLost
@@ -57,25 +56,6 @@ async def test_a_plain_function_is_called_too(aio_invoker, aio_run_until_empty):
     assert await failback.invoke(function, 1) == DEFAULT
     await aio_run_until_empty(failback)
     assert function.calls == [(1,)] * 2
-
-
-async def test_canceling_the_caller_cancels_the_call_which_is_not_retried(
-    aio_invoker, flaky_server, aio_channel
-):
-    failback, calls = aio_invoker(retry_on=Exception), []
-    flaky_server.freeze()
-
-    def push():
-        calls.append(aio_channel.unary_unary(METHOD)(b"order"))
-        return calls[0]
-
-    caller = asyncio.create_task(failback.invoke(push))
-    await aio_wait_until(lambda: flaky_server.calls)
-    caller.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await caller
-    assert calls[0].cancelled()
-    assert (failback.pending, failback.stats().failed) == (0, 1)
 
 
 # --- Further attempts ---
@@ -183,12 +163,6 @@ def test_close_on_another_loop_returns_the_calls_of_the_closed_one(failback):
     asyncio.run(failback.invoke(FlakyCoroutine(ConnectionError()), "order"))
     (left,) = asyncio.run(failback.close(drain_timeout=WAIT_S))
     assert (left.args, left.reason) == (("order",), "its event loop is closed")
-
-
-def test_a_call_whose_attempt_runs_when_its_loop_ends_is_lost(failback, timer, events):
-    asyncio.run(begin_to_hang(failback, timer))  # which cancels all tasks in the end
-    assert failback.pending == 0
-    assert events[-1].reason == "its retry was cancelled"
 
 
 @pytest.mark.parametrize(("max_in_flight", "hanging"), [(1, 1), (None, 4)])

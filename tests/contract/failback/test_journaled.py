@@ -220,8 +220,6 @@ def test_calls_with_an_order_key_are_delivered_in_order_also_by_the_next_process
     ("order_key", "note"),
     [
         (lambda request: 1 / 0, "not queued by failback: division by zero"),
-        (lambda request: 1.5, "order_key must give a str, an int or None, not 1.5"),
-        (lambda request: "\udcff", "surrogates not allowed"),
         ("k-bin", "order_key must give a str"),
     ],
 )
@@ -240,13 +238,17 @@ def test_a_call_whose_order_key_cannot_be_had_fails_with_its_own_error(
 # --- Dead letters ---
 
 
-def test_a_call_without_attempts_left_is_a_dead_letter(
+def test_a_call_without_attempts_left_is_a_dead_letter_though_the_hook_raises(
     world, shop, client, policy, push, url, events
 ):
     shop.then(*["UNAVAILABLE"] * 3)
     letters = []
-    dead_letter = in_world(world, letters.append)
-    push(client(policy(backoff=0.01, max_attempts=3, dead_letter=dead_letter)))
+
+    def note(letter):
+        letters.append(letter)
+        raise RuntimeError
+
+    push(client(policy(backoff=0.01, max_attempts=3, dead_letter=in_world(world, note))))
     (call,) = wait_for_dead(url)
     assert (call.attempts, call.reason) == (3, "no attempts left")
     assert call.error.startswith("UNAVAILABLE: scripted for")
@@ -255,18 +257,6 @@ def test_a_call_without_attempts_left_is_a_dead_letter(
     (letter,) = letters
     assert (letter.args, letter.attempts, letter.function) == ((b"order",), 3, UNARY_UNARY)
     assert len(shop.calls) == 3
-
-
-@pytest.mark.parametrize("raises", [True, False])
-def test_an_error_that_retry_on_does_not_name_makes_a_dead_letter_though_the_hook_raises(
-    world, raises, shop, client, policy, push, url
-):
-    hook = in_world(world, lambda _: 1 / 0) if raises else None
-    shop.then("UNAVAILABLE", "INVALID_ARGUMENT")
-    push(client(policy(backoff=0.01, dead_letter=hook)))
-    (call,) = wait_for_dead(url)
-    assert (call.attempts, call.reason) == (2, "its error is not one that `retry_on` names")
-    assert call.error.startswith("INVALID_ARGUMENT: ")
 
 
 POISONED = {

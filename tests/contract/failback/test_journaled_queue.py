@@ -14,7 +14,6 @@ from fixtures.journals import (
     open_backend,
     store,
     stored,
-    wait_for_dead,
     wait_for_none,
     wait_until_quiet,
 )
@@ -67,12 +66,6 @@ def test_a_call_is_attempted_when_it_is_due_before_the_next_look(shop, begin, pu
     push(begin.channel)
     timer.advance(0.3)
     wait_until(lambda: len(shop.calls) == 2)
-
-
-def test_a_stop_object_limits_the_attempts(shop, client, policy, push, url):
-    shop.then(*["UNAVAILABLE"] * 2)
-    push(client(policy(backoff=0.01, stop=lambda state: state.attempt_number >= 2)))
-    assert wait_for_dead(url)[0].attempts == 2
 
 
 def test_only_max_age_limits_the_attempts_by_default(shop, client, policy, push, url):
@@ -246,17 +239,6 @@ def test_a_result_that_is_not_stored_yet_when_its_lease_ends_is_reported(
 
 
 # --- Windows ---
-
-
-def test_while_the_server_is_down_ten_calls_per_second_are_attempted(shop, begin, url, manual_time):
-    store(url, count=200, target=shop.target)
-    shop.then(*["UNAVAILABLE"] * 500)
-    queues = begin(backoff=0.1)
-    wait_until_quiet(queues)
-    for second in range(1, 6):
-        assert len(shop.calls) <= 10 * second
-        manual_time(1, queues)
-    assert len(shop.calls) >= 50
 
 
 def test_a_target_that_does_not_answer_does_not_delay_the_others(

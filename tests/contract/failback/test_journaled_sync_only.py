@@ -11,7 +11,7 @@ from fixtures.grpc_servers import IMPATIENT
 from fixtures.journaled_clients import LATER, only_sync
 from fixtures.journals import store, stored, wait_until_quiet
 from fixtures.programs import run_program
-from fixtures.shop import STREAM_UNARY, UNARY_UNARY, Fail, Hang
+from fixtures.shop import STREAM_UNARY, UNARY_UNARY, Fail
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel import Kit
 from rpcwheel.call import CallPolicy
@@ -170,20 +170,6 @@ def test_a_process_that_exits_gives_its_calls_back_and_reports_none_as_lost(shop
     assert out == ""
     assert "not delivered" not in log
     assert [call.state for call in stored(url)] == [CallState.READY] * 6
-
-
-def test_an_attempt_that_hangs_does_not_delay_the_exit(shop, url):
-    shop.then("UNAVAILABLE", Hang())
-    run(
-        url,
-        shop.target,
-        """
-        kit.flush(0)
-        while not kit.stats()["*"].attempts:
-            time.sleep(0.001)
-        """,
-    )
-    assert [call.state for call in stored(url)] == [CallState.READY]
 
 
 def test_a_forked_child_has_its_own_queue_and_does_not_release_the_calls_of_its_parent(

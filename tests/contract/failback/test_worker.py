@@ -74,14 +74,6 @@ def test_the_calls_of_all_queues_and_targets_are_delivered(url, backend, shop):
     assert {seen.metadata[IDEMPOTENCY_KEY] for seen in shop.calls} == {"1", "2", "3"}
 
 
-def test_queues_and_targets_that_come_later_are_found(url, backend, shop):
-    with JournalWorker(url, connect=lambda _: grpc.insecure_channel(shop.target)):
-        for number in (b"1", b"2"):
-            backend.append([stored_rpc(number.decode(), number, queue=number.decode())])
-            wait_empty(backend)
-    assert requests_of(shop) == [b"1", b"2"]
-
-
 @pytest.mark.parametrize(
     ("selection", "delivered"),
     [({"queues": ["mail"]}, [b"2"]), ({"targets": ["orders"]}, [b"3"])],

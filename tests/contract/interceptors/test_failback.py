@@ -15,12 +15,11 @@ from fixtures.interrupts import Interrupt
 from fixtures.shop import STREAM_UNARY, UNARY_STREAM, UNARY_UNARY, Fail, Hang
 from fixtures.waiting import WAIT_S, wait_until
 from fixtures.worlds import RETRY
-from rpcwheel.call import CallPolicy, MethodPolicy, deadline_scope
+from rpcwheel.call import MethodPolicy, deadline_scope
 from rpcwheel.errors import FailbackClosed
 from rpcwheel.events import CallbackFailed, FailbackGaveUp
 from rpcwheel.failback import FailbackPolicy
 from rpcwheel.interceptors import FailbackQueues
-from rpcwheel.interceptors import aio as aio_interceptors
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 
@@ -367,22 +366,3 @@ async def test_failback_waits_until_the_deadline_for_the_end_of_the_requests(sho
     channel = own.retrying(retry=None, failback=AUDIT, timeout=0.4)
     for requests in (endless(), None):
         await refused(channel.stream_unary(STREAM_UNARY)(requests))
-
-
-async def test_a_call_whose_channel_is_closed_during_an_attempt_is_given_up_with_a_reason(
-    shop, timer, events
-):
-    shop.then("UNAVAILABLE", hang := Hang())
-    async with (
-        aio_interceptors.FailbackQueues(timer) as queues,
-        grpc.aio.insecure_channel(shop.target) as bare,
-    ):
-        policy = CallPolicy(failback=AUDIT)
-        channel = aio_interceptors.intercept_channel(bare, policy, queues=queues)
-        await channel.unary_unary(UNARY_UNARY)(b"x")
-        timer.advance(60)
-        assert await asyncio.to_thread(hang.begun.wait, WAIT_S)
-        await bare.close()
-        assert await queues.flush(WAIT_S)
-    (event,) = [event for event in events if isinstance(event, FailbackGaveUp)]
-    assert event.reason.startswith("its attempt was cancelled")

@@ -78,50 +78,26 @@ def args_of(calls):
     return [call.args for call in calls]
 
 
+def raised(error):
+    """The error with a traceback."""
+    with pytest.raises(type(error)):
+        raise error
+    return error
+
+
 # --- Whether and when a call is attempted again ---
-
-
-def test_an_attempt_starts_when_its_wait_is_over_and_each_attempt_has_a_wait(queue, timer):
-    queue.add()
-    for number in (1, 2, 3):
-        timer.advance(4.999)
-        assert len(queue.started) == number - 1
-        timer.advance(0.001)
-        assert len(queue.started) == number
-        assert (queue.started[-1].state, queue.started[-1].attempts) == (
-            QueuedCallState.RUNNING,
-            number + 1,
-        )
-        queue.failed(queue.started[-1], GONE)
-    timer.advance(60)
-    assert len(queue.started) == 3
-    assert queue.counts(attempts=3, gave_up=1)
-
-
-def test_a_stop_object_alone_decides_and_measures_from_the_start_of_the_first_attempt(timer):
-    queue = RecordingQueue(
-        timer, backoff=tenacity.wait_fixed(1), stop=tenacity.stop_after_delay(10)
-    )
-    timer.advance(20)
-    queue.add(started_ns=12_000_000_000)  # it took 8 s to fail
-    timer.advance(1)
-    queue.failed(queue.started[0], GONE)
-    assert queue.counts(gave_up=0)
-    timer.advance(1)
-    queue.failed(queue.started[1], GONE)
-    assert queue.counts(gave_up=1)
 
 
 def test_a_wait_object_gets_the_attempt_the_error_and_the_times(timer):
     seen = []
     queue = RecordingQueue(timer, backoff=lambda state: seen.append(state) or 2.0)
-    queue.add()
+    queue.add(started_ns=-8_000_000_000)  # it took 8 s to fail
     timer.advance(2)
     timer.advance(3)  # the attempt takes 3 s
     queue.failed(queue.started[0], GONE)
     state = seen[-1]
     assert (state.attempt_number, state.outcome.exception()) == (2, GONE)
-    assert (state.seconds_since_start, state.idle_for) == (5.0, 2.0)
+    assert (state.seconds_since_start, state.idle_for) == (13.0, 2.0)
     timer.advance(2)
     queue.failed(queue.started[1], GONE)
     assert seen[-1].idle_for == 4.0
@@ -229,10 +205,7 @@ def test_a_call_whose_channel_was_closed_is_logged_without_a_traceback(timer, ca
     queue = RecordingQueue(timer, name="closed")  # no line of it is suppressed
     queue.add()
     queue.begin_flush(None)
-    try:
-        raise ValueError("Cannot invoke RPC on closed channel!")  # noqa: TRY301
-    except ValueError as error:
-        queue.failed(queue.started[0], error)
+    queue.failed(queue.started[0], raised(ValueError("Cannot invoke RPC on closed channel!")))
     given_up = caplog.records[-1]
     assert REMEDY in given_up.getMessage()
     assert given_up.exc_text is None
@@ -313,18 +286,10 @@ def test_without_a_timer_the_shared_one_is_taken_when_the_first_call_is_queued(m
 
 
 def test_a_queued_error_keeps_no_frames(queue):
-    error = None
-    try:
-        raise ConnectionError("gone")  # noqa: TRY301
-    except ConnectionError as caught:
-        error = caught
-        queue.add(error=error)
+    queue.add(error=raised(error := ConnectionError("gone")))
     assert error.__traceback__ is None
     queue.begin_flush(None)
-    try:
-        raise error
-    except ConnectionError:
-        queue.failed(queue.started[0], error)
+    queue.failed(queue.started[0], raised(error))
     assert error.__traceback__ is None
 
 
@@ -335,8 +300,11 @@ def test_each_step_of_a_call_is_an_event(timer, events):
     queue = RecordingQueue(timer, max_attempts=3)
     queue.add()
     queue.add()
-    for _ in range(2):
-        timer.advance(5)
+    for number in (1, 2):
+        timer.advance(4.999)
+        assert queue.counts(attempts=2 * (number > 1))
+        timer.advance(0.001)
+        assert queue.started[-1].state is QueuedCallState.RUNNING
         queue.failed(queue.started[0], GONE)
     queue.succeeded(queue.started[1])
     assert events == [
@@ -391,49 +359,30 @@ def test_a_dead_letter_hook_that_is_interrupted_ends_the_call_and_raises(timer, 
     assert queue.pending == 0
 
 
-def test_close_returns_the_queued_calls_but_not_those_that_the_dead_letter_hook_got(timer):
-    queue = RecordingQueue(timer, dead_letter=print)
-    queue.add("hook")
-    queue.add("queued")
-    queue.begin_close(5)
-    assert queue.failed(queue.started[0], ValueError()) is not None
-    assert queue.failed(queue.started[1], GONE) is None
-    assert args_of(queue.end_close()) == [("queued",)]
-    assert queue.counts(gave_up=1, lost=1, pending=0)
-
-
 # --- flush and close ---
 
 
 @pytest.mark.parametrize(
-    ("drain_s", "backoff_s", "wait_s"),
-    [(8, 5, 4), (20, 5, 5), (1, 5, 0.5), (0.01, 5, 0.05), (1, 0.001, 0.001)],
+    ("drain_s", "backoff_s", "limit", "wait_s"),
+    [
+        (8, 5, {}, 4),
+        (20, 5, {}, 5),
+        (0.01, 5, {}, 0.05),
+        (1, 0.001, {}, 0.001),
+        (100, 0, {"max_attempts": 2}, 0.05),
+        (100, 1, {"stop": tenacity.stop_after_attempt(2)}, 1),
+    ],
 )
-def test_during_close_no_wait_is_longer_than_half_of_the_time_left(
-    timer, events, drain_s, backoff_s, wait_s
+def test_during_close_attempts_are_not_limited_and_wait_for_half_of_the_time_left_at_most(
+    timer, events, drain_s, backoff_s, limit, wait_s
 ):
-    queue = RecordingQueue(timer, backoff=tenacity.wait_fixed(backoff_s))
+    queue = RecordingQueue(timer, backoff=tenacity.wait_fixed(backoff_s), **limit)
     queue.add()
     assert queue.begin_close(drain_s) == drain_s
     queue.failed(queue.started[0], GONE)
     assert events[-1].delay_s == wait_s
     timer.advance(wait_s)
     assert len(queue.started) == 2
-
-
-@pytest.mark.parametrize(("backoff_s", "wait_s"), [(0, 0.05), (1, 1.0)])
-@pytest.mark.parametrize("limit", [{"max_attempts": 2}, {"stop": tenacity.stop_after_attempt(2)}])
-def test_during_close_attempts_are_not_limited_and_at_least_50_ms_apart(
-    timer, events, backoff_s, wait_s, limit
-):
-    queue = RecordingQueue(timer, backoff=tenacity.wait_fixed(backoff_s), **limit)
-    queue.add()
-    queue.begin_close(100)
-    for number in range(5):
-        queue.failed(queue.started[number], GONE)
-        assert events[-1].delay_s == wait_s
-        timer.advance(wait_s)
-    assert queue.counts(attempts=6, pending=1)
 
 
 def test_a_close_that_is_interrupted_as_it_begins_reports_the_calls(queue, events, monkeypatch):
@@ -446,14 +395,6 @@ def test_a_close_that_is_interrupted_as_it_begins_reports_the_calls(queue, event
         queue.begin_close(5)
     assert type(events[-1]) is FailbackLost
     assert queue.pending == 0
-
-
-def test_only_the_first_close_has_an_effect(queue, events):
-    queue.add()
-    assert queue.begin_close(2) == 2.0
-    assert queue.begin_close(100) is None
-    queue.failed(queue.started[0], GONE)
-    assert events[-1].delay_s == 1.0
 
 
 def test_close_returns_and_reports_the_calls_that_are_left_once(queue, timer, events):
@@ -483,18 +424,25 @@ def test_close_returns_and_reports_the_calls_that_are_left_once(queue, timer, ev
     assert queue.end_close() == []
 
 
-def test_close_returns_the_calls_that_ended_during_it(queue):
-    for order in "abc":
+@pytest.mark.parametrize("hook", [None, print])
+def test_close_returns_the_calls_that_ended_during_it_unless_the_dead_letter_hook_got_them(
+    timer, hook
+):
+    queue = RecordingQueue(timer, dead_letter=hook)
+    for order in "abcd":
         queue.add(order)
     queue.begin_close(5)
-    queue.failed(queue.started[0], ValueError())
+    assert (queue.failed(queue.started[0], ValueError()) is None) == (hook is None)
     queue.lost(queue.started[1], "its event loop is closed")
+    assert queue.failed(queue.started[3], GONE) is None
+    given_up = [(("a",), "its error is not one that `retry_on` names")]
     assert [(one.args, one.reason) for one in queue.end_close()] == [
-        (("a",), "its error is not one that `retry_on` names"),
+        *([] if hook else given_up),
         (("b",), "its event loop is closed"),
+        (("d",), "closed"),
         (("c",), "closed during an attempt, which may still succeed"),
     ]
-    assert queue.counts(gave_up=1, lost=2)
+    assert queue.counts(gave_up=1, lost=3, pending=0)
 
 
 def test_a_call_whose_attempt_fails_after_the_timer_was_stopped_is_lost(queue, timer, events):
@@ -521,23 +469,6 @@ def test_a_stopped_timer_loses_the_queued_calls_and_close_returns_them(queue, ti
     (lost,) = [event for event in events if isinstance(event, FailbackLost)]
     assert (lost.name, lost.count, lost.reason) == ("q", 3, "its timer was stopped")
     assert queue.counts(lost=3, rejected=1)
-
-
-def test_when_empty_is_done_as_soon_as_no_call_is_pending(queue):
-    assert queue.when_empty().done()
-    queue.add()
-    queue.add()
-    queue.begin_flush(None)
-    done, cancelled = queue.when_empty(), queue.when_empty()
-    cancelled.cancel()
-    queue.succeeded(queue.started[0])
-    assert not done.done()
-    queue.succeeded(queue.started[1])
-    assert done.done()
-    queue.add()
-    left = queue.when_empty()
-    queue.end_close()
-    assert left.done()
 
 
 # --- Threads and processes ---
@@ -617,6 +548,10 @@ def test_a_forked_child_has_an_empty_queue_though_another_thread_held_the_lock(q
     holder.join()
 
 
+HELD = QueuedCallState.WAITING, QueuedCallState.RUNNING, QueuedCallState.ENDING
+"""The states of the calls that the queue has."""
+
+
 class AnyOrder(RuleBasedStateMachine):
     """Any order of events, against a model of the states of calls."""
 
@@ -630,6 +565,7 @@ class AnyOrder(RuleBasedStateMachine):
         )
         self.model = {}  # the state of each call
         self.refused = 0
+        self.waiters = [self.queue.when_empty()]
         self.is_closed = False
         self.is_draining = False
 
@@ -651,15 +587,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule()
     def a_first_attempt_fails(self):
-        full = (
-            len(
-                self.in_state(
-                    QueuedCallState.WAITING, QueuedCallState.RUNNING, QueuedCallState.ENDING
-                )
-            )
-            >= self.LIMIT
-        )
-        if self.is_closed or full:
+        if self.is_closed or len(self.in_state(*HELD)) >= self.LIMIT:
             with pytest.raises(FailbackClosed if self.is_closed else FailbackFull):
                 self.queue.add()
             self.refused += 1
@@ -681,7 +609,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(data=st.data(), named=st.booleans())
     def an_attempt_fails(self, data, named):
-        call = self.one(data, QueuedCallState.RUNNING, QueuedCallState.ENDING, QueuedCallState.DONE)
+        call = self.one(data, *set(QueuedCallState) - {QueuedCallState.WAITING})
         if call is None:
             return
         hook = self.queue.failed(call, GONE if named else ValueError())
@@ -718,6 +646,7 @@ class AnyOrder(RuleBasedStateMachine):
     def it_is_closed(self, drain_s):
         assert self.queue.begin_close(drain_s) == drain_s
         assert drain_s or not self.queue.started
+        assert self.queue.begin_close(60) is None
         self.is_closed = self.is_draining = True
         self.note_started()
 
@@ -735,10 +664,15 @@ class AnyOrder(RuleBasedStateMachine):
     @invariant()
     def calls_are_in_the_states_of_the_model(self):
         assert {call: call.state for call in self.model} == self.model
-        assert list(self.queue._calls) == self.in_state(
-            QueuedCallState.WAITING, QueuedCallState.RUNNING, QueuedCallState.ENDING
-        )
+        assert list(self.queue._calls) == self.in_state(*HELD)
         assert self.timer.pending == len(self.in_state(QueuedCallState.WAITING))
+
+    @invariant()
+    def those_who_wait_for_an_empty_queue_are_notified(self):
+        is_empty = not self.in_state(*HELD)
+        assert {waiter.done() for waiter in self.waiters} <= {is_empty}
+        self.waiters = [] if is_empty else [*self.waiters, self.queue.when_empty()]
+        self.queue.when_empty().cancel()
 
     @invariant()
     def the_counts_add_up(self):
