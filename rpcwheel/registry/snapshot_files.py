@@ -11,6 +11,9 @@ The files name servers to which clients send their credentials. So a file is rea
 to the user of this process or to root, and no one else can write to it. It is readable by the user
 alone, because metadata may be private.
 
+In a directory that the user has chosen there may be other files. Only a file that begins as a
+snapshot file does is deleted because of its age.
+
 Form of `shop.Orders.json`: `{"v": 1, "registry": url, "service": "shop.Orders", "instances":
 [...]}`, each instance as in a registry. SQLite is not used here: of a file in a directory to which
 others can write, it also executes the journal that another user has put beside it.
@@ -18,6 +21,7 @@ others can write, it also executes the journal that another user has put beside 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -48,6 +52,9 @@ if TYPE_CHECKING:
     from .url import RegistryUrl
 
 VERSION: Final = 1
+BEGIN: Final = f'{{"v": {VERSION}, "registry": '
+"""How a snapshot file begins, also one of a version that had one file for all services."""
+
 DEBOUNCE_S: Final = 0.5
 """Seconds from a change to the file (Dubbo's), so that several changes are one write."""
 
@@ -68,7 +75,7 @@ after a crash an entry older than `stale_timeout` does not count."""
 
 LEAST_REFRESH_S: Final = 1.0
 FORGET_S: Final = 30 * 86_400.0
-"""The age in seconds of files that the first write of a process deletes."""
+"""The age in seconds of snapshot files that the first write of a process deletes."""
 
 MAX_BYTES: Final = 64 * 2**20
 """A larger file is not a snapshot file."""
@@ -147,7 +154,7 @@ class SnapshotFiles:
         try:
             read = self._read(path)
             if read is not None and (kept is None or written_s < read[0] <= now_s):
-                written_s, instances = read[0], self._instances(service, _parse(read[1]))
+                written_s, instances = read[0], self._instances(service, _parse(service, read[1]))
             self._reported.discard(path)
         except (OSError, ValueError) as error:
             self._failed(path, path, error)
@@ -253,20 +260,21 @@ class SnapshotFiles:
             replace_file(path, data, written_s)
 
     def _encoded(self, service: str, instances: tuple[ServiceInstance, ...]) -> bytes:
-        names = f'"registry": {json.dumps(self._registry)}, "service": {json.dumps(service)}'
+        names = f'{json.dumps(self._registry)}, "service": {json.dumps(service)}'
         texts = ", ".join(instance.encoded().decode() for instance in instances)
-        return f'{{"v": {VERSION}, {names}, "instances": [{texts}]}}'.encode()
+        return f'{BEGIN}{names}, "instances": [{texts}]}}'.encode()
 
     def _prepare(self) -> None:
-        """Make the directory, and delete old files, once."""
-        if self.directory.is_file():  # of a version that had one file
-            self.directory.unlink()
+        """Make the directory, and delete old snapshot files, once."""
+        if _is_snapshot(self.directory):  # of a version that had one file
+            self.directory.unlink(missing_ok=True)
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not self._is_prepared:
             self._is_prepared = True
             for path in self.directory.iterdir():
-                if path.is_file() and path.stat().st_mtime < time.time() - FORGET_S:
-                    path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # another process deletes it, or it is not ours
+                    if path.stat().st_mtime < time.time() - FORGET_S and _is_snapshot(path):
+                        path.unlink()
 
     def _read(self, path: Path) -> tuple[float, bytes] | None:
         """Return the time and the content of a file; None if there is no file.
@@ -353,8 +361,16 @@ def _directory_name(url: RegistryUrl) -> str:
     return f"{shown.strip('-')}-{hashlib.sha256(whole.encode()).hexdigest()[:12]}"
 
 
-def _parse(data: bytes) -> list[object]:
-    """Return the records of a file, or raise ValueError."""
+def _is_snapshot(path: Path) -> bool:
+    """Whether there is a file that begins as a snapshot file does."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(BEGIN)) == BEGIN.encode()
+
+
+def _parse(service: str, data: bytes) -> list[object]:
+    """Return the records of the file of a service, or raise ValueError."""
     try:
         content = json.loads(data)
     except RecursionError as error:
@@ -362,6 +378,9 @@ def _parse(data: bytes) -> list[object]:
     records = content.get("instances") if isinstance(content, dict) else None
     if not isinstance(records, list):
         raise ValueError("it is not a snapshot file")  # noqa: TRY004 - a file, no argument
+    owner = content.get("service")
+    if owner != service:  # on a file system that ignores case
+        raise ValueError(f"it is the snapshot file of {owner!r}, not of {service!r}")
     return records
 
 

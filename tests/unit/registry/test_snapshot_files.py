@@ -216,7 +216,7 @@ def test_an_invalid_record_is_skipped_and_reported_whenever_it_comes_into_the_fi
     good, bad = record("a"), record("b", host="?")
     snapshots = make()
     for records in ([good, bad], [good], [good, bad]):
-        put(path, {"v": 1, "instances": records})
+        put(path, {"v": 1, "service": SERVICE, "instances": records})
         for _ in range(2):
             assert snapshots.load(SERVICE).instances == instances("a")
     skipped = [event for event in events if isinstance(event, RecordSkipped)]
@@ -224,7 +224,7 @@ def test_an_invalid_record_is_skipped_and_reported_whenever_it_comes_into_the_fi
         (REGISTRY, SERVICE, "b")
     ] * 2
     assert "DNS name or an IP address" in str(skipped[0].error)
-    put(path, {"v": 1, "instances": [{"v": 1}, 7, None]})
+    put(path, {"v": 1, "service": SERVICE, "instances": [{"v": 1}, 7, None]})
     assert snapshots.load(SERVICE) is None
 
 
@@ -331,6 +331,46 @@ def test_files_older_than_a_month_are_deleted(write, directory, clock):
     clock.passed = 0
     write("b")
     assert services(directory) == {SERVICE}
+
+
+def test_other_files_of_a_chosen_directory_are_not_deleted(write, directory, clock, events):
+    put(directory / "settings.json", {"v": 1, "colour": "red"})
+    put(directory / "notes", b"")
+    clock.passed = FORGET_S + 3600
+    write("a")
+    assert services(directory) == {SERVICE, "settings", "notes"}
+    assert not failures(events)
+
+
+def test_a_file_that_is_no_snapshot_is_not_replaced_by_the_directory(write, directory, events):
+    put(directory, b"a diary")
+    write("a")
+    assert directory.read_bytes() == b"a diary"
+    assert len(failures(events)) == 1
+
+
+def test_an_old_file_that_cannot_be_deleted_does_not_prevent_a_write(
+    make, write, directory, clock, monkeypatch, events
+):
+    clock.passed = -FORGET_S - 1
+    write("a", "shop.Old")
+    clock.passed = 0
+
+    def refuse(path, **_):
+        raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
+
+    monkeypatch.setattr(module.Path, "unlink", refuse)
+    write("b")
+    assert make().load(SERVICE).instances == instances("b")
+    assert not failures(events)
+
+
+def test_the_file_of_a_service_whose_name_differs_in_case_is_not_read(make, write, path, events):
+    write("a")
+    path.rename(path.with_name("shop.orders.json"))  # as macOS and Windows find it
+    assert make().load("shop.orders") is None
+    (failure,) = failures(events)
+    assert "the snapshot file of 'shop.Orders'" in str(failure.error)
 
 
 def test_the_newer_entry_of_two_processes_stays(make, clock):
@@ -495,7 +535,7 @@ def test_without_a_home_directory_there_are_no_files_and_an_event(monkeypatch, e
 
 
 def test_a_file_of_an_earlier_version_is_replaced_by_the_directory_without_a_password(tmp_path):
-    put(tmp_path / "x", b'{"v": 1, "services": {}}')
+    put(tmp_path / "x", b'{"v": 1, "registry": "", "services": {}}')
     with_password = url(user="shop", password="secret")
     made = open_snapshot_files(with_password, RegistryPolicy(snapshot=str(tmp_path / "x")))
     assert made.load(SERVICE) is None
