@@ -180,16 +180,10 @@ class _Plan(Protocol):
 class RetryPlan:
     """Attempts one after the other. Decides what follows each failed one."""
 
-    __slots__ = (
-        "_budget",
-        "_config",
-        "_deadline_ns",
-        "_next",
-        "_number",
-        "_started_ns",
-        "attempt_ns",
-        "next_ns",
-    )
+    # Class attributes are the initial values: a call that succeeds sets none of them.
+    next_ns: int = NEVER
+    _next: NextAttempt | None = None
+    _number = 1
 
     def __init__(
         self,
@@ -210,9 +204,6 @@ class RetryPlan:
         self._deadline_ns = deadline_ns
         self._config = config
         self._budget = budget
-        self._number = 1
-        self._next: NextAttempt | None = None
-        self.next_ns = NEVER
         self.attempt_ns = attempt_deadline_ns(config, started_ns, deadline_ns)
 
     def ended(self, now_ns: int, result: AttemptResult) -> NextAttempt | Stop:
@@ -347,20 +338,15 @@ class HedgingPlan:
 class Attempts:
     """The attempts of one call whose first attempt was made, and what its caller gets."""
 
-    __slots__ = (
-        "_abandoned",
-        "_code",
-        "_config",
-        "_method",
-        "_plan",
-        "_running",
-        "_started_ns",
-        "_stop",
-        "_undecided",
-        "hedged",
-        "number",
-        "state",
-    )
+    # Class attributes are the initial values: a call that succeeds sets only `state`.
+    state = State.RUNNING
+    number = 1
+    """The number of attempts so far."""
+    _running = 1
+    _undecided = 0  # failed attempts that no decision has followed yet
+    _stop: Stop | None = None  # why no further attempt is made, once that is decided
+    _abandoned = False  # it was decided during the wait for a retry
+    _code = "UNKNOWN"  # of the attempt that failed last
 
     def __init__(
         self,
@@ -391,14 +377,6 @@ class Attempts:
         else:
             self._plan = RetryPlan(started_ns, deadline_ns, config.retry, budget)
         self.hedged = hedged
-        self.state = State.RUNNING
-        self.number = 1
-        """The number of attempts so far."""
-        self._running = 1
-        self._undecided = 0  # failed attempts that no decision has followed yet
-        self._stop: Stop | None = None  # why no further attempt is made, once that is decided
-        self._abandoned = False  # it was decided during the wait for a retry
-        self._code = "UNKNOWN"  # of the attempt that failed last
 
     def _on(self, fact: Fact) -> None:
         self.state = TRANSITIONS[self.state][fact]

@@ -249,6 +249,16 @@ class ClientCall:
         self._make_attempts(hedged=True)
 
     @property
+    def is_over(self) -> bool:
+        """Whether no attempt runs or follows any more, if an attempt has failed."""
+        return self._attempts is not None and self._attempts.is_over
+
+    def ended(self) -> None:
+        """Note that the result of the caller is known."""
+        if self._attempts is not None:
+            self._attempts.ended()
+
+    @property
     def can_resend(self) -> bool:
         """Whether all requests can be sent again."""
         return self.requests is None or self.requests.replayable
@@ -400,7 +410,6 @@ class ClientCall:
 
     def resume(self, call: AnyCall) -> AnyCall:
         """Wait for the end of an attempt and make the attempts that follow it."""
-        attempts = None
         while (error := failure_of(call)) is not None:
             attempts = self.attempts
             attempts.failed()
@@ -718,7 +727,7 @@ class CallAttempts:
         self.call = call
         self.final: AnyCall = None
         """The call that has the result of the caller; None before the end."""
-        self._attempts = call.attempts  # under the lock, but for what may run code of users
+        self._hedged = call.hedged
         self._context = copy_context()  # of the caller, for other interceptors
         self._changed = threading.Condition()
         self._running: list[AnyCall] = []
@@ -729,18 +738,27 @@ class CallAttempts:
         self._timer: Timer | None = None  # in which it waits
         self._watch: Timeout | None = None
 
+    @property
+    def _attempts(self) -> Attempts:
+        """The decisions, under the lock, but for those that may run code of users."""
+        return self.call.attempts
+
+    @property
+    def _is_over(self) -> bool:
+        return self.final is not None or self.call.is_over
+
     # --- Attempts ---
 
     def start(self, attempt: AnyCall) -> None:
         """Follow the first attempt."""
         self._watch = self.call.state.watch_slow_call(self.call.method, self.call.config)
         self._follow(attempt)
-        if self._attempts.hedged:
+        if self._hedged:
             self._go_on()
 
     def _follow(self, attempt: AnyCall) -> None:
         with self._changed:
-            over = self._attempts.is_over
+            over = self._is_over
             if not over:
                 self._running.append(attempt)
             self._changed.notify_all()
@@ -759,7 +777,7 @@ class CallAttempts:
 
     def _attempt_ended(self, attempt: AnyCall, failure: BaseException | None) -> None:
         with self._changed:
-            if attempt not in self._running or self._attempts.is_over:
+            if attempt not in self._running or self._is_over:
                 return
             if failure is not None:
                 self._running.remove(attempt)
@@ -808,7 +826,7 @@ class CallAttempts:
             call.waiting.add(self)
         self._timer = state.timer
         delay_s = max(0, at_ns - state.now_ns()) / 1e9
-        name = "hedging" if self._attempts.hedged else "retry"
+        name = "hedging" if self._hedged else "retry"
         timeout = state.schedule(self._due, delay_s, f"{name} of {call.method}")
         if timeout is None:
             self._timer_stopped()
@@ -829,6 +847,8 @@ class CallAttempts:
 
     def check_timer(self) -> None:
         """Continue without the timer if it is late or was stopped."""
+        if self._timer is None:
+            return
         with self._changed:
             next_ns, timer = self._attempts.next_ns, self._timer
             if next_ns == NEVER or timer is None:
@@ -865,7 +885,7 @@ class CallAttempts:
             if self.final is not None:
                 return False
             self.final = final
-            self._attempts.ended()
+            self.call.ended()
             if final in self._running:
                 self._running.remove(final)
             callbacks, self._callbacks = self._callbacks, []
@@ -874,7 +894,8 @@ class CallAttempts:
         for timeout in timeouts:
             if timeout is not None:
                 timeout.cancel()
-        self._cancel_running()
+        if self._running:
+            self._cancel_running()
         self.call.close()
         run_callbacks(self.call.method, callbacks)
         return True
@@ -882,7 +903,8 @@ class CallAttempts:
     def _cancel_running(self) -> None:
         with self._changed:
             running, self._running = self._running, []
-            self._attempts.canceled(len(running))
+            if running:
+                self._attempts.canceled(len(running))
         for attempt in running:
             attempt.cancel()
 
@@ -900,9 +922,9 @@ class CallAttempts:
     def cancel(self, details: str = CANCELED_BY_CALLER) -> bool:
         """Cancel the call; False if it has ended, or its last attempt has failed."""
         with self._changed:
-            if self._attempts.is_over:
+            if self._is_over:
                 return False
-            retried = self._running if not self._attempts.hedged else []
+            retried = [] if self._hedged else self._running
             attempt = retried[0] if retried else None
         if attempt is not None:
             if attempt.cancel():
@@ -967,7 +989,7 @@ class CallAttempts:
 
         If the call is hedged, waits for the end, which decides whose metadata the caller gets.
         """
-        while not self._attempts.hedged:
+        while not self._hedged:
             with self._changed:
                 attempt = self._current()
             if attempt is None:
@@ -1030,8 +1052,10 @@ class StreamAttempts(CallAttempts):
         return self.final is not None or self._is_superseded(attempt)
 
     def _is_superseded(self, attempt: AnyCall) -> bool:
-        follows = self._attempts.state in {State.RUNNING, State.WAITING}
-        return follows and attempt not in self._running
+        """Whether another attempt has followed this one, or will."""
+        if self.final is not None or attempt in self._running:
+            return False
+        return self._attempts.state is State.RUNNING or self._attempts.state is State.WAITING
 
     def _read(self, read: _Read) -> tuple[Any, bool]:
         """Read the next message of an attempt. Returns it and whether the attempt is current."""
@@ -1045,7 +1069,7 @@ class StreamAttempts(CallAttempts):
                 superseded = self._is_superseded(read.attempt)
                 is_current = not superseded and self.final in (None, read.attempt)
                 self._received = self._received or (arrived and is_current)
-                if self._attempts.state is State.DECIDING:
+                if read.attempt not in self._running:
                     self._changed.notify_all()  # `_has_received` waits for the readers
         return message, is_current
 

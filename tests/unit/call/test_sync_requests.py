@@ -4,9 +4,18 @@ import itertools
 import queue
 import threading
 
+import grpc
+
 from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel._grpc.calls import Details
+from rpcwheel._grpc.finished import FinishedError
+from rpcwheel.call import RetryPolicy
+from rpcwheel.call.config import ClientState
+from rpcwheel.call.policy import CallPolicy
 from rpcwheel.call.replay import OVERHEAD
+from rpcwheel.call.sync_call import ClientCall
 from rpcwheel.call.sync_requests import RequestStream
+from rpcwheel.rpc import Kind
 
 
 def from_queue(source):
@@ -64,3 +73,27 @@ def test_many_attempts_lose_no_message():
         assert list(itertools.islice(requests.for_attempt(), count)) == messages[:count]
     assert list(requests.for_attempt()) == messages
     assert requests.read_rest("key") == messages
+
+
+def test_a_call_whose_buffer_overflows_during_the_decision_is_not_retried(events):
+    sent = []
+
+    def start(_, requests):
+        sent.append(requests)
+        next(requests)
+        return FinishedError(grpc.StatusCode.UNAVAILABLE, "down")
+
+    def read_more(_):
+        """The thread of the first attempt, which still reads requests."""
+        next(sent[0])
+        return 0
+
+    retry = RetryPolicy(retry_on="UNAVAILABLE", backoff=read_more, replay_buffer_bytes=100)
+    policy = CallPolicy(idempotent=True, retry=retry)
+    state = ClientState(policy, timer=None, queue_of=lambda *_: None)
+    details = Details("/shop.Orders/Push", None, None, None, None, None)
+    requests = iter([b"a", b"x" * 1000])
+    ended = ClientCall(state, Kind.STREAM_UNARY, start, details, requests).run()
+    assert ended.code() is grpc.StatusCode.UNAVAILABLE
+    assert len(sent) == 1
+    assert "not buffered" in events[-1].reason
