@@ -547,7 +547,7 @@ class KitBase(
             )
         return self._tables[0]
 
-    def serve(
+    def serve(  # noqa: D417 - the others are those of `Publisher`
         self,
         server: Server,
         *,
@@ -580,33 +580,20 @@ class KitBase(
         the block, or at SIGTERM or SIGINT, it is withdrawn from the registries. It goes on serving
         for `lame_duck` seconds, in which clients receive the change, and only then it stops.
 
+        The arguments that are not described here are those of `Publisher`.
+
         Args:
             server: A server of yours; with `idle`, it must have `server_interceptors()`.
             publish: The URL of a registry, a `Registry`, or several of them. Registries that are
                 given by URL have this kit's `registry_policy`.
             service: What to publish, one name or several. None: all services that the server has
                 handlers for; a server of grpc.aio does not show them, so name them.
-            port: Where clients reach the server. If nothing in this process listens there and the
-                server does not run, it is bound first, without TLS, as `[::]:port`; 0 takes any
-                free port. A port at which another process listens is refused.
-            host: Where clients reach the server. None: the address of this machine that faces the
-                registry; 127.0.0.1 for a registry on this machine.
-            id: The instance's id in the registry; "" for `host:port`.
-            weight: Share of the calls, from 0 to 1000.
-            group: As clients ask for it.
-            version: As clients ask for it.
-            protocol: `"grpcs"` for a server with TLS.
-            zone: For clients that prefer their own zone.
-            metadata: More to publish, as strings.
-            health: The server's `grpc_health` servicer, or any object with `set(service, status)`.
-            lame_duck: Seconds between the withdrawal and the stop.
-            grace: Seconds for which running calls may go on after the stop.
-            signals: Whether SIGTERM and SIGINT stop the server in order; on the main thread only.
+            signals: As for `Publisher`, but True unless given.
             ports: The ports of the idle detector, as in `detect_idle`; None: `port`.
             connections: As in `detect_idle`.
 
         Returns:
-            The `Publisher`, a context manager; its documentation says more on these arguments.
+            The `Publisher`, a context manager.
 
         Raises:
             ConfigurationError: A value is not valid; the message says which ones are.

@@ -202,13 +202,9 @@ class Publisher(PublisherBase[Registry]):
     async def stop(
         self, grace: Duration | None = None, *, reason: str = "stop() was called", wait: bool = True
     ) -> None:
-        """Stop in order, as the sync class. Idempotent. If canceled, the stop continues.
+        """Stop in order; arguments as in `rpcwheel.Publisher.stop`.
 
-        Args:
-            grace: Seconds for which running calls may go on. Of all that were given, the smallest
-                counts. 0: stop at once, without the lame duck.
-            reason: For events; the first counts.
-            wait: Whether to wait for the end.
+        Idempotent. If it is canceled, the stop continues.
         """
         self.begin_stop(reason, grace)
         if wait and not self._is_forked() and not self._server.is_caller(asyncio.current_task()):
@@ -231,8 +227,7 @@ class Publisher(PublisherBase[Registry]):
     async def wait_published(self, timeout: Duration) -> bool:  # noqa: ASYNC109
         """Wait until all services are in all registries, at most `timeout` seconds.
 
-        Returns:
-            Whether they are.
+        Returns whether they are.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(loop_timeout(checked_wait(timeout, "timeout"))):

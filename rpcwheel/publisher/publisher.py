@@ -484,9 +484,7 @@ class PublisherBase(Generic[R]):
 
     def _start(self) -> None:
         """Start and publish; if that fails, or a stop was requested meanwhile, undo it."""
-        self._busy_thread = (
-            threading.get_ident()
-        )  # for aio another than in `_begin_start`: a worker
+        self._busy_thread = threading.get_ident()  # for aio a worker, not that of `_begin_start`
         try:
             for step in (self._start_server, self._check_port, self._set_serving, self._publish):
                 if self._state is PublisherState.STARTING:
@@ -528,7 +526,6 @@ class PublisherBase(Generic[R]):
             self._server.call(self._grpc_server.start)
 
     def _find_binding(self) -> PortBinding:
-        """Find out who listens on the port."""
         host, port = self._host, self._port
         is_elsewhere = host is not None and not is_local(host)
         accepts = bool(host and port and not connect_error(host, port, CONNECT_TIMEOUT_S))
@@ -866,8 +863,7 @@ class Publisher(PublisherBase[Registry]):
     def wait_published(self, timeout: Duration) -> bool:
         """Wait until all services are in all registries, at most `timeout` seconds.
 
-        Returns:
-            Whether they are.
+        Returns whether they are.
         """
         until = time.monotonic() + (checked_wait(timeout, "timeout") or 0.0)
         return all(

@@ -66,8 +66,6 @@ class UnreadableRecords(RegistryUnavailable):
 
 
 class _Answer(NamedTuple):
-    """The last answer for a service."""
-
     cache: ServiceCache
     snapshot: Snapshot
     at_ns: int

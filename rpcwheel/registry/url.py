@@ -223,7 +223,6 @@ def _path_is_own(scheme: str) -> bool:
 
 
 def _service(scheme: str, path: str) -> str:
-    """Return the service that the path names."""
     if scheme in REDIS_SCHEMES and path.isdecimal():
         raise ConfigurationError(
             f"the path is the name of the service; the number of the database is ?db={path}"

@@ -72,7 +72,6 @@ def check_writable(url: RegistryUrl) -> None:
 
 
 def _load(url: RegistryUrl) -> object:
-    """Load the class for a scheme."""
     if url.scheme in OURS:
         module, _, name = OURS[url.scheme][0].partition(":")
         return getattr(importlib.import_module(f".{module}", __name__), name)

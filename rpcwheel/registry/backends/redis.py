@@ -238,7 +238,6 @@ class RedisBackend(RegistryBackend):
         return False
 
     def _read(self, service: str, previous: View | None) -> View:
-        """Read a watched service."""
         began, view = self._load(service, previous)
         self._compare(began)
         return view
@@ -271,7 +270,6 @@ class RedisBackend(RegistryBackend):
         return began, previous if is_same else View(merged, int(version), frozenset(changed))
 
     def _run(self, script: Script, *args: str | bytes | int) -> Any:
-        """Run a script and return its reply."""
         keys = [self._prefix + name for name in KEYS]
         return self._ask(lambda: script(keys=keys, args=[self._prefix, self._lease_ms, *args]))
 
