@@ -95,7 +95,7 @@ def make_world_shop(world):
 
     yield make
     for one in made:
-        world.do(one.end)
+        world.do(getattr(one, "end", one.close))
 
 
 @pytest.fixture
