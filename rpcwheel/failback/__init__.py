@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from rpcwheel.call.idempotency import idempotency_key
 
     from .decorator import with_failback
-    from .queue import FailbackStats
+    from .held_calls import FailbackStats
     from .queued_call import QueueEntry
     from .sync import FailbackInvoker
     from .worker import JournalWorker
@@ -53,7 +53,7 @@ else:
         __name__,
         {
             ".decorator": "with_failback",
-            ".queue": "FailbackStats",
+            ".held_calls": "FailbackStats",
             ".queued_call": "QueueEntry",
             ".sync": "FailbackInvoker",
             ".worker": "JournalWorker",

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar
 
 from rpcwheel._concurrency.loop import await_future, call_on_loop, on_worker, running_loop
 from rpcwheel.call.idempotency import new_key, with_idempotency_key
-from rpcwheel.errors import JournalError
+from rpcwheel.errors import FailbackError
 
 from .invoker import InvokerBase
-from .journaled import CallRoute, JournaledQueue
+from .journaled import JournalStore
 from .queued_call import QueuedCall, SavedCall
+from .routes import CallRoute
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -28,10 +29,9 @@ if TYPE_CHECKING:
     from rpcwheel.call.config import FailedRpc
     from rpcwheel.call.failback_policy import FailedCall
     from rpcwheel.durations import Duration
-    from rpcwheel.journal.backend import NewCall
 
-    from .journaled import MakeCall
-    from .queue import RetryQueue
+    from .queue import Attempt, FailbackQueue
+    from .routes import MakeCall
 
 __all__ = ["FailbackInvoker"]
 
@@ -98,17 +98,17 @@ class FailbackInvoker(InvokerBase):
                 "stored the call; let the decorated function make the first attempt"
             )
         queue, saved = self._queue, SavedCall.save(function, args, kwargs)
-        return _enqueue(queue, saved, error, queue.now_ns())
+        return queue.enqueue(_queued_call(saved, error, queue.now_ns()))
 
     async def enqueue_rpc(
         self, error: Exception, failed: FailedRpc
     ) -> Literal["queued", "dropped"] | None:
         """Store a failed gRPC call in the journal; the results are those of `enqueue`."""
-        queue = self._journaled
-        return await _store(queue, queue.begin_store_rpc(failed, error))
+        queue, store = self._queue, self._journal
+        return await _store(queue, store, store.failed_rpc(failed, error, queue.now_ns()))
 
     def add_route(self, target: str, make: MakeCall, is_open: Callable[[], bool]) -> CallRoute:
-        """Deliver calls of the journal on this loop; see `JournaledQueue`.
+        """Deliver calls of the journal on this loop; see `CallRoute`.
 
         Raises:
             RuntimeError: No event loop is running.
@@ -117,11 +117,11 @@ class FailbackInvoker(InvokerBase):
         route = CallRoute(
             target,
             make,
-            start=lambda queue, call: _start(queue, loop, call),
+            start=partial(_start, loop),
             give_up=partial(_give_up, loop),
             is_open=lambda: is_open() and not loop.is_closed(),
         )
-        self._journaled.add_route(route)
+        self._journal.add_route(route)
         return route
 
     async def flush(self, timeout: Duration | None = None) -> bool:  # noqa: ASYNC109 - as for grpc
@@ -158,20 +158,20 @@ class FailbackInvoker(InvokerBase):
 # --- For the invoker above, and for a decorated function that turns out to return awaitables ---
 
 
-async def flush(queue: RetryQueue, timeout: Duration | None) -> bool:  # noqa: ASYNC109
+async def flush(queue: FailbackQueue, timeout: Duration | None) -> bool:  # noqa: ASYNC109
     """See `FailbackInvoker.flush`."""
     seconds = queue.begin_flush(timeout)
     return await _wait_done(queue.when_flushed(), seconds)
 
 
-async def close(queue: RetryQueue, drain_timeout: Duration) -> list[FailedCall]:
+async def close(queue: FailbackQueue, drain_timeout: Duration) -> list[FailedCall]:
     """See `FailbackInvoker.close`."""
     seconds = queue.begin_close(drain_timeout)
     if seconds is None:
         return []
     try:
         if seconds > 0:
-            await _wait_done(queue.when_empty(), seconds)
+            await _wait_done(queue.calls.when_empty(), seconds)
     finally:
         if queue.durable:  # it blocks
             ended = asyncio.ensure_future(on_worker(queue.end_close))
@@ -198,7 +198,7 @@ async def _wait_done(done: Future[None], seconds: float) -> bool:
     return True
 
 
-def follow(queue: RetryQueue, begun: object, call: SavedCall, started_ns: int) -> Awaitable[Any]:
+def follow(queue: FailbackQueue, begun: object, call: SavedCall, started_ns: int) -> Awaitable[Any]:
     """Get an awaitable for the result of a call that has begun: a task, if a loop is running.
 
     Args:
@@ -213,7 +213,7 @@ def follow(queue: RetryQueue, begun: object, call: SavedCall, started_ns: int) -
 
 
 async def _first_result(
-    queue: RetryQueue, attempt: Callable[[], Any], save: Callable[[], SavedCall], started_ns: int
+    queue: FailbackQueue, attempt: Callable[[], Any], save: Callable[[], SavedCall], started_ns: int
 ) -> Any:
     """Await the first attempt; queue the call if it fails."""
     saved: SavedCall | None = None
@@ -223,96 +223,93 @@ async def _first_result(
             saved = save()  # now: other tasks may change a message while the attempt runs
             result = await result
     except asyncio.CancelledError:
-        queue.count("failed")
+        queue.calls.count("failed")
         raise
     except Exception as error:
         saved = save() if saved is None else saved.with_current_context()
-        if isinstance(queue, JournaledQueue):
-            begun = queue.begin_store_function(saved, error, started_ns)
-            outcome = await _store(queue, begun)
+        call, store = _queued_call(saved, error, started_ns), queue.store
+        if isinstance(store, JournalStore):
+            outcome = await _store(queue, store, call)
         else:
-            outcome = _enqueue(queue, saved, error, started_ns)
+            outcome = queue.enqueue(call)
         if outcome:
             return queue.policy.default
         raise
-    queue.count("succeeded")
+    queue.calls.count("succeeded")
     return result
 
 
 async def _store(
-    queue: JournaledQueue, begun: tuple[QueuedCall, NewCall] | None
+    queue: FailbackQueue, store: JournalStore, call: QueuedCall
 ) -> Literal["queued", "dropped"] | None:
-    """Store a call. If the caller is canceled meanwhile, the call is stored all the same."""
-    if begun is None:
+    """Queue a call. If the caller is canceled meanwhile, the call is stored all the same."""
+    delay_ns = queue.first_delay_ns(call)
+    if delay_ns is None:
         return None
-    call, new = begun
-    appended = queue.append(new)
-    with contextlib.suppress(JournalError):  # raised by `end_append`
+    appended = store.append_later(call, delay_ns)
+    with contextlib.suppress(FailbackError):  # raised by `end_append`
         await await_future(appended)
-    return queue.end_append(call, new, appended)
+    return queue.end_enqueue(call, delay_ns, partial(store.end_append, appended, delay_ns))
 
 
 # --- Further attempts ---
 
 
-def _give_up(
-    loop: asyncio.AbstractEventLoop, queue: RetryQueue, call: QueuedCall, error: BaseException
-) -> None:
+def _queued_call(saved: SavedCall, error: BaseException, started_ns: int) -> QueuedCall:
+    return QueuedCall(saved, error, started_ns, partial(_start, asyncio.get_running_loop()))
+
+
+def _give_up(loop: asyncio.AbstractEventLoop, attempt: Attempt) -> None:
     def begin() -> None:
-        call.task = loop.create_task(_failed(queue, call, error), context=queue.context_for(call))
+        failed = _failed(attempt, attempt.call.error)
+        attempt.task = loop.create_task(failed, context=attempt.context())
 
     if not call_on_loop(loop, begin):
-        queue.end_call_of_closed_loop(call)
+        attempt.loop_closed()
 
 
-def _enqueue(
-    queue: RetryQueue, call: SavedCall, error: BaseException, started_ns: int
-) -> Literal["queued", "dropped"] | None:
-    start = partial(_start, queue, asyncio.get_running_loop())
-    return queue.enqueue(QueuedCall(call, error, started_ns, start))
+def _start(loop: asyncio.AbstractEventLoop, attempt: Attempt) -> None:
+    attempt.queue.on_loops = True
+    if attempt.background is not None:
+        attempt.background.is_lost = loop.is_closed
+    if not call_on_loop(loop, _start_task, loop, attempt):
+        attempt.loop_closed()
 
 
-def _start(queue: RetryQueue, loop: asyncio.AbstractEventLoop, call: QueuedCall) -> None:
-    queue.on_loops = True
-    if call.background is not None:
-        call.background.is_lost = loop.is_closed
-    if not call_on_loop(loop, _start_task, queue, loop, call):
-        queue.end_call_of_closed_loop(call)
+def _start_task(loop: asyncio.AbstractEventLoop, attempt: Attempt) -> None:
+    name = f"retry of {attempt.call.label}"
+    task = loop.create_task(_make(attempt), name=name, context=attempt.context())
+    attempt.task = task
+    if attempt.background is not None:
+        attempt.background.cancel = partial(call_on_loop, loop, task.cancel)
 
 
-def _start_task(queue: RetryQueue, loop: asyncio.AbstractEventLoop, call: QueuedCall) -> None:
-    attempt, name = _attempt(queue, call), f"retry of {call.label}"
-    call.task = task = loop.create_task(attempt, name=name, context=queue.context_for(call))
-    if call.background is not None:
-        call.background.cancel = partial(call_on_loop, loop, task.cancel)
-
-
-async def _attempt(queue: RetryQueue, call: QueuedCall) -> None:
-    if not queue.begin_attempt(call):
+async def _make(attempt: Attempt) -> None:
+    if not attempt.begin():
         return
     try:
-        result = call.saved()
+        result = attempt.call.saved()
         if inspect.isawaitable(result):
             await result
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
         if task is not None and task.cancelling():  # as by `asyncio.run` at its end
-            queue.lost(call, "its retry was cancelled")
+            attempt.lost("its retry was cancelled")
             raise
-        await _failed(queue, call, error)  # from within, as by a channel that was closed
+        await _failed(attempt, error)  # from within, as by a channel that was closed
     except Exception as error:  # noqa: BLE001 - the queue reports it
-        await _failed(queue, call, error)
+        await _failed(attempt, error)
     except BaseException:
-        queue.lost(call, "the program is being ended")
+        attempt.lost("the program is being ended")
         raise
     else:
-        queue.succeeded(call)
+        attempt.succeeded()
 
 
-async def _failed(queue: RetryQueue, call: QueuedCall, error: BaseException) -> None:
-    hook = queue.failed(call, error)
+async def _failed(attempt: Attempt, error: BaseException) -> None:
+    hook = attempt.failed(error)
     if hook is not None:
-        with queue.dead_letter(call):
+        with attempt.dead_letter():
             result = hook()
             if inspect.isawaitable(result):
                 await result

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from rpcwheel.errors import public_name, safe_repr
 
-from .journaled import JournaledQueue
-from .queue import RetryQueue
+from .journaled import JournalStore
+from .queue import FailbackQueue
 from .stored_functions import FunctionCodec
 
 if TYPE_CHECKING:
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from rpcwheel.call.failback_policy import FailbackPolicy
     from rpcwheel.timer.api import Timer
 
-    from .journaled import CallRoute, MakeCall
-    from .queue import FailbackStats
+    from .held_calls import FailbackStats
     from .queued_call import QueueEntry
+    from .routes import CallRoute, MakeCall
 
 _REGISTERED: Final[weakref.WeakSet[InvokerBase]] = weakref.WeakSet()
 
@@ -32,7 +32,7 @@ def registered_functions() -> list[InvokerBase]:
 
 @public_name("FailbackInvoker")
 class InvokerBase:
-    """A user's handle on a retry queue: what is the same for `grpc` and `grpc.aio`.
+    """A user's handle on a queue: what is the same for `grpc` and `grpc.aio`.
 
     If it is dropped while calls are pending, it warns (`ResourceWarning`); they are still retried.
     """
@@ -50,19 +50,18 @@ class InvokerBase:
         Raises:
             TypeError: `policy` is not a FailbackPolicy, or `timer` is not a timer.
         """
-        durable = getattr(policy, "journal", None) is not None
-        self._queue = (JournaledQueue if durable else RetryQueue)(policy, timer)
+        self._queue = FailbackQueue(policy, timer)
 
     @property
-    def _journaled(self) -> JournaledQueue:
-        """The queue.
+    def _journal(self) -> JournalStore:
+        """The store of the queue.
 
         Raises:
-            TypeError: It has no journal.
+            TypeError: It is the memory.
         """
-        if not isinstance(self._queue, JournaledQueue):
+        if not isinstance(self._queue.store, JournalStore):
             raise TypeError(f"{self._queue.name}: its policy has no journal")
-        return self._queue
+        return self._queue.store
 
     def register(self, function: Callable[..., Any]) -> None:
         """Store failed calls of this function, under the name of the queue.
@@ -72,11 +71,11 @@ class InvokerBase:
         """
         codec = FunctionCodec(function, self._queue.name)
         codec.check_order_key(self._queue.policy.order_key)
-        self._journaled.codec = codec
+        self._journal.codec = codec
         _REGISTERED.add(self)
 
     def add_route(self, target: str, make: MakeCall, is_open: Callable[[], bool]) -> CallRoute:
-        """Deliver calls of the journal that are stored for a target; see `JournaledQueue`."""
+        """Deliver calls of the journal that are stored for a target; see `CallRoute`."""
         raise NotImplementedError
 
     def start(self) -> None:
@@ -89,13 +88,13 @@ class InvokerBase:
         Raises:
             RuntimeError: The function is a coroutine function, and no event loop is running.
         """
-        queue = self._queue
-        if isinstance(queue, JournaledQueue) and queue.codec and not queue.has_route(""):
-            self.add_route("", queue.codec.make, lambda: True)
+        store = self._queue.store
+        if isinstance(store, JournalStore) and store.codec and store.routes.to("") is None:
+            self.add_route("", store.codec.make, lambda: True)
 
     def remove_route(self, route: CallRoute) -> None:
         """Begin no more deliveries by a route. Idempotent."""
-        self._journaled.remove_route(route)
+        self._journal.routes.remove(route)
 
     @property
     def pending(self) -> int:
@@ -104,7 +103,7 @@ class InvokerBase:
         With a journal: of all processes, as last counted. The first access counts them, and blocks;
         with `grpc.aio` a worker thread counts them, and the value is 0 until then.
         """
-        self._queue.ensure_counted(block=self._blocks)
+        self._queue.store.ensure_counted(block=self._blocks)
         return self._queue.pending
 
     def stats(self) -> FailbackStats:

@@ -13,19 +13,15 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from rpcwheel._concurrency.callbacks import callable_name
-from rpcwheel.durations import NEVER, to_seconds
+from rpcwheel.durations import NEVER
 from rpcwheel.errors import TimerError, TimerStopped
 from rpcwheel.events import TaskFailed, emit
-from rpcwheel.timer import shared_timer
-from rpcwheel.timer.clock import clock_of
 
 from .pacing import Outcome, Pacing
 
 if TYPE_CHECKING:
-    from rpcwheel.timer import Timeout
-    from rpcwheel.timer.api import Timer
-
     from .queued_call import QueuedCall
+    from .timeouts import Timeouts
 
 
 LOOP_CHECK_NS: Final = 1_000_000_000
@@ -39,11 +35,11 @@ class Starter(Protocol):
     on_loops: bool
     """Whether attempts run on event loops, which may be closed under them."""
 
-    def is_waiting(self, call: QueuedCall) -> bool:
-        """Whether a call still waits for an attempt."""
+    def start_now(self, call: QueuedCall, pacer: Pacer, began_ns: int) -> bool:
+        """Start an attempt; False if it is not wanted any more. Any thread; does not block.
 
-    def start_now(self, call: QueuedCall, began_ns: int) -> bool:
-        """Start an attempt; False if it is not wanted any more. Any thread; does not block."""
+        The attempt tells the pacer its end.
+        """
 
     def end_lost_attempts(self) -> None:
         """End attempts whose event loop was closed. Any thread; does not block."""
@@ -59,16 +55,15 @@ class Pacer:
     the function that starts it does not make the stack deeper.
     """
 
-    def __init__(self, pacing: Pacing, timer: Timer | None) -> None:
+    def __init__(self, pacing: Pacing, timeouts: Timeouts) -> None:
         """Begin without a call.
 
         Args:
             pacing: Says when attempts begin.
-            timer: For calls that begin later; None for `shared_timer()`.
+            timeouts: For calls that begin later.
         """
         self._pacing = pacing
-        self._now_ns = clock_of(timer)
-        self._timer = timer
+        self._timeouts = timeouts
         self._lock = threading.RLock()  # a finalizer may make a call that fails
         self._ready: deque[tuple[Starter, QueuedCall]] = deque()
         self._is_starting = False
@@ -83,7 +78,7 @@ class Pacer:
     def ended(self, began_ns: int, outcome: Outcome) -> None:
         """Note that an attempt has ended, and begin others."""
         with self._lock:
-            self._pacing.ended(began_ns, self._now_ns(), outcome)
+            self._pacing.ended(began_ns, self._timeouts.now_ns(), outcome)
         self.start()
 
     def capacity(self, within_ns: int) -> int:
@@ -100,7 +95,7 @@ class Pacer:
         try:
             while (begun := self._next()) is not None:
                 queue, call, began_ns = begun
-                if not queue.start_now(call, began_ns):
+                if not queue.start_now(call, self, began_ns):
                     with self._lock:
                         self._pacing.ended(began_ns, began_ns, Outcome.UNKNOWN)
         except BaseException:
@@ -111,12 +106,12 @@ class Pacer:
         can_wait = True
         while True:
             with self._lock:
-                while self._ready and not self._ready[0][0].is_waiting(self._ready[0][1]):
+                while self._ready and not self._ready[0][1].is_at_pacer:
                     self._ready.popleft()
                 if not self._ready:
                     self._is_starting = False
                     return None
-                now_ns = self._now_ns()
+                now_ns = self._timeouts.now_ns()
                 at_ns = self._pacing.next_ns(now_ns)
                 if at_ns <= now_ns or not (can_wait or self._pacing.in_flight):
                     queue, call = self._ready.popleft()
@@ -135,8 +130,7 @@ class Pacer:
     def _wake_after(self, delay_ns: int, name: str) -> bool:
         """Set a timeout; False if that is not possible now: then attempts follow each other."""
         try:
-            timer = shared_timer() if self._timer is None else self._timer
-            timer.new_timeout(_WakeTask(self), to_seconds(delay_ns))
+            self._timeouts.set(delay_ns, self.wake, self.timer_stopped, name)
         except TimerStopped:
             self.timer_stopped()
         except (TimerError, RuntimeError) as error:  # it is full, or no thread can be started
@@ -166,47 +160,33 @@ class Pacer:
             return list({id(queue): queue for queue, _ in self._ready}.values())
 
 
-class _WakeTask:
-    """The timer's task for the next attempts."""
-
-    __slots__ = ("_pacer",)
-
-    def __init__(self, pacer: Pacer) -> None:
-        self._pacer = pacer
-
-    def run(self, _: Timeout) -> None:
-        self._pacer.wake()
-
-    def timer_stopped(self, _: Timeout) -> None:
-        self._pacer.timer_stopped()
-
-
 class Pacers:
     """The pacers of one queue, or of all queues of a worker, by target. Thread-safe."""
 
-    def __init__(
-        self, rate: float | None, max_in_flight: int | None, timer: Timer | None = None
-    ) -> None:
+    def __init__(self, rate: float | None, max_in_flight: int | None, timeouts: Timeouts) -> None:
         """Begin without a pacer; the arguments are those of `Pacing` and `Pacer`."""
-        self._limits = rate, max_in_flight
-        self._timer = timer
+        self._rate = rate
+        self._max_in_flight = max_in_flight
+        self._timeouts = timeouts
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin without a pacer, in a forked child."""
         self._lock = threading.RLock()
-        self._by_target: dict[str, Pacer] = {}
+        self._by_name: dict[str, Pacer] = {}
         self._by_channel: weakref.WeakKeyDictionary[Any, Pacer] = weakref.WeakKeyDictionary()
 
-    def of_target(self, name: str) -> Pacer:
-        """Get the pacer of a target."""
-        with self._lock:
-            if name not in self._by_target:
-                self._by_target[name] = self._new()
-            return self._by_target[name]
+    def limit(self, rate: float | None, max_in_flight: int | None) -> None:
+        """Change the limits, before the first attempt; None: leave that limit as it is."""
+        self._rate = self._rate if rate is None else rate
+        self._max_in_flight = self._max_in_flight if max_in_flight is None else max_in_flight
 
-    def of_channel(self, channel: object) -> Pacer:
-        """Get the pacer of a channel's calls; it exists as long as that object."""
-        with self._lock:
-            if channel not in self._by_channel:
-                self._by_channel[channel] = self._new()
-            return self._by_channel[channel]
-
-    def _new(self) -> Pacer:
-        return Pacer(Pacing(*self._limits), self._timer)
+    def of(self, key: object) -> Pacer:
+        """Get the pacer of a target or function, or of a channel, as long as that object exists."""
+        pacers: Any = self._by_name if isinstance(key, str) else self._by_channel
+        pacer: Pacer | None = pacers.get(key)
+        if pacer is None:
+            with self._lock:
+                pacing = Pacing(self._rate, self._max_in_flight)
+                pacer = pacers.setdefault(key, Pacer(pacing, self._timeouts))
+        return pacer

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import enum
 import math
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Final
 
@@ -95,6 +96,25 @@ class Outcome(enum.Enum):
     """It says nothing: it was canceled, or its call was refused."""
 
 
+@dataclass(slots=True)
+class _Round:
+    """The attempts after which the window is set. The first `size` of them are measured."""
+
+    began_ns: int
+    size: int
+    missing: int
+    """How many of the measured attempts have not ended."""
+    begun: int = 0
+    last_begun_ns: int = NEVER
+    """When the last of the measured attempts began."""
+    ended: int = 0
+    latencies: list[int] = field(default_factory=list)
+    timeout_ns: int = NEVER
+    """The shortest timeout."""
+    is_limited: bool = False
+    """Whether more attempts would have begun in a larger window."""
+
+
 class Pacing:
     """Decides when the attempts to one target begin. Not thread-safe."""
 
@@ -124,16 +144,9 @@ class Pacing:
         self._begin_round(now_ns)
 
     def _begin_round(self, now_ns: int) -> None:
-        self._round_ns = now_ns
         least = 1 if self._is_slow_start else MIN_SAMPLES
-        self._size = min(max(self.window, least), MAX_SAMPLES)
-        self._begun = 0
-        self._last_begun_ns = NEVER
-        self._ended = 0
-        self._missing = self._size
-        self._latencies: list[int] = []
-        self._timeout_ns = NEVER
-        self._is_limited = False
+        size = min(max(self.window, least), MAX_SAMPLES)
+        self._round = _Round(now_ns, size, missing=size)
 
     @property
     def window(self) -> int:
@@ -148,7 +161,7 @@ class Pacing:
     def next_ns(self, now_ns: int) -> int:
         """Return when the next attempt may begin; `NEVER`: not before one has ended."""
         if self._in_flight >= self.window:
-            self._is_limited = True
+            self._round.is_limited = True
             return NEVER
         at_ns = self._next_ns
         if self._failing:
@@ -174,10 +187,11 @@ class Pacing:
         self._next_ns = max(self._next_ns, now_ns - CATCH_UP_NS) + self._gap_ns
         self._in_flight += 1
         self._last_ns = now_ns
-        self._begun += 1
-        self._timeout_ns = min(self._timeout_ns, timeout_ns)
-        if self._begun == self._size:
-            self._last_begun_ns = now_ns
+        this = self._round
+        this.begun += 1
+        this.timeout_ns = min(this.timeout_ns, timeout_ns)
+        if this.begun == this.size:
+            this.last_begun_ns = now_ns
 
     def ended(self, began_ns: int, now_ns: int, outcome: Outcome) -> None:
         """Note that an attempt has ended.
@@ -192,20 +206,21 @@ class Pacing:
         is_failure = outcome in (Outcome.BUSY, Outcome.FAILED)
         if outcome is not Outcome.UNKNOWN:
             self._failing = is_failure
-        if began_ns < self._round_ns:
+        this = self._round
+        if began_ns < this.began_ns:
             return
         if is_failure:
             self._shrink(1 if outcome is Outcome.BUSY else FAILING_LIMIT)
             self._begin_round(now_ns)
             return
-        self._ended += 1
-        if began_ns <= self._last_begun_ns:
-            self._missing -= 1
+        this.ended += 1
+        if began_ns <= this.last_begun_ns:
+            this.missing -= 1
             if outcome is Outcome.DELIVERED:
-                self._latencies.append(now_ns - began_ns)
-        if self._missing <= 0 or self._ended >= STRAGGLER_FACTOR * self._size:
-            if self._latencies:
-                self._adapt(now_ns)
+                this.latencies.append(now_ns - began_ns)
+        if this.missing <= 0 or this.ended >= STRAGGLER_FACTOR * this.size:
+            if this.latencies:
+                self._adapt(now_ns, this)
             self._begin_round(now_ns)
 
     def _shrink(self, least: int) -> None:
@@ -216,11 +231,11 @@ class Pacing:
         self._is_slow_start = self._window <= least
         self._free_rounds = 0
 
-    def _adapt(self, now_ns: int) -> None:
+    def _adapt(self, now_ns: int, ended: _Round) -> None:
         """Set the window at the end of a round."""
-        latency_ns = fmean(self._latencies)
-        variance = fmean((each - latency_ns) ** 2 for each in self._latencies)
-        error_ns = ERRORS * math.sqrt(variance / len(self._latencies))
+        latency_ns = fmean(ended.latencies)
+        variance = fmean((each - latency_ns) ** 2 for each in ended.latencies)
+        error_ns = ERRORS * math.sqrt(variance / len(ended.latencies))
         if self._before_probe is not None:
             self._window, self._before_probe = self._before_probe, None
             self._base_ns, self._base_at_ns = latency_ns, now_ns
@@ -228,7 +243,7 @@ class Pacing:
         if latency_ns <= self._base_ns:
             self._base_ns, self._base_at_ns = latency_ns, now_ns
         usual_ns: float = self._base_ns + SLACK_NS + error_ns
-        usual_ns = min(usual_ns, max(self._base_ns * NEAR_BASE, self._timeout_ns * TIMEOUT_SHARE))
+        usual_ns = min(usual_ns, max(self._base_ns * NEAR_BASE, ended.timeout_ns * TIMEOUT_SHARE))
         executed = self._window * min(1.0, usual_ns / max(latency_ns, 1))
         extra = min(max(MIN_EXTRA, self._window / EXTRA_SHARE), executed / 2)
         self._free_rounds = self._free_rounds + 1 if executed == self._window else 0
@@ -237,7 +252,7 @@ class Pacing:
         if self._free_rounds >= FREE_ROUNDS:
             extra = max(extra, self._window * FREE_GROWTH)
         window = 2 * self._window if self._is_slow_start else executed + extra
-        if window < self._window or self._is_limited:
+        if window < self._window or ended.is_limited:
             self._window = min(max(1.0, window), MAX_WINDOW)
         if now_ns - self._base_at_ns >= max(PROBE_NS, PROBE_ROUNDS * latency_ns):
             self._before_probe, self._window = self._window, max(1.0, self._window / 2)

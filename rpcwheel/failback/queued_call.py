@@ -15,7 +15,7 @@ import math
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from rpcwheel.call.failback_policy import FailedCall
 from rpcwheel.call.keeper import KeptDelivery
@@ -24,7 +24,6 @@ from rpcwheel.durations import NEVER, to_ns
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rpcwheel._concurrency.exiting import BackgroundCall
     from rpcwheel.journal.backend import StoredCall
     from rpcwheel.timer import Timeout
 
@@ -112,17 +111,26 @@ class QueuedCallState(enum.Enum):
     DONE = enum.auto()
 
 
+class EncodedCall(NamedTuple):
+    """A call as it is to be stored in a journal; `NewCall` describes the fields."""
+
+    target: str
+    key: str
+    body: bytes
+    order_key: str | None
+
+
 @dataclass(slots=True, eq=False)
 class QueuedCall:
-    """A call in a `RetryQueue`, which changes it under its lock only. Times are nanoseconds."""
+    """A call in a `FailbackQueue`, which changes it under its lock only. Times are nanoseconds."""
 
     saved: SavedCall
     error: BaseException
     """How the last finished attempt failed."""
     started_ns: int
     """When the first attempt began."""
-    start: Callable[[QueuedCall], None] = field(repr=False)
-    """Starts an attempt on a worker or loop, from any thread, and returns at once."""
+    start: Callable[[Any], None] = field(repr=False)
+    """Starts an `Attempt` on a worker or loop, from any thread, and returns at once."""
     attempts: int = 1
     """Attempts begun, the first one included."""
     idle_ns: int = 0
@@ -135,24 +143,25 @@ class QueuedCall:
     """The counter of `FailbackStats` for how the call ends, once that is decided."""
     reason: str = ""
     """Why there is no further attempt, once that is decided."""
-    stored: StoredCall | None = None
-    """The call in the journal, if the queue has one."""
-    worker: str = ""
-    """The name under which it was taken from the journal."""
-    has_route: Callable[[], bool] = field(default=lambda: True, repr=False)
-    """Whether the channel through which it is delivered is still open."""
     timeout: Timeout | None = None
     """Starts the next attempt; None if no timeout is pending."""
     is_ready: bool = False
     """Whether its next attempt is due, and begins as soon as the pacing allows."""
-    began_ns: int | None = None
-    """When the attempt that runs began."""
-    background: BackgroundCall | None = None
-    """The attempt that runs."""
-    task: Any = None
-    """The task of its attempt or dead-letter hook: an event loop itself keeps a weak reference."""
-    span: Any = None
-    """The span of the attempt that runs; see `rpcwheel.telemetry.tracing.begin_delivery`."""
+    attempt: Any = None
+    """The `Attempt` that runs."""
+    encoded: EncodedCall | None = field(default=None, repr=False)
+    """What a journal is to store, before it has."""
+    stored: StoredCall | None = None
+    """The call in the journal from which it was taken."""
+    worker: str = ""
+    """The name under which it was taken."""
+    give_up: Callable[[Any], None] | None = field(default=None, repr=False)
+    """If it is to be given up, as its `reason` says: reports an `Attempt` as failed where the
+    `dead_letter` hook can run, from any thread. None: it is attempted."""
+    expires_ns: int = NEVER
+    """When the journal's `max_age` ends."""
+    is_open: Callable[[], bool] = field(default=lambda: True, repr=False)
+    """Whether the channel through which it is delivered is still open."""
     retry_on: frozenset[str] | None = None
     """The status codes after which the program that has stored it attempts it again, if they count
     in place of the policy's `retry_on`."""
@@ -161,6 +170,24 @@ class QueuedCall:
 
     def __post_init__(self) -> None:
         self.label = label_of(self.saved.function)
+
+    @property
+    def pacing_key(self) -> object:
+        """What it is paced with: the calls of the same target, channel or function.
+
+        Functions have their names as keys: a program may make a new function for each call.
+        """
+        if self.stored is not None:
+            return self.stored.target
+        function = self.saved.function
+        if isinstance(function, KeptDelivery) and function.channel is not None:
+            return function.channel
+        return self.label
+
+    @property
+    def is_at_pacer(self) -> bool:
+        """Whether its attempt is due, and waits until the pacing allows it."""
+        return self.state is QueuedCallState.WAITING and self.is_ready
 
     @property
     def timeout_ns(self) -> int:

@@ -20,8 +20,8 @@ from rpcwheel.call.idempotency import new_key, with_idempotency_key
 from rpcwheel.errors import ConfigurationError
 
 from .invoker import InvokerBase
-from .journaled import CallRoute, JournaledQueue
 from .queued_call import QueuedCall, SavedCall, label_of
+from .routes import CallRoute
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from rpcwheel.durations import Duration
     from rpcwheel.timer.api import Timer
 
-    from .journaled import MakeCall
-    from .queue import RetryQueue
+    from .queue import Attempt, FailbackQueue
+    from .routes import MakeCall
 
 __all__ = ["FailbackInvoker"]
 
@@ -114,7 +114,7 @@ class FailbackInvoker(InvokerBase):
             )
         if _is_future(result):
             return _follow(queue, result, SavedCall.save(function, args, kwargs), started_ns)
-        queue.count("succeeded")
+        queue.calls.count("succeeded")
         return result
 
     def enqueue(
@@ -142,14 +142,13 @@ class FailbackInvoker(InvokerBase):
         self, error: Exception, failed: FailedRpc
     ) -> Literal["queued", "dropped"] | None:
         """Store a failed gRPC call in the journal; the results are those of `enqueue`. Blocks."""
-        queue = self._journaled
-        begun = queue.begin_store_rpc(failed, error)
-        return None if begun is None else queue.store(*begun)
+        queue = self._queue
+        return queue.enqueue(self._journal.failed_rpc(failed, error, queue.now_ns()))
 
     def add_route(self, target: str, make: MakeCall, is_open: Callable[[], bool]) -> CallRoute:
-        """Deliver calls of the journal that are stored for a target; see `JournaledQueue`."""
+        """Deliver calls of the journal that are stored for a target; see `CallRoute`."""
         route = CallRoute(target, make, _start, _give_up, is_open)
-        self._journaled.add_route(route)
+        self._journal.add_route(route)
         return route
 
     def _follow_awaitable(self, result: Any, call: SavedCall, started_ns: int) -> Any:
@@ -229,7 +228,7 @@ def close_all(
         cancel: Called after that time. Ends the attempts that still run, before their calls are
             given back to a journal.
     """
-    closing: list[RetryQueue] = []
+    closing: list[FailbackQueue] = []
     seconds = 0.0
     failed: list[FailedCall] = []
     try:
@@ -249,9 +248,9 @@ def close_all(
     return failed
 
 
-def _wait_empty(queues: Iterable[RetryQueue], seconds: float) -> bool:
+def _wait_empty(queues: Iterable[FailbackQueue], seconds: float) -> bool:
     end = time.monotonic() + seconds
-    return all(_is_done_by(queue.when_empty(), end) for queue in queues)
+    return all(_is_done_by(queue.calls.when_empty(), end) for queue in queues)
 
 
 def _is_done_by(empty: Future[None], end: float) -> bool:
@@ -273,7 +272,7 @@ def _is_future(result: object) -> bool:
     return hasattr(kind, "add_done_callback") and hasattr(kind, "result")
 
 
-def _follow(queue: RetryQueue, inner: Any, call: SavedCall, started_ns: int) -> Future[Any]:
+def _follow(queue: FailbackQueue, inner: Any, call: SavedCall, started_ns: int) -> Future[Any]:
     """Make the future that the caller gets for `inner`."""
     outer: Future[Any] = Future()
 
@@ -292,12 +291,12 @@ def _follow(queue: RetryQueue, inner: Any, call: SavedCall, started_ns: int) -> 
 
 
 def _complete(
-    queue: RetryQueue, outer: Future[Any], inner: Any, call: SavedCall, started_ns: int
+    queue: FailbackQueue, outer: Future[Any], inner: Any, call: SavedCall, started_ns: int
 ) -> None:
     if inner.cancelled():
         outer.cancel()
     if not outer.set_running_or_notify_cancel():
-        queue.count("failed")
+        queue.calls.count("failed")
         return
     try:
         result = _first_result(queue, inner, call, started_ns)
@@ -307,14 +306,14 @@ def _complete(
         outer.set_result(result)
 
 
-def _first_result(queue: RetryQueue, inner: Any, call: SavedCall, started_ns: int) -> Any:
+def _first_result(queue: FailbackQueue, inner: Any, call: SavedCall, started_ns: int) -> Any:
     try:
         result = inner.result()
     except BaseException as error:
         if _enqueue(queue, call, error, started_ns):
             return queue.policy.default
         raise
-    queue.count("succeeded")
+    queue.calls.count("succeeded")
     return result
 
 
@@ -322,59 +321,57 @@ def _first_result(queue: RetryQueue, inner: Any, call: SavedCall, started_ns: in
 
 
 def _enqueue(
-    queue: RetryQueue, call: SavedCall, error: BaseException, started_ns: int
+    queue: FailbackQueue, call: SavedCall, error: BaseException, started_ns: int
 ) -> Literal["queued", "dropped"] | None:
-    if isinstance(queue, JournaledQueue):
-        begun = queue.begin_store_function(call, error, started_ns)
-        return None if begun is None else queue.store(*begun)
-    return queue.enqueue(QueuedCall(call, error, started_ns, partial(_start, queue)))
+    return queue.enqueue(QueuedCall(call, error, started_ns, _start))
 
 
-def _give_up(queue: RetryQueue, call: QueuedCall, error: BaseException) -> None:
-    EXECUTOR.submit(queue, partial(_failed, queue, call, error))
+def _give_up(attempt: Attempt) -> None:
+    EXECUTOR.submit(attempt.queue, partial(_failed, attempt, attempt.call.error))
 
 
-def _start(queue: RetryQueue, call: QueuedCall) -> None:
-    _submit(queue, call, partial(_attempt, queue, call))
+def _start(attempt: Attempt) -> None:
+    _submit(attempt, partial(_make, attempt))
 
 
-def _submit(queue: RetryQueue, call: QueuedCall, step: Callable[[], None]) -> None:
+def _submit(attempt: Attempt, step: Callable[[], None]) -> None:
     """Run a step of an attempt on a worker thread, in a copy of the caller's context."""
-    EXECUTOR.submit(queue, partial(queue.context_for(call).run, step))
+    EXECUTOR.submit(attempt.queue, partial(attempt.context().run, step))
 
 
-def _attempt(queue: RetryQueue, call: QueuedCall) -> None:
-    if not queue.begin_attempt(call):
+def _make(attempt: Attempt) -> None:
+    if not attempt.begin():
         return
+    call = attempt.call
     try:
         result = call.saved()
     except BaseException as error:  # noqa: BLE001 - the queue reports it
-        _failed(queue, call, error)
+        _failed(attempt, error)
         return
     if inspect.isawaitable(result):
-        _failed(queue, call, _not_awaitable_here(call.saved, result))
+        _failed(attempt, _not_awaitable_here(call.saved, result))
     elif _is_future(result):
-        if call.background is not None:
-            call.background.cancel = getattr(result, "cancel", None)
-        finish = partial(_finish, queue, call, result)
-        result.add_done_callback(lambda _: _submit(queue, call, finish))  # on gRPC's thread
+        if attempt.background is not None:
+            attempt.background.cancel = getattr(result, "cancel", None)
+        finish = partial(_finish, attempt, result)
+        result.add_done_callback(lambda _: _submit(attempt, finish))  # on gRPC's thread
     else:
-        queue.succeeded(call)
+        attempt.succeeded()
 
 
-def _finish(queue: RetryQueue, call: QueuedCall, future: Future[Any]) -> None:
+def _finish(attempt: Attempt, future: Future[Any]) -> None:
     try:
         future.result()
     except BaseException as error:  # noqa: BLE001 - the queue reports it
-        _failed(queue, call, error)
+        _failed(attempt, error)
     else:
-        queue.succeeded(call)
+        attempt.succeeded()
 
 
-def _failed(queue: RetryQueue, call: QueuedCall, error: BaseException) -> None:
-    hook = queue.failed(call, error)
+def _failed(attempt: Attempt, error: BaseException) -> None:
+    hook = attempt.failed(error)
     if hook is not None:
-        with contextlib.suppress(BaseException), queue.dead_letter(call):
+        with contextlib.suppress(BaseException), attempt.dead_letter():
             hook()
 
 

@@ -1,6 +1,6 @@
 """`JournalWorker`: delivers the calls of a journal without the program that has stored them.
 
-It looks for queues and targets in the journal, again and again, and has a `JournaledQueue` for each
+It looks for queues and targets in the journal, again and again, and has a `FailbackQueue` for each
 queue. A gRPC call is made through a channel to its target; only its bytes are needed, not its
 generated classes. A function must be imported: its own invoker delivers its calls.
 
@@ -10,11 +10,13 @@ Functions that are coroutine functions run on an event loop of the worker, on a 
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 import threading
 import time
 import warnings
 import weakref
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -31,10 +33,11 @@ from rpcwheel.journal.opening import open_journal_backend
 from rpcwheel.telemetry import components
 
 from . import aio
-from .journaled import JournaledQueue
+from .journaled import JournalStore
 from .pacer import Pacers
 from .stored_calls import StoredCalls
 from .sync import FailbackInvoker, close_all
+from .timeouts import Timeouts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -43,11 +46,13 @@ if TYPE_CHECKING:
     from rpcwheel.durations import Duration
     from rpcwheel.journal.journal import Journal
 
+    from .held_calls import FailbackStats
     from .invoker import InvokerBase
-    from .journaled import CallRoute
-    from .queue import FailbackStats
+    from .queue import FailbackQueue
+    from .routes import CallRoute
 
     Metadatum: TypeAlias = tuple[str, str | bytes]
+    Metadata: TypeAlias = Callable[[], Iterable[Metadatum]] | Sequence[Metadatum]
 
 __all__ = ["JournalWorker"]
 
@@ -68,6 +73,37 @@ START_SLACK_NS: Final = 10_000_000
 
 STOP_TIMEOUT_S: Final = 5.0
 """How long `close` waits for a look at the journal."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """What a worker delivers, and how."""
+
+    policy: FailbackPolicy
+    """That of gRPC calls."""
+    uses_stored_retry_on: bool
+    connect: Callable[[str], grpc.Channel]
+    metadata: Metadata
+    queues: frozenset[str] | None
+    targets: frozenset[str] | None
+    once: bool
+
+    def select(self, queue: str, target: str) -> bool:
+        """Whether calls of a queue to a target are delivered; the target of a function is ""."""
+        if self.queues is not None and queue not in self.queues:
+            return False
+        return self.targets is None or not target or target in self.targets
+
+
+@dataclass(slots=True)
+class _Place:
+    """A queue and a target in the journal."""
+
+    used_s: float
+    """When it had calls last."""
+    route: CallRoute | None = None
+    skipped: str = ""
+    """Why its calls are not delivered."""
 
 
 class JournalWorker:
@@ -98,7 +134,7 @@ class JournalWorker:
         max_attempts: int | None = None,
         rate: float | None = None,
         max_in_flight: int | None = None,
-        metadata: Callable[[], Iterable[Metadatum]] | Sequence[Metadatum] = (),
+        metadata: Metadata = (),
         once: bool = False,
     ) -> None:
         """Check the settings; `start` begins.
@@ -130,8 +166,7 @@ class JournalWorker:
             ExtraMissing: A package that the journal needs is not installed.
             TypeError: A setting is of a wrong type.
         """
-        self._url = url
-        self._policy = FailbackPolicy(
+        policy = FailbackPolicy(
             journal=url,
             retry_on="UNAVAILABLE" if retry_on is None else retry_on,
             backoff=backoff,
@@ -139,23 +174,25 @@ class JournalWorker:
             rate=rate,
             max_in_flight=max_in_flight,
         )
-        self._connect = connect
-        self._queues = None if queues is None else frozenset(queues)
-        self._targets = None if targets is None else frozenset(targets)
-        invokers = [getattr(function, "failback", function) for function in functions]
-        self._functions: list[tuple[InvokerBase, JournaledQueue]] = [
-            (invoker, _queue_of(invoker)) for invoker in invokers
-        ]
+        self._functions = [getattr(function, "failback", function) for function in functions]
+        for invoker in self._functions:
+            _queue_of(invoker)
         if not callable(metadata):
             try:
                 metadata = tuple((key, value) for key, value in metadata)
             except (TypeError, ValueError):
                 raise ConfigurationError("metadata must be pairs of a key and a value") from None
-        self._metadata = metadata
-        self._uses_stored_retry_on = retry_on is None
-        self._pacers = Pacers(rate, max_in_flight)
+        self._settings = _Settings(
+            policy,
+            retry_on is None,
+            connect,
+            metadata,
+            None if queues is None else frozenset(queues),
+            None if targets is None else frozenset(targets),
+            once,
+        )
+        self._pacers = Pacers(rate, max_in_flight, Timeouts(None))
         """The pacers of gRPC calls: queues share the pacer of a target."""
-        self._once = once
         self._failed = False
         self._due_by_ns: int | None = None
         self._name = secrets.token_hex(8)
@@ -165,10 +202,7 @@ class JournalWorker:
         self._invokers: dict[str, InvokerBase] = {}
         """By the name of the queue: those of gRPC calls, and those of functions."""
         self._channels: dict[str, grpc.Channel] = {}
-        self._known: dict[tuple[str, str], float] = {}
-        """Queues and targets of gRPC calls, each with the time when it was used last."""
-        self._routes: dict[tuple[str, str], CallRoute] = {}
-        self._skipped: dict[tuple[str, str], str] = {}
+        self._places: dict[tuple[str, str], _Place] = {}
         self._loop: _LoopThread | None = None
         self._journal: Journal | None = None
         self._stop = threading.Event()
@@ -192,12 +226,12 @@ class JournalWorker:
                 return
             self._check.routes()
             self._check.close()
-            if self._once:
+            if self._settings.once:
                 self._due_by_ns = time.monotonic_ns() + START_SLACK_NS
-            self._journal = open_journal(self._url)
+            self._journal = open_journal(self._check.url.text)
             self._start_functions()
             self._look(self._journal)
-            interval_s = ONCE_INTERVAL_S if self._once else LOOK_INTERVAL_S
+            interval_s = ONCE_INTERVAL_S if self._settings.once else LOOK_INTERVAL_S
             self._thread = threading.Thread(
                 target=_run,
                 args=(weakref.ref(self), self._stop, interval_s),
@@ -231,7 +265,8 @@ class JournalWorker:
     def skipped(self) -> dict[tuple[str, str], str]:
         """Why the calls of a queue and target are not delivered; the target of a function is ""."""
         with self._lock:
-            return dict(self._skipped)
+            places = dict(self._places)
+        return {name: place.skipped for name, place in places.items() if place.skipped}
 
     def count(self) -> int:
         """Count the calls that are left for this worker, also those that are not due. Blocks.
@@ -243,9 +278,8 @@ class JournalWorker:
             return 0
         if not self._closed:
             journal.count()
-        selected = (
-            depth for depth in journal.depths() if self._is_selected(depth.queue, depth.target)
-        )
+        select = self._settings.select
+        selected = (depth for depth in journal.depths() if select(depth.queue, depth.target))
         return sum(depth.waiting + depth.taken for depth in selected)
 
     def stats(self) -> dict[str, FailbackStats]:
@@ -298,14 +332,18 @@ class JournalWorker:
     # --- Functions ---
 
     def _start_functions(self) -> None:
-        for invoker, queue in self._functions:
-            if self._queues is not None and queue.name not in self._queues:
+        policy = self._settings.policy
+        for invoker in self._functions:
+            queue, store = _queue_of(invoker)
+            if not self._settings.select(queue.name, ""):
                 continue
-            if str(queue.journal.url) != str(self._check.url):
-                self._skip(queue.name, "", f"the journal of the function is {queue.journal.url}")
+            if str(store.journal.url) != self.url:
+                reason = f"the journal of the function is {store.journal.url}"
+                with self._lock:
+                    self._places[queue.name, ""] = _Place(math.inf, skipped=reason)
                 continue
-            queue.due_by_ns = self._due_by_ns
-            queue.limit_attempts(self._policy.rate, self._policy.max_in_flight)
+            store.due_by_ns = self._due_by_ns
+            queue.pacers.limit(policy.rate, policy.max_in_flight)
             with self._lock:
                 self._invokers[queue.name] = invoker
             if isinstance(invoker, aio.FailbackInvoker):
@@ -322,7 +360,7 @@ class JournalWorker:
         if self._journal is None:
             return
         has_looked = self._look(self._journal)
-        if not self._once:
+        if not self._settings.once:
             return
         self._failed = self._journal.failing_s > ONCE_FAILURE_S
         if self._failed or (has_looked and self._is_idle()):
@@ -333,77 +371,71 @@ class JournalWorker:
         """Look for queues and targets. False if the journal has failed."""
         try:
             journal.take(self._name, (), 0.0)  # makes the calls of workers ready that have died
-            places = journal.backend.routes()
+            names = journal.backend.routes()
         except JournalError:  # reported by the journal
             return False
         now_s = time.monotonic()
-        for place in places:
-            if place not in self._known and self._is_selected(*place):
-                self._add(*place)
-            self._known[place] = now_s
-        for place, used_s in list(self._known.items()):
-            if now_s - used_s > UNUSED_S:
-                self._drop_unused(place)
+        for queue, target in names:
+            place = self._places.get((queue, target))
+            if place is not None:
+                place.used_s = max(place.used_s, now_s)
+                continue
+            place = _Place(now_s)
+            if self._settings.select(queue, target):
+                place.skipped = self._deliver(queue, target, place)
+            with self._lock:
+                self._places[queue, target] = place
+        for name, place in list(self._places.items()):
+            if now_s - place.used_s > UNUSED_S:
+                self._drop_unused(*name, place)
         return True
 
-    def _is_selected(self, queue: str, target: str) -> bool:
-        if self._queues is not None and queue not in self._queues:
-            return False
-        return self._targets is None or not target or target in self._targets
-
-    def _add(self, queue: str, target: str) -> None:
-        """Deliver the calls of a queue to a target from now on, or note why not."""
+    def _deliver(self, queue: str, target: str, place: _Place) -> str:
+        """Deliver the calls of a queue to a target from now on, or return why not."""
         if not target:
-            if queue not in self._invokers:
-                self._skip(queue, target, "they are calls of a function that was not imported")
-            return
+            is_imported = queue in self._invokers
+            return "" if is_imported else "they are calls of a function that was not imported"
         channel = self._channels.get(target)
         try:
-            channel = channel or self._connect(target)
+            channel = channel or self._settings.connect(target)
         except Exception as error:  # noqa: BLE001 - user code, and targets of any program
-            self._skip(queue, target, f"there is no channel to it: {error}")
-            return
+            return f"there is no channel to it: {error}"
         with self._lock:
             if self._closed:
                 channel.close()
-                return
+                return ""
             self._channels[target] = channel
             if queue not in self._invokers:
-                invoker = FailbackInvoker(self._policy.model_copy(update={"name": queue}))
-                queue_made = _queue_of(invoker)
-                queue_made.due_by_ns = self._due_by_ns
-                queue_made.pacers = self._pacers
-                queue_made.uses_stored_retry_on = self._uses_stored_retry_on
-                self._invokers[queue] = invoker
-            registered_invoker = self._invokers[queue]
-        if not isinstance(registered_invoker, FailbackInvoker):
-            self._skip(queue, target, "the queue is one of a coroutine function")
-            return
-        metadata = partial(_metadata_now, self._metadata, self.url)
+                self._invokers[queue] = self._new_invoker(queue)
+            invoker = self._invokers[queue]
+        if not isinstance(invoker, FailbackInvoker):
+            return "the queue is one of a coroutine function"
+        metadata = partial(_metadata_now, self._settings.metadata, self.url)
         stored_calls = StoredCalls(channel, components.call_counts(), metadata)
-        self._routes[queue, target] = registered_invoker.add_route(
-            target, stored_calls, lambda: True
-        )
+        place.route = invoker.add_route(target, stored_calls, lambda: True)
+        return ""
 
-    def _skip(self, queue: str, target: str, reason: str) -> None:
-        with self._lock:
-            self._skipped.setdefault((queue, target), reason)
+    def _new_invoker(self, queue: str) -> FailbackInvoker:
+        invoker = FailbackInvoker(self._settings.policy.model_copy(update={"name": queue}))
+        new_queue, store = _queue_of(invoker)
+        new_queue.pacers = self._pacers
+        store.due_by_ns = self._due_by_ns
+        store.uses_stored_retry_on = self._settings.uses_stored_retry_on
+        return invoker
 
-    def _drop_unused(self, place: tuple[str, str]) -> None:
+    def _drop_unused(self, name: str, target: str, place: _Place) -> None:
         """Forget a queue and target, and close the channel if no other queue has the target."""
-        name, target = place
-        route = self._routes.get(place)
+        route = place.route
         if route is not None:
-            queue = _queue_of(self._invokers[name])
-            queue.remove_route(route)  # first, so that no call is taken meanwhile
-            if queue.holds(target):
-                queue.add_route(route)
+            queue, store = _queue_of(self._invokers[name])
+            store.routes.remove(route)  # first, so that no call is taken meanwhile
+            if queue.calls.count_of(target):
+                store.add_route(route)
                 return
-            del self._routes[place]
         with self._lock:
-            del self._known[place]
-            self._skipped.pop(place, None)
-            is_used = any(other == target for _, other in self._routes)
+            del self._places[name, target]
+            others = (other for (_, of), other in self._places.items() if of == target)
+            is_used = any(other.route is not None for other in others)
             channel = None if is_used else self._channels.pop(target, None)
         if channel is not None:
             channel.close()
@@ -414,24 +446,23 @@ class JournalWorker:
         """Whether each call that was due at the start was attempted. Blocks."""
         with self._lock:
             queues = [_queue_of(invoker) for invoker in self._invokers.values()]
-        return all(_has_nothing_due(queue) for queue in queues)
+        return all(_has_nothing_due(queue, store) for queue, store in queues)
 
 
-def _queue_of(invoker: Any) -> JournaledQueue:
-    """Return the queue of an invoker.
+def _queue_of(invoker: Any) -> tuple[FailbackQueue, JournalStore]:
+    """Return the queue of an invoker, and its store.
 
     Raises:
         TypeError: It has no journal, or it is no invoker.
     """
-    queue = getattr(invoker, "_queue", None)
-    if not isinstance(queue, JournaledQueue):
+    queue: FailbackQueue | None = getattr(invoker, "_queue", None)
+    store = None if queue is None else queue.store
+    if queue is None or not isinstance(store, JournalStore):
         raise TypeError(f"{invoker!r} is no function decorated by with_failback(journal=...)")
-    return queue
+    return queue, store
 
 
-def _metadata_now(
-    metadata: Callable[[], Iterable[Metadatum]] | Sequence[Metadatum], journal: str
-) -> Iterable[Metadatum]:
+def _metadata_now(metadata: Metadata, journal: str) -> Iterable[Metadatum]:
     """Return the metadata for an attempt.
 
     Raises:
@@ -468,13 +499,13 @@ def _end(
         journal.close()
 
 
-def _has_nothing_due(queue: JournaledQueue) -> bool:
+def _has_nothing_due(queue: FailbackQueue, store: JournalStore) -> bool:
     """Whether a queue has no call, and finds none in the journal. Blocks."""
     before = queue.stats()
     if before.pending:
         return False
-    queue.look()
-    return queue.found_none and queue.stats() == before
+    store.poller.look()
+    return store.found_none and queue.stats() == before
 
 
 def _run(worker_ref: weakref.ref[JournalWorker], stop: threading.Event, interval_s: float) -> None:

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from rpcwheel.call.failback_policy import FailbackPolicy
     from rpcwheel.call.keeper import ChannelKeeper
     from rpcwheel.call.policy import CallPolicy
-    from rpcwheel.failback.journaled import CallRoute, MakeCall
-    from rpcwheel.failback.queue import FailbackStats
+    from rpcwheel.failback.held_calls import FailbackStats
     from rpcwheel.failback.queued_call import QueueEntry
+    from rpcwheel.failback.routes import CallRoute, MakeCall
     from rpcwheel.failback.stored import StoredFunction, StoredRpc
     from rpcwheel.journal.backend import StoredCall
     from rpcwheel.timer.api import Timer

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
         RetryPolicy,
     )
     from rpcwheel.durations import Duration
-    from rpcwheel.failback.queue import FailbackStats
+    from rpcwheel.failback.held_calls import FailbackStats
     from rpcwheel.failback.queued_call import QueueEntry
     from rpcwheel.heartbeat.policy import HeartbeatPolicy
     from rpcwheel.heartbeat.rules import HeartbeatState

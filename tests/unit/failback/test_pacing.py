@@ -158,6 +158,23 @@ def test_a_server_that_is_down_gets_ten_attempts_a_second_and_all_when_it_is_bac
     assert server.per_s(17, 20) >= 0.85 * 80
 
 
+def test_only_the_first_attempts_of_a_round_are_measured():
+    pacing, ms = Pacing(), S // 1000
+    for _ in range(FIRST_WINDOW):
+        pacing.began(0)
+    for number in (1, 2):  # one of the first ends, and a later one begins and ends at once
+        pacing.ended(0, number * ms, Outcome.DELIVERED)
+        pacing.began(number * ms)
+        pacing.ended(number * ms, number * ms, Outcome.DELIVERED)
+    pacing.ended(0, 3 * ms, Outcome.DELIVERED)
+    for _ in range(FIRST_WINDOW - 1):
+        pacing.began(3 * ms)
+    assert pacing.next_ns(3 * ms) == NEVER  # otherwise the window would not grow
+    assert pacing.window == FIRST_WINDOW
+    pacing.ended(0, 4 * ms, Outcome.DELIVERED)
+    assert pacing.window == 2 * FIRST_WINDOW
+
+
 def test_attempts_that_fail_are_spaced_evenly_after_the_first_ten():
     pacing, now_ns, began_ns = Pacing(), 0, []
     while len(began_ns) < 3 * FAILING_LIMIT:

@@ -1,4 +1,4 @@
-"""The retry queue on a manual timer. Its attempts are recorded instead of being made."""
+"""The failback queue on a manual timer. Its attempts are recorded instead of being made."""
 
 import asyncio
 import functools
@@ -29,7 +29,7 @@ from rpcwheel.events import (
     FailbackRejected,
 )
 from rpcwheel.failback import FailbackPolicy, FailbackStats
-from rpcwheel.failback.queue import RetryQueue
+from rpcwheel.failback.queue import Attempt, FailbackQueue
 from rpcwheel.failback.queued_call import QueuedCall, QueuedCallState, SavedCall
 from rpcwheel.timer import ManualTimer, WheelTimer
 
@@ -44,8 +44,8 @@ def push(*args):
 PUSH = f"{__name__}.push"
 
 
-class RecordingQueue(RetryQueue):
-    """A retry queue that keeps the attempts it starts, in `started`."""
+class RecordingQueue(FailbackQueue):
+    """A queue that keeps the calls whose attempts it starts, in `started`."""
 
     def __init__(self, timer, **given):
         super().__init__(
@@ -56,13 +56,31 @@ class RecordingQueue(RetryQueue):
             timer,
         )
         self.started = []
+        self.attempts = {}  # the last one of each call
+
+    def start(self, attempt):
+        self.started.append(attempt.call)
+        self.attempts[attempt.call] = attempt
+
+    def of(self, call):
+        """The last attempt of a call, which may not have begun."""
+        return self.attempts.get(call) or Attempt(self, call)
+
+    def failed(self, call, error):
+        return self.of(call).failed(error)
+
+    def succeeded(self, call):
+        self.of(call).succeeded()
+
+    def lost(self, call, reason):
+        self.of(call).lost(reason)
 
     def add(self, *args, error=GONE, started_ns=None, channel=None):
         """Queue a call of `push`, or of a method of a channel."""
         started_ns = self.now_ns() if started_ns is None else started_ns
         function = push if channel is None else KeptDelivery("/a/B", channel, 60)
         saved = SavedCall.save(function, args, {})
-        return self.enqueue(QueuedCall(saved, error, started_ns, self.started.append))
+        return self.enqueue(QueuedCall(saved, error, started_ns, self.start))
 
     def counts(self, **expected):
         stats = self.stats()
@@ -156,7 +174,7 @@ def test_attempts_of_a_channel_wait_for_those_that_run_and_not_for_those_of_othe
 def test_a_function_may_have_any_attributes(queue, timer):
     function = Mock(channel="sms")  # and a `timeout_s`, and a `release_channel`
     saved = SavedCall.save(function, (), {})
-    queue.enqueue(QueuedCall(saved, GONE, queue.now_ns(), queue.started.append))
+    queue.enqueue(QueuedCall(saved, GONE, queue.now_ns(), queue.start))
     timer.advance(5)
     (call,) = queue.started
     queue.succeeded(call)
@@ -169,7 +187,7 @@ def test_a_function_may_have_any_attributes(queue, timer):
 )
 def test_attempts_begin_at_the_rate_of_the_policy_or_the_worker(timer, own, of_worker):
     queue = RecordingQueue(timer, **own)
-    queue.limit_attempts(*of_worker)
+    queue.pacers.limit(*of_worker)
     for _ in range(4):
         queue.add()
     timer.advance(5)
@@ -192,7 +210,7 @@ def test_while_the_timer_is_full_attempts_follow_each_other():
         queue = RecordingQueue(timer, rate=0.01)
         queue.add(1)
         queue.add(2)
-        queue.start_attempt(next(iter(queue._calls)))
+        queue.start_attempt(next(iter(queue.calls)))
         timer.new_timeout(print, 60)  # that of the first call is free
         queue.begin_flush(None)
         assert len(queue.started) == 1
@@ -276,7 +294,7 @@ def test_a_full_timer_makes_the_queue_full(events):
 def test_without_a_timer_the_shared_one_is_taken_when_the_first_call_is_queued(monkeypatch, timer):
     asked = []
     monkeypatch.setattr(
-        "rpcwheel.failback.queue.shared_timer", lambda: asked.append(timer) or timer
+        "rpcwheel.failback.timeouts.shared_timer", lambda: asked.append(timer) or timer
     )
     queue = RecordingQueue(None)
     queue.add(error=ValueError())
@@ -340,7 +358,7 @@ def test_entries_lists_the_queued_calls_oldest_first(queue, timer):
 
 def test_the_timers_task_names_the_call(queue):
     queue.add()
-    (call,) = queue._calls
+    (call,) = queue.calls
     assert repr(call.timeout.task) == f"retry of {PUSH}"
 
 
@@ -353,7 +371,7 @@ def test_a_dead_letter_hook_that_is_interrupted_ends_the_call_and_raises(timer, 
     timer.advance(5)
     (call,) = queue.started
     queue.failed(call, ValueError())
-    with pytest.raises(KeyboardInterrupt), queue.dead_letter(call):
+    with pytest.raises(KeyboardInterrupt), queue.of(call).dead_letter():
         raise KeyboardInterrupt
     assert type(events[-1]) is DeadLetterFailed
     assert queue.pending == 0
@@ -498,7 +516,7 @@ def test_a_timeout_is_canceled_if_flush_started_the_attempt_before_it_was_set(
 def test_many_threads_add_start_and_end_each_call_once(timer):
     queue = RecordingQueue(timer, max_pending=50)
     run_threads(*[lambda: [queue.add() for _ in range(10)]] * 5)
-    calls = list(queue._calls)
+    calls = list(queue.calls)
     assert len(calls) == 50
 
     def race(order):
@@ -519,7 +537,7 @@ def test_a_finalizer_whose_call_fails_does_not_deadlock(queue):
 
     late = Late()
     late.itself = late
-    with queue._lock:
+    with queue.calls.lock:
         del late
         gc.collect()
     assert queue.pending == 1
@@ -527,12 +545,12 @@ def test_a_finalizer_whose_call_fails_does_not_deadlock(queue):
 
 def test_a_forked_child_has_an_empty_queue_though_another_thread_held_the_lock(queue, timer):
     queue.add()
-    (call,) = queue._calls
-    waiter = queue.when_empty()
+    (call,) = queue.calls
+    waiter = queue.calls.when_empty()
     held, end = threading.Event(), threading.Event()
 
     def hold():
-        with queue._lock:
+        with queue.calls.lock:
             held.set()
             end.wait(WAIT_S)
 
@@ -565,7 +583,7 @@ class AnyOrder(RuleBasedStateMachine):
         )
         self.model = {}  # the state of each call
         self.refused = 0
-        self.waiters = [self.queue.when_empty()]
+        self.waiters = [self.queue.calls.when_empty()]
         self.is_closed = False
         self.is_draining = False
 
@@ -593,7 +611,7 @@ class AnyOrder(RuleBasedStateMachine):
             self.refused += 1
         else:
             self.queue.add()
-            self.model[list(self.queue._calls)[-1]] = QueuedCallState.WAITING
+            self.model[list(self.queue.calls)[-1]] = QueuedCallState.WAITING
 
     @rule(seconds=st.sampled_from([0.01, 2.5, 5.0]))
     def time_passes(self, seconds):
@@ -630,7 +648,7 @@ class AnyOrder(RuleBasedStateMachine):
     def a_hook_ends(self, data):
         call = self.one(data, QueuedCallState.ENDING)
         if call is not None:
-            with self.queue.dead_letter(call):
+            with self.queue.of(call).dead_letter():
                 pass
             self.model[call] = QueuedCallState.DONE
 
@@ -664,15 +682,15 @@ class AnyOrder(RuleBasedStateMachine):
     @invariant()
     def calls_are_in_the_states_of_the_model(self):
         assert {call: call.state for call in self.model} == self.model
-        assert list(self.queue._calls) == self.in_state(*HELD)
+        assert list(self.queue.calls) == self.in_state(*HELD)
         assert self.timer.pending == len(self.in_state(QueuedCallState.WAITING))
 
     @invariant()
     def those_who_wait_for_an_empty_queue_are_notified(self):
         is_empty = not self.in_state(*HELD)
         assert {waiter.done() for waiter in self.waiters} <= {is_empty}
-        self.waiters = [] if is_empty else [*self.waiters, self.queue.when_empty()]
-        self.queue.when_empty().cancel()
+        self.waiters = [] if is_empty else [*self.waiters, self.queue.calls.when_empty()]
+        self.queue.calls.when_empty().cancel()
 
     @invariant()
     def the_counts_add_up(self):

@@ -4,7 +4,7 @@ import grpc
 import pytest
 
 from rpcwheel.call.idempotency import IDEMPOTENCY_KEY
-from rpcwheel.failback.queue import FailbackStats
+from rpcwheel.failback import FailbackStats
 from rpcwheel.failback.stored import StoredRpc
 from rpcwheel.failback.stored_calls import StoredCalls
 from rpcwheel.failback.worker import _has_nothing_due
@@ -16,12 +16,16 @@ DELIVERED_ONE = FailbackStats(queued_total=1, attempts=1, redelivered=1)
 
 
 class Queue:
-    """A queue whose stats before and after a look, and what the look finds, are given."""
+    """A queue with its store: its stats before and after a look, and what the look finds."""
 
     def __init__(self, before, after, *, found_none):
         self._stats = iter([before, after])
         self._found_none = found_none
         self.found_none = False
+
+    @property
+    def poller(self):
+        return self
 
     def stats(self):
         return next(self._stats)
@@ -42,7 +46,8 @@ class Queue:
     ],
 )
 def test_nothing_is_due_if_a_look_finds_none_and_nothing_changes(before, after, found_none, ended):
-    assert _has_nothing_due(Queue(before, after, found_none=found_none)) is ended
+    queue = Queue(before, after, found_none=found_none)
+    assert _has_nothing_due(queue, queue) is ended
 
 
 def test_given_metadata_replaces_stored_metadata_of_the_same_name():
