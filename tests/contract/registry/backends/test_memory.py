@@ -60,6 +60,7 @@ def test_a_lease_has_one_timeout_and_none_after_its_end(opened, timer):
     timer.advance(3 * LEASE)
     assert timer.pending == 0
     backend.publish([ONE])
+    assert backend.renew([ONE, TWO]) == {TWO.key: "missing"}
     backend.close()
     assert timer.pending == 0
 

@@ -88,6 +88,14 @@ def test_a_reboot_ends_all_leases(opened, path, timer):
     assert before.renew([ONE]) == {ONE.key: "lease"}
 
 
+def test_instances_whose_lease_has_ended_stay_away_when_others_are_published(opened, timer):
+    backend = opened(timer=timer)
+    backend.publish([ONE])
+    timer.advance(LEASE)
+    backend.publish([TWO])
+    assert [*backend.lookup(SERVICE).records] == [TWO.id]
+
+
 def test_a_renewal_removes_ended_leases(opened, path, timer):
     opened(timer=timer).publish([ONE])
     living = opened(timer=timer)
