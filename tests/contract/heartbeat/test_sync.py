@@ -59,6 +59,9 @@ def test_code_of_the_user_and_reconnects_run_on_worker_threads(server, channel, 
     advance_until(timer, heartbeat, until=lambda: "reconnect" in threads)
     assert wait_until(lambda: len(threads) == 3)
     assert all(n.startswith("rpcwheel-worker") for names in threads.values() for n in names)
+    with manager:
+        assert heartbeat.state is not HeartbeatState.CLOSED
+    assert heartbeat.state is HeartbeatState.CLOSED
 
 
 def test_interceptors_that_hang_do_not_delay_the_timer(server):
@@ -84,7 +87,6 @@ def test_interceptors_that_hang_do_not_delay_the_timer(server):
         assert slow.threads[0].startswith("rpcwheel-worker")
         assert stuck.answered == 0
         slow.gate.set()
-    assert free.state is HeartbeatState.CLOSED
 
 
 def test_event_handlers_and_listeners_that_hang_do_not_delay_the_timer(server):

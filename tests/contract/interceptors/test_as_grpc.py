@@ -318,5 +318,5 @@ def ended(call, ask, on_done):
     assert str(call)
     late = []
     on_done(late.append)
-    wait_until(lambda: late == [call])
+    assert late == [call]  # at once
     return shown

@@ -290,8 +290,9 @@ def test_flush_delivers_the_calls_of_all_queues(shop, client, open_channel, queu
 
 
 @each_world
-def test_a_queue_that_is_created_after_close_is_closed(client, queues):
-    client.world.do(queues.close)
+def test_a_queue_that_is_created_after_the_end_of_a_with_statement_is_closed(client, queues):
+    end = queues.__exit__ if client.world.name == "sync" else queues.__aexit__
+    client.world.do(end, None, None, None)
     queue = queues.queue_for(AUDIT.replace(retry_on=ConnectionError), "/a/B")
     with pytest.raises(FailbackClosed):
         client.world.do(queue.enqueue, ConnectionError("gone"), asyncio.sleep)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from fixtures.journals import store, stored, wait_until_quiet
+from fixtures.journals import ScriptedJournal, store, stored, wait_until_quiet
 from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import (
@@ -205,6 +205,8 @@ def test_results_that_are_refused_are_kept_and_stored_later(journal, url, script
     assert journal.is_failing
     script.clear()
     assert [call.attempts for call in taken(journal)] == [2, 2]
+    *_, results = [request[2] for request in ScriptedJournal.requests if request[0] == "report"]
+    assert [result.id for result in results] == [call.id for call in calls]  # in order
     assert [type(event) for event in events] == [JournalFailed, JournalRecovered]
 
 
@@ -355,11 +357,14 @@ def test_users_of_one_url_share_a_journal_that_the_last_one_closes(url, events):
     third.close()
 
 
-def test_close_stores_the_results(url):
+def test_close_stores_the_results(url, script):
     journal = open_journal(url)
     store(url)
     (call,) = taken(journal)
+    script["report"] = JournalUnavailable("locked")  # so that no earlier request stores it
     journal.report("w", Delivered(call.id))
+    wait_until(lambda: journal.is_failing)
+    script.clear()
     journal.close()
     assert stored(url) == []
 

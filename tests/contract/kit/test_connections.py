@@ -129,8 +129,9 @@ def test_each_subchannel_of_a_balanced_channel_has_a_heartbeat(shop, world, kit,
     world.do(balanced.update, [])
     wait_until(lambda: made.heartbeats == ())
     call.cancel()
-    with pytest.raises(RuntimeError, match="this kit is closed"):
-        world.do(another.intercept_channel, balanced)
+    for use, of in ((another.intercept_channel, balanced), (another.channel, shop.target)):
+        with pytest.raises(RuntimeError, match="this kit is closed"):
+            world.do(use, of)
 
 
 def answers(world, channel) -> bool:

@@ -1,6 +1,6 @@
 """The connections that a table knows, from calls and from scans."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -91,7 +91,10 @@ def test_wall_clock_times_are_the_same_until_the_connection_is_used(table, timer
     ]
     timer.advance(20)
     call(table).note_end()
+    timer.advance(30)
+    earliest = datetime.now(UTC)
     used = next(one for one in snapshot_of(table) if one.peer == A)
+    assert earliest <= used.last_used_at + timedelta(seconds=30) <= datetime.now(UTC)
     before = next(one for one in first if one.peer == A)
     assert used.connected_at == before.connected_at
     assert used.last_used_at != before.last_used_at
