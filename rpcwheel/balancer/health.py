@@ -325,13 +325,14 @@ class HealthChecker(Generic[S]):
         with pool.lock:
             if self._explaining or now_s - self._explained_s < EXPLAIN_AGAIN_S:
                 return self._explaining > 0
-            self._explained_s = now_s
             failing = [
                 subchannel
                 for subchannel in pool.subchannels[:MAX_EXPLAINED]
                 if subchannel.connection is not None and subchannel.state is FAILING
             ]
             self._explaining = len(failing)
+            if failing:  # otherwise their states have just changed
+                self._explained_s = now_s
         for subchannel in failing:
             done = partial(self._explained, subchannel)
             self._prober.probe(subchannel, EXPLAIN_TIMEOUT_S, done)

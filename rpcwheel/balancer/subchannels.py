@@ -589,9 +589,13 @@ class SubchannelPool(Generic[S]):
             return CLOSED_MEANWHILE
         subchannels = self.subchannels
         refusal = self.rules.refusal(subchannels, wait_for_ready=pending.wait_for_ready)
+        if refusal is not None and refusal.unreachable:
+            if self.checker.explains(now_s):
+                return None
+            # Probes may have ended since: the refusal must have their results.
+            refusal = self.rules.refusal(subchannels)
         if refusal is not None:
-            waits = refusal.unreachable and self.checker.explains(now_s)
-            return None if waits else refusal
+            return refusal
         left_s = pending.wait_left_s(now_s)
         is_late = left_s is not None and left_s <= 0
         return self.rules.timed_out(pending, subchannels) if is_late else None

@@ -67,3 +67,15 @@ def test_a_call_waits_until_probes_have_found_out_why_servers_cannot_be_reached(
     assert (pool.try_pick(patient, 101.0), len(probes)) == (None, 3)
     assert pool.try_pick(pending, 101.2) is None  # the result is used for a second
     assert len(probes) == 6
+
+
+def test_a_status_has_the_results_of_probes_that_end_while_it_is_made(pool):
+    class Prober:
+        def probe(self, subchannel, timeout_s, done):
+            done(None, FinishedError(UNAVAILABLE, "last error: refused"))
+
+    pool.checker = HealthChecker(pool, Prober(), None)
+    pool.update([at(1)])
+    pool.set_states(p1=FAILING)
+    pending = pool.rules.begin(*CALL, None, False, now_s=100.0)
+    assert pool.try_pick(pending, 100.1).details.endswith("10.0.0.7:1: refused")
