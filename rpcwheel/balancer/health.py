@@ -333,9 +333,13 @@ class HealthChecker(Generic[S]):
             self._explaining = len(failing)
             if failing:  # otherwise their states have just changed
                 self._explained_s = now_s
-        for subchannel in failing:
-            done = partial(self._explained, subchannel)
-            self._prober.probe(subchannel, EXPLAIN_TIMEOUT_S, done)
+        try:
+            for subchannel in failing:
+                done = partial(self._explained, subchannel)
+                self._prober.probe(subchannel, EXPLAIN_TIMEOUT_S, done)
+        except BaseException:  # such as `SystemExit` of the user's `connect`: do not wait for it
+            self._explaining = 0
+            raise
         return self._explaining > 0
 
     def _explained(self, subchannel: S, _: bytes | None, error: BaseException | None) -> None:

@@ -387,7 +387,7 @@ class SubchannelPool(Generic[S]):
     def expire_stale(self) -> bool:
         """Remove all stale subchannels, although they answer, if that is due."""
         with self.lock:
-            if not self.preservation.may_expire(self._by_id, self.now_ns()):
+            if self.closed or not self.preservation.may_expire(self._by_id, self.now_ns()):
                 return False
             change = self._update({})
         if change is not None:

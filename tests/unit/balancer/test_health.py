@@ -292,3 +292,16 @@ def test_canceled_calls_lead_to_no_check_without_outlier_ejection(make_checked):
     checked = make_checked(outlier_ejection=None)
     cancel(checked, 10)
     assert checked.prober.probes == []
+
+
+def test_calls_do_not_wait_for_an_explanation_after_a_probe_that_could_not_be_begun(checked):
+    checked.pool.set_states(p1=FAILING, p2=FAILING)
+
+    def probe(*_):
+        raise SystemExit("the user's connect")
+
+    checked.prober.probe = probe
+    checker = checked.pool.checker
+    with pytest.raises(SystemExit):
+        checker.explains(now_s=10.0)
+    assert not checker.explains(now_s=10.5)

@@ -591,6 +591,14 @@ def test_stale_servers_are_removed_after_the_grace_when_they_are_half_of_all(ten
     assert ten.picked() == {*range(1, 6)}
 
 
+def test_a_check_that_ends_after_close_makes_no_subchannels(ten, clock):
+    ten.update([at(port) for port in range(1, 6)], expired={f"10.0.0.7:{n}" for n in range(6, 11)})
+    clock.pass_(10)
+    ten.close_all()
+    assert not ten.expire_stale()
+    assert ten.subchannels == ()
+
+
 def test_servers_that_the_registry_lost_are_called_as_long_as_most_are_lost(ten, clock, events):
     expired = {f"10.0.0.7:{port}" for port in range(2, 10)}
     ten.update([at(10, status="DRAINING"), at(1), *(at(port) for port in range(2, 10))])
