@@ -248,7 +248,7 @@ class JournalStore:
         queue = self._queue()
         if queue is None:
             return
-        self.journal.count_if_due()
+        self.journal.counts.count_if_due()
         queue.end_lost_attempts()
         with contextlib.suppress(JournalError):  # is reported, and the next look tries again
             if not self.lease.keep(is_used=bool(self._covered())):
@@ -418,7 +418,7 @@ class JournalStore:
     @property
     def pending(self) -> int:
         """How many calls of the queue are in the journal, as last counted."""
-        return max(self.journal.stored(self._name), len(self._calls))
+        return max(self.journal.counts.of(self._name), len(self._calls))
 
     def ensure_counted(self, *, block: bool) -> None:
         """Count the calls if they were never counted: now, or on a worker thread."""
@@ -504,7 +504,7 @@ class JournalStore:
         for future in flushes:
             future.cancel()
         self._ending.detach()
-        if not (at_exit and self.journal.is_failing):  # each request might take seconds
+        if not (at_exit and self.journal.outage.is_failing):  # each request might take seconds
             self.journal.release(self.lease.worker)
             self.journal.close()
 

@@ -277,9 +277,9 @@ class JournalWorker:
         if journal is None:
             return 0
         if not self._closed:
-            journal.count()
+            journal.counts.count()
         select = self._settings.select
-        selected = (depth for depth in journal.depths() if select(depth.queue, depth.target))
+        selected = (depth for depth in journal.counts.depths if select(depth.queue, depth.target))
         return sum(depth.waiting + depth.taken for depth in selected)
 
     def stats(self) -> dict[str, FailbackStats]:
@@ -362,7 +362,7 @@ class JournalWorker:
         has_looked = self._look(self._journal)
         if not self._settings.once:
             return
-        self._failed = self._journal.failing_s > ONCE_FAILURE_S
+        self._failed = self._journal.outage.seconds > ONCE_FAILURE_S
         if self._failed or (has_looked and self._is_idle()):
             self._stop.set()
             self._done.set()

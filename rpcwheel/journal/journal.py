@@ -26,15 +26,15 @@ from rpcwheel.errors import (
     JournalRefused,
     JournalUnavailable,
 )
-from rpcwheel.events import JournalFailed, JournalRecovered, emit
 from rpcwheel.events.log import waiting_calls
 from rpcwheel.telemetry import components
 from rpcwheel.timer import ManualTimer
 from rpcwheel.timer.clock import clock_of
 
 from .backend import Postponed
+from .counts import Counts
 from .opening import open_journal_backend
-from .recount import Recount
+from .outage import Outage
 from .url import parse_journal_url
 
 if TYPE_CHECKING:
@@ -42,14 +42,10 @@ if TYPE_CHECKING:
 
     from rpcwheel.timer.api import Timer
 
-    from .backend import Depth, JournalBackend, NewCall, Result, Route, StoredCall
+    from .backend import JournalBackend, NewCall, Result, Route, StoredCall
 
 MAX_BATCH: Final = 1000
 """Calls, or results, in one transaction."""
-
-COUNT_INTERVAL_S: Final = 2.0
-COUNT_SHARE: Final = 0.01
-"""Calls are counted at this interval, or less often, so that it takes this share of the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,30 +101,21 @@ class Journal:
         self.now_ns = clock_of(None if self.backend.clock is None else timer)
         """The clock for leases: monotonic, or that of a `ManualTimer`."""
         self.users = 0
-        self._closed = False
+        self.outage = Outage(str(self.url), self.now_ns, lambda: self.unstored_results)
+        self.counts = Counts(self.backend, self.outage, self.now_ns)
         self._workers: dict[str, tuple[str, Callable[[list[int]], object]]] = {}
-        self._depths: list[Depth] = []
-        self._stored: Counter[str] = Counter()
-        """How many calls of each queue are not dead: the last count, and the changes since."""
-        self._next_count_s = 0.0
-        self._was_counted = False
-        self._failing_since_s: float | None = None
-        self._refuses_writes = False
-        """Whether a request that writes has failed; then one that only reads is no recovery."""
         self.reset()
         reset_after_fork(self)
         components.add("journal", self)
 
     def reset(self) -> None:
         """Forget what the parent was to store, in a forked child."""
-        self._lock = threading.Lock()
+        self.outage.reset()
+        self.counts.reset()
         self._turn = _Turn()  # of the thread that runs a transaction
         self._holders: set[str] = set()
         """Workers that may have calls."""
         self._worker = SerialExecutor()
-        self._counter = SerialExecutor()
-        self._counting = threading.Lock()
-        self._recount = Recount()  # of the thread that has the turn
         self._appends: deque[tuple[NewCall, int, Future[int]]] = deque()
         self._results: deque[tuple[str, Result]] = deque()
         self._repeated: set[int] = set()  # results that the engine may have stored already
@@ -174,19 +161,18 @@ class Journal:
 
     def _append_one(self, call: NewCall, limit: int) -> int:
         """Store a call. The caller has the turn."""
-        self._count_if_needed(call, limit)
-        if self._stored[call.queue] >= limit:
+        self.counts.refresh(call.queue, limit)
+        if self.counts.of(call.queue) >= limit:
             raise self._full(call, limit)
         try:
             (number,) = self.backend.append([call])
         except JournalError as error:
-            self._failed(error)
+            self.outage.failed(error)
             raise
         except Exception as error:
             raise self._append_failed(error) from error
-        self._succeeded()
-        self._stored[call.queue] += 1
-        self._recount.add(call.queue)
+        self.outage.succeeded()
+        self.counts.added(call.queue)
         return number
 
     def _add(self, call: NewCall, limit: int) -> Future[int]:
@@ -206,10 +192,11 @@ class Journal:
         batch: list[tuple[NewCall, Future[int]]] = []
         adding: Counter[str] = Counter()
         if self._appends:
-            self._count_if_needed(*self._appends[0][:2])
+            call, limit, _ = self._appends[0]
+            self.counts.refresh(call.queue, limit)
         while self._appends and len(batch) < MAX_BATCH:
             call, limit, future = self._appends.popleft()
-            if self._stored[call.queue] + adding[call.queue] >= limit:
+            if self.counts.of(call.queue) + adding[call.queue] >= limit:
                 future.set_exception(self._full(call, limit))
             else:
                 adding[call.queue] += 1
@@ -237,26 +224,10 @@ class Journal:
             for _, future in batch:
                 future.set_exception(refusal)
             return
-        self._succeeded()
+        self.outage.succeeded()
         for (call, future), number in zip(batch, ids, strict=True):
-            self._stored[call.queue] += 1
-            self._recount.add(call.queue)
+            self.counts.added(call.queue)
             future.set_result(number)
-
-    def _count_if_needed(self, call: NewCall, limit: int) -> None:
-        """Count what other processes have stored, unless that is known. The caller has the turn.
-
-        An engine that has just failed is not asked, as the call would wait for it twice.
-        """
-        if self.is_failing or not self._recount.is_needed(call.queue, limit):
-            return
-        if self._counting.acquire(blocking=False):  # not twice, also not in a finalizer
-            try:
-                self._recount.begin()
-                self._count()
-                self._recount.end(self._stored)
-            finally:
-                self._counting.release()
 
     def _full(self, call: NewCall, limit: int) -> JournalFull:
         return JournalFull(f"{self.url} has max_pending ({limit}) calls of {call.queue!r}")
@@ -264,7 +235,7 @@ class Journal:
     def _append_failed(self, error: Exception) -> JournalError:
         """Note that calls could not be stored, and return the error of their callers."""
         if isinstance(error, JournalError):
-            self._failed(error)
+            self.outage.failed(error)
             return error
         # a value that the engine cannot store
         return JournalRefused(f"{self.url}: {type(error).__name__}: {error}")
@@ -300,11 +271,11 @@ class Journal:
                 taken = self.backend.take(worker, self.url.lease_s, routes, within_s)
             except JournalError as error:
                 self._holders.add(worker)  # the connection may have been lost after the commit
-                self._failed(error, writes=False)
+                self.outage.failed(error, writes=False)
                 raise
             if taken:
                 self._holders.add(worker)
-            self._succeeded(writes=bool(taken))
+            self.outage.succeeded(writes=bool(taken))
             return taken
 
     def renew(self, worker: str) -> bool:
@@ -317,9 +288,9 @@ class Journal:
             try:
                 renewed = self.backend.renew(worker, self.url.lease_s)
             except JournalError as error:
-                self._failed(error)
+                self.outage.failed(error)
                 raise
-            self._succeeded()
+            self.outage.succeeded()
             return renewed
 
     def report(self, worker: str, result: Result) -> None:
@@ -346,7 +317,7 @@ class Journal:
                 try:
                     self.backend.release(worker)
                 except JournalError as error:
-                    self._failed(error)
+                    self.outage.failed(error)
         self.remove_worker(worker)
 
     @property
@@ -372,9 +343,9 @@ class Journal:
                     self._repeated.update(result.id for _, result in batch)
                     if not isinstance(error, JournalError):
                         raise
-                    self._failed(error)
+                    self.outage.failed(error)
                     return error
-                self._succeeded()
+                self.outage.succeeded()
                 batch = [item for item in batch if item[0] != worker]
                 self._note_stored(
                     worker, own, [number for number in late if number not in self._repeated]
@@ -385,57 +356,21 @@ class Journal:
     def _note_stored(self, worker: str, results: list[Result], late: list[int]) -> None:
         queue, on_late = self._workers.get(worker, ("", None))
         ended = sum(not isinstance(result, Postponed) for result in results) - len(late)
-        self._stored[queue] = max(0, self._stored[queue] - ended)
+        self.counts.ended(queue, ended)
         if late and on_late is not None:
             on_late(late)
 
-    # --- Failures of the engine ---
-
-    def _failed(self, error: JournalError, *, writes: bool = True) -> None:
-        """Report the first failure; a failure because the journal was closed is none."""
-        with self._lock:
-            if self._closed:
-                return
-            self._refuses_writes = self._refuses_writes or writes
-            is_first = self._failing_since_s is None
-            if is_first:
-                self._failing_since_s = self._now_s()
-        if is_first:
-            emit(JournalFailed(str(self.url), error, len(self._results)))
-
-    def _succeeded(self, *, writes: bool = True) -> None:
-        with self._lock:
-            since_s = self._failing_since_s
-            if since_s is None or (self._refuses_writes and not writes):
-                return
-            self._failing_since_s, self._refuses_writes = None, False
-        emit(JournalRecovered(str(self.url), self._now_s() - since_s))
-
-    @property
-    def is_failing(self) -> bool:
-        """Whether the last request failed."""
-        return self._failing_since_s is not None
-
-    @property
-    def failing_s(self) -> float:
-        """How long requests have failed; 0 if the last one succeeded."""
-        since_s = self._failing_since_s
-        return 0.0 if since_s is None else self._now_s() - since_s
-
-    def _now_s(self) -> float:
-        return self.now_ns() / 1e9
-
-    # --- Counts ---
+    # --- Reading ---
 
     def status(self) -> JournalStatus:
         """Describe the journal, by the last counts. Does not block."""
         results = self.unstored_results
-        problem = "it stores nothing" if self.is_failing else ""
+        problem = "it stores nothing" if self.outage.is_failing else ""
         if results and problem:
             problem += f"; {results} results wait"
         return JournalStatus(
             str(self.url),
-            not self.is_failing,
+            not self.outage.is_failing,
             results,
             tuple(
                 DepthStatus(
@@ -447,58 +382,14 @@ class Journal:
                     depth.oldest_s,
                     _depth_problem(depth.dead, depth.waiting + depth.taken),
                 )
-                for depth in self.depths()
+                for depth in self.counts.depths
             ),
             problem,
         )
 
-    def depths(self) -> list[Depth]:
-        """Return the last counts of the calls in the journal. Does not block."""
-        return self._depths
-
-    def stored(self, queue: str) -> int:
-        """Return how many calls of a queue are stored and not dead.
-
-        This is the last count, and what this process has changed since.
-        """
-        return self._stored[queue]
-
     def ensure_counted(self, *, block: bool) -> None:
         """Count the calls if that was never tried: now, or on a worker thread."""
-        if self._was_counted or self._closed:
-            return
-        if block and not self._turn.is_own():
-            self.count()
-        else:
-            self.count_if_due()
-
-    def count_if_due(self) -> None:
-        """Count the calls on a worker thread if the last count is old. Never blocks."""
-        if self._now_s() >= self._next_count_s:
-            self._next_count_s = self._now_s() + COUNT_INTERVAL_S
-            self._counter.submit(self.count)
-
-    def count(self) -> None:
-        """Count the calls now. Blocks."""
-        with self._counting:
-            self._count()
-
-    def _count(self) -> None:
-        began_s = self._now_s()
-        try:
-            depths = self.backend.depths()
-        except JournalError as error:
-            self._failed(error, writes=False)
-            return
-        finally:
-            self._was_counted = True
-        self._depths = depths
-        stored: Counter[str] = Counter()
-        for depth in depths:
-            stored[depth.queue] += depth.waiting + depth.taken
-        self._stored = stored
-        took_s = self._now_s() - began_s
-        self._next_count_s = began_s + max(COUNT_INTERVAL_S, took_s / COUNT_SHARE)
+        self.counts.ensure(block=block and not self._turn.is_own())
 
     # --- The end ---
 
@@ -518,7 +409,7 @@ class Journal:
                 del _OPEN.journals[self._key]
         with self._turn:
             self._write_results()
-        self._closed = True
+        self.outage.is_over = True
         components.remove("journal", self)
         self.backend.close()
 

@@ -82,7 +82,7 @@ def test_many_threads_append_at_the_same_time_and_each_gets_its_id(journal, url)
 
     run_threads(*(lambda thread=thread: append(thread) for thread in range(16)))
     assert {call.key: call.id for call in stored(url)} == ids
-    assert journal.stored("*") == 160
+    assert journal.counts.of("*") == 160
     for thread in range(16):
         own = [ids[f"{thread}-{number}"] for number in range(10)]
         assert own == sorted(own)
@@ -125,7 +125,7 @@ def test_an_append_with_a_value_that_the_engine_refuses_fails_alone(
     with pytest.raises(JournalRefused, match=f"{url}: (Overflow|Value)Error: "):
         futures[1].result()
     assert events == []  # the engine is well
-    assert journal.stored("*") == 2
+    assert journal.counts.of("*") == 2
 
 
 def test_the_limit_is_that_of_the_queue(journal, busy):
@@ -135,7 +135,7 @@ def test_the_limit_is_that_of_the_queue(journal, busy):
     assert [future.exception() is None for future in futures] == [True, True, True, False]
     with pytest.raises(JournalFull, match=r"has max_pending \(2\) calls of 'a'"):
         futures[3].result()
-    assert not journal.is_failing
+    assert not journal.outage.is_failing
 
 
 def append_in_a_group(journal, call, limit):
@@ -165,10 +165,10 @@ def test_dead_letters_do_not_count_and_delivered_calls_make_room(journal, url):
     journal.report("w", Delivered(first.id))
     journal.report("w", Dead(second.id, 2, "", "why"))
     journal.report("w", Postponed(third.id, 2, 0.0, ""))
-    wait_until(lambda: journal.stored("*") == 1)
-    journal.count()
-    assert journal.stored("*") == 1
-    assert [(one.waiting, one.dead) for one in journal.depths()] == [(1, 1)]
+    wait_until(lambda: journal.counts.of("*") == 1)
+    journal.counts.count()
+    assert journal.counts.of("*") == 1
+    assert [(one.waiting, one.dead) for one in journal.counts.depths] == [(1, 1)]
 
 
 @pytest.mark.parametrize(
@@ -182,10 +182,10 @@ def test_a_caller_alone_gets_the_error_of_the_engine(error, raised, failing, jou
     script["append"] = error
     with pytest.raises(raised):
         journal.append_now(new_call(), MANY)
-    assert journal.is_failing is failing
+    assert journal.outage.is_failing is failing
     script.clear()
     assert journal.append_now(new_call(), MANY) == 1
-    assert not journal.is_failing
+    assert not journal.outage.is_failing
 
 
 # --- Results ---
@@ -202,7 +202,7 @@ def test_results_that_are_refused_are_kept_and_stored_later(journal, url, script
     with pytest.raises(JournalUnavailable):  # a call whose result is not stored is not taken again
         taken(journal)
     assert journal.unstored_results == 2
-    assert journal.is_failing
+    assert journal.outage.is_failing
     script.clear()
     assert [call.attempts for call in taken(journal)] == [2, 2]
     *_, results = [request[2] for request in ScriptedJournal.requests if request[0] == "report"]
@@ -219,7 +219,7 @@ def test_late_results_are_ignored_and_reported_to_the_worker(journal, url):
     journal.report("w", Delivered(call.id))
     wait_until(lambda: late == [call.id])
     assert len(stored(url)) == 1
-    assert journal.stored("*") == 1
+    assert journal.counts.of("*") == 1
     journal.remove_worker("w")
     journal.report("w", Delivered(call.id))
     wait_until(lambda: not journal.unstored_results)
@@ -256,9 +256,9 @@ def test_results_whose_answer_was_lost_are_stored_again_and_the_next_one_may_be_
         patch.setattr(journal.backend, "report", lose_the_answer)
         journal.report("w", Delivered(first.id))
         journal.report("w", Postponed(second.id, 2, 0.0, "again"))
-        wait_until(lambda: journal.is_failing)
+        wait_until(lambda: journal.outage.is_failing)
     assert [call.id for call in taken(journal)] == [second.id]
-    assert (journal.unstored_results, late, journal.stored("*")) == (0, [], 1)
+    assert (journal.unstored_results, late, journal.counts.of("*")) == (0, [], 1)
     journal.backend.delete(Filter())
     journal.report("w", Delivered(second.id))
     wait_until(lambda: late == [second.id])
@@ -278,7 +278,7 @@ def test_a_worker_that_has_taken_nothing_is_released_without_a_request(journal, 
     script["release"] = JournalUnavailable("must not be asked")
     assert taken(journal) == []
     journal.release("w")
-    assert not journal.is_failing
+    assert not journal.outage.is_failing
     script["take"] = JournalUnavailable("the answer was lost")
     with pytest.raises(JournalUnavailable):
         taken(journal)
@@ -298,7 +298,7 @@ def test_a_failure_is_reported_once_and_so_is_the_recovery(journal, url, script,
         with pytest.raises(JournalFull):
             journal.append_now(new_call(), MANY)
         assert taken(journal) == []  # reading is no recovery
-        journal.count()
+        journal.counts.count()
     script.clear()
     journal.append_now(new_call(), MANY)
     journal.append_now(new_call(key="2"), MANY)
@@ -309,7 +309,7 @@ def test_a_failure_is_reported_once_and_so_is_the_recovery(journal, url, script,
 
 def test_after_a_failure_to_read_a_read_is_a_recovery(journal, url, script, events):
     script["take"] = script["depths"] = script["renew"] = JournalUnavailable("away")
-    journal.count()
+    journal.counts.count()
     with pytest.raises(JournalUnavailable):
         taken(journal)
     with pytest.raises(JournalUnavailable):
@@ -333,7 +333,7 @@ def test_after_a_failure_to_write_any_write_is_a_recovery(works, journal, url, s
         assert len(taken(journal)) == 1
     else:
         journal.report("w", Delivered(call.id))
-        wait_until(lambda: not journal.is_failing)
+        wait_until(lambda: not journal.outage.is_failing)
     assert [type(event) for event in events] == [JournalFailed, JournalRecovered]
 
 
@@ -363,7 +363,7 @@ def test_close_stores_the_results(url, script):
     (call,) = taken(journal)
     script["report"] = JournalUnavailable("locked")  # so that no earlier request stores it
     journal.report("w", Delivered(call.id))
-    wait_until(lambda: journal.is_failing)
+    wait_until(lambda: journal.outage.is_failing)
     script.clear()
     journal.close()
     assert stored(url) == []
@@ -380,9 +380,9 @@ def test_the_calls_are_counted_at_intervals_only(journal, script):
     counted = []
     script["depths"] = lambda: counted.append(1)
     for _ in range(3):
-        journal.count_if_due()
+        journal.counts.count_if_due()
     wait_until(lambda: counted)
-    journal.count_if_due()
+    journal.counts.count_if_due()
     wait_until_quiet()
     assert len(counted) == 1
 

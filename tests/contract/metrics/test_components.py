@@ -191,7 +191,7 @@ def test_a_journal(scrape, tmp_path):
             assert channel.unary_unary("/shop.Audit/Push")(b"x") is None
         states = {"journal": url, "queue": "audit"}
         (journal,) = components.of_kind("journal")
-        journal.count()
+        journal.counts.count()
         assert scrape("rpcwheel_journal_calls", **states, state="waiting") == 1
         assert scrape("rpcwheel_journal_calls", **states, state="taken") == 0
         assert scrape("rpcwheel_journal_calls", **states, state="dead") == 0

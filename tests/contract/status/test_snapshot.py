@@ -371,7 +371,7 @@ def test_a_journal_is_described(tmp_path):
     with Kit(failback=policy, timeout=1.0) as kit:
         with kit.channel("127.0.0.1:1") as channel:
             channel.unary_unary("/shop.Audit/Push")(b"x")
-        (components.of_kind("journal")[0]).count()
+        components.of_kind("journal")[0].counts.count()
         status = snapshot()
         (journal,) = status.journals
         (depth,) = journal.depths
@@ -392,7 +392,7 @@ def test_the_problems_of_a_journal(tmp_path, monkeypatch):
         (journal,) = components.of_kind("journal")
         counts = [("a", 2, 1, 1200), ("b", 0, 0, 1), ("c", 0, 0, 0)]
         depths = [Depth("orders", *one, 1.0) for one in counts]
-        monkeypatch.setattr(journal, "depths", lambda: depths)
+        monkeypatch.setattr(journal.counts, "depths", depths)
         (found,) = snapshot().journals
     assert (found.up, found.problem) == (False, "it stores nothing")
     problems = [one.problem for one in found.depths]
