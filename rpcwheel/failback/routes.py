@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 
     from rpcwheel.journal.backend import StoredCall
 
-    from .queue import Attempt
     from .stored import StoredFunction, StoredRpc
 
 
@@ -30,9 +29,9 @@ class CallRoute:
 
     target: str
     make: MakeCall
-    start: Callable[[Attempt], None]
+    start: Callable[[Any], None]
     """Starts an attempt; as `QueuedCall.start`."""
-    give_up: Callable[[Attempt], None]
+    give_up: Callable[[Any], None]
     """As `QueuedCall.give_up`."""
     is_open: Callable[[], bool] = lambda: True
     """Whether calls can still be made."""
