@@ -171,7 +171,7 @@ class Picking(Generic[S]):
         elif ready_level is None:
             candidates = []
         else:
-            candidates = [one for one, state in levels[ready_level] if state is READY]
+            candidates = [subchannel for subchannel, state in levels[ready_level] if state is READY]
         weights = [self._weight(subchannel, timer_ns) for subchannel in candidates]
         if (candidates, weights) == self.chosen and self.pick is not None:
             return

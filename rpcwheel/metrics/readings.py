@@ -68,9 +68,8 @@ class EventCounts(QueuedCounts):
 
     def __call__(self, event: Event) -> None:
         """Count an event."""
-        for metric, _, source in self._by_event.get(type(event), ()):
+        for metric, _, source, fields in self._by_event.get(type(event), ()):
             if not source.counts_if or getattr(event, source.counts_if):
-                fields = source.fields.values()
                 labels = tuple(str(getattr(event, field))[:MAX_NAME] for field in fields)
                 amount = float(getattr(event, source.amount)) if source.amount else 1.0
                 self.put((metric, labels, amount))

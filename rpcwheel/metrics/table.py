@@ -154,13 +154,15 @@ class EventMetric(NamedTuple):
     metric: Metric
     event: type[Event]
     source: Count
+    fields: tuple[str, ...]
+    """The fields of the event that have the values of the labels."""
 
 
 def _of_event(event: type[Event], source: Count) -> EventMetric:
     kind: Kind = "histogram" if source.bounds else "counter"
-    labels = tuple(source.fields)
-    metric = Metric(f"rpcwheel_{source.name}", kind, labels, source.help, source.bounds)
-    return EventMetric(metric, event, source)
+    fields = source.fields
+    metric = Metric(f"rpcwheel_{source.name}", kind, tuple(fields), source.help, source.bounds)
+    return EventMetric(metric, event, source, tuple(fields.values()))
 
 
 EVENTS: Final = tuple(
@@ -188,7 +190,7 @@ COMPONENTS: Final = {
 }
 """The metrics of components, where their rows are, and what is read of a row."""
 
-_BY_NAME: Final = {source.name: metric for metric, _, source in EVENTS}
+_BY_NAME: Final = {source.name: metric for metric, _, source, _ in EVENTS}
 LATE_BEFORE_START: Final = _BY_NAME["deadlines_exceeded_before_start"]
 REPLACED: Final = _BY_NAME["connections_replaced"]
 DELIVERY_SECONDS: Final = _BY_NAME["failback_delivery_seconds"]
