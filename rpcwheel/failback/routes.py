@@ -38,7 +38,7 @@ class CallRoute:
 
 
 @dataclass(slots=True)
-class Target:
+class TargetRoutes:
     """The routes to one target, the oldest first, and how many of its calls are taken."""
 
     routes: list[CallRoute] = field(default_factory=list)
@@ -57,7 +57,7 @@ class Routes:
     def reset(self) -> None:
         """Begin without a route, in a forked child: its channels are the parent's."""
         self._lock = threading.RLock()  # a finalizer may drop a channel
-        self._targets: dict[str, Target] = {}
+        self._targets: dict[str, TargetRoutes] = {}
 
     def add(self, route: CallRoute) -> None:
         """Deliver the calls of a target from now on. If it has several routes, by the first."""
@@ -71,10 +71,10 @@ class Routes:
             if route in target.routes:
                 target.routes.remove(route)
 
-    def target(self, name: str) -> Target:
+    def target(self, name: str) -> TargetRoutes:
         """Get a target, with or without routes."""
         with self._lock:
-            return self._targets.setdefault(name, Target())
+            return self._targets.setdefault(name, TargetRoutes())
 
     def to(self, name: str) -> CallRoute | None:
         """Get the route to a target; None: this process does not deliver its calls."""
@@ -83,7 +83,7 @@ class Routes:
             target.routes = [route for route in target.routes if route.is_open()]
             return target.routes[0] if target.routes else None
 
-    def open_targets(self) -> dict[str, Target]:
+    def open_targets(self) -> dict[str, TargetRoutes]:
         """Get the targets to which there are routes."""
         with self._lock:
             targets = list(self._targets.items())
