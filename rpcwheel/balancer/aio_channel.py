@@ -254,15 +254,15 @@ class _WaitingCalls:
             asyncio.CancelledError: The channel was closed.
         """
         self._pool.jobs.enter()
-        while (found := self._pool.try_subchannels(pending, now_s := time.monotonic())) is None:
+        while (picked := self._pool.try_subchannels(pending, now_s := time.monotonic())) is None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pending.wait_left_s(now_s)):
                     await self.signal.wait()
-        if found is CLOSED_MEANWHILE:
+        if picked is CLOSED_MEANWHILE:
             raise asyncio.CancelledError
-        if isinstance(found, Refusal):
-            raise failed_with(found.code, found.details)
-        return found
+        if isinstance(picked, Refusal):
+            raise failed_with(picked.code, picked.details)
+        return picked
 
     def notify(self) -> None:
         """Let all waiting calls pick again, because the state of the channel may have changed."""

@@ -317,9 +317,9 @@ class SnapshotFiles:
         self._skipped[service] = frozenset(skipped)
         return tuple(instances[key] for key in sorted(instances))
 
-    def _failed(self, what: str | Path, path: Path, error: Exception) -> None:
-        if what not in self._reported:
-            self._reported.add(what)
+    def _failed(self, operation: str | Path, path: Path, error: Exception) -> None:
+        if operation not in self._reported:
+            self._reported.add(operation)
             emit(SnapshotFailed(self._registry, str(path), error))
 
 

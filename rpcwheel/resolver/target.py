@@ -89,7 +89,7 @@ class Target:
         )
 
     def with_tls(self) -> Target:
-        """The same target for a channel with TLS credentials, which calls only servers with TLS.
+        """Return this target for a channel with TLS credentials, which calls only TLS servers.
 
         Registries say which servers use TLS. DNS does not, so for `headless://` the result assumes
         that all do.
