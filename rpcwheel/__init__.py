@@ -46,12 +46,14 @@ if TYPE_CHECKING:
     from rpcwheel.balancer import BalancerPolicy
     from rpcwheel.call import (
         CallPolicy,
+        Criticality,
         DeadlinePolicy,
         DefaultResponsePolicy,
         HedgingPolicy,
         MethodPolicy,
         RetryPolicy,
         call_options,
+        current_criticality,
         current_deadline,
         deadline_scope,
     )
@@ -73,8 +75,9 @@ else:
         {
             ".balancer": "BalancerPolicy",
             ".call": (
-                "CallPolicy DeadlinePolicy DefaultResponsePolicy HedgingPolicy MethodPolicy "
-                "RetryPolicy call_options current_deadline deadline_scope"
+                "CallPolicy Criticality DeadlinePolicy DefaultResponsePolicy HedgingPolicy "
+                "MethodPolicy RetryPolicy call_options current_criticality current_deadline "
+                "deadline_scope"
             ),
             ".errors": "ConfigurationError RpcWheelError",
             ".failback": "FailbackPolicy with_failback",
@@ -120,6 +123,7 @@ __all__ = [
     "BalancerPolicy",
     "CallPolicy",
     "ConfigurationError",
+    "Criticality",
     "DeadlinePolicy",
     "DefaultResponsePolicy",
     "FailbackPolicy",
@@ -137,6 +141,7 @@ __all__ = [
     "aio",
     "call_options",
     "client_interceptors",
+    "current_criticality",
     "current_deadline",
     "deadline_scope",
     "insecure_channel",

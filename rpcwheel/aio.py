@@ -22,12 +22,14 @@ if TYPE_CHECKING:
     from rpcwheel.balancer import BalancerPolicy
     from rpcwheel.call import (
         CallPolicy,
+        Criticality,
         DeadlinePolicy,
         DefaultResponsePolicy,
         HedgingPolicy,
         MethodPolicy,
         RetryPolicy,
         call_options,
+        current_criticality,
         current_deadline,
         deadline_scope,
     )
@@ -52,6 +54,7 @@ __all__ = [
     "BalancerPolicy",
     "CallPolicy",
     "ConfigurationError",
+    "Criticality",
     "DeadlinePolicy",
     "DefaultResponsePolicy",
     "FailbackPolicy",
@@ -67,6 +70,7 @@ __all__ = [
     "WheelTimer",
     "call_options",
     "client_interceptors",
+    "current_criticality",
     "current_deadline",
     "deadline_scope",
     "insecure_channel",

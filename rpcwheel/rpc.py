@@ -1,5 +1,8 @@
 """Types that several packages share: the kind of a call, the result of an attempt, what follows it.
 
+Also what clients and servers of rpcwheel exchange in metadata: `Criticality`, and the keys of a
+refusal.
+
 Times are integer nanoseconds on the clock of the timer in use; only `DEADLINE` is always on
 `time.monotonic_ns()`. Status codes are strings (`"UNAVAILABLE"`), because this module does not
 import grpc.
@@ -13,7 +16,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from rpcwheel.errors import ConfigurationError
+from rpcwheel.errors import ConfigurationError, short_repr
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,15 +24,25 @@ if TYPE_CHECKING:
 __all__ = [
     "CODES",
     "CODES_SCHEMA",
+    "CRITICALITY",
+    "CRITICALITY_KEY",
+    "CRITICALITY_SCHEMA",
     "DEADLINE",
+    "DEFAULT_CRITICALITY",
+    "NONCE_KEY",
+    "PUSHBACK_KEY",
+    "REFUSED_KEY",
     "STATUS_CODES",
     "TRIED",
     "AttemptResult",
+    "Criticality",
     "Kind",
     "NextAttempt",
     "Stop",
     "checked_code",
+    "checked_criticality",
     "classes_by_kind",
+    "criticality_named",
 ]
 
 STATUS_CODES: Final = (
@@ -75,6 +88,66 @@ TRIED: Final[ContextVar[list[object] | None]] = ContextVar("rpcwheel_tried", def
 
 `rpcwheel.call` sets it for each attempt. `rpcwheel.balancer` prefers a subchannel that is not in
 the list, and appends the one that it picks."""
+
+
+class Criticality(enum.IntEnum):
+    """How much a call matters when a server has to refuse some: the least critical ones first.
+
+    The levels are those of the Google SRE book, "Handling Overload". A higher one is greater, and
+    none is false. `str` and `format` give the `label`.
+    """
+
+    CRITICAL_PLUS = 4
+    """A refusal has serious consequences that users see."""
+    CRITICAL = 3
+    """A refusal is seen by users. The level of a call that does not say otherwise."""
+    SHEDDABLE_PLUS = 2
+    """A refusal now and then is expected; such as batch jobs, which try again."""
+    SHEDDABLE = 1
+    """Refusals are expected, for some time also of all calls."""
+
+    def __init__(self, _: int) -> None:
+        self.label: str = self.name.lower()
+        """The name in lower case: the value in metadata, and the label in metrics."""
+
+    def __str__(self) -> str:
+        return self.label
+
+    def __format__(self, spec: str) -> str:
+        return format(self.label, spec)
+
+
+DEFAULT_CRITICALITY: Final = Criticality.CRITICAL
+"""The criticality of a call that does not say otherwise."""
+
+CRITICALITY: Final[ContextVar[Criticality | None]] = ContextVar(
+    "rpcwheel_criticality", default=None
+)
+"""The criticality of the call that is being served; None if its client has not set one.
+
+Set and read by `rpcwheel.call`, as `DEADLINE` is."""
+
+CRITICALITY_KEY: Final = "rpcwheel-criticality"
+"""The metadata entry of a call with the `label` of its criticality."""
+
+CRITICALITY_SCHEMA: Final = {"enum": [level.label for level in Criticality]}
+"""The JSON schema of a setting that is a criticality."""
+
+NONCE_KEY: Final = "rpcwheel-nonce"
+"""The metadata entry of an attempt with a value that no other attempt has. A server that refuses
+the attempt returns the value, see `REFUSED_KEY`."""
+
+REFUSED_KEY: Final = "rpcwheel-refused"
+"""The trailing metadata of an attempt that a server of rpcwheel has refused with RESOURCE_EXHAUSTED
+before its handler: the value of `NONCE_KEY`, or "" if the attempt had none. The value proves that
+the server itself has refused this attempt: trailing metadata that a handler has got from another
+server and passes on has another value."""
+
+PUSHBACK_KEY: Final = "grpc-retry-pushback-ms"
+"""The trailing metadata by which a server asks how long to wait before the next attempt
+("pushback", gRFC A6), in decimal digits."""
+
+_BY_LABEL: Final = {level.label: level for level in Criticality}
 
 
 class Kind(enum.Enum):
@@ -166,3 +239,35 @@ def checked_code(name: object, *, subject: str) -> str:
     near = difflib.get_close_matches(name.upper(), CODES, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(CODES))}"
     raise ConfigurationError(f"{subject} names {name!r}, which is not a gRPC status code; {hint}")
+
+
+def criticality_named(name: str) -> Criticality | None:
+    """Return the criticality with this name, in any case and with `-` or `_`; None if none has."""
+    return _BY_LABEL.get(name) or _BY_LABEL.get(name.lower().replace("-", "_"))
+
+
+def checked_criticality(value: object, *, subject: str) -> Criticality:
+    """Return a criticality that a user gave.
+
+    Args:
+        value: A `Criticality`, or its name in any case, with `-` or `_`.
+        subject: The subject of the error message: the name of the setting.
+
+    Raises:
+        TypeError: `value` is neither.
+        ConfigurationError: There is no criticality with this name.
+    """
+    if isinstance(value, Criticality):
+        return value
+    if not isinstance(value, str):
+        raise TypeError(
+            f"{subject} must be a Criticality or its name, such as 'sheddable', not {value!r}"
+        )
+    level = criticality_named(value)
+    if level is not None:
+        return level
+    (near,) = difflib.get_close_matches(value.lower().replace("-", "_"), _BY_LABEL, n=1, cutoff=0)
+    raise ConfigurationError(
+        f"{subject} is {short_repr(value)}, which is not a criticality; did you mean {near!r}? "
+        f"There are {', '.join(_BY_LABEL)}"
+    )

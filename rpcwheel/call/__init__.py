@@ -15,7 +15,10 @@ from typing import TYPE_CHECKING
 from rpcwheel._lazy import lazy_names
 
 if TYPE_CHECKING:
+    from rpcwheel.rpc import Criticality
+
     from .config import call_options
+    from .criticality import current_criticality
     from .deadline import Deadline, current_deadline, deadline_scope
     from .policy import (
         CallPolicy,
@@ -31,16 +34,19 @@ else:
         __name__,
         {
             ".config": "call_options",
+            ".criticality": "current_criticality",
             ".deadline": "Deadline current_deadline deadline_scope",
             ".policy": (
                 "CallPolicy DeadlinePolicy DefaultResponsePolicy HedgingPolicy MethodPolicy "
                 "RetryPolicy RetryThrottling"
             ),
+            "rpcwheel.rpc": "Criticality",
         },
     )
 
 __all__ = [
     "CallPolicy",
+    "Criticality",
     "Deadline",
     "DeadlinePolicy",
     "DefaultResponsePolicy",
@@ -49,6 +55,7 @@ __all__ = [
     "RetryPolicy",
     "RetryThrottling",
     "call_options",
+    "current_criticality",
     "current_deadline",
     "deadline_scope",
 ]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from rpcwheel.backoff import Backoff
 from rpcwheel.durations import NEVER, to_ns
-from rpcwheel.rpc import CODES, AttemptResult
+from rpcwheel.rpc import CODES, PUSHBACK_KEY, AttemptResult
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -37,9 +37,6 @@ which is the default."""
 
 RETRY_KEY: Final = "x-retry-attempt"
 """The number of previous attempts, under the key of go-grpc-middleware. gRPC's core keeps it."""
-
-PUSHBACK_KEY: Final = "grpc-retry-pushback-ms"
-"""How long the server asks to wait before the next attempt ("pushback"), in decimal digits."""
 
 FORBID_NS: Final = -1
 """The pushback of a server that asks for no further attempt."""

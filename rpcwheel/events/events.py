@@ -578,6 +578,25 @@ class DeadlineExceededBeforeStart(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class CriticalityUnknown(Event):
+    """A server ignored the criticality of a call, because its metadata is not valid.
+
+    Emitted once for each method and reason.
+    """
+
+    log_line = LogLine(
+        CALL,
+        WARNING,
+        "method",
+        "%(method)s: the metadata rpcwheel-criticality of a call was ignored, because %(reason)s: "
+        "%(value)s",
+    )
+    method: str
+    value: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class LateResponse(Event):
     """A response came for a pending call that ended `late_s` before; `ending` says how."""
 

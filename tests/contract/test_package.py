@@ -192,10 +192,10 @@ def test_each_module_can_be_imported_first_and_starts_no_thread() -> None:
 # Names
 
 
-def test_the_package_exports_at_most_30_names_of_its_subpackages() -> None:
+def test_the_package_exports_at_most_35_names_of_its_subpackages() -> None:
     exported = {name for package in packages() for name in public(f"rpcwheel.{package}")}
     assert set(rpcwheel.__all__) - TOP_ONLY <= exported
-    assert len(rpcwheel.__all__) <= 30
+    assert len(rpcwheel.__all__) <= 35
 
 
 ON_FIRST_USE = {

@@ -3,7 +3,16 @@
 import grpc
 import pytest
 
-from rpcwheel.rpc import CODES, AttemptResult, Kind, NextAttempt, Stop, checked_code
+from rpcwheel.rpc import (
+    CODES,
+    AttemptResult,
+    Criticality,
+    Kind,
+    NextAttempt,
+    Stop,
+    checked_code,
+    checked_criticality,
+)
 
 
 def test_the_codes_are_those_of_grpc_that_are_errors():
@@ -46,3 +55,24 @@ def test_a_status_code_is_given_by_name_or_as_grpc_enum():
     for code in CODES:
         assert checked_code(code, subject="`on`") == code
         assert checked_code(grpc.StatusCode[code], subject="`on`") == code
+
+
+# --- Criticality ---
+
+
+def test_a_more_critical_level_is_greater_and_each_is_true():
+    assert sorted(Criticality, reverse=True) == list(Criticality)
+    assert max(Criticality) is Criticality.CRITICAL_PLUS
+    assert all(Criticality)
+
+
+def test_the_text_of_a_criticality_is_its_label():
+    level = Criticality.SHEDDABLE_PLUS
+    assert str(level) == f"{level}" == level.label == "sheddable_plus"
+
+
+@pytest.mark.parametrize("level", Criticality)
+def test_a_criticality_is_given_as_enum_or_by_name_in_any_case(level):
+    names = (level.name, level.label, level.label.title(), level.name.replace("_", "-"))
+    for given in (level, *names):
+        assert checked_criticality(given, subject="it") is level

@@ -93,6 +93,7 @@ EVENTS = [
     events.DefaultResponseUsed("/shop.Orders/Get", BOOM),
     events.StreamStalled("/shop.Orders/Watch", 30.0),
     events.DeadlineExceededBeforeStart("/shop.Orders/Get", 0.5),
+    events.CriticalityUnknown("/shop.Orders/Get", "urgent", "it names no criticality"),
     events.CallbackFailed("/shop.Orders/Get", "done callback", BOOM),
     events.CallbackFailed("shop:1", "page_me", BOOM),
     events.HeartbeatMissed("shop:1", misses=2, silent_s=140.0, answer="DEADLINE_EXCEEDED"),
