@@ -27,29 +27,23 @@ the calls may have been changed.
 from __future__ import annotations
 
 import logging
-import ssl
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 import redis
-from redis.backoff import NoBackoff
-from redis.exceptions import (
-    AskError,
-    AuthenticationError,
-    BusyLoadingError,
-    ClusterDownError,
-    NoPermissionError,
-    OutOfMemoryError,
-    ReadOnlyError,
-    RedisError,
-    ResponseError,
-    TryAgainError,
-)
-from redis.retry import Retry
+from redis.exceptions import BusyLoadingError, RedisError, ResponseError
 
 from rpcwheel._concurrency.executor import reset_after_fork
+from rpcwheel._engines.redis import (
+    CLUSTER,
+    PORT,
+    RedisProblem,
+    leave_replica,
+    redis_error,
+    redis_options,
+)
+from rpcwheel._engines.tls import Tls
 from rpcwheel.errors import (
     ConfigurationError,
     JournalError,
@@ -81,8 +75,6 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger("rpcwheel")
 
-PORT: Final = 6379
-
 TIMEOUT_S: Final = 5.0
 """How long a request waits for the server."""
 
@@ -94,13 +86,11 @@ CHUNK: Final = 300
 
 LAST_ID: Final = 10**16 - 1
 
-CLUSTER: Final = "Redis Cluster is not supported: give the URL of a Redis server outside a cluster"
-
-TLS_ADVICE: Final = (
-    "the TLS handshake failed; check that the port speaks TLS, that its certificate is for this "
-    "host, and the root that signed it: ?ca=root.pem; a server may also want a client certificate: "
-    "&cert=chain.pem&key=key.pem"
-)
+ERRORS: Final[dict[RedisProblem, type[JournalError]]] = {
+    RedisProblem.REFUSED: JournalRefused,
+    RedisProblem.FULL: JournalFull,
+    RedisProblem.TEMPORARY: JournalUnavailable,
+}
 
 
 class RedisJournal(JournalBackend):
@@ -125,8 +115,7 @@ class RedisJournal(JournalBackend):
 
     def reset(self) -> None:
         """Connect again; also in a forked child, where the sockets belong to the parent."""
-        # Without a retry policy, redis-py repeats a request for up to 15 s.
-        self._client = redis.Redis(**self._options, retry=Retry(NoBackoff(), 0))
+        self._client = redis.Redis(**self._options)
         self._scripts = {
             text: self._client.register_script(text)
             for text in (APPEND, TAKE, FREE_LOST, RENEW, REPORT, RELEASE, COUNT, SCAN)
@@ -305,13 +294,10 @@ class RedisJournal(JournalBackend):
                 self._check_server()
             return request()
         except RedisError as error:
-            if _is_read_only(error):
-                # A fail-over has made this server a replica. New connections to the same address
-                # may lead to the new primary.
-                self._client.connection_pool.disconnect(inuse_connections=False)
+            leave_replica(self._client, error)
             if not isinstance(error, ResponseError):
                 self._is_checked = False  # it may come back as another server
-            raise _journal_error(self.url, error) from error
+            raise redis_error(self.url, error, ERRORS) from error
 
     def _check_open(self) -> None:
         if self._closed:
@@ -376,44 +362,16 @@ def _options_of(url: JournalUrl) -> dict[str, Any]:
         raise ConfigurationError(
             f"{url}: a journal is {url.scheme}://user:password@host:{PORT}?db=0, with one host"
         )
-    db = url.options.get("db", "0")
-    if not db.isdecimal():
-        raise ConfigurationError(f"{url}: db must be a number from 0, not {db!r}")
-    options: dict[str, Any] = {
-        "host": host,
-        "port": port or PORT,
-        "db": int(db),
-        "username": unquote(url.parts.username or "") or None,
-        "password": unquote(url.parts.password or "") or None,
-        "socket_timeout": TIMEOUT_S,
-        "socket_connect_timeout": TIMEOUT_S,
-        "socket_keepalive": True,
-        # For operators. It also makes a missing login an error at once: Redis cuts clients without
-        # one that begin with a long request.
-        "client_name": "rpcwheel",
-        "protocol": 2,
-    }
-    if is_tls:
-        options |= {"ssl": True, "ssl_check_hostname": True, **_tls_of(url)}
-    return options
-
-
-def _tls_of(url: JournalUrl) -> dict[str, str]:
-    paths = {
-        name: str(Path(url.options[name]).expanduser())
-        for name in ("ca", "cert", "key")
-        if name in url.options
-    }
-    if ("cert" in paths) != ("key" in paths):
-        raise ConfigurationError(f"{url}: cert and key go together: two files in PEM")
-    try:
-        context = ssl.create_default_context(cafile=paths.get("ca"))
-        if "cert" in paths:
-            context.load_cert_chain(paths["cert"], paths["key"])
-    except OSError as error:  # ssl.SSLError is one
-        raise ConfigurationError(f"{url}: ca, cert or key can't be used: {error}") from None
-    names = {"ca": "ssl_ca_certs", "cert": "ssl_certfile", "key": "ssl_keyfile"}
-    return {names[name]: path for name, path in paths.items()}
+    return redis_options(
+        url,
+        url.options.get("db", "0"),
+        TIMEOUT_S,
+        Tls.from_options(url, url.options if is_tls else None),
+        host=host,
+        port=port or PORT,
+        username=unquote(url.parts.username or "") or None,
+        password=unquote(url.parts.password or "") or None,
+    )
 
 
 def _conditions_of(chosen: Filter) -> list[str | int]:
@@ -456,42 +414,7 @@ def _split(place: bytes) -> tuple[str, str]:
     return names[: int(length)].decode(), names[int(length) :].decode()
 
 
-def _is_read_only(error: RedisError) -> bool:
-    """Whether the server is a replica. Before Redis 7 only the text of the error says so."""
-    return isinstance(error, ReadOnlyError) or "-READONLY " in str(error)
-
-
 def _may_be_executed(error: BaseException | None) -> bool:
     """Whether a connection was lost after the request may have been sent."""
     lost = isinstance(error, (redis.ConnectionError, redis.TimeoutError))
     return lost and not isinstance(error, BusyLoadingError) and "connecting to" not in str(error)
-
-
-def _journal_error(url: JournalUrl, error: RedisError) -> JournalError:
-    """Return the error of the contract for one of redis-py's."""
-    text = str(error)
-    message = f"{url}: {text or type(error).__name__}"
-    kind: type[JournalError] = JournalUnavailable
-    if _is_refused_by_tls(error):
-        kind, message = JournalRefused, f"{url}: {TLS_ADVICE} ({error})"
-    elif isinstance(error, (AuthenticationError, NoPermissionError)):
-        kind, message = JournalRefused, f"{message}; look at the user, the password and the rights"
-    elif isinstance(error, (AskError, ClusterDownError, TryAgainError)):  # and MovedError
-        kind, message = JournalRefused, f"{url}: {CLUSTER}"
-    elif isinstance(error, OutOfMemoryError) or "-OOM " in text:  # the text: before Redis 7
-        kind, message = JournalFull, f"{message} (Redis has reached its maxmemory)"
-    elif "MISCONF" in text:  # the last write to its disk has failed
-        kind = JournalFull if "No space left" in text else JournalUnavailable
-    elif isinstance(error, (ResponseError, redis.DataError)):
-        later = isinstance(error, BusyLoadingError) or _is_read_only(error) or "BUSY" in text
-        kind = JournalUnavailable if later else JournalRefused
-    return kind(message)
-
-
-def _is_refused_by_tls(error: BaseException | None) -> bool:
-    """Whether one side did not accept the other's certificate, or does not speak TLS."""
-    while error is not None:
-        if isinstance(error, ssl.SSLError):  # a connection may end without a reason for any cause
-            return not isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError))
-        error = error.__cause__ or error.__context__
-    return False

@@ -27,7 +27,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
-from rpcwheel._concurrency.sqlite_connection import FileId, SqliteConnection
+from rpcwheel._engines.sqlite import FileId, SqliteConnection
 from rpcwheel.errors import (
     ConfigurationError,
     JournalError,

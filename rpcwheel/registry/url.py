@@ -52,6 +52,9 @@ FILE_PREFIXES: Final = frozenset({"", ".", "..", "~"})
 COMMON_OPTIONS: Final = ("namespace", "service", "group", "version")
 """Options of every scheme. Backends ignore all of them but the namespace."""
 
+TLS_OPTIONS: Final = ("tls", "ca", "cert", "key")
+"""Options of every engine with TLS."""
+
 LARGEST_PORT: Final = 65535
 
 _SCHEME: Final = re.compile(r"[a-z][a-z0-9+.\-]*")
@@ -119,6 +122,25 @@ class RegistryUrl:
         if text and text.lower() not in _YES_NO:
             raise ConfigurationError(f"{self}: {name} must be true or false, not {text!r}")
         return _YES_NO.get(text.lower(), True)
+
+    def tls_options(self, *, default: bool) -> Mapping[str, str] | None:
+        """Return the options that have those of TLS; None without TLS.
+
+        Args:
+            default: Whether the scheme implies TLS.
+
+        Raises:
+            ConfigurationError: The options contradict each other, or the scheme.
+        """
+        if self.flag("tls", default=default):
+            return self.options
+        if default:
+            plain = self.scheme.removesuffix("s")
+            raise ConfigurationError(f"{self}: {self.scheme}:// uses TLS; without it {plain}://")
+        names = [name for name in (*TLS_OPTIONS[1:], "server_name") if name in self.options]
+        if names:
+            raise ConfigurationError(f"{self}: {', '.join(names)}: for TLS only; add tls=true")
+        return None
 
     def seconds(self, name: str, *, default: float) -> float:
         """Read an option that is a number of seconds.

@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
+from rpcwheel._engines.tls import TLS_ADVICE, Tls
 from rpcwheel.errors import (
     ConfigurationError,
     ExtraMissing,
@@ -45,8 +46,7 @@ from rpcwheel.errors import (
 )
 from rpcwheel.instance import grpc_target
 from rpcwheel.registry.policy import JITTER
-
-from .tls import TLS_ADVICE, TLS_OPTIONS, Tls
+from rpcwheel.registry.url import TLS_OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -129,7 +129,7 @@ class EtcdClient:
             raise ConfigurationError(f"{url}: the host is missing: etcd://10.0.0.1:{PORT}")
         if bool(url.user) != bool(url.password):
             raise ConfigurationError(f"{url}: user and password go together: user:password@host")
-        self._tls = Tls.from_url(url, default=url.scheme == "etcds")
+        self._tls = Tls.from_options(url, url.tls_options(default=url.scheme == "etcds"))
         self._targets = [grpc_target(host, port or PORT) for host, port in url.hosts]
         self._next_target = JITTER.randrange(len(self._targets))  # spreads clients over members
         self._connection: _EtcdConnection | None = None  # changed under _LOCK

@@ -23,22 +23,17 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 import redis
-from redis.backoff import NoBackoff
-from redis.exceptions import (
-    AskError,
-    AuthenticationError,
-    BusyLoadingError,
-    ClusterDownError,
-    NoPermissionError,
-    OutOfMemoryError,
-    ReadOnlyError,
-    RedisError,
-    ResponseError,
-    TryAgainError,
-)
-from redis.retry import Retry
+from redis.exceptions import RedisError
 
 from rpcwheel._concurrency.executor import SerialExecutor, reset_after_fork
+from rpcwheel._engines.redis import (
+    PORT,
+    RedisProblem,
+    leave_replica,
+    redis_error,
+    redis_options,
+)
+from rpcwheel._engines.tls import Tls
 from rpcwheel.errors import (
     ConfigurationError,
     RegistryError,
@@ -47,11 +42,11 @@ from rpcwheel.errors import (
 )
 from rpcwheel.registry.backend import RegistryBackend, View
 from rpcwheel.registry.policy import JITTER
+from rpcwheel.registry.url import TLS_OPTIONS
 from rpcwheel.timer.clock import clock_of
 
 from .polling import PollingWatcher
 from .redis_scripts import CHECK, KEYS, READ, REGISTER, RENEW, UNREGISTER
-from .tls import TLS_ADVICE, TLS_OPTIONS, Tls, refused_by_tls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -63,8 +58,6 @@ if TYPE_CHECKING:
     from rpcwheel.instance import ServiceInstance
     from rpcwheel.registry.backend import Lost, Settings, Watch, Watcher
     from rpcwheel.registry.url import RegistryUrl
-
-PORT: Final = 6379
 
 BATCH_SIZE: Final = 500
 """Instances per script. The server runs nothing else for the few milliseconds that it takes."""
@@ -83,12 +76,11 @@ FIRST_RETRY_S: Final = 0.1
 LONGEST_RETRY_S: Final = 5.0
 """The longest wait until the listener reconnects; it doubles after each failure."""
 
-CLUSTER: Final = "Redis Cluster is not supported: give the URL of a Redis server outside a cluster"
-
-FULL: Final = (
-    "Redis has reached its maxmemory and accepts no new instances: raise maxmemory, delete data, "
-    "or use another Redis for the registry"
-)
+ERRORS: Final[dict[RedisProblem, type[RegistryError]]] = {
+    RedisProblem.REFUSED: RegistryRefused,
+    RedisProblem.FULL: RegistryUnavailable,
+    RedisProblem.TEMPORARY: RegistryUnavailable,
+}
 
 
 class RedisBackend(RegistryBackend):
@@ -118,8 +110,7 @@ class RedisBackend(RegistryBackend):
 
     def reset(self) -> None:
         """Reconnect; also in a forked child, where the sockets belong to the parent."""
-        # Without a retry policy, redis-py repeats a request for up to 15 s.
-        self._client = redis.Redis(**self._options, retry=Retry(NoBackoff(), 0))
+        self._client = redis.Redis(**self._options)
         self._register, self._unregister, self._renew, self._check, self._reader = (
             self._client.register_script(script)
             for script in (REGISTER, UNREGISTER, RENEW, CHECK, READ)
@@ -282,11 +273,8 @@ class RedisBackend(RegistryBackend):
             self._check_open()  # many kinds of errors, as the connection was cut
             if not isinstance(error, RedisError):
                 raise
-            if _is_read_only(error):
-                # A failover has made this server a replica. New connections to the same address
-                # may lead to the new primary.
-                self._client.connection_pool.disconnect(inuse_connections=False)
-            raise _registry_error(self.url, error) from error
+            leave_replica(self._client, error)
+            raise redis_error(self.url, error, ERRORS) from error
 
 
 def _options_of(url: RegistryUrl, settings: Settings) -> dict[str, Any]:
@@ -299,61 +287,17 @@ def _options_of(url: RegistryUrl, settings: Settings) -> dict[str, Any]:
     if len(url.hosts) != 1:
         wanted = f"{url.scheme}://127.0.0.1:{PORT}"
         raise ConfigurationError(f"{url}: it must name one host: {wanted}")
-    db = url.options.get("db", "0")
-    if not db.isdecimal():
-        raise ConfigurationError(f"{url}: db must be a number from 0, not {db!r}")
     host, port = url.hosts[0]
-    tls = Tls.from_url(url, default=url.scheme == "rediss")
-    options: dict[str, Any] = {
-        "host": host,
-        "port": port or PORT,
-        "db": int(db),
-        "username": url.user or None,
-        "password": url.password or None,
-        "socket_timeout": settings.timeout_s,
-        "socket_connect_timeout": settings.timeout_s,
-        "socket_keepalive": True,
-        # For operators. It also makes a missing login an error at once: Redis cuts clients without
-        # one that begin with a long request.
-        "client_name": "rpcwheel",
-        "protocol": 2,
-    }
-    if tls is not None:
-        options |= {
-            "ssl": True,
-            "ssl_ca_certs": tls.ca,
-            "ssl_certfile": tls.cert,
-            "ssl_keyfile": tls.key,
-            "ssl_check_hostname": True,
-        }
-    return options
-
-
-def _is_read_only(error: RedisError) -> bool:
-    """Whether the server is a replica. Before Redis 7 only the text of the error says so."""
-    return isinstance(error, ReadOnlyError) or "-READONLY " in str(error)
-
-
-def _registry_error(url: RegistryUrl, error: RedisError) -> RegistryError:
-    """Return the error of the contract for one of redis-py's."""
-    message = f"{url}: {str(error) or type(error).__name__}"
-    kind: type[RegistryError] = RegistryUnavailable
-    if refused_by_tls(error):
-        kind, message = RegistryRefused, f"{url}: {TLS_ADVICE} ({error})"
-    elif isinstance(error, (AuthenticationError, NoPermissionError)):
-        kind, message = RegistryRefused, f"{message}; look at the user, the password and the rights"
-    elif isinstance(error, AskError):  # and MovedError, which derives from it
-        where = f"slot {error.slot_id} is at {error.host}:{error.port}"
-        kind = RegistryRefused
-        message = f"{url}: this node does not hold the registry's keys, {where}; {CLUSTER}"
-    elif type(error) in {ClusterDownError, TryAgainError}:
-        message = f"{message}; {CLUSTER}"
-    elif isinstance(error, OutOfMemoryError) or "-OOM " in str(error):  # the text: before Redis 7
-        message = f"{message}; {FULL}"
-    elif isinstance(error, ResponseError):
-        later = isinstance(error, BusyLoadingError) or _is_read_only(error)
-        kind = RegistryUnavailable if later else RegistryRefused
-    return kind(message)
+    return redis_options(
+        url,
+        url.options.get("db", "0"),
+        settings.timeout_s,
+        Tls.from_options(url, url.tls_options(default=url.scheme == "rediss")),
+        host=host,
+        port=port or PORT,
+        username=url.user or None,
+        password=url.password or None,
+    )
 
 
 def _batches(instances: Iterable[ServiceInstance]) -> Iterator[tuple[ServiceInstance, ...]]:

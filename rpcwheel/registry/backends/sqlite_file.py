@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from rpcwheel._concurrency.sqlite_connection import FileId, SqliteConnection
+from rpcwheel._engines.sqlite import FileId, SqliteConnection
 from rpcwheel.errors import RegistryClosed, RegistryError, RegistryRefused, RegistryUnavailable
 
 if TYPE_CHECKING:

@@ -45,6 +45,7 @@ from kazoo.security import make_digest_acl
 
 from rpcwheel._concurrency.callbacks import weak_callback
 from rpcwheel._concurrency.executor import EXECUTOR, SerialExecutor, reset_after_fork
+from rpcwheel._engines.tls import TLS_ADVICE, Tls, refused_by_tls
 from rpcwheel.errors import (
     ConfigurationError,
     RegistryClosed,
@@ -52,8 +53,7 @@ from rpcwheel.errors import (
     RegistryRefused,
     RegistryUnavailable,
 )
-
-from .tls import TLS_ADVICE, TLS_OPTIONS, Tls, refused_by_tls
+from rpcwheel.registry.url import TLS_OPTIONS
 
 if TYPE_CHECKING:
     import ssl
@@ -100,7 +100,7 @@ class ZooKeeperSession:
                 not block.
         """
         self._url = url
-        tls = Tls.from_url(url, default=url.scheme == "zookeepers")
+        tls = Tls.from_options(url, url.tls_options(default=url.scheme == "zookeepers"))
         self._tls = tls.context() if tls else None
         self._settings = settings
         self._contact_changed = contact_changed

@@ -10,7 +10,7 @@ import pytest
 
 from fixtures.forks import holds_in_child
 from fixtures.waiting import WAIT_S
-from rpcwheel._concurrency import sqlite_connection
+from rpcwheel._engines import sqlite
 from rpcwheel.errors import JournalError, RegistryError
 from rpcwheel.journal.sqlite import SqliteJournal
 from rpcwheel.journal.url import parse_journal_url
@@ -108,7 +108,7 @@ def test_a_fork_waits_for_the_transaction_of_another_thread(file):
 
 
 def test_a_child_does_not_use_a_file_that_was_in_use_for_too_long(file, monkeypatch):
-    monkeypatch.setattr(sqlite_connection, "FORK_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(sqlite, "FORK_TIMEOUT_S", 0.0)
     entered, leave = threading.Event(), threading.Event()
 
     def transact():

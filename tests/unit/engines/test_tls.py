@@ -5,23 +5,28 @@ import ssl
 import pytest
 
 from fixtures.engine_watchers import tls_files
+from rpcwheel._engines.tls import Tls, refused_by_tls
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.registry.backends.tls import Tls, refused_by_tls
 from rpcwheel.registry.url import parse_url
 
 __all__ = ["tls_files"]
 
 
+def tls_of(text, default):
+    url = parse_url(text)
+    return Tls.from_options(url, url.tls_options(default=default))
+
+
 def test_tls_is_on_if_the_scheme_or_the_url_says_so():
-    assert Tls.from_url(parse_url("redis://a"), default=False) is None
-    assert Tls.from_url(parse_url("redis://a?tls"), default=False) == Tls()
-    assert Tls.from_url(parse_url("rediss://a"), default=True) == Tls()
+    assert tls_of("redis://a", default=False) is None
+    assert tls_of("redis://a?tls", default=False) == Tls()
+    assert tls_of("rediss://a", default=True) == Tls()
 
 
 def test_the_context_checks_the_host_name_and_trusts_the_given_root(tls_files):
     root, chain, key = tls_files
-    url = parse_url(f"redis://a?tls=1&ca={root}&cert={chain}&key={key}")
-    context = Tls.from_url(url, default=False).context()
+    url = f"redis://a?tls=1&ca={root}&cert={chain}&key={key}"
+    context = tls_of(url, default=False).context()
     assert context.check_hostname
     assert context.verify_mode is ssl.CERT_REQUIRED
     assert len(context.get_ca_certs()) == 1
@@ -30,9 +35,9 @@ def test_the_context_checks_the_host_name_and_trusts_the_given_root(tls_files):
 def test_a_file_without_a_certificate_is_refused(tls_files):
     root, _, key = tls_files
     with pytest.raises(ConfigurationError, match="can't be used"):
-        Tls.from_url(parse_url(f"redis://a?tls=1&ca={key}"), default=False)
+        tls_of(f"redis://a?tls=1&ca={key}", default=False)
     with pytest.raises(ConfigurationError, match="can't be used"):
-        Tls.from_url(parse_url(f"redis://a?tls=1&cert={root}&key={key}"), default=False)
+        tls_of(f"redis://a?tls=1&cert={root}&key={key}", default=False)
 
 
 def test_refused_by_tls_finds_the_ssl_error_among_the_causes():

@@ -1,4 +1,4 @@
-"""TLS settings of a registry URL: `?tls=true&ca=root.pem&cert=chain.pem&key=key.pem`."""
+"""TLS settings of the URL of an engine: `?ca=root.pem&cert=chain.pem&key=key.pem`."""
 
 from __future__ import annotations
 
@@ -12,17 +12,14 @@ import grpc
 from rpcwheel.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from rpcwheel.registry.url import RegistryUrl
-
-TLS_OPTIONS: Final = ("tls", "ca", "cert", "key")
-"""The options that every engine with TLS takes."""
+    from collections.abc import Mapping
 
 TLS_ADVICE: Final = (
     "the TLS handshake failed; check that the port speaks TLS, that its certificate is for this "
     "host, and the root that signed it: ?ca=root.pem; a server may also want a client certificate: "
     "&cert=chain.pem&key=key.pem"
 )
-"""Followed by the reason, in a `RegistryRefused`. First, because log lines are cut at the end."""
+"""Followed by the reason. First, because log lines are cut at the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,30 +36,23 @@ class Tls:
     """Name that the server's certificate must have; None: the host's."""
 
     @classmethod
-    def from_url(cls, url: RegistryUrl, *, default: bool) -> Tls | None:
-        """Return the TLS settings of a URL; None without TLS.
+    def from_options(cls, url: object, options: Mapping[str, str] | None) -> Tls | None:
+        """Read the options `ca`, `cert`, `key` and `server_name` of a URL, and load the files.
 
-        Args:
-            url: The URL; the caller has checked that its engine takes the options in it.
-            default: Whether its scheme implies TLS.
+        Returns:
+            None if there are no options, for a connection without TLS.
 
         Raises:
-            ConfigurationError: The settings contradict each other, or a file can't be loaded.
+            ConfigurationError: The options contradict each other, or a file can't be loaded.
         """
-        names = ("ca", "cert", "key", "server_name")
-        options = {name: url.options[name] for name in names if name in url.options}
-        if not url.flag("tls", default=default):
-            if default:
-                plain = url.scheme.removesuffix("s")
-                raise ConfigurationError(f"{url}: {url.scheme}:// uses TLS; without it {plain}://")
-            if options:
-                raise ConfigurationError(f"{url}: {', '.join(options)}: for TLS only; add tls=true")
+        if options is None:
             return None
-        if ("cert" in options) != ("key" in options):
+        values = {name: options[name] for name in cls.__slots__ if name in options}
+        if ("cert" in values) != ("key" in values):
             raise ConfigurationError(f"{url}: cert and key go together: two files in PEM")
-        for name in {"ca", "cert", "key"} & options.keys():
-            options[name] = str(Path(options[name]).expanduser())
-        tls = cls(**options)
+        for name in {"ca", "cert", "key"} & values.keys():
+            values[name] = str(Path(values[name]).expanduser())
+        tls = cls(**values)
         try:
             tls.context()
         except OSError as error:  # ssl.SSLError is one

@@ -1,0 +1,1 @@
+"""Private: what journals and registries share of their engines: SQLite, Redis, and TLS."""
