@@ -266,8 +266,8 @@ def checked_criticality(value: object, *, subject: str) -> Criticality:
     level = criticality_named(value)
     if level is not None:
         return level
-    (near,) = difflib.get_close_matches(value.lower().replace("-", "_"), _BY_LABEL, n=1, cutoff=0)
+    near = difflib.get_close_matches(value.lower().replace("-", "_"), _BY_LABEL, n=1, cutoff=0.3)
+    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(_BY_LABEL)}"
     raise ConfigurationError(
-        f"{subject} is {short_repr(value)}, which is not a criticality; did you mean {near!r}? "
-        f"There are {', '.join(_BY_LABEL)}"
+        f"{subject} is {short_repr(value)}, which is not a criticality; {hint}"
     )

@@ -69,6 +69,7 @@ from .config import (
     response_source,
     seconds_left,
 )
+from .criticality import with_criticality
 from .idempotency import with_key
 from .keeper import KeptDelivery
 from .retry import result_of, with_attempt
@@ -167,6 +168,9 @@ class CallFactory:
         left_s = seconds_left(attempt_ns, now_ns)
         if wait_for_ready is None:
             wait_for_ready = config.wait_for_ready
+        complete = with_criticality(metadata, config.criticality)
+        if complete is not metadata:
+            metadata = grpc.aio.Metadata(*complete)
         if calls.is_native:
             return start(request, timeout=left_s, metadata=metadata, wait_for_ready=wait_for_ready)
         if config.durable:

@@ -134,6 +134,8 @@ class MethodConfig:
     propagate_deadline: bool = True
     wait_for_ready: bool | None = None
     """The value if the caller sets none; None for gRPC's default."""
+    criticality: str | None = None
+    """The label of the criticality; None for that of the call being served."""
     retry: RetryConfig | None = None
     hedging: HedgingConfig | None = None
     """Applies to calls with one request and one response."""
@@ -163,6 +165,7 @@ class MethodConfig:
             slow_ns=_ns(deadline.slow_call_threshold),
             propagate_deadline=deadline.propagate_deadline,
             wait_for_ready=policy.wait_for_ready,
+            criticality=None if policy.criticality is None else policy.criticality.label,
             retry=(
                 RetryConfig.from_policy(retry, idempotent=policy.idempotent)
                 if retry and retried
@@ -295,8 +298,9 @@ def call_options(**options: Unpack[MethodSettings]) -> Iterator[None]:
 
     Args:
         **options: The settings of `MethodPolicy`, such as `timeout`, `retry`, `hedging`,
-            `default_response`, `failback` and `idempotent`. None switches a policy off. Each
-            `FailbackPolicy` object has its own queue, so create it once, outside of the block.
+            `default_response`, `failback`, `idempotent` and `criticality`. None switches a policy
+            off. Each `FailbackPolicy` object has its own queue, so create it once, outside of the
+            block.
 
     Raises:
         TypeError, ConfigurationError: An option is unknown, of a wrong type or out of range.

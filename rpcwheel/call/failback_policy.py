@@ -22,7 +22,7 @@ from pydantic.json_schema import SkipJsonSchema
 from rpcwheel.backoff import Backoff
 from rpcwheel.journal.url import parse_journal_url
 from rpcwheel.policy import Number, Policy, Seconds, Wait, checked
-from rpcwheel.rpc import CODES_SCHEMA
+from rpcwheel.rpc import CODES_SCHEMA, CRITICALITY_KEY
 
 from .idempotency import IDEMPOTENCY_KEY
 from .matching import Matcher, wanted
@@ -124,7 +124,8 @@ class FailbackPolicy(Policy):
     of `fnmatch` are allowed. `authorization` is sent again only if it is listed by its full name,
     because the token may have expired; it is never stored in a journal, and other keys that may be
     secret (with "token", "api-key" and the like in them) only if they are listed by their full
-    names. Inner interceptors and call credentials add their metadata to each attempt."""
+    names. `rpcwheel-criticality` is always sent again. Inner interceptors and call credentials add
+    their metadata to each attempt."""
 
     rate: Annotated[Number, Field(gt=0, allow_inf_nan=False)] | None = None
     """The largest number of attempts of queued calls a second, evenly spaced, to the target of each
@@ -179,6 +180,8 @@ class FailbackPolicy(Policy):
 
     def keeps(self, key: str) -> bool:
         """Whether the metadata entry `key` of a queued call is sent again."""
+        if key == CRITICALITY_KEY:
+            return True
         if self.journal is not None and key in NEVER_STORED:
             return False
         if key == "authorization" or (self.journal is not None and is_secret(key)):

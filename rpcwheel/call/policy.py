@@ -26,7 +26,13 @@ from rpcwheel.durations import to_ns
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.methods import MethodPattern, PatternIndex
 from rpcwheel.policy import Delay, Number, Policy, Seconds, Wait, checked, or_short
-from rpcwheel.rpc import CODES_SCHEMA, checked_code
+from rpcwheel.rpc import (
+    CODES_SCHEMA,
+    CRITICALITY_SCHEMA,
+    Criticality,
+    checked_code,
+    checked_criticality,
+)
 
 from .failback_policy import FailbackPolicy
 from .matching import Matcher, wanted
@@ -282,6 +288,16 @@ class DefaultResponsePolicy(Policy):
         return on
 
 
+def _criticality(value: object) -> Criticality:
+    return checked(partial(checked_criticality, subject="it"), value)
+
+
+OwnCriticality = Annotated[
+    Criticality, BeforeValidator(_criticality), WithJsonSchema(CRITICALITY_SCHEMA)
+]
+"""A `Criticality`, or its name."""
+
+
 REPLACED: Final = {
     "retry": ("hedging",),
     "hedging": ("retry",),
@@ -303,6 +319,7 @@ if TYPE_CHECKING:
         failback: FailbackPolicy | None
         idempotent: bool
         wait_for_ready: bool | None
+        criticality: Criticality | str | None
 
     class CallSettings(MethodSettings, total=False):
         """The arguments of `CallPolicy(...)`."""
@@ -347,6 +364,11 @@ class MethodPolicy(Policy):
     wait_for_ready: StrictBool | None = None
     """The default of gRPC's argument `wait_for_ready`. True: a call waits for a connection until
     its deadline. None: gRPC's default, a call fails immediately if the channel cannot connect."""
+
+    criticality: OwnCriticality | None = None
+    """How much a call matters if its server has to refuse some: a `Criticality`, or its name such
+    as "sheddable". It is sent as the metadata `rpcwheel-criticality`, unless the caller's own
+    metadata has that. None: that of the call being served, if it has one."""
 
     if TYPE_CHECKING:
 

@@ -1,8 +1,8 @@
 """What the server interceptors of `grpc` and `grpc.aio` share: `rpcwheel.interceptors` has both.
 
-An interceptor sets the deadline of an incoming call, refuses a call whose deadline has passed,
-reports slow calls, and counts calls while metrics are on. To do so, it wraps the "behavior" of each
-handler: the function that implements a method, as in
+An interceptor sets the deadline and the criticality of an incoming call, refuses a call whose
+deadline has passed, reports slow calls, and counts calls while metrics are on. To do so, it wraps
+the "behavior" of each handler: the function that implements a method, as in
 `grpc.unary_unary_rpc_method_handler(behavior)`.
 
 * `ServerState` belongs to an interceptor, and keeps the wrapped handlers.
@@ -27,13 +27,14 @@ from rpcwheel._grpc.handlers import behavior_of, kind_of, late_s, time_left, wit
 from rpcwheel.durations import NEVER, to_seconds
 from rpcwheel.errors import TimerError
 from rpcwheel.events import CallSlow, DeadlineExceededBeforeStart, emit
-from rpcwheel.rpc import DEADLINE, STATUS_CODES
+from rpcwheel.rpc import CRITICALITY, DEADLINE, STATUS_CODES
 from rpcwheel.telemetry import components
 from rpcwheel.telemetry.call_counts import CallEnd
 from rpcwheel.timer import shared_timer
 from rpcwheel.timer.clock import checked_timer
 
 from .config import MAX_METHODS, MethodConfigs
+from .criticality import read_criticality
 from .policy import CallPolicy, checked_calls
 
 if TYPE_CHECKING:
@@ -120,6 +121,15 @@ class ServedMethod:
         self._timer = timer
         slow_ns = config.slow_ns
         self._slow = None if slow_ns == NEVER else CallSlow(method, "server", to_seconds(slow_ns))
+
+    def set_current(self, context: Any) -> bool:
+        """Set `CRITICALITY` and `DEADLINE` in the current `contextvars` context.
+
+        Returns:
+            As `set_deadline`.
+        """
+        CRITICALITY.set(read_criticality(context.invocation_metadata(), self._method))
+        return self.set_deadline(context)
 
     def set_deadline(self, context: object) -> bool:
         """Set `DEADLINE` in the current `contextvars` context, before the behavior of a call runs.

@@ -61,6 +61,7 @@ from .config import (
     response_source,
     seconds_left,
 )
+from .criticality import with_criticality
 from .idempotency import with_key
 from .keeper import KeptDelivery
 from .retry import result_of, with_attempt
@@ -93,8 +94,15 @@ CHANNEL_CLOSED: Final = Stop("its channel was closed")
 NO_STATUS: Final = Stop("it failed without a status")
 
 
-def with_readiness(details: Any, config: MethodConfig) -> Any:
-    """Return call details with the `wait_for_ready` of the method, if the caller did not set it."""
+def with_defaults(details: Any, config: MethodConfig) -> Any:
+    """Return call details with what the caller did not set: `wait_for_ready`, and the criticality.
+
+    The metadata must be reusable.
+    """
+    metadata = getattr(details, "metadata", None)
+    complete = with_criticality(metadata, config.criticality)
+    if complete is not metadata:
+        details = copy_details(details)._replace(metadata=complete)
     if config.wait_for_ready is None or getattr(details, "wait_for_ready", None) is not None:
         return details
     return copy_details(details)._replace(wait_for_ready=config.wait_for_ready)
@@ -207,7 +215,7 @@ class ClientCall:
         self._start = start
         self.start_delivery = start
         """Makes an attempt in the background, after failback has queued the call."""
-        details = with_readiness(with_reusable_metadata(details), self.config)
+        details = with_defaults(with_reusable_metadata(details), self.config)
         if self.config.durable:
             details = copy_details(details)._replace(metadata=with_key(details.metadata))
         self._details = details

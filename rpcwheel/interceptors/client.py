@@ -28,6 +28,7 @@ from rpcwheel._grpc.calls import (
 from rpcwheel._grpc.counted import begin_counted, counted_continuation, counted_multicallable
 from rpcwheel._grpc.interceptors import Interceptors
 from rpcwheel.call.config import CALL_OPTIONS, seconds_left
+from rpcwheel.call.criticality import with_criticality
 from rpcwheel.call.idempotency import with_key
 from rpcwheel.call.keeper import ChannelKeeper
 from rpcwheel.call.sync_call import (
@@ -35,7 +36,7 @@ from rpcwheel.call.sync_call import (
     WaitingCalls,
     begin_stream,
     begin_unary,
-    with_readiness,
+    with_defaults,
     with_reusable_metadata,
 )
 from rpcwheel.durations import to_ns
@@ -97,7 +98,7 @@ class ClientInterceptor(
             return make(client_call_details, request, begun).end_late()
         watch = state.watch_slow_call(method, config)
         try:
-            details = with_readiness(client_call_details, config)
+            details = with_defaults(client_call_details, config)
             left_s = seconds_left(attempt_ns, now_ns)
             call = continuation(details_with_timeout(details, left_s), request)
             if failure_of(call) is None:
@@ -389,11 +390,12 @@ class _UnaryUnary(_InterceptedMulticallable, multicallable.UnaryUnary):
         Most calls need only their first attempt, so that is made without a `ClientCall`.
         """
         state, timeout = self._state, options[0]
-        metadata = reusable_metadata(options[1])  # a retry sends it again
-        if metadata is not options[1]:
-            options = (timeout, metadata, *options[2:])
         overridden = CALL_OPTIONS.get() is not None
         config = state.current_config(self._method) if overridden else self._config
+        metadata = reusable_metadata(options[1])  # a retry sends it again
+        metadata = with_criticality(metadata, config.criticality)
+        if metadata is not options[1]:
+            options = (timeout, metadata, *options[2:])
         if config.hedging is not None:
             return self._wait_hedged(name, request, *options)
         own_ns = None if timeout is None else to_ns(timeout, subject="timeout")

@@ -1,7 +1,7 @@
-"""The server interceptor for `grpc`: sets the current deadline of each call that is served.
+"""The server interceptor for `grpc`: sets the current deadline and criticality of each call.
 
 A threaded server runs each call in its own context (`contextvars`), also the body of a generator,
-so the deadline is unset after the call. Verified on grpcio 1.60 and 1.85;
+so both are unset after the call. Verified on grpcio 1.60 and 1.85;
 `tests/contract/interceptors/test_server.py` fails if that changes.
 """
 
@@ -45,9 +45,10 @@ def server_interceptors(
     """Make the interceptors for `grpc.server(..., interceptors=...)`; put them before all others.
 
     In a handler, `current_deadline()` is the deadline of its call, and it limits the calls that the
-    handler makes. A call whose deadline has passed before its handler runs is refused with
-    DEADLINE_EXCEEDED (event `DeadlineExceededBeforeStart`). If the call has no request stream, grpc
-    itself drops it without an event.
+    handler makes; `current_criticality()` is that of its call, and its calls inherit it. A call
+    whose deadline has passed before its handler runs is refused with DEADLINE_EXCEEDED (event
+    `DeadlineExceededBeforeStart`). If the call has no request stream, grpc itself drops it without
+    an event.
 
     Args:
         policy: Only `policy.timeout` is used: its `timeout` limits the deadline of handlers, and
@@ -87,7 +88,7 @@ def _wrap(kind: Kind, behavior: Behavior, method: ServedMethod) -> Behavior:
 
 def _wrap_unary(behavior: Behavior, method: ServedMethod) -> Behavior:
     def serve(request: object, context: grpc.ServicerContext) -> object:
-        if not method.set_deadline(context):
+        if not method.set_current(context):
             _refuse(context)
         timeout = method.start_slow_call_timeout()
         if timeout is None:
@@ -102,7 +103,7 @@ def _wrap_unary(behavior: Behavior, method: ServedMethod) -> Behavior:
 
 def _wrap_iterator(behavior: Behavior, method: ServedMethod) -> Behavior:
     def serve(request: object, context: grpc.ServicerContext) -> Iterator[object]:
-        if not method.set_deadline(context):
+        if not method.set_current(context):
             _refuse(context)
         timeout = method.start_slow_call_timeout()
         if timeout is None:
@@ -123,7 +124,7 @@ def _wrap_pushing(behavior: Behavior, method: ServedMethod) -> Behavior:
     def serve(
         request: object, context: grpc.ServicerContext, push: Callable[[object], None]
     ) -> object:
-        if not method.set_deadline(context):
+        if not method.set_current(context):
             _refuse(context)
         timeout = method.start_slow_call_timeout()
         if timeout is not None and not context.add_callback(timeout.cancel):

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from rpcwheel.options.presets import ServerPreset
     from rpcwheel.publisher.publisher import PublisherBase
     from rpcwheel.registry.policy import RegistryPolicy
+    from rpcwheel.rpc import Criticality
     from rpcwheel.status.server import StatusServer
     from rpcwheel.timer.api import Timer
     from rpcwheel.transport.probe import Probe
@@ -110,6 +111,7 @@ class KitBase(
         failback: FailbackPolicy | None = None,
         idempotent: bool = False,
         wait_for_ready: bool | None = None,
+        criticality: Criticality | str | None = None,
         methods: Mapping[str, MethodPolicy] | None = None,
         heartbeat: float | timedelta | HeartbeatPolicy | None = None,
         idle: float | timedelta | IdlePolicy | None = None,
@@ -133,6 +135,8 @@ class KitBase(
             idempotent: Whether a server may execute a call of any method twice without harm. Better
                 mark single methods with `methods`, by `MethodPolicy(idempotent=True)`.
             wait_for_ready: The default of gRPC's argument `wait_for_ready`.
+            criticality: How much calls matter if a server has to refuse some: a `Criticality` or
+                its name. None: that of the call being served.
             methods: Other settings for some methods, by pattern: `"/shop.Orders/Get*"`.
             heartbeat: Seconds of silence after which a heartbeat is sent on the channels of
                 `channel()` and `intercept_channel()`, or a `HeartbeatPolicy`.
@@ -160,6 +164,7 @@ class KitBase(
             failback=failback,
             idempotent=idempotent,
             wait_for_ready=wait_for_ready,
+            criticality=criticality,
             methods=methods or {},
             heartbeat=heartbeat,
             idle=idle,

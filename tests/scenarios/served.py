@@ -56,19 +56,19 @@ def aio_answering(kind, look, first=()):
     return unary if kind in ONE_ANSWER else stream
 
 
-def begin(channel, kind, request=b"x", *, timeout=WAIT_S):
+def begin(channel, kind, request=b"x", *, timeout=WAIT_S, metadata=None):
     """Begin a call of grpc or grpc.aio; return a future, or a stream of responses."""
     method = getattr(channel, kind)(METHOD)
     given = iter([request]) if kind.startswith("stream") else request
     if isinstance(channel, grpc.Channel) and kind in ONE_ANSWER:
-        return method.future(given, timeout=timeout)
-    return method(given, timeout=timeout)
+        return method.future(given, timeout=timeout, metadata=metadata)
+    return method(given, timeout=timeout, metadata=metadata)
 
 
-def ask(target, kind, request=b"x", *, timeout=WAIT_S):
+def ask(target, kind, request=b"x", **options):
     """Make a call; return its responses as a list."""
     with grpc.insecure_channel(target, options=IMPATIENT) as channel:
-        call = begin(channel, kind, request, timeout=timeout)
+        call = begin(channel, kind, request, **options)
         return [call.result()] if kind in ONE_ANSWER else list(call)
 
 

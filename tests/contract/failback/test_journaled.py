@@ -92,9 +92,10 @@ def test_the_policy_says_which_metadata_target_and_timeout_are_stored(
     world, shop, client, policy, push, url
 ):
     shop.then("UNAVAILABLE")
-    push(client(policy(metadata=("a*",), target="orders")), metadata=(("abc", "1"), ("b", "2")))
+    metadata = (("abc", "1"), ("b", "2"), ("rpcwheel-criticality", "sheddable"))
+    push(client(policy(metadata=("a*",), target="orders")), metadata=metadata)
     (call,) = stored(url)
-    assert (call.target, decode(call.body).metadata) == ("orders", (("abc", "1"),))
+    assert (call.target, decode(call.body).metadata) == ("orders", (("abc", "1"), metadata[-1]))
     assert world.do(client.queues.flush, WAIT_S)
     assert len(shop.calls) == 2
     shop.then("UNAVAILABLE", "UNAVAILABLE")

@@ -9,6 +9,7 @@ import rpcwheel
 from rpcwheel import (
     CallPolicy,
     ConfigurationError,
+    Criticality,
     DeadlinePolicy,
     DefaultResponsePolicy,
     FailbackPolicy,
@@ -42,6 +43,7 @@ def test_a_kit_takes_the_settings_of_kit_policy(kind):
         "failback": None,
         "idempotent": True,
         "wait_for_ready": True,
+        "criticality": Criticality.SHEDDABLE,
         "methods": methods,
         "heartbeat": HeartbeatPolicy(interval=10.0),
         "idle": IdlePolicy(idle_timeout=60.0),

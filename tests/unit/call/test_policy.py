@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from rpcwheel.call import (
     CallPolicy,
+    Criticality,
     DeadlinePolicy,
     DefaultResponsePolicy,
     MethodPolicy,
@@ -114,6 +115,7 @@ settings = st.fixed_dictionaries(
         "timeout": st.sampled_from([None, 1.0, 2.0]),
         "retry": st.sampled_from([None, SAFE, RetryPolicy(retry_on="UNAVAILABLE", max_attempts=5)]),
         "idempotent": st.booleans(),
+        "criticality": st.sampled_from([None, *Criticality]),
     },
 )
 

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from rpcwheel.backoff import JitteredWait
-from rpcwheel.call import DefaultResponsePolicy, MethodPolicy, RetryPolicy
+from rpcwheel.call import Criticality, DefaultResponsePolicy, MethodPolicy, RetryPolicy
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.failback import FailbackPolicy
 from rpcwheel.heartbeat import HeartbeatPolicy
@@ -313,6 +313,7 @@ def test_a_variable_name_is_the_path_of_a_setting_and_its_value_json_or_text():
         FAILBACK='{"retry_on": "UNAVAILABLE"}',
         FAILBACK__NAME="audit",
         IDEMPOTENT="true",
+        CRITICALITY="SHEDDABLE-PLUS",
         METHODS='{"/a/*": {"timeout": 1, "failback": null}}',
     )
     assert (policy.timeout.timeout, policy.timeout.slow_call_threshold) == (2.0, 1.0)
@@ -320,6 +321,7 @@ def test_a_variable_name_is_the_path_of_a_setting_and_its_value_json_or_text():
     assert policy.retry.backoff.max == 1.0
     assert (policy.failback.retry_on, policy.failback.name) == ("UNAVAILABLE", "audit")
     assert policy.idempotent is True
+    assert policy.criticality is Criticality.SHEDDABLE_PLUS
     assert policy.policy_for("/a/b").failback is None
     assert policy.policy_for("/a/b").timeout.timeout == 1.0
 
@@ -371,6 +373,7 @@ REFUSED_VARIABLES = [
     ("RETRY", '{"max_attempts": 2}', ": retry: `retry_on` is missing"),
     ("METHODS", "none", ": methods: it must be a valid dictionary"),
     ("IDEMPOTENT", "yes", ": idempotent: it must be true or false"),
+    ("CRITICALITY", "urgent", ": criticality: it is 'urgent', which is not a criticality; "),
     ("CONFIG__X", "1", ": there is no setting 'config'"),
     ("TIMEOUT", "9" * 400, f": timeout: {BITS}"),
     ("RETRY", "[" * 100_000 + "]" * 100_000, f": {DEEP}; "),
