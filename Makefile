@@ -60,13 +60,14 @@ types: .venv/dev           ## mypy --strict
 layers: .venv/test         ## import-linter: which package may import which
 	$(BIN)/lint-imports --no-cache --no-logo
 
-bench: .venv/bench         ## measure timers, calls, connections, registries, journals and failback; writes docs/benchmarks
+bench: .venv/bench         ## measure timers, calls, connections, registries, journals, failback and overload; writes docs/benchmarks
 	$(BIN)/python -m benchmarks.timer
 	$(BIN)/python -m benchmarks.calls
 	$(BIN)/python -m benchmarks.connections
 	$(BIN)/python -m benchmarks.registries
 	$(BIN)/python -m benchmarks.journal
 	$(BIN)/python -m benchmarks.failback
+	$(BIN)/python -m benchmarks.overload
 
 clean:                     ## delete all generated files, .venv too
 	rm -rf .venv .nox build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 from benchmarks import _page
 from benchmarks._main import Program, write_rows
+from benchmarks.calls.subjects import Skipped
 from benchmarks.overload import __doc__ as about
-from benchmarks.overload import report
+from benchmarks.overload import plot, report
 from benchmarks.overload.cases import NAMES, cases
+from benchmarks.overload.figures import Outcome
 from benchmarks.overload.runner import Runner
 
 FULL_S, QUICK_S = 10.0, 3.0
@@ -21,6 +24,7 @@ def main() -> int:
     parser = PROGRAM.parser()
     parser.add_argument("--seconds", type=float, help=f"of each phase; {FULL_S:g}")
     parser.add_argument("--poisson", action="store_true", help="calls at random times")
+    parser.add_argument("--plot", type=Path, metavar="DIR", help="write charts there")
     options = parser.parse_args()
     only = PROGRAM.asked(options)
     if only is None:
@@ -28,10 +32,20 @@ def main() -> int:
     facts = report.facts(_page.load())
     seconds = options.seconds or (QUICK_S if options.quick else FULL_S)
     options.quick = seconds < FULL_S
-    outcomes = list(Runner(seconds, poisson=options.poisson).run(cases(only)))
+    results = list(Runner(seconds, poisson=options.poisson).run(cases(only)))
+    outcomes = [each for each in results if isinstance(each, Outcome)]
     write_rows(options, outcomes)
-    page = report.page(outcomes, facts=facts, command=PROGRAM.command)
-    PROGRAM.publish(page, PROGRAM.place(options, only))
+    page = report.page(
+        outcomes,
+        facts=facts,
+        skipped=[each for each in results if isinstance(each, Skipped)],
+        command=PROGRAM.command,
+        notes=report.notes(seconds, poisson=options.poisson),
+    )
+    out = PROGRAM.place(options, only)
+    PROGRAM.publish(page, out)
+    for directory in {options.plot, out} - {None}:
+        plot.write(outcomes, directory)
     return 0
 
 

@@ -4,116 +4,172 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import Final, Literal
 
 World = Literal["sync", "aio"]
 
 METHOD: Final = "/bench.Overload/Call"
 DEADLINE_S: Final = 0.5
-"""The deadline of each call. A call counts as answered if it got its response in this time."""
+"""The deadline of each call. A call is answered if it got its response in this time."""
+
+SLOTS: Final = 4
+"""How many of the handlers that wait can do so at a time."""
 
 WAIT_S: Final = 0.05
-SLOTS: Final = 4
-"""How long the handlers that wait do so, and how many of them can at a time."""
+SHORT_WAIT_S: Final = 0.02
+"""How long they wait; less where the wait becomes longer, and must stay below the deadline."""
 
 BURN_S: Final = 0.01
 """The CPU time of the handlers that compute."""
 
+RELAY_THREADS: Final = 32
+CHAIN_CALLS: Final = 2
+"""The first server of a chain makes so many calls, one after the other, for each of its own."""
+
 WORLDS: Final[tuple[World, ...]] = ("sync", "aio")
-BARE, FIXED, ADAPTIVE = VARIANTS = ("bare", "fixed", "adaptive")
+BARE, FIXED, ADAPTIVE = LIMITS = ("bare", "fixed", "adaptive")
+SEVERED: Final = "severed"
+"""`ADAPTIVE`, with handlers whose own calls inherit neither criticality nor deadline."""
+VARIANTS: Final = (*LIMITS, SEVERED)
 PLAIN, NAIVE, KIT = CLIENTS = ("plain", "naive", "kit")
+WAIT, WAIT32, BURN = ("wait", "wait32", "burn")
+CRITICAL, SHEDDABLE = ("CRITICAL", "SHEDDABLE")
 
 
 @dataclass(frozen=True, slots=True)
 class Handler:
     """What a handler does, and the best server for it that can be set up by hand."""
 
-    name: str
     about: str
     worlds: tuple[World, ...]
     threads: int  # of the pool of a server of `grpc`
     best_limit: int  # `maximum_concurrent_rpcs` of the variant `fixed`
-    callers: tuple[int, ...]  # concurrent calls with which the capacity is measured
+    callers: tuple[int, ...]  # numbers of callers with which the capacity is measured
 
 
 HANDLERS: Final = {
-    handler.name: handler
-    for handler in (
-        Handler("wait", "4 slots of 50 ms", WORLDS, SLOTS, 8, (4, 8)),
-        Handler("wait32", "4 slots of 50 ms, 32 threads", ("sync",), 32, 8, (4, 8)),
-        Handler("burn", "10 ms of CPU", WORLDS, 32, 2, (1, 2, 4)),
-    )
+    WAIT: Handler("wait, 4 at a time", WORLDS, SLOTS, 8, (4, 8)),
+    WAIT32: Handler("wait, 4 at a time, on 32 threads", ("sync",), 32, 8, (4, 8)),
+    BURN: Handler("burn 10 ms of CPU", WORLDS, 32, 2, (1, 2, 4)),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A part of a scenario with a constant load."""
+    """A part of a scenario with constant loads. Loads are shares of the undiminished capacity."""
 
     name: str
-    load: float  # calls, as a share of the capacity of the first phase
+    load: float
+    sheddable: float = 0.0
     slowness: float = 1.0  # the work of each call takes so many times longer
+    length: float = 1.0  # of the seconds of a phase
+
+    @property
+    def loads(self) -> float:
+        """The load, and that of sheddable calls."""
+        return self.load + self.sheddable
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """Phases, one after the other, with one server and one client."""
+    """Phases, one after the other, with the same server and client."""
 
-    name: str
+    about: str
     phases: tuple[Phase, ...]
+    handlers: tuple[str, ...] = (WAIT, WAIT32, BURN)
+    variants: tuple[str, ...] = LIMITS
     clients: tuple[str, ...] = (PLAIN,)
+    criticality: str | None = None  # of the calls that are not sheddable
+    wait_s: float = WAIT_S
+    is_chain: bool = False
 
+
+PHASES, HALVED, DOWNSTREAM, SPIKE, CHAIN, SWEEP = (
+    "phases", "halved", "downstream", "spike", "chain", "sweep",
+)  # fmt: skip
+AFTER: Final = "0.7x after"
 
 SCENARIOS: Final = {
-    scenario.name: scenario
-    for scenario in (
-        Scenario(
-            "phases",
-            (
-                Phase("0.7x", 0.7),
-                Phase("2x", 2.0),
-                Phase("10x", 10.0),
-                Phase("0.7x after", 0.7),
-            ),
-            CLIENTS,
+    PHASES: Scenario(
+        "Twice and ten times the capacity",
+        (Phase("0.7x", 0.7), Phase("2x", 2.0), Phase("10x", 10.0), Phase(AFTER, 0.7)),
+        clients=CLIENTS,
+    ),
+    HALVED: Scenario(
+        "A capacity that is halved",
+        (Phase("1.2x", 1.2), Phase("halved", 1.2, slowness=2.0)),
+    ),
+    DOWNSTREAM: Scenario(
+        "A downstream that becomes ten times slower",
+        (
+            Phase("fast", 0.7),
+            Phase("10 times slower", 0.7, slowness=10.0),
+            Phase("fast again", 0.7),
         ),
-    )
+        handlers=(WAIT, WAIT32),
+        wait_s=SHORT_WAIT_S,
+    ),
+    SPIKE: Scenario(
+        "A spike of sheddable calls",
+        (Phase("before", 0.5), Phase("spike", 0.5, sheddable=12.0), Phase("after", 0.5)),
+        clients=(KIT,),
+        criticality=CRITICAL,
+    ),
+    CHAIN: Scenario(
+        "A chain of servers whose last one becomes slow",
+        (
+            Phase("fast", 0.15, sheddable=0.45),
+            Phase("5 times slower", 0.15, sheddable=0.45, slowness=5.0),
+        ),
+        handlers=(WAIT,),
+        variants=(SEVERED, ADAPTIVE),
+        clients=(KIT,),
+        criticality=CRITICAL,
+        wait_s=SHORT_WAIT_S,
+        is_chain=True,
+    ),
+    SWEEP: Scenario(
+        "Goodput by offered load",
+        tuple(
+            Phase(f"{load:g}x", load, length=0.5) for load in (0.5, 0.75, 1, 1.25, 1.5, 2, 3, 5, 10)
+        ),
+    ),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One run of one scenario."""
+    """A run of a scenario."""
 
+    scenario: str
     world: World
     handler: str
     variant: str
     client: str
-    scenario: str
 
     def __str__(self) -> str:
         return f"{self.scenario}, {self.world}, {self.handler}, {self.variant}, {self.client}"
 
 
-DIMENSIONS: Final = (WORLDS, tuple(HANDLERS), VARIANTS, CLIENTS, tuple(SCENARIOS))
-NAMES: Final = tuple(name for names in DIMENSIONS for name in names)
+_DIMENSIONS: Final = (tuple(SCENARIOS), WORLDS, tuple(HANDLERS), VARIANTS, CLIENTS)
+NAMES: Final = tuple(name for names in _DIMENSIONS for name in names)
 
 
 def cases(only: frozenset[str]) -> Iterator[Case]:
-    """The cases with these names; a dimension of which no name is given is not restricted."""
-    worlds, handlers, variants, clients, scenarios = (
-        only.intersection(names) or frozenset(names) for names in DIMENSIONS
+    """The cases with these names. A dimension of which no name is given is not restricted."""
+    for name, scenario in SCENARIOS.items():
+        for handler in scenario.handlers:
+            worlds = HANDLERS[handler].worlds
+            for world, variant, client in product(worlds, scenario.variants, scenario.clients):
+                case = Case(name, world, handler, variant, client)
+                if _is_wanted(case, only):
+                    yield case
+
+
+def _is_wanted(case: Case, only: frozenset[str]) -> bool:
+    names = (case.scenario, case.world, case.handler, case.variant, case.client)
+    return all(
+        name in only or only.isdisjoint(others)
+        for name, others in zip(names, _DIMENSIONS, strict=True)
     )
-    for scenario in SCENARIOS.values():
-        for handler in HANDLERS.values():
-            for world in handler.worlds:
-                for variant in VARIANTS:
-                    for client in scenario.clients:
-                        if (
-                            scenario.name in scenarios
-                            and handler.name in handlers
-                            and world in worlds
-                            and variant in variants
-                            and client in clients
-                        ):
-                            yield Case(world, handler.name, variant, client, scenario.name)

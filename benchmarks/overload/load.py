@@ -1,22 +1,23 @@
-"""The load of a case: `python -m benchmarks.overload.load SPEC`, with a spec in JSON.
+"""The load of a case: `python -m benchmarks.overload.load SPEC`, with a `LoadSpec` in JSON.
 
-Prints a line when it has connected. Then it obeys lines of JSON on its input, and answers each with
-a line:
+Prints null when it has connected. Then it obeys lines of JSON on its input, and answers each with a
+line:
 
-* `["closed", callers, seconds]`: the calls a second of so many callers, each of which makes one
+* `["closed", callers, seconds]`: the calls a second that are answered if so many callers make one
   call after the other.
-* `["open", begins, [[rate, seconds], ...]]`: calls at these rates, one after the other, from that
-  time on. The answer has how late calls were sent (99th percentile), and of each call when it was
-  sent, how long it took, and its status code.
+* `["open", begins, [[criticality, [[rate, seconds], ...]], ...]]`: flows of calls, each at these
+  rates one after the other, from that time on. The answer has how late calls were sent (99th
+  percentile), and of each call when it was sent, how long it took, its status code and its
+  criticality.
 
-The threads of the channels only append to lists, and the thread that sends waits for nothing but
-the time when the next call is due.
+The thread that sends waits for nothing but the time when the next call is due. When a call ends,
+the thread of its channel appends it to a list.
 """
 
 from __future__ import annotations
 
 import gc
-import itertools
+import heapq
 import json
 import random
 import sys
@@ -24,27 +25,24 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 
 import grpc
 
 import rpcwheel
-from benchmarks.overload.cases import DEADLINE_S, KIT, METHOD, NAIVE
+from benchmarks.overload.cases import CRITICAL, DEADLINE_S, KIT, METHOD, NAIVE, SHEDDABLE
 from rpcwheel import MethodPolicy, RetryPolicy
 
 CONNECTIONS = 4
 NAIVE_ATTEMPTS = 3
+RETRY = RetryPolicy(retry_on={"UNAVAILABLE", "RESOURCE_EXHAUSTED"})
 PATIENCE_S = 10.0
 """How long after the last call its end is awaited."""
 
-POLICIES: dict[str, Any] = {
-    "retry": RetryPolicy(retry_on={"UNAVAILABLE", "RESOURCE_EXHAUSTED"}),
-    "methods": {METHOD: MethodPolicy(idempotent=True)},
-}
-"""The settings of the client with a kit."""
-
 Done = Callable[[str], None]
-Send = Callable[[Done], None]
+Flow = tuple[str | None, Sequence[tuple[float, float]]]
+"""The criticality of its calls, and its rates, each for so many seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +51,12 @@ class LoadSpec:
 
     port: int
     client: str
-    poisson: bool
+    has_criticality: bool = False
+    poisson: bool = False
 
 
 class Client:
-    """Makes calls on several connections in turn, and is called back when each ends."""
+    """Makes calls on several connections in turn, and calls back when each ends."""
 
     def __init__(self, spec: LoadSpec) -> None:
         options = [("grpc.use_local_subchannel_pool", 1)]
@@ -66,19 +65,25 @@ class Client:
         ]
         for channel in channels:
             grpc.channel_ready_future(channel).result(PATIENCE_S)
-        if spec.client == KIT:
-            kit = rpcwheel.Kit(**POLICIES)
-            channels = [kit.intercept_channel(channel) for channel in channels]
-        self._methods = itertools.cycle([channel.unary_unary(METHOD) for channel in channels])
+        levels = (CRITICAL, SHEDDABLE) if spec.has_criticality else (None,)
+        self._methods = {
+            level: cycle(
+                [
+                    (_with_kit(channel, level) if spec.client == KIT else channel).unary_unary(
+                        METHOD
+                    )
+                    for channel in channels
+                ]
+            )
+            for level in levels
+        }
         self._attempts = NAIVE_ATTEMPTS if spec.client == NAIVE else 1
 
-    def send(self, done: Done) -> None:
+    def send(self, criticality: str | None, done: Done) -> None:
         """Begin a call; `done` gets its status code."""
-        self._attempt(next(self._methods), self._attempts, done)
+        self._attempt(next(self._methods[criticality]), self._attempts, done)
 
     def _attempt(self, method: Any, left: int, done: Done) -> None:
-        call = method.future(b"", timeout=DEADLINE_S)
-
         def ended(call: Any) -> None:
             code = call.code()
             if code is grpc.StatusCode.OK or left == 1:
@@ -86,10 +91,18 @@ class Client:
             else:
                 self._attempt(method, left - 1, done)
 
-        call.add_done_callback(ended)
+        method.future(b"", timeout=DEADLINE_S).add_done_callback(ended)
 
 
-def closed(send: Send, callers: int, seconds: float) -> float:
+def _with_kit(channel: grpc.Channel, criticality: str | None) -> grpc.Channel:
+    settings: dict[str, Any] = {"idempotent": True}
+    if criticality is not None:
+        settings["criticality"] = criticality
+    kit = rpcwheel.Kit(retry=RETRY, methods={METHOD: MethodPolicy(**settings)})
+    return kit.intercept_channel(channel)
+
+
+def closed(client: Client, callers: int, seconds: float) -> float:
     """The calls a second that are answered, after a start of a fifth of the time."""
     begins_s = time.monotonic() + seconds / 5
     ends_s, answered, idle = begins_s + seconds, [], threading.Semaphore(0)
@@ -99,52 +112,54 @@ def closed(send: Send, callers: int, seconds: float) -> float:
         if code == "OK" and begins_s <= now_s < ends_s:
             answered.append(now_s)
         if now_s < ends_s:
-            send(done)
+            client.send(None, done)
         else:
             idle.release()
 
     for _ in range(callers):
-        send(done)
+        client.send(None, done)
     for _ in range(callers):
         idle.acquire()
     return len(answered) / seconds
 
 
-def due_times(rates: Sequence[tuple[float, float]], *, poisson: bool) -> Iterator[float]:
-    """When each call is due, in seconds after the beginning."""
-    gaps, begins_s = random.Random(1), 0.0
-    for rate, seconds in rates:
-        due_s = begins_s
-        begins_s += seconds
-        while rate and due_s < begins_s:
-            yield due_s
-            due_s += gaps.expovariate(rate) if poisson else 1.0 / rate
-
-
-def open_loop(send: Send, begins_s: float, due: Sequence[float]) -> dict[str, Any]:
+def open_loop(
+    client: Client, begins_s: float, due: Sequence[tuple[float, str | None]]
+) -> dict[str, Any]:
     """Send calls when they are due, and wait until they have ended."""
-    calls: list[tuple[float, float, str]] = []
+    calls: list[tuple[float, float, str, str | None]] = []
     late_s = []
-    for each in due:
-        due_s = begins_s + each
-        while (left_s := due_s - time.monotonic()) > 0.0:
+
+    def send(criticality: str | None) -> None:
+        sent_s = time.monotonic()
+
+        def done(code: str) -> None:
+            calls.append((sent_s - begins_s, time.monotonic() - sent_s, code, criticality))
+
+        client.send(criticality, done)
+
+    for after_s, criticality in due:
+        while (left_s := begins_s + after_s - time.monotonic()) > 0.0:
             time.sleep(left_s)
         late_s.append(-left_s)
-        _send(send, begins_s, calls)
-    patience_ends_s = time.monotonic() + PATIENCE_S
-    while len(calls) < len(due) and time.monotonic() < patience_ends_s:
+        send(criticality)
+    gives_up_s = time.monotonic() + PATIENCE_S
+    while len(calls) < len(due) and time.monotonic() < gives_up_s:
         time.sleep(0.01)
     late_s.sort()
     return {"late_s": late_s[int(0.99 * len(late_s))], "calls": calls[:]}
 
 
-def _send(send: Send, begins_s: float, calls: list[tuple[float, float, str]]) -> None:
-    sent_s = time.monotonic()
-
-    def done(code: str) -> None:
-        calls.append((sent_s - begins_s, time.monotonic() - sent_s, code))
-
-    send(done)
+def due_times(flow: Flow, gaps: random.Random | None) -> Iterator[tuple[float, str | None]]:
+    """When the calls of a flow are due, after the beginning; at even or at random times."""
+    criticality, rates = flow
+    begins_s = 0.0
+    for rate, seconds in rates:
+        due_s = begins_s
+        begins_s += seconds
+        while rate and due_s < begins_s:
+            yield due_s, criticality
+            due_s += gaps.expovariate(rate) if gaps else 1.0 / rate
 
 
 def main(spec: LoadSpec) -> None:
@@ -156,13 +171,18 @@ def main(spec: LoadSpec) -> None:
     for line in sys.stdin:
         match json.loads(line):
             case ["closed", callers, seconds]:
-                answer: object = closed(client.send, callers, seconds)
-            case ["open", begins_s, rates]:
-                due = list(due_times(rates, poisson=spec.poisson))
-                answer = open_loop(client.send, begins_s, due)
+                answer: object = closed(client, callers, seconds)
+            case ["open", begins_s, flows]:
+                gaps = random.Random(1) if spec.poisson else None
+                due = list(heapq.merge(*(due_times(flow, gaps) for flow in flows), key=_due_s))
+                answer = open_loop(client, begins_s, due)
             case unknown:
                 raise ValueError(f"closed or open, not {unknown}")
         print(json.dumps(answer), flush=True)
+
+
+def _due_s(call: tuple[float, str | None]) -> float:
+    return call[0]
 
 
 if __name__ == "__main__":

@@ -3,34 +3,112 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 
 from benchmarks import _page
 from benchmarks._page import EMPTY, table
-from benchmarks.overload.figures import Outcome, PhaseFigures
+from benchmarks.calls.subjects import Skipped
+from benchmarks.overload.cases import (
+    BURN_S,
+    CHAIN_CALLS,
+    CLIENTS,
+    DEADLINE_S,
+    HANDLERS,
+    PLAIN,
+    SCENARIOS,
+    SHORT_WAIT_S,
+    SLOTS,
+    VARIANTS,
+    WAIT_S,
+    WORLDS,
+)
+from benchmarks.overload.figures import (
+    SETTLED_ANSWERED,
+    SETTLED_GOODPUT,
+    Outcome,
+    PhaseFigures,
+)
+from benchmarks.overload.load import CONNECTIONS, NAIVE_ATTEMPTS
+from benchmarks.overload.plot import TITLES, file_name
+from benchmarks.overload.verdict import verdicts
 
 LATE_S = 0.02
 """A load that sent 1 call in 100 later than this did not keep its schedule."""
 
 HEADERS = (
-    "",
+    "server, client",
     "phase",
-    "calls/s",
+    "offered",
     "goodput",
     "answered",
     "wasted",
     "p50, ms",
     "p99, ms",
-    "99 % after, s",
+    "settled, s",
     "failed",
 )
 
+NOTES = """\
+How to repeat it:
 
-def page(outcomes: Sequence[Outcome], *, facts: Mapping[str, str], command: str) -> str:
+* `python -m benchmarks.overload` takes about 75 minutes, on a machine that does nothing else.
+* `--only` takes any names of scenarios ({scenarios}), worlds ({worlds}), handlers ({handlers}),
+  servers ({variants}) and clients ({clients}). Half a minute each, with phases of 3 s:
+
+      python -m benchmarks.overload --seconds 3 --only phases,sync,wait,adaptive,plain
+      python -m benchmarks.overload --seconds 3 --only halved,aio,burn,adaptive
+
+* `--plot DIR` writes the charts, `--json FILE` all figures; `--poisson` sends calls at random
+  times.
+
+How it is measured:
+
+* The server and the load have a process each. {connections} connections carry calls without
+  messages, each with a deadline of {deadline:g} s. Calls begin when they are due, {arrivals},
+  whatever became of the earlier ones; a page says so if 1 in 100 was sent more than {late:.0f} ms
+  late. Each phase takes {seconds:g} s.
+* Handlers wait {wait:.0f} ms, {slots} at a time: on as many threads, or on more and with a
+  semaphore, or with a semaphore of asyncio. Others burn {burn:.0f} ms of CPU: a loop whose length
+  was measured as CPU time of a thread. The capacity is that of the bare server, with the number of
+  callers that suits it best, each of which makes one call after the other.
+* Servers are "bare", "fixed" (`maximum_concurrent_rpcs`: {limits}), or "adaptive"
+  (`Kit(limit="adaptive")`, and no other setting). Clients are "plain", "naive" (up to {naive}
+  attempts, each with the whole deadline, after any failure and at once), or "kit" (`RetryPolicy`
+  with RESOURCE_EXHAUSTED and UNAVAILABLE).
+* Offered load and goodput are shares of the capacity of the phase. Goodput is calls that were
+  answered within the deadline, "answered" the same as a share of the calls. "Wasted" are executions
+  of the handler whose caller had gone before they ended. p50 and p99 are of the calls that got a
+  response. A phase has settled when {settled:.0%} of its calls are answered, or {enough:.0%} of the
+  capacity is used, in the next second and in the rest of the phase. "Failed" are shares of the
+  calls by status code.
+* A slower downstream is simulated: the handlers wait {short_wait:.0f} ms, then 10 times as long.
+* In a spike, calls of criticality CRITICAL are half of the capacity, and SHEDDABLE ones 12 times
+  the capacity.
+* In the chain, a server makes {calls} calls, one after the other, to a second one, which makes one
+  call to a third one, whose handlers wait {short_wait:.0f} ms. CRITICAL calls are 15% and SHEDDABLE
+  ones 45% of the capacity; when the third server is slow, they are 75% and 225%. All servers have
+  an adaptive limit. In "severed", the calls that handlers make have the whole deadline again, and
+  no criticality.
+"""
+
+
+def page(
+    outcomes: Sequence[Outcome],
+    *,
+    facts: Mapping[str, str],
+    skipped: Sequence[Skipped],
+    command: str,
+    notes: str,
+) -> str:
     """The page, as Markdown."""
     origin = [f"* {name}: {value}" for name, value in facts.items()] + [f"* Command: `{command}`"]
-    lines = [line for outcome in outcomes for line in _lines(outcome)]
-    parts = ["# Overload", "\n".join(origin), table(HEADERS, lines), *_warnings(outcomes)]
-    return "\n\n".join(parts)
+    parts = ["# Overload", "\n".join(origin)]
+    parts += [f"Not measured: {each.what} ({each.why})." for each in skipped]
+    if lines := list(verdicts(outcomes)):
+        parts += ["## Targets", table(("", "measured", "target", ""), lines)]
+    for scenario, group in groupby(outcomes, key=lambda outcome: outcome.case.scenario):
+        parts += [f"## {SCENARIOS[scenario].about}", *_tables(list(group))]
+    return "\n\n".join([*parts, notes])
 
 
 def facts(load: str) -> dict[str, str]:
@@ -38,31 +116,69 @@ def facts(load: str) -> dict[str, str]:
     return _page.facts("grpcio") | {"Load before": load}
 
 
+def notes(seconds: float, *, poisson: bool) -> str:
+    """How it was measured."""
+    limits = ", ".join(f"{handler.best_limit} for {name}" for name, handler in HANDLERS.items())
+    return NOTES.format(
+        scenarios=", ".join(SCENARIOS),
+        worlds=", ".join(WORLDS),
+        handlers=", ".join(HANDLERS),
+        variants=", ".join(VARIANTS),
+        clients=", ".join(CLIENTS),
+        connections=CONNECTIONS,
+        deadline=DEADLINE_S,
+        arrivals="at random times" if poisson else "at even intervals",
+        late=1e3 * LATE_S,
+        seconds=seconds,
+        wait=1e3 * WAIT_S,
+        short_wait=1e3 * SHORT_WAIT_S,
+        slots=SLOTS,
+        burn=1e3 * BURN_S,
+        limits=limits,
+        naive=NAIVE_ATTEMPTS,
+        settled=SETTLED_ANSWERED,
+        enough=SETTLED_GOODPUT,
+        calls=CHAIN_CALLS,
+    )
+
+
+def _tables(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    for (world, handler), group in groupby(outcomes, key=_world_and_handler):
+        together = list(group)
+        about, capacity = HANDLERS[handler].about, together[0].capacity
+        yield f"### `{TITLES[world]}`, handlers that {about}: {capacity:.0f} calls/s"
+        if together[0].case.client == PLAIN:
+            yield f"![Goodput]({file_name(together[0])})"
+        yield table(HEADERS, [line for outcome in together for line in _lines(outcome)])
+        yield from _warnings(together)
+
+
+def _world_and_handler(outcome: Outcome) -> tuple[str, str]:
+    return outcome.case.world, outcome.case.handler
+
+
 def _lines(outcome: Outcome) -> Iterator[tuple[str, ...]]:
-    case = outcome.case
-    name = f"{case.world}, {case.handler}, {case.variant}, {case.client} ({outcome.capacity:.0f}/s)"
-    for figures in outcome.phases():
+    name = f"{outcome.case.variant}, {outcome.case.client}"
+    for figures in outcome.figures():
         yield name, *_cells(figures)
         name = ""
 
 
 def _cells(figures: PhaseFigures) -> Iterator[str]:
-    yield figures.phase.name
-    yield f"{figures.offered_per_s:,.0f}"
+    yield figures.phase
+    yield f"{figures.offered:.2f}"
     yield f"{figures.goodput:.2f}"
-    yield f"{figures.answered:.1%}"
+    critical = "" if figures.critical is None else f" (CRITICAL: {figures.critical:.1%})"
+    yield f"{figures.answered:.1%}{critical}"
     yield f"{figures.wasted:.1%}"
-    yield from (EMPTY if each is None else f"{1e3 * each:,.0f}" for each in _took(figures))
+    for took_s in (figures.p50_s, figures.p99_s):
+        yield EMPTY if took_s is None else f"{1e3 * took_s:,.0f}"
     yield EMPTY if figures.settled_s is None else f"{figures.settled_s:.1f}"
     yield ", ".join(f"{code} {share:.1%}" for code, share in figures.failed.items())
-
-
-def _took(figures: PhaseFigures) -> tuple[float | None, float | None]:
-    return figures.p50_s, figures.p99_s
 
 
 def _warnings(outcomes: Sequence[Outcome]) -> Iterator[str]:
     for outcome in outcomes:
         if outcome.late_s > LATE_S:
             late_ms = 1e3 * outcome.late_s
-            yield f"**{outcome.case}: the load fell behind by {late_ms:.0f} ms (p99).**"
+            yield f"**The load of {outcome.case} fell behind by {late_ms:.0f} ms (p99).**"

@@ -7,12 +7,27 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+from contextlib import ExitStack
+from dataclasses import asdict, replace
 from functools import cache
 from typing import Any, Self
 
+from benchmarks._page import load
 from benchmarks.calls.server_process import ROOT
-from benchmarks.overload.cases import BARE, HANDLERS, PLAIN, SCENARIOS, Case, World
+from benchmarks.calls.subjects import Skipped
+from benchmarks.overload.cases import (
+    BARE,
+    BURN,
+    CHAIN_CALLS,
+    FIXED,
+    HANDLERS,
+    PLAIN,
+    RELAY_THREADS,
+    SCENARIOS,
+    SHEDDABLE,
+    Case,
+    World,
+)
 from benchmarks.overload.figures import Outcome
 from benchmarks.overload.load import LoadSpec
 from benchmarks.overload.server import ServerSpec
@@ -23,18 +38,23 @@ LEAD_S = 0.5
 """How long the load has to prepare its schedule."""
 
 
+class ProcessEnded(Exception):
+    """A process of a case ended before it was told to."""
+
+
 class Process:
     """A process that prints a line of JSON at its start, and answers lines of its input."""
 
-    def __init__(self, module: str, spec: ServerSpec | LoadSpec) -> None:
+    def __init__(self, spec: ServerSpec | LoadSpec) -> None:
+        self._name = "server" if isinstance(spec, ServerSpec) else "load"
         self._process = subprocess.Popen(
-            [sys.executable, "-m", f"benchmarks.overload.{module}", json.dumps(asdict(spec))],
+            [sys.executable, "-m", f"benchmarks.overload.{self._name}", json.dumps(asdict(spec))],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
-        self.first: Any = self.answer()
+        self.first = self.answer()
 
     def tell(self, question: object) -> None:
         """Write a line."""
@@ -47,7 +67,7 @@ class Process:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"a process of the benchmark ended with {self._process.wait()}")
+            raise ProcessEnded(f"the process of the {self._name} ended, {self._process.wait()}")
         return json.loads(line)
 
     def ask(self, question: object) -> Any:
@@ -60,17 +80,18 @@ class Process:
 
     def __exit__(self, *_: object) -> None:
         assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._process.stdin.close()
         try:
             self._process.wait(5.0)
         except subprocess.TimeoutExpired:
             self._process.kill()
-        assert self._process.stdout is not None
+            self._process.wait()
         self._process.stdout.close()
 
 
 class Runner:
-    """Runs cases. The capacity of a handler is measured before its first case."""
+    """Runs cases. A capacity is measured before the first case that needs it."""
 
     def __init__(self, seconds: float, *, poisson: bool) -> None:
         self._seconds = seconds
@@ -78,39 +99,74 @@ class Runner:
         self._loops = loops_of_a_call()
         self._capacity = cache(self._measured_capacity)
 
-    def run(self, cases: Iterable[Case]) -> Iterator[Outcome]:
+    def run(self, cases: Iterable[Case]) -> Iterator[Outcome | Skipped]:
         """Run the cases, and report progress on stderr."""
         for case in cases:
             began_s = time.monotonic()
-            outcome = self._run(case)
-            print(f"{case}: {time.monotonic() - began_s:.0f} s", file=sys.stderr, flush=True)
-            yield outcome
+            try:
+                yield self._run(case)
+            except ProcessEnded as error:
+                yield Skipped(str(case), str(error))
+            took_s = time.monotonic() - began_s
+            print(f"{case}: {took_s:.0f} s, load {load()}", file=sys.stderr, flush=True)
 
-    def _measured_capacity(self, world: World, handler: str) -> float:
-        """The calls a second that a bare server answers, with the best number of callers."""
-        spec = ServerSpec(world, handler, BARE, self._loops)
-        with (
-            Process("server", spec) as server,
-            Process("load", LoadSpec(server.first, PLAIN, poisson=False)) as load,
-        ):
-            return max(
-                load.ask(["closed", callers, CAPACITY_S]) for callers in HANDLERS[handler].callers
-            )
+    def _measured_capacity(
+        self, world: World, handler: str, wait_s: float, *, is_chain: bool
+    ) -> float:
+        """The calls a second that bare servers answer, with the best number of callers."""
+        with ExitStack() as stack:
+            spec = self._spec(world, handler, BARE, wait_s)
+            server, _ = self._serve(stack, spec, is_chain=is_chain)
+            client = stack.enter_context(Process(LoadSpec(server.first, PLAIN)))
+            answered = [
+                client.ask(["closed", callers, CAPACITY_S]) for callers in HANDLERS[handler].callers
+            ]
+        return float(max(answered))
 
     def _run(self, case: Case) -> Outcome:
-        capacity = self._capacity(case.world, case.handler)
-        phases = SCENARIOS[case.scenario].phases
-        spec = ServerSpec(case.world, case.handler, case.variant, self._loops)
-        with (
-            Process("server", spec) as server,
-            Process("load", LoadSpec(server.first, case.client, self._poisson)) as load,
-        ):
+        scenario = SCENARIOS[case.scenario]
+        is_chain, wait_s = scenario.is_chain, scenario.wait_s
+        capacity = self._capacity(case.world, case.handler, wait_s, is_chain=is_chain)
+        lengths = [phase.length * self._seconds for phase in scenario.phases]
+        timed = list(zip(scenario.phases, lengths, strict=True))
+        flows = [
+            (scenario.criticality, [(phase.load * capacity, length) for phase, length in timed]),
+            (SHEDDABLE, [(phase.sheddable * capacity, length) for phase, length in timed]),
+        ]
+        with ExitStack() as stack:
+            spec = self._spec(case.world, case.handler, case.variant, wait_s)
+            server, worker = self._serve(stack, spec, is_chain=is_chain)
+            load_spec = LoadSpec(
+                server.first, case.client, scenario.criticality is not None, self._poisson
+            )
+            client = stack.enter_context(Process(load_spec))
             begins_s = time.monotonic() + LEAD_S
-            rates = [(phase.load * capacity, self._seconds) for phase in phases]
-            load.tell(["open", begins_s, rates])
-            for number, phase in enumerate(phases):
-                time.sleep(max(begins_s + number * self._seconds - time.monotonic(), 0.0))
-                server.ask(phase.slowness)
-            loaded = load.answer()
-            executions = [(began_s - begins_s, is_gone) for began_s, is_gone in server.ask(None)]
+            client.tell(["open", begins_s, flows])
+            phase_begins_s = begins_s
+            for phase, length in timed:
+                time.sleep(max(phase_begins_s - time.monotonic(), 0.0))
+                worker.ask(phase.slowness)
+                phase_begins_s += length
+            loaded = client.answer()
+            executions = [(began_s - begins_s, is_gone) for began_s, is_gone in worker.ask(None)]
         return Outcome(case, capacity, self._seconds, loaded["late_s"], loaded["calls"], executions)
+
+    def _spec(self, world: World, handler: str, variant: str, wait_s: float) -> ServerSpec:
+        kind = HANDLERS[handler]
+        spec = ServerSpec(
+            world, variant, kind.threads, kind.best_limit if variant == FIXED else None
+        )
+        if handler == BURN:
+            return replace(spec, loops=self._loops)
+        return replace(spec, wait_s=wait_s)
+
+    @staticmethod
+    def _serve(stack: ExitStack, spec: ServerSpec, *, is_chain: bool) -> tuple[Process, Process]:
+        """Start the servers; return the one that is called, and the one that does the work."""
+        called = worker = stack.enter_context(Process(spec))
+        for calls in (1, CHAIN_CALLS) if is_chain else ():
+            relay = ServerSpec(
+                spec.world, spec.variant, RELAY_THREADS, None, port=called.first, calls=calls
+            )
+            called = stack.enter_context(Process(relay))
+        return called, worker

@@ -1,7 +1,7 @@
-"""The server of a case: `python -m benchmarks.overload.server SPEC`, with a spec in JSON.
+"""A server of a case: `python -m benchmarks.overload.server SPEC`, with a `ServerSpec` in JSON.
 
 Prints its port. Then it obeys lines of JSON on its input, and answers each with a line: a number
-makes the work of each call so many times slower than at first; null asks for the executions of the
+makes the work of each call so many times longer than at first; null asks for the executions of the
 handler, each with the time when it began and whether its caller had gone before it ended. Ends with
 its input.
 """
@@ -13,7 +13,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -23,15 +23,7 @@ import grpc.aio
 
 import rpcwheel
 import rpcwheel.aio
-from benchmarks.overload.cases import (
-    ADAPTIVE,
-    FIXED,
-    HANDLERS,
-    METHOD,
-    SLOTS,
-    WAIT_S,
-    World,
-)
+from benchmarks.overload.cases import ADAPTIVE, DEADLINE_S, METHOD, SEVERED, SLOTS, World
 from benchmarks.overload.work import burn
 
 
@@ -40,23 +32,30 @@ class ServerSpec:
     """What the process of a server is told."""
 
     world: World
-    handler: str
     variant: str
-    loops: int  # that a handler burns
+    threads: int  # of the pool of a server of `grpc`
+    limit: int | None  # `maximum_concurrent_rpcs`
+    loops: int = 0  # that its handler burns
+    wait_s: float = 0.0  # that its handler waits, in one of `SLOTS`
+    port: int = 0  # of the server that its handler calls ...
+    calls: int = 0  # ... so many times, one after the other
 
     @property
-    def limit(self) -> int | None:
-        """`maximum_concurrent_rpcs`."""
-        return HANDLERS[self.handler].best_limit if self.variant == FIXED else None
+    def has_kit(self) -> bool:
+        """Whether the server has an adaptive limit."""
+        return self.variant in (ADAPTIVE, SEVERED)
+
+    @property
+    def target(self) -> str:
+        """The server that the handler calls."""
+        return f"127.0.0.1:{self.port}"
 
 
 class Executions:
-    """The work of the handlers, and what they have done."""
+    """What the handlers have done, and how slow their work is."""
 
-    def __init__(self, spec: ServerSpec) -> None:
-        self._loops = spec.loops
-        self._is_burning = spec.handler == "burn"
-        self._slowness = 1.0
+    def __init__(self) -> None:
+        self.slowness = 1.0
         self._ended: list[tuple[float, bool]] = []
 
     def answer(self, line: str) -> object:
@@ -64,104 +63,122 @@ class Executions:
         slowness = json.loads(line)
         if slowness is None:
             return self._ended
-        self._slowness = slowness
+        self.slowness = slowness
         return None
 
-    def _end(self, began_s: float, *, is_gone: bool) -> None:
-        self._ended.append((began_s, is_gone))
+    def sync_handler(self, work: Callable[[float], object]) -> Callable[[bytes, Any], bytes]:
+        """A handler that works on a thread."""
 
-    @property
-    def _wait_s(self) -> float:
-        return WAIT_S * self._slowness
+        def execute(request: bytes, context: Any) -> bytes:
+            began_s = time.monotonic()
+            try:
+                work(self.slowness)
+            except grpc.RpcError as error:  # of a call to the next server
+                context.abort(error.code(), error.details())
+            is_gone = not context.is_active() or context.time_remaining() == 0.0
+            self._ended.append((began_s, is_gone))
+            return request
 
-    def _burn(self) -> None:
-        burn(round(self._loops * self._slowness))
+        return execute
 
+    def aio_handler(
+        self, work: Callable[[float], Awaitable[object]]
+    ) -> Callable[[bytes, Any], Awaitable[bytes]]:
+        """A handler that works on the loop."""
 
-class SyncExecutions(Executions):
-    """Executions on threads."""
+        async def execute(request: bytes, context: Any) -> bytes:
+            began_s = time.monotonic()
+            try:
+                await work(self.slowness)
+            except grpc.RpcError as error:
+                await context.abort(error.code(), error.details())
+            except asyncio.CancelledError:
+                self._ended.append((began_s, True))
+                raise
+            is_gone = context.cancelled() or context.time_remaining() == 0.0
+            self._ended.append((began_s, is_gone))
+            return request
 
-    def __init__(self, spec: ServerSpec) -> None:
-        super().__init__(spec)
-        self._slots = threading.Semaphore(SLOTS)
-
-    def execute(self, request: bytes, context: Any) -> bytes:
-        """The handler."""
-        began_s = time.monotonic()
-        if self._is_burning:
-            self._burn()
-        else:
-            with self._slots:
-                time.sleep(self._wait_s)
-        is_gone = not context.is_active() or context.time_remaining() == 0.0
-        self._end(began_s, is_gone=is_gone)
-        return request
-
-
-class AioExecutions(Executions):
-    """Executions on a loop."""
-
-    def __init__(self, spec: ServerSpec) -> None:
-        super().__init__(spec)
-        self._slots = asyncio.Semaphore(SLOTS)
-
-    async def execute(self, request: bytes, context: Any) -> bytes:
-        """The handler."""
-        began_s = time.monotonic()
-        try:
-            if self._is_burning:
-                self._burn()
-            else:
-                async with self._slots:
-                    await asyncio.sleep(self._wait_s)
-        except asyncio.CancelledError:
-            self._end(began_s, is_gone=True)
-            raise
-        is_gone = context.cancelled() or context.time_remaining() == 0.0
-        self._end(began_s, is_gone=is_gone)
-        return request
+        return execute
 
 
-def obey(port: int, answer: Callable[[str], object]) -> None:
-    """Print the port, and answer the lines of the input until it ends."""
-    print(port, flush=True)
-    for line in sys.stdin:
-        print(json.dumps(answer(line)), flush=True)
+def sync_work(spec: ServerSpec, kit: rpcwheel.Kit | None) -> Callable[[float], None]:
+    """The work of a call, given how slow it is."""
+    slots = threading.Semaphore(SLOTS)
+    call: Any = _method(grpc.insecure_channel(spec.target), spec, kit) if spec.calls else None
+
+    def work(slowness: float) -> None:
+        burn(round(spec.loops * slowness))
+        if spec.wait_s:
+            with slots:
+                time.sleep(spec.wait_s * slowness)
+        for _ in range(spec.calls):
+            call(b"", timeout=DEADLINE_S)
+
+    return work
+
+
+def aio_work(spec: ServerSpec, kit: rpcwheel.aio.Kit | None) -> Callable[[float], Awaitable[None]]:
+    """The work of a call, given how slow it is."""
+    slots = asyncio.Semaphore(SLOTS)
+    call: Any = _method(grpc.aio.insecure_channel(spec.target), spec, kit) if spec.calls else None
+
+    async def work(slowness: float) -> None:
+        burn(round(spec.loops * slowness))
+        if spec.wait_s:
+            async with slots:
+                await asyncio.sleep(spec.wait_s * slowness)
+        for _ in range(spec.calls):
+            await call(b"", timeout=DEADLINE_S)
+
+    return work
+
+
+def _method(channel: Any, spec: ServerSpec, kit: Any) -> Any:
+    """The method of the next server; its calls inherit criticality and deadline from the kit."""
+    if spec.variant == ADAPTIVE:
+        channel = kit.intercept_channel(channel)
+    return channel.unary_unary(METHOD)
 
 
 def serve(spec: ServerSpec) -> None:
     """Serve with `grpc`."""
-    executions, threads = SyncExecutions(spec), HANDLERS[spec.handler].threads
-    if spec.variant == ADAPTIVE:
-        kit = rpcwheel.Kit(limit="adaptive")
-        server = grpc.server(
-            kit.server_executor(max_workers=threads), interceptors=kit.server_interceptors()
-        )
-    else:
-        server = grpc.server(ThreadPoolExecutor(threads), maximum_concurrent_rpcs=spec.limit)
-    port = _add(server, executions.execute)
+    kit = rpcwheel.Kit(limit="adaptive") if spec.has_kit else None
+    server = grpc.server(
+        kit.server_executor(max_workers=spec.threads) if kit else ThreadPoolExecutor(spec.threads),
+        interceptors=kit.server_interceptors() if kit else None,
+        maximum_concurrent_rpcs=spec.limit,
+    )
+    executions = Executions()
+    port = _add(server, executions.sync_handler(sync_work(spec, kit)))
     server.start()
-    obey(port, executions.answer)
+    obey(port, executions)
     server.stop(None)
 
 
 async def aio_serve(spec: ServerSpec) -> None:
     """Serve with `grpc.aio`."""
-    executions = AioExecutions(spec)
-    if spec.variant == ADAPTIVE:
-        kit = rpcwheel.aio.Kit(limit="adaptive")
-        server = grpc.aio.server(interceptors=kit.server_interceptors())
-    else:
-        server = grpc.aio.server(maximum_concurrent_rpcs=spec.limit)
-    port = _add(server, executions.execute)
+    kit = rpcwheel.aio.Kit(limit="adaptive") if spec.has_kit else None
+    server = grpc.aio.server(
+        interceptors=kit.server_interceptors() if kit else None, maximum_concurrent_rpcs=spec.limit
+    )
+    executions = Executions()
+    port = _add(server, executions.aio_handler(aio_work(spec, kit)))
     await server.start()
-    await asyncio.to_thread(obey, port, executions.answer)
+    await asyncio.to_thread(obey, port, executions)
     await server.stop(None)
 
 
-def _add(server: Any, execute: Callable[..., Any]) -> int:
+def obey(port: int, executions: Executions) -> None:
+    """Print the port, and answer the lines of the input until it ends."""
+    print(port, flush=True)
+    for line in sys.stdin:
+        print(json.dumps(executions.answer(line)), flush=True)
+
+
+def _add(server: Any, handler: Callable[[bytes, Any], Any]) -> int:
     _, service, method = METHOD.split("/")
-    handlers = {method: grpc.unary_unary_rpc_method_handler(execute)}
+    handlers = {method: grpc.unary_unary_rpc_method_handler(handler)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
     port: int = server.add_insecure_port("127.0.0.1:0")
     return port

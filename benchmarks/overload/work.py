@@ -6,7 +6,7 @@ import time
 
 from benchmarks.overload.cases import BURN_S
 
-_ROUNDS = 15
+_ROUNDS = 300
 _LOOPS = 50_000
 
 
