@@ -31,7 +31,9 @@ Backends of other packages are found by the scheme of the URL, through an entry 
 from __future__ import annotations
 
 import enum
+import random
 import re
+import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -56,6 +58,9 @@ __all__ = [
     "storable",
     "storable_call",
 ]
+
+LOST_S: Final = 60.0
+"""How long calls of lost answers are looked for: a stopped server executes requests later."""
 
 
 class CallState(enum.IntEnum):
@@ -354,3 +359,32 @@ def storable_call(call: NewCall) -> NewCall:
         error=storable(call.error),
         order_key=None if order_key is None else storable(order_key),
     )
+
+
+class LostTakes:
+    """The requests of one backend that may have taken calls, though their answers were lost.
+
+    Their worker does not know these calls, and renews its lease: they would wait until its process
+    ends. So each request has a number, which is stored with the calls that it takes, and the next
+    one makes the calls ready again whose number belongs to a lost answer.
+    """
+
+    def __init__(self) -> None:
+        self._lost: list[tuple[float, str, int]] = []
+
+    @staticmethod
+    def new_number() -> int:
+        """Make the number of a request."""
+        return random.getrandbits(62)
+
+    def add(self, worker: str, number: int) -> None:
+        """Note that the answer of a request was lost."""
+        self._lost.append((time.monotonic(), worker, number))
+
+    def of(self, worker: str) -> list[int]:
+        """The numbers of a worker's requests."""
+        if not self._lost:
+            return []
+        since_s = time.monotonic() - LOST_S
+        self._lost = [request for request in self._lost if request[0] > since_s]
+        return [number for _, name, number in self._lost if name == worker]

@@ -40,18 +40,17 @@ from rpcwheel.errors import (
     JournalUnavailable,
 )
 
-from .backend import CallState, Dead, Delivered, JournalBackend, Postponed, storable, storable_call
-from .lost_takes import LostTakes
-from .sql import COLUMNS, COUNT_BY_STATE, Dialect, depths_of, stored_call, where
+from .backend import LostTakes, storable
+from .sql import COLUMNS, Dialect, NewRow, SqlJournal, Update, stored_call, where
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
 
-    from .backend import Depth, Filter, NewCall, Result, Route, StoredCall
+    from .backend import Filter, Route, StoredCall
+    from .sql import Key
     from .url import JournalUrl
 
 R = TypeVar("R")
-Key = tuple[str, str, str]
 
 SCHEMA_VERSION: Final = 1
 """The version of the tables, in the table `version`."""
@@ -155,8 +154,8 @@ REPORT: Final = f"""WITH {CLOCK}, deleted AS (
         UPDATE $call SET state = result.state, due_ms = coalesce(ms + result.delay, due_ms),
             attempts = result.attempts, error = result.error, reason = result.reason,
             worker = NULL, taking = NULL
-        FROM clock, unnest(%(ids)b::bigint[], %(states)b::smallint[], %(delays)b::bigint[],
-            %(attempts)b::bigint[], %(errors)b::text[], %(reasons)b::text[])
+        FROM clock, unnest(%(id)b::bigint[], %(state)b::smallint[], %(delay)b::bigint[],
+            %(attempts)b::bigint[], %(error)b::text[], %(reason)b::text[])
             AS result(number, state, delay, attempts, error, reason)
         WHERE id = result.number AND $call.state = 2 AND worker = %(worker)s
         RETURNING id, queue, target, order_key
@@ -236,11 +235,13 @@ _inherited: Final[list[object]] = []
 """Connections of the parent process, which a child must not close."""
 
 
-class PostgresqlJournal(JournalBackend):
+class PostgresqlJournal(SqlJournal):
     """A journal in a schema of a PostgreSQL database. Thread-safe; has two connections.
 
     One is for workers, the other for requests that may read the whole table.
     """
+
+    _dialect = DIALECT
 
     def __init__(self, url: JournalUrl) -> None:
         """Connect nothing yet.
@@ -248,7 +249,7 @@ class PostgresqlJournal(JournalBackend):
         Raises:
             ConfigurationError: The URL is not valid.
         """
-        self.url = url
+        super().__init__(url)
         options = dict(url.options)
         schema = options.pop("schema", "rpcwheel")
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,62}", schema):
@@ -276,40 +277,19 @@ class PostgresqlJournal(JournalBackend):
         self._parameters = defaults | parameters
         self._schema = schema
         self._lock_class = zlib.crc32(f"rpcwheel.{schema}".encode()) - (1 << 31)
-        self._closed = False
         self._lost = LostTakes()
         self._worker = _PostgresqlConnection(lambda: self._connect(TIMEOUT_S))
         self._scanner = _PostgresqlConnection(lambda: self._connect(SCAN_TIMEOUT_S))
 
     # --- Calls ---
 
-    def append(self, calls: Sequence[NewCall]) -> list[int]:
+    def _insert(self, rows: list[NewRow]) -> list[int]:
         """Store calls by one statement, without waiting for others unless they have order keys."""
-        if not calls:
-            return []
-        calls = [storable_call(call) for call in calls]
-        parameters: dict[str, list[Any]] = {
-            "queue": [call.queue for call in calls],
-            "target": [call.target for call in calls],
-            "method": [call.method for call in calls],
-            "call_key": [call.key for call in calls],
-            "body": [call.body for call in calls],
-            "delay": [round(call.delay_s * 1e3) for call in calls],
-            "age": [round(call.max_age_s * 1e3) for call in calls],
-            "attempts": [call.attempts for call in calls],
-            "error": [call.error for call in calls],
-        }
-        keys = sorted(
-            {
-                (call.queue, call.target, call.order_key)
-                for call in calls
-                if call.order_key is not None
-            }
-        )
+        parameters = _arrays(NewRow, rows)
+        keys = [(row.queue, row.target, row.order_key) for row in rows if row.order_key is not None]
         if not keys:
             with self._use(self._worker, storing=True) as db:
                 return [row[0] for row in self._run(db, APPEND, parameters)]
-        parameters["order_key"] = [call.order_key for call in calls]
 
         def work(db: _Bounded) -> list[int]:
             self._lock(db, keys)
@@ -362,47 +342,16 @@ class PostgresqlJournal(JournalBackend):
             text = f"UPDATE $worker SET ends_ms = {NOW} + %s WHERE name = %s"
             return self._start(db, text, (round(lease_s * 1e3), worker)).rowcount > 0
 
-    def report(self, worker: str, results: Sequence[Result]) -> list[int]:
-        """Store results by one statement, and a second one if calls have order keys."""
-        if not results:
-            return []
-        delivered = [result.id for result in results if isinstance(result, Delivered)]
-        others = {result.id: result for result in results if not isinstance(result, Delivered)}
-        for number in delivered:
-            others.pop(number, None)
-        parameters = {
-            "worker": worker,
-            "delivered": delivered,
-            "ids": list(others),
-            "states": [
-                int(CallState.DEAD if isinstance(result, Dead) else CallState.READY)
-                for result in others.values()
-            ],
-            "delays": [
-                round(result.delay_s * 1e3) if isinstance(result, Postponed) else None
-                for result in others.values()
-            ],
-            "attempts": [result.attempts for result in others.values()],
-            "errors": [storable(result.error) for result in others.values()],
-            "reasons": [
-                storable(result.reason) if isinstance(result, Dead) else ""
-                for result in others.values()
-            ],
-        }
+    def _store(self, worker: str, delivered: list[int], updates: list[Update]) -> list[int]:
+        """Store results by one statement, and settle by others if calls have order keys."""
+        parameters = {"worker": worker, "delivered": delivered, **_arrays(Update, updates)}
 
         def work(db: _Bounded) -> list[int]:
             rows = self._run(db, REPORT, parameters)
-            self._settle(db, [(row[1], row[2], row[3]) for row in rows if row[3] is not None])
+            self._settle(db, [row[1:] for row in rows])
             return [row[0] for row in rows]
 
-        left = set(self._transaction(self._worker, work))
-        late = []
-        for result in results:
-            if result.id in left:
-                left.remove(result.id)  # of a second result for the same call
-            else:
-                late.append(result.id)
-        return late
+        return self._transaction(self._worker, work)
 
     def release(self, worker: str) -> None:
         """Make all calls of a worker ready."""
@@ -415,24 +364,9 @@ class PostgresqlJournal(JournalBackend):
         with self._use(self._scanner) as db:
             return [(queue, target) for queue, target in self._run(db, ROUTES)]
 
-    def depths(self) -> list[Depth]:
-        """Count the calls, each state by the index that has no other.
-
-        It reads the table too where autovacuum has not been yet.
-        """
-        text = COUNT_BY_STATE.replace("FROM call", "FROM $call")
-        with self._use(self._scanner) as db, db.pipeline():
-            clock, counts = self._start(db, f"SELECT {NOW}"), self._start(db, text)
-            return depths_of(counts.fetchall(), clock.fetchall()[0][0])
-
-    def select(self, chosen: Filter, *, after: int = 0, limit: int = 100) -> list[StoredCall]:
-        """List calls, in the order of the table."""
-        condition, parameters = where(chosen, DIALECT)
-        text = f"""SELECT {NOW}, {COLUMNS} FROM $call WHERE id > %s AND {condition}
-            ORDER BY id LIMIT %s"""
+    def _scan(self, text: str, parameters: Sequence[Any] = ()) -> list[Any]:
         with self._use(self._scanner) as db:
-            rows = self._run(db, text, (after, *parameters, limit))
-        return [stored_call(row[1:], row[0]) for row in rows]
+            return self._run(db, text, parameters)
 
     def retry(self, chosen: Filter) -> int:
         """Make calls due now."""
@@ -441,7 +375,7 @@ class PostgresqlJournal(JournalBackend):
         def work(db: _Bounded) -> int:
             waiting = self._start(db, RETRY_WAITING + condition, parameters).rowcount
             rows = self._run(db, RETRY_DEAD.format(condition), parameters)
-            self._settle(db, [(row[0], row[1], row[2]) for row in rows if row[2] is not None])
+            self._settle(db, [row[:3] for row in rows])
             return int(waiting + sum(row[3] for row in rows))
 
         return self._transaction(self._scanner, work)
@@ -452,7 +386,7 @@ class PostgresqlJournal(JournalBackend):
 
         def work(db: _Bounded) -> int:
             rows = self._run(db, DELETE.format(condition), parameters)
-            self._settle(db, [(row[0], row[1], row[2]) for row in rows if row[2] is not None])
+            self._settle(db, [row[:3] for row in rows])
             return int(sum(row[3] for row in rows))
 
         return self._transaction(self._scanner, work)
@@ -488,10 +422,11 @@ class PostgresqlJournal(JournalBackend):
         buckets = {zlib.crc32("\0".join(key).encode()) % LOCKS for key in keys}
         self._start(db, LOCK, (self._lock_class, sorted(buckets)))
 
-    def _settle(self, db: _Bounded, keys: Sequence[Key]) -> None:
-        if not keys:
+    def _settle(self, db: _Bounded, rows: Sequence[Sequence[Any]]) -> None:
+        """Settle the order keys of rows with queue, target and order key, which may be NULL."""
+        unique_keys: list[Key] = sorted({(*row,) for row in rows if row[2] is not None})
+        if not unique_keys:
             return
-        unique_keys = sorted(set(keys))
         columns = dict(
             zip(
                 ("queues", "targets", "keys"),
@@ -693,3 +628,8 @@ class _PostgresqlConnection:
         if db is not None:
             with suppress(psycopg.Error):
                 db.close()
+
+
+def _arrays(kind: type[NewRow | Update], rows: Sequence[NewRow | Update]) -> dict[str, Any]:
+    """Return the columns of rows, as arrays by their names."""
+    return {name: [row[at] for row in rows] for at, name in enumerate(kind._fields)}

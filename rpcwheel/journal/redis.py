@@ -59,12 +59,12 @@ from .backend import (
     Delivered,
     Depth,
     JournalBackend,
+    LostTakes,
     Postponed,
     StoredCall,
     storable,
     storable_call,
 )
-from .lost_takes import LostTakes
 from .redis_scripts import APPEND, COUNT, FREE_LOST, RELEASE, RENEW, REPORT, SCAN, TAKE
 
 if TYPE_CHECKING:
@@ -247,7 +247,10 @@ class RedisJournal(JournalBackend):
     def _scan(
         self, action: str, chosen: Filter, after: int, limit: int
     ) -> Iterator[tuple[int, int, list[Any]]]:
-        """Look at calls in the order of their ids, and yield what the script returns."""
+        """Look at calls in the order of their ids, and yield what the script returns.
+
+        Calls that are changed are looked at in the reverse order, as is explained in `SCAN`.
+        """
         self._check_open()
         conditions = _conditions_of(chosen)
         if chosen.ids is None:
@@ -260,8 +263,13 @@ class RedisJournal(JournalBackend):
                 limit -= number
                 if not next_id:
                     return
-                after = int(next_id)
+                if action == "select":
+                    after = int(next_id)
+                else:
+                    last = int(next_id) - 1
         ids = sorted({int(number) for number in chosen.ids or () if after < number <= LAST_ID})
+        if action != "select":
+            ids.reverse()
         for first in range(0, len(ids), CHUNK):
             if limit <= 0:
                 return

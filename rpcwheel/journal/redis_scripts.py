@@ -356,7 +356,8 @@ SCAN: Final = f"""{_HEAD}
 --   2 select, retry or delete
 --   3 the largest number of calls
 --   4 range or ids: whether the ids of a range are looked at, or those from argument 20
---   5, 6, 7 for a range: the id before it, the last id, and how many ids are looked at
+--   5, 6, 7 for a range: the id before it, the last id, and how many ids are looked at: the first
+--     of them, but of retry and delete the last, as a change may make a later call READY or BLOCKED
 --   8 to 19 six pairs, each '1' if there is this condition, and its value: states (their digits),
 --     queue, target, method, error, age
 -- returns the time; if there may be more, the last id that was looked at, otherwise an empty text;
@@ -364,8 +365,12 @@ SCAN: Final = f"""{_HEAD}
 local action, limit = ARGV[2], tonumber(ARGV[3])
 local ids, next = {{}}, ''
 if ARGV[4] == 'range' then
-  local most = ARGV[7]
-  ids = redis.call('ZRANGEBYSCORE', P .. 'ids', '(' .. ARGV[5], ARGV[6], 'LIMIT', 0, most)
+  local before, last, most = '(' .. ARGV[5], ARGV[6], ARGV[7]
+  if action == 'select' then
+    ids = redis.call('ZRANGEBYSCORE', P .. 'ids', before, last, 'LIMIT', 0, most)
+  else
+    ids = redis.call('ZREVRANGEBYSCORE', P .. 'ids', last, before, 'LIMIT', 0, most)
+  end
   for at, member in ipairs(ids) do ids[at] = member:match('^%d+') end
   if #ids == tonumber(most) then next = ids[#ids] end
 else

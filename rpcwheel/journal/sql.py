@@ -1,16 +1,31 @@
-"""The common part of the journals in SQLite and PostgreSQL: columns, conditions, and rows."""
+"""The common part of the journals in SQLite and PostgreSQL: conditions, rows, results, scans."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
-from .backend import CallState, Dead, Delivered, Depth, StoredCall, storable
+from .backend import (
+    CallState,
+    Dead,
+    Delivered,
+    Depth,
+    JournalBackend,
+    Postponed,
+    StoredCall,
+    storable,
+    storable_call,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from .backend import Filter, NewCall, Result
+    from .url import JournalUrl
+
+Key = tuple[str, str, str]
+"""A queue, a target, and an order key."""
 
 COLUMNS: Final = (
     "id, queue, target, method, call_key, body, due_ms, created_ms, expires_ms, attempts, error, "
@@ -18,31 +33,7 @@ COLUMNS: Final = (
 )
 """In the order of `stored_call`."""
 
-APPEND_COLUMNS: Final = (
-    "queue, target, method, call_key, body, due_ms, created_ms, expires_ms, attempts, error, "
-    "order_key, state"
-)
-"""In the order of `append_row`."""
-
 LARGEST_ID: Final = 2**63 - 1
-
-
-def append_row(call: NewCall, now_ms: int, state: CallState) -> tuple[Any, ...]:
-    """Return the values of a new row."""
-    return (
-        call.queue,
-        call.target,
-        call.method,
-        call.key,
-        call.body,
-        now_ms + round(call.delay_s * 1e3),
-        now_ms,
-        now_ms + round(call.max_age_s * 1e3),
-        call.attempts,
-        call.error,
-        call.order_key,
-        int(state),
-    )
 
 
 def stored_call(row: Sequence[Any], now_ms: int) -> StoredCall:
@@ -67,41 +58,132 @@ def stored_call(row: Sequence[Any], now_ms: int) -> StoredCall:
     )
 
 
-def depths_of(rows: Sequence[Sequence[Any]], now_ms: int) -> list[Depth]:
-    """Make depths of rows: queue, target, state, number, the time when the oldest was stored."""
-    counts: dict[tuple[str, str], list[int]] = {}
-    oldest: dict[tuple[str, str], int] = {}
-    for queue, target, state, number, created_ms in rows:
-        key = queue, target
-        counts.setdefault(key, [0, 0, 0, 0])[state] += number
-        if state != CallState.DEAD:
-            oldest[key] = min(oldest.get(key, created_ms), created_ms)
-    return [
-        Depth(*key, ready + blocked, taken, dead, max(0, now_ms - oldest.get(key, now_ms)) / 1e3)
-        for key, (ready, blocked, taken, dead) in sorted(counts.items())
-    ]
+class NewRow(NamedTuple):
+    """The values of a new call, with times relative to now."""
+
+    queue: str
+    target: str
+    method: str
+    call_key: str
+    body: bytes
+    delay: int
+    age: int
+    attempts: int
+    error: str
+    order_key: str | None
+
+    @classmethod
+    def of(cls, call: NewCall) -> NewRow:
+        """Return the row of a call."""
+        return cls(
+            call.queue,
+            call.target,
+            call.method,
+            call.key,
+            call.body,
+            round(call.delay_s * 1e3),
+            round(call.max_age_s * 1e3),
+            call.attempts,
+            call.error,
+            call.order_key,
+        )
 
 
-def split_results(
-    results: Sequence[Result], now_ms: int, worker: str
-) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
-    """Return the parameters of a DELETE and of an UPDATE.
+class Update(NamedTuple):
+    """The values of a call that stays after its attempt."""
 
-    The UPDATE has: state, due_ms (None: unchanged), attempts, error, reason, id, worker.
-    """
-    deleted: list[tuple[Any, ...]] = []
-    updated: list[tuple[Any, ...]] = []
-    for result in results:
-        if isinstance(result, Delivered):
-            deleted.append((result.id, worker))
-            continue
-        dead = isinstance(result, Dead)
-        state = CallState.DEAD if dead else CallState.READY
-        due_ms = None if isinstance(result, Dead) else now_ms + round(result.delay_s * 1e3)
-        reason = storable(result.reason) if isinstance(result, Dead) else ""
-        error = storable(result.error)
-        updated.append((int(state), due_ms, result.attempts, error, reason, result.id, worker))
-    return deleted, updated
+    id: int
+    state: int
+    delay: int | None
+    """The time in ms until it is due; None: unchanged."""
+    attempts: int
+    error: str
+    reason: str
+
+    @classmethod
+    def of(cls, result: Postponed | Dead) -> Update:
+        """Return the values for a result."""
+        state, delay, reason = CallState.READY, None, ""
+        if isinstance(result, Postponed):
+            delay = round(result.delay_s * 1e3)
+        else:
+            state, reason = CallState.DEAD, storable(result.reason)
+        return cls(result.id, int(state), delay, result.attempts, storable(result.error), reason)
+
+
+class SqlJournal(JournalBackend):
+    """A journal with one connection for workers and one for scans of the whole table."""
+
+    _dialect: ClassVar[Dialect]
+
+    def __init__(self, url: JournalUrl) -> None:
+        self.url = url
+        self._closed = False
+
+    def append(self, calls: Sequence[NewCall]) -> list[int]:
+        """Store calls in one transaction."""
+        return self._insert([NewRow.of(storable_call(call)) for call in calls]) if calls else []
+
+    @abstractmethod
+    def _insert(self, rows: list[NewRow]) -> list[int]: ...
+
+    def report(self, worker: str, results: Sequence[Result]) -> list[int]:
+        """Store results in one transaction."""
+        if not results:
+            return []
+        delivered = {result.id for result in results if isinstance(result, Delivered)}
+        updates = {
+            result.id: Update.of(result)
+            for result in results
+            if not isinstance(result, Delivered) and result.id not in delivered
+        }
+        stored = set(self._store(worker, list(delivered), list(updates.values())))
+        late = []
+        for result in results:
+            if result.id in stored:
+                stored.remove(result.id)  # a second result for the same call is late
+            else:
+                late.append(result.id)
+        return late
+
+    @abstractmethod
+    def _store(self, worker: str, delivered: list[int], updates: list[Update]) -> list[int]:
+        """Store results, each of another call. Returns the ids of the calls the worker has had."""
+
+    def depths(self) -> list[Depth]:
+        """Count the calls, each state by the index that has no other.
+
+        PostgreSQL reads the table too where autovacuum has not been yet.
+        """
+        count = " UNION ALL ".join(  # one statement, so that a call is counted once
+            f"""SELECT queue, target, {int(state)} AS state, count(*),
+                {self._dialect.now} - min(created_ms)
+                FROM $call WHERE state = {int(state)} GROUP BY queue, target"""
+            for state in CallState
+        )
+        counts: dict[tuple[str, str], list[int]] = {}
+        ages: dict[tuple[str, str], int] = {}
+        for queue, target, state, number, age_ms in self._scan(count):
+            place = queue, target
+            counts.setdefault(place, [0, 0, 0, 0])[state] += number
+            if state != CallState.DEAD:
+                ages[place] = max(ages.get(place, 0), age_ms)
+        return [
+            Depth(*place, ready + blocked, taken, dead, ages.get(place, 0) / 1e3)
+            for place, (ready, blocked, taken, dead) in sorted(counts.items())
+        ]
+
+    def select(self, chosen: Filter, *, after: int = 0, limit: int = 100) -> list[StoredCall]:
+        """List calls, in the order of the table."""
+        mark, (condition, parameters) = self._dialect.mark, where(chosen, self._dialect)
+        text = f"""SELECT {COLUMNS}, {self._dialect.now} FROM $call
+            WHERE id > {mark} AND {condition} ORDER BY id LIMIT {mark}"""
+        rows = self._scan(text, (after, *parameters, limit))
+        return [stored_call(row[:-1], row[-1]) for row in rows]
+
+    @abstractmethod
+    def _scan(self, text: str, parameters: Sequence[Any] = ()) -> list[Any]:
+        """Return the rows of a statement, in which `$` stands for the schema."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,11 +232,3 @@ def where(chosen: Filter, dialect: Dialect) -> tuple[str, list[Any]]:
         terms.append(f"created_ms <= {dialect.now} - {dialect.mark}")
         parameters.append(round(chosen.min_age_s * 1e3))
     return " AND ".join(terms), parameters
-
-
-COUNT_BY_STATE: Final = " UNION ALL ".join(  # one statement, so that a call is counted once
-    f"""SELECT queue, target, {int(state)} AS state, count(*), min(created_ms) FROM call
-        WHERE state = {int(state)} GROUP BY queue, target"""
-    for state in CallState
-)
-"""The rows of `depths_of`. Each state has an index, which has all columns."""

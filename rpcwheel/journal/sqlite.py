@@ -36,23 +36,14 @@ from rpcwheel.errors import (
     JournalUnavailable,
 )
 
-from .backend import CallState, JournalBackend, storable, storable_call
-from .sql import (
-    APPEND_COLUMNS,
-    COLUMNS,
-    COUNT_BY_STATE,
-    Dialect,
-    append_row,
-    depths_of,
-    split_results,
-    stored_call,
-    where,
-)
+from .backend import CallState, storable
+from .sql import COLUMNS, LARGEST_ID, Dialect, SqlJournal, stored_call, where
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from .backend import Depth, Filter, NewCall, Result, Route, StoredCall
+    from .backend import Filter, Route, StoredCall
+    from .sql import Key, NewRow, Update
     from .url import JournalUrl
 
 APPLICATION_ID: Final = 0x7270636A
@@ -91,13 +82,27 @@ TABLES: Final = (
 indexes of the
 states have all columns that `depths` reads: it is five times as fast as with reads of the table."""
 
-APPEND: Final = f"INSERT INTO call ({APPEND_COLUMNS}) VALUES ({', '.join('?' * 12)})"
+APPEND: Final = """INSERT INTO call (queue, target, method, call_key, body, due_ms, created_ms,
+    expires_ms, attempts, error, order_key, state)
+    VALUES (?1, ?2, ?3, ?4, ?5, ?6 + ?12, ?12, ?7 + ?12, ?8, ?9, ?10, ?11)"""
+"""The parameters are a `NewRow`, the state and the time."""
 TAKE: Final = f"""SELECT {COLUMNS} FROM call
     WHERE state = 0 AND queue = ? AND target = ? AND due_ms <= ? ORDER BY due_ms, id LIMIT ?"""
 DELETE: Final = "DELETE FROM call WHERE id = ? AND state = 2 AND worker = ?"
-UPDATE: Final = """UPDATE call SET state = ?, due_ms = coalesce(?, due_ms), attempts = ?, error = ?,
-    reason = ?, worker = NULL WHERE id = ? AND state = 2 AND worker = ?"""
+UPDATE: Final = """UPDATE call SET state = ?2, due_ms = coalesce(?3 + ?8, due_ms), attempts = ?4,
+    error = ?5, reason = ?6, worker = NULL WHERE id = ?1 AND state = 2 AND worker = ?7"""
+"""The parameters are an `Update`, the worker and the time."""
 KEY: Final = "queue = ? AND target = ? AND order_key = ?"
+
+DIALECT: Final = Dialect(
+    mark="?",
+    now="(SELECT now_ms())",  # once for each statement
+    like="GLOB",
+    pattern=lambda pattern: pattern.replace("[", "[[]"),
+    contains="instr({}, ?) > 0",
+    among="IN (SELECT value FROM json_each(?))",
+    numbers=json.dumps,
+)
 
 CHUNK: Final = 2000
 """Calls that `retry` and `delete` change in one transaction."""
@@ -141,10 +146,11 @@ def _with_room(method: Method) -> Method:
     return cast("Method", request)
 
 
-class SqliteJournal(JournalBackend):
+class SqliteJournal(SqlJournal):
     """A journal in one file. Thread-safe; has a connection for writing and one for reading."""
 
     clock: Callable[[], float]
+    _dialect = DIALECT
 
     def __init__(self, url: JournalUrl) -> None:
         """Open nothing yet.
@@ -161,39 +167,32 @@ class SqliteJournal(JournalBackend):
                 f"{url}: SQLite takes a file of this machine, after three slashes: "
                 "sqlite:///var/lib/shop/failback.db; one beside the program: sqlite://./failback.db"
             )
-        self.url = url
+        super().__init__(url)
         self._path = Path(url.path).expanduser().absolute()
         self._synchronous = "FULL" if durability == "power" else "NORMAL"
         self.clock = time.time
         self._latest_ms = 0
-        self._closed = False
         self._was_full = False
         self._writer = _SqliteJournalConnection(self._path, self._connect)
         self._reader = _SqliteJournalConnection(self._path, self._connect)
 
     @_with_room
-    def append(self, calls: Sequence[NewCall]) -> list[int]:
-        """Store calls in one transaction."""
-        if not calls:
-            return []
-        calls = [storable_call(call) for call in calls]
+    def _insert(self, rows: list[NewRow]) -> list[int]:
         with self._transaction() as (db, now_ms):
-            if len(calls) > 1 and all(call.order_key is None for call in calls):
-                db.executemany(
-                    APPEND, [append_row(call, now_ms, CallState.READY) for call in calls]
-                )
+            if len(rows) > 1 and all(row.order_key is None for row in rows):
+                db.executemany(APPEND, [(*row, 0, now_ms) for row in rows])
                 (last,) = db.execute("SELECT last_insert_rowid()").fetchone()
-                return list(range(last - len(calls) + 1, last + 1))
-            return [self._append_one(db, call, now_ms) for call in calls]
+                return list(range(last - len(rows) + 1, last + 1))
+            return [self._insert_row(db, row, now_ms) for row in rows]
 
     @staticmethod
-    def _append_one(db: sqlite3.Connection, call: NewCall, now_ms: int) -> int:
+    def _insert_row(db: sqlite3.Connection, row: NewRow, now_ms: int) -> int:
         state = CallState.READY
-        if call.order_key is not None:
-            key = call.queue, call.target, call.order_key
+        if row.order_key is not None:
+            key = row.queue, row.target, row.order_key
             earlier = f"SELECT 1 FROM call WHERE {KEY} AND state < 3 LIMIT 1"
             state = CallState.BLOCKED if db.execute(earlier, key).fetchone() else state
-        return db.execute(APPEND, append_row(call, now_ms, state)).lastrowid or 0
+        return db.execute(APPEND, (*row, int(state), now_ms)).lastrowid or 0
 
     @_with_room
     def take(
@@ -239,26 +238,20 @@ class SqliteJournal(JournalBackend):
             return changed.rowcount > 0
 
     @_with_room
-    def report(self, worker: str, results: Sequence[Result]) -> list[int]:
-        """Store results in one transaction."""
-        if not results:
-            return []
+    def _store(self, worker: str, delivered: list[int], updates: list[Update]) -> list[int]:
         with self._transaction() as (db, now_ms):
-            deleted, updated = split_results(results, now_ms, worker)
-            keys = _order_keys(db, [result.id for result in results])
-            late = [
-                parameters[0]
-                for parameters in deleted
-                if db.execute(DELETE, parameters).rowcount == 0
+            keys = _order_keys(db, [*delivered, *(update.id for update in updates)])
+            stored = [
+                number for number in delivered if db.execute(DELETE, (number, worker)).rowcount
             ]
-            late += [
-                parameters[-2]
-                for parameters in updated
-                if db.execute(UPDATE, parameters).rowcount == 0
+            stored += [
+                update.id
+                for update in updates
+                if db.execute(UPDATE, (*update, worker, now_ms)).rowcount
             ]
             _settle(db, keys)
         self._shrink()
-        return late
+        return stored
 
     @_with_room
     def release(self, worker: str) -> None:
@@ -280,23 +273,9 @@ class SqliteJournal(JournalBackend):
                 row = db.execute(step, row).fetchone()
         return routes
 
-    def depths(self) -> list[Depth]:
-        """Count the calls, each state by the index that has no other."""
-        now_ms = self._now_ms()
+    def _scan(self, text: str, parameters: Sequence[Any] = ()) -> list[Any]:
         with self._read() as db:
-            return depths_of(db.execute(COUNT_BY_STATE).fetchall(), now_ms)
-
-    def select(self, chosen: Filter, *, after: int = 0, limit: int = 100) -> list[StoredCall]:
-        """List calls, in the order of the table."""
-        now_ms = self._now_ms()
-        condition, parameters = _where(chosen, now_ms)
-        with self._read() as db:
-            rows = db.execute(
-                f"""SELECT {COLUMNS} FROM call WHERE id > ? AND {condition}
-                    ORDER BY id LIMIT ?""",
-                (after, *parameters, limit),
-            ).fetchall()
-        return [stored_call(row, now_ms) for row in rows]
+            return db.execute(text.replace("$", ""), parameters).fetchall()
 
     @_with_room
     def retry(self, chosen: Filter) -> int:
@@ -315,12 +294,13 @@ class SqliteJournal(JournalBackend):
         change: Callable[[sqlite3.Connection, list[int], int], None],
     ) -> int:
         """Change calls in transactions of a few milliseconds, between which others can write."""
-        after = changed = 0
+        after, changed = LARGEST_ID, 0
+        selected, parameters = where(chosen, DIALECT)
+        # From the last id, as a change may make a later call of the order key READY or BLOCKED.
+        statement = f"""SELECT id FROM call WHERE id <= ? AND {condition} AND {selected}
+            ORDER BY id DESC LIMIT {CHUNK}"""
         while True:
             with self._transaction() as (db, now_ms):
-                selected, parameters = _where(chosen, now_ms)
-                statement = f"""SELECT id FROM call WHERE id > ? AND {condition} AND {selected}
-                    ORDER BY id LIMIT {CHUNK}"""
                 ids = [row[0] for row in db.execute(statement, (after, *parameters))]
                 keys = _order_keys(db, ids)
                 change(db, ids, now_ms)
@@ -328,7 +308,7 @@ class SqliteJournal(JournalBackend):
             changed += len(ids)
             if len(ids) < CHUNK:
                 return changed
-            after = ids[-1]
+            after = ids[-1] - 1
 
     def close(self) -> None:
         """Close both connections."""
@@ -423,6 +403,7 @@ class SqliteJournal(JournalBackend):
         if not tables:
             db.execute("PRAGMA auto_vacuum = INCREMENTAL")  # before the first table
         self._switch_to_wal(db)
+        db.create_function("now_ms", 0, self._now_ms)
         db.execute(f"PRAGMA synchronous = {self._synchronous}")
         if version == 0:
             version = self._create(db)
@@ -653,9 +634,9 @@ def _end_worker(db: sqlite3.Connection, name: str) -> None:
     _settle(db, keys)
 
 
-def _order_keys(db: sqlite3.Connection, ids: list[int]) -> list[tuple[str, str, str]]:
+def _order_keys(db: sqlite3.Connection, ids: list[int]) -> list[Key]:
     """The queue, target and order key of calls that have one."""
-    keys: dict[tuple[str, str, str], None] = {}
+    keys: dict[Key, None] = {}
     for number in ids:
         row = db.execute(
             """SELECT queue, target, order_key FROM call
@@ -667,7 +648,7 @@ def _order_keys(db: sqlite3.Connection, ids: list[int]) -> list[tuple[str, str, 
     return list(keys)
 
 
-def _settle(db: sqlite3.Connection, keys: list[tuple[str, str, str]]) -> None:
+def _settle(db: sqlite3.Connection, keys: list[Key]) -> None:
     """Make the first call of each order key ready and the others blocked, unless one is taken."""
     for key in keys:
         taken, ready, blocked = (
@@ -681,18 +662,3 @@ def _settle(db: sqlite3.Connection, keys: list[tuple[str, str, str]]) -> None:
         db.execute("UPDATE call SET state = 0 WHERE id = ?", (blocked,))
         if ready is not None:  # the other was a dead letter
             db.execute("UPDATE call SET state = 1 WHERE id = ?", (ready,))
-
-
-def _where(chosen: Filter, now_ms: int) -> tuple[str, list[Any]]:
-    return where(
-        chosen,
-        Dialect(
-            mark="?",
-            now=str(now_ms),
-            like="GLOB",
-            pattern=lambda pattern: pattern.replace("[", "[[]"),
-            contains="instr({}, ?) > 0",
-            among="IN (SELECT value FROM json_each(?))",
-            numbers=json.dumps,
-        ),
-    )

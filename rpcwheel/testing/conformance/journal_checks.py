@@ -599,6 +599,18 @@ def many_ids_can_be_selected(harness: JournalHarness) -> None:
     require(backend.delete(many) == len(ids), "delete must accept 40,000 ids")
 
 
+def a_call_that_a_deletion_makes_ready_stays(harness: JournalHarness) -> None:
+    """`delete` of READY calls deletes those that were READY before, also if there are many."""
+    backend = harness.new_backend()
+    calls = [harness.new_call(number) for number in range(2_500)]
+    calls[0], calls[-1] = replace(calls[0], order_key="k"), replace(calls[-1], order_key="k")
+    ids = harness.append(backend, *calls)
+    deleted = backend.delete(Filter(states=(READY,), queue=harness.queue))
+    require(deleted == len(ids) - 1, f"delete must return {len(ids) - 1}, not {deleted}")
+    last = harness.stored_call(backend, ids[-1])
+    require(last.state == READY, f"the call behind a deleted one must be READY, but is {last}")
+
+
 def dead_letters_are_retried_as_if_they_were_new(harness: JournalHarness) -> None:
     """A retried dead letter has no attempts, and its whole maximum age again."""
     backend, worker = harness.new_backend(), harness.new_worker()
@@ -780,6 +792,7 @@ CHECKS: Final[Sequence[Callable[[JournalHarness], None]]] = (
     wildcards_match_any_text,
     select_returns_pages,
     many_ids_can_be_selected,
+    a_call_that_a_deletion_makes_ready_stays,
     dead_letters_are_retried_as_if_they_were_new,
     depths_have_the_age_of_the_oldest_call,
     requests_may_be_made_on_any_thread,
