@@ -23,7 +23,7 @@ registry.
 `subscriptions.py`     Subscriptions to the state of a channel of `grpc`.
 `broadcast.py`         `BroadcastChannel` for `grpc`: each call goes to all servers.
 `aio_broadcast.py`     `BroadcastChannel` for `grpc.aio`.
-`broadcast_failed.py`  `BroadcastFailed`; for both APIs.
+`broadcast_base.py`    The part of broadcasts for both APIs, and `BroadcastFailed`.
 `aio.py`               The names for `grpc.aio`.
 =====================  =============================================================================
 """
@@ -34,7 +34,7 @@ from rpcwheel._lazy import lazy_names
 
 if TYPE_CHECKING:
     from .broadcast import BroadcastChannel
-    from .broadcast_failed import BroadcastFailed
+    from .broadcast_base import BroadcastFailed
     from .channel import BalancedChannel, Subchannel
     from .pickers import LeastRequest, Picker, RoundRobin, WeightedRandom, WeightedRoundRobin
     from .policy import BalancerPolicy, OutlierEjectionPolicy
@@ -44,7 +44,7 @@ else:
         __name__,
         {
             ".broadcast": "BroadcastChannel",
-            ".broadcast_failed": "BroadcastFailed",
+            ".broadcast_base": "BroadcastFailed",
             ".channel": "BalancedChannel Subchannel",
             ".pickers": "LeastRequest Picker RoundRobin WeightedRandom WeightedRoundRobin",
             ".policy": "BalancerPolicy OutlierEjectionPolicy",

@@ -25,7 +25,7 @@ from rpcwheel.rpc import Kind, classes_by_kind
 from rpcwheel.transport.aio import CLOSED
 
 from .aio_channel import CALLS, BalancedChannel
-from .broadcast_failed import BroadcastBase, BroadcastFailed, distinct_names
+from .broadcast_base import BroadcastBase, BroadcastFailed, distinct_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -68,6 +68,8 @@ if TYPE_CHECKING:
     from rpcwheel.timer.api import Timer
 
     from .health import ProbeDone
+
+    _ProbeResult = tuple[bytes | None, BaseException | None]
     from .pending import PendingPick
     from .pickers import Picker
     from .policy import BalancerPolicy
@@ -308,7 +310,7 @@ class _Prober:
 
     def __init__(self, pool: _Pool) -> None:
         self._pool = pool
-        self.tasks: set[asyncio.Task[None]] = set()
+        self.tasks: set[asyncio.Task[_ProbeResult]] = set()
         self.run_soon = pool.jobs.run_soon
 
     def probe(self, subchannel: Subchannel, timeout_s: float, done: ProbeDone) -> None:
@@ -317,32 +319,37 @@ class _Prober:
             done(None, None)
             return
         loop = self._pool.jobs.enter()
-        task = loop.create_task(self._probe(subchannel, timeout_s, done))
+        task = loop.create_task(self._probe(subchannel, timeout_s))
         background.is_lost = loop.is_closed
         background.cancel = partial(loop.call_soon_threadsafe, task.cancel)
         self.tasks.add(task)
-        task.add_done_callback(partial(self._ended, background))
+        task.add_done_callback(partial(self._ended, background, done))
 
-    def _ended(self, background: BackgroundCall, task: asyncio.Task[None]) -> None:
+    def _ended(
+        self, background: BackgroundCall, done: ProbeDone, task: asyncio.Task[_ProbeResult]
+    ) -> None:
         self.tasks.discard(task)
         BACKGROUND.end_call(background)
+        if task.cancelled():  # perhaps before its first step: the process is exiting
+            done(None, None)
+        elif (error := task.exception()) is not None:
+            done(None, error)
+        else:
+            done(*task.result())
 
-    async def _probe(self, subchannel: Subchannel, timeout_s: float, done: ProbeDone) -> None:
-        pool, response = self._pool, None
-        failure: BaseException | None = None
+    async def _probe(self, subchannel: Subchannel, timeout_s: float) -> _ProbeResult:
+        pool = self._pool
         try:
             call = pool.connections.connection_of(subchannel).heartbeat_call(PROBE.method)
-            response = await call(PROBE.request, timeout=timeout_s, metadata=MARK)
+            return await call(PROBE.request, timeout=timeout_s, metadata=MARK), None
         except asyncio.CancelledError as error:
             if cancel_count():
-                done(None, None)
                 raise
-            failure = error  # the user has closed the connection
+            return None, error  # the user has closed the connection
         except Exception as error:  # noqa: BLE001 - of the call, the user's `connect`, or closed
             if not isinstance(error, (grpc.RpcError, grpc.aio.UsageError)):
                 emit(CallbackFailed(pool.name, f"connect {subchannel.id}", error))
-            failure = error
-        done(response, failure)
+            return None, error
 
 
 # --- Calls ---

@@ -14,7 +14,7 @@ from rpcwheel._grpc.finished import FinishedError, FinishedResponse
 from rpcwheel._grpc.multicallable import Channel
 from rpcwheel.errors import ConfigurationError
 
-from .broadcast_failed import BroadcastBase, BroadcastFailed, distinct_names
+from .broadcast_base import BroadcastBase, BroadcastFailed, distinct_names
 from .channel import BalancedChannel
 
 if TYPE_CHECKING:

@@ -246,8 +246,11 @@ class _Prober:
         try:
             call = pool.connections.connection_of(subchannel).heartbeat_call(PROBE.method)
             probe = call.future(PROBE.request, timeout_s, MARK)
-        except Exception as error:  # noqa: BLE001 - closed meanwhile, or the user's `connect`
+        except BaseException as error:  # closed meanwhile, or of the user's `connect`
             BACKGROUND.end_call(background)
+            if not isinstance(error, Exception):
+                done(None, error)
+                raise
             if not subchannel.removed:
                 emit(CallbackFailed(pool.name, f"connect {subchannel.id}", error))
             done(None, error)

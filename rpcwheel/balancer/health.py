@@ -74,8 +74,8 @@ class Prober(Protocol):
     def probe(self, subchannel: Any, timeout_s: float, done: ProbeDone) -> None:
         """Call `PROBE` on the connection of a subchannel. On a worker, a caller's thread, the loop.
 
-        Calls `done(response, error)`, with None for one of them, on any thread, or on the loop. If
-        the process is exiting, calls `done(None, None)`.
+        Calls `done(response, error)`, with None for one of them, on any thread, or on the loop,
+        also if it raises. If the process is exiting, calls `done(None, None)`.
         """
 
 
@@ -333,12 +333,15 @@ class HealthChecker(Generic[S]):
             self._explaining = len(failing)
             if failing:  # otherwise their states have just changed
                 self._explained_s = now_s
+        left = len(failing)
         try:
             for subchannel in failing:
+                left -= 1
                 done = partial(self._explained, subchannel)
                 self._prober.probe(subchannel, EXPLAIN_TIMEOUT_S, done)
-        except BaseException:  # such as `SystemExit` of the user's `connect`: do not wait for it
-            self._explaining = 0
+        except BaseException:  # such as `SystemExit` of the user's `connect`: the others do not run
+            with pool.lock:
+                self._explaining -= left
             raise
         return self._explaining > 0
 

@@ -315,9 +315,7 @@ class SubchannelPool(Generic[S]):
             self, connect, own, on_subchannel, on_removed
         )
         self.close_callbacks = CloseCallbacks(name)
-        self.on_unreachable: Callable[[], object] | None = None
-        """Called repeatedly while calls are made and a server can't be reached or none is known.
-        Any thread. Must not block or raise."""
+        self._refresh: Callable[[], object] | None = None
         self.lock = threading.RLock()  # a finalizer may end a call on any thread
         self._by_id: dict[str, S] = {}
         self.subchannels: tuple[S, ...] = ()
@@ -336,13 +334,31 @@ class SubchannelPool(Generic[S]):
 
     # --- Instances ---
 
-    def update(self, instances: Iterable[ServiceInstance], *, expired: Container[str] = ()) -> None:
+    def follow_registry(self, refresh: Callable[[], object], grace_ns: int | None) -> None:
+        """Prepare for `update` with the instances of a registry.
+
+        Args:
+            refresh: Called repeatedly while calls are made and a server can't be reached or none is
+                known. Any thread. Must not block or raise.
+            grace_ns: The time in which servers that the registry has lost publish themselves again;
+                None: those that still answer are kept for longer.
+        """
+        self._refresh, self.preservation.grace_ns = refresh, grace_ns
+
+    def update(
+        self,
+        instances: Iterable[ServiceInstance],
+        *,
+        expired: Container[str] = (),
+        empty_reason: str = "",
+    ) -> None:
         """Set the instances; changes only what differs.
 
         Args:
             instances: The instances.
             expired: Ids of instances that the registry lost, and not by a withdrawal. Those that
                 still answer are kept as stale.
+            empty_reason: Why there are no instances, for the status of calls.
 
         Raises:
             TypeError: An element is not a `ServiceInstance`; nothing has changed.
@@ -351,6 +367,7 @@ class SubchannelPool(Generic[S]):
             if self.closed:
                 return
             self._instances.update(instances)
+            self.rules.empty_reason = empty_reason
             listed, now_ns = self._instances.by_id, self.now_ns()
             kept, lost = self.preservation.kept(self._by_id, listed, expired, now_ns)
             change = self._update(kept | {each.id: self._new_subchannel(each) for each in lost})
@@ -628,8 +645,8 @@ class SubchannelPool(Generic[S]):
 
     def unreachable(self) -> None:
         """Report that a server can't be reached."""
-        if self.on_unreachable is not None:
-            self.on_unreachable()
+        if self._refresh is not None:
+            self._refresh()
 
     # --- The whole ---
 

@@ -101,7 +101,7 @@ def check(
     )
     if as_json:
         values = {
-            setting.name: {"value": setting.value, "from": setting.source}
+            setting.name: {"value": _as_json(setting.value), "from": setting.source}
             | ({"note": setting.note} if setting.note else {})
             for setting in settings
         }
@@ -231,6 +231,18 @@ def _as_plain(value: object) -> object:
     return str(value)
 
 
+def _as_json(value: Any) -> Any:
+    """Return a value of `_as_plain` with strings in place of the numbers that JSON lacks."""
+    match value:
+        case list():
+            return [_as_json(element) for element in value]
+        case dict():
+            return {name: _as_json(element) for name, element in value.items()}
+        case float() if not math.isfinite(value):
+            return str(value)
+    return value
+
+
 def _as_toml(value: Any) -> str:
     """Return a value of `_as_plain` as TOML has it; None, which TOML lacks, as `none`."""
     match value:
@@ -245,8 +257,9 @@ def _as_toml(value: Any) -> str:
             return value.isoformat()
         case float() if not math.isfinite(value):
             return str(value)
-    return json.dumps(value, ensure_ascii=False)
+    # As in JSON, where U+007F needs no escape.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _as_key(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name, ensure_ascii=False)
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _as_toml(name)

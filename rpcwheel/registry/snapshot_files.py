@@ -1,11 +1,12 @@
 """The snapshot files: the last known instances, so that a process can start without the registry.
 
 One directory for each registry and namespace, for all processes of a user, with one file for each
-service. It is a cache: whatever goes wrong with it is an event, once until it works again, and has
-no other effect. A file is replaced by a new one that was written completely and synced, so a reader
-never sees half a file, and writers of different services do not meet. Of two processes that write
-the same service, the later change stays. The time of an entry is the modification time of its file,
-which is also set while the registry confirms the instances.
+service. It is in the directory that the user has chosen, or in the cache directory. It is a cache:
+whatever goes wrong with it is an event, once until it works again, and has no other effect. A file
+is replaced by a new one that was written completely and synced, so a reader never sees half a file,
+and writers of different services do not meet. Of two processes that write the same service, the
+later change stays. The time of an entry is the modification time of its file, which is also set
+while the registry confirms the instances.
 
 The files name servers to which clients send their credentials. So a file is read only if it belongs
 to the user of this process or to root, and no one else can write to it. It is readable by the user
@@ -266,8 +267,8 @@ class SnapshotFiles:
 
     def _prepare(self) -> None:
         """Make the directory, and delete old snapshot files, once."""
-        if _is_snapshot(self.directory):  # of a version that had one file
-            self.directory.unlink(missing_ok=True)
+        if _is_snapshot(self.directory.parent):  # of a version that had one file
+            self.directory.parent.unlink(missing_ok=True)
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not self._is_prepared:
             self._is_prepared = True
@@ -334,15 +335,14 @@ def open_snapshot_files(
     refresh_s = max(
         LEAST_REFRESH_S, to_seconds(RegistryRules.from_policy(policy).stale_timeout_ns) / 2
     )
-    if isinstance(policy.snapshot, str):
-        return SnapshotFiles(policy.snapshot, str(url), timer=timer, refresh_s=refresh_s)
-    if not policy.snapshot or url.scheme == "memory":
+    if not policy.snapshot or (policy.snapshot is True and url.scheme == "memory"):
         return None
     try:
-        directory = _cache_directory() / _directory_name(url)
+        parent = _cache_directory() if policy.snapshot is True else Path(policy.snapshot)
     except RuntimeError as error:
         emit(SnapshotFailed(str(url), "~", error))
         return None
+    directory = parent / _directory_name(url)
     return SnapshotFiles(directory, str(url), timer=timer, refresh_s=refresh_s)
 
 

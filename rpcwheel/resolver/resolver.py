@@ -189,10 +189,10 @@ class Resolver:
         self._dropped = weakref.finalize(channel, EXECUTOR.submit, self, self.close)
         self._dropped.atexit = False
         channel._resolver = self
-        channel._pool.on_unreachable = self.refresh
-        rules = self._registry._session.rules
+        rules, grace_ns = self._registry._session.rules, None
         if rules.self_preservation:  # a server that can reach the registry again publishes then
-            channel._pool.preservation.grace_ns = rules.jitter_ns + rules.longest_retry_ns
+            grace_ns = rules.jitter_ns + rules.longest_retry_ns
+        channel._pool.follow_registry(self.refresh, grace_ns)
         self._subscription = self._registry.subscribe(self._target.service, self._update)
         EXECUTOR.submit(self, self._look_up)
 
@@ -219,8 +219,7 @@ class Resolver:
         if channel is not None:
             selected = self._target.select(snapshot)
             reason = "" if selected else self._target.mismatch(snapshot)
-            channel._pool.rules.empty_reason = reason
-            channel._pool.update(selected, expired=snapshot.expired)
+            channel._pool.update(selected, expired=snapshot.expired, empty_reason=reason)
 
     def _look_up(self, *, wait: bool = True) -> None:
         """Find out whether the registry answers; if not, report to calls why. Runs on a worker.

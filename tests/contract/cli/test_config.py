@@ -177,7 +177,7 @@ retry.retry_on = ["INTERNAL", "UNAVAILABLE"]
 retry.backoff = { initial = 0.05, max = 3, multiplier = 1.5, jitter = 0 }
 retry.retry_budget = { max_tokens = 10, token_ratio = 0.1 }
 failback.retry_on = "UNAVAILABLE"
-failback.default = { "a b" = [{ day = "\\u00e9" }], empty = {}, most = inf, \
+failback.default = { "a b" = [{ day = "\\u00e9" }], "\\u007f" = "\\u007f", empty = {}, most = inf, \
 at = [2026-01-02, 2026-01-02T03:04:05Z, 2026-01-02 03:04:05.25, 03:04:05] }
 """)
     assert main(["config", "check", str(file)]) == 0
@@ -193,6 +193,13 @@ at = [2026-01-02, 2026-01-02T03:04:05Z, 2026-01-02 03:04:05.25, 03:04:05] }
     default = tomllib.loads(pasted)["failback"]["default"]
     assert default == tomllib.loads(file.read_text())["failback"]["default"]
     assert policy_from_file(file) == policy_from_file(again)
+
+
+def test_check_prints_infinity_as_a_string_in_json(file, checked) -> None:
+    file.write_text(
+        'failback = { retry_on = "UNAVAILABLE", default = [inf, { a = nan, b = 0.5 }] }'
+    )
+    assert checked()["failback.default"] == (["inf", {"a": "nan", "b": 0.5}], "file")
 
 
 def test_check_prints_a_date_in_a_default_response(file, checked) -> None:

@@ -50,7 +50,7 @@ def test_a_process_that_starts_without_the_registry_gets_the_instances_of_the_fi
     with earlier.subscribe(SERVICE) as subscription:
         assert ids_of(subscription.wait(WAIT_S)) == "abc"
     earlier.close()
-    assert wait_until((path / f"{SERVICE}.json").exists)
+    assert wait_until(lambda: list(path.glob(f"*/{SERVICE}.json")))
     backend, registry = start(up=False)
     listener = SnapshotListener()
     subscription = registry.subscribe(SERVICE, listener)

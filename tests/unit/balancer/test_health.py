@@ -297,8 +297,10 @@ def test_canceled_calls_lead_to_no_check_without_outlier_ejection(make_checked):
 def test_calls_do_not_wait_for_an_explanation_after_a_probe_that_could_not_be_begun(checked):
     checked.pool.set_states(p1=FAILING, p2=FAILING)
 
-    def probe(*_):
-        raise SystemExit("the user's connect")
+    def probe(subchannel, timeout_s, done):
+        error = SystemExit("the user's connect")
+        done(None, error)
+        raise error
 
     checked.prober.probe = probe
     checker = checked.pool.checker

@@ -520,8 +520,20 @@ def test_the_policy_names_the_directory_or_turns_it_off_and_by_default_it_is_in_
         (memory, True, None),
         (memory, str(named), named),
     ):
-        assert directory_of(of, snapshot=snapshot) == expected
+        directory = directory_of(of, snapshot=snapshot)
+        assert (directory and directory.parent) == expected
     assert directory_of(url()).parent == tmp_path / ".cache" / "rpcwheel"
+
+
+def test_two_registries_in_the_same_chosen_directory_have_their_own_instances(tmp_path):
+    policy = RegistryPolicy(snapshot=str(tmp_path))
+    for name in ("a", "b"):
+        files = open_snapshot_files(url(namespace=name), policy)
+        files.keep(SERVICE, instances(name))
+        files.close()
+    for name in ("a", "b"):
+        files = open_snapshot_files(url(namespace=name), policy)
+        assert files.load(SERVICE).instances == instances(name)
 
 
 def test_without_a_home_directory_there_are_no_files_and_an_event(monkeypatch, events):

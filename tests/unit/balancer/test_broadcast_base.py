@@ -3,7 +3,7 @@
 import grpc
 
 from rpcwheel._grpc.finished import FinishedError
-from rpcwheel.balancer.broadcast_failed import BroadcastFailed, distinct_names
+from rpcwheel.balancer.broadcast_base import BroadcastFailed, distinct_names
 
 UNAVAILABLE = FinishedError(grpc.StatusCode.UNAVAILABLE, "gone", trailing=(("a", "b"),))
 LATE = FinishedError(grpc.StatusCode.DEADLINE_EXCEEDED, "slow")

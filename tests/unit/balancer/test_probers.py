@@ -1,0 +1,43 @@
+"""The end of health checks that do not run as usual, for `grpc` and for `grpc.aio`."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from rpcwheel._concurrency.exiting import BackgroundCalls
+from rpcwheel.balancer import aio_channel, channel
+
+SUBCHANNEL = SimpleNamespace(id="a", removed=False)
+
+
+def pool_whose_connect_raises(error, **parts):
+    def connection_of(_):
+        raise error
+
+    connections = SimpleNamespace(connection_of=connection_of)
+    return SimpleNamespace(name="shop", connections=connections, **parts)
+
+
+def test_a_check_whose_connect_raises_system_exit_ends(monkeypatch):
+    background, error, ends = BackgroundCalls(), SystemExit(), []
+    monkeypatch.setattr(channel, "BACKGROUND", background)
+    prober = channel._Prober(pool_whose_connect_raises(error))
+    with pytest.raises(SystemExit):
+        prober.probe(SUBCHANNEL, 1.0, lambda *end: ends.append(end))
+    assert ends == [(None, error)]
+    assert background._in_flight() == []
+
+
+def test_a_check_that_is_canceled_before_its_first_step_ends():
+    async def main():
+        jobs = SimpleNamespace(enter=asyncio.get_running_loop, run_soon=None)
+        prober = aio_channel._Prober(pool_whose_connect_raises(ValueError(), jobs=jobs))
+        end = asyncio.get_running_loop().create_future()
+        prober.probe(SUBCHANNEL, 1.0, lambda *result: end.set_result(result))
+        (task,) = prober.tasks
+        task.cancel()
+        assert await end == (None, None)
+        assert not prober.tasks
+
+    asyncio.run(main())
