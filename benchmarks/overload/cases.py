@@ -113,7 +113,7 @@ SCENARIOS: Final = {
     SPIKE: Scenario(
         "A spike of sheddable calls",
         (Phase("before", 0.5), Phase("spike", 0.5, sheddable=12.0), Phase("after", 0.5)),
-        clients=(KIT,),
+        clients=(PLAIN, KIT),
         criticality=CRITICAL,
     ),
     CHAIN: Scenario(
@@ -124,7 +124,6 @@ SCENARIOS: Final = {
         ),
         handlers=(WAIT,),
         variants=(SEVERED, ADAPTIVE),
-        clients=(KIT,),
         criticality=CRITICAL,
         wait_s=SHORT_WAIT_S,
         is_chain=True,

@@ -25,6 +25,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle
 from typing import Any
 
@@ -33,6 +34,7 @@ import grpc
 import rpcwheel
 from benchmarks.overload.cases import CRITICAL, DEADLINE_S, KIT, METHOD, NAIVE, SHEDDABLE
 from rpcwheel import MethodPolicy, RetryPolicy
+from rpcwheel.rpc import CRITICALITY_KEY
 
 CONNECTIONS = 4
 NAIVE_ATTEMPTS = 3
@@ -66,40 +68,37 @@ class Client:
         for channel in channels:
             grpc.channel_ready_future(channel).result(PATIENCE_S)
         levels = (CRITICAL, SHEDDABLE) if spec.has_criticality else (None,)
-        self._methods = {
-            level: cycle(
-                [
-                    (_with_kit(channel, level) if spec.client == KIT else channel).unary_unary(
-                        METHOD
-                    )
-                    for channel in channels
-                ]
-            )
+        self._begin = {
+            level: cycle([_method(channel, spec.client, level) for channel in channels])
             for level in levels
         }
         self._attempts = NAIVE_ATTEMPTS if spec.client == NAIVE else 1
 
     def send(self, criticality: str | None, done: Done) -> None:
         """Begin a call; `done` gets its status code."""
-        self._attempt(next(self._methods[criticality]), self._attempts, done)
+        self._attempt(next(self._begin[criticality]), self._attempts, done)
 
-    def _attempt(self, method: Any, left: int, done: Done) -> None:
+    def _attempt(self, begin: Callable[[], Any], left: int, done: Done) -> None:
         def ended(call: Any) -> None:
             code = call.code()
             if code is grpc.StatusCode.OK or left == 1:
                 done(code.name)
             else:
-                self._attempt(method, left - 1, done)
+                self._attempt(begin, left - 1, done)
 
-        method.future(b"", timeout=DEADLINE_S).add_done_callback(ended)
+        begin().add_done_callback(ended)
 
 
-def _with_kit(channel: grpc.Channel, criticality: str | None) -> grpc.Channel:
-    settings: dict[str, Any] = {"idempotent": True}
-    if criticality is not None:
-        settings["criticality"] = criticality
-    kit = rpcwheel.Kit(retry=RETRY, methods={METHOD: MethodPolicy(**settings)})
-    return kit.intercept_channel(channel)
+def _method(channel: Any, client: str, criticality: str | None) -> Callable[[], Any]:
+    """The function that begins a call."""
+    metadata = None if criticality is None else ((CRITICALITY_KEY, criticality),)
+    if client == KIT:
+        settings: dict[str, Any] = {} if criticality is None else {"criticality": criticality}
+        methods = {METHOD: MethodPolicy(idempotent=True, **settings)}
+        channel = rpcwheel.Kit(retry=RETRY, methods=methods).intercept_channel(channel)
+        metadata = None
+    method = channel.unary_unary(METHOD)
+    return partial(method.future, b"", timeout=DEADLINE_S, metadata=metadata)
 
 
 def closed(client: Client, callers: int, seconds: float) -> float:

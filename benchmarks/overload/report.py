@@ -74,7 +74,8 @@ How it is measured:
 * Servers are "bare", "fixed" (`maximum_concurrent_rpcs`: {limits}), or "adaptive"
   (`Kit(limit="adaptive")`, and no other setting). Clients are "plain", "naive" (up to {naive}
   attempts, each with the whole deadline, after any failure and at once), or "kit" (`RetryPolicy`
-  with RESOURCE_EXHAUSTED and UNAVAILABLE).
+  with RESOURCE_EXHAUSTED and UNAVAILABLE). Those without a kit send the criticality themselves, as
+  metadata.
 * Offered load and goodput are shares of the capacity of the phase. Goodput is calls that were
   answered within the deadline, "answered" the same as a share of the calls. "Wasted" are executions
   of the handler whose caller had gone before they ended. p50 and p99 are of the calls that got a

@@ -76,7 +76,7 @@ def _settled(outcome: Outcome, figures: PhaseFigures) -> Verdict:
 
 def _critical(outcome: Outcome) -> Verdict:
     critical = min(figures.critical or 0.0 for figures in outcome.figures())
-    name = f"{_name(outcome)}: CRITICAL calls answered"
+    name = f"{_name(outcome)}, {outcome.case.client}: CRITICAL calls answered"
     return _verdict(name, critical, LEAST_CRITICAL, "{:.1%}", is_least=True)
 
 
