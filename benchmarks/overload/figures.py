@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.overload.cases import CRITICAL, DEADLINE_S, SCENARIOS, Case, Phase, Scenario
 
 Call = tuple[float, float, str, str | None]
-"""When it was sent, how long it took, its status code and its criticality."""
+"""When it was due, how long it took after it was sent, its status code and its criticality."""
 
 OK = "OK"
 SETTLED_ANSWERED = 0.99
@@ -23,7 +23,7 @@ answered, or so much of the capacity is used."""
 
 @dataclass(frozen=True, slots=True)
 class PhaseFigures:
-    """The figures of the calls that were sent in a phase, and of the executions begun in it."""
+    """The figures of the calls that were due in a phase, and of the executions begun in it."""
 
     phase: str
     offered: float  # calls a second, as a share of the capacity
@@ -122,9 +122,9 @@ def _settled_s(
     """The first tenth of a second at which the phase has settled."""
 
     def is_settled(from_s: float, to_s: float) -> bool:
-        sent = [call for call in calls if from_s <= call[0] < to_s]
-        enough = min(SETTLED_ANSWERED * len(sent), SETTLED_GOODPUT * capacity * (to_s - from_s))
-        return _answered(sent) >= enough
+        due = [call for call in calls if from_s <= call[0] < to_s]
+        enough = min(SETTLED_ANSWERED * len(due), SETTLED_GOODPUT * capacity * (to_s - from_s))
+        return _answered(due) >= enough
 
     for tenths in range(int((ends_s - begins_s - WINDOW_S) * 10) + 1):
         from_s = begins_s + tenths / 10

@@ -7,8 +7,8 @@ line:
   call after the other.
 * `["open", begins, [[criticality, [[rate, seconds], ...]], ...]]`: flows of calls, each at these
   rates one after the other, from that time on. The answer has how late calls were sent (99th
-  percentile), and of each call when it was sent, how long it took, its status code and its
-  criticality.
+  percentile), and of each call when it was due, how long it took after it was sent, its status code
+  and its criticality.
 
 The thread that sends waits for nothing but the time when the next call is due. When a call ends,
 the thread of its channel appends it to a list.
@@ -129,11 +129,11 @@ def open_loop(
     calls: list[tuple[float, float, str, str | None]] = []
     late_s = []
 
-    def send(criticality: str | None) -> None:
+    def send(after_s: float, criticality: str | None) -> None:
         sent_s = time.monotonic()
 
         def done(code: str) -> None:
-            calls.append((sent_s - begins_s, time.monotonic() - sent_s, code, criticality))
+            calls.append((after_s, time.monotonic() - sent_s, code, criticality))
 
         client.send(criticality, done)
 
@@ -141,7 +141,7 @@ def open_loop(
         while (left_s := begins_s + after_s - time.monotonic()) > 0.0:
             time.sleep(left_s)
         late_s.append(-left_s)
-        send(criticality)
+        send(after_s, criticality)
     gives_up_s = time.monotonic() + PATIENCE_S
     while len(calls) < len(due) and time.monotonic() < gives_up_s:
         time.sleep(0.01)
