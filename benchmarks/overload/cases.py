@@ -51,7 +51,7 @@ class Handler:
 HANDLERS: Final = {
     WAIT: Handler("wait, 4 at a time", WORLDS, SLOTS, 8, (4, 8)),
     WAIT32: Handler("wait, 4 at a time, on 32 threads", ("sync",), 32, 8, (4, 8)),
-    BURN: Handler("burn 10 ms of CPU", WORLDS, 32, 2, (1, 2, 4)),
+    BURN: Handler("burn 10 ms of CPU", WORLDS, 32, 2, (2, 4)),
 }
 
 

@@ -36,7 +36,7 @@ LATE_S = 0.02
 """A load that sent 1 call in 100 later than this did not keep its schedule."""
 
 HEADERS = (
-    "server, client",
+    "server, client (capacity)",
     "phase",
     "offered",
     "goodput",
@@ -51,7 +51,7 @@ HEADERS = (
 NOTES = """\
 How to repeat it:
 
-* `python -m benchmarks.overload` takes about 75 minutes, on a machine that does nothing else.
+* `python -m benchmarks.overload` takes about 85 minutes, on a machine that does nothing else.
 * `--only` takes any names of scenarios ({scenarios}), worlds ({worlds}), handlers ({handlers}),
   servers ({variants}) and clients ({clients}). Half a minute each, with phases of 3 s:
 
@@ -146,8 +146,7 @@ def notes(seconds: float, *, poisson: bool) -> str:
 def _tables(outcomes: Sequence[Outcome]) -> Iterator[str]:
     for (world, handler), group in groupby(outcomes, key=_world_and_handler):
         together = list(group)
-        about, capacity = HANDLERS[handler].about, together[0].capacity
-        yield f"### `{TITLES[world]}`, handlers that {about}: {capacity:.0f} calls/s"
+        yield f"### `{TITLES[world]}`, handlers that {HANDLERS[handler].about}"
         if together[0].case.client == PLAIN:
             yield f"![Goodput]({file_name(together[0])})"
         yield table(HEADERS, [line for outcome in together for line in _lines(outcome)])
@@ -159,7 +158,7 @@ def _world_and_handler(outcome: Outcome) -> tuple[str, str]:
 
 
 def _lines(outcome: Outcome) -> Iterator[tuple[str, ...]]:
-    name = f"{outcome.case.variant}, {outcome.case.client}"
+    name = f"{outcome.case.variant}, {outcome.case.client} ({outcome.capacity:.0f}/s)"
     for figures in outcome.figures():
         yield name, *_cells(figures)
         name = ""
