@@ -579,6 +579,12 @@ class SubchannelPool(Generic[S]):
             return None
         return picked
 
+    def has_other(self, subchannel: S, tried: Container[object]) -> bool:
+        """Whether a subchannel that is not in `tried` is READY and as good as `subchannel`."""
+        with self.lock:
+            others = self.picking.others(self.subchannels, subchannel, tried)
+            return any(other.is_ready() for other in others)
+
     def try_pick(self, pending: PendingPick, now_s: float) -> S | Refusal | None:
         """Pick for a call that waits.
 

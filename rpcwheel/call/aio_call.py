@@ -46,7 +46,7 @@ from rpcwheel._grpc.aio_relay import (
     failure_of,
     has_ended,
 )
-from rpcwheel._grpc.calls import Details
+from rpcwheel._grpc.calls import Details, reusable_metadata, server_of
 from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import FailbackError
 from rpcwheel.events import HedgeSent, emit
@@ -69,10 +69,10 @@ from .config import (
     response_source,
     seconds_left,
 )
-from .criticality import with_criticality
 from .idempotency import with_key
 from .keeper import KeptDelivery
-from .retry import result_of, with_attempt
+from .metadata import call_metadata, new_nonce
+from .retry import result_of, with_attempt, with_other_server
 
 if TYPE_CHECKING:
     import weakref
@@ -168,7 +168,7 @@ class CallFactory:
         left_s = seconds_left(attempt_ns, now_ns)
         if wait_for_ready is None:
             wait_for_ready = config.wait_for_ready
-        complete = with_criticality(metadata, config.criticality)
+        complete = call_metadata(reusable_metadata(metadata), config.criticality)
         if complete is not metadata:
             metadata = grpc.aio.Metadata(*complete)
         if calls.is_native:
@@ -195,6 +195,8 @@ class RetryingCall(Relay):
     _timeout: Timeout | None = None  # of that wait
     _timer_check: asyncio.TimerHandle | None = None  # checks whether the timer is late or stopped
     _task: asyncio.Task[None] | None = None  # begins an attempt, or reads the requests
+    _tried: list[object] | None = None  # subchannels, appended by the balancer, after a refusal
+    _nonce: str | None = None  # of the newest attempt
 
     def __init__(
         self,
@@ -244,7 +246,11 @@ class RetryingCall(Relay):
     def first_attempt(self, timeout: float | None) -> Any:
         """Make the first attempt. Returns this call, or a coroutine that returns it."""
         try:
-            metadata = None if self._metadata is None else grpc.aio.Metadata(*self._metadata)
+            pairs = self._metadata
+            if self._config.sends_nonces:
+                self._nonce = new_nonce()
+                pairs = with_attempt(pairs, 1, self._nonce)
+            metadata = None if pairs is None else grpc.aio.Metadata(*pairs)
             attempt = self._begin_attempt(timeout, metadata)
         except BaseException:  # such as `UsageError` of a closed channel
             self._release()
@@ -276,12 +282,17 @@ class RetryingCall(Relay):
         return self
 
     def _begin_attempt(self, timeout: float | None, metadata: Any) -> Any:
-        return self._start(
-            self._request if self._requests is None else self._requests.replay(),
-            timeout=timeout,
-            metadata=metadata,
-            wait_for_ready=self._wait_for_ready,
-        )
+        token = None if self._tried is None else TRIED.set(self._tried)
+        try:
+            return self._start(
+                self._request if self._requests is None else self._requests.replay(),
+                timeout=timeout,
+                metadata=metadata,
+                wait_for_ready=self._wait_for_ready,
+            )
+        finally:
+            if token is not None:
+                TRIED.reset(token)
 
     # --- After an attempt ---
 
@@ -319,7 +330,11 @@ class RetryingCall(Relay):
     def _decide(self, call: Any, error: grpc.RpcError) -> None:
         """Decide what follows an attempt that has failed with a status."""
         attempts = self.attempts
-        result = result_of(error, committed=self.received or not self._can_resend)
+        committed = self.received or not self._can_resend
+        result = result_of(error, committed=committed, nonce=self._nonce)
+        if result.refused:
+            self._tried = [] if self._tried is None else self._tried
+            result = with_other_server(result, server_of(call, error), self._tried)
         attempts.decided(attempts.decide(self._state.now_ns(), result))
         self._failed = call, error
         self._go_on()
@@ -412,7 +427,8 @@ class RetryingCall(Relay):
     def _next_attempt(self, step: NextAttempt) -> Any:
         """Make an attempt after the first one. Returns a call, or a coroutine that returns it."""
         left_s = seconds_left(step.deadline_ns, self._state.now_ns())
-        metadata = grpc.aio.Metadata(*with_attempt(self._metadata, step.number))
+        self._nonce = new_nonce() if self._config.sends_nonces else None
+        metadata = grpc.aio.Metadata(*with_attempt(self._metadata, step.number, self._nonce))
         try:
             return self._begin_attempt(left_s, metadata)
         except Exception as error:  # noqa: BLE001 - for the caller
@@ -610,14 +626,7 @@ class _HedgedCall(RetryingCall, AwaitedRelay, grpc.aio.UnaryUnaryCall[Any, Any])
         self._running: list[Any] = []
         self._tasks: set[asyncio.Task[None]] = set()  # that begin attempts
         self._awaiting: set[asyncio.Task[None]] = set()  # one for each running attempt
-        self._tried: list[object] = []  # subchannels, appended by the balancer
-
-    def _begin_attempt(self, timeout: float | None, metadata: Any) -> Any:
-        token = TRIED.set(self._tried)
-        try:
-            return super()._begin_attempt(timeout, metadata)
-        finally:
-            TRIED.reset(token)
+        self._tried = []
 
     def _follow_first(self, attempt: Any) -> Any:
         if self._factory.waiting is not None:
