@@ -26,7 +26,7 @@ from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.events import CallbackFailed, StaleInstancesKept, emit
 from rpcwheel.telemetry import components
-from rpcwheel.timer.clock import checked_timer, clock_of
+from rpcwheel.timer.manual import checked_timer, clock_of
 from rpcwheel.transport.arguments import checked_options, refuse_both
 from rpcwheel.transport.state import ChannelStatus, channel_problem
 

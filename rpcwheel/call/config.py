@@ -33,7 +33,7 @@ from rpcwheel.events import (
 from rpcwheel.rpc import DEADLINE
 from rpcwheel.telemetry import components
 from rpcwheel.timer import shared_timer
-from rpcwheel.timer.clock import checked_timer, clock_of
+from rpcwheel.timer.manual import checked_timer, clock_of
 
 from .idempotency import checked_order_key, key_of, new_key
 from .matching import Matcher

@@ -30,7 +30,7 @@ from rpcwheel._concurrency.notifications import NotificationQueue
 from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import RegistryClosed
 from rpcwheel.events import RegistryFailed
-from rpcwheel.timer.clock import clock_of
+from rpcwheel.timer.manual import clock_of
 
 from .cache import NO_RECORDS, ServiceCache, TimedSnapshot, changed_ids
 from .one_shot_timer import OneShotTimer
