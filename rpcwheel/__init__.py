@@ -11,6 +11,7 @@ Packages, highest layer first:
 `failback`      Background retry of calls whose callers already have an answer: `with_failback`.
 `heartbeat`     Probes silent connections and replaces dead ones: `HeartbeatManager`.
 `idle`          Finds and closes idle connections of a server: `IdleConnectionDetector`.
+`limit`         Keeps a server from being overloaded: `LimitPolicy`, `ServerExecutor`.
 `pending`       Calls over your own transport that wait for a response: `PendingCalls`.
 `publisher`     Keeps a server published while it serves: `Publisher`.
 `resolver`      Channels to services by name: `insecure_channel("etcd://...")`.
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     from rpcwheel.idle import IdlePolicy
     from rpcwheel.interceptors import client_interceptors, intercept_channel, server_interceptors
     from rpcwheel.kit import Kit
+    from rpcwheel.limit import LimitPolicy
     from rpcwheel.publisher import Publisher
     from rpcwheel.registry import RegistryPolicy, open_registry
     from rpcwheel.resolver import insecure_channel, secure_channel
@@ -85,6 +87,7 @@ else:
             ".idle": "IdlePolicy",
             ".interceptors": "client_interceptors intercept_channel server_interceptors",
             ".kit": "Kit",
+            ".limit": "LimitPolicy",
             ".publisher": "Publisher",
             ".registry": "RegistryPolicy open_registry",
             ".resolver": "insecure_channel secure_channel",
@@ -92,11 +95,11 @@ else:
         },
         submodules=(
             "aio backoff balancer call durations errors events failback heartbeat idle instance "
-            "interceptors kit methods metrics options pending policy publisher registry resolver "
-            "rpc telemetry testing timer transport"
+            "interceptors kit limit methods metrics options pending policy publisher registry "
+            "resolver rpc telemetry testing timer transport"
         ),
         elsewhere=(
-            "balancer call errors failback heartbeat idle instance interceptors journal kit "
+            "balancer call errors failback heartbeat idle instance interceptors journal kit limit "
             "pending publisher registry resolver timer transport"
         ),
     )
@@ -131,6 +134,7 @@ __all__ = [
     "HedgingPolicy",
     "IdlePolicy",
     "Kit",
+    "LimitPolicy",
     "MethodPolicy",
     "Publisher",
     "RegistryPolicy",

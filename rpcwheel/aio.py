@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         server_interceptors,
     )
     from rpcwheel.kit.aio import Kit
+    from rpcwheel.limit import LimitPolicy
     from rpcwheel.publisher.aio import Publisher
     from rpcwheel.registry import RegistryPolicy
     from rpcwheel.registry.aio import open_registry
@@ -62,6 +63,7 @@ __all__ = [
     "HedgingPolicy",
     "IdlePolicy",
     "Kit",
+    "LimitPolicy",
     "MethodPolicy",
     "Publisher",
     "RegistryPolicy",

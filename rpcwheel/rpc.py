@@ -84,9 +84,7 @@ Set and read by `rpcwheel.call`. `rpcwheel.failback` clears it for deliveries in
 
 
 TRIED: Final[ContextVar[list[object] | None]] = ContextVar("rpcwheel_tried", default=None)
-"""The subchannels that the attempts of a call were sent to; None if the call may go to any.
-
-Set for the attempts of hedged calls, and for those that follow a refused attempt.
+"""The subchannels that the attempts of a hedged call were sent to; None for other calls.
 
 `rpcwheel.call` sets it for each attempt. `rpcwheel.balancer` prefers a subchannel that is not in
 the list, and appends the one that it picks."""
@@ -145,6 +143,9 @@ before its handler: the value of `NONCE_KEY`, or "" if the attempt had none. The
 the server itself has refused this attempt: trailing metadata that a handler has got from another
 server and passes on has another value."""
 
+HEARTBEAT_KEY: Final = "rpcwheel-heartbeat"
+"""The metadata entry of a heartbeat, whatever its method."""
+
 PUSHBACK_KEY: Final = "grpc-retry-pushback-ms"
 """The trailing metadata by which a server asks how long to wait before the next attempt
 ("pushback", gRFC A6), in decimal digits."""
@@ -199,13 +200,6 @@ class AttemptResult:
     committed: bool = False
     """Whether the attempt can't be repeated: the caller has received a message, or the buffer no
     longer has all requests."""
-    refused: bool = False
-    """Whether a server has refused the attempt before its handler, as its trailing metadata says
-    (`REFUSED_KEY`)."""
-    is_proven: bool = False
-    """Whether it is proven that the server of this attempt says so. Then it was not executed."""
-    has_other_server: bool = False
-    """Of a refused attempt: whether a server to which the call was not sent is ready."""
 
 
 class NextAttempt(NamedTuple):  # a frozen dataclass takes four times as long to make

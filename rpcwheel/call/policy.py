@@ -24,6 +24,7 @@ from pydantic import (
 from rpcwheel.backoff import DEFAULT_JITTER, Backoff, JitteredWait
 from rpcwheel.durations import to_ns
 from rpcwheel.errors import ConfigurationError
+from rpcwheel.limit.policy import ADAPTIVE, Limit, LimitPolicy
 from rpcwheel.methods import MethodPattern, PatternIndex
 from rpcwheel.policy import Delay, Number, Policy, Seconds, Wait, checked, or_short
 from rpcwheel.rpc import (
@@ -159,10 +160,8 @@ class RetryPolicy(Policy):
     """Settings for retries (Dubbo's failover): of which failed calls, and the wait before each.
 
     Only methods marked `idempotent` are retried: a server may have executed a call that failed,
-    whatever its status is. The exception is a call that a server of rpcwheel has provably refused
-    before its handler, because it has too many: it is retried whatever the method and `retry_on`
-    are. A call is retried only before its deadline, and only while no response message was handed
-    to the caller.
+    whatever its status is. A call is retried only before its deadline, and only while no response
+    message was handed to the caller.
 
     To continue over the restart of a server, set `max_attempts=6`, and let gRPC reconnect sooner
     than by default (`grpc.initial_reconnect_backoff_ms`): until it has reconnected, attempts fail
@@ -322,6 +321,7 @@ if TYPE_CHECKING:
         idempotent: bool
         wait_for_ready: bool | None
         criticality: Criticality | str | None
+        limit: str | int | LimitPolicy | None
 
     class CallSettings(MethodSettings, total=False):
         """The arguments of `CallPolicy(...)`."""
@@ -360,8 +360,8 @@ class MethodPolicy(Policy):
 
     idempotent: StrictBool = False
     """Whether a server may execute a call twice without harm. Only calls of `idempotent` methods
-    are retried and hedged; others are retried if a server has provably refused them. Failback
-    ignores this setting: it may execute a call of any method more than once."""
+    are retried and hedged. Failback ignores this setting: it may execute a call of any method more
+    than once."""
 
     wait_for_ready: StrictBool | None = None
     """The default of gRPC's argument `wait_for_ready`. True: a call waits for a connection until
@@ -371,6 +371,11 @@ class MethodPolicy(Policy):
     """How much a call matters if its server has to refuse some: a `Criticality`, or its name such
     as "sheddable". It is sent as the metadata `rpcwheel-criticality`, unless the caller's own
     metadata has that. None: that of the call being served, if it has one."""
+
+    limit: Limit = None
+    """On a server: `"adaptive"`, a number, or a `LimitPolicy`: how many calls it works on at the
+    same time; others wait, and are refused if it is overloaded. For some methods: a number for each
+    of them, in addition to the limit of the server; None: they are never limited."""
 
     if TYPE_CHECKING:
 
@@ -454,6 +459,16 @@ class CallPolicy(MethodPolicy):
     if TYPE_CHECKING:
 
         def __init__(self, **settings: Unpack[CallSettings]) -> None: ...
+
+    @model_validator(mode="after")
+    def _check_limits(self) -> Self:
+        for pattern, own in self.methods.items():
+            if own.limit is not None and own.limit.max_concurrent == ADAPTIVE:
+                raise ConfigurationError(
+                    f'methods["{pattern}"].limit: only the limit of a whole server can be '
+                    "adaptive; give a number of calls"
+                )
+        return self
 
     @model_validator(mode="after")
     def _check_timeouts(self) -> Self:

@@ -27,11 +27,13 @@ from rpcwheel._grpc.handlers import behavior_of, kind_of, late_s, time_left, wit
 from rpcwheel.durations import NEVER, to_seconds
 from rpcwheel.errors import TimerError
 from rpcwheel.events import CallSlow, DeadlineExceededBeforeStart, emit
+from rpcwheel.limit.limiter import CALL
+from rpcwheel.limit.server import ServerLimit
 from rpcwheel.rpc import CRITICALITY, DEADLINE, STATUS_CODES
 from rpcwheel.telemetry import components
 from rpcwheel.telemetry.call_counts import CallEnd
 from rpcwheel.timer import shared_timer
-from rpcwheel.timer.manual import checked_timer
+from rpcwheel.timer.clock import checked_timer
 
 from .config import MAX_METHODS, MethodConfigs
 from .criticality import read_criticality
@@ -60,13 +62,25 @@ class ServerState:
     """The state of a server interceptor: the policy, the timer and the wrapped handlers."""
 
     def __init__(self, policy: CallPolicy | None, *, timer: Timer | None) -> None:
-        self._config = MethodConfigs(CallPolicy() if policy is None else checked_calls(policy))
+        self._policy = CallPolicy() if policy is None else checked_calls(policy)
+        self._config = MethodConfigs(self._policy)
         self._timer = checked_timer(timer)
         self._counts = components.call_counts()
         self._wrapped: dict[
             tuple[str, int], tuple[grpc.RpcMethodHandler, grpc.RpcMethodHandler]
         ] = {}
         """The handler and the wrapped one, by the method and the id of the handler."""
+
+    def limit(self) -> ServerLimit | None:
+        """Make the limit of the server; None if its policy has none."""
+        policy = self._policy
+        if all(each.limit is None for each in (policy, *policy.methods.values())):
+            return None
+        return ServerLimit(
+            policy.limit,
+            lambda method: policy.policy_for(method).limit,
+            timer=self._timer,
+        )
 
     def wrap(
         self,
@@ -147,6 +161,9 @@ class ServedMethod:
             DEADLINE.set(None if limit_ns == NEVER else time.monotonic_ns() + limit_ns)
             return True
         if left_s <= 0:
+            call = CALL.get()
+            if call is not None:
+                call.is_gone = True
             emit(DeadlineExceededBeforeStart(self._method, late_s(context)))
             return False
         DEADLINE.set(time.monotonic_ns() + min(int(left_s * 1e9), self._timeout_ns))

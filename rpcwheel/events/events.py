@@ -597,6 +597,53 @@ class CriticalityUnknown(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class OverloadBegan(Event):
+    """A server with a limit has refused a call, the first one in 5 s."""
+
+    log_line = LogLine(
+        CALL,
+        WARNING,
+        "server",
+        "%(server)s is overloaded: it works on %(running call)s with %(waiting call)s waiting, and "
+        "refuses others, the least critical first",
+    )
+    metrics = (Count("overloads", "Times at which a server began to refuse calls.", "server"),)
+    server: str
+    running: int
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class OverloadEnded(Event):
+    """A server has not refused a call for 5 s."""
+
+    log_line = LogLine(
+        CALL,
+        INFO,
+        "server",
+        "%(server)s is no longer overloaded; it has refused %(refused call)s in %(duration_s).3g s",
+        always_after=OverloadBegan,
+    )
+    server: str
+    refused: int
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LimitIneffective(Event):
+    """A server has interceptors with a limit, and an executor that does not know the limit."""
+
+    log_line = LogLine(
+        CALL,
+        ERROR,
+        "server",
+        "the limit of %(server)s has no effect, because it needs the executor of the kit: "
+        "grpc.server(kit.server_executor(), interceptors=kit.server_interceptors())",
+    )
+    server: str
+
+
+@dataclass(frozen=True, slots=True)
 class LateResponse(Event):
     """A response came for a pending call that ended `late_s` before; `ending` says how."""
 

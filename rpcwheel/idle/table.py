@@ -30,6 +30,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Never, Self
 
 from rpcwheel.methods import matches
+from rpcwheel.rpc import HEARTBEAT_KEY
 
 from .core import NOT_YET, ConnectionActivity, IdleLimit
 from .policy import HEALTH_METHODS
@@ -40,9 +41,6 @@ if TYPE_CHECKING:
 
     from .core import Activity, IdleReason, Limits, PendingClose
     from .sockets import Address, SocketInfo
-
-HEARTBEAT_KEY: Final = "rpcwheel-heartbeat"
-"""Metadata of a heartbeat, whatever its method."""
 
 SMALLEST_CALL_BYTES: Final = 200
 """Fewer bytes are taken for no call. Measured with a client of grpcio 1.85: it sends 91 when it

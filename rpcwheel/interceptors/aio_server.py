@@ -71,7 +71,14 @@ def server_interceptors(
             reported as `CallSlow`. None for no limits.
         timer: Any rpcwheel timer; None for `shared_timer()`, which is made when it is needed.
     """
-    return Interceptors([_ServerInterceptor(ServerState(policy, timer=timer))], AIO_SERVER, FOR_AIO)
+    state = ServerState(policy, timer=timer)
+    interceptors: list[grpc.aio.ServerInterceptor] = [_ServerInterceptor(state)]
+    limit = state.limit()
+    if limit is not None:
+        from rpcwheel.limit.aio_interceptor import LimitInterceptor
+
+        interceptors.insert(0, LimitInterceptor(limit))
+    return Interceptors(interceptors, AIO_SERVER, FOR_AIO)
 
 
 class _ServerInterceptor(grpc.aio.ServerInterceptor):

@@ -56,7 +56,14 @@ def server_interceptors(
             reported as `CallSlow`. None for no limits.
         timer: Any rpcwheel timer; None for `shared_timer()`, which is made when it is needed.
     """
-    return Interceptors([_ServerInterceptor(ServerState(policy, timer=timer))], SERVER, FOR_THREADS)
+    state = ServerState(policy, timer=timer)
+    interceptors: list[grpc.ServerInterceptor] = [_ServerInterceptor(state)]
+    limit = state.limit()
+    if limit is not None:
+        from rpcwheel.limit.executor import LimitInterceptor
+
+        interceptors.insert(0, LimitInterceptor(limit))
+    return Interceptors(interceptors, SERVER, FOR_THREADS)
 
 
 class _ServerInterceptor(grpc.ServerInterceptor):

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from rpcwheel.heartbeat.policy import HeartbeatPolicy
     from rpcwheel.heartbeat.rules import HeartbeatState
     from rpcwheel.idle.policy import IdlePolicy
+    from rpcwheel.limit.policy import LimitPolicy
     from rpcwheel.options.presets import ServerPreset
     from rpcwheel.publisher.publisher import PublisherBase
     from rpcwheel.registry.policy import RegistryPolicy
@@ -112,6 +113,7 @@ class KitBase(
         idempotent: bool = False,
         wait_for_ready: bool | None = None,
         criticality: Criticality | str | None = None,
+        limit: str | int | LimitPolicy | None = None,
         methods: Mapping[str, MethodPolicy] | None = None,
         heartbeat: float | timedelta | HeartbeatPolicy | None = None,
         idle: float | timedelta | IdlePolicy | None = None,
@@ -137,6 +139,9 @@ class KitBase(
             wait_for_ready: The default of gRPC's argument `wait_for_ready`.
             criticality: How much calls matter if a server has to refuse some: a `Criticality` or
                 its name. None: that of the call being served.
+            limit: `"adaptive"`, a number, or a `LimitPolicy`: how many calls a server with
+                `server_interceptors()` (and for `grpc`, `server_executor()`) works on at the same
+                time. Others wait, and the least critical are refused if it is overloaded.
             methods: Other settings for some methods, by pattern: `"/shop.Orders/Get*"`.
             heartbeat: Seconds of silence after which a heartbeat is sent on the channels of
                 `channel()` and `intercept_channel()`, or a `HeartbeatPolicy`.
@@ -165,6 +170,7 @@ class KitBase(
             idempotent=idempotent,
             wait_for_ready=wait_for_ready,
             criticality=criticality,
+            limit=limit,
             methods=methods or {},
             heartbeat=heartbeat,
             idle=idle,
@@ -247,7 +253,7 @@ class KitBase(
         return cls.from_policy(policy_from_service_config(config), timer=timer)
 
     def _begin(self, policy: KitPolicy, timer: Timer | None) -> None:
-        from rpcwheel.timer.manual import checked_timer
+        from rpcwheel.timer.clock import checked_timer
 
         self._policy = policy
         self._timer = checked_timer(timer)

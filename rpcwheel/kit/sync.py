@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rpcwheel.durations import Duration
     from rpcwheel.heartbeat.sync import Heartbeat
     from rpcwheel.idle.sync import ConnectionTable, IdleConnectionDetector
+    from rpcwheel.limit.executor import ServerExecutor
     from rpcwheel.publisher.publisher import Publisher
     from rpcwheel.registry.sync import Registry
     from rpcwheel.transport.probe import Probe
@@ -129,6 +130,28 @@ class Kit(Base):
 
         self._warn_not_probed(stacklevel=2)
         return make_interceptors(self._policy, timer=self._timer, queues=self._queues, stacklevel=3)
+
+    def server_executor(
+        self, max_workers: int | None = None, *, thread_name_prefix: str = ""
+    ) -> ServerExecutor:
+        """Make the executor for one server with a `limit`, in place of a `ThreadPoolExecutor`.
+
+            server = grpc.server(kit.server_executor(10), interceptors=kit.server_interceptors())
+
+        Calls wait in it until they may run, not in an endless queue of the threads. Without a
+        `limit`, it is a `ThreadPoolExecutor`.
+
+        Args:
+            max_workers: How many handlers can run at the same time at most, as in a
+                `ThreadPoolExecutor`.
+            thread_name_prefix: As in a `ThreadPoolExecutor`.
+
+        Raises:
+            ValueError: `max_workers` is not positive.
+        """
+        from rpcwheel.limit.executor import ServerExecutor
+
+        return ServerExecutor(max_workers, thread_name_prefix)
 
     def flush(self, timeout: Duration | None = None) -> bool:
         """Retry each queued call now, and wait until none is queued. Returns whether none is.

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         "heartbeat",
         "channel",
         "detector",
+        "limit",
         "registry",
         "publisher",
     ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 from rpcwheel.errors import ConfigurationError
+from rpcwheel.rpc import HEARTBEAT_KEY
 
 __all__ = [
     "ALIVE",
@@ -22,7 +23,7 @@ __all__ = [
     "checked_probe",
 ]
 
-MARK: Final = (("rpcwheel-heartbeat", "1"),)
+MARK: Final = ((HEARTBEAT_KEY, "1"),)
 """Metadata of each probe, by which a server can tell probes from other calls."""
 
 UNANSWERED: Final = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"})

@@ -15,6 +15,7 @@ from rpcwheel import (
     FailbackPolicy,
     HeartbeatPolicy,
     IdlePolicy,
+    LimitPolicy,
     MethodPolicy,
     RegistryPolicy,
     RetryPolicy,
@@ -44,6 +45,7 @@ def test_a_kit_takes_the_settings_of_kit_policy(kind):
         "idempotent": True,
         "wait_for_ready": True,
         "criticality": Criticality.SHEDDABLE,
+        "limit": LimitPolicy(),
         "methods": methods,
         "heartbeat": HeartbeatPolicy(interval=10.0),
         "idle": IdlePolicy(idle_timeout=60.0),
@@ -54,9 +56,9 @@ def test_a_kit_takes_the_settings_of_kit_policy(kind):
     }
     assert kind(**settings).policy == KitPolicy(**settings)
     assert set(settings) == set(KitPolicy.model_fields)
-    short = kind(timeout=2, heartbeat=10, idle=60, registry_policy=5).policy
+    short = kind(timeout=2, limit="adaptive", heartbeat=10, idle=60, registry_policy=5).policy
     assert short.timeout.timeout == 2.0
-    names = ("heartbeat", "idle", "registry_policy")
+    names = ("limit", "heartbeat", "idle", "registry_policy")
     assert {n: getattr(short, n) for n in names} == {n: settings[n] for n in names}
     minute = timedelta(minutes=1)
     assert kind(idle=minute).policy.idle == IdlePolicy(idle_timeout=minute)

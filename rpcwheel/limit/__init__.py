@@ -1,0 +1,27 @@
+"""How many calls a server works on at the same time, which calls wait, and which are refused.
+
+`rpcwheel.Kit(limit="adaptive")` applies it to a server::
+
+    kit = rpcwheel.Kit(limit="adaptive")
+    server = grpc.server(kit.server_executor(10), interceptors=kit.server_interceptors())
+
+With `grpc.aio`, the interceptors suffice.
+
+* `LimitPolicy` has the settings.
+* `Limiter` decides, without I/O; `AdaptiveLimit` finds the limit.
+* `executor` and `aio_interceptor` apply the decisions to a server of `grpc` and of `grpc.aio`.
+"""
+
+from typing import TYPE_CHECKING
+
+from rpcwheel._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from .executor import ServerExecutor
+    from .policy import LimitPolicy
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__, {".executor": "ServerExecutor", ".policy": "LimitPolicy"}
+    )
+
+__all__ = ["LimitPolicy", "ServerExecutor"]

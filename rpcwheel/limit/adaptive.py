@@ -1,0 +1,213 @@
+"""How many handlers of a server run at the same time, found from their durations. No I/O.
+
+By Little's law, the number of calls that a server works on is its throughput times their duration.
+The highest throughput that was measured, times the shortest duration, is therefore the smallest
+number of handlers that keeps the server busy (the bandwidth-delay product of BBR, Cardwell et al.
+2016; Kratos and Sentinel limit servers by it). With fewer handlers the server idles, with more they
+only wait for each other: for a lock, for a connection of a pool, or for the interpreter.
+
+Both are measured in windows, while calls wait for a handler to end. Three kinds of windows follow
+each other:
+
+* `NORMAL`: as many handlers as the product says.
+* `FEWER`: half as many. With too many handlers all of them are slow, and only fewer show how long
+  they take alone. When the limit is new, at once and until durations get no shorter; then every
+  10 s (BBR's ProbeRTT).
+* `MORE`: some more. If the throughput rises, so does the limit, and faster with each success. If
+  not, the next attempt is later each time. So the limit follows a server that can do more, and one
+  more handler is not left running where it slows down the others.
+
+A window without a waiting call shows how long handlers take, and nothing about the limit: unless
+handlers use most of the interpreter's time, and take twice as long as before. Then they wait for
+the interpreter, and so does gRPC, whose calls are not even seen; the limit becomes the product.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections import deque
+from typing import Final, NamedTuple
+
+INITIAL_LIMIT: Final = 20
+"""The limit before the first measurement."""
+
+MAX_LIMIT: Final = 1 << 20
+
+MIN_WINDOW_NS: Final = 200_000_000
+MIN_CALLS: Final = 20
+"""A window ends after this time and this number of calls."""
+
+MAX_WINDOW_NS: Final = 1_000_000_000
+FEW_CALLS: Final = 5
+"""If there are few calls, it ends after this time, or twice the duration of a call."""
+
+HISTORY_NS: Final = 10_000_000_000
+"""How long a window is remembered, the time between two windows with fewer handlers, and the
+longest time between two with more."""
+
+FIRST_RETRY_NS: Final = 1_000_000_000
+"""The time until the next window with more handlers, after the first one without success."""
+
+SHORTER: Final = 0.8
+"""With fewer handlers, durations are shorter if they are less than this share."""
+
+SLOWER: Final = 0.6
+"""If the throughput of two windows is less than this share of the highest one, the server has
+become slower, and what was measured before does not count."""
+
+BUSY: Final = 0.7
+"""If handlers compute in more than this share of the time, the interpreter is busy. The rest is
+needed to accept and to refuse calls."""
+
+BEYOND_LOCK: Final = 1.1
+"""If they compute in more than this share, they do so without the interpreter's lock."""
+
+SURPLUS: Final = 0.25
+"""The share of a handler that the product may exceed a whole number by: it is not exact."""
+
+
+class Trial(enum.Enum):
+    """What a window tries."""
+
+    NORMAL = enum.auto()
+    FEWER = enum.auto()
+    MORE = enum.auto()
+
+
+class Window(NamedTuple):
+    """What was measured in one window."""
+
+    end_ns: int
+    throughput: float
+    """Calls per nanosecond."""
+    duration_ns: float
+    """The mean duration of the handlers that were started since the limit was changed."""
+
+
+class AdaptiveLimit:
+    """The limit for a server. The caller holds the lock of the server's limiter."""
+
+    __slots__ = (
+        "_began_cpu_ns",
+        "_began_ns",
+        "_changed_ns",
+        "_count",
+        "_duration_ns",
+        "_measured_ns",
+        "_more_at_ns",
+        "_more_interval_ns",
+        "_sampled",
+        "_slow_windows",
+        "_step",
+        "_trial",
+        "_windows",
+        "is_saturated",
+        "limit",
+        "maximum",
+    )
+
+    def __init__(self) -> None:
+        self.limit = INITIAL_LIMIT
+        """How many handlers may run."""
+        self.maximum = MAX_LIMIT
+        """The highest limit, such as the number of threads."""
+        self.is_saturated = False
+        """Whether a call has waited in this window; the limiter sets it."""
+        self._windows: deque[Window] = deque()
+        self._trial = Trial.NORMAL
+        self._measured_ns: int | None = None  # when a window showed durations without waiting
+        self._more_at_ns = 0  # when to try more handlers
+        self._more_interval_ns = 0
+        self._step = 1  # how many more
+        self._slow_windows = 0
+        self._changed_ns = 0  # when the limit was changed
+        # The window that is measured:
+        self._began_ns = 0
+        self._began_cpu_ns = 0
+        self._count = 0
+        self._sampled = 0  # how many durations are in the sum
+        self._duration_ns = 0
+
+    def ended(self, started_ns: int, now_ns: int, cpu_ns: int) -> None:
+        """Count a handler that has ended. Its call was neither a stream nor canceled.
+
+        Args:
+            started_ns: When the handler was started.
+            now_ns: The time now.
+            cpu_ns: The processor time that all handlers have used up to now.
+        """
+        self._count += 1
+        if started_ns >= self._changed_ns:
+            self._sampled += 1
+            self._duration_ns += now_ns - started_ns
+        elapsed_ns = now_ns - self._began_ns
+        if elapsed_ns < MIN_WINDOW_NS or self._sampled < FEW_CALLS:
+            return
+        mean_ns = self._duration_ns / self._sampled
+        if self._sampled < MIN_CALLS and elapsed_ns < max(MAX_WINDOW_NS, 2 * mean_ns):
+            return
+        window = Window(now_ns, self._count / elapsed_ns, mean_ns)
+        was_saturated = self.is_saturated
+        is_busy = BUSY < (cpu_ns - self._began_cpu_ns) / elapsed_ns < BEYOND_LOCK
+        self._began_ns, self._began_cpu_ns, self.is_saturated = now_ns, cpu_ns, False
+        self._count = self._sampled = self._duration_ns = 0
+        if elapsed_ns < HISTORY_NS:  # else it began before a pause
+            self._set(self._next_limit(window, was_saturated, is_busy), now_ns)
+
+    def _set(self, limit: int, now_ns: int) -> None:
+        limit = max(1, min(limit, self.maximum))
+        if limit != self.limit:
+            self.limit, self._changed_ns = limit, now_ns
+
+    def _next_limit(self, window: Window, was_saturated: bool, is_busy: bool) -> int:
+        now_ns, trial, self._trial = window.end_ns, self._trial, Trial.NORMAL
+        while self._windows and self._windows[0].end_ns < now_ns - HISTORY_NS:
+            self._windows.popleft()
+        highest = max((each.throughput for each in self._windows), default=0.0)
+        shortest = min((each.duration_ns for each in self._windows), default=math.inf)
+        if was_saturated and trial is not Trial.FEWER and self._is_slower(window, highest):
+            self._windows.clear()
+            self._measured_ns = None
+        self._windows.append(window)
+        if not was_saturated:
+            self._measured_ns = now_ns
+            is_crowded = is_busy and window.duration_ns > 2 * shortest
+            return self._product() if is_crowded else self.limit
+        if trial is Trial.FEWER:
+            self._measured_ns = now_ns
+            if self.limit > 1 and window.duration_ns < SHORTER * shortest:
+                return self._try_fewer()
+        elif self._measured_ns is None or now_ns - self._measured_ns > HISTORY_NS:
+            return self._try_fewer()
+        limit = self._product()
+        if trial is Trial.MORE:
+            # Half of what the additional handlers would bring if they were not in each other's way.
+            expected = highest * (1 + 0.5 * self._step / max(1, self.limit - self._step))
+            if window.throughput > expected:
+                self._step, self._more_interval_ns = 2 * self._step, 0
+            else:
+                self._step = 1
+                self._more_interval_ns = min(
+                    max(FIRST_RETRY_NS, 2 * self._more_interval_ns), HISTORY_NS
+                )
+            self._more_at_ns = now_ns + self._more_interval_ns
+        if now_ns >= self._more_at_ns and limit < self.maximum:
+            self._trial = Trial.MORE
+            return limit + self._step
+        return limit
+
+    def _product(self) -> int:
+        highest = max(each.throughput for each in self._windows)
+        return math.ceil(highest * min(each.duration_ns for each in self._windows) - SURPLUS)
+
+    def _try_fewer(self) -> int:
+        self._trial = Trial.FEWER
+        return self.limit // 2
+
+    def _is_slower(self, window: Window, highest: float) -> bool:
+        """Whether the server has become slower; not after one window, which may be chance."""
+        self._slow_windows += 1
+        if window.throughput >= SLOWER * highest:
+            self._slow_windows = 0
+        return self._slow_windows > 1

@@ -1,0 +1,157 @@
+"""The limit of a server of `grpc.aio`: an interceptor in which calls wait.
+
+`grpc.aio` (1.60 to 1.85) runs interceptors in the task of the call, before it reads the request. So
+a call waits in its interceptor, and the end of its task is the end of the call, whatever ends it.
+
+It accepts one call per turn of the loop. While handlers compute, calls queue in gRPC's core, which
+hands over the oldest first. Therefore, under such load, no handler is started until no more calls
+arrive, and then the newest one is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import grpc
+
+from .limiter import CALL, Refusal
+from .server import MAX_PAUSE_NS, ServerLimit
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from .limiter import LimitedCall
+
+    Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler | None]]
+
+
+QUIET_S: Final = 0.001
+"""gRPC has accepted all calls if none arrives in this time, in which the loop waits."""
+
+
+class LimitInterceptor(grpc.aio.ServerInterceptor):
+    """Lets calls wait, and refuses them."""
+
+    def __init__(self, limit: ServerLimit) -> None:
+        self._limit = limit
+        self._pauses = False
+
+    async def intercept_service(  # type: ignore[override]  # grpc.aio takes None as grpc does
+        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
+    ) -> grpc.RpcMethodHandler | None:
+        """Wait until the call may run; return a handler that refuses it if it may not."""
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        limit, details = self._limit, handler_call_details
+        call = limit.call(details.method, handler, details.invocation_metadata)
+        CALL.set(call)
+        if call is None:
+            return handler
+        now_ns = time.monotonic_ns()
+        with limit.lock:
+            limit.arrivals += 1
+            must_wait = self._pauses or limit.needs_pause(now_ns, time.thread_time_ns())
+            runs = limit.limiter.arrive(call, now_ns, must_wait=must_wait)
+        if not runs:
+            reason = await self._wait(call)
+            if reason is not None:
+                return _refusal(*limit.refusal(call, reason))
+            now_ns = time.monotonic_ns()
+        task: Any = asyncio.current_task()
+        task.add_done_callback(partial(self._ended, call, now_ns))
+        return handler
+
+    async def _wait(self, call: LimitedCall) -> Refusal | None:
+        """Wait until a call may run (None), or is refused."""
+        call.future = asyncio.get_running_loop().create_future()
+        self._serve_waiting()
+        try:
+            reason: Refusal | None = await call.future
+        except asyncio.CancelledError:
+            call.is_gone = True
+            if not call.future.cancelled() and call.future.result() is None:
+                self._release(call)  # it was started, but did not run
+            raise
+        return reason
+
+    def _ended(self, call: LimitedCall, started_ns: int, task: asyncio.Task[object]) -> None:
+        limit = self._limit
+        with limit.lock:
+            call.is_gone = call.is_gone or task.cancelled()
+            limit.limiter.ended(call, started_ns, time.monotonic_ns(), time.thread_time_ns())
+        if limit.limiter.waiting:
+            self._serve_waiting()
+
+    def _release(self, call: LimitedCall) -> None:
+        """Let others run in place of a call that was started and has not run."""
+        with self._limit.lock:
+            self._limit.limiter.ended(call, 0, 0, 0)
+        asyncio.get_running_loop().call_soon(self._serve_waiting)
+
+    def _serve_waiting(self) -> None:
+        """Start the waiting calls that may run, and refuse others."""
+        limit, now_ns = self._limit, time.monotonic_ns()
+        if not self._pauses and limit.needs_pause(now_ns, time.thread_time_ns()):
+            self._pauses = True
+            self._accept_more(now_ns)
+        started = []
+        with limit.lock:
+            if self._pauses:
+                limit.limiter.refuse_late(now_ns)
+            else:
+                while (call := limit.limiter.take(now_ns)) is not None:
+                    started.append(call)
+            refused = limit.take_refused()
+            expires_ns = limit.next_expiry_ns()
+        for call in started:
+            if call.future.done():  # canceled
+                call.is_gone = True
+                self._release(call)
+            else:
+                call.future.set_result(None)
+        if refused:
+            for call, reason in refused:
+                if not call.future.done():
+                    call.future.set_result(reason)
+            limit.report_refused(len(refused), now_ns)
+        if expires_ns is not None:
+            delay_s = max(0, expires_ns - now_ns) / 1e9
+            asyncio.get_running_loop().call_later(delay_s, self._expire)
+
+    def _expire(self) -> None:
+        self._limit.has_expired()
+        self._serve_waiting()
+
+    def _accept(self, began_ns: int, seen: int) -> None:
+        """Start no handler until gRPC has accepted all calls."""
+        limit, now_ns = self._limit, time.monotonic_ns()
+        if limit.arrivals != seen and now_ns - began_ns < MAX_PAUSE_NS:
+            self._accept_more(began_ns)
+            return
+        limit.has_accepted(now_ns, time.thread_time_ns())
+        self._pauses = False
+        self._serve_waiting()
+
+    def _accept_more(self, began_ns: int) -> None:
+        loop = asyncio.get_running_loop()
+        loop.call_later(QUIET_S, self._accept, began_ns, self._limit.arrivals)
+
+
+def _refusal(
+    code: str, details: str, metadata: tuple[tuple[str, str], ...]
+) -> grpc.RpcMethodHandler:
+    """Return a handler that ends a call of any kind; it does not wait for the request."""
+
+    async def refuse(_: object, context: grpc.aio.ServicerContext[object, object]) -> None:
+        try:
+            await context.abort(grpc.StatusCode[code], details, metadata)
+        except grpc.aio.InternalError:  # the client has ended the call (grpcio 1.85)
+            raise asyncio.CancelledError from None  # others are logged as errors of a handler
+
+    # With a request stream: so gRPC reads no request before.
+    handler: grpc.RpcMethodHandler = grpc.stream_unary_rpc_method_handler(refuse)
+    return handler

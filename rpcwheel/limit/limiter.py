@@ -1,0 +1,318 @@
+"""Which calls of a server run, which wait, and which are refused. Decisions without I/O.
+
+A `Limiter` is told when a call arrives and ends, and decides. The caller holds its lock (`grpc`),
+or calls it on the event loop (`grpc.aio`), starts the calls that it returns, and refuses others.
+Times are integer nanoseconds on one clock.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections import deque
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Final
+
+from rpcwheel.durations import NEVER, to_ns
+from rpcwheel.rpc import Criticality
+
+from .adaptive import AdaptiveLimit
+from .policy import ADAPTIVE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .policy import LimitPolicy
+
+MIN_WAIT_NS: Final = 200_000_000
+"""The maximum wait, unless handlers take long or the policy has another one."""
+
+WAIT_IN_DURATIONS: Final = 4
+"""The maximum wait of a call whose handler takes long, in usual durations of its method."""
+
+LATE_SHARE: Final = 10
+"""The maximum wait is divided by this while calls wait all the time."""
+
+
+class Refusal(enum.Enum):
+    """Why a call was refused. The value is the name in metrics, the text is for the client."""
+
+    WAITED = "waited", "it waited too long for other calls"
+    DEADLINE = "deadline", "less time was left than its method takes"
+    STREAMS = "streams", "too many streams are open"
+    CLOSED = "closed", "the server is being stopped"
+
+    def __init__(self, _: str, text: str) -> None:
+        self.label: str = self.value[0]
+        self.text = text
+
+
+class LimitedMethod:
+    """One method of a server: its own limit, and what is known of its handlers."""
+
+    __slots__ = ("is_stream", "least_ns", "maximum", "name", "running", "usual_ns")
+
+    def __init__(self, name: str, *, is_stream: bool, maximum: float) -> None:
+        self.name = name
+        self.is_stream = is_stream
+        self.maximum = maximum
+        """How many of its handlers may run; infinite if only the limit of the server applies."""
+        self.running = 0
+        self.usual_ns = 0
+        """The moving average of the durations."""
+        self.least_ns = 0
+        """About the shortest of the last durations."""
+
+    def took(self, duration_ns: int) -> None:
+        """Note the duration of a handler."""
+        if duration_ns < self.least_ns or not self.least_ns:
+            self.least_ns = duration_ns
+        else:
+            self.least_ns += (duration_ns - self.least_ns) >> 6
+        self.usual_ns += (duration_ns - self.usual_ns) >> 3 if self.usual_ns else duration_ns
+
+
+class LimitedCall:
+    """A call that has arrived."""
+
+    __slots__ = (
+        "arrived_ns",
+        "criticality",
+        "deadline_ns",
+        "future",
+        "is_gone",
+        "limit",
+        "method",
+        "nonce",
+        "start",
+    )
+
+    def __init__(
+        self, limit: Any, method: LimitedMethod, criticality: Criticality, nonce: str
+    ) -> None:
+        self.limit = limit
+        """The `ServerLimit` of its server."""
+        self.method = method
+        self.criticality = criticality
+        self.nonce = nonce
+        """What the client wants to see in a refusal; "" for nothing."""
+        self.arrived_ns = 0
+        self.deadline_ns = NEVER
+        self.is_gone = False
+        """Whether it ended before its handler ran: by its client, or by its deadline."""
+        self.start: Any = None
+        """What starts it."""
+        self.future: Any = None
+        """The future of a call that waits."""
+
+
+CALL: Final[ContextVar[LimitedCall | None]] = ContextVar("rpcwheel_limited_call", default=None)
+"""The call that is being served; None if it is not limited, or the server has no limit."""
+
+
+class Limiter:
+    """The calls of one server."""
+
+    __slots__ = (
+        "_adaptive",
+        "_fixed",
+        "_late_ns",
+        "_max_streams",
+        "_max_wait_ns",
+        "_refuse",
+        "_waiting",
+        "_waiting_streams",
+        "refused",
+        "running",
+        "streams",
+        "threads",
+        "waiting",
+    )
+
+    def __init__(
+        self,
+        policy: LimitPolicy | None,
+        *,
+        refuse: Callable[[LimitedCall, Refusal], None],
+    ) -> None:
+        """Make the limiter of a server.
+
+        Args:
+            policy: The policy of the server; None if only methods have limits.
+            refuse: Called with each call to refuse and the reason. It must not call this object.
+        """
+        self._adaptive: AdaptiveLimit | None = None
+        self._fixed: float = math.inf
+        if policy is not None and policy.max_concurrent == ADAPTIVE:
+            self._adaptive = AdaptiveLimit()
+        elif policy is not None:
+            self._fixed = float(policy.max_concurrent)
+        wait = None if policy is None else policy.max_wait
+        self._max_wait_ns = None if wait is None else to_ns(wait)
+        self._max_streams = math.inf
+        if policy is not None and policy.max_streams is not None:
+            self._max_streams = policy.max_streams
+        self._refuse = refuse
+        self._waiting: dict[Criticality, deque[LimitedCall]] = {
+            criticality: deque() for criticality in Criticality
+        }
+        self._waiting_streams = 0
+        self._late_ns = 0
+        """When calls will have waited too long without a pause."""
+        self.threads = math.inf
+        """How many calls can run at the same time at all."""
+        self.running = 0
+        """How many handlers run, without streams."""
+        self.streams = 0
+        self.waiting = 0
+        self.refused: dict[tuple[Criticality, Refusal], int] = {}
+
+    def set_threads(self, threads: int) -> None:
+        """Set how many calls can run at the same time at all."""
+        self.threads = threads
+        if self._adaptive is not None:
+            self._adaptive.maximum = threads
+            self._adaptive.limit = min(self._adaptive.limit, threads)
+
+    @property
+    def limit(self) -> float:
+        """How many handlers may run now."""
+        return self._fixed if self._adaptive is None else self._adaptive.limit
+
+    def arrive(self, call: LimitedCall, now_ns: int, *, must_wait: bool = False) -> bool:
+        """Decide about a call that has arrived.
+
+        Args:
+            call: The call.
+            now_ns: The time now.
+            must_wait: Whether it waits until `take` although it may run.
+
+        Returns:
+            True: start it. False: it waits, or was refused.
+        """
+        call.arrived_ns = now_ns
+        method = call.method
+        # A stream waits for a thread only, so it overtakes calls that wait for the limit.
+        goes_first = method.is_stream or not (self.waiting or must_wait)
+        if goes_first and self._may_run(method):
+            self._start(method)
+            return True
+        if method.is_stream and self.streams >= self._max_streams:
+            self._count_refused(call, Refusal.STREAMS)
+            return False
+        if not self.waiting:
+            self._late_ns = now_ns + self._max_wait_of(method)
+        if self._adaptive is not None:
+            self._adaptive.is_saturated = True
+        self.waiting += 1
+        self._waiting_streams += method.is_stream
+        self._waiting[call.criticality].append(call)
+        self.refuse_late(now_ns)
+        return False
+
+    def ended(self, call: LimitedCall, started_ns: int, now_ns: int, cpu_ns: int) -> None:
+        """Note that a call that was started has ended.
+
+        Args:
+            call: The call.
+            started_ns: When it was started.
+            now_ns: The time now.
+            cpu_ns: The processor time that all handlers have used up to now.
+        """
+        method = call.method
+        method.running -= 1
+        if method.is_stream:
+            self.streams -= 1
+            return
+        self.running -= 1
+        if not call.is_gone:  # its handler has run, so that its duration counts
+            method.took(now_ns - started_ns)
+            if self._adaptive is not None:
+                self._adaptive.ended(started_ns, now_ns, cpu_ns)
+
+    def take(self, now_ns: int) -> LimitedCall | None:
+        """Return a waiting call to start now; None if none may start. Call it until then."""
+        if not self.waiting:
+            return None
+        self.refuse_late(now_ns)
+        if self.running >= self.limit and not self._waiting_streams:
+            return None
+        newest_first = self._is_late(now_ns)
+        for calls in self._waiting.values():
+            position = len(calls) - 1 if newest_first else 0
+            while 0 <= position < len(calls):
+                call = calls[position]
+                if not call.is_gone and call.deadline_ns - call.method.least_ns <= now_ns:
+                    self._count_refused(call, Refusal.DEADLINE)
+                    call.is_gone = True
+                runs = not call.is_gone and self._may_run(call.method)
+                if runs or call.is_gone:
+                    del calls[position]
+                    self._leaves(call)
+                if runs:
+                    self._start(call.method)
+                    return call
+                position += -1 if newest_first else not call.is_gone
+        return None
+
+    def refuse_late(self, now_ns: int) -> None:
+        """Refuse the calls that have waited too long, the least critical first."""
+        is_late = self._is_late(now_ns)
+        for calls in reversed(self._waiting.values()):
+            while calls:
+                call = calls[0]
+                if not call.is_gone:
+                    max_wait_ns = self._max_wait_of(call.method)
+                    if is_late and self.waiting > self.limit:
+                        max_wait_ns //= LATE_SHARE
+                    if now_ns - call.arrived_ns <= max_wait_ns:
+                        break
+                    self._count_refused(call, Refusal.WAITED)
+                calls.popleft()
+                self._leaves(call)
+
+    def refuse_all(self) -> None:
+        """Refuse all waiting calls: the server is being stopped."""
+        for calls in self._waiting.values():
+            for call in calls:
+                if not call.is_gone:
+                    self._count_refused(call, Refusal.CLOSED)
+            calls.clear()
+        self.waiting = self._waiting_streams = 0
+
+    def expiry_ns(self) -> int | None:
+        """Return when to call `refuse_late` although no call arrives or ends; None for never."""
+        oldest = (calls[0] for calls in self._waiting.values() if calls)
+        return min(
+            (call.arrived_ns + self._max_wait_of(call.method) for call in oldest), default=None
+        )
+
+    def _may_run(self, method: LimitedMethod) -> bool:
+        if self.running + self.streams >= self.threads or method.running >= method.maximum:
+            return False
+        return self.streams < self._max_streams if method.is_stream else self.running < self.limit
+
+    def _start(self, method: LimitedMethod) -> None:
+        method.running += 1
+        if method.is_stream:
+            self.streams += 1
+        else:
+            self.running += 1
+
+    def _max_wait_of(self, method: LimitedMethod) -> int:
+        if self._max_wait_ns is not None:
+            return self._max_wait_ns
+        return max(MIN_WAIT_NS, WAIT_IN_DURATIONS * method.usual_ns)
+
+    def _leaves(self, call: LimitedCall) -> None:
+        self.waiting -= 1
+        self._waiting_streams -= call.method.is_stream
+
+    def _is_late(self, now_ns: int) -> bool:
+        """Whether calls have waited without a pause for longer than a call may wait."""
+        return self.waiting > 0 and now_ns > self._late_ns
+
+    def _count_refused(self, call: LimitedCall, reason: Refusal) -> None:
+        key = call.criticality, reason
+        self.refused[key] = self.refused.get(key, 0) + 1
+        self._refuse(call, reason)

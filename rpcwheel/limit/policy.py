@@ -1,0 +1,74 @@
+"""`LimitPolicy`, how many calls a server works on at the same time."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, Final, Literal
+
+from pydantic import BeforeValidator, Field, StrictInt, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from rpcwheel.policy import Policy, Seconds, checked, shown
+from rpcwheel.rpc import CRITICALITY_SCHEMA, Criticality, checked_criticality
+
+ADAPTIVE: Final = "adaptive"
+
+
+def _criticality(value: object) -> object:
+    return checked(partial(checked_criticality, subject="it"), value)
+
+
+class LimitPolicy(Policy):
+    """How many calls a server works on at the same time, and how long others wait.
+
+    A call above the limit waits, and is refused with RESOURCE_EXHAUSTED before its handler runs if
+    it waits too long, if its deadline passes, or if less time is left than its method takes. While
+    calls wait all the time, the newest is served first, because the oldest are nearly late. The
+    more critical call (`Criticality`) is always served first.
+
+    Health checks, reflection and heartbeats are never limited.
+    """
+
+    name: str = "server"
+    """How the server is called in events, metrics and the live view."""
+
+    max_concurrent: Literal["adaptive"] | Annotated[StrictInt, Field(ge=1)] = "adaptive"
+    """The number of handlers with one response that run at the same time. `"adaptive"`: it is found
+    from the throughput and the durations of handlers. In the policy of a method: a number, for each
+    method that the pattern matches, in addition to the limit of the server."""
+
+    max_streams: Annotated[StrictInt, Field(ge=1)] | None = None
+    """The number of calls with a response stream that are open at the same time. They do not count
+    for `max_concurrent`, and above the limit they are refused at once, because others may stay open
+    for long. None: no limit."""
+
+    max_wait: Seconds | None = None
+    """Maximum seconds that a call waits. While calls have waited for longer than this without a
+    pause, it is a tenth (as CoDel does): the server is overloaded, and a short queue serves as many
+    calls as a long one. None: 0.2 s, or four times the usual duration of a handler if that is
+    longer."""
+
+    pushback: Seconds = 1.0
+    """How many seconds a refused client is asked to wait before it tries again
+    (`grpc-retry-pushback-ms`, gRFC A6); half to one and a half of it, at random."""
+
+    max_criticality: (
+        Annotated[Criticality, BeforeValidator(_criticality), WithJsonSchema(CRITICALITY_SCHEMA)]
+        | None
+    ) = None
+    """The highest criticality that callers may ask for. Calls that ask for more have this one.
+    None: any."""
+
+
+def _limit(value: object) -> object:
+    """Accept `"adaptive"` or a number in place of a policy."""
+    if value is None or isinstance(value, (LimitPolicy, dict)):
+        return value
+    if isinstance(value, (str, int)) and not isinstance(value, bool):
+        return checked(lambda short: LimitPolicy(max_concurrent=short), value)
+    problem = f'it must be "adaptive", a number of calls, or a LimitPolicy, not {shown(value)}'
+    raise PydanticCustomError("own_type", "{problem}", {"problem": problem})
+
+
+Limit = Annotated[LimitPolicy | None, BeforeValidator(_limit)]
+"""A `LimitPolicy`, or its `max_concurrent`."""

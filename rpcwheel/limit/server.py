@@ -1,0 +1,274 @@
+"""The limiter of one server, with its lock, its timeouts and its events.
+
+`ServerLimit` is what `grpc` and `grpc.aio` share.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import threading
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from rpcwheel._concurrency.executor import EXECUTOR
+from rpcwheel._grpc.handlers import kind_of
+from rpcwheel.durations import to_ns, to_seconds
+from rpcwheel.errors import TimerError
+from rpcwheel.events import OverloadBegan, OverloadEnded, emit
+from rpcwheel.methods import matches
+from rpcwheel.rpc import (
+    CRITICALITY_KEY,
+    DEFAULT_CRITICALITY,
+    HEARTBEAT_KEY,
+    NONCE_KEY,
+    REFUSED_KEY,
+    Criticality,
+    criticality_named,
+)
+from rpcwheel.telemetry import components
+from rpcwheel.timer import shared_timer
+from rpcwheel.timer.clock import checked_timer
+
+from .limiter import LimitedCall, LimitedMethod, Limiter, Refusal
+from .policy import LimitPolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    import grpc
+
+    from rpcwheel.timer import Timeout
+    from rpcwheel.timer.api import Timer
+
+NEVER_LIMITED: Final = ("/grpc.health.v1.Health/*", "/grpc.reflection.v1*.ServerReflection/*")
+
+MAX_METHODS: Final = 4096
+"""Methods that are remembered. A generic handler may serve any name."""
+
+OVERLOAD_NS: Final = 5_000_000_000
+"""An overload has ended if no call was refused for this long."""
+
+ACCEPT_EVERY_NS: Final = 25_000_000
+"""While handlers compute, gRPC accepts few calls. So when they have computed for this long without
+much of a pause, none is started until it has accepted all: else the newest are the last to be seen,
+and nobody knows how many there are."""
+
+MAX_PAUSE_NS: Final = 50_000_000
+"""The longest time in which no handler is started because gRPC accepts calls."""
+
+NO_NONCE: Final = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LimitStatus:
+    """The state of the limit of one server."""
+
+    name: str
+    limit: float
+    """How many handlers may run now; infinite if only methods have limits."""
+    running: int
+    """How many handlers run, without streams."""
+    streams: int
+    """How many streams are open."""
+    waiting: int
+    refused: Mapping[tuple[str, str], int] = field(repr=False)
+    """How many calls were refused, by their criticality and the reason."""
+    problem: str = ""
+
+
+class ServerLimit:
+    """The limiter of one server, and its lock. Any thread may use it."""
+
+    def __init__(
+        self,
+        policy: LimitPolicy | None,
+        limit_of: Callable[[str], LimitPolicy | None],
+        *,
+        timer: Timer | None,
+    ) -> None:
+        """Make the limiter of a server.
+
+        Args:
+            policy: The limit of the whole server; None if only methods have limits.
+            limit_of: Returns the policy of a method: `policy`, or its own; None for no limit.
+            timer: Any rpcwheel timer; None for `shared_timer()`.
+        """
+        self._policy = LimitPolicy() if policy is None else policy
+        self._server_policy = policy
+        self.name = self._policy.name
+        self._highest = self._policy.max_criticality or Criticality.CRITICAL_PLUS
+        self._limit_of = limit_of
+        self._timer = checked_timer(timer)
+        self._methods: dict[str, LimitedMethod | None] = {}
+        self.lock = threading.Lock()
+        self.limiter = Limiter(
+            policy,
+            refuse=self._note_refused,
+        )
+        self.arrivals = 0
+        """How many calls have arrived; the caller of `arrive` holds the lock and counts them."""
+        self._accepted_ns = self._accepted_cpu_ns = 0
+        self.cpu_ns = 0
+        """The processor time that handlers have used, if they have threads."""
+        self._expires = False
+        self._refused: list[tuple[LimitedCall, Refusal]] = []
+        self._overload_began_ns = 0
+        self._overload_refused = 0
+        self._last_refused_ns = 0
+        components.add("limit", self)
+
+    def call(
+        self,
+        name: str,
+        handler: grpc.RpcMethodHandler,
+        metadata: Iterable[tuple[str, str | bytes]] | None,
+    ) -> LimitedCall | None:
+        """Return the call for a method and its metadata; None if it is not limited."""
+        try:
+            method = self._methods[name]
+        except KeyError:
+            method = self._add_method(name, handler)
+        if method is None:
+            return None
+        criticality, nonce = DEFAULT_CRITICALITY, NO_NONCE
+        for key, value in metadata or ():
+            if key == CRITICALITY_KEY:
+                criticality = (isinstance(value, str) and criticality_named(value)) or criticality
+            elif key == NONCE_KEY:
+                nonce = str(value)
+            elif key == HEARTBEAT_KEY:
+                return None
+        return LimitedCall(self, method, min(criticality, self._highest), nonce)
+
+    def _add_method(self, name: str, handler: grpc.RpcMethodHandler) -> LimitedMethod | None:
+        policy = self._limit_of(name)
+        if policy is None or any(matches(pattern, name) for pattern in NEVER_LIMITED):
+            method = None
+        else:
+            kind = kind_of(handler)
+            own = policy is not self._server_policy
+            method = LimitedMethod(
+                name,
+                is_stream=kind.streams_requests or kind.streams_responses,
+                maximum=float(policy.max_concurrent) if own else math.inf,
+            )
+        if len(self._methods) >= MAX_METHODS:
+            self._methods.clear()
+        self._methods[name] = method
+        return method
+
+    def needs_pause(self, now_ns: int, cpu_ns: int) -> bool:
+        """Whether gRPC must accept calls before the next handler is started.
+
+        Args:
+            now_ns: The time now.
+            cpu_ns: The processor time that handlers have used up to now.
+        """
+        used_ns = cpu_ns - self._accepted_cpu_ns
+        if used_ns < ACCEPT_EVERY_NS:
+            return False
+        if used_ns * 2 > now_ns - self._accepted_ns:
+            return True
+        self.has_accepted(now_ns, cpu_ns)  # it had enough time
+        return False
+
+    def has_accepted(self, now_ns: int, cpu_ns: int) -> None:
+        """Note that gRPC has accepted all calls."""
+        self._accepted_ns, self._accepted_cpu_ns = now_ns, cpu_ns
+
+    def next_expiry_ns(self) -> int | None:
+        """Return when waiting calls will have waited too long; None if that is scheduled already.
+
+        The caller holds the lock, and schedules a task that calls `has_expired`.
+        """
+        expires_ns = None if self._expires else self.limiter.expiry_ns()
+        self._expires = self._expires or expires_ns is not None
+        return expires_ns
+
+    def has_expired(self) -> None:
+        """Note that the time of `next_expiry_ns` has come."""
+        self._expires = False
+
+    # Refusals
+
+    def _note_refused(self, call: LimitedCall, reason: Refusal) -> None:
+        self._refused.append((call, reason))
+
+    def take_refused(self) -> list[tuple[LimitedCall, Refusal]]:
+        """Return the calls to refuse, once; the caller holds the lock, and releases it first."""
+        refused = self._refused
+        if refused:
+            self._refused = []
+        return refused
+
+    def refusal(
+        self, call: LimitedCall, reason: Refusal
+    ) -> tuple[str, str, tuple[tuple[str, str], ...]]:
+        """Return the name of the status code, the details and the trailing metadata."""
+        code = "UNAVAILABLE" if reason is Refusal.CLOSED else "RESOURCE_EXHAUSTED"
+        pushback_ms = to_ns(self._policy.pushback) / 1e6 * random.uniform(0.5, 1.5)
+        return (
+            code,
+            f"refused before its handler ran: {reason.text}",
+            (("grpc-retry-pushback-ms", str(int(pushback_ms))), (REFUSED_KEY, call.nonce)),
+        )
+
+    def report_refused(self, count: int, now_ns: int) -> None:
+        """Report that calls were refused. Without the lock."""
+        event = None
+        with self.lock:
+            self._overload_refused += count
+            self._last_refused_ns = now_ns
+            if not self._overload_began_ns:
+                self._overload_began_ns, self._overload_refused = now_ns, count
+                limiter = self.limiter
+                event = OverloadBegan(self.name, limiter.running, limiter.waiting)
+        if event is not None:
+            self._emit(event)
+            self.schedule(self._check_overload, OVERLOAD_NS)
+
+    def _check_overload(self, _: Timeout | None = None) -> None:
+        """Report the end of an overload, or look again later."""
+        now_ns = time.monotonic_ns()
+        with self.lock:
+            left_ns = self._last_refused_ns + OVERLOAD_NS - now_ns
+            began_ns = self._overload_began_ns
+            if left_ns <= 0:
+                self._overload_began_ns = 0
+        if left_ns > 0:
+            self.schedule(self._check_overload, left_ns)
+            return
+        lasted_s = to_seconds(self._last_refused_ns - began_ns)
+        self._emit(OverloadEnded(self.name, self._overload_refused, lasted_s))
+
+    def _emit(self, event: OverloadBegan | OverloadEnded) -> None:
+        # On a worker, because sinks and log handlers of users may block.
+        EXECUTOR.submit(("limit", id(self)), partial(emit, event))
+
+    def schedule(self, task: Callable[[Timeout], object], delay_ns: int) -> bool:
+        """Run a task on the timer's thread. False if the timer is stopped or full."""
+        timer = shared_timer() if self._timer is None else self._timer
+        try:
+            timer.new_timeout(task, max(0.0, delay_ns / 1e9))
+        except (TimerError, RuntimeError):  # RuntimeError: no thread can be started
+            return False
+        return True
+
+    def status(self) -> LimitStatus:
+        """Return the state, for metrics and the live view."""
+        with self.lock:
+            limiter = self.limiter
+            return LimitStatus(
+                self.name,
+                limiter.limit,
+                limiter.running,
+                limiter.streams,
+                limiter.waiting,
+                {
+                    (criticality.label, reason.label): count
+                    for (criticality, reason), count in limiter.refused.items()
+                },
+            )
