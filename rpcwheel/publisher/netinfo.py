@@ -16,11 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from rpcwheel.errors import ConfigurationError
+from rpcwheel.instance import joined
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from rpcwheel.registry.url import RegistryUrl
+
+CONNECT_TIMEOUT_S: Final = 1.0
+"""The timeout of a connection to the published port, which shows that the server accepts calls."""
 
 LOOPBACK: Final = "127.0.0.1"
 
@@ -82,6 +86,82 @@ def port_binding(
         return PortBinding.PROXY
     # Without a port of this process no proxy can forward to it: another server has answered.
     return PortBinding.BIND
+
+
+class PublishedPort:
+    """The port at which clients reach a server. Each method blocks for a few seconds at most."""
+
+    def __init__(self, host: str | None, number: int) -> None:
+        """Take the arguments of the publisher. The number is 0 for any port, until `bind`."""
+        self.host = host
+        self.number = number
+        self.binding = PortBinding.OWN
+
+    def find_binding(self, *, server_runs: bool) -> None:
+        """Find out who listens. `server_runs`: no port can be added to the server.
+
+        Raises:
+            ConfigurationError: As `port_binding`.
+        """
+        host, port = self.host, self.number
+        is_elsewhere = host is not None and not is_local(host)
+        accepts = bool(host and port and not connect_error(host, port, CONNECT_TIMEOUT_S))
+        addresses = listening_addresses()
+        if addresses is not None:
+            listening_ports = {own_port for _, own_port in addresses}
+        elif connect_error("localhost", port, CONNECT_TIMEOUT_S):
+            listening_ports = set()
+        else:  # which process listens can't be known; taken for this one
+            listening_ports = {port}
+        self.binding = port_binding(
+            port,
+            listening_ports=listening_ports,
+            server_runs=server_runs,
+            host_forwards=is_elsewhere or accepts,
+        )
+
+    def bind(self, add_insecure_port: Callable[[str], int], protocol: str) -> None:
+        """Have the server listen on the port, without TLS.
+
+        Raises:
+            ConfigurationError: The port is in use, or the protocol is not "grpc".
+        """
+        if protocol != "grpc":
+            raise ConfigurationError(
+                f"nothing in this process listens on port {self.number}, and which credentials it "
+                f"takes is not known: call add_secure_port('[::]:{self.number}', credentials) first"
+            )
+        try:
+            check_unshared(self.number)
+            self.number = add_insecure_port(f"[::]:{self.number}")
+        except (OSError, RuntimeError) as error:
+            raise ConfigurationError(
+                f"port {self.number} can't be bound, perhaps because another process listens there "
+                f"({error}); give another port; or, if the other process is a proxy for this "
+                "server, host= and a server that has a port of its own; or, if both are to share "
+                f"the port, call add_insecure_port('[::]:{self.number}') first"
+            ) from error
+
+    def check(self, host: str) -> None:
+        """Check that the published address accepts connections, if it is one of this machine.
+
+        Raises:
+            ConfigurationError: It does not.
+        """
+        if self.binding is PortBinding.PROXY:
+            return
+        error = connect_error(host, self.number, CONNECT_TIMEOUT_S)
+        if error and (self.host is None or is_local(host)):
+            own = sorted(
+                joined(*address)
+                for address in listening_addresses() or ()
+                if address[1] == self.number
+            )
+            raise ConfigurationError(
+                f"nothing accepts connections at {joined(host, self.number)} ({error}), so that it "
+                f"can't be published; the server listens at {', '.join(own) or 'no port'}; have it "
+                "listen at '[::]', or give the host= at which it does"
+            )
 
 
 def address_facing(registries: Iterable[RegistryUrl]) -> str:

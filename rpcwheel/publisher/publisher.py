@@ -50,7 +50,7 @@ from rpcwheel.errors import (
     safe_repr,
 )
 from rpcwheel.events import CallbackFailed, ShutdownStep, WithdrawalFailed
-from rpcwheel.instance import ServiceInstance, joined, started_now
+from rpcwheel.instance import ServiceInstance, started_now
 from rpcwheel.registry.backends import check_writable
 from rpcwheel.registry.registry import Registration, Registry, RegistryBase, checked_wait
 from rpcwheel.registry.url import parse_url
@@ -58,15 +58,7 @@ from rpcwheel.telemetry import components
 from rpcwheel.timer import ManualTimer, shared_timer
 from rpcwheel.timer.clock import checked_timer, clock_of
 
-from .netinfo import (
-    PortBinding,
-    address_facing,
-    check_unshared,
-    connect_error,
-    is_local,
-    listening_addresses,
-    port_binding,
-)
+from .netinfo import PortBinding, PublishedPort, address_facing
 from .signals import SIGNAL_HANDLERS, is_main_thread
 
 if TYPE_CHECKING:
@@ -78,9 +70,6 @@ if TYPE_CHECKING:
     from rpcwheel.timer.api import Timer
 
 R = TypeVar("R", bound=RegistryBase)
-
-CONNECT_TIMEOUT_S: Final = 1.0
-"""The timeout of a connection to the published port, which shows that the server accepts calls."""
 
 WITHDRAW_TIMEOUT_S: Final = 2.0
 """The timeout of the withdrawal from all registries together."""
@@ -315,7 +304,7 @@ class PublisherBase(Generic[R]):
             else _checked_list(registry)
         )
         self._urls = [url for entry in entries if (url := _url_of(entry)) is not None]
-        self._port, self._host = _checked_port(port), host
+        self._port = PublishedPort(host, _checked_port(port))
         self._instance_settings: dict[str, Any] = {
             "id": id,
             "weight": weight,
@@ -328,13 +317,12 @@ class PublisherBase(Generic[R]):
         self._services = _named_services(services, self._urls)
         # `ServiceInstance` checks its values. What is not known yet is replaced by valid values.
         for service in self._services or ("checked",):
-            self._make_instance(service, "checked" if host is None else host, self._port or 1)
+            self._make_instance(service, "checked" if host is None else host, port or 1)
 
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._state = PublisherState.NEW
         self._reason = ""
-        self._binding = PortBinding.OWN
         self._instances: tuple[ServiceInstance, ...] = ()
         self._published: list[tuple[R, Registration]] = []
         self._withdrawn_from: list[R] = []
@@ -387,12 +375,12 @@ class PublisherBase(Generic[R]):
     @property
     def port(self) -> int:
         """Where clients reach the server; 0 before the start if any port will do."""
-        return self._port
+        return self._port.number
 
     @property
     def listening_port(self) -> int | None:
         """The port on which this process listens; None if only a proxy listens on `port`."""
-        return None if self._binding is PortBinding.PROXY else self._port
+        return None if self._port.binding is PortBinding.PROXY else self._port.number
 
     @property
     def state(self) -> str:
@@ -419,7 +407,7 @@ class PublisherBase(Generic[R]):
             or ["a server"]
         )
         more = f" and {len(services) - 1} more" if len(services) > 1 else ""
-        address = self._instances[0].address if self._instances else f"port {self._port}"
+        address = self._instances[0].address if self._instances else f"port {self._port.number}"
         return f"{services[0]}{more} at {address}"
 
     def _is_forked(self) -> bool:
@@ -502,7 +490,8 @@ class PublisherBase(Generic[R]):
 
     def _start_server(self) -> None:
         self._ran_before = self._server.is_running
-        self._binding = self._find_binding()
+        port = self._port
+        port.find_binding(server_runs=self._ran_before)
         services = self._services or tuple(
             name
             for name in self._server.service_names()
@@ -513,71 +502,21 @@ class PublisherBase(Generic[R]):
                 "name the services that are published: which ones the server has handlers for "
                 "can't be known"
             )
-        host = address_facing(self._urls) if self._host is None else self._host
-        if self._binding is PortBinding.BIND:
-            self._bind()
+        host = address_facing(self._urls) if port.host is None else port.host
+        if port.binding is PortBinding.BIND:
+            add_port = partial(self._server.call, self._grpc_server.add_insecure_port)
+            port.bind(add_port, self._instance_settings["protocol"])
         now = started_now()
         self._instances = tuple(
-            self._make_instance(service, host, self._port).replace(started_at=now)
+            self._make_instance(service, host, port.number).replace(started_at=now)
             for service in services
         )
         self._must_stop_server = True
         if not self._ran_before:
             self._server.call(self._grpc_server.start)
 
-    def _find_binding(self) -> PortBinding:
-        host, port = self._host, self._port
-        is_elsewhere = host is not None and not is_local(host)
-        accepts = bool(host and port and not connect_error(host, port, CONNECT_TIMEOUT_S))
-        addresses = listening_addresses()
-        if addresses is not None:
-            listening_ports = {own_port for _, own_port in addresses}
-        elif connect_error("localhost", port, CONNECT_TIMEOUT_S):
-            listening_ports = set()
-        else:  # which process listens can't be known; taken for this one
-            listening_ports = {port}
-        return port_binding(
-            port,
-            listening_ports=listening_ports,
-            server_runs=self._ran_before,
-            host_forwards=is_elsewhere or accepts,
-        )
-
-    def _bind(self) -> None:
-        """Have the server listen on the port, without TLS."""
-        if self._instance_settings["protocol"] != "grpc":
-            raise ConfigurationError(
-                f"nothing in this process listens on port {self._port}, and which credentials it "
-                f"takes is not known: call add_secure_port('[::]:{self._port}', credentials) first"
-            )
-        try:
-            check_unshared(self._port)
-            self._port = self._server.call(
-                self._grpc_server.add_insecure_port, f"[::]:{self._port}"
-            )
-        except (OSError, RuntimeError) as error:
-            raise ConfigurationError(
-                f"port {self._port} can't be bound, perhaps because another process listens there "
-                f"({error}); give another port; or, if the other process is a proxy for this "
-                "server, host= and a server that has a port of its own; or, if both are to share "
-                f"the port, call add_insecure_port('[::]:{self._port}') first"
-            ) from error
-
     def _check_port(self) -> None:
-        """Check that the published address accepts connections, if it is one of this machine."""
-        if self._binding is PortBinding.PROXY:
-            return
-        host, port = self._instances[0].host, self._port
-        error = connect_error(host, port, CONNECT_TIMEOUT_S)
-        if error and (self._host is None or is_local(host)):
-            own = sorted(
-                joined(*address) for address in listening_addresses() or () if address[1] == port
-            )
-            raise ConfigurationError(
-                f"nothing accepts connections at {joined(host, port)} ({error}), so that it can't "
-                f"be published; the server listens at {', '.join(own) or 'no port'}; have it "
-                "listen at '[::]', or give the host= at which it does"
-            )
+        self._port.check(self._instances[0].host)
 
     def _set_serving(self) -> None:
         self._must_set_not_serving = True

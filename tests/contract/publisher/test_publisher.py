@@ -290,7 +290,7 @@ def test_a_port_of_another_process_is_refused_unless_the_server_has_bound_it(
 def test_the_address_of_a_proxy_is_published_unchecked(
     make_shop, memory, port_of_another_process, set_limit
 ):
-    set_limit("publisher.publisher.CONNECT_TIMEOUT_S", 0.01)
+    set_limit("publisher.netinfo.CONNECT_TIMEOUT_S", 0.01)
     for host, port in (("127.0.0.1", port_of_another_process), ("192.0.2.7", 50051)):
         shop = make_shop()
         shop.listen()
