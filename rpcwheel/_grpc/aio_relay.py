@@ -619,14 +619,7 @@ class ReadRelay(Relay):
                 try:
                     message = await self._receive(call)
                 except Exception as error:  # noqa: BLE001 - raised if nothing follows
-                    self._attempt_raised(call, error)
-                    # Wait for the decision about a retry. If a scheduled retry is abandoned, this
-                    # attempt becomes the end, and its iterator has nothing more to raise.
-                    while call is self._attempt or (self._attempt is None and self._source is None):
-                        await self._wait_for_change()
-                    if call is self._source:
-                        failure = self._failure_of(error)
-                        raise failure from failure.__cause__  # None would delete its cause
+                    await self._read_failed(call, error)
                     continue
                 if call is self._source or call is self._attempt:
                     self._at_end = message is grpc.aio.EOF
@@ -640,10 +633,19 @@ class ReadRelay(Relay):
             self._at_end = True
             raise
 
-    def _failure_of(self, error: Exception) -> BaseException:
-        """Return the error of the end, if it is not the one that the attempt raised."""
-        own = self._final.error if isinstance(self._final, FinishedCall) else None
-        return error if own is None else own
+    async def _read_failed(self, call: Any, error: Exception) -> None:
+        """Wait for the decision that follows the failure of an attempt; raise it if it is the end.
+
+        If a scheduled retry is abandoned, this attempt becomes the end, and its iterator has
+        nothing more to raise.
+        """
+        self._attempt_raised(call, error)
+        while call is self._attempt or (self._attempt is None and self._source is None):
+            await self._wait_for_change()
+        if call is self._source:
+            own = self._final.error if isinstance(self._final, FinishedCall) else None
+            failure = error if own is None else own
+            raise failure from failure.__cause__  # None would delete its cause
 
     async def _receive(self, call: Any) -> Any:
         if call is not self._messages_of:
