@@ -84,7 +84,9 @@ Set and read by `rpcwheel.call`. `rpcwheel.failback` clears it for deliveries in
 
 
 TRIED: Final[ContextVar[list[object] | None]] = ContextVar("rpcwheel_tried", default=None)
-"""The subchannels that the attempts of a hedged call were sent to; None for other calls.
+"""The subchannels that the attempts of a call were sent to; None if the call may go to any.
+
+Set for the attempts of hedged calls, and for those that follow a refused attempt.
 
 `rpcwheel.call` sets it for each attempt. `rpcwheel.balancer` prefers a subchannel that is not in
 the list, and appends the one that it picks."""
@@ -200,6 +202,13 @@ class AttemptResult:
     committed: bool = False
     """Whether the attempt can't be repeated: the caller has received a message, or the buffer no
     longer has all requests."""
+    refused: bool = False
+    """Whether a server has refused the attempt before its handler, as its trailing metadata says
+    (`REFUSED_KEY`)."""
+    is_proven: bool = False
+    """Whether it is proven that the server of this attempt says so. Then it was not executed."""
+    has_other_server: bool = False
+    """Of a refused attempt: whether a server to which the call was not sent is ready."""
 
 
 class NextAttempt(NamedTuple):  # a frozen dataclass takes four times as long to make

@@ -25,7 +25,7 @@ BURN_S: Final = 0.01
 
 RELAY_THREADS: Final = 32
 CHAIN_CALLS: Final = 2
-"""The first server of a chain makes so many calls, one after the other, for each of its own."""
+"""The first servers of a chain make so many calls, one after the other, for each of theirs."""
 
 WORLDS: Final[tuple[World, ...]] = ("sync", "aio")
 BARE, FIXED, ADAPTIVE = LIMITS = ("bare", "fixed", "adaptive")
@@ -51,7 +51,7 @@ class Handler:
 HANDLERS: Final = {
     WAIT: Handler("wait, 4 at a time", WORLDS, SLOTS, 8, (4, 8)),
     WAIT32: Handler("wait, 4 at a time, on 32 threads", ("sync",), 32, 8, (4, 8)),
-    BURN: Handler("burn 10 ms of CPU", WORLDS, 32, 2, (1, 2, 4)),
+    BURN: Handler("burn 10 ms of CPU", WORLDS, 32, 2, (2, 4)),
 }
 
 
@@ -119,8 +119,8 @@ SCENARIOS: Final = {
     CHAIN: Scenario(
         "A chain of servers whose last one becomes slow",
         (
-            Phase("fast", 0.15, sheddable=0.45),
-            Phase("5 times slower", 0.15, sheddable=0.45, slowness=5.0),
+            Phase("fast", 0.18, sheddable=0.6),
+            Phase("5 times slower", 0.18, sheddable=0.6, slowness=5.0),
         ),
         handlers=(WAIT,),
         variants=(SEVERED, ADAPTIVE),

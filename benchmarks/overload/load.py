@@ -51,7 +51,7 @@ Flow = tuple[str | None, Sequence[tuple[float, float]]]
 class LoadSpec:
     """What the process of the load is told."""
 
-    port: int
+    ports: list[int]  # of the server; or of that for CRITICAL and that for SHEDDABLE calls
     client: str
     has_criticality: bool = False
     poisson: bool = False
@@ -61,16 +61,12 @@ class Client:
     """Makes calls on several connections in turn, and calls back when each ends."""
 
     def __init__(self, spec: LoadSpec) -> None:
-        options = [("grpc.use_local_subchannel_pool", 1)]
-        channels: list[Any] = [
-            grpc.insecure_channel(f"127.0.0.1:{spec.port}", options) for _ in range(CONNECTIONS)
-        ]
-        for channel in channels:
-            grpc.channel_ready_future(channel).result(PATIENCE_S)
         levels = (CRITICAL, SHEDDABLE) if spec.has_criticality else (None,)
         self._begin = {
-            level: cycle([_method(channel, spec.client, level) for channel in channels])
-            for level in levels
+            level: cycle(
+                [_method(_connected(port), spec.client, level) for _ in range(CONNECTIONS)]
+            )
+            for level, port in zip(levels, cycle(spec.ports), strict=False)
         }
         self._attempts = NAIVE_ATTEMPTS if spec.client == NAIVE else 1
 
@@ -87,6 +83,14 @@ class Client:
                 self._attempt(begin, left - 1, done)
 
         begin().add_done_callback(ended)
+
+
+def _connected(port: int) -> Any:
+    """A channel with a connection of its own."""
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    channel = grpc.insecure_channel(f"127.0.0.1:{port}", options)
+    grpc.channel_ready_future(channel).result(PATIENCE_S)
+    return channel
 
 
 def _method(channel: Any, client: str, criticality: str | None) -> Callable[[], Any]:

@@ -36,7 +36,7 @@ LATE_S = 0.02
 """A load that sent 1 call in 100 later than this did not keep its schedule."""
 
 HEADERS = (
-    "server, client",
+    "server, client (capacity)",
     "phase",
     "offered",
     "goodput",
@@ -51,7 +51,7 @@ HEADERS = (
 NOTES = """\
 How to repeat it:
 
-* `python -m benchmarks.overload` takes about 75 minutes, on a machine that does nothing else.
+* `python -m benchmarks.overload` takes about 85 minutes, on a machine that does nothing else.
 * `--only` takes any names of scenarios ({scenarios}), worlds ({worlds}), handlers ({handlers}),
   servers ({variants}) and clients ({clients}). Half a minute each, with phases of 3 s:
 
@@ -63,10 +63,10 @@ How to repeat it:
 
 How it is measured:
 
-* The server and the load have a process each. {connections} connections carry calls without
-  messages, each with a deadline of {deadline:g} s. Calls begin when they are due, {arrivals},
-  whatever became of the earlier ones; a page says so if 1 in 100 was sent more than {late:.0f} ms
-  late. Each phase takes {seconds:g} s.
+* The server and the load have a process each. {connections} connections, or as many for each
+  criticality, carry calls without messages, each with a deadline of {deadline:g} s. Calls begin
+  when they are due, {arrivals}, whatever became of the earlier ones; a page says so if
+  1 in 100 was sent more than {late:.0f} ms late. Each phase takes {seconds:g} s.
 * Handlers wait {wait:.0f} ms, {slots} at a time: on as many threads, or on more and with a
   semaphore, or with a semaphore of asyncio. Others burn {burn:.0f} ms of CPU: a loop whose length
   was measured as CPU time of a thread. The capacity is that of the bare server, with the number of
@@ -85,11 +85,11 @@ How it is measured:
 * A slower downstream is simulated: the handlers wait {short_wait:.0f} ms, then 10 times as long.
 * In a spike, calls of criticality CRITICAL are half of the capacity, and SHEDDABLE ones 12 times
   the capacity.
-* In the chain, a server makes {calls} calls, one after the other, to a second one, which makes one
-  call to a third one, whose handlers wait {short_wait:.0f} ms. CRITICAL calls are 15% and SHEDDABLE
-  ones 45% of the capacity; when the third server is slow, they are 75% and 225%. All servers have
-  an adaptive limit. In "severed", the calls that handlers make have the whole deadline again, and
-  no criticality.
+* In the chain, CRITICAL calls have a first server, and SHEDDABLE ones another. Both make {calls}
+  calls, one after the other, to a second one, which makes one call to a third one, whose handlers
+  wait {short_wait:.0f} ms. CRITICAL calls are 18% and SHEDDABLE ones 60% of the capacity; when the
+  third server is slow, they are 90% and 300%. All servers have an adaptive limit. In "severed", the
+  calls that handlers make have the whole deadline again, and no criticality.
 """
 
 
@@ -146,8 +146,7 @@ def notes(seconds: float, *, poisson: bool) -> str:
 def _tables(outcomes: Sequence[Outcome]) -> Iterator[str]:
     for (world, handler), group in groupby(outcomes, key=_world_and_handler):
         together = list(group)
-        about, capacity = HANDLERS[handler].about, together[0].capacity
-        yield f"### `{TITLES[world]}`, handlers that {about}: {capacity:.0f} calls/s"
+        yield f"### `{TITLES[world]}`, handlers that {HANDLERS[handler].about}"
         if together[0].case.client == PLAIN:
             yield f"![Goodput]({file_name(together[0])})"
         yield table(HEADERS, [line for outcome in together for line in _lines(outcome)])
@@ -159,7 +158,7 @@ def _world_and_handler(outcome: Outcome) -> tuple[str, str]:
 
 
 def _lines(outcome: Outcome) -> Iterator[tuple[str, ...]]:
-    name = f"{outcome.case.variant}, {outcome.case.client}"
+    name = f"{outcome.case.variant}, {outcome.case.client} ({outcome.capacity:.0f}/s)"
     for figures in outcome.figures():
         yield name, *_cells(figures)
         name = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import inf
 
 from benchmarks.overload.cases import (
     ADAPTIVE,
@@ -70,7 +71,7 @@ def _phases(outcome: Outcome) -> Iterator[Verdict]:
 
 def _settled(outcome: Outcome, figures: PhaseFigures) -> Verdict:
     name = f"{_name(outcome)}: {figures.phase}, settled after, s"
-    took_s = float("inf") if figures.settled_s is None else figures.settled_s
+    took_s = inf if figures.settled_s is None else figures.settled_s
     return _verdict(name, took_s, MOST_SETTLED_S[figures.phase], "{:.1f}")
 
 
@@ -98,5 +99,5 @@ def _verdict(
     name: str, measured: float, target: float, form: str, *, is_least: bool = False
 ) -> Verdict:
     sign, is_met = ("≥", measured >= target) if is_least else ("≤", measured <= target)
-    met = "met" if is_met else "**missed**"
-    return name, form.format(measured), f"{sign} {form.format(target)}", met
+    shown = "never" if measured == inf else form.format(measured)
+    return name, shown, f"{sign} {form.format(target)}", "met" if is_met else "**missed**"

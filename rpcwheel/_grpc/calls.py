@@ -6,6 +6,7 @@ versions of grpcio on which it was verified.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
@@ -234,6 +235,21 @@ def run_at_end(call: AnyCall, callback: Callable[[], object]) -> None:
     add = getattr(call, "add_callback", None)
     if add is None or not add(InternalCallback(callback)):
         callback()
+
+
+# --- The server of an attempt ---
+
+
+def set_server_of(ended: Any, server: object) -> None:
+    """Note which server of a balanced channel has ended a call; `ended` is a call or an error."""
+    with suppress(AttributeError, TypeError):  # of another interceptor, with slots
+        ended.rpcwheel_server = server
+
+
+def server_of(*ended: object) -> Any:
+    """Return what `set_server_of` has noted of a call or its error; None if that is nothing."""
+    servers = (getattr(each, "rpcwheel_server", None) for each in ended)
+    return next((server for server in servers if server is not None), None)
 
 
 # --- Closed channels ---

@@ -394,6 +394,11 @@ class _BalancedCall(TransportCall):
         self._waiting = self._pending, request, options, copy_context()
         method.pool.waiting.hold(self, weakly=self._cancels_when_dropped)
 
+    @property
+    def rpcwheel_server(self) -> Subchannel | None:
+        """The subchannel of the call, for `server_of`; None if it has not begun."""
+        return self._subchannel
+
     async def _wait_for_change(self) -> None:
         if self._waiting is not None:  # the task that awaits may have no other reference
             self._method.pool.waiting.hold(self, weakly=False)

@@ -30,6 +30,7 @@ from rpcwheel._grpc.calls import (
     metadata_tuple,
     reusable_metadata,
     run_at_end,
+    set_server_of,
     value_of,
 )
 from rpcwheel._grpc.finished import FinishedError, FinishedResponse
@@ -416,12 +417,15 @@ class _BalancedMethod:
         """Make a call on the caller's thread and return its response."""
         pool = self.pool
         metadata = reusable_metadata(metadata)  # a picker may read it too
-        message = None if self.kind.streams_requests else request
-        subchannel = pool.pick(self.name, message, metadata)
+        message, tried = None if self.kind.streams_requests else request, TRIED.get()
+        if tried is None:
+            subchannel = pool.pick(self.name, message, metadata)
+        else:
+            subchannel = pool.pick_other(tried, self.name, message, metadata)
         if subchannel is None:
             self._check(request, metadata, credentials, compression)
             pending = pool.rules.begin(
-                self.name, message, metadata, timeout, wait_for_ready, time.monotonic()
+                self.name, message, metadata, timeout, wait_for_ready, time.monotonic(), tried
             )
             subchannel = pool.waiting.wait_for(pending, pool.try_pick)
             timeout = pending.timeout_left_s(time.monotonic())
@@ -436,7 +440,10 @@ class _BalancedMethod:
                 name, request, timeout, metadata, credentials, ready, compression
             )
         except grpc.RpcError as error:
-            pool.checker.failed(subchannel, _code_of(error))
+            code = _code_of(error)
+            pool.checker.failed(subchannel, code)
+            if code == "RESOURCE_EXHAUSTED":
+                set_server_of(error, subchannel)
             raise
         except ValueError as error:
             if not _was_closed(subchannel, before, error):
@@ -537,6 +544,8 @@ def report_end(call: Any, pool: _Pool, subchannel: Subchannel) -> None:
         if code == "OK":
             subchannel.succeeded()
         elif code:
+            if code == "RESOURCE_EXHAUSTED":
+                set_server_of(over, subchannel)
             EXECUTOR.submit(pool, partial(pool.checker.failed, subchannel, code))
 
     if hasattr(call, "add_callback"):

@@ -12,6 +12,8 @@ from rpcwheel.errors import public_name, safe_repr
 from rpcwheel.transport.state import SubchannelStatus
 
 if TYPE_CHECKING:
+    from collections.abc import Container
+
     from rpcwheel.instance import ServiceInstance
 
 IDLE: Final = grpc.ChannelConnectivity.IDLE
@@ -96,6 +98,10 @@ class SubchannelBase:
         """Why its last connection attempt failed; "" if that is not known."""
         self.connect_after_ns = 0
         """When `connect` may be called again after it raised, on the monotonic clock."""
+
+    def has_other(self, tried: Container[object]) -> bool:
+        """Whether the channel has another subchannel that is READY, as good, and not in `tried`."""
+        return bool(self._pool.has_other(self, tried))
 
     @property
     def id(self) -> str:

@@ -26,7 +26,7 @@ from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.events import CallbackFailed, StaleInstancesKept, emit
 from rpcwheel.telemetry import components
-from rpcwheel.timer.clock import checked_timer, clock_of
+from rpcwheel.timer.manual import checked_timer, clock_of
 from rpcwheel.transport.arguments import checked_options, refuse_both
 from rpcwheel.transport.state import ChannelStatus, channel_problem
 
@@ -578,6 +578,12 @@ class SubchannelPool(Generic[S]):
             self.connections.connect((connecting,))
             return None
         return picked
+
+    def has_other(self, subchannel: S, tried: Container[object]) -> bool:
+        """Whether a subchannel that is not in `tried` is READY and as good as `subchannel`."""
+        with self.lock:
+            others = self.picking.others(self.subchannels, subchannel, tried)
+            return any(other.is_ready() for other in others)
 
     def try_pick(self, pending: PendingPick, now_s: float) -> S | Refusal | None:
         """Pick for a call that waits.

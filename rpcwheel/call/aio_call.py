@@ -46,7 +46,7 @@ from rpcwheel._grpc.aio_relay import (
     failure_of,
     has_ended,
 )
-from rpcwheel._grpc.calls import Details
+from rpcwheel._grpc.calls import Details, reusable_metadata, server_of
 from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import FailbackError
 from rpcwheel.events import HedgeSent, emit
@@ -69,14 +69,15 @@ from .config import (
     response_source,
     seconds_left,
 )
-from .criticality import with_criticality
 from .idempotency import with_key
 from .keeper import KeptDelivery
-from .retry import result_of, with_attempt
+from .metadata import call_metadata, new_nonce
+from .retry import result_of, with_attempt, with_other_server
 
 if TYPE_CHECKING:
     import weakref
     from collections.abc import Callable, Iterable
+    from contextvars import Context
 
     from rpcwheel._grpc.aio_finished import FinishedCall
     from rpcwheel.timer import Timeout
@@ -168,7 +169,7 @@ class CallFactory:
         left_s = seconds_left(attempt_ns, now_ns)
         if wait_for_ready is None:
             wait_for_ready = config.wait_for_ready
-        complete = with_criticality(metadata, config.criticality)
+        complete = call_metadata(reusable_metadata(metadata), config.criticality)
         if complete is not metadata:
             metadata = grpc.aio.Metadata(*complete)
         if calls.is_native:
@@ -192,9 +193,10 @@ class RetryingCall(Relay):
     _requests: RequestStream | None = None  # an iterator of requests that may be sent again
     _attempts: Attempts | None = None  # made after the first failure
     _failed: tuple[Any, Any] = (None, None)  # the attempt that failed last, and its error
-    _timeout: Timeout | None = None  # of that wait
-    _timer_check: asyncio.TimerHandle | None = None  # checks whether the timer is late or stopped
+    _wait: _TimerWait | None = None  # for the next attempt
     _task: asyncio.Task[None] | None = None  # begins an attempt, or reads the requests
+    _tried: list[object] | None = None  # subchannels, appended by the balancer, after a refusal
+    _nonce: str | None = None  # of the newest attempt
 
     def __init__(
         self,
@@ -244,7 +246,11 @@ class RetryingCall(Relay):
     def first_attempt(self, timeout: float | None) -> Any:
         """Make the first attempt. Returns this call, or a coroutine that returns it."""
         try:
-            metadata = None if self._metadata is None else grpc.aio.Metadata(*self._metadata)
+            pairs = self._metadata
+            if self._config.sends_nonces:
+                self._nonce = new_nonce()
+                pairs = with_attempt(pairs, 1, self._nonce)
+            metadata = None if pairs is None else grpc.aio.Metadata(*pairs)
             attempt = self._begin_attempt(timeout, metadata)
         except BaseException:  # such as `UsageError` of a closed channel
             self._release()
@@ -276,12 +282,17 @@ class RetryingCall(Relay):
         return self
 
     def _begin_attempt(self, timeout: float | None, metadata: Any) -> Any:
-        return self._start(
-            self._request if self._requests is None else self._requests.replay(),
-            timeout=timeout,
-            metadata=metadata,
-            wait_for_ready=self._wait_for_ready,
-        )
+        token = None if self._tried is None else TRIED.set(self._tried)
+        try:
+            return self._start(
+                self._request if self._requests is None else self._requests.replay(),
+                timeout=timeout,
+                metadata=metadata,
+                wait_for_ready=self._wait_for_ready,
+            )
+        finally:
+            if token is not None:
+                TRIED.reset(token)
 
     # --- After an attempt ---
 
@@ -319,7 +330,11 @@ class RetryingCall(Relay):
     def _decide(self, call: Any, error: grpc.RpcError) -> None:
         """Decide what follows an attempt that has failed with a status."""
         attempts = self.attempts
-        result = result_of(error, committed=self.received or not self._can_resend)
+        committed = self.received or not self._can_resend
+        result = result_of(error, committed=committed, nonce=self._nonce)
+        if result.refused:
+            self._tried = [] if self._tried is None else self._tried
+            result = with_other_server(result, server_of(call, error), self._tried)
         attempts.decided(attempts.decide(self._state.now_ns(), result))
         self._failed = call, error
         self._go_on()
@@ -355,51 +370,17 @@ class RetryingCall(Relay):
 
     def _wait_until(self, at_ns: int) -> None:
         """Wait for the next attempt; the relay has none meanwhile, unless the call is hedged."""
-        self._end_wait()
+        if self._wait is not None:
+            self._wait.cancel()
         self.pause()
         if self._factory.waiting is not None:
             self._factory.waiting.add(self)
-        loop, wait_s = asyncio.get_running_loop(), max(0, at_ns - self._state.now_ns()) / 1e9
-        resume = partial(self._context.run, self._resume)
-        self._timeout = self._state.schedule(lambda _: call_on_loop(loop, resume), wait_s, "retry")
-        if self._timeout is None:
-            self._timer_stopped()
-        else:
-            left_s = self.time_remaining()
-            late_s = min(wait_s, TIMER_CHECK_INTERVAL_S) + TIMER_GRACE_S
-            self._check_later(late_s if left_s is None else min(late_s, left_s))
-
-    def _check_later(self, delay_s: float) -> None:
-        check = partial(self._check_timer, self._state.timer)
-        later = asyncio.get_running_loop().call_later
-        self._timer_check = later(delay_s, check, context=self._context)
-
-    def _check_timer(self, timer: Any) -> None:
-        """Continue without the timer if it is late or was stopped."""
-        if timer.stopped:
-            self._timer_stopped()
-        elif self._state.now_ns() >= self.attempts.next_ns:
-            self._resume()
-        else:  # a `ManualTimer`
-            self._check_later(TIMER_GRACE_S)
+        self._wait = _TimerWait(self._state, self._context, self._go_on, self._timer_stopped)
+        self._wait.start(at_ns, self.time_remaining())
 
     def _timer_stopped(self) -> None:
-        self._end_wait()
         self.attempts.timer_stopped()
         self._go_on()
-
-    def _resume(self) -> None:
-        if self._timeout is not None:  # the wait has not ended
-            self._end_wait()
-            self._go_on()
-
-    def _end_wait(self) -> None:
-        if self._timeout is not None:
-            self._timeout.cancel()
-            self._timeout = None
-        if self._timer_check is not None:
-            self._timer_check.cancel()
-            self._timer_check = None
 
     def _begin_next(self, step: NextAttempt) -> None:
         attempt = self._next_attempt(step)
@@ -412,7 +393,8 @@ class RetryingCall(Relay):
     def _next_attempt(self, step: NextAttempt) -> Any:
         """Make an attempt after the first one. Returns a call, or a coroutine that returns it."""
         left_s = seconds_left(step.deadline_ns, self._state.now_ns())
-        metadata = grpc.aio.Metadata(*with_attempt(self._metadata, step.number))
+        self._nonce = new_nonce() if self._config.sends_nonces else None
+        metadata = grpc.aio.Metadata(*with_attempt(self._metadata, step.number, self._nonce))
         try:
             return self._begin_attempt(left_s, metadata)
         except Exception as error:  # noqa: BLE001 - for the caller
@@ -450,7 +432,8 @@ class RetryingCall(Relay):
             self._slow = None
         if self._attempts is not None:
             self._attempts.ended()
-            self._end_wait()
+        if self._wait is not None:
+            self._wait.cancel()
         if self._task is not None:
             self._task.cancel()
             self._task = None
@@ -475,7 +458,7 @@ class RetryingCall(Relay):
             case Enqueue():
                 self._queued(command, error, self._enqueue(command.policy, error))
             case Response():
-                self.finish(self._response(command, status_of(error)))
+                self.finish(_response(self.kind, command, status_of(error)))
             case FailbackError():
                 self.finish(failed_call(self.kind, refused_by(command, error)))
             case _:
@@ -485,19 +468,6 @@ class RetryingCall(Relay):
         self.pause()
         loop = asyncio.get_running_loop()
         self._task = loop.create_task(coroutine, context=self._context.copy())
-
-    def _response(self, response: Response, status: grpc.aio.AioRpcError) -> FinishedCall:
-        """Make a call with status OK and a response of a policy; see `response_source`."""
-        default = response.default
-        source, details = response_source(response.outcome, status.code().name, status.details())
-        return finished_call(
-            self.kind,
-            OK,
-            details,
-            result=messages_of(default) if self.kind.streams_responses else default,
-            initial=status.initial_metadata(),
-            trailing=(*(status.trailing_metadata() or ()), (ANSWER_KEY, source)),
-        )
 
     # --- Failback ---
 
@@ -596,6 +566,66 @@ class RetryingCall(Relay):
         call.cancel()
 
 
+class _TimerWait:
+    """A wait for the next attempt, which ends too if the timer is late or was stopped."""
+
+    __slots__ = ("_check", "_context", "_go_on", "_state", "_stopped", "_timeout")
+
+    def __init__(
+        self,
+        state: ClientState,
+        context: Context,
+        go_on: Callable[[], object],
+        stopped: Callable[[], object],
+    ) -> None:
+        """Make a wait that calls `go_on()`, or `stopped()` if the timer was stopped, on the loop.
+
+        Both are called in the context, and not after `cancel`.
+        """
+        self._state, self._context = state, context
+        self._go_on, self._stopped = go_on, stopped
+        self._timeout: Timeout | None = None
+        self._check: asyncio.TimerHandle | None = None
+
+    def start(self, at_ns: int, left_s: float | None) -> None:
+        """Wait until `at_ns`; the timer is checked at the latest after `left_s`, the deadline."""
+        loop, wait_s = asyncio.get_running_loop(), max(0, at_ns - self._state.now_ns()) / 1e9
+        end = partial(self._context.run, self._end, self._go_on)
+        self._timeout = self._state.schedule(lambda _: call_on_loop(loop, end), wait_s, "retry")
+        if self._timeout is None:
+            self._stopped()
+        else:
+            late_s = min(wait_s, TIMER_CHECK_INTERVAL_S) + TIMER_GRACE_S
+            self._check_later(late_s if left_s is None else min(late_s, left_s), at_ns)
+
+    def _check_later(self, delay_s: float, at_ns: int) -> None:
+        check = partial(self._check_timer, self._state.timer, at_ns)
+        later = asyncio.get_running_loop().call_later
+        self._check = later(delay_s, check, context=self._context)
+
+    def _check_timer(self, timer: Any, at_ns: int) -> None:
+        if timer.stopped:
+            self._end(self._stopped)
+        elif self._state.now_ns() >= at_ns:
+            self._end(self._go_on)
+        else:  # a `ManualTimer`
+            self._check_later(TIMER_GRACE_S, at_ns)
+
+    def _end(self, then: Callable[[], object]) -> None:
+        if self._timeout is not None:  # the wait has not ended
+            self.cancel()
+            then()
+
+    def cancel(self) -> None:
+        """End the wait. Idempotent."""
+        if self._timeout is not None:
+            self._timeout.cancel()
+            self._timeout = None
+        if self._check is not None:
+            self._check.cancel()
+            self._check = None
+
+
 _CALLS: Final = classes_by_kind(RetryingCall, RELAYS)
 
 
@@ -610,14 +640,7 @@ class _HedgedCall(RetryingCall, AwaitedRelay, grpc.aio.UnaryUnaryCall[Any, Any])
         self._running: list[Any] = []
         self._tasks: set[asyncio.Task[None]] = set()  # that begin attempts
         self._awaiting: set[asyncio.Task[None]] = set()  # one for each running attempt
-        self._tried: list[object] = []  # subchannels, appended by the balancer
-
-    def _begin_attempt(self, timeout: float | None, metadata: Any) -> Any:
-        token = TRIED.set(self._tried)
-        try:
-            return super()._begin_attempt(timeout, metadata)
-        finally:
-            TRIED.reset(token)
+        self._tried = []
 
     def _follow_first(self, attempt: Any) -> Any:
         if self._factory.waiting is not None:
@@ -785,6 +808,20 @@ class Delivery(KeptDelivery):
         async for _ in call:
             pass
         return None
+
+
+def _response(kind: Kind, response: Response, status: grpc.aio.AioRpcError) -> FinishedCall:
+    """Make a call with status OK and a response of a policy; see `response_source`."""
+    default = response.default
+    source, details = response_source(response.outcome, status.code().name, status.details())
+    return finished_call(
+        kind,
+        OK,
+        details,
+        result=messages_of(default) if kind.streams_responses else default,
+        initial=status.initial_metadata(),
+        trailing=(*(status.trailing_metadata() or ()), (ANSWER_KEY, source)),
+    )
 
 
 def _late(kind: Kind) -> FinishedCall:

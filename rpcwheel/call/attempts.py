@@ -218,11 +218,11 @@ class RetryPlan:
         if self._budget is not None:
             forbidden = result.pushback_ns is not None and result.pushback_ns < 0
             # As gRFC A6 counts failures.
-            self._budget.failed(by_server=forbidden or result.code in config.retry_on)
+            self._budget.failed(by_server=forbidden or config.names(result))
         refusal = self._refusal(config, result)
         if refusal is not None:
             return refusal
-        delay_ns = result.pushback_ns
+        delay_ns = 0 if result.has_other_server else result.pushback_ns
         if delay_ns is None:
             delay_ns = config.backoff.next_delay_ns(
                 self._number, elapsed_ns=now_ns - self._started_ns, error=result.error
@@ -239,15 +239,15 @@ class RetryPlan:
 
     def _refusal(self, config: RetryConfig, result: AttemptResult) -> Stop | None:
         """Return why this failure is not retried; None if only time and budget can prevent that."""
-        if result.code not in config.retry_on:
+        if not config.names(result):
             return NOT_NAMED
         if result.committed:
             return COMMITTED
-        if not config.idempotent:
+        if not (config.idempotent or result.is_proven):
             return NOT_IDEMPOTENT
         if self._number >= config.max_attempts:
             return NO_ATTEMPTS_LEFT
-        if result.pushback_ns is None:
+        if result.pushback_ns is None or _asks_for_itself(result):
             return None
         return _pushback_refusal(result.pushback_ns, config)
 
@@ -263,6 +263,11 @@ class RetryPlan:
 
     def canceled(self, attempts: int) -> None:
         """Do nothing: a canceled attempt counts as a success in the budget."""
+
+
+def _asks_for_itself(result: AttemptResult) -> bool:
+    """Whether a pushback is only that of the server that has refused, and another one is ready."""
+    return result.has_other_server and result.pushback_ns is not None and result.pushback_ns >= 0
 
 
 def _pushback_refusal(pushback_ns: int, config: RetryConfig) -> Stop | None:
@@ -297,13 +302,14 @@ class HedgingPlan:
 
     def ended(self, now_ns: int, result: AttemptResult) -> Wait | Stop:
         """Decide when another attempt follows a failed one."""
-        pushback_ns, is_fatal = result.pushback_ns, result.code not in self._config.non_fatal
+        pushback_ns = result.pushback_ns
+        is_fatal = result.code not in self._config.non_fatal and not result.refused
         forbidden = pushback_ns is not None and pushback_ns < 0
         if self._budget is not None:
             self._budget.failed(by_server=forbidden or not is_fatal)
         if is_fatal:
             return FATAL
-        if pushback_ns is None:
+        if pushback_ns is None or _asks_for_itself(result):
             return Wait(now_ns)
         if forbidden or pushback_ns > self._config.max_pushback_ns:
             return Wait(NEVER)
@@ -419,7 +425,7 @@ class Attempts:
         if isinstance(step, NextAttempt):
             delay_s = max(0, step.at_ns - now_ns) / 1e9
             emit(RetryScheduled(self._method, self.number, result.code, delay_s))
-        elif self._config.retry is not None and result.code in self._config.retry.retry_on:
+        elif self._config.retry is not None and self._config.retry.names(result):
             self._report_stop(step)
         return step
 

@@ -33,7 +33,7 @@ from rpcwheel.events import (
 from rpcwheel.rpc import DEADLINE
 from rpcwheel.telemetry import components
 from rpcwheel.timer import shared_timer
-from rpcwheel.timer.clock import checked_timer, clock_of
+from rpcwheel.timer.manual import checked_timer, clock_of
 
 from .idempotency import checked_order_key, key_of, new_key
 from .matching import Matcher
@@ -189,8 +189,12 @@ class MethodConfig:
     @property
     def keeps_requests(self) -> bool:
         """Whether requests are kept because a retry or failback may send them again."""
-        retried = self.retry is not None and self.retry.idempotent
-        return self.failback is not None or retried
+        return self.failback is not None or self.retry is not None
+
+    @property
+    def sends_nonces(self) -> bool:
+        """Whether a retry needs the proof that a server has refused an attempt."""
+        return self.retry is not None and not self.retry.idempotent
 
     @property
     def handles_failures(self) -> bool:

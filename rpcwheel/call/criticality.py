@@ -1,20 +1,18 @@
-"""The criticality of the call being served, and how it is read from and written to metadata.
+"""The criticality of the call being served, and how a server reads it from metadata.
 
-A server interceptor sets `CRITICALITY` for each call that it serves. A client sends the criticality
-of a call in its metadata: that of the caller's own metadata, of the policy or `call_options`, or of
-the call being served, in this order.
+A server interceptor sets `CRITICALITY` for each call that it serves. `metadata.call_metadata` is
+the client's side.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from rpcwheel._grpc.calls import metadata_tuple
 from rpcwheel.events import CriticalityUnknown, emit
 from rpcwheel.rpc import CRITICALITY, CRITICALITY_KEY, criticality_named
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from rpcwheel.rpc import Criticality
 
@@ -73,24 +71,6 @@ def _criticality_in(metadata: Sequence[tuple[str, str | bytes]], method: str) ->
             _report(method, UNKNOWN, value)
         return level
     return None
-
-
-def with_criticality(metadata: Iterable[tuple[str, str | bytes]] | None, label: str | None) -> Any:
-    """Return the metadata of a call that begins, with its criticality.
-
-    Args:
-        metadata: As given by the caller. If it has a criticality, that counts. Returned as it is
-            if the call has no criticality.
-        label: That of the policy; None for that of the call being served.
-    """
-    if label is None:
-        level = CRITICALITY.get()
-        if level is None:
-            return metadata
-        label = level.label
-    pairs = metadata_tuple(metadata)
-    has_own = any(key == CRITICALITY_KEY for key, _ in pairs)
-    return pairs if has_own else (*pairs, (CRITICALITY_KEY, label))
 
 
 def _text(value: str | bytes) -> str:

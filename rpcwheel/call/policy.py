@@ -160,8 +160,10 @@ class RetryPolicy(Policy):
     """Settings for retries (Dubbo's failover): of which failed calls, and the wait before each.
 
     Only methods marked `idempotent` are retried: a server may have executed a call that failed,
-    whatever its status is. A call is retried only before its deadline, and only while no response
-    message was handed to the caller.
+    whatever its status is. The exception is a call that a server of rpcwheel has provably refused
+    before its handler, because it has too many: it is retried whatever the method and `retry_on`
+    are. A call is retried only before its deadline, and only while no response message was handed
+    to the caller.
 
     To continue over the restart of a server, set `max_attempts=6`, and let gRPC reconnect sooner
     than by default (`grpc.initial_reconnect_backoff_ms`): until it has reconnected, attempts fail
@@ -360,8 +362,8 @@ class MethodPolicy(Policy):
 
     idempotent: StrictBool = False
     """Whether a server may execute a call twice without harm. Only calls of `idempotent` methods
-    are retried and hedged. Failback ignores this setting: it may execute a call of any method more
-    than once."""
+    are retried and hedged; others are retried if a server has provably refused them. Failback
+    ignores this setting: it may execute a call of any method more than once."""
 
     wait_for_ready: StrictBool | None = None
     """The default of gRPC's argument `wait_for_ready`. True: a call waits for a connection until

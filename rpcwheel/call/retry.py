@@ -1,6 +1,7 @@
 """The settings of retries and hedging, their metadata, and their budgets.
 
-* `with_attempt`, `pushback_ns` and `result_of` write and read the metadata of gRFC A6.
+* `with_attempt`, `pushback_ns` and `result_of` write and read the metadata of gRFC A6, and that of
+  refusals by servers of rpcwheel.
 * `RetryConfig` and `HedgingConfig` are the policies of a method, as `attempts` uses them.
 * A `Budget` counts the calls of a target and their failed attempts, and decides whether another
   attempt is allowed. `RetryBudget` has the rule of Finagle and Envoy, `RetryThrottle` that of gRPC.
@@ -11,12 +12,12 @@ used by any thread and have no lock.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from rpcwheel.backoff import Backoff
 from rpcwheel.durations import NEVER, to_ns
-from rpcwheel.rpc import CODES, PUSHBACK_KEY, AttemptResult
+from rpcwheel.rpc import CODES, NONCE_KEY, PUSHBACK_KEY, REFUSED_KEY, AttemptResult
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,7 +30,7 @@ with equal settings share one budget, so they are its key."""
 
 Metadata: TypeAlias = "tuple[tuple[str, str | bytes], ...]"
 
-# --- Metadata of gRFC A6, and the result of an attempt ---
+# --- Metadata of attempts, and the result of an attempt ---
 
 ATTEMPTS_KEY: Final = "grpc-previous-rpc-attempts"
 """The number of previous attempts (gRFC A6). gRPC's core removes it if its own retries are enabled,
@@ -46,13 +47,22 @@ MAX_PUSHBACK_DIGITS: Final = 12
 digits."""
 
 
-def with_attempt(metadata: Iterable[tuple[str, str | bytes]] | None, number: int) -> Metadata:
+def with_attempt(
+    metadata: Iterable[tuple[str, str | bytes]] | None, number: int, nonce: str | None = None
+) -> Metadata:
     """Return the metadata of an attempt; from the second on with the number of previous attempts.
 
     Values that the caller gave are replaced, because a server may pass on the metadata of a call
     that was itself a retry.
+
+    Args:
+        metadata: That of the call, without a nonce.
+        number: 1 for the first attempt.
+        nonce: That of the attempt; None for none.
     """
     pairs = () if metadata is None else tuple((key, value) for key, value in metadata)
+    if nonce is not None:
+        pairs = (*pairs, (NONCE_KEY, nonce))
     if number <= 1:
         return pairs
     others = (pair for pair in pairs if pair[0] not in {ATTEMPTS_KEY, RETRY_KEY})
@@ -75,19 +85,44 @@ def pushback_ns(trailing: Iterable[tuple[str, str | bytes]] | None) -> int | Non
     return None
 
 
-def result_of(error: Any, *, committed: bool = False) -> AttemptResult:
+def result_of(error: Any, *, committed: bool = False, nonce: str | None = None) -> AttemptResult:
     """Return the result of an attempt that failed with `error`.
 
     Args:
         error: A finished call of `grpc`, or an exception of `grpc` or `grpc.aio`. An exception of
             an inner interceptor may have only a code, or no code.
         committed: Whether the attempt can't be repeated, see `AttemptResult.committed`.
+        nonce: That of the attempt; None if it had none.
     """
     code = getattr(_call_if_present(error, "code"), "name", None)
     if code not in CODES:  # it is no status of gRPC, but perhaps a bug: not to be repeated
         return AttemptResult(code="UNKNOWN", error=error, committed=True)
-    wait_ns = pushback_ns(_call_if_present(error, "trailing_metadata"))
-    return AttemptResult(code=code, error=error, pushback_ns=wait_ns, committed=committed)
+    trailing = _call_if_present(error, "trailing_metadata")
+    result = AttemptResult(code, error, pushback_ns(trailing), committed)
+    if code != "RESOURCE_EXHAUSTED":
+        return result
+    echoes = [value for key, value in trailing or () if key == REFUSED_KEY]
+    is_proven = nonce is not None and echoes == [nonce]
+    return replace(result, refused=bool(echoes), is_proven=is_proven)
+
+
+def with_other_server(result: AttemptResult, server: Any, tried: list[object]) -> AttemptResult:
+    """Return the result of a refused attempt, and whether another server may get the next one.
+
+    Args:
+        result: Of the attempt.
+        server: The subchannel of the attempt; None if the channel has only one server.
+        tried: The subchannels that the call was sent to. This one is added. If there is no other,
+            all are removed: the next attempt is made after the pushback, and may go to any.
+    """
+    if server is None:
+        return result
+    if server not in tried:
+        tried.append(server)
+    if server.has_other(tried):
+        return replace(result, has_other_server=True)
+    tried.clear()
+    return result
 
 
 def _call_if_present(error: object, name: str) -> Any:
@@ -114,11 +149,21 @@ class RetryConfig:
     budget: BudgetKey | None
     """The key of the budget for further attempts; None for no limit."""
 
+    def names(self, result: AttemptResult) -> bool:
+        """Whether such a failure is retried: one of `retry_on`, or a refusal before the handler.
+
+        If the method is not idempotent, the refusal must be proven.
+        """
+        if result.code in self.retry_on:
+            return True
+        return result.refused and (self.idempotent or result.is_proven)
+
     @classmethod
     def from_policy(cls, policy: RetryPolicy, *, idempotent: bool) -> RetryConfig:
         """Make the settings from the user's policy.
 
-        A method that is not idempotent is never retried, so its attempt has no timeout of its own.
+        A method that is not idempotent is not retried after a timeout, so its attempts have none of
+        their own.
         If attempts have a timeout, an attempt that exceeds it is retried.
         """
         retry_on: frozenset[str] = policy.retry_on

@@ -33,7 +33,7 @@ from rpcwheel.rpc import CRITICALITY, DEADLINE, STATUS_CODES
 from rpcwheel.telemetry import components
 from rpcwheel.telemetry.call_counts import CallEnd
 from rpcwheel.timer import shared_timer
-from rpcwheel.timer.clock import checked_timer
+from rpcwheel.timer.manual import checked_timer
 
 from .config import MAX_METHODS, MethodConfigs
 from .criticality import read_criticality

@@ -41,6 +41,7 @@ from rpcwheel._grpc.calls import (
     metadata_tuple,
     reusable_metadata,
     run_at_end,
+    server_of,
 )
 from rpcwheel._grpc.finished import FinishedError, FinishedResponse, FinishedStream, refused_by
 from rpcwheel.durations import NEVER, to_ns, to_seconds
@@ -61,10 +62,10 @@ from .config import (
     response_source,
     seconds_left,
 )
-from .criticality import with_criticality
 from .idempotency import with_key
 from .keeper import KeptDelivery
-from .retry import result_of, with_attempt
+from .metadata import call_metadata, new_nonce
+from .retry import result_of, with_attempt, with_other_server
 from .sync_requests import RequestStream
 
 if TYPE_CHECKING:
@@ -95,12 +96,12 @@ NO_STATUS: Final = Stop("it failed without a status")
 
 
 def with_defaults(details: Any, config: MethodConfig) -> Any:
-    """Return call details with what the caller did not set: `wait_for_ready`, and the criticality.
+    """Return call details with `call_metadata`, and the `wait_for_ready` of the method if not set.
 
     The metadata must be reusable.
     """
     metadata = getattr(details, "metadata", None)
-    complete = with_criticality(metadata, config.criticality)
+    complete = call_metadata(metadata, config.criticality)
     if complete is not metadata:
         details = copy_details(details)._replace(metadata=complete)
     if config.wait_for_ready is None or getattr(details, "wait_for_ready", None) is not None:
@@ -170,9 +171,11 @@ class ClientCall:
         "_details",
         "_request",
         "_start",
+        "_tried",
         "config",
         "kind",
         "method",
+        "nonce",
         "requests",
         "start_delivery",
         "state",
@@ -212,6 +215,9 @@ class ClientCall:
         self.config = begun[0]
         self._begun = begun[1:]
         self._attempts: Attempts | None = None  # most calls succeed at their first attempt
+        self._tried: list[object] | None = None  # after a refused attempt
+        self.nonce: str | None = None
+        """The nonce of the newest attempt; None if it has none."""
         self._start = start
         self.start_delivery = start
         """Makes an attempt in the background, after failback has queued the call."""
@@ -275,6 +281,9 @@ class ClientCall:
         """Make the first attempt."""
         now_ns, _, attempt_ns = self._begun
         details = details_with_timeout(self._details, seconds_left(attempt_ns, now_ns))
+        if self.config.sends_nonces:
+            self.nonce = new_nonce()
+            details = details._replace(metadata=with_attempt(details.metadata, 1, self.nonce))
         return self._start(details, self._next_request())
 
     def keep_request(self) -> None:
@@ -291,13 +300,18 @@ class ClientCall:
             return _channel_closed()
         left_s = seconds_left(attempt.deadline_ns, self.state.now_ns())
         details = details_with_timeout(self._details, left_s)
-        details = details._replace(metadata=with_attempt(details.metadata, attempt.number))
+        self.nonce = new_nonce() if self.config.sends_nonces else None
+        metadata = with_attempt(details.metadata, attempt.number, self.nonce)
+        token = None if self._tried is None else TRIED.set(self._tried)
         try:
-            return self._start(details, self._next_request())
+            return self._start(details._replace(metadata=metadata), self._next_request())
         except ValueError as error:
             if is_channel_closed_error(error):
                 return _channel_closed()
             raise
+        finally:
+            if token is not None:
+                TRIED.reset(token)
 
     def _next_request(self) -> Any:
         return self._request if self.requests is None else self.requests.for_attempt()
@@ -308,8 +322,17 @@ class ClientCall:
             return CHANNEL_CLOSED
         if not has_status(error):
             return NO_STATUS
-        result = result_of(error, committed=received or not self.can_resend)
+        result = result_of(error, committed=received or not self.can_resend, nonce=self.nonce)
+        if result.refused:
+            result = with_other_server(result, server_of(error), self._tried_servers())
         return self.attempts.decide(self.state.now_ns(), result)
+
+    def _tried_servers(self) -> list[object]:
+        """Return the list of subchannels that the attempts of this call were sent to."""
+        tried = TRIED.get() if self.attempts.hedged else self._tried
+        if tried is None:
+            tried = self._tried = []
+        return tried
 
     # --- The end ---
 

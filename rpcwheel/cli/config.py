@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from datetime import date, time
 from functools import cache
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import typer
 
@@ -19,6 +19,7 @@ from rpcwheel.kit.config import policy_from_env, policy_from_file, settings_sche
 from rpcwheel.kit.policy import PREFIX, KitPolicy
 from rpcwheel.methods import matches, specificity
 from rpcwheel.policy import Policy
+from rpcwheel.rpc import Criticality
 
 from .findings import printable
 from .table import print_table
@@ -144,6 +145,13 @@ def _all_settings(policy: KitPolicy, origin: str) -> Iterator[Setting]:
                     yield setting._replace(name=f'methods."{pattern}".{setting.name}')
 
 
+NOT_IDEMPOTENT: Final = {
+    "retry": "only for calls that a server refuses: the method is not idempotent",
+    "hedging": "no effect: the method is not idempotent",
+}
+"""What limits the effect of a setting of a method that is not idempotent."""
+
+
 def _method_settings(policy: KitPolicy, origin: str, method: str) -> Iterator[Setting]:
     """Yield the settings of one method, and where each comes from."""
     patterns = sorted(policy.methods, key=specificity)
@@ -154,10 +162,9 @@ def _method_settings(policy: KitPolicy, origin: str, method: str) -> Iterator[Se
     effective = policy.policy_for(method)
     for name in MethodPolicy.model_fields:
         value = getattr(effective, name)
-        useless = name in {"retry", "hedging"} and value is not None and not effective.idempotent
+        limited = "" if value is None or effective.idempotent else NOT_IDEMPOTENT.get(name, "")
         for setting in _settings(name, value, layers):
-            note = "no effect: the method is not idempotent" if useless else setting.note
-            yield setting._replace(note=note)
+            yield setting._replace(note=limited or setting.note)
 
 
 @cache
@@ -214,7 +221,7 @@ def _as_plain(value: object) -> object:
     """Return a value as a settings file has it; a wait as the table from which it is made."""
     match value:
         case None | str() | bool() | int() | float() | date() | time():
-            return value
+            return value.label if isinstance(value, Criticality) else value
         case set() | frozenset():
             return sorted(map(str, value))
         case list() | tuple():

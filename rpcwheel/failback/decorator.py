@@ -29,7 +29,7 @@ from typing import (
 
 from rpcwheel._concurrency.loop import running_loop
 from rpcwheel.call.failback_policy import FailbackPolicy
-from rpcwheel.timer.clock import checked_timer
+from rpcwheel.timer.manual import checked_timer
 
 from . import aio, sync
 from .queued_call import SavedCall, label_of

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rpcwheel.durations import to_seconds
 from rpcwheel.errors import TimerStopped
 from rpcwheel.timer import ManualTimer, shared_timer
-from rpcwheel.timer.clock import checked_timer, clock_of
+from rpcwheel.timer.manual import checked_timer, clock_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -47,6 +47,78 @@ _INACTIVE: Final = frozenset({HeartbeatState.OFF, HeartbeatState.CLOSED})
 _NOT_ANSWERING: Final = frozenset({HeartbeatState.SUSPECT, HeartbeatState.DEAD})
 
 
+class Silence:
+    """How long nothing was read from a connection, and how often that was seen."""
+
+    def __init__(self, start_ns: int | None) -> None:
+        """Begin at `start_ns`; None: with the first use."""
+        self._ignored_until_ns = PAST  # activity up to here belongs to a connection that is gone
+        self.start_ns = start_ns
+        self._last_read_ns: int | None = None  # silence counts from here, once something was read
+        self._reported_start_ns = start_ns  # the same across reconnects, for reports
+        self.stalled_ns = 0
+        """How long this process stalled during the silence."""
+        self.misses = 0
+        """Heartbeats in a row that were missed and count towards death."""
+        self.dead_at_ns = NEVER
+        """When the connection is dead; set when the misses are enough."""
+
+    def since_ns(self) -> int | None:
+        """When it began; None: the connection was not used."""
+        return self.start_ns if self._last_read_ns is None else self._last_read_ns
+
+    def seconds(self, now_ns: int) -> float:
+        """How long it lasts, for reports."""
+        start_ns = self._reported_start_ns
+        return 0.0 if start_ns is None else to_seconds(max(0, now_ns - start_ns))
+
+    def counts(self, at_ns: int) -> bool:
+        """Whether an activity at this time is one of the present connection."""
+        return at_ns > self._ignored_until_ns
+
+    def is_broken(self, activity: LastActivity, now_ns: int) -> bool:
+        """Take an activity into account. Returns whether something was read that was not before."""
+        read_ns, write_ns = activity.read_ns, activity.write_ns
+        if read_ns is not None and self.counts(read_ns):
+            return self._last_read_ns is None or read_ns > self._last_read_ns
+        if write_ns is not None and self.counts(write_ns):
+            self.start(min(write_ns, now_ns))
+        return False
+
+    def start(self, at_ns: int) -> None:
+        """Begin, unless it has begun."""
+        if self.start_ns is None:
+            self.start_ns = at_ns
+        if self._reported_start_ns is None:
+            self._reported_start_ns = at_ns
+
+    def restart(self, read_ns: int) -> None:
+        """Begin again: something was read."""
+        self._last_read_ns = self._reported_start_ns = read_ns
+        self.stalled_ns = 0
+        self.reset_misses()
+
+    def end(self, now_ns: int, start_ns: int | None) -> None:
+        """End with the connection; begin at `start_ns`, or with the next use."""
+        self._ignored_until_ns = now_ns
+        self.start_ns = self._reported_start_ns = start_ns
+        self._last_read_ns = None
+        self.stalled_ns = 0
+        self.reset_misses()
+
+    def move(self, now_ns: int, *, is_used: bool) -> None:
+        """Go on with a new connection, all of whose activity counts."""
+        self._ignored_until_ns, self._last_read_ns = PAST, None
+        if self.start_ns is not None or is_used:
+            self.start_ns = now_ns
+        self.stalled_ns = 0
+        self.reset_misses()
+
+    def reset_misses(self) -> None:
+        """Count again from 0."""
+        self.misses, self.dead_at_ns = 0, NEVER
+
+
 class HeartbeatCore:
     """The decisions for one connection."""
 
@@ -78,13 +150,7 @@ class HeartbeatCore:
         self.serving: bool | None = None
         self.reports: list[StateChanged | Event] = []
 
-        # Silence
-        self._ignored_until_ns = PAST  # activity up to here belongs to a connection that is gone
-        self._silence_start_ns: int | None = now_ns if silent_from_start else None
-        self._last_read_ns: int | None = None  # silence counts from here, once something was read
-        self._reported_start_ns = self._silence_start_ns  # the same across reconnects, for reports
-        self._stalled_ns = 0  # how long this process stalled during the silence
-
+        self.silence = Silence(now_ns if silent_from_start else None)
         # Heartbeats
         self.in_flight: set[int] = set()
         """Numbers of the heartbeats whose answer still counts."""
@@ -102,8 +168,6 @@ class HeartbeatCore:
 
         # Death
         self._planned_ns = NEVER  # when the next look was to be
-        self._silent_misses = 0  # misses in a row that count towards death
-        self._dead_at_ns = NEVER  # set when they are enough
         self._death_reported = False
         self._reconnecting = False
 
@@ -125,26 +189,23 @@ class HeartbeatCore:
                 self._check_ns = now_ns + self._rules.interval_ns
             return self._check_ns
         due_ns = self._miss_at_ns if self.awaiting_answer else self._send_at_ns(now_ns, activity)
-        return min(due_ns, self._dead_at_ns)
-
-    def _silent_since(self) -> int | None:
-        return self._silence_start_ns if self._last_read_ns is None else self._last_read_ns
+        return min(due_ns, self.silence.dead_at_ns)
 
     def _is_due_now(self) -> bool:
         return self._is_new or self._is_requested
 
     def _is_unused(self) -> bool:
-        return self._silent_since() is None and not self._is_due_now()
+        return self.silence.since_ns() is None and not self._is_due_now()
 
     def _send_at_ns(self, now_ns: int, activity: LastActivity) -> int:
         """When the next heartbeat is due."""
-        rules, since_ns = self._rules, self._silent_since()
+        rules, since_ns = self._rules, self.silence.since_ns()
         if since_ns is None or self._is_due_now():
             return now_ns
         if self.state in _NOT_ANSWERING:
             return max(self._not_before_ns, self._sent_ns + rules.tick_ns)
         written_ns = max(PAST if activity.write_ns is None else activity.write_ns, self._sent_ns)
-        base_ns = min(since_ns, written_ns) if written_ns > self._ignored_until_ns else since_ns
+        base_ns = min(since_ns, written_ns) if self.silence.counts(written_ns) else since_ns
         if base_ns != self._delay_base_ns:
             self._delay_base_ns = base_ns
             used = activity.use_ns is not None and activity.use_ns > self._sent_ns
@@ -173,7 +234,7 @@ class HeartbeatCore:
         self.observe(now_ns, activity)
         if self.awaiting_answer and now_ns >= self._miss_at_ns:
             self._miss(now_ns, "DEADLINE_EXCEEDED", is_silence=True)
-        if now_ns >= self._dead_at_ns:
+        if now_ns >= self.silence.dead_at_ns:
             return self._mark_dead(now_ns, calls)
         waits = self.awaiting_answer or self._is_unused()
         if waits or now_ns < self._send_at_ns(now_ns, activity):
@@ -186,39 +247,20 @@ class HeartbeatCore:
     def observe(self, now_ns: int, activity: LastActivity) -> None:
         """Take into account what the user's calls have read and written."""
         self._detect_stall(now_ns)
-        read_ns, write_ns = activity.read_ns, activity.write_ns
-        if read_ns is not None and read_ns > self._ignored_until_ns:
-            if self._last_read_ns is None or read_ns > self._last_read_ns:
-                self._mark_alive(read_ns, None)
-        elif write_ns is not None and write_ns > self._ignored_until_ns:
-            self._start_silence(min(write_ns, now_ns))
+        if self.silence.is_broken(activity, now_ns) and activity.read_ns is not None:
+            self._mark_alive(activity.read_ns, None)
 
     def _detect_stall(self, now_ns: int) -> None:
         """Restart the counts after a stall of this process: data may have arrived unread."""
         if now_ns - self._planned_ns > self._rules.stall_ns:
-            self._stalled_ns += now_ns - self._planned_ns
+            self.silence.stalled_ns += now_ns - self._planned_ns
             self._planned_ns = NEVER
-            self._reset_silent_misses()
+            self.silence.reset_misses()
             self._miss_at_ns = now_ns + self._rules.tick_ns
 
-    def _reset_silent_misses(self) -> None:
-        self._silent_misses, self._dead_at_ns = 0, NEVER
-
-    def _silence_s(self, now_ns: int) -> float:
-        start_ns = self._reported_start_ns
-        return 0.0 if start_ns is None else to_seconds(max(0, now_ns - start_ns))
-
-    def _start_silence(self, at_ns: int) -> None:
-        if self._silence_start_ns is None:
-            self._silence_start_ns = at_ns
-        if self._reported_start_ns is None:
-            self._reported_start_ns = at_ns
-
     def _mark_alive(self, read_ns: int, rtt_ns: int | None) -> None:
-        after_s = self._silence_s(read_ns)
-        self._last_read_ns = self._reported_start_ns = read_ns
-        self._reset_silent_misses()
-        self._stalled_ns = 0
+        after_s = self.silence.seconds(read_ns)
+        self.silence.restart(read_ns)
         self.awaiting_answer = self._is_new = self._death_reported = False
         self.misses = 0
         again = self.state in _NOT_ANSWERING
@@ -228,13 +270,13 @@ class HeartbeatCore:
             self.reports.append(ConnectionAlive(self._target, after_s, rtt_s))
 
     def _mark_dead(self, now_ns: int, calls: int) -> Reconnect | None:
-        silent_s = self._silence_s(now_ns)
+        silent_s = self.silence.seconds(now_ns)
         if not self._death_reported:
             self._death_reported = True
             self._set_state(HeartbeatState.DEAD)
             self.reports.append(ConnectionDead(self._target, silent_s, self.misses, calls))
         # If the connection stays, another heartbeat is sent before the next reconnect.
-        self._silent_misses, self._dead_at_ns = MISSES_UNTIL_DEAD - 1, NEVER
+        self.silence.misses, self.silence.dead_at_ns = MISSES_UNTIL_DEAD - 1, NEVER
         if not self._rules.reconnect:
             return None
         self._reconnecting, self._planned_ns = True, NEVER
@@ -254,12 +296,8 @@ class HeartbeatCore:
         if used or (self.in_flight and self.state is HeartbeatState.SUSPECT):
             self._not_before_ns = now_ns + tick_ns
             return
-        self._ignored_until_ns = now_ns
         # If use is not known, the state of the channel is looked at again after the interval.
-        self._silence_start_ns = now_ns if self._silent_from_start else None
-        self._reported_start_ns, self._last_read_ns = self._silence_start_ns, None
-        self._reset_silent_misses()
-        self._stalled_ns = 0
+        self.silence.end(now_ns, now_ns if self._silent_from_start else None)
         self.in_flight.clear()
         self.misses = 0
         self._check_ns = now_ns + self._rules.interval_ns
@@ -267,8 +305,8 @@ class HeartbeatCore:
 
     def _send(self, now_ns: int) -> Send:
         rules = self._rules
-        if self._silent_since() is None:
-            self._start_silence(now_ns)
+        if self.silence.since_ns() is None:
+            self.silence.start(now_ns)
         wait_for_ready = self._is_new or self.state is HeartbeatState.DEAD
         self._is_new = self._is_requested = False
         if len(self.in_flight) >= MAX_IN_FLIGHT:  # keep the oldest ones: a server may be slow
@@ -318,7 +356,7 @@ class HeartbeatCore:
         if serving is not None:
             self.serving = serving
         if not is_silence:
-            self._reset_silent_misses()
+            self.silence.reset_misses()
         if self.awaiting_answer and number == self.sent:
             self._miss(now_ns, answer, is_silence=is_silence)
         return True
@@ -328,17 +366,17 @@ class HeartbeatCore:
         self.misses += 1
         if self.state is HeartbeatState.PROBING:
             self._set_state(HeartbeatState.SUSPECT)
-        silent_s = self._silence_s(now_ns)
+        rules, silence = self._rules, self.silence
+        silent_s, since_ns = silence.seconds(now_ns), silence.since_ns()
         self.reports.append(HeartbeatMissed(self._target, self.misses, silent_s, answer))
-        self._silent_misses += is_silence
-        rules, since_ns = self._rules, self._silent_since()
+        silence.misses += is_silence
         final = self._death_reported and not rules.reconnect
-        enough = is_silence and self._silent_misses == MISSES_UNTIL_DEAD
+        enough = is_silence and silence.misses == MISSES_UNTIL_DEAD
         if since_ns is not None and enough and not final:
             delay_ns = int(self._jitter() * rules.grace_ns)
-            dead_at_ns = since_ns + rules.timeout_ns + 1 + self._stalled_ns + delay_ns
+            dead_at_ns = since_ns + rules.timeout_ns + 1 + silence.stalled_ns + delay_ns
             # What arrived while an event loop was blocked is read within the grace.
-            self._dead_at_ns = max(dead_at_ns, now_ns + rules.grace_ns)
+            silence.dead_at_ns = max(dead_at_ns, now_ns + rules.grace_ns)
 
     def connection_replaced(self, now_ns: int, *, by_heartbeat: bool = False) -> None:
         """The channel has a new connection; a heartbeat is due at once if the old one was used."""
@@ -346,15 +384,11 @@ class HeartbeatCore:
             return
         self.replaced += by_heartbeat
         self.in_flight.clear()
-        self._reset_silent_misses()
-        self._stalled_ns = 0
-        self._ignored_until_ns = self._not_before_ns = self._sent_ns = PAST
-        self._last_read_ns, self._planned_ns = None, NEVER
+        self._not_before_ns, self._sent_ns, self._planned_ns = PAST, PAST, NEVER
         self.awaiting_answer = self._death_reported = self._reconnecting = False
-        if self._silence_start_ns is not None or self.state is not HeartbeatState.UNUSED:
-            self._silence_start_ns = now_ns
-        if self.state is not HeartbeatState.UNUSED:
-            self._is_new = True
+        is_used = self.state is not HeartbeatState.UNUSED
+        self.silence.move(now_ns, is_used=is_used)
+        self._is_new = self._is_new or is_used
 
     def reconnect_refused(self) -> None:
         """The connection was not replaced. The next attempt follows after another heartbeat."""

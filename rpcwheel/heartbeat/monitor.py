@@ -40,7 +40,7 @@ from rpcwheel.events import CallbackFailed, ConnectionDead, Event, ExecutorRejec
 from rpcwheel.telemetry import components
 from rpcwheel.telemetry.tracing import add_to_calls
 from rpcwheel.timer import ManualTimer, shared_timer
-from rpcwheel.timer.clock import checked_timer, clock_of
+from rpcwheel.timer.manual import checked_timer, clock_of
 from rpcwheel.transport.probe import ALIVE, UNANSWERED, HealthProbe, ProbeResult, checked_probe
 from rpcwheel.transport.state import ActivityStamps
 

@@ -36,7 +36,7 @@ from rpcwheel.events import (
 )
 from rpcwheel.telemetry import components
 from rpcwheel.timer import shared_timer
-from rpcwheel.timer.clock import checked_timer, clock_of
+from rpcwheel.timer.manual import checked_timer, clock_of
 
 from .core import (
     ACCEPT_LATENCY_NS,

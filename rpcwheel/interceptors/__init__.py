@@ -25,12 +25,13 @@ The policies apply to a call in this order:
 
 1. *Deadline.* The earliest of the caller's `timeout=`, the policy's timeout, and the deadline of
    the call that is being served. All attempts share it. If it has passed, the call is not sent.
-2. *Retry* or *hedging*, for methods that are marked `idempotent`, within the retry budget of the
-   target, and with the pushback of the server (`grpc-retry-pushback-ms`). Attempts after the first
-   carry the number of previous ones (`x-retry-attempt`, and `grpc-previous-rpc-attempts` of gRFC
-   A6, which gRPC's core removes if its own retries are enabled). A response stream is retried only
-   before the caller has received a message or metadata. A request stream is buffered up to
-   `retry.replay_buffer_bytes`, and is retried only if the buffer has all of it.
+2. *Retry* or *hedging*, for methods that are marked `idempotent` (and for calls that a server of
+   rpcwheel has refused before their handlers), within the retry budget of the target, and with the
+   pushback of the server (`grpc-retry-pushback-ms`). Attempts after the first carry the number of
+   previous ones (`x-retry-attempt`, and `grpc-previous-rpc-attempts` of gRFC A6, which gRPC's core
+   removes if its own retries are enabled). A response stream is retried only before the caller has
+   received a message or metadata. A request stream is buffered up to `retry.replay_buffer_bytes`,
+   and is retried only if the buffer has all of it.
 3. *Default response* or *failback*, after the last attempt has failed: the caller gets a default,
    and with failback the call is delivered in the background, from a queue of `FailbackQueues`. Not
    after the caller has received messages. A request stream is queued if it ends within a second.

@@ -28,9 +28,10 @@ from rpcwheel._grpc.calls import (
 from rpcwheel._grpc.counted import begin_counted, counted_continuation, counted_multicallable
 from rpcwheel._grpc.interceptors import Interceptors
 from rpcwheel.call.config import CALL_OPTIONS, seconds_left
-from rpcwheel.call.criticality import with_criticality
 from rpcwheel.call.idempotency import with_key
 from rpcwheel.call.keeper import ChannelKeeper
+from rpcwheel.call.metadata import call_metadata, new_nonce
+from rpcwheel.call.retry import with_attempt
 from rpcwheel.call.sync_call import (
     ClientCall,
     WaitingCalls,
@@ -99,11 +100,17 @@ class ClientInterceptor(
         watch = state.watch_slow_call(method, config)
         try:
             details = with_defaults(client_call_details, config)
-            left_s = seconds_left(attempt_ns, now_ns)
-            call = continuation(details_with_timeout(details, left_s), request)
+            details = details_with_timeout(details, seconds_left(attempt_ns, now_ns))
+            nonce = None
+            if config.sends_nonces:
+                nonce = new_nonce()
+                details = details._replace(metadata=with_attempt(details.metadata, 1, nonce))
+            call = continuation(details, request)
             if failure_of(call) is None:
                 return call
-            return make(client_call_details, request, begun).resume(call)
+            begun_call = make(client_call_details, request, begun)
+            begun_call.nonce = nonce
+            return begun_call.resume(call)
         finally:
             if watch is not None:
                 watch.cancel()
@@ -393,7 +400,7 @@ class _UnaryUnary(_InterceptedMulticallable, multicallable.UnaryUnary):
         overridden = CALL_OPTIONS.get() is not None
         config = state.current_config(self._method) if overridden else self._config
         metadata = reusable_metadata(options[1])  # a retry sends it again
-        metadata = with_criticality(metadata, config.criticality)
+        metadata = call_metadata(metadata, config.criticality)
         if metadata is not options[1]:
             options = (timeout, metadata, *options[2:])
         if config.hedging is not None:
@@ -407,13 +414,19 @@ class _UnaryUnary(_InterceptedMulticallable, multicallable.UnaryUnary):
             options = (timeout, with_key(options[1]), *options[2:])
         if config.wait_for_ready is not None and options[3] is None:
             options = (*options[:3], config.wait_for_ready, *options[4:])
+        nonce, sent = None, options[1]
+        if config.sends_nonces:
+            nonce = new_nonce()
+            sent = with_attempt(sent, 1, nonce)
         watch = state.watch_slow_call(self._method, config)
         try:
             return getattr(self._below, name)(
-                request, seconds_left(attempt_ns, now_ns), *options[1:]
+                request, seconds_left(attempt_ns, now_ns), sent, *options[2:]
             )
         except grpc.RpcError as error:
-            call = self._new_call(self._attempt, request, options, begun).resume(error)
+            begun_call = self._new_call(self._attempt, request, options, begun)
+            begun_call.nonce = nonce
+            call = begun_call.resume(error)
         finally:
             if watch is not None:
                 watch.cancel()

@@ -29,7 +29,7 @@ from rpcwheel.errors import (
 from rpcwheel.events.log import waiting_calls
 from rpcwheel.telemetry import components
 from rpcwheel.timer import ManualTimer
-from rpcwheel.timer.clock import clock_of
+from rpcwheel.timer.manual import clock_of
 
 from .backend import Postponed
 from .counts import Counts

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from rpcwheel.errors import ExtraMissing
-from rpcwheel.timer.clock import wall_clock_of
+from rpcwheel.timer.manual import wall_clock_of
 
 from .url import BACKENDS, JournalUrl, other_backends, parse_journal_url
 

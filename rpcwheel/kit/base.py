@@ -253,7 +253,7 @@ class KitBase(
         return cls.from_policy(policy_from_service_config(config), timer=timer)
 
     def _begin(self, policy: KitPolicy, timer: Timer | None) -> None:
-        from rpcwheel.timer.clock import checked_timer
+        from rpcwheel.timer.manual import checked_timer
 
         self._policy = policy
         self._timer = checked_timer(timer)

@@ -30,7 +30,7 @@ from rpcwheel.rpc import (
 )
 from rpcwheel.telemetry import components
 from rpcwheel.timer import shared_timer
-from rpcwheel.timer.clock import checked_timer
+from rpcwheel.timer.manual import checked_timer
 
 from .limiter import LimitedCall, LimitedMethod, Limiter, Refusal
 from .policy import LimitPolicy

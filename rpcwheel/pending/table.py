@@ -34,7 +34,7 @@ from rpcwheel.errors import (
 from rpcwheel.events import LateResponse, UnmatchedResponse, emit
 from rpcwheel.rpc import DEADLINE
 from rpcwheel.timer import shared_timer
-from rpcwheel.timer.clock import checked_timer, clock_of
+from rpcwheel.timer.manual import checked_timer, clock_of
 
 if TYPE_CHECKING:
     from collections.abc import Hashable

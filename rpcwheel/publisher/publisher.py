@@ -56,7 +56,7 @@ from rpcwheel.registry.registry import Registration, Registry, RegistryBase, che
 from rpcwheel.registry.url import parse_url
 from rpcwheel.telemetry import components
 from rpcwheel.timer import ManualTimer, shared_timer
-from rpcwheel.timer.clock import checked_timer, clock_of
+from rpcwheel.timer.manual import checked_timer, clock_of
 
 from .netinfo import PortBinding, PublishedPort, address_facing
 from .signals import SIGNAL_HANDLERS, is_main_thread

@@ -106,6 +106,44 @@ class _Stale(NamedTuple):
     """The sum of contact with the registry until then."""
 
 
+class _Instances(dict[str, ServiceInstance]):
+    """Instances by id, which are also kept in the order of their ids."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ids: list[str] = []
+        self._ordered: list[ServiceInstance] = []
+        self._modified = True
+
+    def put(self, instance: ServiceInstance) -> None:
+        """Add or replace an instance."""
+        key = instance.id
+        previous = self.get(key)
+        if previous is instance:
+            return
+        self._modified = True
+        at = bisect_left(self._ids, key)
+        if previous is None:
+            self._ids.insert(at, key)
+            self._ordered.insert(at, instance)
+        else:
+            self._ordered[at] = instance
+        self[key] = instance
+
+    def remove(self, key: str) -> None:
+        """Remove an instance, if there is one."""
+        if self.pop(key, None) is not None:
+            at = bisect_left(self._ids, key)
+            del self._ids[at], self._ordered[at]
+            self._modified = True
+
+    def in_order(self, last: tuple[ServiceInstance, ...]) -> tuple[ServiceInstance, ...]:
+        """Return the instances in order; `last`, if nothing has changed since the last call."""
+        instances = tuple(self._ordered) if self._modified else last
+        self._modified = False
+        return instances
+
+
 class ServiceCache:
     """Local view of one service. The module's docstring has the rules. Not thread-safe."""
 
@@ -125,13 +163,7 @@ class ServiceCache:
 
         # What is shown: instances in the last view and stale ones. Before the first view: those of
         # an earlier run.
-        self._instances: dict[str, ServiceInstance] = {}
-        self._ids: list[str] = []
-        """The ids of `_instances`, sorted."""
-        self._ordered: list[ServiceInstance] = []
-        """The values of `_instances`, in the order of their ids."""
-        self._modified = True
-        """Whether `_instances` has changed since `shown` was made."""
+        self._instances = _Instances()
         self.shown: TimedSnapshot | None = None
         """What users see; None: nothing is known."""
 
@@ -178,7 +210,7 @@ class ServiceCache:
         """
         if not self._live and self._file_written_ns is None:
             for instance in instances:
-                self._set(instance)
+                self._instances.put(instance)
             if self._instances:
                 self._file_written_ns = now_ns - age_ns
         return self.step(now_ns)
@@ -234,9 +266,9 @@ class ServiceCache:
             self._stale |= dict.fromkeys(lost, mark)
         for key in gone:
             if key not in self._stale:
-                self._remove(key)
+                self._instances.remove(key)
         for instance in decoded.values():
-            self._set(instance)
+            self._instances.put(instance)
         self._live = True
         return [*events, *self._show(newly_stale=bool(self._stale.keys() - stale_before))]
 
@@ -261,7 +293,7 @@ class ServiceCache:
                 self._keep_until_ns = now_ns + RESUME_DELAY_NS
                 return self._show()
             for key in self._stale:
-                self._remove(key)
+                self._instances.remove(key)
             self._expired = frozenset(self._stale)
             self._stale = {}
         return self._show()
@@ -296,28 +328,6 @@ class ServiceCache:
             return None
         return instance
 
-    # The instances, in the order of their ids
-
-    def _set(self, instance: ServiceInstance) -> None:
-        key = instance.id
-        previous = self._instances.get(key)
-        if previous is instance:
-            return
-        self._modified = True
-        at = bisect_left(self._ids, key)
-        if previous is None:
-            self._ids.insert(at, key)
-            self._ordered.insert(at, instance)
-        else:
-            self._ordered[at] = instance
-        self._instances[key] = instance
-
-    def _remove(self, key: str) -> None:
-        if self._instances.pop(key, None) is not None:
-            at = bisect_left(self._ids, key)
-            del self._ids[at], self._ordered[at]
-            self._modified = True
-
     # Which of the instances that are gone are removed, and which become stale
 
     def _mark_draining(self, last_records: Mapping[str, bytes]) -> None:
@@ -331,9 +341,9 @@ class ServiceCache:
             if last is not None and last.status == "DRAINING":
                 self._recently_lost.pop(key, None)
                 if key in self._instances:
-                    self._set(last)
+                    self._instances.put(last)
                 if self._stale.pop(key, None) is not None:
-                    self._remove(key)
+                    self._instances.remove(key)
 
     def _contact_until(self, now_ns: int) -> int:
         """Return the sum of all contact with the registry until now.
@@ -353,7 +363,7 @@ class ServiceCache:
         limit_ns = self._contact_before_ns - 2 * self._rules.stale_timeout_ns
         for key in [key for key, stale in self._stale.items() if stale.contact_ns <= limit_ns]:
             del self._stale[key]
-            self._remove(key)
+            self._instances.remove(key)
 
     def _check_view(
         self, records: Mapping[str, bytes], skipped: Collection[RecordSkipped], now_ns: int
@@ -420,7 +430,7 @@ class ServiceCache:
             mark = _Stale(now_ns, self._contact_until(now_ns))
             for key, (_, instance) in self._recently_lost.items():
                 if key not in self._instances:
-                    self._set(instance)
+                    self._instances.put(instance)
                     self._stale[key] = mark
 
     # What users see
@@ -435,8 +445,7 @@ class ServiceCache:
         old = self.shown.snapshot if self.shown else Snapshot(self._service, source="cache")
         stale = frozenset(self._stale) if self._stale else frozenset()
         source: Source = "stale" if stale else "live" if self._live else "cache"
-        instances = tuple(self._ordered) if self._modified else old.instances
-        self._modified = False
+        instances = self._instances.in_order(old.instances)
         same_source = self.shown is not None and (old.source, old.stale) == (source, stale)
         if same_source and (instances is old.instances or instances == old.instances):
             self.shown = TimedSnapshot(old, self._unconfirmed_since_ns())

@@ -12,7 +12,7 @@ from rpcwheel.durations import NEVER, to_seconds
 from rpcwheel.errors import TimerError, TimerStopped
 from rpcwheel.events import RegistryFailed, emit
 from rpcwheel.timer import shared_timer
-from rpcwheel.timer.clock import checked_timer, clock_of
+from rpcwheel.timer.manual import checked_timer, clock_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -23,7 +23,7 @@ from rpcwheel.errors import (
     safe_repr,
 )
 from rpcwheel.instance import ServiceInstance
-from rpcwheel.timer.clock import checked_timer
+from rpcwheel.timer.manual import checked_timer
 
 from .backend import RegistryBackend, Settings
 from .backends import open_backend

@@ -23,23 +23,21 @@ from rpcwheel._lazy import lazy_names
 
 if TYPE_CHECKING:
     from .backoff import no_waits
-    from .events import RecordedEvents
     from .flaky import FlakyBackend
     from .journals import JOURNAL_CHECKS, check_journal
     from .registries import BACKEND_CHECKS, check_backend
     from .server import FlakyServer, ReceivedCall
-    from .waiting import aio_wait_until, wait_until
+    from .waiting import RecordedEvents, aio_wait_until, wait_until
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
             ".backoff": "no_waits",
-            ".events": "RecordedEvents",
             ".flaky": "FlakyBackend",
             ".journals": "JOURNAL_CHECKS check_journal",
             ".registries": "BACKEND_CHECKS check_backend",
             ".server": "FlakyServer ReceivedCall",
-            ".waiting": "aio_wait_until wait_until",
+            ".waiting": "RecordedEvents aio_wait_until wait_until",
         },
     )
 

@@ -58,7 +58,7 @@ else:
             ".queue": "DeadlineHeap HashedWheel HierarchicalWheel SparseWheel Timeout",
             ".sync": "WheelTimer shared_timer",
         },
-        submodules="aio api clock manual periodic queue sync",
+        submodules="aio api manual periodic queue sync",
     )
 
 __all__ = [

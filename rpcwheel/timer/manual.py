@@ -1,4 +1,4 @@
-"""A timer whose clock is advanced by calls, for tests and simulations."""
+"""A timer whose clock is advanced by calls, for tests and simulations; the clock of each timer."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from rpcwheel.errors import ConfigurationError
 from rpcwheel.timer.core import TimerCore
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from datetime import timedelta
 
     from rpcwheel.timer._base import Timeout, TimerQueue
+
+    from .api import Timer
 
 
 class ManualTimer(TimerCore):
@@ -80,3 +83,30 @@ class ManualTimer(TimerCore):
 
     def _wake(self, deadline_ns: int) -> None:
         """Do nothing: `advance` reads the queue."""
+
+
+def clock_of(timer: Timer | None) -> Callable[[], int]:
+    """Return the nanosecond clock of a timer: `time.monotonic_ns`, or that of a `ManualTimer`."""
+    return timer._timer_state.now if isinstance(timer, ManualTimer) else time.monotonic_ns
+
+
+def wall_clock_of(timer: Timer | None) -> Callable[[], float]:
+    """Return the wall clock of a timer, in seconds.
+
+    That of a `ManualTimer` begins when the timer is made, and moves in `advance`.
+    """
+    return (lambda: timer._began_s + timer.now) if isinstance(timer, ManualTimer) else time.time
+
+
+def checked_timer(timer: Timer | None) -> Timer | None:
+    """Return `timer`.
+
+    Raises:
+        TypeError: `timer` is neither a timer nor None.
+    """
+    if timer is not None and not callable(getattr(timer, "new_timeout", None)):
+        raise TypeError(
+            "timer must be a WheelTimer, AsyncWheelTimer or ManualTimer, or None for "
+            f"shared_timer(), not {timer!r}"
+        )
+    return timer

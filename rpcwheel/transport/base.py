@@ -18,7 +18,7 @@ from rpcwheel.rpc import Kind
 from rpcwheel.telemetry import components
 from rpcwheel.telemetry.tracing import add_to_calls
 from rpcwheel.timer import shared_timer
-from rpcwheel.timer.clock import checked_timer, clock_of
+from rpcwheel.timer.manual import checked_timer, clock_of
 
 from .arguments import (
     checked_backoff,

@@ -17,7 +17,7 @@ from rpcwheel.errors import RegistryError, RegistryUnavailable
 from rpcwheel.events import TaskFailed, emit
 from rpcwheel.registry.backend import View
 from rpcwheel.registry.one_shot_timer import OneShotTimer
-from rpcwheel.timer.clock import clock_of
+from rpcwheel.timer.manual import clock_of
 
 from . import etcd_watch_core as core
 from .etcd_client import messages

@@ -38,7 +38,7 @@ from rpcwheel.errors import (
 )
 from rpcwheel.instance import VERSION, ServiceInstance, joined
 from rpcwheel.registry.backend import RegistryBackend, View
-from rpcwheel.timer.clock import clock_of
+from rpcwheel.timer.manual import clock_of
 
 from .polling import PollingWatcher
 

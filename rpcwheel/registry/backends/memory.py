@@ -20,7 +20,7 @@ from rpcwheel.durations import to_ns
 from rpcwheel.errors import ConfigurationError, RegistryUnavailable, TimerError
 from rpcwheel.registry.backend import RegistryBackend, View
 from rpcwheel.timer import shared_timer
-from rpcwheel.timer.clock import checked_timer, clock_of
+from rpcwheel.timer.manual import checked_timer, clock_of
 
 from .watch_notifier import WatchNotifier
 

@@ -43,7 +43,7 @@ from rpcwheel.errors import (
 from rpcwheel.registry.backend import RegistryBackend, View
 from rpcwheel.registry.policy import JITTER
 from rpcwheel.registry.url import TLS_OPTIONS
-from rpcwheel.timer.clock import clock_of
+from rpcwheel.timer.manual import clock_of
 
 from .polling import PollingWatcher
 from .redis_scripts import CHECK, KEYS, READ, REGISTER, RENEW, UNREGISTER

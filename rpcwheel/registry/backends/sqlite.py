@@ -21,7 +21,7 @@ from rpcwheel.durations import NEVER, to_ns
 from rpcwheel.errors import ConfigurationError, RegistryError
 from rpcwheel.instance import record_epoch
 from rpcwheel.registry.backend import RegistryBackend, View
-from rpcwheel.timer.clock import clock_of
+from rpcwheel.timer.manual import clock_of
 
 from .polling import PollingWatcher
 from .sqlite_file import SqliteFile

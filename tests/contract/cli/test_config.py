@@ -162,13 +162,22 @@ def test_check_of_a_method_says_that_a_limit_beyond_the_timeout_has_no_effect(
 def test_check_says_that_a_method_that_is_not_idempotent_is_not_retried(
     file, checked, capsys
 ) -> None:
-    note = "no effect: the method is not idempotent"
+    note = "only for calls that a server refuses: the method is not idempotent"
     assert checked("--method", "/shop.Orders/Get")["retry.max_attempts"] == (3, "default", note)
     assert checked("--method", "/shop.Orders/Put")["retry.max_attempts"] == (3, "default")
     assert main(["config", "check", str(file), "--method", "/shop.Orders/Get"]) == 0
     assert f"default ({note})" in capsys.readouterr().out
     file.write_text("hedging = 0.1")
+    note = "no effect: the method is not idempotent"
     assert checked("--method", "/shop.Orders/Get")["hedging.delay"] == (0.1, "file", note)
+
+
+def test_check_prints_a_criticality_by_its_name(file, checked, capsys) -> None:
+    file.write_text("criticality = 'Sheddable-Plus'")
+    found = checked("--method", "/shop.Orders/Get")["criticality"]
+    assert found == ("sheddable_plus", "file")
+    assert main(["config", "check", str(file)]) == 0
+    assert '"sheddable_plus"' in capsys.readouterr().out
 
 
 def test_check_prints_values_as_a_toml_file_has_them(file, capsys) -> None:

@@ -24,7 +24,15 @@ from rpcwheel.durations import NEVER
 from rpcwheel.rpc import AttemptResult, NextAttempt, Stop
 
 MS = 1_000_000
-RETRYABLE, FATAL = "UNAVAILABLE", "INTERNAL"
+RETRYABLE, FATAL, REFUSED = "UNAVAILABLE", "INTERNAL", "RESOURCE_EXHAUSTED"
+ENDS = [
+    *[(RETRYABLE, False, False)] * 5,
+    (FATAL, False, False),
+    (REFUSED, False, False),  # by a handler
+    *[(REFUSED, True, False), (REFUSED, True, True)] * 2,
+]
+"""How an attempt fails: its code, whether a server has refused it, and whether that is proven."""
+
 MAX_PUSHBACK = 50
 SELDOM = st.sampled_from([False] * 9 + [True])
 
@@ -32,8 +40,9 @@ SELDOM = st.sampled_from([False] * 9 + [True])
 class Reference:
     """What the attempts of a call do, in plain numbers."""
 
-    def __init__(self, hedged, most, wait, deadline, tokens):
+    def __init__(self, hedged, idempotent, most, wait, deadline, tokens):
         self.hedged, self.most, self.wait, self.deadline = hedged, most, wait, deadline
+        self.idempotent = idempotent
         self.tokens = tokens
         self.made = self.running = 1
         self.undecided = 0
@@ -50,21 +59,25 @@ class Reference:
     def close(self):
         self.closed, self.planned = True, None
 
-    def decided(self, now, code, pushback, committed):
+    def decided(self, now, end, pushback, committed, other):
         """An attempt has failed, and what follows is decided."""
         self.undecided -= 1
-        refused = pushback is not None and not 0 <= pushback <= MAX_PUSHBACK
-        if code == FATAL:
+        code, refused, proven = end
+        if refused and other and (pushback is None or pushback >= 0):
+            pushback = 0  # another server gets the next attempt
+        forbidden = pushback is not None and not 0 <= pushback <= MAX_PUSHBACK
+        may_have_run = not (self.idempotent or proven)
+        if not (code == RETRYABLE or refused) or may_have_run:
             self.stopped = True
         elif self.hedged:
-            if refused:
+            if forbidden:
                 self.close()
             else:
                 self.plan(now + (pushback or 0))
         else:
             at = now + (self.wait if pushback is None else pushback)
             late = self.deadline is not None and at >= self.deadline
-            if committed or refused or late or self.made >= self.most or not self.take():
+            if committed or forbidden or late or self.made >= self.most or not self.take():
                 self.stopped = True
             else:
                 self.planned = at
@@ -108,12 +121,14 @@ class AnyCall(RuleBasedStateMachine):
 
     @initialize(
         hedged=st.booleans(),
+        idempotent=st.booleans(),
         most=st.integers(2, 5),
         wait=st.integers(0, 30),
         deadline=st.none() | st.integers(1, 120),
         tokens=st.none() | st.integers(0, 3),
     )
-    def begin(self, hedged, most, wait, deadline, tokens):
+    def begin(self, hedged, idempotent, most, wait, deadline, tokens):
+        idempotent = idempotent or hedged
         common = {
             "max_attempts": most,
             "max_pushback": MAX_PUSHBACK / 1000,
@@ -123,7 +138,7 @@ class AnyCall(RuleBasedStateMachine):
             MethodPolicy(idempotent=True, hedging=HedgingPolicy(delay=wait / 1000, **common))
             if hedged
             else MethodPolicy(
-                idempotent=True,
+                idempotent=idempotent,
                 retry=RetryPolicy(retry_on=RETRYABLE, backoff=lambda _: wait / 1000, **common),
             )
         )
@@ -131,7 +146,7 @@ class AnyCall(RuleBasedStateMachine):
         deadline_ns = NEVER if deadline is None else deadline * MS
         budget = None if tokens is None else RetryBudget(0.0, tokens)
         self.attempts = Attempts("/a/B", config, 0, deadline_ns, budget, hedged=hedged)
-        self.reference = Reference(hedged, most, wait, deadline, tokens)
+        self.reference = Reference(hedged, idempotent, most, wait, deadline, tokens)
         self.failed = []
         self.now = 0
         self.before = State.RUNNING
@@ -146,24 +161,26 @@ class AnyCall(RuleBasedStateMachine):
 
     @precondition(lambda self: self.runs)
     @rule(
-        code=st.sampled_from([RETRYABLE] * 5 + [FATAL]),
+        end=st.sampled_from(ENDS),
         pushback=st.none() | st.integers(-1, MAX_PUSHBACK + 1),
         committed=st.sampled_from([False] * 6 + [True]),
+        other=st.booleans(),
     )
-    def attempt_fails(self, code, pushback, committed):
+    def attempt_fails(self, end, pushback, committed, other):
         self.attempts.failed()
         self.reference.running -= 1
         self.reference.undecided += 1
-        self.failed.append((code, pushback, committed))
+        self.failed.append((end, pushback, committed, end[1] and other))
 
     @precondition(lambda self: self.failed)
     @rule(can_resend=st.sampled_from([True] * 5 + [False]), data=st.data())
     def decide(self, can_resend, data):
-        code, pushback, committed = self.failed.pop(data.draw(st.integers(0, len(self.failed) - 1)))
+        facts = self.failed.pop(data.draw(st.integers(0, len(self.failed) - 1)))
+        (code, refused, proven), pushback, committed, other = facts
         pushback_ns = None if pushback is None else pushback * MS
-        result = AttemptResult(code, None, pushback_ns, committed)
+        result = AttemptResult(code, None, pushback_ns, committed, refused, proven, other)
         self.attempts.decided(self.attempts.decide(self.now * MS, result))
-        self.reference.decided(self.now, code, pushback, committed)
+        self.reference.decided(self.now, *facts)
         self.go_on(can_resend)
 
     @rule(can_resend=st.just(True))

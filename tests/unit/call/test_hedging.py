@@ -6,7 +6,7 @@ from rpcwheel.call import HedgingPolicy
 from rpcwheel.call.attempts import Attempts, Wait
 from rpcwheel.call.config import MethodConfig
 from rpcwheel.call.policy import MethodPolicy
-from rpcwheel.call.retry import RetryBudget
+from rpcwheel.call.retry import RetryBudget, RetryThrottle
 from rpcwheel.durations import NEVER
 from rpcwheel.rpc import AttemptResult, NextAttempt, Stop
 
@@ -101,3 +101,26 @@ def test_after_an_attempt_over_the_budget_no_more_are_made():
     assert attempts.next(2 * S) is None
     assert fail(attempts, 2 * S) is None
     assert isinstance(fail(attempts, 2 * S), Stop)
+
+
+REFUSED = {"code": "RESOURCE_EXHAUSTED", "refused": True}
+
+
+def test_a_refused_attempt_is_not_fatal_and_its_pushback_delays_the_next_one():
+    attempts = hedged(max_attempts=4)
+    assert fail(attempts, 5, **REFUSED) == NextAttempt(2, 5, NEVER)
+    assert fail(attempts, 6, **REFUSED, pushback_ns=7 * S) == Wait(7 * S + 6)
+    assert isinstance(fail(hedged(), 0, "RESOURCE_EXHAUSTED"), Stop)  # of a handler
+
+
+def test_after_a_refused_attempt_another_server_gets_the_next_one_at_once():
+    attempts = hedged(max_attempts=4, max_pushback=1.0)
+    refused = REFUSED | {"has_other_server": True}
+    assert fail(attempts, 5, **refused, pushback_ns=7 * S) == NextAttempt(2, 5, NEVER)
+    assert isinstance(fail(attempts, 6, **refused, pushback_ns=-1), Stop)
+
+
+def test_a_refused_attempt_takes_a_token_of_the_throttle():
+    attempts = hedged(budget=RetryThrottle(3, 0.1), max_attempts=4)
+    assert isinstance(fail(attempts, 5, **REFUSED), NextAttempt)
+    assert isinstance(fail(attempts, 5, **REFUSED), Stop)  # less than half of the tokens are left

@@ -203,10 +203,98 @@ def test_an_exception_of_a_backoff_object_is_raised_and_uses_no_budget():
     assert budget.asked == []
 
 
+# --- Refused by a server before its handler ---
+
+
+CLAIMED = {"refused": True}
+PROVEN = CLAIMED | {"is_proven": True}
+OTHER = {"has_other_server": True}
+NOT_PROVEN = {"idempotent": False}
+
+
+def refused(**more):
+    return failed("RESOURCE_EXHAUSTED", **more)
+
+
+@pytest.mark.parametrize("settings", [{}, NOT_PROVEN])
+def test_a_proven_refusal_is_retried_whatever_retry_on_and_idempotent_say(settings):
+    made = plan(max_attempts=4, **settings)
+    assert made.ended(S, refused(**PROVEN)) == NextAttempt(2, 1100 * MS, NEVER)
+    step = made.ended(2 * S, refused(**PROVEN, pushback_ns=7 * S))
+    assert step == NextAttempt(3, 9 * S, NEVER)
+    step = made.ended(9 * S, refused(**PROVEN | OTHER, pushback_ns=7 * S))
+    assert step == NextAttempt(4, 9 * S, NEVER)
+    assert made.ended(9 * S, refused(**PROVEN)) == Stop(NO_ATTEMPTS)
+
+
+def test_a_refusal_that_is_not_proven_is_retried_for_idempotent_methods_only():
+    assert plan().ended(S, refused(**CLAIMED)) == NextAttempt(2, 1100 * MS, NEVER)
+    assert plan(**NOT_PROVEN).ended(S, refused(**CLAIMED)) == Stop(NOT_NAMED)
+    named = plan(retry_on="RESOURCE_EXHAUSTED", **NOT_PROVEN)
+    assert named.ended(S, refused(**CLAIMED | OTHER)) == Stop(NOT_IDEMPOTENT)
+
+
+def test_resource_exhausted_of_a_handler_is_retried_only_if_it_is_named():
+    assert plan().ended(0, refused()) == Stop(NOT_NAMED)
+    named = plan(retry_on="RESOURCE_EXHAUSTED")
+    assert named.ended(S, refused()) == NextAttempt(2, 1100 * MS, NEVER)
+
+
+@pytest.mark.parametrize(
+    ("deadline_ns", "outcome", "reason"),
+    [
+        (NEVER, refused(**PROVEN, committed=True), COMMITTED),
+        (NEVER, refused(**PROVEN, pushback_ns=-1), FORBIDDEN),
+        (NEVER, refused(**PROVEN | OTHER, pushback_ns=-1), FORBIDDEN),
+        (NEVER, refused(**PROVEN, pushback_ns=301 * S), "longer than max_pushback"),
+        (3 * S, refused(**PROVEN, pushback_ns=3 * S), NO_TIME),
+    ],
+)
+def test_a_refusal_is_not_retried_against_other_rules(deadline_ns, outcome, reason):
+    budget = OneRetry()
+    step = plan(deadline_ns, budget=budget, **NOT_PROVEN).ended(0, outcome)
+    assert isinstance(step, Stop)
+    assert reason in step.reason
+    assert budget.asked == []
+
+
+def test_another_server_is_asked_although_the_pushback_is_too_long():
+    outcome = refused(**PROVEN | OTHER, pushback_ns=301 * S)
+    assert plan(S).ended(0, outcome) == NextAttempt(2, 0, S)
+
+
+def test_retries_of_refused_calls_are_in_the_budget():
+    budget = OneRetry()
+    made = plan(budget=budget, **NOT_PROVEN)
+    assert isinstance(made.ended(0, refused(**PROVEN)), NextAttempt)
+    assert made.ended(0, refused(**PROVEN | OTHER)) == Stop(NO_BUDGET)
+
+
+@pytest.mark.parametrize(
+    ("settings", "outcome", "is_of_server"),
+    [
+        (NOT_PROVEN, refused(**PROVEN), True),
+        (NOT_PROVEN, refused(**CLAIMED), False),
+        ({}, refused(**CLAIMED), True),
+        ({}, refused(), False),
+    ],
+)
+def test_a_refusal_that_is_retried_takes_a_token_of_the_throttle(settings, outcome, is_of_server):
+    class Noting(OneRetry):
+        def failed(self, *, by_server):
+            assert by_server is is_of_server
+            self.asked.append("failed")
+
+    budget = Noting()
+    plan(budget=budget, **settings).ended(0, outcome)
+    assert "failed" in budget.asked
+
+
 # --- All of it, for any story ---
 
 
 ON = {"UNAVAILABLE", "RESOURCE_EXHAUSTED"}
+REFUSALS = [CLAIMED, PROVEN, PROVEN | OTHER]
 
 
 class AnyStory(RuleBasedStateMachine):
@@ -250,18 +338,24 @@ class AnyStory(RuleBasedStateMachine):
         code=st.sampled_from(["UNAVAILABLE"] * 4 + sorted(CODES)),
         pushback_ns=st.none() | st.integers(-1, 400 * MS),
         committed=st.sampled_from([False] * 5 + [True]),
+        refused=st.sampled_from([{}] * 3 + REFUSALS),
     )
-    def end(self, took_ns, code, pushback_ns, committed):
+    def end(self, took_ns, code, pushback_ns, committed, refused):
         if isinstance(self.step, Stop):
             return
         self.now_ns = self.step.at_ns + took_ns
-        outcome = AttemptResult(code, None, pushback_ns, committed)
+        code = "RESOURCE_EXHAUSTED" if refused else code
+        outcome = AttemptResult(code, None, pushback_ns, committed, **refused)
         step = self.plan.ended(self.now_ns, outcome)
         if isinstance(step, NextAttempt):
             assert code in self.on
             assert not committed
-            assert self.idempotent
-            assert pushback_ns is None or step.at_ns == self.now_ns + pushback_ns >= self.now_ns
+            assert self.idempotent or outcome.is_proven
+            if outcome.has_other_server:
+                assert step.at_ns == self.now_ns
+            else:
+                assert pushback_ns is None or step.at_ns == self.now_ns + pushback_ns
+            assert pushback_ns is None or pushback_ns >= 0
         self.take(step)
 
     def teardown(self):

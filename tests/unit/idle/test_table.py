@@ -11,7 +11,7 @@ from rpcwheel.idle.core import IdleLimit, IdleReason, Limits, PendingClose
 from rpcwheel.idle.policy import IdlePolicy
 from rpcwheel.idle.sockets import SocketInfo
 from rpcwheel.idle.table import ConnectionEntry, ServedCall, Table
-from rpcwheel.timer.clock import clock_of
+from rpcwheel.timer.manual import clock_of
 
 S = 1_000_000_000
 A, B = "ipv4:10.0.0.1:5001", "ipv4:10.0.0.1:5002"

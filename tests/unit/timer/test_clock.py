@@ -3,7 +3,7 @@
 import time
 
 from rpcwheel.timer import ManualTimer, WheelTimer
-from rpcwheel.timer.clock import clock_of
+from rpcwheel.timer.manual import clock_of
 
 
 def test_the_clock_of_a_manual_timer_is_exact_to_the_nanosecond():

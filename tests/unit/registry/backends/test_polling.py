@@ -16,7 +16,7 @@ from rpcwheel.registry.backend import View
 from rpcwheel.registry.backends.polling import FIRST_RETRY_S, PollingWatcher
 from rpcwheel.registry.url import parse_url
 from rpcwheel.timer import ManualTimer
-from rpcwheel.timer.clock import clock_of
+from rpcwheel.timer.manual import clock_of
 
 URL = parse_url("memory://")
 PERIOD = 10.0

@@ -1,0 +1,127 @@
+"""Calls that a server refuses before their handlers go to another server."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+
+from fixtures.balanced_channels import connect, counts, subchannel_of
+from fixtures.shop import UNARY_UNARY, Refuse
+from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel import HedgingPolicy, RetryPolicy
+from rpcwheel.balancer import OutlierEjectionPolicy
+
+RETRY = RetryPolicy(retry_on="UNAVAILABLE", backoff=1000.0, retry_budget=None, max_attempts=4)
+LONG = Refuse(after_ms=5000)
+"""A refusal by a server that asks to wait for as long as a test never does."""
+
+
+@pytest.fixture
+def open_retried(world, open_balanced, timer):
+    """Opens a balanced channel, and one in front of it whose calls are retried."""
+
+    def open_both(*targets, idempotent=False, retry=RETRY, hedging=None, **settings):
+        channel = open_balanced(*targets, **settings)
+        kit = world.api.Kit(retry=retry, hedging=hedging, idempotent=idempotent, timer=timer)
+        world.keep(kit)
+        connect(world, channel)
+        return channel, world.do(kit.intercept_channel, channel)
+
+    return open_both
+
+
+def blocking(world, channel):
+    """Call, and wait for the response: block, or await."""
+    metadata = (("user", "u-1"),)
+    return world.do(channel.unary_unary(UNARY_UNARY), b"x", timeout=WAIT_S, metadata=metadata)
+
+
+def by_an_object(world, channel):
+    """The same by a future, or by a call object that is awaited later."""
+    return world.call(channel, timeout=WAIT_S, metadata=(("user", "u-1"),)).result()
+
+
+def by_a_stream(world, channel):
+    """The same by a stream with one response."""
+    call = world.call(channel, "unary_stream", timeout=WAIT_S, metadata=(("user", "u-1"),))
+    return b"".join(call.result())
+
+
+@pytest.mark.parametrize(
+    ("lb_policy", "idempotent", "call"),
+    [
+        ("round_robin", False, blocking),
+        ("round_robin", True, by_an_object),
+        ("ring_hash:user", False, by_an_object),
+        ("ring_hash:user", True, blocking),
+        ("ring_hash:user", False, by_a_stream),
+    ],
+)
+def test_a_refused_call_goes_to_each_other_server_at_once(
+    world, shops, open_retried, lb_policy, idempotent, call, timer
+):
+    _, retried = open_retried(*shops, idempotent=idempotent, lb_policy=lb_policy)
+    for shop in shops:
+        shop.then(LONG)
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(call, world, retried)
+        wait_until(lambda: counts(shops) == [1, 1, 1])
+        wait_until(lambda: timer.pending == 1)  # all have refused: it waits for the pushback
+        assert not waiting.done()
+        timer.advance(5.0)
+        assert waiting.result(WAIT_S) == b"x"
+    assert sum(counts(shops)) == 4
+
+
+@pytest.mark.parametrize("call", [blocking, by_an_object, by_a_stream])
+def test_the_second_server_answers_a_call_that_the_first_one_refuses(
+    world, shops, open_retried, call, timer
+):
+    _, retried = open_retried(*shops[:2], lb_policy="ring_hash:user")
+    call(world, retried)
+    first = shops[counts(shops).index(1)]
+    first.then(LONG)
+    assert call(world, retried) == b"x"
+    assert sorted(counts(shops[:2])) == [1, 2]
+    assert call(world, retried) == b"x"  # the next call begins where the picker says
+    assert len(first.calls) == 3
+    assert timer.pending == 0
+
+
+def test_a_server_that_is_not_connected_does_not_count_as_another_one(
+    world, shops, dead, open_balanced, timer
+):
+    channel = open_balanced(shops[0], dead)
+    kit = world.keep(world.api.Kit(retry=RETRY, timer=timer))
+    retried = world.do(kit.intercept_channel, channel)
+    blocking(world, retried)
+    shops[0].then(LONG)
+    call = world.call(retried)
+    wait_until(lambda: timer.pending)
+    assert len(shops[0].calls) == 2
+    call.cancel()
+
+
+def test_a_refused_hedge_goes_to_another_server_at_once(world, shops, open_retried):
+    hedging = HedgingPolicy(delay=1000.0, max_attempts=3, retry_budget=None)
+    _, hedged = open_retried(*shops, retry=None, hedging=hedging, idempotent=True)
+    for shop in shops:
+        shop.then(LONG)
+    with pytest.raises(grpc.RpcError):
+        blocking(world, hedged)
+    assert counts(shops) == [1, 1, 1]
+    assert blocking(world, hedged) == b"x"
+
+
+def test_a_server_that_refuses_is_not_unhealthy(world, shops, open_retried, events):
+    ejection = OutlierEjectionPolicy(consecutive_failures=2)
+    policy = {"outlier_ejection": ejection}
+    channel, retried = open_retried(*shops[:2], retry=None, policy=policy)
+    for _ in range(10):
+        shops[0].then(Refuse())
+        shops[1].then(Refuse())
+        for _ in range(2):
+            with pytest.raises(grpc.RpcError):
+                blocking(world, retried)
+    assert all(subchannel_of(channel, shop).healthy for shop in shops[:2])
+    assert events == []
