@@ -45,7 +45,7 @@ def test_never_and_clear_leave_no_timeout(timer, rung):
 
 @pytest.mark.parametrize("is_waiting", [True, False])
 def test_a_stopped_timer_is_reported_once_and_the_callback_is_not_called(rung, events, is_waiting):
-    own = WheelTimer()
+    own, of_others = WheelTimer(), shared_timer().pending
     alarm = OneShotTimer(own, lambda: rung.append("rang"), "memory://", "renew")
     if is_waiting:
         alarm.wake(alarm.now_ns() + 60 * SECOND)
@@ -54,7 +54,8 @@ def test_a_stopped_timer_is_reported_once_and_the_callback_is_not_called(rung, e
         alarm.wake(alarm.now_ns() + 1)
     assert wait_until(lambda: events)
     alarm.wake(alarm.now_ns() + 1)
-    assert (rung, len(events), shared_timer().pending) == ([], 1, 0)
+    assert (rung, len(events)) == ([], 1)
+    assert shared_timer().pending <= of_others
     (failed,) = events
     assert (failed.registry, failed.request, failed.delay_s) == ("memory://", "renew", None)
     assert type(failed.error) is TimerStopped
