@@ -31,6 +31,7 @@ __all__ = [
     "DEFAULT_CRITICALITY",
     "NONCE_KEY",
     "PUSHBACK_KEY",
+    "REFUSAL_CODES",
     "REFUSED_KEY",
     "STATUS_CODES",
     "TRIED",
@@ -140,10 +141,13 @@ NONCE_KEY: Final = "rpcwheel-nonce"
 the attempt returns the value, see `REFUSED_KEY`."""
 
 REFUSED_KEY: Final = "rpcwheel-refused"
-"""The trailing metadata of an attempt that a server of rpcwheel has refused with RESOURCE_EXHAUSTED
-before its handler: the value of `NONCE_KEY`, or "" if the attempt had none. The value proves that
-the server itself has refused this attempt: trailing metadata that a handler has got from another
-server and passes on has another value."""
+"""The trailing metadata of an attempt that a server of rpcwheel has refused before its handler,
+with one of `REFUSAL_CODES`: the value of `NONCE_KEY`, or "" if the attempt had none. The value
+proves that the server itself has refused this attempt: trailing metadata that a handler has got
+from another server and passes on has another value."""
+
+REFUSAL_CODES: Final = frozenset({"RESOURCE_EXHAUSTED", "UNAVAILABLE"})
+"""The status codes of refused attempts: the server has too many calls, or is being stopped."""
 
 HEARTBEAT_KEY: Final = "rpcwheel-heartbeat"
 """The metadata entry of a heartbeat, whatever its method."""

@@ -39,7 +39,7 @@ from rpcwheel.call.policy import CallPolicy
 from rpcwheel.call.sync_call import ClientCall, RetryingCall, RetryingStream, StreamAttempts
 from rpcwheel.durations import NEVER, to_ns
 from rpcwheel.events import CallbackFailed, emit
-from rpcwheel.rpc import TRIED, Kind, classes_by_kind
+from rpcwheel.rpc import REFUSAL_CODES, TRIED, Kind, classes_by_kind
 from rpcwheel.transport.probe import MARK
 from rpcwheel.transport.sync import CLOSED, ReconnectingChannel
 
@@ -442,7 +442,7 @@ class _BalancedMethod:
         except grpc.RpcError as error:
             code = _code_of(error)
             pool.checker.failed(subchannel, code)
-            if code == "RESOURCE_EXHAUSTED":
+            if code in REFUSAL_CODES:
                 set_server_of(error, subchannel)
             raise
         except ValueError as error:
@@ -544,7 +544,7 @@ def report_end(call: Any, pool: _Pool, subchannel: Subchannel) -> None:
         if code == "OK":
             subchannel.succeeded()
         elif code:
-            if code == "RESOURCE_EXHAUSTED":
+            if code in REFUSAL_CODES:
                 set_server_of(over, subchannel)
             EXECUTOR.submit(pool, partial(pool.checker.failed, subchannel, code))
 

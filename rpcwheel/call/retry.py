@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from rpcwheel.backoff import Backoff
 from rpcwheel.durations import NEVER, to_ns
-from rpcwheel.rpc import CODES, NONCE_KEY, PUSHBACK_KEY, REFUSED_KEY, AttemptResult
+from rpcwheel.rpc import (
+    CODES,
+    NONCE_KEY,
+    PUSHBACK_KEY,
+    REFUSAL_CODES,
+    REFUSED_KEY,
+    AttemptResult,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -99,7 +106,7 @@ def result_of(error: Any, *, committed: bool = False, nonce: str | None = None) 
         return AttemptResult(code="UNKNOWN", error=error, committed=True)
     trailing = _call_if_present(error, "trailing_metadata")
     result = AttemptResult(code, error, pushback_ns(trailing), committed)
-    if code != "RESOURCE_EXHAUSTED":
+    if code not in REFUSAL_CODES:
         return result
     echoes = [value for key, value in trailing or () if key == REFUSED_KEY]
     is_proven = nonce is not None and echoes == [nonce]

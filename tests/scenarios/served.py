@@ -72,8 +72,8 @@ def ask(target, kind, request=b"x", **options):
         return [call.result()] if kind in ONE_ANSWER else list(call)
 
 
-async def aio_ask(target, kind, request=b"x", *, timeout=WAIT_S):  # noqa: ASYNC109 - the call's
+async def aio_ask(target, kind, request=b"x", **options):
     """Make a call of grpc.aio; return its responses as a list."""
     async with grpc.aio.insecure_channel(target, options=IMPATIENT) as channel:
-        call = begin(channel, kind, request, timeout=timeout)
+        call = begin(channel, kind, request, **options)
         return [await call] if kind in ONE_ANSWER else [answer async for answer in call]

@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from fixtures.balanced_channels import connect, counts, subchannel_of
-from fixtures.shop import UNARY_UNARY, Refuse
+from fixtures.shop import UNARY_UNARY, Hang, Refuse
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel import HedgingPolicy, RetryPolicy
 from rpcwheel.balancer import OutlierEjectionPolicy
@@ -111,6 +111,26 @@ def test_a_refused_hedge_goes_to_another_server_at_once(world, shops, open_retri
         blocking(world, hedged)
     assert counts(shops) == [1, 1, 1]
     assert blocking(world, hedged) == b"x"
+
+
+def test_a_refused_hedge_does_not_go_where_another_attempt_runs(world, shops, open_retried, timer):
+    hedging = HedgingPolicy(delay=1.0, max_attempts=3, max_pushback=1.0, retry_budget=None)
+    _, hedged = open_retried(*shops[:2], retry=None, hedging=hedging, idempotent=True)
+    for shop in shops[:2]:
+        shop.then(Hang(code="INTERNAL"))
+    call = world.call(hedged)
+    wait_until(lambda: sum(counts(shops)) == 1)
+    first, other = shops[:2] if shops[0].calls else shops[1::-1]
+    other.reset()
+    other.then(LONG)
+    timer.advance(1.0)
+    wait_until(lambda: other.calls and other.calls[0].ended.is_set())
+    for _ in range(4):  # meanwhile the client has seen the refusal
+        blocking(world, hedged)
+    first.calls[0].ended.set()
+    assert call.error().code() is grpc.StatusCode.INTERNAL
+    # The server asks to wait longer than max_pushback, so there was no third attempt.
+    assert sum(shop.count_calls(**{"x-retry-attempt": "2"}) for shop in shops) == 0
 
 
 def test_a_server_that_refuses_is_not_unhealthy(world, shops, open_retried, events):

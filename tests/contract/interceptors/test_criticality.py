@@ -6,12 +6,13 @@ import pytest
 from scenarios.served import aio_answering, answering, ask, handler
 
 from fixtures.clients import held, in_every_way
+from fixtures.grpc_servers import GrpcServer
 from fixtures.handlers import bound, partly, reading_and_writing
 from fixtures.shop import UNARY_UNARY
-from fixtures.small_servers import serving_in
+from fixtures.small_servers import serving_in, small
 from fixtures.waiting import wait_until
 from fixtures.worlds import KINDS, AioWorld, SyncWorld
-from rpcwheel import Criticality, call_options, current_criticality
+from rpcwheel import Criticality, call_options, current_criticality, current_deadline
 from rpcwheel.call import CallPolicy, MethodPolicy
 from rpcwheel.failback import FailbackPolicy
 from rpcwheel.rpc import CRITICALITY, CRITICALITY_KEY
@@ -152,10 +153,16 @@ def test_a_handler_sees_the_criticality_of_its_own_call(world, nature, kind):
         for invalid in ("urgent", "", "critical,sheddable"):
             assert ask(target, kind, metadata=((CRITICALITY_KEY, invalid),)) == [b"None"]
         assert ask(target, kind, metadata=((CRITICALITY_KEY, "critical"),) * 2) == [b"None"]
-    with serving_in(world, made, *ours, workers=1) as target:
-        ask(target, kind, metadata=((CRITICALITY_KEY, "critical"),))
-        if world.name == "aio":  # the threads of the loop's pool do not keep it
-            assert world.do(world.loop.run_in_executor, None, current_criticality) is None
+
+
+@pytest.mark.parametrize(("world", "nature", "kind"), HANDLERS, indirect=["world"])
+def test_the_threads_of_a_server_do_not_keep_what_is_current(world, nature, kind):
+    ours = world.interceptors.server_interceptors()
+    service = small(handler(kind, nature(kind, look)))
+    with GrpcServer(service, world=world, workers=1, interceptors=ours) as server:
+        ask(server.target, kind, metadata=((CRITICALITY_KEY, "critical"),))
+        assert server.pool.submit(current_criticality).result() is None
+        assert server.pool.submit(current_deadline).result() is None
 
 
 def test_a_handler_that_pushes_responses_sees_the_criticality_of_its_call():

@@ -12,9 +12,10 @@ from fixtures.grpc_servers import IMPATIENT
 from fixtures.handlers import left, seconds
 from fixtures.small_servers import METHOD, Gate, aio_serving
 from fixtures.waiting import WAIT_S, aio_wait_until
-from rpcwheel.call import CallPolicy, DeadlinePolicy
+from rpcwheel.call import CallPolicy, Criticality, DeadlinePolicy, current_criticality
 from rpcwheel.events import CallSlow
 from rpcwheel.interceptors.aio import server_interceptors
+from rpcwheel.rpc import CRITICALITY_KEY
 from rpcwheel.timer import AsyncWheelTimer
 
 LOOKED_AT = ContextVar("looked_at", default=None)
@@ -70,11 +71,18 @@ async def test_a_plain_stream_works_behind_an_interceptor_that_runs_in_the_pool(
 
             return handler("unary_stream", wrapped)
 
-    made = handler("unary_stream", answering("unary_stream", left))
+    levels = []
+
+    def look(context):
+        levels.append(current_criticality())
+        return left()
+
+    made = handler("unary_stream", answering("unary_stream", look))
+    metadata = ((CRITICALITY_KEY, "sheddable"),)
     async with aio_serving(made, interceptors=[Around(), *server_interceptors()]) as target:
-        assert (
-            0 < seconds(await aio_ask(target, "unary_stream", timeout=WAIT_S)) <= WAIT_S * ROUNDED
-        )
+        answers = await aio_ask(target, "unary_stream", timeout=WAIT_S, metadata=metadata)
+    assert 0 < seconds(answers) <= WAIT_S * ROUNDED
+    assert levels == [Criticality.SHEDDABLE]
 
 
 async def test_the_generator_of_a_handler_is_closed_with_its_wrapper():

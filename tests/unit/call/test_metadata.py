@@ -1,11 +1,13 @@
 """Nonces of attempts, and what is taken from and added to the metadata of a call."""
 
+from dataclasses import replace
+
 import grpc
 import pytest
 
 from fixtures.forks import holds_in_child
 from rpcwheel.call.metadata import call_metadata, new_nonce
-from rpcwheel.call.retry import RETRY_KEY, result_of, with_attempt
+from rpcwheel.call.retry import RETRY_KEY, result_of, with_attempt, with_other_server
 from rpcwheel.rpc import CRITICALITY_KEY, NONCE_KEY, REFUSED_KEY, AttemptResult
 
 
@@ -80,8 +82,39 @@ def test_a_refusal_is_proven_by_the_one_nonce_of_its_attempt(
     assert (result.refused, result.is_proven) == (refused, is_proven)
 
 
-def test_only_resource_exhausted_is_a_refusal():
-    error = Failed([(REFUSED_KEY, "n")], grpc.StatusCode.UNAVAILABLE)
-    assert result_of(error, nonce="n") == AttemptResult("UNAVAILABLE", error)
+def test_a_refusal_has_one_of_two_codes():
+    trailing = [(REFUSED_KEY, "n")]
+    refusals = {
+        code.name
+        for code in grpc.StatusCode
+        if result_of(Failed(trailing, code), nonce="n").is_proven
+    }
+    assert refusals == {"RESOURCE_EXHAUSTED", "UNAVAILABLE"}
+    error = Failed(trailing, grpc.StatusCode.INTERNAL)
+    assert result_of(error, nonce="n") == AttemptResult("INTERNAL", error)
     bare = Failed(None)
     assert result_of(bare, nonce="n") == AttemptResult("RESOURCE_EXHAUSTED", bare)
+
+
+class Server:
+    """A subchannel of a channel with these servers that are READY."""
+
+    def __init__(self, ready):
+        self.ready = ready
+        ready.append(self)
+
+    def has_other(self, tried):
+        return any(server not in tried for server in self.ready)
+
+
+def test_a_refused_call_has_another_server_until_all_were_tried():
+    ready, tried = [], []
+    one, other = Server(ready), Server(ready)
+    refused = AttemptResult("RESOURCE_EXHAUSTED", refused=True)
+    elsewhere = replace(refused, has_other_server=True)
+    assert with_other_server(refused, None, tried) == refused
+    assert with_other_server(refused, one, tried) == elsewhere
+    assert with_other_server(refused, one, tried) == elsewhere
+    assert tried == [one]
+    assert with_other_server(refused, other, tried) == refused
+    assert with_other_server(refused, one, tried) == elsewhere  # after the pushback
