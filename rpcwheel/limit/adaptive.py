@@ -6,8 +6,8 @@ number of handlers that keeps the server busy (the bandwidth-delay product of BB
 2016; Kratos and Sentinel limit servers by it). With fewer handlers the server idles, with more they
 only wait for each other: for a lock, for a connection of a pool, or for the interpreter.
 
-Both are measured in windows, while calls wait for a handler to end. Three kinds of windows follow
-each other:
+Both are measured in windows. While nearly all calls have to wait for a handler to end, three kinds
+of windows follow each other:
 
 * `NORMAL`: as many handlers as the product says.
 * `FEWER`: half as many. With too many handlers all of them are slow, and only fewer show how long
@@ -17,7 +17,7 @@ each other:
   not, the next attempt is later each time. So the limit follows a server that can do more, and one
   more handler is not left running where it slows down the others.
 
-A window without a waiting call shows how long handlers take, and nothing about the limit: unless
+Other windows show how long handlers take, and nothing about the limit: unless
 handlers use most of the interpreter's time, and take twice as long as before. Then they wait for
 the interpreter, and so does gRPC, whose calls are not even seen; the limit becomes the product.
 """
@@ -43,11 +43,15 @@ FEW_CALLS: Final = 5
 """If there are few calls, it ends after this time, or twice the duration of a call."""
 
 HISTORY_NS: Final = 10_000_000_000
-"""How long a window is remembered, the time between two windows with fewer handlers, and the
-longest time between two with more."""
+"""How long a window is remembered, and the time between two windows with fewer handlers."""
 
-FIRST_RETRY_NS: Final = 1_000_000_000
-"""The time until the next window with more handlers, after the first one without success."""
+MORE_AGAIN_NS: Final = 1_000_000_000, 4_000_000_000
+"""The time until the next window with more handlers, after the first one without success; it doubles
+with each, up to the second of these."""
+
+SATURATED: Final = 0.9
+"""The share of the calls of a window that have waited, from which the server is saturated: fewer
+also wait if many arrive together by chance."""
 
 SHORTER: Final = 0.8
 """With fewer handlers, durations are shorter if they are less than this share."""
@@ -101,8 +105,8 @@ class AdaptiveLimit:
         "_slow_windows",
         "_step",
         "_trial",
+        "_waited",
         "_windows",
-        "is_saturated",
         "limit",
         "maximum",
     )
@@ -112,8 +116,6 @@ class AdaptiveLimit:
         """How many handlers may run."""
         self.maximum = MAX_LIMIT
         """The highest limit, such as the number of threads."""
-        self.is_saturated = False
-        """Whether a call has waited in this window; the limiter sets it."""
         self._windows: deque[Window] = deque()
         self._trial = Trial.NORMAL
         self._measured_ns: int | None = None  # when a window showed durations without waiting
@@ -126,18 +128,21 @@ class AdaptiveLimit:
         self._began_ns = 0
         self._began_cpu_ns = 0
         self._count = 0
+        self._waited = 0  # how many of them had waited
         self._sampled = 0  # how many durations are in the sum
         self._duration_ns = 0
 
-    def ended(self, started_ns: int, now_ns: int, cpu_ns: int) -> None:
+    def ended(self, started_ns: int, now_ns: int, cpu_ns: int, *, has_waited: bool) -> None:
         """Count a handler that has ended. Its call was neither a stream nor canceled.
 
         Args:
             started_ns: When the handler was started.
             now_ns: The time now.
             cpu_ns: The processor time that all handlers have used up to now.
+            has_waited: Whether the call has waited before.
         """
         self._count += 1
+        self._waited += has_waited
         if started_ns >= self._changed_ns:
             self._sampled += 1
             self._duration_ns += now_ns - started_ns
@@ -148,29 +153,29 @@ class AdaptiveLimit:
         if self._sampled < MIN_CALLS and elapsed_ns < max(MAX_WINDOW_NS, 2 * mean_ns):
             return
         window = Window(now_ns, self._count / elapsed_ns, mean_ns)
-        was_saturated = self.is_saturated
+        is_saturated = self._waited >= SATURATED * self._count
         is_busy = BUSY < (cpu_ns - self._began_cpu_ns) / elapsed_ns < BEYOND_LOCK
-        self._began_ns, self._began_cpu_ns, self.is_saturated = now_ns, cpu_ns, False
-        self._count = self._sampled = self._duration_ns = 0
+        self._began_ns, self._began_cpu_ns = now_ns, cpu_ns
+        self._count = self._waited = self._sampled = self._duration_ns = 0
         if elapsed_ns < HISTORY_NS:  # else it began before a pause
-            self._set(self._next_limit(window, was_saturated, is_busy), now_ns)
+            self._set(self._next_limit(window, is_saturated, is_busy), now_ns)
 
     def _set(self, limit: int, now_ns: int) -> None:
         limit = max(1, min(limit, self.maximum))
         if limit != self.limit:
             self.limit, self._changed_ns = limit, now_ns
 
-    def _next_limit(self, window: Window, was_saturated: bool, is_busy: bool) -> int:
+    def _next_limit(self, window: Window, is_saturated: bool, is_busy: bool) -> int:
         now_ns, trial, self._trial = window.end_ns, self._trial, Trial.NORMAL
         while self._windows and self._windows[0].end_ns < now_ns - HISTORY_NS:
             self._windows.popleft()
         highest = max((each.throughput for each in self._windows), default=0.0)
         shortest = min((each.duration_ns for each in self._windows), default=math.inf)
-        if was_saturated and trial is not Trial.FEWER and self._is_slower(window, highest):
+        if is_saturated and trial is not Trial.FEWER and self._is_slower(window, highest):
             self._windows.clear()
             self._measured_ns = None
         self._windows.append(window)
-        if not was_saturated:
+        if not is_saturated:
             self._measured_ns = now_ns
             is_crowded = is_busy and window.duration_ns > 2 * shortest
             return self._product() if is_crowded else self.limit
@@ -188,9 +193,8 @@ class AdaptiveLimit:
                 self._step, self._more_interval_ns = 2 * self._step, 0
             else:
                 self._step = 1
-                self._more_interval_ns = min(
-                    max(FIRST_RETRY_NS, 2 * self._more_interval_ns), HISTORY_NS
-                )
+                first_ns, most_ns = MORE_AGAIN_NS
+                self._more_interval_ns = min(max(first_ns, 2 * self._more_interval_ns), most_ns)
             self._more_at_ns = now_ns + self._more_interval_ns
         if now_ns >= self._more_at_ns and limit < self.maximum:
             self._trial = Trial.MORE

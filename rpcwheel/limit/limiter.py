@@ -80,6 +80,7 @@ class LimitedCall:
         "criticality",
         "deadline_ns",
         "future",
+        "has_waited",
         "is_gone",
         "limit",
         "method",
@@ -98,6 +99,7 @@ class LimitedCall:
         """What the client wants to see in a refusal; "" for nothing."""
         self.arrived_ns = 0
         self.deadline_ns = NEVER
+        self.has_waited = False
         self.is_gone = False
         """Whether it ended before its handler ran: by its client, or by its deadline."""
         self.start: Any = None
@@ -154,11 +156,11 @@ class Limiter:
             self._max_streams = policy.max_streams
         self._refuse = refuse
         self._waiting: dict[Criticality, deque[LimitedCall]] = {
-            criticality: deque() for criticality in Criticality
+            criticality: deque() for criticality in sorted(Criticality, reverse=True)
         }
         self._waiting_streams = 0
         self._late_ns = 0
-        """When calls will have waited too long without a pause."""
+        """When calls will have waited too long without a pause; of no use if none waits."""
         self.threads = math.inf
         """How many calls can run at the same time at all."""
         self.running = 0
@@ -202,8 +204,7 @@ class Limiter:
             return False
         if not self.waiting:
             self._late_ns = now_ns + self._max_wait_of(method)
-        if self._adaptive is not None:
-            self._adaptive.is_saturated = True
+        call.has_waited = True
         self.waiting += 1
         self._waiting_streams += method.is_stream
         self._waiting[call.criticality].append(call)
@@ -228,7 +229,7 @@ class Limiter:
         if not call.is_gone:  # its handler has run, so that its duration counts
             method.took(now_ns - started_ns)
             if self._adaptive is not None:
-                self._adaptive.ended(started_ns, now_ns, cpu_ns)
+                self._adaptive.ended(started_ns, now_ns, cpu_ns, has_waited=call.has_waited)
 
     def take(self, now_ns: int) -> LimitedCall | None:
         """Return a waiting call to start now; None if none may start. Call it until then."""
@@ -237,8 +238,10 @@ class Limiter:
         self.refuse_late(now_ns)
         if self.running >= self.limit and not self._waiting_streams:
             return None
-        newest_first = self._is_late(now_ns)
+        is_late, ahead = now_ns > self._late_ns, 0
         for calls in self._waiting.values():
+            ahead += len(calls)
+            newest_first = is_late and self.limit < ahead == self.waiting
             position = len(calls) - 1 if newest_first else 0
             while 0 <= position < len(calls):
                 call = calls[position]
@@ -256,20 +259,24 @@ class Limiter:
         return None
 
     def refuse_late(self, now_ns: int) -> None:
-        """Refuse the calls that have waited too long, the least critical first."""
-        is_late = self._is_late(now_ns)
-        for calls in reversed(self._waiting.values()):
+        """Refuse the calls that have waited too long."""
+        is_late, ahead = now_ns > self._late_ns, 0
+        for calls in self._waiting.values():
+            ahead += len(calls)  # with those that are more critical
             while calls:
                 call = calls[0]
                 if not call.is_gone:
                     max_wait_ns = self._max_wait_of(call.method)
-                    if is_late and self.waiting > self.limit:
+                    # Others are less critical, and refused before it.
+                    is_last = ahead == self.waiting
+                    if is_last and is_late and ahead > self.limit:
                         max_wait_ns //= LATE_SHARE
                     if now_ns - call.arrived_ns <= max_wait_ns:
                         break
                     self._count_refused(call, Refusal.WAITED)
                 calls.popleft()
                 self._leaves(call)
+                ahead -= 1
 
     def refuse_all(self) -> None:
         """Refuse all waiting calls: the server is being stopped."""
@@ -307,10 +314,6 @@ class Limiter:
     def _leaves(self, call: LimitedCall) -> None:
         self.waiting -= 1
         self._waiting_streams -= call.method.is_stream
-
-    def _is_late(self, now_ns: int) -> bool:
-        """Whether calls have waited without a pause for longer than a call may wait."""
-        return self.waiting > 0 and now_ns > self._late_ns
 
     def _count_refused(self, call: LimitedCall, reason: Refusal) -> None:
         key = call.criticality, reason

@@ -1,0 +1,80 @@
+"""The adaptive limit, with simulated servers in simulated time."""
+
+import random
+from collections import Counter
+
+import pytest
+
+from fixtures.limits import Server
+from rpcwheel.rpc import Criticality
+
+WAITING = {"slots": 4, "duration_s": 0.05}
+"""A server with four connections to a database: 80 calls/s."""
+
+BURNING = {"slots": 1, "duration_s": 0.01, "computes": True}
+"""A server whose handlers compute for 10 ms: 100 calls/s, and none is faster if others run."""
+
+
+@pytest.mark.parametrize("server", [WAITING, BURNING], ids=["waiting", "computing"])
+@pytest.mark.parametrize("load", [2, 10])
+def test_an_overloaded_server_answers_as_many_calls_as_it_can(server, load):
+    server = Server(**server)
+    server.offer(0.7 * server.capacity, seconds=5)
+    done = server.offer(load * server.capacity, seconds=10)
+    assert done.answered >= 0.9 * 10 * server.capacity
+    # Four handlers at a time would be enough, and a few more do no harm.
+    assert server.limit <= 2 * server.slots + 1
+
+
+def test_an_overload_from_the_start_is_limited_within_two_seconds():
+    server = Server(**WAITING)
+    server.offer(2 * server.capacity, seconds=2)
+    assert server.limit <= 2 * server.slots
+
+
+def test_a_server_that_becomes_faster_gets_more_calls():
+    server = Server(**WAITING)
+    server.offer(2 * server.capacity, seconds=10)
+    server.slots = 40
+    server.offer(2 * server.capacity, seconds=5)
+    done = server.offer(2 * server.capacity, seconds=5)
+    assert done.answered >= 0.9 * 5 * server.capacity
+
+
+@pytest.mark.parametrize("halved", [{"slots": 2}, {"duration_s": 0.1}], ids=str)
+def test_a_server_that_becomes_slower_is_at_its_new_capacity_within_three_seconds(halved):
+    server = Server(**WAITING)
+    server.offer(1.2 * server.capacity, seconds=10)
+    vars(server).update(halved)
+    server.offer(2.4 * server.capacity, seconds=3)
+    done = server.offer(2.4 * server.capacity, seconds=5)
+    assert done.answered >= 0.9 * 5 * server.capacity
+
+
+def test_after_the_load_all_calls_are_answered_again():
+    server = Server(**WAITING)
+    server.offer(10 * server.capacity, seconds=10)
+    server.offer(0.7 * server.capacity, seconds=1)
+    done = server.offer(0.7 * server.capacity, seconds=10)
+    assert done.refused == 0
+
+
+def test_no_call_is_refused_below_half_of_the_capacity_in_a_mixed_hour():
+    """Slow and fast methods, bursts, pauses, and a load that changes each second."""
+    server = Server(slots=8, duration_s=0.02, slow=(0.1, 0.2))
+    pattern, done = random.Random(1), Counter()
+    for _ in range(3600):
+        load = pattern.choice([0, 0.05, 0.2, 0.4, 0.5])
+        done.update(vars(server.offer(load * server.capacity, seconds=1)))
+    assert done["answered"] > 100_000
+    assert done["refused"] == 0
+
+
+def test_critical_calls_are_answered_in_a_spike_of_sheddable_ones():
+    server = Server(**WAITING)
+    server.offer(0.5 * server.capacity, seconds=5)
+    server.offer(
+        12 * server.capacity, seconds=10, criticality=Criticality.SHEDDABLE, beside=0.5 * 80
+    )
+    done = server.beside
+    assert done.answered >= 0.994 * (done.answered + done.refused)
