@@ -13,9 +13,9 @@ of windows follow each other:
 * `FEWER`: half as many. With too many handlers all of them are slow, and only fewer show how long
   they take alone. When the limit is new, at once and until durations get no shorter; then every
   10 s (BBR's ProbeRTT).
-* `MORE`: some more. If the throughput rises, so does the limit, and faster with each success. If
-  not, the next attempt is later each time. So the limit follows a server that can do more, and one
-  more handler is not left running where it slows down the others.
+* `MORE`: at first twice as many, later a quarter more. If the throughput rises, so does the limit,
+  and faster with each success. If not, the next attempt is later each time. So the limit follows a
+  server that can do more, and no handler is left running that only slows down the others.
 
 Other windows show how long handlers take, and nothing about the limit: unless
 handlers use most of the interpreter's time, and take twice as long as before. Then they wait for
@@ -29,7 +29,7 @@ import math
 from collections import deque
 from typing import Final, NamedTuple
 
-INITIAL_LIMIT: Final = 20
+INITIAL_LIMIT: Final = 8
 """The limit before the first measurement."""
 
 MAX_LIMIT: Final = 1 << 20
@@ -46,8 +46,8 @@ HISTORY_NS: Final = 10_000_000_000
 """How long a window is remembered, and the time between two windows with fewer handlers."""
 
 MORE_AGAIN_NS: Final = 1_000_000_000, 4_000_000_000
-"""The time until the next window with more handlers, after the first one without success; it doubles
-with each, up to the second of these."""
+"""The time until the next window with more handlers, after the first one without success. It
+doubles with each, up to the second of these."""
 
 SATURATED: Final = 0.9
 """The share of the calls of a window that have waited, from which the server is saturated: fewer
@@ -121,7 +121,7 @@ class AdaptiveLimit:
         self._measured_ns: int | None = None  # when a window showed durations without waiting
         self._more_at_ns = 0  # when to try more handlers
         self._more_interval_ns = 0
-        self._step = 1  # how many more
+        self._step = INITIAL_LIMIT  # how many more
         self._slow_windows = 0
         self._changed_ns = 0  # when the limit was changed
         # The window that is measured:
@@ -192,7 +192,7 @@ class AdaptiveLimit:
             if window.throughput > expected:
                 self._step, self._more_interval_ns = 2 * self._step, 0
             else:
-                self._step = 1
+                self._step = max(1, limit // 4)
                 first_ns, most_ns = MORE_AGAIN_NS
                 self._more_interval_ns = min(max(first_ns, 2 * self._more_interval_ns), most_ns)
             self._more_at_ns = now_ns + self._more_interval_ns

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from .policy import LimitPolicy
 
-MIN_WAIT_NS: Final = 200_000_000
+MIN_WAIT_NS: Final = 300_000_000
 """The maximum wait, unless handlers take long or the policy has another one."""
 
 WAIT_IN_DURATIONS: Final = 4

@@ -45,7 +45,7 @@ class LimitPolicy(Policy):
     max_wait: Seconds | None = None
     """Maximum seconds that a call waits. While calls have waited for longer than this without a
     pause, it is a tenth (as CoDel does): the server is overloaded, and a short queue serves as many
-    calls as a long one. None: 0.2 s, or four times the usual duration of a handler if that is
+    calls as a long one. None: 0.3 s, or four times the usual duration of a handler if that is
     longer."""
 
     pushback: Seconds = 1.0
