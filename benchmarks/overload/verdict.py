@@ -32,7 +32,7 @@ LEAST_CHAIN = 1.45
 MOST_P99 = 3.0
 """The 99th percentile of answered calls, over that of the first phase and the longest wait."""
 
-ROOM_S = 0.2
+ROOM_S = 0.3
 """The longest wait of a call for its handler (`LimitPolicy.max_wait`)."""
 
 Verdict = tuple[str, str, str, str]
