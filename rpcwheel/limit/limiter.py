@@ -22,6 +22,8 @@ from .policy import ADAPTIVE
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from rpcwheel.telemetry.call_counts import MethodCounts
+
     from .policy import LimitPolicy
 
 MIN_WAIT_NS: Final = 300_000_000
@@ -50,13 +52,17 @@ class Refusal(enum.Enum):
 class LimitedMethod:
     """One method of a server: its own limit, and what is known of its handlers."""
 
-    __slots__ = ("is_stream", "least_ns", "maximum", "name", "running", "usual_ns")
+    __slots__ = ("counts", "is_stream", "least_ns", "maximum", "name", "running", "usual_ns")
 
-    def __init__(self, name: str, *, is_stream: bool, maximum: float) -> None:
+    def __init__(
+        self, name: str, *, is_stream: bool, maximum: float, counts: MethodCounts | None = None
+    ) -> None:
         self.name = name
         self.is_stream = is_stream
         self.maximum = maximum
         """How many of its handlers may run; infinite if only the limit of the server applies."""
+        self.counts = counts
+        """Where calls are counted that are refused; None if metrics are off."""
         self.running = 0
         self.usual_ns = 0
         """The moving average of the durations."""

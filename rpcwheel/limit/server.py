@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 import random
+import sys
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -18,6 +19,7 @@ from rpcwheel._grpc.handlers import kind_of
 from rpcwheel.durations import to_ns, to_seconds
 from rpcwheel.errors import TimerError
 from rpcwheel.events import OverloadBegan, OverloadEnded, emit
+from rpcwheel.events.events import plural
 from rpcwheel.methods import matches
 from rpcwheel.rpc import (
     CRITICALITY_KEY,
@@ -36,7 +38,7 @@ from .limiter import LimitedCall, LimitedMethod, Limiter, Refusal
 from .policy import LimitPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
     import grpc
 
@@ -63,20 +65,30 @@ NO_NONCE: Final = ""
 
 
 @dataclass(frozen=True, slots=True)
+class RefusedStatus:
+    """The calls of one criticality that a server has refused for one reason."""
+
+    criticality: str
+    reason: str
+    calls: int
+
+
+@dataclass(frozen=True, slots=True)
 class LimitStatus:
     """The state of the limit of one server."""
 
     name: str
-    limit: float
-    """How many handlers may run now; infinite if only methods have limits."""
+    limit: int | None
+    """How many handlers may run now; None if only methods have limits."""
     running: int
     """How many handlers run, without streams."""
     streams: int
     """How many streams are open."""
     waiting: int
-    refused: Mapping[tuple[str, str], int] = field(repr=False)
-    """How many calls were refused, by their criticality and the reason."""
-    problem: str = ""
+    refused: tuple[RefusedStatus, ...]
+    """Without those of which there are none; the most critical first."""
+    problem: str
+    """What is wrong with it; "" if nothing is."""
 
 
 class ServerLimit:
@@ -118,7 +130,12 @@ class ServerLimit:
         self._overload_began_ns = 0
         self._overload_refused = 0
         self._last_refused_ns = 0
+        self._counts = components.call_counts()
         components.add("limit", self)
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            components.end_limit(self)
 
     def call(
         self,
@@ -150,10 +167,12 @@ class ServerLimit:
         else:
             kind = kind_of(handler)
             own = policy is not self._server_policy
+            counts = self._counts
             method = LimitedMethod(
                 name,
                 is_stream=kind.streams_requests or kind.streams_responses,
                 maximum=float(policy.max_concurrent) if own else math.inf,
+                counts=None if counts is None else counts.server.method(name, kind.grpc_type),
             )
         if len(self._methods) >= MAX_METHODS:
             self._methods.clear()
@@ -207,8 +226,15 @@ class ServerLimit:
     def refusal(
         self, call: LimitedCall, reason: Refusal
     ) -> tuple[str, str, tuple[tuple[str, str], ...]]:
-        """Return the name of the status code, the details and the trailing metadata."""
+        """Count a refused call: once for each.
+
+        Returns:
+            The name of the status code, the details and the trailing metadata.
+        """
         code = "UNAVAILABLE" if reason is Refusal.CLOSED else "RESOURCE_EXHAUSTED"
+        counts = call.method.counts
+        if counts is not None:
+            counts.end(counts.begin(), code)
         pushback_ms = to_ns(self._policy.pushback) / 1e6 * random.uniform(0.5, 1.5)
         return (
             code,
@@ -261,14 +287,21 @@ class ServerLimit:
         """Return the state, for metrics and the live view."""
         with self.lock:
             limiter = self.limiter
+            refused = tuple(
+                RefusedStatus(criticality.label, reason.label, calls)
+                for (criticality, reason), calls in sorted(
+                    limiter.refused.items(), key=lambda item: (-item[0][0], item[0][1].label)
+                )
+            )
+            problem = ""
+            if self._overload_began_ns:
+                problem = f"overloaded: it has refused {plural(self._overload_refused, 'call')}"
             return LimitStatus(
                 self.name,
-                limiter.limit,
+                None if math.isinf(limiter.limit) else int(limiter.limit),
                 limiter.running,
                 limiter.streams,
                 limiter.waiting,
-                {
-                    (criticality.label, reason.label): count
-                    for (criticality, reason), count in limiter.refused.items()
-                },
+                refused,
+                problem,
             )

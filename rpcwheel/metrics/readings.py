@@ -7,7 +7,6 @@ and for OpenTelemetry.
 from __future__ import annotations
 
 from bisect import bisect_left
-from itertools import chain
 from operator import attrgetter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
     from rpcwheel.events import Event
     from rpcwheel.status.snapshot import Status
     from rpcwheel.telemetry.call_counts import CallCounts, Side
-    from rpcwheel.timer.api import TimerStats
+    from rpcwheel.telemetry.components import Kind
 
 Labels: TypeAlias = tuple[str, ...]
 Value: TypeAlias = float | Histogram
@@ -104,8 +103,8 @@ def _add_to(series: Series, labels: Labels, value: Value) -> None:
     series[labels] = value
 
 
-class EndedTimers(QueuedCounts):
-    """The counts of timers that have ended, by name: counters must not decrease."""
+class EndedComponents(QueuedCounts):
+    """The counts of timers and limits that have ended: counters must not decrease."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -127,36 +126,38 @@ class EndedTimers(QueuedCounts):
                 for labels, value in series.items()
             ]
 
-    def _add(self, entry: tuple[str, TimerStats]) -> None:
-        timer = SimpleNamespace(name=entry[0], stats=entry[1])
-        for metric, labels, value in chain.from_iterable(
-            _row_values(metric, [timer]) for metric in TIMER_COUNTS
-        ):
+    def _add(self, entry: tuple[Kind, object]) -> None:
+        kind, row = entry
+        ended = SimpleNamespace(**dict.fromkeys(TABLES.values(), ()) | {TABLES[kind]: (row,)})
+        for metric, labels, value in _component_values(ended, COUNTERS):
             series = self._series.setdefault(metric, {})
             full = labels not in series and len(series) >= MAX_SERIES
-            _add_to(series, (OTHER,) if full else labels, value)
+            _add_to(series, (OTHER,) * len(labels) if full else labels, value)
 
     def keep_growing(self, metric: Metric, series: Series) -> None:
-        """Replace values that are less than the last ones: a timer that ends is in no count."""
+        """Replace values that are less than the last ones: what ends is in no count for a while."""
         for labels, last in self._last.get(metric, {}).items():
             if labels in series and _number(series[labels]) < _number(last):
                 series[labels] = last
         self._last[metric] = dict(series)
 
 
-TIMER_COUNTS: Final = tuple(metric for metric in COMPONENTS if metric.kind != "gauge")
+COUNTERS: Final = tuple(metric for metric in COMPONENTS if metric.kind != "gauge")
+
+TABLES: Final[Mapping[Kind, str]] = {"timer": "timers", "limit": "limits"}
+"""Where the rows of `COUNTERS` are in a `Status`, by the kind of the component."""
 
 EVENT_COUNTS: Final = EventCounts()
 """The sink that `start_counting` adds."""
 
-ENDED_TIMERS: Final = EndedTimers()
+ENDED: Final = EndedComponents()
 
 
 def start_counting() -> None:
-    """Count calls, events and ended timers from now on. Idempotent."""
+    """Count calls, events and what ends from now on. Idempotent."""
     components.count_calls()
     add_sink(EVENT_COUNTS)
-    components.on_end_of_timer(ENDED_TIMERS.put)
+    components.on_end(ENDED.put)
 
 
 def read() -> Iterator[tuple[Metric, Series]]:
@@ -200,6 +201,7 @@ def _expected(
             *((name,) for name in components.expected_queues.copy()),
         ],
         ("registry",): named["rpcwheel_registry_up"],
+        ("server",): named["rpcwheel_limit_running"],
         ("target",): targets,
         REPLACED: [*targets, *channels],
         ("timer",): [*named["rpcwheel_timer_pending"], (EXECUTOR_NAME,)],
@@ -207,12 +209,12 @@ def _expected(
 
 
 def read_components(status: Status) -> dict[Metric, Series]:
-    """Return the metrics of timers, queues, connections and registries.
+    """Return the metrics of timers, queues, connections, limits and registries.
 
     Values with equal labels become one, by `Metric.combine`.
     """
     all_series: dict[Metric, Series] = {metric: {} for metric in COMPONENTS}
-    for metric, values, value in (*ENDED_TIMERS.values(), *_component_values(status)):
+    for metric, values, value in (*ENDED.values(), *_component_values(status, COMPONENTS)):
         series = all_series[metric]
         labels = tuple(text[:MAX_NAME] for text in values)
         if labels not in series and len(series) >= MAX_SERIES:
@@ -222,8 +224,8 @@ def read_components(status: Status) -> dict[Metric, Series]:
             series[labels] = (max if metric.combine == "max" else min)(old, value)
         else:
             _add_to(series, labels, value)
-    for metric in TIMER_COUNTS:
-        ENDED_TIMERS.keep_growing(metric, all_series[metric])
+    for metric in COUNTERS:
+        ENDED.keep_growing(metric, all_series[metric])
     return all_series
 
 
@@ -238,9 +240,12 @@ class _InnerRow(NamedTuple):
     outer: object
 
 
-def _component_values(status: Status) -> Iterator[tuple[Metric, Labels, Value]]:
-    for metric, (path, _) in COMPONENTS.items():
-        outer, _, inner = path.partition(".")
+def _component_values(
+    status: object, metrics: Iterable[Metric]
+) -> Iterator[tuple[Metric, Labels, Value]]:
+    """Yield the values of metrics, from the rows of a `Status` or of a part of one."""
+    for metric in metrics:
+        outer, _, inner = COMPONENTS[metric][0].partition(".")
         rows = getattr(status, outer)
         if inner:
             rows = [_InnerRow(each, row) for row in rows for each in getattr(row, inner)]

@@ -45,13 +45,19 @@ class Metric(NamedTuple):
     """What becomes of the values of several components with the same labels."""
 
 
+OWN_NAMESPACE: Final = frozenset({
+    "channel", "failback", "heartbeat", "journal", "limit", "registry", "server", "timer",
+})  # fmt: skip
+"""Components whose name OpenTelemetry's names have before a dot."""
+
+
 def otel_name(metric: Metric) -> str | None:
     """Return OpenTelemetry's name of a metric, such as `rpcwheel.failback.queued`."""
     if metric.otel != "":
         return metric.otel
     name = metric.name.removeprefix("rpcwheel_").removesuffix("_seconds")
     component, _, rest = name.partition("_")
-    if component in ("channel", "failback", "heartbeat", "journal", "registry", "server", "timer"):
+    if rest and component in OWN_NAMESPACE:
         name = f"{component}.{rest}"
     return f"rpcwheel.{name}"
 
@@ -115,21 +121,21 @@ SERVER_STARTED: Final = Metric(
     "grpc_server_started",
     "counter",
     (TYPE, METHOD),
-    "Calls that servers accepted, also those that they refused because the deadline had passed.",
+    "Calls that servers accepted, also those that they refused.",
     otel="grpc.server.call.started",
 )
 SERVER_HANDLED: Final = Metric(
     "grpc_server_handled",
     "counter",
     (TYPE, METHOD, CODE),
-    "Calls that servers served, by status.",
+    "Calls that servers served or refused, by status.",
     otel="rpcwheel.server.call.ended",
 )
 SERVER_SECONDS: Final = Metric(
     "grpc_server_handling_seconds",
     "histogram",
     (TYPE, METHOD),
-    "Time from the beginning of a handler to its end.",
+    "Time from the beginning of a handler to its end; 0 for a call that was refused.",
     BOUNDS_S,
     "rpc.server.call.duration",
 )

@@ -106,6 +106,7 @@ _QUEUE = {"queue": "name"}
 _JOURNAL = {"journal": "url"}
 _DEPTH = {"journal": "outer.url", "queue": "queue"}
 _SERVICE = {"registry": "outer.url", "grpc_service": "service"}
+_LIMIT = {"server": "name"}
 
 # Several columns in a line, as they are read best.
 # fmt: off
@@ -227,6 +228,34 @@ SECTIONS: Final = (
         RowMetric("server_connections",
             "Connections of servers with an idle detector, by state.",
             {"state": "state"}),
+    )),
+    Section("Server limits", "no server limits", "limits", (
+        _column("server", TEXT, "name"), _column("limit", COUNT), _column("running", COUNT),
+        _column("streams", COUNT), _column("waiting", COUNT),
+    ), (
+        RowMetric("limit",
+            "Handlers that a server runs at the same time at most; none if only methods have "
+            "limits.",
+            _LIMIT, ("limit",)),
+        RowMetric("limit_running",
+            "Handlers that a server with a limit runs, without streams.",
+            _LIMIT, ("running",)),
+        RowMetric("limit_streams",
+            "Streams that are open on a server with a limit.",
+            _LIMIT, ("streams",)),
+        RowMetric("limit_waiting",
+            "Calls that wait until a server with a limit runs their handlers.",
+            _LIMIT, ("waiting",)),
+    )),
+    Section("Refused calls", "no refused calls", "limits.refused", (
+        _column("server", TEXT, "outer.name"), _column("criticality"), _column("reason"),
+        _column("calls", COUNT),
+    ), (
+        RowMetric("limit_refused",
+            "Calls that a server refused because of its limit. Label reason: waited, deadline, "
+            "streams or closed.",
+            {"server": "outer.name", "criticality": "criticality", "reason": "reason"},
+            ("calls",), kind="counter"),
     )),
     Section("Registries", "no registries", "registries", (
         _column("registry", TEXT, "url"), _column("answers", FLAG, "up"),

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from rpcwheel.heartbeat.monitor import HeartbeatStatus
     from rpcwheel.idle.detector import ConnectionStatus
     from rpcwheel.journal.journal import JournalStatus
+    from rpcwheel.limit.server import LimitStatus
     from rpcwheel.publisher.publisher import PublisherStatus
     from rpcwheel.registry.session import RegistryStatus
     from rpcwheel.telemetry.call_counts import MethodStatus
@@ -55,6 +56,7 @@ class Status:
     heartbeats: tuple[HeartbeatStatus, ...]
     channels: tuple[ChannelStatus, ...]
     connections: tuple[ConnectionStatus, ...]
+    limits: tuple[LimitStatus, ...]
     registries: tuple[RegistryStatus, ...]
     publishers: tuple[PublisherStatus, ...]
     methods: tuple[MethodStatus, ...]
@@ -95,6 +97,7 @@ def snapshot() -> Status:
         heartbeats=rows("heartbeat"),
         channels=rows("channel"),
         connections=tuple(sorted(chain.from_iterable(statuses("detector")), key=_first_field)),
+        limits=rows("limit"),
         registries=rows("registry"),
         publishers=rows("publisher"),
         methods=() if counts is None else counts.status(),

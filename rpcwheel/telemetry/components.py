@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 if TYPE_CHECKING:
@@ -39,11 +40,12 @@ __all__ = [
     "add",
     "call_counts",
     "count_calls",
+    "end_limit",
     "end_timer",
     "expect_queue",
     "expected_queues",
     "of_kind",
-    "on_end_of_timer",
+    "on_end",
     "on_first",
     "remove",
     "start",
@@ -65,7 +67,7 @@ class _Components:
         self.counts: CallCounts | None = None
         self.expected_queues: dict[str, None] = {}
         """Names of queues that may not exist yet."""
-        self._timer_ended: Callable[[tuple[str, Any]], object] | None = None
+        self._ended: Callable[[tuple[Kind, Any]], object] | None = None
         self._on_first: list[Callable[[], object]] = []  # emptied by the thread that runs it
         self._counts_calls: Callable[[], object] = bool
 
@@ -115,18 +117,25 @@ class _Components:
         if len(self.expected_queues) < MAX_EXPECTED:
             self.expected_queues[name] = None
 
-    def on_end_of_timer(self, function: Callable[[tuple[str, Any]], object]) -> None:
-        """Call `function((name, stats))` when a timer ends, perhaps in a finalizer.
+    def on_end(self, function: Callable[[tuple[Kind, Any]], object]) -> None:
+        """Call `function((kind, status))` when a component with counters ends.
 
-        The `stats` are `TimerStats`.
+        Perhaps in a finalizer. The kind is "timer" or "limit". The `status` of a timer has only a
+        `name` and the `stats`.
         """
-        self._timer_ended = function
+        self._ended = function
 
     def end_timer(self, timer: Any) -> None:
         """Remove a timer, and report its last counts."""
         reference = self._by_kind.get("timer", {}).pop(id(timer), None)
-        if reference is not None and self._timer_ended is not None:
-            self._timer_ended((timer.name, timer.stats()))
+        if reference is not None and self._ended is not None:
+            self._ended(("timer", SimpleNamespace(name=timer.name, stats=timer.stats())))
+
+    def end_limit(self, limit: Any) -> None:
+        """Remove the limit of a server, in its finalizer, and report its last counts."""
+        self.remove("limit", limit)
+        if self._ended is not None:
+            self._ended(("limit", limit.status()))
 
     def call_counts(self) -> CallCounts | None:
         """Return where calls are counted; None if the metrics are off."""
@@ -149,7 +158,8 @@ of_kind: Final = _COMPONENTS.of_kind
 on_first: Final = _COMPONENTS.on_first
 start: Final = _COMPONENTS.start
 end_timer: Final = _COMPONENTS.end_timer
-on_end_of_timer: Final = _COMPONENTS.on_end_of_timer
+end_limit: Final = _COMPONENTS.end_limit
+on_end: Final = _COMPONENTS.on_end
 expect_queue: Final = _COMPONENTS.expect_queue
 expected_queues: Final = _COMPONENTS.expected_queues
 call_counts: Final = _COMPONENTS.call_counts

@@ -1,14 +1,18 @@
 """Metrics that are read from the running components at each scrape."""
 
+import grpc
 import prometheus_client
 import pytest
 from tenacity import wait_fixed
 
-from fixtures.call_counts import call_counts  # noqa: F401
-from fixtures.small_servers import ECHOING, METHOD, running
+from fixtures.call_counts import (
+    call_counts,  # noqa: F401
+    codes_of,
+)
+from fixtures.small_servers import ECHOING, METHOD, Gate, running
 from fixtures.waiting import WAIT_S, wait_until
-from fixtures.worlds import SyncWorld
-from rpcwheel import Kit
+from fixtures.worlds import SyncWorld, world  # noqa: F401
+from rpcwheel import Kit, LimitPolicy
 from rpcwheel.balancer import BalancedChannel
 from rpcwheel.errors import JournalRefused
 from rpcwheel.events import ConnectionReplaced, emit
@@ -16,6 +20,7 @@ from rpcwheel.failback import FailbackInvoker, FailbackPolicy
 from rpcwheel.instance import ServiceInstance
 from rpcwheel.metrics import Collector
 from rpcwheel.registry import Registry
+from rpcwheel.status.snapshot import snapshot
 from rpcwheel.telemetry import components
 from rpcwheel.testing import FlakyServer
 from rpcwheel.timer import ManualTimer, WheelTimer
@@ -167,6 +172,58 @@ def test_a_balanced_channel(scrape):
             assert scrape("rpcwheel_subchannels", channel="scraped", state="unhealthy") == 1
             assert scrape("rpcwheel_ejections_total", channel="scraped") == 1
     assert scrape("rpcwheel_subchannels", channel="scraped", state="unhealthy") is None
+
+
+def test_the_limits_of_servers_of_a_name_are_added_and_a_refused_call_is_counted_once(
+    world,  # noqa: F811
+    scrape,
+    call_counts,  # noqa: F811
+    events,
+):
+    name, stream, gate = f"limited {world.name}", "/test.Small/Watch", Gate()
+    limit = LimitPolicy(name=name, max_concurrent=2, max_streams=1, max_wait=4 * WAIT_S)
+    kit = world.keep(world.do(world.api.Kit, limit=limit))
+
+    def watch(request, _):
+        yield gate(request)
+
+    handlers = {
+        "Call": grpc.unary_unary_rpc_method_handler(gate),
+        "Watch": grpc.unary_stream_rpc_method_handler(watch),
+    }
+    service = grpc.method_handlers_generic_handler("test.Small", handlers)
+    label = {"server": name}
+
+    def serving():
+        executor = {"executor": kit.server_executor} if world.name == "sync" else {}
+        return running(world, service, interceptors=kit.server_interceptors(), **executor)
+
+    def gauges():
+        names = "limit", "limit_running", "limit_streams", "limit_waiting"
+        return [scrape(f"rpcwheel_{gauge}", **label) for gauge in names]
+
+    with serving() as (_, port), serving():
+        channel = world.channel(f"127.0.0.1:{port}")
+        assert gauges() == [4, 0, 0, 0]
+        assert scrape("rpcwheel_overloads_total", **label) == 0
+        calls = [world.call(channel, "unary_stream", method=stream)]
+        wait_until(lambda: gauges() == [4, 0, 1, 0])
+        metadata = (("rpcwheel-criticality", "sheddable"),)
+        refused = world.call(channel, "unary_stream", method=stream, metadata=metadata)
+        assert refused.error().code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        calls += [world.call(channel, method=METHOD) for _ in range(3)]
+        wait_until(lambda: gauges() == [4, 2, 1, 1])
+        limits = [row for row in snapshot().limits if row.name == name]
+        (row, idle) = sorted(limits, key=lambda row: -row.running)
+        assert row.problem == "overloaded: it has refused 1 call"
+        assert (idle.limit, idle.refused, idle.problem) == (2, (), "")
+        reason = label | {"criticality": "sheddable", "reason": "streams"}
+        assert scrape("rpcwheel_limit_refused_total", **reason) == 1
+        wait_until(lambda: scrape("rpcwheel_overloads_total", **label) == 1)
+        gate.opened.set()
+        for call in calls:
+            call.result()
+    assert codes_of(call_counts.server) == {"OK": 4, "RESOURCE_EXHAUSTED": 1}
 
 
 LABELS = {"grpc_type": "unary", "grpc_service": "shop.Orders", "grpc_method": "Begun"}

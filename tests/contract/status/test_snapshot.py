@@ -331,7 +331,8 @@ class Broken:
 
 
 @pytest.mark.parametrize(
-    "name", ["timer", "failback", "heartbeat", "channel", "detector", "registry", "publisher"]
+    "name",
+    ["timer", "failback", "heartbeat", "channel", "detector", "limit", "registry", "publisher"],
 )
 def test_a_component_that_raises_is_reported_and_hides_no_other(name):
     broken = Broken()

@@ -13,9 +13,19 @@ from rpcwheel.events import (
     RetryScheduled,
     RetryStopped,
 )
+from rpcwheel.limit import LimitPolicy
+from rpcwheel.limit.limiter import Refusal
+from rpcwheel.limit.server import ServerLimit
 from rpcwheel.metrics.prometheus import split_method
-from rpcwheel.metrics.readings import EndedTimers, EventCounts
+from rpcwheel.metrics.readings import (
+    EndedComponents,
+    EventCounts,
+    read_components,
+    start_counting,
+)
 from rpcwheel.metrics.table import EVENTS, MAX_SERIES, METRICS
+from rpcwheel.rpc import Criticality
+from rpcwheel.status.snapshot import snapshot
 from rpcwheel.telemetry.call_counts import MAX_NAME, MAX_QUEUED, OTHER
 
 METRIC = {source.metric.name: source.metric for source in EVENTS}
@@ -128,7 +138,7 @@ def test_a_counted_event_is_not_kept():
 
 
 def test_the_counters_of_a_name_do_not_decrease_but_begin_anew_in_a_forked_child():
-    ended = EndedTimers()
+    ended = EndedComponents()
     metric = next(one for one in METRICS if one.name == "rpcwheel_timer_started")
     for given, shown in ((5.0, 5.0), (3.0, 5.0), (7.0, 7.0)):
         series = {("timer",): given}
@@ -138,6 +148,24 @@ def test_the_counters_of_a_name_do_not_decrease_but_begin_anew_in_a_forked_child
     series = {("timer",): 1.0}
     ended.keep_growing(metric, series)
     assert series == {("timer",): 1.0}
+
+
+def test_the_refused_calls_of_a_server_are_counted_also_when_it_has_ended():
+    metric = next(one for one in METRICS if one.name == "rpcwheel_limit_refused")
+
+    def refused():
+        counts = read_components(snapshot())[metric]
+        return {labels[1:]: calls for labels, calls in counts.items() if labels[0] == "ended"}
+
+    start_counting()
+    for _ in range(2):
+        limit = ServerLimit(LimitPolicy(name="ended"), lambda _: None, timer=None)
+        limit.limiter.refused[Criticality.SHEDDABLE, Refusal.WAITED] = 3
+        alive = refused()
+        del limit
+        gc.collect()
+        assert refused() == alive
+    assert alive == {("sheddable", "waited"): 6.0}
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from rpcwheel.failback.queue import QueueStatus
 from rpcwheel.heartbeat.monitor import HeartbeatStatus
 from rpcwheel.idle.detector import ConnectionStatus
 from rpcwheel.journal.journal import JournalStatus
+from rpcwheel.limit.server import LimitStatus
 from rpcwheel.publisher.publisher import PublisherStatus
 from rpcwheel.registry.session import RegistryStatus
 from rpcwheel.status.sections import FIELD, RATE, SECTIONS
@@ -24,6 +25,7 @@ CLASSES = {
         ConnectionStatus,
         HeartbeatStatus,
         JournalStatus,
+        LimitStatus,
         MethodStatus,
         PublisherStatus,
         QueueStatus,
