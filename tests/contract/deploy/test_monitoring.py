@@ -13,7 +13,9 @@ import grpc
 import pytest
 from ruamel.yaml import YAML
 
+from rpcwheel.limit.limiter import Refusal
 from rpcwheel.metrics.table import METHOD, METRICS
+from rpcwheel.rpc import Criticality
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 PROMETHEUS = DEPLOY / "prometheus"
@@ -76,7 +78,9 @@ def grouped_by(text):
 @pytest.mark.parametrize("text", EXPRESSIONS)
 def test_an_expression_uses_metrics_labels_codes_and_states_that_exist(text):
     known = {
+        "criticality": {criticality.label for criticality in Criticality},
         "grpc_code": {code.name for code in grpc.StatusCode},
+        "reason": {refusal.label for refusal in Refusal},
         "state": {state.name for state in grpc.ChannelConnectivity}
         | {"unhealthy", "waiting", "taken", "dead"},
     }
