@@ -32,7 +32,7 @@ MIN_WAIT_NS: Final = 300_000_000
 WAIT_IN_DURATIONS: Final = 4
 """The maximum wait of a call whose handler takes long, in usual durations of its method."""
 
-LATE_SHARE: Final = 10
+LATE_SHARE: Final = 4
 """The maximum wait is divided by this while calls wait all the time."""
 
 

@@ -53,7 +53,7 @@ MAX_METHODS: Final = 4096
 OVERLOAD_NS: Final = 5_000_000_000
 """An overload has ended if no call was refused for this long."""
 
-ACCEPT_EVERY_NS: Final = 25_000_000
+ACCEPT_EVERY_NS: Final = 50_000_000
 """While handlers compute, gRPC accepts few calls. So when they have computed for this long without
 much of a pause, none is started until it has accepted all: else the newest are the last to be seen,
 and nobody knows how many there are."""
