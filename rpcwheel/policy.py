@@ -81,7 +81,7 @@ class Policy(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
     short: ClassVar[str | None] = None
-    """The setting for which a number or a `timedelta` in place of the policy stands, if any."""
+    """The setting for which a value in place of the policy stands, such as a number, if any."""
 
     if not TYPE_CHECKING:  # type checkers take the fields for the signature
 
@@ -216,15 +216,16 @@ def or_short(kind: type[Policy]) -> object:
 
     field = kind.model_fields[str(kind.short)]
     may_be_zero = WithJsonSchema(_DELAY) in field.metadata
-    return _OrShort(convert, _DELAY if may_be_zero else _SECONDS)
+    return OrShort(convert, (_DELAY if may_be_zero else _SECONDS,))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _OrShort:
-    """A `BeforeValidator` of pydantic whose JSON schema also allows the number."""
+class OrShort:
+    """A `BeforeValidator` of pydantic whose JSON schema also allows the values for it."""
 
     validate: Callable[[object], object]
-    number: dict[str, object]
+    short: tuple[dict[str, object], ...]
+    """The schemas of these values."""
 
     def __get_pydantic_core_schema__(
         self, source: object, handler: GetCoreSchemaHandler
@@ -235,7 +236,7 @@ class _OrShort:
         self, core_schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
         schema = handler(core_schema)
-        return {"anyOf": [self.number, *schema.get("anyOf", [schema])]}
+        return {"anyOf": [*self.short, *schema.get("anyOf", [schema])]}
 
 
 def _delay(value: object) -> object:

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import BeforeValidator, Field, StrictInt, WithJsonSchema
-from pydantic_core import PydanticCustomError
+from pydantic import BeforeValidator, Field, StrictInt, StrictStr, WithJsonSchema
 
-from rpcwheel.policy import Policy, Seconds, checked, shown
+from rpcwheel.errors import ConfigurationError
+from rpcwheel.policy import OrShort, Policy, Seconds, checked, shown
 from rpcwheel.rpc import CRITICALITY_SCHEMA, Criticality, checked_criticality
 
 ADAPTIVE: Final = "adaptive"
+
+
+def _max_concurrent(value: object, *, or_policy: bool = False) -> Any:
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    if value == ADAPTIVE or (is_number and value > 0):  # type: ignore[operator]
+        return value
+    kinds = '"adaptive", a number of calls, or a LimitPolicy'
+    if not or_policy:
+        kinds = '"adaptive" or a number of calls'
+    error = ConfigurationError if is_number or isinstance(value, str) else TypeError
+    hint = "; the least number is 1" if is_number else ""
+    raise error(f"it must be {kinds}, not {shown(value)}{hint}")
 
 
 def _criticality(value: object) -> object:
@@ -29,10 +41,15 @@ class LimitPolicy(Policy):
     Health checks, reflection and heartbeats are never limited.
     """
 
-    name: str = "server"
+    short: ClassVar[str | None] = "max_concurrent"
+
+    name: Annotated[StrictStr, Field(min_length=1)] = "server"
     """How the server is called in events, metrics and the live view."""
 
-    max_concurrent: Literal["adaptive"] | Annotated[StrictInt, Field(ge=1)] = "adaptive"
+    max_concurrent: Annotated[
+        Literal["adaptive"] | Annotated[StrictInt, Field(ge=1)],
+        BeforeValidator(partial(checked, _max_concurrent)),
+    ] = ADAPTIVE
     """The number of handlers with one response that run at the same time. `"adaptive"`: it is found
     from the throughput and the durations of handlers. In the policy of a method: a number, for each
     method that the pattern matches, in addition to the limit of the server."""
@@ -64,11 +81,12 @@ def _limit(value: object) -> object:
     """Accept `"adaptive"` or a number in place of a policy."""
     if value is None or isinstance(value, (LimitPolicy, dict)):
         return value
-    if isinstance(value, (str, int)) and not isinstance(value, bool):
-        return checked(lambda short: LimitPolicy(max_concurrent=short), value)
-    problem = f'it must be "adaptive", a number of calls, or a LimitPolicy, not {shown(value)}'
-    raise PydanticCustomError("own_type", "{problem}", {"problem": problem})
+    short = checked(partial(_max_concurrent, or_policy=True), value)
+    return LimitPolicy(max_concurrent=short)
 
 
-Limit = Annotated[LimitPolicy | None, BeforeValidator(_limit)]
+Limit = Annotated[
+    LimitPolicy | None,
+    OrShort(_limit, ({"const": ADAPTIVE}, {"type": "integer", "minimum": 1})),
+]
 """A `LimitPolicy`, or its `max_concurrent`."""

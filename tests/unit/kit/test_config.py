@@ -12,6 +12,7 @@ from rpcwheel.heartbeat import HeartbeatPolicy
 from rpcwheel.idle import IdlePolicy
 from rpcwheel.kit import KitPolicy
 from rpcwheel.kit.config import policy_from_env, policy_from_file
+from rpcwheel.limit import LimitPolicy
 
 TOML = """
 timeout = { timeout = 2.0, slow_call_threshold = 1 }
@@ -314,6 +315,7 @@ def test_a_variable_name_is_the_path_of_a_setting_and_its_value_json_or_text():
         FAILBACK__NAME="audit",
         IDEMPOTENT="true",
         CRITICALITY="SHEDDABLE-PLUS",
+        LIMIT="adaptive",
         METHODS='{"/a/*": {"timeout": 1, "failback": null}}',
     )
     assert (policy.timeout.timeout, policy.timeout.slow_call_threshold) == (2.0, 1.0)
@@ -322,6 +324,10 @@ def test_a_variable_name_is_the_path_of_a_setting_and_its_value_json_or_text():
     assert (policy.failback.retry_on, policy.failback.name) == ("UNAVAILABLE", "audit")
     assert policy.idempotent is True
     assert policy.criticality is Criticality.SHEDDABLE_PLUS
+    assert policy.limit == LimitPolicy()
+    assert from_env(LIMIT="7", LIMIT__MAX_WAIT="0.5").limit == LimitPolicy(
+        max_concurrent=7, max_wait=0.5
+    )
     assert policy.policy_for("/a/b").failback is None
     assert policy.policy_for("/a/b").timeout.timeout == 1.0
 
@@ -374,6 +380,8 @@ REFUSED_VARIABLES = [
     ("METHODS", "none", ": methods: it must be a valid dictionary"),
     ("IDEMPOTENT", "yes", ": idempotent: it must be true or false"),
     ("CRITICALITY", "urgent", ": criticality: it is 'urgent', which is not a criticality; "),
+    ("LIMIT", "adaptve", ': limit: it must be "adaptive", a number of calls, or a LimitPolicy, '),
+    ("LIMIT", "0", ': limit.max_concurrent: it must be "adaptive" or a number of calls, not 0; '),
     ("CONFIG__X", "1", ": there is no setting 'config'"),
     ("TIMEOUT", "9" * 400, f": timeout: {BITS}"),
     ("RETRY", "[" * 100_000 + "]" * 100_000, f": {DEEP}; "),
