@@ -14,7 +14,14 @@ from fixtures.waiting import WAIT_S
 
 PACKAGE = Path(rpcwheel.__file__).parents[1]
 EXAMPLES = Path(__file__).parents[2] / "examples"
-SHARED = {"audit_server", "demo_client", "demo_process", "demo_server", "registry_process"}
+SHARED = {
+    "audit_server",
+    "demo_client",
+    "demo_process",
+    "demo_server",
+    "overload_server",
+    "registry_process",
+}
 
 GRPC_ROUNDING = 1.01
 """gRPC rounds a timeout up on the wire, by at most a hundredth (docs/grpcio.md)."""
@@ -94,6 +101,13 @@ def test_a_silent_stream_is_ended_on_both_sides() -> None:
         "cut: DEADLINE_EXCEEDED, no message for 2 s (message_timeout)",
         "the server has ended the call: True",
     ]
+
+
+def test_an_overloaded_server_with_a_limit_refuses_sheddable_calls_and_answers_others() -> None:
+    before, _, limited = story("overload.py").partition("adaptive limit: answered in time ")
+    assert "no limit: answered in time " in before
+    assert re.search(r" critical: \d+ OK\n", limited)
+    assert re.search(r" sheddable: \d+ RESOURCE_EXHAUSTED\n", limited)
 
 
 @pytest.mark.parametrize("name", ["heartbeat.py", "heartbeat_aio.py"])
