@@ -54,6 +54,23 @@ def test_the_event_of_a_retry_has_its_delay(events):
     assert events == [RetryScheduled(M, 1, "UNAVAILABLE", 0.25)]
 
 
+def test_requests_that_cannot_be_sent_again_end_the_call_only_when_its_retry_is_due():
+    attempts = begun(retry=RETRY)
+    assert fail(attempts, S, can_resend=False) == Wait(1_250_000_000)
+    assert isinstance(attempts.next(1_250_000_000, can_resend=False), Stop)
+
+
+def test_a_hedged_call_is_running_as_long_as_an_attempt_runs():
+    attempts = begun(hedged=True, hedging=HedgingPolicy(delay=1.0, max_attempts=2))
+    assert isinstance(attempts.next(S), NextAttempt)
+    states = []
+    for _ in range(2):
+        attempts.failed()
+        states.append(attempts.state)
+    assert states[0] is State.RUNNING
+    assert states[1] is not State.RUNNING
+
+
 def test_the_event_of_a_retry_that_is_refused_has_the_reason(events):
     attempts = begun(retry=RETRY, idempotent=False)
     step = fail(attempts)
