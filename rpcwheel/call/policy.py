@@ -465,7 +465,9 @@ class CallPolicy(MethodPolicy):
     @model_validator(mode="after")
     def _check_limits(self) -> Self:
         for pattern, own in self.methods.items():
-            if own.limit is not None and own.limit.max_concurrent == ADAPTIVE:
+            if own.limit is None:
+                continue
+            if own.limit.max_concurrent == ADAPTIVE:
                 raise ConfigurationError(
                     f'methods["{pattern}"].limit: only the limit of a whole server can be '
                     "adaptive; give a number of calls"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
-from .limiter import CALL, Refusal
+from .limiter import CALL, UNLIMITED, Refusal
 from .server import MAX_PAUSE_NS, ServerLimit
 
 if TYPE_CHECKING:
@@ -46,10 +46,10 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
-        limit, details = self._limit, handler_call_details
-        call = limit.call(details.method, handler, details.invocation_metadata)
+        limit = self._limit
+        call = limit.call(handler_call_details, handler)
         CALL.set(call)
-        if call is None:
+        if call is None or call is UNLIMITED:
             return handler
         now_ns = time.monotonic_ns()
         with limit.lock:
@@ -98,15 +98,8 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
         if not self._pauses and limit.needs_pause(now_ns, time.thread_time_ns()):
             self._pauses = True
             self._accept_more(now_ns)
-        started = []
         with limit.lock:
-            if self._pauses:
-                limit.limiter.refuse_late(now_ns)
-            else:
-                while (call := limit.limiter.take(now_ns)) is not None:
-                    started.append(call)
-            refused = limit.take_refused()
-            expires_ns = limit.next_expiry_ns()
+            started, refused, expires_ns = limit.decide(now_ns, starts=not self._pauses)
         for call in started:
             if call.future.done():  # canceled
                 call.is_gone = True
@@ -117,7 +110,7 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
             for call, reason in refused:
                 if not call.future.done():
                     call.future.set_result(reason)
-            limit.report_refused(len(refused), now_ns)
+            limit.report_refused(refused, now_ns)
         if expires_ns is not None:
             delay_s = max(0, expires_ns - now_ns) / 1e9
             asyncio.get_running_loop().call_later(delay_s, self._expire)

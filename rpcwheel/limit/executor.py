@@ -28,11 +28,10 @@ from grpc._server import _abort as abort
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._grpc.handlers import NO_DEADLINE_S
 from rpcwheel.durations import NEVER
-from rpcwheel.events import LimitIneffective, emit
-from rpcwheel.rpc import DEFAULT_CRITICALITY
+from rpcwheel.events import LimitIneffective
 
-from .limiter import CALL, LimitedCall, LimitedMethod, Refusal
-from .server import MAX_PAUSE_NS, ServerLimit
+from .limiter import CALL, UNLIMITED, LimitedCall, Refusal
+from .server import MAX_PAUSE_NS, Decisions, ServerLimit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,7 +39,8 @@ if TYPE_CHECKING:
     from rpcwheel.timer import Timeout
 
 UNLIMITED_THREADS: Final = 4
-"""Threads for calls that are never limited, such as health checks. Starts them when needed."""
+"""How many calls that are never limited, such as health checks, can run in addition to
+`max_workers` of them. A thread is started when it is needed."""
 
 QUIET_S: Final = 0.0002
 """gRPC has accepted all calls if none arrives in this time, in which its thread needs to wait for
@@ -48,14 +48,6 @@ nothing."""
 
 CANCELED: Final = "cancelled"
 """The `client` of the state of a call that its client has canceled."""
-
-UNLIMITED: Final = LimitedCall(
-    None,
-    LimitedMethod("", is_stream=False, maximum=0),
-    DEFAULT_CRITICALITY,
-    "",
-)
-"""Marks a call that is never limited."""
 
 
 class CallEnd(Future[Any]):
@@ -97,10 +89,9 @@ class LimitInterceptor(grpc.ServerInterceptor):
         handler = continuation(handler_call_details)
         if handler is not None:
             limit = self._limit
-            details = handler_call_details
-            call = limit.call(details.method, handler, details.invocation_metadata)
-            CALL.set(UNLIMITED if call is None else call)
-            if not limit.arrivals:
+            call = limit.call(handler_call_details, handler)
+            CALL.set(call)
+            if not limit.arrivals and call is not None and call is not UNLIMITED:
                 self._check_executor()
         return handler
 
@@ -108,14 +99,15 @@ class LimitInterceptor(grpc.ServerInterceptor):
         """Report once that the server has another executor: none of its calls arrives there."""
         self._seen += 1
         if self._seen == 3:  # noqa: PLR2004 - not the first: it arrives after this
-            emit(LimitIneffective(self._limit.name))
+            self._limit.emit(LimitIneffective(self._limit.name))
 
 
 class ServerExecutor(ThreadPoolExecutor):
     """The executor of a server of `grpc` with a limit: in place of a `ThreadPoolExecutor`.
 
     A call takes a thread when the limit lets it run. Calls of servers without a limit run at once,
-    as in a `ThreadPoolExecutor`. Health checks and reflection have threads of their own.
+    as in a `ThreadPoolExecutor`. Calls that are never limited, such as health checks, have threads
+    of their own.
 
     `kit.server_executor()` makes it; the server also needs `kit.server_interceptors()`.
     """
@@ -132,14 +124,17 @@ class ServerExecutor(ThreadPoolExecutor):
             ValueError: `max_workers` is not positive.
         """
         super().__init__(max_workers, thread_name_prefix or "rpcwheel-server")
-        self._unlimited = ThreadPoolExecutor(UNLIMITED_THREADS, "rpcwheel-server-unlimited")
+        self._unlimited = ThreadPoolExecutor(
+            self._max_workers + UNLIMITED_THREADS, "rpcwheel-server-unlimited"
+        )
         self._limits: dict[ServerLimit, None] = {}
+        self._is_shut_down = False
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Run a call of a server when its limit permits; any other function at once."""
         context = getattr(fn, "__self__", None)
         call = context.get(CALL) if type(context) is Context else None
-        if call is None:
+        if call is None or call.start is not None:  # else a handler submits in its own context
             return super().submit(fn, *args, **kwargs)
         if call is UNLIMITED:
             return self._unlimited.submit(fn, *args, **kwargs)
@@ -148,87 +143,101 @@ class ServerExecutor(ThreadPoolExecutor):
             self._limits[limit] = None
             limit.limiter.set_threads(self._max_workers)
         call.start = fn, args
-        now_ns = time.monotonic_ns()
-        refused: list[tuple[LimitedCall, Refusal]] = []
-        expires_ns = None
+        if self._is_shut_down:
+            return self._refuse_new(call)
+        now_ns, decisions = time.monotonic_ns(), None
         with limit.lock:
             limit.arrivals += 1
-            runs = limit.limiter.arrive(call, now_ns)
-            if not runs:
+            if not limit.limiter.arrive(call, now_ns):
                 call.future = CallEnd()
                 call.deadline_ns = _deadline_ns(args, now_ns)
-                refused = limit.take_refused()
-                expires_ns = limit.next_expiry_ns()
-        if runs:
-            return super().submit(self._run, call)
-        self._settle(limit, refused, expires_ns, now_ns)
+                decisions = limit.decide(now_ns, starts=False)
+        if decisions is None:
+            try:
+                return super().submit(self._run, call)
+            except (
+                RuntimeError
+            ):  # the executor was shut down meanwhile, or no thread can be started
+                call.future = CallEnd()
+                decisions = self._not_started(call, now_ns)
+        self._carry_out(limit, decisions, now_ns)
         future: Future[Any] = call.future
+        return future
+
+    def _refuse_new(self, call: LimitedCall) -> Future[Any]:
+        call.future = future = CallEnd()
+        _refuse(call, Refusal.CLOSED)
         return future
 
     def _run(self, call: LimitedCall) -> None:
         limit, (fn, args) = call.limit, call.start
-        if args[2].client == CANCELED:
-            call.is_gone = True
+        if call.is_gone:  # refused, because no thread could be started
+            return
         began_cpu_ns, started_ns = time.thread_time_ns(), time.monotonic_ns()
         try:
-            fn(*args)
+            if args[2].client == CANCELED:
+                call.is_gone = True  # gRPC would run its handler if it has a request stream
+            else:
+                fn(*args)
         finally:
             ended_ns = time.monotonic_ns()
             limit.cpu_ns = cpu_ns = limit.cpu_ns + time.thread_time_ns() - began_cpu_ns
             if limit.needs_pause(ended_ns, cpu_ns):
                 _let_accept(limit)
+            decisions = None
             with limit.lock:
                 limit.limiter.ended(call, started_ns, ended_ns, cpu_ns)
-            if limit.limiter.waiting:
-                self._serve_waiting(limit)
+                if limit.limiter.waiting:
+                    decisions = limit.decide(ended_ns := time.monotonic_ns())
+            if decisions is not None:
+                self._carry_out(limit, decisions, ended_ns)
 
-    def _serve_waiting(self, limit: ServerLimit) -> None:
-        """Start the waiting calls that may run, and refuse others. Any thread."""
-        now_ns, limiter, started = time.monotonic_ns(), limit.limiter, []
+    def _not_started(self, call: LimitedCall, now_ns: int) -> Decisions:
+        """Refuse a call that could not be started, and those that wait."""
+        limit = call.limit
+        call.is_gone = True
         with limit.lock:
-            while (call := limiter.take(now_ns)) is not None:
-                started.append(call)
-            refused = limit.take_refused()
-            expires_ns = limit.next_expiry_ns()
-        for call in started:
+            limit.limiter.ended(call, now_ns, now_ns, 0)
+            limit.limiter.refuse_all()
+            decisions: Decisions = limit.decide(now_ns, starts=False)
+        decisions.refused.append((call, Refusal.CLOSED))
+        return decisions
+
+    def _carry_out(self, limit: ServerLimit, decisions: Decisions, now_ns: int) -> None:
+        """Start calls and refuse others, and schedule when to decide again. Any thread."""
+        for call in decisions.started:
             try:
                 super().submit(self._run, call).add_done_callback(call.future.end)
-            except RuntimeError:  # the executor was shut down
-                refused.append((call, Refusal.CLOSED))
-                call.is_gone = True
-                with limit.lock:
-                    limiter.ended(call, now_ns, now_ns, 0)
-        self._settle(limit, refused, expires_ns, now_ns)
-
-    def _settle(
-        self,
-        limit: ServerLimit,
-        refused: list[tuple[LimitedCall, Refusal]],
-        expires_ns: int | None,
-        now_ns: int,
-    ) -> None:
-        """Refuse calls, and schedule when the next ones have waited too long."""
-        if refused:
-            for call, reason in refused:
+            except RuntimeError:
+                self._carry_out(limit, self._not_started(call, now_ns), now_ns)
+        if decisions.refused:
+            for call, reason in decisions.refused:
                 _refuse(call, reason)
-            limit.report_refused(len(refused), now_ns)
-        if expires_ns is not None:
-            limit.schedule(partial(self._expire, limit), expires_ns - now_ns)
+            limit.report_refused(decisions.refused, now_ns)
+        expires_ns = decisions.expires_ns
+        if expires_ns is not None and not limit.schedule(
+            partial(self._expire, limit), expires_ns - now_ns
+        ):
+            limit.has_expired()  # it is scheduled again when the next call arrives
 
     def _expire(self, limit: ServerLimit, _: Timeout) -> None:
         # On a worker: a refusal takes longer than a task on the timer's thread should.
         EXECUTOR.submit(("limit", id(limit)), partial(self._refuse_late, limit))
 
     def _refuse_late(self, limit: ServerLimit) -> None:
-        limit.has_expired()
-        self._serve_waiting(limit)
+        now_ns = time.monotonic_ns()
+        with limit.lock:
+            limit.has_expired()
+            decisions = limit.decide(now_ns)
+        self._carry_out(limit, decisions, now_ns)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Refuse the calls that wait, and end the threads, as a `ThreadPoolExecutor` does."""
+        """Refuse calls that wait or arrive, and end the threads, as a `ThreadPoolExecutor` does."""
+        self._is_shut_down = True
         for limit in tuple(self._limits):
             with limit.lock:
                 limit.limiter.refuse_all()
-                refused = limit.take_refused()
+                refused = limit.decide(0, starts=False).refused
             for call, reason in refused:
                 _refuse(call, reason)
         self._unlimited.shutdown(wait, cancel_futures=cancel_futures)

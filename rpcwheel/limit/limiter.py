@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final
 
 from rpcwheel.durations import NEVER, to_ns
-from rpcwheel.rpc import Criticality
+from rpcwheel.rpc import DEFAULT_CRITICALITY, Criticality
 
 from .adaptive import AdaptiveLimit
 from .policy import ADAPTIVE
@@ -115,7 +115,12 @@ class LimitedCall:
 
 
 CALL: Final[ContextVar[LimitedCall | None]] = ContextVar("rpcwheel_limited_call", default=None)
-"""The call that is being served; None if it is not limited, or the server has no limit."""
+"""The call that is being served; None if the server has no limit, or it has none that applies."""
+
+UNLIMITED: Final = LimitedCall(
+    None, LimitedMethod("", is_stream=False, maximum=math.inf), DEFAULT_CRITICALITY, ""
+)
+"""A call that is never limited, such as a health check."""
 
 
 class Limiter:
@@ -200,9 +205,8 @@ class Limiter:
         """
         call.arrived_ns = now_ns
         method = call.method
-        # A stream waits for a thread only, so it overtakes calls that wait for the limit.
-        goes_first = method.is_stream or not (self.waiting or must_wait)
-        if goes_first and self._may_run(method):
+        # It overtakes only calls that can't run: others were started by `take`.
+        if (method.is_stream or not must_wait) and self._may_run(method):
             self._start(method)
             return True
         if method.is_stream and self.streams >= self._max_streams:
@@ -218,7 +222,7 @@ class Limiter:
         return False
 
     def ended(self, call: LimitedCall, started_ns: int, now_ns: int, cpu_ns: int) -> None:
-        """Note that a call that was started has ended.
+        """Note that a call that was started has ended. The caller goes on with `take`.
 
         Args:
             call: The call.

@@ -12,7 +12,7 @@ import threading
 import time
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._grpc.handlers import kind_of
@@ -34,14 +34,15 @@ from rpcwheel.telemetry import components
 from rpcwheel.timer import shared_timer
 from rpcwheel.timer.manual import checked_timer
 
-from .limiter import LimitedCall, LimitedMethod, Limiter, Refusal
+from .limiter import UNLIMITED, LimitedCall, LimitedMethod, Limiter, Refusal
 from .policy import LimitPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     import grpc
 
+    from rpcwheel.events import Event
     from rpcwheel.timer import Timeout
     from rpcwheel.timer.api import Timer
 
@@ -62,6 +63,17 @@ MAX_PAUSE_NS: Final = 50_000_000
 """The longest time in which no handler is started because gRPC accepts calls."""
 
 NO_NONCE: Final = ""
+
+
+class Decisions(NamedTuple):
+    """What to do with calls that wait."""
+
+    started: list[LimitedCall]
+    """To start."""
+    refused: list[tuple[LimitedCall, Refusal]]
+    """To refuse."""
+    expires_ns: int | None
+    """When to decide again, after `has_expired`; None if that is scheduled already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,32 +150,39 @@ class ServerLimit:
             components.end_limit(self)
 
     def call(
-        self,
-        name: str,
-        handler: grpc.RpcMethodHandler,
-        metadata: Iterable[tuple[str, str | bytes]] | None,
+        self, details: grpc.HandlerCallDetails, handler: grpc.RpcMethodHandler
     ) -> LimitedCall | None:
-        """Return the call for a method and its metadata; None if it is not limited."""
+        """Return the call that arrives; None if the server has no limit for its method."""
+        name = details.method
         try:
             method = self._methods[name]
         except KeyError:
             method = self._add_method(name, handler)
         if method is None:
             return None
-        criticality, nonce = DEFAULT_CRITICALITY, NO_NONCE
-        for key, value in metadata or ():
+        if method is UNLIMITED.method:
+            return UNLIMITED
+        criticalities, nonce = 0, NO_NONCE
+        criticality = DEFAULT_CRITICALITY
+        # Details of another library's interceptor may have no metadata.
+        for key, value in getattr(details, "invocation_metadata", None) or ():
             if key == CRITICALITY_KEY:
-                criticality = (isinstance(value, str) and criticality_named(value)) or criticality
+                criticalities += 1
+                named = criticality_named(value) if isinstance(value, str) else None
+                criticality = named if named and criticalities == 1 else DEFAULT_CRITICALITY
             elif key == NONCE_KEY:
                 nonce = str(value)
             elif key == HEARTBEAT_KEY:
-                return None
+                return UNLIMITED
         return LimitedCall(self, method, min(criticality, self._highest), nonce)
 
     def _add_method(self, name: str, handler: grpc.RpcMethodHandler) -> LimitedMethod | None:
         policy = self._limit_of(name)
-        if policy is None or any(matches(pattern, name) for pattern in NEVER_LIMITED):
-            method = None
+        method: LimitedMethod | None
+        if any(matches(pattern, name) for pattern in NEVER_LIMITED):
+            method = UNLIMITED.method
+        elif policy is None:
+            method = None if self._server_policy is None else UNLIMITED.method
         else:
             kind = kind_of(handler)
             own = policy is not self._server_policy
@@ -198,30 +217,31 @@ class ServerLimit:
         """Note that gRPC has accepted all calls."""
         self._accepted_ns, self._accepted_cpu_ns = now_ns, cpu_ns
 
-    def next_expiry_ns(self) -> int | None:
-        """Return when waiting calls will have waited too long; None if that is scheduled already.
+    def decide(self, now_ns: int, *, starts: bool = True) -> Decisions:
+        """Decide about the calls that wait. The caller holds the lock, and releases it first.
 
-        The caller holds the lock, and schedules a task that calls `has_expired`.
+        Args:
+            now_ns: The time now.
+            starts: Whether calls may be started now.
         """
-        expires_ns = None if self._expires else self.limiter.expiry_ns()
+        limiter, started = self.limiter, []
+        if not starts:
+            limiter.refuse_late(now_ns)
+        while starts and (call := limiter.take(now_ns)) is not None:
+            started.append(call)
+        refused, self._refused = self._refused, []
+        expires_ns = None if self._expires else limiter.expiry_ns()
         self._expires = self._expires or expires_ns is not None
-        return expires_ns
+        return Decisions(started, refused, expires_ns)
 
     def has_expired(self) -> None:
-        """Note that the time of `next_expiry_ns` has come."""
+        """Note that the time `Decisions.expires_ns` has come, or could not be scheduled."""
         self._expires = False
 
     # Refusals
 
     def _note_refused(self, call: LimitedCall, reason: Refusal) -> None:
         self._refused.append((call, reason))
-
-    def take_refused(self) -> list[tuple[LimitedCall, Refusal]]:
-        """Return the calls to refuse, once; the caller holds the lock, and releases it first."""
-        refused = self._refused
-        if refused:
-            self._refused = []
-        return refused
 
     def refusal(
         self, call: LimitedCall, reason: Refusal
@@ -242,8 +262,11 @@ class ServerLimit:
             (("grpc-retry-pushback-ms", str(int(pushback_ms))), (REFUSED_KEY, call.nonce)),
         )
 
-    def report_refused(self, count: int, now_ns: int) -> None:
+    def report_refused(self, refused: list[tuple[LimitedCall, Refusal]], now_ns: int) -> None:
         """Report that calls were refused. Without the lock."""
+        count = sum(reason is not Refusal.CLOSED for _, reason in refused)
+        if not count:
+            return
         event = None
         with self.lock:
             self._overload_refused += count
@@ -253,7 +276,7 @@ class ServerLimit:
                 limiter = self.limiter
                 event = OverloadBegan(self.name, limiter.running, limiter.waiting)
         if event is not None:
-            self._emit(event)
+            self.emit(event)
             self.schedule(self._check_overload, OVERLOAD_NS)
 
     def _check_overload(self, _: Timeout | None = None) -> None:
@@ -268,11 +291,11 @@ class ServerLimit:
             self.schedule(self._check_overload, left_ns)
             return
         lasted_s = to_seconds(self._last_refused_ns - began_ns)
-        self._emit(OverloadEnded(self.name, self._overload_refused, lasted_s))
+        self.emit(OverloadEnded(self.name, self._overload_refused, lasted_s))
 
-    def _emit(self, event: OverloadBegan | OverloadEnded) -> None:
-        # On a worker, because sinks and log handlers of users may block.
-        EXECUTOR.submit(("limit", id(self)), partial(emit, event))
+    def emit(self, event: Event) -> None:
+        """Emit an event on a worker, because sinks and log handlers of users may block."""
+        EXECUTOR.submit(("events of limit", id(self)), partial(emit, event))
 
     def schedule(self, task: Callable[[Timeout], object], delay_ns: int) -> bool:
         """Run a task on the timer's thread. False if the timer is stopped or full."""

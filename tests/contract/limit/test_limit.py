@@ -1,0 +1,449 @@
+"""Rules of servers with a limit, in both worlds."""
+
+import contextlib
+import random
+import threading
+import time
+
+import grpc
+import pytest
+
+from fixtures import foreign_grpc_interceptor, foreign_opentelemetry
+from fixtures.limited_servers import LONG_S, SHORT_S, call_on
+from fixtures.shop import SERVICE, UNARY_UNARY
+from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel.call import MethodPolicy, current_criticality, current_deadline
+from rpcwheel.errors import ConfigurationError
+from rpcwheel.events import OverloadBegan, OverloadEnded
+from rpcwheel.limit import LimitPolicy
+from rpcwheel.rpc import Criticality
+
+Code = grpc.StatusCode
+OTHER = f"/{SERVICE}/Other"
+PATIENT = {"limit": LimitPolicy(max_concurrent=1, max_wait=LONG_S)}
+IMPATIENT = {"limit": LimitPolicy(max_concurrent=1, max_wait=SHORT_S)}
+
+each_streaming_kind = pytest.mark.parametrize(
+    "kind", ["unary_stream", "stream_unary", "stream_stream"]
+)
+
+
+def echo(world, kind="unary_unary"):
+    """A handler that returns the request."""
+    if world.name == "sync":
+        return getattr(grpc, f"{kind}_rpc_method_handler")(lambda request, _: request)
+
+    async def behavior(request, _):
+        return request
+
+    return getattr(grpc, f"{kind}_rpc_method_handler")(behavior)
+
+
+def is_refusing(world, target) -> bool:
+    """Whether a server accepts no connections."""
+    call = call_on(world, world.channel(target), b"x")
+    return call.error().code() is Code.UNAVAILABLE
+
+
+def is_refused(call, nonce="") -> bool:
+    """Whether a call was refused by the limit, with all that belongs to it."""
+    code, metadata = call.error().code(), call.trailing_metadata()
+    assert code is Code.RESOURCE_EXHAUSTED
+    assert call.details().startswith("refused before its handler ran")
+    assert metadata["rpcwheel-refused"] == nonce
+    return 500 <= int(metadata["grpc-retry-pushback-ms"]) <= 1500
+
+
+# What waits, and what is refused
+
+
+def test_a_call_above_the_limit_waits_until_another_one_has_ended(limited):
+    server = limited(limit=LimitPolicy(max_concurrent=2, max_wait=LONG_S))
+    server.held(b"hold 1", b"hold 2")
+    (call,) = server.waiting(b"later")
+    assert server.status.running == 2
+    assert b"later" not in server.began
+    server.release(b"hold 1")
+    assert call.result() == b"later"
+    assert wait_until(lambda: (server.status.running, server.status.waiting) == (1, 0))
+
+
+def test_a_call_that_has_waited_for_too_long_is_refused_without_its_handler(limited):
+    server = limited(**IMPATIENT)
+    (held,) = server.held(b"hold")
+    assert is_refused(server.call(b"late", nonce="7-1"), "7-1")
+    assert is_refused(server.call(b"late"))
+    assert server.refused == {("critical", "waited"): 2}
+    server.release(b"hold")
+    assert held.result() == b"hold"
+    assert server.call(b"next").result() == b"next"
+    assert server.began == [b"hold", b"next"]
+
+
+def test_the_pushback_of_a_refusal_is_that_of_the_policy(limited):
+    server = limited(limit=LimitPolicy(max_concurrent=1, max_wait=0.001, pushback=20.0))
+    server.held(b"hold")
+    call = server.call(b"x")
+    assert call.error().code() is Code.RESOURCE_EXHAUSTED
+    assert 10_000 <= int(call.trailing_metadata()["grpc-retry-pushback-ms"]) <= 30_000
+
+
+@each_streaming_kind
+def test_a_stream_above_max_streams_is_refused_at_once(limited, kind):
+    server = limited(limit=LimitPolicy(max_concurrent=1, max_streams=1, max_wait=LONG_S))
+    (held,) = server.held(b"hold", kind=kind)
+    assert is_refused(server.call(b"x", kind, nonce="9"), "9")
+    assert server.refused == {("critical", "streams"): 1}
+    assert (server.status.running, server.status.streams) == (0, 1)
+    assert server.call(b"unary").result() == b"unary"  # the limit is another one
+    server.release(b"hold")
+    assert held.result() in (b"hold", [b"hold"])
+    assert wait_until(server.is_idle)
+    assert server.call(b"x", kind).result() in (b"x", [b"x"])
+
+
+def test_streams_run_beside_the_handlers_that_the_limit_permits(limited):
+    server = limited(**PATIENT)
+    server.held(b"hold")
+    (waiting,) = server.waiting(b"later")
+    server.held(b"hold 1", b"hold 2", kind="unary_stream")
+    assert (server.status.running, server.status.streams, server.status.waiting) == (1, 2, 1)
+    server.release(b"hold 1", b"hold 2", b"hold")
+    assert waiting.result() == b"later"
+
+
+# No end of a call leaves it counted
+
+
+def cancel(call) -> None:
+    call.cancel()
+
+
+def let_fail(call) -> None:
+    assert call.error().code() in (
+        Code.UNKNOWN,
+        Code.ABORTED,
+        Code.INTERNAL,
+        Code.DEADLINE_EXCEEDED,
+    )
+
+
+ENDINGS = {
+    "canceled": (b"hold", cancel, {}),
+    "deadline": (b"hold", let_fail, {"timeout": 0.3}),
+    "raises": (b"raise", let_fail, {}),
+    "aborts": (b"abort", let_fail, {}),
+    "response not serialized": (b"bad", let_fail, {}),
+    "request not deserialized": (b"bad", let_fail, {"method": OTHER}),
+}
+
+
+EACH_ENDING = [
+    *(("unary_unary", ending) for ending in ENDINGS),
+    *(("unary_stream", ending) for ending in ENDINGS if "request" not in ending),
+    *(("stream_stream", ending) for ending in ENDINGS if "request" not in ending),
+]
+
+
+@pytest.mark.parametrize(("kind", "ending"), EACH_ENDING)
+def test_a_call_that_ends_in_any_way_counts_no_longer(limited, kind, ending):
+    request, end, options = ENDINGS[ending]
+    server = limited(limit=LimitPolicy(max_concurrent=1, max_streams=1, max_wait=LONG_S))
+    call = server.call(request, kind, **options)
+    assert wait_until(lambda: request in server.began or call.done())
+    end(call)
+    server.release(b"hold")
+    assert wait_until(server.is_idle)
+    assert server.call(b"next", kind).result() in (b"next", [b"next"])
+
+
+@pytest.mark.parametrize("ending", ["canceled", "deadline"])
+def test_a_call_that_ends_while_it_waits_does_not_run(limited, ending):
+    _, end, options = ENDINGS[ending]
+    server = limited(**PATIENT)
+    server.held(b"hold")
+    gone = server.call(b"gone", **options)
+    assert wait_until(lambda: server.status.waiting == 1 or gone.done())
+    end(gone)
+    call = server.call(b"next")
+    server.release(b"hold")
+    assert call.result() == b"next"
+    assert wait_until(server.is_idle)
+    assert server.began == [b"hold", b"next"]
+
+
+def test_a_client_that_sends_no_request_holds_its_place_until_its_call_ends(world, limited):
+    server = limited(**PATIENT)
+    silent = world.call(server.channel, "stream_unary", method=UNARY_UNARY, open_requests=True)
+    assert wait_until(lambda: server.status.running == 1)
+    (call,) = server.waiting(b"next")
+    silent.cancel()
+    assert call.result() == b"next"
+    assert wait_until(server.is_idle)
+
+
+# Order
+
+
+def test_the_more_critical_call_is_served_first_and_then_the_older_one(limited):
+    server = limited(**PATIENT)
+    server.held(b"hold")
+    calls = []
+    for level in ("sheddable", "sheddable_plus", "", "critical_plus", "critical", "sheddable"):
+        calls += server.waiting(b"%s %d" % (level.encode(), len(calls)), criticality=level)
+    server.release(b"hold")
+    for call in calls:
+        call.result()
+    assert server.began[1:] == [
+        b"critical_plus 3",
+        b" 2",
+        b"critical 4",
+        b"sheddable_plus 1",
+        b"sheddable 0",
+        b"sheddable 5",
+    ]
+
+
+KEY = "rpcwheel-criticality"
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [((KEY, "most"),), ((KEY, "critical_plus"), (KEY, "critical_plus"))],
+    ids=["unknown", "several"],
+)
+def test_a_criticality_that_is_not_valid_counts_as_none(limited, metadata):
+    server = limited(**PATIENT)
+    server.held(b"hold")
+    first = server.waiting(b"first")
+    second = server.waiting(b"second", metadata=metadata)
+    last = server.waiting(b"last", criticality="sheddable_plus")
+    server.release(b"hold")
+    for call in (*first, *second, *last):
+        call.result()
+    assert server.began == [b"hold", b"first", b"second", b"last"]
+
+
+def test_callers_get_at_most_the_highest_criticality_that_the_server_believes(limited):
+    policy = LimitPolicy(max_concurrent=1, max_wait=LONG_S, max_criticality="sheddable_plus")
+    server = limited(limit=policy)
+    server.held(b"hold")
+    first = server.waiting(b"first", criticality="sheddable_plus")
+    second = server.waiting(b"second", criticality="critical_plus")
+    last = server.waiting(b"last", criticality="sheddable")
+    server.release(b"hold")
+    for call in (*first, *second, *last):
+        call.result()
+    assert server.began == [b"hold", b"first", b"second", b"last"]
+
+
+# What is never limited
+
+NEVER = {
+    "health": ("grpc.health.v1.Health", "Check", {}),
+    "reflection": ("grpc.reflection.v1alpha.ServerReflection", "ServerReflectionInfo", {}),
+    "heartbeat": ("test.Other", "Any", {"metadata": (("rpcwheel-heartbeat", "1"),)}),
+    "without a limit": ("test.Free", "Any", {}),
+}
+
+
+@pytest.mark.parametrize("name", NEVER)
+def test_calls_that_are_never_limited_run_while_all_threads_are_taken(world, limited, name):
+    service, method, options = NEVER[name]
+    handlers = grpc.method_handlers_generic_handler(service, {method: echo(world)})
+    methods = {"/test.Free/*": MethodPolicy(limit=None)}
+    server = limited(handlers, workers=1, methods=methods, **PATIENT)
+    server.held(b"hold")
+    (waiting,) = server.waiting(b"later")
+    for _ in range(3):
+        call = server.call(b"x", method=f"/{service}/{method}", **options)
+        assert call.result() == b"x"
+    assert not waiting.done()
+    assert server.status.running == 1
+
+
+# Limits of methods
+
+
+def test_the_limit_of_a_method_applies_in_addition(world, limited):
+    server = limited(
+        limit=LimitPolicy(max_concurrent=2, max_wait=LONG_S),
+        methods={OTHER: MethodPolicy(limit=1)},
+    )
+    held = server.call(b"hold other", method=OTHER)
+    server.wait_for(b"hold other")
+    (waiting,) = server.waiting(b"other", method=OTHER)
+    # It does not wait for a call of another method that can't run.
+    assert server.call(b"x").result() == b"x"
+    server.held(b"hold")
+    (last,) = server.waiting(b"last")
+    server.release(b"hold other")
+    for call in (held, waiting, last):
+        call.result()
+    assert server.began.index(b"other") < server.began.index(b"last")
+
+
+def test_other_methods_have_no_limit_if_only_one_has(limited):
+    server = limited(methods={OTHER: MethodPolicy(limit=1)}, workers=3)
+    server.call(b"hold other", method=OTHER)
+    server.wait_for(b"hold other")
+    waiting = server.call(b"other", method=OTHER)
+    assert wait_until(lambda: server.status.waiting == 1)
+    server.held(b"hold 1", b"hold 2")
+    assert server.status.running == 1
+    assert is_refused(waiting)
+
+
+def test_the_limit_of_a_method_has_only_a_number(world):
+    for limit in ("adaptive", LimitPolicy(max_concurrent=1, max_wait=1.0)):
+        with pytest.raises(ConfigurationError, match="limit: "):
+            world.api.Kit(methods={OTHER: MethodPolicy(limit=limit)})
+
+
+# The server's end, and several servers
+
+
+def test_calls_that_wait_when_a_server_is_stopped_end_without_their_handlers(world, limited):
+    server = limited(**PATIENT)
+    (held,) = server.held(b"hold")
+    calls = server.waiting(b"1", b"2")
+    world.do(server.server.stop, None)
+    for call in (held, *calls):
+        with contextlib.suppress(world.canceled_error):
+            assert call.error().code() in (Code.UNAVAILABLE, Code.CANCELLED)
+    server.release(b"hold")
+    assert wait_until(server.is_idle)
+    assert server.began == [b"hold"]
+
+
+def test_calls_that_wait_run_while_a_server_is_stopped_gracefully(world, limited):
+    server = limited(**PATIENT)
+    (held,) = server.held(b"hold")
+    (waiting,) = server.waiting(b"later")
+    stopping = threading.Thread(target=world.do, args=(server.server.stop, WAIT_S))
+    stopping.start()  # `grpc.aio` returns at the end
+    assert wait_until(lambda: is_refusing(world, server.target))
+    server.release(b"hold")
+    assert held.result() == b"hold"
+    assert waiting.result() == b"later"
+    stopping.join()
+    assert wait_until(server.is_idle)
+
+
+def test_each_server_of_a_kit_has_a_limit_of_its_own(world, limited):
+    first = limited(**PATIENT)
+    second = limited(**PATIENT)
+    first.held(b"hold")
+    assert second.call(b"x").result() == b"x"
+    assert wait_until(second.is_idle)
+    assert first.status.running == 1
+
+
+# Events
+
+
+def test_an_overload_is_reported_when_it_begins_and_when_it_has_ended(limited, events, set_limit):
+    began, ended = OverloadBegan, OverloadEnded
+
+    def of_shop(kind):  # an overload of an earlier test may end now
+        return [event for event in events.of(kind) if event.server == "shop"]
+
+    set_limit("limit.server.OVERLOAD_NS", 50_000_000)
+    server = limited(limit=LimitPolicy(name="shop", max_concurrent=1, max_wait=0.001))
+    server.held(b"hold")
+    for number in (3, 6):
+        calls = [server.call(b"x") for _ in range(3)]
+        assert all(map(is_refused, calls))
+        wait_until(lambda number=number: number == sum(each.refused for each in of_shop(ended)))
+    assert len(of_shop(began)) == len(of_shop(ended)) >= 2
+    assert {event.running for event in of_shop(began)} == {1}
+
+
+def test_an_overload_is_reported_once_for_many_refused_calls(limited, events):
+    policy = LimitPolicy(name="busy shop", max_concurrent=1, max_wait=0.001)
+    server = limited(limit=policy)
+    server.held(b"hold")
+    for _ in range(4):
+        assert is_refused(server.call(b"x"))
+    began = wait_until(lambda: events.of(OverloadBegan))
+    assert [event.server for event in began].count("busy shop") == 1
+
+
+# What handlers see, and other interceptors
+
+
+def test_a_handler_that_has_waited_has_the_deadline_and_the_criticality_of_its_call(limited):
+    def observe():
+        deadline = current_deadline()
+        return deadline and deadline.remaining(), current_criticality()
+
+    server = limited(observe=observe, **PATIENT)
+    server.held(b"hold")
+    (first,) = server.waiting(b"1", criticality="sheddable", timeout=WAIT_S)
+    (second,) = server.waiting(b"2", timeout=None)
+    server.release(b"hold")
+    first.result(), second.result()
+    plain, limited_by_caller = server.observed[1:]
+    assert plain == (None, None)
+    assert limited_by_caller[1] is Criticality.SHEDDABLE
+    assert 0 < limited_by_caller[0] <= WAIT_S + 1
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+@pytest.mark.parametrize("foreign", [foreign_grpc_interceptor, foreign_opentelemetry])
+def test_interceptors_of_others_see_the_calls_that_run(world, limited, foreign, place):
+    theirs = foreign.Theirs()
+    server = limited(**IMPATIENT, **{place: (theirs.server_interceptor(world.name),)})
+    (held,) = server.held(b"hold")
+    assert is_refused(server.call(b"late"))
+    server.release(b"hold")
+    held.result()
+    assert server.call(b"x", "unary_stream").result() == [b"x"]
+    assert wait_until(server.is_idle)
+    assert wait_until(lambda: theirs.seen.count("OK") == 2)
+
+
+def test_a_limit_works_beside_the_detection_of_idle_connections(limited):
+    server = limited(idle=180.0, **IMPATIENT)
+    server.held(b"hold")
+    assert is_refused(server.call(b"late"))
+    server.release(b"hold")
+    assert wait_until(server.is_idle)
+    assert server.call(b"x").result() == b"x"
+
+
+def test_refused_calls_do_not_count_for_the_limit_of_grpc(world, limited):
+    server = limited(server={"maximum_concurrent_rpcs": 2}, **IMPATIENT)
+    server.held(b"hold")
+    for _ in range(4):
+        call = server.call(b"late")
+        assert call.error().code() is Code.RESOURCE_EXHAUSTED
+        assert wait_until(lambda: server.status.waiting == 0)
+    server.release(b"hold")
+    assert wait_until(server.is_idle)
+    assert server.call(b"x").result() == b"x"
+
+
+# Stress
+
+
+def test_an_adaptive_limit_counts_nothing_after_calls_that_end_at_random(world, limited):
+    server = limited(workers=12, limit="adaptive")
+    chance = random.Random(11)
+    ends_at = time.monotonic() + 2.0
+    while time.monotonic() < ends_at:
+        calls = []
+        for number in range(40):
+            kind = chance.choice(["unary_unary", "unary_unary", "unary_stream", "stream_unary"])
+            request = chance.choice([b"x", b"hold %d" % number, b"raise", b"abort", b"bad"])
+            timeout = chance.choice([0.002, 0.02, 0.2, 10.0])
+            level = chance.choice(["", "sheddable", "critical_plus"])
+            calls.append(server.call(request, kind, timeout=timeout, criticality=level))
+        for call in chance.sample(calls, 20):
+            call.cancel()
+        server.release(*(b"hold %d" % number for number in range(40)))
+        for call in calls:
+            with contextlib.suppress(grpc.RpcError, world.canceled_error):
+                call.result()
+    assert wait_until(server.is_idle)
+    assert server.call(b"next").result() == b"next"

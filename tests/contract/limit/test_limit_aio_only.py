@@ -1,0 +1,101 @@
+"""The limit of a server of `grpc.aio`: blocking handlers, handlers that compute, the task's end."""
+
+import asyncio
+import time
+
+import grpc
+import pytest
+
+from fixtures.grpc_servers import IMPATIENT, GrpcServer, ThisLoop, unary_service
+from fixtures.limited_servers import LONG_S
+from fixtures.small_servers import METHOD, Gate
+from fixtures.waiting import WAIT_S, aio_wait_until
+from rpcwheel.aio import Kit
+from rpcwheel.limit import LimitPolicy
+from rpcwheel.telemetry import components
+
+ONE = LimitPolicy(max_concurrent=1, max_wait=LONG_S)
+
+
+@pytest.fixture
+async def serve():
+    """Serves a function with a limit; returns the function of a client, and the limit."""
+    opened = []
+
+    async def start(function, **settings):
+        kit = Kit(**settings)
+        server = GrpcServer(
+            unary_service(METHOD, function),
+            world=ThisLoop,
+            start=False,
+            interceptors=kit.server_interceptors(),
+        )
+        port = server.listen()
+        await server.server.start()
+        channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=IMPATIENT)
+        opened.append((kit, server, channel))
+        return channel.unary_unary(METHOD), components.of_kind("limit")[-1]
+
+    yield start
+    for kit, server, channel in opened:
+        await channel.close()
+        await server.server.stop(None)
+        server.pool.shutdown()
+        await kit.close()
+
+
+async def test_a_blocking_handler_counts_until_it_has_ended(serve):
+    gate = Gate()
+    call, limit = await serve(lambda request, _: gate(request), limit=ONE)
+    first = call(b"first", timeout=WAIT_S)
+    await aio_wait_until(gate.entered.is_set)
+    second = call(b"second", timeout=WAIT_S)
+    await aio_wait_until(lambda: limit.status().waiting == 1)
+    assert limit.status().running == 1
+    gate.opened.set()
+    assert [await first, await second] == [b"first", b"second"]
+    await aio_wait_until(lambda: limit.status().running == 0)
+
+
+async def test_calls_run_although_handlers_compute_all_the_time(serve):
+    """Before each handler, gRPC accepts what has arrived."""
+
+    async def handler(request, _context):
+        ends_at = time.thread_time() + 0.03
+        while time.thread_time() < ends_at:
+            pass
+        return request
+
+    call, limit = await serve(handler, limit=ONE)
+    requests = [b"%d" % number for number in range(8)]
+    calls = [call(request, timeout=WAIT_S) for request in requests]
+    assert await asyncio.gather(*calls) == requests
+    await aio_wait_until(lambda: limit.status().running == 0)
+
+
+async def test_an_interceptor_before_that_fails_leaves_no_call_counted(serve):
+    """The call ends with its task, also if it never gets to its handler."""
+
+    class Failing(grpc.aio.ServerInterceptor):
+        async def intercept_service(self, continuation, details):
+            await continuation(details)
+            raise ValueError("not today")
+
+    kit = Kit(limit=ONE)
+    server = GrpcServer(
+        unary_service(METHOD, lambda request, _: request),
+        world=ThisLoop,
+        start=False,
+        interceptors=[Failing(), *kit.server_interceptors()],
+    )
+    limit = components.of_kind("limit")[-1]
+    port = server.listen()
+    await server.server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=IMPATIENT) as channel:
+        for _ in range(3):
+            with pytest.raises(grpc.aio.AioRpcError):
+                await channel.unary_unary(METHOD)(b"x", timeout=WAIT_S)
+    await aio_wait_until(lambda: limit.status().running == 0)
+    await server.server.stop(None)
+    server.pool.shutdown()
+    await kit.close()

@@ -1,0 +1,303 @@
+"""The executor of a server of `grpc` with a limit, and its interceptor without the executor."""
+
+import contextlib
+import contextvars
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+
+import rpcwheel
+from fixtures.forks import holds_in_child
+from fixtures.grpc_servers import GrpcServer, unary_service
+from fixtures.limited_servers import LONG_S, SHORT_S
+from fixtures.shop import SERVICE
+from fixtures.small_servers import METHOD, Gate
+from fixtures.waiting import WAIT_S, wait_until
+from fixtures.worlds import SyncWorld
+from rpcwheel.call import MethodPolicy
+from rpcwheel.events import LimitIneffective, add_sink, remove_sink
+from rpcwheel.limit import LimitPolicy, ServerExecutor
+from rpcwheel.telemetry import components
+
+Code = grpc.StatusCode
+OTHER = f"/{SERVICE}/Other"
+PATIENT = {"limit": LimitPolicy(max_concurrent=1, max_wait=LONG_S)}
+HEALTH = "/grpc.health.v1.Health/Check"
+
+
+@pytest.fixture
+def world():
+    """`grpc` only."""
+    world = SyncWorld()
+    yield world
+    world.close()
+
+
+def echo(request, _context):
+    return request
+
+
+@pytest.fixture
+def serve(world):
+    """Serves functions by their methods, with the interceptors of a kit; returns a channel."""
+    servers = []
+
+    def start(functions, kit, executor=ThreadPoolExecutor):
+        services = [unary_service(method, function) for method, function in functions.items()]
+        servers.append(
+            GrpcServer(
+                *services,
+                workers=4,
+                executor=executor,
+                interceptors=kit.server_interceptors() if kit else (),
+            )
+        )
+        return world.channel(servers[-1].target)
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+def kit_of(world, **settings):
+    return world.keep(rpcwheel.Kit(**settings))
+
+
+# Another executor
+
+
+def test_an_executor_without_the_limit_is_reported_once(world, serve, events):
+    kit = kit_of(world, limit=LimitPolicy(name="shop", max_concurrent=1))
+    channel = serve({METHOD: echo}, kit, ThreadPoolExecutor)
+    for _ in range(6):
+        assert channel.unary_unary(METHOD)(b"x") == b"x"
+    assert wait_until(lambda: events.of(LimitIneffective))
+    assert events.of(LimitIneffective) == [LimitIneffective("shop")]
+
+
+def test_the_executor_of_the_kit_is_not_reported_after_health_checks(world, serve, events):
+    kit = kit_of(world, **PATIENT)
+    channel = serve({HEALTH: echo, METHOD: echo}, kit, kit.server_executor)
+    for method in (HEALTH, HEALTH, HEALTH, HEALTH, METHOD, METHOD):
+        assert channel.unary_unary(method)(b"x") == b"x"
+    kit.close()
+    assert not events.of(LimitIneffective)
+
+
+def test_a_sink_may_block_when_the_executor_is_reported(world, serve):
+    gate = Gate()
+
+    def sink(event):
+        if isinstance(event, LimitIneffective):
+            gate(b"")
+
+    add_sink(sink)
+    try:
+        channel = serve({METHOD: echo}, kit_of(world, **PATIENT), ThreadPoolExecutor)
+        for _ in range(6):
+            assert channel.unary_unary(METHOD)(b"x", timeout=WAIT_S) == b"x"
+        assert gate.entered.wait(WAIT_S)
+    finally:
+        gate.opened.set()
+        remove_sink(sink)
+
+
+# The executor as such
+
+
+def test_the_executor_runs_calls_of_a_server_without_a_limit(serve):
+    gate = Gate()
+    channel = serve({METHOD: lambda request, _: gate(request)}, None, ServerExecutor)
+    calls = [channel.unary_unary(METHOD).future(b"%d" % n, timeout=WAIT_S) for n in range(3)]
+    assert gate.entered.wait(WAIT_S)
+    gate.opened.set()
+    assert [call.result() for call in calls] == [b"0", b"1", b"2"]
+
+
+def test_the_executor_runs_any_function_as_a_thread_pool_does(world):
+    with kit_of(world, **PATIENT).server_executor(2, thread_name_prefix="mine") as executor:
+        name = executor.submit(lambda prefix: prefix + threading.current_thread().name, "on ")
+        assert name.result(WAIT_S).startswith("on mine")
+        assert list(executor.map(str, range(5))) == ["0", "1", "2", "3", "4"]
+        assert isinstance(executor, ThreadPoolExecutor)
+    with pytest.raises(RuntimeError):
+        executor.submit(str)
+
+
+def test_a_function_of_a_handler_runs_on_the_executor_in_the_context_of_the_call(world, serve):
+    """It is not a call, although its context is that of one."""
+    executors = []
+
+    def handler(request, _context):
+        context = contextvars.copy_context()
+        return executors[0].submit(context.run, lambda: request * 2).result(WAIT_S)
+
+    def make(*args, **options):
+        executors.append(kit.server_executor(*args, **options))
+        return executors[0]
+
+    kit = kit_of(world, **PATIENT)
+    assert serve({METHOD: handler}, kit, make).unary_unary(METHOD)(b"x", timeout=WAIT_S) == b"xx"
+
+
+def test_the_number_of_threads_must_be_positive():
+    with pytest.raises(ValueError, match="max_workers"):
+        rpcwheel.Kit(limit=1).server_executor(0)
+
+
+def test_a_call_waits_for_a_thread_if_the_limit_is_higher(limited):
+    server = limited(workers=2, limit=LimitPolicy(max_concurrent=9, max_wait=LONG_S))
+    server.held(b"hold")
+    server.held(b"hold stream", kind="unary_stream")
+    (call,) = server.waiting(b"x")
+    (stream,) = server.waiting(b"y", kind="unary_stream")
+    server.release(b"hold stream")
+    assert (call.result(), stream.result()) == (b"x", [b"y"])
+
+
+def test_an_executor_that_two_servers_share_keeps_both_limits(world):
+    shared = ServerExecutor(4)
+    kits = [kit_of(world, **PATIENT) for _ in range(2)]
+    gates = [Gate(), Gate()]
+    servers = [
+        GrpcServer(
+            unary_service(METHOD, lambda request, _, gate=gate: gate(request)),
+            executor=lambda *_, **__: shared,
+            interceptors=kit.server_interceptors(),
+        )
+        for kit, gate in zip(kits, gates, strict=True)
+    ]
+    limits = components.of_kind("limit")[-2:]
+    channels = [world.channel(server.target) for server in servers]
+    calls = [
+        channel.unary_unary(METHOD).future(b"x", timeout=WAIT_S)
+        for channel in channels
+        for _ in range(2)
+    ]
+    assert wait_until(lambda: [each.status().waiting for each in limits] == [1, 1])
+    assert [each.status().running for each in limits] == [1, 1]
+    gates[0].opened.set()
+    assert calls[0].result() == calls[1].result() == b"x"
+    assert limits[1].status().running == 1
+    gates[1].opened.set()
+    assert calls[2].result() == calls[3].result() == b"x"
+    for server in servers:
+        server.close()
+
+
+def test_more_than_four_calls_without_a_limit_run_at_the_same_time(world, serve):
+    started = threading.Semaphore(0)
+    gate = Gate()
+
+    def handler(request, _context):
+        started.release()
+        return gate(request)
+
+    kit = kit_of(world, methods={"/test.Small/*": MethodPolicy(limit=None)}, **PATIENT)
+    channel = serve({METHOD: handler, HEALTH: echo}, kit, kit.server_executor)
+    calls = [channel.unary_unary(METHOD).future(b"x", timeout=WAIT_S) for _ in range(5)]
+    for _ in calls:
+        assert started.acquire(timeout=WAIT_S)
+    assert channel.unary_unary(HEALTH)(b"ok", timeout=WAIT_S) == b"ok"
+    gate.opened.set()
+    for call in calls:
+        call.result()
+
+
+# Its end
+
+
+def test_a_shutdown_refuses_the_calls_that_wait(limited):
+    server = limited(**PATIENT)
+    (held,) = server.held(b"hold")
+    waiting = server.waiting(b"1", b"2")
+    server.pool.shutdown(wait=False)
+    for call in waiting:
+        assert call.error().code() is Code.UNAVAILABLE
+        assert call.trailing_metadata()["rpcwheel-refused"] == ""
+    assert server.call(b"3").error().code() is Code.UNAVAILABLE
+    server.release(b"hold")
+    assert held.result() == b"hold"
+    assert wait_until(server.is_idle)
+    assert server.call(b"4").error().code() is Code.UNAVAILABLE
+    assert server.began == [b"hold"]
+    assert server.is_idle()
+
+
+def test_calls_that_wait_are_not_reported_as_an_overload_when_the_executor_ends(limited, events):
+    server = limited(**PATIENT)
+    server.pool.shutdown()
+    assert server.call(b"x").error().code() is Code.UNAVAILABLE
+    assert not [event for event in events if "Overload" in type(event).__name__]
+
+
+# Calls that need not run
+
+
+def test_a_call_with_less_time_left_than_its_method_takes_is_refused(limited):
+    server = limited(**PATIENT)
+    slow = server.call(b"hold slow", method=OTHER)
+    server.wait_for(b"hold slow")
+    time.sleep(0.6)  # the shortest duration of the method so far
+    server.release(b"hold slow")
+    slow.result()
+    server.held(b"hold")
+    (late,) = server.waiting(b"late", method=OTHER, timeout=0.5)
+    (next_call,) = server.waiting(b"next")
+    server.release(b"hold")
+    assert late.error().code() in (Code.RESOURCE_EXHAUSTED, Code.DEADLINE_EXCEEDED)
+    assert next_call.result() == b"next"
+    assert wait_until(lambda: server.refused == {("critical", "deadline"): 1})
+    assert b"late" not in server.began
+
+
+@pytest.mark.parametrize("kind", ["stream_unary", "unary_stream"])
+def test_a_stream_that_is_canceled_while_it_waits_for_a_thread_does_not_run(limited, kind):
+    server = limited(workers=1, **PATIENT)
+    server.held(b"hold")
+    (call,) = server.waiting(b"gone", kind=kind)
+    call.cancel()
+    with contextlib.suppress(grpc.RpcError, grpc.FutureCancelledError):
+        call.result()
+    (last,) = server.waiting(b"last", kind=kind)
+    server.release(b"hold")
+    last.result()
+    assert b"gone" not in server.began
+
+
+# Other
+
+
+def test_a_method_with_a_thread_pool_of_its_own_is_not_limited(world, serve):
+    """gRPC submits its calls there."""
+    with ThreadPoolExecutor(2, thread_name_prefix="own") as own:
+
+        def handler(request, _context):
+            return threading.current_thread().name.encode()
+
+        handler.experimental_thread_pool = own
+        kit = kit_of(world, **PATIENT)
+        channel = serve({METHOD: handler}, kit, kit.server_executor)
+        assert channel.unary_unary(METHOD)(b"x", timeout=WAIT_S).startswith(b"own")
+
+
+def test_a_call_is_refused_although_the_timer_of_the_kit_is_stopped(limited, manual_timer):
+    manual_timer.stop()
+    policy = LimitPolicy(max_concurrent=1, max_wait=SHORT_S)
+    server = limited(limit=policy, timer=manual_timer)
+    server.held(b"hold")
+    (first,) = server.waiting(b"first")
+    time.sleep(2 * SHORT_S)
+    server.call(b"second", timeout=0.2).error()  # each call that arrives refuses the late ones
+    assert first.error().code() is Code.RESOURCE_EXHAUSTED
+    server.release(b"hold")
+    assert wait_until(server.is_idle)
+
+
+def test_a_forked_child_reports_no_limit_of_its_parent(limited):
+    server = limited(**PATIENT)
+    server.held(b"hold")
+    assert holds_in_child(lambda: not components.of_kind("limit"))

@@ -1,0 +1,86 @@
+"""The aio interceptor with tasks in place of calls: what a server can't bring about on purpose."""
+
+import asyncio
+from types import SimpleNamespace
+
+import grpc
+import pytest
+
+from fixtures.limited_servers import LONG_S
+from rpcwheel.limit.aio_interceptor import LimitInterceptor
+from rpcwheel.limit.policy import LimitPolicy
+from rpcwheel.limit.server import ServerLimit
+
+HANDLER = grpc.unary_unary_rpc_method_handler(lambda request, _: request)
+DETAILS = SimpleNamespace(method="/test.Shop/Get", invocation_metadata=())
+
+
+class Server:
+    """Calls of a server with a limit of one, as tasks that run until they are told to end."""
+
+    def __init__(self, policy):
+        self.limit = ServerLimit(policy, lambda _: policy, timer=None)
+        self._interceptor = LimitInterceptor(self.limit)
+        self.ran = []
+        self.ends = {}
+
+    async def _handler(self, _details):
+        return HANDLER
+
+    async def _serve(self, name):
+        handler = await self._interceptor.intercept_service(self._handler, DETAILS)
+        if handler is HANDLER:
+            self.ran.append(name)
+            await self.ends[name].wait()
+
+    async def arrive(self, name):
+        self.ends[name] = asyncio.Event()
+        task = asyncio.create_task(self._serve(name))
+        await asyncio.sleep(0)
+        return task
+
+
+@pytest.fixture
+def server():
+    return Server(LimitPolicy(max_concurrent=1, max_wait=LONG_S))
+
+
+async def test_a_call_that_is_canceled_as_it_is_started_gives_its_place_to_the_next(server):
+    first, second, third = [await server.arrive(name) for name in ("first", "second", "third")]
+    # It will be started when the task of the first has ended; then it is canceled first.
+    first.add_done_callback(lambda _: second.cancel())
+    server.ends["first"].set()
+    server.ends["third"].set()
+    await asyncio.gather(first, second, third, return_exceptions=True)
+    assert second.cancelled()
+    assert server.ran == ["first", "third"]
+    await asyncio.sleep(0)
+    assert server.limit.limiter.running == 0
+
+
+async def test_a_call_that_was_canceled_before_is_not_started(server):
+    first, second, third = [await server.arrive(name) for name in ("first", "second", "third")]
+    server.ends["first"].set()
+    server.ends["third"].set()
+    second.cancel()  # its future is canceled at once, and its task ends later
+    await asyncio.gather(first, second, third, return_exceptions=True)
+    assert server.ran == ["first", "third"]
+    await asyncio.sleep(0)
+    assert server.limit.limiter.running == 0
+
+
+async def test_no_call_is_started_while_grpc_accepts_calls(server):
+    first = await server.arrive("first")
+    second = await server.arrive("second")
+    must_pause = [True]
+    server.limit.needs_pause = lambda *_: bool(must_pause) and must_pause.pop()
+    server.ends["first"].set()
+    await first
+    await asyncio.sleep(0)
+    assert (server.ran, server.limit.limiter.running) == (["first"], 0)
+    third = await server.arrive("third")  # it may not overtake
+    assert server.limit.limiter.running == 0
+    server.ends["second"].set()
+    server.ends["third"].set()
+    await asyncio.gather(second, third)
+    assert server.ran == ["first", "second", "third"]
