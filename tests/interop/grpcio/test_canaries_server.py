@@ -7,18 +7,23 @@ docs/grpcio.md too.
 
 import asyncio
 import contextvars
+import queue
 import threading
-from concurrent.futures import ThreadPoolExecutor
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import grpc
 import pytest
+from grpc._common import STATUS_CODE_TO_CYGRPC_STATUS_CODE as CORE_CODES
+from grpc._server import _abort as abort
 
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.grpcio import since
 from fixtures.shop import FOR_EVER
 from fixtures.small_servers import METHOD, Gate, aio_serving, serving
-from fixtures.waiting import WAIT_S
+from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel._grpc.handlers import context_with_code
+from rpcwheel.limit.executor import CANCELED
 
 unary = grpc.unary_unary_rpc_method_handler
 SERVED_BY = contextvars.ContextVar("served_by", default="nobody")
@@ -306,3 +311,114 @@ async def test_the_context_of_a_blocking_aio_handler_has_no_code_but_refers_to_o
         with pytest.raises(grpc.aio.AioRpcError):
             await aio_call(target)
     assert codes == [None, grpc.StatusCode.ABORTED]
+
+
+class Submitting(ThreadPoolExecutor):
+    """The executor of a server: calls `act` with the event, the state and the context of a call."""
+
+    def submit(self, fn, /, *args, **kwargs):
+        ended = Future()
+
+        def run():
+            super(Submitting, self).submit(fn, *args, **kwargs).add_done_callback(ended.set_result)
+
+        self.act(run, *args[1:3], fn.__self__)
+        return ended
+
+    def act(self, run, event, state, context):
+        raise NotImplementedError
+
+
+def test_a_server_submits_a_call_in_the_context_of_its_interceptors_with_its_deadline():
+    """limit/executor.py: `submit` looks there for the call, `_deadline_ns` for its deadline."""
+    left, contexts = [], []
+
+    class Pool(Submitting):
+        def act(self, run, event, state, context):
+            contexts.append(context)
+            left.append(event.call_details.deadline - time.time())
+            run()
+
+    mark = Before(lambda: SERVED_BY.set("the interceptor"))
+    with serving(unary(lambda request, _: request), interceptors=[mark], executor=Pool) as target:
+        assert call(target, timeout=WAIT_S) == b"x"
+        assert call(target, timeout=None) == b"x"
+    assert [context[SERVED_BY] for context in contexts] == ["the interceptor"] * 2
+    assert 0 < left[0] <= WAIT_S * 1.01  # gRPC rounds a timeout up
+    assert left[1] > 100 * FOR_EVER
+
+
+def test_the_state_of_a_call_that_waits_for_a_thread_says_that_it_was_canceled():
+    """limit/executor.py: `_run` does not take the time of such a call for that of a handler."""
+    waiting = queue.SimpleQueue()
+
+    class Pool(Submitting):
+        def act(self, run, event, state, context):
+            waiting.put((run, state))
+
+    with serving(unary(naive), executor=Pool) as target, channel_to(target) as channel:
+        future = channel.unary_unary(METHOD).future(b"x", timeout=WAIT_S)
+        run, state = waiting.get(timeout=WAIT_S)
+        assert state.client != CANCELED
+        future.cancel()
+        wait_until(lambda: state.client == CANCELED)
+        run()
+
+
+def test_a_call_that_was_submitted_can_be_ended_without_a_thread():
+    """limit/executor.py: `_refuse` does it."""
+
+    class Pool(Submitting):
+        def act(self, run, event, state, context):
+            with state.condition:
+                state.trailing_metadata = (("key", "value"),)
+                abort(state, event.call, CORE_CODES[grpc.StatusCode.RESOURCE_EXHAUSTED], b"busy")
+
+    with serving(unary(naive), executor=Pool) as target, pytest.raises(grpc.RpcError) as caught:
+        call(target)
+    error = caught.value
+    assert (error.code(), error.details()) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "busy")
+    assert ("key", "value") in error.trailing_metadata()
+
+
+async def test_an_aio_interceptor_runs_in_the_task_of_the_call_before_its_request_is_read():
+    """limit/aio_interceptor.py: calls wait there, and end with their tasks."""
+    seen = []
+
+    def note(name):
+        seen.append((name, asyncio.current_task()))
+
+    async def handler(request, context):
+        note("handler")
+        return request
+
+    def read(request):
+        note("request")
+        return request
+
+    served = unary(handler, request_deserializer=read)
+    interceptor = AioBefore(lambda: note("interceptor"))
+    async with aio_serving(served, interceptors=[interceptor]) as target:
+        await aio_call(target)
+    assert [name for name, _ in seen] == ["interceptor", "request", "handler"]
+    assert len({task for _, task in seen}) == 1
+
+
+async def test_a_call_that_its_client_cancels_ends_the_aio_interceptor_in_which_it_waits():
+    """limit/aio_interceptor.py: `_wait` takes the call out of those that wait."""
+    entered, ended = asyncio.Event(), asyncio.Event()
+
+    class Waiting(grpc.aio.ServerInterceptor):
+        async def intercept_service(self, continuation, details):
+            entered.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+
+    async with aio_serving(unary(naive), interceptors=[Waiting()]) as target:
+        waiting = asyncio.create_task(aio_call(target))
+        await asyncio.wait_for(entered.wait(), WAIT_S)
+        waiting.cancel()
+        await asyncio.wait_for(ended.wait(), WAIT_S)
+        await asyncio.gather(waiting, return_exceptions=True)
