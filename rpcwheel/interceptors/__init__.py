@@ -38,6 +38,15 @@ The policies apply to a call in this order:
 
 Canceled calls, and errors without a status (a bug in another interceptor), are not changed.
 
+On a server, these apply before the handler of a call, in this order:
+
+1. *Limit*, if the policy has one. The call waits until it may run, or is refused. With `grpc`, this
+   is in the executor of the server, `rpcwheel.limit.ServerExecutor`, before the call takes a thread.
+2. *Counts*, while metrics are on. Refused calls are counted too.
+3. *Deadline*. If it has passed, the call is refused. Otherwise the deadline and the criticality are
+   set, which the calls of the handler inherit.
+4. *Slow calls* are reported while the handler runs.
+
 Users' wait objects, predicates and callbacks run on the caller's thread or on a worker, never on
 gRPC's threads or the timer's. If one raises, the event `CallbackFailed` is emitted and the call is
 not affected. If one blocks, it delays its own call and other failed calls of the same method.

@@ -51,9 +51,11 @@ def server_interceptors(
     an event.
 
     Args:
-        policy: Only `policy.timeout` is used: its `timeout` limits the deadline of handlers, and
-            calls that run longer than its `slow_call_threshold` (a stream: until its end) are
-            reported as `CallSlow`. None for no limits.
+        policy: Only `timeout` and `limit` are used, those of methods too. The `timeout` limits the
+            deadline of handlers, and calls that run longer than its `slow_call_threshold` (a
+            stream: until its end) are reported as `CallSlow`. With a `limit`, calls wait until they
+            may run, or are refused with RESOURCE_EXHAUSTED; it needs a
+            `rpcwheel.limit.ServerExecutor` as the executor of the server. None for neither.
         timer: Any rpcwheel timer; None for `shared_timer()`, which is made when it is needed.
     """
     state = ServerState(policy, timer=timer)

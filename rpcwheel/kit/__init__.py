@@ -9,6 +9,9 @@
 With `heartbeat`, `kit.channel(target)` replaces a dead connection. With `idle`,
 `kit.detect_idle(server)` closes idle connections; `kit.detectors` has the running detectors.
 
+With `limit`, a server works on no more calls than it can finish, and refuses the least critical
+ones. A server of `grpc` needs `kit.server_executor()` in place of its thread pool.
+
 With a registry, `kit.channel("etcd://127.0.0.1:2379/shop.Orders")` calls the instances of a
 service, and `kit.serve(server, publish="etcd://127.0.0.1:2379", service="shop.Orders", port=50051)`
 publishes a server while it serves, and stops it in order at SIGTERM.

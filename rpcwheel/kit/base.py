@@ -139,7 +139,7 @@ class KitBase(
             wait_for_ready: The default of gRPC's argument `wait_for_ready`.
             criticality: How much calls matter if a server has to refuse some: a `Criticality` or
                 its name. None: that of the call being served.
-            limit: `"adaptive"`, a number, or a `LimitPolicy`: how many calls a server with
+            limit: `"adaptive"`, a number, or a `LimitPolicy`: how many calls each server with
                 `server_interceptors()` (and for `grpc`, `server_executor()`) works on at the same
                 time. Others wait, and the least critical are refused if it is overloaded.
             methods: Other settings for some methods, by pattern: `"/shop.Orders/Get*"`.
@@ -486,7 +486,10 @@ class KitBase(
     def server_interceptors(self) -> list[ServerInterceptor]:
         """Make the interceptors for one server: `grpc.server(pool, interceptors=these)`.
 
-        With `idle` the first is the server's `ConnectionTable`: call this once for each server.
+        They set the deadline and the criticality of the call in handlers, refuse calls whose
+        deadline has passed, and report slow calls. Call it once for each server: with `idle` the
+        first is the server's `ConnectionTable`, and with `limit` they count its calls. For a limit,
+        the `pool` of a server of `grpc` must be `server_executor()`.
         """
         interceptors: list[Any] = self._load("interceptors").server_interceptors(
             self._policy, timer=self._timer
