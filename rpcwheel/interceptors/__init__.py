@@ -40,8 +40,8 @@ Canceled calls, and errors without a status (a bug in another interceptor), are 
 
 On a server, these apply before the handler of a call, in this order:
 
-1. *Limit*, if the policy has one. The call waits until it may run, or is refused. With `grpc`, this
-   is in the executor of the server, `rpcwheel.limit.ServerExecutor`, before the call takes a thread.
+1. *Limit*, if the policy has one. The call waits until it may run, or is refused; with `grpc` in
+   the executor of the server, `rpcwheel.limit.ServerExecutor`, before it takes a thread.
 2. *Counts*, while metrics are on. Refused calls are counted too.
 3. *Deadline*. If it has passed, the call is refused. Otherwise the deadline and the criticality are
    set, which the calls of the handler inherit.
