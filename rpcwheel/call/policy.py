@@ -472,7 +472,7 @@ class CallPolicy(MethodPolicy):
                     f'methods["{pattern}"].limit: only the limit of a whole server can be '
                     "adaptive; give a number of calls"
                 )
-            settings = own.limit.model_fields_set - {"max_concurrent"} if own.limit else ()
+            settings = own.limit.model_fields_set - {"max_concurrent"}
             if settings and own.limit != self.limit:
                 raise ConfigurationError(
                     f'methods["{pattern}"].limit: only the limit of a whole server can have '

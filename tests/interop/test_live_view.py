@@ -130,6 +130,8 @@ def test_the_page_shows_the_figures_of_the_status(monkeypatch, dump):
         "Subchannels": len(inner("channels", "subchannels")),
         "Heartbeats": len(status["heartbeats"]),
         "Server connections": len(status["connections"]),
+        "Server limits": len(status["limits"]),
+        "Refused calls": len(inner("limits", "refused")),
         "Registries": len(status["registries"]),
         "Registered instances": len(inner("registries", "registrations")),
         "Followed services": len(inner("registries", "subscriptions")),
@@ -147,6 +149,10 @@ def test_the_page_shows_the_figures_of_the_status(monkeypatch, dump):
     (call,) = (row for row in tables["Calls"] if row["method"] == escaped_for_page(HOSTILE))
     assert (call["started"], call["in flight"]) == ("1", "0")
     assert call["ended"].startswith("OK 1 (")
+    limits = [row for row in tables["Server limits"] if row["server"] == escaped_for_page(HOSTILE)]
+    assert (limits[0]["limit"], limits[0]["running"], limits[0]["waiting"]) == ("7", "0", "0")
+    refused = {tuple(row.values())[-3:] for row in tables["Refused calls"]}
+    assert ("sheddable", "waited", "3") in refused
     for title, rows, name in (
         ("Channels", status["channels"], "state"),
         ("Subchannels", inner("channels", "subchannels"), "address"),
