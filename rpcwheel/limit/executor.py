@@ -155,9 +155,7 @@ class ServerExecutor(ThreadPoolExecutor):
         if decisions is None:
             try:
                 return super().submit(self._run, call)
-            except (
-                RuntimeError
-            ):  # the executor was shut down meanwhile, or no thread can be started
+            except RuntimeError:  # it was shut down meanwhile, or can't start a thread
                 call.future = CallEnd()
                 decisions = self._not_started(call, now_ns)
         self._carry_out(limit, decisions, now_ns)

@@ -30,7 +30,7 @@ MIN_WAIT_NS: Final = 300_000_000
 """The maximum wait, unless handlers take long or the policy has another one."""
 
 WAIT_IN_DURATIONS: Final = 4
-"""The maximum wait of a call whose handler takes long, in usual durations of its method."""
+"""The maximum wait if handlers take long, in usual durations."""
 
 LATE_SHARE: Final = 4
 """The maximum wait is divided by this while calls wait all the time."""
@@ -52,7 +52,7 @@ class Refusal(enum.Enum):
 class LimitedMethod:
     """One method of a server: its own limit, and what is known of its handlers."""
 
-    __slots__ = ("counts", "is_stream", "least_ns", "maximum", "name", "running", "usual_ns")
+    __slots__ = ("counts", "is_stream", "least_ns", "maximum", "name", "running")
 
     def __init__(
         self, name: str, *, is_stream: bool, maximum: float, counts: MethodCounts | None = None
@@ -64,8 +64,6 @@ class LimitedMethod:
         self.counts = counts
         """Where calls are counted that are refused; None if metrics are off."""
         self.running = 0
-        self.usual_ns = 0
-        """The moving average of the durations."""
         self.least_ns = 0
         """About the shortest of the last durations."""
 
@@ -75,7 +73,6 @@ class LimitedMethod:
             self.least_ns = duration_ns
         else:
             self.least_ns += (duration_ns - self.least_ns) >> 6
-        self.usual_ns += (duration_ns - self.usual_ns) >> 3 if self.usual_ns else duration_ns
 
 
 class LimitedCall:
@@ -133,6 +130,7 @@ class Limiter:
         "_max_streams",
         "_max_wait_ns",
         "_refuse",
+        "_usual_ns",
         "_waiting",
         "_waiting_streams",
         "refused",
@@ -166,6 +164,8 @@ class Limiter:
         if policy is not None and policy.max_streams is not None:
             self._max_streams = policy.max_streams
         self._refuse = refuse
+        self._usual_ns = 0
+        """The moving average of the durations of handlers, without streams."""
         self._waiting: dict[Criticality, deque[LimitedCall]] = {
             criticality: deque() for criticality in sorted(Criticality, reverse=True)
         }
@@ -213,7 +213,7 @@ class Limiter:
             self._count_refused(call, Refusal.STREAMS)
             return False
         if not self.waiting:
-            self._late_ns = now_ns + self._max_wait_of(method)
+            self._late_ns = now_ns + self._max_wait()
         call.has_waited = True
         self.waiting += 1
         self._waiting_streams += method.is_stream
@@ -237,7 +237,9 @@ class Limiter:
             return
         self.running -= 1
         if not call.is_gone:  # its handler has run, so that its duration counts
-            method.took(now_ns - started_ns)
+            took_ns = now_ns - started_ns
+            method.took(took_ns)
+            self._usual_ns += (took_ns - self._usual_ns) >> 4 if self._usual_ns else took_ns
             if self._adaptive is not None:
                 self._adaptive.ended(started_ns, now_ns, cpu_ns, has_waited=call.has_waited)
 
@@ -270,13 +272,13 @@ class Limiter:
 
     def refuse_late(self, now_ns: int) -> None:
         """Refuse the calls that have waited too long."""
-        is_late, ahead = now_ns > self._late_ns, 0
+        is_late, ahead, longest_ns = now_ns > self._late_ns, 0, self._max_wait()
         for calls in self._waiting.values():
             ahead += len(calls)  # with those that are more critical
             while calls:
                 call = calls[0]
                 if not call.is_gone:
-                    max_wait_ns = self._max_wait_of(call.method)
+                    max_wait_ns = longest_ns
                     # Others are less critical, and refused before it.
                     is_last = ahead == self.waiting
                     if is_last and is_late and ahead > self.limit:
@@ -299,10 +301,10 @@ class Limiter:
 
     def expiry_ns(self) -> int | None:
         """Return when to call `refuse_late` although no call arrives or ends; None for never."""
-        oldest = (calls[0] for calls in self._waiting.values() if calls)
-        return min(
-            (call.arrived_ns + self._max_wait_of(call.method) for call in oldest), default=None
+        arrived_ns = min(
+            (calls[0].arrived_ns for calls in self._waiting.values() if calls), default=None
         )
+        return None if arrived_ns is None else arrived_ns + self._max_wait()
 
     def _may_run(self, method: LimitedMethod) -> bool:
         if self.running + self.streams >= self.threads or method.running >= method.maximum:
@@ -316,10 +318,11 @@ class Limiter:
         else:
             self.running += 1
 
-    def _max_wait_of(self, method: LimitedMethod) -> int:
+    def _max_wait(self) -> int:
+        # The same for all methods, so that those that have waited the longest are the first.
         if self._max_wait_ns is not None:
             return self._max_wait_ns
-        return max(MIN_WAIT_NS, WAIT_IN_DURATIONS * method.usual_ns)
+        return max(MIN_WAIT_NS, WAIT_IN_DURATIONS * self._usual_ns)
 
     def _leaves(self, call: LimitedCall) -> None:
         self.waiting -= 1

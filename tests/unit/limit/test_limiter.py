@@ -1,0 +1,460 @@
+"""Which calls run, wait and are refused: `Limiter`, without a server."""
+
+import math
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from rpcwheel.limit.limiter import LimitedCall, LimitedMethod, Limiter, Refusal
+from rpcwheel.limit.policy import LimitPolicy
+from rpcwheel.rpc import Criticality
+
+MS = 1_000_000
+CRITICAL_PLUS, CRITICAL, _, SHEDDABLE = Criticality
+
+
+class Server:
+    """A limiter whose calls have names, at a time that tests set."""
+
+    def __init__(self, **policy):
+        self.refused = []
+        self.limiter = Limiter(LimitPolicy(**policy) if policy else None, refuse=self._refuse)
+        self.get = LimitedMethod("/s/Get", is_stream=False, maximum=math.inf)
+        self.watch = LimitedMethod("/s/Watch", is_stream=True, maximum=math.inf)
+        self.now_ms = 1000
+        self._names = {}
+
+    def _refuse(self, call, reason):
+        self.refused.append((self._names[call], reason))
+
+    def arrive(self, name, method=None, level=CRITICAL, *, deadline_ms=None, must_wait=False):
+        """Let a call arrive; returns it, and whether it runs."""
+        call = LimitedCall(None, method or self.get, level, "")
+        self._names[call] = name
+        if deadline_ms is not None:
+            call.deadline_ns = deadline_ms * MS
+        return call, self.limiter.arrive(call, self.now_ms * MS, must_wait=must_wait)
+
+    def running(self, name, method=None):
+        """Let a call arrive that runs at once."""
+        call, runs = self.arrive(name, method)
+        assert runs
+        return call
+
+    def waiting(self, *names, **options):
+        """Let calls arrive that wait."""
+        calls = []
+        for name in names:
+            call, runs = self.arrive(name, **options)
+            assert not runs
+            calls.append(call)
+        assert not self.refused
+        return calls
+
+    def end(self, call, *, after_ms=0):
+        """End a call that has run so long; returns the names of those that run instead."""
+        started_ns = self.now_ms * MS
+        self.now_ms += after_ms
+        self.limiter.ended(call, started_ns, self.now_ms * MS, 0)
+        return self.take()
+
+    def take(self):
+        names = []
+        while (call := self.limiter.take(self.now_ms * MS)) is not None:
+            names.append(self._names[call])
+        return names
+
+    def order(self, call):
+        """The names of the waiting calls in the order in which they run, each in turn."""
+        names = []
+        for _ in range(self.limiter.waiting):
+            self.limiter.ended(call, 0, self.now_ms * MS, 0)
+            call = self.limiter.take(self.now_ms * MS)
+            if call is None:
+                break
+            names.append(self._names[call])
+        return names
+
+    def expire(self, now_ms):
+        self.now_ms = now_ms
+        self.limiter.refuse_late(now_ms * MS)
+
+
+# Order
+
+
+def test_equally_critical_calls_run_in_the_order_of_their_arrival():
+    server = Server(max_concurrent=1, max_wait=9.0)
+    first = server.running("first")
+    server.waiting("a", "b", "c")
+    assert server.order(first) == ["a", "b", "c"]
+
+
+def test_the_most_critical_calls_run_first():
+    server = Server(max_concurrent=1, max_wait=9.0)
+    first = server.running("first")
+    for name, level in reversed([*zip("abcd", Criticality, strict=True)]):
+        server.waiting(name, level=level)
+    server.waiting("e", level=CRITICAL_PLUS)
+    assert server.order(first) == ["a", "e", "b", "c", "d"]
+
+
+def test_the_newest_of_the_least_critical_calls_run_first_while_calls_wait_all_the_time():
+    server = Server(max_concurrent=1, max_wait=1.0)
+    first = server.running("first")
+    server.waiting("at the begin")
+    server.now_ms += 900
+    server.waiting("a", "b", level=CRITICAL_PLUS)
+    server.waiting("c", "d", "e")
+    server.now_ms += 101  # "at the begin" has waited for too long, and others all the time
+    assert server.order(first) == ["a", "b", "e", "d", "c"]
+    assert server.refused == [("at the begin", Refusal.WAITED)]
+
+
+def test_the_wait_begins_anew_when_no_call_has_waited_for_a_moment():
+    server = Server(max_concurrent=1, max_wait=1.0)
+    first = server.running("first")
+    (second,) = server.waiting("second")
+    assert server.end(first, after_ms=900) == ["second"]
+    server.waiting("a", "b", "c")
+    server.now_ms += 900
+    assert server.order(second) == ["a", "b", "c"]
+
+
+def test_a_call_runs_at_once_although_others_wait_for_their_own_method():
+    server = Server(max_concurrent=9, max_wait=9.0)
+    rare = LimitedMethod("/s/Rare", is_stream=False, maximum=1)
+    first = server.running("first", rare)
+    server.waiting("rare", method=rare)
+    server.running("other")
+    assert server.end(first) == ["rare"]
+
+
+def test_calls_are_taken_past_those_that_wait_for_their_own_method():
+    server = Server(max_concurrent=2, max_wait=9.0)
+    rare = LimitedMethod("/s/Rare", is_stream=False, maximum=1)
+    server.running("first", rare)
+    second = server.running("second")
+    server.waiting("rare 1", "rare 2", method=rare)
+    server.waiting("other")
+    assert server.end(second) == ["other"]
+    assert server.limiter.waiting == 2
+
+
+def test_methods_have_limits_without_one_of_the_server():
+    server = Server()
+    rare = LimitedMethod("/s/Rare", is_stream=False, maximum=1)
+    server.running("first", rare)
+    server.waiting("second", method=rare)
+    assert server.limiter.limit == math.inf
+
+
+def test_a_call_that_must_wait_runs_when_it_is_taken():
+    server = Server(max_concurrent=1)
+    assert not server.arrive("a", must_wait=True)[1]
+    assert server.arrive("stream", server.watch, must_wait=True)[1]
+    assert (server.take(), server.refused) == (["a"], [])
+
+
+# Streams
+
+
+def test_streams_have_a_limit_of_their_own_and_do_not_wait_for_it():
+    server = Server(max_concurrent=1, max_streams=2, max_wait=9.0)
+    stream = server.running("1", server.watch)
+    server.running("2", server.watch)
+    assert not server.arrive("3", server.watch)[1]
+    assert server.refused == [("3", Refusal.STREAMS)]
+    server.running("call")
+    server.end(stream)
+    server.running("4", server.watch)
+
+
+def test_streams_and_calls_share_the_threads():
+    server = Server(max_concurrent=9, max_streams=9, max_wait=9.0)
+    server.limiter.set_threads(2)
+    call = server.running("call")
+    server.running("stream", server.watch)
+    server.waiting("later")
+    server.waiting("later stream", method=server.watch)
+    assert server.end(call) == ["later"]
+
+
+def test_a_stream_waits_for_a_thread_although_the_limit_is_reached():
+    server = Server(max_concurrent=1, max_wait=9.0)
+    server.limiter.set_threads(2)
+    server.running("call")
+    stream = server.running("stream", server.watch)
+    server.waiting("later")
+    server.waiting("later stream", method=server.watch)
+    assert server.end(stream) == ["later stream"]
+
+
+def test_an_adaptive_limit_is_at_most_the_number_of_threads():
+    server = Server(max_concurrent="adaptive")
+    server.limiter.set_threads(3)
+    assert server.limiter.limit == 3
+
+
+# Refusals
+
+
+def test_a_call_is_refused_when_it_has_waited_for_longer_than_the_maximum():
+    server = Server(max_concurrent=2, max_wait=1.0)
+    server.running("first")
+    server.running("second")
+    server.waiting("a")
+    assert server.limiter.expiry_ns() == 2000 * MS
+    server.expire(2000)
+    assert server.refused == []
+    server.expire(2001)
+    assert server.refused == [("a", Refusal.WAITED)]
+    assert server.limiter.refused == {(CRITICAL, Refusal.WAITED): 1}
+    assert (server.limiter.waiting, server.limiter.expiry_ns()) == (0, None)
+
+
+def test_the_maximum_wait_is_a_quarter_while_more_calls_than_run_wait_all_the_time():
+    server = Server(max_concurrent=1, max_wait=1.0)
+    server.running("first")
+    server.waiting("a")
+    server.now_ms += 700
+    server.waiting("b", level=CRITICAL_PLUS)
+    server.now_ms += 50
+    server.waiting("c", "d")
+    server.expire(2001)  # they have waited for 251 ms
+    assert [name for name, _ in server.refused] == ["a", "c", "d"]
+    server.expire(2700)
+    assert len(server.refused) == 3
+
+
+def test_as_many_calls_as_run_may_wait_for_the_whole_time():
+    server = Server(max_concurrent=2, max_wait=1.0)
+    server.running("first")
+    server.running("second")
+    server.waiting("a")
+    server.now_ms += 700
+    server.waiting("b", "c")
+    server.expire(2001)
+    assert [name for name, _ in server.refused] == ["a"]
+
+
+def test_the_maximum_wait_follows_the_durations_of_handlers_of_all_methods():
+    server = Server(max_concurrent=1)
+    slow = LimitedMethod("/s/Slow", is_stream=False, maximum=math.inf)
+    server.end(server.running("slow", slow), after_ms=1000)
+    server.running("first")
+    server.waiting("a")
+    assert server.limiter.expiry_ns() == (server.now_ms + 4000) * MS
+
+
+def test_the_least_wait_is_that_of_short_handlers():
+    server = Server(max_concurrent=1)
+    server.end(server.running("short"), after_ms=1)
+    server.running("first")
+    server.waiting("a")
+    assert server.limiter.expiry_ns() == (server.now_ms + 300) * MS
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_call_with_less_time_left_than_its_method_takes_does_not_run(is_late):
+    server = Server(max_concurrent=1, max_wait=9.0)
+    server.end(server.running("a call that takes"), after_ms=100)
+    first = server.running("first", LimitedMethod("/s/Put", is_stream=False, maximum=math.inf))
+    server.waiting("too late", deadline_ms=server.now_ms + 150)
+    server.waiting("in time", deadline_ms=server.now_ms + 151)
+    assert server.end(first, after_ms=50 + is_late) == ([] if is_late else ["in time"])
+    late = [("too late", Refusal.DEADLINE), ("in time", Refusal.DEADLINE)]
+    assert server.refused == late[: 1 + is_late]
+
+
+def test_the_shortest_duration_of_a_method_grows_slowly_and_falls_at_once():
+    method = LimitedMethod("/s/Get", is_stream=False, maximum=1)
+    for duration, least in ((640, 640), (1280, 650), (64, 64), (64, 64)):
+        method.took(duration)
+        assert method.least_ns == least
+
+
+def test_a_call_that_has_ended_before_its_handler_tells_nothing_of_durations():
+    server = Server(max_concurrent=1)
+    call = server.running("gone")
+    call.is_gone = True
+    server.end(call, after_ms=5000)
+    assert server.get.least_ns == 0
+    server.running("first")
+    server.waiting("a")
+    assert server.limiter.expiry_ns() == (server.now_ms + 300) * MS
+
+
+def test_calls_that_have_gone_are_neither_started_nor_refused():
+    server = Server(max_concurrent=1, max_wait=1.0)
+    first = server.running("first")
+    for call in server.waiting("a", "b"):
+        call.is_gone = True
+    server.waiting("c")
+    assert server.end(first) == ["c"]
+    assert server.limiter.waiting == 0
+    (gone,) = server.waiting("d")
+    gone.is_gone = True
+    server.expire(9999)
+    assert (server.refused, server.limiter.waiting) == ([], 0)
+
+
+def test_the_end_of_a_server_refuses_all_calls_that_wait():
+    server = Server(max_concurrent=1, max_wait=9.0)
+    first = server.running("first")
+    server.limiter.set_threads(1)
+    (gone, _) = server.waiting("gone", "a")
+    gone.is_gone = True
+    server.waiting("b", level=SHEDDABLE, method=server.watch)
+    server.limiter.refuse_all()
+    assert server.refused == [("a", Refusal.CLOSED), ("b", Refusal.CLOSED)]
+    assert server.limiter.waiting == 0
+    assert server.end(first) == []
+
+
+# Any sequence
+
+
+class Model(RuleBasedStateMachine):
+    """A reference that looks at all calls each time: who may run, and who runs first."""
+
+    def __init__(self):
+        super().__init__()
+        self.now_ms = 1000
+        self.calls = []  # those that wait, in the order of their arrival
+        self.run = []
+        self.refused = []
+        self.paused = False
+
+    @initialize(
+        limit=st.integers(1, 3),
+        streams=st.none() | st.integers(1, 2),
+        threads=st.none() | st.integers(1, 4),
+    )
+    def begin(self, limit, streams, threads):
+        policy = LimitPolicy(max_concurrent=limit, max_streams=streams, max_wait=0.1)
+        self.limit, self.threads = limit, threads or math.inf
+        self.max_streams = streams or math.inf
+        self.limiter = Limiter(policy, refuse=self._refuse)
+        if threads:
+            self.limiter.set_threads(threads)
+        self.methods = [
+            LimitedMethod("/s/Get", is_stream=False, maximum=math.inf),
+            LimitedMethod("/s/Rare", is_stream=False, maximum=1),
+            LimitedMethod("/s/Watch", is_stream=True, maximum=math.inf),
+        ]
+
+    def _refuse(self, call, reason):
+        assert not call.is_gone
+        assert call not in self.run
+        assert call not in self.refused
+        self.refused.append(call)
+
+    def may_run(self, call):
+        streams = sum(each.method.is_stream for each in self.run)
+        same = sum(each.method is call.method for each in self.run)
+        if len(self.run) >= self.threads or same >= call.method.maximum:
+            return False
+        if call.method.is_stream:
+            return streams < self.max_streams
+        return len(self.run) - streams < self.limit
+
+    def live(self):
+        gone = {id(call) for call in self.refused}
+        return [call for call in self.calls if not call.is_gone and id(call) not in gone]
+
+    @rule(
+        number=st.integers(0, 2),
+        level=st.sampled_from(Criticality),
+        left_ms=st.none() | st.integers(1, 300),
+        pauses=st.booleans(),
+    )
+    def arrive(self, number, level, left_ms, pauses):
+        call = LimitedCall(None, self.methods[number], level, "")
+        if left_ms is not None:
+            call.deadline_ns = (self.now_ms + left_ms) * MS
+        self.paused = self.paused or (pauses and not call.method.is_stream)
+        may_run = self.may_run(call) and (call.method.is_stream or not self.paused)
+        runs = self.limiter.arrive(call, self.now_ms * MS, must_wait=self.paused)
+        assert runs == may_run
+        if runs:
+            self.run.append(call)
+        elif call not in self.refused:
+            self.calls.append(call)
+
+    @rule()
+    def take(self):
+        self.paused = False
+        while True:
+            before = self.live()
+            call = self.limiter.take(self.now_ms * MS)
+            if call is None:
+                break
+            live = [each for each in before if each not in self.refused]
+            could_run = [each for each in live if self.may_run(each)]
+            first = max(each.criticality for each in could_run)
+            same = [each for each in could_run if each.criticality == first]
+            assert call in (same[0], same[-1])  # the oldest, or the newest
+            if call is not same[0]:
+                assert first == min(each.criticality for each in before)
+            assert call.deadline_ns > self.now_ms * MS
+            self.run.append(call)
+            self.calls.remove(call)
+        assert not [call for call in self.live() if self.may_run(call)]
+        waited = [self.now_ms * MS - call.arrived_ns for call in self.live()]
+        assert max(waited, default=0) <= 100 * MS
+
+    @precondition(lambda self: self.run)
+    @rule(data=st.data(), took_ms=st.integers(0, 50))
+    def end(self, data, took_ms):
+        call = data.draw(st.sampled_from(self.run), label="call")
+        self.run.remove(call)
+        self.now_ms += took_ms
+        started_ns = (self.now_ms - took_ms) * MS
+        self.limiter.ended(call, started_ns, self.now_ms * MS, 0)
+        if not self.paused:
+            self.take()
+
+    @precondition(lambda self: self.calls)
+    @rule(data=st.data())
+    def goes(self, data):
+        data.draw(st.sampled_from(self.calls), label="call").is_gone = True
+
+    @rule(ms=st.integers(1, 150))
+    def wait(self, ms):
+        self.now_ms += ms
+
+    @rule()
+    def expire(self):
+        expires_ns = self.limiter.expiry_ns()
+        if expires_ns is not None:
+            self.now_ms = max(self.now_ms, expires_ns // MS + 1)
+            before = self.limiter.waiting
+            self.limiter.refuse_late(self.now_ms * MS)
+            assert self.limiter.waiting < before
+
+    @invariant()
+    def counts_are_right(self):
+        if not hasattr(self, "limiter"):
+            return
+        streams = sum(call.method.is_stream for call in self.run)
+        assert self.limiter.streams == streams
+        assert self.limiter.running == len(self.run) - streams
+        assert sum(self.limiter.refused.values()) == len(self.refused)
+        assert len(self.live()) <= self.limiter.waiting <= len(self.calls)
+        assert (self.limiter.expiry_ns() is None) == (self.limiter.waiting == 0)
+
+    def teardown(self):
+        if not hasattr(self, "limiter"):
+            return
+        self.limiter.refuse_all()
+        for call in self.run:
+            self.limiter.ended(call, 0, 1, 0)
+        assert self.limiter.take(self.now_ms * MS) is None
+        limiter = self.limiter
+        assert limiter.running == limiter.streams == limiter.waiting == 0
+        assert all(method.running == 0 for method in self.methods)
+
+
+TestModel = Model.TestCase
