@@ -152,6 +152,10 @@ NOT_IDEMPOTENT: Final = {
 """What limits the effect of a setting of a method that is not idempotent."""
 
 
+ALSO_OF_SERVER: Final = "in addition to the limit of the server"
+"""What the limit of a method is."""
+
+
 def _method_settings(policy: KitPolicy, origin: str, method: str) -> Iterator[Setting]:
     """Yield the settings of one method, and where each comes from."""
     patterns = sorted(policy.methods, key=specificity)
@@ -163,7 +167,11 @@ def _method_settings(policy: KitPolicy, origin: str, method: str) -> Iterator[Se
     for name in MethodPolicy.model_fields:
         value = getattr(effective, name)
         limited = "" if value is None or effective.idempotent else NOT_IDEMPOTENT.get(name, "")
-        for setting in _settings(name, value, layers):
+        settings = _settings(name, value, layers)
+        if name == "limit" and value is not None and value is not policy.limit:
+            settings = (setting for setting in settings if setting.name == "limit.max_concurrent")
+            limited = ALSO_OF_SERVER if policy.limit is not None else ""
+        for setting in settings:
             yield setting._replace(note=limited or setting.note)
 
 

@@ -180,6 +180,17 @@ def test_check_prints_a_criticality_by_its_name(file, checked, capsys) -> None:
     assert '"sheddable_plus"' in capsys.readouterr().out
 
 
+def test_check_prints_of_the_limit_of_a_method_only_the_number(file, checked) -> None:
+    file.write_text("limit = { max_wait = 0.5 }\n[methods.'/shop.Audit/*']\nlimit = 3")
+    note = "in addition to the limit of the server"
+    found = checked("--method", "/shop.Audit/Push")
+    limits = {name: value for name, value in found.items() if name.startswith("limit")}
+    assert limits == {"limit.max_concurrent": (3, "/shop.Audit/*", note)}
+    found = checked("--method", "/shop.Orders/Get")
+    assert found["limit.max_concurrent"] == ("adaptive", "default")
+    assert found["limit.max_wait"] == (0.5, "file")
+
+
 def test_check_prints_values_as_a_toml_file_has_them(file, capsys) -> None:
     file.write_text("""
 retry.retry_on = ["INTERNAL", "UNAVAILABLE"]
