@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 
 from .limiter import CALL, UNLIMITED, Refusal
-from .server import MAX_PAUSE_NS, ServerLimit
+from .server import CPU_EVERY_NS, MAX_PAUSE_NS, ServerLimit
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -38,6 +38,7 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
     def __init__(self, limit: ServerLimit) -> None:
         self._limit = limit
         self._pauses = False
+        self._cpu_ns = self._cpu_read_ns = 0
 
     async def intercept_service(  # type: ignore[override]  # grpc.aio takes None as grpc does
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
@@ -54,7 +55,7 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
         now_ns = time.monotonic_ns()
         with limit.lock:
             limit.arrivals += 1
-            must_wait = self._pauses or limit.needs_pause(now_ns, time.thread_time_ns())
+            must_wait = self._pauses or limit.needs_pause(now_ns, self._used_ns(now_ns))
             runs = limit.limiter.arrive(call, now_ns, must_wait=must_wait)
         if not runs:
             reason = await self._wait(call)
@@ -64,6 +65,12 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
         task: Any = asyncio.current_task()
         task.add_done_callback(partial(self._ended, call, now_ns))
         return handler
+
+    def _used_ns(self, now_ns: int) -> int:
+        """Return the processor time of the loop, as of a few milliseconds ago."""
+        if now_ns - self._cpu_read_ns >= CPU_EVERY_NS:
+            self._cpu_ns, self._cpu_read_ns = time.thread_time_ns(), now_ns
+        return self._cpu_ns
 
     async def _wait(self, call: LimitedCall) -> Refusal | None:
         """Wait until a call may run (None), or is refused."""
@@ -79,10 +86,10 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
         return reason
 
     def _ended(self, call: LimitedCall, started_ns: int, task: asyncio.Task[object]) -> None:
-        limit = self._limit
+        limit, now_ns = self._limit, time.monotonic_ns()
         with limit.lock:
             call.is_gone = call.is_gone or task.cancelled()
-            limit.limiter.ended(call, started_ns, time.monotonic_ns(), time.thread_time_ns())
+            limit.limiter.ended(call, started_ns, now_ns, self._used_ns(now_ns))
         if limit.limiter.waiting:
             self._serve_waiting()
 
@@ -95,7 +102,7 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
     def _serve_waiting(self) -> None:
         """Start the waiting calls that may run, and refuse others."""
         limit, now_ns = self._limit, time.monotonic_ns()
-        if not self._pauses and limit.needs_pause(now_ns, time.thread_time_ns()):
+        if not self._pauses and limit.needs_pause(now_ns, self._used_ns(now_ns)):
             self._pauses = True
             self._accept_more(now_ns)
         with limit.lock:

@@ -125,7 +125,6 @@ class Limiter:
 
     __slots__ = (
         "_adaptive",
-        "_fixed",
         "_late_ns",
         "_max_streams",
         "_max_wait_ns",
@@ -133,6 +132,7 @@ class Limiter:
         "_usual_ns",
         "_waiting",
         "_waiting_streams",
+        "limit",
         "refused",
         "running",
         "streams",
@@ -153,11 +153,13 @@ class Limiter:
             refuse: Called with each call to refuse and the reason. It must not call this object.
         """
         self._adaptive: AdaptiveLimit | None = None
-        self._fixed: float = math.inf
+        self.limit = math.inf
+        """How many handlers may run now."""
         if policy is not None and policy.max_concurrent == ADAPTIVE:
             self._adaptive = AdaptiveLimit()
+            self.limit = self._adaptive.limit
         elif policy is not None:
-            self._fixed = float(policy.max_concurrent)
+            self.limit = float(policy.max_concurrent)
         wait = None if policy is None else policy.max_wait
         self._max_wait_ns = None if wait is None else to_ns(wait)
         self._max_streams = math.inf
@@ -183,14 +185,10 @@ class Limiter:
     def set_threads(self, threads: int) -> None:
         """Set how many calls can run at the same time at all."""
         self.threads = threads
-        if self._adaptive is not None:
-            self._adaptive.maximum = threads
-            self._adaptive.limit = min(self._adaptive.limit, threads)
-
-    @property
-    def limit(self) -> float:
-        """How many handlers may run now."""
-        return self._fixed if self._adaptive is None else self._adaptive.limit
+        adaptive = self._adaptive
+        if adaptive is not None:
+            adaptive.maximum = threads
+            self.limit = adaptive.limit = min(adaptive.limit, threads)
 
     def arrive(self, call: LimitedCall, now_ns: int, *, must_wait: bool = False) -> bool:
         """Decide about a call that has arrived.
@@ -206,8 +204,7 @@ class Limiter:
         call.arrived_ns = now_ns
         method = call.method
         # It overtakes only calls that can't run: others were started by `take`.
-        if (method.is_stream or not must_wait) and self._may_run(method):
-            self._start(method)
+        if (method.is_stream or not must_wait) and self._starts(method):
             return True
         if method.is_stream and self.streams >= self._max_streams:
             self._count_refused(call, Refusal.STREAMS)
@@ -240,8 +237,10 @@ class Limiter:
             took_ns = now_ns - started_ns
             method.took(took_ns)
             self._usual_ns += (took_ns - self._usual_ns) >> 4 if self._usual_ns else took_ns
-            if self._adaptive is not None:
-                self._adaptive.ended(started_ns, now_ns, cpu_ns, has_waited=call.has_waited)
+            adaptive = self._adaptive
+            if adaptive is not None:
+                adaptive.ended(started_ns, now_ns, cpu_ns, has_waited=call.has_waited)
+                self.limit = adaptive.limit
 
     def take(self, now_ns: int) -> LimitedCall | None:
         """Return a waiting call to start now; None if none may start. Call it until then."""
@@ -260,12 +259,11 @@ class Limiter:
                 if not call.is_gone and call.deadline_ns - call.method.least_ns <= now_ns:
                     self._count_refused(call, Refusal.DEADLINE)
                     call.is_gone = True
-                runs = not call.is_gone and self._may_run(call.method)
+                runs = not call.is_gone and self._starts(call.method)
                 if runs or call.is_gone:
                     del calls[position]
                     self._leaves(call)
                 if runs:
-                    self._start(call.method)
                     return call
                 position += -1 if newest_first else not call.is_gone
         return None
@@ -306,17 +304,20 @@ class Limiter:
         )
         return None if arrived_ns is None else arrived_ns + self._max_wait()
 
-    def _may_run(self, method: LimitedMethod) -> bool:
+    def _starts(self, method: LimitedMethod) -> bool:
+        """Count a call of a method as started if it may run; returns whether it may."""
         if self.running + self.streams >= self.threads or method.running >= method.maximum:
             return False
-        return self.streams < self._max_streams if method.is_stream else self.running < self.limit
-
-    def _start(self, method: LimitedMethod) -> None:
-        method.running += 1
         if method.is_stream:
+            if self.streams >= self._max_streams:
+                return False
             self.streams += 1
         else:
+            if self.running >= self.limit:
+                return False
             self.running += 1
+        method.running += 1
+        return True
 
     def _max_wait(self) -> int:
         # The same for all methods, so that those that have waited the longest are the first.

@@ -59,6 +59,9 @@ ACCEPT_EVERY_NS: Final = 50_000_000
 much of a pause, none is started until it has accepted all: else the newest are the last to be seen,
 and nobody knows how many there are."""
 
+CPU_EVERY_NS: Final = 5_000_000
+"""How often the processor time of a thread is read at most, which takes up to 0.8 us."""
+
 MAX_PAUSE_NS: Final = 50_000_000
 """The longest time in which no handler is started because gRPC accepts calls."""
 
@@ -124,6 +127,7 @@ class ServerLimit:
         self._server_policy = policy
         self.name = self._policy.name
         self._highest = self._policy.max_criticality or Criticality.CRITICAL_PLUS
+        self._default = min(DEFAULT_CRITICALITY, self._highest)
         self._limit_of = limit_of
         self._timer = checked_timer(timer)
         self._methods: dict[str, LimitedMethod | None] = {}
@@ -162,19 +166,19 @@ class ServerLimit:
             return None
         if method is UNLIMITED.method:
             return UNLIMITED
-        criticalities, nonce = 0, NO_NONCE
-        criticality = DEFAULT_CRITICALITY
+        criticality, criticalities, nonce = self._default, 0, NO_NONCE
         # Details of another library's interceptor may have no metadata.
         for key, value in getattr(details, "invocation_metadata", None) or ():
             if key == CRITICALITY_KEY:
                 criticalities += 1
                 named = criticality_named(value) if isinstance(value, str) else None
-                criticality = named if named and criticalities == 1 else DEFAULT_CRITICALITY
+                valid = named if named and criticalities == 1 else DEFAULT_CRITICALITY
+                criticality = min(valid, self._highest)
             elif key == NONCE_KEY:
                 nonce = str(value)
             elif key == HEARTBEAT_KEY:
                 return UNLIMITED
-        return LimitedCall(self, method, min(criticality, self._highest), nonce)
+        return LimitedCall(self, method, criticality, nonce)
 
     def _add_method(self, name: str, handler: grpc.RpcMethodHandler) -> LimitedMethod | None:
         policy = self._limit_of(name)

@@ -396,8 +396,8 @@ class Model(RuleBasedStateMachine):
             first = max(each.criticality for each in could_run)
             same = [each for each in could_run if each.criticality == first]
             assert call in (same[0], same[-1])  # the oldest, or the newest
-            if call is not same[0]:
-                assert first == min(each.criticality for each in before)
+            if call is not same[0]:  # of the least critical calls
+                assert first == min(each.criticality for each in live)
             assert call.deadline_ns > self.now_ms * MS
             self.run.append(call)
             self.calls.remove(call)
