@@ -93,20 +93,22 @@ class AdaptiveLimit:
     """The limit for a server. The caller holds the lock of the server's limiter."""
 
     __slots__ = (
+        "_answered",
         "_began_cpu_ns",
         "_began_ns",
         "_changed_ns",
         "_count",
         "_duration_ns",
+        "_is_changed",
         "_measured_ns",
         "_more_at_ns",
         "_more_interval_ns",
-        "_sampled",
         "_slow_windows",
         "_step",
         "_trial",
         "_waited",
         "_windows",
+        "is_busy",
         "limit",
         "maximum",
     )
@@ -116,6 +118,8 @@ class AdaptiveLimit:
         """How many handlers may run."""
         self.maximum = MAX_LIMIT
         """The highest limit, such as the number of threads."""
+        self.is_busy = False
+        """Whether handlers used most of the interpreter's time in the last window."""
         self._windows: deque[Window] = deque()
         self._trial = Trial.NORMAL
         self._measured_ns: int | None = None  # when a window showed durations without waiting
@@ -124,48 +128,59 @@ class AdaptiveLimit:
         self._step = INITIAL_LIMIT  # how many more
         self._slow_windows = 0
         self._changed_ns = 0  # when the limit was changed
+        self._is_changed = False  # whether that was at the beginning of this window
         # The window that is measured:
         self._began_ns = 0
         self._began_cpu_ns = 0
         self._count = 0
-        self._waited = 0  # how many of them had waited
-        self._sampled = 0  # how many durations are in the sum
+        self._answered = 0
+        self._waited = 0
         self._duration_ns = 0
 
-    def ended(self, started_ns: int, now_ns: int, cpu_ns: int, *, has_waited: bool) -> None:
-        """Count a handler that has ended. Its call was neither a stream nor canceled.
+    def ended(
+        self, started_ns: int, now_ns: int, cpu_ns: int, *, has_waited: bool, is_answered: bool
+    ) -> None:
+        """Count a handler that has ended, other than that of a stream.
 
         Args:
             started_ns: When the handler was started.
             now_ns: The time now.
             cpu_ns: The processor time that all handlers have used up to now.
             has_waited: Whether the call has waited before.
+            is_answered: Whether its client got the answer; if not, it was too slow, and nobody is
+                served by it.
         """
+        if started_ns < self._changed_ns:
+            return  # it began under another limit
         self._count += 1
+        self._answered += is_answered
         self._waited += has_waited
-        if started_ns >= self._changed_ns:
-            self._sampled += 1
-            self._duration_ns += now_ns - started_ns
+        self._duration_ns += now_ns - started_ns
+        if self._count < FEW_CALLS:
+            return
+        mean_ns = self._duration_ns / self._count
+        # After a change of the limit, the first of these handlers ends only after its duration.
+        measured_ns = now_ns - self._began_ns - (mean_ns if self._is_changed else 0)
+        if measured_ns < MIN_WINDOW_NS or (
+            self._count < MIN_CALLS and measured_ns < max(MAX_WINDOW_NS, 2 * mean_ns)
+        ):
+            return
         elapsed_ns = now_ns - self._began_ns
-        if elapsed_ns < MIN_WINDOW_NS or self._sampled < FEW_CALLS:
-            return
-        mean_ns = self._duration_ns / self._sampled
-        if self._sampled < MIN_CALLS and elapsed_ns < max(MAX_WINDOW_NS, 2 * mean_ns):
-            return
-        window = Window(now_ns, self._count / elapsed_ns, mean_ns)
+        window = Window(now_ns, self._answered / measured_ns, mean_ns)
         is_saturated = self._waited >= SATURATED * self._count
-        is_busy = BUSY < (cpu_ns - self._began_cpu_ns) / elapsed_ns < BEYOND_LOCK
+        self.is_busy = BUSY < (cpu_ns - self._began_cpu_ns) / elapsed_ns < BEYOND_LOCK
         self._began_ns, self._began_cpu_ns = now_ns, cpu_ns
-        self._count = self._waited = self._sampled = self._duration_ns = 0
+        self._count = self._answered = self._waited = self._duration_ns = 0
         if elapsed_ns < HISTORY_NS:  # else it began before a pause
-            self._set(self._next_limit(window, is_saturated, is_busy), now_ns)
+            self._set(self._next_limit(window, is_saturated=is_saturated), now_ns)
 
     def _set(self, limit: int, now_ns: int) -> None:
         limit = max(1, min(limit, self.maximum))
-        if limit != self.limit:
+        self._is_changed = limit != self.limit
+        if self._is_changed:
             self.limit, self._changed_ns = limit, now_ns
 
-    def _next_limit(self, window: Window, is_saturated: bool, is_busy: bool) -> int:
+    def _next_limit(self, window: Window, *, is_saturated: bool) -> int:
         now_ns, trial, self._trial = window.end_ns, self._trial, Trial.NORMAL
         while self._windows and self._windows[0].end_ns < now_ns - HISTORY_NS:
             self._windows.popleft()
@@ -177,7 +192,7 @@ class AdaptiveLimit:
         self._windows.append(window)
         if not is_saturated:
             self._measured_ns = now_ns
-            is_crowded = is_busy and window.duration_ns > 2 * shortest
+            is_crowded = self.is_busy and window.duration_ns > 2 * shortest
             return self._product() if is_crowded else self.limit
         if trial is Trial.FEWER:
             self._measured_ns = now_ns
@@ -198,6 +213,7 @@ class AdaptiveLimit:
             self._more_at_ns = now_ns + self._more_interval_ns
         if now_ns >= self._more_at_ns and limit < self.maximum:
             self._trial = Trial.MORE
+            self._step = min(self._step, limit)
             return limit + self._step
         return limit
 
@@ -210,8 +226,8 @@ class AdaptiveLimit:
         return self.limit // 2
 
     def _is_slower(self, window: Window, highest: float) -> bool:
-        """Whether the server has become slower; not after one window, which may be chance."""
+        """Whether the server has become slower; one window may be chance, if it is not far less."""
         self._slow_windows += 1
         if window.throughput >= SLOWER * highest:
             self._slow_windows = 0
-        return self._slow_windows > 1
+        return self._slow_windows > 1 or window.throughput < SLOWER / 2 * highest

@@ -11,11 +11,14 @@ arrive, and then the newest one is.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
+
+from rpcwheel._grpc.handlers import behavior_of, time_left, with_behavior
 
 from .limiter import CALL, UNLIMITED, Refusal
 from .server import CPU_EVERY_NS, MAX_PAUSE_NS, ServerLimit
@@ -61,6 +64,7 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
             reason = await self._wait(call)
             if reason is not None:
                 return _refusal(*limit.refusal(call, reason))
+            handler = self._checked(call, handler)
             now_ns = time.monotonic_ns()
         task: Any = asyncio.current_task()
         task.add_done_callback(partial(self._ended, call, now_ns))
@@ -71,6 +75,25 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
         if now_ns - self._cpu_read_ns >= CPU_EVERY_NS:
             self._cpu_ns, self._cpu_read_ns = time.thread_time_ns(), now_ns
         return self._cpu_ns
+
+    def _checked(self, call: LimitedCall, handler: grpc.RpcMethodHandler) -> grpc.RpcMethodHandler:
+        """Return a handler that refuses a call if less time is left than its method takes.
+
+        `grpc.aio` shows the deadline only to the handler.
+        """
+        behavior = behavior_of(handler)
+        if behavior is None or not inspect.iscoroutinefunction(behavior):
+            return handler
+
+        async def serve(request: object, context: Any) -> object:
+            left_s = time_left(context)
+            if left_s is not None and left_s * 1e9 < call.method.least_ns:
+                with self._limit.lock:
+                    self._limit.limiter.refuse_started(call)
+                await _abort(context, *self._limit.refusal(call, Refusal.DEADLINE))
+            return await behavior(request, context)
+
+        return with_behavior(handler, serve)
 
     async def _wait(self, call: LimitedCall) -> Refusal | None:
         """Wait until a call may run (None), or is refused."""
@@ -88,8 +111,13 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
     def _ended(self, call: LimitedCall, started_ns: int, task: asyncio.Task[object]) -> None:
         limit, now_ns = self._limit, time.monotonic_ns()
         with limit.lock:
-            call.is_gone = call.is_gone or task.cancelled()
-            limit.limiter.ended(call, started_ns, now_ns, self._used_ns(now_ns))
+            limit.limiter.ended(
+                call,
+                started_ns,
+                now_ns,
+                self._used_ns(now_ns),
+                is_answered=not task.cancelled(),
+            )
         if limit.limiter.waiting:
             self._serve_waiting()
 
@@ -146,12 +174,19 @@ def _refusal(
 ) -> grpc.RpcMethodHandler:
     """Return a handler that ends a call of any kind; it does not wait for the request."""
 
-    async def refuse(_: object, context: grpc.aio.ServicerContext[object, object]) -> None:
-        try:
-            await context.abort(grpc.StatusCode[code], details, metadata)
-        except grpc.aio.InternalError:  # the client has ended the call (grpcio 1.85)
-            raise asyncio.CancelledError from None  # others are logged as errors of a handler
+    async def refuse(_: object, context: Any) -> None:
+        await _abort(context, code, details, metadata)
 
     # With a request stream: so gRPC reads no request before.
     handler: grpc.RpcMethodHandler = grpc.stream_unary_rpc_method_handler(refuse)
     return handler
+
+
+async def _abort(
+    context: Any, code: str, details: str, metadata: tuple[tuple[str, str], ...]
+) -> None:
+    """End a call; raises."""
+    try:
+        await context.abort(grpc.StatusCode[code], details, metadata)
+    except grpc.aio.InternalError:  # the client has ended the call (grpcio 1.85)
+        raise asyncio.CancelledError from None  # others are logged as errors of a handler

@@ -202,7 +202,10 @@ class ServerExecutor(ThreadPoolExecutor):
                     _let_accept(limit)
             decisions = None
             with limit.lock:
-                limit.limiter.ended(call, started_ns, ended_ns, limit.cpu_ns)
+                is_answered = args[2].client != CANCELED
+                limit.limiter.ended(
+                    call, started_ns, ended_ns, limit.cpu_ns, is_answered=is_answered
+                )
                 if limit.limiter.waiting:
                     decisions = limit.decide(ended_ns := time.monotonic_ns())
             if decisions is not None:

@@ -32,8 +32,12 @@ MIN_WAIT_NS: Final = 300_000_000
 WAIT_IN_DURATIONS: Final = 4
 """The maximum wait if handlers take long, in usual durations."""
 
-LATE_SHARE: Final = 4
+LATE_SHARE: Final = 10
 """The maximum wait is divided by this while calls wait all the time."""
+
+BUSY_LATE_SHARE: Final = 4
+"""The same while handlers compute: the calls that gRPC accepts in one pause (`ACCEPT_EVERY_NS`)
+must not all be too old before the next one."""
 
 
 class Refusal(enum.Enum):
@@ -72,7 +76,7 @@ class LimitedMethod:
         if duration_ns < self.least_ns or not self.least_ns:
             self.least_ns = duration_ns
         else:
-            self.least_ns += (duration_ns - self.least_ns) >> 6
+            self.least_ns += (duration_ns - self.least_ns) >> 4
 
 
 class LimitedCall:
@@ -218,7 +222,15 @@ class Limiter:
         self.refuse_late(now_ns)
         return False
 
-    def ended(self, call: LimitedCall, started_ns: int, now_ns: int, cpu_ns: int) -> None:
+    def ended(
+        self,
+        call: LimitedCall,
+        started_ns: int,
+        now_ns: int,
+        cpu_ns: int,
+        *,
+        is_answered: bool = True,
+    ) -> None:
         """Note that a call that was started has ended. The caller goes on with `take`.
 
         Args:
@@ -226,6 +238,7 @@ class Limiter:
             started_ns: When it was started.
             now_ns: The time now.
             cpu_ns: The processor time that all handlers have used up to now.
+            is_answered: Whether its client got the answer.
         """
         method = call.method
         method.running -= 1
@@ -233,14 +246,21 @@ class Limiter:
             self.streams -= 1
             return
         self.running -= 1
-        if not call.is_gone:  # its handler has run, so that its duration counts
-            took_ns = now_ns - started_ns
-            method.took(took_ns)
-            self._usual_ns += (took_ns - self._usual_ns) >> 4 if self._usual_ns else took_ns
-            adaptive = self._adaptive
-            if adaptive is not None:
-                adaptive.ended(started_ns, now_ns, cpu_ns, has_waited=call.has_waited)
-                self.limit = adaptive.limit
+        took_ns = now_ns - started_ns
+        if call.is_gone or (not is_answered and took_ns < self._usual_ns):
+            return  # its handler has not run, or its client did not want to wait
+        method.took(took_ns)
+        self._usual_ns += (took_ns - self._usual_ns) >> 4 if self._usual_ns else took_ns
+        adaptive = self._adaptive
+        if adaptive is not None:
+            adaptive.ended(
+                started_ns,
+                now_ns,
+                cpu_ns,
+                has_waited=call.has_waited,
+                is_answered=is_answered,
+            )
+            self.limit = adaptive.limit
 
     def take(self, now_ns: int) -> LimitedCall | None:
         """Return a waiting call to start now; None if none may start. Call it until then."""
@@ -271,6 +291,8 @@ class Limiter:
     def refuse_late(self, now_ns: int) -> None:
         """Refuse the calls that have waited too long."""
         is_late, ahead, longest_ns = now_ns > self._late_ns, 0, self._max_wait()
+        is_busy = self._adaptive is not None and self._adaptive.is_busy
+        late_share = BUSY_LATE_SHARE if is_busy else LATE_SHARE
         for calls in self._waiting.values():
             ahead += len(calls)  # with those that are more critical
             while calls:
@@ -280,13 +302,21 @@ class Limiter:
                     # Others are less critical, and refused before it.
                     is_last = ahead == self.waiting
                     if is_last and is_late and ahead > self.limit:
-                        max_wait_ns //= LATE_SHARE
+                        max_wait_ns //= late_share
                     if now_ns - call.arrived_ns <= max_wait_ns:
                         break
                     self._count_refused(call, Refusal.WAITED)
                 calls.popleft()
                 self._leaves(call)
                 ahead -= 1
+
+    def refuse_started(self, call: LimitedCall) -> None:
+        """Note that too little time was left for a call when it was started: its caller refuses it.
+
+        The limiter of `grpc.aio` does not know deadlines.
+        """
+        call.is_gone = True
+        self._count_refused(call, Refusal.DEADLINE)
 
     def refuse_all(self) -> None:
         """Refuse all waiting calls: the server is being stopped."""
