@@ -116,7 +116,8 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
                 started_ns,
                 now_ns,
                 self._used_ns(now_ns),
-                is_answered=not task.cancelled(),
+                # gRPC cancels the task of a call that has ended early, and catches that in it.
+                is_answered=not task.cancelling(),
             )
         if limit.limiter.waiting:
             self._serve_waiting()

@@ -422,3 +422,66 @@ async def test_a_call_that_its_client_cancels_ends_the_aio_interceptor_in_which_
         waiting.cancel()
         await asyncio.wait_for(ended.wait(), WAIT_S)
         await asyncio.gather(waiting, return_exceptions=True)
+
+
+def test_a_server_uses_only_one_method_of_the_future_of_a_call():
+    """limit/executor.py: `CallEnd` has only this one. gRPC counts a call until it is called."""
+
+    class OnlyCallbacks:
+        def add_done_callback(self, function):
+            function(self)
+
+    class Pool(ThreadPoolExecutor):
+        def submit(self, fn, /, *args, **kwargs):
+            event, state = args[1:3]
+            with state.condition:
+                abort(state, event.call, CORE_CODES[grpc.StatusCode.ABORTED], b"not now")
+            return OnlyCallbacks()
+
+    options = {"executor": Pool, "maximum_concurrent_rpcs": 1}
+    with serving(unary(naive), **options) as target:
+        for _ in range(2):
+            with pytest.raises(grpc.RpcError, match="not now"):
+                call(target)
+
+
+async def test_the_task_of_a_canceled_aio_call_is_not_canceled_but_knows_that_it_should_be():
+    """limit/aio_interceptor.py: `_ended` looks at `cancelling()`, not at `cancelled()`."""
+    tasks, entered, ended = [], asyncio.Event(), asyncio.Event()
+
+    async def handler(request, context):
+        tasks.append(asyncio.current_task())
+        tasks[0].add_done_callback(lambda _: ended.set())
+        entered.set()
+        await asyncio.Event().wait()
+
+    async with aio_serving(unary(handler)) as target:
+        waiting = asyncio.create_task(aio_call(target))
+        await asyncio.wait_for(entered.wait(), WAIT_S)
+        waiting.cancel()
+        await asyncio.wait_for(ended.wait(), WAIT_S)
+        await asyncio.gather(waiting, return_exceptions=True)
+    assert (tasks[0].cancelled(), tasks[0].cancelling()) == (False, 1)
+
+
+async def test_an_aio_server_ends_a_call_by_a_handler_of_another_kind_without_its_request():
+    """limit/aio_interceptor.py: `_refusal` has a request stream, for calls of all kinds."""
+
+    async def refuse(_, context):
+        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "not now")
+
+    class Refuses(grpc.aio.ServerInterceptor):
+        async def intercept_service(self, continuation, details):
+            return grpc.stream_unary_rpc_method_handler(refuse)
+
+    async with (
+        aio_serving(unary(naive), interceptors=[Refuses()]) as target,
+        grpc.aio.insecure_channel(target, options=IMPATIENT) as channel,
+    ):
+        silent = channel.stream_unary(METHOD)(timeout=WAIT_S)  # never sends one
+        for pending in (silent, channel.unary_unary(METHOD)(b"x", timeout=WAIT_S)):
+            with pytest.raises(grpc.aio.AioRpcError, match="not now"):
+                await pending
+        stream = channel.unary_stream(METHOD)(b"x", timeout=WAIT_S)
+        with pytest.raises(grpc.aio.AioRpcError, match="not now"):
+            await stream.read()
