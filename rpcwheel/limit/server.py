@@ -197,8 +197,12 @@ class ServerLimit:
                 maximum=float(policy.max_concurrent) if own else math.inf,
                 counts=None if counts is None else counts.server.method(name, kind.grpc_type),
             )
-        if len(self._methods) >= MAX_METHODS:
-            self._methods.clear()
+        if len(self._methods) >= MAX_METHODS:  # those that run go on counting
+            self._methods = {
+                each: kept
+                for each, kept in self._methods.items()
+                if kept is not None and kept.running
+            }
         self._methods[name] = method
         return method
 

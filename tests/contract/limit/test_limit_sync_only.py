@@ -234,6 +234,24 @@ def test_calls_that_wait_are_not_reported_as_an_overload_when_the_executor_ends(
     assert not [event for event in events if "Overload" in type(event).__name__]
 
 
+def test_calls_are_refused_while_no_thread_can_be_started(limited, monkeypatch):
+    start = threading.Thread.start
+
+    def fail(thread):
+        if thread.name.startswith("grpc-server"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    server = limited(**PATIENT)
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    for _ in range(2):
+        assert server.call(b"refused").error().code() is Code.UNAVAILABLE
+    monkeypatch.undo()
+    assert server.call(b"next").result() == b"next"
+    assert wait_until(server.is_idle)
+    assert server.began == [b"next"]
+
+
 # Calls that need not run
 
 

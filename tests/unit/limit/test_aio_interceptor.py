@@ -36,9 +36,11 @@ class Server:
                 self.ran.append(name)
                 await self.ends[name].wait()
 
-    async def arrive(self, name):
+    async def arrive(self, name, at_end=lambda: None):
+        """Begin a call; `at_end` is called at its end, before the interceptor notices that."""
         self.ends[name] = asyncio.Event()
         task = asyncio.create_task(self._serve(name))
+        task.add_done_callback(lambda _: at_end())
         await asyncio.sleep(0)
         return task
 
@@ -60,12 +62,17 @@ async def test_a_call_that_is_canceled_as_it_is_started_gives_its_place_to_the_n
     assert server.limit.limiter.running == 0
 
 
-async def test_a_call_that_was_canceled_before_is_not_started(server):
-    first, second, third = [await server.arrive(name) for name in ("first", "second", "third")]
+async def test_a_call_that_was_canceled_just_before_is_not_started(server):
+    others = []
+
+    def cancel_second():  # its future is canceled at once, and its task notices that later
+        others[0].cancel()
+
+    first = await server.arrive("first", at_end=cancel_second)
+    others += [await server.arrive(name) for name in ("second", "third")]
     server.ends["first"].set()
     server.ends["third"].set()
-    second.cancel()  # its future is canceled at once, and its task ends later
-    await asyncio.gather(first, second, third, return_exceptions=True)
+    await asyncio.gather(first, *others, return_exceptions=True)
     assert server.ran == ["first", "third"]
     await asyncio.sleep(0)
     assert server.limit.limiter.running == 0
