@@ -160,7 +160,7 @@ def test_frames_continue_after_a_restart_of_the_process(server):
 
 def test_a_frame_fits_a_small_terminal(server):
     timers = [WheelTimer(name=f"timer-{number:02}") for number in range(40)]
-    with Terminal("top", server.address, "--interval", "0.1", columns=60, rows=12) as terminal:
+    with Terminal("top", server.address, "--interval", "0.1", columns=100, rows=12) as terminal:
         wait_until(lambda: "rows are hidden" in terminal.text)
         first = terminal.text.split("rpcwheel ")[1]
         assert first.count("\n") <= 12
