@@ -112,6 +112,19 @@ def test_the_newest_of_the_least_critical_calls_run_first_while_calls_wait_all_t
     assert server.refused == [("at the begin", Refusal.WAITED)]
 
 
+def test_the_newest_call_that_may_run_is_taken_past_newer_ones_that_wait_for_their_own_method():
+    server = Server(max_concurrent=2, max_wait=1.0)
+    rare = LimitedMethod("/s/Rare", is_stream=False, maximum=1)
+    server.running("rare", rare)
+    second = server.running("second")
+    server.waiting("at the begin")
+    server.now_ms += 950
+    server.waiting("a", "b")
+    server.waiting("c", method=rare)
+    server.now_ms += 51
+    assert server.end(second) == ["b"]
+
+
 def test_the_wait_begins_anew_when_no_call_has_waited_for_a_moment():
     server = Server(max_concurrent=1, max_wait=1.0)
     first = server.running("first")
@@ -246,6 +259,18 @@ def test_the_maximum_wait_follows_the_durations_of_handlers_of_all_methods():
     server.running("first")
     server.waiting("a")
     assert server.limiter.expiry_ns() == (server.now_ms + 4000) * MS
+
+
+def test_a_shorter_duration_shortens_the_maximum_wait_unless_its_client_gave_up():
+    server = Server(max_concurrent=1)
+    server.end(server.running("slow"), after_ms=1600)
+    gone = server.running("gone")
+    server.limiter.ended(gone, server.now_ms * MS, server.now_ms * MS, 0, is_answered=False)
+    assert server.get.least_ns == 1600 * MS
+    server.end(server.running("short"), after_ms=0)
+    server.running("first")
+    server.waiting("a")
+    assert server.limiter.expiry_ns() == (server.now_ms + 4 * 1500) * MS
 
 
 def test_the_least_wait_is_that_of_short_handlers():
