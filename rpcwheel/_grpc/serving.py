@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import grpc
 import grpc._server as grpc_server
+from grpc._common import STATUS_CODE_TO_CYGRPC_STATUS_CODE
 from grpc._cython import cygrpc
 
 if TYPE_CHECKING:
@@ -189,3 +190,21 @@ class ObservedPool(ThreadPoolExecutor):
 
     def shutdown(self, *_: object, **__: object) -> None:
         """Do nothing, as the pool is the user's."""
+
+
+def end_unserved_call(
+    event: Any, state: Any, code: str, details: str, metadata: tuple[tuple[str, str], ...]
+) -> None:
+    """End a call whose handler does not run. Takes no thread, and does not read the request.
+
+    Args:
+        event: The event with which the call arrived.
+        state: The state of the call. Both are arguments of what gRPC submits to its thread pool.
+        code: The name of the status code.
+        details: The details of the status.
+        metadata: The trailing metadata.
+    """
+    with state.condition:
+        state.trailing_metadata = metadata
+        core_code = STATUS_CODE_TO_CYGRPC_STATUS_CODE[grpc.StatusCode[code]]
+        grpc_server._abort(state, event.call, core_code, details.encode())  # noqa: SLF001

@@ -23,11 +23,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
-from grpc._common import STATUS_CODE_TO_CYGRPC_STATUS_CODE as CORE_CODES
-from grpc._server import _abort as abort
 
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._grpc.handlers import NO_DEADLINE_S
+from rpcwheel._grpc.serving import end_unserved_call
 from rpcwheel.durations import NEVER
 from rpcwheel.events import LimitIneffective
 
@@ -284,8 +283,6 @@ def _refuse(call: LimitedCall, reason: Refusal) -> None:
     event, state = call.start[1][1:3]
     code, details, metadata = call.limit.refusal(call, reason)
     try:
-        with state.condition:
-            state.trailing_metadata = metadata
-            abort(state, event.call, CORE_CODES[grpc.StatusCode[code]], details.encode())
+        end_unserved_call(event, state, code, details, metadata)
     finally:
         call.future.end()
