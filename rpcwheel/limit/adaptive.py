@@ -111,11 +111,14 @@ class AdaptiveLimit:
         "is_busy",
         "limit",
         "maximum",
+        "minimum",
     )
 
     def __init__(self) -> None:
         self.limit = INITIAL_LIMIT
         """How many handlers may run."""
+        self.minimum = 1
+        """The lowest limit."""
         self.maximum = MAX_LIMIT
         """The highest limit, such as the number of threads."""
         self.is_busy = False
@@ -175,7 +178,7 @@ class AdaptiveLimit:
             self._set(self._next_limit(window, is_saturated=is_saturated), now_ns)
 
     def _set(self, limit: int, now_ns: int) -> None:
-        limit = max(1, min(limit, self.maximum))
+        limit = max(self.minimum, min(limit, self.maximum))
         self._is_changed = limit != self.limit
         if self._is_changed:
             self.limit, self._changed_ns = limit, now_ns

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler | None]]
 
 
+LEAST_HANDLERS: Final = 2
+"""The lowest adaptive limit: while one handler computes, gRPC reads the request of the next one."""
+
 QUIET_S: Final = 0.001
 """gRPC has accepted all calls if none arrives in this time, in which the loop waits."""
 
@@ -40,6 +43,7 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
 
     def __init__(self, limit: ServerLimit) -> None:
         self._limit = limit
+        limit.limiter.set_minimum(LEAST_HANDLERS)
         self._pauses = False
         self._cpu_ns = self._cpu_read_ns = 0
 

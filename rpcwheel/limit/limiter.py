@@ -186,6 +186,11 @@ class Limiter:
         self.waiting = 0
         self.refused: dict[tuple[Criticality, Refusal], int] = {}
 
+    def set_minimum(self, minimum: int) -> None:
+        """Set the lowest value of an adaptive limit."""
+        if self._adaptive is not None:
+            self._adaptive.minimum = minimum
+
     def set_threads(self, threads: int) -> None:
         """Set how many calls can run at the same time at all."""
         self.threads = threads
