@@ -49,7 +49,7 @@ Flow = tuple[str | None, Sequence[tuple[float, float]]]
 
 @dataclass(frozen=True, slots=True)
 class LoadSpec:
-    """What the process of the load is told."""
+    """The arguments of the process that sends the calls."""
 
     ports: list[int]  # of the server; or of that for CRITICAL and that for SHEDDABLE calls
     client: str

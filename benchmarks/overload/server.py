@@ -29,7 +29,7 @@ from benchmarks.overload.work import burn
 
 @dataclass(frozen=True, slots=True)
 class ServerSpec:
-    """What the process of a server is told."""
+    """The arguments of the process of a server."""
 
     world: World
     variant: str

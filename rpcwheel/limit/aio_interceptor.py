@@ -20,7 +20,7 @@ import grpc
 
 from rpcwheel._grpc.handlers import behavior_of, time_left, with_behavior
 
-from .limiter import CALL, UNLIMITED, Refusal
+from .limiter import CALL, UNLIMITED, RefusalReason
 from .server import CPU_EVERY_NS, MAX_PAUSE_NS, ServerLimit
 
 if TYPE_CHECKING:
@@ -94,17 +94,17 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
             if left_s is not None and left_s * 1e9 < call.method.least_ns:
                 with self._limit.lock:
                     self._limit.limiter.refuse_started(call)
-                await _abort(context, *self._limit.refusal(call, Refusal.DEADLINE))
+                await _abort(context, *self._limit.refusal(call, RefusalReason.DEADLINE))
             return await behavior(request, context)
 
         return with_behavior(handler, serve)
 
-    async def _wait(self, call: LimitedCall) -> Refusal | None:
+    async def _wait(self, call: LimitedCall) -> RefusalReason | None:
         """Wait until a call may run (None), or is refused."""
         call.future = asyncio.get_running_loop().create_future()
         self._serve_waiting()
         try:
-            reason: Refusal | None = await call.future
+            reason: RefusalReason | None = await call.future
         except asyncio.CancelledError:
             call.is_gone = True
             if not call.future.cancelled() and call.future.result() is None:

@@ -30,7 +30,7 @@ from rpcwheel._grpc.serving import end_unserved_call
 from rpcwheel.durations import NEVER
 from rpcwheel.events import LimitIneffective
 
-from .limiter import CALL, UNLIMITED, LimitedCall, Refusal
+from .limiter import CALL, UNLIMITED, LimitedCall, RefusalReason
 from .server import CPU_EVERY_NS, MAX_PAUSE_NS, Decisions, ServerLimit
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ CANCELED: Final = "cancelled"
 """The `client` of the state of a call that its client has canceled."""
 
 
-class CallEnd(Future[Any]):
+class WaitingFuture(Future[Any]):
     """The future that gRPC gets of a call that waits. gRPC adds one callback, and reads nothing.
 
     A `Future` with its lock and condition would take longer than all that the limit does.
@@ -164,22 +164,22 @@ class ServerExecutor(ThreadPoolExecutor):
         with limit.lock:
             limit.arrivals += 1
             if not limit.limiter.arrive(call, now_ns):
-                call.future = CallEnd()
+                call.future = WaitingFuture()
                 call.deadline_ns = _deadline_ns(args, now_ns)
                 decisions = limit.decide(now_ns, starts=False)
         if decisions is None:
             try:
                 return super().submit(self._run, call)
             except RuntimeError:  # it was shut down meanwhile, or can't start a thread
-                call.future = CallEnd()
+                call.future = WaitingFuture()
                 decisions = self._not_started(call, now_ns)
         self._carry_out(limit, decisions, now_ns)
         future: Future[Any] = call.future
         return future
 
     def _refuse_new(self, call: LimitedCall) -> Future[Any]:
-        call.future = future = CallEnd()
-        _refuse(call, Refusal.CLOSED)
+        call.future = future = WaitingFuture()
+        _refuse(call, RefusalReason.CLOSED)
         return future
 
     def _run(self, call: LimitedCall) -> None:
@@ -196,8 +196,10 @@ class ServerExecutor(ThreadPoolExecutor):
             ended_ns = time.monotonic_ns()
             clock = self._clock
             if ended_ns - clock.read_ns >= CPU_EVERY_NS:
-                limit.cpu_ns += clock.read(ended_ns)
-                if limit.needs_pause(ended_ns, limit.cpu_ns):
+                with limit.lock:
+                    limit.cpu_ns += clock.read(ended_ns)
+                    needs_pause = limit.needs_pause(ended_ns, limit.cpu_ns)
+                if needs_pause:
                     _let_accept(limit)
             decisions = None
             with limit.lock:
@@ -218,7 +220,7 @@ class ServerExecutor(ThreadPoolExecutor):
             limit.limiter.ended(call, now_ns, now_ns, 0)
             limit.limiter.refuse_all()
             decisions: Decisions = limit.decide(now_ns, starts=False)
-        decisions.refused.append((call, Refusal.CLOSED))
+        decisions.refused.append((call, RefusalReason.CLOSED))
         return decisions
 
     def _carry_out(self, limit: ServerLimit, decisions: Decisions, now_ns: int) -> None:
@@ -278,7 +280,7 @@ def _deadline_ns(args: tuple[Any, ...], now_ns: int) -> int:
     return NEVER if left_s > NO_DEADLINE_S else now_ns + int(left_s * 1e9)
 
 
-def _refuse(call: LimitedCall, reason: Refusal) -> None:
+def _refuse(call: LimitedCall, reason: RefusalReason) -> None:
     """End a call with the status of a refusal. Does not wait, and runs no handler."""
     event, state = call.start[1][1:3]
     code, details, metadata = call.limit.refusal(call, reason)

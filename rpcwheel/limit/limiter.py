@@ -1,8 +1,8 @@
 """Which calls of a server run, which wait, and which are refused. Decisions without I/O.
 
-A `Limiter` is told when a call arrives and ends, and decides. The caller holds its lock (`grpc`),
-or calls it on the event loop (`grpc.aio`), starts the calls that it returns, and refuses others.
-Times are integer nanoseconds on one clock.
+The caller of a `Limiter` reports when a call arrives and ends, starts the calls that the `Limiter`
+returns, and refuses others. It holds the lock of the server. Times are integer nanoseconds on one
+clock.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ BUSY_LATE_SHARE: Final = 4
 must not all be too old before the next one."""
 
 
-class Refusal(enum.Enum):
+class RefusalReason(enum.Enum):
     """Why a call was refused. The value is the name in metrics, the text is for the client."""
 
     WAITED = "waited", "it waited too long for other calls"
@@ -107,6 +107,7 @@ class LimitedCall:
         self.arrived_ns = 0
         self.deadline_ns = NEVER
         self.has_waited = False
+        """Whether it was not started when it arrived."""
         self.is_gone = False
         """Whether it ended before its handler ran: by its client, or by its deadline."""
         self.start: Any = None
@@ -148,7 +149,7 @@ class Limiter:
         self,
         policy: LimitPolicy | None,
         *,
-        refuse: Callable[[LimitedCall, Refusal], None],
+        refuse: Callable[[LimitedCall, RefusalReason], None],
     ) -> None:
         """Make the limiter of a server.
 
@@ -184,7 +185,7 @@ class Limiter:
         """How many handlers run, without streams."""
         self.streams = 0
         self.waiting = 0
-        self.refused: dict[tuple[Criticality, Refusal], int] = {}
+        self.refused: dict[tuple[Criticality, RefusalReason], int] = {}
 
     def set_minimum(self, minimum: int) -> None:
         """Set the lowest value of an adaptive limit."""
@@ -216,7 +217,7 @@ class Limiter:
         if (method.is_stream or not must_wait) and self._starts(method):
             return True
         if method.is_stream and self.streams >= self._max_streams:
-            self._count_refused(call, Refusal.STREAMS)
+            self._count_refused(call, RefusalReason.STREAMS)
             return False
         if not self.waiting:
             self._late_ns = now_ns + self._max_wait()
@@ -282,7 +283,7 @@ class Limiter:
             while 0 <= position < len(calls):
                 call = calls[position]
                 if not call.is_gone and call.deadline_ns - call.method.least_ns <= now_ns:
-                    self._count_refused(call, Refusal.DEADLINE)
+                    self._count_refused(call, RefusalReason.DEADLINE)
                     call.is_gone = True
                 runs = not call.is_gone and self._starts(call.method)
                 if runs or call.is_gone:
@@ -310,7 +311,7 @@ class Limiter:
                         max_wait_ns //= late_share
                     if now_ns - call.arrived_ns <= max_wait_ns:
                         break
-                    self._count_refused(call, Refusal.WAITED)
+                    self._count_refused(call, RefusalReason.WAITED)
                 calls.popleft()
                 self._leaves(call)
                 ahead -= 1
@@ -321,14 +322,14 @@ class Limiter:
         The limiter of `grpc.aio` does not know deadlines.
         """
         call.is_gone = True
-        self._count_refused(call, Refusal.DEADLINE)
+        self._count_refused(call, RefusalReason.DEADLINE)
 
     def refuse_all(self) -> None:
         """Refuse all waiting calls: the server is being stopped."""
         for calls in self._waiting.values():
             for call in calls:
                 if not call.is_gone:
-                    self._count_refused(call, Refusal.CLOSED)
+                    self._count_refused(call, RefusalReason.CLOSED)
             calls.clear()
         self.waiting = self._waiting_streams = 0
 
@@ -364,7 +365,7 @@ class Limiter:
         self.waiting -= 1
         self._waiting_streams -= call.method.is_stream
 
-    def _count_refused(self, call: LimitedCall, reason: Refusal) -> None:
+    def _count_refused(self, call: LimitedCall, reason: RefusalReason) -> None:
         key = call.criticality, reason
         self.refused[key] = self.refused.get(key, 0) + 1
         self._refuse(call, reason)

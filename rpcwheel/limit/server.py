@@ -26,6 +26,7 @@ from rpcwheel.rpc import (
     DEFAULT_CRITICALITY,
     HEARTBEAT_KEY,
     NONCE_KEY,
+    PUSHBACK_KEY,
     REFUSED_KEY,
     Criticality,
     criticality_named,
@@ -34,7 +35,7 @@ from rpcwheel.telemetry import components
 from rpcwheel.timer import shared_timer
 from rpcwheel.timer.manual import checked_timer
 
-from .limiter import UNLIMITED, LimitedCall, LimitedMethod, Limiter, Refusal
+from .limiter import UNLIMITED, LimitedCall, LimitedMethod, Limiter, RefusalReason
 from .policy import LimitPolicy
 
 if TYPE_CHECKING:
@@ -56,8 +57,8 @@ OVERLOAD_NS: Final = 5_000_000_000
 
 ACCEPT_EVERY_NS: Final = 50_000_000
 """While handlers compute, gRPC accepts few calls. So when they have computed for this long without
-much of a pause, none is started until it has accepted all: else the newest are the last to be seen,
-and nobody knows how many there are."""
+much of a pause, none is started until it has accepted all: it hands over the oldest calls first,
+and what it has not handed over cannot be refused."""
 
 CPU_EVERY_NS: Final = 5_000_000
 """How often the processor time of a thread is read at most, which takes up to 0.8 us."""
@@ -69,12 +70,10 @@ NO_NONCE: Final = ""
 
 
 class Decisions(NamedTuple):
-    """What to do with calls that wait."""
+    """The calls to start and to refuse, and when to decide again."""
 
     started: list[LimitedCall]
-    """To start."""
-    refused: list[tuple[LimitedCall, Refusal]]
-    """To refuse."""
+    refused: list[tuple[LimitedCall, RefusalReason]]
     expires_ns: int | None
     """When to decide again, after `has_expired`; None if that is scheduled already."""
 
@@ -132,17 +131,14 @@ class ServerLimit:
         self._timer = checked_timer(timer)
         self._methods: dict[str, LimitedMethod | None] = {}
         self.lock = threading.Lock()
-        self.limiter = Limiter(
-            policy,
-            refuse=self._note_refused,
-        )
+        self.limiter = Limiter(policy, refuse=self._note_refused)
         self.arrivals = 0
         """How many calls have arrived; the caller of `arrive` holds the lock and counts them."""
         self._accepted_ns = self._accepted_cpu_ns = 0
         self.cpu_ns = 0
         """The processor time that handlers have used, if they have threads."""
         self._expires = False
-        self._refused: list[tuple[LimitedCall, Refusal]] = []
+        self._refused: list[tuple[LimitedCall, RefusalReason]] = []
         self._overload_began_ns = 0
         self._overload_refused = 0
         self._last_refused_ns = 0
@@ -248,18 +244,18 @@ class ServerLimit:
 
     # Refusals
 
-    def _note_refused(self, call: LimitedCall, reason: Refusal) -> None:
+    def _note_refused(self, call: LimitedCall, reason: RefusalReason) -> None:
         self._refused.append((call, reason))
 
     def refusal(
-        self, call: LimitedCall, reason: Refusal
+        self, call: LimitedCall, reason: RefusalReason
     ) -> tuple[str, str, tuple[tuple[str, str], ...]]:
         """Count a refused call: once for each.
 
         Returns:
             The name of the status code, the details and the trailing metadata.
         """
-        code = "UNAVAILABLE" if reason is Refusal.CLOSED else "RESOURCE_EXHAUSTED"
+        code = "UNAVAILABLE" if reason is RefusalReason.CLOSED else "RESOURCE_EXHAUSTED"
         counts = call.method.counts
         if counts is not None:
             counts.end(counts.begin(), code)
@@ -267,12 +263,12 @@ class ServerLimit:
         return (
             code,
             f"refused before its handler ran: {reason.text}",
-            (("grpc-retry-pushback-ms", str(int(pushback_ms))), (REFUSED_KEY, call.nonce)),
+            ((PUSHBACK_KEY, str(int(pushback_ms))), (REFUSED_KEY, call.nonce)),
         )
 
-    def report_refused(self, refused: list[tuple[LimitedCall, Refusal]], now_ns: int) -> None:
+    def report_refused(self, refused: list[tuple[LimitedCall, RefusalReason]], now_ns: int) -> None:
         """Report that calls were refused. Without the lock."""
-        count = sum(reason is not Refusal.CLOSED for _, reason in refused)
+        count = sum(reason is not RefusalReason.CLOSED for _, reason in refused)
         if not count:
             return
         event = None

@@ -13,7 +13,7 @@ import grpc
 import pytest
 from ruamel.yaml import YAML
 
-from rpcwheel.limit.limiter import Refusal
+from rpcwheel.limit.limiter import RefusalReason
 from rpcwheel.metrics.table import METHOD, METRICS
 from rpcwheel.rpc import Criticality
 
@@ -80,7 +80,7 @@ def test_an_expression_uses_metrics_labels_codes_and_states_that_exist(text):
     known = {
         "criticality": {criticality.label for criticality in Criticality},
         "grpc_code": {code.name for code in grpc.StatusCode},
-        "reason": {refusal.label for refusal in Refusal},
+        "reason": {refusal.label for refusal in RefusalReason},
         "state": {state.name for state in grpc.ChannelConnectivity}
         | {"unhealthy", "waiting", "taken", "dead"},
     }

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rpcwheel.limit.limiter import LimitedCall, LimitedMethod, Limiter, Refusal
+from rpcwheel.limit.limiter import LimitedCall, LimitedMethod, Limiter, RefusalReason
 from rpcwheel.limit.policy import LimitPolicy
 from rpcwheel.rpc import Criticality
 
@@ -109,7 +109,7 @@ def test_the_newest_of_the_least_critical_calls_run_first_while_calls_wait_all_t
     server.waiting("c", "d", "e")
     server.now_ms += 60  # "at the begin" has waited for too long, and others all the time
     assert server.order(first) == ["a", "b", "e", "d", "c"]
-    assert server.refused == [("at the begin", Refusal.WAITED)]
+    assert server.refused == [("at the begin", RefusalReason.WAITED)]
 
 
 def test_the_newest_call_that_may_run_is_taken_past_newer_ones_that_wait_for_their_own_method():
@@ -178,7 +178,7 @@ def test_streams_have_a_limit_of_their_own_and_do_not_wait_for_it():
     stream = server.running("1", server.watch)
     server.running("2", server.watch)
     assert not server.arrive("3", server.watch)[1]
-    assert server.refused == [("3", Refusal.STREAMS)]
+    assert server.refused == [("3", RefusalReason.STREAMS)]
     server.running("call")
     server.end(stream)
     server.running("4", server.watch)
@@ -222,8 +222,8 @@ def test_a_call_is_refused_when_it_has_waited_for_longer_than_the_maximum():
     server.expire(2000)
     assert server.refused == []
     server.expire(2001)
-    assert server.refused == [("a", Refusal.WAITED)]
-    assert server.limiter.refused == {(CRITICAL, Refusal.WAITED): 1}
+    assert server.refused == [("a", RefusalReason.WAITED)]
+    assert server.limiter.refused == {(CRITICAL, RefusalReason.WAITED): 1}
     assert (server.limiter.waiting, server.limiter.expiry_ns()) == (0, None)
 
 
@@ -289,7 +289,7 @@ def test_a_call_with_less_time_left_than_its_method_takes_does_not_run(is_late):
     server.waiting("too late", deadline_ms=server.now_ms + 150)
     server.waiting("in time", deadline_ms=server.now_ms + 151)
     assert server.end(first, after_ms=50 + is_late) == ([] if is_late else ["in time"])
-    late = [("too late", Refusal.DEADLINE), ("in time", Refusal.DEADLINE)]
+    late = [("too late", RefusalReason.DEADLINE), ("in time", RefusalReason.DEADLINE)]
     assert server.refused == late[: 1 + is_late]
 
 
@@ -333,7 +333,7 @@ def test_the_end_of_a_server_refuses_all_calls_that_wait():
     gone.is_gone = True
     server.waiting("b", level=SHEDDABLE, method=server.watch)
     server.limiter.refuse_all()
-    assert server.refused == [("a", Refusal.CLOSED), ("b", Refusal.CLOSED)]
+    assert server.refused == [("a", RefusalReason.CLOSED), ("b", RefusalReason.CLOSED)]
     assert server.limiter.waiting == 0
     assert server.end(first) == []
 

@@ -14,7 +14,7 @@ from rpcwheel.events import (
     RetryStopped,
 )
 from rpcwheel.limit import LimitPolicy
-from rpcwheel.limit.limiter import Refusal
+from rpcwheel.limit.limiter import RefusalReason
 from rpcwheel.limit.server import ServerLimit
 from rpcwheel.metrics.prometheus import split_method
 from rpcwheel.metrics.readings import (
@@ -160,7 +160,7 @@ def test_the_refused_calls_of_a_server_are_counted_also_when_it_has_ended():
     start_counting()
     for _ in range(2):
         limit = ServerLimit(LimitPolicy(name="ended"), lambda _: None, timer=None)
-        limit.limiter.refused[Criticality.SHEDDABLE, Refusal.WAITED] = 3
+        limit.limiter.refused[Criticality.SHEDDABLE, RefusalReason.WAITED] = 3
         alive = refused()
         del limit
         gc.collect()
