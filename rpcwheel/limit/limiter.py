@@ -56,12 +56,11 @@ class RefusalReason(enum.Enum):
 class LimitedMethod:
     """One method of a server: its own limit, and what is known of its handlers."""
 
-    __slots__ = ("counts", "is_stream", "least_ns", "maximum", "name", "running")
+    __slots__ = ("counts", "is_stream", "least_ns", "maximum", "running")
 
     def __init__(
-        self, name: str, *, is_stream: bool, maximum: float, counts: MethodCounts | None = None
+        self, *, is_stream: bool, maximum: float, counts: MethodCounts | None = None
     ) -> None:
-        self.name = name
         self.is_stream = is_stream
         self.maximum = maximum
         """How many of its handlers may run; infinite if only the limit of the server applies."""
@@ -120,7 +119,7 @@ CALL: Final[ContextVar[LimitedCall | None]] = ContextVar("rpcwheel_limited_call"
 """The call that is being served; None if the server has no limit, or it has none that applies."""
 
 UNLIMITED: Final = LimitedCall(
-    None, LimitedMethod("", is_stream=False, maximum=math.inf), DEFAULT_CRITICALITY, ""
+    None, LimitedMethod(is_stream=False, maximum=math.inf), DEFAULT_CRITICALITY, ""
 )
 """A call that is never limited, such as a health check."""
 

@@ -61,9 +61,9 @@ class LimitPolicy(Policy):
 
     max_wait: Seconds | None = None
     """Maximum seconds that a call waits. While calls have waited for longer than this without a
-    pause, it is a tenth (as CoDel does): the server is overloaded, and a short queue serves as many
-    calls as a long one. None: 0.3 s, or four times the usual duration of a handler if that is
-    longer."""
+    pause, it is a tenth (as CoDel does), or a quarter if handlers compute: the server is
+    overloaded, and a short queue serves as many calls as a long one. None: 0.3 s, or four times the
+    usual duration of a handler if that is longer."""
 
     pushback: Seconds = 1.0
     """How many seconds a refused client is asked to wait before it tries again

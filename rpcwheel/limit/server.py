@@ -188,7 +188,6 @@ class ServerLimit:
             own = policy is not self._server_policy
             counts = self._counts
             method = LimitedMethod(
-                name,
                 is_stream=kind.streams_requests or kind.streams_responses,
                 maximum=float(policy.max_concurrent) if own else math.inf,
                 counts=None if counts is None else counts.server.method(name, kind.grpc_type),

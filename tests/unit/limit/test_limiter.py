@@ -20,8 +20,8 @@ class Server:
     def __init__(self, **policy):
         self.refused = []
         self.limiter = Limiter(LimitPolicy(**policy) if policy else None, refuse=self._refuse)
-        self.get = LimitedMethod("/s/Get", is_stream=False, maximum=math.inf)
-        self.watch = LimitedMethod("/s/Watch", is_stream=True, maximum=math.inf)
+        self.get = LimitedMethod(is_stream=False, maximum=math.inf)
+        self.watch = LimitedMethod(is_stream=True, maximum=math.inf)
         self.now_ms = 1000
         self._names = {}
 
@@ -114,7 +114,7 @@ def test_the_newest_of_the_least_critical_calls_run_first_while_calls_wait_all_t
 
 def test_the_newest_call_that_may_run_is_taken_past_newer_ones_that_wait_for_their_own_method():
     server = Server(max_concurrent=2, max_wait=1.0)
-    rare = LimitedMethod("/s/Rare", is_stream=False, maximum=1)
+    rare = LimitedMethod(is_stream=False, maximum=1)
     server.running("rare", rare)
     second = server.running("second")
     server.waiting("at the begin")
@@ -137,7 +137,7 @@ def test_the_wait_begins_anew_when_no_call_has_waited_for_a_moment():
 
 def test_a_call_runs_at_once_although_others_wait_for_their_own_method():
     server = Server(max_concurrent=9, max_wait=9.0)
-    rare = LimitedMethod("/s/Rare", is_stream=False, maximum=1)
+    rare = LimitedMethod(is_stream=False, maximum=1)
     first = server.running("first", rare)
     server.waiting("rare", method=rare)
     server.running("other")
@@ -146,7 +146,7 @@ def test_a_call_runs_at_once_although_others_wait_for_their_own_method():
 
 def test_calls_are_taken_past_those_that_wait_for_their_own_method():
     server = Server(max_concurrent=2, max_wait=9.0)
-    rare = LimitedMethod("/s/Rare", is_stream=False, maximum=1)
+    rare = LimitedMethod(is_stream=False, maximum=1)
     server.running("first", rare)
     second = server.running("second")
     server.waiting("rare 1", "rare 2", method=rare)
@@ -157,7 +157,7 @@ def test_calls_are_taken_past_those_that_wait_for_their_own_method():
 
 def test_methods_have_limits_without_one_of_the_server():
     server = Server()
-    rare = LimitedMethod("/s/Rare", is_stream=False, maximum=1)
+    rare = LimitedMethod(is_stream=False, maximum=1)
     server.running("first", rare)
     server.waiting("second", method=rare)
     assert server.limiter.limit == math.inf
@@ -254,7 +254,7 @@ def test_as_many_calls_as_run_may_wait_for_the_whole_time():
 
 def test_the_maximum_wait_follows_the_durations_of_handlers_of_all_methods():
     server = Server(max_concurrent=1)
-    slow = LimitedMethod("/s/Slow", is_stream=False, maximum=math.inf)
+    slow = LimitedMethod(is_stream=False, maximum=math.inf)
     server.end(server.running("slow", slow), after_ms=1000)
     server.running("first")
     server.waiting("a")
@@ -285,7 +285,7 @@ def test_the_least_wait_is_that_of_short_handlers():
 def test_a_call_with_less_time_left_than_its_method_takes_does_not_run(is_late):
     server = Server(max_concurrent=1, max_wait=9.0)
     server.end(server.running("a call that takes"), after_ms=100)
-    first = server.running("first", LimitedMethod("/s/Put", is_stream=False, maximum=math.inf))
+    first = server.running("first", LimitedMethod(is_stream=False, maximum=math.inf))
     server.waiting("too late", deadline_ms=server.now_ms + 150)
     server.waiting("in time", deadline_ms=server.now_ms + 151)
     assert server.end(first, after_ms=50 + is_late) == ([] if is_late else ["in time"])
@@ -294,7 +294,7 @@ def test_a_call_with_less_time_left_than_its_method_takes_does_not_run(is_late):
 
 
 def test_the_shortest_duration_of_a_method_grows_slowly_and_falls_at_once():
-    method = LimitedMethod("/s/Get", is_stream=False, maximum=1)
+    method = LimitedMethod(is_stream=False, maximum=1)
     for duration, least in ((640, 640), (1280, 680), (64, 64), (64, 64)):
         method.took(duration)
         assert method.least_ns == least
@@ -365,9 +365,9 @@ class Model(RuleBasedStateMachine):
         if threads:
             self.limiter.set_threads(threads)
         self.methods = [
-            LimitedMethod("/s/Get", is_stream=False, maximum=math.inf),
-            LimitedMethod("/s/Rare", is_stream=False, maximum=1),
-            LimitedMethod("/s/Watch", is_stream=True, maximum=math.inf),
+            LimitedMethod(is_stream=False, maximum=math.inf),
+            LimitedMethod(is_stream=False, maximum=1),
+            LimitedMethod(is_stream=True, maximum=math.inf),
         ]
 
     def _refuse(self, call, reason):
