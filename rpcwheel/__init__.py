@@ -11,7 +11,7 @@ Packages, highest layer first:
 `failback`      Background retry of calls whose callers already have an answer: `with_failback`.
 `heartbeat`     Probes silent connections and replaces dead ones: `HeartbeatManager`.
 `idle`          Finds and closes idle connections of a server: `IdleConnectionDetector`.
-`limit`         Keeps a server from being overloaded: `LimitPolicy`, `ServerExecutor`.
+`limit`         Keeps a server from being overloaded: `LimitPolicy`, `RatePolicy`, `ServerExecutor`.
 `pending`       Calls over your own transport that wait for a response: `PendingCalls`.
 `publisher`     Keeps a server published while it serves: `Publisher`.
 `resolver`      Channels to services by name: `insecure_channel("etcd://...")`.
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from rpcwheel.idle import IdlePolicy
     from rpcwheel.interceptors import client_interceptors, intercept_channel, server_interceptors
     from rpcwheel.kit import Kit
-    from rpcwheel.limit import LimitPolicy
+    from rpcwheel.limit import LimitPolicy, RatePolicy
     from rpcwheel.publisher import Publisher
     from rpcwheel.registry import RegistryPolicy, open_registry
     from rpcwheel.resolver import insecure_channel, secure_channel
@@ -87,7 +87,7 @@ else:
             ".idle": "IdlePolicy",
             ".interceptors": "client_interceptors intercept_channel server_interceptors",
             ".kit": "Kit",
-            ".limit": "LimitPolicy",
+            ".limit": "LimitPolicy RatePolicy",
             ".publisher": "Publisher",
             ".registry": "RegistryPolicy open_registry",
             ".resolver": "insecure_channel secure_channel",
@@ -137,6 +137,7 @@ __all__ = [
     "LimitPolicy",
     "MethodPolicy",
     "Publisher",
+    "RatePolicy",
     "RegistryPolicy",
     "RetryPolicy",
     "RpcWheelError",

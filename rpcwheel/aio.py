@@ -43,7 +43,7 @@ if TYPE_CHECKING:
         server_interceptors,
     )
     from rpcwheel.kit.aio import Kit
-    from rpcwheel.limit import LimitPolicy
+    from rpcwheel.limit import LimitPolicy, RatePolicy
     from rpcwheel.publisher.aio import Publisher
     from rpcwheel.registry import RegistryPolicy
     from rpcwheel.registry.aio import open_registry
@@ -66,6 +66,7 @@ __all__ = [
     "LimitPolicy",
     "MethodPolicy",
     "Publisher",
+    "RatePolicy",
     "RegistryPolicy",
     "RetryPolicy",
     "RpcWheelError",

@@ -7,7 +7,7 @@
 
 With `grpc.aio`, the interceptors suffice.
 
-* `LimitPolicy` has the settings.
+* `LimitPolicy` has the settings; `RatePolicy` those of a rate limit, of servers and of clients.
 * `Limiter` decides, without I/O; `AdaptiveLimit` finds the limit.
 * `executor` and `aio_interceptor` apply the decisions to a server of `grpc` and of `grpc.aio`.
 """
@@ -19,9 +19,11 @@ from rpcwheel._lazy import lazy_names
 if TYPE_CHECKING:
     from .executor import ServerExecutor
     from .policy import LimitPolicy
+    from .rate import RatePolicy
 else:
     __getattr__, __dir__ = lazy_names(
-        __name__, {".executor": "ServerExecutor", ".policy": "LimitPolicy"}
+        __name__,
+        {".executor": "ServerExecutor", ".policy": "LimitPolicy", ".rate": "RatePolicy"},
     )
 
-__all__ = ["LimitPolicy", "ServerExecutor"]
+__all__ = ["LimitPolicy", "RatePolicy", "ServerExecutor"]
