@@ -376,8 +376,8 @@ class MethodPolicy(Policy):
 
     limit: Limit = None
     """On a server: `"adaptive"`, a number, or a `LimitPolicy`: how many calls it works on at the
-    same time; others wait, and are refused if it is overloaded. For some methods: a number for each
-    of them, in addition to the limit of the server; None: they are never limited."""
+    same time; others wait, and are refused if it is overloaded. For some methods: a number or a
+    rate for each of them, in addition to the limit of the server; None: they are never limited."""
 
     if TYPE_CHECKING:
 
@@ -465,18 +465,22 @@ class CallPolicy(MethodPolicy):
     @model_validator(mode="after")
     def _check_limits(self) -> Self:
         for pattern, own in self.methods.items():
-            if own.limit is None:
+            limit = own.limit
+            if limit is None:
                 continue
-            if own.limit.max_concurrent == ADAPTIVE:
+            has_only_rate = (
+                limit.rate is not None and "max_concurrent" not in limit.model_fields_set
+            )
+            if limit.max_concurrent == ADAPTIVE and not has_only_rate:
                 raise ConfigurationError(
                     f'methods["{pattern}"].limit: only the limit of a whole server can be '
                     "adaptive; give a number of calls"
                 )
-            settings = own.limit.model_fields_set - {"max_concurrent"}
-            if settings and own.limit != self.limit:
+            settings = limit.model_fields_set - {"max_concurrent", "rate"}
+            if settings and limit != self.limit:
                 raise ConfigurationError(
                     f'methods["{pattern}"].limit: only the limit of a whole server can have '
-                    f"{', '.join(sorted(settings))}; give a number of calls"
+                    f"{', '.join(sorted(settings))}; give a number of calls, or a rate"
                 )
         return self
 

@@ -17,6 +17,7 @@ from rpcwheel.call.policy import REPLACED, MethodPolicy
 from rpcwheel.errors import ConfigurationError, ExtraMissing
 from rpcwheel.kit.config import policy_from_env, policy_from_file, settings_schema
 from rpcwheel.kit.policy import PREFIX, KitPolicy
+from rpcwheel.limit.policy import ADAPTIVE
 from rpcwheel.methods import matches, specificity
 from rpcwheel.policy import Policy
 from rpcwheel.rpc import Criticality
@@ -152,6 +153,9 @@ NOT_IDEMPOTENT: Final = {
 """What limits the effect of a setting of a method that is not idempotent."""
 
 
+OF_METHOD: Final = ("limit.max_concurrent", "limit.rate")
+"""What the limit of a method may have."""
+
 ALSO_OF_SERVER: Final = "in addition to the limit of the server"
 """What the limit of a method is."""
 
@@ -169,10 +173,15 @@ def _method_settings(policy: KitPolicy, origin: str, method: str) -> Iterator[Se
         limited = "" if value is None or effective.idempotent else NOT_IDEMPOTENT.get(name, "")
         settings = _settings(name, value, layers)
         if name == "limit" and value is not None and value is not policy.limit:
-            settings = (setting for setting in settings if setting.name == "limit.max_concurrent")
+            settings = (setting for setting in settings if _is_of_method(setting))
             limited = ALSO_OF_SERVER if policy.limit is not None else ""
         for setting in settings:
             yield setting._replace(note=limited or setting.note)
+
+
+def _is_of_method(setting: Setting) -> bool:
+    """Whether a setting in the limit of a method has an effect."""
+    return setting.name in OF_METHOD and setting.value not in (None, ADAPTIVE)
 
 
 @cache

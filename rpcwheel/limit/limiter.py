@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from rpcwheel.telemetry.call_counts import MethodCounts
 
     from .policy import LimitPolicy
+    from .rate import TokenBucket
 
 MIN_WAIT_NS: Final = 300_000_000
 """The maximum wait, unless handlers take long or the policy has another one."""
@@ -46,6 +47,7 @@ class RefusalReason(enum.Enum):
     WAITED = "waited", "it waited too long for other calls"
     DEADLINE = "deadline", "less time was left than its method takes"
     STREAMS = "streams", "too many streams are open"
+    RATE = "rate", "too many calls have arrived per second"
     CLOSED = "closed", "the server is being stopped"
 
     def __init__(self, _: str, text: str) -> None:
@@ -56,14 +58,21 @@ class RefusalReason(enum.Enum):
 class LimitedMethod:
     """One method of a server: its own limit, and what is known of its handlers."""
 
-    __slots__ = ("counts", "is_stream", "least_ns", "maximum", "running")
+    __slots__ = ("buckets", "counts", "is_stream", "least_ns", "maximum", "running")
 
     def __init__(
-        self, *, is_stream: bool, maximum: float, counts: MethodCounts | None = None
+        self,
+        *,
+        is_stream: bool,
+        maximum: float,
+        buckets: tuple[TokenBucket, ...] = (),
+        counts: MethodCounts | None = None,
     ) -> None:
         self.is_stream = is_stream
         self.maximum = maximum
         """How many of its handlers may run; infinite if only the limit of the server applies."""
+        self.buckets = buckets
+        """Each call takes a token of each of these: that of the server and its own, if any."""
         self.counts = counts
         """Where calls are counted that are refused; None if metrics are off."""
         self.running = 0
@@ -92,6 +101,7 @@ class LimitedCall:
         "method",
         "nonce",
         "start",
+        "token_wait_ns",
     )
 
     def __init__(
@@ -113,6 +123,8 @@ class LimitedCall:
         """What starts it."""
         self.future: Any = None
         """The future of a call that waits."""
+        self.token_wait_ns = 0
+        """Of a call above the rate: how long after its arrival there is a token again."""
 
 
 CALL: Final[ContextVar[LimitedCall | None]] = ContextVar("rpcwheel_limited_call", default=None)
@@ -212,6 +224,9 @@ class Limiter:
         """
         call.arrived_ns = now_ns
         method = call.method
+        if method.buckets and not self._takes_tokens(call, now_ns):
+            self._count_refused(call, RefusalReason.RATE)
+            return False
         # It overtakes only calls that can't run: others were started by `take`.
         if (method.is_stream or not must_wait) and self._starts(method):
             return True
@@ -338,6 +353,16 @@ class Limiter:
             (calls[0].arrived_ns for calls in self._waiting.values() if calls), default=None
         )
         return None if arrived_ns is None else arrived_ns + self._max_wait()
+
+    def _takes_tokens(self, call: LimitedCall, now_ns: int) -> bool:
+        """Take a token of each bucket, or of none; returns whether they were taken."""
+        buckets = call.method.buckets
+        call.token_wait_ns = max(bucket.wait_ns(now_ns) for bucket in buckets)
+        if call.token_wait_ns:
+            return False
+        for bucket in buckets:
+            bucket.take(now_ns)
+        return True
 
     def _starts(self, method: LimitedMethod) -> bool:
         """Count a call of a method as started if it may run; returns whether it may."""

@@ -1,15 +1,24 @@
-"""`LimitPolicy`, how many calls a server works on at the same time."""
+"""`LimitPolicy`, how many calls a server works on, at the same time and per second."""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import BeforeValidator, Field, StrictInt, StrictStr, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    StrictInt,
+    StrictStr,
+    WithJsonSchema,
+)
 
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.policy import OrShort, Policy, Seconds, checked, shown
 from rpcwheel.rpc import CRITICALITY_SCHEMA, Criticality, checked_criticality
+
+from .rate import Rate, RatePolicy
 
 ADAPTIVE: Final = "adaptive"
 
@@ -30,13 +39,23 @@ def _criticality(value: object) -> object:
     return checked(partial(checked_criticality, subject="it"), value)
 
 
+def _rate(policy: RatePolicy | None) -> RatePolicy | None:
+    if policy is not None and (policy.max_wait or policy.per != "method"):
+        raise ConfigurationError(
+            "a server refuses calls above its rate at once: max_wait and per are settings of "
+            "clients; leave them out"
+        )
+    return policy
+
+
 class LimitPolicy(Policy):
     """How many calls a server works on at the same time, and how long others wait.
 
     A call above the limit waits, and is refused with RESOURCE_EXHAUSTED before its handler runs if
     it waits too long, if its deadline passes, or if less time is left than its method takes. While
     calls wait all the time, the newest is served first, because the oldest are nearly late. The
-    more critical call (`Criticality`) is always served first.
+    more critical call (`Criticality`) is always served first. A call above the `rate` does not
+    wait.
 
     Health checks, reflection and heartbeats are never limited.
     """
@@ -52,7 +71,14 @@ class LimitPolicy(Policy):
     ] = ADAPTIVE
     """The number of handlers with one response that run at the same time. `"adaptive"`: it is found
     from the throughput and the durations of handlers. In the policy of a method: a number, for each
-    method that the pattern matches, in addition to the limit of the server."""
+    method that the pattern matches, in addition to the limit of the server; with a `rate`, it may
+    be left out, and then only the limit of the server applies."""
+
+    rate: Annotated[Rate, AfterValidator(_rate)] = None
+    """How many calls start in each second, streams too: a number, or a `RatePolicy` with a `burst`.
+    A call above it is refused at once. Each call takes its token when it arrives, also if it is
+    refused later. In the policy of a method: for each method that the pattern matches, in addition
+    to the rate of the server. None: no limit."""
 
     max_streams: Annotated[StrictInt, Field(ge=1)] | None = None
     """The number of calls with a response stream that are open at the same time. They do not count

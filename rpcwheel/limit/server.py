@@ -36,7 +36,8 @@ from rpcwheel.timer import shared_timer
 from rpcwheel.timer.manual import checked_timer
 
 from .limiter import UNLIMITED, LimitedCall, LimitedMethod, Limiter, RefusalReason
-from .policy import LimitPolicy
+from .policy import ADAPTIVE, LimitPolicy
+from .rate import TokenBucket
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,6 +68,9 @@ MAX_PAUSE_NS: Final = 50_000_000
 """The longest time in which no handler is started because gRPC accepts calls."""
 
 NO_NONCE: Final = ""
+
+NO_OVERLOAD: Final = (RefusalReason.RATE, RefusalReason.CLOSED)
+"""The reasons for which also a server with little to do refuses calls."""
 
 
 class Decisions(NamedTuple):
@@ -124,6 +128,7 @@ class ServerLimit:
         """
         self._policy = LimitPolicy() if policy is None else policy
         self._server_policy = policy
+        self._buckets = _buckets(policy)
         self.name = self._policy.name
         self._highest = self._policy.max_criticality or Criticality.CRITICAL_PLUS
         self._default = min(DEFAULT_CRITICALITY, self._highest)
@@ -185,11 +190,12 @@ class ServerLimit:
             method = None if self._server_policy is None else UNLIMITED.method
         else:
             kind = kind_of(handler)
-            own = policy is not self._server_policy
+            own = None if policy is self._server_policy else policy
             counts = self._counts
             method = LimitedMethod(
                 is_stream=kind.streams_requests or kind.streams_responses,
-                maximum=float(policy.max_concurrent) if own else math.inf,
+                maximum=_own_maximum(own),
+                buckets=self._buckets + _buckets(own),
                 counts=None if counts is None else counts.server.method(name, kind.grpc_type),
             )
         if len(self._methods) >= MAX_METHODS:  # those that run go on counting
@@ -258,16 +264,17 @@ class ServerLimit:
         counts = call.method.counts
         if counts is not None:
             counts.end(counts.begin(), code)
-        pushback_ms = to_ns(self._policy.pushback) / 1e6 * random.uniform(0.5, 1.5)
+        pushback_ns = call.token_wait_ns
+        pushback_ns += int(to_ns(self._policy.pushback) * random.uniform(0.5, 1.5))
         return (
             code,
             f"refused before its handler ran: {reason.text}",
-            ((PUSHBACK_KEY, str(int(pushback_ms))), (REFUSED_KEY, call.nonce)),
+            ((PUSHBACK_KEY, str(pushback_ns // 1_000_000)), (REFUSED_KEY, call.nonce)),
         )
 
     def report_refused(self, refused: list[tuple[LimitedCall, RefusalReason]], now_ns: int) -> None:
         """Report that calls were refused. Without the lock."""
-        count = sum(reason is not RefusalReason.CLOSED for _, reason in refused)
+        count = sum(reason not in NO_OVERLOAD for _, reason in refused)
         if not count:
             return
         event = None
@@ -331,3 +338,16 @@ class ServerLimit:
                 refused,
                 problem,
             )
+
+
+def _buckets(policy: LimitPolicy | None) -> tuple[TokenBucket, ...]:
+    """Make the bucket of a policy, if it has a rate."""
+    rate = None if policy is None else policy.rate
+    return () if rate is None else (TokenBucket(rate.rate, rate.burst),)
+
+
+def _own_maximum(policy: LimitPolicy | None) -> float:
+    """Return how many handlers of a method may run by its own policy, if it has one."""
+    if policy is None or policy.max_concurrent == ADAPTIVE:
+        return math.inf
+    return float(policy.max_concurrent)

@@ -253,7 +253,7 @@ SECTIONS: Final = (
     ), (
         RowMetric("limit_refused",
             "Calls that a server refused because of its limit. Label reason: waited, deadline, "
-            "streams or closed.",
+            "streams, rate or closed.",
             {"server": "outer.name", "criticality": "criticality", "reason": "reason"},
             ("calls",), kind="counter"),
     )),

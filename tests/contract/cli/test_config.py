@@ -191,6 +191,13 @@ def test_check_prints_of_the_limit_of_a_method_only_the_number(file, checked) ->
     assert found["limit.max_wait"] == (0.5, "file")
 
 
+def test_check_prints_of_the_limit_of_a_method_also_its_rate(file, checked) -> None:
+    file.write_text("[methods.'/shop.Audit/*']\nlimit = { rate = 3 }")
+    found = checked("--method", "/shop.Audit/Push")
+    ((rate, place),) = (value for name, value in found.items() if name.startswith("limit"))
+    assert (rate["rate"], place) == (3.0, "/shop.Audit/*")
+
+
 def test_check_prints_values_as_a_toml_file_has_them(file, capsys) -> None:
     file.write_text("""
 retry.retry_on = ["INTERNAL", "UNAVAILABLE"]

@@ -15,13 +15,15 @@ from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.call import MethodPolicy, current_criticality, current_deadline
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.events import OverloadBegan, OverloadEnded
-from rpcwheel.limit import LimitPolicy
+from rpcwheel.limit import LimitPolicy, RatePolicy
 from rpcwheel.rpc import Criticality
 
 Code = grpc.StatusCode
 OTHER = f"/{SERVICE}/Other"
 PATIENT = {"limit": LimitPolicy(max_concurrent=1, max_wait=LONG_S)}
 IMPATIENT = {"limit": LimitPolicy(max_concurrent=1, max_wait=SHORT_S)}
+TWO = RatePolicy(rate=0.001, burst=2)
+"""A rate at which two calls run at once, and no third one in a test."""
 
 each_streaming_kind = pytest.mark.parametrize(
     "kind", ["unary_stream", "stream_unary", "stream_stream"]
@@ -262,7 +264,63 @@ def test_calls_that_are_never_limited_run_while_all_threads_are_taken(world, lim
     assert server.status.running == 1
 
 
-# Limits of methods
+@pytest.mark.parametrize("name", NEVER)
+def test_calls_that_are_never_limited_need_no_token(world, limited, name):
+    service, method, options = NEVER[name]
+    handlers = grpc.method_handlers_generic_handler(service, {method: echo(world)})
+    methods = {"/test.Free/*": MethodPolicy(limit=None)}
+    server = limited(handlers, methods=methods, limit=LimitPolicy(rate=TWO))
+    for _ in range(3):
+        call = server.call(b"x", method=f"/{service}/{method}", **options)
+        assert call.result() == b"x"
+    server.call(b"1").result()
+    server.call(b"2").result()
+    assert is_above_rate(server.call(b"3"))
+
+
+# Rates
+
+
+def is_above_rate(call, nonce="") -> bool:
+    """Whether a call was refused by the rate `TWO`."""
+    code, metadata = call.error().code(), call.trailing_metadata()
+    assert code is Code.RESOURCE_EXHAUSTED
+    assert call.details() == (
+        "refused before its handler ran: too many calls have arrived per second"
+    )
+    assert metadata["rpcwheel-refused"] == nonce
+    # When there is a token again, and what every refusal asks for: half to one and a half second.
+    return 1_000_500 - WAIT_S * 1000 <= int(metadata["grpc-retry-pushback-ms"]) <= 1_001_500
+
+
+@pytest.mark.parametrize("kind", ["unary_unary", "unary_stream", "stream_unary", "stream_stream"])
+def test_a_call_above_the_rate_of_the_server_is_refused_at_once(limited, kind):
+    server = limited(limit=LimitPolicy(max_concurrent=9, max_wait=LONG_S, rate=TWO))
+    server.call(b"1").result()
+    server.call(b"2", kind).result()
+    assert is_above_rate(server.call(b"3", kind, nonce="7"), "7")
+    assert is_above_rate(server.call(b"4", criticality="critical_plus"))
+    assert server.refused == {("critical_plus", "rate"): 1, ("critical", "rate"): 1}
+    assert wait_until(server.is_idle)
+    assert server.began == [b"1", b"2"]
+
+
+def test_the_rate_of_a_method_limits_neither_its_handlers_nor_other_methods(limited):
+    server = limited(methods={OTHER: MethodPolicy(limit=LimitPolicy(rate=TWO))})
+    for request in (b"hold 1", b"hold 2"):
+        server.call(request, method=OTHER)
+        server.wait_for(request)
+    assert is_above_rate(server.call(b"3", method=OTHER))
+    assert server.call(b"x").result() == b"x"
+    assert server.refused == {("critical", "rate"): 1}
+
+
+def test_a_method_with_a_rate_also_has_the_limit_of_the_server(limited):
+    server = limited(methods={OTHER: MethodPolicy(limit=LimitPolicy(rate=9))}, **PATIENT)
+    server.held(b"hold")
+    (waiting,) = server.waiting(b"later", method=OTHER)
+    server.release(b"hold")
+    assert waiting.result() == b"later"
 
 
 def test_the_limit_of_a_method_applies_in_addition(world, limited):

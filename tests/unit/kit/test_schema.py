@@ -22,6 +22,7 @@ VALID = [
     "[methods.'/shop.Orders/*']\nretry = false\ntimeout = false\nfailback = false",
     "limit = 'adaptive'\n[methods.'/shop.Reports/*']\nlimit = 3\n[methods.'/a/*']\nlimit = false",
     "limit = 50",
+    "limit = { rate = 100 }\n[methods.'/a/*']\nlimit = { rate = { rate = 0.5, burst = 3 } }",
     "limit = { max_streams = 9, max_wait = 0.5, pushback = 2, max_criticality = 'critical' }",
     "registry_policy = { lease_ttl = 5, backoff = { initial = 1, max = 2, multiplier = 3 } }",
     "registry_policy = { snapshot = '/var/cache/registry.json' }",

@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from rpcwheel.limit.limiter import LimitedCall, LimitedMethod, Limiter, RefusalReason
 from rpcwheel.limit.policy import LimitPolicy
+from rpcwheel.limit.rate import TokenBucket
 from rpcwheel.rpc import Criticality
 
 MS = 1_000_000
@@ -208,6 +209,51 @@ def test_an_adaptive_limit_is_at_most_the_number_of_threads():
     server = Server(max_concurrent="adaptive")
     server.limiter.set_threads(3)
     assert server.limiter.limit == 3
+
+
+# Rates
+
+
+def rated(*buckets, is_stream=False, maximum=math.inf):
+    return LimitedMethod(is_stream=is_stream, maximum=maximum, buckets=buckets)
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_call_above_the_rate_is_refused_although_it_could_run(is_stream):
+    server = Server(max_concurrent=9, max_streams=9)
+    method = rated(TokenBucket(10, 2), is_stream=is_stream)
+    server.running("1", method)
+    server.running("2", method)
+    call, runs = server.arrive("3", method)
+    assert not runs
+    assert server.refused == [("3", RefusalReason.RATE)]
+    assert (call.token_wait_ns, server.limiter.waiting) == (100 * MS, 0)
+    server.now_ms += 100
+    server.running("4", method)
+
+
+def test_a_call_that_waits_has_its_token():
+    server = Server(max_concurrent=1, max_wait=9.0)
+    method = rated(TokenBucket(10, 2))
+    first = server.running("first", method)
+    server.waiting("second", method=method)
+    assert not server.arrive("third", method)[1]
+    assert server.end(first) == ["second"]
+    assert server.refused == [("third", RefusalReason.RATE)]
+
+
+def test_a_call_takes_a_token_of_its_server_and_one_of_its_method_or_none():
+    server = Server(max_concurrent=9)
+    of_server, of_method = TokenBucket(10, 3), TokenBucket(1, 1)
+    rare, common = rated(of_server, of_method), rated(of_server)
+    server.running("1", rare)
+    call, _ = server.arrive("2", rare)  # takes none of the server
+    assert call.token_wait_ns == 1000 * MS
+    server.running("3", common)
+    server.running("4", common)
+    call, _ = server.arrive("5", common)
+    assert call.token_wait_ns == 100 * MS
+    assert [name for name, _ in server.refused] == ["2", "5"]
 
 
 # Refusals

@@ -1,5 +1,12 @@
-"""When no handler is started because gRPC must accept calls first."""
+"""The limit of a server without a server: pauses, and the reasons that are no overload."""
 
+from types import SimpleNamespace
+
+import grpc
+
+from fixtures.waiting import wait_until
+from rpcwheel.events import OverloadBegan
+from rpcwheel.limit.limiter import RefusalReason
 from rpcwheel.limit.policy import LimitPolicy
 from rpcwheel.limit.server import ACCEPT_EVERY_NS, ServerLimit
 
@@ -16,3 +23,18 @@ def test_grpc_must_accept_calls_when_handlers_have_computed_without_much_of_a_pa
     assert not limit.needs_pause(BEGAN + 2 * used, used)  # it had half of the time
     assert not limit.needs_pause(BEGAN + 3 * used, 2 * used - 1)  # counted from then
     assert limit.needs_pause(BEGAN + 3 * used, 2 * used)
+
+
+def test_calls_above_a_rate_are_not_reported_as_an_overload(events):
+    policy = LimitPolicy(name="rated", rate=1)
+    limit = ServerLimit(policy, lambda _: policy, timer=None)
+    handler = grpc.unary_unary_rpc_method_handler(lambda request, _: request)
+    details = SimpleNamespace(method="/shop.Orders/Get", invocation_metadata=())
+    calls = [limit.call(details, handler) for _ in range(2)]
+    assert [limit.limiter.arrive(call, BEGAN) for call in calls] == [True, False]
+    (refused,) = limit.decide(BEGAN, starts=False).refused
+    assert refused == (calls[1], RefusalReason.RATE)
+    limit.report_refused([refused], BEGAN)
+    assert limit.status().problem == ""
+    limit.report_refused([(calls[1], RefusalReason.WAITED)], BEGAN)
+    assert wait_until(lambda: [event.server for event in events.of(OverloadBegan)] == ["rated"])
