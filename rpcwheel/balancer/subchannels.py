@@ -608,10 +608,11 @@ class SubchannelPool(Generic[S]):
         return self.subchannels or self._end_of(pending, now_s)
 
     def _end_of(self, pending: PendingPick, now_s: float) -> Refusal | None:
-        if self.closed:
-            return CLOSED_MEANWHILE
-        subchannels = self.subchannels
-        refusal = self.rules.refusal(subchannels, wait_for_ready=pending.wait_for_ready)
+        with self.lock:  # an update changes the rules before the subchannels
+            if self.closed:
+                return CLOSED_MEANWHILE
+            subchannels = self.subchannels
+            refusal = self.rules.refusal(subchannels, wait_for_ready=pending.wait_for_ready)
         if refusal is not None and refusal.unreachable:
             if self.checker.explains(now_s):
                 return None
@@ -665,7 +666,8 @@ class SubchannelPool(Generic[S]):
 
     def whole_state(self) -> grpc.ChannelConnectivity:
         """Return the best state of all subchannels, as gRPC's round_robin does."""
-        return SHUTDOWN if self.closed else self.rules.state(self.subchannels)
+        with self.lock:  # as in `_end_of`
+            return SHUTDOWN if self.closed else self.rules.state(self.subchannels)
 
     def status(self) -> ChannelStatus | None:
         """Describe the channel now; None if it is closed or being closed."""

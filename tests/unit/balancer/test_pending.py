@@ -1,12 +1,16 @@
 """Calls that wait for a READY subchannel."""
 
+import threading
+
 import grpc
 import pytest
 
-from fixtures.subchannel_pools import CALL, CONNECTING, FAILING, READY, at
+from fixtures.subchannel_pools import CALL, CONNECTING, FAILING, IDLE, READY, at
+from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel._grpc.finished import FinishedError
 from rpcwheel.balancer.health import HealthChecker
 from rpcwheel.balancer.pending import CLOSED_MEANWHILE, WaitRules
+from rpcwheel.balancer.subchannel import SubchannelBase
 
 UNAVAILABLE, LATE = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED
 
@@ -43,6 +47,45 @@ def test_a_waiting_call_gets_a_subchannel_or_its_end(pool):
     assert pool.try_pick(pending, 104.9) is pool.subchannel(1)
     pool.close_all()
     assert pool.try_pick(pending, 104.9) is CLOSED_MEANWHILE
+
+
+class ObservedLock:
+    """A lock for `with` that knows whether a thread has waited for it."""
+
+    def __init__(self):
+        self._lock = threading.RLock()
+        self.was_awaited = False
+
+    def __enter__(self):
+        if not self._lock.acquire(blocking=False):
+            self.was_awaited = True
+            self._lock.acquire()
+
+    def __exit__(self, *_):
+        self._lock.release()
+
+
+@pytest.mark.parametrize("subject", ["call", "state"])
+def test_during_the_first_update_no_call_is_refused_and_the_state_is_no_failure(pool, subject):
+    pending = pool.rules.begin(*CALL, None, False, now_s=100.0)
+    pool.lock, pool.pick = ObservedLock(), lambda *_: None  # the call has just picked in vain
+    updates, results = threading.Event(), []
+
+    class Subchannel(SubchannelBase):
+        """Is created during the update, which goes on when the reader has its result or waits."""
+
+        def __init__(self, *args):
+            super().__init__(*args)
+            updates.set()
+            wait_until(lambda: results or pool.lock.was_awaited)
+
+    pool.subchannel_class = Subchannel
+    updating = threading.Thread(target=pool.update, args=([at(1)],))
+    updating.start()
+    assert updates.wait(WAIT_S)
+    results.append(pool.try_pick(pending, 100.1) if subject == "call" else pool.whole_state())
+    updating.join(WAIT_S)
+    assert results == [None if subject == "call" else IDLE]
 
 
 def test_a_call_waits_until_probes_have_found_out_why_servers_cannot_be_reached(pool):
