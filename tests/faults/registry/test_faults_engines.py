@@ -5,8 +5,6 @@ away and comes back, and while what is to be published changes.
 """
 
 import contextlib
-import subprocess
-import sys
 import time
 
 import pytest
@@ -14,6 +12,7 @@ import pytest
 import rpcwheel
 from fixtures.engine_watchers import RecordingWatcher, in_the_end
 from fixtures.fault_worlds import LEASE_ENDS_S, Load, World, running
+from fixtures.programs import run_program
 from fixtures.shops import SERVICE, WHO
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel import aio, open_registry
@@ -185,15 +184,13 @@ def test_a_process_that_starts_while_the_registry_is_down_uses_the_snapshot_file
     serve(lease_ttl=60.0)
 
     def start():
-        command = [sys.executable, "-P", "-W", "error", "-c", CLIENT]
-        arguments = [world.url(SERVICE), str(world.snapshot), str(WAIT_S)]
-        return subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
+        return run_program(CLIENT, world.url(SERVICE), str(world.snapshot), str(WAIT_S))
 
     first = start()
     world.fail("crash")
-    for ran in (first, start()):
-        assert (ran.returncode, ran.stdout) == (0, "a b c\na b c\n"), ran.stderr
-        assert "Traceback" not in ran.stderr  # that lookups fail is logged
+    for output, errors in (first, start()):
+        assert output == "a b c\na b c\n", errors
+        assert "Traceback" not in errors  # that lookups fail is logged
     world.end_fault("crash")
 
 

@@ -3,8 +3,6 @@
 import fcntl
 import os
 import socket
-import subprocess
-import sys
 import threading
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
@@ -13,6 +11,7 @@ import pytest
 
 from fixtures.idle_server import sockets_at
 from fixtures.leaks import descriptors
+from fixtures.programs import run_program
 from fixtures.timers import run_threads
 from fixtures.waiting import wait_until
 from rpcwheel.idle import sockets
@@ -152,9 +151,18 @@ def test_a_scan_releases_no_locks_of_files(tmp_path):
     with path.open("w") as file:
         fcntl.lockf(file, fcntl.LOCK_EX)
         sockets_at(0)
-        taken = f"import fcntl; fcntl.lockf(open({str(path)!r}, 'w'), fcntl.LOCK_EX|fcntl.LOCK_NB)"
-        other = subprocess.run([sys.executable, "-c", taken], capture_output=True, check=False)
-    assert b"BlockingIOError" in other.stderr
+        assert run_program(LOCK, str(path))[0] == "locked\n"
+
+
+LOCK = """
+import fcntl, sys
+
+with open(sys.argv[1], "w") as file:
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        print("locked")
+"""
 
 
 def test_a_scan_does_not_change_whether_sockets_block():
@@ -188,7 +196,7 @@ def test_the_module_can_be_imported_on_other_systems():
             f"exec(compile(open({sockets.__file__!r}).read(), 'sockets', 'exec'))\n"
             "assert not SUPPORTED and parse_peer('ipv4:1.2.3.4:5') == ('1.2.3.4', 5)\n"
         )
-        subprocess.run([sys.executable, "-c", program], check=True)
+        run_program(program)
 
 
 # --- The state in the kernel ---------------------------------------------------------------------
