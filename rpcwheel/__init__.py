@@ -18,6 +18,7 @@ Packages, highest layer first:
 `registry`      Registers instances and finds them: `open_registry`, `RegistryPolicy`.
 `balancer`      One channel over all instances of a service: `BalancedChannel`.
 `call`          Deadlines, retries, hedging and default responses: `RetryPolicy`, `call_options`.
+`admission`     Sends no calls to a server that fails: `ThrottlePolicy`, `BreakerPolicy`.
 `transport`     A channel whose connection can be replaced: `ReconnectingChannel`.
 `options`       gRPC's channel and server options, and a check of yours: `channel_options`.
 `timer`         The timing wheel: `WheelTimer`, `AsyncWheelTimer`, `shared_timer`.
@@ -94,13 +95,13 @@ else:
             ".timer": "AsyncWheelTimer WheelTimer shared_timer",
         },
         submodules=(
-            "aio backoff balancer call durations errors events failback heartbeat idle instance "
-            "interceptors kit limit methods metrics options pending policy publisher registry "
-            "resolver rpc telemetry testing timer transport"
+            "admission aio backoff balancer call durations errors events failback heartbeat idle "
+            "instance interceptors kit limit methods metrics options pending policy publisher "
+            "registry resolver rpc telemetry testing timer transport"
         ),
         elsewhere=(
-            "balancer call errors failback heartbeat idle instance interceptors journal kit limit "
-            "pending publisher registry resolver timer transport"
+            "admission balancer call errors failback heartbeat idle instance interceptors journal "
+            "kit limit pending publisher registry resolver timer transport"
         ),
     )
 

@@ -41,6 +41,7 @@ __all__ = [
     "NextAttempt",
     "Stop",
     "checked_code",
+    "checked_codes",
     "checked_criticality",
     "classes_by_kind",
     "criticality_named",
@@ -255,6 +256,16 @@ def checked_code(name: object, *, subject: str) -> str:
     near = difflib.get_close_matches(name.upper(), CODES, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(CODES))}"
     raise ConfigurationError(f"{subject} names {name!r}, which is not a gRPC status code; {hint}")
+
+
+def checked_codes(value: object, *, subject: str) -> frozenset[str]:
+    """Return the names of status codes that are errors: of one, or of a set, tuple or list.
+
+    Raises:
+        ConfigurationError, TypeError: As `checked_code`.
+    """
+    each = value if isinstance(value, (set, frozenset, tuple, list)) else (value,)
+    return frozenset(checked_code(code, subject=subject) for code in each)
 
 
 def criticality_named(name: str) -> Criticality | None:

@@ -31,7 +31,7 @@ from rpcwheel.rpc import (
     CODES_SCHEMA,
     CRITICALITY_SCHEMA,
     Criticality,
-    checked_code,
+    checked_codes,
     checked_criticality,
 )
 
@@ -222,8 +222,7 @@ class RetryPolicy(Policy):
 
 
 def _codes(value: object) -> frozenset[str]:
-    each = value if isinstance(value, (set, frozenset, tuple, list)) else (value,)
-    return frozenset(checked(partial(checked_code, subject="it"), code) for code in each)
+    return checked(partial(checked_codes, subject="it"), value)
 
 
 class HedgingPolicy(Policy):

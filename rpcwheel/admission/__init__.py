@@ -1,0 +1,30 @@
+"""Whether a client sends an attempt of a call, or refuses it itself.
+
+`rpcwheel.Kit(throttle=2.0, breaker=0.5, concurrency="adaptive")` applies it to all calls; in a
+`MethodPolicy`, to some methods. A refused attempt is not sent. It fails at once with a status whose
+details begin with "not sent: ", and is retried, or answered otherwise, as any failure is.
+
+* `ThrottlePolicy`, `BreakerPolicy` and `ConcurrencyPolicy` have the settings; `RatePolicy`, the
+  fourth, is in `rpcwheel.limit`, because servers have it too.
+* `throttle` refuses attempts in proportion to those that fail.
+* `breaker` refuses all attempts for a time after too many have failed or were slow.
+* `concurrency` limits how many attempts run at the same time.
+* `window` counts the outcomes of the last attempts, for `throttle` and `breaker`.
+
+They decide without I/O.
+"""
+
+from typing import TYPE_CHECKING
+
+from rpcwheel._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from .breaker import BreakerState
+    from .policy import BreakerPolicy, ConcurrencyPolicy, ThrottlePolicy
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {".breaker": "BreakerState", ".policy": "BreakerPolicy ConcurrencyPolicy ThrottlePolicy"},
+    )
+
+__all__ = ["BreakerPolicy", "BreakerState", "ConcurrencyPolicy", "ThrottlePolicy"]

@@ -1,0 +1,114 @@
+"""Sliding windows: how many of the last attempts have failed, and how many were slow. No I/O.
+
+A `CountWindow` has a number of attempts, a `TimeWindow` those of a length of time. Both keep sums,
+so an attempt costs the same whatever the size of the window. The caller holds a lock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+from rpcwheel.durations import NEVER
+
+SLOTS: Final = 10
+"""Into how many slots a `TimeWindow` divides its length."""
+
+
+class CountWindow:
+    """The outcomes of the last attempts, up to a number of them.
+
+    Only those of failed and of slow attempts are stored.
+    """
+
+    __slots__ = ("_next", "_recorded", "_size", "_stored", "failures", "slow")
+
+    def __init__(self, size: int) -> None:
+        """Make an empty window for this number of attempts."""
+        self._size = size
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all attempts."""
+        self._recorded = 0
+        # The number of the attempt by which each is replaced, whether it failed, and was slow.
+        self._stored: deque[tuple[int, bool, bool]] = deque()
+        self._next = NEVER  # the first of these numbers
+        self.failures = 0
+        """How many of the attempts have failed."""
+        self.slow = 0
+        """How many of the attempts were slow."""
+
+    @property
+    def calls(self) -> int:
+        """How many attempts are in the window."""
+        return min(self._recorded, self._size)
+
+    def record(self, now_ns: int, failed: bool, slow: bool) -> None:
+        """Add an attempt that has ended, in place of the oldest one if the window is full."""
+        recorded = self._recorded = self._recorded + 1
+        if recorded >= self._next:
+            self._forget()
+        if failed or slow:
+            self._stored.append((recorded + self._size, failed, slow))
+            self._next = self._stored[0][0]
+            self.failures += failed
+            self.slow += slow
+
+    def _forget(self) -> None:
+        _, failed, slow = self._stored.popleft()
+        self._next = self._stored[0][0] if self._stored else NEVER
+        self.failures -= failed
+        self.slow -= slow
+
+
+class TimeWindow:
+    """The outcomes of the attempts of the last time.
+
+    It moves by a tenth of its length (`SLOTS`) at a time, when it is used: so it always has the
+    attempts of the last nine tenths. If a time is earlier than that of another attempt, because a
+    thread has waited for the lock, its attempt counts as of the later time.
+    """
+
+    __slots__ = ("_end_ns", "_slot_ns", "_slots", "calls", "failures", "slow")
+
+    def __init__(self, length_ns: int) -> None:
+        """Make an empty window of this length."""
+        self._slot_ns = max(1, length_ns // SLOTS)
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all attempts."""
+        self._end_ns = 0  # of the current slot
+        # The numbers of attempts, failures and slow attempts in the slots before it.
+        self._slots = deque([(0, 0, 0)] * (SLOTS - 1), maxlen=SLOTS - 1)
+        self.calls = 0
+        """How many attempts are in the window, since it was last moved."""
+        self.failures = 0
+        """How many of the attempts have failed."""
+        self.slow = 0
+        """How many of the attempts were slow."""
+
+    def record(self, now_ns: int, failed: bool, slow: bool) -> None:
+        """Add an attempt that has ended."""
+        if now_ns >= self._end_ns:
+            self.move(now_ns)
+        self.calls += 1
+        if failed:
+            self.failures += 1
+        if slow:
+            self.slow += 1
+
+    def move(self, now_ns: int) -> None:
+        """Forget the attempts that are too old at this time."""
+        if now_ns < self._end_ns:
+            return
+        ended = (now_ns - self._end_ns) // self._slot_ns + 1
+        self._end_ns += ended * self._slot_ns
+        calls, failures, slow = self._before()
+        self._slots.append((self.calls - calls, self.failures - failures, self.slow - slow))
+        self._slots.extend([(0, 0, 0)] * min(ended - 1, SLOTS - 1))
+        self.calls, self.failures, self.slow = self._before()
+
+    def _before(self) -> tuple[int, ...]:
+        return tuple(map(sum, zip(*self._slots, strict=True)))

@@ -1,0 +1,45 @@
+"""What the events and the users of a circuit breaker see of its changes."""
+
+import pytest
+
+from rpcwheel.admission import BreakerPolicy
+from rpcwheel.admission.breaker import Breaker
+
+S = 1_000_000_000
+
+
+def run(breaker, *codes, duration_ns=0):
+    """Run attempts one after the other; returns the last transition."""
+    transitions = [breaker.ended(breaker.enter(), code, duration_ns, 0) for code in codes]
+    return transitions[-1]
+
+
+def test_a_transition_says_how_many_calls_failed():
+    breaker = Breaker(BreakerPolicy(), lambda: 0.0)
+    assert run(breaker, *["OK"] * 8, *["UNAVAILABLE"] * 12).reason == "12 of 20 calls failed"
+    breaker.half_open(S)
+    assert run(breaker, "INTERNAL").reason == "1 of 1 calls failed"
+    breaker.half_open(S)
+    assert run(breaker, *["OK"] * 4, "UNKNOWN").reason == "1 of 5 calls failed"
+
+
+def test_a_transition_says_how_many_calls_were_slow():
+    breaker = Breaker(BreakerPolicy(slow_call=1.0), lambda: 0.0)
+    reason = run(breaker, *["OK"] * 20, duration_ns=S + 1).reason
+    assert reason == "0 of 20 calls failed, 20 were slow"
+
+
+@pytest.mark.parametrize(("random", "seconds"), [(0.0, 2.0), (0.5, 1.9), (1.0, 1.8)])
+def test_up_to_a_tenth_of_the_open_duration_is_random(random, seconds):
+    policy = BreakerPolicy(minimum_calls=1, failure_rate=1.0, open_duration=2.0)
+    transition = run(Breaker(policy, lambda: random), "UNAVAILABLE")
+    assert transition.open_for_ns == seconds * S
+
+
+def test_a_breaker_that_stays_half_open_says_why_it_opens():
+    breaker = Breaker(BreakerPolicy(minimum_calls=1), lambda: 0.0)
+    run(breaker, "UNAVAILABLE")
+    breaker.half_open(S)
+    assert (breaker.enter(), breaker.enter()) == (2, None)
+    assert breaker.give_up(60 * S) is None
+    assert breaker.give_up(61 * S).reason == "its calls have not ended in time"

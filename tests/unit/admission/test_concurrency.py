@@ -1,0 +1,101 @@
+"""The limit of attempts that run at the same time, fixed and adaptive."""
+
+import heapq
+
+import pytest
+
+from rpcwheel.admission import ConcurrencyPolicy
+from rpcwheel.admission.concurrency import Concurrency
+
+MS = 1_000_000
+
+
+def taken(limit, most=1000):
+    """Take what the limit allows; returns how many."""
+    return next(number for number in range(most + 1) if not limit.take())
+
+
+def test_a_fixed_limit_allows_its_number_of_attempts():
+    limit = Concurrency(ConcurrencyPolicy(max_calls=3))
+    assert taken(limit) == 3
+    limit.release(0, 0, "UNAVAILABLE")
+    assert taken(limit) == 1
+    assert (limit.limit, limit.running) == (3, 3)
+
+
+def test_an_adaptive_limit_begins_at_20_or_at_its_highest():
+    assert taken(Concurrency(ConcurrencyPolicy())) == 20
+    assert taken(Concurrency(ConcurrencyPolicy(highest=7))) == 7
+
+
+def test_an_adaptive_limit_grows_by_one_with_as_many_successes():
+    limit = Concurrency(ConcurrencyPolicy())
+    taken(limit)
+    for _ in range(21):
+        limit.release(0, 0, "NOT_FOUND")
+        limit.take()
+    assert taken(limit) == 1
+
+
+def test_a_limit_of_which_less_than_half_is_in_use_does_not_grow():
+    limit = Concurrency(ConcurrencyPolicy())
+    for _ in range(9):
+        limit.take()
+    for _ in range(100):
+        limit.release(0, 0, "OK")
+        limit.take()
+    assert limit.limit == 20
+
+
+@pytest.mark.parametrize("code", ["CANCELLED", ""])
+def test_an_attempt_without_a_result_does_not_change_the_limit(code):
+    limit = Concurrency(ConcurrencyPolicy())
+    taken(limit)
+    limit.release(0, 0, code)
+    assert (limit.limit, limit.running) == (20, 19)
+
+
+@pytest.mark.parametrize("code", ["UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"])
+def test_attempts_that_fail_together_lower_the_limit_once(code):
+    limit = Concurrency(ConcurrencyPolicy())
+    taken(limit)
+    for now_ns in range(10, 15):
+        limit.release(now_ns, 5, code)
+    assert limit.limit == 18
+    limit.take()
+    limit.release(20, 10, code)  # it began after the limit was lowered
+    assert limit.limit == 18 * 0.9
+
+
+def test_an_adaptive_limit_remains_between_one_and_its_highest():
+    limit = Concurrency(ConcurrencyPolicy(highest=30))
+    for now_ns in range(1, 100):
+        assert limit.take()
+        limit.release(now_ns, now_ns, "UNAVAILABLE")
+    assert limit.limit == 1
+    for now_ns in range(100, 2000):
+        taken(limit)
+        for _ in range(limit.running):
+            limit.release(now_ns, now_ns, "OK")
+    assert limit.limit == 30
+
+
+@pytest.mark.parametrize("slots", [4, 60])
+def test_an_adaptive_limit_finds_how_many_calls_a_server_accepts(slots):
+    """A server with calls of 50 ms that refuses those above its slots after 1 ms; 2,000 calls/s."""
+    limit, running, limits = Concurrency(ConcurrencyPolicy()), [], []
+    accepted = 0
+    for now_ns in range(0, 60_000 * MS, MS // 2):
+        while running and running[0][0] <= now_ns:
+            end_ns, began_ns, code = heapq.heappop(running)
+            accepted -= code == "OK"
+            limit.release(end_ns, began_ns, code)
+        if limit.take():
+            ok = accepted < slots
+            accepted += ok
+            end = (now_ns + 50 * MS, now_ns, "OK") if ok else (now_ns + MS, now_ns, "UNAVAILABLE")
+            heapq.heappush(running, end)
+        limits.append(limit.limit)
+    recent = limits[len(limits) // 2 :]
+    assert 0.85 * slots <= sum(recent) / len(recent) <= slots + 1
+    assert max(recent) < slots + 2
