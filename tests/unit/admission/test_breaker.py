@@ -43,3 +43,11 @@ def test_a_breaker_that_stays_half_open_says_why_it_opens():
     assert (breaker.enter(), breaker.enter()) == (2, None)
     assert breaker.give_up(60 * S) is None
     assert breaker.give_up(61 * S).reason == "its calls have not ended in time"
+
+
+def test_a_slow_attempt_does_not_let_more_attempts_be_sent_at_a_time():
+    breaker = Breaker(BreakerPolicy(minimum_calls=1, slow_call=1.0), lambda: 0.0)
+    run(breaker, "UNAVAILABLE")
+    breaker.half_open(S)
+    run(breaker, "OK", duration_ns=2 * S)
+    assert (breaker.enter(), breaker.enter()) == (2, None)
