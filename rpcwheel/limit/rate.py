@@ -113,7 +113,7 @@ class TokenBucket:
         wait_ns = full_ns - self._span_ns - now_ns
         if wait_ns > max_wait_ns:
             return None
-        self._full_ns = (max(now_ns, full_ns)) + self._interval_ns
+        self._full_ns = max(now_ns, full_ns) + self._interval_ns
         return max(0, wait_ns)
 
     def give_back(self) -> None:
