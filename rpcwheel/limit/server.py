@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from rpcwheel._concurrency.callbacks import weak_callback
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._grpc.handlers import kind_of
 from rpcwheel.durations import to_ns, to_seconds
@@ -287,10 +288,13 @@ class ServerLimit:
                 event = OverloadBegan(self.name, limiter.running, limiter.waiting)
         if event is not None:
             self.emit(event)
-            self.schedule(self._check_overload, OVERLOAD_NS)
+            self.schedule(weak_callback(self._check_overload), OVERLOAD_NS)
 
     def _check_overload(self, _: Timeout | None = None) -> None:
-        """Report the end of an overload, or look again later."""
+        """Report the end of an overload, or look again later.
+
+        The timer must not keep the limit of a server that has ended alive.
+        """
         now_ns = time.monotonic_ns()
         with self.lock:
             left_ns = self._last_refused_ns + OVERLOAD_NS - now_ns
@@ -298,7 +302,7 @@ class ServerLimit:
             if left_ns <= 0:
                 self._overload_began_ns = 0
         if left_ns > 0:
-            self.schedule(self._check_overload, left_ns)
+            self.schedule(weak_callback(self._check_overload), left_ns)
             return
         lasted_s = to_seconds(self._last_refused_ns - began_ns)
         self.emit(OverloadEnded(self.name, self._overload_refused, lasted_s))

@@ -1,14 +1,17 @@
-"""The limit of a server without a server: pauses, and the reasons that are no overload."""
+"""The limit of a server, without the server: pauses, and what is an overload."""
 
+import gc
+import weakref
 from types import SimpleNamespace
 
 import grpc
 
 from fixtures.waiting import wait_until
 from rpcwheel.events import OverloadBegan
-from rpcwheel.limit.limiter import RefusalReason
+from rpcwheel.limit.limiter import UNLIMITED, RefusalReason
 from rpcwheel.limit.policy import LimitPolicy
 from rpcwheel.limit.server import ACCEPT_EVERY_NS, ServerLimit
+from rpcwheel.timer import ManualTimer
 
 BEGAN = 10**12
 
@@ -38,3 +41,16 @@ def test_calls_above_a_rate_are_not_reported_as_an_overload(events):
     assert limit.status().problem == ""
     limit.report_refused([(calls[1], RefusalReason.WAITED)], BEGAN)
     assert wait_until(lambda: [event.server for event in events.of(OverloadBegan)] == ["rated"])
+
+
+def test_the_timer_does_not_keep_the_limit_of_a_server_that_has_ended(events):
+    policy, timer = LimitPolicy(name="gone"), ManualTimer()
+    limit = ServerLimit(policy, lambda _: policy, timer=timer)
+    limit.report_refused([(UNLIMITED, RefusalReason.WAITED)], BEGAN)
+    assert wait_until(lambda: [event.server for event in events.of(OverloadBegan)] == ["gone"])
+    assert timer.pending == 1
+    reference = weakref.ref(limit)
+    del limit
+    gc.collect()
+    assert reference() is None
+    timer.advance(5.0)
