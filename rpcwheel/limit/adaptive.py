@@ -162,8 +162,12 @@ class AdaptiveLimit:
         if self._count < FEW_CALLS:
             return
         mean_ns = self._duration_ns / self._count
-        # After a change of the limit, the first of these handlers ends only after its duration.
-        measured_ns = now_ns - self._began_ns - (mean_ns if self._is_changed else 0)
+        measured_ns: float = now_ns - self._began_ns
+        if self._is_changed:
+            # The first of these handlers ends only after its duration; if they wait for each other,
+            # after that of a handler that is alone. With the mean, the throughput would seem to
+            # rise with the limit, and more handlers wait for each other until their callers go.
+            measured_ns -= min(mean_ns, self._shortest_ns())
         if measured_ns < MIN_WINDOW_NS or (
             self._count < MIN_CALLS and measured_ns < max(MAX_WINDOW_NS, 2 * mean_ns)
         ):
@@ -188,7 +192,7 @@ class AdaptiveLimit:
         while self._windows and self._windows[0].end_ns < now_ns - HISTORY_NS:
             self._windows.popleft()
         highest = max((each.throughput for each in self._windows), default=0.0)
-        shortest = min((each.duration_ns for each in self._windows), default=math.inf)
+        shortest = self._shortest_ns()
         if is_saturated and trial is not Trial.FEWER and self._is_slower(window, highest):
             self._windows.clear()
             self._measured_ns = None
@@ -219,6 +223,9 @@ class AdaptiveLimit:
             self._step = min(self._step, limit)
             return limit + self._step
         return limit
+
+    def _shortest_ns(self) -> float:
+        return min((each.duration_ns for each in self._windows), default=math.inf)
 
     def _product(self) -> int:
         highest = max(each.throughput for each in self._windows)

@@ -51,6 +51,17 @@ def test_a_server_that_becomes_slower_is_at_its_new_capacity_within_three_second
     assert done.answered >= 0.9 * 5 * server.capacity
 
 
+def test_the_throughput_does_not_seem_to_rise_with_handlers_that_wait_for_each_other():
+    server = Server(slots=4, duration_s=0.02)
+    server.offer(140, seconds=6)
+    server.duration_s = 0.2
+    limits = set()
+    for _ in range(120):
+        server.offer(140, seconds=0.1)
+        limits.add(server.limit)
+    assert max(limits) <= 2 * server.slots  # a try with more handlers has at most twice as many
+
+
 def test_after_the_load_all_calls_are_answered_again():
     server = Server(**WAITING)
     server.offer(10 * server.capacity, seconds=10)
