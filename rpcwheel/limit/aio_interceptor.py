@@ -68,8 +68,10 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
             reason = await self._wait(call)
             if reason is not None:
                 return _refusal(*limit.refusal(call, reason))
-            handler = self._checked(call, handler)
             now_ns = time.monotonic_ns()
+        # A call that did not wait here may have waited in gRPC, if the loop was late.
+        if call.has_waited or limit.overload_began_ns:
+            handler = self._checked(call, handler)
         task: Any = asyncio.current_task()
         task.add_done_callback(partial(self._ended, call, now_ns))
         return handler

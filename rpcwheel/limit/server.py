@@ -145,7 +145,8 @@ class ServerLimit:
         """The processor time that handlers have used, if they have threads."""
         self._expires = False
         self._refused: list[tuple[LimitedCall, RefusalReason]] = []
-        self._overload_began_ns = 0
+        self.overload_began_ns = 0
+        """When the server began to refuse calls; 0 if it has not refused one for 5 s."""
         self._overload_refused = 0
         self._last_refused_ns = 0
         self._counts = components.call_counts()
@@ -282,8 +283,8 @@ class ServerLimit:
         with self.lock:
             self._overload_refused += count
             self._last_refused_ns = now_ns
-            if not self._overload_began_ns:
-                self._overload_began_ns, self._overload_refused = now_ns, count
+            if not self.overload_began_ns:
+                self.overload_began_ns, self._overload_refused = now_ns, count
                 limiter = self.limiter
                 event = OverloadBegan(self.name, limiter.running, limiter.waiting)
         if event is not None:
@@ -298,9 +299,9 @@ class ServerLimit:
         now_ns = time.monotonic_ns()
         with self.lock:
             left_ns = self._last_refused_ns + OVERLOAD_NS - now_ns
-            began_ns = self._overload_began_ns
+            began_ns = self.overload_began_ns
             if left_ns <= 0:
-                self._overload_began_ns = 0
+                self.overload_began_ns = 0
         if left_ns > 0:
             self.schedule(weak_callback(self._check_overload), left_ns)
             return
@@ -331,7 +332,7 @@ class ServerLimit:
                 )
             )
             problem = ""
-            if self._overload_began_ns:
+            if self.overload_began_ns:
                 problem = f"overloaded: it has refused {plural(self._overload_refused, 'call')}"
             return LimitStatus(
                 self.name,

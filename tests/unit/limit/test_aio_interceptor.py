@@ -9,8 +9,10 @@ import pytest
 
 from fixtures.limited_servers import LONG_S
 from rpcwheel.limit.aio_interceptor import LimitInterceptor
+from rpcwheel.limit.limiter import UNLIMITED, RefusalReason
 from rpcwheel.limit.policy import LimitPolicy
 from rpcwheel.limit.server import ServerLimit
+from rpcwheel.rpc import DEFAULT_CRITICALITY
 
 HANDLER = grpc.unary_unary_rpc_method_handler(lambda request, _: request)
 DETAILS = SimpleNamespace(method="/test.Shop/Get", invocation_metadata=())
@@ -107,3 +109,40 @@ async def test_a_call_that_is_canceled_early_does_not_count_as_a_short_handler(s
     assert (server.ran, server.limit.limiter.running) == (["first", "second"], 0)
     (method,) = server.limit._methods.values()
     assert method.least_ns >= 20_000_000
+
+
+class Context:
+    """The context of a call with so many seconds left."""
+
+    def __init__(self, left_s):
+        self._left_s = left_s
+
+    def time_remaining(self):
+        return self._left_s
+
+    async def abort(self, code, *_):
+        raise grpc.aio.AbortError(code)
+
+
+async def test_while_calls_are_refused_each_call_needs_the_time_that_its_method_takes():
+    async def echo(request, _):
+        return request
+
+    async def find(_):
+        return handler
+
+    handler = grpc.unary_unary_rpc_method_handler(echo)
+    policy = LimitPolicy(max_concurrent=9)
+    limit = ServerLimit(policy, lambda _: policy, timer=None)
+    interceptor = LimitInterceptor(limit)
+    assert await interceptor.intercept_service(find, DETAILS) is handler
+    (method,) = limit._methods.values()
+    method.took(1_000_000_000)
+    limit.report_refused([(UNLIMITED, RefusalReason.WAITED)], 1)
+    for left_s in (None, 1.5):
+        served = await interceptor.intercept_service(find, DETAILS)
+        assert await served.unary_unary(b"x", Context(left_s)) == b"x"
+    served = await interceptor.intercept_service(find, DETAILS)
+    with pytest.raises(grpc.aio.AbortError):
+        await served.unary_unary(b"x", Context(0.5))
+    assert limit.limiter.refused == {(DEFAULT_CRITICALITY, RefusalReason.DEADLINE): 1}
