@@ -159,10 +159,11 @@ class AdaptiveLimit:
         self._answered += is_answered
         self._waited += has_waited
         self._duration_ns += now_ns - started_ns
-        if self._count < FEW_CALLS:
+        elapsed_ns = now_ns - self._began_ns
+        if self._count < FEW_CALLS or elapsed_ns < MIN_WINDOW_NS:
             return
         mean_ns = self._duration_ns / self._count
-        measured_ns: float = now_ns - self._began_ns
+        measured_ns: float = elapsed_ns
         if self._is_changed:
             # The first of these handlers ends only after its duration; if they wait for each other,
             # after that of a handler that is alone. With the mean, the throughput would seem to
@@ -172,7 +173,6 @@ class AdaptiveLimit:
             self._count < MIN_CALLS and measured_ns < max(MAX_WINDOW_NS, 2 * mean_ns)
         ):
             return
-        elapsed_ns = now_ns - self._began_ns
         window = Window(now_ns, self._answered / measured_ns, mean_ns)
         is_saturated = self._waited >= SATURATED * self._count
         self.is_busy = BUSY < (cpu_ns - self._began_cpu_ns) / elapsed_ns < BEYOND_LOCK
