@@ -1,0 +1,23 @@
+"""The window of time: when exactly an attempt is forgotten. The models test the rest."""
+
+from rpcwheel.admission.window import TimeWindow
+
+
+def test_an_attempt_at_the_first_instant_of_a_slot_counts_in_it():
+    window, counts = TimeWindow(1000), []
+    for now_ns in range(0, 2000, 100):
+        window.record(now_ns, True, False)
+        counts.append((window.calls, window.failures))
+    assert counts == [(min(number, 10),) * 2 for number in range(1, 21)]
+
+
+def test_an_earlier_time_counts_as_the_latest_one():
+    window = TimeWindow(1000)
+    window.record(5000, False, False)
+    window.record(100, False, True)
+    window.move(200)
+    assert (window.calls, window.slow) == (2, 1)
+    window.move(5999)
+    assert (window.calls, window.slow) == (2, 1)
+    window.move(6000)
+    assert (window.calls, window.slow) == (0, 0)
