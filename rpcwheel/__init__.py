@@ -17,6 +17,7 @@ Packages, highest layer first:
 `resolver`      Channels to services by name: `insecure_channel("etcd://...")`.
 `registry`      Registers instances and finds them: `open_registry`, `RegistryPolicy`.
 `balancer`      One channel over all instances of a service: `BalancedChannel`.
+`admission`     Which calls a client sends: circuit breaker, throttle, concurrency limit.
 `call`          Deadlines, retries, hedging and default responses: `RetryPolicy`, `call_options`.
 `admission`     Sends no calls to a server that fails: `ThrottlePolicy`, `BreakerPolicy`.
 `transport`     A channel whose connection can be replaced: `ReconnectingChannel`.
@@ -45,6 +46,7 @@ from rpcwheel._lazy import lazy_names
 from rpcwheel.telemetry import components as _components
 
 if TYPE_CHECKING:
+    from rpcwheel.admission import BreakerPolicy, ConcurrencyPolicy, ThrottlePolicy
     from rpcwheel.balancer import BalancerPolicy
     from rpcwheel.call import (
         CallPolicy,
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
         current_criticality,
         current_deadline,
         deadline_scope,
+        with_breaker,
     )
     from rpcwheel.errors import ConfigurationError, RpcWheelError
     from rpcwheel.failback import FailbackPolicy, with_failback
@@ -76,11 +79,12 @@ else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
+            ".admission": "BreakerPolicy ConcurrencyPolicy ThrottlePolicy",
             ".balancer": "BalancerPolicy",
             ".call": (
                 "CallPolicy Criticality DeadlinePolicy DefaultResponsePolicy HedgingPolicy "
                 "MethodPolicy RetryPolicy call_options current_criticality current_deadline "
-                "deadline_scope"
+                "deadline_scope with_breaker"
             ),
             ".errors": "ConfigurationError RpcWheelError",
             ".failback": "FailbackPolicy with_failback",
@@ -125,7 +129,9 @@ _components.on_first(_start_telemetry, _counts_calls)
 __all__ = [
     "AsyncWheelTimer",
     "BalancerPolicy",
+    "BreakerPolicy",
     "CallPolicy",
+    "ConcurrencyPolicy",
     "ConfigurationError",
     "Criticality",
     "DeadlinePolicy",
@@ -142,6 +148,7 @@ __all__ = [
     "RegistryPolicy",
     "RetryPolicy",
     "RpcWheelError",
+    "ThrottlePolicy",
     "WheelTimer",
     "__version__",
     "aio",
@@ -156,5 +163,6 @@ __all__ = [
     "secure_channel",
     "server_interceptors",
     "shared_timer",
+    "with_breaker",
     "with_failback",
 ]

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from rpcwheel._lazy import lazy_names
 
 if TYPE_CHECKING:
+    from rpcwheel.admission import BreakerPolicy, ConcurrencyPolicy, ThrottlePolicy
     from rpcwheel.balancer import BalancerPolicy
     from rpcwheel.call import (
         CallPolicy,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
         current_criticality,
         current_deadline,
         deadline_scope,
+        with_breaker,
     )
     from rpcwheel.errors import ConfigurationError, RpcWheelError
     from rpcwheel.failback import FailbackPolicy, with_failback
@@ -53,7 +55,9 @@ if TYPE_CHECKING:
 __all__ = [
     "AsyncWheelTimer",
     "BalancerPolicy",
+    "BreakerPolicy",
     "CallPolicy",
+    "ConcurrencyPolicy",
     "ConfigurationError",
     "Criticality",
     "DeadlinePolicy",
@@ -70,6 +74,7 @@ __all__ = [
     "RegistryPolicy",
     "RetryPolicy",
     "RpcWheelError",
+    "ThrottlePolicy",
     "WheelTimer",
     "call_options",
     "client_interceptors",
@@ -82,6 +87,7 @@ __all__ = [
     "secure_channel",
     "server_interceptors",
     "shared_timer",
+    "with_breaker",
     "with_failback",
 ]
 

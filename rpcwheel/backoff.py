@@ -144,7 +144,13 @@ class Backoff:
         self._max_attempts = _check_max_attempts(max_attempts)
 
     def next_delay_ns(
-        self, attempt: int, *, elapsed_ns: int, error: BaseException | None, idle_ns: int = 0
+        self,
+        attempt: int,
+        *,
+        elapsed_ns: int,
+        error: BaseException | None,
+        idle_ns: int = 0,
+        least_ns: int = 0,
     ) -> int | None:
         """Return the wait after attempt number `attempt` has failed, or None to stop.
 
@@ -154,6 +160,7 @@ class Backoff:
             elapsed_ns: Since the start of the first attempt.
             error: The error of the last attempt, for strategies that use it.
             idle_ns: The part of `elapsed_ns` spent waiting.
+            least_ns: The shortest wait, such as a pushback.
 
         Returns:
             Nanoseconds, never negative; `durations.NEVER` if the wait is infinite.
@@ -165,9 +172,11 @@ class Backoff:
         if self._max_attempts is not None and attempt >= self._max_attempts:
             return None
         if self._stop is None and isinstance(self._wait, JitteredWait):
-            return self._wait.delay_ns(attempt)  # a tenacity state would cost more than this
+            # Without a tenacity state, which would cost more than this.
+            return max(least_ns, self._wait.delay_ns(attempt))
         state = failed_state(attempt, elapsed_ns=elapsed_ns, error=error, idle_ns=idle_ns)
-        delay_ns = max(0, to_ns(self._wait(state), subject="the result of the wait object"))
+        wait_ns = to_ns(self._wait(state), subject="the result of the wait object")
+        delay_ns = max(0, least_ns, wait_ns)
         state.upcoming_sleep = to_seconds(delay_ns)
         if self._stop is not None and self._stop(state):
             return None

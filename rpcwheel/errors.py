@@ -20,6 +20,7 @@ The classes, with the cause of the error: "caller" for wrong use, "load" for a l
     │   ├── CallTimeout       no response in time; `side` says where       (a TimeoutError too)
     │   ├── TooManyCalls      load: the table has `max_pending` calls
     │   └── CallsClosed       caller: the table of pending calls was closed
+    ├── BreakerOpen           load: the circuit breaker of the function is open
     └── RegistryError
         ├── RegistryUnavailable  the engine does not answer                (a ConnectionError too)
         ├── RegistryRefused      the engine refuses: credentials, rights   (a PermissionError too)
@@ -38,6 +39,7 @@ from types import FunctionType
 from typing import Any, Final, Literal, TypeVar
 
 __all__ = [
+    "BreakerOpen",
     "CallError",
     "CallTimeout",
     "CallsClosed",
@@ -217,6 +219,30 @@ class CallTimeout(CallError, TimeoutError):
 
 
 _PARTS: Final = ("side", "timeout", "elapsed", "start", "sent", "name")
+
+
+class BreakerOpen(RpcWheelError):
+    """A function was not called, because its circuit breaker is open; see `with_breaker`.
+
+    Calls of gRPC that are not sent for this reason end with UNAVAILABLE instead.
+    """
+
+    def __init__(self, name: str, retry_after: float | None = None) -> None:
+        """Describe the breaker.
+
+        Args:
+            name: The name of the function.
+            retry_after: Seconds until calls are tried again; None if that is not known.
+        """
+        super().__init__(name, retry_after)
+        self.name = name
+        self.retry_after = retry_after
+
+    def __str__(self) -> str:
+        when = (
+            "" if self.retry_after is None else f"; it is tried again in {self.retry_after:.3g} s"
+        )
+        return f"{self.name} was not called, because its circuit breaker is open{when}"
 
 
 class RegistryError(RpcWheelError):

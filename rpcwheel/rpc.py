@@ -214,6 +214,8 @@ class AttemptResult:
     """Whether it is proven that the server of this attempt says so. Then it was not executed."""
     has_other_server: bool = False
     """Of a refused attempt: whether a server to which the call was not sent is ready."""
+    not_sent: bool = False
+    """Whether the client has refused the attempt, without sending it (`rpcwheel.admission`)."""
 
 
 class NextAttempt(NamedTuple):  # a frozen dataclass takes four times as long to make
@@ -225,6 +227,13 @@ class NextAttempt(NamedTuple):  # a frozen dataclass takes four times as long to
     """When to make it."""
     deadline_ns: int
     """When it must have ended; `durations.NEVER` for no limit."""
+    not_sent: int = 0
+    """How many of the earlier attempts the client has not sent."""
+
+    @property
+    def sent_number(self) -> int:
+        """1 if none of the earlier attempts was sent."""
+        return self.number - self.not_sent
 
 
 @dataclass(frozen=True, slots=True)

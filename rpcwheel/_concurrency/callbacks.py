@@ -1,8 +1,9 @@
-"""User callbacks: their names, calls that report exceptions, and weak references to them."""
+"""User callbacks: what they are, calls that report exceptions, and weak references to them."""
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import threading
 import weakref
 from typing import TYPE_CHECKING
@@ -47,6 +48,13 @@ def callable_name(function: object) -> str:
         named = named if hasattr(named, "__qualname__") else type(function)
         return f"{named.__module__}.{named.__qualname__}"
     return type(function).__name__
+
+
+def is_coroutine_function(function: object) -> bool:
+    """Whether calls of a function must be awaited; also of an object with `async def __call__`."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004 - not whether it is callable
+    )
 
 
 def weak_callback(method: Callable[..., object], *args: object) -> Callable[..., None]:

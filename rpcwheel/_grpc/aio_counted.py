@@ -27,14 +27,20 @@ from .calls import code_name, code_of
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from rpcwheel.telemetry.call_counts import MethodCounts
+    from rpcwheel.telemetry.call_counts import CallObserver, MethodCounts
 
 
 def begin_counted(
     counts: MethodCounts, begin: Callable[..., Any], *args: Any, **options: Any
 ) -> Any:
     """Return the call `begin(*args, **options)`, and count its begin and its end."""
-    began_ns = counts.begin()
+    return begin_observed(counts, counts.begin(), begin, *args, **options)
+
+
+def begin_observed(
+    counts: CallObserver, began_ns: Any, begin: Callable[..., Any], *args: Any, **options: Any
+) -> Any:
+    """Return the call `begin(*args, **options)`, and report its end."""
     try:
         call = begin(*args, **options)
     except BaseException as error:
@@ -48,7 +54,13 @@ async def begin_counted_awaited(
     counts: MethodCounts, begin: Callable[..., Awaitable[Any]], *args: Any
 ) -> Any:
     """Return the call `await begin(*args)`, and count its begin and its end."""
-    began_ns = counts.begin()
+    return await begin_observed_awaited(counts, counts.begin(), begin, *args)
+
+
+async def begin_observed_awaited(
+    counts: CallObserver, began_ns: Any, begin: Callable[..., Awaitable[Any]], *args: Any
+) -> Any:
+    """Return the call `await begin(*args)`, and report its end."""
     try:
         call = await begin(*args)
     except BaseException as error:
@@ -58,7 +70,7 @@ async def begin_counted_awaited(
     return call
 
 
-def count_end(counts: MethodCounts, began_ns: int, call: Any) -> None:
+def count_end(counts: CallObserver, began_ns: Any, call: Any) -> None:
     """Count the end of a call that began at `began_ns` and may have ended. Never raises."""
     core_call = getattr(call, "_cython_call", None)
     if counts.kind == "unary":  # most calls; without an object for the end, which takes longer
@@ -83,7 +95,7 @@ def count_end(counts: MethodCounts, began_ns: int, call: Any) -> None:
         end.end("UNKNOWN")
 
 
-def _unary_ended(counts: MethodCounts, began_ns: int, reference: weakref.ref[Any]) -> None:
+def _unary_ended(counts: CallObserver, began_ns: Any, reference: weakref.ref[Any]) -> None:
     """Count the end of gRPC's own unary call, which ends once, and not before it is dropped."""
     call = reference()
     core_call = getattr(call, "_cython_call", None)
@@ -93,7 +105,7 @@ def _unary_ended(counts: MethodCounts, began_ns: int, reference: weakref.ref[Any
         counts.end(began_ns, "CANCELLED" if call is None else _code_of(call))
 
 
-def _relay_ended(counts: MethodCounts, began_ns: int, relay: Any) -> None:
+def _relay_ended(counts: CallObserver, began_ns: Any, relay: Any) -> None:
     """Count the end of a `Relay` of unary calls, which reports its end once."""
     core_call = getattr(relay.final, "_cython_call", None)
     is_ok = core_call is not None and core_call.is_ok()

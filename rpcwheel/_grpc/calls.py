@@ -252,6 +252,20 @@ def server_of(*ended: object) -> Any:
     return next((server for server in servers if server is not None), None)
 
 
+# --- Attempts that were not sent ---
+
+
+def set_not_sent(error: Any) -> None:
+    """Note that the client itself has ended an attempt with this error, without sending it."""
+    with suppress(AttributeError, TypeError):
+        error.rpcwheel_not_sent = True
+
+
+def was_not_sent(error: object) -> bool:
+    """Whether `set_not_sent` was called for an error."""
+    return getattr(error, "rpcwheel_not_sent", False) is True
+
+
 # --- Closed channels ---
 
 _CLOSED_MESSAGES: Final = {

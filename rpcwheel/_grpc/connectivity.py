@@ -128,6 +128,11 @@ def channel_target(channel: Any) -> str | None:
     return None if target is None else target.removeprefix("dns:///")  # which gRPC adds
 
 
+def has_address(channel: Any) -> bool:
+    """Whether the target of a channel is an address, and not only the name of a service."""
+    return not any(getattr(inner, "target_is_service", False) for inner in nested_channels(channel))
+
+
 def close_unavailable(channel: grpc.Channel, details: str) -> None:
     """Close a channel and end its calls with UNAVAILABLE. Idempotent.
 

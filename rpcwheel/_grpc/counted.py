@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rpcwheel.rpc import Kind
-    from rpcwheel.telemetry.call_counts import MethodCounts
+    from rpcwheel.telemetry.call_counts import CallObserver, MethodCounts
 
     from .calls import AnyCall
 
@@ -46,7 +46,13 @@ def begin_counted(counts: MethodCounts, begin: Callable[..., AnyCall], *args: An
 
     An iterator that is not a call, such as a generator of an interceptor, is returned in a wrapper.
     """
-    began_ns = counts.begin()
+    return begin_observed(counts, counts.begin(), begin, *args)
+
+
+def begin_observed(
+    counts: CallObserver, began_ns: Any, begin: Callable[..., AnyCall], *args: Any
+) -> AnyCall:
+    """Return the call `begin(*args)` as `begin_counted` does, and report only its end."""
     try:
         call = begin(*args)
     except BaseException as error:
@@ -79,7 +85,7 @@ class _CallEnd(CallEnd):
 
     __slots__ = ("_status",)
 
-    def __init__(self, counts: MethodCounts, began_ns: int, call: AnyCall) -> None:
+    def __init__(self, counts: CallObserver, began_ns: Any, call: AnyCall) -> None:
         super().__init__(counts, began_ns)
         state = getattr(call, "_state", None)
         self._status = _weak(state if hasattr(state, "code") else call)

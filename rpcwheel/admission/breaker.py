@@ -40,6 +40,10 @@ OPEN_JITTER: Final = 0.1
 """The share of the time in `OPEN` that is random, so that clients do not probe together."""
 
 
+LATE_NS: Final = 3_000_000_000
+"""How long after the end of its time `OPEN` is left without the timer: health checks take 1 s."""
+
+
 class BreakerState(enum.Enum):
     """The state of a circuit breaker; the value is its label in metrics and the live view."""
 
@@ -75,7 +79,7 @@ class Breaker:
     __slots__ = (
         "_closed_window",
         "_failures",
-        "_generation",
+        "_half_open_timeout_ns",
         "_half_open_until_ns",
         "_least_failures",
         "_least_slow",
@@ -86,6 +90,7 @@ class Breaker:
         "_running",
         "_slow_ns",
         "_successes",
+        "generation",
         "half_open_at_ns",
         "state",
         "window",
@@ -115,13 +120,16 @@ class Breaker:
         self._slow_ns = NEVER if policy.slow_call is None else to_ns(policy.slow_call)
         self._least_failures = _least(policy.failure_rate, policy.minimum_calls)
         self._least_slow = _least(policy.slow_call_rate, policy.minimum_calls)
-        self._generation = 0  # the number of transitions, which is the token of attempts
+        self.generation = 0
+        """The number of changes of the state, which is the token of attempts."""
         self._open_ns = to_ns(policy.open_duration)  # the next time in OPEN
         longest = policy.max_open_duration
         self._max_open_ns = MAX_OPEN_FACTOR * self._open_ns if longest is None else to_ns(longest)
         # Of HALF_OPEN:
         self._running = self._successes = 0
         self._half_open_until_ns = NEVER
+        timeout = policy.half_open_timeout
+        self._half_open_timeout_ns = NEVER if timeout is None else to_ns(timeout)
 
     def enter(self) -> int | None:
         """Ask whether an attempt may be sent.
@@ -132,23 +140,30 @@ class Breaker:
         """
         state = self.state
         if state is CLOSED or state is DISABLED:
-            return self._generation
+            return self.generation
         if (
             state is HALF_OPEN
             and self._running <= self._successes
             and self._running + self.window.calls < self._policy.half_open_calls
         ):
             self._running += 1
-            return self._generation
+            return self.generation
         return None
 
     def give_up(self, now_ns: int) -> Transition | None:
-        """Open again if the attempts of `HALF_OPEN` have not ended in time (`half_open_timeout`).
+        """Leave a state that has lasted for too long. Asked when an attempt is refused.
 
-        It is asked when an attempt is refused, so it needs no timer.
+        `HALF_OPEN` becomes `OPEN` if attempts are refused for `half_open_timeout` and none ends.
+        `OPEN` becomes `HALF_OPEN` if nothing has ended it long after its time was over: the timer
+        was stopped, the process is a forked child, or a health check has no result.
         """
-        if self.state is HALF_OPEN and now_ns >= self._half_open_until_ns:
-            return self._open(now_ns, "its calls have not ended in time")
+        if self.state is HALF_OPEN:
+            if self._half_open_until_ns == NEVER:  # the first one since an attempt has ended
+                self._half_open_until_ns = now_ns + self._half_open_timeout_ns
+            elif now_ns >= self._half_open_until_ns:
+                return self._open(now_ns, "its calls have not ended in time")
+        elif self.half_open_at_ns is not None and now_ns >= self.half_open_at_ns + LATE_NS:
+            return self.half_open(now_ns)
         return None
 
     def ended(self, token: int, code: str, duration_ns: int, now_ns: int) -> Transition | None:
@@ -160,7 +175,7 @@ class Breaker:
             duration_ns: How long it took.
             now_ns: The time now.
         """
-        if token != self._generation:
+        if token != self.generation:
             return None
         failed = code != "OK" and code in self._failures
         slow = duration_ns > self._slow_ns
@@ -172,6 +187,7 @@ class Breaker:
                     return self._ended_closed(now_ns)
         elif self.state is HALF_OPEN:
             self._running -= 1
+            self._half_open_until_ns = NEVER
             if code not in NOT_RECORDED:
                 self.window.record(now_ns, failed, slow)
                 self._successes += not (failed or slow)
@@ -184,8 +200,7 @@ class Breaker:
             return None
         self.window = CountWindow(self._policy.half_open_calls)
         self._running = self._successes = 0
-        timeout = self._policy.half_open_timeout
-        self._half_open_until_ns = NEVER if timeout is None else now_ns + to_ns(timeout)
+        self._half_open_until_ns = NEVER
         return self._become(HALF_OPEN, "the open duration is over")
 
     def stay_open(self, now_ns: int) -> int | None:
@@ -237,9 +252,9 @@ class Breaker:
         return self._become(OPEN, reason, self._stay_open(now_ns))
 
     def _stay_open(self, now_ns: int) -> int:
-        longest_ns = self._open_ns
-        self._open_ns = min(int(longest_ns * self._policy.open_growth), self._max_open_ns)
-        open_for_ns = longest_ns - int(longest_ns * OPEN_JITTER * self._random())
+        open_ns = self._open_ns
+        self._open_ns = min(int(open_ns * self._policy.open_growth), self._max_open_ns)
+        open_for_ns = open_ns - int(open_ns * OPEN_JITTER * self._random())
         self.half_open_at_ns = now_ns + open_for_ns
         return open_for_ns
 
@@ -253,7 +268,7 @@ class Breaker:
         self, state: BreakerState, reason: str, open_for_ns: int | None = None
     ) -> Transition:
         before, self.state = self.state, state
-        self._generation += 1
+        self.generation += 1
         if state is not OPEN:
             self.half_open_at_ns = None
         return Transition(before, state, reason, open_for_ns)

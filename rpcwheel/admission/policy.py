@@ -30,7 +30,7 @@ OVERLOAD_CODES: Final = frozenset({"UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLIN
 DEFAULT_WINDOW_CALLS: Final = 50
 MAX_WINDOW_CALLS: Final = 1_000_000
 
-MAX_OPEN_FACTOR: Final = 4
+MAX_OPEN_FACTOR: Final = 2
 """The default of `BreakerPolicy.max_open_duration`, in `open_duration`s."""
 
 MIN_MULTIPLIER: Final = 1.1
@@ -61,7 +61,9 @@ class ThrottlePolicy(Policy):
 
     The adaptive throttling of the Google SRE book, "Handling Overload", for each method of a
     target: attempts beyond `multiplier` times those that the server has accepted in the last
-    `window` are probably refused. A refused attempt fails at once with UNAVAILABLE.
+    `window` are probably refused. A refused attempt fails at once with UNAVAILABLE. It is retried
+    after a `window` or later: if it were retried at once, more of the calls would be sent in the
+    end.
     """
 
     short: ClassVar[str | None] = "multiplier"
@@ -125,7 +127,7 @@ class BreakerPolicy(Policy):
 
     half_open_timeout: Seconds | None = 60.0
     """Maximum seconds that a breaker is HALF_OPEN while attempts are refused because others have
-    not ended. After that it is OPEN. None: no limit."""
+    not ended, and none ends. After that it is OPEN. None: no limit."""
 
     open_duration: Seconds = 1.0
     """How many seconds the breaker is OPEN, of which up to a tenth is random."""
@@ -135,11 +137,14 @@ class BreakerPolicy(Policy):
     been CLOSED. 1: it remains the same."""
 
     max_open_duration: Seconds | None = None
-    """Maximum seconds that the breaker is OPEN. None: four times `open_duration`."""
+    """Maximum seconds that the breaker is OPEN. None: twice `open_duration`."""
 
-    failures: Failures = OVERLOAD_CODES | {"INTERNAL", "UNKNOWN", "DATA_LOSS"}
+    failures: Failures = frozenset(
+        {"UNAVAILABLE", "DEADLINE_EXCEEDED", "INTERNAL", "UNKNOWN", "DATA_LOSS"}
+    )
     """Status codes that count as failures, as names or `grpc.StatusCode`: one, or a set, tuple or
-    list of them. Attempts with other codes, such as NOT_FOUND, count as successes."""
+    list of them. Attempts with other codes, such as NOT_FOUND, count as successes: so do those that
+    a server with too many calls refuses (RESOURCE_EXHAUSTED), while it works on others."""
 
     health_check: StrictBool = True
     """Whether a server with health checks is asked before the breaker is HALF_OPEN. If it is not

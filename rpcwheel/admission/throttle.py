@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class Throttle:
     """The throttle of one method of one target. The caller holds its lock."""
 
-    __slots__ = ("_failures", "_max_rejection", "_multiplier", "_owed", "_window")
+    __slots__ = ("_failures", "_max_rejection", "_multiplier", "_owed", "_window", "window_ns")
 
     def __init__(self, policy: ThrottlePolicy, random: Callable[[], float]) -> None:
         """Make a throttle that refuses nothing yet.
@@ -45,7 +45,9 @@ class Throttle:
         self._max_rejection = policy.max_rejection
         self._failures: frozenset[str] = policy.failures
         self._owed = random()  # how many refusals, a fraction: clients do not begin together
-        self._window = TimeWindow(to_ns(policy.window))
+        self.window_ns = to_ns(policy.window)
+        """How long an attempt counts, and how long a refused one is not made again."""
+        self._window = TimeWindow(self.window_ns)
 
     def refuses(self, now_ns: int) -> bool:
         """Return whether an attempt is not sent, and count it if so."""

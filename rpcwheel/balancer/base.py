@@ -24,6 +24,8 @@ class BalancedChannelBase(Generic[S]):
 
     _title: ClassVar[str]
     _pool: SubchannelPool[S]
+    target_is_service: ClassVar[bool] = True
+    """For `rpcwheel._grpc.connectivity.has_address`."""
 
     def update(self, instances: Iterable[ServiceInstance]) -> None:
         """Set the instances; changes only what differs. Any thread. Ignored on a closed channel.

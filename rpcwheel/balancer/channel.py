@@ -10,7 +10,6 @@ The only lock is that of the pool. No user code runs under it, except `Picker.pr
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 import weakref
@@ -33,11 +32,10 @@ from rpcwheel._grpc.calls import (
     set_server_of,
     value_of,
 )
-from rpcwheel._grpc.finished import FinishedError, FinishedResponse
-from rpcwheel.call.config import ClientState, copy_of
+from rpcwheel._grpc.finished import FinishedError
+from rpcwheel.call.config import ClientState
 from rpcwheel.call.policy import CallPolicy
-from rpcwheel.call.sync_call import ClientCall, RetryingCall, RetryingStream, StreamAttempts
-from rpcwheel.durations import NEVER, to_ns
+from rpcwheel.call.sync_call import LateCall, RetryingCall, RetryingStream
 from rpcwheel.events import CallbackFailed, emit
 from rpcwheel.rpc import REFUSAL_CODES, TRIED, Kind, classes_by_kind
 from rpcwheel.transport.probe import MARK
@@ -274,7 +272,7 @@ def _probed(background: BackgroundCall, done: ProbeDone, probe: Any) -> None:
 # --- Calls ---
 
 
-class WaitingCall(StreamAttempts):
+class WaitingCall(LateCall):
     """A call that begins its only attempt when a subchannel is READY."""
 
     def __init__(
@@ -287,22 +285,13 @@ class WaitingCall(StreamAttempts):
     ) -> None:
         metadata, credentials, wait_for_ready, compression = options
         metadata = None if metadata is None else metadata_tuple(metadata)
-        pool, state = method.pool, method.pool.state
-        now_ns = state.now_ns()
-        deadline_ns = (
-            NEVER if timeout is None else now_ns + max(0, to_ns(timeout, subject="timeout"))
-        )
-        if not method.kind.streams_requests:
-            request = copy_of(request)  # the caller may change it before it is sent
+        pool = method.pool
         details = Details(method.name, timeout, metadata, credentials, False, compression)
-        config = state.configs.config_for(method.name)
-        begun = config, now_ns, deadline_ns, deadline_ns
-        super().__init__(ClientCall(state, method.kind, _none, details, request, begun))
+        super().__init__(pool.state, method.kind, details, request)
         self._method = method
         self._name = name
-        self._message = request
         self._options = metadata, credentials, False, compression
-        message = method.message(request)
+        message = method.message(self.request)
         self._pending = pool.rules.begin(
             method.name, message, metadata, timeout, wait_for_ready, time.monotonic(), TRIED.get()
         )
@@ -332,11 +321,10 @@ class WaitingCall(StreamAttempts):
             if not isinstance(outcome, Subchannel):
                 break
             left_s = pending.timeout_left_s(now_s)
-            attempt = method.begin_on(outcome, self._name, self._message, left_s, self._options)
+            attempt = method.begin_on(outcome, self._name, self.request, left_s, self._options)
             if attempt is not None:
                 self._begun = True
-                is_call = hasattr(attempt, "add_done_callback")
-                self._follow(attempt if is_call else _Generator(attempt))
+                self.begin(attempt)
                 return
         if outcome is not None:
             self._finish(FinishedError(outcome.code, outcome.details))
@@ -344,31 +332,6 @@ class WaitingCall(StreamAttempts):
     def seconds_left(self) -> float | None:
         """Return the time until the deadline; None without one."""
         return self._pending.timeout_left_s(time.monotonic())
-
-
-class _Generator(FinishedResponse):
-    """A response stream that an interceptor has wrapped in a generator, as OpenTelemetry's does.
-
-    Its status is OK; its end is known only to its reader.
-    """
-
-    def __init__(self, messages: Any) -> None:
-        super().__init__(None, "")
-        self._messages = iter(messages)
-
-    def add_done_callback(self, _: object) -> None:
-        pass
-
-    def __next__(self) -> Any:
-        return next(self._messages)
-
-    def done(self) -> bool:
-        return False
-
-    def cancel(self) -> bool:
-        with contextlib.suppress(ValueError, AttributeError):  # it is running on another thread
-            self._messages.close()
-        return True
 
 
 class _BalancedMethod:
@@ -555,10 +518,6 @@ def report_end(call: Any, pool: _Pool, subchannel: Subchannel) -> None:
 def _code_of(call: Any) -> str:
     """Return the name of the status code of a call; "" if it has none."""
     return getattr(value_of(call, "code"), "name", "")
-
-
-def _none(*_: object) -> None:
-    raise AssertionError("a waiting call begins its attempt by itself")
 
 
 def _no_queue(*_: object) -> Any:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .config import call_options
     from .criticality import current_criticality
     from .deadline import Deadline, current_deadline, deadline_scope
+    from .function_breaker import with_breaker
     from .policy import (
         CallPolicy,
         DeadlinePolicy,
@@ -36,6 +37,7 @@ else:
             ".config": "call_options",
             ".criticality": "current_criticality",
             ".deadline": "Deadline current_deadline deadline_scope",
+            ".function_breaker": "with_breaker",
             ".policy": (
                 "CallPolicy DeadlinePolicy DefaultResponsePolicy HedgingPolicy MethodPolicy "
                 "RetryPolicy RetryThrottling"
@@ -58,4 +60,5 @@ __all__ = [
     "current_criticality",
     "current_deadline",
     "deadline_scope",
+    "with_breaker",
 ]

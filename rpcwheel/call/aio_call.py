@@ -197,6 +197,8 @@ class RetryingCall(Relay):
     _task: asyncio.Task[None] | None = None  # begins an attempt, or reads the requests
     _tried: list[object] | None = None  # subchannels, appended by the balancer, after a refusal
     _nonce: str | None = None  # of the newest attempt
+    on_end: Callable[[], object] | None = None
+    """Called when the call has ended or was dropped."""
 
     def __init__(
         self,
@@ -272,6 +274,16 @@ class RetryingCall(Relay):
             self._release()
             raise
         self.begin(call)
+        return self
+
+    def first_attempt_later(self, timeout: float | None) -> RetryingCall:
+        """Make the first attempt, which `start` begins in a coroutine, in a task."""
+        pairs = self._metadata
+        metadata = None if pairs is None else grpc.aio.Metadata(*pairs)
+        attempt = self._begin_attempt(timeout, metadata)
+        self._run_task(self._begin_awaited(attempt))
+        if self._task is not None:  # it may be canceled before its first step
+            self._task.add_done_callback(lambda _: attempt.close())
         return self
 
     def fail_late(self) -> RetryingCall:
@@ -394,7 +406,7 @@ class RetryingCall(Relay):
         """Make an attempt after the first one. Returns a call, or a coroutine that returns it."""
         left_s = seconds_left(step.deadline_ns, self._state.now_ns())
         self._nonce = new_nonce() if self._config.sends_nonces else None
-        metadata = grpc.aio.Metadata(*with_attempt(self._metadata, step.number, self._nonce))
+        metadata = grpc.aio.Metadata(*with_attempt(self._metadata, step.sent_number, self._nonce))
         try:
             return self._begin_attempt(left_s, metadata)
         except Exception as error:  # noqa: BLE001 - for the caller
@@ -439,6 +451,8 @@ class RetryingCall(Relay):
             self._task = None
         if self._requests is not None:
             self._requests.close()
+        if self.on_end is not None:
+            self.on_end()
 
     def _end_failed(self) -> None:
         """End the call after its last attempt has failed, as its policies say."""
@@ -758,7 +772,7 @@ class _SilenceLimit:
 class Delivery(KeptDelivery):
     """Makes a queued call again, in one attempt. Failback calls it with the requests."""
 
-    __slots__ = ("_attempts", "_metadata", "_wait_for_ready", "calls", "start")
+    __slots__ = ("_metadata", "_wait_for_ready", "calls", "start")
 
     def __init__(
         self,
@@ -780,23 +794,22 @@ class Delivery(KeptDelivery):
             wait_for_ready: As given by the caller.
             attempts: The number of attempts so far.
         """
-        super().__init__(calls.method, calls.state.key, timeout)
+        super().__init__(calls.method, calls.state.key, timeout, attempts)
         self.calls = calls
         self.start = start
         self._metadata = metadata
         self._wait_for_ready = wait_for_ready
-        self._attempts = attempts
 
     async def __call__(self, *requests: Any) -> Any:
         """Make an attempt and wait for its end; raises its failure."""
-        self._attempts += 1
+        self.attempts += 1
         call = _CALLS[self.calls.kind](
             self.calls,
             NO_POLICY,
             self.start,
             requests if self.calls.kind.streams_requests else requests[0],
             self.timeout_s,
-            with_current_trace(with_attempt(self._metadata, self._attempts)),
+            with_current_trace(with_attempt(self._metadata, self.attempts)),
             self._wait_for_ready,
             started_ns=0,
             deadline_ns=NEVER,
@@ -808,6 +821,36 @@ class Delivery(KeptDelivery):
         async for _ in call:
             pass
         return None
+
+
+def begin_later(
+    calls: CallFactory,
+    start: Start,
+    request: Any,
+    timeout: float | None,
+    metadata: Iterable[tuple[str, str | bytes]] | None,
+    wait_for_ready: bool | None,
+    on_end: Callable[[], object],
+) -> RetryingCall:
+    """Return a call whose only attempt begins in a task: `start` returns a coroutine.
+
+    Args:
+        calls: The factory of the method's calls, whose policies do not apply.
+        start: Begins the attempt.
+        request: The request, an iterator of requests, or None if they will be written.
+        timeout: The timeout of the attempt, in seconds.
+        metadata: The metadata of the attempt.
+        wait_for_ready: As given by the caller.
+        on_end: Called when the call has ended or was dropped, perhaps before its task has run.
+    """
+    if not calls.kind.streams_requests:
+        request = copy_of(request)  # the caller may change it before it is sent
+    now_ns = calls.state.now_ns()
+    deadline_ns = NEVER if timeout is None else now_ns + max(0, to_ns(timeout))
+    arguments = start, request, timeout, metadata, wait_for_ready
+    call: RetryingCall = _CALLS[calls.kind](calls, NO_POLICY, *arguments, now_ns, deadline_ns)
+    call.on_end = on_end
+    return call.first_attempt_later(timeout)
 
 
 def _response(kind: Kind, response: Response, status: grpc.aio.AioRpcError) -> FinishedCall:

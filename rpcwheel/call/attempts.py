@@ -184,6 +184,7 @@ class RetryPlan:
     next_ns: int = NEVER
     _next: NextAttempt | None = None
     _number = 1
+    _not_sent = 0
 
     def __init__(
         self,
@@ -215,6 +216,10 @@ class RetryPlan:
         config = self._config
         if config is None:  # without a retry policy, `retry_on` is empty
             return NOT_NAMED
+        if result.not_sent:
+            self._not_sent += 1
+            if self._budget is not None and self._number > 1:
+                self._budget.give_back(now_ns)
         if self._budget is not None:
             forbidden = result.pushback_ns is not None and result.pushback_ns < 0
             # As gRFC A6 counts failures.
@@ -235,7 +240,7 @@ class RetryPlan:
         at_ns = now_ns + delay_ns
         self._number += 1
         self.attempt_ns = attempt_deadline_ns(config, at_ns, self._deadline_ns)
-        return NextAttempt(self._number, at_ns, self.attempt_ns)
+        return NextAttempt(self._number, at_ns, self.attempt_ns, self._not_sent)
 
     def _refusal(self, config: RetryConfig, result: AttemptResult) -> Stop | None:
         """Return why this failure is not retried; None if only time and budget can prevent that."""
@@ -286,7 +291,15 @@ def _pushback_refusal(pushback_ns: int, config: RetryConfig) -> Stop | None:
 class HedgingPlan:
     """Attempts at the same time (gRFC A6): another one after each delay, until one succeeds."""
 
-    __slots__ = ("_budget", "_config", "_deadline_ns", "_number", "attempt_ns", "next_ns")
+    __slots__ = (
+        "_budget",
+        "_config",
+        "_deadline_ns",
+        "_not_sent",
+        "_number",
+        "attempt_ns",
+        "next_ns",
+    )
 
     def __init__(
         self, started_ns: int, deadline_ns: int, config: HedgingConfig, budget: Budget | None
@@ -296,6 +309,7 @@ class HedgingPlan:
         self._budget = budget
         self._deadline_ns = deadline_ns
         self._number = 1
+        self._not_sent = 0
         self.next_ns = NEVER
         self.attempt_ns = deadline_ns
         self.accept(Wait(started_ns + config.delay_ns))
@@ -303,6 +317,8 @@ class HedgingPlan:
     def ended(self, now_ns: int, result: AttemptResult) -> Wait | Stop:
         """Decide when another attempt follows a failed one."""
         pushback_ns = result.pushback_ns
+        if result.not_sent:
+            return self._not_sent_at(now_ns, pushback_ns or 0)
         is_fatal = result.code not in self._config.non_fatal and not result.refused
         forbidden = pushback_ns is not None and pushback_ns < 0
         if self._budget is not None:
@@ -314,6 +330,16 @@ class HedgingPlan:
         if forbidden or pushback_ns > self._config.max_pushback_ns:
             return Wait(NEVER)
         return Wait(now_ns + pushback_ns)
+
+    def _not_sent_at(self, now_ns: int, pushback_ns: int) -> Wait:
+        """Decide what follows an attempt that the client itself has refused: no attempt at once."""
+        self._not_sent += 1
+        if self._budget is not None:
+            self._budget.failed(by_server=True)
+            if self._number > 1:
+                self._budget.give_back(now_ns)
+        planned_ns = now_ns + self._config.delay_ns if self.next_ns == NEVER else self.next_ns
+        return Wait(max(planned_ns, now_ns + pushback_ns))
 
     def accept(self, step: NextAttempt | Wait) -> None:
         """Plan the next attempt, if there may be one."""
@@ -329,7 +355,7 @@ class HedgingPlan:
             return None
         self._number += 1
         self.accept(Wait(now_ns + self._config.delay_ns))
-        return NextAttempt(self._number, now_ns, self._deadline_ns)
+        return NextAttempt(self._number, now_ns, self._deadline_ns, self._not_sent)
 
     def canceled(self, attempts: int) -> None:
         """Correct the budget, in which an attempt that begins counts as a success."""

@@ -17,10 +17,11 @@ import time
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from rpcwheel._concurrency.executor import EXECUTOR
+from rpcwheel.admission.client import AdmissionSettings, Breakers
 from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import ConfigurationError, TimerError
 from rpcwheel.events import (
@@ -38,6 +39,7 @@ from rpcwheel.timer.manual import checked_timer, clock_of
 from .idempotency import checked_order_key, key_of, new_key
 from .matching import Matcher
 from .policy import (
+    CallPolicy,
     DeadlinePolicy,
     DefaultResponsePolicy,
     MethodPolicy,
@@ -61,6 +63,7 @@ if TYPE_CHECKING:
     from typing import Never, Unpack
 
     from rpcwheel._grpc.calls import Details
+    from rpcwheel.admission.client import MethodAdmission, TargetAdmission
     from rpcwheel.durations import Duration
     from rpcwheel.rpc import Kind
     from rpcwheel.timer import Timeout
@@ -68,7 +71,7 @@ if TYPE_CHECKING:
 
     from .failback_policy import FailbackPolicy
     from .keeper import ChannelKeeper, KeptDelivery
-    from .policy import CallPolicy, MethodSettings
+    from .policy import MethodSettings
 
 ANSWER_KEY: Final = "rpcwheel-answer"
 """The key in the trailing metadata of a response that is not from a server; see
@@ -149,6 +152,8 @@ class MethodConfig:
     """Matches the failures of `default_response.on`."""
     failback_matcher: Matcher | None = None
     """Matches the failures of `failback.retry_on`; None if no failure is queued."""
+    admission: AdmissionSettings | None = None
+    """The policies that decide whether an attempt is sent; None if there are none."""
 
     @classmethod
     def from_policy(cls, policy: MethodPolicy, queue: str = "*") -> MethodConfig:
@@ -178,6 +183,7 @@ class MethodConfig:
             queue=queue,
             default_matcher=None if default is None else Matcher(default.on),
             failback_matcher=Matcher(failback.retry_on) if failback and queues else None,
+            admission=admission_settings(policy),
         )
 
     @property
@@ -314,6 +320,11 @@ def call_options(**options: Unpack[MethodSettings]) -> Iterator[None]:
             "limit is a setting of servers, and has no effect on calls; give it to the kit of the "
             "server"
         )
+    if shared := [name for name in AdmissionSettings._fields if name in options]:
+        raise ConfigurationError(
+            f"{', '.join(shared)}: the calls of a channel share its state, so it has no effect on "
+            "single calls; give it to the kit or the CallPolicy of the channel"
+        )
     policy = MethodPolicy(**options)
     outer = CALL_OPTIONS.get()
     token = CALL_OPTIONS.set(CallOptions(policy if outer is None else policy.over(outer.policy)))
@@ -343,6 +354,12 @@ def _ns(value: float | timedelta | None) -> int:
     return NEVER if value is None else to_ns(value)
 
 
+def admission_settings(policy: MethodPolicy) -> AdmissionSettings | None:
+    """Return the policies that decide whether an attempt is sent; None if there are none."""
+    settings = AdmissionSettings(*(getattr(policy, name) for name in AdmissionSettings._fields))
+    return None if settings == AdmissionSettings() else settings
+
+
 class ChannelKey:
     """A key for the channel of a client. Queued calls hold it in place of the channel."""
 
@@ -356,6 +373,7 @@ class ClientState:
         *,
         timer: Timer | None,
         queue_of: Callable[[FailbackPolicy, str], FailbackQueue],
+        breakers: Breakers | None = None,
     ) -> None:
         """Make the state of a client.
 
@@ -364,6 +382,7 @@ class ClientState:
             timer: Any rpcwheel timer; None for `shared_timer()`, which is made when it is needed.
             queue_of: Returns the queue of a failback policy. The second argument is the name of the
                 queue if the policy has none.
+            breakers: Those of the kit; None for new ones.
 
         Raises:
             TypeError: `policy` is not a `CallPolicy`, or `timer` is not a timer.
@@ -386,6 +405,11 @@ class ClientState:
             if settings.failback is not None and settings.failback.journal is not None
         )
         """The failback policies with a journal, each with its pattern."""
+        self._breakers = breakers
+        self.loop: Any = None
+        """The event loop of the calls, if they are of grpc.aio and have an `admission`."""
+        self.admission: TargetAdmission | None = None
+        """Decides whether attempts are sent; None if no method has policies for that."""
         self.target: str | None = None
         """The target of the channel, for calls that are stored."""
         self.key = ChannelKey()
@@ -415,6 +439,32 @@ class ClientState:
         }
         self._option_budgets: dict[BudgetKey, Budget] = {}
         self._reported: set[str] = set()
+
+    def begin_admission(self, target: str | None, *, is_shared: bool = False) -> None:
+        """Make `admission`, if a method has policies for that.
+
+        Args:
+            target: The target of the channel; None if it is not known.
+            is_shared: Whether channels of the kit to the same target share it.
+        """
+        layers = self.policy, *self.policy.methods.values()
+        if any(admission_settings(settings) is not None for settings in layers):
+            breakers = Breakers() if self._breakers is None else self._breakers
+            self.admission = breakers.admission(target, self._timer, is_shared=is_shared)
+
+    def admission_of(self, method: str, kind: Kind) -> MethodAdmission | None:
+        """Return what decides whether attempts of a method are sent; None if all are."""
+        if self.admission is None:
+            return None
+        settings = self.configs.config_for(method).admission
+        if settings is None:
+            return None
+        return self.admission.method(method, settings, is_stream=kind.streams_responses)
+
+    @cached_property
+    def without_policies(self) -> ClientState:
+        """The state of calls to which no policies apply, with the same timer."""
+        return ClientState(CallPolicy(), timer=self._timer, queue_of=self.queue_of)
 
     @property
     def timer(self) -> Timer:

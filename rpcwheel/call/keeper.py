@@ -72,9 +72,11 @@ class ChannelKeeper:
 class KeptDelivery:
     """Makes a queued call again. Its channel is kept until the call has left its queue."""
 
-    __slots__ = ("_keeper", "channel", "label", "timeout_s")
+    __slots__ = ("_keeper", "attempts", "channel", "label", "timeout_s")
 
-    def __init__(self, method: str, channel: object, timeout_s: float | None) -> None:
+    def __init__(
+        self, method: str, channel: object, timeout_s: float | None, attempts: int = 1
+    ) -> None:
         """Begin without a channel that is kept.
 
         Args:
@@ -82,11 +84,14 @@ class KeptDelivery:
             channel: The same for all calls of a channel, whose deliveries are paced together; or
                 None.
             timeout_s: The timeout of each attempt.
+            attempts: The number of attempts so far.
         """
         self.label = method
         """The name of the call in failback's events."""
         self.channel = channel
         self.timeout_s = timeout_s
+        self.attempts = attempts
+        """The number of attempts so far, which their metadata has."""
         self._keeper: ChannelKeeper | None = None
 
     def __call__(self, *requests: Any) -> Any:

@@ -21,10 +21,19 @@ from pydantic import (
     model_validator,
 )
 
+from rpcwheel.admission.policy import (
+    BreakerPolicy,
+    ConcurrencyPolicy,
+    OwnBreaker,
+    OwnConcurrency,
+    OwnThrottle,
+    ThrottlePolicy,
+)
 from rpcwheel.backoff import DEFAULT_JITTER, Backoff, JitteredWait
 from rpcwheel.durations import to_ns
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.limit.policy import ADAPTIVE, Limit, LimitPolicy
+from rpcwheel.limit.rate import Rate, RatePolicy
 from rpcwheel.methods import MethodPattern, PatternIndex
 from rpcwheel.policy import Delay, Number, Policy, Seconds, Wait, checked, or_short
 from rpcwheel.rpc import (
@@ -323,6 +332,10 @@ if TYPE_CHECKING:
         wait_for_ready: bool | None
         criticality: Criticality | str | None
         limit: str | int | LimitPolicy | None
+        throttle: float | ThrottlePolicy | None
+        breaker: float | BreakerPolicy | None
+        concurrency: str | int | ConcurrencyPolicy | None
+        rate: float | RatePolicy | None
 
     class CallSettings(MethodSettings, total=False):
         """The arguments of `CallPolicy(...)`."""
@@ -377,6 +390,20 @@ class MethodPolicy(Policy):
     """On a server: `"adaptive"`, a number, or a `LimitPolicy`: how many calls it works on at the
     same time; others wait, and are refused if it is overloaded. For some methods: a number or a
     rate for each of them, in addition to the limit of the server; None: they are never limited."""
+
+    throttle: OwnThrottle = None
+    """A `ThrottlePolicy`, or its `multiplier`: while the server accepts too few calls, send only a
+    part of them, and let the others fail at once."""
+
+    breaker: OwnBreaker = None
+    """A `BreakerPolicy`, or its `failure_rate`: send no calls for some time after too many have
+    failed."""
+
+    concurrency: OwnConcurrency = None
+    """A `ConcurrencyPolicy`, or its `max_calls`: how many calls run at the same time."""
+
+    rate: Rate = None
+    """A `RatePolicy`, or its `rate`: how many calls are sent in each second."""
 
     if TYPE_CHECKING:
 

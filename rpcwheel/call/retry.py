@@ -13,8 +13,10 @@ used by any thread and have no lock.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
+from rpcwheel._grpc.calls import was_not_sent
 from rpcwheel.backoff import Backoff
 from rpcwheel.durations import NEVER, to_ns
 from rpcwheel.rpc import (
@@ -106,11 +108,29 @@ def result_of(error: Any, *, committed: bool = False, nonce: str | None = None) 
         return AttemptResult(code="UNKNOWN", error=error, committed=True)
     trailing = _call_if_present(error, "trailing_metadata")
     result = AttemptResult(code, error, pushback_ns(trailing), committed)
+    if was_not_sent(error):
+        result = replace(result, not_sent=True)
     if code not in REFUSAL_CODES:
         return result
     echoes = [value for key, value in trailing or () if key == REFUSED_KEY]
     is_proven = nonce is not None and echoes == [nonce]
     return replace(result, refused=bool(echoes), is_proven=is_proven)
+
+
+def not_sent_metadata(metadata: Any, pushback_ns: int | None) -> Metadata:
+    """Return the trailing metadata of an attempt that the client has refused, without sending it.
+
+    It is that of a refusal by a server, so it is proven that the call was not executed.
+
+    Args:
+        metadata: That of the attempt.
+        pushback_ns: How long to wait before the next attempt; None if that is not known.
+    """
+    nonce = next((str(value) for key, value in metadata or () if key == NONCE_KEY), "")
+    refused = ((REFUSED_KEY, nonce),)
+    if pushback_ns is None:
+        return refused
+    return ((PUSHBACK_KEY, str(-(-pushback_ns // 1_000_000))), *refused)
 
 
 def with_other_server(result: AttemptResult, server: Any, tried: list[object]) -> AttemptResult:
@@ -230,6 +250,9 @@ class Budget(Protocol):
     def take(self, now_ns: int) -> bool:
         """Return whether another attempt is allowed, and count it if so."""
 
+    def give_back(self, now_ns: int) -> None:
+        """Do not count an attempt that was allowed, because it was not sent."""
+
 
 def attempt_deadline_ns(config: RetryConfig | None, at_ns: int, deadline_ns: int) -> int:
     """Return the deadline of an attempt that is made at `at_ns`, within that of the call."""
@@ -292,6 +315,14 @@ class RetryBudget:
         slot[RETRIES] -= 1
         return False
 
+    def give_back(self, now_ns: int) -> None:
+        """Do not count a retry that was allowed, because it was not sent."""
+        oldest = now_ns // SLOT_NS - RECENT_SECONDS
+        counted = (slot for slot in self._slots if slot[RETRIES] > 0 and slot[SECOND] > oldest)
+        newest = max(counted, key=itemgetter(SECOND), default=None)
+        if newest is not None:
+            newest[RETRIES] -= 1
+
     def _slot(self, second: int) -> list[int]:
         """Return the slot of a second, in place of the slot of ten seconds before.
 
@@ -343,3 +374,6 @@ class RetryThrottle:
             return False
         self.call(now_ns)
         return True
+
+    def give_back(self, now_ns: int) -> None:
+        """Do nothing: an attempt that was not sent counts as a failure, see `failed`."""

@@ -18,6 +18,7 @@ users is called under it.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import weakref
@@ -301,7 +302,7 @@ class ClientCall:
         left_s = seconds_left(attempt.deadline_ns, self.state.now_ns())
         details = details_with_timeout(self._details, left_s)
         self.nonce = new_nonce() if self.config.sends_nonces else None
-        metadata = with_attempt(details.metadata, attempt.number, self.nonce)
+        metadata = with_attempt(details.metadata, attempt.sent_number, self.nonce)
         token = None if self._tried is None else TRIED.set(self._tried)
         try:
             return self._start(details._replace(metadata=metadata), self._next_request())
@@ -491,7 +492,7 @@ class ClientCall:
 class Delivery(KeptDelivery):
     """Makes a queued call again. Failback calls it with the requests."""
 
-    __slots__ = ("_details", "_kind", "_number", "_start")
+    __slots__ = ("_details", "_kind", "_start")
 
     def __init__(
         self,
@@ -512,16 +513,15 @@ class Delivery(KeptDelivery):
             attempts: The number of attempts so far.
             channel: The same for all calls of a channel, whose deliveries are paced together.
         """
-        super().__init__(method, channel, details.timeout)
+        super().__init__(method, channel, details.timeout, attempts)
         self._kind = kind
         self._start = start
         self._details = details
-        self._number = attempts
 
     def __call__(self, *requests: Any) -> Any:
         """Return the call, for whose end failback waits. Reads a response stream to its end."""
-        self._number += 1
-        metadata = with_current_trace(with_attempt(self._details.metadata, self._number))
+        self.attempts += 1
+        metadata = with_current_trace(with_attempt(self._details.metadata, self.attempts))
         request = iter(requests) if self._kind.streams_requests else requests[0]
         call = self._start(self._details._replace(metadata=metadata), request)
         if not self._kind.streams_responses:
@@ -1162,6 +1162,64 @@ class StreamAttempts(CallAttempts):
                 initial=metadata_tuple(attempt.initial_metadata()),
             )
         super()._decide(attempt, failure)
+
+
+class LateCall(StreamAttempts):
+    """A call whose only attempt begins later, for example when a subchannel is READY."""
+
+    def __init__(self, state: ClientState, kind: Kind, details: Details, request: Any) -> None:
+        """Begin a call without an attempt.
+
+        Args:
+            state: A state without policies.
+            kind: The kind of call.
+            details: The call details, with metadata that can be read more than once.
+            request: The message, or the iterator of messages.
+        """
+        now_ns, timeout = state.now_ns(), details.timeout
+        deadline_ns = (
+            NEVER if timeout is None else now_ns + max(0, to_ns(timeout, subject="timeout"))
+        )
+        if not kind.streams_requests:
+            request = copy_of(request)  # the caller may change it before it is sent
+        begun = state.configs.config_for(details.method), now_ns, deadline_ns, deadline_ns
+        super().__init__(ClientCall(state, kind, _begins_itself, details, request, begun))
+        self.request = request
+        """The message or the iterator of messages, for the attempt."""
+
+    def begin(self, attempt: AnyCall) -> None:
+        """Follow the attempt, which has begun."""
+        is_call = hasattr(attempt, "add_done_callback")
+        self._follow(attempt if is_call else _Generator(attempt))
+
+
+class _Generator(FinishedResponse):
+    """A response stream that an interceptor has wrapped in a generator, as OpenTelemetry's does.
+
+    Its status is OK; its end is known only to its reader.
+    """
+
+    def __init__(self, messages: Any) -> None:
+        super().__init__(None, "")
+        self._messages = iter(messages)
+
+    def add_done_callback(self, _: object) -> None:
+        pass
+
+    def __next__(self) -> Any:
+        return next(self._messages)
+
+    def done(self) -> bool:
+        return False
+
+    def cancel(self) -> bool:
+        with contextlib.suppress(ValueError, AttributeError):  # it is running on another thread
+            self._messages.close()
+        return True
+
+
+def _begins_itself(*_: object) -> None:
+    raise AssertionError("a late call begins its attempt by itself")
 
 
 def _raised(error: BaseException) -> FinishedError:

@@ -18,6 +18,8 @@ a sink raises is logged; the call or the timer is not affected.
 """
 
 from .events import (
+    BreakerClosed,
+    BreakerOpened,
     CallbackFailed,
     CallSlow,
     ConnectionAlive,
@@ -66,6 +68,8 @@ from .events import (
     SubchannelUnhealthy,
     TaskFailed,
     TaskSlow,
+    ThrottleBegan,
+    ThrottleEnded,
     TooManyTimers,
     UnmatchedResponse,
     WithdrawalFailed,
@@ -75,6 +79,8 @@ from .log import log_event
 from .rate_limit import Suppressed
 
 __all__ = [
+    "BreakerClosed",
+    "BreakerOpened",
     "CallSlow",
     "CallbackFailed",
     "ConnectionAlive",
@@ -125,6 +131,8 @@ __all__ = [
     "Suppressed",
     "TaskFailed",
     "TaskSlow",
+    "ThrottleBegan",
+    "ThrottleEnded",
     "TooManyTimers",
     "UnmatchedResponse",
     "WithdrawalFailed",

@@ -10,6 +10,7 @@ sink that keeps the event also keeps the frames.
 """
 
 import logging
+import math
 import re
 from dataclasses import dataclass
 from typing import ClassVar, Final, NamedTuple
@@ -641,6 +642,82 @@ class LimitIneffective(Event):
         "grpc.server(kit.server_executor(), interceptors=kit.server_interceptors())",
     )
     server: str
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerOpened(Event):
+    """A circuit breaker sends no more calls for `duration_s`; `reason` says what has failed.
+
+    `target` is that of the channel; of a function it is "function". If the breaker was opened by
+    hand, `duration_s` is infinite.
+    """
+
+    log_line = LogLine(
+        CALL,
+        WARNING,
+        "target method",
+        "%(target)s %(method)s: the circuit breaker is open %(duration)s: %(reason)s",
+    )
+    metrics = (Count("breaker_opened", "Times at which a circuit breaker opened.", "method"),)
+    target: str
+    method: str
+    reason: str
+    duration_s: float
+
+    def log_texts(self) -> dict[str, str]:
+        """Return `duration`, for how long it is open."""
+        by_hand = math.isinf(self.duration_s)
+        return {"duration": "until it is reset" if by_hand else f"for {self.duration_s:.3g} s"}
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerClosed(Event):
+    """A circuit breaker that was open sends all calls again, after `duration_s`."""
+
+    log_line = LogLine(
+        CALL,
+        INFO,
+        "target method",
+        "%(target)s %(method)s: the circuit breaker is closed again, after %(duration_s).3g s",
+        always_after=BreakerOpened,
+    )
+    target: str
+    method: str
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ThrottleBegan(Event):
+    """A client has throttled a call of this method, the first one in 5 s."""
+
+    log_line = LogLine(
+        CALL,
+        WARNING,
+        "target method",
+        "%(target)s %(method)s: the server accepts too few calls; the client sends only a part of "
+        "them",
+    )
+    metrics = (Count("throttles", "Times at which a client began to throttle a method.", "method"),)
+    target: str
+    method: str
+
+
+@dataclass(frozen=True, slots=True)
+class ThrottleEnded(Event):
+    """A client has not throttled a call of this method for 5 s."""
+
+    log_line = LogLine(
+        CALL,
+        INFO,
+        "target method",
+        "%(target)s %(method)s: the client sends all calls again; it has not sent %(refused call)s "
+        "in %(duration_s).3g s",
+        always_after=ThrottleBegan,
+    )
+    target: str
+    method: str
+    refused: int
+    duration_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from typing import (
     overload,
 )
 
+from rpcwheel._concurrency.callbacks import is_coroutine_function
 from rpcwheel._concurrency.loop import running_loop
 from rpcwheel.call.failback_policy import FailbackPolicy
 from rpcwheel.timer.manual import checked_timer
@@ -239,7 +240,7 @@ class _Decorator(Generic[DefaultT]):
         if policy.name is None:
             policy = policy.model_copy(update={"name": label_of(function)})
         invoker: Any
-        if _is_coroutine_function(function):
+        if is_coroutine_function(function):
             invoker = aio.FailbackInvoker(policy, timer=self._timer)
 
             async def invoke_aio(*args: Any, **kwargs: Any) -> Any:
@@ -327,12 +328,6 @@ async def _awaitable_error(error: Exception) -> None:
     raise error
 
 
-def _is_coroutine_function(function: Callable[..., Any]) -> bool:
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-        getattr(function, "__call__", None)  # noqa: B004 - an object with `async def __call__`
-    )
-
-
 def _require_repeatable(function: object) -> None:
     """Raise TypeError for an object that can't be called a second time with the same effect."""
     if isinstance(function, (classmethod, staticmethod)):
@@ -340,7 +335,7 @@ def _require_repeatable(function: object) -> None:
         raise TypeError(f"write @{kind} above @with_failback(...), not below it")
     if not callable(function):
         raise TypeError(f"with_failback decorates functions, not {function!r}")
-    parts = [function, getattr(function, "__call__", None)]  # noqa: B004 - see above
+    parts = [function, getattr(function, "__call__", None)]  # noqa: B004 - as there
     if any(map(inspect.isgeneratorfunction, parts)) or any(map(inspect.isasyncgenfunction, parts)):
         raise TypeError(
             f"{label_of(function)} is a generator function: what it has yielded cannot be taken "

@@ -40,7 +40,8 @@ class FailbackStats:
     rejected: int = 0
     """Calls that failed and were not queued; callers got `FailbackFull` or `FailbackClosed`."""
     attempts: int = 0
-    """Attempts of queued calls; the first attempts are not among them."""
+    """Attempts of queued calls, also those that were not sent; the first attempts are not among
+    them."""
     redelivered: int = 0
     """Queued calls that succeeded."""
     gave_up: int = 0

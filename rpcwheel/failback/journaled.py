@@ -384,10 +384,8 @@ class JournalStore:
     def postpone(self, call: QueuedCall, delay_ns: int, *, counts: bool) -> bool:
         """Return a call to the journal, due after the delay."""
         assert call.stored is not None  # noqa: S101 - by `_taken_call`
-        text, delay_s = error_text(call.error), to_seconds(delay_ns)
-        result = Postponed(call.stored.id, call.attempts, delay_s, text)
-        if not counts:
-            result = replace(result, attempts=call.attempts - 1, error=call.stored.error)
+        text = error_text(call.error) if counts else call.stored.error
+        result = Postponed(call.stored.id, call.attempts, to_seconds(delay_ns), text)
         self.journal.report(call.worker, result)
         self.poller.request_after(delay_ns)
         return False

@@ -79,7 +79,14 @@ from .journaled import JournalStore
 from .pacer import Pacers
 from .pacing import BUSY_CODES, Outcome
 from .queued_call import QueuedCallState
-from .rules import CANCELLED, CHANNEL_CLOSED, NO_ATTEMPTS_LEFT, RetryRules, has_ended_attempt
+from .rules import (
+    CANCELLED,
+    CHANNEL_CLOSED,
+    NO_ATTEMPTS_LEFT,
+    RetryRules,
+    counts_as_attempt,
+    has_ended_attempt,
+)
 from .store import MemoryStore
 from .timeouts import TIMER_STOPPED, Timeouts
 
@@ -322,11 +329,11 @@ class FailbackQueue:
     # --- The timer ---
 
     def _set_timeout(self, call: QueuedCall, delay_ns: int) -> None:
-        attempts = call.attempts
+        deliveries = call.deliveries
         expired = partial(self.start_attempt, call)
         timeout = self._timeouts.set(delay_ns, expired, self.on_timer_stopped, call.label)
         with self.calls.lock:
-            wanted = call.state is QueuedCallState.WAITING and call.attempts == attempts
+            wanted = call.state is QueuedCallState.WAITING and call.deliveries == deliveries
             if wanted:
                 call.timeout = timeout
         if not wanted:  # `flush` or `close` has started the attempt meanwhile
@@ -412,6 +419,7 @@ class FailbackQueue:
             call.state = QueuedCallState.RUNNING
             call.is_ready = False
             call.attempts += 1
+            call.deliveries += 1
             call.idle_ns += began_ns - call.waiting_since_ns
             call.attempt = attempt = Attempt(self, call, background, pacer, began_ns)
             timeout, call.timeout = call.timeout, None
@@ -430,8 +438,11 @@ class FailbackQueue:
             call: The call.
             error: How its attempt has failed.
             now_ns: When it has failed.
-            counts: Whether the attempt counts, if the call is stored.
+            counts: Whether the attempt counts.
         """
+        if not counts:
+            with self.calls.lock:
+                call.uncount_attempt()
         try:
             delay_ns = self._rules.next_delay_ns(call, error, now_ns, self.calls.closes_at_ns)
         except Exception as raised:  # noqa: BLE001 - user code; the call must not be lost with it
@@ -668,8 +679,10 @@ class Attempt:
             span = ended.span
             tracing.set_outcome(span, "failed", error)  # now: the frames of the error are freed
             outcome = Outcome.BUSY if code_of(error) in BUSY_CODES else Outcome.FAILED
-            tells = not has_ended_attempt(call, error, is_closing=queue.calls.closed)
-            stop = queue.wait_again(call, error, now_ns, counts=tells)
+            is_closing = queue.calls.closed
+            tells = not has_ended_attempt(call, error, is_closing=is_closing)
+            counts = counts_as_attempt(call, error, is_closing=is_closing)
+            stop = queue.wait_again(call, error, now_ns, counts=counts)
             if tells and stop in (None, NO_ATTEMPTS_LEFT):
                 ended.outcome = outcome
             if stop is None or not queue.decide_end(call, "gave_up", stop.reason, error):

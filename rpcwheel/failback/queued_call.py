@@ -132,7 +132,9 @@ class QueuedCall:
     start: Callable[[Any], None] = field(repr=False)
     """Starts an `Attempt` on a worker or loop, from any thread, and returns at once."""
     attempts: int = 1
-    """Attempts begun, the first one included."""
+    """Attempts begun, the first one included, without those that do not count."""
+    deliveries: int = 0
+    """Attempts begun by this queue, also those that do not count."""
     idle_ns: int = 0
     """How long the call has waited between attempts, in total."""
     waiting_since_ns: int = 0
@@ -185,6 +187,11 @@ class QueuedCall:
         return self.label
 
     @property
+    def is_queued(self) -> bool:
+        """Whether a queue has made its last attempt; False after its first attempt."""
+        return self.stored is not None or self.deliveries > 0
+
+    @property
     def is_at_pacer(self) -> bool:
         """Whether its attempt is due, and waits until the pacing allows it."""
         return self.state is QueuedCallState.WAITING and self.is_ready
@@ -195,6 +202,12 @@ class QueuedCall:
         function = self.saved.function
         timeout_s = function.timeout_s if isinstance(function, KeptDelivery) else None
         return NEVER if timeout_s is None else to_ns(timeout_s)
+
+    def uncount_attempt(self) -> None:
+        """Note that its last attempt does not count."""
+        self.attempts -= 1
+        if isinstance(self.saved.function, KeptDelivery):
+            self.saved.function.attempts -= 1
 
     def leave(self) -> None:
         """Note that the call has left its queue. Does not block."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from rpcwheel._grpc.calls import code_of, is_channel_closed_error
+from rpcwheel._grpc.calls import code_of, is_channel_closed_error, value_of, was_not_sent
 from rpcwheel.backoff import Backoff, wait_of_call
 from rpcwheel.call.matching import Matcher
+from rpcwheel.call.retry import pushback_ns
 from rpcwheel.durations import MAX_NS, NEVER, to_ns
 from rpcwheel.rpc import Stop
 
@@ -27,9 +28,9 @@ CANCELLED: Final = Stop(
     "close the kit, or the queue, before the channel"
 )
 
-MIN_DRAIN_DELAY_NS: Final = 50_000_000
-"""During `close`, waits are not made shorter than this, and this is the shortest wait before an
-attempt that the policy alone would not allow any more."""
+MIN_DELAY_NS: Final = 50_000_000
+"""The shortest wait after an attempt that was not sent, and, during `close`, before an attempt that
+the policy alone would not allow any more. `close` makes no wait shorter than this."""
 
 CLOSED_CHANNEL_DELAY_NS: Final = 1_000_000_000
 """The wait of a stored call after an attempt that this process has ended, as it has closed the
@@ -45,6 +46,7 @@ class RetryRules:
     def __init__(self, policy: FailbackPolicy) -> None:
         self._matches = Matcher(policy.retry_on)
         self._backoff = Backoff(policy.backoff, policy.stop, policy.limit)
+        self._backoff_if_not_sent = Backoff(policy.backoff, policy.stop)
         self._unlimited_backoff = Backoff(policy.backoff)
         self._max_delay_ns = NEVER if policy.journal is None else to_ns(policy.max_age)
 
@@ -56,8 +58,11 @@ class RetryRules:
         During `close`, the number of attempts of queued calls is not limited, and no wait is longer
         than half of the time that is left: a server that comes back in time gets its calls.
 
+        After an attempt that was not sent, the wait is at least the pushback in its metadata, such
+        as the time until an open circuit breaker sends calls again.
+
         Args:
-            call: The call.
+            call: The call. An attempt that does not count is not among its `attempts`.
             error: How its last attempt has failed.
             now_ns: Now.
             closes_at_ns: When the drain of `close` ends; None while the queue is open.
@@ -70,22 +75,30 @@ class RetryRules:
         is_closing = closes_at_ns is not None
         if call.stored is not None and has_ended_attempt(call, error, is_closing=is_closing):
             return CLOSED_CHANNEL_DELAY_NS
+        is_uncounted = call.is_queued and was_not_sent(error)
+        least_ns = _least_delay_ns(error)
         attempts, elapsed_ns, idle_ns = call.attempts, now_ns - call.started_ns, call.idle_ns
         if not self._is_retried(call, error, elapsed_ns):
             return why_not_retried(error)
 
         def delay_by(backoff: Backoff) -> int | None:
             return wait_of_call(
-                backoff.next_delay_ns(attempts, elapsed_ns=elapsed_ns, error=error, idle_ns=idle_ns)
+                backoff.next_delay_ns(
+                    attempts,
+                    elapsed_ns=elapsed_ns,
+                    error=error,
+                    idle_ns=idle_ns,
+                    least_ns=least_ns,
+                )
             )
 
-        delay_ns = delay_by(self._backoff)
-        if delay_ns is None and closes_at_ns is not None and attempts > 1:
-            delay_ns = max(delay_by(self._unlimited_backoff) or 0, MIN_DRAIN_DELAY_NS)
+        delay_ns = delay_by(self._backoff_if_not_sent if is_uncounted else self._backoff)
+        if delay_ns is None and closes_at_ns is not None and call.is_queued:
+            delay_ns = max(delay_by(self._unlimited_backoff) or 0, MIN_DELAY_NS)
         if delay_ns is None:
             return NO_ATTEMPTS_LEFT
         if closes_at_ns is not None:
-            delay_ns = min(delay_ns, max((closes_at_ns - now_ns) // 2, MIN_DRAIN_DELAY_NS))
+            delay_ns = min(delay_ns, max((closes_at_ns - now_ns) // 2, MIN_DELAY_NS))
         if call.stored is not None:
             delay_ns = min(delay_ns, max(0, call.expires_ns - now_ns), MAX_NS)
         return min(delay_ns, self._max_delay_ns)
@@ -96,18 +109,27 @@ class RetryRules:
         After the first attempt, `retry_on` decides. The caller of a queued call has been told that
         it will be delivered, so it is not given up because its server is busy or unavailable.
         """
-        is_queued = call.stored is not None or call.attempts > 1
-        if is_queued and code_of(error) in BUSY_CODES:
+        if call.is_queued and code_of(error) in BUSY_CODES:
             return True
         if call.retry_on is not None:
             return code_of(error) in call.retry_on
         return self._matches(error, attempt=call.attempts, elapsed_ns=elapsed_ns)
 
 
+def counts_as_attempt(call: QueuedCall, error: BaseException, *, is_closing: bool) -> bool:
+    """Whether an attempt that failed counts: it was sent, and not ended by this process.
+
+    Of a call without a journal, an attempt that this process has ended counts too.
+    """
+    if was_not_sent(error):
+        return False
+    return call.stored is None or not has_ended_attempt(call, error, is_closing=is_closing)
+
+
 def has_ended_attempt(call: QueuedCall, error: BaseException, *, is_closing: bool) -> bool:
     """Whether an attempt failed because this process has ended it.
 
-    Such an attempt of a stored call does not count, and it tells nothing about the server.
+    It tells nothing about the server.
     """
     why = why_not_retried(error)
     if call.stored is None:
@@ -124,3 +146,10 @@ def why_not_retried(error: BaseException) -> Stop:
         return CHANNEL_CLOSED
     # By name, because `asyncio` and `concurrent.futures` have a class each.
     return CANCELLED if type(error).__name__ == "CancelledError" else NOT_NAMED
+
+
+def _least_delay_ns(error: BaseException) -> int:
+    """Return the shortest wait after an attempt: 0 if it was sent."""
+    if not was_not_sent(error):
+        return 0
+    return max(MIN_DELAY_NS, pushback_ns(value_of(error, "trailing_metadata")) or 0)

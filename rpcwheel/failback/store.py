@@ -54,7 +54,7 @@ class Store(Protocol):
         Args:
             call: The call, with the error of its attempt.
             delay_ns: When it is due.
-            counts: Whether the attempt counts.
+            counts: Whether the attempt counts, and its error replaces that of an earlier one.
 
         Returns:
             Whether it stays in the memory.

@@ -34,6 +34,7 @@ class StoredCalls:
         channel: grpc.Channel,
         counts: CallCounts | None,
         metadata: Callable[[], Iterable[tuple[str, str | bytes]]] | None = None,
+        admitted: Callable[[Kind, str, Any], Any] | None = None,
     ) -> None:
         """Begin without a call.
 
@@ -43,8 +44,11 @@ class StoredCalls:
             metadata: Returns metadata for the next attempt of a call, such as credentials. It
                 replaces stored metadata of the same names. If the call cannot be made now, it
                 raises LookupError.
+            admitted: Returns, for a multicallable of a kind and a method, one that sends attempts
+                only if the policies of the channel allow it; None if they allow all.
         """
         self._channel = channel
+        self._admitted = admitted
         self._counts = counts
         self._metadata = metadata
         self._multicallables: dict[tuple[Kind, str], Any] = {}
@@ -79,6 +83,8 @@ class StoredCalls:
             multicallable = counted_multicallable(
                 kind, multicallable, self._counts.attempts.method(method, kind.grpc_type)
             )
+        if self._admitted is not None:
+            multicallable = self._admitted(kind, method, multicallable)
         if len(self._multicallables) >= MAX_METHODS:
             self._multicallables.clear()
         self._multicallables[kind, method] = multicallable

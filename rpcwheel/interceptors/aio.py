@@ -26,6 +26,7 @@ from .queues import FailbackQueuesBase, client_state, refuse_journal
 if TYPE_CHECKING:
     import grpc
 
+    from rpcwheel.admission.client import Breakers
     from rpcwheel.call.failback_policy import FailedCall
     from rpcwheel.call.policy import CallPolicy
     from rpcwheel.durations import Duration
@@ -126,7 +127,20 @@ def client_interceptors(
         Four objects, one for each kind of call, because grpc.aio uses an object for one kind only.
         They share one retry budget, so make new ones for a channel to another target.
     """
-    state = client_state(policy, timer=timer, queues=queues, queues_class=FailbackQueues)
+    return make_interceptors(policy, timer=timer, queues=queues)
+
+
+def make_interceptors(
+    policy: CallPolicy,
+    *,
+    timer: Timer | None,
+    queues: FailbackQueues | None,
+    breakers: Breakers | None = None,
+) -> list[grpc.aio.ClientInterceptor]:
+    """Make the interceptors for one channel, for `client_interceptors` and kits."""
+    state = client_state(
+        policy, timer=timer, queues=queues, queues_class=FailbackQueues, breakers=breakers
+    )
     refuse_journal(state)
     return interceptors_of(state)
 
@@ -160,6 +174,7 @@ def apply_policies(
     queues: FailbackQueues | None,
     keeps: bool = False,
     stacklevel: int,
+    breakers: Breakers | None = None,
 ) -> InterceptedChannel:
     """Apply policies to a channel, for `intercept_channel` and kits.
 
@@ -171,8 +186,11 @@ def apply_policies(
         keeps: Whether `queues` keep the connections of a closed channel while calls of it are
             queued.
         stacklevel: The frame that a warning names; 2 is the caller of this function.
+        breakers: Those of the kit; None for new ones.
     """
-    state = client_state(policy, timer=timer, queues=queues, queues_class=FailbackQueues)
+    state = client_state(
+        policy, timer=timer, queues=queues, queues_class=FailbackQueues, breakers=breakers
+    )
     intercepted = InterceptedChannel(channel, state, queues if keeps else None)
     warn_if_nested(channel, policy, stacklevel=stacklevel)
     return intercepted

@@ -19,6 +19,7 @@ from rpcwheel._grpc import aio_multicallable
 from rpcwheel._grpc.aio_counted import begin_counted, begin_counted_awaited, count_end
 from rpcwheel._grpc.aio_interceptors import give_lists, lists_of
 from rpcwheel._grpc.calls import code_of
+from rpcwheel._grpc.connectivity import channel_target, has_address
 from rpcwheel._grpc.interceptors import AIO_CHANNEL, Interceptors
 from rpcwheel.call.aio_call import CallFactory, Delivery
 from rpcwheel.call.config import MAX_METHODS
@@ -26,11 +27,13 @@ from rpcwheel.call.idempotency import IDEMPOTENCY_KEY
 from rpcwheel.call.keeper import ChannelKeeper
 from rpcwheel.failback.stored import StoredRpc
 from rpcwheel.rpc import Kind, classes_by_kind
+from rpcwheel.transport.probe import MARK, HealthProbe
 
+from .aio_admission import begin_admitted, begin_admitted_awaited
 from .queues import JournalRoutes
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Coroutine
     from typing import TypeAlias
 
     from rpcwheel.call.aio_call import RetryingCall
@@ -46,8 +49,14 @@ if TYPE_CHECKING:
 CLOSED: Final = "Channel is closed."
 """The text of grpc.aio's error for a call on a closed channel."""
 
-_CLOSING: Final[set[asyncio.Task[None]]] = set()
-"""Tasks that close kept connections; the loop has only weak references to tasks."""
+_TASKS: Final[set[asyncio.Task[None]]] = set()
+"""Tasks that close kept connections or check the health of servers; the loop has only weak
+references to tasks."""
+
+HEALTH: Final = HealthProbe()
+"""The call by which a circuit breaker finds out whether the server works again."""
+
+HEALTH_TIMEOUT_S: Final = 1.0
 
 
 FOR_AIO: Final = (
@@ -94,6 +103,9 @@ class InterceptedChannel(aio_multicallable.Channel):
         self._loop: asyncio.AbstractEventLoop | None = None  # since the channel is kept
         if owner is not None:
             state.keeper = ChannelKeeper(is_used=state.queues_calls)
+        state.begin_admission(channel_target(channel), is_shared=has_address(channel))
+        if state.admission is not None:
+            state.admission.channels.add(self)
         self._routes = JournalRoutes(state, channel, _StoredCalls(channel, state))
         give_lists(self, lists_of(channel))  # interceptors appended to them run in each attempt
 
@@ -111,6 +123,8 @@ class InterceptedChannel(aio_multicallable.Channel):
             grace: Seconds for which calls in flight may continue; None or 0: they are canceled now.
         """
         self._routes.close()
+        if self._state.admission is not None:
+            self._state.admission.channels.discard(self)
         if self._on_close is not None:
             self._on_close()
         self._cancel_waiting()  # no new attempts during the grace
@@ -148,9 +162,7 @@ class InterceptedChannel(aio_multicallable.Channel):
             call_on_loop(self._loop, self._start_closing, self._loop)
 
     def _start_closing(self, loop: asyncio.AbstractEventLoop) -> None:
-        task = loop.create_task(self.close_kept())
-        _CLOSING.add(task)
-        task.add_done_callback(_CLOSING.discard)
+        _run_apart(loop, self.close_kept())
 
     def _cancel_waiting(self) -> None:
         for call in list(self._waiting):
@@ -174,16 +186,40 @@ class InterceptedChannel(aio_multicallable.Channel):
             self._state.refuse()
         await self._channel.channel_ready()
 
+    def check_health(self, done: Callable[[bool], object]) -> None:
+        """Check the health of the server, for a circuit breaker; see `CheckHealth`. Any thread."""
+        loop = self._state.loop
+        if loop is None or not call_on_loop(loop, self._start_check, loop, done):
+            done(True)  # the next calls find out whether the server works
+
+    def _start_check(self, loop: asyncio.AbstractEventLoop, done: Callable[[bool], object]) -> None:
+        _run_apart(loop, self._check(done))
+
+    async def _check(self, done: Callable[[bool], object]) -> None:
+        from rpcwheel.balancer.health import is_answered  # now: few channels need the balancer
+
+        serves = True  # if the check has no result, the next calls find out
+        try:
+            check: Any = self._channel.unary_unary(HEALTH.method)
+            response = await check(HEALTH.request, timeout=HEALTH_TIMEOUT_S, metadata=MARK)
+            serves = is_answered(response, None)
+        except grpc.RpcError as error:
+            serves = is_answered(None, error)
+        except grpc.aio.UsageError:
+            pass  # the channel was closed
+        finally:
+            done(serves)
+
     def _multicallable(self, kind: Kind, method: str, *args: Any, **options: Any) -> Any:
         if self._state.journaled:
             serializer = args[0] if args else options.get("request_serializer")
             self._state.note_serializer(method, serializer)
         call = getattr(self._channel, kind.name.lower())(method, *args, **options)
         calls = CallFactory(self._state, method, kind, self._waiting)
+        call = _attempts(calls, call)
         counts = self._state.counts
         if counts is None:
             return _MULTICALLABLES[kind](call, calls, self._running)
-        call = partial(begin_counted, counts.attempts.method(method, kind.grpc_type), call)
         return _COUNTED[kind](
             call, calls, self._running, counts.client.method(method, kind.grpc_type)
         )
@@ -191,6 +227,13 @@ class InterceptedChannel(aio_multicallable.Channel):
 
 def _refuse() -> Never:
     raise grpc.aio.UsageError(CLOSED)
+
+
+def _run_apart(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine in a task. On the loop."""
+    task = loop.create_task(work)
+    _TASKS.add(task)
+    task.add_done_callback(_TASKS.discard)
 
 
 class _StoredCalls:
@@ -227,13 +270,20 @@ class _StoredCalls:
         if cached is not None:
             return cached
         start: Any = getattr(self._channel, kind.name.lower())(method)
-        counts = self._state.counts
-        if counts is not None:
-            start = partial(begin_counted, counts.attempts.method(method, kind.grpc_type), start)
+        calls = CallFactory(self._state, method, kind)
         if len(self._calls) >= MAX_METHODS:
             self._calls.clear()
-        cached = self._calls[kind, method] = CallFactory(self._state, method, kind), start
+        cached = self._calls[kind, method] = calls, _attempts(calls, start)
         return cached
+
+
+def _attempts(calls: CallFactory, begin: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that begins an attempt if the policies allow it, and counts it."""
+    state, method, kind = calls.state, calls.method, calls.kind
+    if state.counts is not None:
+        begin = partial(begin_counted, state.counts.attempts.method(method, kind.grpc_type), begin)
+    admission = state.admission_of(method, kind)
+    return begin if admission is None else partial(begin_admitted, calls, admission, begin)
 
 
 class _InterceptedMulticallable:
@@ -343,6 +393,9 @@ class _ClientInterceptor:
         """Begin a call and return it."""
         calls = self._calls.get(call_details.method) or self._add(call_details.method)
         method, credentials = call_details.method, call_details.credentials
+        admission = self._state.admission_of(calls.method, self.kind)
+        if admission is not None:
+            continuation = partial(begin_admitted_awaited, self.kind, admission, continuation)
 
         async def start(
             request: Any,
@@ -390,6 +443,7 @@ class _StreamStreamInterceptor(_ClientInterceptor, grpc.aio.StreamStreamClientIn
 
 def interceptors_of(state: ClientState) -> list[grpc.aio.ClientInterceptor]:
     """Make one interceptor for each kind of call; all share the state."""
+    state.begin_admission(None)
     interceptors: list[grpc.aio.ClientInterceptor] = [
         _UnaryUnaryInterceptor(state),
         _UnaryStreamInterceptor(state),

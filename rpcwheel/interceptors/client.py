@@ -20,11 +20,13 @@ from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._grpc import multicallable
 from rpcwheel._grpc.calls import (
     Details,
+    InternalCallback,
     details_with_timeout,
     failure_of,
     is_blocking_unary,
     reusable_metadata,
 )
+from rpcwheel._grpc.connectivity import channel_target, has_address
 from rpcwheel._grpc.counted import begin_counted, counted_continuation, counted_multicallable
 from rpcwheel._grpc.interceptors import Interceptors
 from rpcwheel.call.config import CALL_OPTIONS, seconds_left
@@ -43,7 +45,9 @@ from rpcwheel.call.sync_call import (
 from rpcwheel.durations import to_ns
 from rpcwheel.failback.stored_calls import StoredCalls
 from rpcwheel.rpc import Kind, classes_by_kind
+from rpcwheel.transport.probe import MARK, HealthProbe
 
+from .admission import admitted_continuation, admitted_multicallable
 from .queues import JournalRoutes
 
 if TYPE_CHECKING:
@@ -58,6 +62,11 @@ if TYPE_CHECKING:
 Continuation: TypeAlias = "Callable[[Any, Any], AnyCall]"
 CLOSED: Final = "Cannot invoke RPC on closed channel!"
 """The text of gRPC's error for a call on a closed channel."""
+
+HEALTH: Final = HealthProbe()
+"""The call by which a circuit breaker finds out whether the server works again."""
+
+HEALTH_TIMEOUT_S: Final = 1.0
 
 Begun: TypeAlias = "tuple[MethodConfig, int, int, int]"  # for `ClientCall`
 
@@ -79,11 +88,20 @@ class ClientInterceptor(
     def __init__(self, state: ClientState) -> None:
         self._state = state
         self.call_policy = state.policy
+        state.begin_admission(None)
+
+    def _admitted(self, kind: Kind, continuation: Continuation, details: Any) -> Continuation:
+        """Return a continuation that sends attempts only if the policies allow it."""
+        admission = self._state.admission_of(details.method, kind)
+        if admission is None:
+            return continuation
+        return admitted_continuation(kind, continuation, admission, self._state)
 
     def intercept_unary_unary(
         self, continuation: Continuation, client_call_details: Any, request: Any
     ) -> AnyCall:
         """Make a call with one request and one response."""
+        continuation = self._admitted(Kind.UNARY_UNARY, continuation, client_call_details)
         make = partial(ClientCall, self._state, Kind.UNARY_UNARY, continuation)
         blocking = is_blocking_unary(continuation)
         if not blocking:
@@ -119,6 +137,7 @@ class ClientInterceptor(
         self, continuation: Continuation, client_call_details: Any, request_iterator: Iterator[Any]
     ) -> AnyCall:
         """Make a call with a stream of requests and one response."""
+        continuation = self._admitted(Kind.STREAM_UNARY, continuation, client_call_details)
         call = ClientCall(
             self._state, Kind.STREAM_UNARY, continuation, client_call_details, request_iterator
         )
@@ -130,6 +149,7 @@ class ClientInterceptor(
     ) -> AnyCall:
         """Begin a call with one request and a stream of responses."""
         kind = Kind.UNARY_STREAM
+        continuation = self._admitted(kind, continuation, client_call_details)
         return begin_stream(
             ClientCall(self._state, kind, continuation, client_call_details, request)
         )
@@ -139,6 +159,7 @@ class ClientInterceptor(
     ) -> AnyCall:
         """Begin a call with a stream of requests and a stream of responses."""
         kind = Kind.STREAM_STREAM
+        continuation = self._admitted(kind, continuation, client_call_details)
         return begin_stream(
             ClientCall(self._state, kind, continuation, client_call_details, request_iterator)
         )
@@ -220,7 +241,10 @@ class InterceptedChannel(multicallable.Channel):
         if owner is not None:
             state.keeper = ChannelKeeper(is_used=state.queues_calls)
         self._subscribers: list[Callable[[grpc.ChannelConnectivity], None]] = []
-        self._routes = JournalRoutes(state, channel, StoredCalls(channel, state.counts))
+        state.begin_admission(channel_target(channel), is_shared=has_address(channel))
+        if state.admission is not None:
+            state.admission.channels.add(self)
+        self._routes = JournalRoutes(state, channel, _stored_calls(channel, state))
 
     def on_close(self, callback: Callable[[], object]) -> None:
         """Call `callback()` when this channel is closed. Replaces an earlier callback."""
@@ -253,6 +277,8 @@ class InterceptedChannel(multicallable.Channel):
         """
         self._routes.close()
         state = self._state
+        if state.admission is not None:
+            state.admission.channels.discard(self)
         if self._owner is not None and state.keeper is not None:
             state.refuse = _refuse
             kept = self._owner.keep(self, state.keeper)
@@ -278,22 +304,58 @@ class InterceptedChannel(multicallable.Channel):
         """Run `close_kept` on a worker thread."""
         EXECUTOR.submit(self, self.close_kept)
 
+    def check_health(self, done: Callable[[bool], object]) -> None:
+        """Check the health of the server, for a circuit breaker; see `CheckHealth`."""
+        try:
+            check = self._channel.unary_unary(HEALTH.method)
+            call = check.future(HEALTH.request, HEALTH_TIMEOUT_S, MARK)
+        except Exception:  # noqa: BLE001 - closed, or of an interceptor: calls find out
+            done(True)
+        else:
+            call.add_done_callback(InternalCallback(_health_checked, done))
+
     def _multicallable(self, kind: Kind, method: str, *args: Any, **options: Any) -> Any:
         state, counts = self._state, self._state.counts
         if state.journaled:
             state.note_serializer(method, args[0] if args else options.get("request_serializer"))
-        below = getattr(self._channel, kind.name.lower())(method, *args, **options)
-        if counts is None:
-            return _MULTICALLABLES[kind](state, self._waiting, kind, method, below)
-        attempts = counted_multicallable(
-            kind, below, counts.attempts.method(method, kind.grpc_type)
-        )
+        attempts = getattr(self._channel, kind.name.lower())(method, *args, **options)
+        if counts is not None:
+            attempts = counted_multicallable(
+                kind, attempts, counts.attempts.method(method, kind.grpc_type)
+            )
+        attempts = _admitted(state, kind, method, attempts)
         uncounted = _MULTICALLABLES[kind](state, self._waiting, kind, method, attempts)
+        if counts is None:
+            return uncounted
         return counted_multicallable(kind, uncounted, counts.client.method(method, kind.grpc_type))
+
+
+def _admitted(state: ClientState, kind: Kind, method: str, attempts: Any) -> Any:
+    """Return a multicallable that sends attempts only if the policies allow it."""
+    admission = state.admission_of(method, kind)
+    if admission is None:
+        return attempts
+    return admitted_multicallable(kind, attempts, method, admission, state)
+
+
+def _stored_calls(channel: grpc.Channel, state: ClientState) -> StoredCalls:
+    return StoredCalls(channel, state.counts, admitted=partial(_admitted, state))
 
 
 def _refuse() -> Never:
     raise ValueError(CLOSED)
+
+
+def _health_checked(done: Callable[[bool], object], call: AnyCall) -> None:
+    """Report the result of a health check. On gRPC's thread."""
+    from rpcwheel.balancer.health import is_answered  # now: few channels need the balancer
+
+    response = error = None
+    try:
+        response = call.result(timeout=0)
+    except Exception as raised:  # noqa: BLE001 - also canceled, or of an interceptor
+        error = raised
+    done(is_answered(response, error))
 
 
 class _InterceptedMulticallable:

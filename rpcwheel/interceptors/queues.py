@@ -16,6 +16,7 @@ from rpcwheel.failback.invoker import InvokerBase
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from rpcwheel.admission.client import Breakers
     from rpcwheel.call.failback_policy import FailbackPolicy
     from rpcwheel.call.keeper import ChannelKeeper
     from rpcwheel.call.policy import CallPolicy
@@ -163,6 +164,7 @@ def client_state(
     timer: Timer | None,
     queues: object,
     queues_class: type[Any],
+    breakers: Breakers | None = None,
 ) -> ClientState:
     """Make the state of a client.
 
@@ -171,6 +173,7 @@ def client_state(
         timer: Any rpcwheel timer, or None.
         queues: The `FailbackQueues` for its calls; None makes new ones.
         queues_class: The class of `queues`, which differs between `grpc` and `grpc.aio`.
+        breakers: Those of the kit; None for new ones.
 
     Raises:
         TypeError: An argument is of a wrong type.
@@ -178,7 +181,7 @@ def client_state(
     checked_queues = queues_class(timer) if queues is None else queues
     if not isinstance(checked_queues, queues_class):
         raise TypeError(f"queues must be a FailbackQueues, or None, not {checked_queues!r}")
-    return ClientState(policy, timer=timer, queue_of=checked_queues.queue_for)
+    return ClientState(policy, timer=timer, queue_of=checked_queues.queue_for, breakers=breakers)
 
 
 class JournalRoutes:

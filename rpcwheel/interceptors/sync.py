@@ -22,6 +22,7 @@ from .server import server_interceptors
 if TYPE_CHECKING:
     import grpc
 
+    from rpcwheel.admission.client import Breakers
     from rpcwheel.call.failback_policy import FailedCall
     from rpcwheel.call.policy import CallPolicy
     from rpcwheel.durations import Duration
@@ -137,12 +138,15 @@ def make_interceptors(
     timer: Timer | None,
     queues: FailbackQueues | None,
     stacklevel: int,
+    breakers: Breakers | None = None,
 ) -> list[grpc.UnaryUnaryClientInterceptor]:
     """Make the interceptors for one channel, for `client_interceptors` and kits.
 
     A warning names the frame `stacklevel`; 2 is the caller of this function.
     """
-    state = client_state(policy, timer=timer, queues=queues, queues_class=FailbackQueues)
+    state = client_state(
+        policy, timer=timer, queues=queues, queues_class=FailbackQueues, breakers=breakers
+    )
     refuse_journal(state)
     if any(settings.hedging is not None for settings in (policy, *policy.methods.values())):
         warnings.warn(HEDGES_FUTURES, stacklevel=stacklevel)
@@ -178,6 +182,7 @@ def apply_policies(
     queues: FailbackQueues | None,
     keeps: bool = False,
     stacklevel: int,
+    breakers: Breakers | None = None,
 ) -> InterceptedChannel:
     """Apply policies to a channel, for `intercept_channel` and kits.
 
@@ -189,8 +194,11 @@ def apply_policies(
         keeps: Whether `queues` keep the connections of a closed channel while calls of it are
             queued.
         stacklevel: The frame that a warning names; 2 is the caller of this function.
+        breakers: Those of the kit; None for new ones.
     """
-    state = client_state(policy, timer=timer, queues=queues, queues_class=FailbackQueues)
+    state = client_state(
+        policy, timer=timer, queues=queues, queues_class=FailbackQueues, breakers=breakers
+    )
     intercepted = InterceptedChannel(channel, state, queues if keeps else None)
     warn_if_nested(channel, policy, stacklevel=stacklevel)
     return intercepted

@@ -97,10 +97,12 @@ class Kit(Base):
         Call it once for each channel. They do not know their channel, so `heartbeat` has no effect
         on it: the first call of a kit with `heartbeat` warns (`RuntimeWarning`).
         """
-        from rpcwheel.interceptors.aio import client_interceptors
+        from rpcwheel.interceptors.aio import make_interceptors
 
         self._warn_not_probed(stacklevel=2)
-        return client_interceptors(self._policy, timer=self._timer, queues=self._queues)
+        return make_interceptors(
+            self._policy, timer=self._timer, queues=self._queues, breakers=self._breakers
+        )
 
     async def flush(self, timeout: Duration | None = None) -> bool:  # noqa: ASYNC109 - as with grpc
         """Retry each queued call now, and wait until none is queued; as `rpcwheel.Kit.flush`."""

@@ -16,6 +16,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Never, Self, TypeVar
 
+from rpcwheel.admission.client import Breakers
 from rpcwheel.call.policy import CallPolicy
 from rpcwheel.durations import to_ns, to_seconds
 from rpcwheel.errors import ConfigurationError, public_name, safe_repr
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from pydantic import SecretStr
 
+    from rpcwheel.admission.policy import BreakerPolicy, ConcurrencyPolicy, ThrottlePolicy
     from rpcwheel.call.failback_policy import FailbackPolicy
     from rpcwheel.call.policy import (
         DeadlinePolicy,
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from rpcwheel.heartbeat.rules import HeartbeatState
     from rpcwheel.idle.policy import IdlePolicy
     from rpcwheel.limit.policy import LimitPolicy
+    from rpcwheel.limit.rate import RatePolicy
     from rpcwheel.options.presets import ServerPreset
     from rpcwheel.publisher.publisher import PublisherBase
     from rpcwheel.registry.policy import RegistryPolicy
@@ -114,6 +117,10 @@ class KitBase(
         wait_for_ready: bool | None = None,
         criticality: Criticality | str | None = None,
         limit: str | int | LimitPolicy | None = None,
+        throttle: float | ThrottlePolicy | None = None,
+        breaker: float | BreakerPolicy | None = None,
+        concurrency: str | int | ConcurrencyPolicy | None = None,
+        rate: float | RatePolicy | None = None,
         methods: Mapping[str, MethodPolicy] | None = None,
         heartbeat: float | timedelta | HeartbeatPolicy | None = None,
         idle: float | timedelta | IdlePolicy | None = None,
@@ -142,6 +149,13 @@ class KitBase(
             limit: `"adaptive"`, a number, or a `LimitPolicy`: how many calls each server with
                 `server_interceptors()` (and for `grpc`, `server_executor()`) works on at the same
                 time. Others wait, and the least critical are refused if it is overloaded.
+            throttle: The `multiplier` of a `ThrottlePolicy`, such as 2.0, or the policy: while a
+                server accepts too few calls, only a part of them is sent.
+            breaker: The `failure_rate` of a `BreakerPolicy`, such as 0.5, or the policy: after too
+                many failures no calls are sent for some time. See `breakers`.
+            concurrency: How many calls of a method run at the same time: a number, `"adaptive"`, or
+                a `ConcurrencyPolicy`.
+            rate: How many calls of a method are sent per second, or a `RatePolicy`.
             methods: Other settings for some methods, by pattern: `"/shop.Orders/Get*"`.
             heartbeat: Seconds of silence after which a heartbeat is sent on the channels of
                 `channel()` and `intercept_channel()`, or a `HeartbeatPolicy`.
@@ -171,6 +185,10 @@ class KitBase(
             wait_for_ready=wait_for_ready,
             criticality=criticality,
             limit=limit,
+            throttle=throttle,
+            breaker=breaker,
+            concurrency=concurrency,
+            rate=rate,
             methods=methods or {},
             heartbeat=heartbeat,
             idle=idle,
@@ -266,6 +284,7 @@ class KitBase(
             raise refusal(problems, len(problems))
         components.start()
         self._queues: Any = self._load("interceptors").FailbackQueues(self._timer)
+        self._breakers = Breakers(layer.breaker for layer in (policy, *policy.methods.values()))
         self._manager: Any = None
         if policy.heartbeat is not None:
             self._manager = self._load("heartbeat").HeartbeatManager.from_policy(
@@ -413,6 +432,7 @@ class KitBase(
             queues=self._queues,
             keeps=keeps,
             stacklevel=stacklevel,
+            breakers=self._breakers,
         )
         return intercepted
 
@@ -422,6 +442,11 @@ class KitBase(
         if not self._has_warned and beat is not None and beat.interval is not None:
             self._has_warned = True
             warnings.warn(NOT_PROBED, RuntimeWarning, stacklevel=stacklevel + 1)
+
+    @property
+    def breakers(self) -> Breakers:
+        """The circuit breakers of the channels, to look at them and to set them by hand."""
+        return self._breakers
 
     @property
     def heartbeats(self) -> tuple[Heartbeat, ...]:

@@ -129,7 +129,13 @@ class Kit(Base):
         from rpcwheel.interceptors.sync import make_interceptors
 
         self._warn_not_probed(stacklevel=2)
-        return make_interceptors(self._policy, timer=self._timer, queues=self._queues, stacklevel=3)
+        return make_interceptors(
+            self._policy,
+            timer=self._timer,
+            queues=self._queues,
+            stacklevel=3,
+            breakers=self._breakers,
+        )
 
     def server_executor(
         self, max_workers: int | None = None, *, thread_name_prefix: str = ""

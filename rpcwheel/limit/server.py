@@ -154,7 +154,7 @@ class ServerLimit:
 
     def __del__(self) -> None:
         if not sys.is_finalizing():
-            components.end_limit(self)
+            components.end("limit", self)
 
     def call(
         self, details: grpc.HandlerCallDetails, handler: grpc.RpcMethodHandler

@@ -128,7 +128,8 @@ class EndedComponents(QueuedCounts):
 
     def _add(self, entry: tuple[Kind, object]) -> None:
         kind, row = entry
-        ended = SimpleNamespace(**dict.fromkeys(TABLES.values(), ()) | {TABLES[kind]: (row,)})
+        rows = row if isinstance(row, tuple) else (row,)
+        ended = SimpleNamespace(**dict.fromkeys(TABLES.values(), ()) | {TABLES[kind]: rows})
         for metric, labels, value in _component_values(ended, COUNTERS):
             series = self._series.setdefault(metric, {})
             full = labels not in series and len(series) >= MAX_SERIES
@@ -144,7 +145,11 @@ class EndedComponents(QueuedCounts):
 
 COUNTERS: Final = tuple(metric for metric in COMPONENTS if metric.kind != "gauge")
 
-TABLES: Final[Mapping[Kind, str]] = {"timer": "timers", "limit": "limits"}
+TABLES: Final[Mapping[Kind, str]] = {
+    "timer": "timers",
+    "limit": "limits",
+    "admission": "admissions",
+}
 """Where the rows of `COUNTERS` are in a `Status`, by the kind of the component."""
 
 EVENT_COUNTS: Final = EventCounts()

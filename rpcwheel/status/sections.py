@@ -107,6 +107,7 @@ _JOURNAL = {"journal": "url"}
 _DEPTH = {"journal": "outer.url", "queue": "queue"}
 _SERVICE = {"registry": "outer.url", "grpc_service": "service"}
 _LIMIT = {"server": "name"}
+_METHOD = {"method": "method"}
 
 # Several columns in a line, as they are read best.
 # fmt: off
@@ -256,6 +257,37 @@ SECTIONS: Final = (
             "streams, rate or closed.",
             {"server": "outer.name", "criticality": "criticality", "reason": "reason"},
             ("calls",), kind="counter"),
+    )),
+    Section("Client limits", "no circuit breakers, throttles or limits of clients", "admissions", (
+        _column("target"), _column("method"), _column("breaker"),
+        _extra("throttled", NUMBER, "rejection"), _column("running", COUNT, "running", "limit"),
+        _column("waiting", COUNT),
+    ), (
+        RowMetric("breakers",
+            "Circuit breakers of a method, by state: closed, open, half_open, forced_open or "
+            "disabled.",
+            {**_METHOD, "state": "breaker"}, ("breakers",)),
+        RowMetric("throttle_rejection",
+            "The share of attempts of a method that the client does not send now; the highest.",
+            _METHOD, ("rejection",), "max"),
+        RowMetric("concurrency_running",
+            "Attempts that run, of methods with a concurrency limit of the client.",
+            _METHOD, ("running",)),
+        RowMetric("concurrency_limit",
+            "Attempts of a method that may run at the same time.",
+            _METHOD, ("limit",)),
+        RowMetric("concurrency_waiting",
+            "Attempts that wait because of the concurrency limit of the client.",
+            _METHOD, ("waiting",)),
+    )),
+    Section("Attempts not sent", "all attempts were sent", "admissions.not_sent", (
+        _column("target", TEXT, "outer.target"), _column("method", TEXT, "outer.method"),
+        _column("reason"), _column("calls", COUNT),
+    ), (
+        RowMetric("attempts_not_sent",
+            "Attempts that the client has not sent. Label reason: breaker, forced, throttle, "
+            "rate, concurrency or deadline.",
+            {"method": "outer.method", "reason": "reason"}, ("calls",), kind="counter"),
     )),
     Section("Registries", "no registries", "registries", (
         _column("registry", TEXT, "url"), _column("answers", FLAG, "up"),

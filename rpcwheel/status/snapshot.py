@@ -25,6 +25,7 @@ from rpcwheel.telemetry import components
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from rpcwheel.admission.client import MethodAdmissionStatus
     from rpcwheel.failback.queue import QueueStatus
     from rpcwheel.heartbeat.monitor import HeartbeatStatus
     from rpcwheel.idle.detector import ConnectionStatus
@@ -57,6 +58,7 @@ class Status:
     channels: tuple[ChannelStatus, ...]
     connections: tuple[ConnectionStatus, ...]
     limits: tuple[LimitStatus, ...]
+    admissions: tuple[MethodAdmissionStatus, ...]
     registries: tuple[RegistryStatus, ...]
     publishers: tuple[PublisherStatus, ...]
     methods: tuple[MethodStatus, ...]
@@ -83,6 +85,9 @@ def snapshot() -> Status:
     def rows(kind: components.Kind) -> tuple[Any, ...]:
         return tuple(sorted(statuses(kind), key=_first_field))
 
+    def flat_rows(kind: components.Kind) -> tuple[Any, ...]:
+        return tuple(sorted(chain.from_iterable(statuses(kind)), key=_first_field))
+
     counts = components.call_counts()
     return Status(
         version=_version("rpcwheel"),
@@ -96,8 +101,9 @@ def snapshot() -> Status:
         journals=rows("journal"),
         heartbeats=rows("heartbeat"),
         channels=rows("channel"),
-        connections=tuple(sorted(chain.from_iterable(statuses("detector")), key=_first_field)),
+        connections=flat_rows("detector"),
         limits=rows("limit"),
+        admissions=flat_rows("admission"),
         registries=rows("registry"),
         publishers=rows("publisher"),
         methods=() if counts is None else counts.status(),

@@ -19,7 +19,7 @@ from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -245,8 +245,19 @@ class Durations:
         self.buckets = [0] * (len(BOUNDS_S) + 1)
 
 
+class CallObserver(Protocol):
+    """Is told the end of each call of one method; a `MethodCounts`, or another object like it."""
+
+    @property
+    def kind(self) -> str:
+        """As of `MethodCounts`; "" for any."""
+
+    def end(self, began: Any, code: str, /) -> None:
+        """Note the end of a call. `began` identifies it; `code` is the name of its status code."""
+
+
 class CallEnd:
-    """Counts the end of a call that has begun, once.
+    """Reports the end of a call that has begun, once.
 
     The call holds the only reference to this object, for example in its list of callbacks. If the
     call is dropped before `end` was called, it is counted as CANCELLED. Not thread-safe.
@@ -254,9 +265,9 @@ class CallEnd:
 
     __slots__ = ("_began_ns", "_counts")
 
-    def __init__(self, counts: MethodCounts, began_ns: int) -> None:
+    def __init__(self, counts: CallObserver, began_ns: Any) -> None:
         """`began_ns` is the result of `counts.begin()`."""
-        self._counts: MethodCounts | None = counts
+        self._counts: CallObserver | None = counts
         self._began_ns = began_ns
 
     def end(self, code: str) -> None:

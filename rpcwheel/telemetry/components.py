@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         "channel",
         "detector",
         "limit",
+        "admission",
         "registry",
         "publisher",
     ]
@@ -40,7 +41,7 @@ __all__ = [
     "add",
     "call_counts",
     "count_calls",
-    "end_limit",
+    "end",
     "end_timer",
     "expect_queue",
     "expected_queues",
@@ -72,8 +73,11 @@ class _Components:
         self._counts_calls: Callable[[], object] = bool
 
     def reset(self) -> None:
-        """Forget what a forked child has no use of; its timers, queues and journals begin anew."""
-        for kind in self._by_kind.keys() - {"timer", "failback", "journal"}:
+        """Forget what a forked child has no use of.
+
+        Its timers, queues and journals begin anew, and functions keep their circuit breakers.
+        """
+        for kind in self._by_kind.keys() - {"timer", "failback", "journal", "admission"}:
             self._by_kind[kind] = {}
 
     def on_first(self, function: Callable[[], object], counts_calls: Callable[[], object]) -> None:
@@ -120,8 +124,8 @@ class _Components:
     def on_end(self, function: Callable[[tuple[Kind, Any]], object]) -> None:
         """Call `function((kind, status))` when a component with counters ends.
 
-        Perhaps in a finalizer. The kind is "timer" or "limit". The `status` of a timer has only a
-        `name` and the `stats`.
+        Perhaps in a finalizer. The kind is "timer", "limit" or "admission". The `status` of a timer
+        has only a `name` and the `stats`.
         """
         self._ended = function
 
@@ -131,11 +135,11 @@ class _Components:
         if reference is not None and self._ended is not None:
             self._ended(("timer", SimpleNamespace(name=timer.name, stats=timer.stats())))
 
-    def end_limit(self, limit: Any) -> None:
-        """Remove the limit of a server, in its finalizer, and report its last counts."""
-        self.remove("limit", limit)
+    def end(self, kind: Kind, component: Any) -> None:
+        """Remove a component, in its finalizer, and report its last counts."""
+        self.remove(kind, component)
         if self._ended is not None:
-            self._ended(("limit", limit.status()))
+            self._ended((kind, component.status()))
 
     def call_counts(self) -> CallCounts | None:
         """Return where calls are counted; None if the metrics are off."""
@@ -158,7 +162,7 @@ of_kind: Final = _COMPONENTS.of_kind
 on_first: Final = _COMPONENTS.on_first
 start: Final = _COMPONENTS.start
 end_timer: Final = _COMPONENTS.end_timer
-end_limit: Final = _COMPONENTS.end_limit
+end: Final = _COMPONENTS.end
 on_end: Final = _COMPONENTS.on_end
 expect_queue: Final = _COMPONENTS.expect_queue
 expected_queues: Final = _COMPONENTS.expected_queues

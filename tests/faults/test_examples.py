@@ -110,6 +110,18 @@ def test_an_overloaded_server_with_a_limit_refuses_sheddable_calls_and_answers_o
     assert re.search(r" sheddable: \d+ RESOURCE_EXHAUSTED\n", limited)
 
 
+def test_a_circuit_breaker_sends_few_calls_to_a_server_that_fails() -> None:
+    printed = story("breaker.py")
+    ends = re.findall(r"calls: {(.*)}", printed)
+    works, down, again = (dict(re.findall(r"'(.+?)': (\d+)", phase)) for phase in ends)
+    assert works == {"answered": "20"}
+    assert int(down["not sent"]) > int(down["failed"])
+    assert int(again["answered"]) > 0
+    # A worker logs it; the main thread may print before the line ends.
+    assert re.search(r"/shop.Audit/Push: the circuit breaker is open for .* calls failed", printed)
+    assert "/shop.Audit/Push: the circuit breaker is closed again, after" in printed
+
+
 @pytest.mark.parametrize("name", ["heartbeat.py", "heartbeat_aio.py"])
 def test_a_frozen_server_is_replaced_by_the_other(name: str) -> None:
     printed = story(name)

@@ -9,8 +9,16 @@ import grpc
 import grpc.aio
 
 import rpcwheel
-from rpcwheel import AsyncWheelTimer, FailbackPolicy, WheelTimer, shared_timer, with_failback
+from rpcwheel import (
+    AsyncWheelTimer,
+    FailbackPolicy,
+    WheelTimer,
+    shared_timer,
+    with_breaker,
+    with_failback,
+)
 from rpcwheel import aio as rpcwheel_aio
+from rpcwheel.admission import BreakerState
 from rpcwheel.call import Deadline, DeadlinePolicy, RetryPolicy, current_deadline, deadline_scope
 from rpcwheel.errors import CallTimeout
 from rpcwheel.events import Event, FailbackGaveUp, add_sink
@@ -80,6 +88,28 @@ async def failback() -> None:
         await rpcwheel.failback.aio.FailbackInvoker(FailbackPolicy(retry_on=OSError)).flush(1.0),
         bool,
     )
+
+
+class Prices:
+    @with_breaker(failures=ConnectionError, open_duration=timedelta(seconds=5))
+    def price(self, item: str, *, day: int = 0) -> float:
+        return float(item) + day
+
+    @with_breaker()
+    async def newest(self, item: str) -> float:
+        return float(item)
+
+
+async def breakers_of_functions() -> None:
+    prices = Prices()
+    assert_type(prices.price("a", day=1), float)
+    assert_type(await prices.newest("a"), float)
+    assert_type(prices.price.breaker.state, BreakerState)
+    assert_type(Prices.price(prices, "a"), float)
+    Prices.price.breaker.reset()
+    prices.price(1)  # type: ignore[arg-type]
+    prices.price()  # type: ignore[call-arg]
+    with_breaker(per="method")  # type: ignore[call-arg]
 
 
 def deadlines() -> None:

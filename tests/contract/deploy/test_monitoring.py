@@ -13,6 +13,7 @@ import grpc
 import pytest
 from ruamel.yaml import YAML
 
+from rpcwheel.admission import BreakerState
 from rpcwheel.limit.limiter import RefusalReason
 from rpcwheel.metrics.table import METHOD, METRICS
 from rpcwheel.rpc import Criticality
@@ -82,6 +83,7 @@ def test_an_expression_uses_metrics_labels_codes_and_states_that_exist(text):
         "grpc_code": {code.name for code in grpc.StatusCode},
         "reason": {refusal.label for refusal in RefusalReason},
         "state": {state.name for state in grpc.ChannelConnectivity}
+        | {state.value for state in BreakerState}
         | {"unhealthy", "waiting", "taken", "dead"},
     }
     for series, conditions in selectors(text):

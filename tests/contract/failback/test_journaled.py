@@ -14,6 +14,7 @@ from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
 from fixtures.worlds import each_kind
 from rpcwheel import call_options
+from rpcwheel.admission import BreakerPolicy
 from rpcwheel.call import CallPolicy, HedgingPolicy, MethodPolicy, RetryPolicy
 from rpcwheel.call.idempotency import IDEMPOTENCY_KEY
 from rpcwheel.errors import (
@@ -27,6 +28,7 @@ from rpcwheel.errors import (
 )
 from rpcwheel.events import (
     CallbackFailed,
+    FailbackAttemptFailed,
     FailbackDelivered,
     FailbackDropped,
     FailbackGaveUp,
@@ -116,6 +118,22 @@ def test_a_channel_of_a_kit_delivers_the_calls_of_an_earlier_process(
     assert world.do(kit.close) == []
     world.do(channel.close)
     assert [seen.requests for seen in shop.calls] == [[b"order"]]
+
+
+def test_attempts_that_a_circuit_breaker_refuses_do_not_count(world, shop, policy, url, events):
+    store(url, target=shop.target)
+    failback = policy(backoff=0.0, max_attempts=1)  # which allows a stored call one more
+    breaker = BreakerPolicy(health_check=False)
+    kit = world.do(world.api.Kit, failback=failback, breaker=breaker)
+    kit.breakers.force_open()
+    world.keep(world.do(kit.channel, shop.target))
+    wait_until(lambda: sum(type(event) is FailbackAttemptFailed for event in events) >= 3)
+    (call,) = stored(url)
+    assert call.attempts == 1
+    kit.breakers.reset()
+    wait_for_none(url)
+    assert [seen.requests for seen in shop.calls] == [[b"order"]]
+    world.do(kit.close)
 
 
 def test_an_infinite_backoff_ends_with_max_age(shop, client, policy, push, url):

@@ -15,6 +15,7 @@ from fixtures.interrupts import Interrupt
 from fixtures.shop import STREAM_UNARY, UNARY_STREAM, UNARY_UNARY, Fail, Hang
 from fixtures.waiting import WAIT_S, wait_until
 from fixtures.worlds import RETRY
+from rpcwheel.admission import BreakerPolicy
 from rpcwheel.call import MethodPolicy, deadline_scope
 from rpcwheel.errors import FailbackClosed
 from rpcwheel.events import CallbackFailed, FailbackGaveUp
@@ -51,6 +52,12 @@ def open_channel(client, queues):
 def flush(client, queues):
     """Delivers the queued calls."""
     return lambda: client.world.do(queues.flush, WAIT_S)
+
+
+def all_wait(queues) -> bool:
+    """Whether no attempt runs."""
+    entries = [entry for listed in queues.entries().values() for entry in listed]
+    return all(entry.next_attempt_s is not None for entry in entries)
 
 
 def is_default(answer) -> bool:
@@ -106,6 +113,29 @@ def test_a_call_whose_deadline_has_passed_is_queued(shop, client, open_channel, 
     (seen,) = shop.calls
     assert seen.requests == [b"x"]
     assert "grpc-previous-rpc-attempts" not in seen.metadata
+
+
+@each_world
+def test_calls_are_not_given_up_while_the_circuit_breaker_is_open(
+    shop, client, open_channel, queues, timer
+):
+    breaker = BreakerPolicy(window_calls=2, minimum_calls=2, open_duration=10.0, health_check=False)
+    failback = AUDIT.replace(max_attempts=2, backoff=wait_fixed(1))
+    channel = open_channel(failback, breaker=breaker, timer=timer)
+    shop.then("UNAVAILABLE", "UNAVAILABLE")
+    for _ in range(3):
+        assert is_default(client.ask(channel))
+    wait_until(lambda: timer.pending == 4)  # with that of the breaker
+    for _ in range(9):
+        timer.advance(1)
+        wait_until(lambda: queues.entries() and all_wait(queues))
+    assert (queues.pending, len(shop.calls)) == (3, 2)
+    while queues.pending:
+        timer.advance(1)
+        wait_until(lambda: all_wait(queues))
+    assert queues.stats()["*"].redelivered == 3
+    assert len(shop.calls) == 5
+    assert {seen.metadata["grpc-previous-rpc-attempts"] for seen in shop.calls[2:]} == {"1"}
 
 
 def test_failback_delivers_the_request_as_it_was_when_the_call_began(

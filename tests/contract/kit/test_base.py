@@ -7,7 +7,9 @@ import pytest
 
 import rpcwheel
 from rpcwheel import (
+    BreakerPolicy,
     CallPolicy,
+    ConcurrencyPolicy,
     ConfigurationError,
     Criticality,
     DeadlinePolicy,
@@ -17,8 +19,10 @@ from rpcwheel import (
     IdlePolicy,
     LimitPolicy,
     MethodPolicy,
+    RatePolicy,
     RegistryPolicy,
     RetryPolicy,
+    ThrottlePolicy,
 )
 from rpcwheel.kit import KitPolicy
 from rpcwheel.options import server_options
@@ -46,6 +50,10 @@ def test_a_kit_takes_the_settings_of_kit_policy(kind):
         "wait_for_ready": True,
         "criticality": Criticality.SHEDDABLE,
         "limit": LimitPolicy(),
+        "throttle": ThrottlePolicy(),
+        "breaker": BreakerPolicy(),
+        "concurrency": ConcurrencyPolicy(),
+        "rate": RatePolicy(rate=5.0),
         "methods": methods,
         "heartbeat": HeartbeatPolicy(interval=10.0),
         "idle": IdlePolicy(idle_timeout=60.0),

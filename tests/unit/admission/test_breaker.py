@@ -3,7 +3,7 @@
 import pytest
 
 from rpcwheel.admission import BreakerPolicy
-from rpcwheel.admission.breaker import Breaker
+from rpcwheel.admission.breaker import Breaker, BreakerState
 
 S = 1_000_000_000
 
@@ -41,8 +41,16 @@ def test_a_breaker_that_stays_half_open_says_why_it_opens():
     run(breaker, "UNAVAILABLE")
     breaker.half_open(S)
     assert (breaker.enter(), breaker.enter()) == (2, None)
-    assert breaker.give_up(60 * S) is None
-    assert breaker.give_up(61 * S).reason == "its calls have not ended in time"
+    assert breaker.give_up(100 * S) is None  # the first refusal
+    assert breaker.give_up(159 * S) is None
+    assert breaker.give_up(160 * S).reason == "its calls have not ended in time"
+
+
+def test_a_breaker_whose_timer_is_lost_is_half_open_in_the_end():
+    breaker = Breaker(BreakerPolicy(minimum_calls=1), lambda: 0.0)
+    run(breaker, "UNAVAILABLE")
+    assert breaker.give_up(3 * S) is None
+    assert breaker.give_up(4 * S).after is BreakerState.HALF_OPEN
 
 
 def test_a_slow_attempt_does_not_let_more_attempts_be_sent_at_a_time():

@@ -24,7 +24,7 @@ class Reference:
         self.become("closed")
 
     def become(self, state):
-        self.state, self.outcomes, self.running = state, [], []
+        self.state, self.outcomes, self.running, self.since = state, [], [], None
         if state in {"closed", "forced_open", "disabled"}:
             self.until = None
         if state == "closed":
@@ -40,32 +40,40 @@ class Reference:
     def stay_open(self, now):
         policy = self.policy
         longest = policy.open_duration * policy.open_growth**self.openings
-        longest = min(longest, policy.max_open_duration or 4 * policy.open_duration)
+        longest = min(longest, policy.max_open_duration or 2 * policy.open_duration)
         self.openings += 1
         self.until = now + longest * 1000 * (1 - 0.1 * self.random)
 
     def half_open(self, now):
         self.become("half_open")
-        self.since, self.until = now, None
+        self.until = None
 
     def enter(self, now, attempt):
         if self.state == "half_open":
             good = sum(not (failed or slow) for _, failed, slow in self.outcomes)
             limit = min(1 + good, self.policy.half_open_calls - len(self.outcomes))
             if len(self.running) >= limit:
-                timeout = self.policy.half_open_timeout
-                if timeout and now - self.since >= timeout * 1000:
-                    self.open(now)
+                self.refused_half_open(now)
                 return False
         elif self.state in {"open", "forced_open"}:
+            if self.state == "open" and now >= self.until + 3000:  # the timer is lost
+                self.half_open(now)
             return False
         self.running.append(attempt)
         return True
+
+    def refused_half_open(self, now):
+        timeout = self.policy.half_open_timeout
+        if self.since is None:
+            self.since = now
+        elif timeout and now - self.since >= timeout * 1000:
+            self.open(now)
 
     def end(self, now, attempt, code, duration):
         if attempt not in self.running:
             return  # it began in an earlier state
         self.running.remove(attempt)
+        self.since = None
         if self.state == "disabled" or code in {CANCELED, NO_STATUS}:
             return
         limit = self.policy.slow_call

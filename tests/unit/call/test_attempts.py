@@ -7,6 +7,7 @@ from rpcwheel.call import RetryPolicy
 from rpcwheel.call.attempts import Attempts, Enqueue, ReadRequests, Response, State, Wait
 from rpcwheel.call.config import MethodConfig
 from rpcwheel.call.policy import DefaultResponsePolicy, HedgingPolicy, MethodPolicy
+from rpcwheel.call.retry import RetryBudget
 from rpcwheel.durations import NEVER
 from rpcwheel.errors import FailbackFull
 from rpcwheel.events import CallbackFailed, DefaultResponseUsed, RetryScheduled, RetryStopped
@@ -52,6 +53,18 @@ def test_an_attempt_that_the_server_cancels_at_its_deadline_counts_as_deadline_e
 def test_the_event_of_a_retry_has_its_delay(events):
     assert fail(begun(retry=RETRY), S) == Wait(1_250_000_000)
     assert events == [RetryScheduled(M, 1, "UNAVAILABLE", 0.25)]
+
+
+def test_an_attempt_that_was_not_sent_counts_neither_as_a_retry_nor_as_one_that_was_sent():
+    settings = MethodPolicy(retry=RETRY.replace(max_attempts=9), idempotent=True)
+    budget = RetryBudget(0.0, 1)
+    attempts = Attempts(M, MethodConfig.from_policy(settings), 0, NEVER, budget)
+    not_sent = AttemptResult("UNAVAILABLE", not_sent=True)
+    for number in (2, 3):  # the budget allows one retry
+        assert isinstance(fail(attempts, number * S, not_sent), Wait)
+        step = attempts.next((number + 1) * S)
+        assert (step.number, step.sent_number) == (number, 1)
+    assert isinstance(fail(attempts, 5 * S, FAILED), Stop)
 
 
 def test_requests_that_cannot_be_sent_again_end_the_call_only_when_its_retry_is_due():

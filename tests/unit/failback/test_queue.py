@@ -15,9 +15,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel._grpc.calls import set_not_sent
 from rpcwheel._grpc.finished import FinishedError
 from rpcwheel.call.config import ChannelKey
 from rpcwheel.call.keeper import KeptDelivery
+from rpcwheel.call.retry import not_sent_metadata
 from rpcwheel.errors import FailbackClosed, FailbackFull
 from rpcwheel.events import (
     DeadLetterFailed,
@@ -96,6 +98,15 @@ def args_of(calls):
     return [call.args for call in calls]
 
 
+def not_sent(pushback_s=None):
+    """The error of an attempt that the client has refused."""
+    pushback_ns = None if pushback_s is None else round(pushback_s * 1e9)
+    trailing = not_sent_metadata((), pushback_ns)
+    error = FinishedError(grpc.StatusCode.UNAVAILABLE, "not sent: open", trailing=trailing)
+    set_not_sent(error)
+    return error
+
+
 def raised(error):
     """The error with a traceback."""
     with pytest.raises(type(error)):
@@ -154,6 +165,60 @@ def test_a_queued_call_is_not_given_up_because_its_server_is_busy(timer, code):
         queue.failed(queue.started[-1], busy)
     assert queue.counts(gave_up=1)
     assert queue.started[-1].reason == "no attempts left"
+
+
+def test_an_attempt_that_was_not_sent_does_not_count(timer, events):
+    queue = RecordingQueue(timer, max_attempts=3)
+    queue.add()
+    for error in (not_sent(), not_sent(), GONE, not_sent(), not_sent(), GONE):
+        timer.advance(5)
+        queue.failed(queue.started[-1], error)
+    assert [event.attempts for event in events[1:]] == [1, 1, 2, 2, 2, 3]
+    assert events[-1].reason == "no attempts left"
+
+
+def test_a_call_whose_first_attempt_was_not_sent_has_made_this_attempt(timer):
+    queue = RecordingQueue(timer, retry_on="UNAVAILABLE", max_attempts=1)
+    assert queue.add(error=not_sent()) is None
+
+
+@pytest.mark.parametrize(
+    ("backoff_s", "pushback_s", "wait_s"), [(5, None, 5), (5, 2, 5), (5, 8, 8), (0, None, 0.05)]
+)
+def test_an_attempt_follows_one_that_was_not_sent_after_the_backoff_and_the_pushback(
+    timer, events, backoff_s, pushback_s, wait_s
+):
+    backoff = tenacity.wait_fixed(backoff_s)
+    queue = RecordingQueue(timer, retry_on="UNAVAILABLE", backoff=backoff)
+    queue.add(error=not_sent(pushback_s))
+    timer.advance(wait_s)
+    queue.failed(queue.started[0], not_sent(pushback_s))
+    assert [event.delay_s for event in events] == [wait_s, wait_s]
+
+
+@pytest.mark.parametrize(
+    ("stop", "waits_s"),
+    [(tenacity.stop_after_delay(10), (2, 8)), (tenacity.stop_before_delay(10), (2,))],
+)
+def test_a_call_whose_attempts_are_not_sent_ends_with_the_time_limit(timer, events, stop, waits_s):
+    queue = RecordingQueue(timer, backoff=tenacity.wait_fixed(2), stop=stop)
+    queue.add()
+    for wait_s in waits_s:
+        assert not queue.counts(gave_up=1)
+        timer.advance(wait_s)
+        queue.failed(queue.started[-1], not_sent(8))
+    assert events[-1].reason == "no attempts left"
+
+
+def test_attempts_that_are_not_sent_are_paced_like_those_to_a_busy_server(timer):
+    queue = RecordingQueue(timer, backoff=tenacity.wait_fixed(60))
+    queue.start = lambda attempt: queue.started.append(attempt.call) or attempt.failed(not_sent())
+    for _ in range(50):
+        queue.add()
+    timer.advance(60)
+    for seconds in (1, 2, 3):
+        assert len(queue.started) == 10 * seconds
+        timer.advance(1)
 
 
 def test_attempts_of_a_channel_wait_for_those_that_run_and_not_for_those_of_others(timer):
@@ -381,23 +446,24 @@ def test_a_dead_letter_hook_that_is_interrupted_ends_the_call_and_raises(timer, 
 
 
 @pytest.mark.parametrize(
-    ("drain_s", "backoff_s", "limit", "wait_s"),
+    ("drain_s", "backoff_s", "limit", "error", "wait_s"),
     [
-        (8, 5, {}, 4),
-        (20, 5, {}, 5),
-        (0.01, 5, {}, 0.05),
-        (1, 0.001, {}, 0.001),
-        (100, 0, {"max_attempts": 2}, 0.05),
-        (100, 1, {"stop": tenacity.stop_after_attempt(2)}, 1),
+        (8, 5, {}, GONE, 4),
+        (20, 5, {}, GONE, 5),
+        (0.01, 5, {}, GONE, 0.05),
+        (1, 0.001, {}, GONE, 0.001),
+        (100, 0, {"max_attempts": 2}, GONE, 0.05),
+        (100, 1, {"stop": tenacity.stop_after_attempt(2)}, GONE, 1),
+        (8, 1, {}, not_sent(60), 4),
     ],
 )
 def test_during_close_attempts_are_not_limited_and_wait_for_half_of_the_time_left_at_most(
-    timer, events, drain_s, backoff_s, limit, wait_s
+    timer, events, drain_s, backoff_s, limit, error, wait_s
 ):
     queue = RecordingQueue(timer, backoff=tenacity.wait_fixed(backoff_s), **limit)
     queue.add()
     assert queue.begin_close(drain_s) == drain_s
-    queue.failed(queue.started[0], GONE)
+    queue.failed(queue.started[0], error)
     assert events[-1].delay_s == wait_s
     timer.advance(wait_s)
     assert len(queue.started) == 2
@@ -492,9 +558,9 @@ def test_a_stopped_timer_loses_the_queued_calls_and_close_returns_them(queue, ti
 # --- Threads and processes ---
 
 
-@pytest.mark.parametrize("fails_again", [False, True])
+@pytest.mark.parametrize("error", [None, GONE, not_sent()])
 def test_a_timeout_is_canceled_if_flush_started_the_attempt_before_it_was_set(
-    queue, timer, monkeypatch, fails_again
+    queue, timer, monkeypatch, error
 ):
     new_timeout = timer.new_timeout
 
@@ -502,14 +568,14 @@ def test_a_timeout_is_canceled_if_flush_started_the_attempt_before_it_was_set(
         timeout = new_timeout(task, delay)
         monkeypatch.setattr(timer, "new_timeout", new_timeout, raising=False)
         queue.begin_flush(None)  # as by another thread
-        if fails_again:
-            queue.failed(queue.started[0], GONE)
+        if error is not None:
+            queue.failed(queue.started[0], error)
         return timeout
 
     monkeypatch.setattr(timer, "new_timeout", new_timeout_and_flush, raising=False)
     queue.add()
     assert len(queue.started) == 1
-    assert timer.pending == fails_again
+    assert timer.pending == (error is not None)
 
 
 @pytest.mark.usefixtures("frequent_thread_switches")

@@ -5,6 +5,7 @@ from typing import get_args, get_type_hints
 
 import pytest
 
+from rpcwheel.admission.client import MethodAdmissionStatus
 from rpcwheel.failback.queue import QueueStatus
 from rpcwheel.heartbeat.monitor import HeartbeatStatus
 from rpcwheel.idle.detector import ConnectionStatus
@@ -26,6 +27,7 @@ CLASSES = {
         HeartbeatStatus,
         JournalStatus,
         LimitStatus,
+        MethodAdmissionStatus,
         MethodStatus,
         PublisherStatus,
         QueueStatus,

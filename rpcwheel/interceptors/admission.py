@@ -1,0 +1,238 @@
+"""Attempts of `grpc` that are sent only if the admission of their method allows it.
+
+Made only for methods with a throttle, a circuit breaker, or a limit of the client: around the
+multicallable or continuation of the attempts, and outside of the counter of attempts. An attempt
+that is not sent ends at once, with a status of the client. One that waits is sent later: a blocking
+attempt waits on its caller's thread, any other is a `LateCall`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import grpc
+
+from rpcwheel._concurrency.executor import EXECUTOR
+from rpcwheel._grpc import multicallable
+from rpcwheel._grpc.calls import (
+    Details,
+    InternalCallback,
+    code_of,
+    copy_details,
+    is_blocking_unary,
+    is_channel_closed_error,
+    metadata_tuple,
+    set_not_sent,
+)
+from rpcwheel._grpc.counted import begin_observed
+from rpcwheel._grpc.finished import FinishedError
+from rpcwheel.admission.client import Admitted, NotSent, Waiting
+from rpcwheel.call.config import TIMER_CHECK_INTERVAL_S
+from rpcwheel.call.retry import not_sent_metadata
+from rpcwheel.call.sync_call import LateCall, RetryingCall, RetryingStream
+from rpcwheel.rpc import classes_by_kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rpcwheel._grpc.calls import AnyCall
+    from rpcwheel.admission.client import MethodAdmission
+    from rpcwheel.call.config import ClientState
+    from rpcwheel.rpc import Kind
+
+
+def admitted_multicallable(
+    kind: Kind, below: Any, method: str, admission: MethodAdmission, state: ClientState
+) -> Any:
+    """Return a multicallable of the same kind whose calls are sent if `admission` allows it."""
+    return _MULTICALLABLES[kind](below, method, admission, state)
+
+
+def admitted_continuation(
+    kind: Kind,
+    continuation: Callable[[Any, Any], AnyCall],
+    admission: MethodAdmission,
+    state: ClientState,
+) -> Callable[[Any, Any], AnyCall]:
+    """Return a continuation of an interceptor, whose calls are sent if `admission` allows it."""
+    waits_here = is_blocking_unary(continuation) is True
+
+    def begin(details: Any, request: Any) -> AnyCall:
+        return _begin(
+            kind, continuation, copy_details(details), request, admission, state, waits_here
+        )
+
+    begin.__qualname__ = getattr(continuation, "__qualname__", "")  # for `is_blocking_unary`
+    return begin
+
+
+def _begin(
+    kind: Kind,
+    begin: Callable[[Details, Any], AnyCall],
+    details: Details,
+    request: Any,
+    admission: MethodAdmission,
+    state: ClientState,
+    waits_here: bool,
+) -> AnyCall:
+    """Begin an attempt, and report its end.
+
+    Args:
+        kind: The kind of call.
+        begin: Begins the attempt.
+        details: The call details.
+        request: The message, or the iterator of messages.
+        admission: That of the method.
+        state: The state of the client.
+        waits_here: Whether this thread waits, if the attempt may be sent later.
+    """
+    entered = admission.enter(details.timeout)
+    if isinstance(entered, Waiting):
+        if not waits_here:
+            waiting = entered
+            try:
+                late = _LateCall(kind, begin, details, request, admission, state, waiting)
+            except BaseException:  # such as metadata of a wrong form
+                waiting.cancel()
+                raise
+            return RetryingStream(late) if kind.streams_responses else RetryingCall(late)
+        began_s = time.monotonic()
+        entered = wait_on_thread(entered)
+        if details.timeout is not None:
+            left_s = max(0.0, details.timeout - (time.monotonic() - began_s))
+            details = details._replace(timeout=left_s)
+    if isinstance(entered, NotSent):
+        return _not_sent(entered, details.metadata)
+    return begin_observed(admission, entered, begin, details, request)
+
+
+def wait_on_thread(waiting: Waiting) -> Admitted | NotSent:
+    """Wait on this thread until an attempt may be sent, or must not be sent."""
+    # Not an event, which a finalizer on this thread could not set while this waits for it.
+    gate = threading.Lock()
+    gate.acquire()
+    try:
+        waiting.then(gate.release)
+        while not gate.acquire(timeout=TIMER_CHECK_INTERVAL_S):
+            waiting.check_timer()
+        return waiting.take()
+    except BaseException:  # such as KeyboardInterrupt
+        waiting.cancel()
+        raise
+
+
+def _not_sent(result: NotSent, metadata: Any) -> FinishedError:
+    """Make the end of an attempt that is not sent."""
+    error = FinishedError(
+        grpc.StatusCode[result.reason.code],
+        result.reason.details,
+        trailing=not_sent_metadata(metadata, result.pushback_ns),
+    )
+    set_not_sent(error)
+    return error
+
+
+class _LateCall(LateCall):
+    """An attempt of `.future()` or a response stream that is sent later."""
+
+    def __init__(
+        self,
+        kind: Kind,
+        begin: Callable[[Details, Any], AnyCall],
+        details: Details,
+        request: Any,
+        admission: MethodAdmission,
+        state: ClientState,
+        waiting: Waiting,
+    ) -> None:
+        metadata = None if details.metadata is None else metadata_tuple(details.metadata)
+        details = details._replace(metadata=metadata)
+        super().__init__(state.without_policies, kind, details, request)
+        self._begin_attempt = begin
+        self._details = details
+        self._admission = admission
+        self._waiting = waiting
+        self.add_callback(InternalCallback(waiting.cancel))
+        waiting.then(partial(EXECUTOR.submit, ("calls", details.method), self._wait_over))
+
+    def check_timer(self) -> None:
+        super().check_timer()
+        self._waiting.check_timer()
+
+    def _wait_over(self) -> None:
+        """Begin the attempt, or end the call. On a worker."""
+        if self.final is None:
+            self._run(self._begin_or_end)
+
+    def _begin_or_end(self) -> None:
+        entered = self._waiting.take()
+        if isinstance(entered, Admitted):
+            details = self._details._replace(timeout=self.seconds_left())
+            begin = self._begin_attempt
+            try:
+                attempt = begin_observed(self._admission, entered, begin, details, self.request)
+            except ValueError as error:
+                if not is_channel_closed_error(error):
+                    raise
+                self._finish(FinishedError(grpc.StatusCode.CANCELLED, "Channel closed!"))
+            else:
+                self.begin(attempt)
+        else:
+            self._finish(_not_sent(entered, self._details.metadata))
+
+
+class _AdmittedMulticallable:
+    """The part that is common to the four kinds of call."""
+
+    __slots__ = ("_admission", "_below", "_method", "_state")
+
+    kind: Kind
+
+    def __init__(
+        self, below: Any, method: str, admission: MethodAdmission, state: ClientState
+    ) -> None:
+        self._below = below
+        self._method = method
+        self._admission = admission
+        self._state = state
+
+    def _wait(
+        self, name: str, request: Any, timeout: float | None, metadata: Any, *others: Any
+    ) -> Any:
+        """Make an attempt on the caller's thread and return its response."""
+        admission = self._admission
+        entered = admission.enter(timeout)
+        if entered.__class__ is not Admitted:
+            began_s = time.monotonic()
+            if isinstance(entered, Waiting):
+                entered = wait_on_thread(entered)
+            if isinstance(entered, NotSent):
+                raise _not_sent(entered, metadata)
+            if timeout is not None:
+                timeout = max(0.0, timeout - (time.monotonic() - began_s))
+        try:
+            response = getattr(self._below, name)(request, timeout, metadata, *others)
+        except BaseException as error:
+            admission.end(entered, code_of(error))
+            raise
+        admission.end(entered, "OK")
+        return response
+
+    def _begin(self, name: str, request: Any, *options: Any) -> Any:
+        """Begin an attempt of `.future()`, or of a response stream."""
+        begin = getattr(self._below, name)
+        return _begin(
+            self.kind,
+            lambda details, request: begin(request, *details[1:]),
+            Details(self._method, *options),
+            request,
+            self._admission,
+            self._state,
+            waits_here=False,
+        )
+
+
+_MULTICALLABLES: Final = classes_by_kind(_AdmittedMulticallable, multicallable.MULTICALLABLES)

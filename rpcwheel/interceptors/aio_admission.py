@@ -1,0 +1,139 @@
+"""Attempts of `grpc.aio` that are sent only if the admission of their method allows it.
+
+See `rpcwheel.interceptors.admission`. An attempt that waits is a call that begins its only attempt
+in a task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from rpcwheel._concurrency.loop import call_on_loop
+from rpcwheel._grpc.aio_counted import begin_observed, begin_observed_awaited
+from rpcwheel._grpc.aio_finished import failed_call
+from rpcwheel._grpc.calls import aio_metadata, set_not_sent
+from rpcwheel.admission.client import NotSent, Waiting
+from rpcwheel.call.aio_call import begin_later
+from rpcwheel.call.config import TIMER_CHECK_INTERVAL_S
+from rpcwheel.call.retry import not_sent_metadata
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from rpcwheel._grpc.aio_finished import FinishedCall
+    from rpcwheel.admission.client import Admitted, MethodAdmission
+    from rpcwheel.call.aio_call import CallFactory
+    from rpcwheel.rpc import Kind
+
+
+def begin_admitted(
+    calls: CallFactory,
+    admission: MethodAdmission,
+    begin: Callable[..., Any],
+    request: Any,
+    *,
+    timeout: float | None,
+    metadata: Any,
+    **options: Any,
+) -> Any:
+    """Return the call `begin(request, ...)`, or one that is sent later, or one that has failed.
+
+    Args:
+        calls: The factory of the method's calls.
+        admission: That of the method.
+        begin: Begins an attempt; a multicallable.
+        request: The request, or an iterator of requests.
+        timeout: The timeout of the attempt.
+        metadata: Its metadata.
+        **options: Other arguments of `begin`.
+    """
+    if calls.state.loop is None:
+        calls.state.loop = asyncio.get_running_loop()
+    entered = admission.enter(timeout)
+    if isinstance(entered, NotSent):
+        return _not_sent(calls.kind, entered, metadata)
+    if not isinstance(entered, Waiting):
+        options |= {"timeout": timeout, "metadata": metadata}
+        return begin_observed(admission, entered, begin, request, **options)
+    waiting = entered
+
+    async def start(
+        request: Any,
+        *,
+        timeout: float | None,  # noqa: ASYNC109 - of the attempt
+        metadata: Any,
+        **own: Any,
+    ) -> Any:
+        began_s = asyncio.get_running_loop().time()
+        result = await wait_on_loop(waiting)
+        if isinstance(result, NotSent):
+            return _not_sent(calls.kind, result, metadata)
+        if timeout is not None:
+            timeout = max(0.0, timeout - (asyncio.get_running_loop().time() - began_s))
+        own = options | own | {"timeout": timeout, "metadata": metadata}
+        return begin_observed(admission, result, begin, request, **own)
+
+    wait_for_ready = options.get("wait_for_ready")
+    try:
+        return begin_later(calls, start, request, timeout, metadata, wait_for_ready, waiting.cancel)
+    except BaseException:  # such as metadata of a wrong form
+        waiting.cancel()
+        raise
+
+
+async def begin_admitted_awaited(
+    kind: Kind,
+    admission: MethodAdmission,
+    begin: Callable[..., Awaitable[Any]],
+    details: grpc.aio.ClientCallDetails,
+    request: Any,
+) -> Any:
+    """Return the call `await begin(details, request)`, or one that has failed; may wait first."""
+    entered = admission.enter(details.timeout)
+    if isinstance(entered, Waiting):
+        began_s = asyncio.get_running_loop().time()
+        entered = await wait_on_loop(entered)
+        if details.timeout is not None:
+            left_s = details.timeout - (asyncio.get_running_loop().time() - began_s)
+            details = details._replace(timeout=max(0.0, left_s))
+    if isinstance(entered, NotSent):
+        return _not_sent(kind, entered, details.metadata)
+    return await begin_observed_awaited(admission, entered, begin, details, request)
+
+
+async def wait_on_loop(waiting: Waiting) -> Admitted | NotSent:
+    """Wait until an attempt may be sent, or must not be sent."""
+    loop = asyncio.get_running_loop()
+    over = asyncio.Event()
+
+    def wake() -> None:
+        if not call_on_loop(loop, over.set):
+            waiting.cancel()  # the loop is closed, so nobody takes the result
+
+    try:
+        waiting.then(wake)
+        while not over.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(TIMER_CHECK_INTERVAL_S):
+                    await over.wait()
+            waiting.check_timer()
+        return waiting.take()
+    except BaseException:
+        waiting.cancel()
+        raise
+
+
+def _not_sent(kind: Kind, result: NotSent, metadata: Any) -> FinishedCall:
+    """Make the end of an attempt that is not sent."""
+    error = grpc.aio.AioRpcError(
+        grpc.StatusCode[result.reason.code],
+        grpc.aio.Metadata(),
+        aio_metadata(not_sent_metadata(metadata, result.pushback_ns)),
+        result.reason.details,
+    )
+    set_not_sent(error)
+    return failed_call(kind, error)

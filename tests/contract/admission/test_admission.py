@@ -1,0 +1,312 @@
+"""Attempts that a client does not send: circuit breaker, throttle, rate and concurrency limits."""
+
+import contextlib
+
+import grpc
+import pytest
+
+import rpcwheel
+from fixtures.clients import held, in_every_way, ways
+from fixtures.shop import UNARY_UNARY, Hang
+from fixtures.waiting import wait_until
+from fixtures.worlds import RETRY
+from rpcwheel.admission import BreakerPolicy, ConcurrencyPolicy, ThrottlePolicy
+from rpcwheel.call import DefaultResponsePolicy, HedgingPolicy
+from rpcwheel.errors import ConfigurationError
+from rpcwheel.events import BreakerClosed, BreakerOpened, ThrottleBegan, ThrottleEnded
+from rpcwheel.limit import RatePolicy
+
+UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
+RESOURCE_EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+BREAKER = BreakerPolicy(
+    window_calls=4, minimum_calls=2, half_open_calls=2, open_duration=10.0, health_check=False
+)
+
+PLAIN = {"retry": None}
+
+
+def fail(shop, client, channel, count):
+    shop.then(*["UNAVAILABLE"] * count)
+    for _ in range(count):
+        assert client.refused(channel).code() is UNAVAILABLE
+
+
+def is_answered(client, channel):
+    try:
+        return client.ask(channel) == b"x"
+    except grpc.RpcError:  # the end of the attempt before is not known yet
+        return False
+
+
+@in_every_way
+def test_an_open_breaker_sends_no_calls_until_a_probe_succeeds(shop, client, timer, events):
+    channel = client.open(breaker=BREAKER, timer=timer, **PLAIN)
+    fail(shop, client, channel, 2)
+    error = client.refused(channel)
+    assert error.code() is UNAVAILABLE
+    assert error.details() == ("not sent: the circuit breaker is open, because calls have failed")
+    assert len(shop.calls) == 2
+    wait_until(lambda: timer.pending == 1)
+    timer.advance(10.0)
+    assert client.ask(channel) == b"x"
+    wait_until(lambda: is_answered(client, channel))
+    wait_until(lambda: len(events) == 2)
+    opened, closed = events
+    assert isinstance(opened, BreakerOpened)
+    assert (opened.method, opened.reason) == (client.method, "2 of 2 calls failed")
+    assert isinstance(closed, BreakerClosed)
+    assert timer.pending == 0
+
+
+@in_every_way
+def test_a_probe_that_fails_opens_the_breaker_for_longer(shop, client, timer):
+    channel = client.open(breaker=BREAKER, timer=timer, **PLAIN)
+    fail(shop, client, channel, 2)
+    wait_until(lambda: timer.pending == 1)
+    timer.advance(10.0)
+    fail(shop, client, channel, 1)
+    wait_until(lambda: timer.pending == 1)
+    timer.advance(10.0)
+    assert client.refused(channel).details().startswith("not sent")
+    timer.advance(10.0)
+    assert client.ask(channel) == b"x"
+
+
+@in_every_way
+def test_a_method_that_fails_does_not_open_the_breakers_of_others(shop, client, timer):
+    channel = client.open(breaker=BREAKER, timer=timer, **PLAIN)
+    fail(shop, client, channel, 2)
+    other = client.world.call(channel, "stream_unary", b"y")
+    assert other.result() == b"y"
+
+
+@ways("sync blocking", "aio unary")
+def test_a_call_is_retried_when_the_open_time_of_the_breaker_is_over(shop, client, timer, events):
+    retry = RETRY.replace(max_attempts=4)
+    channel = client.open(breaker=BREAKER, timer=timer, retry=retry, idempotent=False)
+    shop.then("NOT_FOUND")
+    client.refused(channel)
+    shop.then("UNAVAILABLE")
+    client.refused(channel)
+    call = client.begin(channel)
+    wait_until(lambda: timer.pending == 2)  # the breaker, and the retry after it
+    timer.advance(16.0)
+    assert client.answer(call) == b"x"
+    assert shop.calls[-1].metadata.get("x-retry-attempt") is None  # none was sent before
+
+
+@in_every_way
+def test_a_call_that_is_not_sent_gets_the_default_response(shop, client, timer):
+    default = DefaultResponsePolicy(on="UNAVAILABLE", default=client.default(b"none"))
+    channel = client.open(breaker=BREAKER, timer=timer, default_response=default, **PLAIN)
+    shop.then("UNAVAILABLE", "UNAVAILABLE")
+    assert [client.ask(channel) for _ in range(3)] == [b"none"] * 3
+    assert len(shop.calls) == 2
+
+
+@in_every_way
+def test_a_throttle_sends_only_a_part_of_the_calls_that_a_server_does_not_accept(
+    shop, client, timer, events
+):
+    throttle = ThrottlePolicy(max_rejection=1.0)
+    channel = client.open(throttle=throttle, timer=timer, **PLAIN)
+    shop.then(*["RESOURCE_EXHAUSTED"] * 100)
+    errors = [client.refused(channel) for _ in range(100)]
+    sent = len(shop.calls)
+    assert 1 <= sent < 40
+    not_sent = [error for error in errors if error.details().startswith("not sent: throttled")]
+    assert len(not_sent) == 100 - sent
+    assert {error.code() for error in not_sent} == {UNAVAILABLE}
+    wait_until(lambda: timer.pending == 1)
+    timer.advance(5.0)
+    wait_until(lambda: len(events) == 2)
+    began, ended = events
+    assert isinstance(began, ThrottleBegan)
+    assert isinstance(ended, ThrottleEnded)
+    assert ended.refused == 100 - sent
+    shop.reset()
+    assert client.ask(channel) == b"x"
+
+
+@in_every_way
+def test_a_call_above_the_concurrency_limit_is_refused(shop, client, timer):
+    channel = client.open(concurrency=1, timer=timer, **PLAIN)
+    hang = Hang()
+    shop.then(hang)
+    running = client.begin(channel)
+    assert hang.begun.wait(30)
+    error = client.refused(channel)
+    assert error.code() is RESOURCE_EXHAUSTED
+    assert error.details() == "not sent: as many calls run as the concurrency limit allows"
+    shop.calls[0].ended.set()
+    client.answer(running)
+    assert client.ask(channel) == b"x"
+
+
+@in_every_way
+def test_a_call_above_the_concurrency_limit_waits_for_another_to_end(shop, client, timer):
+    concurrency = ConcurrencyPolicy(max_calls=1, max_wait=5.0)
+    channel = client.open(concurrency=concurrency, timer=timer, **PLAIN)
+    hang = Hang()
+    shop.then(hang)
+    first = client.begin(channel)
+    assert hang.begun.wait(30)
+    second = client.begin(channel, b"y")
+    wait_until(lambda: timer.pending == 1)
+    third = client.begin(channel, b"z")
+    wait_until(lambda: timer.pending == 2)
+    assert len(shop.calls) == 1
+    shop.calls[0].ended.set()
+    client.answer(first)
+    assert [client.answer(call) for call in (second, third)] == [b"y", b"z"]
+    wait_until(lambda: timer.pending == 0)
+
+
+@in_every_way
+def test_a_call_that_has_waited_too_long_for_the_concurrency_limit_is_refused(shop, client, timer):
+    concurrency = ConcurrencyPolicy(max_calls=1, max_wait=5.0)
+    channel = client.open(concurrency=concurrency, timer=timer, **PLAIN)
+    hang = Hang()
+    shop.then(hang)
+    first = client.begin(channel)
+    assert hang.begun.wait(30)
+    late, late_by_deadline = client.begin(channel), client.begin(channel, timeout=60.0)
+    wait_until(lambda: timer.pending == 2)
+    timer.advance(5.0)
+    assert [call.code() for call in (late, late_by_deadline)] == [RESOURCE_EXHAUSTED] * 2
+    shop.calls[0].ended.set()
+    client.answer(first)
+    assert client.ask(channel) == b"x"
+    assert len(shop.calls) == 2
+
+
+@held
+def test_a_call_that_waits_can_be_canceled(shop, client, timer):
+    concurrency = ConcurrencyPolicy(max_calls=1, max_wait=5.0)
+    channel = client.open(concurrency=concurrency, timer=timer, **PLAIN)
+    hang = Hang()
+    shop.then(hang)
+    first = client.begin(channel)
+    assert hang.begun.wait(30)
+    second = client.begin(channel)
+    wait_until(lambda: timer.pending == 1)
+    assert second.cancel()
+    wait_until(lambda: timer.pending == 0)
+    assert second.code() is grpc.StatusCode.CANCELLED
+    shop.calls[0].ended.set()
+    client.answer(first)
+    assert client.ask(channel) == b"x"
+    assert len(shop.calls) == 2
+
+
+@in_every_way
+def test_a_call_waits_for_a_token_of_the_rate_limit(shop, client, timer):
+    channel = client.open(rate=RatePolicy(rate=1.0, max_wait=2.0), timer=timer, **PLAIN)
+    assert client.ask(channel) == b"x"
+    second = client.begin(channel, b"y")
+    wait_until(lambda: timer.pending == 1)
+    third = client.begin(channel, b"z")
+    wait_until(lambda: timer.pending == 2)
+    error = client.refused(channel)
+    assert error.code() is RESOURCE_EXHAUSTED
+    assert error.details() == "not sent: more calls per second than the rate limit allows"
+    timer.advance(1.0)
+    assert client.answer(second) == b"y"
+    assert len(shop.calls) == 2
+    timer.advance(1.0)
+    assert client.answer(third) == b"z"
+
+
+@pytest.fixture
+def kit(world, timer):
+    return world.do(world.api.Kit, breaker=BREAKER, timer=timer)
+
+
+def test_breakers_of_a_kit_are_set_by_hand(shop, world, kit):
+    kit.breakers.force_open("/test.Shop/Unary*")
+    channel = world.keep(world.do(kit.channel, shop.target))
+    assert world.call(channel).error().details().startswith("not sent")
+    assert world.call(channel, "stream_unary", b"y").result() == b"y"
+    states = {breaker.method: breaker.state.value for breaker in kit.breakers}
+    assert states == {UNARY_UNARY: "forced_open", "/test.Shop/StreamUnary": "closed"}
+    kit.breakers.reset(UNARY_UNARY)
+    assert world.call(channel).result() == b"x"
+    kit.breakers.disable()
+    shop.then(*["UNAVAILABLE"] * 8)
+    for _ in range(8):
+        assert world.call(channel).error().details().startswith("scripted")
+    world.do(kit.close)
+
+
+def test_channels_of_a_kit_to_one_target_share_their_breakers(shop, world, kit, timer):
+    first, second = (world.keep(world.do(kit.channel, shop.target)) for _ in range(2))
+    shop.then("UNAVAILABLE", "UNAVAILABLE")
+    for channel in (first, second):
+        world.call(channel).error()
+    assert world.call(first).error().details().startswith("not sent")
+    assert world.call(second).error().details().startswith("not sent")
+    (breaker,) = kit.breakers
+    assert (breaker.target, breaker.state.value) == (shop.target, "open")
+    world.do(kit.close)
+
+
+def test_the_policies_are_no_call_options():
+    refused = pytest.raises(ConfigurationError, match="breaker, rate: the calls of")
+    with refused, rpcwheel.call_options(breaker=None, rate=1.0):
+        pass
+
+
+@ways("sync future", "sync stream", "aio unary", "aio stream")
+def test_a_call_that_waits_ends_if_its_channel_is_closed(shop, client, timer):
+    concurrency = ConcurrencyPolicy(max_calls=1, max_wait=5.0)
+    channel = client.open(api="channel", concurrency=concurrency, timer=timer, **PLAIN)
+    hang = Hang()
+    shop.then(hang)
+    first = client.begin(channel)
+    assert hang.begun.wait(30)
+    second = client.begin(channel)
+    wait_until(lambda: timer.pending == 1)
+    client.world.do(channel.close)
+    assert [call.code() for call in (first, second)] == [grpc.StatusCode.CANCELLED] * 2
+
+
+@held
+def test_a_call_that_is_canceled_before_it_waits_keeps_no_permit(shop, client, timer):
+    concurrency = ConcurrencyPolicy(max_calls=1, max_wait=5.0)
+    channel = client.open(api="channel", concurrency=concurrency, timer=timer, **PLAIN)
+    hang = Hang()
+    shop.then(hang)
+    first = client.begin(channel)
+    assert hang.begun.wait(30)
+    multicallable = getattr(channel, client.kind)(client.method)
+
+    def begin_and_cancel():
+        begin = getattr(multicallable, "future", multicallable)
+        begin(b"y").cancel()  # with grpc.aio: before its task has run
+        with contextlib.suppress(TypeError, ValueError):
+            begin(b"y", metadata=[("only-a-key",)])
+
+    client.world.do(begin_and_cancel)
+    wait_until(lambda: timer.pending == 0)
+    shop.calls[0].ended.set()
+    client.answer(first)
+    assert client.ask(channel) == b"x"
+    assert len(shop.calls) == 2
+
+
+@ways("sync future", "aio unary")
+def test_a_hedge_that_is_not_sent_follows_the_delay(shop, client, timer, events):
+    hedging = HedgingPolicy(delay=1.0, max_attempts=3, retry_budget=None)
+    settings = {"retry": None, "hedging": hedging, "concurrency": 1}
+    channel = client.open(api="channel", timer=timer, **settings)
+    hang = Hang()
+    shop.then(hang)
+    call = client.begin(channel)
+    assert hang.begun.wait(30)
+    for _ in range(2):
+        wait_until(lambda: timer.pending == 1)
+        timer.advance(1.0)
+    shop.calls[0].ended.set()
+    assert client.answer(call) is not None
+    assert len(shop.calls) == 1

@@ -1,0 +1,77 @@
+"""A circuit breaker that asks the server whether it serves, before it sends calls again."""
+
+import grpc
+import pytest
+
+from fixtures.shop import Shop
+from fixtures.waiting import wait_until
+from rpcwheel.admission import BreakerPolicy
+
+BREAKER = BreakerPolicy(window_calls=2, minimum_calls=2, half_open_calls=1, open_duration=10.0)
+
+SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"
+
+
+class Health(grpc.GenericRpcHandler):
+    """The health service: answers with `response`, and counts the checks."""
+
+    response = NOT_SERVING
+    checks = 0
+
+    def service(self, details):
+        if details.method != "/grpc.health.v1.Health/Check":
+            return None
+        return grpc.unary_unary_rpc_method_handler(self._check)
+
+    def _check(self, request, context):
+        self.checks += 1
+        return self.response
+
+
+@pytest.fixture
+def health():
+    return Health()
+
+
+@pytest.fixture
+def shop(health):
+    with Shop(health) as shop:
+        yield shop
+
+
+def open_breaker(shop, world, channel):
+    shop.then("UNAVAILABLE", "UNAVAILABLE")
+    for _ in range(2):
+        world.call(channel).error()
+
+
+def test_no_call_is_sent_to_a_server_that_is_not_serving(shop, health, world, timer):
+    kit = world.do(world.api.Kit, breaker=BREAKER, timer=timer)
+    channel = world.keep(world.do(kit.channel, shop.target))
+    open_breaker(shop, world, channel)
+    for checks, open_s in ((1, 10.0), (2, 20.0)):
+        wait_until(lambda: timer.pending == 1)
+        timer.advance(open_s)
+        wait_until(lambda checks=checks: health.checks == checks)
+        assert world.call(channel).error().details().startswith("not sent")
+    health.response = SERVING
+    wait_until(lambda: timer.pending == 1)
+    timer.advance(40.0)
+    (breaker,) = kit.breakers
+    wait_until(lambda: breaker.state.value == "half_open")
+    assert world.call(channel).result() == b"x"
+    assert len(shop.calls) == 3
+    world.do(kit.close)
+
+
+def test_a_call_is_sent_to_a_server_without_health_checks(world, timer):
+    with Shop() as shop:
+        kit = world.do(world.api.Kit, breaker=BREAKER, timer=timer)
+        channel = world.keep(world.do(kit.channel, shop.target))
+        open_breaker(shop, world, channel)
+        wait_until(lambda: timer.pending == 1)
+        timer.advance(10.0)
+        (breaker,) = kit.breakers
+        wait_until(lambda: breaker.state.value == "half_open")
+        assert world.call(channel).result() == b"x"
+        world.do(kit.close)

@@ -1,0 +1,280 @@
+"""The admission of one method: which attempts wait, and what they give back."""
+
+import threading
+from random import Random
+
+import pytest
+
+from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel.admission import BreakerPolicy, BreakerState, ConcurrencyPolicy, ThrottlePolicy
+from rpcwheel.admission.client import (
+    AdmissionSettings,
+    Admitted,
+    Breakers,
+    NotSent,
+    Reason,
+    Waiting,
+)
+from rpcwheel.limit import RatePolicy
+from rpcwheel.timer import ManualTimer
+
+LIMIT = 3
+
+
+@pytest.fixture
+def timer():
+    return ManualTimer()
+
+
+def admission_of(timer, **settings):
+    client = Breakers().admission("shop:1", timer)
+    return client.method("/shop.Orders/Get", AdmissionSettings(**settings))
+
+
+class Attempts:
+    """Attempts of a method that begin, wait, are canceled and end at random."""
+
+    def __init__(self, admission, timer, random):
+        self.admission, self.timer, self.random = admission, timer, random
+        self.running, self.waiting, self.ready = [], [], []
+
+    def begin(self):
+        result = self.admission.enter(self.random.choice([None, 0.2, 5.0]))
+        if isinstance(result, Waiting):
+            self.waiting.append(result)
+            result.then(lambda: self.ready.append(result))
+        self.run(result)
+
+    def run(self, result):
+        if isinstance(result, Admitted):
+            self.running.append(result)
+
+    def end(self):
+        if self.running:
+            ended = self.running.pop(self.random.randrange(len(self.running)))
+            code = self.random.choice(["OK", "OK", "UNAVAILABLE", "CANCELLED"])
+            self.admission.end(ended, code)
+
+    def cancel(self):
+        if self.waiting:
+            self.random.choice(self.waiting).cancel()
+
+    def take(self):
+        if self.ready:
+            self.run(self.ready.pop(0).take())
+
+    def advance(self):
+        self.timer.advance(self.random.choice([0.01, 0.1, 1.0]))
+
+    def end_all(self):
+        while self.running:
+            self.end()
+        for one in self.waiting:
+            one.cancel()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_more_attempts_run_than_allowed_and_none_keeps_its_permit(timer, seed):
+    random = Random(seed)
+    admission = admission_of(
+        timer,
+        breaker=BreakerPolicy(window_calls=5, minimum_calls=5, half_open_calls=2),
+        throttle=ThrottlePolicy(max_rejection=0.5),
+        concurrency=ConcurrencyPolicy(max_calls=LIMIT, max_wait=1.0),
+        rate=RatePolicy(rate=20.0, burst=2, max_wait=0.5),
+    )
+    attempts = Attempts(admission, timer, random)
+    steps = [attempts.begin, attempts.begin, attempts.end, attempts.cancel, attempts.take]
+    for _ in range(500):
+        random.choice([*steps, attempts.advance])()
+        assert len(attempts.running) <= LIMIT
+    attempts.end_all()
+    status = admission.status()
+    assert (status.running, status.waiting) == (0, 0)
+    admission.breaker.reset()
+    timer.advance(100.0)
+    assert isinstance(admission.enter(), Admitted)
+
+
+def test_threads_share_the_permits(timer):
+    admission = admission_of(timer, concurrency=ConcurrencyPolicy(max_calls=LIMIT, max_wait=60.0))
+    lock, running, most, done = threading.Lock(), [0], [0], []
+
+    def work():
+        for _ in range(200):
+            result = admission.enter()
+            if isinstance(result, Waiting):
+                over = threading.Event()
+                result.then(over.set)
+                assert over.wait(WAIT_S)
+                result = result.take()
+            assert isinstance(result, Admitted)
+            with lock:
+                running[0] += 1
+                most[0] = max(most[0], running[0])
+            with lock:
+                running[0] -= 1
+            admission.end(result, "OK")
+        done.append(1)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert len(done) == len(threads)
+    assert most[0] <= LIMIT
+    status = admission.status()
+    assert (status.running, status.waiting, status.not_sent) == (0, 0, ())
+
+
+def test_attempts_wait_in_the_order_in_which_they_began(timer):
+    admission = admission_of(timer, concurrency=ConcurrencyPolicy(max_calls=1, max_wait=1.0))
+    first, order = admission.enter(), []
+    for number in range(3):
+        waiting = admission.enter()
+        waiting.then(lambda number=number, waiting=waiting: order.append((number, waiting.take())))
+    admission.end(first, "OK")
+    for _ in range(2):
+        admission.end(order[-1][1], "OK")
+    assert [number for number, _ in order] == [0, 1, 2]
+
+
+def test_the_deadline_of_an_attempt_ends_its_wait(timer):
+    admission = admission_of(timer, concurrency=ConcurrencyPolicy(max_calls=1, max_wait=10.0))
+    admission.enter()
+    waiting = admission.enter(2.0)
+    timer.advance(2.0)
+    assert waiting.take() == NotSent(Reason.DEADLINE)
+    assert admission.enter(0.0) == NotSent(Reason.DEADLINE)
+
+
+def test_a_token_is_not_reserved_past_the_deadline(timer):
+    admission = admission_of(timer, rate=RatePolicy(rate=1.0, max_wait=10.0))
+    assert isinstance(admission.enter(), Admitted)
+    assert admission.enter(0.5) == NotSent(Reason.RATE)
+    assert isinstance(admission.enter(1.5), Waiting)
+
+
+def test_without_a_timer_no_attempt_waits(timer):
+    admission = admission_of(timer, concurrency=ConcurrencyPolicy(max_calls=1, max_wait=10.0))
+    admission.enter()
+    timer.stop()
+    assert admission.enter().take() == NotSent(Reason.CONCURRENCY)
+    status = admission.status()
+    assert (status.running, status.waiting) == (1, 0)
+
+
+def test_methods_share_the_state_of_a_policy_per_target(timer):
+    client = Breakers().admission("shop:1", timer)
+    settings = AdmissionSettings(concurrency=ConcurrencyPolicy(max_calls=1, per="target"))
+    first, second = (client.method(f"/shop.Orders/{name}", settings) for name in ("Get", "Put"))
+    admitted = first.enter()
+    assert second.enter() == NotSent(Reason.CONCURRENCY)
+    first.end(admitted, "OK")
+    assert isinstance(second.enter(), Admitted)
+
+
+def test_a_throttled_attempt_is_not_made_again_before_the_window_is_over(timer):
+    admission = admission_of(timer, throttle=ThrottlePolicy(window=2.0, max_rejection=1.0))
+    for _ in range(1000):
+        admission.end(Admitted(0), "UNAVAILABLE")
+    result = next(one for one in iter(admission.enter, None) if isinstance(one, NotSent))
+    assert 2e9 <= result.pushback_ns <= 3e9
+
+
+def test_an_attempt_is_refused_if_the_timer_is_stopped_while_it_waits(timer):
+    admission = admission_of(timer, concurrency=ConcurrencyPolicy(max_calls=1, max_wait=10.0))
+    admission.enter()
+    waiting = admission.enter()
+    waiting.check_timer()
+    assert not waiting.has_ended
+    timer.stop()
+    waiting.check_timer()
+    assert waiting.take() == NotSent(Reason.CONCURRENCY)
+
+
+def half_open(timer, *, is_stream):
+    breaker = BreakerPolicy(
+        minimum_calls=1,
+        half_open_calls=1,
+        slow_call=0.1,
+        open_duration=5.0,
+        health_check=False,
+    )
+    client = Breakers([breaker]).admission("shop:1", timer)
+    settings = AdmissionSettings(breaker=breaker)
+    admission = client.method("/shop.Orders/Watch", settings, is_stream=is_stream)
+    admission.end(admission.enter(), "UNAVAILABLE")
+    timer.advance(5.0)
+    return admission
+
+
+def test_a_stream_that_runs_for_a_second_proves_that_the_server_works(timer):
+    admission = half_open(timer, is_stream=True)
+    stream = admission.enter()
+    assert admission.enter() == NotSent(Reason.BREAKER)
+    timer.advance(1.0)
+    assert admission.breaker.state is BreakerState.CLOSED
+    admission.end(stream, "UNAVAILABLE")  # of the state before
+    assert admission.breaker.state is BreakerState.CLOSED
+    assert timer.pending == 0
+
+
+def test_a_stream_that_ends_within_a_second_counts_when_it_ends(timer):
+    admission = half_open(timer, is_stream=True)
+    admission.end(admission.enter(), "UNAVAILABLE")
+    assert admission.breaker.state is BreakerState.OPEN
+    assert timer.pending == 1
+
+
+def test_a_stream_is_never_slow(timer):
+    admission = half_open(timer, is_stream=False)
+    call = admission.enter()
+    timer.advance(0.2)
+    admission.end(call, "OK")
+    assert admission.breaker.state is BreakerState.OPEN
+    timer.advance(10.0)
+    admission = half_open(timer, is_stream=True)
+    stream = admission.enter()
+    timer.advance(0.2)
+    admission.end(stream, "OK")
+    assert admission.breaker.state is BreakerState.CLOSED
+
+
+def test_a_health_check_of_an_earlier_outage_decides_nothing(timer):
+    admission = half_open(timer, is_stream=False)
+    breaker, results = admission.breaker, []
+    admission.end(admission.enter(), "UNAVAILABLE")
+    breaker.check_health = results.append
+    timer.advance(10.0)
+    assert wait_until(lambda: results)
+    breaker.reset()
+    admission.end(admission.enter(), "UNAVAILABLE")
+    results[0](True)
+    assert breaker.state is BreakerState.OPEN
+
+
+def test_methods_that_share_a_breaker_have_one_row_for_it(timer):
+    breaker = BreakerPolicy(minimum_calls=1, per="target")
+    settings = AdmissionSettings(breaker=breaker)
+    client = Breakers([breaker]).admission("shop:1", timer)
+    for name in ("Get", "Put"):
+        client.method(f"/shop.Orders/{name}", settings)
+    rows = {row.method: row.breaker for row in client.status()}
+    assert rows == {"/shop.Orders/Get": "", "/shop.Orders/Put": "", "*": "closed"}
+
+
+def test_what_is_set_by_hand_applies_to_breakers_that_are_made_later(timer):
+    breaker = BreakerPolicy()
+    breakers = Breakers([breaker])
+    client, settings = breakers.admission("shop:1", timer), AdmissionSettings(breaker=breaker)
+    breakers.force_open("/shop.Orders/Get")
+    breakers.disable("/shop.*/*")
+    breakers.force_open("/shop.Stock/*")
+    breakers.reset("/shop.Stock/Get")
+    methods = ("/shop.Orders/Get", "/shop.Stock/Put", "/shop.Stock/Get", "/bank.Bills/Get")
+    states = [client.method(name, settings).breaker.state.value for name in methods]
+    assert states == ["disabled", "forced_open", "closed", "closed"]
+    breakers.reset()
+    assert {one.state.value for one in breakers} == {"closed"}
