@@ -8,4 +8,7 @@ The server (`server.py`) and the load (`load.py`) each have a process of their o
 open-loop: calls begin when they are due, whatever became of the earlier ones. All processes read
 the same monotonic clock, so the calls and the executions of handlers can be assigned to the phases
 of a scenario. `runner.py` runs a case, and `figures.py` computes its figures.
+
+The package `outage` is about clients: of a server that is down for a time, and of one with a broken
+method. Its cases are a part of the same page.
 """

@@ -1,4 +1,4 @@
-"""What a server does with more calls than it can execute: run the cases."""
+"""Overload of a server, and outages as its clients handle them: run the cases."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from benchmarks._main import Program, write_rows
 from benchmarks.calls.subjects import Skipped
 from benchmarks.overload import __doc__ as about
 from benchmarks.overload import plot, report
-from benchmarks.overload.cases import NAMES, cases
+from benchmarks.overload.cases import NAMES, cases, outage_cases
 from benchmarks.overload.figures import Outcome
+from benchmarks.overload.outage import report as outage_report
+from benchmarks.overload.outage import runner as outage_runner
+from benchmarks.overload.outage.figures import OutageOutcome
 from benchmarks.overload.runner import Runner
 
 FULL_S, QUICK_S = 10.0, 3.0
@@ -32,20 +35,26 @@ def main() -> int:
     facts = report.facts(_page.load())
     seconds = options.seconds or (QUICK_S if options.quick else FULL_S)
     options.quick = seconds < FULL_S
-    results = list(Runner(seconds, poisson=options.poisson).run(cases(only)))
+    results = [
+        *Runner(seconds, poisson=options.poisson).run(cases(only)),
+        *outage_runner.run(outage_cases(only), seconds),
+    ]
     outcomes = [each for each in results if isinstance(each, Outcome)]
-    write_rows(options, outcomes)
+    outages = [each for each in results if isinstance(each, OutageOutcome)]
+    write_rows(options, [*outcomes, *outages])
     page = report.page(
         outcomes,
         facts=facts,
         skipped=[each for each in results if isinstance(each, Skipped)],
         command=PROGRAM.command,
         notes=report.notes(seconds, poisson=options.poisson),
+        clients=outage_report.section(outages, seconds),
     )
     out = PROGRAM.place(options, only)
     PROGRAM.publish(page, out)
     for directory in {options.plot, out} - {None}:
         plot.write(outcomes, directory)
+        outage_report.write_charts(outages, directory)
     return 0
 
 

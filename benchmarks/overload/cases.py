@@ -151,7 +151,37 @@ class Case:
         return f"{self.scenario}, {self.world}, {self.handler}, {self.variant}, {self.client}"
 
 
-_DIMENSIONS: Final = (tuple(SCENARIOS), WORLDS, tuple(HANDLERS), VARIANTS, CLIENTS)
+DOWN = REFUSES, HANGS, KILLED, FROZEN = ("refuses", "hangs", "killed", "frozen")
+"""Scenarios for clients: a server that is down, because it answers each call with UNAVAILABLE, its
+handlers take until the deadline, its process was killed, or its process is stopped."""
+
+BROKEN = FAILING, SLOW = ("failing", "slow")
+"""Scenarios for clients: one of ten methods fails with INTERNAL, or takes until the deadline."""
+
+OUTAGES: Final = (*DOWN, *BROKEN)
+RETRY, THROTTLE, BREAKER, BOTH = ("retry", "throttle", "breaker", "both")
+OUTAGE_CLIENTS: Final = (PLAIN, NAIVE, RETRY, THROTTLE, BREAKER, BOTH)
+
+
+@dataclass(frozen=True, slots=True)
+class OutageCase:
+    """A client of a bare server that is down for a time, or one of whose methods is broken."""
+
+    scenario: str
+    world: World
+    client: str
+
+    def __str__(self) -> str:
+        return f"{self.scenario}, {self.world}, {self.client}"
+
+
+_DIMENSIONS: Final = (
+    (*SCENARIOS, *OUTAGES),
+    WORLDS,
+    tuple(HANDLERS),
+    VARIANTS,
+    tuple(dict.fromkeys((*CLIENTS, *OUTAGE_CLIENTS))),
+)
 NAMES: Final = tuple(name for names in _DIMENSIONS for name in names)
 
 
@@ -162,12 +192,18 @@ def cases(only: frozenset[str]) -> Iterator[Case]:
             worlds = HANDLERS[handler].worlds
             for world, variant, client in product(worlds, scenario.variants, scenario.clients):
                 case = Case(name, world, handler, variant, client)
-                if _is_wanted(case, only):
+                if _is_wanted(only, name, world, handler, variant, client):
                     yield case
 
 
-def _is_wanted(case: Case, only: frozenset[str]) -> bool:
-    names = (case.scenario, case.world, case.handler, case.variant, case.client)
+def outage_cases(only: frozenset[str]) -> Iterator[OutageCase]:
+    """The cases of clients with these names; the rule is that of `cases`."""
+    for scenario, world, client in product(OUTAGES, WORLDS, OUTAGE_CLIENTS):
+        if _is_wanted(only, scenario, world, WAIT, BARE, client):
+            yield OutageCase(scenario, world, client)
+
+
+def _is_wanted(only: frozenset[str], *names: str) -> bool:
     return all(
         name in only or only.isdisjoint(others)
         for name, others in zip(names, _DIMENSIONS, strict=True)

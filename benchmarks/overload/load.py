@@ -127,25 +127,25 @@ def closed(client: Client, callers: int, seconds: float) -> float:
 
 
 def open_loop(
-    client: Client, begins_s: float, due: Sequence[tuple[float, str | None]]
+    send: Callable[[Any, Done], object], begins_s: float, due: Sequence[tuple[float, Any]]
 ) -> dict[str, Any]:
-    """Send calls when they are due, and wait until they have ended."""
-    calls: list[tuple[float, float, str, str | None]] = []
+    """Send calls, of a criticality or a method, when they are due, and wait for their ends."""
+    calls: list[tuple[float, float, str, Any]] = []
     late_s = []
 
-    def send(after_s: float, criticality: str | None) -> None:
+    def begin(after_s: float, which: Any) -> None:
         sent_s = time.monotonic()
 
         def done(code: str) -> None:
-            calls.append((after_s, time.monotonic() - sent_s, code, criticality))
+            calls.append((after_s, time.monotonic() - sent_s, code, which))
 
-        client.send(criticality, done)
+        send(which, done)
 
-    for after_s, criticality in due:
+    for after_s, which in due:
         while (left_s := begins_s + after_s - time.monotonic()) > 0.0:
             time.sleep(left_s)
         late_s.append(-left_s)
-        send(after_s, criticality)
+        begin(after_s, which)
     gives_up_s = time.monotonic() + PATIENCE_S
     while len(calls) < len(due) and time.monotonic() < gives_up_s:
         time.sleep(0.01)
@@ -178,7 +178,7 @@ def main(spec: LoadSpec) -> None:
             case ["open", begins_s, flows]:
                 gaps = random.Random(1) if spec.poisson else None
                 due = list(heapq.merge(*(due_times(flow, gaps) for flow in flows), key=_due_s))
-                answer = open_loop(client, begins_s, due)
+                answer = open_loop(client.send, begins_s, due)
             case unknown:
                 raise ValueError(f"closed or open, not {unknown}")
         print(json.dumps(answer), flush=True)

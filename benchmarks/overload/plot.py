@@ -8,7 +8,20 @@ from html import escape
 from itertools import groupby
 from pathlib import Path
 
-from benchmarks.overload.cases import ADAPTIVE, BARE, FIXED, HANDLERS, PLAIN, SEVERED, SWEEP
+from benchmarks.overload.cases import (
+    ADAPTIVE,
+    BARE,
+    BOTH,
+    BREAKER,
+    FIXED,
+    HANDLERS,
+    NAIVE,
+    PLAIN,
+    RETRY,
+    SEVERED,
+    SWEEP,
+    THROTTLE,
+)
 from benchmarks.overload.figures import Outcome
 
 WIDTH, HEIGHT = 860, 360
@@ -25,16 +38,25 @@ LABELS = {
     FIXED: "best fixed limit",
     ADAPTIVE: 'limit="adaptive"',
     SEVERED: "nothing inherited",
+    PLAIN: "plain",
+    NAIVE: "naive retries",
+    RETRY: "Kit(retry)",
+    THROTTLE: "Kit(retry, throttle)",
+    BREAKER: "Kit(retry, breaker)",
+    BOTH: "Kit(retry, throttle, breaker)",
 }
+"""Of the variants of a server, and of the clients of one that is down."""
 HEAD = """\
 <svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">
 <title>{title}</title>
 <style>
 :root {{ --paper: #ffffff; --ink: #1f2328; --soft: #59636e; --rule: #d1d9e0; --load: #e4e8ec;
-  --bare: #cf222e; --fixed: #9a6700; --adaptive: #0969da; --severed: #8250df }}
+  --bare: #cf222e; --fixed: #9a6700; --adaptive: #0969da; --severed: #8250df;
+  --naive: #cf222e; --throttle: #9a6700; --breaker: #0969da }}
 @media (prefers-color-scheme: dark) {{
   :root {{ --paper: #0d1117; --ink: #f0f6fc; --soft: #9198a1; --rule: #3d444d; --load: #262c36;
-    --bare: #f85149; --fixed: #d29922; --adaptive: #58a6ff; --severed: #bc8cff }}
+    --bare: #f85149; --fixed: #d29922; --adaptive: #58a6ff; --severed: #bc8cff;
+    --naive: #f85149; --throttle: #d29922; --breaker: #58a6ff }}
 }}
 text {{ font: 12px ui-sans-serif, system-ui, sans-serif; fill: var(--soft) }}
 .title {{ font-size: 14px; font-weight: 600; fill: var(--ink) }}
@@ -44,6 +66,8 @@ path {{ fill: none; stroke-width: 2; stroke-linejoin: round }}
 .capacity {{ stroke: var(--ink); stroke-width: 1; stroke-dasharray: 6 4 }}
 .bare {{ stroke: var(--bare) }} .fixed {{ stroke: var(--fixed); stroke-dasharray: 9 3 }}
 .adaptive {{ stroke: var(--adaptive); stroke-width: 3 }} .severed {{ stroke: var(--severed) }}
+.naive {{ stroke: var(--naive) }} .throttle {{ stroke: var(--throttle); stroke-dasharray: 9 3 }}
+.breaker {{ stroke: var(--breaker); stroke-width: 3 }}
 </style>
 <rect width="{width}" height="{height}" fill="var(--paper)"/>"""
 
@@ -84,10 +108,10 @@ class Chart:
             self._text(self._x(value), HEIGHT - BOTTOM + 16, label, "middle")
         self._text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 10, x_name, "middle")
 
-    def legend(self, variants: Iterable[str]) -> None:
+    def legend(self, subjects: Iterable[str]) -> None:
         """The names of what is drawn, below the title."""
         drawn = [("load", "offered load"), ("capacity", "capacity")]
-        drawn += [(variant, LABELS[variant]) for variant in variants]
+        drawn += [(subject, LABELS[subject]) for subject in subjects]
         for number, (style, label) in enumerate(drawn):
             x = LEFT + 150 * number
             shape = "v-9h26v9z" if style == "load" else "m0,-4h26"

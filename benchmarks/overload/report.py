@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
 from benchmarks import _page
@@ -51,7 +51,7 @@ HEADERS = (
 NOTES = """\
 How to repeat it:
 
-* `python -m benchmarks.overload` takes about 85 minutes, on a machine that does nothing else.
+* `python -m benchmarks.overload` takes about 100 minutes, on a machine that does nothing else.
 * `--only` takes any names of scenarios ({scenarios}), worlds ({worlds}), handlers ({handlers}),
   servers ({variants}) and clients ({clients}). Half a minute each, with phases of 3 s:
 
@@ -100,6 +100,7 @@ def page(
     skipped: Sequence[Skipped],
     command: str,
     notes: str,
+    clients: Iterable[str],
 ) -> str:
     """The page, as Markdown."""
     origin = [f"* {name}: {value}" for name, value in facts.items()] + [f"* Command: `{command}`"]
@@ -109,7 +110,9 @@ def page(
         parts += ["## Targets", table(("", "measured", "target", ""), lines)]
     for scenario, group in groupby(outcomes, key=lambda outcome: outcome.case.scenario):
         parts += [f"## {SCENARIOS[scenario].about}", *_tables(list(group))]
-    return "\n\n".join([*parts, notes])
+    if outcomes:
+        parts.append(notes)
+    return "\n\n".join([*parts, *clients])
 
 
 def facts(load: str) -> dict[str, str]:

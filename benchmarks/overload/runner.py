@@ -45,10 +45,11 @@ class ProcessEnded(Exception):
 class Process:
     """A process that prints a line of JSON at its start, and answers lines of its input."""
 
-    def __init__(self, spec: ServerSpec | LoadSpec) -> None:
-        self._name = "server" if isinstance(spec, ServerSpec) else "load"
+    def __init__(self, spec: Any) -> None:
+        """Start the module of the class of `spec`, a dataclass with its arguments."""
+        self._module = type(spec).__module__
         self._process = subprocess.Popen(
-            [sys.executable, "-m", f"benchmarks.overload.{self._name}", json.dumps(asdict(spec))],
+            [sys.executable, "-m", self._module, json.dumps(asdict(spec))],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -67,13 +68,17 @@ class Process:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise ProcessEnded(f"the process of the {self._name} ended, {self._process.wait()}")
+            raise ProcessEnded(f"{self._module} has ended, {self._process.wait()}")
         return json.loads(line)
 
     def ask(self, question: object) -> Any:
         """Write a line, and wait for the answer."""
         self.tell(question)
         return self.answer()
+
+    def signal(self, number: int) -> None:
+        """Send a signal."""
+        self._process.send_signal(number)
 
     def __enter__(self) -> Self:
         return self
