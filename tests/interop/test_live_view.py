@@ -132,6 +132,8 @@ def test_the_page_shows_the_figures_of_the_status(monkeypatch, dump):
         "Server connections": len(status["connections"]),
         "Server limits": len(status["limits"]),
         "Refused calls": len(inner("limits", "refused")),
+        "Client limits": len(status["admissions"]),
+        "Attempts not sent": len(inner("admissions", "not_sent")),
         "Registries": len(status["registries"]),
         "Registered instances": len(inner("registries", "registrations")),
         "Followed services": len(inner("registries", "subscriptions")),

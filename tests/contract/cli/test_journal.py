@@ -1,6 +1,7 @@
 """`rpcwheel journal`, run in this process on a journal in a file."""
 
 import base64
+import contextlib
 import io
 import json
 import re
@@ -499,7 +500,8 @@ def test_a_journal_or_call_that_does_not_exist_ends_with_1(url, tmp_path, capsys
         f"rpcwheel journal: {tmp_path / 'shop.db'}: there is no such file; "
         "the first program that uses it creates it\n"
     )
-    open_journal_backend(url).routes()
+    with contextlib.closing(open_journal_backend(url)) as backend:
+        backend.routes()
     assert f"there is no call 2 in {url}" in run("show", url, 2, capsys=capsys, status=1).err
 
 
