@@ -17,9 +17,8 @@ Packages, highest layer first:
 `resolver`      Channels to services by name: `insecure_channel("etcd://...")`.
 `registry`      Registers instances and finds them: `open_registry`, `RegistryPolicy`.
 `balancer`      One channel over all instances of a service: `BalancedChannel`.
-`admission`     Which calls a client sends: circuit breaker, throttle, concurrency limit.
 `call`          Deadlines, retries, hedging and default responses: `RetryPolicy`, `call_options`.
-`admission`     Sends no calls to a server that fails: `ThrottlePolicy`, `BreakerPolicy`.
+`admission`     Which calls a client sends: `BreakerPolicy`, `ThrottlePolicy`, `ConcurrencyPolicy`.
 `transport`     A channel whose connection can be replaced: `ReconnectingChannel`.
 `options`       gRPC's channel and server options, and a check of yours: `channel_options`.
 `timer`         The timing wheel: `WheelTimer`, `AsyncWheelTimer`, `shared_timer`.

@@ -10,8 +10,10 @@ details begin with "not sent: ", and is retried, or answered otherwise, as any f
 * `breaker` refuses all attempts for a time after too many have failed or were slow.
 * `concurrency` limits how many attempts run at the same time.
 * `window` counts the outcomes of the last attempts, for `throttle` and `breaker`.
+* `circuit` gives a breaker its lock, its timeout and its events: `CircuitBreaker`.
+* `client` asks all of them about each attempt of a channel; `Breakers` is `kit.breakers`.
 
-They decide without I/O.
+All but `circuit` and `client` decide without I/O.
 """
 
 from typing import TYPE_CHECKING
@@ -20,11 +22,25 @@ from rpcwheel._lazy import lazy_names
 
 if TYPE_CHECKING:
     from .breaker import BreakerState
+    from .circuit import CircuitBreaker
+    from .client import Breakers
     from .policy import BreakerPolicy, ConcurrencyPolicy, ThrottlePolicy
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
-        {".breaker": "BreakerState", ".policy": "BreakerPolicy ConcurrencyPolicy ThrottlePolicy"},
+        {
+            ".breaker": "BreakerState",
+            ".circuit": "CircuitBreaker",
+            ".client": "Breakers",
+            ".policy": "BreakerPolicy ConcurrencyPolicy ThrottlePolicy",
+        },
     )
 
-__all__ = ["BreakerPolicy", "BreakerState", "ConcurrencyPolicy", "ThrottlePolicy"]
+__all__ = [
+    "BreakerPolicy",
+    "BreakerState",
+    "Breakers",
+    "CircuitBreaker",
+    "ConcurrencyPolicy",
+    "ThrottlePolicy",
+]

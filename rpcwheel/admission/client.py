@@ -113,7 +113,7 @@ class HealthChecks(Protocol):
     """A channel that can check the health of its server."""
 
     def check_health(self, done: Callable[[bool], object], /) -> None:
-        """As `CheckHealth`."""
+        """Begin a check, and call `done` with its result on any thread, as a `CheckHealth` does."""
 
 
 class AdmissionSettings(NamedTuple):

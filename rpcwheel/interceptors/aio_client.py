@@ -27,7 +27,7 @@ from rpcwheel.call.idempotency import IDEMPOTENCY_KEY
 from rpcwheel.call.keeper import ChannelKeeper
 from rpcwheel.failback.stored import StoredRpc
 from rpcwheel.rpc import Kind, classes_by_kind
-from rpcwheel.transport.probe import MARK, HealthProbe
+from rpcwheel.transport.probe import MARK, SERVER_HEALTH, SERVER_HEALTH_TIMEOUT_S
 
 from .aio_admission import begin_admitted, begin_admitted_awaited
 from .queues import JournalRoutes
@@ -52,11 +52,6 @@ CLOSED: Final = "Channel is closed."
 _TASKS: Final[set[asyncio.Task[None]]] = set()
 """Tasks that close kept connections or check the health of servers; the loop has only weak
 references to tasks."""
-
-HEALTH: Final = HealthProbe()
-"""The call by which a circuit breaker finds out whether the server works again."""
-
-HEALTH_TIMEOUT_S: Final = 1.0
 
 
 FOR_AIO: Final = (
@@ -200,8 +195,10 @@ class InterceptedChannel(aio_multicallable.Channel):
 
         serves = True  # if the check has no result, the next calls find out
         try:
-            check: Any = self._channel.unary_unary(HEALTH.method)
-            response = await check(HEALTH.request, timeout=HEALTH_TIMEOUT_S, metadata=MARK)
+            check: Any = self._channel.unary_unary(SERVER_HEALTH.method)
+            response = await check(
+                SERVER_HEALTH.request, timeout=SERVER_HEALTH_TIMEOUT_S, metadata=MARK
+            )
             serves = is_answered(response, None)
         except grpc.RpcError as error:
             serves = is_answered(None, error)

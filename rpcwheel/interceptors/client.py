@@ -45,7 +45,7 @@ from rpcwheel.call.sync_call import (
 from rpcwheel.durations import to_ns
 from rpcwheel.failback.stored_calls import StoredCalls
 from rpcwheel.rpc import Kind, classes_by_kind
-from rpcwheel.transport.probe import MARK, HealthProbe
+from rpcwheel.transport.probe import MARK, SERVER_HEALTH, SERVER_HEALTH_TIMEOUT_S
 
 from .admission import admitted_continuation, admitted_multicallable
 from .queues import JournalRoutes
@@ -62,11 +62,6 @@ if TYPE_CHECKING:
 Continuation: TypeAlias = "Callable[[Any, Any], AnyCall]"
 CLOSED: Final = "Cannot invoke RPC on closed channel!"
 """The text of gRPC's error for a call on a closed channel."""
-
-HEALTH: Final = HealthProbe()
-"""The call by which a circuit breaker finds out whether the server works again."""
-
-HEALTH_TIMEOUT_S: Final = 1.0
 
 Begun: TypeAlias = "tuple[MethodConfig, int, int, int]"  # for `ClientCall`
 
@@ -307,8 +302,8 @@ class InterceptedChannel(multicallable.Channel):
     def check_health(self, done: Callable[[bool], object]) -> None:
         """Check the health of the server, for a circuit breaker; see `CheckHealth`."""
         try:
-            check = self._channel.unary_unary(HEALTH.method)
-            call = check.future(HEALTH.request, HEALTH_TIMEOUT_S, MARK)
+            check = self._channel.unary_unary(SERVER_HEALTH.method)
+            call = check.future(SERVER_HEALTH.request, SERVER_HEALTH_TIMEOUT_S, MARK)
         except Exception:  # noqa: BLE001 - closed, or of an interceptor: calls find out
             done(True)
         else:

@@ -266,7 +266,7 @@ class CallEnd:
     __slots__ = ("_began_ns", "_counts")
 
     def __init__(self, counts: CallObserver, began_ns: Any) -> None:
-        """`began_ns` is the result of `counts.begin()`."""
+        """`began_ns` identifies the call for `counts.end`: of a `MethodCounts`, when it began."""
         self._counts: CallObserver | None = counts
         self._began_ns = began_ns
 

@@ -29,6 +29,9 @@ MARK: Final = ((HEARTBEAT_KEY, "1"),)
 UNANSWERED: Final = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"})
 """Statuses that the client sets itself if there is no answer. Every other status is an answer."""
 
+SERVER_HEALTH_TIMEOUT_S: Final = 1.0
+"""How long a circuit breaker waits for the answer of `SERVER_HEALTH`."""
+
 SERVING: Final = 1
 NOT_SERVING: Final = 2
 SERVICE_UNKNOWN: Final = 3
@@ -141,6 +144,10 @@ class HealthProbe:
 
     def __repr__(self) -> str:
         return f"HealthProbe({self.service!r}, require_serving={self.require_serving})"
+
+
+SERVER_HEALTH: Final = HealthProbe()
+"""Asks for the health of the whole server."""
 
 
 def checked_probe(probe: object) -> Probe:
