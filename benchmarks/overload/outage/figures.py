@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from benchmarks.overload.cases import BOTH, BREAKER, BROKEN, THROTTLE, OutageCase
+from benchmarks.overload.cases import BROKEN, OutageCase
 from benchmarks.overload.figures import is_answered
 from benchmarks.overload.outage.server import CAPACITY, METHODS
 
@@ -22,12 +22,6 @@ SETTLED_S = 5.0
 """So long after its return, a server is expected to get all calls again."""
 
 PEAK_S = 0.5
-MOST_SENT = 0.05
-LEAST_SETTLED = 0.98
-MOST_PEAK = 1.2
-LEAST_OTHERS = 0.995
-
-Verdict = tuple[str, str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,32 +82,6 @@ class OutageOutcome:
         """The calls answered in each second, by the time of the response."""
         counts = Counter(int(call[0] + call[1]) for call in self.calls if _is_answered(call))
         return [float(counts[second]) for second in range(int(self.ends_s))]
-
-    def verdicts(self) -> Iterator[Verdict]:
-        """What was measured, the target, and whether it is met; nothing of other clients."""
-        if self.case.client not in (THROTTLE, BREAKER, BOTH):
-            return
-        if self.case.scenario in BROKEN:
-            yield self._verdict("other methods answered", self.others, LEAST_OTHERS)
-            return
-        yield self._verdict("sent", self.sent, MOST_SENT, is_most=True)
-        name = f"answered later than {SETTLED_S:g} s after"
-        yield self._verdict(name, self.settled, LEAST_SETTLED)
-        yield self._verdict("peak", self.peak, MOST_PEAK, is_most=True, form="{:.2f}")
-
-    def _verdict(
-        self,
-        name: str,
-        measured: float,
-        target: float,
-        *,
-        is_most: bool = False,
-        form: str = "{:.1%}",
-    ) -> Verdict:
-        sign, is_met = ("≤", measured <= target) if is_most else ("≥", measured >= target)
-        shown = f"{sign} {form.format(target)}"
-        verdict = "met" if is_met else "**missed**"
-        return f"{self.case}: {name}", form.format(measured), shown, verdict
 
     def _due(self, from_s: float, to_s: float) -> list[Call]:
         return [call for call in self.calls if from_s <= call[0] < to_s]

@@ -25,6 +25,7 @@ from benchmarks.overload.cases import (
     OutageCase,
 )
 from benchmarks.overload.load import NAIVE_ATTEMPTS
+from benchmarks.overload.outage import verdict
 from benchmarks.overload.outage.figures import PEAK_S, SETTLED_S, OutageOutcome
 from benchmarks.overload.outage.load import NAIVE_BACKOFF_S
 from benchmarks.overload.outage.runner import AFTER, BEFORE, DOWN, LOAD
@@ -78,9 +79,9 @@ def section(outcomes: Sequence[OutageOutcome], seconds: float) -> Iterator[str]:
     if not outcomes:
         return
     yield f"## {TITLE}"
-    verdicts = [verdict for outcome in outcomes for verdict in outcome.verdicts()]
-    if verdicts:
-        yield table(("", "measured", "target", ""), verdicts)
+    if verdicts := list(verdict.lines(outcomes)):
+        headers = ("the worse of both worlds; missed in bold", "target")
+        yield table((*headers, *(LABELS[client] for client in verdict.CLIENTS)), verdicts)
     for (scenario, world), group in groupby(outcomes, key=_scenario_and_world):
         together = list(group)
         yield f"### {ABOUT[scenario]}, `{TITLES[world]}`"
