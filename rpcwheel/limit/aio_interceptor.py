@@ -150,7 +150,8 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
                 call.future.set_result(None)
         if refused:
             for call, reason in refused:
-                if not call.future.done():
+                # One that was refused when it was started has not waited, or does not any more.
+                if call.future is not None and not call.future.done():
                     call.future.set_result(reason)
             limit.report_refused(refused, now_ns)
         if expires_ns is not None:

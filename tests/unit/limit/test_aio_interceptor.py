@@ -132,7 +132,7 @@ async def test_while_calls_are_refused_each_call_needs_the_time_that_its_method_
         return handler
 
     handler = grpc.unary_unary_rpc_method_handler(echo)
-    policy = LimitPolicy(max_concurrent=9)
+    policy = LimitPolicy(max_concurrent=4, max_wait=LONG_S)
     limit = ServerLimit(policy, lambda _: policy, timer=None)
     interceptor = LimitInterceptor(limit)
     assert await interceptor.intercept_service(find, DETAILS) is handler
@@ -146,3 +146,8 @@ async def test_while_calls_are_refused_each_call_needs_the_time_that_its_method_
     with pytest.raises(grpc.aio.AbortError):
         await served.unary_unary(b"x", Context(0.5))
     assert limit.limiter.refused == {(DEFAULT_CRITICALITY, RefusalReason.DEADLINE): 1}
+    waits = asyncio.create_task(interceptor.intercept_service(find, DETAILS))
+    await asyncio.sleep(0)
+    assert not waits.done()
+    waits.cancel()
+    await asyncio.wait([waits])
