@@ -92,6 +92,7 @@ class Breaker:
         "_successes",
         "generation",
         "half_open_at_ns",
+        "open_for_ns",
         "state",
         "window",
     )
@@ -107,6 +108,8 @@ class Breaker:
         """The current state. Only the methods change it."""
         self.half_open_at_ns: int | None = None
         """When the time in `OPEN` is over; None in other states."""
+        self.open_for_ns = 0
+        """How long the last time in `OPEN` is, or was."""
         self.window: CountWindow | TimeWindow
         """What was recorded in the current state, and in `OPEN` before it."""
         if policy.window is None:
@@ -256,6 +259,7 @@ class Breaker:
         self._open_ns = min(int(open_ns * self._policy.open_growth), self._max_open_ns)
         open_for_ns = open_ns - int(open_ns * OPEN_JITTER * self._random())
         self.half_open_at_ns = now_ns + open_for_ns
+        self.open_for_ns = open_for_ns
         return open_for_ns
 
     def _close(self, reason: str) -> Transition:

@@ -65,8 +65,8 @@ THROTTLED_NS: Final = 5_000_000_000
 """Throttling has ended if no attempt was throttled for this long."""
 
 PUSHBACK_JITTER: Final = 0.5
-"""By how much of itself a pushback is longer at most, at random: attempts that were refused
-together are not made together."""
+"""By how much of itself the pushback of a throttle is longer at most, at random: attempts that were
+refused together are not made together."""
 
 ALL_METHODS: Final = "*"
 """The method of a state that all methods of a target share."""
@@ -443,7 +443,8 @@ class MethodAdmission:
         """
         throttle, rate, concurrency = self._throttle, self._rate, self._concurrency
         if throttle is not None and throttle.refuses(now_ns):
-            return self._not_sent(Reason.THROTTLE, _jittered(throttle.window_ns))
+            jitter = random.uniform(1.0, 1.0 + PUSHBACK_JITTER)
+            return self._not_sent(Reason.THROTTLE, int(jitter * throttle.window_ns))
         left_ns = NEVER if timeout_s is None else max(0, math.ceil(timeout_s * 1e9))
         delay_ns = 0
         if rate is not None:
@@ -474,12 +475,10 @@ class MethodAdmission:
         return NotSent(reason, pushback_ns)
 
     def _refused_by_breaker(self, breaker: CircuitBreaker, now_ns: int) -> NotSent:
-        left_ns = breaker.left_ns(now_ns)
-        if left_ns is not None:
-            left_ns = _jittered(left_ns)
+        pushback_ns = breaker.pushback_ns(now_ns)
         with self.lock:
             forced = breaker.state is BreakerState.FORCED_OPEN
-            return self._not_sent(Reason.FORCED if forced else Reason.BREAKER, left_ns)
+            return self._not_sent(Reason.FORCED if forced else Reason.BREAKER, pushback_ns)
 
     def _release(self, token: int, now_ns: int) -> None:
         """Tell the breaker that an attempt that it has admitted is not sent."""
@@ -628,10 +627,6 @@ class MethodAdmission:
                 waiting,
                 not_sent,
             )
-
-
-def _jittered(pushback_ns: int) -> int:
-    return int(pushback_ns * random.uniform(1.0, 1.0 + PUSHBACK_JITTER))
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,6 +183,14 @@ def test_a_throttled_attempt_is_not_made_again_before_the_window_is_over(timer):
     assert 2e9 <= result.pushback_ns <= 3e9
 
 
+def test_attempts_of_an_open_breaker_are_spread_over_twice_its_open_time(timer):
+    admission = admission_of(timer, breaker=BreakerPolicy(open_duration=1.0, minimum_calls=1))
+    admission.end(admission.enter(), "UNAVAILABLE")
+    pushbacks_ns = sorted(admission.enter().pushback_ns for _ in range(1000))
+    assert 0.9e9 <= pushbacks_ns[0] < 1.2e9
+    assert 2.5e9 < pushbacks_ns[-1] <= 3e9
+
+
 def test_an_attempt_is_refused_if_the_timer_is_stopped_while_it_waits(timer):
     admission = admission_of(timer, concurrency=ConcurrencyPolicy(max_calls=1, max_wait=10.0))
     admission.enter()
@@ -213,7 +221,7 @@ def half_open(timer, *, is_stream):
 def test_a_stream_that_runs_for_a_second_proves_that_the_server_works(timer):
     admission = half_open(timer, is_stream=True)
     stream = admission.enter()
-    assert admission.enter() == NotSent(Reason.BREAKER)
+    assert admission.enter().reason is Reason.BREAKER
     timer.advance(1.0)
     assert admission.breaker.state is BreakerState.CLOSED
     admission.end(stream, "UNAVAILABLE")  # of the state before
