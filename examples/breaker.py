@@ -30,7 +30,7 @@ KIT = Kit(
 
 
 class Audit(AuditServicer):
-    """Waits for its database, in vain while that is down."""
+    """Answers if its database works; fails while that is down."""
 
     calls = 0
 

@@ -1,7 +1,7 @@
 """Whether an attempt of a call may be sent to its target, for `grpc` and `grpc.aio`.
 
 * `MethodAdmission` asks the circuit breaker, the throttle, the rate limit and the concurrency limit
-  of one method, in this order, and is told how each attempt has ended.
+  of one method, in this order, and passes the end of each attempt to them.
 * A `Waiting` is an attempt that may be sent later.
 * `TargetAdmission` has those of all methods of one target, `Breakers` those of all targets of a
   kit.
@@ -126,7 +126,7 @@ class AdmissionSettings(NamedTuple):
 
 
 class Admitted(NamedTuple):
-    """An attempt that is sent now. `MethodAdmission.end` must be told its end."""
+    """An attempt that is sent now. Its end must be passed to `MethodAdmission.end`."""
 
     began_ns: int
     token: int = 0
@@ -345,7 +345,7 @@ class MethodAdmission:
     )
 
     kind: Final = ""
-    """Of any kind."""
+    """Calls of any kind, for `CallObserver`."""
 
     def __init__(
         self,
@@ -683,7 +683,7 @@ class TargetAdmission:
         Args:
             target: The target of the channel, for events and status.
             timer: Any rpcwheel timer; None for `shared_timer()`.
-            breakers: Are told of each new breaker.
+            breakers: Those of the kit, which set the state of each new breaker.
         """
         self.target = target
         self.lock = threading.RLock()

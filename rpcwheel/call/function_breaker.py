@@ -101,7 +101,7 @@ def with_breaker(
     name: str | None = None,
     timer: Timer | None = None,
     **settings: Unpack[_BreakerSettings],
-) -> _Decorator:
+) -> _BreakerDecorator:
     """Decorate a function so that it is not called for some time after too many failures.
 
     While the breaker of the function is open, a call raises `BreakerOpen` at once. Each function
@@ -150,10 +150,10 @@ def with_breaker(
         matcher = Matcher(failures, setting="failures")
     except (TypeError, ConfigurationError) as error:
         raise type(error)(f"failures: {error}") from None
-    return _Decorator(policy, matcher, name, checked_timer(timer))
+    return _BreakerDecorator(policy, matcher, name, checked_timer(timer))
 
 
-class _Decorator:
+class _BreakerDecorator:
     """The decorator that `with_breaker` returns. Each decorated function gets its own breaker."""
 
     def __init__(

@@ -112,7 +112,7 @@ async def wait_on_loop(waiting: Waiting) -> Admitted | NotSent:
 
     def wake() -> None:
         if not call_on_loop(loop, over.set):
-            waiting.cancel()  # the loop is closed, so nobody takes the result
+            waiting.cancel()  # the loop is closed, so the attempt can't begin
 
     try:
         waiting.then(wake)

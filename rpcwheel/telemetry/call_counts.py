@@ -246,11 +246,11 @@ class Durations:
 
 
 class CallObserver(Protocol):
-    """Is told the end of each call of one method; a `MethodCounts`, or another object like it."""
+    """Gets the end of each call of one method: a `MethodCounts`, or a `MethodAdmission`."""
 
     @property
     def kind(self) -> str:
-        """As of `MethodCounts`; "" for any."""
+        """`"unary"` if all calls have one request and one response; another string if not."""
 
     def end(self, began: Any, code: str, /) -> None:
         """Note the end of a call. `began` identifies it; `code` is the name of its status code."""

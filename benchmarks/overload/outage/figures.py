@@ -44,7 +44,7 @@ class OutageOutcome:
 
     @property
     def arrived(self) -> float:
-        """The same of those that arrived, then or later."""
+        """Attempts that reached the server, in the outage or later, as a share of the calls."""
         return self._share(sent_s for _, sent_s, method in self.arrivals if method == METHODS[0])
 
     def _share(self, sent_s: Iterable[float]) -> float:
