@@ -112,8 +112,12 @@ _STATUS: Final = {
 class HealthChecks(Protocol):
     """A channel that can check the health of its server."""
 
-    def check_health(self, done: Callable[[bool], object], /) -> None:
-        """Begin a check, and call `done` with its result on any thread, as a `CheckHealth` does."""
+    def check_health(self, done: Callable[[bool], object], /) -> bool:
+        """Begin a check, which calls `done` with its result on any thread, as a `CheckHealth` does.
+
+        Returns:
+            False if it can't begin a check, as a channel that was closed. `done` is not called.
+        """
 
 
 class AdmissionSettings(NamedTuple):
@@ -788,11 +792,9 @@ def weak_check(admission: TargetAdmission) -> CheckHealth:
 
     def check(done: Callable[[bool], object]) -> None:
         alive = reference()
-        channel = None if alive is None else next(iter(alive.channels), None)
-        if channel is None:
+        channels = () if alive is None else tuple(alive.channels)
+        if not any(channel.check_health(done) for channel in channels):
             done(True)  # the next calls find out whether it works
-        else:
-            channel.check_health(done)
 
     return check
 

@@ -224,7 +224,11 @@ class _Guard:
         token = self.breaker.enter(now_ns)
         if token is None:
             left_ns = self.breaker.left_ns(now_ns)
-            raise BreakerOpen(self.breaker.method, None if left_ns is None else to_seconds(left_ns))
+            error = BreakerOpen(
+                self.breaker.method, None if left_ns is None else to_seconds(left_ns)
+            )
+            calls.set_not_sent(error)
+            raise error
         return _Running(self, token, now_ns)
 
     def code_of(self, error: BaseException | None, elapsed_ns: int) -> str:

@@ -9,6 +9,7 @@ from rpcwheel.backoff import Backoff, wait_of_call
 from rpcwheel.call.matching import Matcher
 from rpcwheel.call.retry import pushback_ns
 from rpcwheel.durations import MAX_NS, NEVER, to_ns
+from rpcwheel.errors import BreakerOpen
 from rpcwheel.rpc import Stop
 
 from .pacing import BUSY_CODES
@@ -58,8 +59,8 @@ class RetryRules:
         During `close`, the number of attempts of queued calls is not limited, and no wait is longer
         than half of the time that is left: a server that comes back in time gets its calls.
 
-        After an attempt that was not sent, the wait is at least the pushback in its metadata, such
-        as the time until an open circuit breaker sends calls again.
+        After an attempt that was not sent, the wait is at least the pushback in its metadata, or
+        the time until an open circuit breaker sends calls again.
 
         Args:
             call: The call. An attempt that does not count is not among its `attempts`.
@@ -107,9 +108,10 @@ class RetryRules:
         """Whether a call is attempted again after an error, if it has attempts left.
 
         After the first attempt, `retry_on` decides. The caller of a queued call has been told that
-        it will be delivered, so it is not given up because its server is busy or unavailable.
+        it will be delivered, so it is not given up because its server is busy or unavailable, or
+        because an attempt was not sent.
         """
-        if call.is_queued and code_of(error) in BUSY_CODES:
+        if call.is_queued and (was_not_sent(error) or code_of(error) in BUSY_CODES):
             return True
         if call.retry_on is not None:
             return code_of(error) in call.retry_on
@@ -152,4 +154,6 @@ def _least_delay_ns(error: BaseException) -> int:
     """Return the shortest wait after an attempt: 0 if it was sent."""
     if not was_not_sent(error):
         return 0
+    if isinstance(error, BreakerOpen):
+        return max(MIN_DELAY_NS, to_ns(error.retry_after or 0.0))
     return max(MIN_DELAY_NS, pushback_ns(value_of(error, "trailing_metadata")) or 0)

@@ -181,11 +181,10 @@ class InterceptedChannel(aio_multicallable.Channel):
             self._state.refuse()
         await self._channel.channel_ready()
 
-    def check_health(self, done: Callable[[bool], object]) -> None:
-        """Check the health of the server, for a circuit breaker; see `CheckHealth`. Any thread."""
-        loop = self._state.loop
-        if loop is None or not call_on_loop(loop, self._start_check, loop, done):
-            done(True)  # the next calls find out whether the server works
+    def check_health(self, done: Callable[[bool], object]) -> bool:
+        """Check the health of the server, for a circuit breaker; see `HealthChecks`. Any thread."""
+        loop = self._state.loop  # None before the first call
+        return loop is not None and call_on_loop(loop, self._start_check, loop, done)
 
     def _start_check(self, loop: asyncio.AbstractEventLoop, done: Callable[[bool], object]) -> None:
         _run_apart(loop, self._check(done))

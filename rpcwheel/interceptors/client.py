@@ -299,15 +299,15 @@ class InterceptedChannel(multicallable.Channel):
         """Run `close_kept` on a worker thread."""
         EXECUTOR.submit(self, self.close_kept)
 
-    def check_health(self, done: Callable[[bool], object]) -> None:
-        """Check the health of the server, for a circuit breaker; see `CheckHealth`."""
+    def check_health(self, done: Callable[[bool], object]) -> bool:
+        """Check the health of the server, for a circuit breaker; see `HealthChecks`."""
         try:
             check = self._channel.unary_unary(SERVER_HEALTH.method)
             call = check.future(SERVER_HEALTH.request, SERVER_HEALTH_TIMEOUT_S, MARK)
-        except Exception:  # noqa: BLE001 - closed, or of an interceptor: calls find out
-            done(True)
-        else:
-            call.add_done_callback(InternalCallback(_health_checked, done))
+        except Exception:  # noqa: BLE001 - closed, or of an interceptor
+            return False
+        call.add_done_callback(InternalCallback(_health_checked, done))
+        return True
 
     def _multicallable(self, kind: Kind, method: str, *args: Any, **options: Any) -> Any:
         state, counts = self._state, self._state.counts

@@ -75,3 +75,17 @@ def test_a_call_is_sent_to_a_server_without_health_checks(world, timer):
         wait_until(lambda: breaker.state.value == "half_open")
         assert world.call(channel).result() == b"x"
         world.do(kit.close)
+
+
+def test_a_channel_without_a_call_leaves_the_health_check_to_another(shop, health, world, timer):
+    """A channel of `grpc.aio` knows its event loop from its first call."""
+    kit = world.do(world.api.Kit, breaker=BREAKER, timer=timer)
+    channels = [world.keep(world.do(kit.channel, shop.target)) for _ in range(8)]
+    open_breaker(shop, world, channels[4])
+    wait_until(lambda: timer.pending == 1)
+    timer.advance(10.0)
+    wait_until(lambda: health.checks == 1)
+    wait_until(lambda: timer.pending == 1)
+    (breaker,) = kit.breakers
+    assert breaker.state.value == "open"
+    world.do(kit.close)

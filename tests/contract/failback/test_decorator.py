@@ -14,6 +14,7 @@ from fixtures.failback_queues import (
 )
 from fixtures.grpc_servers import METHOD, requests_of
 from fixtures.waiting import aio_wait_until, wait_until
+from rpcwheel import with_breaker
 from rpcwheel.errors import FailbackClosed
 from rpcwheel.events import FailbackDropped, FailbackQueued
 from rpcwheel.failback import FailbackInvoker, aio, with_failback
@@ -150,6 +151,28 @@ def test_stop_replaces_the_default_of_max_attempts_but_not_a_given_4(timer):
             timer.advance(1)
             wait_until(lambda push=push: all_wait(push.failback))
         assert len(function.calls) == attempts
+
+
+def test_a_queued_call_waits_for_an_open_circuit_breaker(timer):
+    """What the breaker refuses is no attempt, and needs no place in `retry_on`."""
+    function = FlakyFunction(*[ConnectionError()] * 2)
+    guarded = with_breaker(
+        window_calls=2, minimum_calls=2, half_open_calls=1, open_duration=10.0, timer=timer
+    )(function)
+    push = with_failback(
+        retry_on=ConnectionError, max_attempts=2, backoff=tenacity.wait_fixed(1), timer=timer
+    )(guarded)
+    push("first")
+    push("second")
+    began = timer.now
+    timer.advance(1)
+    wait_until(lambda: all_wait(push.failback))
+    assert (push.failback.pending, len(function.calls)) == (2, 2)
+    while push.failback.pending:
+        timer.advance(1)
+        wait_until(lambda: all_wait(push.failback))
+    assert timer.now - began > 5.0
+    assert function.calls[2:] in ([("first",), ("second",)], [("second",), ("first",)])
 
 
 # --- Plain functions that return awaitables ---
