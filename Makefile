@@ -20,7 +20,7 @@ BUILT_FROM := pyproject.toml rpcwheel/__init__.py $(wildcard rpcwheel/timer/_*.p
 # compile the package and rewrite the assertions again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test test-all test-rest test-etcd test-pure lint format types layers bench clean
+.PHONY: help demo test test-all test-rest test-etcd test-pure lint format types layers bench changelog clean
 .DELETE_ON_ERROR:
 
 help:                      ## list the targets
@@ -46,9 +46,10 @@ test-pure: .venv/test      ## the timer tests with the pure Python form of the t
 		tests/unit/timer \
 		tests/contract/test_package.py::test_the_timer_runs_in_the_requested_form
 
-lint: .venv/dev            ## ruff: check rules and format
+lint: .venv/dev            ## ruff: check rules and format; towncrier: the fragments in changes/
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/towncrier build --draft --version next 2>&1
 
 format: .venv/dev          ## ruff: fix rules and format
 	$(BIN)/ruff check --fix .
@@ -68,6 +69,9 @@ bench: .venv/bench         ## measure timers, calls, connections, registries, jo
 	$(BIN)/python -m benchmarks.journal
 	$(BIN)/python -m benchmarks.failback
 	$(BIN)/python -m benchmarks.overload
+
+changelog: .venv/dev       ## move the fragments in changes/ into CHANGELOG.md: make changelog VERSION=1.2.3
+	$(BIN)/towncrier build --yes --version '$(VERSION)'
 
 clean:                     ## delete all generated files, .venv too
 	rm -rf .venv .nox build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache

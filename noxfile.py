@@ -17,11 +17,12 @@ HERE = Path(__file__).parent
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Run ruff and import-linter."""
+    """Run ruff, import-linter, and towncrier on the fragments of the changelog."""
     session.install("--editable", ".[dev]")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("lint-imports", "--no-cache", "--no-logo")
+    session.run("towncrier", "build", "--draft", "--version", "next")
 
 
 @nox.session
