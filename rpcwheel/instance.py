@@ -35,6 +35,9 @@ LARGEST_PORT: Final = 65535
 VERSION: Final = 1
 """The version of the JSON form. Of a newer version, known fields are read."""
 
+UNREADABLE: Final = "unreadable"
+"""The field of a record that stands for one of another program that can't be read: the reason."""
+
 MOST_METADATA: Final = 8192
 """Characters of all metadata together."""
 
@@ -200,6 +203,8 @@ class ServiceInstance(Policy):
         is_record = isinstance(record, dict) and isinstance(record.pop("v", None), int)
         if not is_record:
             raise ValueError("no record of an instance: a JSON object with a version `v`")
+        if UNREADABLE in record:
+            raise ValueError(str(record[UNREADABLE]))
         fields = {name: record.pop(name) for name in tuple(record) if name in cls.model_fields}
         fields.pop("extra", None)
         fields.setdefault("epoch", "")

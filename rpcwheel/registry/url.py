@@ -41,8 +41,14 @@ REDIS_SCHEMES: Final = frozenset({"redis", "rediss"})
 HEADLESS: Final = "headless"
 """The scheme whose host is the service."""
 
+DUBBO_SCHEMES: Final = frozenset({"dubbo+zookeeper", "dubbo+zookeepers"})
+"""Schemes of Dubbo's own format in ZooKeeper."""
+
 SERVICE_SCHEMES: Final = (
-    {"memory", "etcd", "etcds", "zookeeper", "zookeepers"} | REDIS_SCHEMES | {HEADLESS}
+    {"memory", "etcd", "etcds", "zookeeper", "zookeepers"}
+    | REDIS_SCHEMES
+    | DUBBO_SCHEMES
+    | {HEADLESS}
 )
 """Built-in schemes whose path is the service."""
 
@@ -52,13 +58,18 @@ FILE_PREFIXES: Final = frozenset({"", ".", "..", "~"})
 COMMON_OPTIONS: Final = ("namespace", "service", "group", "version")
 """Options of every scheme. Backends ignore all of them but the namespace."""
 
+PARTS: Final = {"db": "0", "root": "dubbo"}
+"""Options that select a part of an engine, as the namespace does, and their defaults."""
+
 TLS_OPTIONS: Final = ("tls", "ca", "cert", "key")
 """Options of every engine with TLS."""
 
 LARGEST_PORT: Final = 65535
 
 _SCHEME: Final = re.compile(r"[a-z][a-z0-9+.\-]*")
-_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
+NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
+"""What services, namespaces and other names in URLs are."""
+
 _WORD: Final = re.compile(r"[\w.\-]+", re.ASCII)
 _YES_NO: Final = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
@@ -67,8 +78,8 @@ _YES_NO: Final = {"1": True, "true": True, "yes": True, "0": False, "false": Fal
 class RegistryUrl:
     """A parsed registry URL.
 
-    `str()` leaves out the password and the service. Of the options it keeps the namespace and the
-    database, in which two registries on one host differ.
+    `str()` leaves out the password and the service. Of the options it keeps the namespace and
+    `PARTS`, in which two registries on one host differ.
     """
 
     scheme: str
@@ -92,8 +103,9 @@ class RegistryUrl:
         )
         user = f"{self.user}:***@" if self.password else f"{self.user}@" if self.user else ""
         inside = [] if self.namespace == NAMESPACE else [f"namespace={self.namespace}"]
-        database = self.options.get("db", "0")
-        inside += [f"db={database}"] if _WORD.fullmatch(database) and database != "0" else []
+        for name, default in PARTS.items():
+            part = self.options.get(name, default)
+            inside += [f"{name}={part}"] if _WORD.fullmatch(part) and part != default else []
         asked = f"?{'&'.join(inside)}" if inside else ""
         return f"{self.scheme}://{user}{hosts}{self.path}{asked}"
 
@@ -249,7 +261,7 @@ def _service(scheme: str, path: str) -> str:
         raise ConfigurationError(
             f"the path is the name of the service; the number of the database is ?db={path}"
         )
-    if path and scheme not in SERVICE_SCHEMES and not _NAME.fullmatch(path):
+    if path and scheme not in SERVICE_SCHEMES and not NAME.fullmatch(path):
         raise ConfigurationError(
             f"the path {path!r} is not a valid service name; if the backend of {scheme}:// uses "
             "the path itself, its class must set path_is_own = True and be named by an entry point "
@@ -276,7 +288,7 @@ def _options(query: str) -> dict[str, str]:
 
 
 def _a_name(label: str, value: str) -> str:
-    if not _NAME.fullmatch(value):
+    if not NAME.fullmatch(value):
         raise ConfigurationError(
             f"{label} must be a name of letters, digits, '.', '_' and '-', not {value!r}"
         )

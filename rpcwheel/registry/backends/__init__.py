@@ -27,6 +27,8 @@ OURS: Final = {
     "etcds": ("etcd:EtcdBackend", "etcd"),
     "zookeeper": ("zookeeper:ZookeeperBackend", "zookeeper"),
     "zookeepers": ("zookeeper:ZookeeperBackend", "zookeeper"),
+    "dubbo+zookeeper": ("dubbo:DubboBackend", "zookeeper"),
+    "dubbo+zookeepers": ("dubbo:DubboBackend", "zookeeper"),
     "redis": ("redis:RedisBackend", "redis"),
     "rediss": ("redis:RedisBackend", "redis"),
     "headless": ("headless:HeadlessBackend", "dns"),

@@ -5,15 +5,6 @@ of the process that created it ends. The lease is the timeout of the session. Th
 persistent. `zookeepers://`, or `?tls=true`, uses TLS, with the files `ca`, `cert` and `key`. With
 credentials (digest), created nodes can be read and changed only with the same credentials.
 
-kazoo keeps the session alive. `renew` therefore only checks that the nodes are there. It leaves a
-data watch on each of them, so a node is read again only if its watch has fired, if the connection
-was lost since, or at every `FULL_EVERY`-th renewal.
-
-The watches are ZooKeeper's own one-shot watches, set again with the read that they lead to. kazoo's
-`DataWatch` and `ChildrenWatch` (2.11) were measured: with 2,000 nodes they take 4 times as long to
-start, and one thread for each node after each reconnect; `ChildrenWatch` ends for good when its
-node is deleted.
-
 For ZooKeeper 3.4 and later. A server may raise the lease to two of its ticks, or lower it to 20.
 """
 
@@ -21,26 +12,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import quote, unquote
 
-from kazoo.exceptions import (
-    KazooException,
-    NoAuthError,
-    NodeExistsError,
-    NoNodeError,
-    NotEmptyError,
-    RolledBackError,
-    RuntimeInconsistency,
-)
-from kazoo.protocol.states import EventType, KeeperState, WatchedEvent
+from kazoo.exceptions import NoAuthError, NodeExistsError, NoNodeError
+from kazoo.protocol.states import EventType, WatchedEvent
 
-from rpcwheel.errors import RegistryClosed, RegistryRefused, RegistryUnavailable
 from rpcwheel.instance import record_epoch
-from rpcwheel.registry.backend import RegistryBackend, View
+from rpcwheel.registry.backend import View
 
-from .polling import PollingWatcher
-from .zookeeper_session import ZooKeeperSession, check_url, registry_error
+from .zookeeper_nodes import MAX_ATTEMPTS, ZookeeperNodes, failed, session_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -48,17 +29,8 @@ if TYPE_CHECKING:
     from kazoo.client import KazooClient
 
     from rpcwheel.instance import ServiceInstance
-    from rpcwheel.registry.backend import Lost, Settings, Watch, Watcher
+    from rpcwheel.registry.backend import Settings
     from rpcwheel.registry.url import RegistryUrl
-
-FULL_EVERY: Final = 120
-"""Renewals, each a third of a lease after the other, until all is read again although no watch has
-fired: 40 leases, 10 minutes by default. Watched services are read as often. A safety net only: it
-costs a request for each node, so that the idle load grows with services times processes."""
-
-MAX_ATTEMPTS: Final = 5
-"""The largest number of attempts to publish a node that others change at the same time."""
-
 
 LIST: Final = ""
 """Stands for the list of a service's nodes, among the names of nodes whose watch has fired."""
@@ -71,33 +43,12 @@ class _NodesView(View):
     nodes: Mapping[str, bytes] = field(default_factory=dict)
 
 
-class ZookeeperBackend(RegistryBackend):
-    """One session with ZooKeeper, by kazoo. Thread-safe.
-
-    While it is open there are three threads of kazoo's. In a forked child it starts again, with
-    another session and without watches.
-    """
-
-    keeps_alive = True
+class ZookeeperBackend(ZookeeperNodes):
+    """Instances of this package's own format."""
 
     def __init__(self, url: RegistryUrl, settings: Settings) -> None:
         super().__init__(url, settings)
-        check_url(url)
         self._root = f"/{url.namespace}/v1"
-        self._session = ZooKeeperSession(url, settings, self._contact_changed)
-        self._polling = PollingWatcher(
-            url,
-            self._read_watched,
-            timer=settings.timer,
-            period_s=settings.lease_s / 3,
-            retry_s=settings.lease_s / 3,
-            full_every=FULL_EVERY,
-        )
-        self._published: dict[str, int] = {}  # session by path
-        # Nodes that were ours when they were read, and whose watch has not fired: by path, the
-        # connection of the watch, and the epoch.
-        self._verified: dict[str, tuple[int, str]] = {}
-        self._renewals = 0
         # Names of nodes whose watch has fired, by service. Not locked: kazoo's thread adds names,
         # and `_read_watched` takes them out one by one.
         self._fired: dict[str, set[str]] = {}
@@ -105,7 +56,8 @@ class ZookeeperBackend(RegistryBackend):
     def publish(self, instances: Sequence[ServiceInstance]) -> None:
         client, end_ns = self._session.client(), self._session.end_ns()
         left = {self._path(instance): instance.encoded() for instance in instances}
-        self._published.update(dict.fromkeys(left, _session_id(client)))
+        keys = (instance.key for instance in instances)
+        self._published.update(dict.fromkeys(keys, session_id(client)))
         for path in left:
             self._verified.pop(path, None)
         for _ in range(MAX_ATTEMPTS):
@@ -120,8 +72,8 @@ class ZookeeperBackend(RegistryBackend):
         epochs: dict[str, set[str]] = {}
         for instance in instances:
             epochs.setdefault(self._path(instance), set()).add(instance.epoch)
+            self._published.pop(instance.key, None)
         for path in epochs:
-            self._published.pop(path, None)
             self._verified.pop(path, None)
         nodes = self._get(client, epochs, end_ns)
         versions = {
@@ -131,40 +83,9 @@ class ZookeeperBackend(RegistryBackend):
         }
         requests = [client.delete_async(path, version) for path, version in versions.items()]
         results = self._results(versions, requests, end_ns)
-        left = [path for path, result in results.items() if _failed(result, NoNodeError)]
+        left = [path for path, result in results.items() if failed(result, NoNodeError)]
         if left:
             raise self._conflict(left)
-
-    def renew(self, instances: Collection[ServiceInstance]) -> Mapping[tuple[str, str], Lost]:
-        client, connection = self._session.client(), self._session.connection
-        self._renewals += 1
-        if self._renewals % FULL_EVERY == 0:
-            self._verified.clear()
-        paths = {self._path(instance): instance for instance in instances}
-        unverified = {
-            path: instance
-            for path, instance in paths.items()
-            if self._verified.get(path) != (connection, instance.epoch)
-        }
-        if not unverified:
-            return {}
-        # Before the reads, as a watch may fire before its read returns.
-        self._verified |= {
-            path: (connection, instance.epoch) for path, instance in unverified.items()
-        }
-        lost: dict[tuple[str, str], Lost] = {}
-        try:
-            nodes = self._get(client, unverified, self._session.end_ns(), self._own_node_changed)
-        except BaseException:
-            self._verified.clear()
-            raise
-        for path, instance in unverified.items():
-            data, stat = nodes.get(path, (b"", None))
-            owner = stat and stat.ephemeralOwner
-            if owner != _session_id(client) or record_epoch(data) != instance.epoch:
-                self._verified.pop(path, None)
-                lost[instance.key] = self._why_lost(client, path)
-        return lost
 
     def lookup(self, service: str) -> View:
         client, end_ns = self._session.client(), self._session.end_ns()
@@ -174,34 +95,9 @@ class ZookeeperBackend(RegistryBackend):
     def services(self) -> Sequence[str]:
         client, end_ns = self._session.client(), self._session.end_ns()
         names = self._list(client, self._root, end_ns)
-        requests = [client.exists_async(f"{self._root}/{name}") for name in names]
-        stats = self._session.results(requests, end_ns)
-        return sorted(
-            name
-            for name, stat in zip(names, stats, strict=True)
-            if stat is not None and not isinstance(stat, KazooException) and stat.numChildren
-        )
-
-    def watch(self, service: str, watcher: Watcher) -> Watch:
-        if self._session.closed:
-            raise RegistryClosed(f"{self.url}: this registry was closed")
-        return self._polling.watch(service, watcher)
-
-    def close(self) -> None:
-        self._polling.close()
-        self._session.close()
+        return self._with_children(client, {name: f"{self._root}/{name}" for name in names}, end_ns)
 
     # On threads of kazoo's: nothing here blocks
-
-    def _contact_changed(self, reason: str | None) -> None:
-        if reason is None:
-            self._polling.request_read()
-        else:
-            self._polling.report_contact_lost(reason)
-
-    def _own_node_changed(self, event: WatchedEvent) -> None:
-        if event.type != EventType.NONE:  # NONE: connection lost, which the session reports
-            self._verified.pop(event.path, None)
 
     def _watch_fired(self, event: WatchedEvent) -> None:
         if event.type != EventType.NONE:
@@ -237,23 +133,6 @@ class ZookeeperBackend(RegistryBackend):
             changed = frozenset(map(_id_of, differ))
         return _NodesView(_by_ids(nodes), client.last_zxid, changed, nodes)
 
-    def _list(
-        self,
-        client: KazooClient,
-        path: str,
-        end_ns: int,
-        watch: Callable[[WatchedEvent], None] | None = None,
-    ) -> set[str]:
-        """List the children of a node; none if it does not exist."""
-        names = self._results([path], [client.get_children_async(path, watch)], end_ns)[path]
-        if not isinstance(names, NoNodeError):
-            return set(names)
-        if watch is not None:  # only this request leaves a watch on a node that does not exist
-            (stat,) = self._session.results([client.exists_async(path, watch)], end_ns)
-            if stat is not None:  # it was created in between
-                watch(WatchedEvent(EventType.CREATED, KeeperState.CONNECTED, path))
-        return set()
-
     def _read(
         self,
         client: KazooClient,
@@ -276,26 +155,8 @@ class ZookeeperBackend(RegistryBackend):
     def _path(self, instance: ServiceInstance) -> str:
         return f"{self._root}/{instance.service}/{_name_of(instance.id)}"
 
-    def _why_lost(self, client: KazooClient, path: str) -> Lost:
-        if self._session.has_lost_data(client):
-            return "wiped"
-        session = _session_id(client)
-        return "missing" if self._published.get(path, session) == session else "session"
-
-    def _get(
-        self,
-        client: KazooClient,
-        paths: Collection[str],
-        end_ns: int,
-        watch: Callable[[WatchedEvent], None] | None = None,
-    ) -> dict[str, tuple[bytes, Any]]:
-        """Read data and stat of the nodes that exist."""
-        requests = [client.get_async(path, watch) for path in paths]
-        return {
-            path: (bytes(result[0] or b""), result[1])
-            for path, result in self._results(paths, requests, end_ns).items()
-            if not isinstance(result, NoNodeError)
-        }
+    def _has_epoch_of(self, instance: ServiceInstance, data: bytes) -> bool:
+        return record_epoch(data) == instance.epoch
 
     def _put(self, client: KazooClient, left: Mapping[str, bytes], end_ns: int) -> dict[str, bytes]:
         """Try to create or replace these nodes; returns those that could not be."""
@@ -316,7 +177,7 @@ class ZookeeperBackend(RegistryBackend):
         return {
             path: data
             for path, data in left.items()
-            if _failed(results[path]) and path not in replaced
+            if failed(results[path]) and path not in replaced
         }
 
     def _replace(self, client: KazooClient, taken: Mapping[str, bytes], end_ns: int) -> set[str]:
@@ -327,7 +188,7 @@ class ZookeeperBackend(RegistryBackend):
         nodes = self._get(client, taken, end_ns)
         requests = []
         for path, (_, stat) in nodes.items():
-            if stat.ephemeralOwner == _session_id(client):
+            if stat.ephemeralOwner == session_id(client):
                 requests.append(client.set_async(path, taken[path], stat.version))
             else:
                 transaction = client.transaction()
@@ -335,47 +196,7 @@ class ZookeeperBackend(RegistryBackend):
                 transaction.create(path, taken[path], ephemeral=True)
                 requests.append(transaction.commit_async())
         results = self._results(nodes, requests, end_ns)
-        return {path for path, result in results.items() if not _failed(result)}
-
-    def _results(
-        self, paths: Collection[str], requests: Sequence[Any], end_ns: int
-    ) -> dict[str, Any]:
-        """Wait for the results, by path; raises for errors that no further attempt can change."""
-        results = dict(zip(paths, self._session.results(requests, end_ns), strict=True))
-        for path, result in results.items():
-            error = _first_error(result) if isinstance(result, list) else result
-            if isinstance(error, NoAuthError):
-                raise registry_error(self.url, error) from error
-            if isinstance(error, NotEmptyError):
-                raise RegistryRefused(
-                    f"{self.url}: {path} is another's node, with nodes under it; delete them"
-                )
-            results[path] = result if error is None else error
-        return results
-
-    def _conflict(self, paths: Collection[str]) -> RegistryUnavailable:
-        return RegistryUnavailable(f"{self.url}: others change the same nodes: {', '.join(paths)}")
-
-
-def _failed(result: Any, allowed: type[KazooException] | tuple[()] = ()) -> bool:
-    return isinstance(result, KazooException) and not isinstance(result, allowed)
-
-
-def _first_error(results: list[Any]) -> KazooException | None:
-    """Find the error that ended a transaction; the others only say that they were rolled back."""
-    errors = [result for result in results if isinstance(result, KazooException)]
-    causes = [
-        result
-        for result in errors
-        if not isinstance(result, (RolledBackError, RuntimeInconsistency))
-    ]
-    return next(iter(causes + errors), None)
-
-
-def _session_id(client: KazooClient) -> int:
-    """Return the id of the client's session, or 0, which no session has."""
-    session = client.client_id
-    return int(session[0]) if session else 0
+        return {path for path, result in results.items() if not failed(result)}
 
 
 SAFE: Final = ":@[]-_.~+=,;!$&'()*"

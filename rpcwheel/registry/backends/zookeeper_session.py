@@ -261,13 +261,17 @@ def registry_error(url: RegistryUrl, error: KazooException) -> RegistryError:
     return RegistryUnavailable(text)
 
 
-def check_url(url: RegistryUrl) -> None:
+def check_url(url: RegistryUrl, *own: str) -> None:
     """Check the parts that only ZooKeeper restricts.
+
+    Args:
+        url: Of the registry.
+        *own: Options that are allowed, beside those of TLS.
 
     Raises:
         ConfigurationError: One of them is wrong or missing.
     """
-    url.check_options(*TLS_OPTIONS)
+    url.check_options(*TLS_OPTIONS, *own)
     if not url.hosts:
         raise ConfigurationError(f"{url}: the host is missing: {url.scheme}://127.0.0.1:{PORT}")
     if bool(url.user) != bool(url.password):

@@ -32,6 +32,8 @@ ENGINES_AND_FAULTS = [
     ("etcd", "cut off"),
     ("zookeeper", "wipe"),
     ("zookeeper", "freeze"),
+    ("dubbo", "wipe"),
+    ("dubbo", "freeze"),
     ("redis", "wipe"),
     ("redis", "flush"),
     ("sqlite", "lock"),

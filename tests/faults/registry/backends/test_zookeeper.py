@@ -21,7 +21,7 @@ from rpcwheel.errors import (
 )
 from rpcwheel.registry.backend import Settings
 from rpcwheel.registry.backends import open_backend
-from rpcwheel.registry.backends.zookeeper import FULL_EVERY
+from rpcwheel.registry.backends.zookeeper_nodes import FULL_EVERY
 
 __all__ = ["opened", "tls_files"]
 

@@ -1,0 +1,152 @@
+"""Dubbo's format in a real ZooKeeper: nodes, nodes of others, watches, faults and URLs."""
+
+import secrets
+from urllib.parse import quote_plus, unquote_plus
+
+import pytest
+
+from fixtures.engine_watchers import RecordingWatcher, in_the_end, instance, opened
+from fixtures.engine_zookeeper import DubboEngine
+from fixtures.engines import engine_fixture
+from fixtures.waiting import wait_until
+from rpcwheel.errors import ConfigurationError
+from rpcwheel.instance import ServiceInstance
+from rpcwheel.registry.backend import Settings
+from rpcwheel.registry.backends import open_backend
+from rpcwheel.registry.url import parse_url
+
+__all__ = ["opened"]
+
+dubbo = engine_fixture(DubboEngine)
+A, B = instance(1), instance(2)
+INTERFACE = "com.example.shop.Orders"
+
+
+@pytest.fixture
+def root():
+    """One that no other test uses."""
+    return f"test-{secrets.token_hex(4)}"
+
+
+def nodes(operator, root, interface):
+    """The URLs of the providers."""
+    names = operator.get_children(f"/{root}/{interface}/providers")
+    return {unquote_plus(name) for name in names}
+
+
+def test_an_instance_is_an_ephemeral_node_below_its_interface(dubbo, opened, root):
+    backend = opened(dubbo.url(root=root, interface=INTERFACE, application="py-shop"))
+    backend.publish([A])
+    with dubbo.operator() as operator:
+        (name,) = operator.get_children(f"/{root}/{INTERFACE}/providers")
+        _, stat = operator.get(f"/{root}/{INTERFACE}/providers/{name}")
+    assert stat.ephemeralOwner
+    url = unquote_plus(name)
+    assert url.startswith("tri://10.0.0.1:1/shop.Orders?application=py-shop&")
+    assert f"&interface={INTERFACE}&" in url
+    assert backend.lookup(A.service).records == {A.id: A.encoded()}
+    assert backend.renew([A]) == {}
+
+
+def test_each_interface_belongs_to_the_service_with_the_same_last_part(dubbo, opened, root):
+    backend = opened(dubbo.url(root=root, interface=f"{INTERFACE},com.example.shop.Stock"))
+    stock, cart = A.replace(service="shop.Stock"), A.replace(service="shop.Cart")
+    backend.publish([A, stock, cart])
+    assert backend.services() == ["com.example.shop.Orders", "com.example.shop.Stock", "shop.Cart"]
+    assert backend.lookup("shop.Stock").records == {A.id: stock.encoded()}
+    by_interface = ServiceInstance.decoded(backend.lookup(INTERFACE).records[A.id])
+    assert by_interface.metadata == {"dubbo.path": "shop.Orders"}
+
+
+def test_the_service_of_the_url_is_listed_instead_of_its_interface(dubbo, opened, root):
+    backend = opened(dubbo.url("shop.Orders", root=root, interface=INTERFACE))
+    backend.publish([A])
+    assert backend.services() == ["shop.Orders"]
+
+
+def test_a_change_replaces_the_node_in_one_step(dubbo, opened, root):
+    publisher, watching = opened(dubbo.url(root=root)), opened(dubbo.url(root=root))
+    publisher.publish([A])
+    watching.watch(A.service, watcher := RecordingWatcher())
+    assert watcher.sees(A)
+    for weight in range(1, 20):
+        publisher.publish([A.replace(weight=weight)])
+    assert wait_until(lambda: watcher.views[-1].records == {A.id: A.replace(weight=19).encoded()})
+    assert set(watcher.news) == {frozenset({A.id})}
+
+
+def test_the_node_of_a_java_provider_at_the_same_address_is_replaced(dubbo, opened, root):
+    backend, watcher = opened(dubbo.url(root=root)), RecordingWatcher()
+    backend.watch(A.service, watcher)
+    before = quote_plus("tri://10.0.0.1:1/shop.Orders?side=provider&timestamp=1")
+    other = quote_plus("tri://10.0.0.2:1/shop.Orders?side=provider&timestamp=1")
+    with dubbo.operator() as operator:
+        for name in (before, other):
+            operator.create(f"/{root}/shop.Orders/providers/{name}", b"10.0.0.9", makepath=True)
+        assert watcher.sees("10.0.0.1:1", "10.0.0.2:1")
+        backend.publish([A])
+        assert wait_until(lambda: watcher.views[-1].records[A.id] == A.encoded())
+        assert len(nodes(operator, root, "shop.Orders")) == 2
+        backend.withdraw([A.replace(epoch="another")])
+        assert backend.renew([A]) == {}
+        backend.withdraw([A])
+        assert watcher.sees("10.0.0.2:1")
+
+
+def test_a_node_of_our_name_that_another_session_owns_is_replaced(dubbo, opened, root):
+    first, second = opened(dubbo.url(root=root)), opened(dubbo.url(root=root))
+    first.publish([A])
+    second.publish([A])
+    assert first.renew([A]) == {A.key: "missing"}
+    first.close()
+    assert second.renew([A]) == {}
+    assert second.lookup(A.service).records == {A.id: A.encoded()}
+
+
+def test_a_provider_of_another_protocol_is_a_record_that_says_so(dubbo, opened, root):
+    backend = opened(dubbo.url(root=root))
+    name = quote_plus("dubbo://10.0.0.1:20880/shop.Orders?side=provider")
+    with dubbo.operator() as operator:
+        operator.create(f"/{root}/shop.Orders/providers/{name}", makepath=True)
+    ((key, record),) = backend.lookup(A.service).records.items()
+    assert key == name
+    with pytest.raises(ValueError, match="its protocol is 'dubbo'; only Triple"):
+        ServiceInstance.decoded(record)
+
+
+def test_after_a_wipe_renew_reports_all_and_they_can_be_published_again(opened):
+    if reason := DubboEngine.available():
+        pytest.skip(reason)
+    with DubboEngine() as engine:
+        url, watcher = engine.url(interface=INTERFACE), RecordingWatcher()
+        backend, other = opened(url, lease=60, timeout=1), opened(url, lease=6, timeout=1)
+        other.watch(A.service, watcher)
+        in_the_end(lambda: backend.publish([A, B]))
+        assert watcher.sees(A, B)
+        engine.wipe()
+        assert in_the_end(lambda: backend.renew([A, B])) == {A.key: "wiped", B.key: "wiped"}
+        in_the_end(lambda: backend.publish([A, B]))
+        assert in_the_end(lambda: backend.renew([A, B])) == {}
+        assert watcher.doubts()
+        assert watcher.sees(A, B)
+
+
+def test_a_bad_url_is_refused_at_once():
+    refused_urls = {
+        "dubbo+zookeeper://": "the host is missing",
+        "dubbo+zookeeper://h?namespace=eu": "below root=, not namespace=",
+        "dubbo+zookeeper://h?root=a/b": "root must be a name",
+        "dubbo+zookeeper://h?root=zookeeper": "root must be a name",
+        "dubbo+zookeeper://h?interface=a,,b": "interface must be a name",
+        "dubbo+zookeeper://h?level=local": "level must be one of",
+        "dubbo+zookeeper://h/shop.Orders?interface=com.shop.Stock": "must end with 'Orders'",
+        "dubbo+zookeeper://h?aplication=a": "did you mean 'application'",
+    }
+    for url, said in refused_urls.items():
+        with pytest.raises(ConfigurationError, match=said):
+            open_backend(url, Settings(2.0, 1.0))
+
+
+def test_two_roots_of_one_host_have_two_names():
+    assert str(parse_url("dubbo+zookeeper://h/a.B?root=eu")) == "dubbo+zookeeper://h?root=eu"
+    assert str(parse_url("dubbo+zookeeper://h?root=dubbo")) == "dubbo+zookeeper://h"
