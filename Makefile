@@ -4,9 +4,11 @@
 #   PYTHON=python3.13    use another interpreter; .venv is created again
 #   CC=/bin/false        build as if there were no C compiler: the timer runs in its pure Python form
 #   ARGS="-x -k fork"    arguments of pytest
+#   DOCS_VERSION=0.1.0   the version whose documentation `make docs` builds; its source links lead to the tag v0.1.0
 
 PYTHON ?= python3
 ARGS   ?= -n 4
+export DOCS_VERSION ?= dev
 
 BIN := .venv/bin
 # The names of stamp files contain a checksum of the settings, so that another PYTHON or CC has another stamp.
@@ -20,7 +22,7 @@ BUILT_FROM := pyproject.toml rpcwheel/__init__.py $(wildcard rpcwheel/timer/_*.p
 # compile the package and rewrite the assertions again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test test-all test-rest test-etcd test-pure lint format types layers bench changelog clean
+.PHONY: help demo test test-all test-rest test-etcd test-pure lint format types layers docs docs-serve bench changelog clean
 .DELETE_ON_ERROR:
 
 help:                      ## list the targets
@@ -61,6 +63,14 @@ types: .venv/dev           ## mypy --strict
 layers: .venv/test         ## import-linter: which package may import which
 	$(BIN)/lint-imports --no-cache --no-logo
 
+# Warnings are errors, also references to names and headings that do not exist. Needs no network.
+docs: .venv/docs           ## the documentation site, in build/docs
+	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet -d build/doctrees docs build/docs/$(DOCS_VERSION)
+	$(BIN)/python docs/versions.py build/docs
+
+docs-serve: docs           ## the documentation site at http://127.0.0.1:8000
+	$(BIN)/python -m http.server --bind 127.0.0.1 --directory build/docs 8000
+
 bench: .venv/bench         ## measure timers, calls, connections, registries, journals, failback and overload; writes docs/benchmarks
 	$(BIN)/python -m benchmarks.timer
 	$(BIN)/python -m benchmarks.calls
@@ -91,6 +101,6 @@ $(INSTALLED): $(VENV) $(BUILT_FROM)
 	@touch $@
 
 # rpcwheel is installed already, so pip adds only the packages of the extra.
-.venv/test .venv/dev .venv/bench: .venv/%: $(INSTALLED)
+.venv/test .venv/dev .venv/docs .venv/bench: .venv/%: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet 'rpcwheel[$*]'
 	@touch $@
