@@ -45,6 +45,7 @@ from rpcwheel._lazy import lazy_names
 from rpcwheel.telemetry import components as _components
 
 if TYPE_CHECKING:
+    from rpcwheel._version import __version__
     from rpcwheel.admission import BreakerPolicy, ConcurrencyPolicy, ThrottlePolicy
     from rpcwheel.balancer import BalancerPolicy
     from rpcwheel.call import (
@@ -78,6 +79,7 @@ else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
+            "._version": "__version__",
             ".admission": "BreakerPolicy ConcurrencyPolicy ThrottlePolicy",
             ".balancer": "BalancerPolicy",
             ".call": (
@@ -107,8 +109,6 @@ else:
             "kit limit pending publisher registry resolver timer transport"
         ),
     )
-
-__version__ = "0.1.0"
 
 
 def _counts_calls() -> bool:

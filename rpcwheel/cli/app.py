@@ -1,11 +1,11 @@
 """The commands of `rpcwheel`, as a typer application."""
 
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated
 
 import typer
 
+from rpcwheel._version import __version__
 from rpcwheel.timer.queue import FORM
 
 from .config import config
@@ -29,12 +29,8 @@ app.add_typer(config, name="config")
 def _print_version(wanted: bool) -> None:
     if not wanted:
         return
-    try:
-        installed = version("rpcwheel")
-    except PackageNotFoundError:
-        installed = "(not installed)"
     form = "compiled" if FORM == "native" else "pure Python"
-    print(f"rpcwheel {installed} ({form} timer)")
+    print(f"rpcwheel {__version__} ({form} timer)")
     raise typer.Exit
 
 

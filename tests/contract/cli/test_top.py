@@ -11,6 +11,7 @@ import pytest
 from fixtures.hostile_process import HOSTILE, VISIBLE, escaped_for_terminal, hostile_components
 from fixtures.terminals import Terminal
 from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel import __version__
 from rpcwheel.cli import main
 from rpcwheel.cli.top import VARIABLE
 from rpcwheel.status import server as server_module
@@ -36,7 +37,7 @@ def test_without_a_terminal_one_frame_is_printed(server, capsys):
         assert main(["top", server.address]) == 0
         kind = type(timer._timer_state.queue).__name__  # it is another one without the extension
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith(f"rpcwheel 0.1.0 at {server.address}, process {os.getpid()}")
+    assert lines[0].startswith(f"rpcwheel {__version__} at {server.address}, process {os.getpid()}")
     (line,) = (line for line in lines if line.startswith("a-timer "))
     assert line.split()[:4] == ["a-timer", kind, "1", "0"]
     assert lines[-1].startswith("no ")
