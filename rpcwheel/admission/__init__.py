@@ -23,16 +23,16 @@ from rpcwheel._lazy import lazy_names
 if TYPE_CHECKING:
     from .breaker import BreakerState
     from .circuit import CircuitBreaker
-    from .client import Breakers
     from .policy import BreakerPolicy, ConcurrencyPolicy, ThrottlePolicy
+    from .targets import Breakers
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
             ".breaker": "BreakerState",
             ".circuit": "CircuitBreaker",
-            ".client": "Breakers",
             ".policy": "BreakerPolicy ConcurrencyPolicy ThrottlePolicy",
+            ".targets": "Breakers",
         },
     )
 

@@ -21,7 +21,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from rpcwheel._concurrency.executor import EXECUTOR
-from rpcwheel.admission.client import AdmissionSettings, Breakers
+from rpcwheel.admission.targets import AdmissionSettings, Breakers
 from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import ConfigurationError, TimerError
 from rpcwheel.events import (
@@ -63,7 +63,8 @@ if TYPE_CHECKING:
     from typing import Never, Unpack
 
     from rpcwheel._grpc.calls import Details
-    from rpcwheel.admission.client import MethodAdmission, TargetAdmission
+    from rpcwheel.admission.method import MethodAdmission
+    from rpcwheel.admission.targets import TargetAdmission
     from rpcwheel.durations import Duration
     from rpcwheel.rpc import Kind
     from rpcwheel.timer import Timeout

@@ -33,7 +33,7 @@ from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._grpc import aio_relay, calls
 from rpcwheel._grpc.aio_counted import count_end
 from rpcwheel.admission.circuit import FUNCTION, CircuitBreaker
-from rpcwheel.admission.client import MethodAdmissionStatus
+from rpcwheel.admission.method import MethodAdmissionStatus
 from rpcwheel.admission.policy import BreakerPolicy
 from rpcwheel.durations import to_seconds
 from rpcwheel.errors import BreakerOpen, ConfigurationError

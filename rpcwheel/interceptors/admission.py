@@ -29,7 +29,7 @@ from rpcwheel._grpc.calls import (
 )
 from rpcwheel._grpc.counted import begin_observed
 from rpcwheel._grpc.finished import FinishedError
-from rpcwheel.admission.client import Admitted, NotSent, Waiting
+from rpcwheel.admission.method import Admitted, NotSent, Waiting
 from rpcwheel.call.config import TIMER_CHECK_INTERVAL_S
 from rpcwheel.call.retry import not_sent_metadata
 from rpcwheel.call.sync_call import LateCall, RetryingCall, RetryingStream
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rpcwheel._grpc.calls import AnyCall
-    from rpcwheel.admission.client import MethodAdmission
+    from rpcwheel.admission.method import MethodAdmission
     from rpcwheel.call.config import ClientState
     from rpcwheel.rpc import Kind
 

@@ -26,7 +26,7 @@ from .queues import FailbackQueuesBase, client_state, refuse_journal
 if TYPE_CHECKING:
     import grpc
 
-    from rpcwheel.admission.client import Breakers
+    from rpcwheel.admission.targets import Breakers
     from rpcwheel.call.failback_policy import FailedCall
     from rpcwheel.call.policy import CallPolicy
     from rpcwheel.durations import Duration

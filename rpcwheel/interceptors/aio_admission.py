@@ -16,7 +16,7 @@ from rpcwheel._concurrency.loop import call_on_loop
 from rpcwheel._grpc.aio_counted import begin_observed, begin_observed_awaited
 from rpcwheel._grpc.aio_finished import failed_call
 from rpcwheel._grpc.calls import aio_metadata, set_not_sent
-from rpcwheel.admission.client import NotSent, Waiting
+from rpcwheel.admission.method import NotSent, Waiting
 from rpcwheel.call.aio_call import begin_later
 from rpcwheel.call.config import TIMER_CHECK_INTERVAL_S
 from rpcwheel.call.retry import not_sent_metadata
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from rpcwheel._grpc.aio_finished import FinishedCall
-    from rpcwheel.admission.client import Admitted, MethodAdmission
+    from rpcwheel.admission.method import Admitted, MethodAdmission
     from rpcwheel.call.aio_call import CallFactory
     from rpcwheel.rpc import Kind
 

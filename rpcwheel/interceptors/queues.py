@@ -16,7 +16,7 @@ from rpcwheel.failback.invoker import InvokerBase
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rpcwheel.admission.client import Breakers
+    from rpcwheel.admission.targets import Breakers
     from rpcwheel.call.failback_policy import FailbackPolicy
     from rpcwheel.call.keeper import ChannelKeeper
     from rpcwheel.call.policy import CallPolicy

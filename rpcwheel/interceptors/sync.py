@@ -22,7 +22,7 @@ from .server import server_interceptors
 if TYPE_CHECKING:
     import grpc
 
-    from rpcwheel.admission.client import Breakers
+    from rpcwheel.admission.targets import Breakers
     from rpcwheel.call.failback_policy import FailedCall
     from rpcwheel.call.policy import CallPolicy
     from rpcwheel.durations import Duration

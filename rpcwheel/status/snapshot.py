@@ -25,7 +25,7 @@ from rpcwheel.telemetry import components
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rpcwheel.admission.client import MethodAdmissionStatus
+    from rpcwheel.admission.method import MethodAdmissionStatus
     from rpcwheel.failback.queue import QueueStatus
     from rpcwheel.heartbeat.monitor import HeartbeatStatus
     from rpcwheel.idle.detector import ConnectionStatus

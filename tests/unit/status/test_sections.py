@@ -5,7 +5,7 @@ from typing import get_args, get_type_hints
 
 import pytest
 
-from rpcwheel.admission.client import MethodAdmissionStatus
+from rpcwheel.admission.method import MethodAdmissionStatus
 from rpcwheel.failback.queue import QueueStatus
 from rpcwheel.heartbeat.monitor import HeartbeatStatus
 from rpcwheel.idle.detector import ConnectionStatus

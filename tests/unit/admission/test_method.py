@@ -7,14 +7,8 @@ import pytest
 
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.admission import BreakerPolicy, BreakerState, ConcurrencyPolicy, ThrottlePolicy
-from rpcwheel.admission.client import (
-    AdmissionSettings,
-    Admitted,
-    Breakers,
-    NotSent,
-    Reason,
-    Waiting,
-)
+from rpcwheel.admission.method import Admitted, NotSent, Reason, Waiting
+from rpcwheel.admission.targets import AdmissionSettings, Breakers
 from rpcwheel.limit import RatePolicy
 from rpcwheel.timer import ManualTimer
 
@@ -202,7 +196,7 @@ def test_an_attempt_is_refused_if_the_timer_is_stopped_while_it_waits(timer):
     assert waiting.take() == NotSent(Reason.CONCURRENCY)
 
 
-def half_open(timer, *, is_stream):
+def half_open(timer, *, is_stream, rate=None):
     breaker = BreakerPolicy(
         minimum_calls=1,
         half_open_calls=1,
@@ -211,7 +205,7 @@ def half_open(timer, *, is_stream):
         health_check=False,
     )
     client = Breakers([breaker]).admission("shop:1", timer)
-    settings = AdmissionSettings(breaker=breaker)
+    settings = AdmissionSettings(breaker=breaker, rate=rate)
     admission = client.method("/shop.Orders/Watch", settings, is_stream=is_stream)
     admission.end(admission.enter(), "UNAVAILABLE")
     timer.advance(5.0)
@@ -227,6 +221,17 @@ def test_a_stream_that_runs_for_a_second_proves_that_the_server_works(timer):
     admission.end(stream, "UNAVAILABLE")  # of the state before
     assert admission.breaker.state is BreakerState.CLOSED
     assert timer.pending == 0
+
+
+def test_a_stream_that_has_waited_proves_it_too(timer):
+    rate = RatePolicy(rate=0.1, burst=1, max_wait=10.0)
+    admission = half_open(timer, is_stream=True, rate=rate)
+    stream = admission.enter()
+    assert isinstance(stream, Waiting)
+    timer.advance(5.0)
+    assert isinstance(stream.take(), Admitted)
+    timer.advance(1.0)
+    assert admission.breaker.state is BreakerState.CLOSED
 
 
 def test_a_stream_that_ends_within_a_second_counts_when_it_ends(timer):

@@ -1,14 +1,12 @@
-"""Whether an attempt of a call may be sent to its target, for `grpc` and `grpc.aio`.
+"""Whether an attempt of one method may be sent to its target, for `grpc` and `grpc.aio`.
 
 * `MethodAdmission` asks the circuit breaker, the throttle, the rate limit and the concurrency limit
-  of one method, in this order, and passes the end of each attempt to them.
+  of the method, in this order, and passes the end of each attempt to them.
 * A `Waiting` is an attempt that may be sent later.
-* `TargetAdmission` has those of all methods of one target, `Breakers` those of all targets of a
-  kit.
 
-Any thread may use them. Each target has one lock; its breakers have their own. No code of users
-runs under a lock. The locks are reentrant, because the end of a call that is dropped is reported by
-a finalizer.
+Any thread may use them. The methods of a target share one lock; its breakers have their own. No
+code of users runs under a lock. The locks are reentrant, because the end of a call that is dropped
+is reported by a finalizer.
 """
 
 from __future__ import annotations
@@ -16,44 +14,34 @@ from __future__ import annotations
 import enum
 import math
 import random
-import sys
-import threading
-import weakref
 from collections import Counter, deque
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from rpcwheel._concurrency.callbacks import weak_callback
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel.durations import NEVER, to_ns, to_seconds
-from rpcwheel.errors import ConfigurationError, TimerError, safe_repr
+from rpcwheel.errors import TimerError
 from rpcwheel.events import ThrottleBegan, ThrottleEnded, emit
 from rpcwheel.limit.rate import TokenBucket
-from rpcwheel.methods import checked_pattern, matches
-from rpcwheel.telemetry import components
 from rpcwheel.timer import shared_timer
 from rpcwheel.timer.manual import clock_of
 
 from .breaker import BreakerState
-from .circuit import CircuitBreaker
 from .concurrency import Concurrency
-from .throttle import Throttle
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    import threading
+    from collections.abc import Callable, Sequence
 
     from rpcwheel.limit.rate import RatePolicy
     from rpcwheel.timer import Timeout
     from rpcwheel.timer.api import Timer
 
-    from .circuit import CheckHealth
-    from .policy import BreakerPolicy, ConcurrencyPolicy, ThrottlePolicy
-
-T = TypeVar("T")
-
-MAX_METHODS: Final = 4096
-"""Methods whose state is kept. A proxy may call any name that its clients send."""
+    from .circuit import CircuitBreaker
+    from .policy import ConcurrencyPolicy
+    from .throttle import Throttle
 
 TIMER_GRACE_NS: Final = 1_000_000_000
 """How late a timer may be before an attempt that waits goes on without it."""
@@ -67,12 +55,6 @@ THROTTLED_NS: Final = 5_000_000_000
 PUSHBACK_JITTER: Final = 0.5
 """By how much of itself the pushback of a throttle is longer at most, at random: attempts that were
 refused together are not made together."""
-
-ALL_METHODS: Final = "*"
-"""The method of a state that all methods of a target share."""
-
-UNKNOWN_TARGET: Final = "interceptors"
-"""The target of interceptors, which do not know their channel."""
 
 
 class Reason(enum.Enum):
@@ -107,26 +89,6 @@ _STATUS: Final = {
         "the timeout has passed while the call waited, because of the concurrency limit",
     ),
 }
-
-
-class HealthChecks(Protocol):
-    """A channel that can check the health of its server."""
-
-    def check_health(self, done: Callable[[bool], object], /) -> bool:
-        """Begin a check, which calls `done` with its result on any thread, as a `CheckHealth` does.
-
-        Returns:
-            False if it can't begin a check, as a channel that was closed. `done` is not called.
-        """
-
-
-class AdmissionSettings(NamedTuple):
-    """The policies of one method."""
-
-    throttle: ThrottlePolicy | None = None
-    breaker: BreakerPolicy | None = None
-    concurrency: ConcurrencyPolicy | None = None
-    rate: RatePolicy | None = None
 
 
 class Admitted(NamedTuple):
@@ -203,7 +165,10 @@ class Waiting:
         """Return the result, once `then` has reported it. The caller makes the attempt."""
         with self._admission.lock:
             self._taken = True
-            return NotSent(self.reason) if self._result is None else self._result
+            result = NotSent(self.reason) if self._result is None else self._result
+        if isinstance(result, Admitted):
+            self._admission.watch_stream(result)
+        return result
 
     def cancel(self) -> None:
         """End, and give back what the attempt has got, unless `take` was called. Idempotent."""
@@ -280,7 +245,7 @@ class Waiting:
             timeout.cancel()
 
 
-class _RateGate:
+class RateGate:
     """A rate limit, and how long attempts wait for it."""
 
     __slots__ = ("bucket", "max_wait_ns")
@@ -290,7 +255,7 @@ class _RateGate:
         self.max_wait_ns = to_ns(policy.max_wait)
 
 
-class _ConcurrencyGate:
+class ConcurrencyGate:
     """A concurrency limit, and the attempts that wait for it, oldest first."""
 
     __slots__ = ("limit", "max_wait_ns", "waiting")
@@ -353,21 +318,35 @@ class MethodAdmission:
 
     def __init__(
         self,
-        owner: TargetAdmission,
+        target: str,
         method: str,
         breaker: CircuitBreaker | None,
         throttle: Throttle | None,
-        rate: _RateGate | None,
-        concurrency: _ConcurrencyGate | None,
+        rate: RateGate | None,
+        concurrency: ConcurrencyGate | None,
         *,
         is_stream: bool,
+        lock: threading.RLock,
+        timer: Timer | None,
     ) -> None:
-        # Without a reference to the owner, which has one to this: the last of its users frees both.
-        self.target = owner.target
+        """Begin without attempts.
+
+        Args:
+            target: The target of the channel, for events and status.
+            method: The full name of the method.
+            breaker: None if it has none; so with the others.
+            throttle: See `breaker`.
+            rate: See `breaker`.
+            concurrency: See `breaker`.
+            is_stream: Whether it has a stream of responses.
+            lock: That of the target.
+            timer: Any rpcwheel timer; None for `shared_timer()`.
+        """
+        self.target = target
         self.method = method
         self.breaker = breaker
-        self.lock = owner.lock
-        self._timer = owner.timer
+        self.lock = lock
+        self._timer = timer
         self.refusals: Counter[Reason] = Counter()
         self._throttle = throttle
         self._rate = rate
@@ -378,7 +357,7 @@ class MethodAdmission:
         """Streams that a HALF_OPEN breaker has admitted, by their ids."""
         self._proven: dict[int, Admitted] = {}
         """Those of them that have counted as successes and not ended."""
-        self.now_ns = owner.now_ns
+        self.now_ns = clock_of(timer)
         self._throttled = 0
         self._throttled_since_ns: int | None = None
         self._throttled_ns = 0
@@ -400,8 +379,7 @@ class MethodAdmission:
             token = entered
         if not self._limits:
             admitted = Admitted(now_ns, token)
-            if self._is_stream:
-                self._watch_stream(admitted)
+            self.watch_stream(admitted)
             return admitted
         with self.lock:
             result = self._enter_limits(now_ns, token, timeout_s)
@@ -416,13 +394,15 @@ class MethodAdmission:
             else:
                 waiting.wait_for_permit()
             return waiting
-        elif self._is_stream:
-            self._watch_stream(result)
+        else:
+            self.watch_stream(result)
         return result
 
-    def _watch_stream(self, admitted: Admitted) -> None:
+    def watch_stream(self, admitted: Admitted) -> None:
         """Let a stream that is a probe count as a success when it has run for some time."""
-        if self.breaker is None or self.breaker.state is not BreakerState.HALF_OPEN:
+        if not self._is_stream or self.breaker is None:
+            return
+        if self.breaker.state is not BreakerState.HALF_OPEN:
             return
         timeout = self.schedule(weak_callback(self.stream_lives, admitted), STREAM_PROVEN_NS)
         with self.lock:
@@ -676,241 +656,3 @@ class MethodAdmissionStatus:
 _REFUSING: Final = frozenset(
     state.value for state in (BreakerState.OPEN, BreakerState.HALF_OPEN, BreakerState.FORCED_OPEN)
 )
-
-
-class TargetAdmission:
-    """The states of all methods of one target. Any thread may use it."""
-
-    def __init__(self, target: str, *, timer: Timer | None, breakers: Breakers) -> None:
-        """Begin without a state.
-
-        Args:
-            target: The target of the channel, for events and status.
-            timer: Any rpcwheel timer; None for `shared_timer()`.
-            breakers: Those of the kit, which set the state of each new breaker.
-        """
-        self.target = target
-        self.lock = threading.RLock()
-        self.now_ns = clock_of(timer)
-        self.channels: weakref.WeakSet[HealthChecks] = weakref.WeakSet()
-        """The open channels to the target, if they are known."""
-        self.timer = timer
-        self._breakers = breakers
-        self._methods: dict[str, MethodAdmission] = {}
-        self._all_breakers: weakref.WeakSet[CircuitBreaker] = weakref.WeakSet()
-        self._shared: dict[int, tuple[object, Any]] = {}
-        """States that several methods share, by the id of their policy, which is kept."""
-        components.add("admission", self)
-
-    def method(
-        self, name: str, settings: AdmissionSettings, *, is_stream: bool = False
-    ) -> MethodAdmission:
-        """Return the state of a method.
-
-        Args:
-            name: The full name of the method.
-            settings: Those of its policies.
-            is_stream: Whether it has a stream of responses.
-        """
-        method = self._methods.get(name)
-        if method is not None:
-            return method
-        with self.lock:
-            method = self._methods.get(name)
-            if method is None:
-                if len(self._methods) >= MAX_METHODS:
-                    del self._methods[next(iter(self._methods))]
-                method = self._methods[name] = self._new_method(name, settings, is_stream)
-        if method.breaker is not None:
-            self._breakers.made(method.breaker)
-        return method
-
-    def _new_method(
-        self, name: str, settings: AdmissionSettings, is_stream: bool
-    ) -> MethodAdmission:
-        throttle, breaker, concurrency, rate = settings
-        return MethodAdmission(
-            self,
-            name,
-            None if breaker is None else self._of(breaker, partial(self._breaker, breaker), name),
-            None if throttle is None else Throttle(throttle, random.random),
-            None if rate is None else self._of(rate, lambda _: _RateGate(rate), name),
-            None
-            if concurrency is None
-            else self._of(concurrency, lambda _: _ConcurrencyGate(concurrency), name),
-            is_stream=is_stream,
-        )
-
-    def _of(self, policy: Any, make: Callable[[str], T], name: str) -> T:
-        """Make the state of a policy for a method, or return the one that all methods share."""
-        if policy.per == "method":
-            return make(name)
-        shared = self._shared.get(id(policy))
-        if shared is None:
-            shared = self._shared[id(policy)] = policy, make(ALL_METHODS)
-        state: T = shared[1]
-        return state
-
-    def _breaker(self, policy: BreakerPolicy, name: str) -> CircuitBreaker:
-        breaker = CircuitBreaker(policy, target=self.target, method=name, timer=self.timer)
-        if policy.health_check:
-            breaker.check_health = weak_check(self)
-        self._all_breakers.add(breaker)
-        return breaker
-
-    @property
-    def breakers(self) -> list[CircuitBreaker]:
-        """The circuit breakers of the target, without those of methods that were not called."""
-        return sorted(self._all_breakers, key=lambda breaker: breaker.method)
-
-    def status(self) -> tuple[MethodAdmissionStatus, ...]:
-        """Return the states of the methods, for metrics and the live view.
-
-        States that all methods share have a row of their own.
-        """
-        with self.lock:
-            methods = list(self._methods.values())
-            shared = [state for _, state in self._shared.values()]
-        rows = [method.status(shared) for method in methods]
-        for state in shared:
-            if isinstance(state, CircuitBreaker):
-                rows.append(MethodAdmissionStatus(self.target, ALL_METHODS, state.state.value))
-            elif isinstance(state, _ConcurrencyGate):
-                rows.append(
-                    MethodAdmissionStatus(self.target, ALL_METHODS, "", None, *state.status)
-                )
-        return tuple(rows)
-
-    def __del__(self) -> None:
-        if not sys.is_finalizing():
-            components.end("admission", self)
-
-
-def weak_check(admission: TargetAdmission) -> CheckHealth:
-    """Return a function that checks the health of the server of a target, while that exists."""
-    reference = weakref.ref(admission)
-
-    def check(done: Callable[[bool], object]) -> None:
-        alive = reference()
-        channels = () if alive is None else tuple(alive.channels)
-        if not any(channel.check_health(done) for channel in channels):
-            done(True)  # the next calls find out whether it works
-
-    return check
-
-
-class Breakers:
-    """The circuit breakers of a kit, to look at them and to set their state by hand.
-
-    A breaker exists from the first call of its method, as long as a channel or stub to its target.
-    What is set by hand applies to breakers that are made later too.
-
-    Example::
-
-        kit.breakers.force_open("/shop.Orders/*")  # send no calls of these methods
-        kit.breakers.reset("/shop.Orders/*")
-        for breaker in kit.breakers:
-            print(breaker.target, breaker.method, breaker.state)
-    """
-
-    def __init__(self, policies: Iterable[BreakerPolicy | None] = ()) -> None:
-        """Begin without a breaker.
-
-        Args:
-            policies: The policies of all methods.
-        """
-        self._scopes = {policy.per for policy in policies if policy is not None}
-        self._lock = threading.RLock()
-        self._by_target: weakref.WeakValueDictionary[str, TargetAdmission] = (
-            weakref.WeakValueDictionary()
-        )
-        self._others: weakref.WeakSet[TargetAdmission] = weakref.WeakSet()
-        self._by_hand: dict[str, Callable[[CircuitBreaker], None]] = {}
-
-    def admission(
-        self, target: str | None, timer: Timer | None, *, is_shared: bool = False
-    ) -> TargetAdmission:
-        """Return the states of a target. For channels.
-
-        Args:
-            target: The target; None if it is not known.
-            timer: Any rpcwheel timer; None for `shared_timer()`.
-            is_shared: Whether all channels to the target share them.
-        """
-        with self._lock:
-            if target is None or not is_shared:
-                name = UNKNOWN_TARGET if target is None else target
-                admission = TargetAdmission(name, timer=timer, breakers=self)
-                self._others.add(admission)
-                return admission
-            existing = self._by_target.get(target)
-            if existing is None:
-                existing = TargetAdmission(target, timer=timer, breakers=self)
-                self._by_target[target] = existing
-            return existing
-
-    def made(self, breaker: CircuitBreaker) -> None:
-        """Set the state of a new breaker, if it was set by hand. For channels."""
-        with self._lock:
-            by_hand = [
-                change for pattern, change in self._by_hand.items() if _names(pattern, breaker)
-            ]
-        if by_hand:
-            by_hand[-1](breaker)
-
-    def force_open(self, methods: str = ALL_METHODS) -> None:
-        """Send no calls until `reset`.
-
-        Args:
-            methods: A full method name, or a pattern such as `"/shop.Orders/*"`. If the methods of
-                a target share a breaker (`per="target"`), only `"*"`.
-
-        Raises:
-            ConfigurationError: It is neither, or names no breaker.
-        """
-        self._set(methods, CircuitBreaker.force_open)
-
-    def disable(self, methods: str = ALL_METHODS) -> None:
-        """Send all calls, whatever their results, until `reset`; arguments as of `force_open`."""
-        self._set(methods, CircuitBreaker.disable)
-
-    def reset(self, methods: str = ALL_METHODS) -> None:
-        """Close the breakers, and forget earlier results; arguments as of `force_open`."""
-        self._set(methods, CircuitBreaker.reset)
-
-    def _set(self, pattern: str, change: Callable[[CircuitBreaker], None]) -> None:
-        checked_pattern(pattern)
-        if not self._scopes:
-            raise ConfigurationError(
-                "there is no circuit breaker; give the kit or some methods one, such as breaker=0.5"
-            )
-        if pattern != ALL_METHODS and "method" not in self._scopes:
-            raise ConfigurationError(
-                f'the methods of a target share a circuit breaker (per="target"); give "*", not '
-                f"{pattern!r}"
-            )
-        with self._lock:
-            for earlier in [each for each in self._by_hand if matches(pattern, each)]:
-                del self._by_hand[earlier]
-            if change is not CircuitBreaker.reset or self._by_hand:
-                self._by_hand[pattern] = change
-        for breaker in self:
-            if _names(pattern, breaker):
-                change(breaker)
-
-    def __iter__(self) -> Iterator[CircuitBreaker]:
-        with self._lock:
-            admissions = [*self._by_target.values(), *self._others]
-        for admission in admissions:
-            yield from admission.breakers
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-    @safe_repr
-    def __repr__(self) -> str:
-        return f"<Breakers {list(self)}>"
-
-
-def _names(pattern: str, breaker: CircuitBreaker) -> bool:
-    return pattern == ALL_METHODS or matches(pattern, breaker.method)
