@@ -387,7 +387,11 @@ for block in sys.stdin.read().split(chr(0)):
 """
 
 
-RUN = {"README.md", "docs/guide.md", "docs/observability.md"}
+RUN = {
+    "README.md",
+    "docs/observability.md",
+    *(name for name in DOCUMENTS if name.startswith("docs/guides/")),
+} - {"docs/guides/testing.md"}  # which pytest runs, in tests/contract/testing
 """Documents whose code runs. That of the others is compiled."""
 
 

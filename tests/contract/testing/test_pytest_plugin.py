@@ -10,7 +10,7 @@ import pytest
 
 from fixtures.waiting import WAIT_S
 
-GUIDE = Path(__file__).parents[3] / "docs" / "guide.md"
+GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "testing.md"
 
 INI = "[pytest]\nasyncio_default_fixture_loop_scope = function\n"
 
@@ -38,10 +38,10 @@ def run_pytest(tmp_path):
 
 
 def test_the_tests_of_the_guide_pass(run_pytest):
-    section = GUIDE.read_text().partition("\n## Tests\n")[2].partition("\n## ")[0]
-    blocks = re.findall(r"^```python\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+    page = GUIDE.read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     files = {f"test_{number}": block for number, block in enumerate(blocks)}
-    assert f"{section.count('def test_')} passed" in run_pytest(**files)
+    assert f"{page.count('def test_')} passed" in run_pytest(**files)
 
 
 def test_a_run_that_uses_no_fixture_imports_neither_rpcwheel_nor_grpc(run_pytest):
