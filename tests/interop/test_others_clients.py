@@ -121,7 +121,7 @@ def test_only_interceptors_behind_rpcwheel_see_each_attempt(position, shop):
 @in_each_place(3)
 def test_a_deadline_of_the_policy_ends_the_call_for_other_interceptors(position, shop):
     shop.then(Hang())
-    done = position.open(CallPolicy(timeout=0.2)).call(position.kind, timeout=None)
+    done = position.open(CallPolicy(timeout=1.0)).call(position.kind, timeout=None)
     assert (done.messages, done.code) == ([], "DEADLINE_EXCEEDED")
     assert position.saw(before=["DEADLINE_EXCEEDED"], behind=["DEADLINE_EXCEEDED"])
 

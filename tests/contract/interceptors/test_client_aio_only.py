@@ -103,7 +103,7 @@ async def test_multicallables_pass_on_all_arguments(own):
 
 async def test_a_call_with_only_a_deadline_is_grpcs_own(own):
     bare = own.open()
-    channel = own.retrying(retry=None, timeout=5.0)
+    channel = own.retrying(retry=None, timeout=WAIT_S)
     kinds = type(bare.unary_unary(UNARY_UNARY)(b"x")), type(bare.unary_stream(UNARY_STREAM)(b"x"))
     one, many = channel.unary_unary(UNARY_UNARY)(b"x"), channel.unary_stream(UNARY_STREAM)(b"x")
     assert (type(one), type(many)) == kinds

@@ -244,7 +244,7 @@ def test_a_call_has_the_labels_of_its_method_and_code(scrape, call_counts):  # n
 def test_a_journal(scrape, tmp_path):
     url = f"sqlite://{tmp_path}/journal.db"
     policy = FailbackPolicy(retry_on="UNAVAILABLE", journal=url, name="audit", backoff=3600.0)
-    with Kit(failback=policy, timeout=1.0) as kit:
+    with Kit(failback=policy, timeout=WAIT_S) as kit:
         with kit.channel("127.0.0.1:1") as channel:
             assert channel.unary_unary("/shop.Audit/Push")(b"x") is None
         states = {"journal": url, "queue": "audit"}
@@ -265,7 +265,7 @@ def test_a_journal_that_cannot_store_calls(scrape, tmp_path):
     url = f"sqlite://{tmp_path}/missing/journal.db"
     policy = FailbackPolicy(retry_on="UNAVAILABLE", journal=url, name="audit")
     before = scrape("rpcwheel_journal_failures_total", journal=url) or 0
-    with Kit(failback=policy, timeout=1.0) as kit:
+    with Kit(failback=policy, timeout=WAIT_S) as kit:
         with kit.channel("127.0.0.1:1") as channel, pytest.raises(JournalRefused):
             channel.unary_unary("/shop.Audit/Push")(b"x")
         assert scrape("rpcwheel_journal_up", journal=url) == 0

@@ -369,7 +369,7 @@ def test_components_may_be_made_and_closed_during_a_snapshot(shop):
 def test_a_journal_is_described(tmp_path):
     url = f"sqlite://{tmp_path}/journal.db"
     policy = FailbackPolicy(retry_on="UNAVAILABLE", journal=url, name="audit", backoff=3600.0)
-    with Kit(failback=policy, timeout=1.0) as kit:
+    with Kit(failback=policy, timeout=WAIT_S) as kit:
         with kit.channel("127.0.0.1:1") as channel:
             channel.unary_unary("/shop.Audit/Push")(b"x")
         components.of_kind("journal")[0].counts.count()
@@ -387,7 +387,7 @@ def test_a_journal_is_described(tmp_path):
 
 def test_the_problems_of_a_journal(tmp_path, monkeypatch):
     policy = FailbackPolicy(retry_on="UNAVAILABLE", journal=f"sqlite://{tmp_path}/none/journal.db")
-    with Kit(failback=policy, timeout=1.0) as kit, kit.channel("127.0.0.1:1") as channel:
+    with Kit(failback=policy, timeout=WAIT_S) as kit, kit.channel("127.0.0.1:1") as channel:
         with pytest.raises(grpc.RpcError):
             channel.unary_unary("/shop.Audit/Push")(b"x")
         (journal,) = components.of_kind("journal")

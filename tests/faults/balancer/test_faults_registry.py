@@ -7,12 +7,12 @@ from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel import BalancerPolicy, RegistryPolicy, aio
 from rpcwheel.events import StaleInstancesKept
 
-POLICY = RegistryPolicy(lease_ttl=2.0, timeout=1.0, snapshot=False, jitter=10 * WAIT_S)
+POLICY = RegistryPolicy(lease_ttl=2.0, timeout=WAIT_S / 3, snapshot=False, jitter=10 * WAIT_S)
 """Of the clients: stale instances have much time to be published again."""
 
 
 def load_on(url, removed, threads=1):
-    policy = BalancerPolicy(health_check_timeout=2.0)
+    policy = BalancerPolicy(health_check_timeout=WAIT_S / 2)
     settings = {"registry_policy": POLICY, "balancer_policy": policy}
     settings["on_removed"] = lambda subchannel: removed.append(subchannel.id)
     return Load(
@@ -38,7 +38,7 @@ def test_servers_that_are_cut_off_from_the_registry_are_called_as_long_as_they_a
                 kept = (event for event in tuple(events) if isinstance(event, StaleInstancesKept))
                 return len({id(event) for event in kept})
 
-            assert wait_until(lambda: channels_that_kept() == 2)
+            assert wait_until(lambda: channels_that_kept() >= 2)
             assert load.wait_for_answers_of(dies.pid, stays.pid)
             removed.clear()  # when the first was cut off, the other was left
             world.end_fault("cut off")

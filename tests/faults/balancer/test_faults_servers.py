@@ -13,7 +13,7 @@ from rpcwheel.balancer.aio_channel import BalancedChannel as AioBalancedChannel
 from rpcwheel.events import SubchannelHealthy, SubchannelUnhealthy
 from rpcwheel.registry import ServiceInstance
 
-DEADLINE_S = 8.0
+DEADLINE_S = 12.0
 """Of calls to a server that is frozen; longer than a busy machine stands still."""
 
 

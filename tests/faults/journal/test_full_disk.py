@@ -18,6 +18,7 @@ from fixtures.journal_clients import (
     Settings,
     check_deliveries,
     stored_calls,
+    wait_until_none_is_stored,
 )
 from fixtures.recording_server import PUSH, UNAVAILABLE, succeed
 from fixtures.waiting import WAIT_S, wait_until
@@ -101,7 +102,7 @@ def test_a_full_disk_refuses_calls_and_loses_none(disk, url, server, push):
     assert queued
     (disk / "reserve").unlink()
     up.set()
-    wait_until(lambda: not stored_calls(url))
+    wait_until_none_is_stored(url)
     assert server.delivered() == set(queued)
     with closing(sqlite3.connect(disk / "journal.db")) as db:
         assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
@@ -130,7 +131,7 @@ def test_results_that_a_full_disk_refuses_are_stored_when_there_is_space(disk, u
         with pytest.raises(JournalFull):
             push("refused")
         (disk / "reserve").unlink()
-        wait_until(lambda: not stored_calls(url))
+        wait_until_none_is_stored(url)
         assert journal.unstored_results == 0
     attempts = Counter(attempt.id for attempt in server.attempts if attempt.number > 1)
     assert attempts == Counter(queued + more)
@@ -144,7 +145,7 @@ def test_a_journal_that_cannot_be_created_for_lack_of_space_is_created_later(
         push("refused")
     (disk / "all").unlink()
     assert push("queued") == QUEUED
-    wait_until(lambda: not stored_calls(url))
+    wait_until_none_is_stored(url)
     assert server.delivered() == {"queued"}
 
 
@@ -187,7 +188,7 @@ def test_a_file_that_may_not_grow_refuses_calls_and_loses_none(server, client, t
     assert records.ids("queued") <= waiting.keys()
     server.answer = succeed
     start("last", 0)
-    wait_until(lambda: not stored_calls(url))
+    wait_until_none_is_stored(url)
     check_deliveries(server, records.ids("refused", "failed"), waiting)
     with closing(sqlite3.connect(tmp_path / "journal.db")) as db:
         assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]

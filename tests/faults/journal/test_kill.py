@@ -11,7 +11,13 @@ from functools import partial
 
 import pytest
 
-from fixtures.journal_clients import Records, Settings, check_deliveries, stored_calls
+from fixtures.journal_clients import (
+    Records,
+    Settings,
+    check_deliveries,
+    stored_calls,
+    wait_until_none_is_stored,
+)
 from fixtures.recording_server import answer_at_random, succeed
 from fixtures.waiting import WAIT_S, wait_until
 
@@ -69,10 +75,7 @@ def test_kill_9_at_random_moments_loses_no_queued_call_and_delivers_no_refused_o
 
     server.answer = succeed
     start(KILLS, callers=0)
-    left = len(stored_calls(url))
-    while left:  # on a busy machine there are up to 15,000, which take longer than one wait
-        wait_until(lambda left=left: len(stored_calls(url)) < left)
-        left = len(stored_calls(url))
+    wait_until_none_is_stored(url)  # up to 15,000
     client.kill()
 
     assert queued <= server.delivered()

@@ -5,7 +5,13 @@ import time
 
 import pytest
 
-from fixtures.journal_clients import Records, Settings, check_deliveries, stored_calls
+from fixtures.journal_clients import (
+    Records,
+    Settings,
+    check_deliveries,
+    stored_calls,
+    wait_until_none_is_stored,
+)
 from fixtures.recording_server import answer_at_random, succeed
 from fixtures.waiting import wait_until
 
@@ -44,6 +50,6 @@ def test_killed_engines_lose_no_queued_call_and_store_no_refused_one(
     assert not queued - server.delivered() - waiting.keys(), "calls were lost"
     server.answer = succeed
     client.start(Settings(url, server.target, str(answers), "last", world))
-    wait_until(lambda: not stored_calls(url))
+    wait_until_none_is_stored(url)
     assert queued <= server.delivered()
     check_deliveries(server, refused, waiting)

@@ -8,10 +8,10 @@ from fixtures.journal_clients import Settings, store_calls
 from fixtures.recording_server import succeed
 from fixtures.waiting import wait_until
 
-FEW, MANY = 4_000, 100_000
+FEW, MANY = 4_000, 50_000
 
 SIZE = 1000
-"""Bytes of a call. All of them need more than 100 MB."""
+"""Bytes of a call. All of them need more than 50 MB."""
 
 DELIVERED = 3000
 """The number of calls after which memory is measured. By then, the window has its largest size."""

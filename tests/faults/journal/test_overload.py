@@ -11,12 +11,12 @@ from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
 from rpcwheel import FailbackPolicy, Kit, aio
 from rpcwheel.failback import JournalWorker
 
-THREADS, SERVICE_S, TIMEOUT_S = 8, 0.1, 2.0
+THREADS, SERVICE_S = 8, 0.1
 CALLS = 400
 """So many would wait in the server for 5 s."""
 
 MOST_WAITING = 100
-"""The largest number of calls that may wait in the server: 6 to 9, without pacing 183 to 192."""
+"""The largest number of calls that may wait in the server: 6 to 9, without pacing more than 180."""
 
 METHOD = "/shop.Audit/Push"
 
@@ -78,7 +78,7 @@ def test_calls_that_failed_together_are_delivered_by_the_program(server, policy)
     with Kit(failback=policy) as kit, kit.channel(server.target) as channel:
         push = channel.unary_unary(METHOD)
         for number in range(CALLS):
-            push(b"%d" % number, timeout=TIMEOUT_S)
+            push(b"%d" % number, timeout=WAIT_S)
         server.is_up = True
         wait_until(lambda: kit.stats()["audit"].redelivered == CALLS, timeout=4 * WAIT_S)
         assert_delivered(server, kit.stats()["audit"])
@@ -87,8 +87,8 @@ def test_calls_that_failed_together_are_delivered_by_the_program(server, policy)
 async def test_calls_that_failed_together_are_delivered_by_the_program_aio(server, policy):
     async with aio.Kit(failback=policy) as kit, kit.channel(server.target) as channel:
         push = channel.unary_unary(METHOD)
-        for number in range(CALLS):  # together, they would pass their deadlines on a busy machine
-            await push(b"%d" % number, timeout=TIMEOUT_S)
+        for number in range(CALLS):
+            await push(b"%d" % number, timeout=WAIT_S)
         server.is_up = True
         await aio_wait_until(lambda: kit.stats()["audit"].redelivered == CALLS, timeout=4 * WAIT_S)
         assert_delivered(server, kit.stats()["audit"])
@@ -99,7 +99,7 @@ def test_calls_that_failed_together_are_delivered_by_a_worker(server, policy):
     with Kit(failback=policy) as kit, kit.channel(server.target) as channel:
         push = channel.unary_unary(METHOD)
         for number in range(CALLS):
-            push(b"%d" % number, timeout=TIMEOUT_S)
+            push(b"%d" % number, timeout=WAIT_S)
         kit.close(0)
     server.is_up = True
     with JournalWorker(policy.journal, backoff=2.0) as worker:

@@ -5,7 +5,13 @@ import threading
 import grpc
 import pytest
 
-from fixtures.journal_clients import Records, Settings, store_calls, stored_calls
+from fixtures.journal_clients import (
+    Records,
+    Settings,
+    store_calls,
+    stored_calls,
+    wait_until_none_is_stored,
+)
 from fixtures.waiting import WAIT_S, wait_until
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
@@ -43,7 +49,7 @@ def test_two_live_workers_never_attempt_the_same_call(journal_url, server, start
     store_calls(url, server.target, names)
     wait_until(lambda: attempted_by(server, "a") and attempted_by(server, "b"))
     answers.set()
-    wait_until(lambda: not stored_calls(url))
+    wait_until_none_is_stored(url)
     assert sorted(attempt.id for attempt in server.attempts) == sorted(names)
 
 
@@ -57,7 +63,7 @@ def test_the_calls_of_a_killed_worker_are_delivered_by_the_other(journal_url, se
     wait_until(lambda: attempted_by(server, "a") and attempted_by(server, "b"))
     killed.kill()
     answers.set()
-    wait_until(lambda: not stored_calls(url))
+    wait_until_none_is_stored(url)
     assert attempted_by(server, "b") >= attempted_by(server, "a")
     assert all(keys == {name} for name, keys in keys_of(server).items())
 
@@ -90,5 +96,5 @@ def test_results_of_a_worker_that_was_paused_beyond_its_lease_are_ignored(
     paused.end()
     assert stored_calls(url).keys() == names
     succeeds.set()
-    wait_until(lambda: not stored_calls(url))
+    wait_until_none_is_stored(url)
     assert all(keys == {name} for name, keys in keys_of(server).items())

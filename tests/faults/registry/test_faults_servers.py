@@ -12,7 +12,7 @@ from fixtures.shops import SERVICE, WHO
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel import RegistryPolicy, aio, open_registry
 
-POLICY = RegistryPolicy(lease_ttl=2.0, timeout=1.0, snapshot=False)
+POLICY = RegistryPolicy(lease_ttl=2.0, timeout=WAIT_S / 3, snapshot=False)
 SLOW = b"1.6"
 """Seconds that a call takes: more than a server waits for its clients to hear of its end."""
 

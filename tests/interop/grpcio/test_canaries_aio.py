@@ -13,6 +13,7 @@ import pytest
 
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.shop import STREAM_STREAM, STREAM_UNARY, UNARY_STREAM, UNARY_UNARY, Hang
+from fixtures.waiting import WAIT_S
 
 aio = grpc.aio
 
@@ -124,7 +125,7 @@ async def test_time_remaining_of_an_intercepted_call_is_not_implemented(shop):
         return await continuation(details, request)
 
     async with channel_to(shop, UnaryUnary(pass_on)) as channel:
-        call = channel.unary_unary(UNARY_UNARY)(b"x", timeout=10)
+        call = channel.unary_unary(UNARY_UNARY)(b"x", timeout=WAIT_S)
         with pytest.raises(NotImplementedError):
             call.time_remaining()
         assert await call == b"x"

@@ -165,7 +165,7 @@ def test_a_key_of_another_process_is_missing_and_not_withdrawn(etcd, backend, op
 
 def test_a_publish_applied_after_its_withdrawal_is_undone_by_renew(etcd, opened) -> None:
     with etcd.proxy() as proxy:
-        backend = opened(etcd.url(port=proxy.port), lease=20.0, timeout=0.3)
+        backend = opened(etcd.url(port=proxy.port), lease=60.0)
         backend.publish([TWO])
         proxy.half_open(TO_SERVER)
         with pytest.raises(RegistryUnavailable):
@@ -181,7 +181,7 @@ def test_a_publish_applied_after_its_withdrawal_is_undone_by_renew(etcd, opened)
 
 def test_a_publish_applied_after_a_later_one_is_corrected_by_renew(etcd, opened) -> None:
     with etcd.proxy() as proxy:
-        backend = opened(etcd.url(port=proxy.port), lease=20.0, timeout=0.3)
+        backend = opened(etcd.url(port=proxy.port), lease=60.0)
         backend.publish([TWO])
         proxy.half_open(TO_SERVER)
         with pytest.raises(RegistryUnavailable):

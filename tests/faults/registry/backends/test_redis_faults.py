@@ -60,7 +60,7 @@ def listens(redis):
 @pytest.fixture
 def watched(redis, opened):
     """A backend that has published two instances, and a watcher of another backend."""
-    backend, other, watcher = opened(redis.url()), opened(redis.url(), lease=2), RecordingWatcher()
+    backend, other, watcher = opened(redis.url()), opened(redis.url(), lease=9), RecordingWatcher()
     other.watch(A.service, watcher)
     backend.publish([A, B])
     assert watcher.sees(A, B)
@@ -167,7 +167,7 @@ def test_records_overwritten_by_hand_are_reported_as_missing(redis, watched):
 
 
 def test_records_added_by_hand_are_seen_at_the_next_check(redis, opened):
-    backend, watcher = opened(redis.url(), lease=3.0), RecordingWatcher()
+    backend, watcher = opened(redis.url(), lease=9), RecordingWatcher()
     backend.watch(A.service, watcher)
     assert watcher.sees()
     redis.ask("HSET", RECORDS, field_of(A), A.encoded())

