@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import random
@@ -23,8 +24,7 @@ class AuditServer:
 
     def __init__(self, name: str = "server") -> None:
         self._name = name  # printed before each request
-        # Below the ephemeral ports: a client that tries to connect may get one of those as its own.
-        self._port = random.randrange(20_000, 32_768)
+        self._port = free_port()
         self.target = f"127.0.0.1:{self._port}"
 
     def start(self) -> None:
@@ -58,6 +58,15 @@ class AuditServer:
 
     def __exit__(self, *_: object) -> None:
         self.kill()
+
+
+def free_port() -> int:
+    """Find a port below the ephemeral ones, which a client that connects may get as its own."""
+    while True:
+        port = random.randrange(20_000, 32_768)
+        with contextlib.suppress(OSError), socket.socket() as tried:
+            tried.bind(("127.0.0.1", port))
+            return port
 
 
 class Audit(AuditServicer):
