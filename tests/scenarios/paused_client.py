@@ -1,6 +1,8 @@
 """A client process that a test stops; prints its status for each line of input.
 
-python -m scenarios.paused_client sync 127.0.0.1:50051
+python -m scenarios.paused_client sync 127.0.0.1:50051 6.0
+
+The last argument is the timeout of the heartbeat.
 """
 
 import json
@@ -11,9 +13,10 @@ from fixtures.heartbeat_clients import Client
 
 def main() -> None:
     """Make one call, then only heartbeats."""
-    with Client(*sys.argv[1:]) as client:
+    world, target, timeout = sys.argv[1:]
+    with Client(world, target, timeout=float(timeout)) as client:
         client.ping()
-        call = client.slow()
+        call = client.slow(3600.0)
         for _ in sys.stdin:
             status = {
                 "number": client.bare.number,

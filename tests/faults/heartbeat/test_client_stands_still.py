@@ -12,11 +12,14 @@ from pathlib import Path
 import pytest
 
 import rpcwheel
-from fixtures.heartbeat_clients import TIMEOUT, Client
+from fixtures.heartbeat_clients import Client
 from fixtures.waiting import wait_until
 
+TIMEOUT = 6.0
+"""Seconds after which a silent server is dead: more than one that runs is silent."""
+
 PAUSE = TIMEOUT + 1
-"""Seconds. A server that is silent for this time is dead."""
+"""Seconds for which the client stands still."""
 
 
 @pytest.fixture
@@ -28,7 +31,7 @@ def start_client():
         def start(world, target):
             command = [sys.executable, "-W", "error", "-m", "scenarios.paused_client"]
             process = subprocess.Popen(
-                [*command, world, target],
+                [*command, world, target, str(TIMEOUT)],
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -65,7 +68,7 @@ def test_a_client_that_was_stopped_keeps_its_connection(world, server, start_cli
 
 def test_a_client_whose_event_loop_was_blocked_keeps_its_connection(server):
     """The answer arrived, but the loop could not read it."""
-    with Client("aio", server.target) as client:
+    with Client("aio", server.target, timeout=TIMEOUT) as client:
         client.ping()
         assert wait_until(lambda: client.heartbeat.answered > 0)
         before = client.heartbeat.answered
