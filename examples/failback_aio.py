@@ -19,7 +19,7 @@ async def main() -> None:
 
             @with_failback(retry_on=grpc.StatusCode.UNAVAILABLE, max_attempts=101, backoff=0.25)
             async def push(line: Line) -> Receipt:
-                return await stub.Push(line, timeout=2.0)
+                return await stub.Push(line, timeout=20.0)
 
             print("up: the server answers", str(await push(Line(text="order 1"))).strip())
             server.kill()

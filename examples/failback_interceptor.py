@@ -21,7 +21,7 @@ FAILBACK = FailbackPolicy(retry_on="UNAVAILABLE", max_attempts=101, backoff=0.25
 
 def main() -> int:
     """Call a server before it is killed, while it is down, and after its restart."""
-    kit = Kit(timeout=2.0, methods={"/shop.Audit/Push": MethodPolicy(failback=FAILBACK)})
+    kit = Kit(timeout=20.0, methods={"/shop.Audit/Push": MethodPolicy(failback=FAILBACK)})
     with AuditServer() as server, grpc.insecure_channel(server.target) as mine, kit:
         audit = AuditStub(grpc.intercept_channel(mine, *kit.client_interceptors()))
         print("up: the server answers", str(audit.Push(Line(text="order 1"))).strip())

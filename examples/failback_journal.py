@@ -22,7 +22,7 @@ ORDERS = (1, 2, 3)
 def make_kit(journal: str) -> Kit:
     """Make the kit of both processes. The calls of the first are delivered by the second."""
     failback = FailbackPolicy(retry_on="UNAVAILABLE", default=QUEUED, journal=journal)
-    return Kit(timeout=2.0, methods={"/shop.Audit/*": MethodPolicy(failback=failback)})
+    return Kit(timeout=20.0, methods={"/shop.Audit/*": MethodPolicy(failback=failback)})
 
 
 def call(journal: str, target: str) -> None:

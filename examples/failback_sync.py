@@ -17,7 +17,7 @@ def main() -> None:
 
         @with_failback(retry_on=grpc.StatusCode.UNAVAILABLE, max_attempts=101, backoff=0.25)
         def push(line: Line) -> Receipt:
-            return stub.Push(line, timeout=2.0)
+            return stub.Push(line, timeout=20.0)
 
         print("up: the server answers", str(push(Line(text="order 1"))).strip())
         server.kill()

@@ -15,7 +15,7 @@ from audit_server import AuditServer
 from rpcwheel.heartbeat import Heartbeat, HeartbeatManager, HeartbeatState
 from rpcwheel.transport import ReconnectingChannel
 
-INTERVAL, TIMEOUT = 0.4, 1.2  # the defaults are 60 s and 180 s
+INTERVAL, TIMEOUT = 1.0, 5.0  # the defaults are 60 s and 180 s
 
 
 def print_state(_: Heartbeat, old: HeartbeatState, new: HeartbeatState) -> None:

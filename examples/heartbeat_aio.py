@@ -17,7 +17,7 @@ from rpcwheel.heartbeat import HeartbeatState
 from rpcwheel.heartbeat.aio import Heartbeat, HeartbeatManager
 from rpcwheel.transport.aio import ReconnectingChannel
 
-INTERVAL, TIMEOUT = 0.4, 1.2  # the defaults are 60 s and 180 s
+INTERVAL, TIMEOUT = 1.0, 5.0  # the defaults are 60 s and 180 s
 
 
 def print_state(_: Heartbeat, old: HeartbeatState, new: HeartbeatState) -> None:

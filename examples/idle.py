@@ -16,7 +16,7 @@ from rpcwheel.events import ConnectionClosed, Event, add_sink
 from rpcwheel.idle import ConnectionTable, IdleConnectionDetector
 from rpcwheel.transport import ReconnectingChannel
 
-IDLE_TIMEOUT, TIME_LIMIT = 1.0, 10.0  # the default of the idle timeout is three minutes
+IDLE_TIMEOUT, TIME_LIMIT = 6.0, 60.0  # the default of the idle timeout is three minutes
 
 
 class Audit(AuditServicer):

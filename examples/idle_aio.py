@@ -17,7 +17,7 @@ from rpcwheel.idle.aio import ConnectionTable, IdleConnectionDetector
 from rpcwheel.transport.aio import ReconnectingChannel
 
 Context = grpc.aio.ServicerContext[Line, Receipt]
-IDLE_TIMEOUT, TIME_LIMIT = 1.0, 10.0  # the default of the idle timeout is three minutes
+IDLE_TIMEOUT, TIME_LIMIT = 6.0, 60.0  # the default of the idle timeout is three minutes
 
 
 class Audit(AuditServicer):

@@ -18,7 +18,6 @@ from rpcwheel import Kit, MethodPolicy, RetryPolicy
 
 TIMEOUT = 1.75
 KIT = Kit(
-    timeout=TIMEOUT,
     # Each wait is 0.5 s. With `backoff=0.5` it would be random, from 0.25 to 0.5 s.
     retry=RetryPolicy(retry_on="UNAVAILABLE", max_attempts=10, backoff=wait_fixed(0.5)),
     methods={"/*/Push": MethodPolicy(idempotent=True)},  # otherwise a call is made once
@@ -48,10 +47,10 @@ def main() -> int:
     server.start()
     with KIT.intercept_channel(grpc.insecure_channel(target)) as channel:
         audit = AuditStub(channel)
-        print("answered:", str(audit.Push(Line(text="order 1"))).strip())
+        print("answered:", str(audit.Push(Line(text="order 1"), timeout=60.0)).strip())
         servicer.failures, began = 1000, time.monotonic()
         try:
-            audit.Push(Line(text="order 2"))
+            audit.Push(Line(text="order 2"), timeout=TIMEOUT)
         except grpc.RpcError as error:
             print("failed:", error.details())  # type: ignore[attr-defined]  # grpc has no types
     print(f"after {time.monotonic() - began:.2f} s, of {TIMEOUT}")

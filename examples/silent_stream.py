@@ -14,7 +14,7 @@ from audit_pb2_grpc import AuditServicer, AuditStub, add_AuditServicer_to_server
 
 from rpcwheel import DeadlinePolicy, Kit
 
-KIT = Kit(timeout=DeadlinePolicy(message_timeout=2.0))  # the stream itself has no deadline
+KIT = Kit(timeout=DeadlinePolicy(message_timeout=6.0))  # the stream itself has no deadline
 
 
 class Silent(AuditServicer):
@@ -42,7 +42,7 @@ def main() -> int:
                 print("received:", line.text)
         except grpc.RpcError:
             print(f"cut: {lines.code().name}, {lines.details()}")
-        ended = Silent.left.wait(5.0)
+        ended = Silent.left.wait(30.0)
         print("the server has ended the call:", ended)
     server.stop(None).wait()
     return 0 if ended else 1

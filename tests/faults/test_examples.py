@@ -98,7 +98,7 @@ def test_a_silent_stream_is_ended_on_both_sides() -> None:
     lines = story("silent_stream.py").splitlines()
     assert lines[:3] == [f"received: order {number}" for number in (1, 2, 3)]
     assert lines[3:] == [
-        "cut: DEADLINE_EXCEEDED, no message for 2 s (message_timeout)",
+        "cut: DEADLINE_EXCEEDED, no message for 6 s (message_timeout)",
         "the server has ended the call: True",
     ]
 
@@ -141,7 +141,7 @@ def test_an_idle_connection_is_closed_and_a_busy_one_is_not(name: str) -> None:
     assert (
         len(
             re.findall(
-                r"closed: ipv4:127.0.0.1:\d+ after \d.\d s: connection idle for 1 s", printed
+                r"closed: ipv4:127.0.0.1:\d+ after \d.\d s: connection idle for 6 s", printed
             )
         )
         == 1
