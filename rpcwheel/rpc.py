@@ -30,6 +30,7 @@ __all__ = [
     "DEADLINE",
     "DEFAULT_CRITICALITY",
     "NONCE_KEY",
+    "NOT_EXECUTED_CODES",
     "PUSHBACK_KEY",
     "REFUSAL_CODES",
     "REFUSED_KEY",
@@ -149,6 +150,10 @@ from another server and passes on has another value."""
 
 REFUSAL_CODES: Final = frozenset({"RESOURCE_EXHAUSTED", "UNAVAILABLE"})
 """The status codes of refused attempts: the server has too many calls, or is being stopped."""
+
+NOT_EXECUTED_CODES: Final = REFUSAL_CODES | {"UNIMPLEMENTED"}
+"""The status codes with which a server may say that it has not executed a call. UNIMPLEMENTED is
+that of a Dubbo provider that is being stopped."""
 
 HEARTBEAT_KEY: Final = "rpcwheel-heartbeat"
 """The metadata entry of a heartbeat, whatever its method."""

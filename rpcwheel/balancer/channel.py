@@ -37,11 +37,12 @@ from rpcwheel.call.config import ClientState
 from rpcwheel.call.policy import CallPolicy
 from rpcwheel.call.sync_call import LateCall, RetryingCall, RetryingStream
 from rpcwheel.events import CallbackFailed, emit
-from rpcwheel.rpc import REFUSAL_CODES, TRIED, Kind, classes_by_kind
+from rpcwheel.rpc import NOT_EXECUTED_CODES, TRIED, Kind, classes_by_kind
 from rpcwheel.transport.probe import MARK
 from rpcwheel.transport.sync import CLOSED, ReconnectingChannel
 
 from .base import BalancedChannelBase
+from .dubbo import with_headers
 from .health import PROBE, HealthChecker
 from .pending import FIRST_POLL_S, MAX_POLL_S, Refusal
 from .subchannel import SubchannelBase
@@ -399,13 +400,16 @@ class _BalancedMethod:
             method = (
                 cached[1] if cached is not None and cached[0] is before else self.on(subchannel)
             )
+            sent = metadata
+            if subchannel.conventions.headers:
+                sent = with_headers(metadata, subchannel.conventions.headers)
             response = method.wait_for(
-                name, request, timeout, metadata, credentials, ready, compression
+                name, request, timeout, sent, credentials, ready, compression
             )
         except grpc.RpcError as error:
             code = _code_of(error)
             pool.checker.failed(subchannel, code)
-            if code in REFUSAL_CODES:
+            if code in NOT_EXECUTED_CODES:
                 set_server_of(error, subchannel)
             raise
         except ValueError as error:
@@ -465,7 +469,9 @@ class _BalancedMethod:
         options: tuple[Any, ...],
     ) -> Any:
         """Begin a call on a subchannel; None if the subchannel was removed or closed meanwhile."""
-        before = subchannel.connection
+        before, headers = subchannel.connection, subchannel.conventions.headers
+        if headers:
+            options = with_headers(options[0], headers), *options[1:]
         try:
             call = getattr(self.on(subchannel), name)(request, timeout, *options)
         except ValueError as error:
@@ -507,7 +513,7 @@ def report_end(call: Any, pool: _Pool, subchannel: Subchannel) -> None:
         if code == "OK":
             subchannel.succeeded()
         elif code:
-            if code in REFUSAL_CODES:
+            if code in NOT_EXECUTED_CODES:
                 set_server_of(over, subchannel)
             EXECUTOR.submit(pool, partial(pool.checker.failed, subchannel, code))
 

@@ -192,7 +192,7 @@ class Picking(Generic[S]):
 
     def _weight(self, subchannel: S, timer_ns: int) -> int:
         """Return its weight now, at least 1 (Dubbo `AbstractLoadBalance`)."""
-        weight, slow_start_ns = subchannel.instance.weight, self._slow_start_ns
+        weight, slow_start_ns = subchannel.instance.weight, self._slow_start_of(subchannel)
         if slow_start_ns:
             uptime_ns = timer_ns - subchannel.started_ns
             if uptime_ns < slow_start_ns:
@@ -201,11 +201,20 @@ class Picking(Generic[S]):
 
     def _next_weights_ns(self, subchannels: Sequence[S], timer_ns: int) -> int:
         """Return when weights have grown by a step, on the timer's clock; `NEVER` if none grows."""
-        slow_start_ns = self._slow_start_ns
-        grows = slow_start_ns and any(
-            timer_ns - subchannel.started_ns < slow_start_ns for subchannel in subchannels
+        growing = (
+            slow_start_ns
+            for subchannel in subchannels
+            if (slow_start_ns := self._slow_start_of(subchannel))
+            and timer_ns - subchannel.started_ns < slow_start_ns
         )
-        return timer_ns + max(1, slow_start_ns // SLOW_START_STEPS) if grows else NEVER
+        shortest_ns = min(growing, default=NEVER)
+        if shortest_ns == NEVER:
+            return NEVER
+        return timer_ns + max(1, shortest_ns // SLOW_START_STEPS)
+
+    def _slow_start_of(self, subchannel: S) -> int:
+        warmup_ns = subchannel.conventions.warmup_ns  # the server's own
+        return self._slow_start_ns if warmup_ns is None else warmup_ns
 
     def others(self, subchannels: Sequence[S], picked: S, tried: Container[object]) -> list[S]:
         """Return the untried subchannels of the level of `picked` or better, beginning after it."""

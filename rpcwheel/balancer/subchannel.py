@@ -11,6 +11,8 @@ import grpc
 from rpcwheel.errors import public_name, safe_repr
 from rpcwheel.transport.state import SubchannelStatus
 
+from .dubbo import ABSENT, NO_CONVENTIONS
+
 if TYPE_CHECKING:
     from collections.abc import Container
 
@@ -90,6 +92,8 @@ class SubchannelBase:
         self.connection: Any = None
         """Its `ReconnectingChannel`; None until it is made."""
         self.health = SubchannelHealth()
+        self.conventions = NO_CONVENTIONS
+        """What its server expects of calls."""
         self.stale = False
         """Whether its instance has left the registry and it is kept because it still answers."""
         self.removed = False
@@ -102,6 +106,10 @@ class SubchannelBase:
     def has_other(self, tried: Container[object]) -> bool:
         """Whether the channel has another subchannel that is READY, as good, and not in `tried`."""
         return bool(self._pool.has_other(self, tried))
+
+    def lacks_service(self, details: str | None) -> bool:
+        """Whether these details of UNIMPLEMENTED say that the server has the service no more."""
+        return self.conventions.is_dubbo and details == ABSENT
 
     @property
     def id(self) -> str:

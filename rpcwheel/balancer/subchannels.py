@@ -30,6 +30,7 @@ from rpcwheel.timer.manual import checked_timer, clock_of
 from rpcwheel.transport.arguments import checked_options, refuse_both
 from rpcwheel.transport.state import ChannelStatus, channel_problem
 
+from .dubbo import conventions_of
 from .ejection import SelfPreservation
 from .lb_policy import checked_lb_policy
 from .pending import CLOSED_MEANWHILE, WaitRules
@@ -316,6 +317,7 @@ class SubchannelPool(Generic[S]):
         )
         self.close_callbacks = CloseCallbacks(name)
         self._refresh: Callable[[], object] | None = None
+        self._application = self._tag = ""
         self.lock = threading.RLock()  # a finalizer may end a call on any thread
         self._by_id: dict[str, S] = {}
         self.subchannels: tuple[S, ...] = ()
@@ -334,7 +336,14 @@ class SubchannelPool(Generic[S]):
 
     # --- Instances ---
 
-    def follow_registry(self, refresh: Callable[[], object], grace_ns: int | None) -> None:
+    def follow_registry(
+        self,
+        refresh: Callable[[], object],
+        grace_ns: int | None,
+        *,
+        application: str = "",
+        tag: str = "",
+    ) -> None:
         """Prepare for `update` with the instances of a registry.
 
         Args:
@@ -342,8 +351,11 @@ class SubchannelPool(Generic[S]):
                 known. Any thread. Must not block or raise.
             grace_ns: The time in which servers that the registry has lost publish themselves again;
                 None: those that still answer are kept for longer.
+            application: The name of this client, for Dubbo's providers.
+            tag: The tag of its calls, for Dubbo's providers.
         """
         self._refresh, self.preservation.grace_ns = refresh, grace_ns
+        self._application, self._tag = application, tag
 
     def update(
         self,
@@ -439,7 +451,7 @@ class SubchannelPool(Generic[S]):
             if not subchannel.healthy and subchannel.instance.epoch != instance.epoch:
                 subchannel.health.check_anew()
                 renewed.append(subchannel)
-            subchannel.instance = instance
+            self._set_instance(subchannel, instance)
             kept[instance.id] = subchannel
         removed = self._replace(kept)
         if retained or returned or any(subchannel.stale for subchannel in removed):
@@ -476,7 +488,12 @@ class SubchannelPool(Generic[S]):
         if instance.started_at:  # not in the future, whatever its own clock says
             started_ns = self.now_ns() - max(0, to_ns(time.time() - instance.started_at))
         subchannel: S = self.subchannel_class(self, instance, started_ns)
+        self._set_instance(subchannel, instance)
         return subchannel
+
+    def _set_instance(self, subchannel: S, instance: ServiceInstance) -> None:
+        subchannel.instance = instance
+        subchannel.conventions = conventions_of(instance, self._application, self._tag)
 
     def report_error(self, error: str, *, wait: bool) -> None:
         """Record why the instances are not known. Ignored if they are known."""

@@ -343,10 +343,11 @@ class RetryingCall(Relay):
         """Decide what follows an attempt that has failed with a status."""
         attempts = self.attempts
         committed = self.received or not self._can_resend
-        result = result_of(error, committed=committed, nonce=self._nonce)
+        server = server_of(call, error)
+        result = result_of(error, committed=committed, nonce=self._nonce, server=server)
         if result.refused:
             self._tried = [] if self._tried is None else self._tried
-            result = with_other_server(result, server_of(call, error), self._tried)
+            result = with_other_server(result, server, self._tried)
         attempts.decided(attempts.decide(self._state.now_ns(), result))
         self._failed = call, error
         self._go_on()

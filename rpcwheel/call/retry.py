@@ -94,7 +94,9 @@ def pushback_ns(trailing: Iterable[tuple[str, str | bytes]] | None) -> int | Non
     return None
 
 
-def result_of(error: Any, *, committed: bool = False, nonce: str | None = None) -> AttemptResult:
+def result_of(
+    error: Any, *, committed: bool = False, nonce: str | None = None, server: Any = None
+) -> AttemptResult:
     """Return the result of an attempt that failed with `error`.
 
     Args:
@@ -102,6 +104,7 @@ def result_of(error: Any, *, committed: bool = False, nonce: str | None = None) 
             an inner interceptor may have only a code, or no code.
         committed: Whether the attempt can't be repeated, see `AttemptResult.committed`.
         nonce: That of the attempt; None if it had none.
+        server: The subchannel of the attempt; None if the channel has only one server.
     """
     code = getattr(_call_if_present(error, "code"), "name", None)
     if code not in CODES:  # it is no status of gRPC, but perhaps a bug: not to be repeated
@@ -110,6 +113,8 @@ def result_of(error: Any, *, committed: bool = False, nonce: str | None = None) 
     result = AttemptResult(code, error, pushback_ns(trailing), committed)
     if was_not_sent(error):
         result = replace(result, not_sent=True)
+    if code == "UNIMPLEMENTED" and server is not None and server.lacks_service(error.details()):
+        return replace(result, refused=True, is_proven=True)
     if code not in REFUSAL_CODES:
         return result
     echoes = [value for key, value in trailing or () if key == REFUSED_KEY]

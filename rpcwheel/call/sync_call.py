@@ -323,9 +323,10 @@ class ClientCall:
             return CHANNEL_CLOSED
         if not has_status(error):
             return NO_STATUS
-        result = result_of(error, committed=received or not self.can_resend, nonce=self.nonce)
+        committed, server = received or not self.can_resend, server_of(error)
+        result = result_of(error, committed=committed, nonce=self.nonce, server=server)
         if result.refused:
-            result = with_other_server(result, server_of(error), self._tried_servers())
+            result = with_other_server(result, server, self._tried_servers())
         return self.attempts.decide(self.state.now_ns(), result)
 
     def _tried_servers(self) -> list[object]:

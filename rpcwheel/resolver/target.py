@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.instance import GRPC_SCHEMES, joined
 from rpcwheel.registry.backends import check_scheme
-from rpcwheel.registry.url import HEADLESS, RegistryUrl, masked_url, parse_url
+from rpcwheel.registry.url import DUBBO_SCHEMES, HEADLESS, RegistryUrl, masked_url, parse_url
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
@@ -44,6 +44,8 @@ class Target:
     a `Registry` object."""
     group: str = ANY
     version: str = ANY
+    tag: str = ""
+    """The tag of calls, which selects among the providers of Dubbo."""
 
     @classmethod
     def of(
@@ -86,6 +88,7 @@ class Target:
             url=None if url is None else _registry_alone(url),
             group=options.get("group", ANY) if group is None else group,
             version=options.get("version", ANY) if version is None else version,
+            tag=options.get("tag", "") if url is not None and url.scheme in DUBBO_SCHEMES else "",
         )
 
     def with_tls(self) -> Target:
@@ -201,7 +204,8 @@ def _checked_name(target: object, service: str | None) -> str:
 
 
 def _registry_alone(url: RegistryUrl) -> RegistryUrl:
-    options = {name: value for name, value in url.options.items() if name not in CLIENT_OPTIONS}
+    own = (*CLIENT_OPTIONS, "tag") if url.scheme in DUBBO_SCHEMES else CLIENT_OPTIONS
+    options = {name: value for name, value in url.options.items() if name not in own}
     return dataclasses.replace(url, service="", options=options)
 
 

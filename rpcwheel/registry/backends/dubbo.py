@@ -57,7 +57,7 @@ LEVELS: Final = ("interface",)
 class DubboBackend(ZookeeperNodes):
     """Instances in the format of Dubbo's interface level."""
 
-    own_options = ("interface", "application", "level", "root")
+    own_options = ("interface", "application", "level", "root", "tag")
 
     def __init__(self, url: RegistryUrl, settings: Settings) -> None:
         super().__init__(url, settings)

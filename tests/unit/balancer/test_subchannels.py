@@ -322,6 +322,21 @@ def test_slow_start_lets_the_weight_of_a_young_instance_grow(make_pool, clock):
     assert len(picker.seen) == prepared
 
 
+def test_the_warmup_of_a_dubbo_provider_takes_precedence_over_slow_start(make_pool, clock):
+    pool = make_pool(picker := First(), slow_start=100)
+    now_s = clock.now_ns / SECOND
+    dubbo = {"dubbo.interface": "com.example.Orders"}
+    pool.update(
+        [
+            at(1, started_at=now_s - 2, metadata=dubbo | {"dubbo.warmup": "10000"}),
+            at(2, started_at=now_s - 2, metadata=dubbo | {"dubbo.warmup": "0"}),
+        ]
+    )
+    pool.all_ready()
+    assert weights_over(pool, clock, picker, 10) == [20, 30, 40, 50, 60, 70, 80, 90, 100, 100]
+    assert {weights[1] for _, weights in picker.seen} == {100}
+
+
 def test_slow_start_of_an_instance_whose_clock_is_ahead_begins_now(make_pool, clock):
     pool = make_pool(picker := First(), slow_start=10)
     pool.update([at(1, started_at=clock.now_ns / SECOND + 9000)])
