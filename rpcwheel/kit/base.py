@@ -602,7 +602,7 @@ class KitBase(
         zone: str = "",
         metadata: Mapping[str, str] | None = None,
         health: Any = None,
-        lame_duck: Duration = 1.0,
+        lame_duck: Duration | None = None,
         grace: Duration = 10.0,
         signals: bool = True,
         ports: int | str | Iterable[int | str] | None = None,

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
     from rpcwheel.cli.target import Address
 
+DUBBO_S: Final = 60.0
+"""How often a consumer of Dubbo pings (its `heartbeat`), also without calls."""
+
 KEEPALIVE_PINGS: Final = STRIKES + 2
 """A server accepts the first ping, tolerates `STRIKES` early ones, and refuses the next."""
 
@@ -170,9 +173,14 @@ def check_keepalive(endpoint: Endpoint, every: float) -> Iterator[DoctorFinding]
         yield DoctorFinding(
             "keepalive",
             Level.OK,
-            f"the server permits a ping every {every:g} s without calls",
+            f"the server permits a ping every {every:g} s without calls{_like_dubbo(every)}",
             facts={"every": every, "pings": sent},
         )
+
+
+def _like_dubbo(every: float) -> str:
+    """Return that the pings of Dubbo's consumers are permitted, if they follow from this."""
+    return f", and those of Dubbo's consumers, every {DUBBO_S:g} s" if every <= DUBBO_S else ""
 
 
 def _went_away(gone: GoneAway, sent: int, every: float) -> DoctorFinding:

@@ -221,6 +221,7 @@ def test_a_server_that_permits_pings_passes_the_keepalive_test(doctor, health_se
     ]
     status, found = doctor(health_server(options=permitting).target, "--keepalive", "0.1")
     assert (status, found["keepalive"]["level"]) == (0, "ok")
+    assert "and those of Dubbo's consumers, every 60 s" in found["keepalive"]["message"]
 
 
 def test_a_graceful_goaway_is_distinguished_from_too_many_pings(doctor, health_server):

@@ -56,7 +56,8 @@ def test_headers_that_a_call_has_already_are_not_replaced():
 def test_a_tag_selects_its_providers_or_those_without_a_tag(tag, ports):
     tags = {1: "", 2: "blue", 3: "green", 4: ""}
     instances = [
-        provider(port, metadata={"dubbo.tag": name} if name else None) for port, name in tags.items()
+        provider(port, metadata={"dubbo.tag": name} if name else None)
+        for port, name in tags.items()
     ]
     assert [one.port for one in tagged(instances, tag)] == ports
 
