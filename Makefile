@@ -71,7 +71,7 @@ docs: .venv/docs           ## the documentation site, in build/docs
 docs-serve: docs           ## the documentation site at http://127.0.0.1:8000
 	$(BIN)/python -m http.server --bind 127.0.0.1 --directory build/docs 8000
 
-bench: .venv/bench         ## measure timers, calls, connections, registries, journals, failback and overload; writes docs/benchmarks
+bench: .venv/bench         ## measure timers, calls, connections, registries, journals, failback, overload and capacity; writes docs/benchmarks
 	$(BIN)/python -m benchmarks.timer
 	$(BIN)/python -m benchmarks.calls
 	$(BIN)/python -m benchmarks.connections
@@ -79,6 +79,7 @@ bench: .venv/bench         ## measure timers, calls, connections, registries, jo
 	$(BIN)/python -m benchmarks.journal
 	$(BIN)/python -m benchmarks.failback
 	$(BIN)/python -m benchmarks.overload
+	$(BIN)/python -m benchmarks.capacity
 
 changelog: .venv/dev       ## move the fragments in changes/ into CHANGELOG.md: make changelog VERSION=1.2.3
 	$(BIN)/towncrier build --yes --version '$(VERSION)'

@@ -12,11 +12,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from benchmarks import _page
+from benchmarks._pages import DOCS, write
 from benchmarks.calls.scale import Results, Row
-from benchmarks.calls.server_process import ROOT
 from benchmarks.calls.subjects import Skipped
-
-DOCS = ROOT / "docs" / "benchmarks"
 
 
 class AnyRow(Protocol):
@@ -70,12 +68,12 @@ class Program:
         return out
 
     def publish(self, page: str, out: Path | None) -> None:
-        """Print the page, and write it."""
+        """Print the page, and write it with what is made from its tables."""
         print(page)
         if out is None:
             print("Not written: only a whole run goes to docs/benchmarks; --out says where else.")
         else:
-            (out / f"{self.name}.md").write_text(page)
+            write(self.name, page, out)
 
     @property
     def _module(self) -> str:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
+import re
+import shutil
+import sqlite3
+import subprocess
 import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -12,6 +16,8 @@ from pathlib import Path
 from rpcwheel import __version__
 
 EMPTY = "–"
+
+_PROGRAMS = {"etcd": "etcd", "PostgreSQL": "psql", "Redis": "redis-server"}
 
 _CPUINFO = Path("/proc/cpuinfo")
 _MEMINFO = Path("/proc/meminfo")
@@ -26,6 +32,19 @@ def facts(*packages: str) -> dict[str, str]:
         "rpcwheel": __version__,
         "Versions": ", ".join(f"{name} {_version(name)}" for name in packages),
     }
+
+
+def engines(*names: str) -> dict[str, str]:
+    """The versions of engines: of the library of SQLite, and of programs that are installed."""
+    found = []
+    for name in names:
+        if name == "SQLite":
+            found.append(f"{name} {sqlite3.sqlite_version}")
+        elif path := shutil.which(_PROGRAMS[name]):
+            done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+            number = re.search(r"\d+\.[\d.]+", done.stdout)
+            found.append(f"{name} {number[0] if number else 'unknown'}")
+    return {"Engines": ", ".join(found)}
 
 
 def load() -> str:

@@ -105,7 +105,8 @@ def page(
 
 def facts(load: str) -> dict[str, str]:
     """The machine and the versions, by name."""
-    return _page.facts("grpcio") | {"Load before": load}
+    found = _page.facts("grpcio") | _page.engines("SQLite", "PostgreSQL")
+    return found | {"Load before": load}
 
 
 def _line(row: dict[str, Any]) -> tuple[str, ...]:

@@ -60,7 +60,8 @@ def page(
 
 def facts(load: str) -> dict[str, str]:
     """The machine and the versions, by name."""
-    return _page.facts("psycopg", "redis") | {"Load before": load}
+    found = _page.facts("psycopg", "redis") | _page.engines("SQLite", "PostgreSQL", "Redis")
+    return found | {"Load before": load}
 
 
 def _line(row: Row) -> tuple[str, ...]:

@@ -84,7 +84,8 @@ def page(
 
 def facts(load: str) -> dict[str, str]:
     """The machine and the versions, by name."""
-    return _page.facts("grpcio", "kazoo", "redis") | {"Load before": load}
+    found = _page.facts("grpcio", "kazoo", "redis") | _page.engines("SQLite", "etcd", "Redis")
+    return found | {"Load before": load}
 
 
 def _tables(results: Results, what: str, columns: Sequence[tuple[str, Cell]]) -> Iterator[str]:

@@ -7,6 +7,7 @@ from itertools import groupby
 from pathlib import Path
 
 from benchmarks._page import EMPTY, table
+from benchmarks._plot import Chart
 from benchmarks.overload.cases import (
     BREAKER,
     BROKEN,
@@ -30,7 +31,7 @@ from benchmarks.overload.outage.figures import PEAK_S, SETTLED_S, OutageOutcome
 from benchmarks.overload.outage.load import NAIVE_BACKOFF_S
 from benchmarks.overload.outage.runner import AFTER, BEFORE, DOWN, LOAD
 from benchmarks.overload.outage.server import CAPACITY, METHODS
-from benchmarks.overload.plot import LABELS, TITLES, Chart
+from benchmarks.overload.plot import LABELS, TITLES
 
 TITLE = "Clients of a server that is down"
 ABOUT = {
@@ -177,5 +178,5 @@ def _timeline(outcomes: Sequence[OutageOutcome]) -> str:
     for outcome in drawn:
         goodput = enumerate(outcome.goodput()[: int(ends_s)])
         chart.line([(second + 0.5, answered) for second, answered in goodput], outcome.case.client)
-    chart.legend(outcome.case.client for outcome in drawn)
+    chart.legend((outcome.case.client, LABELS[outcome.case.client]) for outcome in drawn)
     return chart.svg()

@@ -1,0 +1,1 @@
+"""What rpcwheel occupies: memory, threads, descriptors, series of metrics and disk. No times."""
