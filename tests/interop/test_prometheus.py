@@ -1,32 +1,23 @@
 """The demo with Prometheus: its counters are equal to what the demo and its servers counted."""
 
-import contextlib
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-import urllib.error
-import urllib.parse
-import urllib.request
 from pathlib import Path
 
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import rpcwheel
-from fixtures.engines import dies_with_us
-from fixtures.ports import free_port
+from fixtures.prometheus import HTTP, Prometheus, needs_prometheus
 from fixtures.waiting import WAIT_S, wait_until
 
 PACKAGE = Path(rpcwheel.__file__).parents[1]
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 QUEUE = "demo.Demo.run.<locals>.push"
-
-HTTP = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""Without the proxies of the environment."""
 
 PROGRAM = f"""
 import io, json, logging, sys, tempfile, types
@@ -163,66 +154,7 @@ def test_the_metrics_of_the_demo_are_what_it_counted():
         assert (run.returncode, run.stdout + run.stderr) == (0, "")
 
 
-class Prometheus:
-    """A Prometheus with the alerts of `deploy` that scrapes one target once per second.
-
-    A scrape may take as long as the interval. Otherwise it has failed, and the target has no series
-    until the next one.
-    """
-
-    def __init__(self, directory, target):
-        shutil.copytree(DEPLOY / "prometheus", directory / "config")
-        configuration = directory / "config" / "prometheus.yml"
-        text = configuration.read_text().replace("interval: 15s", "interval: 1s")
-        configuration.write_text(re.sub(r"targets: \[.*\]", f'targets: ["{target}"]', text))
-        self._command = [
-            *dies_with_us(),
-            "prometheus",
-            f"--config.file={configuration}",
-            f"--storage.tsdb.path={directory / 'data'}",
-            "--log.level=error",
-        ]
-        self._start()
-        wait_until(lambda: self._has_ended() or self._is_scraping())
-        if self._has_ended():  # another process has taken the port
-            self._start()
-            wait_until(self._is_scraping)
-
-    def _start(self):
-        self.url = f"http://127.0.0.1:{(port := free_port())}"
-        command = [*self._command, f"--web.listen-address=127.0.0.1:{port}"]
-        self._process = subprocess.Popen(command)
-
-    def _has_ended(self):
-        return self._process.poll() is not None
-
-    def _is_scraping(self):
-        with contextlib.suppress(urllib.error.URLError, ConnectionError):
-            return [value for _, value in self.query("up")] == [1]
-        return False
-
-    def get(self, path, **parameters):
-        """The data of an answer of the HTTP API."""
-        query = urllib.parse.urlencode(parameters)
-        with HTTP.open(f"{self.url}/api/v1/{path}?{query}", timeout=WAIT_S) as answer:
-            return json.load(answer)["data"]
-
-    def query(self, expression):
-        """The samples of an expression: their labels and value."""
-        result = self.get("query", query=expression)["result"]
-        return [(one["metric"], float(one["value"][1])) for one in result]
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self._process.kill()
-        self._process.wait()
-
-
-@pytest.mark.skipif(
-    not shutil.which("prometheus"), reason="prometheus (Debian: prometheus) is not installed"
-)
+@needs_prometheus
 def test_prometheus_has_what_the_demo_counted(tmp_path):
     with Demo() as demo, Prometheus(tmp_path, demo.target) as prometheus:
         counted = demo.run()

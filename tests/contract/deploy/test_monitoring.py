@@ -1,4 +1,4 @@
-"""The dashboard and the alerts name metrics and labels that exist, and promtool accepts them.
+"""Dashboard, alerts and runbooks name metrics and labels that exist, and promtool accepts them.
 
 promtool reads PromQL; names are found in its text by regular expressions.
 """
@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import grpc
@@ -16,14 +17,24 @@ from ruamel.yaml import YAML
 from rpcwheel.admission import BreakerState
 from rpcwheel.limit.limiter import RefusalReason
 from rpcwheel.metrics.table import METHOD, METRICS
+from rpcwheel.registry.reconciler import RegistrationState
 from rpcwheel.rpc import Criticality
 
-DEPLOY = Path(__file__).parents[3] / "deploy"
+ROOT = Path(__file__).parents[3]
+DEPLOY = ROOT / "deploy"
 PROMETHEUS = DEPLOY / "prometheus"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+RUNBOOKS = f"{PROJECT['urls']['Repository']}/blob/main/docs/operations/runbooks.md"
 
 needs_promtool = pytest.mark.skipif(
     shutil.which("promtool") is None, reason="promtool (Debian: prometheus) is not installed"
 )
+
+
+def queries(document):
+    """The lines of the PromQL blocks of a document, each once."""
+    blocks = re.findall(r"^```promql\n(.*?)^```$", document.read_text(), re.DOTALL | re.MULTILINE)
+    return sorted({line for block in blocks for line in block.splitlines()})
 
 
 def read_yaml(path):
@@ -37,9 +48,12 @@ ALERTS = [
     rule for group in read_yaml(PROMETHEUS / "alerts.yml")["groups"] for rule in group["rules"]
 ]
 
+QUERIES = queries(ROOT / "docs" / "operations" / "runbooks.md")
+
 EXPRESSIONS = [
     *(target["expr"] for _, target in TARGETS),
     *(alert["expr"] for alert in ALERTS),
+    *QUERIES,
 ]
 
 TARGET_LABELS = {"instance", "job"}
@@ -84,6 +98,7 @@ def test_an_expression_uses_metrics_labels_codes_and_states_that_exist(text):
         "reason": {refusal.label for refusal in RefusalReason},
         "state": {state.name for state in grpc.ChannelConnectivity}
         | {state.value for state in BreakerState}
+        | {state.value for state in RegistrationState}
         | {"unhealthy", "waiting", "taken", "dead"},
     }
     for series, conditions in selectors(text):
@@ -140,7 +155,8 @@ def test_the_panels_are_distinct_and_do_not_overlap():
 def test_an_alert_says_what_to_do_with_labels_of_its_result(alert):
     assert alert["labels"]["severity"] in {"critical", "warning"}
     texts = alert["annotations"]
-    assert set(texts) == {"summary", "description"}
+    assert set(texts) == {"summary", "description", "runbook_url"}
+    assert texts["runbook_url"] == f"{RUNBOOKS}#{alert['alert'].lower()}"
     assert set(re.findall(r"\$labels\.(\w+)", str(texts))) <= grouped_by(alert["expr"])[0]
 
 
@@ -178,11 +194,12 @@ def test_each_alert_is_tested():
 
 
 @needs_promtool
-def test_promtool_accepts_the_expressions_of_the_dashboard(tmp_path):
+def test_promtool_accepts_the_expressions_of_the_dashboard_and_of_the_runbooks(tmp_path):
+    texts = [*(target["expr"] for _, target in TARGETS), *QUERIES]
     rules = [
-        {"record": f"panel_{number}", "expr": target["expr"].replace("$__rate_interval", "1m")}
-        for number, (_, target) in enumerate(TARGETS)
+        {"record": f"text_{number}", "expr": text.replace("$__rate_interval", "1m")}
+        for number, text in enumerate(texts)
     ]
-    document = {"groups": [{"name": "dashboard", "rules": rules}]}
+    document = {"groups": [{"name": "texts", "rules": rules}]}
     (tmp_path / "rules.yml").write_text(json.dumps(document))  # JSON is YAML
     promtool("check", "rules", "rules.yml", directory=tmp_path)

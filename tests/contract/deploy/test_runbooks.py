@@ -1,0 +1,57 @@
+"""Each alert has a runbook, which names commands, options, events and classes that exist."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+from typer.main import get_command
+
+import rpcwheel
+from rpcwheel import errors, events, failback, timer
+from rpcwheel.cli.app import app
+
+ROOT = Path(__file__).parents[3]
+TEXT = (ROOT / "docs" / "operations" / "runbooks.md").read_text()
+SECTIONS = dict(re.findall(r"^### (\w+)\n(.*?)(?=^##|\Z)", TEXT, re.DOTALL | re.MULTILINE))
+RULES = YAML(typ="safe").load((ROOT / "deploy" / "prometheus" / "alerts.yml").read_text())
+ALERTS = {rule["alert"]: rule for group in RULES["groups"] for rule in group["rules"]}
+
+PARTS = ("What users see.", "Confirm.", "What to do now.", "How to prevent it.")
+
+BLOCKS = re.findall(r"^```sh\n(.*?)^```$", TEXT, re.DOTALL | re.MULTILINE)
+COMMANDS = sorted(
+    {line for block in BLOCKS for line in block.splitlines() if line.startswith("rpcwheel ")}
+    | {text for text in re.findall(r"`(rpcwheel [^`]+)`", TEXT) if not text.endswith("...")}
+)
+
+
+def test_each_alert_has_a_section_in_the_order_of_the_rules():
+    assert list(SECTIONS) == list(ALERTS)
+
+
+@pytest.mark.parametrize("name", ALERTS)
+def test_a_section_has_the_severity_of_its_alert_and_all_parts(name):
+    section = SECTIONS[name]
+    assert section.startswith(f"\n**{ALERTS[name]['labels']['severity']}.** ")
+    assert re.findall(r"^\*\*([A-Z].+?)\*\*", section, re.MULTILINE) == list(PARTS)
+    assert "```promql\n" in section
+
+
+@pytest.mark.parametrize("text", COMMANDS)
+def test_a_command_has_arguments_and_options_that_exist(text):
+    _, *words = shlex.split(text.replace(" ID", " 17"))
+    command = get_command(app)
+    while hasattr(command, "commands"):
+        name, *words = words
+        command = command.commands[name]
+    if words:
+        command.make_context(command.name, words)
+
+
+def test_names_of_classes_are_events_alerts_and_public_names():
+    words = set(re.findall(r"`([A-Z][a-z]+(?:[A-Z][a-z]+)+)(?:\(.*?\))?`", TEXT))
+    modules = (rpcwheel, events, errors, failback, timer)
+    public = {name for module in modules for name in dir(module)}
+    assert words - public - set(ALERTS) - {"ThreadPoolExecutor"} == set()
