@@ -22,7 +22,7 @@ BUILT_FROM := pyproject.toml rpcwheel/__init__.py $(wildcard rpcwheel/timer/_*.p
 # compile the package and rewrite the assertions again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test test-all test-rest test-etcd test-pure lint format types layers docs docs-serve bench changelog clean
+.PHONY: help demo test test-all test-rest test-etcd test-pure lint format types layers workflows docs docs-serve bench changelog dist clean
 .DELETE_ON_ERROR:
 
 help:                      ## list the targets
@@ -63,6 +63,11 @@ types: .venv/dev           ## mypy --strict
 layers: .venv/test         ## import-linter: which package may import which
 	$(BIN)/lint-imports --no-cache --no-logo
 
+workflows: .venv/dev       ## zizmor and actionlint: the workflows of GitHub; actionlint needs go
+	$(BIN)/zizmor --offline --quiet .
+	@if PATH="$$PATH:/usr/local/go/bin" $(MAKE) --silent $(BIN)/actionlint; then $(BIN)/actionlint; \
+	else echo "actionlint did not run: it needs go and its module proxy"; fi
+
 # Warnings are errors, also references to names and headings that do not exist. Needs no network.
 docs: .venv/docs           ## the documentation site, in build/docs
 	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet -d build/doctrees docs build/docs/$(DOCS_VERSION)
@@ -80,6 +85,9 @@ bench: .venv/bench         ## measure timers, calls, connections, registries, jo
 	$(BIN)/python -m benchmarks.failback
 	$(BIN)/python -m benchmarks.overload
 	$(BIN)/python -m benchmarks.capacity
+
+dist: .venv/dist           ## sdist and wheel of the commit, in dist/: build, check, install both, build again and compare
+	$(BIN)/python .ci/dist.py
 
 changelog: .venv/dev       ## move the fragments in changes/ into CHANGELOG.md: make changelog VERSION=1.2.3
 	$(BIN)/towncrier build --yes --version '$(VERSION)'
@@ -104,4 +112,11 @@ $(INSTALLED): $(VENV) $(BUILT_FROM)
 # rpcwheel is installed already, so pip adds only the packages of the extra.
 .venv/test .venv/dev .venv/docs .venv/bench: .venv/%: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet 'rpcwheel[$*]'
+	@touch $@
+
+$(BIN)/actionlint: $(VENV)
+	GOBIN="$(CURDIR)/$(BIN)" GOTOOLCHAIN=local CGO_ENABLED=0 go install github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
+
+.venv/dist: .ci/dist.txt $(VENV)
+	$(BIN)/python -m pip install --quiet --requirement $<
 	@touch $@

@@ -3,6 +3,7 @@
 `nox` runs all sessions; `nox -s lint`, `nox -s "tests-3.13(native)"` or `nox -s wheel` runs one.
 """
 
+import os
 import shutil
 from pathlib import Path
 
@@ -57,13 +58,38 @@ def lowest(session: nox.Session) -> None:
 
 
 @nox.session(python=PYTHONS)
+def extras(session: nox.Session) -> None:
+    """Install the wheel in `dist/` with each extra alone, and with all of them; try it."""
+    project = nox.project.load_toml("pyproject.toml")["project"]
+    names = [*project["optional-dependencies"]]
+    tag = f"cp{str(session.python).replace('.', '')}"
+    (built,) = HERE.glob(f"dist/*-{tag}-{tag}-*")
+    for chosen in ["", *names, ",".join(names)]:
+        place = Path(session.create_tmp()) / "environment"
+        session.run("python", "-m", "venv", "--clear", str(place))
+        python = str(place / "bin" / "python")
+        session.run(python, "-m", "pip", "install", "-q", f"{built}[{chosen}]", external=True)
+        session.run(python, "-m", "pip", "check", external=True)
+        session.run(python, ".ci/smoke.py", "native", external=True)
+
+
+@nox.session(python=PYTHONS)
 def wheel(session: nox.Session) -> None:
-    """Build a wheel from the sdist, install it, and test it outside the source tree."""
+    """Build a wheel from the sdist, install it, and test it outside the source tree.
+
+    If the variable RPCWHEEL_WHEELS names a directory, test the wheel in it.
+    """
     place = Path(session.create_tmp())
     shutil.rmtree(place)
-    session.install("build")
-    session.run("python", "-m", "build", "--outdir", str(place / "dist"))
-    (built,) = (place / "dist").glob("*.whl")
+    place.mkdir()
+    wheels = Path(os.environ.get("RPCWHEEL_WHEELS", place / "dist"))
+    if "RPCWHEEL_WHEELS" not in os.environ:
+        session.install("build")
+        session.run("python", "-m", "build", "--outdir", str(wheels))
+    tag = f"cp{str(session.python).replace('.', '')}"
+    (built,) = (
+        wheel for wheel in wheels.glob(f"*-{tag}-{tag}-*") if "musllinux" not in wheel.name
+    )
     session.install(f"{built}[test]")
     for name in ("benchmarks", "docs", "examples", "tests"):
         shutil.copytree(HERE / name, place / name, ignore=shutil.ignore_patterns("__pycache__"))
