@@ -27,6 +27,7 @@ INCLUDED = {
     "index": "README.md",
     "changelog": "CHANGELOG.md",
     "contributing": "CONTRIBUTING.md",
+    "security": "SECURITY.md",
     "operations/deployment": "deploy/README.md",
 }
 """Pages that include a file from outside of docs/, whose links are relative to that file."""
