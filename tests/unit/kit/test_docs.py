@@ -132,3 +132,36 @@ def test_the_readme_links_each_page():
     readme = (ROOT / "README.md").read_text()
     pages = ("policies", "registries", "semantics", "events", "grpcio")
     assert [page for page in pages if f"(docs/{page}.md)" not in readme] == []
+
+
+# Costs
+
+BENCHMARK = ROOT.joinpath("docs", "benchmarks", "calls.md").read_text()
+COSTS = ROOT.joinpath("docs", "is-it-for-me.md").read_text()
+
+
+def cpu_of_a_call(heading: str, subject: str) -> str:
+    """The first figure of a subject under a heading of the benchmark."""
+    section = BENCHMARK.partition(f"\n## {heading}\n")[2]
+    return re.search(rf"^\| {re.escape(subject)} +\| +([\d.]+)", section, re.MULTILINE)[1]
+
+
+@pytest.mark.parametrize(
+    ("row", "heading", "kit"),
+    [
+        ("client, `grpc`, `kit.intercept_channel()`", "Client, `grpc`", "kit.intercept_channel()"),
+        ("client, `grpc`, `kit.channel()`", "Client, `grpc`", "kit.channel()"),
+        (
+            "client, `grpc.aio`, `kit.intercept_channel()`",
+            "Client, `grpc.aio`",
+            "kit.intercept_channel()",
+        ),
+        ("client, `grpc.aio`, `kit.channel()`", "Client, `grpc.aio`", "kit.channel()"),
+        ("server, `grpc`", "Server, `grpc`", "whole Kit"),
+        ("server, `grpc.aio`", "Server, `grpc.aio`", "whole Kit"),
+    ],
+)
+def test_the_costs_of_a_call_are_those_of_the_benchmark(row, heading, kit):
+    subjects = ("bare", "one no-op interceptor", f"rpcwheel: {kit}")
+    figures = [cpu_of_a_call(heading, subject) for subject in subjects]
+    assert f"| {row} | {' | '.join(figures)} |" in COSTS
