@@ -42,7 +42,11 @@ class Program:
         self.names: dict = {"__name__": "__main__"}
         source = code(page, heading).replace(ADDRESS, target)
         # Those of the pages are too short for a machine under load
-        source = re.sub(r"timeout( or |=)[\d.]+", rf"timeout\g<1>{WAIT_S}", source)
+        source = re.sub(
+            r"(timeout(?: or |=))([\d.]+)",
+            lambda found: f"{found[1]}{30 * float(found[2])}",
+            source,
+        )
         exec(compile(source, f"{page}.md: {heading}", "exec"), self.names)
 
     def __getattr__(self, name: str):
@@ -324,7 +328,11 @@ def metrics(source: str, target: str) -> list[dict[str, float]]:
     """The metrics of a program that makes one call, on each of its pages."""
     program = source.replace(ADDRESS, target) + SHOW
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=WAIT_S, check=False
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=3 * WAIT_S,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     pages = done.stdout.split("---\n")[:-1]
