@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
+import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +17,8 @@ from benchmarks import _page
 from benchmarks._pages import DOCS, write
 from benchmarks.calls.scale import Results, Row
 from benchmarks.calls.subjects import Skipped
+
+_BEGAN_S = time.monotonic()
 
 
 class AnyRow(Protocol):
@@ -69,6 +73,10 @@ class Program:
 
     def publish(self, page: str, out: Path | None) -> None:
         """Print the page, and write it with what is made from its tables."""
+        minutes = (time.monotonic() - _BEGAN_S) / 60
+        page = re.sub(
+            r"^(\* Command: .*)$", rf"\1\n* Took: {minutes:.1f} minutes", page, flags=re.MULTILINE
+        )
         print(page)
         if out is None:
             print("Not written: only a whole run goes to docs/benchmarks; --out says where else.")

@@ -11,6 +11,8 @@ import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from math import inf
 from pathlib import Path
 
 from benchmarks import _page
@@ -78,11 +80,12 @@ class Result:
     """How many times worse that of rpcwheel is."""
     is_equal: bool
 
-    def cells(self) -> tuple[str, ...]:
-        """The line of a table."""
-        times = max(self.times, 1 / self.times) if self.times else 0.0
-        shown = f"{times:,.0f}" if times >= 100 else f"{times:.3g}" if times else _page.EMPTY
-        return self.what, self.ours, self.other, self.theirs, shown
+    @property
+    def rival(self) -> str:
+        """The rival, its figure, and how many times better or worse it is."""
+        times = max(self.times, 1 / self.times) if self.times else inf
+        shown = f"{times:,.0f}" if times >= 100 else f"{times:.3g}"
+        return f"{self.other} {self.theirs}" + ("" if times == inf else f" ({shown}×)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +121,8 @@ def complete(name: str, page: str) -> tuple[str, dict[str, str]]:
             links[table.line] = f"![{picture.title}]({picture.file})"
     for number in sorted(links, reverse=True):
         lines[number:number] = [links[number], ""]
-    first = next(number for number, line in enumerate(lines) if line.startswith("##"))
+    headings = (number for number, line in enumerate(lines) if line.startswith("##"))
+    first = next(headings, len(lines))
     lines[first:first] = [
         BEGIN,
         "",
@@ -183,14 +187,17 @@ def _sections(about: About, found: Sequence[Table], *, has_engines: bool) -> Ite
         f"In a clone, `pip install -e '.[bench]'` and `{about.command}`, on a machine that does "
         f"nothing else. {about.minutes} {about.rivals}{unknown}"
     )
-    for title, words, lines, times in (
-        ("loses", about.losses, [each for each in different if each.times > 1], "worse by, ×"),
-        ("wins", about.wins, [each for each in different if each.times < 1], "better by, ×"),
+    for title, words, side in (
+        ("loses", about.losses, [each for each in different if each.times > 1]),
+        ("wins", about.wins, [each for each in different if each.times < 1]),
     ):
         yield from ("", f"## Where rpcwheel {title}", "", _paragraph(words))
-        if lines:
-            headers = ("", "rpcwheel", "rival", "its figure", times)
-            yield from ("", _page.table(headers, [line.cells() for line in lines]))
+        if side:
+            lines = [
+                (*ours, "; ".join(result.rival for result in results_of_row))
+                for ours, results_of_row in groupby(side, lambda each: (each.what, each.ours))
+            ]
+            yield from ("", _page.table(("", "rpcwheel", "rivals"), lines))
     if equal := len(results) - len(different):
         verb = "comparison shows" if equal == 1 else "comparisons show"
         yield from (
@@ -213,9 +220,10 @@ def _compare(comparisons: Sequence[Comparison], found: Sequence[Table]) -> Itera
         own = value(cells.get(comparison.ours, ""))
         for other in comparison.others:
             theirs = value(cells.get(other, ""))
-            if not own or theirs is None:
+            if own is None or theirs is None:
                 continue
-            times = theirs / own if comparison.more_is_better else own / theirs
+            more, less = (theirs, own) if comparison.more_is_better else (own, theirs)
+            times = more / less if less else inf if more else 1.0
             is_equal = 1 / EQUAL < times < EQUAL
             if comparison.noise and not is_equal:
                 first, second = (
@@ -661,14 +669,6 @@ _TIMER = About(
                 ),
             )
         ),
-        Comparison(
-            "four threads, pairs/s",
-            Source("Longest call, and four threads at once"),
-            "four threads: pairs/s",
-            "HierarchicalWheel",
-            ("SparseWheel", "HashedWheel"),
-            more_is_better=True,
-        ),
     ),
 )
 
@@ -681,6 +681,13 @@ _HANDLERS = {
     "`grpc.aio`, handlers that burn 10 ms of CPU": "`grpc.aio`, computing handlers",
 }
 
+_OUTAGES = {
+    "A server that answers each call with UNAVAILABLE": "outage, UNAVAILABLE",
+    "A server whose handlers take until the deadline": "outage, handlers hang",
+    "A server that is killed and started again": "outage, killed",
+    "A server whose process is stopped (SIGSTOP)": "outage, frozen",
+}
+
 _OVERLOAD = About(
     command="python -m benchmarks.overload --seconds 6 --only "
     "phases,plain,bare,fixed,adaptive,wait,burn",
@@ -688,21 +695,45 @@ _OVERLOAD = About(
     rivals="The rivals are grpcio without and with `maximum_concurrent_rpcs` (the best number for "
     "these handlers, found by trying), and for clients naive retries; the version is above.",
     losses="The adaptive limit has to find the number that the fixed one was given, so it lets "
-    "calls wait longer, and at ten times the load it uses a little less of the capacity.",
+    "calls wait longer, and at ten times the load it uses a little less of the capacity. A client "
+    "with a circuit breaker learns later that a server has returned than one that never stops "
+    "trying.",
     wins="Beside a bare server, which answers nearly nothing when it is overloaded, and without a "
-    "number that somebody has to find.",
-    comparisons=tuple(
-        Comparison(
-            f"{what}, {about}, {phase}",
-            Source(section, "server, client (capacity)", names=2),
-            column,
-            f"adaptive, plain, {phase}",
-            (f"fixed, plain, {phase}", f"bare, plain, {phase}"),
-            more_is_better=more,
-        )
-        for section, about in _HANDLERS.items()
-        for phase in ("2x", "10x")
-        for what, column, more in (("goodput", "goodput", True), ("p99 in ms", "p99, ms", False))
+    "number that somebody has to find. A server that is down gets few calls from clients with a "
+    "circuit breaker.",
+    comparisons=(
+        *(
+            Comparison(
+                f"{what}, {about}, {phase}",
+                Source(section, "server, client (capacity)", names=2),
+                column,
+                f"adaptive, plain, {phase}",
+                (f"fixed, plain, {phase}", f"bare, plain, {phase}"),
+                more_is_better=more,
+            )
+            for section, about in _HANDLERS.items()
+            for phase in ("2x", "10x")
+            for what, column, more in (
+                ("goodput", "goodput", True),
+                ("p99 in ms", "p99, ms", False),
+            )
+        ),
+        *(
+            Comparison(
+                f"{about}, {name}: {what}",
+                Source(f"{section}, {name}", "client"),
+                column,
+                "Kit(retry, breaker)",
+                ("plain", "naive retries"),
+                more_is_better=more,
+            )
+            for section, about in _OUTAGES.items()
+            for name in _WORLDS.values()
+            for what, column, more in (
+                ("calls and retries that are sent", "sent", False),
+                ("answered in the first second after it", "answered, 1. s", True),
+            )
+        ),
     ),
 )
 
