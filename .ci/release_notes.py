@@ -1,5 +1,7 @@
 """Prints a version's part of the changelog: `python .ci/release_notes.py v1.2.3`.
 
+Its links are absolute, so that a release of GitHub can show it.
+
 Exits with an error if the tag is not ready to be released: the version of the checked-out commit
 differs, fragments of the changelog are left, or CHANGELOG.md has no part for the version.
 """
@@ -9,6 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Final
+
+from dist import with_absolute_links
 
 ROOT: Final = Path(__file__).parents[1]
 
@@ -44,7 +48,7 @@ def main(tag: str) -> None:
     notes = part((ROOT / "CHANGELOG.md").read_text("utf-8"), version)
     if mistakes := problems(version, built, fragments, notes):
         sys.exit("\n".join([f"{tag} cannot be released:", *mistakes]))
-    print(notes, end="")
+    print(with_absolute_links(notes, version), end="")
 
 
 if __name__ == "__main__":
