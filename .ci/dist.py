@@ -148,6 +148,7 @@ def sdist(dist: Path = DIST) -> None:
     with tempfile.TemporaryDirectory() as place:
         clone = Path(place) / "clone"
         run("git", "clone", "--quiet", ROOT, clone)
+        run("git", "checkout", "--quiet", "--detach", cwd=clone)  # an sdist has the branch in it
         python("-m", "build", "--no-isolation", "--sdist", "--outdir", place, clone)
         built = single(Path(place), "*.tar.gz")
         write_sdist(built, dist / built.name)
