@@ -30,7 +30,11 @@ EQUAL = 1.05
 LINE = 130
 """The longest line of a paragraph."""
 
-OWN = re.compile(r"rpcwheel|Wheel|DeadlineHeap|Journal|of a channel|kit\.|`idle`|^adaptive")
+OWN = re.compile(
+    r"rpcwheel|Wheel|DeadlineHeap|[Jj]ournal|in memory|two of them|of a channel|kit\.|`idle`|"
+    r"queued call|^method|^instance|^timeout|, with hedging|over the window|"
+    r"^(sqlite|postgresql|redis)$"
+)
 """The rows of rpcwheel in pictures."""
 
 
@@ -449,8 +453,8 @@ _FAILBACK = About(
             "failback-backlog.svg",
             "A long queue and a server that executes 80 calls a second (the last one: at once)",
             Source("A long queue and a healthy server"),
-            ("calls/s", "failed attempts"),
-            logarithmic=False,
+            ("calls/s",),
+            logarithmic=True,
         ),
     ),
     comparisons=(

@@ -126,7 +126,7 @@ ROW, BAR = 22, 14
 FIRST_ROW = 66
 GAP, LABEL = 24, 64
 """Between two panels, and for the figure after the longest bar."""
-CHARACTER = 6.6
+CHARACTER = 7.0
 """The width of one, about; names are never cut."""
 
 
