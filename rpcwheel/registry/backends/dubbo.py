@@ -8,6 +8,9 @@ data are never read. `dubbo_url.py` reads and writes the URLs. The Java interfac
 `?interface=` (several are separated by commas) whose last part is that of the service's name;
 otherwise it is the name of the service. They differ if the .proto file has a `java_package`.
 
+With `?application=`, servers are also listed at the application level (`dubbo_application.py`),
+unless `?level=interface`. Reads are of the interface level.
+
 As the whole record is a name, an instance is changed by deleting a node and creating another, in
 one transaction: consumers see one change. Nodes with the same id are replaced; an id is host and
 port, so that a restarted server replaces itself, whichever program has published it.
@@ -23,21 +26,22 @@ from kazoo.exceptions import NoNodeError
 from kazoo.protocol.states import EventType
 
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.instance import record_epoch
+from rpcwheel.instance import joined, record_epoch
 from rpcwheel.registry.backend import View
 from rpcwheel.registry.url import NAME, NAMESPACE
 
-from .dubbo_url import node_name, record_of
+from .dubbo_application import instance_of_application, metadata_of, with_application
+from .dubbo_url import node_name, parameters_of, record_of
 from .zookeeper_nodes import MAX_ATTEMPTS, ZookeeperNodes, failed, session_id
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from kazoo.client import KazooClient
     from kazoo.protocol.states import WatchedEvent
 
     from rpcwheel.instance import ServiceInstance
-    from rpcwheel.registry.backend import Settings
+    from rpcwheel.registry.backend import Lost, Settings
     from rpcwheel.registry.url import RegistryUrl
 
 ROOT: Final = "dubbo"
@@ -51,11 +55,17 @@ RESERVED: Final = frozenset({"config", "mapping", "metadata"})
 CACHED_RECORDS: Final = 16384
 """A name never changes its meaning. Reading one takes 30 us."""
 
-LEVELS: Final = ("interface",)
+SERVICES: Final = "services"
+"""The root of the servers of applications; fixed, as Dubbo's."""
+
+LEVELS: Final = ("interface", "both")
 
 
 class DubboBackend(ZookeeperNodes):
-    """Instances in the format of Dubbo's interface level."""
+    """Instances in the format of Dubbo's interface level, and of its application level beside it.
+
+    What is read is the interface level.
+    """
 
     own_options = ("interface", "application", "level", "root", "tag")
 
@@ -67,6 +77,9 @@ class DubboBackend(ZookeeperNodes):
         self._release = f"rpcwheel-{version('rpcwheel')}"
         self._paths: dict[tuple[str, str], tuple[str, str]] = {}
         """The epoch and the path of each published instance, by its key."""
+        self._has_applications = _checked_level(url) == "both"
+        self._current: dict[tuple[str, str], ServiceInstance] = {}
+        """All published instances, if there is an application level."""
         self._changed: set[str] = set()
         """Services whose watch has fired. kazoo's thread adds them."""
 
@@ -83,11 +96,18 @@ class DubboBackend(ZookeeperNodes):
             if self._is_put(client, instances, created, end_ns):
                 self._session.accept_data(client)
                 self._paths |= {one.key: (one.epoch, self._new_path(one)) for one in instances}
+                if self._has_applications:
+                    self._current |= {one.key: one for one in instances}
+                    self._put_applications(client, _addresses(instances), end_ns)
                 return
         raise self._conflict([self._new_path(instance) for instance in instances])
 
     def withdraw(self, instances: Sequence[ServiceInstance]) -> None:
         client, end_ns = self._session.client(), self._session.end_ns()
+        withdrawn_here = [
+            self._current.pop(one.key) for one in instances if one.key in self._current
+        ]
+        self._put_applications(client, _addresses(withdrawn_here), end_ns)
         doomed = []
         for service, group in _by_service(instances).items():
             withdrawn = {(instance.id, instance.epoch) for instance in group}
@@ -103,6 +123,26 @@ class DubboBackend(ZookeeperNodes):
         results = self._results(doomed, [client.delete_async(path) for path in doomed], end_ns)
         if left := [path for path, result in results.items() if failed(result, NoNodeError)]:
             raise self._conflict(left)
+
+    def renew(self, instances: Collection[ServiceInstance]) -> Mapping[tuple[str, str], Lost]:
+        lost = dict(super().renew(instances))
+        if not self._has_applications:
+            return lost
+        client, connection = self._session.client(), self._session.connection
+        paths = {self._application_path(*address): address for address in _addresses(instances)}
+        paths = {
+            path: address
+            for path, address in paths.items()
+            if self._verified.get(path) != (connection, "") and self._served_by(address)
+        }
+        self._verified |= dict.fromkeys(paths, (connection, ""))
+        nodes = self._get(client, paths, self._session.end_ns(), self._own_node_changed)
+        for path, address in paths.items():
+            if path not in nodes or nodes[path][1].ephemeralOwner != session_id(client):
+                self._verified.pop(path, None)
+                for instance in self._served_by(address):
+                    lost.setdefault(instance.key, self._why_lost(client, instance))
+        return lost
 
     def lookup(self, service: str) -> View:
         client, end_ns = self._session.client(), self._session.end_ns()
@@ -218,6 +258,90 @@ class DubboBackend(ZookeeperNodes):
         self._results(missing, [client.ensure_path_async(path) for path in missing], end_ns)
         return not requests
 
+    # The application level
+
+    def _application_path(self, host: str, port: int) -> str:
+        return f"/{SERVICES}/{self._application}/{joined(host, port)}"
+
+    def _served_by(self, address: tuple[str, int]) -> list[ServiceInstance]:
+        """Return the instances at an address that consumers may call."""
+        return [
+            instance
+            for instance in self._current.values()
+            if (instance.host, instance.port) == address and instance.status == "UP"
+        ]
+
+    def _put_applications(
+        self, client: KazooClient, addresses: Collection[tuple[str, int]], end_ns: int
+    ) -> None:
+        """Write the nodes of these servers, or delete those of servers without services."""
+        for host, port in addresses:
+            path, served = self._application_path(host, port), self._served_by((host, port))
+            data = self._put_metadata(client, served, end_ns) if served else None
+            for _ in range(MAX_ATTEMPTS):
+                nodes = self._get(client, [path], end_ns)
+                transaction = client.transaction()
+                if path in nodes and data is None and not self._is_own(client, nodes[path][1]):
+                    break  # a successor's
+                if path in nodes:
+                    transaction.delete(path, nodes[path][1].version)
+                if data is not None:
+                    transaction.create(path, data, ephemeral=True)
+                elif path not in nodes:
+                    break
+                self._verified.pop(path, None)
+                result = self._results([path], [transaction.commit_async()], end_ns)[path]
+                if not failed(result):
+                    break
+                parent = path.rpartition("/")[0]
+                self._results([parent], [client.ensure_path_async(parent)], end_ns)
+            else:
+                raise self._conflict([path])
+
+    def _is_own(self, client: KazooClient, stat: Any) -> bool:
+        return bool(stat.ephemeralOwner == session_id(client))
+
+    def _put_metadata(
+        self, client: KazooClient, served: Sequence[ServiceInstance], end_ns: int
+    ) -> bytes:
+        """Write the metadata and the mappings of a server; returns the data of its node."""
+        services = []
+        for instance in sorted(served, key=lambda one: one.key):
+            interface = self.interface_of(instance.service)
+            parameters = parameters_of(
+                instance, application=self._application, release=self._release
+            )
+            services.append((interface, instance.service, parameters))
+            self._put_mapping(client, f"{self._root}/mapping/{interface}", end_ns)
+        host, port = served[0].host, served[0].port
+        revision, metadata = metadata_of(self._application, host, port, services)
+        path = f"{self._root}/metadata/{self._application}/{revision}"
+        request = client.create_async(path, metadata, makepath=True)
+        self._results([path], [request], end_ns)  # an equal one may be there
+        timestamp = services[0][2].get("timestamp", "")
+        return instance_of_application(self._application, host, port, revision, timestamp)
+
+    def _put_mapping(self, client: KazooClient, path: str, end_ns: int) -> None:
+        """Add the application to the mapping of an interface, beside others that do the same."""
+        for _ in range(MAX_ATTEMPTS):
+            nodes = self._get(client, [path], end_ns)
+            data, stat = nodes.get(path, (b"", None))
+            mapping = with_application(data, self._application)
+            if mapping is None:
+                return
+            request = (
+                client.create_async(path, mapping, makepath=True)
+                if stat is None
+                else client.set_async(path, mapping, stat.version)
+            )
+            if not failed(self._results([path], [request], end_ns)[path]):
+                return
+        raise self._conflict([path])
+
+
+def _addresses(instances: Collection[ServiceInstance]) -> list[tuple[str, int]]:
+    return list(dict.fromkeys((instance.host, instance.port) for instance in instances))
+
 
 def _by_service(instances: Sequence[ServiceInstance]) -> dict[str, list[ServiceInstance]]:
     groups: dict[str, list[ServiceInstance]] = {}
@@ -233,6 +357,21 @@ def _last_part(name: str) -> str:
     return name.rpartition(".")[2]
 
 
+def _checked_level(url: RegistryUrl) -> str:
+    """Return the level of registration.
+
+    Raises:
+        ConfigurationError: It is not valid, or needs the name of the application.
+    """
+    has_application = bool(url.options.get("application"))
+    level = url.options.get("level", LEVELS[has_application])
+    if level not in LEVELS:
+        raise ConfigurationError(f"{url}: level must be one of {', '.join(LEVELS)}, not {level!r}")
+    if level == LEVELS[1] and not has_application:
+        raise ConfigurationError(f"{url}: level={level} needs application=, the name of this one")
+    return level
+
+
 def _checked_interfaces(url: RegistryUrl) -> dict[str, str]:
     """Return the Java interfaces that a URL names, by their last part.
 
@@ -241,10 +380,7 @@ def _checked_interfaces(url: RegistryUrl) -> dict[str, str]:
     """
     if url.namespace != NAMESPACE:
         raise ConfigurationError(f"{url}: Dubbo's nodes are below root=, not namespace=")
-    level = url.options.get("level", LEVELS[0])
-    if level not in LEVELS:
-        raise ConfigurationError(f"{url}: level must be one of {', '.join(LEVELS)}, not {level!r}")
-    for option in ("root", "interface"):
+    for option in ("root", "interface", "application"):
         for name in url.options.get(option, ROOT).split(","):
             if not NAME.fullmatch(name) or name == "zookeeper":
                 raise ConfigurationError(

@@ -1,5 +1,6 @@
 """Dubbo's format in a real ZooKeeper: nodes, nodes of others, watches, faults and URLs."""
 
+import json
 import secrets
 from urllib.parse import quote_plus, unquote_plus
 
@@ -18,7 +19,8 @@ from rpcwheel.registry.url import parse_url
 __all__ = ["opened"]
 
 dubbo = engine_fixture(DubboEngine)
-A, B = instance(1), instance(2)
+A = instance(1)
+B = A.replace(host="10.0.0.2", id="10.0.0.2:1")
 INTERFACE = "com.example.shop.Orders"
 
 
@@ -114,11 +116,55 @@ def test_a_provider_of_another_protocol_is_a_record_that_says_so(dubbo, opened, 
         ServiceInstance.decoded(record)
 
 
+def test_a_server_is_listed_at_the_application_level(dubbo, opened, root):
+    application = f"app-{root}"
+    stock = A.replace(service="shop.Stock", group="g1", version="1.2")
+    options = {"interface": INTERFACE, "application": application}
+    backend, other = (opened(dubbo.url(root=root, **options)) for _ in "12")
+    with dubbo.operator() as operator:
+        operator.create(f"/{root}/mapping/{INTERFACE}", b"java-shop", makepath=True)
+        backend.publish([A, stock])
+        other.publish([B])
+        server = json.loads(operator.get(f"/services/{application}/10.0.0.1:1")[0])
+        assert (
+            operator.get(f"/{root}/mapping/{INTERFACE}")[0].decode() == f"java-shop,{application}"
+        )
+        assert operator.get(f"/{root}/mapping/shop.Stock")[0].decode() == application
+        revision = server["payload"]["metadata"]["dubbo.metadata.revision"]
+        metadata = json.loads(operator.get(f"/{root}/metadata/{application}/{revision}")[0])
+        assert metadata["app"] == application
+        assert metadata["revision"] == revision
+        assert set(metadata["services"]) == {f"{INTERFACE}:tri", "g1/shop.Stock:1.2:tri"}
+        orders = metadata["services"][f"{INTERFACE}:tri"]
+        assert (orders["path"], orders["port"]) == ("shop.Orders", 1)
+        assert backend.renew([A, stock]) == {}
+        operator.delete(f"/services/{application}/10.0.0.1:1")
+        both = {A.key: "missing", stock.key: "missing"}
+        assert wait_until(lambda: backend.renew([A, stock]) == both)
+        backend.publish([A, stock])
+        assert backend.renew([A, stock]) == {}
+        backend.publish([A.replace(status="DRAINING")])
+        server = json.loads(operator.get(f"/services/{application}/10.0.0.1:1")[0])
+        assert server["payload"]["metadata"]["dubbo.metadata.revision"] != revision
+        backend.withdraw([A, stock])
+        assert operator.get_children(f"/services/{application}") == ["10.0.0.2:1"]
+
+
+def test_the_interface_level_alone_lists_no_application(dubbo, opened, root):
+    application = f"app-{root}"
+    backend = opened(dubbo.url(root=root, application=application, level="interface"))
+    backend.publish([A])
+    with dubbo.operator() as operator:
+        assert not operator.exists(f"/services/{application}")
+        assert operator.get_children(f"/{root}") == ["shop.Orders"]
+
+
 def test_after_a_wipe_renew_reports_all_and_they_can_be_published_again(opened):
     if reason := DubboEngine.available():
         pytest.skip(reason)
     with DubboEngine() as engine:
-        url, watcher = engine.url(interface=INTERFACE), RecordingWatcher()
+        url = engine.url(interface=INTERFACE, application="shop")
+        watcher = RecordingWatcher()
         backend, other = opened(url, lease=60, timeout=1), opened(url, lease=6, timeout=1)
         other.watch(A.service, watcher)
         in_the_end(lambda: backend.publish([A, B]))
@@ -139,6 +185,8 @@ def test_a_bad_url_is_refused_at_once():
         "dubbo+zookeeper://h?root=zookeeper": "root must be a name",
         "dubbo+zookeeper://h?interface=a,,b": "interface must be a name",
         "dubbo+zookeeper://h?level=local": "level must be one of",
+        "dubbo+zookeeper://h?level=both": "level=both needs application=",
+        "dubbo+zookeeper://h?application=a/b": "application must be a name",
         "dubbo+zookeeper://h/shop.Orders?interface=com.shop.Stock": "must end with 'Orders'",
         "dubbo+zookeeper://h?aplication=a": "did you mean 'application'",
     }

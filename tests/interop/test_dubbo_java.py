@@ -1,0 +1,300 @@
+"""Dubbo Java 3.3.6: its consumer calls servers that are published here, and clients its provider.
+
+In the default settings of Dubbo, unless a test says otherwise.
+"""
+
+import contextlib
+import json
+import threading
+from concurrent import futures
+from functools import partial
+
+import grpc
+import pytest
+
+import rpcwheel
+from fixtures.dubbo_java import (
+    BUILD_S,
+    CHAT,
+    GROUP,
+    INTERFACE,
+    OPTIONS,
+    PLACE,
+    SERVICE,
+    START_S,
+    UPLOAD,
+    VERSION,
+    WATCH,
+    JavaProgram,
+    OrdersServer,
+    dubbo_jar,
+    dubbo_zookeeper,
+    java_consumer,
+    java_provider,
+    order,
+    read,
+)
+from fixtures.ports import free_port
+from fixtures.waiting import WAIT_S, wait_until
+from fixtures.worlds import KINDS, world
+from rpcwheel import RetryPolicy
+from rpcwheel.cli import main
+
+__all__ = ["dubbo_jar", "dubbo_zookeeper", "java_consumer", "java_provider", "world"]
+
+pytestmark = pytest.mark.timeout(BUILD_S + 6 * WAIT_S)  # the programs are built first
+
+
+def published(stack, zookeeper, name, service=SERVICE, **settings):
+    """A server in Python that is published, and its publisher, until the stack is closed."""
+    orders = OrdersServer(name, service)
+    publisher = rpcwheel.Publisher(
+        orders.server,
+        zookeeper.url(interface=INTERFACE, application="py-shop"),
+        service,
+        port=0,
+        host="127.0.0.1",
+        **{"lame_duck": 0.0, "grace": 0.0, "group": GROUP, "version": VERSION} | settings,
+    )
+    stack.enter_context(publisher)
+    assert publisher.wait_published(WAIT_S)
+    return orders, publisher
+
+
+@pytest.fixture
+def serve(dubbo_zookeeper):
+    """Starts servers that are published until the end of the test."""
+    with contextlib.ExitStack() as stack:
+        yield partial(published, stack, dubbo_zookeeper)
+
+
+@pytest.fixture(scope="module")
+def orders(dubbo_zookeeper, java_consumer):
+    """A server that the consumer calls, for all tests."""
+    with contextlib.ExitStack() as stack:
+        orders, _ = published(stack, dubbo_zookeeper, "py")
+        wait_until_called(java_consumer, "py")
+        yield orders
+
+
+def wait_until_called(consumer, *names):
+    """Wait until the consumer calls these servers; it hears of changes seconds later."""
+    called = set()
+
+    def has_called():
+        called.add(consumer.ask("place hello").partition(":")[0])
+        return called >= set(names)
+
+    assert wait_until(has_called)
+
+
+def wait_until_not_called(consumer, *names):
+    """Wait until the consumer has called none of these servers in a row of calls."""
+
+    def has_not_called():
+        return not {consumer.ask("place hello").partition(":")[0] for _ in range(20)} & set(names)
+
+    assert wait_until(has_not_called)
+
+
+# The consumer in Java, servers in Python
+
+
+@pytest.mark.usefixtures("orders")
+def test_a_java_consumer_calls_all_kinds_of_methods(java_consumer):
+    assert java_consumer.ask("place hello") == "py: hello served-by=py"
+    assert java_consumer.ask("watch 3") == "py: 1; py: 2; py: 3; "
+    assert java_consumer.ask("upload a b c") == "py: abc; "
+    assert java_consumer.ask("chat a b") == "py: a; py: b; "
+
+
+def test_attachments_arrive_as_metadata_with_the_deadline_and_the_service(orders, java_consumer):
+    assert java_consumer.ask("attach trace-id=42") == "attached"
+    assert java_consumer.ask("attach Mixed-Case=yes") == "attached"
+    java_consumer.ask("place hello")
+    seen = orders.seen[-1]
+    assert seen["trace-id"] == "42"
+    assert seen["mixed-case"] == "yes"
+    assert "Mixed-Case" in seen["tri-header-convert"]
+    assert seen["tri-consumer-appname"] == "java-consumer"
+    assert seen["tri-service-group"] == GROUP
+    assert seen["tri-service-version"] == VERSION
+    assert 0 < float(seen["time_remaining"]) <= 1.0
+
+
+@pytest.mark.parametrize("code", ["INVALID_ARGUMENT", "UNAVAILABLE", "RESOURCE_EXHAUSTED"])
+def test_a_java_consumer_gets_the_status_and_does_not_retry_it(orders, java_consumer, code):
+    before = len(orders.seen)
+    assert "StatusRpcException code" in (said := java_consumer.ask(f"place fail:{code}"))
+    assert f"{code} : failed as asked" in said
+    assert len(orders.seen) == before + 1
+
+
+def test_a_java_consumer_retries_its_timeouts_only(orders, java_consumer):
+    before = len(orders.seen)
+    assert "RpcException code 2" in java_consumer.ask("place hang")
+    assert wait_until(lambda: len(orders.seen) > before + 1)
+
+
+@pytest.mark.usefixtures("orders")
+def test_group_version_and_status_select_servers(serve, java_consumer):
+    others = [serve("other", group="another"), serve("older", version="1.1")]
+    _, publisher = serve("second")
+    wait_until_called(java_consumer, "py", "second")
+    assert not any(other.seen for other, _ in others)
+    (registration,) = publisher.registrations
+    registration.update(status="DRAINING")
+    wait_until_not_called(java_consumer, "second")
+
+
+@pytest.mark.usefixtures("orders")
+def test_a_tag_selects_its_servers(serve, java_consumer):
+    serve("blue", metadata={"dubbo.tag": "blue"})
+
+    def blue():
+        java_consumer.ask("attach dubbo.tag=blue")
+        return java_consumer.ask("place hello")
+
+    assert wait_until(lambda: blue().startswith("blue"))
+    wait_until_not_called(java_consumer, "blue")
+    java_consumer.ask("attach dubbo.tag=red")
+    assert java_consumer.ask("place hello").startswith("py")
+
+
+def test_no_call_fails_while_servers_are_replaced(serve, java_consumer):
+    """With the default lame duck, which is as long as a consumer may take to hear of a change."""
+    settings = {"lame_duck": None, "grace": 10.0}
+    _, old = serve("old", **settings)
+    wait_until_called(java_consumer, "old")
+    java_consumer.tell("load 25")
+    new, _ = serve("new", **settings)
+    assert wait_until(lambda: new.seen)
+    old.stop()
+    answered = java_consumer.answer()
+    assert "old=" in answered
+    assert "new=" in answered
+    assert "!" not in answered
+
+
+# The provider in Java, clients in Python
+
+
+@pytest.fixture
+def java_channel(world, dubbo_zookeeper, java_provider):
+    """A channel to the provider in Java, by the name of its service."""
+    url = dubbo_zookeeper.url(SERVICE, **OPTIONS | {"group": "g2"}, application="py-client")
+    return world.keep(world.do(world.api.insecure_channel, url))
+
+
+def texts(call):
+    result = call.result()
+    return [read(each)[1] for each in (result if isinstance(result, list) else [result])]
+
+
+def test_every_kind_of_call_to_a_java_provider_is_answered(world, java_channel):
+    place, watch, upload, chat = (
+        texts(world.call(java_channel, kind, *messages, method=method, timeout=WAIT_S))
+        for kind, method, messages in zip(
+            KINDS,
+            (PLACE, WATCH, UPLOAD, CHAT),
+            ([order("a")], [order("3")], [order("a"), order("b")], [order("a"), order("b")]),
+            strict=True,
+        )
+    )
+    assert (place, watch, upload, chat) == (["a"], ["1", "2", "3"], ["ab"], ["a", "b"])
+
+
+def test_metadata_are_attachments_of_a_java_provider_and_back(world, java_channel):
+    convert = '{"mixed-case": "Mixed-Case"}'
+    metadata = (("trace-id", "42"), ("mixed-case", "yes"), ("tri-header-convert", convert))
+    call = world.call(
+        java_channel, "unary_unary", order("attachments"), method=PLACE, metadata=metadata,
+        timeout=WAIT_S,
+    )  # fmt: skip
+    (text,) = texts(call)
+    seen = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+    assert seen["trace-id"] == "42"
+    assert seen["Mixed-Case"] == "yes"
+    assert seen["remote.application"] == "py-client"
+    assert call.trailing_metadata()["served-by"] == "java"
+
+
+@pytest.mark.parametrize(
+    ("item", "code", "details"),
+    [
+        ("fail:INVALID_ARGUMENT", "INVALID_ARGUMENT", "INVALID_ARGUMENT : failed as asked"),
+        ("fail:RESOURCE_EXHAUSTED", "RESOURCE_EXHAUSTED", "RESOURCE_EXHAUSTED : failed as asked"),
+        ("throw", "UNKNOWN", "thrown as asked"),
+    ],
+)
+def test_what_a_java_provider_throws_is_a_status(world, java_channel, item, code, details):
+    call = world.call(java_channel, "unary_unary", order(item), method=PLACE, timeout=WAIT_S)
+    error = call.error()
+    assert (error.code().name, error.details()) == (code, details)
+
+
+def test_a_deadline_ends_a_call_to_a_java_provider(world, java_channel):
+    world.call(java_channel, "unary_unary", order("a"), method=PLACE, timeout=WAIT_S).result()
+    call = world.call(java_channel, "unary_unary", order("sleep:3000"), method=PLACE, timeout=0.3)
+    assert call.error().code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+def test_a_java_provider_without_health_service_is_healthy(world, java_channel):
+    world.call(java_channel, "unary_unary", order("a"), method=PLACE, timeout=WAIT_S).result()
+    (subchannel,) = java_channel.subchannels
+    world.do(subchannel.mark_unhealthy)
+    assert wait_until(lambda: subchannel.healthy)
+
+
+def test_no_call_fails_when_a_java_provider_is_stopped(dubbo_zookeeper, dubbo_jar, serve):
+    """Its calls go to a server in Python, without a retry policy for the codes of its stop."""
+    serve("py", group="g3")
+    url = dubbo_zookeeper.url(SERVICE, **OPTIONS | {"group": "g3"})
+    retry = RetryPolicy(retry_on="UNAVAILABLE", max_attempts=4, backoff=0.01)
+    answered, ended = [], threading.Event()
+
+    def load(place):
+        while not ended.is_set():
+            answered.append(read(place(order("a"), timeout=WAIT_S))[0])
+
+    with (
+        rpcwheel.Kit(retry=retry, idempotent=True) as kit,
+        kit.channel(url) as channel,
+        JavaProgram(
+            dubbo_jar, "Provider", dubbo_zookeeper, port=free_port(), group="g3", server="java"
+        ) as provider,
+        futures.ThreadPoolExecutor(1) as threads,
+    ):
+        provider.wait_for("serving")
+        loading = threads.submit(load, channel.unary_unary(PLACE))
+        try:
+            assert wait_until(lambda: {"java", "py"} <= set(answered[-50:]))
+            provider.process.terminate()
+            provider.process.wait(START_S)
+            seen = len(answered)
+            assert wait_until(lambda: len(answered) > seen + 50)
+        finally:
+            ended.set()
+        loading.result(WAIT_S)
+    assert set(answered[-50:]) == {"py"}
+
+
+def test_a_java_consumer_finds_a_server_at_the_application_level(dubbo_zookeeper, dubbo_jar, serve):
+    """Only there, and by the name of the interface, as Dubbo 3.3.6 looks it up by the path."""
+    level = {"dubbo.application.service-discovery.migration": "FORCE_APPLICATION"}
+    orders, _ = serve("applied", service=INTERFACE, group="g4")
+    with JavaProgram(dubbo_jar, "Consumer", dubbo_zookeeper, group="g4", **level) as consumer:
+        consumer.wait_for("ready")
+        wait_until_called(consumer, "applied")
+    assert orders.seen[0]["tri-service-group"] == "g4"
+
+
+# The command line
+
+
+def test_the_command_line_shows_a_java_provider(dubbo_zookeeper, java_provider, capsys):
+    assert main(["registry", "ls", dubbo_zookeeper.url(), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    text = json.dumps(shown)
+    assert INTERFACE in text
+    assert '"dubbo.application": "java-shop"' in text
