@@ -14,13 +14,16 @@ import grpc
 import pytest
 from google.protobuf.wrappers_pb2 import BytesValue
 from grpc_interceptor.exceptions import NotFound
+from prometheus_client import CollectorRegistry
 
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.testing import FlakyServer
 
 pytest.importorskip("google.cloud.tasks_v2", reason="the client in google-api-core.md")
 stamina = pytest.importorskip("stamina")
-pytest.importorskip("py_grpc_prometheus")
+PromClientInterceptor = pytest.importorskip(
+    "py_grpc_prometheus.prometheus_client_interceptor"
+).PromClientInterceptor
 
 PAGES = Path(__file__).parents[2].joinpath("docs", "migration")
 ADDRESS = "127.0.0.1:50051"
@@ -378,3 +381,77 @@ def test_in_one_registry_the_metrics_of_the_older_library_are_shown(flaky_server
     ours, _ = metrics(shared, flaky_server.target)
     assert 'grpc_type="UNARY"' in next(name for name in ours if "client_started" in name)
     assert any(name.startswith("grpc_client_attempt_started_total") for name in ours)
+
+
+# What behaves differently, by the tables of the pages
+
+
+@pytest.fixture
+def counted(flaky_server) -> Iterator[tuple[grpc.Channel, CollectorRegistry]]:
+    """A channel with the client interceptor of py-grpc-prometheus, and its registry."""
+    registry = CollectorRegistry()
+    with grpc.insecure_channel(flaky_server.target) as channel:
+        yield grpc.intercept_channel(channel, PromClientInterceptor(registry=registry)), registry
+
+
+def total(registry: CollectorRegistry, name: str, kind: str) -> float:
+    samples = [sample for metric in registry.collect() for sample in metric.samples]
+    return sum(
+        sample.value
+        for sample in samples
+        if sample.name == name and sample.labels["grpc_type"] == kind
+    )
+
+
+def test_py_grpc_prometheus_counts_no_end_of_a_stream(counted):
+    channel, registry = counted
+    list(channel.unary_stream("/shop.Orders/List")(b"1", timeout=WAIT_S))
+    channel.stream_unary("/shop.Orders/Upload")(iter([b"1"]), timeout=WAIT_S)
+    list(channel.stream_stream("/shop.Orders/Talk")(iter([b"1"]), timeout=WAIT_S))
+    kinds = ("SERVER_STREAMING", "CLIENT_STREAMING", "BIDI_STREAMING")
+    assert [total(registry, "grpc_client_handled_total", kind) for kind in kinds] == [0, 0, 0]
+    assert [total(registry, "grpc_client_started_total", kind) for kind in kinds] == [1, 1, 0]
+
+
+def test_a_second_interceptor_of_py_grpc_prometheus_needs_another_registry(counted):
+    with pytest.raises(ValueError, match="Duplicated timeseries"):
+        PromClientInterceptor(registry=counted[1])
+
+
+def test_a_response_stream_behind_py_grpc_prometheus_has_no_status(counted):
+    stream = counted[0].unary_stream("/shop.Orders/List")(b"1", timeout=WAIT_S)
+    assert not hasattr(stream, "code")
+    list(stream)
+
+
+@pytest.mark.parametrize("library", ["py-grpc-prometheus", "grpc-interceptor"])
+def test_an_interceptor_that_asks_for_the_status_waits_for_the_end_of_a_future(
+    run, flaky_server, counted, library
+):
+    pages = {"py-grpc-prometheus": counted[0]}
+    channel = pages.get(library) or run(library, "A client: before").channel
+    flaky_server.freeze()
+    call = channel.unary_unary(GET).future(b"1", timeout=0.2)
+    assert call.done()
+    flaky_server.recover()
+
+
+def test_a_response_stream_never_ends_for_an_interceptor_that_asks_for_its_status(run):
+    channel = run("grpc-interceptor", "A client: before").channel
+    with pytest.raises(grpc.RpcError, match="DEADLINE_EXCEEDED"):
+        list(channel.unary_stream("/shop.Orders/List")(b"1", timeout=0.2))
+
+
+def test_a_retry_in_an_interceptor_sends_the_rest_of_a_request_stream(run, flaky_server):
+    channel = run("grpc-interceptor", "A client: before").channel
+    flaky_server.fail(times=1)
+    channel.stream_unary("/shop.Orders/Upload")(iter([b"1", b"2"]))
+    first, second = (call.requests for call in flaky_server.calls)
+    assert second != [b"1", b"2"]
+    assert first
+
+
+def test_failback_after_dubbo_raises_a_status_that_retry_on_does_not_name(run, flaky_server):
+    flaky_server.fail(code="INVALID_ARGUMENT")
+    with pytest.raises(grpc.RpcError, match="INVALID_ARGUMENT"):
+        run("dubbo", "Failback: after").push(b"line")
