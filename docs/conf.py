@@ -43,6 +43,7 @@ version = release = VERSION
 language = "en"
 extensions = ["myst_parser", "sphinx_copybutton"]
 nitpicky = True
+copybutton_exclude = ".linenos, .gp, .go"  # of a session, only its commands are copied
 
 # Markdown
 
