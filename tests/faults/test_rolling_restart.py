@@ -20,7 +20,7 @@ from ruamel.yaml import YAML
 
 import rpcwheel
 from fixtures.ports import free_port
-from fixtures.waiting import WAIT_S, wait_until
+from fixtures.waiting import START_S, WAIT_S, wait_until
 from rpcwheel.balancer import BalancerPolicy
 
 PACKAGE = Path(rpcwheel.__file__).parents[1]
@@ -73,7 +73,7 @@ class Instance:
         """Start it; return when it tells systemd that it is ready."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as from_program:
             from_program.bind("")  # Linux selects an abstract address
-            from_program.settimeout(WAIT_S)
+            from_program.settimeout(START_S)
             self.process = subprocess.Popen(
                 [sys.executable, "-W", "error", str(DEPLOY / "shop.py")],
                 env=self._environment

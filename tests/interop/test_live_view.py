@@ -11,7 +11,7 @@ from html.parser import HTMLParser
 import pytest
 
 from fixtures.hostile_process import HOSTILE, VISIBLE, escaped_for_page, hostile_components
-from fixtures.waiting import WAIT_S
+from fixtures.waiting import START_S, WAIT_S
 from rpcwheel.status import server as server_module
 from rpcwheel.status.sections import SECTIONS
 from rpcwheel.status.server import StatusServer
@@ -96,7 +96,7 @@ def dump(tmp_path):
             capture_output=True,
             text=True,
             check=True,
-            timeout=2 * WAIT_S,
+            timeout=START_S,
         ).stdout
 
     return dump
