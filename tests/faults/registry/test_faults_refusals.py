@@ -10,6 +10,7 @@ import logging
 import socket
 import sqlite3
 import threading
+from urllib.parse import quote_plus
 
 import grpc
 import pytest
@@ -17,7 +18,7 @@ import pytest
 import rpcwheel
 from fixtures.engine_etcd import EtcdEngine
 from fixtures.engine_redis import RedisEngine
-from fixtures.engine_zookeeper import ZookeeperEngine
+from fixtures.engine_zookeeper import DubboEngine, ZookeeperEngine
 from fixtures.fault_worlds import KINDS, running
 from fixtures.ports import free_port
 from fixtures.shops import SERVICE, WHO
@@ -203,8 +204,33 @@ FOREIGN = {
 }
 
 
-def plant(engine, service, records):
-    """As an operator, or a program that knows nothing of us, would put them."""
+FOREIGN_PROVIDERS = {
+    quote_plus(url)
+    for url in (
+        "nonsense",
+        "tri://10.0.0.1/shop.Orders",
+        "dubbo://10.0.0.1:20880/shop.Orders?side=provider",
+    )
+}
+"""Names of nodes in Dubbo's format, which has no other data."""
+
+
+def plant(engine, service):
+    """Put records there as an operator or a program does that knows nothing of us.
+
+    Returns the keys of those that are to be skipped.
+    """
+    if isinstance(engine, DubboEngine):
+        with engine.operator() as operator:
+            for name in FOREIGN_PROVIDERS:
+                operator.create(f"/dubbo/{service}/providers/{name}", makepath=True)
+        return FOREIGN_PROVIDERS
+    plant_records(engine, service, FOREIGN)
+    return FOREIGN.keys()
+
+
+def plant_records(engine, service, records):
+    """Put records below the namespace of rpcwheel."""
     if isinstance(engine, EtcdEngine):
         for key, data in records.items():
             engine.put(f"/rpcwheel/v1/{service}/{key}", data)
@@ -240,11 +266,11 @@ async def test_unreadable_records_are_skipped_and_reported_and_the_others_are_ca
         open_registry(engine.url(), registry_policy=POLICY) as other,
     ):
         registry.register(good, wait=WAIT_S)
-        plant(engine, SERVICE, FOREIGN)
+        foreign = plant(engine, SERVICE)
         with registry.subscribe(SERVICE) as known:
             for found in (known.wait(WAIT_S), other.lookup(SERVICE)):
                 assert [one.id for one in found.instances] == ["good"]
-            assert wait_until(lambda: skipped(events) >= FOREIGN.keys())
+            assert wait_until(lambda: skipped(events) >= foreign)
             assert wait_until(lambda: "which is not a valid instance: ValueError" in caplog.text)
             with rpcwheel.insecure_channel(
                 engine.url(SERVICE), registry_policy=POLICY
