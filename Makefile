@@ -16,7 +16,7 @@ checksum  = $(firstword $(shell printf '%s' '$(1)' | cksum))
 VENV      := .venv/made-$(call checksum,$(shell $(PYTHON) -c 'import sys; print(sys.base_prefix, sys.version)'))
 INSTALLED := .venv/installed-$(call checksum,$(CC) $(CFLAGS) $(LDFLAGS))
 # The compiled files and their build settings. (Other changes need no build: the installation is editable.)
-BUILT_FROM := pyproject.toml rpcwheel/__init__.py $(wildcard rpcwheel/timer/_*.py rpcwheel/timer/*.pxd)
+BUILT_FROM := pyproject.toml $(wildcard rpcwheel/timer/_*.py rpcwheel/timer/*.pxd)
 
 # With bytecode, also where the environment forbids it: each worker of pytest, and each process that a test starts, would
 # compile the package and rewrite the assertions again.
