@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fixtures.journal_clients import Settings, store_calls
 from fixtures.recording_server import succeed
-from fixtures.waiting import wait_until
+from fixtures.waiting import WAIT_S, wait_until
 
 FEW, MANY = 4_000, 50_000
 
@@ -39,5 +39,5 @@ def test_memory_does_not_grow_with_the_number_of_waiting_calls(server, start_cli
         store_calls(url, server.target, names)
         clients[name] = start_client()
         clients[name].start(Settings(url, server.target, str(tmp_path / "answers"), name))
-        wait_until(partial(has_delivered, server, name))
+        wait_until(partial(has_delivered, server, name), timeout=3 * WAIT_S)
     assert peak_mb(clients["many"].pid) - peak_mb(clients["few"].pid) <= LIMIT_MB
