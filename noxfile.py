@@ -87,9 +87,7 @@ def wheel(session: nox.Session) -> None:
         session.install("build")
         session.run("python", "-m", "build", "--outdir", str(wheels))
     tag = f"cp{str(session.python).replace('.', '')}"
-    (built,) = (
-        wheel for wheel in wheels.glob(f"*-{tag}-{tag}-*") if "musllinux" not in wheel.name
-    )
+    (built,) = (wheel for wheel in wheels.glob(f"*-{tag}-{tag}-*") if "musllinux" not in wheel.name)
     session.install(f"{built}[test]")
     for name in ("benchmarks", "docs", "examples", "tests"):
         shutil.copytree(HERE / name, place / name, ignore=shutil.ignore_patterns("__pycache__"))
