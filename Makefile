@@ -22,7 +22,7 @@ BUILT_FROM := pyproject.toml $(wildcard rpcwheel/timer/_*.py rpcwheel/timer/*.px
 # compile the package and rewrite the assertions again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test test-all test-rest test-etcd test-pure lint format types layers workflows docs docs-serve bench changelog dist clean
+.PHONY: help demo test test-all test-rest test-etcd test-pure lint format types layers workflows docs docs-links docs-serve bench changelog dist clean
 .DELETE_ON_ERROR:
 
 help:                      ## list the targets
@@ -72,6 +72,9 @@ workflows: .venv/dev       ## zizmor and actionlint: the workflows of GitHub; ac
 docs: .venv/docs           ## the documentation site, in build/docs
 	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet -d build/doctrees docs build/docs/$(DOCS_VERSION)
 	$(BIN)/python docs/versions.py build/docs
+
+docs-links: .venv/docs     ## check the links of the documentation to other sites; needs the network
+	$(BIN)/sphinx-build --quiet -b linkcheck -d build/doctrees docs build/links
 
 docs-serve: docs           ## the documentation site at http://127.0.0.1:8000
 	$(BIN)/python -m http.server --bind 127.0.0.1 --directory build/docs 8000

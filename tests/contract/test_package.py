@@ -10,7 +10,6 @@ import importlib.util
 import inspect
 import os
 import re
-import runpy
 import shutil
 import subprocess
 import sys
@@ -377,96 +376,7 @@ def test_the_compiled_timer_is_newer_than_its_source() -> None:
         assert built >= changed, f"{compiled.name} is stale; `make test` builds it anew"
 
 
-# Documents
-
-DOCUMENTS = [
-    "README.md",
-    "CHANGELOG.md",
-    "CONTRIBUTING.md",
-    *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/**/*.md")),
-]
-
-RUN_BLOCKS = """
-import sys
-
-for block in sys.stdin.read().split(chr(0)):
-    exec(compile(block, block.partition(chr(10))[0], "exec"), {"__name__": "__main__"})
-"""
-
-
-RUN = {
-    "README.md",
-    "docs/observability.md",
-    *(name for name in DOCUMENTS if name.startswith("docs/guides/")),
-} - {"docs/guides/testing.md"}  # which pytest runs, in tests/contract/testing
-"""Documents whose code runs. That of the others is compiled."""
-
-
-@pytest.mark.parametrize("name", DOCUMENTS)
-def test_the_python_code_of_a_document_runs(name: str) -> None:
-    """Blocks after `<!-- not run: why -->` are only compiled."""
-    text = (ROOT / name).read_text()
-    block = r"(<!-- not run: [^\n]+ -->\n+)?^```python\n(.*?)^```$"
-    blocks = []
-    for found in re.finditer(block, text, re.MULTILINE | re.DOTALL):
-        not_run, code = found.groups()
-        where = f"{name}, line {text.count(chr(10), 0, found.start(2)) + 1}"
-        compile(code, where, "exec")
-        if name in RUN and not not_run:
-            blocks.append(f"# {where}\n{code}")
-    if blocks:
-        run = python("-c", RUN_BLOCKS, stdin="\0".join(blocks))
-        assert run.returncode == 0, run.stderr
-
-
-@functools.cache
-def anchors(path: Path) -> set[str]:
-    """The fragments that the headings of a Markdown file have on GitHub."""
-    text = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
-    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", one).strip().lower().replace(" ", "-") for one in headings}
-
-
-in_the_tree = pytest.mark.skipif(PACKAGE.parent != ROOT, reason="needs files of the source tree")
-
-
-@in_the_tree
-@pytest.mark.parametrize("name", DOCUMENTS)
-def test_the_relative_links_of_a_document_exist(name: str) -> None:
-    document = ROOT / name
-    missing = []
-    for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", document.read_text()):
-        file, _, anchor = link.partition("#")
-        target = document.parent / file if file else document
-        if not target.exists() or (anchor and anchor not in anchors(target)):
-            missing.append(link)
-    assert not missing
-
-
-@in_the_tree
-@pytest.mark.parametrize("name", ["packages.py", "policies.py"])
-def test_a_picture_that_a_script_draws_is_up_to_date(name: str) -> None:
-    script = runpy.run_path(str(ROOT / "docs/images" / name))
-    assert script["PICTURE"].read_text("utf-8") == script["draw"]()
-
-
-@in_the_tree
-def test_the_architecture_describes_every_package_and_lists_every_decision() -> None:
-    text = (ROOT / "docs/architecture.md").read_text("utf-8")
-    described = set(re.findall(r"`(\w+)(?:/\w+\.py)?`", text))
-    paths = [*PACKAGE.glob("*/__init__.py"), *PACKAGE.glob("*.py")]
-    names = {path.parent.name if path.name == "__init__.py" else path.stem for path in paths}
-    assert names - {"rpcwheel"} - described == set()
-    decisions = {f"decisions/{path.name}" for path in ROOT.glob("docs/decisions/*.md")}
-    decisions.remove("decisions/index.md")
-    assert set(re.findall(r"\((decisions/[^)#]+)\)", text)) >= decisions
-
-
-def test_the_terms_of_the_glossary_are_in_alphabetical_order() -> None:
-    text = (ROOT / "docs/glossary.md").read_text("utf-8")
-    terms = [term.lower() for term in re.findall(r"^\| \*\*(.+?)\*\*", text, re.MULTILINE)]
-    assert len(terms) > 30
-    assert terms == sorted(set(terms))
+# Objects
 
 
 @pytest.mark.parametrize("package", sorted(AIO_PACKAGES))

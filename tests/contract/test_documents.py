@@ -1,0 +1,243 @@
+"""The documents: their code runs, their links and pictures are right, and the site can be built."""
+
+import functools
+import importlib.util
+import re
+import runpy
+import socket
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import typer
+
+import rpcwheel
+from fixtures.waiting import WAIT_S
+from rpcwheel.cli.app import app
+from rpcwheel.kit.config import OTHER_VARIABLES
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = Path(rpcwheel.__file__).parent  # in the tree, or where a wheel was installed
+
+DOCUMENTS = [
+    "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "deploy/README.md",
+    *sorted(
+        str(path.relative_to(ROOT))
+        for path in ROOT.glob("docs/**/*.md")
+        if ROOT / "docs/reference" not in path.parents  # generated
+    ),
+]
+
+in_the_tree = pytest.mark.skipif(PACKAGE.parent != ROOT, reason="needs files of the source tree")
+
+
+# Code
+
+RUN_ELSEWHERE = (
+    "docs/guides/testing.md",  # testing/test_pytest_plugin.py runs it with pytest
+    "docs/migration/",  # tests/interop/test_migration.py
+    "docs/registries.md",  # registry/test_manual.py, with a registry in memory
+    "docs/tutorial/",  # tests/faults/test_tutorial.py
+)
+"""Documents whose code runs in other tests. Here it is only compiled."""
+
+CODE = re.compile(
+    r"(?:<!-- not run: (?P<reason>[^\n]+) -->\n+)?^```(?P<language>\w*)\n(?P<code>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+
+RUN_BLOCKS = """
+import sys
+
+for block in sys.stdin.read().split(chr(0)):
+    exec(compile(block, block.partition(chr(10))[0], "exec"), {"__name__": "__main__"})
+"""
+
+
+def python(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a new interpreter in the source tree, with every warning an error."""
+    return subprocess.run(
+        [sys.executable, "-W", "error", *arguments],
+        cwd=ROOT,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=4 * WAIT_S,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_the_python_code_of_a_document_runs(name: str) -> None:
+    """Each block is a program. Blocks after `<!-- not run: why -->` are only compiled."""
+    text = (ROOT / name).read_text("utf-8")
+    blocks = []
+    for block in CODE.finditer(text):
+        if block["language"] != "python":
+            continue
+        where = f"{name}, line {text.count(chr(10), 0, block.start('code')) + 1}"
+        compile(block["code"], where, "exec")
+        if not name.startswith(RUN_ELSEWHERE) and not block["reason"]:
+            blocks.append(f"# {where}\n{block['code']}")
+    if blocks:
+        with socket.socket() as server_that_is_down:
+            server_that_is_down.bind(("127.0.0.1", 0))
+            port = server_that_is_down.getsockname()[1]
+            code = "\0".join(blocks).replace("127.0.0.1:50051", f"127.0.0.1:{port}")
+            run = python("-c", RUN_BLOCKS, stdin=code)
+        assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_the_commands_of_a_document_exist_with_their_options(name: str) -> None:
+    text = (ROOT / name).read_text("utf-8")
+    blocks = [block["code"] for block in CODE.finditer(text) if block["language"] != "python"]
+    lines = [*"\n".join(blocks).splitlines(), *re.findall(r"`([^`\n]+)`", CODE.sub("", text))]
+    wrong = []
+    for line in lines:
+        if match := re.match(r"(?:\$ )?(?:python -m )?(?:rpcwheel) ([a-z].*)", line):
+            wrong += wrong_words(match[1])
+        elif match := re.match(r"(?:\$ )?make ([a-z-]+)", line):
+            wrong += [] if match[1] in make_targets() else [line]
+    assert not wrong
+
+
+def wrong_words(line: str) -> list[str]:
+    """Return the commands and options in the arguments of `rpcwheel` that do not exist."""
+    words = re.sub(r"\s#.*", "", line).split()
+    command = typer.main.get_command(app)
+    while words and hasattr(command, "commands"):
+        names = [name for name in words.pop(0).split("|") if name != "..."]
+        if missing := [name for name in names if name not in command.commands]:
+            return missing
+        if len(names) != 1:
+            return []  # several commands, whose options differ
+        command = command.commands[names[0]]
+    options = {"--help", *(each for parameter in command.params for each in parameter.opts)}
+    return [
+        word
+        for word in re.findall(r"(?<!\S)--[a-z][a-z-]*", " ".join(words))
+        if word not in options
+    ]
+
+
+@functools.cache
+def make_targets() -> set[str]:
+    return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+
+
+# Links and pictures
+
+
+@functools.cache
+def anchors(path: Path) -> set[str]:
+    """The fragments that the headings of a Markdown file have on GitHub."""
+    text = re.sub(r"^```.*?^```$", "", path.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", one).strip().lower().replace(" ", "-") for one in headings}
+
+
+@in_the_tree
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_the_relative_links_of_a_document_exist(name: str) -> None:
+    document = ROOT / name
+    missing = []
+    for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", document.read_text("utf-8")):
+        file, _, anchor = link.partition("#")
+        target = document.parent / file if file else document
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            missing.append(link)
+    assert not missing
+
+
+@in_the_tree
+@pytest.mark.parametrize("name", ["packages.py", "policies.py"])
+def test_a_picture_that_a_script_draws_is_up_to_date(name: str) -> None:
+    script = runpy.run_path(str(ROOT / "docs/images" / name))
+    assert script["PICTURE"].read_text("utf-8") == script["draw"]()
+
+
+# Contents
+
+
+@in_the_tree
+def test_the_architecture_describes_every_package_and_lists_every_decision() -> None:
+    text = (ROOT / "docs/architecture.md").read_text("utf-8")
+    described = set(re.findall(r"`(\w+)(?:/\w+\.py)?`", text))
+    paths = [*PACKAGE.glob("*/__init__.py"), *PACKAGE.glob("*.py")]
+    names = {path.parent.name if path.name == "__init__.py" else path.stem for path in paths}
+    assert names - {"rpcwheel"} - described == set()
+    decisions = {f"decisions/{path.name}" for path in ROOT.glob("docs/decisions/*.md")}
+    decisions.remove("decisions/index.md")
+    assert set(re.findall(r"\((decisions/[^)#]+)\)", text)) >= decisions
+
+
+def test_the_terms_of_the_glossary_are_in_alphabetical_order() -> None:
+    text = (ROOT / "docs/glossary.md").read_text("utf-8")
+    terms = [term.lower() for term in re.findall(r"^\| \*\*(.+?)\*\*", text, re.MULTILINE)]
+    assert len(terms) > 30
+    assert terms == sorted(set(terms))
+
+
+def test_the_reference_lists_the_variables_of_the_environment() -> None:
+    text = (ROOT / "docs/reference.md").read_text("utf-8")
+    for_tests = {"RPCWHEEL_EXPECT"}
+    assert [name for name in OTHER_VARIABLES - for_tests if f"`{name}`" not in text] == []
+
+
+# The site
+
+
+class Resources(HTMLParser):
+    """The URLs that a browser loads for a page without being asked."""
+
+    def __init__(self, page: Path) -> None:
+        super().__init__()
+        self.loaded: list[str] = []
+        self.feed(page.read_text("utf-8"))
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        values = dict(attributes)
+        if tag == "link" and values.get("rel") in {"stylesheet", "preload", "icon", "prefetch"}:
+            self.loaded.append(values.get("href") or "")
+        elif tag != "a":
+            self.loaded += [
+                values[name] or "" for name in ("src", "srcset", "data") if name in values
+            ]
+
+
+@in_the_tree
+@pytest.mark.skipif(
+    not all(map(importlib.util.find_spec, ("sphinx", "myst_parser", "pydata_sphinx_theme"))),
+    reason="needs the extra rpcwheel[docs]",
+)
+@pytest.mark.timeout(1200)
+def test_the_site_is_built_without_a_warning_and_loads_nothing_from_elsewhere(
+    tmp_path: Path,
+) -> None:
+    arguments = ("--fail-on-warning", "--keep-going", "--quiet", "docs", str(tmp_path))
+    run = subprocess.run(
+        [sys.executable, "-m", "sphinx", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+
+    pages = sorted(tmp_path.rglob("*.html"))
+    loaded = {url for page in pages for url in Resources(page).loaded}
+    for style in tmp_path.rglob("*.css"):
+        loaded |= set(re.findall(r"""url\(["']?([^"')]+)""", style.read_text("utf-8")))
+    assert len(loaded) > 10
+    assert [url for url in loaded if re.match(r"(?:[a-z]+:)?//", url)] == []
+
+    text = (tmp_path / "llms.txt").read_text("utf-8")
+    listed = re.findall(r"^- \[.+\]\((.+)\): .+$", text, re.MULTILINE)
+    not_listed = {"index.html", "genindex.html", "py-modindex.html", "search.html"}
+    assert {*listed} == {str(page.relative_to(tmp_path)) for page in pages} - not_listed
