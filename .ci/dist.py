@@ -18,6 +18,7 @@ in it.
 """
 
 import gzip
+import json
 import os
 import re
 import shutil
@@ -222,6 +223,9 @@ def sbom(dist: Path = DIST) -> None:
         run(new, "-m", "pip", "uninstall", "--quiet", "--yes", "pip", "setuptools")
         options = ("--pyproject", "pyproject.toml", "--mc-type", "library", "--output-reproducible")
         python("-m", "cyclonedx_py", "environment", *options, "--output-file", output, new)
+    listed = json.loads(output.read_text("utf-8"))
+    listed["metadata"]["component"]["version"] = own_wheel(dist).name.split("-")[1]
+    output.write_text(json.dumps(listed, indent=2) + "\n", "utf-8")
     print(f"{output.relative_to(ROOT)}: the packages of rpcwheel[{','.join(extras)}]")
 
 
