@@ -1,11 +1,10 @@
-"""A reader who follows the tutorial sees what it shows: its commands run in terminals, in order.
+"""A reader who follows the tutorial sees what it shows: its commands run in terminals.
 
 `tests/fixtures/tutorial_pages.py` has the rules of the pages.
 """
 
 import os
 import re
-import shutil
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
@@ -27,9 +26,6 @@ TIMEOUT_S = 7.0
 """In place of the timeouts of clients, so that calls succeed on a machine that stalls."""
 
 pytestmark = pytest.mark.timeout(10 * WAIT_S)  # a page starts up to ten programs
-needs_bash = pytest.mark.skipif(
-    sys.platform != "linux" or shutil.which("bash") is None, reason="needs bash on Linux"
-)
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 
 
@@ -76,7 +72,7 @@ class Reader:
                 if ends_its_programs(session, sessions[number + 1 :]):
                     terminal.wait_for_prompt()
             for terminal in terminals.values():  # a page stops what it has started
-                terminal.wait_for_end_of_jobs()
+                terminal.wait_for_end()
 
 
 def ends_its_programs(session: Session, later: list[Session]) -> bool:
@@ -85,7 +81,6 @@ def ends_its_programs(session: Session, later: list[Session]) -> bool:
     return next(following, "$ ").startswith("$ ")
 
 
-@needs_bash
 @every_page
 def test_the_commands_of_a_page_show_what_it_says(page: Path, tmp_path: Path) -> None:
     reader = Reader(tmp_path)
@@ -109,7 +104,6 @@ def test_each_block_of_a_page_is_run(page: Path) -> None:
     assert len(steps(page)) == len(blocks)
 
 
-@needs_bash
 def test_the_programs_for_aio_show_the_same(tmp_path: Path) -> None:
     reader = Reader(tmp_path)
     for page in PAGES:
