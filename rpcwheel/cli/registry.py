@@ -54,11 +54,19 @@ WITHDRAW_TIMEOUT_S: Final = 2.0
 SIGNAL_CHECK_INTERVAL_S: Final = 0.5
 """How often a waiting command checks for signals."""
 
-URL_PREFIXES: Final = ("sqlite:///", "etcd://", "zookeeper://", "redis://", "headless://")
+URL_PREFIXES: Final = (
+    "sqlite:///",
+    "etcd://",
+    "zookeeper://",
+    "dubbo+zookeeper://",
+    "redis://",
+    "headless://",
+)
 
 URL_HELP: Final = (
-    "sqlite:///FILE, etcd://HOST:PORT, zookeeper://HOST:PORT, redis://HOST:PORT, optionally with "
-    "/SERVICE (sqlite: ?service=SERVICE); headless://HOST:PORT is read only."
+    "sqlite:///FILE, etcd://HOST:PORT, zookeeper://HOST:PORT, dubbo+zookeeper://HOST:PORT, "
+    "redis://HOST:PORT, optionally with /SERVICE (sqlite: ?service=SERVICE); headless://HOST:PORT "
+    "is read only."
 )
 
 TIMEOUT_S: Final = to_seconds(to_ns(RegistryPolicy().timeout))

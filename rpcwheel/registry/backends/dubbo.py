@@ -125,7 +125,8 @@ class DubboBackend(ZookeeperNodes):
             raise self._conflict(left)
 
     def renew(self, instances: Collection[ServiceInstance]) -> Mapping[tuple[str, str], Lost]:
-        lost = dict(super().renew(instances))
+        """Check the nodes of the interface level, and write those of servers that are missing."""
+        lost = super().renew(instances)
         if not self._has_applications:
             return lost
         client, connection = self._session.client(), self._session.connection
@@ -136,12 +137,11 @@ class DubboBackend(ZookeeperNodes):
             if self._verified.get(path) != (connection, "") and self._served_by(address)
         }
         self._verified |= dict.fromkeys(paths, (connection, ""))
-        nodes = self._get(client, paths, self._session.end_ns(), self._own_node_changed)
-        for path, address in paths.items():
-            if path not in nodes or nodes[path][1].ephemeralOwner != session_id(client):
-                self._verified.pop(path, None)
-                for instance in self._served_by(address):
-                    lost.setdefault(instance.key, self._why_lost(client, instance))
+        end_ns = self._session.end_ns()
+        nodes = self._get(client, paths, end_ns, self._own_node_changed)
+        # Another process may have the node, with which this one shares a port.
+        missing = [address for path, address in paths.items() if path not in nodes]
+        self._put_applications(client, missing, end_ns)
         return lost
 
     def lookup(self, service: str) -> View:

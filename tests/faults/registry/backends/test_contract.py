@@ -22,7 +22,8 @@ dubbo = engine_fixture(DubboEngine)
 @pytest.mark.parametrize("name", ["etcd", "redis", "zookeeper", "dubbo"])
 def test_a_backend_of_each_engine_keeps_the_contract(name, request):
     engine = request.getfixturevalue(name)
-    url = engine.url(namespace=f"test-{secrets.token_hex(4)}")
+    options = {"application": f"app-{secrets.token_hex(4)}"} if name == "dubbo" else {}
+    url = engine.url(namespace=f"test-{secrets.token_hex(4)}", **options)
     failed = []
 
     def run(check):

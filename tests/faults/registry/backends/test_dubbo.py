@@ -116,6 +116,12 @@ def test_a_provider_of_another_protocol_is_a_record_that_says_so(dubbo, opened, 
         ServiceInstance.decoded(record)
 
 
+def renewed(backend, operator, application):
+    """Whether a server is listed again after a renewal, which reports no loss."""
+    assert backend.renew([A]) == {}
+    return operator.exists(f"/services/{application}/10.0.0.1:1")
+
+
 def test_a_server_is_listed_at_the_application_level(dubbo, opened, root):
     application = f"app-{root}"
     stock = A.replace(service="shop.Stock", group="g1", version="1.2")
@@ -139,15 +145,24 @@ def test_a_server_is_listed_at_the_application_level(dubbo, opened, root):
         assert (orders["path"], orders["port"]) == ("shop.Orders", 1)
         assert backend.renew([A, stock]) == {}
         operator.delete(f"/services/{application}/10.0.0.1:1")
-        both = {A.key: "missing", stock.key: "missing"}
-        assert wait_until(lambda: backend.renew([A, stock]) == both)
-        backend.publish([A, stock])
-        assert backend.renew([A, stock]) == {}
+        assert wait_until(lambda: renewed(backend, operator, application))
         backend.publish([A.replace(status="DRAINING")])
         server = json.loads(operator.get(f"/services/{application}/10.0.0.1:1")[0])
         assert server["payload"]["metadata"]["dubbo.metadata.revision"] != revision
         backend.withdraw([A, stock])
         assert operator.get_children(f"/services/{application}") == ["10.0.0.2:1"]
+
+
+def test_processes_that_share_a_port_do_not_fight_for_their_node(dubbo, opened, root):
+    application = f"app-{root}"
+    first, second = (opened(dubbo.url(root=root, application=application)) for _ in "12")
+    same = A.replace(id="worker-2", epoch="another")
+    first.publish([A])
+    second.publish([same])
+    assert first.renew([A]) == second.renew([same]) == {}
+    second.withdraw([same])
+    with dubbo.operator() as operator:
+        assert wait_until(lambda: renewed(first, operator, application))
 
 
 def test_the_interface_level_alone_lists_no_application(dubbo, opened, root):
