@@ -205,6 +205,16 @@ def test_interceptors_below_the_kit_run_for_each_attempt_and_above_it_for_each_c
 # The background
 
 
+def test_the_policy_in_place_of_a_celery_task_delivers_a_call_later(
+    run, flaky_server, no_waits, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)  # the journal of the page is a file in the current directory
+    flaky_server.fail(times=2)
+    program = run("celery", "After")
+    assert program.push(b"order 1") == b""
+    wait_until(lambda: len(flaky_server.calls) == 3)
+
+
 def test_tenacity_objects_set_the_background_attempts_of_a_function(run, capsys):
     program = run("tenacity", "Retries in the background")
     assert capsys.readouterr().out == "1\n['order 1', 'order 1']\n"
