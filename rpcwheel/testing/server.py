@@ -23,6 +23,7 @@ import grpc
 from rpcwheel._grpc.handlers import behavior_of, time_left, with_behavior
 from rpcwheel.durations import to_ns, to_seconds
 from rpcwheel.errors import ConfigurationError
+from rpcwheel.methods import checked_pattern, matches
 from rpcwheel.rpc import CODES
 
 if TYPE_CHECKING:
@@ -61,7 +62,8 @@ class ReceivedCall:
 class _Fault:
     """A failure that applies to calls."""
 
-    method: str | None
+    method: str
+    """The full name of the method, or a pattern."""
     left: int | None
     """How many more calls it applies to; None: all."""
     delay_s: float = 0.0
@@ -135,7 +137,7 @@ class FlakyServer:
         times: int | None = None,
         code: grpc.StatusCode | str = grpc.StatusCode.UNAVAILABLE,
         *,
-        method: str | None = None,
+        method: str = "*",
         details: str = "the test lets this call fail",
         trailing_metadata: Sequence[tuple[str, str | bytes]] = (),
     ) -> None:
@@ -144,7 +146,8 @@ class FlakyServer:
         Args:
             times: How many of the next calls; None for all until `recover`.
             code: The status code or its name.
-            method: The full name of the method whose calls fail; None for all methods.
+            method: The full name of the method whose calls fail, or a
+                pattern such as `"/shop.Orders/*"`.
             details: The details of the status.
             trailing_metadata: Sent with the status, such as `[("grpc-retry-pushback-ms", "5")]`.
 
@@ -158,7 +161,7 @@ class FlakyServer:
         code = grpc.StatusCode[name]
         self._add(_Fault(method, times, code=code, details=details, trailing_metadata=trailing))
 
-    def freeze(self, times: int | None = None, *, method: str | None = None) -> None:
+    def freeze(self, times: int | None = None, *, method: str = "*") -> None:
         """Let calls hang before their handler runs.
 
         They end when the client cancels them or their deadline passes. Connections remain: pings
@@ -166,22 +169,22 @@ class FlakyServer:
 
         Args:
             times: How many of the next calls; None for all until `recover`.
-            method: The full name of the method whose calls hang; None for all methods.
+            method: The full name of the method whose calls hang, or a
+                pattern such as `"/shop.Orders/*"`.
 
         Raises:
             ConfigurationError: `times` or `method` is invalid.
         """
         self._add(_Fault(method, times, math.inf))
 
-    def delay(
-        self, seconds: Duration, times: int | None = None, *, method: str | None = None
-    ) -> None:
+    def delay(self, seconds: Duration, times: int | None = None, *, method: str = "*") -> None:
         """Let calls wait before their handler runs.
 
         Args:
             seconds: Seconds of real time, or a `timedelta`. A `ManualTimer` does not move them.
             times: How many of the next calls; None for all until `recover`.
-            method: The full name of the method whose calls wait; None for all methods.
+            method: The full name of the method whose calls wait, or a
+                pattern such as `"/shop.Orders/*"`.
 
         Raises:
             ConfigurationError: `seconds`, `times` or `method` is invalid.
@@ -192,7 +195,7 @@ class FlakyServer:
             raise ConfigurationError(f"seconds must not be negative, not {seconds!r}")
         self._add(_Fault(method, times, to_seconds(delay_ns)))
 
-    def lose_response(self, times: int | None = None, *, method: str | None = None) -> None:
+    def lose_response(self, times: int | None = None, *, method: str = "*") -> None:
         """Let handlers run, and calls fail with UNAVAILABLE instead of getting the response.
 
         As if the connection had been lost right after the server executed the call. A handler
@@ -201,7 +204,8 @@ class FlakyServer:
 
         Args:
             times: How many of the next calls; None for all until `recover`.
-            method: The full name of the method whose responses are lost; None for all methods.
+            method: The full name of the method whose responses are lost, or a
+                pattern such as `"/shop.Orders/*"`.
 
         Raises:
             ConfigurationError: `times` or `method` is invalid.
@@ -255,10 +259,10 @@ class FlakyServer:
             raise ConfigurationError(
                 f"times must be 1 or more, or None for all calls, not {fault.left!r}"
             )
-        if fault.method is not None and not fault.method.startswith("/"):
-            raise ConfigurationError(
-                f"method must be a full name such as '/shop.Orders/Get', not {fault.method!r}"
-            )
+        try:
+            checked_pattern(fault.method)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"method: {error}") from None
         with self._lock:
             self._faults.append(fault)
 
@@ -326,7 +330,7 @@ class FlakyServer:
         return False
 
     def _next_fault(self, method: str) -> _Fault | None:
-        faults = [fault for fault in self._faults if fault.method in {None, method}]
+        faults = [fault for fault in self._faults if matches(fault.method, method)]
         for fault in faults:
             if fault.left is not None:
                 fault.left -= 1

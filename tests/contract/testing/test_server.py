@@ -145,6 +145,12 @@ def test_a_failure_has_the_given_method_details_and_trailing_metadata(channel, f
     assert asked[0] in caught.value.trailing_metadata()
 
 
+def test_a_failure_applies_to_all_methods_of_a_pattern(channel, flaky_server):
+    flaky_server.fail(method="/shop.Orders/G*")
+    codes = [code_of(channel.unary_unary(method)) for method in (GET, PAY)]
+    assert codes == ["UNAVAILABLE", "OK"]
+
+
 def test_a_frozen_call_continues_after_recovery(channel, flaky_server):
     flaky_server.freeze(times=1)
     call = channel.unary_unary(GET).future(b"1")
@@ -228,9 +234,12 @@ async def test_calls_of_grpc_aio_fail_continue_and_end_with_the_server(aio_chann
 
 
 def test_invalid_arguments_are_refused(flaky_server):
-    for arguments in [{"times": 0}, {"code": "OK"}, {"code": 14}, {"method": "Get"}]:
+    for arguments in [{"times": 0}, {"code": "OK"}, {"code": 14}]:
         with pytest.raises(ConfigurationError, match=f"^{next(iter(arguments))} must be"):
             flaky_server.fail(**arguments)
+    for method in ("Get", "/shop.Orders/", ""):
+        with pytest.raises(ConfigurationError, match="^method: .* names no methods"):
+            flaky_server.fail(method=method)
     with pytest.raises(ConfigurationError):
         flaky_server.freeze(times=-1)
     with pytest.raises(ConfigurationError, match="seconds must"):
