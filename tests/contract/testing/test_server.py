@@ -238,7 +238,7 @@ def test_invalid_arguments_are_refused(flaky_server):
         with pytest.raises(ConfigurationError, match=f"^{next(iter(arguments))} must be"):
             flaky_server.fail(**arguments)
     for method in ("Get", "/shop.Orders/", ""):
-        with pytest.raises(ConfigurationError, match="^method: .* names no methods"):
+        with pytest.raises(ConfigurationError, match=r"^method: .* names no methods"):
             flaky_server.fail(method=method)
     with pytest.raises(ConfigurationError):
         flaky_server.freeze(times=-1)
