@@ -80,6 +80,8 @@ html_theme = "pydata_sphinx_theme"
 html_title = "rpcwheel"
 html_show_sourcelink = False
 html_copy_source = False
+html_static_path = ["styles"]
+html_css_files = ["site.css"]
 html_theme_options = {
     "logo": {"text": "rpcwheel"},
     "icon_links": [{"name": "Repository", "url": REPOSITORY, "icon": "fa-brands fa-github"}],
