@@ -58,7 +58,14 @@ def parse_target(text: str) -> ServerTarget:
             raise ValueError("a Unix socket needs a path: unix:/run/app.sock")
         return ServerTarget("", 0, path)
     if "://" in text and not text.startswith(SCHEMES):
+        from rpcwheel.registry.backends import OURS  # now: most targets do not need it
+
         scheme, _, rest = text.partition("://")
+        if scheme in OURS:
+            raise ValueError(
+                f"{text!r} is a registry; give HOST:PORT of a server, "
+                f"`rpcwheel registry ls {text}` lists them"
+            )
         raise ValueError(f"leave out {scheme}://, give HOST:PORT: {rest.rstrip('/')}")
     text = text.removeprefix(next(filter(text.startswith, SCHEMES), ""))
     host, port = _host_and_port(text)
@@ -81,7 +88,8 @@ def _host_and_port(text: str) -> tuple[str, str]:
     if ":" in host:
         raise ValueError(f"an IPv6 address needs brackets: [{host}]:{port}")
     if not colon and text:
-        raise ValueError(f"{text!r} has no port; give HOST:PORT, such as {text}:50051")
+        example = f"127.0.0.1:{text}" if text.isdecimal() else f"{text}:50051"
+        raise ValueError(f"{text!r} has no port; give HOST:PORT, such as {example}")
     return host, port
 
 

@@ -249,6 +249,11 @@ def _status(where: ServerTarget, token: str) -> dict[str, Any]:
         body = answer.read(MAX_BYTES)
     except ValueError:  # of `putheader`, whose text contains the token
         raise Problem("the token is not valid", "give the `status_token` of the process") from None
+    except http.client.BadStatusLine as error:
+        raise Problem(
+            f"{where} does not answer in HTTP/1.1, so it may be a port for calls of gRPC",
+            "give the status_port of the process (kit.status_address)",
+        ) from error
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise Problem(

@@ -507,8 +507,8 @@ class PublisherBase(Generic[R]):
         )
         if not services:
             raise ConfigurationError(
-                "name the services that are published, as in service='shop.Orders': which ones the "
-                "server has handlers for can't be known"
+                "the server has no handlers of services that are known here; add its servicers "
+                "first, or name the services that are published, as in service='shop.Orders'"
             )
         host = address_facing(self._urls) if port.host is None else port.host
         if port.binding is PortBinding.BIND:

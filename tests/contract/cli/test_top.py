@@ -81,6 +81,13 @@ def test_a_process_that_does_not_answer_is_reported(server, capsys):
     assert "status_port" in captured.err
 
 
+def test_the_port_of_a_grpc_server_is_reported(shop, capsys):
+    assert main(["top", shop.target]) == 1
+    error = capsys.readouterr().err
+    assert "may be a port for calls of gRPC" in error
+    assert "status_port" in error
+
+
 @pytest.mark.parametrize(
     "body", [b"", b"[]", b"{}", b"<html>", b"[" * 100_000, b"\xff", b'{"pid":"\x1b[31m"}']
 )

@@ -186,7 +186,7 @@ def test_a_server_whose_services_are_unknown_is_not_started(world, make_world_sh
     shop = make_world_shop(**options)
     port = world.do(shop.listen)
     published = world.api.Publisher(shop.server, memory, port=port)
-    with pytest.raises(ConfigurationError, match="name the services that are published"):
+    with pytest.raises(ConfigurationError, match="or name the services that are published"):
         world.do(published.start)
     assert published.state == "closed"
     world.do(shop.server.start)

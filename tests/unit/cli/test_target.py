@@ -35,6 +35,7 @@ def test_an_invalid_target_is_refused_with_a_valid_one():
     for text, message in [
         ("", "has no host"),
         ("shop", "'shop' has no port; give HOST:PORT, such as shop:50051"),
+        ("9191", "'9191' has no port; give HOST:PORT, such as 127.0.0.1:9191"),
         (":50051", "has no host"),
         ("shop:", "not ''"),
         ("shop:0", "from 1 to 65535"),
@@ -46,6 +47,7 @@ def test_an_invalid_target_is_refused_with_a_valid_one():
         ("fe80::1%eth0:50051", r"needs brackets: \[fe80::1%eth0\]:50051"),
         ("[::1]", "has no port; give \\[HOST\\]:PORT"),
         ("http://shop:80/", "leave out http://, give HOST:PORT: shop:80"),
+        ("sqlite://./r.db", "is a registry; .*`rpcwheel registry ls sqlite://./r.db`"),
         ("unix:", "a Unix socket needs a path"),
     ]:
         with pytest.raises(ValueError, match=message):
