@@ -71,10 +71,10 @@ def conventions_of(instance: ServiceInstance, application: str, tag: str) -> Con
 def with_headers(
     metadata: Iterable[tuple[str, str | bytes]] | None, headers: Headers
 ) -> tuple[tuple[str, str | bytes], ...]:
-    """Return the metadata of a call with headers, except those that the call has already."""
+    """Return the metadata of a call with headers, without headers that the call has already."""
     pairs = tuple((key, value) for key, value in metadata or ())
-    given = {key for key, _ in pairs}
-    return (*pairs, *(pair for pair in headers if pair[0] not in given))
+    present = {key for key, _ in pairs}
+    return (*pairs, *(pair for pair in headers if pair[0] not in present))
 
 
 def tagged(instances: Sequence[ServiceInstance], tag: str) -> Sequence[ServiceInstance]:

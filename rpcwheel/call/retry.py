@@ -113,8 +113,9 @@ def result_of(
     result = AttemptResult(code, error, pushback_ns(trailing), committed)
     if was_not_sent(error):
         result = replace(result, not_sent=True)
-    if code == "UNIMPLEMENTED" and server is not None and server.lacks_service(error.details()):
-        return replace(result, refused=True, is_proven=True)
+    if code == "UNIMPLEMENTED" and server is not None:
+        gone = server.lacks_service(_call_if_present(error, "details"))
+        return replace(result, refused=True, is_proven=True) if gone else result
     if code not in REFUSAL_CODES:
         return result
     echoes = [value for key, value in trailing or () if key == REFUSED_KEY]

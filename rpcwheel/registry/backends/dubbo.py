@@ -95,9 +95,12 @@ class DubboBackend(ZookeeperNodes):
         for _ in range(MAX_ATTEMPTS):
             if self._is_put(client, instances, created, end_ns):
                 self._session.accept_data(client)
-                self._paths |= {one.key: (one.epoch, self._new_path(one)) for one in instances}
+                self._paths |= {
+                    instance.key: (instance.epoch, self._new_path(instance))
+                    for instance in instances
+                }
                 if self._has_applications:
-                    self._current |= {one.key: one for one in instances}
+                    self._current |= {instance.key: instance for instance in instances}
                     self._put_applications(client, _addresses(instances), end_ns)
                 return
         raise self._conflict([self._new_path(instance) for instance in instances])
@@ -105,7 +108,9 @@ class DubboBackend(ZookeeperNodes):
     def withdraw(self, instances: Sequence[ServiceInstance]) -> None:
         client, end_ns = self._session.client(), self._session.end_ns()
         withdrawn_here = [
-            self._current.pop(one.key) for one in instances if one.key in self._current
+            self._current.pop(instance.key)
+            for instance in instances
+            if instance.key in self._current
         ]
         self._put_applications(client, _addresses(withdrawn_here), end_ns)
         doomed = []
@@ -232,7 +237,9 @@ class DubboBackend(ZookeeperNodes):
             for name in listed:
                 by_id.setdefault(self._record(name, service)[0], set()).add(f"{directory}/{name}")
             paths = {self._new_path(instance): instance for instance in group}
-            present = {path for path, one in paths.items() if path in by_id.get(one.id, ())}
+            present = {
+                path for path, instance in paths.items() if path in by_id.get(instance.id, ())
+            }
             owned = present & created
             for path, (_, stat) in self._get(client, present - created, end_ns).items():
                 # the node of a session that has died would be deleted with it
@@ -306,7 +313,7 @@ class DubboBackend(ZookeeperNodes):
     ) -> bytes:
         """Write the metadata and the mappings of a server; returns the data of its node."""
         services = []
-        for instance in sorted(served, key=lambda one: one.key):
+        for instance in sorted(served, key=lambda instance: instance.key):
             interface = self.interface_of(instance.service)
             parameters = parameters_of(
                 instance, application=self._application, release=self._release

@@ -114,12 +114,12 @@ def node_name(instance: ServiceInstance, *, interface: str, application: str, re
 def parameters_of(instance: ServiceInstance, *, application: str, release: str) -> dict[str, str]:
     """Return the parameters of an instance's URL, without the interface."""
     named = {"application": application, "release": release, "warmup": "0"}
-    given = [name for name in NAMED if f"{PREFIX}{name}" in instance.metadata]
-    named |= {name: instance.metadata[f"{PREFIX}{name}"] for name in given}
+    from_metadata = [name for name in NAMED if f"{PREFIX}{name}" in instance.metadata]
+    named |= {name: instance.metadata[f"{PREFIX}{name}"] for name in from_metadata}
     parameters = {"side": "provider", "dubbo": DUBBO_VERSION, "dynamic": "true"}
-    parameters |= {name: value for name, value in named.items() if value or name in given}
+    parameters |= {name: value for name, value in named.items() if value or name in from_metadata}
     for key, value in instance.metadata.items():
-        if key.removeprefix(PREFIX) not in given or not key.startswith(PREFIX):
+        if key.removeprefix(PREFIX) not in from_metadata or not key.startswith(PREFIX):
             has_meaning = key in {*NAMED, *FIELDS, *IGNORED} or key.startswith(OWN)
             parameters[f"{METADATA}{key}" if has_meaning else key] = value
     started_at = float(instance.started_at)
@@ -135,7 +135,7 @@ def parameters_of(instance: ServiceInstance, *, application: str, release: str) 
         ZONE: instance.zone,
         EXTRA: json.dumps(instance.extra, sort_keys=True) if instance.extra else "",
         STARTED_AT: "" if milliseconds / 1000 == started_at else repr(started_at),
-        GIVEN: ",".join(given),
+        GIVEN: ",".join(from_metadata),
     }
     parameters |= {key: value for key, value in fields.items() if value}
     return parameters | {EPOCH: instance.epoch}
@@ -217,35 +217,37 @@ def parsed(name: str) -> tuple[str, str, str, Mapping[str, str]]:
 
 def _own_metadata(parameters: Mapping[str, str]) -> dict[str, str]:
     """Return the metadata of an instance that `node_name` has written."""
-    known = {*NAMED, *FIELDS, *IGNORED}
-    given = filter(None, parameters.get(GIVEN, "").split(","))
+    parameter_names = {*NAMED, *FIELDS, *IGNORED}
+    from_metadata = filter(None, parameters.get(GIVEN, "").split(","))
     return {
-        **{key: value for key, value in parameters.items() if not _is_known(key, known)},
+        **{key: value for key, value in parameters.items() if not _is_known(key, parameter_names)},
         **{
             key.removeprefix(METADATA): value
             for key, value in parameters.items()
             if key.startswith(METADATA)
         },
-        **{f"{PREFIX}{name}": parameters.get(name, "") for name in given},
+        **{f"{PREFIX}{name}": parameters.get(name, "") for name in from_metadata},
     }
 
 
 def _dubbo_metadata(parameters: Mapping[str, str], interface: str) -> dict[str, str]:
     """Return the metadata of an instance that Dubbo has published."""
-    known = {*NAMED, *FIELDS, *IGNORED}
+    parameter_names = {*NAMED, *FIELDS, *IGNORED}
     named = {f"{PREFIX}{name}": parameters[name] for name in NAMED if name in parameters}
     if "timestamp" in parameters:
         named.setdefault(f"{PREFIX}warmup", str(DUBBO_WARMUP_MS))
     named[INTERFACE] = interface
     if TAG in parameters:
         named[TAG] = parameters[TAG]
-    others = {key: value for key, value in parameters.items() if not _is_known(key, known)}
+    others = {
+        key: value for key, value in parameters.items() if not _is_known(key, parameter_names)
+    }
     size = sum(len(key) + len(value) for key, value in (named | others).items())
     return others | named if size <= MOST_METADATA else named
 
 
-def _is_known(key: str, known: set[str]) -> bool:
-    return key in known or key.startswith(OWN)
+def _is_known(key: str, parameter_names: set[str]) -> bool:
+    return key in parameter_names or key.startswith(OWN)
 
 
 def _number(text: str, default: int) -> int:
