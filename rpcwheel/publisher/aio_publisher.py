@@ -26,14 +26,10 @@ from rpcwheel.events import CallbackFailed, emit
 from rpcwheel.registry.aio_registry import Registration, Registry
 from rpcwheel.registry.registry import checked_wait
 
-from .publisher import (
-    HURRIED_TIMEOUT_S,
-    WORKER_START_TIMEOUT_S,
-    PublisherBase,
-    ServerAdapter,
-    ServerGone,
-)
-from .signals import SIGNAL_HANDLERS, signal_handled_by_loop
+from .publisher import WORKER_START_TIMEOUT_S, PublisherBase
+from .server_adapter import ServerAdapter, ServerGone
+from .shutdown import HURRIED_TIMEOUT_S
+from .signals import signal_handled_by_loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -164,7 +160,7 @@ class Publisher(PublisherBase[Registry]):
         """The `Registration` of each instance in each registry; () before the start."""
         return tuple(
             Registration(registry, registration._record)
-            for registry, registration in self._published
+            for registry, registration in self._published.registrations
         )
 
     async def start(self) -> None:
@@ -176,7 +172,7 @@ class Publisher(PublisherBase[Registry]):
             ConfigurationError: As with `grpc`; or with `signals=True`, the loop has a handler
                 of its `add_signal_handler()`, which would be called as well.
         """
-        if self._signals and (name := signal_handled_by_loop()):
+        if self._signals.is_wanted and (name := signal_handled_by_loop()):
             raise ConfigurationError(
                 f"{name} has a handler of loop.add_signal_handler(), which would be called while "
                 "the server is still published: remove it; or leave signals=False, and have it "
@@ -197,7 +193,7 @@ class Publisher(PublisherBase[Registry]):
             raise
         finally:
             if self._closed.is_set():
-                SIGNAL_HANDLERS.remove(self._signal_names.put)  # the main thread restores handlers
+                self._signals.restore()  # the main thread restores handlers
 
     async def stop(
         self, grace: Duration | None = None, *, reason: str = "stop() was called", wait: bool = True
@@ -210,7 +206,7 @@ class Publisher(PublisherBase[Registry]):
         if wait and not self._is_forked() and not self._server.is_caller(asyncio.current_task()):
             while not await self.wait(WORKER_START_TIMEOUT_S):
                 EXECUTOR.retry(self)  # it may have been refused a thread
-            SIGNAL_HANDLERS.remove(self._signal_names.put)  # the main thread restores handlers
+            self._signals.restore()  # the main thread restores handlers
 
     async def wait(self, timeout: Duration | None = None) -> bool:  # noqa: ASYNC109 - as with grpc
         """Wait until it is closed, at most `timeout` seconds; returns whether it is."""
@@ -263,5 +259,6 @@ class Publisher(PublisherBase[Registry]):
             raise TypeError(f"server must be what grpc.aio.server() gave, not {server!r}")
         return _LoopServer(server)
 
-    def _close(self, registry: Registry, timeout_s: float) -> None:
+    @staticmethod
+    def _close(registry: Registry, timeout_s: float) -> None:
         asyncio.run(registry.close(timeout_s))  # ends its subscriptions, too

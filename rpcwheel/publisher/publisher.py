@@ -2,8 +2,8 @@
 
 `PublisherBase` has the start and the stop, as blocking code. `Publisher` is the interface for
 threads; `aio_publisher.py` has the interface for coroutines, which runs the same code on worker
-threads. A `ServerAdapter` hides whether the server is one of `grpc` or of `grpc.aio`. A
-`_StepDeadline` limits a step of the stop. The checks of arguments are at the end of the module.
+threads. A `ServerAdapter` hides whether the server is one of `grpc` or of `grpc.aio`,
+`PublishedInstances` are what the registries list, and `Shutdown` runs the steps of the stop.
 
 Start (`_start`): the server starts, its port accepts a connection, its health is SERVING, and only
 then it is published.
@@ -26,11 +26,8 @@ import math
 import os
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Self, TypeVar
 
 import grpc
@@ -38,33 +35,32 @@ import grpc.aio
 
 from rpcwheel._concurrency.callbacks import CloseCallbacks
 from rpcwheel._concurrency.executor import EXECUTOR
-from rpcwheel._concurrency.notifications import FLUSH_TIMEOUT_S, NotificationQueue
-from rpcwheel._grpc.serving import has_terminated, is_running, services_of
+from rpcwheel._concurrency.notifications import FLUSH_TIMEOUT_S
+from rpcwheel._grpc.serving import has_terminated
 from rpcwheel.durations import MAX_NS, to_ns, to_seconds
-from rpcwheel.errors import (
-    ConfigurationError,
-    NotPublished,
-    RegistryError,
-    TimerError,
-    public_name,
-    safe_repr,
-)
-from rpcwheel.events import CallbackFailed, ShutdownStep, WithdrawalFailed
-from rpcwheel.instance import ServiceInstance, started_now
-from rpcwheel.registry.backends import check_writable
-from rpcwheel.registry.registry import Registration, Registry, RegistryBase, checked_wait
-from rpcwheel.registry.url import DUBBO_SCHEMES, parse_url
+from rpcwheel.errors import ConfigurationError, public_name, safe_repr
+from rpcwheel.events import WithdrawalFailed
+from rpcwheel.registry.registry import Registry, RegistryBase, checked_wait
+from rpcwheel.registry.url import DUBBO_SCHEMES
 from rpcwheel.telemetry import components
-from rpcwheel.timer import ManualTimer, shared_timer
-from rpcwheel.timer.manual import checked_timer, clock_of
+from rpcwheel.timer.manual import checked_timer
 
-from .netinfo import PortBinding, PublishedPort, address_facing
-from .signals import SIGNAL_HANDLERS, is_main_thread
+from .netinfo import PortBinding, PublishedPort
+from .published_instances import (
+    CLOSE_TIMEOUT_S,
+    PublishedInstances,
+    registry_entries,
+    registry_urls,
+)
+from .server_adapter import ServerAdapter, ServerGone
+from .shutdown import STOP_MARGIN_S, Shutdown, Step
+from .signals import SignalThread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from rpcwheel.durations import Duration
+    from rpcwheel.instance import ServiceInstance
     from rpcwheel.registry.policy import RegistryPolicy
     from rpcwheel.registry.url import RegistryUrl
     from rpcwheel.timer.api import Timer
@@ -73,10 +69,6 @@ R = TypeVar("R", bound=RegistryBase)
 
 WITHDRAW_TIMEOUT_S: Final = 2.0
 """The timeout of the withdrawal from all registries together."""
-
-DRAINING_NOTICE_S: Final = 0.25
-"""The pause between DRAINING and the withdrawal. Clients with a registry that is polled, such as
-`sqlite://` every 0.1 s, must see DRAINING."""
 
 LAME_DUCK_S: Final = 1.0
 """The default for `lame_duck`."""
@@ -88,22 +80,6 @@ registry through in 5 s: it acted 4 to 7 s after a change, and does after 10 s a
 HEALTH_TIMEOUT_S: Final = 1.0
 """The limit for calls of the user's health servicer."""
 
-STOP_MARGIN_S: Final = 1.0
-"""The server may take this much longer than the grace to stop. The wait for the lame duck ends this
-much late if its timeout is not run."""
-
-CLOSE_TIMEOUT_S: Final = 2.0
-"""The limit for closing the publisher's own registries, and for the user's callback."""
-
-HURRIED_TIMEOUT_S: Final = 0.5
-"""The limit for a step of a hurried stop, unless the step is left out."""
-
-UNANSWERED_TIMEOUT_S: Final = 0.1
-"""The limit for closing a registry whose withdrawal did not succeed in time: it may be dead."""
-
-POLL_INTERVAL_S: Final = 0.05
-"""How often a step checks whether the stop is hurried by now, or a manual clock has advanced."""
-
 WORKER_START_TIMEOUT_S: Final = 0.5
 """How long `stop()` waits for a worker thread before it does the work itself."""
 
@@ -114,62 +90,6 @@ SERVING: Final = 1
 NOT_SERVING: Final = 2
 """Both are numbers of `grpc.health.v1.HealthCheckResponse.ServingStatus`."""
 
-UNREGISTERED_STATES: Final = ("WITHDRAWING", "GONE")
-"""The states of a registration that the user has unregistered."""
-
-UNPUBLISHED_PREFIXES: Final = ("grpc.health.", "grpc.reflection.", "grpc.channelz.")
-"""Services with these prefixes are not published unless they are named: they describe a server."""
-
-
-class ServerGone(Exception):
-    """The event loop of a server of `grpc.aio` has ended, so the server can't be used any more."""
-
-
-class ServerAdapter:
-    """Adapts a server of `grpc`; its subclass adapts one of `grpc.aio`.
-
-    Blocking; not for event loops.
-    """
-
-    def __init__(self, server: Any) -> None:
-        self._server = server
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether `call` and `stop` have no effect any more."""
-        return False
-
-    @property
-    def is_running(self) -> bool:
-        """Whether the server was started and not stopped."""
-        return bool(is_running(self._server))
-
-    def service_names(self) -> tuple[str, ...]:
-        """The services that the server has handlers for; () if that can't be known."""
-        return services_of(self._server)
-
-    def call(self, function: Callable[..., Any], *args: object) -> Any:
-        """Call a method of the server, or user code, where the server runs; returns the result.
-
-        Raises:
-            ServerGone: The server's event loop has ended.
-        """
-        return function(*args)
-
-    def stop(self, grace_s: float) -> threading.Event:
-        """Begin to stop: accept no more calls, and let running calls continue for `grace_s`.
-
-        May be called again with 0 to end the running calls at once.
-
-        Returns:
-            An event that is set when the server has stopped.
-
-        Raises:
-            ServerGone: The server's event loop has ended.
-        """
-        stopped: threading.Event = self._server.stop(grace_s)
-        return stopped
-
 
 class PublisherState(enum.Enum):
     """The state of a publisher."""
@@ -179,33 +99,6 @@ class PublisherState(enum.Enum):
     SERVING = "serving"
     ENDING = "ending"
     CLOSED = "closed"
-
-
-class _StepDeadline:
-    """The end of a step of the stop, by the timer's clock.
-
-    A step takes at most `timeout_s` seconds, or `hurried_timeout_s` if the stop is hurried; both
-    count from its begin.
-    """
-
-    def __init__(
-        self, publisher: PublisherBase[Any], timeout_s: float, hurried_timeout_s: float
-    ) -> None:
-        self._now_ns, self._hurry = publisher._now_ns, publisher._hurry
-        self._timeout_s, self._hurried_timeout_s = timeout_s, hurried_timeout_s
-        self._begin_ns = self._now_ns()
-
-    def left_s(self) -> float:
-        """Return the seconds until the step is over, or 0."""
-        timeout_s = self._hurried_timeout_s if self._hurry.is_set() else self._timeout_s
-        return max(0.0, timeout_s - to_seconds(self._now_ns() - self._begin_ns))
-
-    def wait_for(self, events: Iterable[threading.Event]) -> None:
-        """Wait until all events are set, or the step is over."""
-        for event in events:
-            while (left_s := self.left_s()) > 0:
-                if event.wait(min(left_s, POLL_INTERVAL_S)):
-                    break
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +120,8 @@ class PublisherBase(Generic[R]):
     `R` is the class of registries that users give and get.
     """
 
-    _registry_type: ClassVar[type[Any]]
+    _registry_type: ClassVar[Any]
+    """The class of registries that users give and get, `R`."""
 
     def __init__(
         self,
@@ -297,60 +191,48 @@ class PublisherBase(Generic[R]):
             TypeError: An argument is of a wrong type.
         """
         self._server: ServerAdapter = self._adapt(server)
-        self._grpc_server = server
-        self._timer = checked_timer(timer)
-        self._now_ns = clock_of(timer)
+        timer = checked_timer(timer)
         self._health = _checked_health(health)
-        self._grace_s = _checked_seconds(grace, "grace")
-        self._signals = signals
+        grace_s = _checked_seconds(grace, "grace")
         self._on_serving = on_serving
         self._undo_on_serving: Callable[[], object] | None = None
-        entries = (
-            [registry]
-            if isinstance(registry, (str, self._registry_type))
-            else _checked_list(registry)
-        )
-        self._urls = [url for entry in entries if (url := _url_of(entry)) is not None]
-        self._lame_duck_s = _lame_duck_s(lame_duck, self._urls)
-        self._port = PublishedPort(host, _checked_port(port))
-        self._instance_settings: dict[str, Any] = {
+        entries = registry_entries(registry, self._registry_type)
+        urls = registry_urls(entries)
+        lame_duck_s = _lame_duck_s(lame_duck, urls)
+        settings: dict[str, Any] = {
             "id": id,
             "weight": weight,
-            "group": group or _url_option(self._urls, "group"),
-            "version": version or _url_option(self._urls, "version"),
+            "group": group,
+            "version": version,
             "protocol": protocol,
             "zone": zone,
             "metadata": dict(metadata or {}),
         }
-        self._services = _named_services(services, self._urls)
-        # `ServiceInstance` checks its values. What is not known yet is replaced by valid values.
-        for service in self._services or ("checked",):
-            self._make_instance(service, "checked" if host is None else host, port or 1)
+        self._published: PublishedInstances[R] = PublishedInstances(
+            entries,
+            urls,
+            services,
+            PublishedPort(host, _checked_port(port)),
+            settings,
+            open_registry=partial(
+                self._registry_type, registry_policy=registry_policy, timer=timer
+            ),
+            close_registry=self._close,
+        )
+        self._shutdown = Shutdown(self._published.name, timer, lame_duck_s, grace_s)
+        self._signals = SignalThread(is_wanted=signals)
 
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._state = PublisherState.NEW
-        self._reason = ""
-        self._instances: tuple[ServiceInstance, ...] = ()
-        self._published: list[tuple[R, Registration]] = []
-        self._withdrawn_from: list[R] = []
-        self._events = NotificationQueue()
-        # What the stop has to undo. Set before the step of the start, which may fail in its midst.
-        self._must_stop_server = False
+        self._busy_thread: int | None = None  # its ident, while it runs the start or the stop
         self._must_set_not_serving = False
-        self._must_withdraw = False
         # A server that ran before is left running if the start fails.
         self._ran_before = False
         self._start_failed = False
-
-        self._hurry = threading.Event()  # set if the stop is hurried
-        self._lame_duck_over = threading.Event()
+        self._shutdown_begun = threading.Event()
         self._closed = threading.Event()
         self._on_closed = CloseCallbacks("publisher")
-        self._shutdown_begun = threading.Event()
-        self._busy_thread: int | None = None  # its ident, while it runs the start or the stop
-        self._signal_names: SimpleQueue[str | None] = SimpleQueue()  # None ends its reader
-        self._registries, self._own = self._open_all(entries, registry_policy)
         components.add("publisher", self)
 
     # What differs between `grpc` and `grpc.aio`
@@ -359,7 +241,8 @@ class PublisherBase(Generic[R]):
         """Check the type of the server, and return its adapter."""
         raise NotImplementedError
 
-    def _close(self, registry: R, timeout_s: float) -> None:
+    @staticmethod
+    def _close(registry: Any, timeout_s: float) -> None:
         """Close a registry; blocks for at most `timeout_s` seconds."""
         raise NotImplementedError
 
@@ -368,27 +251,28 @@ class PublisherBase(Generic[R]):
     @property
     def registries(self) -> tuple[R, ...]:
         """The registries that were given, and those that were opened for given URLs."""
-        return tuple(self._registries)
+        return tuple(self._published.registries)
 
     @property
     def instances(self) -> tuple[ServiceInstance, ...]:
         """The published instances, one for each service; () before the start."""
-        return self._instances
+        return self._published.instances
 
     @property
     def registrations(self) -> tuple[Any, ...]:
         """The `Registration` of each instance in each registry; () before the start."""
-        return tuple(registration for _, registration in self._published)
+        return tuple(registration for _, registration in self._published.registrations)
 
     @property
     def port(self) -> int:
         """Where clients reach the server; 0 before the start if any port will do."""
-        return self._port.number
+        return self._published.port.number
 
     @property
     def listening_port(self) -> int | None:
         """The port on which this process listens; None if only a proxy listens on `port`."""
-        return None if self._port.binding is PortBinding.PROXY else self._port.number
+        port = self._published.port
+        return None if port.binding is PortBinding.PROXY else port.number
 
     @property
     def state(self) -> str:
@@ -406,50 +290,10 @@ class PublisherBase(Generic[R]):
 
     @safe_repr
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} of {self._name()}: {self.state}>"
-
-    def _name(self) -> str:
-        services = (
-            [instance.service for instance in self._instances]
-            or list(self._services)
-            or ["a server"]
-        )
-        more = f" and {len(services) - 1} more" if len(services) > 1 else ""
-        address = self._instances[0].address if self._instances else f"port {self._port.number}"
-        return f"{services[0]}{more} at {address}"
+        return f"<{type(self).__name__} of {self._published.name()}: {self.state}>"
 
     def _is_forked(self) -> bool:
         return os.getpid() != self._pid
-
-    def _make_instance(self, service: str, host: str, port: int) -> ServiceInstance:
-        return ServiceInstance(service=service, host=host, port=port, **self._instance_settings)
-
-    def _open_all(
-        self, entries: Sequence[R | str], policy: RegistryPolicy | None
-    ) -> tuple[list[R], list[R]]:
-        """Return all registries, and those of them that the publisher has opened."""
-        for entry in entries:
-            if not isinstance(entry, (str, self._registry_type)):
-                raise TypeError(
-                    f"registry must be a {self._registry_type.__module__}.Registry or a URL such "
-                    f"as 'etcd://127.0.0.1:2379', or several; not {entry!r}"
-                )
-        registries: list[R] = []
-        own: list[R] = []
-        try:
-            for entry in entries:
-                if isinstance(entry, str):
-                    registry = self._registry_type(entry, registry_policy=policy, timer=self._timer)
-                    own.append(registry)
-                else:
-                    registry = entry
-                registries.append(registry)
-                registry._session.check_writable()
-        except BaseException:
-            for registry in own:
-                EXECUTOR.submit(registry, partial(self._close, registry, CLOSE_TIMEOUT_S))
-            raise
-        return registries, own
 
     # Start
 
@@ -469,11 +313,7 @@ class PublisherBase(Generic[R]):
                 return False
             if self._state is not PublisherState.NEW:
                 raise RuntimeError(f"{self!r} can't start again; make another for another server")
-            if self._signals and is_main_thread():
-                threading.Thread(
-                    target=self._stop_on_signals, name="rpcwheel-signals", daemon=True
-                ).start()
-                SIGNAL_HANDLERS.add(self._signal_names.put)
+            self._signals.start(self._stop_on_signal)
             self._state = PublisherState.STARTING
             self._busy_thread = threading.get_ident()
         return True
@@ -498,33 +338,12 @@ class PublisherBase(Generic[R]):
 
     def _start_server(self) -> None:
         self._ran_before = self._server.is_running
-        port = self._port
-        port.find_binding(server_runs=self._ran_before)
-        services = self._services or tuple(
-            name
-            for name in self._server.service_names()
-            if not name.startswith(UNPUBLISHED_PREFIXES)
-        )
-        if not services:
-            raise ConfigurationError(
-                "the server has no handlers of services that are known here; add its servicers "
-                "first, or name the services that are published, as in service='shop.Orders'"
-            )
-        host = address_facing(self._urls) if port.host is None else port.host
-        if port.binding is PortBinding.BIND:
-            add_port = partial(self._server.call, self._grpc_server.add_insecure_port)
-            port.bind(add_port, self._instance_settings["protocol"])
-        now = started_now()
-        self._instances = tuple(
-            self._make_instance(service, host, port.number).replace(started_at=now)
-            for service in services
-        )
-        self._must_stop_server = True
+        self._published.resolve(self._server)
         if not self._ran_before:
-            self._server.call(self._grpc_server.start)
+            self._server.start()
 
     def _check_port(self) -> None:
-        self._port.check(self._instances[0].host)
+        self._published.port.check(self.instances[0].host)
 
     def _set_serving(self) -> None:
         self._must_set_not_serving = True
@@ -532,16 +351,12 @@ class PublisherBase(Generic[R]):
             self._set_health(SERVING)
 
     def _set_health(self, status: int) -> None:
-        services = [instance.service for instance in self._instances]
+        services = [instance.service for instance in self.instances]
         for service in ("", *services):  # "" is the whole server
             self._server.call(self._health.set, service, status)
 
     def _publish(self) -> None:
-        self._must_withdraw = True
-        for registry in self._registries:
-            for instance in self._instances:
-                registration = registry._blocking.register(instance)
-                self._published.append((registry, registration))
+        self._published.publish()
         if self._on_serving is not None:
             self._undo_on_serving = self._server.call(self._on_serving, self)
 
@@ -560,13 +375,12 @@ class PublisherBase(Generic[R]):
             if self._state is PublisherState.CLOSED:
                 return
             if grace_s is not None:
-                self._grace_s = min(self._grace_s, grace_s)
+                self._shutdown.grace_s = min(self._shutdown.grace_s, grace_s)
             is_first = self._state is not PublisherState.ENDING
             if is_first:
-                self._state, self._reason = PublisherState.ENDING, reason
+                self._state, self._shutdown.reason = PublisherState.ENDING, reason
         if grace_s == 0:
-            self._hurry.set()
-            self._lame_duck_over.set()
+            self._shutdown.hurry()
         if is_first:
             EXECUTOR.submit(self, self._shut_down_if_idle)
 
@@ -589,117 +403,48 @@ class PublisherBase(Generic[R]):
         if not self._shutdown_begun.wait(WORKER_START_TIMEOUT_S):
             self._shut_down_if_idle()
 
-    def _stop_on_signals(self) -> None:
+    def _stop_on_signal(self, name: str, earlier: int) -> None:
         """Stop at the first signal, and hurry at the next ones."""
-        grace = None
-        while (name := self._signal_names.get()) is not None:
-            self.begin_stop(name, grace)
-            self._ensure_shutdown_runs()
-            grace = 0
+        self.begin_stop(name, 0 if earlier else None)
+        self._ensure_shutdown_runs()
 
     def _shut_down(self) -> None:
         """Stop in the order that the module's docstring gives, whatever fails."""
         self._shutdown_begun.set()
+        published, shutdown = self._published, self._shutdown
         try:
-            if self._must_withdraw:
-                step = self._begin_step("withdraw", WITHDRAW_TIMEOUT_S)
+            if published.is_publishing:
+                step = shutdown.begin_step("withdraw", WITHDRAW_TIMEOUT_S)
                 withdrawals = [
-                    (f"withdrawal from {registry!r}", partial(self._withdraw, registry, step))
-                    for registry in self._registries
+                    (f"withdrawal from {registry!r}", partial(published.withdraw, registry, step))
+                    for registry in published.registries
                 ]
-                self._run_all(step, *withdrawals)
+                step.run_all(*withdrawals)
             if self._must_set_not_serving:
-                step = self._begin_step("not serving", HEALTH_TIMEOUT_S)
-                self._run_all(step, (type(self._health).__name__, self._set_not_serving))
-            if self._must_withdraw:
-                self._begin_step("wait")
-                self._run("lame duck", self._wait_lame_duck)
+                step = shutdown.begin_step("not serving", HEALTH_TIMEOUT_S)
+                step.run_all((type(self._health).__name__, self._set_not_serving))
+            if published.is_publishing:
+                shutdown.begin_step("wait")
+                shutdown.run("lame duck", shutdown.wait_lame_duck)
             is_left_running = self._ran_before and self._start_failed
-            if self._must_stop_server and not is_left_running and not self._server.is_gone:
-                step = self._begin_step("stop", self._grace_s + STOP_MARGIN_S, 0.0)
-                self._run("stop of the server", partial(self._stop_server, step))
+            if published.instances and not is_left_running and not self._server.is_gone:
+                step = shutdown.begin_step("stop", shutdown.grace_s + STOP_MARGIN_S, 0.0)
+                shutdown.run("stop of the server", partial(self._stop_server, step))
             # Without an event: "closed" is reported when this step has ended.
-            step = _StepDeadline(self, CLOSE_TIMEOUT_S, HURRIED_TIMEOUT_S)
-            closes = [(repr(own), partial(self._close_own, own, step)) for own in self._own]
-            self._run_all(step, *closes, ("on_serving", self._call_undo_on_serving))
-            self._report_failed_withdrawals()
-            self._begin_step("closed")
-            self._events.wait(FLUSH_TIMEOUT_S)
+            step = Step(shutdown, CLOSE_TIMEOUT_S)
+            closes = [(repr(own), partial(published.close, own, step)) for own in published.own]
+            step.run_all(*closes, ("on_serving", self._call_undo_on_serving))
+            for registry, error in published.failed_withdrawals():
+                shutdown.events.emit(WithdrawalFailed(published.name(), registry.url, error))
+            if published.instances:
+                shutdown.begin_step("closed")
+            shutdown.events.wait(FLUSH_TIMEOUT_S)
         finally:
             with self._lock:
                 self._state, self._busy_thread = PublisherState.CLOSED, None
-            SIGNAL_HANDLERS.remove(self._signal_names.put)
-            self._signal_names.put(None)
+            self._signals.end()
             self._closed.set()
             self._on_closed.run()
-
-    def _report_failed_withdrawals(self) -> None:
-        """Report the registries that may still list the server."""
-        for registry in self._registries:
-            registrations = [each for owner, each in self._published if owner is registry]
-            if any(registration.state != "GONE" for registration in registrations):
-                errors = (registration.error for registration in registrations)
-                first_error = next((error for error in errors if error is not None), None)
-                self._events.emit(WithdrawalFailed(self._name(), registry.url, first_error))
-
-    def _begin_step(
-        self, name: str, timeout_s: float = 0.0, hurried_timeout_s: float = HURRIED_TIMEOUT_S
-    ) -> _StepDeadline:
-        """Emit the event of a step, and return the deadline of the step."""
-        if self._instances:
-            self._events.emit(ShutdownStep(self._name(), name, self._reason))
-        return _StepDeadline(self, timeout_s, hurried_timeout_s)
-
-    def _run_all(self, step: _StepDeadline, *jobs: tuple[str, Callable[[], object]]) -> None:
-        """Run named jobs on workers, all at once; wait until they or the step have ended."""
-        ends: list[threading.Event] = []
-        for name, job in jobs:
-            ended = threading.Event()  # also the key: a job that hangs delays no other
-            EXECUTOR.submit(ended, partial(self._run, name, job, ended))
-            ends.append(ended)
-        step.wait_for(ends)
-
-    def _run(
-        self, name: str, job: Callable[[], object], ended: threading.Event | None = None
-    ) -> None:
-        """Run a job; an exception becomes a `CallbackFailed` event."""
-        try:
-            job()
-        except ServerGone:
-            pass  # there is nothing to stop any more
-        except Exception as error:  # noqa: BLE001 - reported
-            self._events.emit(CallbackFailed(self._name(), name, error))
-        finally:
-            if ended is not None:
-                ended.set()
-
-    def _withdraw(self, registry: R, step: _StepDeadline) -> None:
-        """Publish DRAINING, give clients a moment to see it, and unregister.
-
-        What the user has unregistered stays so, and so do changes that the user has made.
-        """
-        blocking = registry._blocking
-        with suppress(RegistryError):  # it is dead, which it reports itself; or the user closed it
-            draining: list[Registration] = []
-            for owner, registration in self._published:
-                if owner is registry and registration.state not in UNREGISTERED_STATES:
-                    with suppress(NotPublished):  # the user unregisters it at this moment
-                        registration.update(status="DRAINING")
-                        draining.append(registration)
-            # Half the time, so that a slow registry has the other half for the withdrawal.
-            limit_s = 0.0 if self._hurry.is_set() else step.left_s() / 2
-            until = time.monotonic() + limit_s
-            is_draining_published = all(
-                registration.wait_published(max(0.0, until - time.monotonic()))
-                for registration in draining
-            )
-            if is_draining_published:
-                self._hurry.wait(DRAINING_NOTICE_S)
-            for registration in draining:  # first request all withdrawals, then wait for them
-                blocking.unregister(registration)
-            for registration in draining:
-                blocking.unregister(registration, wait=step.left_s())
-            self._withdrawn_from.append(registry)
 
     def _set_not_serving(self) -> None:
         enter_shutdown = getattr(self._health, "enter_graceful_shutdown", None)
@@ -708,33 +453,15 @@ class PublisherBase(Generic[R]):
         elif self._health is not None:
             self._set_health(NOT_SERVING)
 
-    def _wait_lame_duck(self) -> None:
-        """Wait on the timer, or until the stop is hurried."""
-        timer = shared_timer() if self._timer is None else self._timer
-        try:
-            timeout = timer.new_timeout(lambda _: self._lame_duck_over.set(), self._lame_duck_s)
-        except TimerError:  # it is stopped, or full
-            self._lame_duck_over.wait(self._lame_duck_s)
-            return
-        # The timer may be stopped meanwhile. The time of a manual timer is not that of `wait`.
-        limit_s = None if isinstance(timer, ManualTimer) else self._lame_duck_s + STOP_MARGIN_S
-        self._lame_duck_over.wait(limit_s)
-        timeout.cancel()
-
-    def _stop_server(self, step: _StepDeadline) -> None:
-        grace_s = self._grace_s
+    def _stop_server(self, step: Step) -> None:
+        grace_s = self._shutdown.grace_s
         stopped = self._server.stop(grace_s)
         step.wait_for([stopped])
-        if self._hurry.is_set():
+        if step.hurried.is_set():
             has_grace_left = grace_s > 0 and not stopped.is_set()
             if has_grace_left:
                 self._server.stop(0)
             stopped.wait(STOP_MARGIN_S)
-
-    def _close_own(self, registry: R, step: _StepDeadline) -> None:
-        may_be_dead = self._must_withdraw and registry not in self._withdrawn_from
-        timeout_s = 0.0 if may_be_dead else step.left_s()
-        self._close(registry, max(UNANSWERED_TIMEOUT_S, timeout_s))
 
     def _call_undo_on_serving(self) -> None:
         if self._undo_on_serving is not None:
@@ -792,7 +519,7 @@ class Publisher(PublisherBase[Registry]):
         if wait and not self._is_forked() and self._busy_thread != threading.get_ident():
             self._ensure_shutdown_runs()
             self.wait()
-            SIGNAL_HANDLERS.remove(self._signal_names.put)  # the main thread restores handlers
+            self._signals.restore()  # the main thread restores handlers
 
     def wait(self, timeout: Duration | None = None) -> bool:
         """Wait until it is closed, at most `timeout` seconds; returns whether it is."""
@@ -836,7 +563,8 @@ class Publisher(PublisherBase[Registry]):
             raise ConfigurationError("the server was stopped before; make another")
         return ServerAdapter(server)
 
-    def _close(self, registry: Registry, timeout_s: float) -> None:
+    @staticmethod
+    def _close(registry: Registry, timeout_s: float) -> None:
         registry.close(timeout_s)
 
 
@@ -872,47 +600,3 @@ def _lame_duck_s(value: Duration | None, urls: Sequence[RegistryUrl]) -> float:
         return _checked_seconds(value, "lame_duck")
     is_dubbo = any(url.scheme in DUBBO_SCHEMES for url in urls)
     return DUBBO_LAME_DUCK_S if is_dubbo else LAME_DUCK_S
-
-
-def _checked_list(registry: object) -> list[Any]:
-    if not isinstance(registry, Sequence) or isinstance(registry, (bytes, bytearray)):
-        raise TypeError(
-            "registry must be a registry, a URL such as 'etcd://127.0.0.1:2379', or several of "
-            f"them; not {registry!r}"
-        )
-    if not registry:
-        raise ConfigurationError("registry is empty; give at least one registry, or its URL")
-    return list(registry)
-
-
-def _url_of(registry: Any) -> RegistryUrl | None:
-    """Return the URL of a registry; None if it is a registry of the user without a valid URL."""
-    if isinstance(registry, str):
-        url = parse_url(registry)
-        check_writable(url)
-        return url
-    try:
-        return parse_url(registry.url)
-    except (AttributeError, ConfigurationError, TypeError):
-        return None
-
-
-def _url_option(urls: Sequence[RegistryUrl], name: str) -> str:
-    """Return the option of the first URL that has it, or ""."""
-    return next((url.options[name] for url in urls if url.options.get(name)), "")
-
-
-def _named_services(services: tuple[str, ...], urls: Sequence[RegistryUrl]) -> tuple[str, ...]:
-    """Return the services that the arguments name, or else those that the URLs name."""
-    of_urls = tuple(url.service for url in urls if url.service)
-    for service in services:
-        if not isinstance(service, str):
-            raise TypeError(
-                f'a service is named by a string, such as "shop.Orders"; not {service!r}'
-            )
-    if services and not set(of_urls) <= set(services):
-        raise ConfigurationError(
-            f"the URL names the service {of_urls[0]!r}, which is not among {', '.join(services)}; "
-            "leave it out of the URL, or name it too"
-        )
-    return tuple(dict.fromkeys(services or of_urls))

@@ -15,6 +15,7 @@ from __future__ import annotations
 import signal
 import threading
 from functools import partial
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from rpcwheel._concurrency.executor import reset_after_fork
@@ -110,3 +111,37 @@ SIGNAL_HANDLERS: Final = SignalHandlers()
 """The callbacks of the servers of this process."""
 
 reset_after_fork(SIGNAL_HANDLERS)
+
+
+class SignalThread:
+    """Calls a function at each signal that ends the process, on a thread that may block."""
+
+    def __init__(self, *, is_wanted: bool) -> None:
+        """Create it; it does nothing if it is not wanted."""
+        self.is_wanted = is_wanted
+        self._names: SimpleQueue[str | None] = SimpleQueue()  # None ends the thread
+
+    def start(self, callback: Callable[[str, int], object]) -> None:
+        """Call `callback(name, number_of_earlier_signals)` at each, if this is the main thread.
+
+        Raises:
+            RuntimeError: The thread can't be started.
+        """
+        if self.is_wanted and is_main_thread():
+            threading.Thread(
+                target=self._run, args=(callback,), name="rpcwheel-signals", daemon=True
+            ).start()
+            SIGNAL_HANDLERS.add(self._names.put)
+
+    def restore(self) -> None:
+        """Remove the handlers, which needs the main thread; `SignalHandlers.remove`. Idempotent."""
+        SIGNAL_HANDLERS.remove(self._names.put)
+
+    def end(self) -> None:
+        """Remove the handlers, as far as this thread can, and end the thread."""
+        self.restore()
+        self._names.put(None)
+
+    def _run(self, callback: Callable[[str, int], object]) -> None:
+        for earlier, name in enumerate(iter(self._names.get, None)):
+            callback(name, earlier)

@@ -59,7 +59,7 @@ async def test_a_server_and_a_registry_of_the_sync_api_are_refused(shop, make_sh
 
 @pytest.mark.parametrize("ran_before", [False, True])
 async def test_a_canceled_start_is_undone(shop, memory, ran_before, set_limit):
-    set_limit("publisher.publisher.HURRIED_TIMEOUT_S", 0.01)
+    set_limit("publisher.shutdown.HURRIED_TIMEOUT_S", 0.01)
     called = asyncio.Event()
 
     class Hanging:

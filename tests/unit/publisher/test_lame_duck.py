@@ -22,5 +22,5 @@ DUBBO = "dubbo+zookeeper://127.0.0.1:2181"
 def test_consumers_of_dubbo_have_longer_to_learn_of_a_withdrawal(registries, settings, seconds):
     with ThreadPoolExecutor(1) as threads:
         publisher = Publisher(grpc.server(threads), registries, "shop.Orders", port=1, **settings)
-        assert publisher._lame_duck_s == seconds
+        assert publisher._shutdown.lame_duck_s == seconds
         publisher.stop()
