@@ -70,7 +70,7 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
                 return _refusal(*limit.refusal(call, reason))
             now_ns = time.monotonic_ns()
         # A call that did not wait here may have waited in gRPC, if the loop was late.
-        if call.has_waited or limit.overload_began_ns:
+        if call.has_waited or limit.overload is not None:
             handler = self._checked(call, handler)
         task: Any = asyncio.current_task()
         task.add_done_callback(partial(self._ended, call, now_ns))

@@ -110,6 +110,15 @@ class LimitStatus:
     """What is wrong with it; "" if nothing is."""
 
 
+@dataclass(slots=True)
+class Overload:
+    """A time in which a server refuses calls."""
+
+    began_ns: int
+    last_refused_ns: int = 0
+    refused: int = 0
+
+
 class ServerLimit:
     """The limiter of one server, and its lock. Any thread may use it."""
 
@@ -145,10 +154,8 @@ class ServerLimit:
         """The processor time that handlers have used, if they have threads."""
         self._expires = False
         self._refused: list[tuple[LimitedCall, RefusalReason]] = []
-        self.overload_began_ns = 0
-        """When the server began to refuse calls; 0 if it has not refused one for 5 s."""
-        self._overload_refused = 0
-        self._last_refused_ns = 0
+        self.overload: Overload | None = None
+        """None if the server has not refused a call for 5 s."""
         self._counts = components.call_counts()
         components.add("limit", self)
 
@@ -281,32 +288,30 @@ class ServerLimit:
             return
         event = None
         with self.lock:
-            self._overload_refused += count
-            self._last_refused_ns = now_ns
-            if not self.overload_began_ns:
-                self.overload_began_ns, self._overload_refused = now_ns, count
-                limiter = self.limiter
-                event = OverloadBegan(self.name, limiter.running, limiter.waiting)
+            if self.overload is None:
+                self.overload = Overload(now_ns)
+                event = OverloadBegan(self.name, self.limiter.running, self.limiter.waiting)
+            overload = self.overload
+            overload.refused += count
+            overload.last_refused_ns = now_ns
         if event is not None:
             self.emit(event)
-            self.schedule(weak_callback(self._check_overload), OVERLOAD_NS)
+            self.schedule(weak_callback(self._check_overload, overload), OVERLOAD_NS)
 
-    def _check_overload(self, _: Timeout | None = None) -> None:
+    def _check_overload(self, overload: Overload, _: Timeout) -> None:
         """Report the end of an overload, or look again later.
 
         The timer must not keep the limit of a server that has ended alive.
         """
-        now_ns = time.monotonic_ns()
         with self.lock:
-            left_ns = self._last_refused_ns + OVERLOAD_NS - now_ns
-            began_ns = self.overload_began_ns
+            left_ns = overload.last_refused_ns + OVERLOAD_NS - time.monotonic_ns()
             if left_ns <= 0:
-                self.overload_began_ns = 0
+                self.overload = None
         if left_ns > 0:
-            self.schedule(weak_callback(self._check_overload), left_ns)
+            self.schedule(weak_callback(self._check_overload, overload), left_ns)
             return
-        lasted_s = to_seconds(self._last_refused_ns - began_ns)
-        self.emit(OverloadEnded(self.name, self._overload_refused, lasted_s))
+        lasted_s = to_seconds(overload.last_refused_ns - overload.began_ns)
+        self.emit(OverloadEnded(self.name, overload.refused, lasted_s))
 
     def emit(self, event: Event) -> None:
         """Emit an event on a worker, because sinks and log handlers of users may block."""
@@ -332,8 +337,8 @@ class ServerLimit:
                 )
             )
             problem = ""
-            if self.overload_began_ns:
-                problem = f"overloaded: it has refused {plural(self._overload_refused, 'call')}"
+            if self.overload is not None:
+                problem = f"overloaded: it has refused {plural(self.overload.refused, 'call')}"
             return LimitStatus(
                 self.name,
                 None if math.isinf(limiter.limit) else int(limiter.limit),
