@@ -39,7 +39,7 @@ from rpcwheel._grpc.aio_relay import (
     cancel_count,
 )
 from rpcwheel._grpc.calls import check_options, check_request, reusable_metadata
-from rpcwheel.call.config import copy_of
+from rpcwheel.call.failed_calls import copy_of
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.events import CallbackFailed, emit
 from rpcwheel.rpc import TRIED, Kind, classes_by_kind

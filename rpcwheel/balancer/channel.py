@@ -33,7 +33,7 @@ from rpcwheel._grpc.calls import (
     value_of,
 )
 from rpcwheel._grpc.finished import FinishedError
-from rpcwheel.call.config import ClientState
+from rpcwheel.call.client_state import ClientState
 from rpcwheel.call.policy import CallPolicy
 from rpcwheel.call.sync_call import LateCall, RetryingCall, RetryingStream
 from rpcwheel.events import CallbackFailed, emit

@@ -55,19 +55,17 @@ from rpcwheel.telemetry.tracing import with_current_trace
 
 from .aio_requests import RequestStream
 from .attempts import DEADLINE_PASSED, Attempts, Enqueue, ReadRequests, Response, Wait
-from .config import (
+from .client_state import TIMER_CHECK_INTERVAL_S, seconds_left
+from .config import CALL_OPTIONS, MethodConfig
+from .failed_calls import (
     ANSWER_KEY,
-    CALL_OPTIONS,
     READ_TIMEOUT_S,
-    TIMER_CHECK_INTERVAL_S,
-    MethodConfig,
     copy_of,
     delivery_timeout,
     messages_of,
     queued_metadata,
     queued_request,
     response_source,
-    seconds_left,
 )
 from .idempotency import with_key
 from .keeper import KeptDelivery
@@ -82,7 +80,7 @@ if TYPE_CHECKING:
     from rpcwheel._grpc.aio_finished import FinishedCall
     from rpcwheel.timer import Timeout
 
-    from .config import ClientState
+    from .client_state import ClientState
     from .failback_policy import FailbackPolicy
     from .retry import Metadata
 
@@ -534,7 +532,7 @@ class RetryingCall(Relay):
         )
         try:
             requests = self._requests_of_delivery()
-            return self._state.enqueue(policy, self._config, error, delivery, *requests)
+            return self._state.failback.enqueue(policy, self._config, error, delivery, *requests)
         except Exception as raised:  # noqa: BLE001 - a refusal, or of user code
             return raised
 
@@ -545,8 +543,8 @@ class RetryingCall(Relay):
         outcome: str | Exception | None
         try:
             requests = self._requests_of_delivery()
-            failed = self._state.failed_rpc(command.policy, self.kind, details, requests)
-            queue = self._state.queue_of(command.policy, self._config.queue)
+            failed = self._state.failback.failed_rpc(command.policy, self.kind, details, requests)
+            queue = self._state.failback.queue_of(command.policy, self._config.queue)
             outcome = await queue.enqueue_rpc(error, failed)
         except Exception as raised:  # noqa: BLE001 - a refusal, or of user code
             outcome = raised
@@ -795,7 +793,7 @@ class Delivery(KeptDelivery):
             wait_for_ready: As given by the caller.
             attempts: The number of attempts so far.
         """
-        super().__init__(calls.method, calls.state.key, timeout, attempts)
+        super().__init__(calls.method, calls.state.failback.key, timeout, attempts)
         self.calls = calls
         self.start = start
         self._metadata = metadata

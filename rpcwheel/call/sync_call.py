@@ -52,16 +52,15 @@ from rpcwheel.rpc import TRIED, Kind, NextAttempt, Stop
 from rpcwheel.telemetry.tracing import with_current_trace
 
 from .attempts import Attempts, Enqueue, ReadRequests, Response, State, Wait
-from .config import (
+from .client_state import TIMER_CHECK_INTERVAL_S, seconds_left
+from .failed_calls import (
     ANSWER_KEY,
-    TIMER_CHECK_INTERVAL_S,
     copy_of,
     delivery_timeout,
     messages_of,
     queued_metadata,
     queued_request,
     response_source,
-    seconds_left,
 )
 from .idempotency import with_key
 from .keeper import KeptDelivery
@@ -78,7 +77,8 @@ if TYPE_CHECKING:
     from rpcwheel.timer.api import Timer
 
     from .attempts import Step
-    from .config import ClientState, MethodConfig
+    from .client_state import ClientState
+    from .config import MethodConfig
     from .failback_policy import FailbackPolicy
 
     Start = Callable[[Any, Any], AnyCall]
@@ -417,13 +417,13 @@ class ClientCall:
             )
             if self.config.durable:
                 stored = details._replace(metadata=original.metadata)
-                failed = self.state.failed_rpc(policy, self.kind, stored, messages)
-                queue = self.state.queue_of(policy, self.config.queue)
+                failed = self.state.failback.failed_rpc(policy, self.kind, stored, messages)
+                queue = self.state.failback.queue_of(policy, self.config.queue)
                 outcome: str | None = queue.enqueue_rpc(error, failed)
                 return outcome
-            number, key = self.attempts.number, self.state.key
+            number, key = self.attempts.number, self.state.failback.key
             delivery = Delivery(self.method, self.kind, self.start_delivery, details, number, key)
-            return self.state.enqueue(policy, self.config, error, delivery, *messages)
+            return self.state.failback.enqueue(policy, self.config, error, delivery, *messages)
         except Exception as raised:  # noqa: BLE001 - a refusal, or of user code
             return raised
 

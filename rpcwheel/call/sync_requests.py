@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rpcwheel._concurrency.executor import EXECUTOR
 
-from .config import READ_TIMEOUT_S
+from .failed_calls import READ_TIMEOUT_S
 from .replay import ReplayBuffer
 
 if TYPE_CHECKING:

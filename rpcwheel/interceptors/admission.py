@@ -30,7 +30,7 @@ from rpcwheel._grpc.calls import (
 from rpcwheel._grpc.counted import begin_observed
 from rpcwheel._grpc.finished import FinishedError
 from rpcwheel.admission.method import Admitted, NotSent, Waiting
-from rpcwheel.call.config import TIMER_CHECK_INTERVAL_S
+from rpcwheel.call.client_state import TIMER_CHECK_INTERVAL_S
 from rpcwheel.call.retry import not_sent_metadata
 from rpcwheel.call.sync_call import LateCall, RetryingCall, RetryingStream
 from rpcwheel.rpc import classes_by_kind
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from rpcwheel._grpc.calls import AnyCall
     from rpcwheel.admission.method import MethodAdmission
-    from rpcwheel.call.config import ClientState
+    from rpcwheel.call.client_state import ClientState
     from rpcwheel.rpc import Kind
 
 

@@ -18,7 +18,7 @@ from rpcwheel._grpc.aio_finished import failed_call
 from rpcwheel._grpc.calls import aio_metadata, set_not_sent
 from rpcwheel.admission.method import NotSent, Waiting
 from rpcwheel.call.aio_call import begin_later
-from rpcwheel.call.config import TIMER_CHECK_INTERVAL_S
+from rpcwheel.call.client_state import TIMER_CHECK_INTERVAL_S
 from rpcwheel.call.retry import not_sent_metadata
 
 if TYPE_CHECKING:

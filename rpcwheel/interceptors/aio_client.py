@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from rpcwheel.call.aio_call import RetryingCall
-    from rpcwheel.call.config import ClientState
+    from rpcwheel.call.client_state import ClientState
     from rpcwheel.failback.stored import StoredFunction
     from rpcwheel.journal.backend import StoredCall
     from rpcwheel.telemetry.call_counts import CallCounts, MethodCounts
@@ -97,7 +97,7 @@ class InterceptedChannel(aio_multicallable.Channel):
         self._owner = owner
         self._loop: asyncio.AbstractEventLoop | None = None  # since the channel is kept
         if owner is not None:
-            state.keeper = ChannelKeeper(is_used=state.queues_calls)
+            state.failback.keeper = ChannelKeeper(is_used=state.failback.queues_calls)
         state.begin_admission(channel_target(channel), is_shared=has_address(channel))
         if state.admission is not None:
             state.admission.channels.add(self)
@@ -123,7 +123,7 @@ class InterceptedChannel(aio_multicallable.Channel):
         if self._on_close is not None:
             self._on_close()
         self._cancel_waiting()  # no new attempts during the grace
-        owner, keeper = self._owner, self._state.keeper
+        owner, keeper = self._owner, self._state.failback.keeper
         self._loop = asyncio.get_running_loop()
         if owner is None or keeper is None:
             await self._channel.close(grace)
@@ -147,8 +147,9 @@ class InterceptedChannel(aio_multicallable.Channel):
 
     async def close_kept(self) -> None:
         """Close the connections that were kept for queued calls."""
-        if self._state.keeper is not None:
-            self._state.keeper.end()
+        keeper = self._state.failback.keeper
+        if keeper is not None:
+            keeper.end()
         await self._channel.close()
 
     def close_kept_soon(self) -> None:
@@ -207,9 +208,9 @@ class InterceptedChannel(aio_multicallable.Channel):
             done(serves)
 
     def _multicallable(self, kind: Kind, method: str, *args: Any, **options: Any) -> Any:
-        if self._state.journaled:
+        if self._state.failback.journaled:
             serializer = args[0] if args else options.get("request_serializer")
-            self._state.note_serializer(method, serializer)
+            self._state.failback.note_serializer(method, serializer)
         call = getattr(self._channel, kind.name.lower())(method, *args, **options)
         calls = CallFactory(self._state, method, kind, self._waiting)
         call = _attempts(calls, call)
@@ -291,6 +292,7 @@ class _InterceptedMulticallable:
     ) -> None:
         self._call = call
         self._calls = calls
+        self._keeper = calls.state.failback.keeper
         self._running = running
 
     def _begin(
@@ -304,8 +306,7 @@ class _InterceptedMulticallable:
     ) -> Any:
         start = partial(self._call, credentials=credentials, compression=compression)
         call = self._calls.begin(start, request, timeout, metadata, wait_for_ready)
-        keeper = self._calls.state.keeper
-        if keeper is not None and keeper.is_used:
+        if self._keeper is not None and self._keeper.is_used:
             self._running.add(call)
         return call
 

@@ -29,7 +29,8 @@ from rpcwheel._grpc.calls import (
 from rpcwheel._grpc.connectivity import channel_target, has_address
 from rpcwheel._grpc.counted import begin_counted, counted_continuation, counted_multicallable
 from rpcwheel._grpc.interceptors import Interceptors
-from rpcwheel.call.config import CALL_OPTIONS, seconds_left
+from rpcwheel.call.client_state import seconds_left
+from rpcwheel.call.config import CALL_OPTIONS
 from rpcwheel.call.idempotency import with_key
 from rpcwheel.call.keeper import ChannelKeeper
 from rpcwheel.call.metadata import call_metadata, new_nonce
@@ -54,7 +55,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from rpcwheel._grpc.calls import AnyCall
-    from rpcwheel.call.config import ClientState, MethodConfig
+    from rpcwheel.call.client_state import ClientState
+    from rpcwheel.call.config import MethodConfig
     from rpcwheel.telemetry.call_counts import CallCounts
 
     from .queues import FailbackQueuesBase
@@ -234,7 +236,7 @@ class InterceptedChannel(multicallable.Channel):
         self._on_close: Callable[[], object] | None = None
         self._owner = owner
         if owner is not None:
-            state.keeper = ChannelKeeper(is_used=state.queues_calls)
+            state.failback.keeper = ChannelKeeper(is_used=state.failback.queues_calls)
         self._subscribers: list[Callable[[grpc.ChannelConnectivity], None]] = []
         state.begin_admission(channel_target(channel), is_shared=has_address(channel))
         if state.admission is not None:
@@ -274,9 +276,10 @@ class InterceptedChannel(multicallable.Channel):
         state = self._state
         if state.admission is not None:
             state.admission.channels.discard(self)
-        if self._owner is not None and state.keeper is not None:
+        keeper = state.failback.keeper
+        if self._owner is not None and keeper is not None:
             state.refuse = _refuse
-            kept = self._owner.keep(self, state.keeper)
+            kept = self._owner.keep(self, keeper)
         else:
             kept = False
         if kept:
@@ -291,8 +294,9 @@ class InterceptedChannel(multicallable.Channel):
 
     def close_kept(self) -> None:
         """Close the connections that were kept for queued calls."""
-        if self._state.keeper is not None:
-            self._state.keeper.end()
+        keeper = self._state.failback.keeper
+        if keeper is not None:
+            keeper.end()
         self._channel.close()
 
     def close_kept_soon(self) -> None:
@@ -311,8 +315,9 @@ class InterceptedChannel(multicallable.Channel):
 
     def _multicallable(self, kind: Kind, method: str, *args: Any, **options: Any) -> Any:
         state, counts = self._state, self._state.counts
-        if state.journaled:
-            state.note_serializer(method, args[0] if args else options.get("request_serializer"))
+        if state.failback.journaled:
+            serializer = args[0] if args else options.get("request_serializer")
+            state.failback.note_serializer(method, serializer)
         attempts = getattr(self._channel, kind.name.lower())(method, *args, **options)
         if counts is not None:
             attempts = counted_multicallable(
@@ -356,7 +361,7 @@ def _health_checked(done: Callable[[bool], object], call: AnyCall) -> None:
 class _InterceptedMulticallable:
     """The part that is common to the four kinds of call."""
 
-    __slots__ = ("_below", "_config", "_kind", "_method", "_state", "_waiting")
+    __slots__ = ("_below", "_config", "_keeper", "_kind", "_method", "_state", "_waiting")
 
     def __init__(
         self, state: ClientState, waiting: WaitingCalls, kind: Kind, method: str, below: Any
@@ -366,14 +371,14 @@ class _InterceptedMulticallable:
         self._kind = kind
         self._method = method
         self._config = state.configs.config_for(method)
+        self._keeper = state.failback.keeper
         self._below = below
 
     def _begin(self, name: str, request: Any, *options: Any) -> Any:
         """Begin a call of `.future()`, or a response stream."""
         call = self._new_call(self._begin_attempt, request, options)
         begun = begin_stream(call) if self._kind.streams_responses else begin_unary(call)
-        keeper = self._state.keeper
-        if keeper is not None and keeper.is_used:
+        if self._keeper is not None and self._keeper.is_used:
             self._waiting.add_running(begun)
             if self._state.refuse is not None:  # the channel was closed meanwhile
                 begun.cancel()

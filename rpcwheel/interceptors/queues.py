@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from rpcwheel._grpc.connectivity import channel_target
-from rpcwheel.call.config import ClientState
+from rpcwheel.call.client_state import ClientState
 from rpcwheel.call.failback_policy import same_name_problem
 from rpcwheel.errors import ConfigurationError, public_name, safe_repr
 from rpcwheel.failback.invoker import InvokerBase
@@ -203,21 +203,22 @@ class JournalRoutes:
             ConfigurationError: The target of the channel is not known.
         """
         self._closed = False
-        self._keeper = state.keeper
+        failback = state.failback
+        self._keeper = failback.keeper
         self._calls = calls
         self._routes: list[tuple[Any, CallRoute]] = []
-        if not state.journaled:
+        if not failback.journaled:
             return
-        state.target, state.routes = channel_target(channel), self
+        failback.target, failback.routes = channel_target(channel), self
         make, is_open = partial(_make, weakref.ref(self)), partial(_is_open, weakref.ref(self))
-        for policy, pattern in state.journaled:
-            target = policy.target or state.target
+        for policy, pattern in failback.journaled:
+            target = policy.target or failback.target
             if target is None:
                 raise ConfigurationError(
                     f"the target of {channel!r} is not known, so its calls cannot be stored in a "
                     'journal: give one, FailbackPolicy(target="orders:50051", journal=...)'
                 )
-            invoker: Any = state.queue_of(policy, pattern)
+            invoker: Any = failback.queue_of(policy, pattern)
             self._routes.append((invoker, invoker.add_route(target, make, is_open)))
 
     def _make(self, call: StoredCall, body: StoredRpc | StoredFunction) -> Any:
@@ -256,7 +257,7 @@ def refuse_journal(state: ClientState) -> None:
     Raises:
         ConfigurationError: One has: interceptors do not know a channel for stored calls.
     """
-    if state.journaled:
+    if state.failback.journaled:
         raise ConfigurationError(
             "failback.journal has no effect with client_interceptors(), which do not know the "
             "channel through which stored calls are delivered after a restart; use "

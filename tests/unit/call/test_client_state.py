@@ -6,7 +6,7 @@ import pytest
 import tenacity
 
 from rpcwheel.call import DeadlinePolicy, RetryPolicy, call_options, deadline_scope
-from rpcwheel.call.config import MAX_OPTION_BUDGETS, ClientState, seconds_left
+from rpcwheel.call.client_state import MAX_OPTION_BUDGETS, ClientState, seconds_left
 from rpcwheel.call.policy import CallPolicy, MethodPolicy
 from rpcwheel.durations import NEVER
 from rpcwheel.errors import TimerStopped

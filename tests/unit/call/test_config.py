@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rpcwheel.call import DeadlinePolicy, RetryPolicy, config
-from rpcwheel.call.config import MethodConfig, MethodConfigs, messages_of
+from rpcwheel.call.config import MethodConfig, MethodConfigs
+from rpcwheel.call.failed_calls import messages_of
 from rpcwheel.call.policy import CallPolicy, MethodPolicy
 from rpcwheel.durations import NEVER
 

@@ -6,7 +6,8 @@ from datetime import timedelta
 import pytest
 
 from rpcwheel.call import DeadlinePolicy, MethodPolicy
-from rpcwheel.call.config import MethodConfig, delivery_timeout, queued_metadata, queued_request
+from rpcwheel.call.config import MethodConfig
+from rpcwheel.call.failed_calls import delivery_timeout, queued_metadata, queued_request
 from rpcwheel.failback import FailbackPolicy
 
 PAIRS = (("k", "v"), ("authorization", "old"), ("trace-bin", b"\x00"))

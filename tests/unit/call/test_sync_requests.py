@@ -10,7 +10,7 @@ from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel._grpc.calls import Details
 from rpcwheel._grpc.finished import FinishedError
 from rpcwheel.call import RetryPolicy
-from rpcwheel.call.config import ClientState
+from rpcwheel.call.client_state import ClientState
 from rpcwheel.call.policy import CallPolicy
 from rpcwheel.call.replay import OVERHEAD
 from rpcwheel.call.sync_call import ClientCall

@@ -17,7 +17,7 @@ from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel._grpc.calls import set_not_sent
 from rpcwheel._grpc.finished import FinishedError
-from rpcwheel.call.config import ChannelKey
+from rpcwheel.call.failed_calls import ChannelKey
 from rpcwheel.call.keeper import KeptDelivery
 from rpcwheel.call.retry import not_sent_metadata
 from rpcwheel.errors import FailbackClosed, FailbackFull

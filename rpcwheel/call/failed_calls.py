@@ -1,0 +1,221 @@
+"""What becomes of failed calls: failback delivers them later, or a default response answers."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from rpcwheel.durations import NEVER, to_ns, to_seconds
+from rpcwheel.errors import ConfigurationError
+from rpcwheel.telemetry import components
+
+from .config import MAX_METHODS, FailedRpc
+from .idempotency import checked_order_key, key_of, new_key
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from rpcwheel._grpc.calls import Details
+    from rpcwheel.durations import Duration
+    from rpcwheel.rpc import Kind
+
+    from .config import MethodConfig
+    from .failback_policy import FailbackPolicy
+    from .keeper import ChannelKeeper, KeptDelivery
+    from .policy import CallPolicy
+
+ANSWER_KEY: Final = "rpcwheel-answer"
+"""The key in the trailing metadata of a response that is not from a server; see
+`response_source`."""
+
+READ_TIMEOUT_S: Final = 1.0
+"""How long to read the rest of a request stream before failback queues the call."""
+
+DELIVERY_TIMEOUT_S: Final = 60.0
+"""The timeout of one delivery if neither the caller nor the policy sets one."""
+
+
+class FailedCallQueue(Protocol):
+    """Delivers failed calls in the background; a `FailbackInvoker` of the same world."""
+
+    def enqueue(self, error: Any, function: Callable[..., object], /, *requests: Any) -> str | None:
+        """Queue a failed call; None if the policy does not apply to its failure."""
+
+    def enqueue_rpc(self, error: Any, failed: FailedRpc) -> Any:
+        """Store a failed call in the journal; returns the same, with `grpc.aio` an awaitable."""
+
+    def add_route(self, target: str, make: Any, is_open: Callable[[], bool]) -> Any:
+        """Deliver the calls in the journal that are stored for a target."""
+
+
+class ChannelKey:
+    """A key for the channel of a client. Queued calls hold it in place of the channel."""
+
+
+class ClientFailback:
+    """Hands the failed calls of one client to failback. Any thread may use it."""
+
+    def __init__(
+        self, policy: CallPolicy, queue_of: Callable[[FailbackPolicy, str], FailedCallQueue]
+    ) -> None:
+        """Begin without a channel; the arguments are those of `ClientState`."""
+        policies = [
+            (settings.failback, pattern)
+            for pattern, settings in (("*", policy), *policy.methods.items())
+            if settings.failback is not None
+        ]
+        for each, pattern in policies:
+            components.expect_queue(each.name or pattern)
+        self.queues_calls = bool(policies)
+        """Whether it may queue calls, without `call_options`."""
+        self.journaled = [(each, pattern) for each, pattern in policies if each.journal is not None]
+        """The policies with a journal, each with its pattern."""
+        self.queue_of = queue_of
+        self.target: str | None = None
+        """The target of the channel, for calls that are stored."""
+        self.key = ChannelKey()
+        """The key under which it paces the calls that it queues in memory."""
+        self.routes: object = None
+        """Delivers stored calls through the channel, as long as this object exists."""
+        self.keeper: ChannelKeeper | None = None
+        """Counts the queued calls of the channel, if the kit has made it."""
+        self._serializers: dict[str, Callable[[Any], bytes]] = {}
+        """By method, if there is a journal."""
+        self._raw_methods: set[str] = set()
+        """Methods with a multicallable without a serializer."""
+
+    def enqueue(
+        self,
+        policy: FailbackPolicy,
+        config: MethodConfig,
+        error: BaseException,
+        delivery: KeptDelivery,
+        *requests: object,
+    ) -> str | None:
+        """Queue a failed call; see `FailedCallQueue.enqueue`.
+
+        The connections of the kit's channel are kept while the call is queued.
+        """
+        if self.keeper is not None and not delivery.keep(self.keeper):
+            error.add_note(f"{delivery.label}: not queued by failback, as its channel was closed")
+            return None
+        outcome = None
+        try:
+            queue = self.queue_of(policy, config.queue)
+            outcome = queue.enqueue(error, delivery, *requests)
+        finally:
+            if outcome != "queued":
+                delivery.release_channel()
+        return outcome
+
+    def note_serializer(self, method: str, serialize: Callable[[Any], bytes] | None) -> None:
+        """Remember the serializer of a multicallable, for calls that are stored."""
+        if serialize is not None:
+            self._serializers[method] = serialize
+        elif len(self._raw_methods) < MAX_METHODS:
+            self._raw_methods.add(method)
+
+    def failed_rpc(
+        self,
+        policy: FailbackPolicy,
+        kind: Kind,
+        details: Details,
+        requests: Iterable[Any],
+    ) -> FailedRpc:
+        """Serialize a failed call, to be stored.
+
+        Args:
+            policy: With a journal.
+            kind: The kind of call.
+            details: Of the call, with the timeout of its deliveries.
+            requests: All its requests.
+
+        Raises:
+            ConfigurationError: The policy is that of `call_options`.
+            Exception: A request cannot be serialized, or the user's `order_key` has raised.
+        """
+        if not any(policy is own for own, _ in self.journaled):
+            raise ConfigurationError(
+                "a policy with a journal has no effect in call_options(), because nothing would "
+                "deliver its calls after a restart; give it to the client"
+            )
+        messages, method = list(requests), details.method
+        serialize = self._serializers.get(method)
+        serialized = tuple(
+            message
+            if serialize is None or (isinstance(message, bytes) and method in self._raw_methods)
+            else serialize(message)
+            for message in messages
+        )
+        order_key: Any = policy.order_key
+        if callable(order_key):
+            order_key = order_key(messages[0]) if messages else None
+        elif order_key is not None:
+            order_key = dict(details.metadata or ()).get(order_key)
+        return FailedRpc(
+            method,
+            kind,
+            serialized,
+            queued_metadata(details.metadata, policy),
+            DELIVERY_TIMEOUT_S if details.timeout is None else details.timeout,
+            details.wait_for_ready,
+            policy.target or self.target or "",
+            key_of(details.metadata) or new_key(),
+            checked_order_key(order_key),
+        )
+
+
+def messages_of(default: Any) -> Sequence[Any]:
+    """Return the messages of a response stream from a default response.
+
+    None is an empty stream. A list or tuple has the messages. Any other value is one message.
+    """
+    if default is None:
+        return ()
+    return default if isinstance(default, (list, tuple)) else (default,)
+
+
+def response_source(outcome: str | None, code: str, details: str | None) -> tuple[str, str]:
+    """Return the value for `ANSWER_KEY` and the status details of a response of a policy.
+
+    Args:
+        outcome: What failback did with the call: "queued" or "dropped"; None if the response is
+            that of a `DefaultResponsePolicy`.
+        code: The name of the status code of the failed call.
+        details: Its status details.
+    """
+    if outcome is None:
+        return "default-response", f"default response after {code}: {details}"
+    source = "failback" if outcome == "queued" else f"failback-{outcome}"
+    return source, f"{outcome} by failback after {code}: {details}"
+
+
+def delivery_timeout(own: Duration | None, config: MethodConfig) -> float:
+    """Return the timeout of one delivery in seconds: the caller's, or else the policy's.
+
+    A timeout of the caller that is infinite or has passed does not count.
+    """
+    for limit_ns in (NEVER if own is None else to_ns(own), config.timeout_ns):
+        if 0 < limit_ns < NEVER:
+            return to_seconds(limit_ns)
+    return DELIVERY_TIMEOUT_S
+
+
+def queued_metadata(
+    metadata: Iterable[tuple[str, str | bytes]] | None, policy: FailbackPolicy
+) -> tuple[tuple[str, str | bytes], ...]:
+    """Return the metadata that deliveries are sent with."""
+    return tuple((key, value) for key, value in metadata or () if policy.keeps(key))
+
+
+def queued_request(request: Any) -> Any:
+    """Return a request for a failback queue, which stores protobuf messages as bytes itself."""
+    return request if hasattr(request, "SerializeToString") else copy_of(request)
+
+
+def copy_of(request: Any) -> Any:
+    """Copy a request, because its caller may change it. One that can't be copied is returned."""
+    try:
+        return copy.deepcopy(request)
+    except Exception:  # noqa: BLE001 - of a class of the user's
+        return request
