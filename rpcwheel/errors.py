@@ -120,9 +120,9 @@ class JournalUnavailable(JournalError, ConnectionError):
 
 
 class JournalOutcomeUnknown(JournalUnavailable):
-    """The connection was lost before the answer: the call may have been stored, and be delivered.
+    """There was no answer in time, or the connection was lost: the call may be stored, or not.
 
-    Its idempotency key lets servers recognize it if it is made again.
+    If it is, it is delivered. Its idempotency key lets servers recognize it if it is made again.
     """
 
 

@@ -247,8 +247,8 @@ async def _store(
     if delay_ns is None:
         return None
     appended = store.append_later(call, delay_ns)
-    with contextlib.suppress(FailbackError):  # raised by `end_append`
-        await await_future(appended)
+    with contextlib.suppress(FailbackError, TimeoutError):  # raised by `end_append`
+        await await_future(appended, store.journal.url.timeout_s)
     return queue.end_enqueue(call, delay_ns, partial(store.end_append, appended, delay_ns))
 
 

@@ -200,14 +200,17 @@ class JournalStore:
         return QueuedCall(saved, error, now_ns, _not_attempted, encoded=encoded)
 
     def append(self, call: QueuedCall, delay_ns: int) -> bool:
-        """Append a call. Blocks until it is durable."""
+        """Append a call. Blocks until it is durable, for at most the `timeout` of the URL."""
         if self._calls.closed:
             raise FailbackClosed(AFTER_CLOSE)
         self.journal.append_now(self._new_call(call, delay_ns), self._policy.capacity)
         return self._appended(delay_ns)
 
     def append_later(self, call: QueuedCall, delay_ns: int) -> Future[int]:
-        """Append a call on a worker thread. Give the result to `end_append`."""
+        """Append a call on a worker thread.
+
+        Give the result to `end_append` when it is done, or after the `timeout` of the URL.
+        """
         if self._calls.closed:
             refused: Future[int] = Future()
             refused.set_exception(FailbackClosed(AFTER_CLOSE))
@@ -216,7 +219,7 @@ class JournalStore:
 
     def end_append(self, appended: Future[int], delay_ns: int) -> bool:
         """Return what `append` returns, or raise what it raises."""
-        appended.result(0)
+        self.journal.appended(appended, 0)
         return self._appended(delay_ns)
 
     def _new_call(self, call: QueuedCall, delay_ns: int) -> NewCall:

@@ -205,6 +205,7 @@ class JournalRoutes:
         self._closed = False
         failback = state.failback
         self._keeper = failback.keeper
+        self._configs = state.configs
         self._calls = calls
         self._routes: list[tuple[Any, CallRoute]] = []
         if not failback.journaled:
@@ -222,7 +223,14 @@ class JournalRoutes:
             self._routes.append((invoker, invoker.add_route(target, make, is_open)))
 
     def _make(self, call: StoredCall, body: StoredRpc | StoredFunction) -> Any:
-        """Make a stored call, whose channel is kept until the call has left the memory."""
+        """Make a stored call, whose channel is kept until the call has left the memory.
+
+        A method must be one whose calls are stored: who can write to the journal shall not be able
+        to call others with the credentials of the channel.
+        """
+        failback = self._configs.config_for(call.method).failback
+        if failback is None or failback.journal is None:
+            raise ValueError(f"no policy of its channel stores calls of {call.method}")
         delivery: Any
         delivery, requests, options = self._calls(call, body)
         if self._keeper is not None and not delivery.keep(self._keeper):

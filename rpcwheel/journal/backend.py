@@ -36,7 +36,7 @@ import re
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Final, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -229,6 +229,10 @@ class JournalBackend(ABC):
     creates: bool = True
     """Whether the first request creates the journal if it does not exist. If not, the request
     raises `JournalRefused`. An engine that has nothing to create ignores this."""
+
+    is_file: ClassVar[bool] = False
+    """Whether the journal is a local file, and `append` ends within `url.timeout_s`. Then a caller
+    that blocks may append its call itself."""
 
     clock: Callable[[], float] | None = None
     """Returns the time in seconds since 1970; tests may replace it. None: the engine has a clock of

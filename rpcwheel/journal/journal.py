@@ -1,8 +1,10 @@
 """One process's use of a journal: group commit, and results that are not lost with the engine.
 
-A call is appended by the thread that needs it to be durable, if no other transaction runs. Calls
-that come while one runs are stored together by the next transaction (group commit), so many callers
-share one fsync. Callers on an event loop let a worker do it.
+Calls are appended by a worker, all that have come since the last transaction in one (group commit),
+so many callers share one fsync. A caller waits for at most the `timeout` of the URL. If its call is
+not being stored by then, it is not stored at all. If a request runs for longer than that, no caller
+waits: each gets its error at once, until the engine answers. If the engine is a file, and no
+transaction runs, the caller appends its call itself, which takes half of the time.
 
 Results of attempts are stored by a worker, all that have come since the last transaction in one. If
 the engine refuses them, they are kept and stored later. Should the process end before, their calls
@@ -12,8 +14,10 @@ are attempted again by another one, with the same idempotency key.
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter, deque
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -130,34 +134,59 @@ class Journal:
             limit: The largest number of calls of its queue that may be stored.
 
         Returns:
-            Its id when it is durable; or JournalFull, JournalUnavailable or JournalRefused.
+            For `appended`: its id when it is durable, or an error.
         """
-        future = self._add(call, limit)
+        future: Future[int] = Future()
+        if self._turn.held_s() > self.url.timeout_s:
+            future.set_exception(self._no_answer())
+            return future
+        self._appends.append((call, limit, future))
         self._worker.submit(self._write)
         return future
 
-    def append_now(self, call: NewCall, limit: int) -> int:
-        """Store a call, and return its id when it is durable. Blocks.
+    def appended(self, future: Future[int], wait_s: float) -> int:
+        """Return the result of `append`. If it does not come in time, do not store the call.
 
         Raises:
             JournalFull, JournalUnavailable, JournalRefused: It was not stored.
+            JournalOutcomeUnknown: It is being stored.
+        """
+        try:
+            return future.result(wait_s)
+        except TimeoutError:
+            error = self._no_answer(is_begun=not future.cancel())
+        if future.done() and not future.cancelled():  # now
+            return future.result()
+        self.outage.failed(error, writes=False)  # a request that reads would end it
+        raise error
+
+    def append_now(self, call: NewCall, limit: int) -> int:
+        """Store a call, and return its id when it is durable. Blocks for `url.timeout_s` at most.
+
+        Raises:
+            JournalFull, JournalUnavailable, JournalRefused: It was not stored.
+            JournalOutcomeUnknown: It may have been stored, or be stored later.
         """
         if self._turn.is_own():
             raise JournalUnavailable(
                 f"{self.url}: a signal handler or finalizer has interrupted a request on this "
                 "thread, and cannot store a call before it has ended"
             )
-        if self._turn.acquire(blocking=False):
+        if not _can_start_threads():
+            with self._turn:
+                return self._append_one(call, limit)
+        if self.backend.is_file and not self._appends and self._turn.acquire(blocking=False):
             try:
-                if not self._appends:  # alone, without the cost of a future
-                    return self._append_one(call, limit)
+                return self._append_one(call, limit)
             finally:
                 self._turn.release()
-        future = self._add(call, limit)
-        with self._turn:
-            while not future.done():  # perhaps by the thread that had the turn before
-                self._write_batch()
-        return future.result()
+        return self.appended(self.append(call, limit), self.url.timeout_s)
+
+    def _no_answer(self, *, is_begun: bool = False) -> JournalUnavailable:
+        text = f"{self.url} has not answered for {self.url.timeout_s:g} s"
+        if is_begun:
+            return JournalOutcomeUnknown(f"{text}; it is not known whether the call will be stored")
+        return JournalUnavailable(text)
 
     def _append_one(self, call: NewCall, limit: int) -> int:
         """Store a call. The caller has the turn."""
@@ -175,12 +204,6 @@ class Journal:
         self.counts.added(call.queue)
         return number
 
-    def _add(self, call: NewCall, limit: int) -> Future[int]:
-        future: Future[int] = Future()
-        future.set_running_or_notify_cancel()
-        self._appends.append((call, limit, future))
-        return future
-
     def _write(self) -> None:
         with self._turn:
             while self._appends:
@@ -196,19 +219,14 @@ class Journal:
             self.counts.refresh(call.queue, limit)
         while self._appends and len(batch) < MAX_BATCH:
             call, limit, future = self._appends.popleft()
+            if not future.set_running_or_notify_cancel():
+                continue
             if self.counts.of(call.queue) + adding[call.queue] >= limit:
                 future.set_exception(self._full(call, limit))
             else:
                 adding[call.queue] += 1
                 batch.append((call, future))
-        try:
-            self._append_batch(batch)
-        except BaseException as error:  # such as Ctrl-C
-            text = f"{self.url}: interrupted by {error!r}"
-            for _, future in batch:
-                if not future.done():
-                    future.set_exception(JournalOutcomeUnknown(text))
-            raise
+        self._append_batch(batch)
 
     def _append_batch(self, batch: list[tuple[NewCall, Future[int]]]) -> None:
         if not batch:
@@ -304,21 +322,39 @@ class Journal:
             self._write_results()
 
     def release(self, worker: str) -> None:
-        """Store the worker's results, and make its other calls ready. Blocks; never raises.
+        """Store the worker's results, and make its other calls ready. Never raises.
 
-        If the engine is not available, its lease ends by itself.
+        Blocks for `url.timeout_s` at most. If the engine is not available, the lease ends itself.
         """
-        if self._turn.is_own():  # in a signal handler or finalizer: after the interrupted request
-            self._worker.submit(partial(self.release, worker))
-            return
-        with self._turn:
-            failure = self._write_results()
-            if failure is None and worker in self._holders:
-                try:
-                    self.backend.release(worker)
-                except JournalError as error:
-                    self.outage.failed(error)
+        self._finish(partial(self._release, worker))
+
+    def _release(self, worker: str) -> None:
+        failure = self._write_results()
+        if failure is None and worker in self._holders:
+            try:
+                self.backend.release(worker)
+            except JournalError as error:
+                self.outage.failed(error)
         self.remove_worker(worker)
+
+    def _finish(self, job: Callable[[], object]) -> None:
+        """Run a job that has the turn, and wait for its end, for `url.timeout_s` at most."""
+        done: Future[None] = Future()
+
+        def run() -> None:
+            try:
+                with self._turn:
+                    job()
+            finally:
+                done.set_result(None)
+
+        if not _can_start_threads():
+            run()
+            return
+        self._worker.submit(run)
+        if not self._turn.is_own():  # in a signal handler or finalizer, which it cannot wait for
+            with suppress(TimeoutError):
+                done.result(self.url.timeout_s)
 
     @property
     def unstored_results(self) -> int:
@@ -396,22 +432,27 @@ class Journal:
     def close(self) -> None:
         """End one use of the journal; the last one stores the results and closes the connection.
 
-        Results that the engine does not accept now are lost: their calls are attempted again.
+        Blocks for `url.timeout_s` at most. Results that the engine does not accept now are lost:
+        their calls are attempted again.
         """
-        if self._turn.is_own():  # as in `release`
-            self._worker.submit(self.close)
-            return
         with _OPEN.lock:
             self.users -= 1
             if self.users > 0:
                 return
             if _OPEN.journals.get(self._key) is self:
                 del _OPEN.journals[self._key]
-        with self._turn:
-            self._write_results()
-        self.outage.is_over = True
         components.remove("journal", self)
+        self._finish(self._close)
+
+    def _close(self) -> None:
+        self._write_results()
+        self.outage.is_over = True
         self.backend.close()
+
+
+def _can_start_threads() -> bool:
+    """Whether the interpreter is not ending: since CPython 3.12, `atexit` hooks have no threads."""
+    return threading.main_thread().is_alive()
 
 
 class _Turn:
@@ -419,6 +460,12 @@ class _Turn:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
+        self._since_s: float | None = None
+
+    def held_s(self) -> float:
+        """How long a thread has had it; 0 if none has it."""
+        since_s = self._since_s
+        return 0.0 if since_s is None else time.monotonic() - since_s
 
     def is_own(self) -> bool:
         """Whether this thread has it. `threading.Condition` relies on the private method too."""
@@ -426,17 +473,21 @@ class _Turn:
 
     def acquire(self, *, blocking: bool) -> bool:
         """Take it; False if another thread has it and `blocking` is false."""
-        return self._lock.acquire(blocking=blocking)
+        if not self._lock.acquire(blocking=blocking):
+            return False
+        self._since_s = time.monotonic()
+        return True
 
     def release(self) -> None:
         """Release it."""
+        self._since_s = None
         self._lock.release()
 
     def __enter__(self) -> None:
-        self._lock.acquire()
+        self.acquire(blocking=True)
 
     def __exit__(self, *_: object) -> None:
-        self._lock.release()
+        self.release()
 
 
 class _Open:

@@ -267,7 +267,7 @@ class PostgresqlJournal(SqlJournal):
                 problem = "it is not a URL that libpq accepts"
             raise ConfigurationError(
                 f"{url}: {problem}; a journal is postgresql://user:password@host:5432/database, "
-                "and has the options lease, schema, and those of libpq"
+                "and has the options lease, timeout, schema, and those of libpq"
             ) from None
         defaults: dict[str, Any] = {
             "connect_timeout": round(TIMEOUT_S),

@@ -52,9 +52,6 @@ APPLICATION_ID: Final = 0x7270636A
 SCHEMA_VERSION: Final = 1
 """The version of the tables, SQLite's `user_version`."""
 
-BUSY_TIMEOUT_S: Final = 5.0
-"""How long a request waits for another process's transaction."""
-
 POLL_S: Final = 0.005
 """The time between two attempts of a request for which SQLite itself does not wait."""
 
@@ -149,6 +146,7 @@ def _with_room(method: Method) -> Method:
 class SqliteJournal(SqlJournal):
     """A journal in one file. Thread-safe; has a connection for writing and one for reading."""
 
+    is_file = True
     clock: Callable[[], float]
     _dialect = DIALECT
 
@@ -352,7 +350,7 @@ class SqliteJournal(SqlJournal):
             try:
                 (busy, _, _) = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             finally:
-                db.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_S * 1e3:.0f}")
+                db.execute(f"PRAGMA busy_timeout = {self.url.timeout_s * 1e3:.0f}")
             return not busy
         return False
 
@@ -379,7 +377,10 @@ class SqliteJournal(SqlJournal):
                 file = os.path.realpath(self._path)
                 os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
             db = sqlite3.connect(
-                self._path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
+                self._path,
+                timeout=self.url.timeout_s,
+                isolation_level=None,
+                check_same_thread=False,
             )
             try:
                 self._prepare(db)
@@ -426,10 +427,9 @@ class SqliteJournal(SqlJournal):
         db.execute("COMMIT")
         return int(version) or SCHEMA_VERSION
 
-    @staticmethod
-    def _switch_to_wal(db: sqlite3.Connection) -> None:
+    def _switch_to_wal(self, db: sqlite3.Connection) -> None:
         """Use a write-ahead log. SQLite waits for no other connection that does the same."""
-        end = time.monotonic() + BUSY_TIMEOUT_S
+        end = time.monotonic() + self.url.timeout_s
         while True:
             try:
                 db.execute("PRAGMA journal_mode = WAL")
@@ -474,7 +474,8 @@ class SqliteJournal(SqlJournal):
             )
         message = f"{self._path}: {error}"
         if kind == "SQLITE_BUSY":
-            message = f"{self._path}: other processes have kept it busy for {BUSY_TIMEOUT_S:g} s"
+            seconds = f"{self.url.timeout_s:g} s"
+            message = f"{self._path}: other processes have kept it busy for {seconds}"
         elif kind == "SQLITE_IOERR":
             message += (
                 f" ({name}); look at the disk, its quota, and the limit of the size of files "

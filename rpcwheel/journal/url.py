@@ -1,6 +1,6 @@
 """The URLs of journals, such as `sqlite:///var/lib/shop/failback.db?durability=power`.
 
-The scheme selects the backend. Options follow after `?`; `lease` is one of all backends.
+The scheme selects the backend. Options follow after `?`; all backends have `lease` and `timeout`.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ BACKENDS: Final = {
 """By scheme: the module, the class, and the extra that it needs."""
 
 DEFAULT_LEASE_S: Final = 15.0
+DEFAULT_TIMEOUT_S: Final = 5.0
+LONGEST_S: Final = 3600.0
 
 _SCHEME: Final = re.compile(r"[a-z][a-z0-9+.\-]*")
 
@@ -46,9 +48,11 @@ class JournalUrl:
     scheme: str
     parts: SplitResult = field(repr=False)
     options: Mapping[str, str] = field(repr=False)
-    """All but `lease`."""
+    """All but `lease` and `timeout`."""
     lease_s: float = DEFAULT_LEASE_S
     """Seconds after which the calls of a worker that has died are taken by others."""
+    timeout_s: float = DEFAULT_TIMEOUT_S
+    """Seconds that the caller of a failed call waits at most until its call is stored."""
 
     def __str__(self) -> str:
         return masked_journal_url(self.text)
@@ -60,12 +64,12 @@ class JournalUrl:
         return authority + unquote(self.parts.path)
 
     def check_options(self, *own: str) -> None:
-        """Check that there are no options but `lease` and `own`.
+        """Check that there are no options but `lease`, `timeout` and `own`.
 
         Raises:
             ConfigurationError: An option is unknown. The message names the nearest, or all.
         """
-        names = ("lease", *own)
+        names = ("lease", "timeout", *own)
         for name in self.options:
             if name not in names:
                 near = difflib.get_close_matches(name, names, n=1)
@@ -127,19 +131,27 @@ def parse_journal_url(url: object) -> JournalUrl:
     options = dict(pairs)
     if len(options) < len(pairs):
         raise ConfigurationError(f"{shown!r}: an option is given twice")
-    return JournalUrl(url, scheme, parts, options, _lease(shown, options.pop("lease", None)))
+    lease_s = _seconds(shown, "lease", options, DEFAULT_LEASE_S, least=1.0)
+    timeout_s = _seconds(shown, "timeout", options, DEFAULT_TIMEOUT_S, least=0.1)
+    return JournalUrl(url, scheme, parts, options, lease_s, timeout_s)
 
 
-def _lease(shown: str, value: str | None) -> float:
+def _seconds(
+    shown: str, name: str, options: dict[str, str], default_s: float, *, least: float
+) -> float:
+    """Take an option out of `options`: from `least` seconds to an hour."""
+    value = options.pop(name, None)
     if value is None:
-        return DEFAULT_LEASE_S
+        return default_s
     try:
-        lease_s = float(value)
+        seconds = float(value)
     except ValueError:
-        lease_s = 0.0
-    if not 1.0 <= lease_s <= 3600.0:  # noqa: PLR2004 - the message says it
-        raise ConfigurationError(f"{shown!r}: lease must be from 1 to 3600 seconds, not {value!r}")
-    return lease_s
+        seconds = 0.0
+    if not least <= seconds <= LONGEST_S:
+        raise ConfigurationError(
+            f"{shown!r}: {name} must be from {least:g} to {LONGEST_S:g} seconds, not {value!r}"
+        )
+    return seconds
 
 
 def other_backends() -> Iterable[EntryPoint]:

@@ -2,13 +2,22 @@
 
 import gc
 import itertools
+import threading
 
 import grpc
 import pytest
 
 from fixtures.failback_queues import in_world
 from fixtures.journaled_clients import LATER, is_closed, key_of
-from fixtures.journals import BODY, store, stored, wait_for_dead, wait_for_none, wait_until_quiet
+from fixtures.journals import (
+    BODY,
+    ScriptedJournal,
+    store,
+    stored,
+    wait_for_dead,
+    wait_for_none,
+    wait_until_quiet,
+)
 from fixtures.shop import UNARY_UNARY, Fail, Hang
 from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
@@ -349,6 +358,34 @@ def test_a_call_that_the_journal_does_not_store_is_refused_with_its_code(
     kinds = [type(event) for event in events if type(event) is not FailbackRejected]
     assert kinds == [JournalFailed, JournalRecovered, FailbackQueued]
     assert len(stored(url)) == 1
+
+
+@pytest.mark.parametrize("form", ["call", "future"])
+def test_a_call_whose_journal_does_not_answer_ends_after_the_timeout_of_its_url(
+    world, form, shop, client, policy, push, script, url, monkeypatch
+):
+    monkeypatch.setattr(ScriptedJournal, "is_file", False)
+    answers = threading.Event()
+    script["append"] = lambda: answers.wait(WAIT_S)
+    shop.then("UNAVAILABLE")
+    channel = client(policy(journal=f"{url}?timeout=0.2"))
+    with pytest.raises(JournalOutcomeUnknown, match=r"has not answered for 0\.2 s") as caught:
+        push(channel) if form == "call" else world.call(channel, timeout=WAIT_S).result()
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert stored(url) == []
+    answers.set()
+    wait_until(lambda: len(stored(url)) == 1)
+
+
+def test_a_stored_call_of_a_method_without_failback_is_a_dead_letter(shop, client, policy, url):
+    store(url, target=shop.target, method="/test.Admin/Delete")
+    store(url, target=shop.target)
+    client(policy(), methods={"/test.Admin/*": MethodPolicy(failback=None)})
+    (call,) = wait_for_dead(url)
+    assert call.reason == (
+        "it cannot be made: no policy of its channel stores calls of /test.Admin/Delete"
+    )
+    wait_until(lambda: [call.method for call in shop.calls] == [UNARY_UNARY])
 
 
 # --- flush and close ---

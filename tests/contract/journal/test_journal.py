@@ -14,6 +14,7 @@ from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import (
     ConfigurationError,
     JournalFull,
+    JournalOutcomeUnknown,
     JournalRefused,
     JournalUnavailable,
 )
@@ -399,6 +400,67 @@ def test_a_forked_child_appends_by_itself_and_forgets_the_results_of_its_parent(
             os._exit(0 if good and journal.append_now(new_call(key="child"), MANY) == 2 else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert [one.key for one in stored(url)] == ["k", "child"]
+
+
+# --- An engine that does not answer ---
+
+
+@pytest.fixture
+def silent(url, script, monkeypatch):
+    """A journal on a server that does not answer `append` until the test ends, or sets it."""
+    monkeypatch.setattr(ScriptedJournal, "is_file", False)
+    journal = open_journal(f"{url}?timeout=0.2")
+    journal.answers = threading.Event()
+    script["append"] = lambda: journal.answers.wait(WAIT_S)
+    yield journal
+    journal.answers.set()
+    journal.close()
+
+
+def test_a_caller_waits_for_the_timeout_of_the_url_only(silent, url, events):
+    with pytest.raises(JournalOutcomeUnknown, match=r"not answered for 0\.2 s; it is not known"):
+        silent.append_now(new_call(), MANY)
+    assert [type(event) for event in events] == [JournalFailed]
+    assert stored(url) == []
+    silent.answers.set()
+    wait_until(lambda: len(stored(url)) == 1)
+    wait_until(lambda: not silent.outage.is_failing)
+
+
+def test_a_call_that_waits_for_the_request_of_another_one_is_not_stored(silent, url):
+    first = silent.append(new_call(key="first"), MANY)
+    wait_until(lambda: "append" in {request[0] for request in ScriptedJournal.requests})
+    second = silent.append(new_call(key="second"), MANY)
+    with pytest.raises(JournalUnavailable, match=r"has not answered for 0\.2 s$") as refused:
+        silent.appended(second, 0.2)
+    assert not isinstance(refused.value, JournalOutcomeUnknown)
+    silent.answers.set()
+    assert first.result(WAIT_S) == 1
+    silent.append_now(new_call(key="third"), MANY)
+    assert [call.key for call in stored(url)] == ["first", "third"]
+
+
+def test_nobody_waits_for_an_engine_that_is_known_not_to_answer(silent, script):
+    script["take"] = script.pop("append")
+    with ThreadPoolExecutor() as pool:
+        pool.submit(silent.take, "w", [ROUTE], 0.0)
+        wait_until(lambda: silent.append(new_call(), MANY).done())
+        for _ in range(100):
+            assert isinstance(silent.append(new_call(), MANY).exception(0), JournalUnavailable)
+        silent.answers.set()
+    assert silent.append_now(new_call(), MANY)
+
+
+def test_release_and_close_do_not_wait_longer_either(silent, url, script):
+    store(url)
+    silent.add_worker("w", "*", lambda ids: None)
+    silent.take("w", [ROUTE], 0.0)
+    script["release"] = script.pop("append")
+    silent.release("w")
+    open_journal(f"{url}?timeout=0.2").close()
+    assert [call.state for call in stored(url)] == [CallState.TAKEN]
+    silent.answers.set()
+    wait_until(lambda: [call.state for call in stored(url)] == [CallState.READY])
 
 
 # --- Signal handlers and finalizers, which run during a request of their thread ---

@@ -187,10 +187,9 @@ def test_a_damaged_file_is_refused(path, opened, content):
     assert path.read_bytes() == content
 
 
-def test_a_file_that_others_keep_busy_is_unavailable(journal, path, set_limit, opened):
+def test_a_file_that_others_keep_busy_is_unavailable(journal, path, opened):
     journal.append([new_call(1)])
-    set_limit("journal.sqlite.BUSY_TIMEOUT_S", 0.1)
-    impatient = opened(f"sqlite://{path}")
+    impatient = opened(f"sqlite://{path}?timeout=0.1")
     impatient.renew("worker", 60.0)  # connected
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")

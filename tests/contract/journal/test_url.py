@@ -12,10 +12,12 @@ from rpcwheel.journal.url import parse_journal_url
 
 
 def test_a_url_is_shown_without_password_and_options():
-    url = parse_journal_url("postgresql://user:hunter2@h:5432/db?lease=30&password=hunter2")
+    url = parse_journal_url(
+        "postgresql://user:hunter2@h:5432/db?lease=30&timeout=2&password=hunter2"
+    )
     assert str(url) == "postgresql://***@h:5432/db"
     assert "hunter2" not in repr(url)
-    assert url.lease_s == 30.0
+    assert (url.lease_s, url.timeout_s) == (30.0, 2.0)
 
 
 def test_a_url_with_an_at_sign_in_an_option_is_shown_without_it():
