@@ -119,6 +119,78 @@ class Silence:
         self.misses, self.dead_at_ns = 0, NEVER
 
 
+class Schedule:
+    """When the next heartbeat of a connection is due."""
+
+    def __init__(self, rules: HeartbeatRules, jitter: Callable[[], float], now_ns: int) -> None:
+        """Begin at `now_ns`, with an unused connection."""
+        off = rules.interval_ns == NEVER
+        self._rules, self._jitter = rules, jitter
+        self._has_sent = False
+        self._sent_ns = PAST  # when the last heartbeat was sent on this connection
+        self._delay_base_ns: int | None = None  # the silence that `_delay_ns` was drawn for
+        self._delay_ns = 0
+        self.not_before_ns = PAST
+        """The earliest time of the next heartbeat."""
+        self._check_ns = NEVER if off else now_ns + int(jitter() * rules.interval_ns)
+        self.is_new = False
+        """Whether a heartbeat is due because the connection is new."""
+        self.is_requested = False
+        """Whether a heartbeat is due because the user asked for it."""
+
+    def is_due_now(self) -> bool:
+        """Whether a heartbeat is due whatever was read."""
+        return self.is_new or self.is_requested
+
+    def check_ns(self, now_ns: int) -> int:
+        """When an unused connection is looked at."""
+        if self._check_ns <= now_ns:  # the next check finds a use in time for its heartbeat
+            self.check_later(now_ns)
+        return self._check_ns
+
+    def check_later(self, now_ns: int) -> None:
+        """Look at an unused connection after the interval."""
+        self._check_ns = now_ns + self._rules.interval_ns
+
+    def due_ns(
+        self, now_ns: int, silence: Silence, activity: LastActivity, *, is_answering: bool
+    ) -> int:
+        """When the next heartbeat is due, if the answer to the last one is not awaited.
+
+        Args:
+            now_ns: The time.
+            silence: Of the connection.
+            activity: Of the connection so far.
+            is_answering: Whether the last heartbeat was answered.
+        """
+        rules, since_ns = self._rules, silence.since_ns()
+        if since_ns is None or self.is_due_now():
+            return now_ns
+        if not is_answering:
+            return max(self.not_before_ns, self._sent_ns + rules.tick_ns)
+        written_ns = max(PAST if activity.write_ns is None else activity.write_ns, self._sent_ns)
+        base_ns = min(since_ns, written_ns) if silence.counts(written_ns) else since_ns
+        if base_ns != self._delay_base_ns:
+            self._delay_base_ns = base_ns
+            used = activity.use_ns is not None and activity.use_ns > self._sent_ns
+            longest_ns = rules.max_jitter_ns
+            if self._has_sent and not used:
+                longest_ns = min(rules.tick_ns, longest_ns)
+            self._delay_ns = int(self._jitter() * longest_ns)
+        at_ns = base_ns + rules.interval_ns + 1 + self._delay_ns
+        return max(self.not_before_ns, at_ns + -at_ns % rules.grid_ns)
+
+    def sent(self, now_ns: int) -> None:
+        """Note that a heartbeat is sent."""
+        self._has_sent, self._sent_ns = True, now_ns
+        self.is_new = self.is_requested = False
+
+    def restart(self, *, is_used: bool) -> None:
+        """Go on with a new connection; a heartbeat is due if the old one was used."""
+        self.not_before_ns = self._sent_ns = PAST
+        self.is_new = self.is_new or is_used
+
+
 class HeartbeatCore:
     """The decisions for one connection."""
 
@@ -156,15 +228,8 @@ class HeartbeatCore:
         """Numbers of the heartbeats whose answer still counts."""
         self.awaiting_answer = False
         """Whether the last heartbeat is neither answered nor missed."""
-        self._sent_ns = PAST
         self._miss_at_ns = NEVER  # when the last heartbeat counts as missed
-        self._delay_base_ns: int | None = None  # the silence that `_delay_ns` was drawn for
-        self._delay_ns = 0
-        self._not_before_ns = PAST
-        # When an unused connection is looked at
-        self._check_ns = NEVER if off else now_ns + int(jitter() * rules.interval_ns)
-        self._is_new = False  # a heartbeat is due because the connection is new
-        self._is_requested = False  # a heartbeat is due because the user asked for it
+        self._schedule = Schedule(rules, jitter, now_ns)
 
         # Death
         self._planned_ns = NEVER  # when the next look was to be
@@ -185,36 +250,16 @@ class HeartbeatCore:
 
     def _next_ns(self, now_ns: int, activity: LastActivity) -> int:
         if self._is_unused():
-            if self._check_ns <= now_ns:  # the next check finds a use in time for its heartbeat
-                self._check_ns = now_ns + self._rules.interval_ns
-            return self._check_ns
+            return self._schedule.check_ns(now_ns)
         due_ns = self._miss_at_ns if self.awaiting_answer else self._send_at_ns(now_ns, activity)
         return min(due_ns, self.silence.dead_at_ns)
 
-    def _is_due_now(self) -> bool:
-        return self._is_new or self._is_requested
-
     def _is_unused(self) -> bool:
-        return self.silence.since_ns() is None and not self._is_due_now()
+        return self.silence.since_ns() is None and not self._schedule.is_due_now()
 
     def _send_at_ns(self, now_ns: int, activity: LastActivity) -> int:
-        """When the next heartbeat is due."""
-        rules, since_ns = self._rules, self.silence.since_ns()
-        if since_ns is None or self._is_due_now():
-            return now_ns
-        if self.state in _NOT_ANSWERING:
-            return max(self._not_before_ns, self._sent_ns + rules.tick_ns)
-        written_ns = max(PAST if activity.write_ns is None else activity.write_ns, self._sent_ns)
-        base_ns = min(since_ns, written_ns) if self.silence.counts(written_ns) else since_ns
-        if base_ns != self._delay_base_ns:
-            self._delay_base_ns = base_ns
-            used = activity.use_ns is not None and activity.use_ns > self._sent_ns
-            longest_ns = rules.max_jitter_ns
-            if self.sent and not used:
-                longest_ns = min(rules.tick_ns, longest_ns)
-            self._delay_ns = int(self._jitter() * longest_ns)
-        at_ns = base_ns + rules.interval_ns + 1 + self._delay_ns
-        return max(self._not_before_ns, at_ns + -at_ns % rules.grid_ns)
+        is_answering = self.state not in _NOT_ANSWERING
+        return self._schedule.due_ns(now_ns, self.silence, activity, is_answering=is_answering)
 
     # What to do
 
@@ -239,7 +284,7 @@ class HeartbeatCore:
         waits = self.awaiting_answer or self._is_unused()
         if waits or now_ns < self._send_at_ns(now_ns, activity):
             return None
-        if idle and not self._is_due_now() and self.state is not HeartbeatState.DEAD:
+        if idle and not self._schedule.is_due_now() and self.state is not HeartbeatState.DEAD:
             self._mark_unused(now_ns, activity)
             return None
         return self._send(now_ns)
@@ -261,7 +306,7 @@ class HeartbeatCore:
     def _mark_alive(self, read_ns: int, rtt_ns: int | None) -> None:
         after_s = self.silence.seconds(read_ns)
         self.silence.restart(read_ns)
-        self.awaiting_answer = self._is_new = self._death_reported = False
+        self.awaiting_answer = self._schedule.is_new = self._death_reported = False
         self.misses = 0
         again = self.state in _NOT_ANSWERING
         self._set_state(HeartbeatState.ALIVE)
@@ -294,27 +339,27 @@ class HeartbeatCore:
         used = activity.use_ns is not None and activity.use_ns > now_ns - tick_ns
         # An unanswered heartbeat also makes the channel connect, if nothing was read since.
         if used or (self.in_flight and self.state is HeartbeatState.SUSPECT):
-            self._not_before_ns = now_ns + tick_ns
+            self._schedule.not_before_ns = now_ns + tick_ns
             return
         # If use is not known, the state of the channel is looked at again after the interval.
         self.silence.end(now_ns, now_ns if self._silent_from_start else None)
         self.in_flight.clear()
         self.misses = 0
-        self._check_ns = now_ns + self._rules.interval_ns
+        self._schedule.check_later(now_ns)
         self._set_state(HeartbeatState.UNUSED)
 
     def _send(self, now_ns: int) -> Send:
         rules = self._rules
         if self.silence.since_ns() is None:
             self.silence.start(now_ns)
-        wait_for_ready = self._is_new or self.state is HeartbeatState.DEAD
-        self._is_new = self._is_requested = False
+        wait_for_ready = self._schedule.is_new or self.state is HeartbeatState.DEAD
+        self._schedule.sent(now_ns)
         if len(self.in_flight) >= MAX_IN_FLIGHT:  # keep the oldest ones: a server may be slow
             self.in_flight.remove(max(self.in_flight))
         self.sent += 1
         self.in_flight.add(self.sent)
         self.awaiting_answer = True
-        self._sent_ns, self._miss_at_ns = now_ns, now_ns + rules.tick_ns
+        self._miss_at_ns = now_ns + rules.tick_ns
         if self.state in {HeartbeatState.ALIVE, HeartbeatState.UNUSED}:
             self._set_state(HeartbeatState.PROBING)
         return Send(self.sent, rules.timeout_ns, wait_for_ready)
@@ -384,11 +429,11 @@ class HeartbeatCore:
             return
         self.replaced += by_heartbeat
         self.in_flight.clear()
-        self._not_before_ns, self._sent_ns, self._planned_ns = PAST, PAST, NEVER
+        self._planned_ns = NEVER
         self.awaiting_answer = self._death_reported = self._reconnecting = False
         is_used = self.state is not HeartbeatState.UNUSED
         self.silence.move(now_ns, is_used=is_used)
-        self._is_new = self._is_new or is_used
+        self._schedule.restart(is_used=is_used)
 
     def reconnect_refused(self) -> None:
         """The connection was not replaced. The next attempt follows after another heartbeat."""
@@ -400,7 +445,7 @@ class HeartbeatCore:
         """Make a heartbeat due now; False if an answer is awaited, or none is to be sent."""
         if self.state in _INACTIVE or self.awaiting_answer or self._reconnecting:
             return False
-        self._is_requested = True
+        self._schedule.is_requested = True
         return True
 
     def close(self) -> None:

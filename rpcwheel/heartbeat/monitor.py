@@ -5,10 +5,6 @@ have something to do. Calls only stamp the activity of their connection, so a bu
 one wake-up per interval. The timer's thread only compares times and sets the timeout again.
 Everything else runs where the adapter's `_submit` runs it, depending on the kind of `Work`.
 
-A `ReconnectingChannel` of either world has activity stamps and can be reconnected. Any other
-channel only gets heartbeats. Interceptors on top of a channel are skipped: heartbeats are neither
-retried nor queued.
-
 Locks: `_lock` guards the core, the timeout and the heartbeats in flight. No user code runs under
 it. It is reentrant because a finalizer may call `detach` at any time.
 """
@@ -21,7 +17,6 @@ import enum
 import inspect
 import random
 import threading
-import weakref
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from datetime import timedelta
@@ -33,7 +28,6 @@ import grpc
 from rpcwheel._concurrency.callbacks import run_callback, weak_callback
 from rpcwheel._concurrency.exiting import BACKGROUND
 from rpcwheel._concurrency.notifications import NotificationQueue
-from rpcwheel._grpc.connectivity import channel_target, core_state, is_bare, nested_channels
 from rpcwheel.durations import NEVER, to_seconds
 from rpcwheel.errors import public_name, safe_repr
 from rpcwheel.events import CallbackFailed, ConnectionDead, Event, ExecutorRejected, emit
@@ -42,8 +36,8 @@ from rpcwheel.telemetry.tracing import add_to_calls
 from rpcwheel.timer import ManualTimer, shared_timer
 from rpcwheel.timer.manual import checked_timer, clock_of
 from rpcwheel.transport.probe import ALIVE, UNANSWERED, HealthProbe, ProbeResult, checked_probe
-from rpcwheel.transport.state import ActivityStamps
 
+from .channel import WatchedChannel, channel_below_interceptors
 from .core import HeartbeatCore
 from .policy import HeartbeatPolicy
 from .rules import HeartbeatRules, HeartbeatState, LastActivity, Reconnect, Send, StateChanged
@@ -55,6 +49,7 @@ if TYPE_CHECKING:
     from rpcwheel.timer import Timeout
     from rpcwheel.timer.api import Timer
     from rpcwheel.transport.probe import Probe
+    from rpcwheel.transport.state import ActivityStamps
 
     Report = Callable[[int, str, object], None]
     """Takes the time of the end of a heartbeat, the name of its status, and the response."""
@@ -114,24 +109,18 @@ class HeartbeatBase(ABC):
         forget: Callable[[HeartbeatBase], object],
     ) -> None:
         """Create a heartbeat. It calls `forget(heartbeat)` when it has ended."""
-        self._can_reconnect = callable(getattr(channel, "heartbeat_call", None))
-        # A `ReconnectingChannel` must not be kept alive. Any other channel is kept: its user may
-        # drop it while stubs of it still make calls.
-        keep: Callable[[], Any] = weakref.ref(channel) if self._can_reconnect else lambda: channel
-        self._channel = keep
-        active = channel.connections.active.channel if self._can_reconnect else channel
-        self._runs_user_code = not is_bare(active)
-        self.target = _target_of(channel)
+        self._channel = WatchedChannel(channel, clock_of(timer))
+        self.target = self._channel.target
         self._probe, self._drain_timeout, self._forget = probe, drain_timeout, forget
         self._timer, self._now_ns = timer, clock_of(timer)
         self._lock = threading.RLock()
         self._timeout: Timeout | None = None
         self._calls: dict[int, Any] = {}  # heartbeats in flight, by number
-        self._activity = channel.activity if self._can_reconnect else ActivityStamps(self._now_ns)
         self._remove_close_callback: Any = None
         self._listeners: tuple[Callable[..., object], ...] = ()
         self._notifications = NotificationQueue(run=partial(self._submit, Work.NOTIFY))
-        if not self._can_reconnect:
+        can_reconnect = self._channel.can_reconnect
+        if not can_reconnect:
             rules = dataclasses.replace(rules, reconnect=False)
         if isinstance(timer, ManualTimer):  # what it calls may run when it has advanced further
             rules = dataclasses.replace(rules, stall_ns=NEVER)
@@ -140,7 +129,7 @@ class HeartbeatBase(ABC):
             rules,
             random.random,
             now_ns=self._now_ns(),
-            silent_from_start=not self._can_reconnect,
+            silent_from_start=not can_reconnect,
         )
         components.add("heartbeat", self)
 
@@ -175,7 +164,7 @@ class HeartbeatBase(ABC):
     @property
     def connection(self) -> Any:
         """The watched channel, below its interceptors; None if its user has dropped it."""
-        return self._channel()
+        return self._channel.get()
 
     @property
     def state(self) -> HeartbeatState:
@@ -185,12 +174,12 @@ class HeartbeatBase(ABC):
     @property
     def last_read(self) -> float | None:
         """When anything was last read, in seconds on the timer's clock; None: never."""
-        return _seconds(self._activity.last_read_ns)
+        return _seconds(self._channel.activity.last_read_ns)
 
     @property
     def last_write(self) -> float | None:
         """When anything was last written, in seconds on the timer's clock; None: never."""
-        return _seconds(self._activity.last_write_ns)
+        return _seconds(self._channel.activity.last_write_ns)
 
     @property
     def last_use(self) -> float | None:
@@ -198,12 +187,12 @@ class HeartbeatBase(ABC):
 
         None: never, or not known, because the channel is not a `ReconnectingChannel`.
         """
-        return _seconds(self._activity.last_use_ns)
+        return _seconds(self._channel.activity.last_use_ns)
 
     @property
     def silence(self) -> float | None:
         """Seconds since anything was last read; None: nothing was ever read."""
-        read_ns = self._activity.last_read_ns
+        read_ns = self._channel.activity.last_read_ns
         return None if read_ns is None else _seconds(max(0, self._now_ns() - read_ns))
 
     @property
@@ -302,46 +291,14 @@ class HeartbeatBase(ABC):
     """Called by `BACKGROUND` when the main thread has ended."""
 
     def is_over(self) -> bool:
-        """Whether its channel was dropped, or is a plain channel that was closed.
-
-        Plain channels don't report that they are closed.
-        """
-        if self._can_reconnect:
-            return self.connection is None
-        return self._connectivity() is grpc.ChannelConnectivity.SHUTDOWN
-
-    # The channel
-
-    def _connectivity(self) -> grpc.ChannelConnectivity | None:
-        """Return the connectivity of the active connection; None if not known."""
-        channel = self.connection
-        get_state = getattr(channel, "get_state", None)  # a `ReconnectingChannel`, or grpc.aio
-        try:
-            state: object = get_state() if callable(get_state) else core_state(channel)
-        except Exception:  # noqa: BLE001 - a channel that the user wrote
-            return None
-        return state if isinstance(state, grpc.ChannelConnectivity) else None
-
-    def _calls_only_wait(self) -> bool:
-        """Whether the calls in flight can only wait for a connection.
-
-        So it is while gRPC can't connect, and while it connects for the first time.
-        """
-        state = self._connectivity()
-        if state is grpc.ChannelConnectivity.CONNECTING:
-            return self._activity.last_read_ns is None
-        return state is grpc.ChannelConnectivity.TRANSIENT_FAILURE
+        """Whether its channel was dropped, or is a plain channel that was closed."""
+        return self._channel.is_over()
 
     def _last_activity(self) -> LastActivity:
         """Return the activity of the active connection. Under the lock."""
-        channel = self.connection
-        if self._can_reconnect and channel is not None:
-            activity = channel.activity
-            if activity is not self._activity:
-                self._activity = activity
-                self._core.connection_replaced(self._now_ns())
-        stamps = self._activity
-        return LastActivity(stamps.last_read_ns, stamps.last_write_ns, stamps.last_use_ns)
+        if self._channel.follow():
+            self._core.connection_replaced(self._now_ns())
+        return self._channel.last_activity
 
     # The timer
 
@@ -417,8 +374,8 @@ class HeartbeatBase(ABC):
             return
         due = not BACKGROUND.closed
         while due:
-            idle = self._connectivity() is grpc.ChannelConnectivity.IDLE
-            calls = int(getattr(self.connection, "calls", 0))
+            idle = self._channel.connectivity() is grpc.ChannelConnectivity.IDLE
+            calls = self._channel.calls
             with self._lock:
                 now_ns, last_activity = self._now_ns(), self._last_activity()
                 action = self._core.step(now_ns, last_activity, idle=idle, calls=calls)
@@ -426,10 +383,10 @@ class HeartbeatBase(ABC):
                 due = action is None and self._plan()
                 if isinstance(action, Send):
                     self._plan()
-                    self._activity.last_write_ns = self._now_ns()
-                activity = self._activity
+                    self._channel.activity.last_write_ns = self._now_ns()
+                activity = self._channel.activity
             match action:
-                case Send() if self._runs_user_code:
+                case Send() if self._channel.runs_user_code:
                     self._submit(Work.USER_CODE, partial(self._send, action, activity))
                 case Send():
                     self._send(action, activity)
@@ -441,19 +398,17 @@ class HeartbeatBase(ABC):
         self._notify()
 
     def _reconnect(self, reason: str) -> None:
-        channel = self.connection
         with self._lock:
             dead = self._core.confirm_dead(self._now_ns(), self._last_activity())
         done = False
-        if dead and channel is not None:
+        if dead:
             try:
-                drain_timeout = None if self._calls_only_wait() else self._drain_timeout
-                done = channel.reconnect(reason, drain_timeout=drain_timeout)
+                done = self._channel.reconnect(reason, self._drain_timeout)
             except Exception as error:  # noqa: BLE001 - the user's connect(): reported as an event
                 self._add_event(CallbackFailed(self.target, "connect", error))
         with self._lock:
             if done:
-                self._activity = channel.activity
+                self._channel.follow()
                 self._core.connection_replaced(self._now_ns(), by_heartbeat=True)
             else:
                 self._core.reconnect_refused()
@@ -473,9 +428,7 @@ class HeartbeatBase(ABC):
             "wait_for_ready": send.wait_for_ready or None,
         }
         try:
-            channel = self.connection
-            make = channel.heartbeat_call if self._can_reconnect else channel.unary_unary
-            call = self._start(make(self._probe.method), options, report)
+            call = self._start(self._channel.multicallable(self._probe.method), options, report)
         except Exception as error:  # noqa: BLE001 - a closed channel, the user's interceptor
             BACKGROUND.end_call(background)
             report(sent_ns, type(error).__name__, None)
@@ -505,7 +458,8 @@ class HeartbeatBase(ABC):
             # gRPC says UNAVAILABLE when a connection breaks, a proxy when its own connection does,
             # and gRPC again without call credentials. Only the first makes the channel not READY.
             is_silence = (
-                code != "UNAVAILABLE" or self._connectivity() is not grpc.ChannelConnectivity.READY
+                code != "UNAVAILABLE"
+                or self._channel.connectivity() is not grpc.ChannelConnectivity.READY
             )
         elif isinstance(response, bytes):
             result = self._judge(response)
@@ -561,10 +515,8 @@ class HeartbeatBase(ABC):
         self._notifications.start()
 
     def _add_event(self, event: Event) -> None:
-        if isinstance(event, ConnectionDead) and self._can_reconnect:
-            channel = self.connection
-            if channel is not None and (spans := channel.connections.active.spans.copy()):
-                self._notifications.add(partial(add_to_calls, event, spans))
+        if isinstance(event, ConnectionDead) and (spans := self._channel.spans):
+            self._notifications.add(partial(add_to_calls, event, spans))
         self._notifications.add(partial(emit, event))
 
     def _call_listeners(self, change: StateChanged) -> None:
@@ -707,29 +659,12 @@ class HeartbeatManagerBase(Generic[H]):
                 del self._heartbeats[key]
 
 
-def channel_below_interceptors(channel: Any) -> Any:
-    """The `ReconnectingChannel` below a channel's interceptors, or the lowest channel."""
-    lowest = channel
-    for inner in nested_channels(channel):
-        if not callable(getattr(inner, "unary_unary", None)):
-            break
-        lowest = inner
-        if callable(getattr(inner, "heartbeat_call", None)):
-            break
-    return lowest
-
-
 def status_of(error: Exception) -> str:
     """The name of the status of an RPC error; for other errors the name of their type."""
     if not isinstance(error, grpc.RpcError):
         return type(error).__name__
     status = error.code() if hasattr(error, "code") else None
     return str(getattr(status, "name", "UNKNOWN"))
-
-
-def _target_of(channel: Any) -> str:
-    target = channel_target(channel)
-    return repr(channel) if target is None else target
 
 
 def _seconds(ns: int | None) -> float | None:

@@ -66,7 +66,7 @@ class Heartbeat(HeartbeatBase):
     def _done(self, report: Report, future: Any) -> None:
         """Read the answer, on gRPC's thread, which must not run user code."""
         read = partial(_read, report, self._now_ns(), future)
-        if self._runs_user_code or type(self._probe) not in BUILTIN_PROBES:
+        if self._channel.runs_user_code or type(self._probe) not in BUILTIN_PROBES:
             self._submit(Work.USER_CODE, read)
         else:
             read()

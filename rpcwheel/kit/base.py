@@ -410,7 +410,7 @@ class KitBase(
         intercepted = self._intercept(channel, stacklevel=4)
         if self._manager is None:
             return intercepted
-        from rpcwheel.heartbeat.monitor import channel_below_interceptors
+        from rpcwheel.heartbeat.channel import channel_below_interceptors
 
         inner: Any = channel_below_interceptors(channel)
         if isinstance(inner, self._load("balancer").BalancedChannel):
