@@ -98,7 +98,7 @@ def check_writable(backend: object, url: object) -> None:
     if getattr(backend, "read_only", False):
         raise ConfigurationError(
             f"{url} is for reading only: its instances are published by other means, such as pods "
-            "by Kubernetes; to publish, give another registry"
+            "by Kubernetes, or providers of Dubbo (level=application); to publish, give another URL"
         )
 
 

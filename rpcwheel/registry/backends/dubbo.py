@@ -9,7 +9,10 @@ data are never read. `dubbo_url.py` reads and writes the URLs. The Java interfac
 otherwise it is the name of the service. They differ if the .proto file has a `java_package`.
 
 With `?application=`, servers are also listed at the application level (`dubbo_application.py`),
-unless `?level=interface`. Reads are of the interface level.
+unless `?level=interface`. Both levels are read, unless `?level=` names one: a server that is listed
+at both counts once, as the interface level has it. (Dubbo's consumers use the application level
+alone as soon as it has one server.) So metadata are only needed for servers that are listed at the
+application level alone. With `?level=application` nothing can be published.
 
 As the whole record is a name, an instance is changed by deleting a node and creating another, in
 one transaction: consumers see one change. Nodes with the same id are replaced; an id is host and
@@ -18,6 +21,7 @@ port, so that a restarted server replaces itself, whichever program has publishe
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final
@@ -31,11 +35,13 @@ from rpcwheel.registry.backend import View
 from rpcwheel.registry.url import NAME, NAMESPACE
 
 from .dubbo_application import instance_of_application, metadata_of, with_application
-from .dubbo_url import node_name, parameters_of, record_of
-from .zookeeper_nodes import MAX_ATTEMPTS, ZookeeperNodes, failed, session_id
+from .dubbo_following import ApplicationLevel
+from .dubbo_metadata import MetadataCache
+from .dubbo_url import node_name, parameters_of, parsed, record_of
+from .zookeeper_nodes import MAX_ATTEMPTS, NodeReads, ZookeeperNodes, failed, session_id
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from kazoo.client import KazooClient
     from kazoo.protocol.states import WatchedEvent
@@ -56,16 +62,22 @@ CACHED_RECORDS: Final = 16384
 """A name never changes its meaning. Reading one takes 30 us."""
 
 SERVICES: Final = "services"
-"""The root of the servers of applications; fixed, as Dubbo's."""
+"""The root of the servers of applications, unless there is another root for all nodes."""
 
-LEVELS: Final = ("interface", "both")
+LEVELS: Final = ("interface", "application", "both")
+
+
+@dataclass(frozen=True, slots=True)
+class _DubboView(View):
+    """A view that also has the nodes from which it was made, for the next read."""
+
+    nodes: Mapping[str, Any] = field(default_factory=dict)
+    is_complete: bool = True
+    """Whether the metadata of all servers are known."""
 
 
 class DubboBackend(ZookeeperNodes):
-    """Instances in the format of Dubbo's interface level, and of its application level beside it.
-
-    What is read is the interface level.
-    """
+    """Instances in Dubbo's format, at its interface level and its application level."""
 
     own_options = ("interface", "application", "level", "root", "tag")
 
@@ -73,15 +85,30 @@ class DubboBackend(ZookeeperNodes):
         super().__init__(url, settings)
         self._interfaces = _checked_interfaces(url)
         self._application = url.options.get("application", "")
-        self._root = f"/{url.options.get('root', ROOT)}"
+        root, level = url.options.get("root", ROOT), _checked_level(url)
+        self._root = f"/{root}"
+        self._services = f"/{SERVICES if root == ROOT else root}"
         self._release = f"rpcwheel-{version('rpcwheel')}"
         self._paths: dict[tuple[str, str], tuple[str, str]] = {}
         """The epoch and the path of each published instance, by its key."""
-        self._has_applications = _checked_level(url) == "both"
+        self.read_only = level == "application"
+        self._follows_interfaces = level != "application"
+        self._has_applications = bool(self._application) and level != "interface"
+        metadata = MetadataCache(settings.timeout_s, self._polling.request_read)
+        self._metadata = metadata
+        self._applications: ApplicationLevel | None = None
+        if level != "interface":
+            self._applications = ApplicationLevel(
+                self._root, self._services, metadata, beside_interfaces=self._follows_interfaces
+            )
         self._current: dict[tuple[str, str], ServiceInstance] = {}
         """All published instances, if there is an application level."""
-        self._changed: set[str] = set()
-        """Services whose watch has fired. kazoo's thread adds them."""
+        self._watches: dict[str, Callable[[WatchedEvent], None]] = {}
+        """The callback of the watches of each service, always the same: kazoo calls equal ones
+        once."""
+        self._fired: dict[str, set[str]] = {}
+        """Paths of nodes whose watch has fired, by service. Not locked: kazoo's thread adds paths,
+        and `_read_watched` takes them out one by one."""
 
     def interface_of(self, service: str) -> str:
         """Return the Java interface of a service."""
@@ -151,8 +178,7 @@ class DubboBackend(ZookeeperNodes):
 
     def lookup(self, service: str) -> View:
         client, end_ns = self._session.client(), self._session.end_ns()
-        names = self._list(client, self._directory(service), end_ns)
-        return View(self._records(names, service), client.last_zxid)
+        return self._view(client, service, NodeReads(self, client, end_ns))
 
     def services(self) -> Sequence[str]:
         """Return the names of interfaces that have providers.
@@ -160,16 +186,31 @@ class DubboBackend(ZookeeperNodes):
         Of an interface that `?interface=` names, it is the service of the URL.
         """
         client, end_ns = self._session.client(), self._session.end_ns()
-        names = self._list(client, self._root, end_ns) - RESERVED
         own = {self.interface_of(self.url.service): self.url.service}
-        paths = {own.get(name, name): f"{self._root}/{name}/{PROVIDERS}" for name in names}
-        return self._with_children(client, paths, end_ns)
+        found: list[str] = []
+        names: Collection[str]
+        if self._follows_interfaces:
+            names = self._list(client, self._root, end_ns) - RESERVED
+            paths = {own.get(name, name): f"{self._root}/{name}/{PROVIDERS}" for name in names}
+            found = self._with_children(client, paths, end_ns)
+        if self._applications is not None:
+            reads, mappings = NodeReads(self, client, end_ns), self._applications.mappings
+            names = reads.children([mappings])[mappings]
+            interfaces = {own.get(name, name): name for name in names}
+            left = {service: interfaces[service] for service in interfaces.keys() - set(found)}
+            records, _ = self._applications.read(reads, left)
+            found += [service for service in records if records[service]]
+        return sorted(found)
+
+    def close(self) -> None:
+        self._metadata.close()
+        super().close()
 
     # On kazoo's thread: does not block
 
     def _watch_fired(self, service: str, event: WatchedEvent) -> None:
         if event.type != EventType.NONE:
-            self._changed.add(service)
+            self._fired.setdefault(service, set()).add(event.path)
             self._polling.request_read(service)
 
     # Reading services
@@ -179,12 +220,32 @@ class DubboBackend(ZookeeperNodes):
 
     def _read_watched(self, service: str, previous: View | None) -> View:
         client, end_ns = self._session.client(), self._session.end_ns()
-        if previous is not None and service not in self._changed:
-            return previous
-        self._changed.discard(service)
-        watch = partial(self._watch_fired, service)
-        names = self._list(client, self._directory(service), end_ns, watch)
-        return View(self._records(names, service), client.last_zxid)
+        marked, fired = self._fired.setdefault(service, set()), set()
+        while marked:
+            fired.add(marked.pop())
+        unchanged: Mapping[str, Any] = {}
+        if isinstance(previous, _DubboView):
+            if previous.is_complete and not fired:
+                return previous
+            unchanged = {path: node for path, node in previous.nodes.items() if path not in fired}
+        watch = self._watches.setdefault(service, partial(self._watch_fired, service))
+        reads = NodeReads(self, client, end_ns, watch=watch, unchanged=unchanged)
+        return self._view(client, service, reads)
+
+    def _view(self, client: KazooClient, service: str, reads: NodeReads) -> View:
+        records: dict[str, bytes] = {}
+        names: Collection[str] = ()
+        is_complete = True
+        if self._follows_interfaces:
+            directory = self._directory(service)
+            names = reads.children([directory])[directory]
+            records = self._records(names, service)
+        if self._applications is not None:
+            interfaces = {service: self.interface_of(service)}
+            listed = {_address_of(name) for name in names}
+            of_applications, is_complete = self._applications.read(reads, interfaces, listed)
+            records = of_applications[service] | records
+        return _DubboView(records, client.last_zxid, None, reads.nodes, is_complete)
 
     def _record(self, name: str, service: str) -> tuple[str, bytes]:
         return _record_of(name, service, self.interface_of(service))
@@ -268,7 +329,7 @@ class DubboBackend(ZookeeperNodes):
     # The application level
 
     def _application_path(self, host: str, port: int) -> str:
-        return f"/{SERVICES}/{self._application}/{joined(host, port)}"
+        return f"{self._services}/{self._application}/{joined(host, port)}"
 
     def _served_by(self, address: tuple[str, int]) -> list[ServiceInstance]:
         """Return the instances at an address that consumers may call."""
@@ -360,21 +421,25 @@ def _by_service(instances: Sequence[ServiceInstance]) -> dict[str, list[ServiceI
 _record_of: Final = lru_cache(CACHED_RECORDS)(record_of)
 
 
+@lru_cache(CACHED_RECORDS)
+def _address_of(name: str) -> str:
+    return parsed(name)[1]
+
+
 def _last_part(name: str) -> str:
     return name.rpartition(".")[2]
 
 
 def _checked_level(url: RegistryUrl) -> str:
-    """Return the level of registration.
+    """Return the level that a URL names; "" if it names none.
 
     Raises:
         ConfigurationError: It is not valid, or needs the name of the application.
     """
-    has_application = bool(url.options.get("application"))
-    level = url.options.get("level", LEVELS[has_application])
-    if level not in LEVELS:
+    level = url.options.get("level", "")
+    if "level" in url.options and level not in LEVELS:
         raise ConfigurationError(f"{url}: level must be one of {', '.join(LEVELS)}, not {level!r}")
-    if level == LEVELS[1] and not has_application:
+    if level == "both" and not url.options.get("application"):
         raise ConfigurationError(f"{url}: level={level} needs application=, the name of this one")
     return level
 

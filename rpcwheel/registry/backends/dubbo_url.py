@@ -152,7 +152,19 @@ def instance_of(name: str, service: str, interface: str) -> ServiceInstance:
     Raises:
         ValueError: It is not the URL of a Triple provider; the message says why.
     """
-    scheme, address, path, parameters = parsed(name)
+    return instance_from(*parsed(name), service=service, interface=interface)
+
+
+def instance_from(
+    scheme: str,
+    address: str,
+    path: str,
+    parameters: Mapping[str, str],
+    *,
+    service: str,
+    interface: str,
+) -> ServiceInstance:
+    """Return the instance that the parts of a URL stand for; raises as `instance_of`."""
     if scheme not in PROTOCOLS:
         raise ValueError(f"its protocol is {scheme!r}; only Triple ({TRIPLE}) can be called")
     host, _, port = address.rpartition(":")
@@ -198,9 +210,13 @@ def record_of(name: str, service: str, interface: str) -> tuple[str, bytes]:
     try:
         instance = instance_of(name, service, interface)
     except ValueError as error:
-        record = {"v": 1, "service": service, "id": name, UNREADABLE: str(error)}
-        return name, json.dumps(record).encode()
+        return name, unreadable_record(service, name, str(error))
     return instance.id, instance.encoded()
+
+
+def unreadable_record(service: str, id_: str, reason: str) -> bytes:
+    """Return a record that `ServiceInstance.decoded` refuses with this reason."""
+    return json.dumps({"v": 1, "service": service, "id": id_, UNREADABLE: reason}).encode()
 
 
 def parsed(name: str) -> tuple[str, str, str, Mapping[str, str]]:

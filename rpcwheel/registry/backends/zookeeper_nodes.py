@@ -161,11 +161,23 @@ class ZookeeperNodes(RegistryBackend):
         names = self._results([path], [client.get_children_async(path, watch)], end_ns)[path]
         if not isinstance(names, NoNodeError):
             return set(names)
-        if watch is not None:  # only this request leaves a watch on a node that does not exist
-            (stat,) = self._session.results([client.exists_async(path, watch)], end_ns)
+        if watch is not None:
+            self._watch_missing(client, [path], end_ns, watch)
+        return set()
+
+    def _watch_missing(
+        self,
+        client: KazooClient,
+        paths: Collection[str],
+        end_ns: int,
+        watch: Callable[[WatchedEvent], None],
+    ) -> None:
+        """Leave a watch on nodes that do not exist, which no other request does."""
+        requests = [client.exists_async(path, watch) for path in paths]
+        stats = self._session.results(requests, end_ns)
+        for path, stat in zip(paths, stats, strict=True):
             if stat is not None:  # it was created in between
                 watch(WatchedEvent(EventType.CREATED, KeeperState.CONNECTED, path))
-        return set()
 
     def _get(
         self,
@@ -181,6 +193,21 @@ class ZookeeperNodes(RegistryBackend):
             for path, result in self._results(paths, requests, end_ns).items()
             if not isinstance(result, NoNodeError)
         }
+
+    def read_nodes(
+        self,
+        client: KazooClient,
+        request: Callable[..., Any],
+        paths: Collection[str],
+        end_ns: int,
+        watch: Callable[[WatchedEvent], None] | None,
+    ) -> dict[str, Any]:
+        """Send a request for each path, which leaves a watch; None: there is no such node."""
+        results = self._results(paths, [request(path, watch) for path in paths], end_ns)
+        missing = [path for path, result in results.items() if isinstance(result, NoNodeError)]
+        if missing and watch is not None:
+            self._watch_missing(client, missing, end_ns, watch)
+        return results | dict.fromkeys(missing)
 
     def _with_children(
         self, client: KazooClient, paths: Mapping[str, str], end_ns: int
@@ -218,6 +245,56 @@ class ZookeeperNodes(RegistryBackend):
 
     def _conflict(self, paths: Collection[str]) -> RegistryUnavailable:
         return RegistryUnavailable(f"{self.url}: others change the same nodes: {', '.join(paths)}")
+
+
+class NodeReads:
+    """The nodes from which one view of a service is made.
+
+    With a watch, the next view can take those nodes from this one whose watch has not fired.
+    """
+
+    def __init__(
+        self,
+        backend: ZookeeperNodes,
+        client: KazooClient,
+        end_ns: int,
+        *,
+        watch: Callable[[WatchedEvent], None] | None = None,
+        unchanged: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Read nothing yet.
+
+        Args:
+            backend: The backend.
+            client: The client.
+            end_ns: When to give up.
+            watch: Left on each node that is read.
+            unchanged: `nodes` of an earlier view, without those whose watch has fired.
+        """
+        self._backend = backend
+        self._client = client
+        self.end_ns = end_ns
+        self._watch = watch
+        self._unchanged = unchanged or {}
+        self.nodes: dict[str, Any] = {}
+        """The names of children, or the data, by path; None: there is no such node."""
+
+    def children(self, paths: Collection[str]) -> dict[str, frozenset[str]]:
+        """Return the names of the children of these nodes, by path; none of missing nodes."""
+        listed = self._read(paths, self._client.get_children_async)
+        return {path: frozenset(names or ()) for path, names in listed.items()}
+
+    def data(self, paths: Collection[str]) -> dict[str, bytes]:
+        """Return the data of those of these nodes that exist, by path."""
+        read = self._read(paths, self._client.get_async)
+        return {path: bytes(result[0] or b"") for path, result in read.items() if result}
+
+    def _read(self, paths: Collection[str], request: Callable[..., Any]) -> dict[str, Any]:
+        new = [path for path in paths if path not in self._unchanged]
+        read = self._backend.read_nodes(self._client, request, new, self.end_ns, self._watch)
+        read |= {path: self._unchanged[path] for path in paths if path not in read}
+        self.nodes |= read
+        return {path: read[path] for path in paths}
 
 
 def failed(result: Any, allowed: type[KazooException] | tuple[()] = ()) -> bool:

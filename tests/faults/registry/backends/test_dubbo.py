@@ -116,10 +116,10 @@ def test_a_provider_of_another_protocol_is_a_record_that_says_so(dubbo, opened, 
         ServiceInstance.decoded(record)
 
 
-def renewed(backend, operator, application):
+def renewed(backend, operator, path):
     """Whether a server is listed again after a renewal, which reports no loss."""
     assert backend.renew([A]) == {}
-    return operator.exists(f"/services/{application}/10.0.0.1:1")
+    return operator.exists(path)
 
 
 def test_a_server_is_listed_at_the_application_level(dubbo, opened, root):
@@ -131,7 +131,7 @@ def test_a_server_is_listed_at_the_application_level(dubbo, opened, root):
         operator.create(f"/{root}/mapping/{INTERFACE}", b"java-shop", makepath=True)
         backend.publish([A, stock])
         other.publish([B])
-        server = json.loads(operator.get(f"/services/{application}/10.0.0.1:1")[0])
+        server = json.loads(operator.get(f"/{root}/{application}/10.0.0.1:1")[0])
         assert (
             operator.get(f"/{root}/mapping/{INTERFACE}")[0].decode() == f"java-shop,{application}"
         )
@@ -144,13 +144,13 @@ def test_a_server_is_listed_at_the_application_level(dubbo, opened, root):
         orders = metadata["services"][f"{INTERFACE}:tri"]
         assert (orders["path"], orders["port"]) == ("shop.Orders", 1)
         assert backend.renew([A, stock]) == {}
-        operator.delete(f"/services/{application}/10.0.0.1:1")
-        assert wait_until(lambda: renewed(backend, operator, application))
+        operator.delete(f"/{root}/{application}/10.0.0.1:1")
+        assert wait_until(lambda: renewed(backend, operator, f"/{root}/{application}/10.0.0.1:1"))
         backend.publish([A.replace(status="DRAINING")])
-        server = json.loads(operator.get(f"/services/{application}/10.0.0.1:1")[0])
+        server = json.loads(operator.get(f"/{root}/{application}/10.0.0.1:1")[0])
         assert server["payload"]["metadata"]["dubbo.metadata.revision"] != revision
         backend.withdraw([A, stock])
-        assert operator.get_children(f"/services/{application}") == ["10.0.0.2:1"]
+        assert operator.get_children(f"/{root}/{application}") == ["10.0.0.2:1"]
 
 
 def test_processes_that_share_a_port_do_not_fight_for_their_node(dubbo, opened, root):
@@ -162,7 +162,7 @@ def test_processes_that_share_a_port_do_not_fight_for_their_node(dubbo, opened, 
     assert first.renew([A]) == second.renew([same]) == {}
     second.withdraw([same])
     with dubbo.operator() as operator:
-        assert wait_until(lambda: renewed(first, operator, application))
+        assert wait_until(lambda: renewed(first, operator, f"/{root}/{application}/10.0.0.1:1"))
 
 
 def test_the_interface_level_alone_lists_no_application(dubbo, opened, root):
@@ -170,7 +170,7 @@ def test_the_interface_level_alone_lists_no_application(dubbo, opened, root):
     backend = opened(dubbo.url(root=root, application=application, level="interface"))
     backend.publish([A])
     with dubbo.operator() as operator:
-        assert not operator.exists(f"/services/{application}")
+        assert not operator.exists(f"/{root}/{application}")
         assert operator.get_children(f"/{root}") == ["shop.Orders"]
 
 

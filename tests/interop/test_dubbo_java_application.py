@@ -1,0 +1,87 @@
+"""Providers in Dubbo Java 3.3.6 that are registered at the application level only.
+
+One keeps its metadata to itself, as is Dubbo's default, and one writes them to ZooKeeper.
+"""
+
+import contextlib
+import json
+import threading
+from concurrent import futures
+
+import pytest
+
+import rpcwheel
+from fixtures.dubbo_java import (
+    BUILD_S,
+    INTERFACE,
+    PLACE,
+    SERVICE,
+    START_S,
+    JavaProgram,
+    dubbo_jar,
+    dubbo_zookeeper,
+    order,
+    read,
+)
+from fixtures.ports import free_port
+from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel import RetryPolicy
+from rpcwheel.cli import main
+
+__all__ = ["dubbo_jar", "dubbo_zookeeper"]
+
+pytestmark = pytest.mark.timeout(BUILD_S + 8 * WAIT_S)  # the programs are built first
+
+
+@pytest.fixture
+def start(dubbo_jar, dubbo_zookeeper):
+    """Starts providers by name and port, which are killed at the end of the test."""
+    with contextlib.ExitStack() as stack:
+
+        def start(server, port, **properties):
+            settings = {"server": server, "port": port, "level": "instance"} | properties
+            return stack.enter_context(
+                JavaProgram(dubbo_jar, "Provider", dubbo_zookeeper, **settings)
+            )
+
+        yield start
+
+
+def test_providers_at_the_application_level_are_called_stopped_and_restarted(
+    dubbo_zookeeper, start, capsys
+):
+    """No call fails while one is stopped and started again."""
+    port = free_port()
+    local, remote = start("local", port), start("remote", free_port(), metadata="remote")
+    for provider in (local, remote):
+        provider.wait_for("serving")
+    url = dubbo_zookeeper.url(SERVICE, interface=INTERFACE, application="py-client")
+    retry = RetryPolicy(retry_on="UNAVAILABLE", max_attempts=4, backoff=0.01)
+    answered, ended = [], threading.Event()
+
+    def load(place):
+        while not ended.is_set():
+            answered.append(read(place(order("a"), timeout=WAIT_S))[0])
+
+    def are_called(*servers):
+        seen = len(answered)
+        return wait_until(lambda: len(answered) > seen + 50 and set(answered[-50:]) == set(servers))
+
+    with (
+        rpcwheel.Kit(retry=retry, idempotent=True) as kit,
+        kit.channel(url) as channel,
+        futures.ThreadPoolExecutor(1) as threads,
+    ):
+        loading = threads.submit(load, channel.unary_unary(PLACE))
+        try:
+            assert are_called("local", "remote")
+            assert main(["registry", "ls", dubbo_zookeeper.url(), "--json"]) == 0
+            assert INTERFACE in json.dumps(json.loads(capsys.readouterr().out))
+            local.process.terminate()
+            assert are_called("remote")
+            local.process.wait(START_S)
+            start("restarted", port).wait_for("serving")
+            assert are_called("restarted", "remote")
+        finally:
+            ended.set()
+        loading.result(WAIT_S)
