@@ -10,7 +10,7 @@ import logging
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Annotated, Final, NoReturn
@@ -34,7 +34,8 @@ from rpcwheel.events import (
     remove_sink,
 )
 from rpcwheel.instance import ServiceInstance, Snapshot, started_now
-from rpcwheel.registry.backends import check_writable
+from rpcwheel.registry.backend import Consumer, RegistryBackend, Settings
+from rpcwheel.registry.backends import check_writable, open_backend
 from rpcwheel.registry.policy import RegistryPolicy
 from rpcwheel.registry.sync import Registration, Registry, open_registry
 from rpcwheel.registry.url import parse_url
@@ -42,7 +43,13 @@ from rpcwheel.registry.url import parse_url
 from .findings import printable
 from .group import CommandGroup
 from .parameters import check_seconds
-from .registry_view import as_document, change_as_json, changes_between, show
+from .registry_view import (
+    as_document,
+    change_as_json,
+    changes_between,
+    changes_of_consumers,
+    show,
+)
 from .target import parse_target
 
 DRAINING_VISIBLE_S: Final = 0.15
@@ -70,6 +77,9 @@ URL_HELP: Final = (
 )
 
 TIMEOUT_S: Final = to_seconds(to_ns(RegistryPolicy().timeout))
+
+CONSUMERS_INTERVAL_S: Final = 2.0
+"""How often `watch` reads the consumers of services."""
 
 CAUSE_TIMEOUT_S: Final = 2.0
 """How long an error waits for the failed request that explains it."""
@@ -107,7 +117,7 @@ def ls(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
     plain: Annotated[bool, typer.Option("--plain", help="No colors on a terminal.")] = False,
 ) -> None:
-    """Show the instances of services."""
+    """Show the instances of services, and the consumers that are registered (Dubbo)."""
     named = _services(url, services)
     events: SimpleQueue[object] = SimpleQueue()
     instances: dict[str, tuple[ServiceInstance, ...]] = {}
@@ -119,10 +129,12 @@ def ls(
                 registry.warn(f"skipped: {error}")
     while not events.empty():
         _report_skipped(events.get())
+    with _open_backend(url, timeout) as backend:
+        consumers = backend.consumers(named or None)
     if as_json:
-        print(as_document(opened.url, instances))
+        print(as_document(opened.url, instances, consumers))
     else:
-        show(opened.url, instances, sys.stdout, plain=plain)
+        show(opened.url, instances, consumers, sys.stdout, plain=plain)
     missing = [service for service in named if not instances.get(service)]
     if missing and (
         as_json or len(missing) < len(named)
@@ -143,21 +155,29 @@ def watch(
     """Show the instances of services and each change, until Ctrl-C.
 
     Each line begins with one of = present, + added, ~ changed, ? stale, - removed, and ! for a
-    message about the registry.
+    message about the registry. Consumers that are registered (Dubbo) are shown too.
     """
     named = _services(url, services)
     if not named:
         raise ConfigurationError("name a service: rpcwheel registry watch URL SERVICE")
     events: SimpleQueue[object] = SimpleQueue()
     snapshots: dict[str, Snapshot] = {}
-    with _open_registry(url, _policy(timeout), events) as opened:
+    with (
+        _open_registry(url, _policy(timeout), events) as opened,
+        _open_backend(url, timeout) as backend,
+    ):
         for service in named:
             opened.lookup(service)
         for service in named:
             opened.subscribe(service, events.put)
         contact = _Contact(as_json=as_json)
+        consumers = _ConsumerWatch(backend, named, as_json=as_json)
         while True:
-            item = _next(events)
+            try:
+                item = events.get(timeout=SIGNAL_CHECK_INTERVAL_S)
+            except Empty:
+                consumers.report()
+                continue
             if not isinstance(item, Snapshot):
                 contact.report(item)
                 continue
@@ -332,6 +352,13 @@ def _open_registry(
         log.removeHandler(silence)
 
 
+@contextmanager
+def _open_backend(url: str, timeout: float) -> Iterator[RegistryBackend]:
+    """Open the backend of a registry, for what a `Registry` does not have. Does not connect yet."""
+    with closing(open_backend(url, Settings(LEASE_TTL_S, timeout))) as backend:
+        yield backend
+
+
 def _check_file(url: str, path: Path) -> None:
     if not path.exists():
         raise RegistryUnavailable(
@@ -418,6 +445,31 @@ def _owner(instance: ServiceInstance) -> str:
     since = f", up since {time.ctime(instance.started_at)}" if instance.started_at else ""
     process = instance.epoch or "(unknown)"
     return f"{_name(instance)} of the process {process} at {instance.address}{since}"
+
+
+class _ConsumerWatch:
+    """Prints the consumers of services, and each that is added or removed."""
+
+    def __init__(self, backend: RegistryBackend, services: Sequence[str], *, as_json: bool) -> None:
+        self._backend = backend
+        self._services = services
+        self._as_json = as_json
+        self._consumers: Sequence[Consumer] | None = None
+        self._due_s = time.monotonic()
+
+    def report(self) -> None:
+        """Read the consumers if `CONSUMERS_INTERVAL_S` has passed, and print what has changed.
+
+        A registry that does not answer is reported elsewhere.
+        """
+        if time.monotonic() < self._due_s:
+            return
+        with suppress(RegistryError):
+            consumers = self._backend.consumers(self._services)
+            for change in changes_of_consumers(self._consumers, consumers):
+                _say(change.as_json() if self._as_json else change.line())
+            self._consumers = consumers
+        self._due_s = time.monotonic() + CONSUMERS_INTERVAL_S
 
 
 class _Contact:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from .findings import printable
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from typing import TextIO
 
     from rpcwheel.instance import ServiceInstance, Snapshot
+    from rpcwheel.registry.backend import Consumer
 
 Services: TypeAlias = "Mapping[str, Sequence[ServiceInstance]]"
 """Instances by service."""
@@ -23,8 +26,12 @@ COLUMNS: Final = (
     "metadata",
 )  # fmt: skip
 
-OPTIONAL_COLUMNS: Final = {"version", "group", "zone", "metadata"}
-"""Columns that are left out if they are empty for all instances."""
+CONSUMER_COLUMNS: Final = (
+    "consumer of", "application", "host", "version", "group", "release", "up since",
+)  # fmt: skip
+
+OPTIONAL_COLUMNS: Final = {"version", "group", "zone", "metadata", "release"}
+"""Columns that are left out if they are empty for all rows."""
 
 COMPARED_FIELDS: Final = (
     "host", "port", "status", "weight", "version", "group", "zone", "protocol", "metadata",
@@ -43,16 +50,30 @@ MARKS: Final = {
 # The table
 
 
-def show(registry: str, services: Services, stream: TextIO, *, plain: bool) -> None:
-    """Print the table and a summary line."""
+def show(
+    registry: str,
+    services: Services,
+    consumers: Sequence[Consumer],
+    stream: TextIO,
+    *,
+    plain: bool,
+) -> None:
+    """Print the table of instances, that of consumers if there are any, and a summary line."""
     rows = [_row(instance) for instances in services.values() for instance in instances]
+    _print_rows(COLUMNS, rows, stream, plain=plain)
+    _print_rows(CONSUMER_COLUMNS, list(map(_consumer_row, consumers)), stream, plain=plain)
+    print(_summary(registry, services, consumers), file=stream, flush=True)
+
+
+def _print_rows(
+    columns: Sequence[str], rows: Sequence[Mapping[str, str]], stream: TextIO, *, plain: bool
+) -> None:
     if rows:
         shown = [
-            name for name in COLUMNS if name not in OPTIONAL_COLUMNS or any(r[name] for r in rows)
+            name for name in columns if name not in OPTIONAL_COLUMNS or any(r[name] for r in rows)
         ]
         print_table(shown, [[row[name] for name in shown] for row in rows], stream, plain=plain)
         print(file=stream)
-    print(_summary(registry, services), file=stream, flush=True)
 
 
 def _row(instance: ServiceInstance) -> dict[str, str]:
@@ -65,10 +86,17 @@ def _row(instance: ServiceInstance) -> dict[str, str]:
     return dict(zip(COLUMNS, cells, strict=True))
 
 
-def as_document(registry: str, services: Services) -> str:
-    """Return one JSON object with the registry and the instances of each service."""
+def _consumer_row(consumer: Consumer) -> dict[str, str]:
+    cells = [consumer.service, consumer.application, consumer.host, consumer.version]
+    cells += [consumer.group, consumer.release, _local_time(consumer.started_at)]
+    return dict(zip(CONSUMER_COLUMNS, cells, strict=True))
+
+
+def as_document(registry: str, services: Services, consumers: Sequence[Consumer]) -> str:
+    """Return one JSON object with the registry, the instances of each service, and consumers."""
     documents = {name: list(map(_as_json, instances)) for name, instances in services.items()}
-    return json.dumps({"registry": registry, "services": documents}, indent=2)
+    document = {"registry": registry, "services": documents}
+    return json.dumps(document | {"consumers": list(map(asdict, consumers))}, indent=2)
 
 
 def _local_time(seconds: float) -> str:
@@ -81,16 +109,21 @@ def _local_time(seconds: float) -> str:
         return "?"
 
 
-def _summary(registry: str, services: Services) -> str:
+def _summary(registry: str, services: Services, consumers: Sequence[Consumer]) -> str:
     count = sum(map(len, services.values()))
+    of_consumers = f" and {_counted(len(consumers), 'consumer')}" if consumers else ""
     if not services:
-        return f"no service at {registry}"
+        return f"no service{of_consumers} at {registry}"
     if not count:
-        return f"no instance of {', '.join(services)} at {registry}"
+        return f"no instance of {', '.join(services)}{of_consumers} at {registry}"
     return (
-        f"{count} instance{'s' if count > 1 else ''} of {len(services)} "
-        f"service{'s' if len(services) > 1 else ''} at {registry}"
+        f"{_counted(count, 'instance')} of {_counted(len(services), 'service')}{of_consumers} "
+        f"at {registry}"
     )
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' if count > 1 else ''}"
 
 
 # Changes, for `watch`
@@ -144,6 +177,44 @@ def change_as_json(change: InstanceChange) -> dict[str, Any]:
     document = {"event": change.event, "service": instance.service, "id": instance.id}
     note = {"note": change.note} if change.note else {}
     return document | note | {"instance": _as_json(instance)}
+
+
+class ConsumerChange(NamedTuple):
+    """A consumer that is present at the start, added or removed."""
+
+    event: str
+    consumer: Consumer
+
+    def line(self) -> str:
+        """Return the change as a line of text."""
+        consumer = self.consumer
+        words = [f"{name} {value}" for name in ("version", "group", "release")
+                 if (value := getattr(consumer, name))]  # fmt: skip
+        line = (
+            f"{MARKS[self.event]} {consumer.service} consumer {consumer.application} at "
+            f"{consumer.host} {self.event}"
+        )
+        return printable(": ".join(filter(None, (line, ", ".join(words)))))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the change as a JSON object."""
+        return {
+            "event": self.event,
+            "service": self.consumer.service,
+            "consumer": asdict(self.consumer),
+        }
+
+
+def changes_of_consumers(
+    before: Sequence[Consumer] | None, after: Sequence[Consumer]
+) -> list[ConsumerChange]:
+    """Return the changes between two lists; `before` is None for the first."""
+    old, new = Counter(before or ()), Counter(after)
+    event = "present" if before is None else "added"
+    return [
+        *(ConsumerChange(event, consumer) for consumer in (new - old).elements()),
+        *(ConsumerChange("removed", consumer) for consumer in (old - new).elements()),
+    ]
 
 
 def _difference(old: ServiceInstance, new: ServiceInstance) -> str:

@@ -25,7 +25,16 @@ if TYPE_CHECKING:
 
     from .url import RegistryUrl
 
-__all__ = ["Lost", "RegistryBackend", "Settings", "View", "Watch", "Watcher", "check_writable"]
+__all__ = [
+    "Consumer",
+    "Lost",
+    "RegistryBackend",
+    "Settings",
+    "View",
+    "Watch",
+    "Watcher",
+    "check_writable",
+]
 
 Lost = Literal["missing", "taken", "changed", "lease", "session", "wiped"]
 """Why the engine does not have a published instance any more. "missing": its record is gone, or is
@@ -62,6 +71,23 @@ class View:
     """Ids whose records differ from those of the previous view given to the same watcher, including
     removed ones. None: not known, so the two views are compared. With it the cost of an update is
     proportional to what changed."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Consumer:
+    """A client that has registered itself as one of a service. It serves nothing."""
+
+    service: str
+    application: str
+    """The name of the client's application; "" if it gave none."""
+    host: str
+    version: str = ""
+    """The version of the service that it calls."""
+    group: str = ""
+    release: str = ""
+    """The library that registered it, and its version."""
+    started_at: float = 0.0
+    """Seconds since 1970. 0: unknown."""
 
 
 class Watcher(Protocol):
@@ -185,6 +211,16 @@ class RegistryBackend(ABC):
         again as soon as it can, and from time to time even without a change. `watcher` is called on
         the backend's own threads, one call at a time.
         """
+
+    def consumers(self, services: Collection[str] | None = None) -> Sequence[Consumer]:
+        """Read the clients that have registered themselves, sorted.
+
+        Optional: only Dubbo's clients do so. Other engines have none.
+
+        Args:
+            services: The services whose clients to read; None: all.
+        """
+        return ()
 
     def refresh(self, service: str) -> None:  # noqa: B027 - optional
         """Read a watched service again soon, because a channel cannot reach one of its servers.

@@ -292,9 +292,12 @@ def test_a_java_consumer_finds_a_server_at_the_application_level(dubbo_zookeeper
 # The command line
 
 
-def test_the_command_line_shows_a_java_provider(dubbo_zookeeper, java_provider, capsys):
+@pytest.mark.usefixtures("java_provider", "java_consumer")
+def test_the_command_line_shows_a_java_provider_and_a_java_consumer(dubbo_zookeeper, capsys):
     assert main(["registry", "ls", dubbo_zookeeper.url(), "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
-    text = json.dumps(shown)
-    assert INTERFACE in text
-    assert '"dubbo.application": "java-shop"' in text
+    metadata = [instance["metadata"] for instance in shown["services"][INTERFACE]]
+    assert "java-shop" in [each.get("dubbo.application") for each in metadata]
+    (consumer,) = shown["consumers"]
+    assert (consumer["service"], consumer["application"]) == (INTERFACE, "java-consumer")
+    assert (consumer["version"], consumer["group"]) == (VERSION, GROUP)

@@ -37,7 +37,7 @@ from rpcwheel.registry.url import NAME, NAMESPACE
 from .dubbo_application import instance_of_application, metadata_of, with_application
 from .dubbo_following import ApplicationLevel
 from .dubbo_metadata import MetadataCache
-from .dubbo_url import node_name, parameters_of, parsed, record_of
+from .dubbo_url import consumer_of, node_name, parameters_of, parsed, record_of
 from .zookeeper_nodes import MAX_ATTEMPTS, NodeReads, ZookeeperNodes, failed, session_id
 
 if TYPE_CHECKING:
@@ -47,13 +47,15 @@ if TYPE_CHECKING:
     from kazoo.protocol.states import WatchedEvent
 
     from rpcwheel.instance import ServiceInstance
-    from rpcwheel.registry.backend import Lost, Settings
+    from rpcwheel.registry.backend import Consumer, Lost, Settings
     from rpcwheel.registry.url import RegistryUrl
 
 ROOT: Final = "dubbo"
 """Dubbo's default for the `group` of a registry, which is the root of its nodes."""
 
 PROVIDERS: Final = "providers"
+CONSUMERS: Final = "consumers"
+"""The nodes of clients, beside those of servers. Dubbo's clients register themselves there."""
 
 RESERVED: Final = frozenset({"config", "mapping", "metadata"})
 """Nodes below the root that are no interfaces."""
@@ -201,6 +203,24 @@ class DubboBackend(ZookeeperNodes):
             records, _ = self._applications.read(reads, left)
             found += [service for service in records if records[service]]
         return sorted(found)
+
+    def consumers(self, services: Collection[str] | None = None) -> list[Consumer]:
+        client, end_ns = self._session.client(), self._session.end_ns()
+        if services is None:
+            own = {self.interface_of(self.url.service): self.url.service}
+            names = self._list(client, self._root, end_ns) - RESERVED
+            interfaces = {own.get(name, name): name for name in names}
+        else:
+            interfaces = {service: self.interface_of(service) for service in services}
+        paths = [f"{self._root}/{interface}/{CONSUMERS}" for interface in interfaces.values()]
+        requests = [client.get_children_async(path) for path in paths]
+        results = self._session.results(requests, end_ns)
+        return sorted(
+            consumer_of(name, service)
+            for service, names in zip(interfaces, results, strict=True)
+            if not failed(names)
+            for name in names
+        )
 
     def close(self) -> None:
         self._metadata.close()

@@ -24,6 +24,8 @@ In an instance of a Dubbo provider, `metadata["dubbo.interface"]` is the Java in
 host and port, with group and version if it has any, and its epoch the timestamp.
 
 Only Triple is read. Other protocols give a record that is not valid, as it names the protocol.
+
+`consumer_of` reads the URL by which a client of Dubbo has registered itself.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import quote_plus, unquote, unquote_plus
 
 from rpcwheel.instance import MOST_METADATA, UNREADABLE, ServiceInstance, joined
+from rpcwheel.registry.backend import Consumer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -200,6 +203,25 @@ def instance_from(
         )
     except (ValueError, TypeError) as error:
         raise ValueError(str(error)) from None
+
+
+def consumer_of(name: str, service: str) -> Consumer:
+    """Read the URL of a client. It is `consumer://HOST/INTERFACE?...`; parameters may be missing.
+
+    Args:
+        name: The name of the node.
+        service: The service that the client calls.
+    """
+    _, address, _, parameters = parsed(name)
+    return Consumer(
+        service=service,
+        application=parameters.get("application", ""),
+        host=address,
+        version=parameters.get("version", ""),
+        group=parameters.get("group", ""),
+        release=parameters.get("release", ""),
+        started_at=_number(parameters.get("timestamp", ""), 0) / 1000,
+    )
 
 
 def record_of(name: str, service: str, interface: str) -> tuple[str, bytes]:

@@ -1,7 +1,10 @@
 """Dubbo's format in a real ZooKeeper: nodes, nodes of others, watches, faults and URLs."""
 
+import io
 import json
 import secrets
+import sys
+import threading
 from urllib.parse import quote_plus, unquote_plus
 
 import pytest
@@ -9,7 +12,9 @@ import pytest
 from fixtures.engine_watchers import RecordingWatcher, in_the_end, instance, opened
 from fixtures.engine_zookeeper import DubboEngine
 from fixtures.engines import engine_fixture
+from fixtures.interrupts import Interrupt
 from fixtures.waiting import wait_until
+from rpcwheel.cli import main
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.instance import ServiceInstance
 from rpcwheel.registry.backend import Settings
@@ -172,6 +177,83 @@ def test_the_interface_level_alone_lists_no_application(dubbo, opened, root):
     with dubbo.operator() as operator:
         assert not operator.exists(f"/{root}/{application}")
         assert operator.get_children(f"/{root}") == ["shop.Orders"]
+
+
+# Consumers
+
+
+def consumer_node(root, interface, application):
+    """The path of the node of a client of Dubbo."""
+    url = f"consumer://10.0.0.9/{interface}?application={application}&version=1.2&side=consumer"
+    return f"/{root}/{interface}/consumers/{quote_plus(url)}"
+
+
+@pytest.fixture
+def consumer(dubbo, root):
+    """Registers a client of Dubbo until the end of the test; returns the path of its node."""
+    with dubbo.operator() as operator:
+
+        def register(interface, application):
+            path = consumer_node(root, interface, application)
+            operator.create(path, ephemeral=True, makepath=True)
+            return path
+
+        yield register
+
+
+def test_consumers_are_those_of_the_named_services_or_all(dubbo, opened, root, consumer):
+    backend = opened(dubbo.url("shop.Orders", root=root, interface=INTERFACE))
+    assert backend.consumers() == backend.consumers(["shop.Orders"]) == []
+    for interface, application in ((INTERFACE, "web"), (INTERFACE, "app"), ("shop.Cart", "web")):
+        consumer(interface, application)
+    expected = [
+        *(("shop.Cart", "web"), ("shop.Orders", "app"), ("shop.Orders", "web")),
+    ]
+    for services, count in ((None, 3), (["shop.Orders", "shop.Stock"], 2)):
+        seen = [(each.service, each.application) for each in backend.consumers(services)]
+        assert sorted(seen) == seen == expected[-count:]
+
+
+def test_ls_shows_consumers_also_of_a_service_without_servers(dubbo, root, consumer, capsys):
+    consumer(INTERFACE, "web")
+    url = dubbo.url(root=root)
+    assert main(["registry", "ls", url]) == 0
+    head, row, *_, summary = capsys.readouterr().out.splitlines()
+    assert head.split() == ["CONSUMER", "OF", "APPLICATION", "HOST", "VERSION", "UP", "SINCE"]
+    assert row.split() == [INTERFACE, "web", "10.0.0.9", "1.2"]
+    assert summary.startswith("no service and 1 consumer at ")
+    assert main(["registry", "ls", url, INTERFACE, "--json"]) == 1
+    (shown,) = json.loads(capsys.readouterr().out)["consumers"]
+    assert (shown["service"], shown["application"]) == (INTERFACE, "web")
+
+
+def test_watch_shows_consumers_that_come_and_go(dubbo, root, consumer, monkeypatch, set_limit):
+    set_limit("cli.registry.CONSUMERS_INTERVAL_S", 0.0)
+    monkeypatch.setattr(sys, "stdout", printed := io.StringIO())
+    consumer(INTERFACE, "web")
+
+    def change():
+        with dubbo.operator() as operator:
+            try:
+                wait_until(lambda: "consumer web at 10.0.0.9 present" in printed.getvalue())
+                path = consumer(INTERFACE, "app")
+                wait_until(lambda: "consumer app at 10.0.0.9 added" in printed.getvalue())
+                operator.delete(path)
+                wait_until(lambda: "consumer app at 10.0.0.9 removed" in printed.getvalue())
+            finally:
+                ctrl_c.send()
+
+    with Interrupt() as ctrl_c:
+        thread = threading.Thread(target=change)
+        thread.start()
+        assert main(["registry", "watch", dubbo.url(root=root), INTERFACE]) == 130
+        thread.join()
+    lines = printed.getvalue().splitlines()
+    assert [line for line in lines if "consumer" in line] == [
+        f"= {INTERFACE} consumer web at 10.0.0.9 present: version 1.2",
+        f"+ {INTERFACE} consumer app at 10.0.0.9 added: version 1.2",
+        f"- {INTERFACE} consumer app at 10.0.0.9 removed: version 1.2",
+    ]
 
 
 def test_after_a_wipe_renew_reports_all_and_they_can_be_published_again(opened):

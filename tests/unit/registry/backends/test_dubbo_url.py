@@ -2,14 +2,21 @@
 
 import json
 import re
-from urllib.parse import unquote
+from urllib.parse import quote_plus, unquote
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rpcwheel.instance import ServiceInstance
-from rpcwheel.registry.backends.dubbo_url import instance_of, node_name, parsed, record_of
+from rpcwheel.registry.backend import Consumer
+from rpcwheel.registry.backends.dubbo_url import (
+    consumer_of,
+    instance_of,
+    node_name,
+    parsed,
+    record_of,
+)
 
 SERVICE, INTERFACE = "shop.v1.Orders", "com.example.shop.Orders"
 
@@ -168,3 +175,22 @@ def test_a_name_is_encoded_as_java_does():
     assert "%26group%3Dx+y%26" in name
     assert "rpcwheel.epoch%3D*-._%7E+%2F" in name
     assert "%26k%3D%2526%253D%2525%26" in name
+
+
+@pytest.mark.parametrize(
+    ("url", "consumer"),
+    [
+        (
+            "consumer://h/Orders?application=web&group=g1&release=3.3.6&timestamp=1000&version=1.2",
+            Consumer(SERVICE, "web", "h", "1.2", "g1", "3.3.6", 1.0),
+        ),
+        (
+            "consumer://10.0.0.9/shop.v1.Orders?application=web&group=&timestamp=1&version=",
+            Consumer(SERVICE, "web", "10.0.0.9", started_at=0.001),
+        ),
+        ("consumer://10.0.0.9", Consumer(SERVICE, "", "10.0.0.9")),
+        ("a note", Consumer(SERVICE, "", "")),
+    ],
+)
+def test_a_consumer_is_read_from_its_url(url, consumer):
+    assert consumer_of(quote_plus(url), SERVICE) == consumer
