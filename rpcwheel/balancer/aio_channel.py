@@ -54,7 +54,6 @@ from rpcwheel.transport.probe import MARK
 from rpcwheel.transport.state import MethodSpec
 
 from .base import BalancedChannelBase
-from .dubbo import with_headers
 from .health import PROBE, HealthChecker
 from .pending import CLOSED_MEANWHILE, FIRST_POLL_S, MAX_POLL_S, Refusal
 from .subchannel import READY, SHUTDOWN, SubchannelBase
@@ -490,10 +489,9 @@ class _BalancedMethod:
         self, subchannel: Subchannel, request: tuple[Any, ...], options: dict[str, Any]
     ) -> _Begun | None:
         """Begin gRPC's call on a subchannel; None if it was removed or closed meanwhile."""
-        method, headers = self._methods.get(subchannel), subchannel.conventions.headers
-        if headers:
-            sent = with_headers(options["metadata"], headers)
-            options = options | {"metadata": grpc.aio.Metadata(*sent)}
+        method, metadata = self._methods.get(subchannel), options["metadata"]
+        if (sent := subchannel.metadata_of(metadata)) is not metadata:
+            options = options | {"metadata": sent}
         try:
             if method is None or method.channel is not subchannel.connection:
                 method = self._make(subchannel)

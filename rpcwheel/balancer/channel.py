@@ -42,7 +42,6 @@ from rpcwheel.transport.probe import MARK
 from rpcwheel.transport.sync import CLOSED, ReconnectingChannel
 
 from .base import BalancedChannelBase
-from .dubbo import with_headers
 from .health import PROBE, HealthChecker
 from .pending import FIRST_POLL_S, MAX_POLL_S, Refusal
 from .subchannel import SubchannelBase
@@ -400,9 +399,7 @@ class _BalancedMethod:
             method = (
                 cached[1] if cached is not None and cached[0] is before else self.on(subchannel)
             )
-            sent = metadata
-            if subchannel.conventions.headers:
-                sent = with_headers(metadata, subchannel.conventions.headers)
+            sent = subchannel.metadata_of(metadata)
             response = method.wait_for(
                 name, request, timeout, sent, credentials, ready, compression
             )
@@ -469,11 +466,9 @@ class _BalancedMethod:
         options: tuple[Any, ...],
     ) -> Any:
         """Begin a call on a subchannel; None if the subchannel was removed or closed meanwhile."""
-        before, headers = subchannel.connection, subchannel.conventions.headers
-        if headers:
-            options = with_headers(options[0], headers), *options[1:]
+        before, sent = subchannel.connection, subchannel.metadata_of(options[0])
         try:
-            call = getattr(self.on(subchannel), name)(request, timeout, *options)
+            call = getattr(self.on(subchannel), name)(request, timeout, sent, *options[1:])
         except ValueError as error:
             if not _was_closed(subchannel, before, error):
                 raise

@@ -11,7 +11,7 @@ import grpc
 from rpcwheel.errors import public_name, safe_repr
 from rpcwheel.transport.state import SubchannelStatus
 
-from .dubbo import ABSENT, NO_CONVENTIONS
+from .dubbo import ABSENT, NO_CONVENTIONS, with_headers
 
 if TYPE_CHECKING:
     from collections.abc import Container
@@ -110,6 +110,11 @@ class SubchannelBase:
     def lacks_service(self, details: str | None) -> bool:
         """Whether these details of UNIMPLEMENTED say that the server has the service no more."""
         return self.conventions.is_dubbo and details == ABSENT
+
+    def metadata_of(self, metadata: Any) -> Any:
+        """Return the metadata of a call on it, with the headers that its server expects."""
+        headers = self.conventions.headers
+        return with_headers(metadata, headers) if headers else metadata
 
     @property
     def id(self) -> str:
