@@ -13,6 +13,8 @@ registry.
 `subchannel.py`        One subchannel; this and the following are for both APIs.
 `subchannels.py`       The subchannels of a channel, and their connections.
 `subset.py`            Which instances get a subchannel.
+`dubbo.py`             Headers and the warm-up of Dubbo's providers.
+`tags.py`              Which subchannels calls with a tag of Dubbo's may use.
 `picking.py`           Which subchannels are candidates for a call, and which ones connect.
 `pending.py`           Calls that wait for a READY subchannel.
 `ejection.py`          Outlier ejection and self-preservation.

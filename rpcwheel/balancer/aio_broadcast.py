@@ -157,8 +157,10 @@ async def _begin_on_subchannels(
     method: Any, request: Any, options: dict[str, Any], calls: dict[str, Any]
 ) -> None:
     """Begin a call on each subchannel; waits until there are subchannels."""
-    pool, timeout, wait_for_ready = method.pool, options["timeout"], options["wait_for_ready"]
-    pending = pool.rules.begin(method.name, None, None, timeout, wait_for_ready, time.monotonic())
+    pool, timeout, metadata = method.pool, options["timeout"], options["metadata"]
+    pending = pool.rules.begin(
+        method.name, None, metadata, timeout, options["wait_for_ready"], time.monotonic()
+    )
     subchannels = await pool.waiting.wait_for_subchannels(pending)
     options["timeout"] = pending.timeout_left_s(time.monotonic())
     names = distinct_names(subchannel.address for subchannel in subchannels)

@@ -30,7 +30,8 @@ class BroadcastChannel(BroadcastBase, Channel):
     it was made of several. If two are the same, the second key is `"10.0.0.7:50051 #2"`, and so on.
     If the call fails on a server, raises `BroadcastFailed`, which has the other responses.
 
-    All subchannels get the call, in any state, including unhealthy and DRAINING ones. With more
+    All subchannels get the call, in any state, including unhealthy and DRAINING ones; those of the
+    call's tag, if its servers are Dubbo's. With more
     instances than `BalancerPolicy.subset_size` the channel has subchannels for only some of them;
     set it to None to reach all.
 
@@ -129,10 +130,12 @@ def _begin_on_subchannels(
     method: _BalancedMethod, request: Any, timeout: float | None, *options: Any
 ) -> Iterator[tuple[str, Any]]:
     """Begin a call on each subchannel; waits on this thread until there are subchannels."""
-    pool = method.pool
-    subchannels = pool.subchannels
+    pool, (metadata, _, wait_for_ready, _) = method.pool, options
+    subchannels = pool.subchannels_for(metadata)
     if not subchannels:
-        pending = pool.rules.begin(method.name, None, None, timeout, options[2], time.monotonic())
+        pending = pool.rules.begin(
+            method.name, None, metadata, timeout, wait_for_ready, time.monotonic()
+        )
         subchannels = pool.waiting.wait_for(pending, pool.try_subchannels)
         timeout = pending.timeout_left_s(time.monotonic())
     names = distinct_names(subchannel.address for subchannel in subchannels)

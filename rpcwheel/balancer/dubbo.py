@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from rpcwheel.registry.backends.dubbo_url import INTERFACE, PREFIX, TAG
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from rpcwheel.instance import ServiceInstance
 
@@ -29,6 +29,16 @@ call was not executed, and others have the service."""
 
 
 @dataclass(frozen=True, slots=True)
+class DubboClient:
+    """What a client of a registry of Dubbo's says of itself."""
+
+    application: str = ""
+    """Its name."""
+    tag: str = ""
+    """The tag of calls that have none of their own."""
+
+
+@dataclass(frozen=True, slots=True)
 class Conventions:
     """What is special about calls to one server."""
 
@@ -42,22 +52,16 @@ class Conventions:
 NO_CONVENTIONS: Final = Conventions()
 
 
-def conventions_of(instance: ServiceInstance, application: str, tag: str) -> Conventions:
-    """Return the conventions of an instance.
-
-    Args:
-        instance: Any instance.
-        application: The name of this client; "" if it has none.
-        tag: The tag of this client's calls, which providers pass on; "" for none.
-    """
+def conventions_of(instance: ServiceInstance, client: DubboClient | None) -> Conventions:
+    """Return the conventions of an instance; None: for a client of no registry of Dubbo's."""
     metadata = instance.metadata
     if INTERFACE not in metadata:
         return NO_CONVENTIONS
     headers = {
         GROUP_HEADER: instance.group,
         VERSION_HEADER: instance.version,
-        CONSUMER_HEADER: application,
-        TAG: tag,
+        CONSUMER_HEADER: client.application if client else "",
+        TAG: client.tag if client else "",
     }
     warmup = metadata.get(f"{PREFIX}warmup", "")
     is_number = warmup.isascii() and warmup.isdecimal() and len(warmup) < 12  # noqa: PLR2004
@@ -75,15 +79,3 @@ def with_headers(
     pairs = tuple((key, value) for key, value in metadata or ())
     present = {key for key, _ in pairs}
     return (*pairs, *(pair for pair in headers if pair[0] not in present))
-
-
-def tagged(instances: Sequence[ServiceInstance], tag: str) -> Sequence[ServiceInstance]:
-    """Return the instances for calls with a tag, or without one (Dubbo `TagStateRouter`).
-
-    Those of the tag; if there are none, those without a tag. Calls without a tag go only to
-    instances without one.
-    """
-    same = [instance for instance in instances if instance.metadata.get(TAG, "") == tag]
-    if same or not tag:
-        return instances if len(same) == len(instances) else same
-    return [instance for instance in instances if not instance.metadata.get(TAG)]

@@ -120,7 +120,7 @@ class HealthChecker(Generic[S]):
             return
         self.check_stale(subchannel)
         if not subchannel.is_ready():
-            pool.picking.read_soon()  # its connection broke
+            pool.router.picking_with(subchannel).read_soon()  # its connection broke
             pool.unreachable()
             return
         with pool.lock:

@@ -144,9 +144,19 @@ class WaitRules:
         return True
 
     def refusal(
-        self, subchannels: Sequence[SubchannelBase], *, wait_for_ready: bool = False
+        self,
+        subchannels: Sequence[SubchannelBase],
+        *,
+        wait_for_ready: bool = False,
+        empty_reason: str = "",
     ) -> Refusal | None:
-        """Return the status of a call that got no subchannel; None if the call waits."""
+        """Return the status of a call that got no subchannel; None if the call waits.
+
+        Args:
+            subchannels: Those that the call may use.
+            wait_for_ready: Whether the call waits until its deadline.
+            empty_reason: Why there are none for this call; "": as for all calls.
+        """
         if self.unusable:
             return Refusal(grpc.StatusCode.FAILED_PRECONDITION, self.unusable)
         if wait_for_ready:
@@ -157,7 +167,8 @@ class WaitRules:
             ends = self._error and self._error_is_final
             return Refusal(unavailable, f"{nothing}: {self._error}") if ends else None
         if not subchannels:
-            why = f": {self.empty_reason}" if self.empty_reason else ""
+            reason = empty_reason or self.empty_reason
+            why = f": {reason}" if reason else ""
             return Refusal(unavailable, nothing + why)
         if any(subchannel.state is not FAILING for subchannel in subchannels):
             return None
@@ -176,9 +187,15 @@ class WaitRules:
         verb = "can't be reached" if count == 1 else "can be reached"
         return f"{which} of {self.name} {verb}" + (f": {reasons}{more}" if reasons else "")
 
-    def timed_out(self, pending: PendingPick, subchannels: Sequence[SubchannelBase]) -> Refusal:
+    def timed_out(
+        self,
+        pending: PendingPick,
+        subchannels: Sequence[SubchannelBase],
+        *,
+        empty_reason: str = "",
+    ) -> Refusal:
         """Return the status of a call that has waited for too long."""
-        refusal = self.refusal(subchannels)
+        refusal = self.refusal(subchannels, empty_reason=empty_reason)
         if refusal is not None:  # the call has `wait_for_ready`
             details = refusal.details
         elif self.are_known:

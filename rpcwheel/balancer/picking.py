@@ -89,6 +89,10 @@ class Picking(Generic[S]):
         self._picker = picker
         self._zone = zone
         self._slow_start_ns = slow_start_ns
+        self.subchannels: tuple[S, ...] = ()
+        """All subchannels among which it chooses."""
+        self.is_used = False
+        """Whether calls were picked for, so that its subchannels connect."""
         self.pick: Pick[S] | None = None
         """The function of the picker; None if there is no candidate."""
         self.is_settled = False
@@ -114,11 +118,10 @@ class Picking(Generic[S]):
         """Have the next call read the states: a connection broke, or subchannels are to connect."""
         self.is_settled, self._recheck_ns = False, 0
 
-    def read(self, subchannels: Sequence[S], now_ns: int, timer_ns: int) -> list[S]:
+    def read(self, now_ns: int, timer_ns: int) -> list[S]:
         """Read all states, and prepare the picker if the candidates or their weights have changed.
 
         Args:
-            subchannels: All subchannels.
             now_ns: The time now, on the monotonic clock.
             timer_ns: The time now, on the timer's clock.
 
@@ -126,7 +129,7 @@ class Picking(Generic[S]):
             The IDLE subchannels to connect.
         """
         levels: _Levels[S] = {}
-        for subchannel in subchannels:
+        for subchannel in self.subchannels:
             level, state = level_of(subchannel, self._zone), subchannel.state
             levels.setdefault(level, []).append((subchannel, state))
         states = {state for members in levels.values() for _, state in members}
@@ -141,7 +144,7 @@ class Picking(Generic[S]):
         self.is_unreachable = not levels or FAILING in states
         idle = self._idle(levels, now_ns)
         self._choose(levels, ready_level, timer_ns)
-        self._reweigh_ns = self._next_weights_ns(subchannels, timer_ns)
+        self._reweigh_ns = self._next_weights_ns(self.subchannels, timer_ns)
         best_is_ready = ready_level == min(levels, default=PREFERRED_ZONE)
         all_ready = states <= {READY} or (self._picker.sees_all_states and best_is_ready)
         self.is_settled = all_ready and self._reweigh_ns == NEVER
@@ -216,8 +219,9 @@ class Picking(Generic[S]):
         warmup_ns = subchannel.conventions.warmup_ns  # the server's own
         return self._slow_start_ns if warmup_ns is None else warmup_ns
 
-    def others(self, subchannels: Sequence[S], picked: S, tried: Container[object]) -> list[S]:
+    def others(self, picked: S, tried: Container[object]) -> list[S]:
         """Return the untried subchannels of the level of `picked` or better, beginning after it."""
+        subchannels = self.subchannels
         at = subchannels.index(picked) if picked in subchannels else 0
         level = level_of(picked, self._zone)
         return [

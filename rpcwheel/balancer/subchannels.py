@@ -38,15 +38,17 @@ from .picking import Picking
 from .policy import checked_policy
 from .subchannel import FAILING, SHUTDOWN, S
 from .subset import InstanceSubset
+from .tags import TagRouter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable
+    from collections.abc import Callable, Container, Iterable, Sequence
 
     import grpc
 
     from rpcwheel.instance import ServiceInstance
     from rpcwheel.timer.api import Timer
 
+    from .dubbo import DubboClient
     from .pending import PendingPick, Refusal
     from .pickers import Picker
     from .policy import BalancerPolicy
@@ -297,9 +299,12 @@ class SubchannelPool(Generic[S]):
         picker = checked_lb_policy(lb_policy)
         self.policy = checked_policy(policy)
         self.rules = WaitRules(name, to_seconds(to_ns(self.policy.pick_timeout)))
-        self.picking: Picking[S] = Picking(
-            picker, self.policy.zone, to_ns(self.policy.slow_start or 0)
+        slow_start_ns = to_ns(self.policy.slow_start or 0)
+        self.router: TagRouter[S] = TagRouter(
+            partial(Picking, picker, self.policy.zone, slow_start_ns)
         )
+        self.picking = self.router.untagged
+        """The choice for calls without a tag: for all calls, unless there are servers of Dubbo."""
         self.preservation: SelfPreservation[S] = SelfPreservation(
             enabled=self.policy.self_preservation
         )
@@ -317,7 +322,6 @@ class SubchannelPool(Generic[S]):
         )
         self.close_callbacks = CloseCallbacks(name)
         self._refresh: Callable[[], object] | None = None
-        self._application = self._tag = ""
         self.lock = threading.RLock()  # a finalizer may end a call on any thread
         self._by_id: dict[str, S] = {}
         self.subchannels: tuple[S, ...] = ()
@@ -340,9 +344,7 @@ class SubchannelPool(Generic[S]):
         self,
         refresh: Callable[[], object],
         grace_ns: int | None,
-        *,
-        application: str = "",
-        tag: str = "",
+        client: DubboClient | None,
     ) -> None:
         """Prepare for `update` with the instances of a registry.
 
@@ -351,11 +353,10 @@ class SubchannelPool(Generic[S]):
                 known. Any thread. Must not block or raise.
             grace_ns: The time in which servers that the registry has lost publish themselves again;
                 None: those that still answer are kept for longer.
-            application: The name of this client, for Dubbo's providers.
-            tag: The tag of its calls, for Dubbo's providers.
+            client: What it is for Dubbo's providers; None: the registry is not Dubbo's.
         """
         self._refresh, self.preservation.grace_ns = refresh, grace_ns
-        self._application, self._tag = application, tag
+        self.router.client = client
 
     def update(
         self,
@@ -480,6 +481,7 @@ class SubchannelPool(Generic[S]):
                 self.connections.leaving.append(subchannel)
         self._by_id = kept
         self.subchannels = tuple(kept[name] for name in sorted(kept))
+        self.router.route(self.subchannels)
         self.choose_anew()
         return removed
 
@@ -493,7 +495,7 @@ class SubchannelPool(Generic[S]):
 
     def _set_instance(self, subchannel: S, instance: ServiceInstance) -> None:
         subchannel.instance = instance
-        subchannel.conventions = conventions_of(instance, self._application, self._tag)
+        subchannel.conventions = conventions_of(instance, self.router.client)
 
     def report_error(self, error: str, *, wait: bool) -> None:
         """Record why the instances are not known. Ignored if they are known."""
@@ -511,7 +513,10 @@ class SubchannelPool(Generic[S]):
             subchannels, self.subchannels = self.subchannels, ()
             for subchannel in subchannels:
                 subchannel.removed = True
-            self._by_id, self.picking.pick = {}, None
+            self._by_id = {}
+            for picking in self.router:
+                picking.pick = None
+            self.router.route(())
             connections = self.connections.take_all(subchannels)
         self.checker.close()
         return connections
@@ -525,8 +530,10 @@ class SubchannelPool(Generic[S]):
             Exception: Whatever the key function of a picker raised.
         """
         picking = self.picking
+        if self.router.is_used:
+            picking = self.router.picking_for(metadata)
         if not picking.is_settled and picking.is_due(time.monotonic_ns(), self.now_ns()):
-            self.refresh(if_due=True)
+            self.refresh(picking, if_due=True)
         pick = picking.pick
         if pick is not None:
             chosen = pick(method, request, metadata)
@@ -534,13 +541,13 @@ class SubchannelPool(Generic[S]):
                 connection = chosen.connection  # like `is_ready`, without a call
                 if connection is not None and connection.is_ready():
                     return chosen
-        return self._pick_anew(method, request, metadata)
+        return self._pick_anew(picking, method, request, metadata)
 
-    def _pick_anew(self, method: str, request: Any, metadata: Any) -> S | None:
+    def _pick_anew(self, picking: Picking[S], method: str, request: Any, metadata: Any) -> S | None:
         """Read the states and pick."""
-        picking = self.picking
+        picking.is_used = True
         for _ in range(MAX_REPICKS):
-            self.refresh()
+            self.refresh(picking)
             chosen = self.pick_again(method, request, metadata)
             if chosen is not None or picking.pick is None or picking.connects_when_picked:
                 return chosen
@@ -548,11 +555,11 @@ class SubchannelPool(Generic[S]):
 
     def pick_again(self, method: str, request: Any, metadata: Any) -> S | None:
         """Pick for a waiting call, without reading the states, which were just read for all."""
-        pick = self.picking.pick
-        chosen = None if pick is None else pick(method, request, metadata)
+        picking = self.router.picking_for(metadata)
+        chosen = None if picking.pick is None else picking.pick(method, request, metadata)
         if chosen is None or chosen.is_ready():
             return chosen
-        if self.picking.connects_when_picked:
+        if picking.connects_when_picked:
             self.connections.connect((chosen,))
         return None
 
@@ -581,7 +588,7 @@ class SubchannelPool(Generic[S]):
         connecting = None
         with self.lock:  # two attempts may begin at the same time
             if picked in tried:
-                others = self.picking.others(self.subchannels, picked, tried)
+                others = self.router.picking_with(picked).others(picked, tried)
                 ready = [other for other in others if other.is_ready()]
                 if ready:
                     picked = ready[0]
@@ -599,7 +606,7 @@ class SubchannelPool(Generic[S]):
     def has_other(self, subchannel: S, tried: Container[object]) -> bool:
         """Whether a subchannel that is not in `tried` is READY and as good as `subchannel`."""
         with self.lock:
-            others = self.picking.others(self.subchannels, subchannel, tried)
+            others = self.router.picking_with(subchannel).others(subchannel, tried)
             return any(other.is_ready() for other in others)
 
     def try_pick(self, pending: PendingPick, now_s: float) -> S | Refusal | None:
@@ -621,15 +628,23 @@ class SubchannelPool(Generic[S]):
         return self._end_of(pending, now_s) if picked is None else picked
 
     def try_subchannels(self, pending: PendingPick, now_s: float) -> tuple[S, ...] | Refusal | None:
-        """Return all subchannels, in any state, or as `try_pick` if there are none."""
-        return self.subchannels or self._end_of(pending, now_s)
+        """Return all subchannels for the call, in any state, or as `try_pick` if none."""
+        return self.subchannels_for(pending.metadata) or self._end_of(pending, now_s)
+
+    def subchannels_for(self, metadata: Any) -> tuple[S, ...]:
+        """Return all subchannels that a call with this metadata may use, in any state."""
+        return self.router.picking_for(metadata).subchannels
 
     def _end_of(self, pending: PendingPick, now_s: float) -> Refusal | None:
         with self.lock:  # an update changes the rules before the subchannels
             if self.closed:
                 return CLOSED_MEANWHILE
-            subchannels = self.subchannels
-            refusal = self.rules.refusal(subchannels, wait_for_ready=pending.wait_for_ready)
+            subchannels, reason = self.subchannels_for(pending.metadata), ""
+            if not subchannels and self.subchannels:
+                reason = self.router.empty_reason(pending.metadata, len(self.subchannels))
+            refusal = self.rules.refusal(
+                subchannels, wait_for_ready=pending.wait_for_ready, empty_reason=reason
+            )
         if refusal is not None and refusal.unreachable:
             if self.checker.explains(now_s):
                 return None
@@ -639,19 +654,28 @@ class SubchannelPool(Generic[S]):
             return refusal
         left_s = pending.wait_left_s(now_s)
         is_late = left_s is not None and left_s <= 0
-        return self.rules.timed_out(pending, subchannels) if is_late else None
+        if not is_late:
+            return None
+        return self.rules.timed_out(pending, subchannels, empty_reason=reason)
 
-    def refresh(self, *, if_due: bool = False) -> None:
-        """Read all states, prepare the picker after changes, and connect IDLE subchannels.
+    def refresh(self, picking: Picking[S] | None = None, *, if_due: bool = False) -> None:
+        """Read states, prepare the picker after changes, and connect IDLE subchannels.
 
         Args:
+            picking: Whose subchannels to read; None: of all that calls use.
             if_due: Whether to do nothing if another thread has just done it.
         """
         with self.lock:
-            if if_due and not self.picking.is_due(time.monotonic_ns(), self.now_ns()):
+            if picking is not None:
+                pickings: Sequence[Picking[S]] = (picking,)
+            else:
+                own = self.router.picking_for(None)
+                pickings = [each for each in self.router if each.is_used or each is own]
+            now_ns, timer_ns = time.monotonic_ns(), self.now_ns()
+            if if_due and not any(each.is_due(now_ns, timer_ns) for each in pickings):
                 return
-            idle = self._read_states()
-        if self.rules.are_known and self.picking.is_unreachable:
+            idle = [each for which in pickings for each in which.read(now_ns, timer_ns)]
+        if self.rules.are_known and any(each.is_unreachable for each in pickings):
             self.unreachable()
         if idle:
             self.connections.connect(idle)
@@ -659,13 +683,11 @@ class SubchannelPool(Generic[S]):
             if subchannel.stale and subchannel.state is FAILING:
                 self.checker.check_stale(subchannel)  # removes it if it still can't be reached
 
-    def _read_states(self) -> list[S]:
-        return self.picking.read(self.subchannels, time.monotonic_ns(), self.now_ns())
-
     def choose_anew(self) -> None:
         """Read all states after a change; the next call connects subchannels. Under the lock."""
-        if self._read_states():
-            self.picking.read_soon()
+        for picking in self.router:
+            if picking.read(time.monotonic_ns(), self.now_ns()):
+                picking.read_soon()
 
     def unreachable(self) -> None:
         """Report that a server can't be reached."""
@@ -684,7 +706,7 @@ class SubchannelPool(Generic[S]):
     def whole_state(self) -> grpc.ChannelConnectivity:
         """Return the best state of all subchannels, as gRPC's round_robin does."""
         with self.lock:  # as in `_end_of`
-            return SHUTDOWN if self.closed else self.rules.state(self.subchannels)
+            return SHUTDOWN if self.closed else self.rules.state(self.subchannels_for(None))
 
     def status(self) -> ChannelStatus | None:
         """Describe the channel now; None if it is closed or being closed."""

@@ -3,7 +3,8 @@
 With many instances each channel uses a subset (gRFC A68). It is chosen by rendezvous hashing with a
 random seed for each channel, so a change replaces as few subchannels as possible. Instances of
 other zones rank after those of the preferred zone. DRAINING instances and those with weight 0 rank
-last. The cost of an update is proportional to the number of changed instances.
+last. Instances with a tag of Dubbo's have a subset for each tag, as calls with a tag use no others.
+The cost of an update is proportional to the number of changed instances.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
 from rpcwheel.instance import ServiceInstance, differences
+from rpcwheel.registry.backends.dubbo_url import TAG
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -44,7 +46,8 @@ class InstanceSubset:
         self._protocol = protocol
         self._seed = secrets.token_bytes(8)
         self._source: tuple[ServiceInstance, ...] = ()
-        self._ranking: list[Rank] = []  # of the usable instances; empty without a size
+        # Of the usable instances, by tag; empty without a size.
+        self._rankings: dict[str, list[Rank]] = {}
         self._ranks: dict[str, Rank] = {}
 
     def update(self, instances: Iterable[ServiceInstance]) -> None:
@@ -82,13 +85,18 @@ class InstanceSubset:
         size = max(1, self._size - beside)
         if len(self.usable) <= size:
             return list(self.usable.values())
-        ranks = self._ranking[:size]
-        if self._zone and ranks[-1][:2] == (False, False):  # only of the zone
-            first = bisect_left(self._ranking, (False, True))
-            last = bisect_left(self._ranking, (True,))
-            spare = self._ranking[first : min(last, first + size // SPARE_SHARE)]
-            ranks[size - len(spare) :] = spare
+        ranks = [rank for ranking in self._rankings.values() for rank in self._best(ranking, size)]
         return [self.usable[rank[-1]] for rank in ranks]
+
+    def _best(self, ranking: list[Rank], size: int) -> list[Rank]:
+        ranks = ranking[:size]
+        if self._zone and len(ranking) > size and ranks[-1][:2] == (False, False):
+            # only of the zone
+            first = bisect_left(ranking, (False, True))
+            last = bisect_left(ranking, (True,))
+            spare = ranking[first : min(last, first + size // SPARE_SHARE)]
+            ranks[size - len(spare) :] = spare
+        return ranks
 
     def protocol_problem(self, name: str) -> str:
         """Return why no instance of the service `name` may be used; "" if they may be.
@@ -118,9 +126,13 @@ class InstanceSubset:
 
     def _remove(self, id_: str) -> None:
         self.by_id.pop(id_, None)
-        if self.usable.pop(id_, None) is not None and self._size is not None:
-            rank = self._ranks.pop(id_)
-            del self._ranking[bisect_left(self._ranking, rank)]
+        instance = self.usable.pop(id_, None)
+        if instance is not None and self._size is not None:
+            ranking, rank = self._ranking_of(instance), self._ranks.pop(id_)
+            del ranking[bisect_left(ranking, rank)]
+
+    def _ranking_of(self, instance: ServiceInstance) -> list[Rank]:
+        return self._rankings.setdefault(instance.metadata.get(TAG, ""), [])
 
     def _add(self, instance: ServiceInstance) -> None:
         self.by_id[instance.id] = instance
@@ -133,4 +145,4 @@ class InstanceSubset:
         other_zone = bool(self._zone) and instance.zone != self._zone
         rank = avoided, other_zone, self.hash_of(instance.id), instance.id
         self._ranks[instance.id] = rank
-        insort(self._ranking, rank)
+        insort(self._ranking_of(instance), rank)

@@ -248,6 +248,7 @@ class RegistrySession:
         snapshots: SnapshotFiles | None = None,
     ) -> None:
         self.name = str(backend.url)
+        self.url = backend.url
         self.rules = RegistryRules.from_policy(policy)
         self._backend = backend
         self._snapshots = snapshots

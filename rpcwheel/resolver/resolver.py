@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from rpcwheel._concurrency.executor import EXECUTOR, reset_after_fork
-from rpcwheel.balancer.dubbo import tagged
+from rpcwheel.balancer.dubbo import DubboClient
 from rpcwheel.balancer.policy import checked_policy
 from rpcwheel.durations import to_ns
 from rpcwheel.errors import RegistryError, RegistryRefused
@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     from rpcwheel.timer.api import Timer
 
 C = TypeVar("C")
-
-ALL_TAGGED: Final = "it has {}, all with a tag (dubbo.tag); ?tag= selects one"
-"""Why calls without a tag find no instance of Dubbo's."""
 
 AUTHORITY_OPTIONS: Final = frozenset({"grpc.default_authority", "grpc.ssl_target_name_override"})
 
@@ -177,7 +174,11 @@ class Resolver:
             if registry is None
             else registry
         )
-        self._is_dubbo = self._registry.url.partition("://")[0] in DUBBO_SCHEMES
+        opened = self._registry._session.url  # also that of a registry of the user
+        self._client: DubboClient | None = None
+        if opened.scheme in DUBBO_SCHEMES:
+            tag = target.tag or opened.options.get("tag", "")
+            self._client = DubboClient(opened.options.get("application", ""), tag)
         self._lock = threading.RLock()
         look_up_again = partial(EXECUTOR.submit, self, partial(self._look_up, wait=False))
         self._timer = OneShotTimer(timer, look_up_again)
@@ -198,12 +199,7 @@ class Resolver:
         rules, grace_ns = self._registry._session.rules, None
         if rules.self_preservation:  # a server that can reach the registry again publishes then
             grace_ns = rules.jitter_ns + rules.longest_retry_ns
-        application = (
-            "" if self._target.url is None else self._target.url.options.get("application")
-        )
-        channel._pool.follow_registry(
-            self.refresh, grace_ns, application=application or "", tag=self._target.tag
-        )
+        channel._pool.follow_registry(self.refresh, grace_ns, self._client)
         self._subscription = self._registry.subscribe(self._target.service, self._update)
         EXECUTOR.submit(self, self._look_up)
 
@@ -230,9 +226,6 @@ class Resolver:
         if channel is not None:
             selected = self._target.select(snapshot)
             reason = "" if selected else self._target.mismatch(snapshot)
-            if self._is_dubbo and selected:
-                untagged, selected = selected, tagged(selected, self._target.tag)
-                reason = "" if selected else ALL_TAGGED.format(len(untagged))
             channel._pool.update(selected, expired=snapshot.expired, empty_reason=reason)
 
     def _look_up(self, *, wait: bool = True) -> None:

@@ -50,7 +50,7 @@ def start(dubbo_jar, dubbo_zookeeper):
 def test_providers_at_the_application_level_are_called_stopped_and_restarted(
     dubbo_zookeeper, start, capsys
 ):
-    """No call fails while one is stopped and started again."""
+    """No call fails while one is stopped and started again, with a tag."""
     port = free_port()
     local, remote = start("local", port), start("remote", free_port(), metadata="remote")
     for provider in (local, remote):
@@ -67,6 +67,10 @@ def test_providers_at_the_application_level_are_called_stopped_and_restarted(
         seen = len(answered)
         return wait_until(lambda: len(answered) > seen + 50 and set(answered[-50:]) == set(servers))
 
+    def calls_with(tag):
+        place, metadata = channel.unary_unary(PLACE), (("dubbo.tag", tag),)
+        return {read(place(order("a"), timeout=WAIT_S, metadata=metadata))[0] for _ in range(20)}
+
     with (
         rpcwheel.Kit(retry=retry, idempotent=True) as kit,
         kit.channel(url) as channel,
@@ -80,8 +84,10 @@ def test_providers_at_the_application_level_are_called_stopped_and_restarted(
             local.process.terminate()
             assert are_called("remote")
             local.process.wait(START_S)
-            start("restarted", port).wait_for("serving")
-            assert are_called("restarted", "remote")
+            start("restarted", port, tag="blue").wait_for("serving")
+            assert wait_until(lambda: calls_with("blue") == {"restarted"})
+            assert calls_with("green") == {"remote"}
+            assert are_called("remote")
         finally:
             ended.set()
         loading.result(WAIT_S)

@@ -3,11 +3,16 @@
 import grpc
 import pytest
 
-from fixtures.balanced_channels import connect, counts, instance
+from fixtures.balanced_channels import BALANCER, connect, counts, instance
 from fixtures.shop import UNARY_UNARY, Fail
-from fixtures.waiting import WAIT_S
+from fixtures.waiting import WAIT_S, wait_until
 from fixtures.worlds import each_kind
 from rpcwheel import RetryPolicy
+from rpcwheel.registry import Registry
+from rpcwheel.registry.aio import Registry as AioRegistry
+from rpcwheel.registry.backend import Settings
+from rpcwheel.registry.backends.memory import MemoryBackend
+from rpcwheel.registry.url import parse_url
 
 ABSENT = "Invoker for gRPC not found"
 DUBBO = {"dubbo.interface": "com.example.Shop"}
@@ -70,3 +75,78 @@ def test_a_call_that_a_provider_no_longer_serves_goes_to_another_one(
             call(world, retried)
         assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
     assert sorted(counts(shops)) == ([0, 1, 2] if is_redirected else [0, 0, 2])
+
+
+# Tags
+
+
+def tagged(shop, tag):
+    metadata = DUBBO | ({"dubbo.tag": tag} if tag else {})
+    return instance(shop, metadata=metadata)
+
+
+@pytest.fixture
+def open_tagged(world, shops, open_balanced):
+    """Opens a channel to a server without a tag, a blue one and a green one."""
+
+    def open_one(**settings):
+        channel = open_balanced(**settings)
+        servers = zip(shops, ("", "blue", "green"), strict=True)
+        channel.update([tagged(shop, tag) for shop, tag in servers])
+        return channel
+
+    return open_one
+
+
+@each_kind
+@pytest.mark.parametrize(("tag", "index"), [("blue", 1), ("green", 2), ("red", 0), (None, 0)])
+def test_the_tag_of_a_call_selects_its_server(world, shops, open_tagged, kind, tag, index):
+    channel = open_tagged()
+    metadata = (("dubbo.tag", tag),) if tag else None
+    for _ in range(3):
+        world.call(channel, kind, timeout=WAIT_S, metadata=metadata).result()
+    assert counts(shops) == [3 if number == index else 0 for number in range(3)]
+    assert {call.metadata.get("dubbo.tag") for call in shops[index].calls} == {tag}
+
+
+def test_a_forced_tag_that_no_server_has_ends_the_call(world, shops, open_tagged):
+    channel = open_tagged()
+    metadata = (("dubbo.tag", "red"), ("dubbo.force.tag", "true"))
+    error = world.call(channel, "unary_unary", timeout=WAIT_S, metadata=metadata).error()
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    assert "it has 3, but none with the tag 'red', which dubbo.force.tag demands" in error.details()
+    assert counts(shops) == [0, 0, 0]
+
+
+def test_a_broadcast_goes_to_the_servers_of_its_tag(world, shops, open_tagged):
+    channel = open_tagged()
+    front = world.do(BALANCER[world.name].BroadcastChannel, channel)
+    call = front.unary_unary(UNARY_UNARY)
+    answers = world.do(call, b"x", timeout=WAIT_S, metadata=(("dubbo.tag", "blue"),))
+    assert list(answers) == [f"127.0.0.1:{shops[1].port}"]
+
+
+class DubboMemory(MemoryBackend):
+    """A registry in memory whose URL is that of a registry of Dubbo's."""
+
+    def __init__(self, options):
+        super().__init__(parse_url("memory://dubbo-tags"), Settings(1800.0, 1.0))
+        self.url = parse_url(f"dubbo+zookeeper://unused?{options}")
+
+
+def test_application_and_tag_are_also_those_of_a_registry_object(world, shops, timer):
+    registries = {"sync": Registry, "aio": AioRegistry}
+    backend = DubboMemory("application=shop&tag=blue")
+    registry = world.keep(world.do(registries[world.name], backend, timer=timer))
+    for shop, tag in zip(shops, ("", "blue", "green"), strict=True):
+        world.do(registry.register, tagged(shop, tag))
+    channel = world.keep(
+        world.do(world.api.insecure_channel, "test.Shop", registry=registry, timer=timer)
+    )
+
+    def is_called():
+        return world.call(channel, "unary_unary", timeout=WAIT_S).result() and shops[1].calls
+
+    assert wait_until(is_called)
+    seen = shops[1].calls[-1].metadata
+    assert (seen["tri-consumer-appname"], seen["dubbo.tag"]) == ("shop", "blue")

@@ -55,3 +55,15 @@ def test_updates_in_any_order_lead_to_the_subset_of_all_instances(zone, protocol
         last = {one.id: one for one in update}
         assert subset.by_id == last
         assert {one.id for one in subset.chosen()} == expected(subset, last, zone, protocol)
+
+
+def test_each_tag_has_a_subset_of_its_own():
+    subset = InstanceSubset(size=SIZE, zone="", protocol="")
+    metadata = {n: {"dubbo.tag": "blue"} if n < 2 * SIZE else {} for n in range(20 * SIZE)}
+    subset.update(
+        [instance(f"10.0.0.{n}:1").replace(metadata=each) for n, each in metadata.items()]
+    )
+    tags = [each.metadata.get("dubbo.tag", "") for each in subset.chosen()]
+    assert (tags.count("blue"), tags.count("")) == (SIZE, SIZE)
+    subset.update([])
+    assert subset.chosen() == []

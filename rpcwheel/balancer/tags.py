@@ -1,0 +1,105 @@
+"""Which subchannels the calls with a tag may use (Dubbo `TagStateRouter`). No I/O.
+
+Only channels with servers of Dubbo, or of a registry of Dubbo's, have tags. The tag of a call is in
+its metadata (`dubbo.tag`), else that of the channel. Its servers are those with the same tag; if
+there are none, those without a tag, unless the metadata forbid it (`dubbo.force.tag`). Calls
+without a tag use servers without one only. The picker then chooses among these, so zones, health
+and connections do not matter for the tag.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, Generic
+
+from rpcwheel.registry.backends.dubbo_url import TAG
+
+from .subchannel import S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from .dubbo import DubboClient
+    from .picking import Picking
+
+FORCE: Final = "dubbo.force.tag"
+"""The key in the metadata of a call that only servers with its tag may get: `true`."""
+
+
+class TagRouter(Generic[S]):
+    """The `Picking` of each tag. The caller holds the lock of the pool in `route`."""
+
+    def __init__(self, new_picking: Callable[[], Picking[S]]) -> None:
+        """Begin without subchannels and without tags.
+
+        Args:
+            new_picking: Makes the pickings.
+        """
+        self.client: DubboClient | None = None
+        """The client of a registry of Dubbo's; None: there is no such registry."""
+        self.untagged = new_picking()
+        """For calls without a tag; all calls if there are no tags."""
+        self.is_used = False
+        """Whether calls may have tags."""
+        self._new_picking = new_picking
+        self._by_tag: dict[str, Picking[S]] = {}
+        self._none = new_picking()
+
+    def __iter__(self) -> Iterator[Picking[S]]:
+        """Yield all pickings that have subchannels, and that of calls without a tag."""
+        yield self.untagged
+        yield from self._by_tag.values()
+
+    def route(self, subchannels: Iterable[S]) -> None:
+        """Set the subchannels."""
+        by_tag: dict[str, list[S]] = {"": []}
+        is_used = self.client is not None
+        for subchannel in subchannels:
+            is_used = is_used or subchannel.conventions.is_dubbo
+            by_tag.setdefault(self._tag_of_server(subchannel), []).append(subchannel)
+        self.untagged.subchannels = tuple(by_tag.pop(""))
+        pickings = {tag: self._by_tag.get(tag) or self._new_picking() for tag in by_tag}
+        for tag, picking in pickings.items():
+            picking.subchannels = tuple(by_tag[tag])
+        self._by_tag, self.is_used = pickings, is_used
+
+    def picking_for(self, metadata: Any) -> Picking[S]:
+        """Return the picking for a call with this metadata."""
+        if not self.is_used:
+            return self.untagged
+        tag, is_forced = self._tag_of(metadata)
+        if not tag:
+            return self.untagged
+        return self._by_tag.get(tag, self._none if is_forced else self.untagged)
+
+    def picking_with(self, subchannel: S) -> Picking[S]:
+        """Return the picking that has a subchannel."""
+        return self._by_tag.get(self._tag_of_server(subchannel), self.untagged)
+
+    def empty_reason(self, metadata: Any, count: int) -> str:
+        """Return why none of the subchannels may get a call, if `picking_for` has none of them."""
+        tag, is_forced = self._tag_of(metadata)
+        if tag and is_forced:
+            return f"it has {count}, but none with the tag {tag!r}, which {FORCE} demands"
+        if tag:
+            return f"it has {count}, all with another tag than {tag!r}"
+        return (
+            f"it has {count}, all with a tag; {TAG} in the metadata of a call, or ?tag=, selects it"
+        )
+
+    def _tag_of_server(self, subchannel: S) -> str:
+        has_tag = self.client is not None or subchannel.conventions.is_dubbo
+        return subchannel.instance.metadata.get(TAG, "") if has_tag else ""
+
+    def _tag_of(self, metadata: Any) -> tuple[str, bool]:
+        """Return the tag of a call, and whether only servers that have it may get the call."""
+        tag, is_forced = "", False
+        for pair in metadata or ():
+            if pair[0] == TAG:
+                tag = _text(pair[1])
+            elif pair[0] == FORCE:
+                is_forced = _text(pair[1]).lower() == "true"
+        return tag or (self.client.tag if self.client else ""), is_forced
+
+
+def _text(value: str | bytes) -> str:
+    return value if isinstance(value, str) else value.decode(errors="replace")

@@ -1,0 +1,140 @@
+"""Which subchannels the calls with a tag of Dubbo's get."""
+
+import pytest
+
+from fixtures.subchannel_pools import CONNECTING, FAILING, READY, at
+from rpcwheel.balancer.dubbo import DubboClient
+
+TAGS = {1: "", 2: "blue", 3: "green", 4: ""}
+
+
+def metadata(tag="", *, force=None):
+    pairs = (("dubbo.tag", tag),) if tag else ()
+    return pairs if force is None else (*pairs, ("dubbo.force.tag", force))
+
+
+@pytest.fixture
+def tagged_pool(make_pool):
+    """Makes pools of a registry of Dubbo's, with these tags by port."""
+
+    def make(tags=TAGS, *, tag="", **policy):
+        pool = make_pool(**policy)
+        pool.follow_registry(lambda: None, None, DubboClient(tag=tag))
+        pool.update([at(port, metadata={"dubbo.tag": each}) for port, each in tags.items()])
+        pool.connects_as = READY
+        return pool
+
+    return make
+
+
+def picked(pool, pairs):
+    """The ports that calls with this metadata get."""
+    chosen = (pool.pick("/shop.Orders/Get", b"", pairs) for _ in range(12))
+    return {each and each.instance.port for each in chosen}
+
+
+@pytest.mark.parametrize(
+    ("pairs", "ports"),
+    [
+        (None, {1, 4}),
+        (metadata("blue"), {2}),
+        ((("x", "y"), ("dubbo.tag", b"green")), {3}),
+        (metadata("red"), {1, 4}),  # as there is none
+        (metadata("blue", force="true"), {2}),
+        (metadata("red", force="false"), {1, 4}),
+        (metadata("red", force="TRUE"), {None}),
+        (metadata(force="true"), {1, 4}),
+    ],
+)
+def test_a_tag_selects_its_servers_or_those_without_a_tag(tagged_pool, pairs, ports):
+    assert picked(tagged_pool(), pairs) == ports
+
+
+@pytest.mark.parametrize(
+    ("pairs", "ports"),
+    [
+        (None, {2}),
+        (metadata("green"), {3}),
+        (metadata("red"), {1, 4}),
+        (metadata(force="true"), {2}),
+    ],
+)
+def test_the_tag_of_a_call_takes_precedence_over_that_of_its_channel(tagged_pool, pairs, ports):
+    assert picked(tagged_pool(tag="blue"), pairs) == ports
+
+
+def test_a_forced_tag_gets_no_server_also_if_none_has_a_tag(tagged_pool):
+    assert picked(tagged_pool({1: ""}), metadata("red", force="true")) == {None}
+
+
+def test_calls_without_a_tag_never_go_to_servers_with_one(tagged_pool):
+    pool = tagged_pool({1: "blue", 2: "green"})
+    assert picked(pool, None) == {None}
+    assert "it has 2, all with a tag" in pool.router.empty_reason(None, 2)
+    assert picked(pool, metadata("red")) == {None}
+    assert "all with another tag than 'red'" in pool.router.empty_reason(metadata("red"), 2)
+
+
+def test_only_servers_of_dubbo_have_tags(make_pool):
+    pool = make_pool()
+    pool.follow_registry(lambda: None, None, None)
+    pool.connects_as = READY
+    blue = {"dubbo.tag": "blue"}
+    pool.update([at(1), at(2, metadata=blue)])
+    assert picked(pool, None) == picked(pool, metadata("blue")) == {1, 2}
+    pool.update([at(1), at(2, metadata=blue | {"dubbo.interface": "com.example.Orders"})])
+    assert (picked(pool, None), picked(pool, metadata("blue"))) == ({1}, {2})
+
+
+def test_a_server_with_the_tag_counts_whatever_its_state_health_or_zone(tagged_pool):
+    pool = tagged_pool(zone="eu")
+    assert picked(pool, None) == {1, 4}
+    pool.connects_as = CONNECTING
+    assert picked(pool, metadata("blue")) == {None}
+    pool.set_states(p2=FAILING)
+    assert picked(pool, metadata("blue")) == {None}
+    pool.set_states(p2=READY)
+    pool.checker.mark_unhealthy(pool.subchannel(2), "test")
+    assert picked(pool, metadata("blue")) == {2}
+
+
+def test_only_servers_whose_tag_is_used_are_connected(tagged_pool):
+    pool = tagged_pool()
+    picked(pool, metadata("blue"))
+    pool.refresh()
+    assert set(pool.connected) == {1, 2, 4}  # those without a tag are the channel's
+    pool = tagged_pool(tag="blue")
+    picked(pool, None)
+    pool.refresh()
+    assert pool.connected == [2]
+    assert pool.whole_state() is READY
+
+
+def test_an_attempt_goes_to_another_server_of_the_same_tag(tagged_pool):
+    pool = tagged_pool({1: "", 2: "blue", 3: "blue"})
+    assert (picked(pool, None), picked(pool, metadata("blue"))) == ({1}, {2, 3})
+    tried = []
+    for _ in range(2):
+        pool.pick_other(tried, "/shop.Orders/Get", b"", metadata("blue"))
+    assert {each.instance.port for each in tried} == {2, 3}
+    assert not pool.has_other(pool.subchannel(2), tried)
+    assert not pool.has_other(pool.subchannel(1), [pool.subchannel(1)])
+    assert pool.has_other(pool.subchannel(2), [pool.subchannel(2)])
+
+
+def test_tags_change_with_the_instances(tagged_pool):
+    pool = tagged_pool()
+    assert picked(pool, metadata("blue")) == {2}
+    pool.update([at(port, metadata={"dubbo.tag": "blue"}) for port in (1, 3)])
+    assert picked(pool, metadata("blue")) == {1, 3}
+    assert picked(pool, None) == {None}
+    pool.update([at(1)])
+    assert picked(pool, metadata("blue")) == {1}
+
+
+def test_a_closed_pool_has_no_subchannels_of_any_tag(tagged_pool):
+    pool = tagged_pool()
+    pool.close_all()
+    for pairs in (None, metadata("blue")):
+        assert pool.subchannels_for(pairs) == ()
+        assert picked(pool, pairs) == {None}
