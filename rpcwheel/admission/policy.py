@@ -16,7 +16,7 @@ from pydantic import (
 
 from rpcwheel.durations import to_ns
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.limit.policy import ADAPTIVE
+from rpcwheel.limit.policy import ADAPTIVE, Maximum, or_maximum
 from rpcwheel.policy import Delay, Number, OrShort, Policy, Seconds, checked, shown
 from rpcwheel.rpc import CODES_SCHEMA, checked_codes
 
@@ -191,18 +191,6 @@ class BreakerPolicy(Policy):
         return self
 
 
-def _max_calls(value: object, *, or_policy: bool = False) -> Any:
-    is_number = isinstance(value, int) and not isinstance(value, bool)
-    if value == ADAPTIVE or (is_number and value > 0):  # type: ignore[operator]
-        return value
-    kinds = '"adaptive", a number of calls, or a ConcurrencyPolicy'
-    if not or_policy:
-        kinds = '"adaptive" or a number of calls'
-    error = ConfigurationError if is_number or isinstance(value, str) else TypeError
-    hint = "; the least number is 1" if is_number else ""
-    raise error(f"it must be {kinds}, not {shown(value)}{hint}")
-
-
 class ConcurrencyPolicy(Policy):
     """How many calls of a client to a server run at the same time (Dubbo's actives; a bulkhead).
 
@@ -212,10 +200,7 @@ class ConcurrencyPolicy(Policy):
 
     short: ClassVar[str | None] = "max_calls"
 
-    max_calls: Annotated[
-        Literal["adaptive"] | Annotated[StrictInt, Field(ge=1)],
-        BeforeValidator(partial(checked, _max_calls)),
-    ] = ADAPTIVE
+    max_calls: Maximum = ADAPTIVE
     """The number of attempts that run at the same time. `"adaptive"`: at first 20. It grows by one
     while as many attempts succeed as it allows at a time, and is multiplied by 0.9 if an attempt
     fails with UNAVAILABLE, RESOURCE_EXHAUSTED or DEADLINE_EXCEEDED."""
@@ -253,12 +238,6 @@ def _refuse(kinds: str, value: object) -> None:
     raise TypeError(f"it must be {kinds}, not {shown(value)}")
 
 
-def _own_concurrency(value: object) -> object:
-    if value is None or isinstance(value, (ConcurrencyPolicy, dict)):
-        return value
-    return ConcurrencyPolicy(max_calls=checked(partial(_max_calls, or_policy=True), value))
-
-
 OwnThrottle = Annotated[
     ThrottlePolicy | None,
     OrShort(
@@ -277,8 +256,5 @@ OwnBreaker = Annotated[
 ]
 """A `BreakerPolicy`, or its `failure_rate`."""
 
-OwnConcurrency = Annotated[
-    ConcurrencyPolicy | None,
-    OrShort(_own_concurrency, ({"const": ADAPTIVE}, {"type": "integer", "minimum": 1})),
-]
+OwnConcurrency = Annotated[ConcurrencyPolicy | None, or_maximum(ConcurrencyPolicy)]
 """A `ConcurrencyPolicy`, or its `max_calls`."""

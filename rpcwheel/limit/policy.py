@@ -23,16 +23,34 @@ from .rate import Rate, RatePolicy
 ADAPTIVE: Final = "adaptive"
 
 
-def _max_concurrent(value: object, *, or_policy: bool = False) -> Any:
+def _maximum(value: object, kinds: str = '"adaptive" or a number of calls') -> Any:
     is_number = isinstance(value, int) and not isinstance(value, bool)
     if value == ADAPTIVE or (is_number and value > 0):  # type: ignore[operator]
         return value
-    kinds = '"adaptive", a number of calls, or a LimitPolicy'
-    if not or_policy:
-        kinds = '"adaptive" or a number of calls'
     error = ConfigurationError if is_number or isinstance(value, str) else TypeError
     hint = "; the least number is 1" if is_number else ""
     raise error(f"it must be {kinds}, not {shown(value)}{hint}")
+
+
+Maximum = Annotated[
+    Literal["adaptive"] | Annotated[StrictInt, Field(ge=1)],
+    BeforeValidator(partial(checked, _maximum)),
+]
+"""A maximum number of calls that run at the same time, or `ADAPTIVE`."""
+
+
+def _or_maximum(policy: type[Policy], value: object) -> object:
+    if value is None or isinstance(value, (policy, dict)):
+        return value
+    kinds = f'"adaptive", a number of calls, or a {policy.__name__}'
+    return policy(**{str(policy.short): checked(partial(_maximum, kinds=kinds), value)})
+
+
+def or_maximum(policy: type[Policy]) -> OrShort:
+    """Accept a `Maximum`, which is the setting `Policy.short`, in place of a policy."""
+    return OrShort(
+        partial(_or_maximum, policy), ({"const": ADAPTIVE}, {"type": "integer", "minimum": 1})
+    )
 
 
 def _criticality(value: object) -> object:
@@ -65,10 +83,7 @@ class LimitPolicy(Policy):
     name: Annotated[StrictStr, Field(min_length=1)] = "server"
     """How the server is called in events, metrics and the live view."""
 
-    max_concurrent: Annotated[
-        Literal["adaptive"] | Annotated[StrictInt, Field(ge=1)],
-        BeforeValidator(partial(checked, _max_concurrent)),
-    ] = ADAPTIVE
+    max_concurrent: Maximum = ADAPTIVE
     """The number of handlers with one response that run at the same time. `"adaptive"`: it is found
     from the throughput and the durations of handlers. In the policy of a method: a number, for each
     method that the pattern matches, in addition to the limit of the server; with a `rate`, it may
@@ -103,16 +118,5 @@ class LimitPolicy(Policy):
     None: any."""
 
 
-def _limit(value: object) -> object:
-    """Accept `"adaptive"` or a number in place of a policy."""
-    if value is None or isinstance(value, (LimitPolicy, dict)):
-        return value
-    short = checked(partial(_max_concurrent, or_policy=True), value)
-    return LimitPolicy(max_concurrent=short)
-
-
-Limit = Annotated[
-    LimitPolicy | None,
-    OrShort(_limit, ({"const": ADAPTIVE}, {"type": "integer", "minimum": 1})),
-]
+Limit = Annotated[LimitPolicy | None, or_maximum(LimitPolicy)]
 """A `LimitPolicy`, or its `max_concurrent`."""
