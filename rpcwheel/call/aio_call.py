@@ -61,8 +61,8 @@ from .failed_calls import (
     ANSWER_KEY,
     READ_TIMEOUT_S,
     copy_of,
+    default_messages,
     delivery_timeout,
-    messages_of,
     queued_metadata,
     queued_request,
     response_source,
@@ -860,7 +860,7 @@ def _response(kind: Kind, response: Response, status: grpc.aio.AioRpcError) -> F
         kind,
         OK,
         details,
-        result=messages_of(default) if kind.streams_responses else default,
+        result=default_messages(default) if kind.streams_responses else default,
         initial=status.initial_metadata(),
         trailing=(*(status.trailing_metadata() or ()), (ANSWER_KEY, source)),
     )

@@ -165,7 +165,7 @@ class ClientFailback:
         )
 
 
-def messages_of(default: Any) -> Sequence[Any]:
+def default_messages(default: Any) -> Sequence[Any]:
     """Return the messages of a response stream from a default response.
 
     None is an empty stream. A list or tuple has the messages. Any other value is one message.

@@ -56,8 +56,8 @@ from .client_state import TIMER_CHECK_INTERVAL_S, seconds_left
 from .failed_calls import (
     ANSWER_KEY,
     copy_of,
+    default_messages,
     delivery_timeout,
-    messages_of,
     queued_metadata,
     queued_request,
     response_source,
@@ -395,7 +395,7 @@ class ClientCall:
         source, details = response_source(outcome, error.code().name, error.details())
         streams = self.kind.streams_responses
         return (FinishedStream if streams else FinishedResponse)(
-            messages_of(default) if streams else default,
+            default_messages(default) if streams else default,
             details,
             initial=metadata_tuple(error.initial_metadata()),
             trailing=(*metadata_tuple(error.trailing_metadata()), (ANSWER_KEY, source)),

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from .netinfo import PublishedPort
     from .server_adapter import ServerAdapter
-    from .shutdown import Step
+    from .shutdown import RunningStep
 
 R = TypeVar("R", bound=RegistryBase)
 
@@ -39,7 +39,7 @@ UNANSWERED_TIMEOUT_S: Final = 0.1
 """The limit for closing a registry whose withdrawal did not succeed in time: it may be dead."""
 
 URL_SETTINGS: Final = ("group", "version")
-"""The settings of instances that the options of a URL may give."""
+"""Settings of instances that the options of a URL may give."""
 
 UNREGISTERED_STATES: Final = ("WITHDRAWING", "GONE")
 """The states of a registration that the user has unregistered."""
@@ -82,8 +82,10 @@ class PublishedInstances(Generic[R]):
         self.port = port
         self._urls = urls
         self._services = _named_services(services, urls)
-        url_settings = {name: settings[name] or _url_option(urls, name) for name in URL_SETTINGS}
-        self._settings = settings | url_settings
+        self._settings = dict(settings)
+        for name in URL_SETTINGS:
+            options = (url.options.get(name) for url in urls)
+            self._settings[name] = settings[name] or next(filter(None, options), "")
         # `ServiceInstance` checks its values. What is not known yet is replaced by valid values.
         for service in self._services or ("checked",):
             self._make(service, "checked" if port.host is None else port.host, port.number or 1)
@@ -161,7 +163,7 @@ class PublishedInstances(Generic[R]):
                 registration = registry._blocking.register(instance)
                 self.registrations.append((registry, registration))
 
-    def withdraw(self, registry: R, step: Step) -> None:
+    def withdraw(self, registry: R, step: RunningStep) -> None:
         """Publish DRAINING, give clients a moment to see it, and unregister.
 
         What the user has unregistered stays so, and so do changes that the user has made.
@@ -197,7 +199,7 @@ class PublishedInstances(Generic[R]):
                 errors = (registration.error for registration in registrations)
                 yield registry, next((error for error in errors if error is not None), None)
 
-    def close(self, registry: R, step: Step) -> None:
+    def close(self, registry: R, step: RunningStep) -> None:
         """Close a registry that was opened here."""
         may_be_dead = self.is_publishing and registry not in self._withdrawn_from
         timeout_s = 0.0 if may_be_dead else step.left_s()
@@ -254,11 +256,6 @@ def _url_of(registry: Any) -> RegistryUrl | None:
         return parse_url(registry.url)
     except (AttributeError, ConfigurationError, TypeError):
         return None
-
-
-def _url_option(urls: Sequence[RegistryUrl], name: str) -> str:
-    """Return the option of the first URL that has it, or ""."""
-    return next((url.options[name] for url in urls if url.options.get(name)), "")
 
 
 def _named_services(services: tuple[str, ...], urls: Sequence[RegistryUrl]) -> tuple[str, ...]:

@@ -53,7 +53,7 @@ from .published_instances import (
     registry_urls,
 )
 from .server_adapter import ServerAdapter, ServerGone
-from .shutdown import STOP_MARGIN_S, Shutdown, Step
+from .shutdown import STOP_MARGIN_S, RunningStep, Shutdown
 from .signals import SignalThread
 
 if TYPE_CHECKING:
@@ -431,7 +431,7 @@ class PublisherBase(Generic[R]):
                 step = shutdown.begin_step("stop", shutdown.grace_s + STOP_MARGIN_S, 0.0)
                 shutdown.run("stop of the server", partial(self._stop_server, step))
             # Without an event: "closed" is reported when this step has ended.
-            step = Step(shutdown, CLOSE_TIMEOUT_S)
+            step = RunningStep(shutdown, CLOSE_TIMEOUT_S)
             closes = [(repr(own), partial(published.close, own, step)) for own in published.own]
             step.run_all(*closes, ("on_serving", self._call_undo_on_serving))
             for registry, error in published.failed_withdrawals():
@@ -453,7 +453,7 @@ class PublisherBase(Generic[R]):
         elif self._health is not None:
             self._set_health(NOT_SERVING)
 
-    def _stop_server(self, step: Step) -> None:
+    def _stop_server(self, step: RunningStep) -> None:
         grace_s = self._shutdown.grace_s
         stopped = self._server.stop(grace_s)
         step.wait_for([stopped])

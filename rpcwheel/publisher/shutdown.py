@@ -60,10 +60,10 @@ class Shutdown:
 
     def begin_step(
         self, name: str, timeout_s: float = 0.0, hurried_timeout_s: float | None = None
-    ) -> Step:
-        """Emit the event of a step, and return the step; the arguments are those of `Step`."""
+    ) -> RunningStep:
+        """Emit the event of a step, and begin it; arguments as of `RunningStep`."""
         self.events.emit(ShutdownStep(self._name(), name, self.reason))
-        return Step(self, timeout_s, hurried_timeout_s)
+        return RunningStep(self, timeout_s, hurried_timeout_s)
 
     def run(
         self, name: str, job: Callable[[], object], ended: threading.Event | None = None
@@ -93,7 +93,7 @@ class Shutdown:
         timeout.cancel()
 
 
-class Step:
+class RunningStep:
     """A step of the stop, with its end by the timer's clock."""
 
     def __init__(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rpcwheel.call import DeadlinePolicy, RetryPolicy, config
 from rpcwheel.call.config import MethodConfig, MethodConfigs
-from rpcwheel.call.failed_calls import messages_of
+from rpcwheel.call.failed_calls import default_messages
 from rpcwheel.call.policy import CallPolicy, MethodPolicy
 from rpcwheel.durations import NEVER
 
@@ -90,4 +90,4 @@ def test_a_bounded_number_of_methods_is_cached(monkeypatch):
     ],
 )
 def test_the_default_of_a_response_stream_is_a_list_of_messages_or_one_message(default, messages):
-    assert list(messages_of(default)) == messages
+    assert list(default_messages(default)) == messages
