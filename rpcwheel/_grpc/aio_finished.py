@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
-from rpcwheel.errors import REFUSALS
 from rpcwheel.rpc import Kind
 
-from .calls import aio_metadata, has_status, value_of
+from .calls import aio_metadata, has_status, refused_classes, value_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Generator, Iterable
@@ -60,16 +59,7 @@ class _Refused(grpc.aio.AioRpcError):
         return self.details() or ""
 
 
-_REFUSED_CLASSES: Final[dict[type, type[_Refused]]] = {
-    kind: type(f"{kind.__name__}Rpc", (_Refused, kind), {"__module__": __name__})
-    for kind in REFUSALS
-}
-globals().update({cls.__name__: cls for cls in _REFUSED_CLASSES.values()})  # pickle wants it
-
-
-def _refused_class(refusal: FailbackError) -> type[_Refused]:
-    kind = next(kind for kind in type(refusal).__mro__ if kind in _REFUSED_CLASSES)
-    return _REFUSED_CLASSES[kind]
+_refused_class: Final = refused_classes(_Refused, globals())
 
 
 def refused_by(refusal: FailbackError, error: BaseException) -> grpc.aio.AioRpcError:

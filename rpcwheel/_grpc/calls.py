@@ -9,14 +9,20 @@ from __future__ import annotations
 from contextlib import suppress
 from functools import partial
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import grpc
+
+from rpcwheel.errors import REFUSALS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from rpcwheel.errors import FailbackError
+
     Metadata = tuple[tuple[str, str | bytes], ...]
+
+FailedT = TypeVar("FailedT")
 
 AnyCall: TypeAlias = Any
 """A call of grpc, or the object that another interceptor returns in its place."""
@@ -286,3 +292,25 @@ def is_channel_closed_error(error: BaseException) -> bool:
         canceled = value_of(error, "code") is grpc.StatusCode.CANCELLED
         return canceled and _CLOSED_DURING_CALL in str(value_of(error, "details"))
     return isinstance(error, (ValueError, grpc.aio.UsageError)) and str(error) in _CLOSED_MESSAGES
+
+
+def refused_classes(
+    base: type[FailedT], namespace: dict[str, Any]
+) -> Callable[[FailbackError], type[FailedT]]:
+    """Make the classes of failed calls that failback refuses to queue.
+
+    Each is a class of `REFUSALS` and a failed call.
+
+    Args:
+        base: The class of the failed call.
+        namespace: That of the module, in which pickle looks for the classes.
+
+    Returns:
+        A function that returns the class for a refusal.
+    """
+    classes: dict[type, type[FailedT]] = {
+        kind: type(f"{kind.__name__}Rpc", (base, kind), {"__module__": namespace["__name__"]})
+        for kind in REFUSALS
+    }
+    namespace.update({cls.__name__: cls for cls in classes.values()})  # pickle wants it
+    return lambda refusal: next(classes[kind] for kind in type(refusal).__mro__ if kind in classes)

@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import grpc
 
-from rpcwheel.errors import REFUSALS
-
-from .calls import metadata_tuple
+from .calls import metadata_tuple, refused_classes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -162,16 +160,7 @@ class _Refused(FinishedError):
         return copyreg.__newobj__, (type(self),), vars(self)  # type: ignore[attr-defined]
 
 
-_REFUSED_CLASSES: Final[dict[type, type[_Refused]]] = {
-    kind: type(f"{kind.__name__}Rpc", (_Refused, kind), {"__module__": __name__})
-    for kind in REFUSALS
-}
-globals().update({cls.__name__: cls for cls in _REFUSED_CLASSES.values()})  # pickle wants it
-
-
-def _refused_class(refusal: FailbackError) -> type[_Refused]:
-    kind = next(kind for kind in type(refusal).__mro__ if kind in _REFUSED_CLASSES)
-    return _REFUSED_CLASSES[kind]
+_refused_class: Final = refused_classes(_Refused, globals())
 
 
 def refused_by(refusal: FailbackError, error: BaseException) -> FinishedError:

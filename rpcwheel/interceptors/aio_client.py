@@ -324,19 +324,10 @@ class _CountedMulticallable(_InterceptedMulticallable):
         super().__init__(call, calls, running)
         self._counts = counts
 
-    def _begin(
-        self,
-        request: Any,
-        timeout: float | None,
-        metadata: Any,
-        credentials: grpc.CallCredentials | None,
-        wait_for_ready: bool | None,
-        compression: grpc.Compression | None,
-    ) -> Any:
+    def _begin(self, request: Any, *options: Any) -> Any:
         counts = self._counts
         began_ns = counts.begin()
         try:
-            options = timeout, metadata, credentials, wait_for_ready, compression
             call = super()._begin(request, *options)
         except BaseException as error:
             counts.end(began_ns, code_of(error))
