@@ -97,7 +97,7 @@ def aio_metadata(metadata: Iterable[tuple[str, str | bytes]] | None) -> grpc.aio
 # --- Arguments of a call that waits for a connection ---
 
 
-def check_options(metadata: Any, credentials: object, compression: object) -> None:
+def check_call_options(metadata: Any, credentials: object, compression: object) -> None:
     """Raise if an argument of a call has a wrong type, as gRPC does when it begins the call.
 
     Raises:

@@ -38,7 +38,7 @@ from rpcwheel._grpc.aio_relay import (
     Signal,
     cancel_count,
 )
-from rpcwheel._grpc.calls import check_options, check_request, reusable_metadata
+from rpcwheel._grpc.calls import check_call_options, check_request, reusable_metadata
 from rpcwheel.call.failed_calls import copy_of
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.events import CallbackFailed, emit
@@ -557,7 +557,7 @@ class _BalancedMethod:
         """
         if credentials is not None and self.pool.connections.are_insecure:
             raise grpc.aio.UsageError(NOT_SECURE)
-        check_options(metadata, credentials, compression)
+        check_call_options(metadata, credentials, compression)
         if not self.kind.streams_requests:
             check_request(request, self._spec.serializer)
 

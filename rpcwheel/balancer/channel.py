@@ -24,7 +24,7 @@ from rpcwheel._grpc import multicallable
 from rpcwheel._grpc.calls import (
     Details,
     InternalCallback,
-    check_options,
+    check_call_options,
     check_request,
     metadata_tuple,
     reusable_metadata,
@@ -448,7 +448,7 @@ class _BalancedMethod:
             TypeError, ValueError: An argument has a wrong type.
             FinishedError: The serializer has raised.
         """
-        check_options(metadata, credentials, compression)
+        check_call_options(metadata, credentials, compression)
         if self.kind.streams_requests:
             return
         args, options = self._arguments

@@ -346,7 +346,7 @@ class HealthChecker(Generic[S]):
         return self._explaining > 0
 
     def _explained(self, subchannel: S, _: bytes | None, error: BaseException | None) -> None:
-        subchannel.error_text = error_text(error) or subchannel.error_text
+        subchannel.error_text = connect_failure(error) or subchannel.error_text
         with self._pool.lock:
             self._explaining -= 1
             is_last = not self._explaining
@@ -368,7 +368,7 @@ def is_answered(response: bytes | None, error: BaseException | None) -> bool:
     return getattr(value_of(error, "code"), "name", "CANCELLED") not in UNANSWERED
 
 
-def error_text(error: Any) -> str:
+def connect_failure(error: Any) -> str:
     """Return why an address can't be reached, from the error of a call; "" if it does not say so.
 
     Taken from the details `failed to connect to all addresses; last error: UNKNOWN:

@@ -1040,7 +1040,7 @@ class CallAttempts:
         return attempt not in self._running
 
 
-class _Read:
+class _Reader:
     """A thread that waits for the next message of an attempt."""
 
     __slots__ = ("attempt",)
@@ -1054,7 +1054,7 @@ class StreamAttempts(CallAttempts):
 
     def __init__(self, call: ClientCall) -> None:
         super().__init__(call)
-        self._reads: list[_Read] = []
+        self._readers: list[_Reader] = []
         self._stalled: AnyCall = None  # an attempt that was canceled by message_timeout
 
     def next_message(self) -> Any:
@@ -1062,12 +1062,12 @@ class StreamAttempts(CallAttempts):
         while True:
             with self._changed:
                 attempt = self._current()
-                read = _Read(attempt)
-                self._reads.append(read)
+                reader = _Reader(attempt)
+                self._readers.append(reader)
             if attempt is None:
                 return next(self.final)
             try:
-                message, is_current = self._read(read)
+                message, is_current = self._read(reader)
             except (StopIteration, grpc.RpcError) as end:
                 if not has_ended(attempt):  # of another interceptor, without `done()`
                     self._attempt_ended(attempt, None if isinstance(end, StopIteration) else end)
@@ -1089,19 +1089,19 @@ class StreamAttempts(CallAttempts):
             return False
         return self._attempts.state is State.RUNNING or self._attempts.state is State.WAITING
 
-    def _read(self, read: _Read) -> tuple[Any, bool]:
+    def _read(self, reader: _Reader) -> tuple[Any, bool]:
         """Read the next message of an attempt. Returns it and whether the attempt is current."""
         arrived = False
         try:
-            message = self._next_in_time(read)
+            message = self._next_in_time(reader)
             arrived = True
         finally:
             with self._changed:  # after a message for the caller, no retry follows
-                self._reads.remove(read)
-                superseded = self._is_superseded(read.attempt)
-                is_current = not superseded and self.final in (None, read.attempt)
+                self._readers.remove(reader)
+                superseded = self._is_superseded(reader.attempt)
+                is_current = not superseded and self.final in (None, reader.attempt)
                 self._received = self._received or (arrived and is_current)
-                if read.attempt not in self._running:
+                if reader.attempt not in self._running:
                     self._changed.notify_all()  # `_has_received` waits for the readers
         return message, is_current
 
@@ -1115,7 +1115,8 @@ class StreamAttempts(CallAttempts):
         """
         with self._changed:
             self._changed.wait_for(
-                lambda: all(read.attempt is not attempt for read in self._reads), READERS_TIMEOUT_S
+                lambda: all(reader.attempt is not attempt for reader in self._readers),
+                READERS_TIMEOUT_S,
             )
             return self._received
 
@@ -1129,26 +1130,30 @@ class StreamAttempts(CallAttempts):
 
     # --- message_timeout ---
 
-    def _next_in_time(self, read: _Read) -> Any:
+    def _next_in_time(self, reader: _Reader) -> Any:
         call = self.call
         if not call.config.has_message_timeout:
-            return next(read.attempt)
+            return next(reader.attempt)
         timeout = call.state.schedule(
-            lambda _: self._run_on_worker(partial(self._stall, read)),
+            lambda _: self._run_on_worker(partial(self._stall, reader)),
             to_seconds(call.config.message_timeout_ns),
             f"message_timeout of {call.method}",
         )
         try:
-            return next(read.attempt)
+            return next(reader.attempt)
         finally:
             if timeout is not None:
                 timeout.cancel()
 
-    def _stall(self, read: _Read) -> None:
+    def _stall(self, reader: _Reader) -> None:
         """Cancel an attempt whose reader has waited longer than message_timeout."""
-        attempt = read.attempt
+        attempt = reader.attempt
         with self._changed:
-            if read not in self._reads or attempt not in self._running or self.final is not None:
+            if (
+                reader not in self._readers
+                or attempt not in self._running
+                or self.final is not None
+            ):
                 return
             self._stalled = attempt
         if not attempt.cancel():

@@ -14,7 +14,7 @@ import grpc
 from rpcwheel._concurrency.loop import call_on_loop, running_loop
 from rpcwheel.transport.probe import MARK
 
-from .monitor import HeartbeatBase, HeartbeatManagerBase, Work, status_of
+from .monitor import HeartbeatBase, HeartbeatManagerBase, Work, status_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,7 +61,7 @@ class Heartbeat(HeartbeatBase):
             call.cancel()
             raise
         except Exception as error:  # noqa: BLE001 - also from the user's interceptors
-            code = status_of(error)
+            code = status_name(error)
         report(self._now_ns(), code, response)
 
     def _cancel(self, call: asyncio.Task[None]) -> None:

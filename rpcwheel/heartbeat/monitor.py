@@ -659,7 +659,7 @@ class HeartbeatManagerBase(Generic[H]):
                 del self._heartbeats[key]
 
 
-def status_of(error: Exception) -> str:
+def status_name(error: Exception) -> str:
     """The name of the status of an RPC error; for other errors the name of their type."""
     if not isinstance(error, grpc.RpcError):
         return type(error).__name__

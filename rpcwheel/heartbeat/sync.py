@@ -10,7 +10,7 @@ import grpc
 from rpcwheel._concurrency.executor import EXECUTOR, SerialExecutor
 from rpcwheel.transport.probe import MARK, HealthProbe, MethodProbe
 
-from .monitor import HeartbeatBase, HeartbeatManagerBase, Work, status_of
+from .monitor import HeartbeatBase, HeartbeatManagerBase, Work, status_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,7 +84,7 @@ def _read(report: Report, ended_ns: int, future: Any) -> None:
     except grpc.FutureCancelledError:
         code = "CANCELLED"
     except Exception as error:  # noqa: BLE001 - also from the future of an interceptor
-        code = status_of(error)
+        code = status_name(error)
     report(ended_ns, code, response)
 
 

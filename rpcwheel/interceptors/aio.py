@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Self
 from rpcwheel.durations import to_ns
 from rpcwheel.failback.aio import FailbackInvoker, close_empty
 
-from .aio_client import InterceptedChannel, interceptors_of
+from .aio_client import InterceptedChannel, interceptors_for
 from .aio_server import server_interceptors
 from .nesting import warn_if_nested
 from .queues import FailbackQueuesBase, client_state, refuse_journal
@@ -142,7 +142,7 @@ def make_interceptors(
         policy, timer=timer, queues=queues, queues_class=FailbackQueues, breakers=breakers
     )
     refuse_journal(state)
-    return interceptors_of(state)
+    return interceptors_for(state)
 
 
 def intercept_channel(

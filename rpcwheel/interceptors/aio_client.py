@@ -429,7 +429,7 @@ class _StreamStreamInterceptor(_ClientInterceptor, grpc.aio.StreamStreamClientIn
     intercept_stream_stream: Any = _ClientInterceptor.intercept
 
 
-def interceptors_of(state: ClientState) -> list[grpc.aio.ClientInterceptor]:
+def interceptors_for(state: ClientState) -> list[grpc.aio.ClientInterceptor]:
     """Make one interceptor for each kind of call; all share the state."""
     state.begin_admission(None)
     interceptors: list[grpc.aio.ClientInterceptor] = [

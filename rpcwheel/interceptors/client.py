@@ -195,7 +195,7 @@ class _CountingInterceptor(ClientInterceptor):
         return self._count(Kind.STREAM_STREAM, super().intercept_stream_stream, *args)
 
 
-def interceptors_of(state: ClientState) -> list[grpc.UnaryUnaryClientInterceptor]:
+def interceptors_for(state: ClientState) -> list[grpc.UnaryUnaryClientInterceptor]:
     """Make the interceptor of one client, for all kinds of call."""
     counts = state.counts
     interceptor = (
@@ -241,7 +241,8 @@ class InterceptedChannel(multicallable.Channel):
         state.begin_admission(channel_target(channel), is_shared=has_address(channel))
         if state.admission is not None:
             state.admission.channels.add(self)
-        self._routes = JournalRoutes(state, channel, _stored_calls(channel, state))
+        stored_calls = StoredCalls(channel, state.counts, admitted=partial(_admitted, state))
+        self._routes = JournalRoutes(state, channel, stored_calls)
 
     def on_close(self, callback: Callable[[], object]) -> None:
         """Call `callback()` when this channel is closed. Replaces an earlier callback."""
@@ -336,10 +337,6 @@ def _admitted(state: ClientState, kind: Kind, method: str, attempts: Any) -> Any
     if admission is None:
         return attempts
     return admitted_multicallable(kind, attempts, method, admission, state)
-
-
-def _stored_calls(channel: grpc.Channel, state: ClientState) -> StoredCalls:
-    return StoredCalls(channel, state.counts, admitted=partial(_admitted, state))
 
 
 def _refuse() -> Never:
@@ -450,7 +447,7 @@ def _result(name: str, call: AnyCall) -> Any:
     return response if name == "__call__" else (response, call)
 
 
-class _UnaryUnary(_InterceptedMulticallable, multicallable.UnaryUnary):
+class _InterceptedUnaryUnary(_InterceptedMulticallable, multicallable.UnaryUnary):
     __slots__ = ()
 
     def _wait(self, name: str, request: Any, *options: Any) -> Any:
@@ -506,5 +503,5 @@ class _UnaryUnary(_InterceptedMulticallable, multicallable.UnaryUnary):
 
 _MULTICALLABLES: Final = {
     **classes_by_kind(_InterceptedMulticallable, multicallable.MULTICALLABLES),
-    Kind.UNARY_UNARY: _UnaryUnary,
+    Kind.UNARY_UNARY: _InterceptedUnaryUnary,
 }

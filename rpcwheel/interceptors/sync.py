@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Self
 from rpcwheel.durations import to_ns
 from rpcwheel.failback.sync import FailbackInvoker, close_all, flush_all
 
-from .client import InterceptedChannel, interceptors_of
+from .client import InterceptedChannel, interceptors_for
 from .nesting import warn_if_nested
 from .queues import FailbackQueuesBase, client_state, refuse_journal
 from .server import server_interceptors
@@ -150,7 +150,7 @@ def make_interceptors(
     refuse_journal(state)
     if any(settings.hedging is not None for settings in (policy, *policy.methods.values())):
         warnings.warn(HEDGES_FUTURES, stacklevel=stacklevel)
-    return interceptors_of(state)
+    return interceptors_for(state)
 
 
 def intercept_channel(

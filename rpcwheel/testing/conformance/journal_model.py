@@ -31,7 +31,7 @@ UNKNOWN_ID: Final = 2**40
 
 
 @dataclass
-class _Call:
+class _ReferenceCall:
     """A call that the journal must have."""
 
     new: NewCall
@@ -57,7 +57,7 @@ class RandomJournal:
         self._random = random.Random(7)
         self._backends = [harness.new_backend() for _ in range(BACKENDS)]
         self._workers = [harness.new_worker() for _ in range(WORKERS)]
-        self._calls: dict[int, _Call] = {}
+        self._calls: dict[int, _ReferenceCall] = {}
         self._leases: dict[str, bool] = dict.fromkeys(self._workers, False)
         self._last_id = 0
         self._gaps = itertools.count(1)
@@ -100,7 +100,7 @@ class RandomJournal:
         )
         self._last_id = ids[-1]
         for number, call in zip(ids, calls, strict=True):
-            self._calls[number] = _Call(call, call.delay_s, call.attempts, call.error)
+            self._calls[number] = _ReferenceCall(call, call.delay_s, call.attempts, call.error)
 
     def _take(self) -> None:
         """Take calls of some routes, one of which may be there twice."""

@@ -7,7 +7,7 @@ import pytest
 
 from fixtures.subchannel_pools import FAILING, IDLE, READY, FakePool, at
 from rpcwheel._grpc.finished import FinishedError
-from rpcwheel.balancer.health import HealthChecker, error_text, is_answered
+from rpcwheel.balancer.health import HealthChecker, connect_failure, is_answered
 from rpcwheel.events import CallbackFailed
 
 RESULTS = {
@@ -235,7 +235,7 @@ def test_a_check_is_answered_unless_unreachable_or_not_serving(response, code, a
 
 def test_the_reason_of_a_failed_connection_is_taken_from_grpcs_details():
     def text(details, code=grpc.StatusCode.UNAVAILABLE):
-        return error_text(FinishedError(code, details))
+        return connect_failure(FinishedError(code, details))
 
     failed = "failed to connect to all addresses; last error: UNKNOWN: "
     refused = "ipv4:10.0.0.7:1: Failed to connect to remote host: connect: Connection refused (111)"
