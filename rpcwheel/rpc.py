@@ -232,13 +232,6 @@ class NextAttempt(NamedTuple):  # a frozen dataclass takes four times as long to
     """When to make it."""
     deadline_ns: int
     """When it must have ended; `durations.NEVER` for no limit."""
-    not_sent: int = 0
-    """How many of the earlier attempts the client has not sent."""
-
-    @property
-    def sent_number(self) -> int:
-        """1 if none of the earlier attempts was sent."""
-        return self.number - self.not_sent
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,10 +37,6 @@ if TYPE_CHECKING:
     """Begins a health check of the server, and calls the function with the result on any thread:
     False if the server did not answer, or does not serve."""
 
-PUSHBACK_SPREAD: Final = 2
-"""In how many times the time in `OPEN`, after it, the calls that were refused in it are made again:
-beside those that begin then, they are half as many."""
-
 FUNCTION: Final = "function"
 """The target of a breaker of `with_breaker`."""
 
@@ -118,16 +114,6 @@ class CircuitBreaker:
         """Return the time until the next call may be sent; None if that is not known."""
         at_ns = self._breaker.half_open_at_ns
         return None if at_ns is None else max(0, at_ns - now_ns)
-
-    def pushback_ns(self, now_ns: int) -> int | None:
-        """Return how long a refused call waits until it is made again; None if that is not known.
-
-        It is a random time, after what is left of the time in `OPEN`.
-        """
-        if self._breaker.state is BreakerState.FORCED_OPEN:
-            return None
-        left_ns = self.left_ns(now_ns) or 0
-        return left_ns + int(PUSHBACK_SPREAD * self._breaker.open_for_ns * random.random())
 
     # --- By hand ---
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import enum
 import math
-import random
 from collections import Counter, deque
 from dataclasses import dataclass
 from functools import partial
@@ -51,10 +50,6 @@ STREAM_PROVEN_NS: Final = 1_000_000_000
 
 THROTTLED_NS: Final = 5_000_000_000
 """Throttling has ended if no attempt was throttled for this long."""
-
-PUSHBACK_JITTER: Final = 0.5
-"""By how much of itself the pushback of a throttle is longer at most, at random: attempts that were
-refused together are not made together."""
 
 
 class Reason(enum.Enum):
@@ -104,7 +99,7 @@ class NotSent(NamedTuple):
 
     reason: Reason
     pushback_ns: int | None = None
-    """How long to wait before the next attempt; None if that is not known."""
+    """How long to wait before another call; None if that is not known."""
 
 
 class Waiting:
@@ -427,8 +422,7 @@ class MethodAdmission:
         """
         throttle, rate, concurrency = self._throttle, self._rate, self._concurrency
         if throttle is not None and throttle.refuses(now_ns):
-            jitter = random.uniform(1.0, 1.0 + PUSHBACK_JITTER)
-            return self._not_sent(Reason.THROTTLE, int(jitter * throttle.window_ns))
+            return self._not_sent(Reason.THROTTLE, throttle.window_ns)
         left_ns = NEVER if timeout_s is None else max(0, math.ceil(timeout_s * 1e9))
         delay_ns = 0
         if rate is not None:
@@ -459,7 +453,7 @@ class MethodAdmission:
         return NotSent(reason, pushback_ns)
 
     def _refused_by_breaker(self, breaker: CircuitBreaker, now_ns: int) -> NotSent:
-        pushback_ns = breaker.pushback_ns(now_ns)
+        pushback_ns = breaker.left_ns(now_ns)
         with self.lock:
             forced = breaker.state is BreakerState.FORCED_OPEN
             return self._not_sent(Reason.FORCED if forced else Reason.BREAKER, pushback_ns)

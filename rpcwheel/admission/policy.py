@@ -61,9 +61,8 @@ class ThrottlePolicy(Policy):
 
     The adaptive throttling of the Google SRE book, "Handling Overload", for each method of a
     target: attempts beyond `multiplier` times those that the server has accepted in the last
-    `window` are probably refused. A refused attempt fails at once with UNAVAILABLE. It is retried
-    after a `window` or later: if it were retried at once, more of the calls would be sent in the
-    end.
+    `window` are probably refused. A refused attempt fails at once with UNAVAILABLE, and its call
+    is not retried.
     """
 
     short: ClassVar[str | None] = "multiplier"

@@ -46,7 +46,7 @@ class Throttle:
         self._failures: frozenset[str] = policy.failures
         self._owed = random()  # how many refusals, a fraction: clients do not begin together
         self.window_ns = to_ns(policy.window)
-        """How long an attempt counts, and how long a refused one is not made again."""
+        """How long an attempt counts."""
         self._window = TimeWindow(self.window_ns)
 
     def refuses(self, now_ns: int) -> bool:

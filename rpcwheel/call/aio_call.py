@@ -405,7 +405,7 @@ class RetryingCall(Relay):
         """Make an attempt after the first one. Returns a call, or a coroutine that returns it."""
         left_s = seconds_left(step.deadline_ns, self._state.now_ns())
         self._nonce = new_nonce() if self._config.sends_nonces else None
-        metadata = grpc.aio.Metadata(*with_attempt(self._metadata, step.sent_number, self._nonce))
+        metadata = grpc.aio.Metadata(*with_attempt(self._metadata, step.number, self._nonce))
         try:
             return self._begin_attempt(left_s, metadata)
         except Exception as error:  # noqa: BLE001 - for the caller

@@ -150,6 +150,7 @@ NO_ATTEMPTS_LEFT: Final = Stop("no attempts left")
 NO_TIME_LEFT: Final = Stop("its deadline would pass before the next attempt")
 BACKOFF_RAISED: Final = Stop("its `backoff` raised")
 TIMER_STOPPED: Final = Stop("its timer was stopped or takes no more timeouts")
+NOT_SENT: Final = Stop("the client itself has not sent it")
 FATAL: Final = Stop("`non_fatal_codes` does not name its status")
 
 
@@ -184,7 +185,6 @@ class RetryPlan:
     next_ns: int = NEVER
     _next: NextAttempt | None = None
     _number = 1
-    _not_sent = 0
 
     def __init__(
         self,
@@ -217,9 +217,8 @@ class RetryPlan:
         if config is None:  # without a retry policy, `retry_on` is empty
             return NOT_NAMED
         if result.not_sent:
-            self._not_sent += 1
-            if self._budget is not None and self._number > 1:
-                self._budget.give_back(now_ns)
+            _count_not_sent(self._budget, self._number, now_ns)
+            return NOT_SENT
         if self._budget is not None:
             forbidden = result.pushback_ns is not None and result.pushback_ns < 0
             # As gRFC A6 counts failures.
@@ -240,7 +239,7 @@ class RetryPlan:
         at_ns = now_ns + delay_ns
         self._number += 1
         self.attempt_ns = attempt_deadline_ns(config, at_ns, self._deadline_ns)
-        return NextAttempt(self._number, at_ns, self.attempt_ns, self._not_sent)
+        return NextAttempt(self._number, at_ns, self.attempt_ns)
 
     def _refusal(self, config: RetryConfig, result: AttemptResult) -> Stop | None:
         """Return why this failure is not retried; None if only time and budget can prevent that."""
@@ -295,7 +294,6 @@ class HedgingPlan:
         "_budget",
         "_config",
         "_deadline_ns",
-        "_not_sent",
         "_number",
         "attempt_ns",
         "next_ns",
@@ -309,7 +307,6 @@ class HedgingPlan:
         self._budget = budget
         self._deadline_ns = deadline_ns
         self._number = 1
-        self._not_sent = 0
         self.next_ns = NEVER
         self.attempt_ns = deadline_ns
         self.accept(Wait(started_ns + config.delay_ns))
@@ -318,7 +315,8 @@ class HedgingPlan:
         """Decide when another attempt follows a failed one."""
         pushback_ns = result.pushback_ns
         if result.not_sent:
-            return self._not_sent_at(now_ns, pushback_ns or 0)
+            _count_not_sent(self._budget, self._number, now_ns)
+            return Wait(NEVER)
         is_fatal = result.code not in self._config.non_fatal and not result.refused
         forbidden = pushback_ns is not None and pushback_ns < 0
         if self._budget is not None:
@@ -330,16 +328,6 @@ class HedgingPlan:
         if forbidden or pushback_ns > self._config.max_pushback_ns:
             return Wait(NEVER)
         return Wait(now_ns + pushback_ns)
-
-    def _not_sent_at(self, now_ns: int, pushback_ns: int) -> Wait:
-        """Decide what follows an attempt that the client itself has refused: no attempt at once."""
-        self._not_sent += 1
-        if self._budget is not None:
-            self._budget.failed(by_server=True)
-            if self._number > 1:
-                self._budget.give_back(now_ns)
-        planned_ns = now_ns + self._config.delay_ns if self.next_ns == NEVER else self.next_ns
-        return Wait(max(planned_ns, now_ns + pushback_ns))
 
     def accept(self, step: NextAttempt | Wait) -> None:
         """Plan the next attempt, if there may be one."""
@@ -355,13 +343,21 @@ class HedgingPlan:
             return None
         self._number += 1
         self.accept(Wait(now_ns + self._config.delay_ns))
-        return NextAttempt(self._number, now_ns, self._deadline_ns, self._not_sent)
+        return NextAttempt(self._number, now_ns, self._deadline_ns)
 
     def canceled(self, attempts: int) -> None:
         """Correct the budget, in which an attempt that begins counts as a success."""
         if self._budget is not None:
             for _ in range(attempts):
                 self._budget.failed(by_server=False)
+
+
+def _count_not_sent(budget: Budget | None, number: int, now_ns: int) -> None:
+    """Count an attempt that the client itself has refused: as a failure, and as no retry."""
+    if budget is not None:
+        budget.failed(by_server=True)
+        if number > 1:
+            budget.give_back(now_ns)
 
 
 # --- The machine ---
@@ -451,7 +447,7 @@ class Attempts:
         if isinstance(step, NextAttempt):
             delay_s = max(0, step.at_ns - now_ns) / 1e9
             emit(RetryScheduled(self._method, self.number, result.code, delay_s))
-        elif self._config.retry is not None and self._config.retry.names(result):
+        elif step is not NOT_SENT and self._config.retry and self._config.retry.names(result):
             self._report_stop(step)
         return step
 

@@ -112,7 +112,7 @@ def result_of(
     trailing = _call_if_present(error, "trailing_metadata")
     result = AttemptResult(code, error, pushback_ns(trailing), committed)
     if was_not_sent(error):
-        result = replace(result, not_sent=True)
+        return replace(result, not_sent=True)
     if code == "UNIMPLEMENTED" and server is not None:
         gone = server.lacks_service(_call_if_present(error, "details"))
         return replace(result, refused=True, is_proven=True) if gone else result
@@ -123,20 +123,13 @@ def result_of(
     return replace(result, refused=bool(echoes), is_proven=is_proven)
 
 
-def not_sent_metadata(metadata: Any, pushback_ns: int | None) -> Metadata:
+def not_sent_metadata(pushback_ns: int | None) -> Metadata:
     """Return the trailing metadata of an attempt that the client has refused, without sending it.
 
-    It is that of a refusal by a server, so it is proven that the call was not executed.
-
     Args:
-        metadata: That of the attempt.
-        pushback_ns: How long to wait before the next attempt; None if that is not known.
+        pushback_ns: How long to wait before the next call; None if that is not known.
     """
-    nonce = next((str(value) for key, value in metadata or () if key == NONCE_KEY), "")
-    refused = ((REFUSED_KEY, nonce),)
-    if pushback_ns is None:
-        return refused
-    return ((PUSHBACK_KEY, str(-(-pushback_ns // 1_000_000))), *refused)
+    return () if pushback_ns is None else ((PUSHBACK_KEY, str(-(-pushback_ns // 1_000_000))),)
 
 
 def with_other_server(result: AttemptResult, server: Any, tried: list[object]) -> AttemptResult:

@@ -302,7 +302,7 @@ class ClientCall:
         left_s = seconds_left(attempt.deadline_ns, self.state.now_ns())
         details = details_with_timeout(self._details, left_s)
         self.nonce = new_nonce() if self.config.sends_nonces else None
-        metadata = with_attempt(details.metadata, attempt.sent_number, self.nonce)
+        metadata = with_attempt(details.metadata, attempt.number, self.nonce)
         token = None if self._tried is None else TRIED.set(self._tried)
         try:
             return self._start(details._replace(metadata=metadata), self._next_request())

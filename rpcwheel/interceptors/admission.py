@@ -105,7 +105,7 @@ def _begin(
             left_s = max(0.0, details.timeout - (time.monotonic() - began_s))
             details = details._replace(timeout=left_s)
     if isinstance(entered, NotSent):
-        return _not_sent(entered, details.metadata)
+        return _not_sent(entered)
     return begin_observed(admission, entered, begin, details, request)
 
 
@@ -124,12 +124,12 @@ def wait_on_thread(waiting: Waiting) -> Admitted | NotSent:
         raise
 
 
-def _not_sent(result: NotSent, metadata: Any) -> FinishedError:
+def _not_sent(result: NotSent) -> FinishedError:
     """Make the end of an attempt that is not sent."""
     error = FinishedError(
         grpc.StatusCode[result.reason.code],
         result.reason.details,
-        trailing=not_sent_metadata(metadata, result.pushback_ns),
+        trailing=not_sent_metadata(result.pushback_ns),
     )
     set_not_sent(error)
     return error
@@ -181,7 +181,7 @@ class _LateCall(LateCall):
             else:
                 self.begin(attempt)
         else:
-            self._finish(_not_sent(entered, self._details.metadata))
+            self._finish(_not_sent(entered))
 
 
 class _AdmittedMulticallable:
@@ -210,7 +210,7 @@ class _AdmittedMulticallable:
             if isinstance(entered, Waiting):
                 entered = wait_on_thread(entered)
             if isinstance(entered, NotSent):
-                raise _not_sent(entered, metadata)
+                raise _not_sent(entered)
             if timeout is not None:
                 timeout = max(0.0, timeout - (time.monotonic() - began_s))
         try:

@@ -55,7 +55,7 @@ def begin_admitted(
         calls.state.loop = asyncio.get_running_loop()
     entered = admission.enter(timeout)
     if isinstance(entered, NotSent):
-        return _not_sent(calls.kind, entered, metadata)
+        return _not_sent(calls.kind, entered)
     if not isinstance(entered, Waiting):
         options |= {"timeout": timeout, "metadata": metadata}
         return begin_observed(admission, entered, begin, request, **options)
@@ -71,7 +71,7 @@ def begin_admitted(
         began_s = asyncio.get_running_loop().time()
         result = await wait_on_loop(waiting)
         if isinstance(result, NotSent):
-            return _not_sent(calls.kind, result, metadata)
+            return _not_sent(calls.kind, result)
         if timeout is not None:
             timeout = max(0.0, timeout - (asyncio.get_running_loop().time() - began_s))
         own = options | own | {"timeout": timeout, "metadata": metadata}
@@ -101,7 +101,7 @@ async def begin_admitted_awaited(
             left_s = details.timeout - (asyncio.get_running_loop().time() - began_s)
             details = details._replace(timeout=max(0.0, left_s))
     if isinstance(entered, NotSent):
-        return _not_sent(kind, entered, details.metadata)
+        return _not_sent(kind, entered)
     return await begin_observed_awaited(admission, entered, begin, details, request)
 
 
@@ -127,12 +127,12 @@ async def wait_on_loop(waiting: Waiting) -> Admitted | NotSent:
         raise
 
 
-def _not_sent(kind: Kind, result: NotSent, metadata: Any) -> FinishedCall:
+def _not_sent(kind: Kind, result: NotSent) -> FinishedCall:
     """Make the end of an attempt that is not sent."""
     error = grpc.aio.AioRpcError(
         grpc.StatusCode[result.reason.code],
         grpc.aio.Metadata(),
-        aio_metadata(not_sent_metadata(metadata, result.pushback_ns)),
+        aio_metadata(not_sent_metadata(result.pushback_ns)),
         result.reason.details,
     )
     set_not_sent(error)

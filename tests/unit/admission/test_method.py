@@ -169,20 +169,18 @@ def test_methods_share_the_state_of_a_policy_per_target(timer):
     assert isinstance(second.enter(), Admitted)
 
 
-def test_a_throttled_attempt_is_not_made_again_before_the_window_is_over(timer):
+def test_a_throttled_attempt_asks_to_wait_for_a_window(timer):
     admission = admission_of(timer, throttle=ThrottlePolicy(window=2.0, max_rejection=1.0))
     for _ in range(1000):
         admission.end(Admitted(0), "UNAVAILABLE")
     result = next(one for one in iter(admission.enter, None) if isinstance(one, NotSent))
-    assert 2e9 <= result.pushback_ns <= 3e9
+    assert result.pushback_ns == 2e9
 
 
-def test_attempts_of_an_open_breaker_are_spread_over_twice_its_open_time(timer):
+def test_an_attempt_of_an_open_breaker_asks_to_wait_until_it_is_half_open(timer):
     admission = admission_of(timer, breaker=BreakerPolicy(open_duration=1.0, minimum_calls=1))
     admission.end(admission.enter(), "UNAVAILABLE")
-    pushbacks_ns = sorted(admission.enter().pushback_ns for _ in range(1000))
-    assert 0.9e9 <= pushbacks_ns[0] < 1.2e9
-    assert 2.5e9 < pushbacks_ns[-1] <= 3e9
+    assert 0.9e9 <= admission.enter().pushback_ns <= 1e9
 
 
 def test_an_attempt_is_refused_if_the_timer_is_stopped_while_it_waits(timer):

@@ -4,7 +4,15 @@ import pytest
 import tenacity
 
 from rpcwheel.call import RetryPolicy
-from rpcwheel.call.attempts import Attempts, Enqueue, ReadRequests, Response, State, Wait
+from rpcwheel.call.attempts import (
+    NOT_SENT,
+    Attempts,
+    Enqueue,
+    ReadRequests,
+    Response,
+    State,
+    Wait,
+)
 from rpcwheel.call.config import MethodConfig
 from rpcwheel.call.policy import DefaultResponsePolicy, HedgingPolicy, MethodPolicy
 from rpcwheel.call.retry import RetryBudget
@@ -55,16 +63,23 @@ def test_the_event_of_a_retry_has_its_delay(events):
     assert events == [RetryScheduled(M, 1, "UNAVAILABLE", 0.25)]
 
 
-def test_an_attempt_that_was_not_sent_counts_neither_as_a_retry_nor_as_one_that_was_sent():
+def test_an_attempt_that_was_not_sent_ends_the_retries_and_counts_as_none_in_the_budget(events):
     settings = MethodPolicy(retry=RETRY.replace(max_attempts=9), idempotent=True)
-    budget = RetryBudget(0.0, 1)
-    attempts = Attempts(M, MethodConfig.from_policy(settings), 0, NEVER, budget)
-    not_sent = AttemptResult("UNAVAILABLE", not_sent=True)
-    for number in (2, 3):  # the budget allows one retry
-        assert isinstance(fail(attempts, number * S, not_sent), Wait)
-        step = attempts.next((number + 1) * S)
-        assert (step.number, step.sent_number) == (number, 1)
-    assert isinstance(fail(attempts, 5 * S, FAILED), Stop)
+    budget = RetryBudget(0.0, 1)  # allows one retry
+    for _ in range(3):
+        attempts = Attempts(M, MethodConfig.from_policy(settings), 0, NEVER, budget)
+        assert isinstance(fail(attempts, S), Wait)
+        attempts.next(2 * S)
+        assert fail(attempts, 3 * S, AttemptResult("UNAVAILABLE", not_sent=True)) == NOT_SENT
+    assert {type(event) for event in events} == {RetryScheduled}
+
+
+def test_after_a_hedge_that_was_not_sent_no_other_one_is_made():
+    attempts = begun(hedged=True, hedging=HedgingPolicy(delay=1.0, max_attempts=9))
+    assert isinstance(attempts.next(S), NextAttempt)
+    assert fail(attempts, S, AttemptResult("UNAVAILABLE", not_sent=True)) is None
+    assert attempts.next_ns == NEVER
+    assert isinstance(fail(attempts, 2 * S), Stop)
 
 
 def test_requests_that_cannot_be_sent_again_end_the_call_only_when_its_retry_is_due():

@@ -101,7 +101,7 @@ def args_of(calls):
 def not_sent(pushback_s=None):
     """The error of an attempt that the client has refused."""
     pushback_ns = None if pushback_s is None else round(pushback_s * 1e9)
-    trailing = not_sent_metadata((), pushback_ns)
+    trailing = not_sent_metadata(pushback_ns)
     error = FinishedError(grpc.StatusCode.UNAVAILABLE, "not sent: open", trailing=trailing)
     set_not_sent(error)
     return error
