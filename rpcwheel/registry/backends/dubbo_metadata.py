@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import grpc
 
 from rpcwheel._concurrency.executor import EXECUTOR, reset_after_fork
-from rpcwheel.instance import grpc_target, joined
+from rpcwheel.instance import grpc_target
 from rpcwheel.registry.policy import JITTER
 
 from .dubbo_application import METADATA_VERSION, metadata_request, read_metadata_message
@@ -44,7 +44,11 @@ answer, the reads of other services wait as long."""
 MAX_REVISIONS: Final = 4096
 """The number of revisions that are kept; the one that was used least recently is dropped."""
 
-UNDER_WAY: Final = "its metadata service has not answered yet"
+WITHOUT_ANSWER: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})
+"""Codes whose details name the address that was asked. With them, the reason would be another one,
+and be reported, each time that another process is asked."""
+
+UNDER_WAY: Final = "no metadata service of its revision has answered yet"
 
 OPTIONS: Final = (
     ("grpc.use_local_subchannel_pool", 1),  # no connection of another channel, nor its backoff
@@ -150,12 +154,14 @@ class MetadataCache:
             return self._call(revision, grpc_target(host, port))
         except grpc.RpcError as error:
             status: Any = error
-            reason = f"{status.code().name}: {status.details()}"
+            reason = status.code().name
+            if status.code() not in WITHOUT_ANSWER:
+                reason += f": {status.details()}"
         except grpc.FutureCancelledError:
             reason = "the registry was closed"
         except ValueError as error:
             reason = f"no valid answer: {error}"
-        return f"its metadata service at {joined(host, port)} does not answer: {reason}"
+        return f"no metadata service of its revision answers: {reason}"
 
     def _call(self, revision: Revision, target: str) -> ApplicationMetadata:
         application, name = revision

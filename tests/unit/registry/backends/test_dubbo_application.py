@@ -127,6 +127,7 @@ def test_a_process_says_where_its_metadata_are():
         (b"", "no JSON"),
         (b"[]", "no JSON object"),
         (b'{"port": 70000}', "is no port"),
+        (b'{"port": 100000}', "is no port"),
         (b'{"port": 1, "payload": 7}', "no JSON object"),
         (node("r1"), "only 'tri' with 2.0.0 can be called: set metadata-type=remote"),
         (local("r1", 1, **{"meta-v": "1.0.0"}), "the version '1.0.0'"),
@@ -140,7 +141,7 @@ def test_a_process_that_cannot_be_read_is_refused_with_the_reason(data, said):
 def test_values_of_a_process_belong_to_its_services_unless_these_have_their_own():
     process = read_instance(remote("r1", **{"dubbo.tag": "blue", "timestamp": "5000"}))
     own = service(INTERFACE, port=2, params={"dubbo.tag": "red"})
-    read = read_metadata(metadata(service(INTERFACE), own))
+    read = read_metadata(metadata(service("com.example.Stock"), service(INTERFACE), own))
     records = records_of(process, read, "shop.Orders", INTERFACE)
     instances = {id_: ServiceInstance.decoded(record) for id_, record in records.items()}
     tags = {id_: instance.metadata["dubbo.tag"] for id_, instance in instances.items()}
