@@ -687,6 +687,7 @@ _HANDLERS = {
 
 _OUTAGES = {
     "A server that answers each call with UNAVAILABLE": "outage, UNAVAILABLE",
+    "The same, with callers that wait longer": "outage, callers that wait 5 s",
     "A server whose handlers take until the deadline": "outage, handlers hang",
     "A server that is killed and started again": "outage, killed",
     "A server whose process is stopped (SIGSTOP)": "outage, frozen",

@@ -11,6 +11,7 @@ World = Literal["sync", "aio"]
 
 METHOD: Final = "/bench.Overload/Call"
 DEADLINE_S: Final = 0.5
+PATIENT_DEADLINE_S: Final = 5.0
 """The deadline of each call. A call is answered if it got its response in this time."""
 
 SLOTS: Final = 4
@@ -151,9 +152,16 @@ class Case:
         return f"{self.scenario}, {self.world}, {self.handler}, {self.variant}, {self.client}"
 
 
-DOWN = REFUSES, HANGS, KILLED, FROZEN = ("refuses", "hangs", "killed", "frozen")
-"""Scenarios for clients: a server that is down, because it answers each call with UNAVAILABLE, its
-handlers take until the deadline, its process was killed, or its process is stopped."""
+DOWN = REFUSES, PATIENT, HANGS, KILLED, FROZEN = (
+    "refuses",
+    "patient",
+    "hangs",
+    "killed",
+    "frozen",
+)
+"""Scenarios for clients: a server that is down, because it answers each call with UNAVAILABLE (also
+for callers that wait for `PATIENT_DEADLINE_S`), its handlers take until the deadline, its process
+was killed, or its process is stopped."""
 
 BROKEN = FAILING, SLOW = ("failing", "slow")
 """Scenarios for clients: one of ten methods fails with INTERNAL, or takes until the deadline."""
@@ -173,6 +181,11 @@ class OutageCase:
 
     def __str__(self) -> str:
         return f"{self.scenario}, {self.world}, {self.client}"
+
+    @property
+    def deadline_s(self) -> float:
+        """The timeout of each call."""
+        return PATIENT_DEADLINE_S if self.scenario == PATIENT else DEADLINE_S
 
 
 _DIMENSIONS: Final = (

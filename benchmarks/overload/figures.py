@@ -102,10 +102,10 @@ class Outcome:
         )
 
 
-def is_answered(call: Call) -> bool:
+def is_answered(call: Call, deadline_s: float = DEADLINE_S) -> bool:
     """Whether the caller got the response within the deadline."""
     _, took_s, code, _ = call
-    return code == OK and took_s <= DEADLINE_S
+    return code == OK and took_s <= deadline_s
 
 
 def _answered(calls: Sequence[Call]) -> int:

@@ -54,18 +54,18 @@ class OutageOutcome:
     @property
     def others(self) -> float:
         """The share of the calls of other methods that were answered while one was broken."""
-        return _answered(call for call in self._due(self.down_s, self.up_s) if call[3] != 0)
+        return self._answered(call for call in self._due(self.down_s, self.up_s) if call[3] != 0)
 
     @property
     def seconds(self) -> list[float]:
         """The share of the calls that were answered, of each second after the return."""
         count = int(self.ends_s - self.up_s)
-        return [_answered(self._due(self.up_s + n, self.up_s + n + 1)) for n in range(count)]
+        return [self._answered(self._due(self.up_s + n, self.up_s + n + 1)) for n in range(count)]
 
     @property
     def settled(self) -> float:
         """The share that was answered of the calls due later than `SETTLED_S` after the return."""
-        return _answered(self._due(self.up_s + SETTLED_S, self.ends_s))
+        return self._answered(self._due(self.up_s + SETTLED_S, self.ends_s))
 
     @property
     def peak(self) -> float:
@@ -80,8 +80,16 @@ class OutageOutcome:
 
     def goodput(self) -> list[float]:
         """The calls answered in each second, by the time of the response."""
-        counts = Counter(int(call[0] + call[1]) for call in self.calls if _is_answered(call))
+        counts = Counter(int(call[0] + call[1]) for call in self.calls if self._is_answered(call))
         return [float(counts[second]) for second in range(int(self.ends_s))]
+
+    def _answered(self, calls: Iterable[Call]) -> float:
+        answered = [self._is_answered(call) for call in calls]
+        return sum(answered) / max(len(answered), 1)
+
+    def _is_answered(self, call: Call) -> bool:
+        due_s, took_s, code, _ = call
+        return is_answered((due_s, took_s, code, None), self.case.deadline_s)
 
     def _due(self, from_s: float, to_s: float) -> list[Call]:
         return [call for call in self.calls if from_s <= call[0] < to_s]
@@ -99,13 +107,3 @@ class OutageOutcome:
             "settled": self.settled,
             "peak": self.peak,
         }
-
-
-def _is_answered(call: Call) -> bool:
-    due_s, took_s, code, _ = call
-    return is_answered((due_s, took_s, code, None))
-
-
-def _answered(calls: Iterable[Call]) -> float:
-    answered = [_is_answered(call) for call in calls]
-    return sum(answered) / max(len(answered), 1)

@@ -27,7 +27,6 @@ import rpcwheel.aio
 from benchmarks.overload.cases import (
     BOTH,
     BREAKER,
-    DEADLINE_S,
     NAIVE,
     PLAIN,
     RETRY,
@@ -62,6 +61,7 @@ class LoadSpec:
     world: World
     port: int
     client: str
+    deadline_s: float
 
     @property
     def target(self) -> str:
@@ -121,7 +121,7 @@ class SyncClient:
     """Makes calls with `grpc`."""
 
     def __init__(self, spec: LoadSpec) -> None:
-        self._most_attempts = spec.most_attempts
+        self._most_attempts, self._deadline_s = spec.most_attempts, spec.deadline_s
         self.attempts = SyncAttempts()
         channel = grpc.insecure_channel(spec.target, OPTIONS)
         channel = spec.intercepted(grpc.intercept_channel(channel, self.attempts), rpcwheel)
@@ -141,7 +141,7 @@ class SyncClient:
                 again = (number, left - 1, done)
                 threading.Timer(NAIVE_BACKOFF_S, self._attempt, again).start()
 
-        call = self._methods[number].future(b"", timeout=DEADLINE_S)
+        call = self._methods[number].future(b"", timeout=self._deadline_s)
         call.add_done_callback(ended)
 
 
@@ -149,7 +149,7 @@ class AioClient:
     """Makes calls with `grpc.aio`, on a loop in a thread of its own."""
 
     def __init__(self, spec: LoadSpec) -> None:
-        self._most_attempts = spec.most_attempts
+        self._most_attempts, self._deadline_s = spec.most_attempts, spec.deadline_s
         self.attempts = AioAttempts()
         self._loop = asyncio.new_event_loop()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -183,10 +183,9 @@ class AioClient:
             code = await self._attempt(method)
         done(code)
 
-    @staticmethod
-    async def _attempt(method: Any) -> str:
+    async def _attempt(self, method: Any) -> str:
         try:
-            await method(b"", timeout=DEADLINE_S)
+            await method(b"", timeout=self._deadline_s)
         except grpc.aio.AioRpcError as error:
             return str(error.code().name)
         return "OK"

@@ -18,6 +18,8 @@ from benchmarks.overload.cases import (
     KILLED,
     NAIVE,
     OUTAGE_CLIENTS,
+    PATIENT,
+    PATIENT_DEADLINE_S,
     REFUSES,
     SLOTS,
     SLOW,
@@ -36,6 +38,7 @@ from benchmarks.overload.plot import LABELS, TITLES
 TITLE = "Clients of a server that is down"
 ABOUT = {
     REFUSES: "A server that answers each call with UNAVAILABLE",
+    PATIENT: "The same, with callers that wait longer",
     HANGS: "A server whose handlers take until the deadline",
     KILLED: "A server that is killed and started again",
     FROZEN: "A server whose process is stopped (SIGSTOP)",
@@ -53,7 +56,8 @@ How these clients are measured:
   `--json FILE` writes all seconds.
 * Each client is a process with one channel, and has a server of its own. All clients of a table run
   at the same time. The load is {rate:g} calls/s at even intervals, {load:g} of the capacity: of one
-  method, or of {methods} methods in turn. Each call has a deadline of {deadline:g} s.
+  method, or of {methods} methods in turn. Each call has a deadline of {deadline:g} s,
+  of callers that wait longer {patient:g} s.
 * Handlers wait {wait:.0f} ms, {slots} at a time, so the capacity is {capacity:g} calls/s. A handler
   that takes until the deadline is one of the {slots}. A server works for {before:g} s, is down for
   {down:g} s, and works for {after:g} s more. One that was killed is started again after {down:g} s,
@@ -132,6 +136,7 @@ def _notes(seconds: float) -> str:
         rate=LOAD * CAPACITY,
         load=LOAD,
         deadline=DEADLINE_S,
+        patient=PATIENT_DEADLINE_S,
         methods=len(METHODS),
         wait=1e3 * WAIT_S,
         slots=SLOTS,

@@ -19,6 +19,7 @@ from benchmarks.overload.cases import (
     FROZEN,
     HANGS,
     KILLED,
+    PATIENT,
     REFUSES,
     SLOW,
     OutageCase,
@@ -38,7 +39,7 @@ BEFORE, DOWN, AFTER = 0.6, 3.0, 1.5
 START_S = 3.0
 """How much longer the load runs, because a server that was killed needs time to start."""
 
-HOW = {REFUSES: "UNAVAILABLE", HANGS: SLOW, FAILING: "INTERNAL", SLOW: SLOW}
+HOW = {REFUSES: "UNAVAILABLE", PATIENT: "UNAVAILABLE", HANGS: SLOW, FAILING: "INTERNAL", SLOW: SLOW}
 
 
 def run(cases: Iterable[OutageCase], seconds: float) -> Iterator[OutageOutcome | Skipped]:
@@ -65,7 +66,9 @@ def _run(case: OutageCase, seconds: float) -> OutageOutcome:
     with ExitStack() as stack:
         server = stack.enter_context(Process(ServerSpec(case.world)))
         port = server.first
-        client = stack.enter_context(Process(LoadSpec(case.world, port, case.client)))
+        client = stack.enter_context(
+            Process(LoadSpec(case.world, port, case.client, case.deadline_s))
+        )
         begins_s = time.monotonic() + LEAD_S
         lasts_s = (BEFORE + DOWN + AFTER) * seconds + START_S
         methods = len(METHODS) if case.scenario in BROKEN else 1
