@@ -39,20 +39,11 @@ class ServerAdapter:
         return services_of(self._server)
 
     def start(self) -> None:
-        """Start the server, which must not run.
-
-        Raises:
-            ServerGone: The server's event loop has ended.
-        """
+        """Start the server, which must not run; raises as `call`."""
         self.call(self._server.start)
 
     def add_insecure_port(self, address: str) -> int:
-        """Have the server listen without TLS; returns the number of the port.
-
-        Raises:
-            RuntimeError: The address can't be bound.
-            ServerGone: The server's event loop has ended.
-        """
+        """Have the server listen without TLS; returns the number of the port. Raises as gRPC."""
         port: int = self.call(self._server.add_insecure_port, address)
         return port
 
