@@ -45,6 +45,7 @@ class TimerBase:
         self._stopped = False
         self._running = False  # whether a task runs
         self._fired = self._late_ns = self._max_late_ns = self._slowest_ns = 0
+        self._window_end_ns = 0  # when the lateness of tasks is counted in a new window
         self._buckets = native.integers(BUCKETS)
 
     def __cinit__(self) -> None:  # compiled only
@@ -121,6 +122,8 @@ class TimerBase:
         state = self._timer_state
         queue = state.queue
         now_ns = state.now()
+        if now_ns >= self._window_end_ns:
+            self._begin_window(now_ns)
         count = 0
         while count < limit and not self._stopped:
             timeout = queue.pop(now_ns)
@@ -175,6 +178,10 @@ class TimerBase:
 
     def _report(self, timeout: base.Timeout, error: BaseException) -> bool:
         """Report the exception of a task; True if it is to be raised to the user too."""
+        raise NotImplementedError
+
+    def _begin_window(self, now_ns: int) -> None:
+        """Begin to count the lateness of tasks in a new window."""
         raise NotImplementedError
 
     def _note_duration(self, task: object, took_ns: int) -> None:

@@ -19,6 +19,7 @@ cdef class TimerBase:
     cdef public int64_t _late_ns
     cdef public int64_t _max_late_ns
     cdef public int64_t _slowest_ns
+    cdef public int64_t _window_end_ns
     cdef int64_t* _buckets
 
     @cython.locals(deadline_ns=int64_t, state=base.TimerState, queue=base.TimerQueue, timeout=base.Timeout,

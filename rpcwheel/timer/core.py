@@ -11,7 +11,7 @@ import warnings
 import weakref
 from bisect import bisect_left
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from rpcwheel._concurrency.callbacks import callable_name
 from rpcwheel.durations import MAX_NS, NEVER
@@ -40,8 +40,17 @@ OnError = Callable[["Timeout", BaseException], object]
 
 BATCH = 256  # tasks run before a timer checks for a stop and for other work of its loop
 LIVE_LIMIT = 64  # the number of timers from which Netty's HashedWheelTimer warns
+WINDOW_NS: Final = 30 * 10**9  # a status counts this window and the one before: the last minute
 
 _warned: list[int] = []
+
+
+class _Window(NamedTuple):
+    """The counts of a timer at the beginning of a window."""
+
+    began_ns: int
+    fired: int
+    late: int
 
 
 class TimerCore(TimerBase):
@@ -71,6 +80,7 @@ class TimerCore(TimerBase):
         self._max_pending = max_pending
         self._rejected = self._failed = self._refused = self._wakeups = 0
         self._slowest_task: str | None = None
+        self._windows = (_Window(self._timer_state.now(), 0, 0),) * 2  # the last one, the current
         if max_pending is not None:
             queue.limit(max_pending)
         queue.advance(self._timer_state.now())
@@ -123,12 +133,12 @@ class TimerCore(TimerBase):
         if self.stopped:
             return None
         stats, late_s = self.stats(), self.overdue
-        late = sum(stats.lateness.buckets[bisect_left(LATENESS_BOUNDS_S, LATE_S) + 1 :])
+        late, fired = self._recent_counts()
         problem = ""
         if late_s > LATE_S:
             problem = f"it should have woken up {late_s:.3g} s ago"
-        elif late > LATE_SHARE * stats.fired:
-            problem = f"{late} of {stats.fired} tasks started over {LATE_S:g} s late"
+        elif late > LATE_SHARE * fired:
+            problem = f"{late} of {fired} tasks started over {LATE_S:g} s late in the last minute"
         return TimerStatus(self.name, self.queue_type, stats, late_s, problem)
 
     def stop(self) -> list[Timeout]:
@@ -216,7 +226,34 @@ class TimerCore(TimerBase):
                 emit(TaskFailed(self.name, callable_name(self._on_error), second))
         return self._on_users_thread and not isinstance(error, Exception)
 
+    def _begin_window(self, now_ns: int) -> None:
+        previous, current = self._windows[1], self._window(now_ns)
+        if now_ns - previous.began_ns >= 2 * WINDOW_NS:  # no task ran in the window before this one
+            previous = current
+        self._windows = previous, current
+        self._window_end_ns = now_ns + WINDOW_NS
+
+    def _window(self, now_ns: int) -> _Window:
+        late = sum(self._late_counts()[bisect_left(LATENESS_BOUNDS_S, LATE_S) + 1 :])
+        return _Window(now_ns, self._fired, late)
+
+    def _recent_counts(self) -> tuple[int, int]:
+        """Return how many tasks were late in the last minute, and how many were started."""
+        previous, current = self._windows
+        now = self._window(self._timer_state.now())
+        age_ns = now.began_ns - current.began_ns
+        if age_ns < WINDOW_NS:
+            since = previous
+        elif age_ns < 2 * WINDOW_NS:
+            since = current
+        else:
+            since = now
+        return now.late - since.late, now.fired - since.fired
+
     def _note_duration(self, task: object, took_ns: int) -> None:
+        now_ns = self._timer_state.now()
+        if now_ns >= self._window_end_ns:  # the tasks after a slow one belong to the present
+            self._begin_window(now_ns)
         name = callable_name(task)
         if took_ns > self._slowest_ns:
             self._slowest_ns = took_ns

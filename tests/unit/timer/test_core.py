@@ -434,6 +434,54 @@ def test_the_lateness_of_a_task_includes_the_duration_of_those_before_it(executo
     timer.stop()
 
 
+def problems(timer, seconds):
+    """What is wrong with a timer in each of the next seconds, in which one task starts in time."""
+    for _ in range(seconds):
+        timer.new_timeout(nothing, 1)
+        assert timer.advance(1) == 1
+        yield timer.status().problem
+
+
+def test_late_tasks_are_a_problem_for_at_most_a_minute():
+    timer = due_tasks(0, 0, 0)
+    assert timer.status().problem == ""
+    timer._run_due(3)
+    late = "3 of {} tasks started over 0.1 s late in the last minute"
+    assert timer.status().problem == late.format(3)
+    shown = list(problems(timer, 60))
+    assert shown[:30] == [late.format(n) for n in range(4, 34)]
+    assert shown[-1] == ""
+    timer.stop()
+
+
+def test_late_tasks_are_no_problem_a_minute_later_if_no_other_task_has_started():
+    timer = due_tasks(0)
+    timer._run_due(1)
+    timer.advance(29)
+    assert timer.status().problem
+    timer.advance(31)
+    assert timer.status().problem == ""
+    assert list(problems(timer, 1)) == [""]
+    timer.stop()
+
+
+def test_tasks_that_are_late_after_a_task_of_minutes_are_a_problem():
+    timer = due_tasks(600, 0, 0)
+    timer._run_due(3)
+    assert timer.status().problem == "2 of 2 tasks started over 0.1 s late in the last minute"
+    timer.stop()
+
+
+def test_less_than_1_percent_of_late_tasks_are_no_problem():
+    timer = due_tasks(0)
+    for _ in range(99):
+        timer.new_timeout(nothing, 0)
+    timer._run_due(100)
+    assert timer.stats().fired == 100
+    assert timer.status().problem == ""
+    timer.stop()
+
+
 def test_each_task_of_100_ms_or_more_is_an_event_and_the_slowest_is_in_the_stats(monkeypatch):
     timer, events = due_tasks(0.3, 0.1, 0.0999), []
     monkeypatch.setattr(core, "emit", events.append)
