@@ -641,12 +641,13 @@ class MethodAdmissionStatus:
 
     @property
     def problem(self) -> str:
-        """What is wrong with it; "" if nothing is."""
+        """What is wrong with it; "" if nothing is.
+
+        A breaker without calls remains HALF_OPEN, although its server may be well.
+        """
         if self.breaker in _REFUSING:
             return f"the circuit breaker of {self.method} is {self.breaker.replace('_', ' ')}"
         return "" if not self.rejection else f"{self.method} is throttled"
 
 
-_REFUSING: Final = frozenset(
-    state.value for state in (BreakerState.OPEN, BreakerState.HALF_OPEN, BreakerState.FORCED_OPEN)
-)
+_REFUSING: Final = frozenset((BreakerState.OPEN.value, BreakerState.FORCED_OPEN.value))
