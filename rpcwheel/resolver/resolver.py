@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import weakref
 from functools import partial
+from shlex import quote
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from rpcwheel._concurrency.executor import EXECUTOR, reset_after_fork
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
     from rpcwheel.timer.api import Timer
 
 C = TypeVar("C")
+
+LIST: Final = "; `rpcwheel registry ls {}` shows what it lists"
+"""What to do about a registry that lists no instance."""
 
 AUTHORITY_OPTIONS: Final = frozenset({"grpc.default_authority", "grpc.ssl_target_name_override"})
 
@@ -179,6 +183,8 @@ class Resolver:
         if opened.scheme in DUBBO_SCHEMES:
             tag = target.tag or opened.options.get("tag", "")
             self._client = DubboClient(opened.options.get("application", ""), tag)
+        url = self._registry.url
+        self._how_to_list = "" if opened.scheme == "memory" else LIST.format(quote(url))
         self._lock = threading.RLock()
         look_up_again = partial(EXECUTOR.submit, self, partial(self._look_up, wait=False))
         self._timer = OneShotTimer(timer, look_up_again)
@@ -226,6 +232,8 @@ class Resolver:
         if channel is not None:
             selected = self._target.select(snapshot)
             reason = "" if selected else self._target.mismatch(snapshot)
+            if reason:
+                reason = f"{self._registry.url} {reason}{self._how_to_list}"
             channel._pool.update(selected, expired=snapshot.expired, empty_reason=reason)
 
     def _look_up(self, *, wait: bool = True) -> None:

@@ -137,14 +137,14 @@ class Target:
         ]
 
     def mismatch(self, snapshot: Snapshot) -> str:
-        """Say why `select` returns nothing; "" if the snapshot has no instances."""
+        """Say what the registry has, if `select` returns nothing."""
         if not snapshot.instances:
-            return ""
+            return "lists none"
         wanted = {"group": self.group, "version": self.version}
         conditions = " and ".join(
             f"{name} {value!r}" for name, value in wanted.items() if value != ANY
         )
-        return f"it has {len(snapshot.instances)}, but none of {conditions}"
+        return f"has {len(snapshot.instances)}, but none of {conditions}"
 
 
 def is_registry_url(target: object) -> bool:

@@ -236,7 +236,7 @@ def test_addresses_are_resolved_again_when_there_are_none(resolver, pods):
             HOST, registry=registry, balancer_policy=balancer
         ) as channel:
             assert wait_until(lambda: registry.lookup(HOST).source == "live")
-            assert _details(channel) == f"no instance of {HOST} is known"
+            assert f"no instance of {HOST} is known: {registry.url} lists" in _details(channel)
             resolver.answers[HOST] = ["127.0.0.1"]
             timer.advance(6)
             ask = channel.unary_unary(WHO)

@@ -111,7 +111,18 @@ def test_a_stub_whose_channel_was_dropped_follows_the_changes(world, serve, regi
 
 def test_a_service_without_instances_is_unavailable(world, registry, memory, open_channel):
     channel = open_channel(f"{memory}/{SERVICE}")
-    assert error_text(world, channel) == f"no instance of {SERVICE} is known"
+    assert error_text(world, channel) == f"no instance of {SERVICE} is known: {memory} lists none"
+
+
+def test_the_status_without_instances_says_how_to_list_those_of_a_registry(
+    world, tmp_path, open_channel
+):
+    url = f"sqlite://{tmp_path}/a b.db?namespace=eu"
+    channel = open_channel(url, service=SERVICE)
+    assert error_text(world, channel) == (
+        f"no instance of {SERVICE} is known: {url} lists none; "
+        f"`rpcwheel registry ls '{url}'` shows what it lists"
+    )
 
 
 def test_group_version_and_zone_select_the_servers(world, serve, memory, open_channel):
@@ -129,7 +140,7 @@ def test_group_version_and_zone_select_the_servers(world, serve, memory, open_ch
         selects = lambda channel=channel, called=called: who(world, channel, 8) == called  # noqa: E731
         assert wait_until(selects), (query, arguments)
     channel = open_channel(f"{memory}/{SERVICE}", group="bleu", version="1")
-    reason = "is known: it has 4, but none of group 'bleu' and version '1'"
+    reason = f"is known: {memory} has 4, but none of group 'bleu' and version '1'"
     assert reason in error_text(world, channel)
 
 
