@@ -639,6 +639,8 @@ class KitBase(
             ExtraMissing: A package that a registry needs is not installed.
             TypeError: An argument is of a wrong type.
         """
+        from rpcwheel.publisher.published_instances import registry_entries
+
         on_serving: Callable[[PublisherBase[Any]], Callable[[], object]] | None = None
         if self._policy.idle is not None and (connections is not None or self._tables):
             table = self._table_for(connections)
@@ -651,7 +653,7 @@ class KitBase(
         services = [service] if isinstance(service, str) else service or ()
         publisher: Publisher = self._load("publisher").Publisher(
             server,
-            publish,
+            registry_entries(publish, self._load("registry").Registry, "publish"),
             *services,
             port=port,
             host=host,

@@ -2,7 +2,7 @@
 
 ::
 
-    with Publisher(server, "etcd://127.0.0.1:2379", service="shop.Orders", port=50051):
+    with Publisher(server, "etcd://127.0.0.1:2379", "shop.Orders", port=50051):
         server.wait_for_termination()
 
 It starts the server, waits until it serves, and registers its instance in each registry. At the end

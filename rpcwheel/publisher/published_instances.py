@@ -212,8 +212,13 @@ class PublishedInstances(Generic[R]):
 # Checks of arguments
 
 
-def registry_entries(registry: Any, registry_type: type[Any]) -> list[Any]:
+def registry_entries(registry: Any, registry_type: type[Any], name: str = "registry") -> list[Any]:
     """Return the registries and URLs of an argument that is one of them, or several.
+
+    Args:
+        registry: The argument.
+        registry_type: The class of registries in this world.
+        name: The name of the argument, for errors.
 
     Raises:
         ConfigurationError: It is empty.
@@ -223,15 +228,15 @@ def registry_entries(registry: Any, registry_type: type[Any]) -> list[Any]:
         return [registry]
     if not isinstance(registry, Sequence) or isinstance(registry, (bytes, bytearray)):
         raise TypeError(
-            "registry must be a registry, a URL such as 'etcd://127.0.0.1:2379', or several of "
+            f"{name} must be a registry, a URL such as 'etcd://127.0.0.1:2379', or several of "
             f"them; not {registry!r}"
         )
     if not registry:
-        raise ConfigurationError("registry is empty; give at least one registry, or its URL")
+        raise ConfigurationError(f"{name} is empty; give at least one registry, or its URL")
     for entry in registry:
         if not isinstance(entry, (str, registry_type)):
             raise TypeError(
-                f"registry must be a {registry_type.__module__}.Registry or a URL such "
+                f"{name} must be a {registry_type.__module__}.Registry or a URL such "
                 f"as 'etcd://127.0.0.1:2379', or several; not {entry!r}"
             )
     return list(registry)
