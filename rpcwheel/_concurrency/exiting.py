@@ -73,6 +73,7 @@ class BackgroundCalls:
         self._calls: weakref.WeakSet[BackgroundCall] = weakref.WeakSet()
         self.closed = False
         """Whether no more calls may begin."""
+        self.main_thread_has_ended = False
 
     def add(self, caller: BackgroundCaller) -> bool:
         """Call `caller.end_at_exit` on close; False if closed already."""
@@ -134,6 +135,7 @@ def _serves() -> bool:
 
 
 def _at_exit() -> None:
+    BACKGROUND.main_thread_has_ended = True
     if _serves():
         BACKGROUND.close()
 

@@ -105,7 +105,9 @@ if TYPE_CHECKING:
     from .store import Store
 
 LOOP_CLOSED: Final = "its event loop is closed"
-DURING_ATTEMPT: Final = " during an attempt, which may still succeed"
+NOT_CLOSED: Final = "the program ended before close()"
+CLOSED_LATE: Final = "closed after the main thread had ended"
+DURING_ATTEMPT: Final = ", during an attempt, which may still succeed"
 
 _QUEUE: Final[ContextVar[FailbackQueue | None]] = ContextVar(
     "rpcwheel_failback_queue", default=None
@@ -562,12 +564,18 @@ class FailbackQueue:
             raise
         return to_seconds(drain_ns)
 
-    def end_close(self, reason: str = "closed", *, at_exit: bool = False) -> list[FailedCall]:
+    def end_close(self, *, at_exit: bool = False) -> list[FailedCall]:
         """End and report all calls that are left. A journal gets them back, which may block.
+
+        Args:
+            at_exit: Whether the process exits, and the queue was not closed before.
 
         Returns:
             Those that are lost, and the calls that ended since `begin_close` and that no hook got.
         """
+        reason = NOT_CLOSED if at_exit else "closed"
+        if not at_exit and BACKGROUND.main_thread_has_ended:
+            reason = CLOSED_LATE
         now_ns = self.now_ns()
         with self.calls.lock:
             ended, self._to_return = self._to_return, []
@@ -591,7 +599,7 @@ class FailbackQueue:
     def end_at_exit(self) -> None:
         """Queue no more calls, and end those that are left when the process exits."""
         self.calls.close(self.now_ns())
-        self.end_close("the program ended", at_exit=True)
+        self.end_close(at_exit=True)
 
     def _start_waiting(self) -> None:
         for call in self.calls.in_state(QueuedCallState.WAITING):

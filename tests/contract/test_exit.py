@@ -33,12 +33,13 @@ def test_heartbeats_and_probes_end_when_the_main_thread_ends_beside_a_running_se
 
 @each_world
 def test_failback_reports_queued_calls_when_the_main_thread_ends_beside_a_running_server(world):
-    assert output_of(world, "failback") == "undelivered: 1, the program ended\nended\n"
+    ended = "undelivered: 1, the program ended before close()\nended\n"
+    assert output_of(world, "failback") == ended
 
 
 @each_world
 def test_a_delivery_that_is_not_answered_does_not_hang_the_exit(world):
-    reason = "the program ended during an attempt, which may still succeed"
+    reason = "the program ended before close(), during an attempt, which may still succeed"
     ended = f"undelivered: 1, {reason}\nended\n"
     assert output_of(world, "failback", "", "unanswered") == ended
 

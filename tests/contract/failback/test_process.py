@@ -78,9 +78,25 @@ def test_calls_that_wait_or_hang_are_logged_at_exit_and_do_not_delay_it():
         asyncio.run(wait_on_a_loop())
         begun.wait()
     """)
-    assert "__main__.wait: 2 calls not delivered, the program ended; the oldest waited" in log, log
-    assert "__main__.wait_on_a_loop: 1 call not delivered, the program ended" in log
-    assert "__main__.hang: 1 call not delivered, the program ended during an attempt" in log
+    ended = "not delivered, the program ended before close()"
+    assert f"__main__.wait: 2 calls {ended}; the oldest waited" in log, log
+    assert f"__main__.wait_on_a_loop: 1 call {ended};" in log
+    assert f"__main__.hang: 1 call {ended}, during an attempt" in log
+
+
+def test_the_log_says_that_a_queue_was_closed_by_a_function_of_atexit():
+    _, log = run_program("""
+        import atexit
+        from rpcwheel.failback import with_failback
+
+        @with_failback(retry_on=ConnectionError, backoff=3600)
+        def push():
+            raise ConnectionError
+
+        push()
+        atexit.register(push.failback.close, 0)
+    """)
+    assert "1 call not delivered, closed after the main thread had ended; the oldest" in log
 
 
 def test_without_pending_calls_nothing_is_written_at_exit():
@@ -121,4 +137,4 @@ def test_a_grpc_call_that_hangs_in_an_attempt_does_not_break_the_exit(flaky_serv
             time.sleep(0.001)
         time.sleep(0.1)  # the attempt is in gRPC's core, or on its way there: either must end well
     """)
-    assert "1 call not delivered, the program ended during an attempt" in log
+    assert "1 call not delivered, the program ended before close(), during an attempt" in log

@@ -486,7 +486,7 @@ def test_close_returns_and_reports_the_calls_that_are_left_once(queue, timer, ev
     timer.advance(5)
     queue.add("waiting")
     queue.begin_close(0)
-    during = "closed during an attempt, which may still succeed"
+    during = "closed, during an attempt, which may still succeed"
     assert [(one.args, one.attempts, one.reason) for one in queue.end_close()] == [
         (("waiting",), 1, "closed"),
         (("running",), 2, during),
@@ -524,7 +524,7 @@ def test_close_returns_the_calls_that_ended_during_it_unless_the_dead_letter_hoo
         *([] if hook else given_up),
         (("b",), "its event loop is closed"),
         (("d",), "closed"),
-        (("c",), "closed during an attempt, which may still succeed"),
+        (("c",), "closed, during an attempt, which may still succeed"),
     ]
     assert queue.counts(gave_up=1, lost=3, pending=0)
 
