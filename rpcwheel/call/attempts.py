@@ -147,7 +147,7 @@ NOT_IDEMPOTENT: Final = Stop(
 )
 FORBIDDEN: Final = Stop("the server asked for no retry")
 NO_ATTEMPTS_LEFT: Final = Stop("no attempts left")
-NO_TIME_LEFT: Final = Stop("its deadline would pass before the next attempt")
+BACKOFF_INFINITE: Final = Stop("its `backoff` is infinite")
 BACKOFF_RAISED: Final = Stop("its `backoff` raised")
 TIMER_STOPPED: Final = Stop("its timer was stopped or takes no more timeouts")
 NOT_SENT: Final = Stop("the client itself has not sent it")
@@ -232,8 +232,8 @@ class RetryPlan:
                 self._number, elapsed_ns=now_ns - self._started_ns, error=result.error
             )
         delay_ns = wait_of_call(delay_ns)  # None: the user's `backoff` ends the retries
-        if delay_ns is None or now_ns + delay_ns >= self._deadline_ns:
-            return NO_TIME_LEFT
+        if delay_ns is None or delay_ns == NEVER or now_ns + delay_ns >= self._deadline_ns:
+            return _no_time_left(self._deadline_ns - now_ns, delay_ns)
         if self._budget is not None and not self._budget.take(now_ns):
             return Stop(BUDGET_USED_UP)
         at_ns = now_ns + delay_ns
@@ -272,6 +272,15 @@ class RetryPlan:
 def _asks_for_itself(result: AttemptResult) -> bool:
     """Whether a pushback is only that of the server that has refused, and another one is ready."""
     return result.has_other_server and result.pushback_ns is not None and result.pushback_ns >= 0
+
+
+def _no_time_left(left_ns: int, delay_ns: int | None) -> Stop:
+    if delay_ns is None or delay_ns == NEVER:
+        return BACKOFF_INFINITE
+    left_s, delay_s = to_seconds(max(0, left_ns)), to_seconds(delay_ns)
+    return Stop(
+        f"its deadline is in {left_s:.3g} s, and the next attempt would be in {delay_s:.3g} s"
+    )
 
 
 def _pushback_refusal(pushback_ns: int, config: RetryConfig) -> Stop | None:

@@ -4,6 +4,7 @@ Rules with branches in several adapters run in each way of `fixtures.clients`, o
 world.
 """
 
+import re
 import threading
 from contextvars import ContextVar
 
@@ -93,6 +94,17 @@ def test_the_server_may_ask_for_no_retry(shop, client, timer, events):
     assert (len(shop.calls), timer.pending) == (1, 0)
     wait_until(lambda: events)
     assert events[0].reason == "the server asked for no retry"
+
+
+def test_an_event_says_that_the_timeout_of_the_caller_left_no_time_for_a_retry(
+    shop, client, events
+):
+    shop.then("UNAVAILABLE")
+    client.refused(client.open(retry=retry_after(backoff=3600.0)), timeout=WAIT_S)
+    wait_until(lambda: events)
+    reason = r"its deadline is in \S+ s, and the next attempt would be in \S+ s"
+    assert re.fullmatch(reason, events[0].reason)
+    assert (len(shop.calls), events[0].attempts, events[0].code) == (1, 1, "UNAVAILABLE")
 
 
 @held

@@ -91,7 +91,8 @@ NOT_IDEMPOTENT = (
 COMMITTED = "it can't be repeated: messages were received, or requests are not buffered"
 FORBIDDEN = "the server asked for no retry"
 NO_ATTEMPTS = "no attempts left"
-NO_TIME = "its deadline would pass before the next attempt"
+NO_TIME = "its deadline is in {:g} s, and the next attempt would be in {:g} s"
+INFINITE = "its `backoff` is infinite"
 NO_BUDGET = "the retry budget of the target is used up"
 
 
@@ -124,11 +125,19 @@ def test_there_are_max_attempts_attempts_with_ascending_numbers():
     assert steps[4:] == [Stop(NO_ATTEMPTS)] * 2
 
 
-@pytest.mark.parametrize("wait", [0.5, 0.7, float("inf")])
-def test_a_backoff_that_reaches_the_deadline_ends_the_call_at_once(wait):
+@pytest.mark.parametrize(
+    ("now_ns", "wait", "reason"),
+    [
+        (500 * MS, 0.5, NO_TIME.format(0.5, 0.5)),
+        (500 * MS, 0.7, NO_TIME.format(0.5, 0.7)),
+        (2 * S, 0.0, NO_TIME.format(0.0, 0.0)),
+        (500 * MS, float("inf"), INFINITE),
+    ],
+)
+def test_a_backoff_that_reaches_the_deadline_ends_the_call_at_once(now_ns, wait, reason):
     budget = OneRetry()
     made = plan(S, backoff=tenacity.wait_fixed(wait), budget=budget)
-    assert made.ended(500 * MS, failed()) == Stop(NO_TIME)
+    assert made.ended(now_ns, failed()) == Stop(reason)
     assert budget.asked == []
 
 
@@ -139,7 +148,7 @@ def test_a_backoff_that_ends_just_before_the_deadline_is_followed_by_an_attempt(
 
 
 def test_an_infinite_backoff_ends_the_call_even_without_a_deadline():
-    assert plan(backoff=float("inf")).ended(0, failed()) == Stop(NO_TIME)
+    assert plan(backoff=float("inf")).ended(0, failed()) == Stop(INFINITE)
 
 
 def test_a_pushback_replaces_the_backoff():
@@ -247,7 +256,7 @@ def test_resource_exhausted_of_a_handler_is_retried_only_if_it_is_named():
         (NEVER, refused(**PROVEN, pushback_ns=-1), FORBIDDEN),
         (NEVER, refused(**PROVEN | OTHER, pushback_ns=-1), FORBIDDEN),
         (NEVER, refused(**PROVEN, pushback_ns=301 * S), "longer than max_pushback"),
-        (3 * S, refused(**PROVEN, pushback_ns=3 * S), NO_TIME),
+        (3 * S, refused(**PROVEN, pushback_ns=3 * S), NO_TIME.format(3, 3)),
     ],
 )
 def test_a_refusal_is_not_retried_against_other_rules(deadline_ns, outcome, reason):
