@@ -22,7 +22,7 @@ from .aio_relay import (
     has_made_up_status,
     run_without_waiting,
 )
-from .calls import code_name, code_of
+from .calls import UNSENT_CODES, UNSENT_DETAILS, code_for, code_name
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -44,7 +44,7 @@ def begin_observed(
     try:
         call = begin(*args, **options)
     except BaseException as error:
-        counts.end(began_ns, code_of(error))
+        counts.end(began_ns, code_for(counts, error))
         raise
     count_end(counts, began_ns, call)
     return call
@@ -64,7 +64,7 @@ async def begin_observed_awaited(
     try:
         call = await begin(*args)
     except BaseException as error:
-        counts.end(began_ns, code_of(error))
+        counts.end(began_ns, code_for(counts, error))
         raise
     count_end(counts, began_ns, call)
     return call
@@ -102,21 +102,25 @@ def _unary_ended(counts: CallObserver, began_ns: Any, reference: weakref.ref[Any
     if core_call is not None and core_call.is_ok():  # a tenth of the time of `code()`
         counts.end(began_ns, "OK")
     else:
-        counts.end(began_ns, "CANCELLED" if call is None else _code_of(call))
+        counts.end(began_ns, "CANCELLED" if call is None else _code_for(counts, call))
 
 
 def _relay_ended(counts: CallObserver, began_ns: Any, relay: Any) -> None:
     """Count the end of a `Relay` of unary calls, which reports its end once."""
     core_call = getattr(relay.final, "_cython_call", None)
     is_ok = core_call is not None and core_call.is_ok()
-    counts.end(began_ns, "OK" if is_ok else _code_of(relay))
+    counts.end(began_ns, "OK" if is_ok else _code_for(counts, relay))
 
 
-def _code_of(call: Any) -> str:
+def _code_for(counts: CallObserver, call: Any) -> str:
     try:
-        return code_name(run_without_waiting(call.code()), "CANCELLED")
+        code = code_name(run_without_waiting(call.code()), "CANCELLED")
+        if code in UNSENT_CODES and counts.ignores_unsent:
+            is_unsent = run_without_waiting(call.details()) in UNSENT_DETAILS
+            return "CANCELLED" if is_unsent else code
     except BaseException as error:  # noqa: BLE001 - of an inner interceptor
-        return code_of(error)
+        return code_for(counts, error)
+    return code
 
 
 class _CallEnd(CallEnd):
@@ -130,12 +134,15 @@ class _CallEnd(CallEnd):
 
     def count_intercepted(self, task: asyncio.Task[Any]) -> None:
         """Count the end of the call that interceptors have returned."""
+        counts = self._counts
+        if counts is None:
+            return
         if task.cancelled():
             self.end("CANCELLED")
         elif (error := task.exception()) is not None:
-            self.end(code_of(error))
-        elif self._counts is not None:
-            count_end(self._counts, self._began_ns, task.result())
+            self.end(code_for(counts, error))
+        else:
+            count_end(counts, self._began_ns, task.result())
             self._counts = None
 
     def __call__(self, ended: Any = None) -> None:
@@ -145,7 +152,8 @@ class _CallEnd(CallEnd):
         if core_call is not None and core_call.is_ok():
             self.end("OK")
             return
-        code = "CANCELLED" if call is None else _code_of(call)
+        counts = self._counts
+        code = "CANCELLED" if call is None or counts is None else _code_for(counts, call)
         if code != "INTERNAL" or not self._waits_for_status(call):
             self.end(code)
 

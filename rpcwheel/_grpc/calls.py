@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from rpcwheel.errors import FailbackError
+    from rpcwheel.telemetry.call_counts import CallObserver
 
     Metadata = tuple[tuple[str, str | bytes], ...]
 
@@ -26,6 +27,17 @@ FailedT = TypeVar("FailedT")
 
 AnyCall: TypeAlias = Any
 """A call of grpc, or the object that another interceptor returns in its place."""
+
+NOT_SERIALIZED: Final = "Exception serializing request!"
+"""gRPC's details of a call of `grpc` whose serializer has raised (1.60 to 1.85)."""
+
+UNSENT_DETAILS: Final = frozenset(
+    {NOT_SERIALIZED, "Exception iterating requests!", "Invalid metadata"}
+)
+"""gRPC's details of calls that it has ended because it could not send them (1.60 to 1.85)."""
+
+UNSENT_CODES: Final = frozenset({"INTERNAL", "UNKNOWN"})
+"""The status codes of these calls, and of errors without a status."""
 
 # --- Call details and metadata ---
 
@@ -222,6 +234,25 @@ def code_of(ended: object) -> str:
         return "CANCELLED" if canceled or not isinstance(ended, Exception) else "UNKNOWN"
     except Exception:  # noqa: BLE001 - of another library
         return "UNKNOWN"
+
+
+def code_for(observer: CallObserver, ended: object) -> str:
+    """Return `code_of` for an observer of the ends of calls. Never raises."""
+    code = code_of(ended)
+    if code in UNSENT_CODES and observer.ignores_unsent and _is_unsent(ended):
+        return "CANCELLED"
+    return code
+
+
+def _is_unsent(ended: object) -> bool:
+    """Whether a call of `grpc` has ended because its request could not be sent."""
+    try:
+        if isinstance(failure_of(ended), (TypeError, ValueError)):  # of arguments that gRPC refuses
+            return True
+        details: Any = getattr(ended, "details", None)
+        return (details() if callable(details) else details) in UNSENT_DETAILS
+    except Exception:  # noqa: BLE001 - of another library
+        return False
 
 
 def is_single_threaded(call: object) -> bool:

@@ -13,7 +13,7 @@ from rpcwheel.rpc import classes_by_kind
 from rpcwheel.telemetry.call_counts import CallEnd
 
 from . import multicallable
-from .calls import InternalCallback, code_of, has_ended
+from .calls import InternalCallback, code_for, code_of, has_ended
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,13 +56,13 @@ def begin_observed(
     try:
         call = begin(*args)
     except BaseException as error:
-        counts.end(began_ns, code_of(error))
+        counts.end(began_ns, code_for(counts, error))
         raise
     add_callback = getattr(call, "add_callback", None)
     if add_callback is None and hasattr(call, "__next__"):
         return _CountedIterator(call, CallEnd(counts, began_ns))
     if add_callback is None or has_ended(call):
-        counts.end(began_ns, code_of(call))
+        counts.end(began_ns, code_for(counts, call))
         return call
     end = _CallEnd(counts, began_ns, call)
     try:
@@ -71,7 +71,7 @@ def begin_observed(
         end.end("UNKNOWN")
     else:
         if not is_running:
-            end.end(code_of(call))
+            end.end(code_for(counts, call))
     return call
 
 
@@ -91,8 +91,9 @@ class _CallEnd(CallEnd):
         self._status = _weak(state if hasattr(state, "code") else call)
 
     def __call__(self) -> None:
-        status = self._status()
-        self.end("CANCELLED" if status is None else code_of(status))
+        counts, status = self._counts, self._status()
+        if counts is not None:
+            self.end("CANCELLED" if status is None else code_for(counts, status))
 
 
 def _weak(status: object) -> Callable[[], object]:

@@ -311,6 +311,9 @@ class MethodAdmission:
     kind: Final = ""
     """Calls of any kind, for `CallObserver`."""
 
+    ignores_unsent: Final = True
+    """A request that could not be sent says nothing about the server."""
+
     def __init__(
         self,
         target: str,

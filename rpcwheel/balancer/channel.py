@@ -22,6 +22,7 @@ from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._concurrency.exiting import BACKGROUND
 from rpcwheel._grpc import multicallable
 from rpcwheel._grpc.calls import (
+    NOT_SERIALIZED,
     Details,
     InternalCallback,
     check_call_options,
@@ -61,9 +62,6 @@ if TYPE_CHECKING:
     from .policy import BalancerPolicy
 
     Options: TypeAlias = list[tuple[str, Any]]
-
-NOT_SERIALIZED: Final = "Exception serializing request!"
-"""gRPC's details of a call whose serializer has raised."""
 
 WAKE_INTERVAL_S: Final = 1.0
 """The maximum time that a blocked call waits for the worker before it reads the states itself."""

@@ -257,6 +257,8 @@ class _Running:
     kind: Final = ""
     """Of any kind; for `count_end`."""
 
+    ignores_unsent: Final = False
+
     def __init__(self, guard: _Guard, token: int, began_ns: int) -> None:
         self._guard = guard
         self._token: int | None = token  # None after the end

@@ -20,7 +20,7 @@ from rpcwheel._grpc import multicallable
 from rpcwheel._grpc.calls import (
     Details,
     InternalCallback,
-    code_of,
+    code_for,
     copy_details,
     is_blocking_unary,
     is_channel_closed_error,
@@ -216,7 +216,7 @@ class _AdmittedMulticallable:
         try:
             response = getattr(self._below, name)(request, timeout, metadata, *others)
         except BaseException as error:
-            admission.end(entered, code_of(error))
+            admission.end(entered, code_for(admission, error))
             raise
         admission.end(entered, "OK")
         return response

@@ -205,6 +205,8 @@ class MethodCounts:
 
     __slots__ = ("_queue", "_side", "ended", "kind", "method", "started")
 
+    ignores_unsent: Final = False
+
     def __init__(self, side: Side, method: str, kind: str) -> None:
         self.method = method
         """`"/shop.Orders/Get"`, or `OTHER`."""
@@ -251,6 +253,10 @@ class CallObserver(Protocol):
     @property
     def kind(self) -> str:
         """`"unary"` if all calls have one request and one response; another string if not."""
+
+    @property
+    def ignores_unsent(self) -> bool:
+        """Whether a call counts as canceled if gRPC could not send its request."""
 
     def end(self, began: Any, code: str, /) -> None:
         """Note the end of a call. `began` identifies it; `code` is the name of its status code."""

@@ -1,5 +1,6 @@
 """Attempts that a client does not send: circuit breaker, throttle, rate and concurrency limits."""
 
+import asyncio
 import contextlib
 
 import grpc
@@ -71,6 +72,43 @@ def test_a_probe_that_fails_opens_the_breaker_for_longer(shop, client, timer):
     assert client.refused(channel).details().startswith("not sent")
     timer.advance(10.0)
     assert client.ask(channel) == b"x"
+
+
+def cannot_be_serialized(_):
+    raise LookupError
+
+
+@pytest.mark.parametrize(
+    "unsendable",
+    [
+        {"serializer": cannot_be_serialized},
+        {"serializer": lambda _: "not bytes"},
+        {"metadata": (("Not A Key", ""),)},
+    ],
+    ids=["raises", "no bytes", "metadata"],
+)
+@in_every_way
+def test_calls_that_cannot_be_sent_do_not_open_the_breaker(client, timer, events, unsendable):
+    channel = client.open(breaker=BREAKER, timer=timer, **PLAIN)
+    for _ in range(3):
+        with contextlib.suppress(Exception):  # grpc.aio sends an empty message after the first kind
+            client.ask(channel, **unsendable)
+    assert client.ask(channel) == b"x"
+    assert [event for event in events if isinstance(event, BreakerOpened)] == []
+
+
+@in_every_way
+def test_requests_that_cannot_be_iterated_do_not_open_the_breaker(client, timer, events):
+    def requests():
+        yield b"x"
+        raise LookupError
+
+    channel = client.open(breaker=BREAKER, timer=timer, **PLAIN)
+    for _ in range(3):
+        with contextlib.suppress(Exception, asyncio.CancelledError):
+            client.answer(client.begin(channel, requests=requests()))
+    assert client.answer(client.begin(channel, requests=[b"x"])) == b"x"
+    assert [event for event in events if isinstance(event, BreakerOpened)] == []
 
 
 @in_every_way
