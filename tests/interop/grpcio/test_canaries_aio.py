@@ -106,6 +106,15 @@ async def test_a_call_whose_request_has_a_wrong_type_raises_and_does_not_end(aio
     assert not call.done()
 
 
+async def test_a_request_that_cannot_be_serialized_is_sent_as_an_empty_message(aio_shop_channel):
+    """balancer/aio_channel.py calls `check_request` for its TypeError only."""
+
+    def fail(_):
+        raise LookupError
+
+    assert await aio_shop_channel.unary_unary(UNARY_UNARY, request_serializer=fail)(b"x") == b""
+
+
 async def test_await_raises_the_exception_of_a_done_callback(aio_shop_channel):
     """_grpc/aio_relay.py catches each exception of a callback and emits `CallbackFailed`."""
 

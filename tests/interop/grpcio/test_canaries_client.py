@@ -350,6 +350,32 @@ def test_the_status_of_a_call_is_in_its_state_which_does_not_keep_the_call_alive
     assert (state.code, dropped()) == (grpc.StatusCode.OK, None)
 
 
+def test_a_request_that_cannot_be_sent_ends_with_a_status(shop, shop_channel):
+    """`UNSENT_DETAILS` of _grpc/calls.py: circuit breakers do not count such calls."""
+
+    def raising(_):
+        raise LookupError
+
+    method = shop_channel.unary_unary(UNARY_UNARY)
+    cases = (
+        (shop_channel.unary_unary(UNARY_UNARY, request_serializer=raising), b"x", None),
+        (method, b"x", [("Not-A-Key", "")]),
+        (shop_channel.stream_unary(STREAM_UNARY), map(raising, b"x"), None),
+    )
+    ends = []
+    for call, request, metadata in cases:
+        with pytest.raises(grpc.RpcError) as failed:
+            call(request, metadata=metadata)
+        ends.append((failed.value.code().name, failed.value.details()))
+    assert ends == [
+        ("INTERNAL", "Exception serializing request!"),
+        ("INTERNAL", "Invalid metadata"),
+        ("UNKNOWN", "Exception iterating requests!"),
+    ]
+    with pytest.raises(TypeError):
+        method("no bytes")
+
+
 class WallClock:
     """Replaces the module `time` in grpcio: a wall clock that is set while a call runs."""
 

@@ -247,6 +247,24 @@ async def test_an_aio_server_calls_an_object_with_an_async_call_as_a_sync_handle
     assert failed.value.code() is grpc.StatusCode.UNKNOWN
 
 
+async def test_an_aio_server_encodes_a_str_before_its_serializer_gets_it():
+    """Nothing of rpcwheel; a generic handler with JSON gets other types than on a `grpc.server`."""
+    seen = []
+
+    def serialize(response):
+        seen.append(response)
+        return b""
+
+    async def answer(request, context):
+        return "text"
+
+    async with aio_serving(unary(answer, response_serializer=serialize)) as target:
+        await aio_call(target)
+    with serving(unary(lambda request, context: "text", response_serializer=serialize)) as target:
+        call(target)
+    assert seen == [b"text", "text"]
+
+
 @since(1, 85, 1, reason="(1.83.0 at least) it takes any")
 async def test_an_aio_server_refuses_modified_call_details():
     """rpcwheel does not modify call details on a server."""
