@@ -23,6 +23,7 @@ from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import TimerError
 from rpcwheel.events import ThrottleBegan, ThrottleEnded, emit
+from rpcwheel.events.events import labeled_method
 from rpcwheel.limit.rate import TokenBucket
 from rpcwheel.timer import shared_timer
 from rpcwheel.timer.manual import clock_of
@@ -636,6 +637,11 @@ class MethodAdmissionStatus:
     """How many wait; None without a concurrency limit."""
     not_sent: tuple[NotSentStatus, ...] = ()
     """Without reasons for which all were sent."""
+
+    @property
+    def labeled_method(self) -> str:
+        """The method, for the label in metrics."""
+        return labeled_method(self.target, self.method)
 
     @property
     def breakers(self) -> int | None:

@@ -87,6 +87,15 @@ class Count(NamedTuple):
         return {label: field or label for label, _, field in pairs}
 
 
+def labeled_method(target: str, method: str) -> str:
+    """Return the path of a method, for the label in metrics.
+
+    A function, and `*` for all methods, have their target in place of a service:
+    "/function/prices.fetch", "/orders:50051/*".
+    """
+    return method if "/" in method else f"/{target.rpartition('/')[2]}/{method}"
+
+
 def plural(count: object, noun: str) -> str:
     """Return a number with its noun: `1 call`, `2 calls`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
@@ -658,11 +667,20 @@ class BreakerOpened(Event):
         "target method",
         "%(target)s %(method)s: the circuit breaker is open %(duration)s: %(reason)s",
     )
-    metrics = (Count("breaker_opened", "Times at which a circuit breaker opened.", "method"),)
+    metrics = (
+        Count(
+            "breaker_opened", "Times at which a circuit breaker opened.", "method=labeled_method"
+        ),
+    )
     target: str
     method: str
     reason: str
     duration_s: float
+
+    @property
+    def labeled_method(self) -> str:
+        """The method, for the label in metrics."""
+        return labeled_method(self.target, self.method)
 
     def log_texts(self) -> dict[str, str]:
         """Return `duration`, for how long it is open."""

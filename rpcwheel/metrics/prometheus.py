@@ -25,7 +25,7 @@ from prometheus_client.core import (
 from prometheus_client.utils import floatToGoString
 
 from rpcwheel import status
-from rpcwheel.telemetry.call_counts import Histogram
+from rpcwheel.telemetry.call_counts import OTHER, Histogram
 
 from .readings import read, start_counting
 from .table import METHOD
@@ -143,6 +143,11 @@ def _values(metric: Metric, values: Labels) -> list[str]:
 
 
 def split_method(path: str) -> tuple[str, str]:
-    """Split "/shop.Orders/Get" into the service and the method, as go-grpc-prometheus does."""
+    """Split "/shop.Orders/Get" into the service and the method, as go-grpc-prometheus does.
+
+    `OTHER` stays whole, as both.
+    """
+    if path == OTHER:
+        return OTHER, OTHER
     service, slash, method = path.removeprefix("/").partition("/")
     return (service, method) if slash else ("unknown", "unknown")

@@ -107,7 +107,7 @@ _JOURNAL = {"journal": "url"}
 _DEPTH = {"journal": "outer.url", "queue": "queue"}
 _SERVICE = {"registry": "outer.url", "grpc_service": "service"}
 _LIMIT = {"server": "name"}
-_METHOD = {"method": "method"}
+_METHOD = {"method": "labeled_method"}
 
 # Several columns in a line, as they are read best.
 # fmt: off
@@ -287,7 +287,7 @@ SECTIONS: Final = (
         RowMetric("attempts_not_sent",
             "Attempts that the client has not sent. Label reason: breaker, forced, throttle, "
             "rate, concurrency or deadline.",
-            {"method": "outer.method", "reason": "reason"}, ("calls",), kind="counter"),
+            {"method": "outer.labeled_method", "reason": "reason"}, ("calls",), kind="counter"),
     )),
     Section("Registries", "no registries", "registries", (
         _column("registry", TEXT, "url"), _column("answers", FLAG, "up"),

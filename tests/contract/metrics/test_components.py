@@ -12,7 +12,7 @@ from fixtures.call_counts import (
 from fixtures.small_servers import ECHOING, METHOD, Gate, running
 from fixtures.waiting import WAIT_S, wait_until
 from fixtures.worlds import SyncWorld, world  # noqa: F401
-from rpcwheel import Kit, LimitPolicy
+from rpcwheel import BreakerPolicy, Kit, LimitPolicy, with_breaker
 from rpcwheel.balancer import BalancedChannel
 from rpcwheel.errors import JournalRefused
 from rpcwheel.events import ConnectionReplaced, emit
@@ -66,6 +66,30 @@ def test_timers_of_the_same_name_are_added_and_their_counters_stay_when_they_end
         assert scrape("rpcwheel_timer_started_total", **label) == 4
     assert scrape("rpcwheel_timer_started_total", **label) == 4
     assert scrape("rpcwheel_timer_canceled_total", **label) == 4
+
+
+def test_breakers_of_functions_and_of_targets_have_their_names_as_labels(scrape):
+    breaker = BreakerPolicy(minimum_calls=1, per="target", health_check=False)
+
+    @with_breaker(failures=LookupError, minimum_calls=1)
+    def fetch():
+        raise LookupError
+
+    with pytest.raises(LookupError):
+        fetch()
+    of_function = {"grpc_service": "function", "grpc_method": fetch.breaker.method}
+    with (
+        FlakyServer() as server,
+        Kit(breaker=breaker) as kit,
+        kit.channel(server.target) as channel,
+    ):
+        server.fail(1)
+        with pytest.raises(grpc.RpcError):
+            channel.unary_unary(METHOD)(b"", timeout=WAIT_S)
+        of_target = {"grpc_service": server.target, "grpc_method": "*"}
+        for labels in (of_function, of_target):
+            assert scrape("rpcwheel_breakers", state="open", **labels) == 1
+            wait_until(lambda labels=labels: scrape("rpcwheel_breaker_opened_total", **labels) == 1)
 
 
 def test_a_failback_queue(scrape):

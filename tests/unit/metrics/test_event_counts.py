@@ -174,6 +174,7 @@ def test_the_refused_calls_of_a_server_are_counted_also_when_it_has_ended():
         ("/shop.Orders/Get", ("shop.Orders", "Get")),
         ("/shop.Orders/Get/1", ("shop.Orders", "Get/1")),
         ("Get", ("unknown", "unknown")),
+        (OTHER, (OTHER, OTHER)),
     ],
 )
 def test_a_path_is_split_as_by_go_grpc_prometheus(path, service_and_method):

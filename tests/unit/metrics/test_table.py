@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import typing
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,9 @@ def test_a_histogram_has_bounds_in_order_and_other_metrics_have_none(metric):
 def test_the_event_has_the_fields_of_labels_and_amount(source):
     _, event, count, labels = source
     fields = {field.name: field.type for field in dataclasses.fields(event)}
+    for name, value in vars(event).items():
+        if isinstance(value, property):
+            fields[name] = typing.get_type_hints(value.fget)["return"]
     assert {fields[name] for name in labels} <= {str}
     assert not count.amount or fields[count.amount] in (int, float)
 
