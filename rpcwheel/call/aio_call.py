@@ -220,8 +220,7 @@ class RetryingCall(Relay):
         self._own_timeout = timeout
         self._metadata: Metadata | None = None if metadata is None else tuple(metadata)
         self._wait_for_ready = wait_for_ready
-        self._started_ns = started_ns
-        self._deadline_ns = deadline_ns
+        self._begun = started_ns, deadline_ns
         self._context = copy_context()
         self._slow = factory.state.watch_slow_call(factory.method, config)
         if config.keeps_requests or config.hedging is not None:
@@ -234,7 +233,7 @@ class RetryingCall(Relay):
 
     def time_remaining(self) -> float | None:
         """Return the seconds until the deadline of all attempts; None without a deadline."""
-        return seconds_left(self._deadline_ns, self._state.now_ns())
+        return seconds_left(self._begun[1], self._state.now_ns())
 
     def end_waiting(self) -> None:
         """Cancel the call if no attempt runs, because its channel is closed."""
@@ -333,8 +332,7 @@ class RetryingCall(Relay):
 
     def _make_attempts(self, *, hedged: bool = False) -> Attempts:
         budget = self._state.budget_of(self._config)
-        begun = self._started_ns, self._deadline_ns
-        self._attempts = Attempts(self.method, self._config, *begun, budget, hedged=hedged)
+        self._attempts = Attempts(self.method, self._config, *self._begun, budget, hedged=hedged)
         return self._attempts
 
     def _decide(self, call: Any, error: grpc.RpcError) -> None:
@@ -469,7 +467,8 @@ class RetryingCall(Relay):
             case Enqueue() if self._config.durable:
                 self._run_task(self._store(command, error))
             case Enqueue():
-                self._queued(command, error, self._enqueue(command.policy, error))
+                outcome = self._enqueue(command.policy, error)
+                self._carry_out(self.attempts.queued(command.policy, error, outcome))
             case Response():
                 self.finish(_response(self.kind, command, status_of(error)))
             case FailbackError():
@@ -549,11 +548,6 @@ class RetryingCall(Relay):
         except Exception as raised:  # noqa: BLE001 - a refusal, or of user code
             outcome = raised
         self._task = None
-        self._queued(command, error, outcome)
-
-    def _queued(
-        self, command: Enqueue, error: grpc.RpcError, outcome: str | Exception | None
-    ) -> None:
         self._carry_out(self.attempts.queued(command.policy, error, outcome))
 
     # --- message_timeout ---
