@@ -5,6 +5,8 @@ In the default settings of Dubbo, unless a test says otherwise.
 
 import contextlib
 import json
+import logging
+import os
 import threading
 from concurrent import futures
 from functools import partial
@@ -41,6 +43,9 @@ from rpcwheel import RetryPolicy
 from rpcwheel.cli import main
 
 __all__ = ["dubbo_jar", "dubbo_zookeeper", "java_consumer", "java_provider", "world"]
+
+RESTARTS = int(os.environ.get("RPCWHEEL_TEST_RESTARTS", "2"))
+"""Of providers in Java; 20 take 7 minutes. `--log-cli-level=INFO` shows the number of calls."""
 
 pytestmark = pytest.mark.timeout(BUILD_S + 6 * WAIT_S)  # the programs are built first
 
@@ -246,37 +251,98 @@ def test_a_java_provider_without_health_service_is_healthy(world, java_channel):
     assert wait_until(lambda: subchannel.healthy)
 
 
-def test_no_call_fails_when_a_java_provider_is_stopped(dubbo_zookeeper, dubbo_jar, serve):
-    """Its calls go to a server in Python, without a retry policy for the codes of its stop."""
+class Load:
+    """Calls without a pause, on threads. A context manager; an error of a call is raised."""
+
+    def __init__(self, channel, threads):
+        self.answered = []
+        """The servers that have answered, in this order."""
+        self._place = channel.unary_unary(PLACE)
+        self._ended = threading.Event()
+        self._threads = futures.ThreadPoolExecutor(threads)
+        self._running = [self._threads.submit(self._call) for _ in range(threads)]
+
+    def _call(self):
+        while not self._ended.is_set():
+            self.answered.append(read(self._place(order("a"), timeout=WAIT_S))[0])
+
+    def wait_until_answered_by(self, *servers):
+        """Wait until each of these servers has answered one of the next calls."""
+        start = len(self.answered)
+        assert wait_until(lambda: set(servers) <= set(self.answered[start:]))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._ended.set()
+        for running in self._running:
+            running.result(WAIT_S)
+        self._threads.shutdown()
+
+
+@pytest.fixture
+def start_provider(dubbo_jar, dubbo_zookeeper):
+    """Starts providers in Java. At the end they are stopped, so that none stays registered."""
+    with contextlib.ExitStack() as stack:
+
+        def start_provider(server, group, port=None):
+            port = free_port() if port is None else port
+            settings = {"port": port, "group": group, "server": server}
+            provider = JavaProgram(dubbo_jar, "Provider", dubbo_zookeeper, **settings)
+            stack.enter_context(provider).wait_for("serving")
+            stack.callback(stop, provider)
+            return provider
+
+        yield start_provider
+
+
+@pytest.fixture
+def open_group(dubbo_zookeeper):
+    """Opens a channel to a group, with the retry policy of the documentation."""
+    retry = RetryPolicy(retry_on="UNAVAILABLE")
+    with rpcwheel.Kit(retry=retry, idempotent=True) as kit, contextlib.ExitStack() as stack:
+
+        def open_group(group):
+            url = dubbo_zookeeper.url(SERVICE, **OPTIONS | {"group": group})
+            return stack.enter_context(kit.channel(url))
+
+        yield open_group
+
+
+def stop(provider):
+    """Stop a provider as systemd and Kubernetes do."""
+    provider.process.terminate()
+    provider.process.wait(START_S)
+
+
+def test_no_call_fails_when_a_java_provider_is_stopped(serve, start_provider, open_group):
+    """Its calls go to a server in Python."""
     serve("py", group="g3")
-    url = dubbo_zookeeper.url(SERVICE, **OPTIONS | {"group": "g3"})
-    retry = RetryPolicy(retry_on="UNAVAILABLE", max_attempts=4, backoff=0.01)
-    answered, ended = [], threading.Event()
+    provider = start_provider("java", "g3")
+    with Load(open_group("g3"), threads=1) as load:
+        load.wait_until_answered_by("java", "py")
+        stop(provider)
+        load.wait_until_answered_by("py")
+        start = len(load.answered)
+        assert wait_until(lambda: len(load.answered) > start + 50)
+        assert set(load.answered[start:]) == {"py"}
 
-    def load(place):
-        while not ended.is_set():
-            answered.append(read(place(order("a"), timeout=WAIT_S))[0])
 
-    with (
-        rpcwheel.Kit(retry=retry, idempotent=True) as kit,
-        kit.channel(url) as channel,
-        JavaProgram(
-            dubbo_jar, "Provider", dubbo_zookeeper, port=free_port(), group="g3", server="java"
-        ) as provider,
-        futures.ThreadPoolExecutor(1) as threads,
-    ):
-        provider.wait_for("serving")
-        loading = threads.submit(load, channel.unary_unary(PLACE))
-        try:
-            assert wait_until(lambda: {"java", "py"} <= set(answered[-50:]))
-            provider.process.terminate()
-            provider.process.wait(START_S)
-            seen = len(answered)
-            assert wait_until(lambda: len(answered) > seen + 50)
-        finally:
-            ended.set()
-        loading.result(WAIT_S)
-    assert set(answered[-50:]) == {"py"}
+@pytest.mark.timeout(BUILD_S + RESTARTS * START_S)
+def test_no_call_fails_while_java_providers_are_restarted(start_provider, open_group):
+    """Each at the port of its predecessor, as most are."""
+    ports = free_port(), free_port()
+    providers = [start_provider(f"java-{number}", "g5", ports[number]) for number in (0, 1)]
+    with Load(open_group("g5"), threads=4) as load:
+        load.wait_until_answered_by("java-0", "java-1")
+        for number in range(RESTARTS):
+            stop(providers[number % 2])
+            server = f"java-{number + 2}"
+            providers[number % 2] = start_provider(server, "g5", ports[number % 2])
+            load.wait_until_answered_by(server)
+    logging.getLogger(__name__).info("%d restarts, %d calls", RESTARTS, len(load.answered))
+    assert set(load.answered) == {f"java-{number}" for number in range(RESTARTS + 2)}
 
 
 def test_a_java_consumer_finds_a_server_at_the_application_level(dubbo_zookeeper, dubbo_jar, serve):

@@ -34,7 +34,12 @@ from rpcwheel.instance import joined, record_epoch
 from rpcwheel.registry.backend import View
 from rpcwheel.registry.url import NAME, NAMESPACE
 
-from .dubbo_application import instance_of_application, metadata_of, with_application
+from .dubbo_application import (
+    instance_of_application,
+    metadata_of,
+    metadata_paths,
+    with_application,
+)
 from .dubbo_following import ApplicationLevel
 from .dubbo_metadata import MetadataCache
 from .dubbo_url import consumer_of, node_name, parameters_of, parsed, record_of
@@ -403,9 +408,11 @@ class DubboBackend(ZookeeperNodes):
             self._put_mapping(client, f"{self._root}/mapping/{interface}", end_ns)
         host, port = served[0].host, served[0].port
         revision, metadata = metadata_of(self._application, host, port, services)
-        path = f"{self._root}/metadata/{self._application}/{revision}"
-        request = client.create_async(path, metadata, makepath=True)
-        self._results([path], [request], end_ns)  # an equal one may be there
+        paths = list(metadata_paths(self._root, self._application, revision))
+        if self._services == self._root:
+            del paths[1]  # it would be among the processes of the application
+        requests = [client.create_async(path, metadata, makepath=True) for path in paths]
+        self._results(paths, requests, end_ns)  # equal ones may be there
         timestamp = services[0][2].get("timestamp", "")
         return instance_of_application(self._application, host, port, revision, timestamp)
 

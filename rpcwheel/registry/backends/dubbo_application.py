@@ -5,6 +5,7 @@ node                                       data
 =========================================  ========================================================
 `/services/{application}/{host}:{port}`    ephemeral: one server, and the revision of its metadata
 `/{root}/metadata/{application}/{rev.}`    the services of the servers that have this revision
+`/{root}/{application}/{rev.}`             the same for dubbo-go, which reads and writes it here
 `/{root}/mapping/{interface}`              the applications that have the interface
 =========================================  ========================================================
 
@@ -99,6 +100,11 @@ class ApplicationMetadata:
 
 
 # Writing
+
+
+def metadata_paths(root: str, application: str, revision: str) -> tuple[str, str]:
+    """Return the paths of the metadata of a revision, for Java and for dubbo-go (3.3.1)."""
+    return f"{root}/metadata/{application}/{revision}", f"{root}/{application}/{revision}"
 
 
 def metadata_of(

@@ -16,6 +16,7 @@ from .dubbo_application import (
     ApplicationInstance,
     ApplicationMetadata,
     applications_in,
+    metadata_paths,
     read_instance,
     read_metadata,
     records_of,
@@ -133,14 +134,15 @@ class ApplicationLevel:
             for revision, having in wanted.items()
         }
         stored = {
-            f"{self._root}/metadata/{'/'.join(revision)}": revision
+            revision: metadata_paths(self._root, *revision)
             for revision, having in wanted.items()
             if len(addresses[revision]) < len(having)
         }
-        new = [each for each in wanted if each not in stored.values()]
+        new = [each for each in wanted if each not in stored]
         new = [each for each in new if self._metadata.ask(each, addresses[each])]
-        data = reads.data(stored)
-        for path, revision in stored.items():
+        data = reads.data([path for paths in stored.values() for path in paths])
+        for revision, paths in stored.items():
+            path = next((path for path in paths if path in data), paths[0])
             try:
                 self._metadata.put(revision, read_metadata(data[path]))
             except KeyError:

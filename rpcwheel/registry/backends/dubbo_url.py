@@ -10,7 +10,7 @@ parameter                     field of the instance
 ============================  =====================================================================
 the path                      `service`: the name of the gRPC service on the wire
 `group`, `version`, `weight`  the same
-`timestamp`                   `started_at`, in milliseconds
+`timestamp`                   `started_at`, in milliseconds; dubbo-go gives seconds
 `disabled=true`               `status="DRAINING"`: Dubbo's consumers make no new calls
 `ssl-enabled=true`            `protocol="grpcs"`
 `application`, `release`,     `metadata["dubbo.application"]` and so on. Of an instance without
@@ -91,6 +91,9 @@ DUBBO_WARMUP_MS: Final = 600_000
 
 LAST_S: Final = 1e12
 """Times at which milliseconds are no longer exact."""
+
+LAST_IN_SECONDS: Final = 10**11
+"""Timestamps below it are in seconds. In milliseconds, it is in 1973."""
 
 DUBBO_VERSION: Final = "2.0.2"
 """The version of Dubbo's protocol, which all its providers give."""
@@ -182,8 +185,7 @@ def instance_from(
     if not is_own:
         id_ = ",".join(filter(None, (f"{host}:{port}", group, version)))
     is_off = parameters.get("disabled") == "true" or parameters.get("enabled") == "false"
-    timestamp = _number(parameters.get("timestamp", ""), 0)
-    started_at = float(parameters.get(STARTED_AT) or timestamp / 1000)
+    started_at = float(parameters.get(STARTED_AT) or _started_at(parameters, is_own=is_own))
     try:
         return ServiceInstance(
             service=service,
@@ -220,7 +222,7 @@ def consumer_of(name: str, service: str) -> Consumer:
         version=parameters.get("version", ""),
         group=parameters.get("group", ""),
         release=parameters.get("release", ""),
-        started_at=_number(parameters.get("timestamp", ""), 0) / 1000,
+        started_at=_started_at(parameters, is_own=False),
     )
 
 
@@ -286,6 +288,13 @@ def _dubbo_metadata(parameters: Mapping[str, str], interface: str) -> dict[str, 
 
 def _is_known(key: str, parameter_names: set[str]) -> bool:
     return key in parameter_names or key.startswith(OWN)
+
+
+def _started_at(parameters: Mapping[str, str], *, is_own: bool) -> float:
+    """Return the timestamp of a URL in seconds. dubbo-go (3.3.1) writes seconds."""
+    timestamp = _number(parameters.get("timestamp", ""), 0)
+    is_seconds = timestamp < LAST_IN_SECONDS and not is_own
+    return float(timestamp) if is_seconds else timestamp / 1000
 
 
 def _number(text: str, default: int) -> int:

@@ -158,6 +158,16 @@ def test_a_server_is_listed_at_the_application_level(dubbo, opened, root):
         assert operator.get_children(f"/{root}/{application}") == ["10.0.0.2:1"]
 
 
+def test_metadata_are_written_for_dubbo_go_too_below_the_default_root(dubbo, opened, root):
+    application = f"app-{root}"
+    opened(dubbo.url(application=application)).publish([A.replace(service=f"shop.{root}")])
+    with dubbo.operator() as operator:
+        (revision,) = operator.get_children(f"/dubbo/metadata/{application}")
+        places = [f"/dubbo/metadata/{application}/{revision}", f"/dubbo/{application}/{revision}"]
+        first, second = (operator.get(place)[0] for place in places)
+    assert first == second
+
+
 def test_processes_that_share_a_port_do_not_fight_for_their_node(dubbo, opened, root):
     application = f"app-{root}"
     first, second = (opened(dubbo.url(root=root, application=application)) for _ in "12")

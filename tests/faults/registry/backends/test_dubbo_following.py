@@ -104,6 +104,13 @@ def test_a_server_whose_metadata_are_in_zookeeper_is_found(nodes, follow):
     }
 
 
+def test_metadata_at_the_place_of_dubbo_go_are_found(nodes, follow):
+    nodes.map(ORDERS, "go-shop")
+    nodes.start("go-shop", "10.0.0.1:1", remote("1795350893"))
+    nodes.start("go-shop", "1795350893", metadata(service(ORDERS)))  # below the application
+    assert read(follow().lookup(SERVICE).records).keys() == {"10.0.0.1:1"}
+
+
 def test_services_that_are_at_the_application_level_only_are_listed(nodes, follow):
     nodes.map(ORDERS, "java-shop")
     nodes.map(STOCK, "java-shop")

@@ -139,14 +139,16 @@ def test_a_process_that_cannot_be_read_is_refused_with_the_reason(data, said):
 
 
 def test_values_of_a_process_belong_to_its_services_unless_these_have_their_own():
-    process = read_instance(remote("r1", **{"dubbo.tag": "blue", "timestamp": "5000"}))
+    process = read_instance(remote("r1", **{"dubbo.tag": "blue", "timestamp": "5000000000000"}))
     own = service(INTERFACE, port=2, params={"dubbo.tag": "red"})
     read = read_metadata(metadata(service("com.example.Stock"), service(INTERFACE), own))
     records = records_of(process, read, "shop.Orders", INTERFACE)
     instances = {id_: ServiceInstance.decoded(record) for id_, record in records.items()}
     tags = {id_: instance.metadata["dubbo.tag"] for id_, instance in instances.items()}
     assert tags == {"10.0.0.1:1": "blue", "10.0.0.1:2": "red"}
-    assert {(each.epoch, each.started_at) for each in instances.values()} == {("5000", 5.0)}
+    assert {(each.epoch, each.started_at) for each in instances.values()} == {
+        ("5000000000000", 5e9)
+    }
 
 
 def test_a_service_of_another_protocol_is_a_record_that_says_so():

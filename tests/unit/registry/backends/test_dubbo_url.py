@@ -109,7 +109,9 @@ def test_a_node_of_java_becomes_an_instance():
         ("tri://10.0.0.1:1/x?ssl-enabled=true", {"protocol": "grpcs"}),
         ("tri://[::1]:1/x", {"host": "::1", "id": "[::1]:1"}),
         ("grpc://10.0.0.1:1", {"metadata": {"dubbo.interface": INTERFACE}}),
-        ("tri://10.0.0.1:1/x?warmup=1&timestamp=2", {"started_at": 0.002, "epoch": "2"}),
+        ("tri://10.0.0.1:1/x?warmup=1&timestamp=2", {"started_at": 2.0, "epoch": "2"}),
+        ("tri://10.0.0.1:1/x?timestamp=99999999999", {"started_at": 99999999999.0}),
+        ("tri://10.0.0.1:1/x?timestamp=100000000000", {"started_at": 100000000.0}),
         (
             "tri://10.0.0.1:1/other.Service",
             {"metadata": {"dubbo.interface": INTERFACE, "dubbo.path": "other.Service"}},
@@ -181,12 +183,12 @@ def test_a_name_is_encoded_as_java_does():
     ("url", "consumer"),
     [
         (
-            "consumer://h/Orders?application=web&group=g1&release=3.3.6&timestamp=1000&version=1.2",
-            Consumer(SERVICE, "web", "h", "1.2", "g1", "3.3.6", 1.0),
+            "consumer://h/Orders?application=web&group=g1&release=3.3&timestamp=100000000000&version=2",
+            Consumer(SERVICE, "web", "h", "2", "g1", "3.3", 1e8),
         ),
         (
             "consumer://10.0.0.9/shop.v1.Orders?application=web&group=&timestamp=1&version=",
-            Consumer(SERVICE, "web", "10.0.0.9", started_at=0.001),
+            Consumer(SERVICE, "web", "10.0.0.9", started_at=1.0),
         ),
         ("consumer://10.0.0.9", Consumer(SERVICE, "", "10.0.0.9")),
         ("a note", Consumer(SERVICE, "", "")),
