@@ -1,6 +1,14 @@
-"""The window of time: when exactly an attempt is forgotten. The models test the rest."""
+"""When exactly a window forgets an attempt. The models test the rest."""
 
-from rpcwheel.admission.window import TimeWindow
+from rpcwheel.admission.window import CountWindow, TimeWindow
+
+
+def test_an_attempt_leaves_a_window_of_calls_when_it_is_replaced():
+    window, counts = CountWindow(2), []
+    for failed, slow in ((True, True), (False, True), (False, False), (False, False)):
+        window.record(0, failed, slow)
+        counts.append((window.calls, window.failures, window.slow))
+    assert counts == [(1, 1, 1), (2, 1, 2), (2, 0, 1), (2, 0, 0)]
 
 
 def test_an_attempt_at_the_first_instant_of_a_slot_counts_in_it():
