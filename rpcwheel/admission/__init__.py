@@ -2,7 +2,7 @@
 
 `rpcwheel.Kit(throttle=2.0, breaker=0.5, concurrency="adaptive")` applies it to all calls; in a
 `MethodPolicy`, to some methods. A refused attempt is not sent. It fails at once with a status whose
-details begin with "not sent: ", and is retried, or answered otherwise, as any failure is.
+details begin with "not sent: ", and its call is not retried.
 
 * `ThrottlePolicy`, `BreakerPolicy` and `ConcurrencyPolicy` have the settings; `RatePolicy`, the
   fourth, is in `rpcwheel.limit`, because servers have it too.
@@ -11,9 +11,10 @@ details begin with "not sent: ", and is retried, or answered otherwise, as any f
 * `concurrency` limits how many attempts run at the same time.
 * `window` counts the outcomes of the last attempts, for `throttle` and `breaker`.
 * `circuit` gives a breaker its lock, its timeout and its events: `CircuitBreaker`.
-* `client` asks all of them about each attempt of a channel; `Breakers` is `kit.breakers`.
+* `method` asks all of them about each attempt of a method.
+* `targets` has the methods of a target, and `Breakers`, which is `kit.breakers`.
 
-All but `circuit` and `client` decide without I/O.
+All but `circuit`, `method` and `targets` decide without I/O.
 """
 
 from typing import TYPE_CHECKING

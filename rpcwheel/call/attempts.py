@@ -456,7 +456,10 @@ class Attempts:
         if isinstance(step, NextAttempt):
             delay_s = max(0, step.at_ns - now_ns) / 1e9
             emit(RetryScheduled(self._method, self.number, result.code, delay_s))
-        elif step is not NOT_SENT and self._config.retry and self._config.retry.names(result):
+        elif step is NOT_SENT:
+            if self.number > 1:
+                self._report_stop(step)
+        elif self._config.retry is not None and self._config.retry.names(result):
             self._report_stop(step)
         return step
 

@@ -510,6 +510,8 @@ class HedgeSent(Event):
 class RetryStopped(Event):
     """An attempt failed with a status in `RetryPolicy.retry_on`, and no other attempt follows.
 
+    Or the next attempt was not sent by the client itself.
+
     `reason` says why, and what to do.
     """
 

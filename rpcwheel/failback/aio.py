@@ -107,7 +107,13 @@ class FailbackInvoker(InvokerBase):
         queue, store = self._queue, self._journal
         return await _store(queue, store, store.failed_rpc(failed, error, queue.now_ns()))
 
-    def add_route(self, target: str, make: MakeCall, is_open: Callable[[], bool]) -> CallRoute:
+    def add_route(
+        self,
+        target: str,
+        make: MakeCall,
+        is_open: Callable[[], bool],
+        covers: Callable[[str], bool] = lambda _: True,
+    ) -> CallRoute:
         """Deliver calls of the journal on this loop; see `CallRoute`.
 
         Raises:
@@ -120,6 +126,7 @@ class FailbackInvoker(InvokerBase):
             start=partial(_start, loop),
             give_up=partial(_give_up, loop),
             is_open=lambda: is_open() and not loop.is_closed(),
+            covers=covers,
         )
         self._journal.add_route(route)
         return route

@@ -85,6 +85,10 @@ MAX_ENTRIES: Final = 1000
 MAX_ERROR: Final = 500
 """Characters of an error that are stored."""
 
+UNCOVERED_DELAY_S: Final = 10.0
+"""How long a call waits whose method no route of this process covers, before it is taken again."""
+
+NOT_COVERED: Final = "no channel that has taken it has a policy that stores calls of its method"
 NOT_REGISTERED: Final = (
     "only calls of functions decorated by with_failback(journal=...), and of channels whose policy "
     "has a journal, can be stored"
@@ -320,9 +324,17 @@ class JournalStore:
     def _hand_over(self, queue: Deliverer, stored: StoredCall, *, is_held: bool) -> None:
         """Give a call that was taken to the queue, or back.
 
-        It is given back if it is still attempted, as its lease had ended meanwhile.
+        It is given back if it is still attempted, as its lease had ended meanwhile, and for a time
+        if another process may know its method, such as one of a newer release.
         """
-        route = None if is_held else self.routes.to(stored.target)
+        route = None if is_held else self.routes.to(stored.target, stored.method)
+        if route is None and not is_held and stored.expires_s <= 0:
+            route = self.routes.to(stored.target)  # it ends the call
+        elif route is None and not is_held and self.routes.to(stored.target) is not None:
+            delay_s = min(UNCOVERED_DELAY_S, stored.expires_s)
+            uncovered = Postponed(stored.id, stored.attempts, delay_s, NOT_COVERED)
+            self.journal.report(self.lease.worker, uncovered)
+            return
         call = None if route is None else self._taken_call(stored, route)
         if call is None:
             self.journal.report(self.lease.worker, _put_back(stored, 0))

@@ -35,6 +35,9 @@ class CallRoute:
     """As `QueuedCall.give_up`."""
     is_open: Callable[[], bool] = lambda: True
     """Whether calls can still be made."""
+    covers: Callable[[str], bool] = lambda _: True
+    """Whether calls of a method are delivered: a channel delivers those that it would store. So who
+    can write to a journal cannot call other methods with the credentials of the channel."""
 
 
 @dataclass(slots=True)
@@ -76,12 +79,18 @@ class Routes:
         with self._lock:
             return self._targets.setdefault(name, TargetRoutes())
 
-    def to(self, name: str) -> CallRoute | None:
-        """Get the route to a target; None: this process does not deliver its calls."""
+    def to(self, name: str, method: str | None = None) -> CallRoute | None:
+        """Get the route to a target; None: this process does not deliver its calls.
+
+        Args:
+            name: The target.
+            method: A method that the route must cover; None for any.
+        """
         with self._lock:
             target = self.target(name)
             target.routes = [route for route in target.routes if route.is_open()]
-            return target.routes[0] if target.routes else None
+            routes = tuple(target.routes)
+        return next((each for each in routes if method is None or each.covers(method)), None)
 
     def open_targets(self) -> dict[str, TargetRoutes]:
         """Get the targets to which there are routes."""

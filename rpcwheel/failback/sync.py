@@ -145,9 +145,15 @@ class FailbackInvoker(InvokerBase):
         queue = self._queue
         return queue.enqueue(self._journal.failed_rpc(failed, error, queue.now_ns()))
 
-    def add_route(self, target: str, make: MakeCall, is_open: Callable[[], bool]) -> CallRoute:
+    def add_route(
+        self,
+        target: str,
+        make: MakeCall,
+        is_open: Callable[[], bool],
+        covers: Callable[[str], bool] = lambda _: True,
+    ) -> CallRoute:
         """Deliver calls of the journal that are stored for a target; see `CallRoute`."""
-        route = CallRoute(target, make, _start, _give_up, is_open)
+        route = CallRoute(target, make, _start, _give_up, is_open, covers)
         self._journal.add_route(route)
         return route
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rpcwheel.admission.targets import Breakers
+    from rpcwheel.call.config import MethodConfigs
     from rpcwheel.call.failback_policy import FailbackPolicy
     from rpcwheel.call.keeper import ChannelKeeper
     from rpcwheel.call.policy import CallPolicy
@@ -205,13 +206,13 @@ class JournalRoutes:
         self._closed = False
         failback = state.failback
         self._keeper = failback.keeper
-        self._configs = state.configs
         self._calls = calls
         self._routes: list[tuple[Any, CallRoute]] = []
         if not failback.journaled:
             return
         failback.target, failback.routes = channel_target(channel), self
         make, is_open = partial(_make, weakref.ref(self)), partial(_is_open, weakref.ref(self))
+        covers = partial(_covers, state.configs)
         for policy, pattern in failback.journaled:
             target = policy.target or failback.target
             if target is None:
@@ -220,17 +221,10 @@ class JournalRoutes:
                     'journal: give one, FailbackPolicy(target="orders:50051", journal=...)'
                 )
             invoker: Any = failback.queue_of(policy, pattern)
-            self._routes.append((invoker, invoker.add_route(target, make, is_open)))
+            self._routes.append((invoker, invoker.add_route(target, make, is_open, covers)))
 
     def _make(self, call: StoredCall, body: StoredRpc | StoredFunction) -> Any:
-        """Make a stored call, whose channel is kept until the call has left the memory.
-
-        A method must be one whose calls are stored: who can write to the journal shall not be able
-        to call others with the credentials of the channel.
-        """
-        failback = self._configs.config_for(call.method).failback
-        if failback is None or failback.journal is None:
-            raise ValueError(f"no policy of its channel stores calls of {call.method}")
+        """Make a stored call, whose channel is kept until the call has left the memory."""
         delivery: Any
         delivery, requests, options = self._calls(call, body)
         if self._keeper is not None and not delivery.keep(self._keeper):
@@ -251,6 +245,12 @@ def _make(
     if existing is None:
         raise LookupError("the channel was dropped")
     return existing._make(call, body)
+
+
+def _covers(configs: MethodConfigs, method: str) -> bool:
+    """Whether the policies of a client store calls of a method in a journal."""
+    failback = configs.config_for(method).failback
+    return failback is not None and failback.journal is not None
 
 
 def _is_open(routes: weakref.ref[JournalRoutes]) -> bool:

@@ -13,6 +13,7 @@ are attempted again by another one, with the same idempotency key.
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections import Counter, deque
@@ -149,7 +150,7 @@ class Journal:
 
         Raises:
             JournalFull, JournalUnavailable, JournalRefused: It was not stored.
-            JournalOutcomeUnknown: It is being stored.
+            JournalOutcomeUnknown: It may have been stored, or be stored later.
         """
         try:
             return future.result(wait_s)
@@ -157,11 +158,14 @@ class Journal:
             error = self._no_answer(is_begun=not future.cancel())
         if future.done() and not future.cancelled():  # now
             return future.result()
-        self.outage.failed(error, writes=False)  # a request that reads would end it
+        # A later read shows that the engine answers again, and may end the outage.
+        self.outage.failed(error, writes=False)
         raise error
 
     def append_now(self, call: NewCall, limit: int) -> int:
         """Store a call, and return its id when it is durable. Blocks for `url.timeout_s` at most.
+
+        It blocks for longer if a file system hangs, or the interpreter is ending.
 
         Raises:
             JournalFull, JournalUnavailable, JournalRefused: It was not stored.
@@ -172,14 +176,13 @@ class Journal:
                 f"{self.url}: a signal handler or finalizer has interrupted a request on this "
                 "thread, and cannot store a call before it has ended"
             )
-        if not _can_start_threads():
-            with self._turn:
-                return self._append_one(call, limit)
-        if self.backend.is_file and not self._appends and self._turn.acquire(blocking=False):
+        can_wait, turn = _can_start_threads(), self._turn  # of the parent, if it forks meanwhile
+        is_alone = self.backend.is_file and not self._appends
+        if (not can_wait or is_alone) and turn.acquire(blocking=not can_wait):
             try:
                 return self._append_one(call, limit)
             finally:
-                self._turn.release()
+                turn.release()
         return self.appended(self.append(call, limit), self.url.timeout_s)
 
     def _no_answer(self, *, is_begun: bool = False) -> JournalUnavailable:
@@ -231,6 +234,7 @@ class Journal:
     def _append_batch(self, batch: list[tuple[NewCall, Future[int]]]) -> None:
         if not batch:
             return
+        self._turn.restart()
         try:
             ids = self.backend.append([call for call, _ in batch])
         except Exception as error:  # noqa: BLE001 - each caller gets it
@@ -285,6 +289,7 @@ class Journal:
             failure = self._write_results()
             if failure is not None:  # one of them may be of a call that would be taken now
                 raise failure
+            self._turn.restart()
             try:
                 taken = self.backend.take(worker, self.url.lease_s, routes, within_s)
             except JournalError as error:
@@ -324,7 +329,7 @@ class Journal:
     def release(self, worker: str) -> None:
         """Store the worker's results, and make its other calls ready. Never raises.
 
-        Blocks for `url.timeout_s` at most. If the engine is not available, the lease ends itself.
+        Blocks for `url.timeout_s` at most. If the engine is not available, the lease expires.
         """
         self._finish(partial(self._release, worker))
 
@@ -348,13 +353,14 @@ class Journal:
             finally:
                 done.set_result(None)
 
-        if not _can_start_threads():
+        if self._turn.is_own():  # in a signal handler or finalizer: after its request
+            self._worker.submit(run)
+        elif not _can_start_threads():
             run()
-            return
-        self._worker.submit(run)
-        if not self._turn.is_own():  # in a signal handler or finalizer, which it cannot wait for
+        else:
+            self._worker.submit(run)
             with suppress(TimeoutError):
-                done.result(self.url.timeout_s)
+                done.result(max(0.0, self.url.timeout_s - self._turn.held_s()))
 
     @property
     def unstored_results(self) -> int:
@@ -372,6 +378,7 @@ class Journal:
             while batch:
                 worker = batch[0][0]
                 own = [result for name, result in batch if name == worker]
+                self._turn.restart()
                 try:
                     late = self.backend.report(worker, own)
                 except BaseException as error:
@@ -452,7 +459,7 @@ class Journal:
 
 def _can_start_threads() -> bool:
     """Whether the interpreter is not ending: since CPython 3.12, `atexit` hooks have no threads."""
-    return threading.main_thread().is_alive()
+    return sys.version_info < (3, 12) or threading.main_thread().is_alive()
 
 
 class _Turn:
@@ -462,8 +469,12 @@ class _Turn:
         self._lock = threading.RLock()
         self._since_s: float | None = None
 
+    def restart(self) -> None:
+        """Begin another request. The caller has it."""
+        self._since_s = time.monotonic()
+
     def held_s(self) -> float:
-        """How long a thread has had it; 0 if none has it."""
+        """How long the request of the thread that has it runs; 0 if none has it."""
         since_s = self._since_s
         return 0.0 if since_s is None else time.monotonic() - since_s
 

@@ -52,6 +52,10 @@ APPLICATION_ID: Final = 0x7270636A
 SCHEMA_VERSION: Final = 1
 """The version of the tables, SQLite's `user_version`."""
 
+BUSY_SHARE: Final = 0.9
+"""For how much of the `timeout` a request waits for another process's transaction: the callers, who
+wait for the whole of it, get its error."""
+
 POLL_S: Final = 0.005
 """The time between two attempts of a request for which SQLite itself does not wait."""
 
@@ -169,6 +173,7 @@ class SqliteJournal(SqlJournal):
         self._path = Path(url.path).expanduser().absolute()
         self._synchronous = "FULL" if durability == "power" else "NORMAL"
         self.clock = time.time
+        self._busy_s = BUSY_SHARE * url.timeout_s
         self._latest_ms = 0
         self._was_full = False
         self._writer = _SqliteJournalConnection(self._path, self._connect)
@@ -350,7 +355,7 @@ class SqliteJournal(SqlJournal):
             try:
                 (busy, _, _) = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             finally:
-                db.execute(f"PRAGMA busy_timeout = {self.url.timeout_s * 1e3:.0f}")
+                db.execute(f"PRAGMA busy_timeout = {self._busy_s * 1e3:.0f}")
             return not busy
         return False
 
@@ -378,7 +383,7 @@ class SqliteJournal(SqlJournal):
                 os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
             db = sqlite3.connect(
                 self._path,
-                timeout=self.url.timeout_s,
+                timeout=self._busy_s,
                 isolation_level=None,
                 check_same_thread=False,
             )
@@ -429,7 +434,7 @@ class SqliteJournal(SqlJournal):
 
     def _switch_to_wal(self, db: sqlite3.Connection) -> None:
         """Use a write-ahead log. SQLite waits for no other connection that does the same."""
-        end = time.monotonic() + self.url.timeout_s
+        end = time.monotonic() + self._busy_s
         while True:
             try:
                 db.execute("PRAGMA journal_mode = WAL")
@@ -474,7 +479,7 @@ class SqliteJournal(SqlJournal):
             )
         message = f"{self._path}: {error}"
         if kind == "SQLITE_BUSY":
-            seconds = f"{self.url.timeout_s:g} s"
+            seconds = f"{self._busy_s:g} s"
             message = f"{self._path}: other processes have kept it busy for {seconds}"
         elif kind == "SQLITE_IOERR":
             message += (

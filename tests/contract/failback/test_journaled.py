@@ -48,6 +48,7 @@ from rpcwheel.events import (
     JournalRecovered,
 )
 from rpcwheel.failback import FailbackPolicy
+from rpcwheel.failback.journaled import NOT_COVERED
 from rpcwheel.failback.stored import StoredRpc, decode
 from rpcwheel.journal.backend import CallState
 from rpcwheel.rpc import Kind
@@ -377,15 +378,36 @@ def test_a_call_whose_journal_does_not_answer_ends_after_the_timeout_of_its_url(
     wait_until(lambda: len(stored(url)) == 1)
 
 
-def test_a_stored_call_of_a_method_without_failback_is_a_dead_letter(shop, client, policy, url):
+WITHOUT_ADMIN = {"/test.Admin/*": MethodPolicy(failback=None)}
+
+
+def test_a_stored_call_of_a_method_without_failback_is_not_made(shop, client, policy, url):
     store(url, target=shop.target, method="/test.Admin/Delete")
     store(url, target=shop.target)
-    client(policy(), methods={"/test.Admin/*": MethodPolicy(failback=None)})
+    client(policy(), methods=WITHOUT_ADMIN)
+    wait_until(lambda: [call.error for call in stored(url)] == [NOT_COVERED])
+    assert [call.method for call in shop.calls] == [UNARY_UNARY]
+
+
+def test_a_stored_call_of_a_method_without_failback_is_a_dead_letter_after_its_time(
+    shop, client, policy, url
+):
+    store(url, target=shop.target, method="/test.Admin/Delete", max_age_s=0.001)
+    client(policy(), methods=WITHOUT_ADMIN)
     (call,) = wait_for_dead(url)
-    assert call.reason == (
-        "it cannot be made: no policy of its channel stores calls of /test.Admin/Delete"
-    )
-    wait_until(lambda: [call.method for call in shop.calls] == [UNARY_UNARY])
+    assert call.reason == "its max_age has passed"
+    assert shop.calls == []
+
+
+def test_a_stored_call_is_made_by_a_channel_that_has_failback_for_its_method(
+    shop, client, policy, url
+):
+    failback = policy()
+    client(failback, methods={UNARY_UNARY: MethodPolicy(failback=None)})
+    client(failback, queues=client.queues)
+    store(url, target=shop.target)
+    wait_for_none(url)
+    assert [call.method for call in shop.calls] == [UNARY_UNARY]
 
 
 # --- flush and close ---

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 
@@ -449,6 +450,20 @@ def test_nobody_waits_for_an_engine_that_is_known_not_to_answer(silent, script):
             assert isinstance(silent.append(new_call(), MANY).exception(0), JournalUnavailable)
         silent.answers.set()
     assert silent.append_now(new_call(), MANY)
+
+
+def test_an_engine_that_answers_is_not_taken_for_one_that_does_not(url, script, monkeypatch):
+    monkeypatch.setattr(ScriptedJournal, "is_file", False)
+    journal = open_journal(f"{url}?timeout=1")
+    script["append"] = lambda: time.sleep(0.1)
+
+    def append():
+        for _ in range(15):  # longer than a second, without a pause
+            journal.append_now(new_call(), MANY)
+
+    run_threads(*[append] * 4)
+    journal.close()
+    assert len(stored(url)) == 60
 
 
 def test_release_and_close_do_not_wait_longer_either(silent, url, script):
