@@ -3,8 +3,8 @@
 A revision stands for the same services in all processes that have it, so it is looked up once. A
 provider with Dubbo's default `metadata-type=local` answers for its metadata itself:
 `MetadataServiceV2` over Triple, which is gRPC. Such a call may take as long as a request to the
-registry. It is made on a worker of its own, so that neither kazoo's threads nor the reads of other
-services wait for a provider that does not answer.
+registry. It is made on one of `MAX_THREADS` workers, so that neither kazoo's threads nor the reads
+of other services wait for a provider that does not answer. Look-ups of other revisions may wait.
 """
 
 from __future__ import annotations
@@ -41,6 +41,9 @@ FIRST_WAIT_S: Final = 1.0
 been published answers in milliseconds, and its service is not shown without it. While one does not
 answer, the reads of other services wait as long."""
 
+MAX_THREADS: Final = 8
+"""The number of threads of a registry that look up metadata, each with one channel at a time."""
+
 MAX_REVISIONS: Final = 4096
 """The number of revisions that are kept; the one that was used least recently is dropped."""
 
@@ -52,7 +55,7 @@ UNDER_WAY: Final = "no metadata service of its revision has answered yet"
 
 OPTIONS: Final = (
     ("grpc.use_local_subchannel_pool", 1),  # no connection of another channel, nor its backoff
-    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_receive_message_length", 16 * 1024 * 1024),
     ("grpc.enable_http_proxy", 0),
     ("grpc.service_config_disable_resolution", 1),
 )
@@ -113,7 +116,8 @@ class MetadataCache:
                 return is_first
             self._under_way[revision] = None
         chosen = JITTER.sample(addresses, min(MAX_ASKED, len(addresses)))
-        EXECUTOR.submit((self, revision), partial(self._ask, revision, chosen))
+        key = self, hash(revision) % MAX_THREADS
+        EXECUTOR.submit(key, partial(self._ask, revision, chosen))
         return is_first
 
     def wait(self, revisions: Collection[Revision], end_ns: int) -> None:
