@@ -173,20 +173,19 @@ def watch(
         contact = _Contact(as_json=as_json)
         consumers = _ConsumerWatch(backend, named, as_json=as_json)
         while True:
-            try:
+            item: object = None
+            with suppress(Empty):
                 item = events.get(timeout=SIGNAL_CHECK_INTERVAL_S)
-            except Empty:
-                consumers.report()
-                continue
-            if not isinstance(item, Snapshot):
+            if isinstance(item, Snapshot):
+                before = snapshots.get(item.service)
+                snapshots[item.service] = item
+                for change in changes_between(before, item):
+                    _say(change_as_json(change) if as_json else change.line())
+                if before is None and not item.instances and not as_json:
+                    _say(f"  {item.service}: no instance")
+            elif item is not None:
                 contact.report(item)
-                continue
-            before = snapshots.get(item.service)
-            snapshots[item.service] = item
-            for change in changes_between(before, item):
-                _say(change_as_json(change) if as_json else change.line())
-            if before is None and not item.instances and not as_json:
-                _say(f"  {item.service}: no instance")
+            consumers.report()
 
 
 @registry.command
