@@ -1,4 +1,4 @@
-"""How the stop of a server runs: step by step, each with an event and a limit.
+"""How the stop of a server runs: step by step, each with an event and a deadline.
 
 The jobs of a step run on workers, all at once, so that one that hangs delays the stop for a bounded
 time only. A hurried stop takes no more time than it must.
@@ -61,7 +61,7 @@ class Shutdown:
     def begin_step(
         self, name: str, timeout_s: float = 0.0, hurried_timeout_s: float | None = None
     ) -> RunningStep:
-        """Emit the event of a step, and begin it; arguments as of `RunningStep`."""
+        """Emit the event of a step, and begin it; the deadline is as of `RunningStep`."""
         self.events.emit(ShutdownStep(self._name(), name, self.reason))
         return RunningStep(self, timeout_s, hurried_timeout_s)
 
@@ -94,7 +94,7 @@ class Shutdown:
 
 
 class RunningStep:
-    """A step of the stop, with its end by the timer's clock."""
+    """A step of the stop, with a deadline on the timer's clock."""
 
     def __init__(
         self, shutdown: Shutdown, timeout_s: float, hurried_timeout_s: float | None = None
@@ -103,7 +103,7 @@ class RunningStep:
 
         Args:
             shutdown: The stop of which it is a step.
-            timeout_s: The longest time it takes.
+            timeout_s: The time from now to the deadline.
             hurried_timeout_s: The same if the stop is hurried; None: `HURRIED_TIMEOUT_S`.
         """
         self._shutdown = shutdown
@@ -119,19 +119,19 @@ class RunningStep:
         return self._shutdown.hurried
 
     def left_s(self) -> float:
-        """Return the seconds until the step is over, or 0."""
+        """Return the seconds until the deadline, or 0."""
         timeout_s = self._hurried_timeout_s if self.hurried.is_set() else self._timeout_s
         return max(0.0, timeout_s - to_seconds(self._shutdown.now_ns() - self._begin_ns))
 
     def wait_for(self, events: Iterable[threading.Event]) -> None:
-        """Wait until all events are set, or the step is over."""
+        """Wait until all events are set, or until the deadline."""
         for event in events:
             while (left_s := self.left_s()) > 0:
                 if event.wait(min(left_s, POLL_INTERVAL_S)):
                     break
 
     def run_all(self, *jobs: tuple[str, Callable[[], object]]) -> None:
-        """Run named jobs on workers, all at once; wait until they or the step have ended."""
+        """Run named jobs on workers, all at once; wait for them until the deadline."""
         ends: list[threading.Event] = []
         for name, job in jobs:
             ended = threading.Event()  # also the key: a job that hangs delays no other

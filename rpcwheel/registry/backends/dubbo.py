@@ -80,7 +80,7 @@ class _DubboView(View):
 
     nodes: Mapping[str, Any] = field(default_factory=dict)
     is_complete: bool = True
-    """Whether the metadata of all servers are known."""
+    """False if metadata are missing; they are read again later."""
 
 
 class DubboBackend(ZookeeperNodes):

@@ -192,7 +192,7 @@ def read_instance(data: bytes) -> ApplicationInstance:
     """Read the data of the node of one process.
 
     Raises:
-        ValueError: They are not valid, or its metadata can't be had; the message says why.
+        ValueError: They are not valid, or its metadata are not available; the message says why.
     """
     record = _json_object(data)
     metadata = _json_object(_json_object(record.get("payload") or {}).get("metadata") or {})

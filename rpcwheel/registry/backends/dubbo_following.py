@@ -69,8 +69,8 @@ class ApplicationLevel:
             listed: Addresses of processes that are known otherwise, and are left out.
 
         Returns:
-            The records by service and id; and whether all metadata are known. If not, it is worth
-            reading them again later.
+            The records by service and id; and whether all metadata are known. False if metadata are
+            missing; read again later.
         """
         mappings = reads.data([f"{self.mappings}/{each}" for each in interfaces.values()])
         applications = {
