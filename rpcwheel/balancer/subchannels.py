@@ -303,8 +303,6 @@ class SubchannelPool(Generic[S]):
         self.router: TagRouter[S] = TagRouter(
             partial(Picking, picker, self.policy.zone, slow_start_ns)
         )
-        self.picking = self.router.untagged
-        """The choice for calls without a tag: for all calls, unless there are servers of Dubbo."""
         self.preservation: SelfPreservation[S] = SelfPreservation(
             enabled=self.policy.self_preservation
         )
@@ -529,9 +527,8 @@ class SubchannelPool(Generic[S]):
         Raises:
             Exception: Whatever the key function of a picker raised.
         """
-        picking = self.picking
-        if self.router.is_used:
-            picking = self.router.picking_for(metadata)
+        router = self.router
+        picking = router.picking_for(metadata) if router.is_used else router.untagged
         if not picking.is_settled and picking.is_due(time.monotonic_ns(), self.now_ns()):
             self.refresh(picking, if_due=True)
         pick = picking.pick
@@ -556,7 +553,8 @@ class SubchannelPool(Generic[S]):
     def pick_again(self, method: str, request: Any, metadata: Any) -> S | None:
         """Pick for a waiting call, without reading the states, which were just read for all."""
         picking = self.router.picking_for(metadata)
-        chosen = None if picking.pick is None else picking.pick(method, request, metadata)
+        pick = picking.pick  # another thread may replace it
+        chosen = None if pick is None else pick(method, request, metadata)
         if chosen is None or chosen.is_ready():
             return chosen
         if picking.connects_when_picked:

@@ -290,11 +290,22 @@ def test_a_ring_has_the_servers_of_the_best_level_that_has_not_failed(make_pool,
     pool.set_states(p2=FAILING)
     clock.pass_(0.1)
     assert pool.picked() <= {1, 2}
-    assert pool.picking.chosen[0] == list(pool.subchannels)
+    assert pool.router.untagged.chosen[0] == list(pool.subchannels)
     pool.subchannel(2).connection.state = READY
     clock.pass_(0.1)
     assert pool.picked() == {2}
-    assert pool.picking.chosen[0] == [pool.subchannel(2)]
+    assert pool.router.untagged.chosen[0] == [pool.subchannel(2)]
+
+
+def test_a_pick_that_another_thread_takes_away_is_not_called(pool):
+    pool.update([at(1)])
+    pool.all_ready()
+    picking = pool.router.untagged
+    picks = [picking.pick, None]
+    pick = property(lambda _: picks.pop(0))
+    picking.__class__ = type("ReplacedPicking", (type(picking),), {"pick": pick})
+    assert pool.pick_again(*CALL) is pool.subchannel(1)
+    assert pool.pick_again(*CALL) is None
 
 
 # Slow start

@@ -216,10 +216,11 @@ class Pool(RuleBasedStateMachine):
         if picked is not None:
             assert self.pool.subchannels.count(picked) == 1
             assert picked.state is READY
-            if not self.pool.picking.connects_when_picked:
+            if not self.pool.router.untagged.connects_when_picked:
                 assert ready[picked.id] == min(ready.values())
         elif ready:
-            assert self.pool.picking.connects_when_picked  # it may wait for the owner of a key
+            # it may wait for the owner of a key
+            assert self.pool.router.untagged.connects_when_picked
 
     def level(self, one):
         instance = self.published[one.id]
@@ -244,7 +245,7 @@ class Pool(RuleBasedStateMachine):
             assert not (one.ejected and one.healthy)
         assert not set(self.removed) & set(pool.subchannels)
         assert all(one.removed for one in self.removed)
-        chosen, weights = pool.picking.chosen
+        chosen, weights = pool.router.untagged.chosen
         for one, weight in zip(chosen, weights, strict=True):
             assert 1 <= weight <= max(1, one.instance.weight)
 
