@@ -95,7 +95,7 @@ class BalancedChannelBase(Generic[S]):
         """
         state = self._pool.whole_state()
         if try_to_connect and state is not READY:
-            self._pool.connections.connect(self._pool.subchannels_for(None))
+            self._pool.connections.connect(self._pool.subchannels)
         return state
 
     def on_close(self, callback: Callable[[], object]) -> Callable[[], None]:

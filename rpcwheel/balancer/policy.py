@@ -82,7 +82,8 @@ class BalancerPolicy(Policy):
     subset_size: Annotated[StrictInt, Field(ge=1)] | None = 32
     """Maximum number of instances to which a channel connects. If there are more, it chooses at
     random (gRFC A68). If `zone` alone has enough instances, up to a quarter of the chosen ones are
-    still from other zones, as a fallback. None: no limit. `RingHash` connects to all instances."""
+    still from other zones, as a fallback. If providers of Dubbo have
+    tags, the maximum applies to each tag. None: no limit. `RingHash` connects to all instances."""
 
     outlier_ejection: Annotated[OutlierEjectionPolicy, or_short(OutlierEjectionPolicy)] | None = (
         OutlierEjectionPolicy()

@@ -313,6 +313,7 @@ class SubchannelPool(Generic[S]):
             size=None if picker.sees_all_states else self.policy.subset_size,
             zone=self.policy.zone,
             protocol=protocol if connect is None else "",  # else `connect` decides how to connect
+            tag_of=self.router.tag_of_server,
         )
         own = own | {"options": subchannel_options(options), "timer": timer}
         self.connections: Connections[S] = self.connections_class(
@@ -639,7 +640,8 @@ class SubchannelPool(Generic[S]):
                 return CLOSED_MEANWHILE
             subchannels, reason = self.subchannels_for(pending.metadata), ""
             if not subchannels and self.subchannels:
-                reason = self.router.empty_reason(pending.metadata, len(self.subchannels))
+                count = len(self.subchannels)
+                reason = self.router.empty_reason(self.name, count, pending.metadata)
             refusal = self.rules.refusal(
                 subchannels, wait_for_ready=pending.wait_for_ready, empty_reason=reason
             )
@@ -704,7 +706,7 @@ class SubchannelPool(Generic[S]):
     def whole_state(self) -> grpc.ChannelConnectivity:
         """Return the best state of all subchannels, as gRPC's round_robin does."""
         with self.lock:  # as in `_end_of`
-            return SHUTDOWN if self.closed else self.rules.state(self.subchannels_for(None))
+            return SHUTDOWN if self.closed else self.rules.state(self.subchannels)
 
     def status(self) -> ChannelStatus | None:
         """Describe the channel now; None if it is closed or being closed."""

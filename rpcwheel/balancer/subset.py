@@ -3,7 +3,7 @@
 With many instances each channel uses a subset (gRFC A68). It is chosen by rendezvous hashing with a
 random seed for each channel, so a change replaces as few subchannels as possible. Instances of
 other zones rank after those of the preferred zone. DRAINING instances and those with weight 0 rank
-last. Instances with a tag of Dubbo's have a subset for each tag, as calls with a tag use no others.
+last. Each tag of Dubbo's has a subset of its own, as calls with a tag use no other instances.
 The cost of an update is proportional to the number of changed instances.
 """
 
@@ -15,10 +15,9 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
 from rpcwheel.instance import ServiceInstance, differences
-from rpcwheel.registry.backends.dubbo_url import TAG
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     Rank = tuple[bool, bool, bytes, str]
 
@@ -29,13 +28,21 @@ SPARE_SHARE: Final = 4
 class InstanceSubset:
     """All instances of a channel, ranked. Not thread-safe."""
 
-    def __init__(self, *, size: int | None, zone: str, protocol: str) -> None:
+    def __init__(
+        self,
+        *,
+        size: int | None,
+        zone: str,
+        protocol: str,
+        tag_of: Callable[[ServiceInstance], str],
+    ) -> None:
         """Make a subset without instances.
 
         Args:
-            size: The size of the subset; None for no limit.
+            size: The size of the subset of each tag; None for no limit.
             zone: The preferred zone; "" for no preference.
             protocol: The protocol that instances must have; "" for any.
+            tag_of: Returns the tag of an instance; "" for none.
         """
         self.by_id: dict[str, ServiceInstance] = {}
         """All instances, by id."""
@@ -44,11 +51,12 @@ class InstanceSubset:
         self._size = size
         self._zone = zone
         self._protocol = protocol
+        self._tag_of = tag_of
         self._seed = secrets.token_bytes(8)
         self._source: tuple[ServiceInstance, ...] = ()
-        # Of the usable instances, by tag; empty without a size.
-        self._rankings: dict[str, list[Rank]] = {}
-        self._ranks: dict[str, Rank] = {}
+        # Of the usable instances; empty without a size.
+        self._rankings: dict[str, list[Rank]] = {}  # by tag
+        self._ranks: dict[str, tuple[str, Rank]] = {}  # with the tag, by id
 
     def update(self, instances: Iterable[ServiceInstance]) -> None:
         """Set the instances. Of several with the same id the last one counts.
@@ -128,11 +136,11 @@ class InstanceSubset:
         self.by_id.pop(id_, None)
         instance = self.usable.pop(id_, None)
         if instance is not None and self._size is not None:
-            ranking, rank = self._ranking_of(instance), self._ranks.pop(id_)
+            tag, rank = self._ranks.pop(id_)
+            ranking = self._rankings[tag]
             del ranking[bisect_left(ranking, rank)]
-
-    def _ranking_of(self, instance: ServiceInstance) -> list[Rank]:
-        return self._rankings.setdefault(instance.metadata.get(TAG, ""), [])
+            if not ranking:
+                del self._rankings[tag]
 
     def _add(self, instance: ServiceInstance) -> None:
         self.by_id[instance.id] = instance
@@ -144,5 +152,6 @@ class InstanceSubset:
         avoided = instance.status == "DRAINING" or not instance.weight
         other_zone = bool(self._zone) and instance.zone != self._zone
         rank = avoided, other_zone, self.hash_of(instance.id), instance.id
-        self._ranks[instance.id] = rank
-        insort(self._ranking_of(instance), rank)
+        tag = self._tag_of(instance)
+        self._ranks[instance.id] = tag, rank
+        insort(self._rankings.setdefault(tag, []), rank)

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Generic
 
-from rpcwheel.registry.backends.dubbo_url import TAG
+from rpcwheel.registry.backends.dubbo_url import INTERFACE, TAG
 
 from .subchannel import S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+
+    from rpcwheel.instance import ServiceInstance
 
     from .dubbo import DubboClient
     from .picking import Picking
@@ -55,7 +57,7 @@ class TagRouter(Generic[S]):
         is_used = self.client is not None
         for subchannel in subchannels:
             is_used = is_used or subchannel.conventions.is_dubbo
-            by_tag.setdefault(self._tag_of_server(subchannel), []).append(subchannel)
+            by_tag.setdefault(self.tag_of_server(subchannel.instance), []).append(subchannel)
         self.untagged.subchannels = tuple(by_tag.pop(""))
         pickings = {tag: self._by_tag.get(tag) or self._new_picking() for tag in by_tag}
         for tag, picking in pickings.items():
@@ -73,22 +75,22 @@ class TagRouter(Generic[S]):
 
     def picking_with(self, subchannel: S) -> Picking[S]:
         """Return the picking that has a subchannel."""
-        return self._by_tag.get(self._tag_of_server(subchannel), self.untagged)
+        return self._by_tag.get(self.tag_of_server(subchannel.instance), self.untagged)
 
-    def empty_reason(self, metadata: Any, count: int) -> str:
-        """Return why none of the subchannels may get a call, if `picking_for` has none of them."""
+    def empty_reason(self, name: str, count: int, metadata: Any) -> str:
+        """Return why a call may use none of the `count` instances of the service `name`."""
         tag, is_forced = self._tag_of(metadata)
+        known = f"{name} has {count} {'instance' if count == 1 else 'instances'}, but"
         if tag and is_forced:
-            return f"it has {count}, but none with the tag {tag!r}, which {FORCE} demands"
+            return f"{known} none with the tag {tag!r}, which {FORCE} demands"
         if tag:
-            return f"it has {count}, all with another tag than {tag!r}"
-        return (
-            f"it has {count}, all with a tag; {TAG} in the metadata of a call, or ?tag=, selects it"
-        )
+            return f"{known} only with another tag than {tag!r}"
+        return f"{known} only with a tag; {TAG} in the metadata of a call, or ?tag=, selects it"
 
-    def _tag_of_server(self, subchannel: S) -> str:
-        has_tag = self.client is not None or subchannel.conventions.is_dubbo
-        return subchannel.instance.metadata.get(TAG, "") if has_tag else ""
+    def tag_of_server(self, instance: ServiceInstance) -> str:
+        """Return the tag of an instance; "" if it has none, or its tags are not Dubbo's."""
+        has_tag = self.client is not None or INTERFACE in instance.metadata
+        return instance.metadata.get(TAG, "") if has_tag else ""
 
     def _tag_of(self, metadata: Any) -> tuple[str, bool]:
         """Return the tag of a call, and whether only servers that have it may get the call."""

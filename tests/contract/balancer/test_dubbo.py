@@ -114,8 +114,15 @@ def test_a_forced_tag_that_no_server_has_ends_the_call(world, shops, open_tagged
     metadata = (("dubbo.tag", "red"), ("dubbo.force.tag", "true"))
     error = world.call(channel, "unary_unary", timeout=WAIT_S, metadata=metadata).error()
     assert error.code() is grpc.StatusCode.UNAVAILABLE
-    assert "it has 3, but none with the tag 'red', which dubbo.force.tag demands" in error.details()
+    assert "3 instances, but none with the tag 'red', which dubbo.force.tag" in error.details()
     assert counts(shops) == [0, 0, 0]
+
+
+def test_a_channel_whose_servers_all_have_a_tag_becomes_ready(world, shops, open_balanced):
+    channel = open_balanced()
+    channel.update([tagged(shops[0], "blue")])
+    connect(world, channel)
+    assert channel.get_state() is grpc.ChannelConnectivity.READY
 
 
 def test_a_broadcast_goes_to_the_servers_of_its_tag(world, shops, open_tagged):

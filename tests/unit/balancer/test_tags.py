@@ -2,7 +2,7 @@
 
 import pytest
 
-from fixtures.subchannel_pools import CONNECTING, FAILING, READY, at
+from fixtures.subchannel_pools import CONNECTING, FAILING, IDLE, READY, at
 from rpcwheel.balancer.dubbo import DubboClient
 
 TAGS = {1: "", 2: "blue", 3: "green", 4: ""}
@@ -70,9 +70,11 @@ def test_a_forced_tag_gets_no_server_also_if_none_has_a_tag(tagged_pool):
 def test_calls_without_a_tag_never_go_to_servers_with_one(tagged_pool):
     pool = tagged_pool({1: "blue", 2: "green"})
     assert picked(pool, None) == {None}
-    assert "it has 2, all with a tag" in pool.router.empty_reason(None, 2)
+    reason = pool.router.empty_reason("shop.Orders", 2, None)
+    assert "shop.Orders has 2 instances, but only with a tag;" in reason
     assert picked(pool, metadata("red")) == {None}
-    assert "all with another tag than 'red'" in pool.router.empty_reason(metadata("red"), 2)
+    reason = pool.router.empty_reason("shop.Orders", 1, metadata("red"))
+    assert reason == "shop.Orders has 1 instance, but only with another tag than 'red'"
 
 
 def test_only_servers_of_dubbo_have_tags(make_pool):
@@ -84,6 +86,22 @@ def test_only_servers_of_dubbo_have_tags(make_pool):
     assert picked(pool, None) == picked(pool, metadata("blue")) == {1, 2}
     pool.update([at(1), at(2, metadata=blue | {"dubbo.interface": "com.example.Orders"})])
     assert (picked(pool, None), picked(pool, metadata("blue"))) == ({1}, {2})
+
+
+@pytest.mark.parametrize(("client", "count"), [(None, 4), (DubboClient(), 8)])
+def test_each_tag_has_a_subset_of_its_own_if_calls_use_tags(make_pool, client, count):
+    pool = make_pool(subset_size=4)
+    pool.follow_registry(lambda: None, None, client)
+    tags = {port: {"dubbo.tag": "blue"} if port % 2 else {} for port in range(1, 21)}
+    pool.update([at(port, metadata=each) for port, each in tags.items()])
+    assert len(pool.subchannels) == count
+
+
+def test_the_state_of_a_channel_is_that_of_the_servers_of_all_tags(tagged_pool):
+    pool = tagged_pool({1: "blue"})
+    assert pool.whole_state() is IDLE
+    assert picked(pool, metadata("blue")) == {1}
+    assert pool.whole_state() is READY
 
 
 def test_a_server_with_the_tag_counts_whatever_its_state_health_or_zone(tagged_pool):
