@@ -82,10 +82,13 @@ POLLS_PER_LEASE: Final = 4
 HORIZON_NS: Final = to_ns(HORIZON_S)
 
 MAX_ENTRIES: Final = 1000
+PAGE: Final = 100
+"""Calls that `flush` reads at a time, to see whether it can deliver one of them."""
+
 MAX_ERROR: Final = 500
 """Characters of an error that are stored."""
 
-UNCOVERED_DELAY_S: Final = 10.0
+UNCOVERED_DELAY_S: Final = 30.0
 """How long a call waits whose method no route of this process covers, before it is taken again."""
 
 NOT_COVERED: Final = "no channel that has taken it has a policy that stores calls of its method"
@@ -266,8 +269,11 @@ class JournalStore:
                 return
             with self._calls.lock:
                 held = {call.stored.id for call in self._calls if call.stored is not None}
-            for stored in taken:
-                self._hand_over(queue, stored, is_held=stored.id in held)
+            is_covered = [
+                self._hand_over(queue, stored, is_held=stored.id in held) for stored in taken
+            ]
+            if not all(is_covered):  # they have had places of calls that can be delivered
+                self.poller.request()
             self._check_flushed()
 
     def _take(self, queue: Deliverer, within_s: float) -> list[StoredCall]:
@@ -321,11 +327,14 @@ class JournalStore:
         if count := len(set(ids) - self._lost):
             emit(FailbackLeaseLost(self._name, str(self.journal.url), count))
 
-    def _hand_over(self, queue: Deliverer, stored: StoredCall, *, is_held: bool) -> None:
+    def _hand_over(self, queue: Deliverer, stored: StoredCall, *, is_held: bool) -> bool:
         """Give a call that was taken to the queue, or back.
 
         It is given back if it is still attempted, as its lease had ended meanwhile, and for a time
         if another process may know its method, such as one of a newer release.
+
+        Returns:
+            Whether a route covers its method.
         """
         route = None if is_held else self.routes.to(stored.target, stored.method)
         if route is None and not is_held and stored.expires_s <= 0:
@@ -334,12 +343,13 @@ class JournalStore:
             delay_s = min(UNCOVERED_DELAY_S, stored.expires_s)
             uncovered = Postponed(stored.id, stored.attempts, delay_s, NOT_COVERED)
             self.journal.report(self.lease.worker, uncovered)
-            return
+            return False
         call = None if route is None else self._taken_call(stored, route)
         if call is None:
             self.journal.report(self.lease.worker, _put_back(stored, 0))
         else:
             queue.adopt(call, to_ns(stored.due_s))
+        return True
 
     def _taken_call(self, stored: StoredCall, route: CallRoute) -> QueuedCall | None:
         """Make the call for the queue.
@@ -499,13 +509,22 @@ class JournalStore:
             if not self._flush_waiters or len(self._calls):
                 return
         for target in self.routes.open_targets():
-            if self.journal.backend.select(self._filter(target), limit=1):
+            if self._can_deliver(target):
                 return
         with self._calls.lock:
             waiters, self._flush_waiters = self._flush_waiters, []
         for waiter in waiters:
             if waiter.set_running_or_notify_cancel():
                 waiter.set_result(None)
+
+    def _can_deliver(self, target: str) -> bool:
+        """Whether the journal has calls to a target whose methods a route covers."""
+        after = 0
+        while calls := self.journal.backend.select(self._filter(target), after=after, limit=PAGE):
+            if any(self.routes.to(target, call.method) for call in calls):
+                return True
+            after = calls[-1].id
+        return False
 
     def close(self, *, at_exit: bool) -> None:
         """Give all calls back, unless the process ends and the journal fails."""

@@ -389,6 +389,17 @@ def test_a_stored_call_of_a_method_without_failback_is_not_made(shop, client, po
     assert [call.method for call in shop.calls] == [UNARY_UNARY]
 
 
+def test_stored_calls_of_a_method_without_failback_delay_no_others(
+    world, shop, client, policy, url
+):
+    store(url, count=250, target=shop.target, method="/test.Admin/Delete")
+    store(url, count=2, target=shop.target)
+    client(policy(), methods=WITHOUT_ADMIN)
+    assert world.do(client.queues.flush, WAIT_S)  # all that this process can deliver
+    assert [call.method for call in shop.calls] == [UNARY_UNARY] * 2
+    assert len(stored(url)) == 250
+
+
 def test_a_stored_call_of_a_method_without_failback_is_a_dead_letter_after_its_time(
     shop, client, policy, url
 ):
