@@ -167,6 +167,8 @@ def test_a_call_that_ends_while_it_waits_does_not_run(limited, ending):
     gone = server.call(b"gone", **options)
     assert wait_until(lambda: server.status.waiting == 1 or gone.done())
     end(gone)
+    unknown = server.call(b"", method="/test.Shop/Unknown")  # the server reads the end before it
+    assert unknown.error().code() is Code.UNIMPLEMENTED
     call = server.call(b"next")
     server.release(b"hold")
     assert call.result() == b"next"
