@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from rpcwheel.admission.targets import AdmissionSettings
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from datetime import timedelta
     from typing import Unpack
 
-    from rpcwheel.rpc import Kind
-
     from .failback_policy import FailbackPolicy
     from .policy import MethodSettings
 
@@ -33,24 +31,6 @@ DEFAULT_BUFFER_BYTES: Final = 1 << 20
 
 MAX_METHODS: Final = 4096
 """Methods whose configuration is cached. A proxy may call any name that its clients send."""
-
-
-@dataclass(frozen=True, slots=True)
-class FailedRpc:
-    """A gRPC call whose first attempt has failed, to be stored in a journal."""
-
-    method: str
-    kind: Kind
-    requests: tuple[bytes, ...] = field(repr=False)
-    metadata: tuple[tuple[str, str | bytes], ...] = field(repr=False)
-    """Without the idempotency key, and without credentials."""
-    timeout_s: float
-    """The timeout of each delivery."""
-    wait_for_ready: bool | None
-    target: str
-    key: str
-    """The idempotency key, which its first attempt had too."""
-    order_key: str | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.telemetry import components
 
-from .config import MAX_METHODS, FailedRpc
+from .config import MAX_METHODS
 from .idempotency import checked_order_key, key_of, new_key
 
 if TYPE_CHECKING:
@@ -35,6 +36,24 @@ DELIVERY_TIMEOUT_S: Final = 60.0
 """The timeout of one delivery if neither the caller nor the policy sets one."""
 
 
+@dataclass(frozen=True, slots=True)
+class FailedRpc:
+    """A gRPC call whose first attempt has failed, to be stored in a journal."""
+
+    method: str
+    kind: Kind
+    requests: tuple[bytes, ...] = field(repr=False)
+    metadata: tuple[tuple[str, str | bytes], ...] = field(repr=False)
+    """Without the idempotency key, and without credentials."""
+    timeout_s: float
+    """The timeout of each delivery."""
+    wait_for_ready: bool | None
+    target: str
+    key: str
+    """The idempotency key, which its first attempt had too."""
+    order_key: str | None
+
+
 class FailedCallQueue(Protocol):
     """Delivers failed calls in the background; a `FailbackInvoker` of the same world."""
 
@@ -43,9 +62,6 @@ class FailedCallQueue(Protocol):
 
     def enqueue_rpc(self, error: Any, failed: FailedRpc) -> Any:
         """Store a failed call in the journal; returns the same, with `grpc.aio` an awaitable."""
-
-    def add_route(self, target: str, make: Any, is_open: Callable[[], bool]) -> Any:
-        """Deliver the calls in the journal that are stored for a target."""
 
 
 class ChannelKey:
@@ -74,7 +90,7 @@ class ClientFailback:
         self.target: str | None = None
         """The target of the channel, for calls that are stored."""
         self.key = ChannelKey()
-        """The key under which it paces the calls that it queues in memory."""
+        """The key under which failback paces the calls that it queues in memory."""
         self.routes: object = None
         """Delivers stored calls through the channel, as long as this object exists."""
         self.keeper: ChannelKeeper | None = None

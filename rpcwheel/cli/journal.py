@@ -50,10 +50,6 @@ from .table import print_table, table_of
 
 URL_PREFIXES: Final = ("sqlite:///", "postgresql://", "redis://", "rediss://")
 
-FIRST_PAGE: Final = 10
-LARGEST_PAGE: Final = 1000
-PAGE_BYTES: Final = 4 << 20
-"""Calls are read in pages of about this size."""
 
 MAX_COUNT: Final = 10_000
 """How far a question counts the selected calls."""
@@ -170,12 +166,12 @@ def ls(
         raise ConfigurationError("--watch shows a table; leave out --json")
     with _opened(url) as backend:
         if as_json:
-            for call in _pages(backend, chosen, limit):
+            for call in backend.calls(chosen, limit):
                 print(json.dumps(call_as_json(call)))
             return
 
         def look() -> _Frame:
-            calls = list(_pages(backend, chosen, limit + 1))
+            calls = list(backend.calls(chosen, limit + 1))
             rows = [call_row(call) for call in calls[:limit]]
             return _Frame(CALL_COLUMNS, rows, _summary(backend, calls, limit))
 
@@ -264,7 +260,7 @@ def export(
 ) -> None:
     """Print all calls, one JSON object on each line, as `show --json` prints one call."""
     with _opened(url) as backend:
-        for call in _pages(backend, chosen):
+        for call in backend.calls(chosen):
             print(json.dumps(described(call, with_body=body)))
 
 
@@ -309,23 +305,6 @@ def _opened(url: str) -> Iterator[JournalBackend]:
         backend.close()
 
 
-def _pages(
-    backend: JournalBackend, chosen: Filter, limit: int | None = None
-) -> Iterator[StoredCall]:
-    """Read calls, in pages whose size depends on that of the calls."""
-    after, size, left = 0, FIRST_PAGE, limit
-    while left is None or left > 0:
-        size = size if left is None else min(size, left)
-        page = backend.select(chosen, after=after, limit=size)
-        yield from page
-        if len(page) < size:
-            return
-        after = page[-1].id
-        left = None if left is None else left - len(page)
-        mean = sum(len(call.body) for call in page) // len(page) + 1
-        size = max(1, min(LARGEST_PAGE, PAGE_BYTES // mean))
-
-
 def _ask(backend: JournalBackend, chosen: Filter, action: str) -> None:
     """Ask whether the selected calls are to be changed.
 
@@ -335,7 +314,7 @@ def _ask(backend: JournalBackend, chosen: Filter, action: str) -> None:
     """
     if not sys.stdin.isatty():
         raise ConfigurationError(f"no terminal to ask whether to {action} calls; give --yes")
-    count = sum(1 for _ in _pages(backend, chosen, MAX_COUNT + 1))
+    count = sum(1 for _ in backend.calls(chosen, MAX_COUNT + 1))
     if count == 0:
         print("no call is selected")
         raise typer.Exit

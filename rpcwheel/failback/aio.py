@@ -20,18 +20,17 @@ from rpcwheel.errors import FailbackError
 from .invoker import InvokerBase
 from .journaled import JournalStore
 from .queued_call import QueuedCall, SavedCall
-from .routes import CallRoute
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from concurrent.futures import Future
 
-    from rpcwheel.call.config import FailedRpc
     from rpcwheel.call.failback_policy import FailedCall
+    from rpcwheel.call.failed_calls import FailedRpc
     from rpcwheel.durations import Duration
 
+    from .invoker import Starter
     from .queue import Attempt, FailbackQueue
-    from .routes import MakeCall
 
 __all__ = ["FailbackInvoker"]
 
@@ -107,29 +106,9 @@ class FailbackInvoker(InvokerBase):
         queue, store = self._queue, self._journal
         return await _store(queue, store, store.failed_rpc(failed, error, queue.now_ns()))
 
-    def add_route(
-        self,
-        target: str,
-        make: MakeCall,
-        is_open: Callable[[], bool],
-        covers: Callable[[str], bool] = lambda _: True,
-    ) -> CallRoute:
-        """Deliver calls of the journal on this loop; see `CallRoute`.
-
-        Raises:
-            RuntimeError: No event loop is running.
-        """
+    def _starters(self) -> tuple[Starter, Starter, Callable[[], bool]]:
         loop = asyncio.get_running_loop()
-        route = CallRoute(
-            target,
-            make,
-            start=partial(_start, loop),
-            give_up=partial(_give_up, loop),
-            is_open=lambda: is_open() and not loop.is_closed(),
-            covers=covers,
-        )
-        self._journal.add_route(route)
-        return route
+        return partial(_start, loop), partial(_give_up, loop), lambda: not loop.is_closed()
 
     async def flush(self, timeout: Duration | None = None) -> bool:  # noqa: ASYNC109 - as for grpc
         """Make every queued call due now, and wait until no call is pending.

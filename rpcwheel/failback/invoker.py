@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
 from rpcwheel.errors import public_name, safe_repr
 
 from .journaled import JournalStore
 from .queue import FailbackQueue
+from .routes import CallRoute
 from .stored_functions import FunctionCodec
 
 if TYPE_CHECKING:
@@ -19,8 +20,11 @@ if TYPE_CHECKING:
     from rpcwheel.timer.api import Timer
 
     from .held_calls import FailbackStats
+    from .queue import Attempt
     from .queued_call import QueueEntry
-    from .routes import CallRoute, MakeCall
+    from .routes import MakeCall
+
+    Starter: TypeAlias = Callable[[Attempt], None]
 
 _REGISTERED: Final[weakref.WeakSet[InvokerBase]] = weakref.WeakSet()
 
@@ -74,8 +78,27 @@ class InvokerBase:
         self._journal.codec = codec
         _REGISTERED.add(self)
 
-    def add_route(self, target: str, make: MakeCall, is_open: Callable[[], bool]) -> CallRoute:
-        """Deliver calls of the journal that are stored for a target; see `CallRoute`."""
+    def add_route(
+        self,
+        target: str,
+        make: MakeCall,
+        is_open: Callable[[], bool] = lambda: True,
+        covers: Callable[[str], bool] = lambda _: True,
+    ) -> CallRoute:
+        """Deliver calls of the journal that are stored for a target; see `CallRoute`.
+
+        Those of `grpc.aio` are delivered on the running loop.
+
+        Raises:
+            RuntimeError: It is of `grpc.aio`, and no event loop is running.
+        """
+        start, give_up, is_alive = self._starters()
+        route = CallRoute(target, make, start, give_up, lambda: is_open() and is_alive(), covers)
+        self._journal.add_route(route)
+        return route
+
+    def _starters(self) -> tuple[Starter, Starter, Callable[[], bool]]:
+        """Return what starts attempts, what gives calls up, and whether they still can."""
         raise NotImplementedError
 
     def start(self) -> None:
@@ -90,7 +113,7 @@ class InvokerBase:
         """
         store = self._queue.store
         if isinstance(store, JournalStore) and store.codec and store.routes.to("") is None:
-            self.add_route("", store.codec.make, lambda: True)
+            self.add_route("", store.codec.make)
 
     def remove_route(self, route: CallRoute) -> None:
         """Begin no more deliveries by a route. Idempotent."""

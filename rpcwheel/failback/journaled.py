@@ -62,8 +62,8 @@ from .stored import StoredRpc, decode
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rpcwheel.call.config import FailedRpc
     from rpcwheel.call.failback_policy import FailbackPolicy
+    from rpcwheel.call.failed_calls import FailedRpc
     from rpcwheel.journal.backend import StoredCall
     from rpcwheel.journal.journal import Journal
 
@@ -82,9 +82,6 @@ POLLS_PER_LEASE: Final = 4
 HORIZON_NS: Final = to_ns(HORIZON_S)
 
 MAX_ENTRIES: Final = 1000
-PAGE: Final = 100
-"""Calls that `flush` reads at a time, to see whether it can deliver one of them."""
-
 MAX_ERROR: Final = 500
 """Characters of an error that are stored."""
 
@@ -226,7 +223,7 @@ class JournalStore:
 
     def end_append(self, appended: Future[int], delay_ns: int) -> bool:
         """Return what `append` returns, or raise what it raises."""
-        self.journal.appended(appended, 0)
+        self.journal.wait_until_stored(appended, 0)
         return self._appended(delay_ns)
 
     def _new_call(self, call: QueuedCall, delay_ns: int) -> NewCall:
@@ -509,22 +506,14 @@ class JournalStore:
             if not self._flush_waiters or len(self._calls):
                 return
         for target in self.routes.open_targets():
-            if self._can_deliver(target):
+            calls = self.journal.backend.calls(self._filter(target))
+            if any(self.routes.to(target, call.method) for call in calls):
                 return
         with self._calls.lock:
             waiters, self._flush_waiters = self._flush_waiters, []
         for waiter in waiters:
             if waiter.set_running_or_notify_cancel():
                 waiter.set_result(None)
-
-    def _can_deliver(self, target: str) -> bool:
-        """Whether the journal has calls to a target whose methods a route covers."""
-        after = 0
-        while calls := self.journal.backend.select(self._filter(target), after=after, limit=PAGE):
-            if any(self.routes.to(target, call.method) for call in calls):
-                return True
-            after = calls[-1].id
-        return False
 
     def close(self, *, at_exit: bool) -> None:
         """Give all calls back, unless the process ends and the journal fails."""

@@ -36,8 +36,8 @@ class CallRoute:
     is_open: Callable[[], bool] = lambda: True
     """Whether calls can still be made."""
     covers: Callable[[str], bool] = lambda _: True
-    """Whether calls of a method are delivered: a channel delivers those that it would store. So who
-    can write to a journal cannot call other methods with the credentials of the channel."""
+    """Whether calls of a method are delivered. A channel delivers methods that have a policy with a
+    journal: who can write to the journal must not call others with the channel's credentials."""
 
 
 @dataclass(slots=True)

@@ -21,18 +21,17 @@ from rpcwheel.errors import ConfigurationError
 
 from .invoker import InvokerBase
 from .queued_call import QueuedCall, SavedCall, label_of
-from .routes import CallRoute
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from rpcwheel.call.config import FailedRpc
     from rpcwheel.call.failback_policy import FailbackPolicy, FailedCall
+    from rpcwheel.call.failed_calls import FailedRpc
     from rpcwheel.durations import Duration
     from rpcwheel.timer.api import Timer
 
+    from .invoker import Starter
     from .queue import Attempt, FailbackQueue
-    from .routes import MakeCall
 
 __all__ = ["FailbackInvoker"]
 
@@ -145,17 +144,8 @@ class FailbackInvoker(InvokerBase):
         queue = self._queue
         return queue.enqueue(self._journal.failed_rpc(failed, error, queue.now_ns()))
 
-    def add_route(
-        self,
-        target: str,
-        make: MakeCall,
-        is_open: Callable[[], bool],
-        covers: Callable[[str], bool] = lambda _: True,
-    ) -> CallRoute:
-        """Deliver calls of the journal that are stored for a target; see `CallRoute`."""
-        route = CallRoute(target, make, _start, _give_up, is_open, covers)
-        self._journal.add_route(route)
-        return route
+    def _starters(self) -> tuple[Starter, Starter, Callable[[], bool]]:
+        return _start, _give_up, lambda: True
 
     def _follow_awaitable(self, result: Any, call: SavedCall, started_ns: int) -> Any:
         """Raise an error: the function has returned an awaitable. Called by `invoke`."""

@@ -76,7 +76,7 @@ STOP_TIMEOUT_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Settings:
+class _Selection:
     """What a worker delivers, and how."""
 
     policy: FailbackPolicy
@@ -182,7 +182,7 @@ class JournalWorker:
                 metadata = tuple((key, value) for key, value in metadata)
             except (TypeError, ValueError):
                 raise ConfigurationError("metadata must be pairs of a key and a value") from None
-        self._settings = _Settings(
+        self._settings = _Selection(
             policy,
             retry_on is None,
             connect,
@@ -412,7 +412,7 @@ class JournalWorker:
             return "the queue is one of a coroutine function"
         metadata = partial(_metadata_now, self._settings.metadata, self.url)
         stored_calls = StoredCalls(channel, components.call_counts(), metadata)
-        place.route = invoker.add_route(target, stored_calls, lambda: True)
+        place.route = invoker.add_route(target, stored_calls)
         return ""
 
     def _new_invoker(self, queue: str) -> FailbackInvoker:

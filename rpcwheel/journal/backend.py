@@ -39,7 +39,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Final, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from .url import JournalUrl
 
@@ -58,6 +58,11 @@ __all__ = [
     "storable",
     "storable_call",
 ]
+
+FIRST_PAGE: Final = 10
+LARGEST_PAGE: Final = 1000
+PAGE_BYTES: Final = 4 << 20
+"""Calls are read in pages of about this size."""
 
 LOST_S: Final = 60.0
 """How long calls of lost answers are looked for: a stopped server executes requests later."""
@@ -309,6 +314,23 @@ class JournalBackend(ABC):
     @abstractmethod
     def select(self, chosen: Filter, *, after: int = 0, limit: int = 100) -> list[StoredCall]:
         """List the calls that a filter selects and whose id is above `after`, in order of ids."""
+
+    def calls(self, chosen: Filter, limit: int | None = None) -> Iterator[StoredCall]:
+        """Read the calls that a filter selects, in order of ids, at most `limit`.
+
+        It reads them in pages, whose size depends on that of the calls.
+        """
+        after, size, left = 0, FIRST_PAGE, limit
+        while left is None or left > 0:
+            size = size if left is None else min(size, left)
+            page = self.select(chosen, after=after, limit=size)
+            yield from page
+            if len(page) < size:
+                return
+            after = page[-1].id
+            left = None if left is None else left - len(page)
+            mean = sum(len(call.body) for call in page) // len(page) + 1
+            size = max(1, min(LARGEST_PAGE, PAGE_BYTES // mean))
 
     @abstractmethod
     def retry(self, chosen: Filter) -> int:

@@ -4,7 +4,7 @@ Calls are appended by a worker, all that have come since the last transaction in
 so many callers share one fsync. A caller waits for at most the `timeout` of the URL. If its call is
 not being stored by then, it is not stored at all. If a request runs for longer than that, no caller
 waits: each gets its error at once, until the engine answers. If the engine is a file, and no
-transaction runs, the caller appends its call itself, which takes half of the time.
+transaction runs, the caller appends its call itself.
 
 Results of attempts are stored by a worker, all that have come since the last transaction in one. If
 the engine refuses them, they are kept and stored later. Should the process end before, their calls
@@ -117,7 +117,7 @@ class Journal:
         """Forget what the parent was to store, in a forked child."""
         self.outage.reset()
         self.counts.reset()
-        self._turn = _Turn()  # of the thread that runs a transaction
+        self._lock = _RequestLock()  # of the thread that runs a transaction
         self._holders: set[str] = set()
         """Workers that may have calls."""
         self._worker = SerialExecutor()
@@ -135,17 +135,17 @@ class Journal:
             limit: The largest number of calls of its queue that may be stored.
 
         Returns:
-            For `appended`: its id when it is durable, or an error.
+            For `wait_until_stored`: its id when it is durable, or an error.
         """
         future: Future[int] = Future()
-        if self._turn.held_s() > self.url.timeout_s:
+        if self._lock.held_s() > self.url.timeout_s:
             future.set_exception(self._no_answer())
             return future
         self._appends.append((call, limit, future))
         self._worker.submit(self._write)
         return future
 
-    def appended(self, future: Future[int], wait_s: float) -> int:
+    def wait_until_stored(self, future: Future[int], wait_s: float) -> int:
         """Return the result of `append`. If it does not come in time, do not store the call.
 
         Raises:
@@ -171,19 +171,19 @@ class Journal:
             JournalFull, JournalUnavailable, JournalRefused: It was not stored.
             JournalOutcomeUnknown: It may have been stored, or be stored later.
         """
-        if self._turn.is_own():
+        if self._lock.is_owned():
             raise JournalUnavailable(
                 f"{self.url}: a signal handler or finalizer has interrupted a request on this "
                 "thread, and cannot store a call before it has ended"
             )
-        can_wait, turn = _can_start_threads(), self._turn  # of the parent, if it forks meanwhile
+        can_wait, lock = _can_start_threads(), self._lock  # of the parent, if it forks meanwhile
         is_alone = self.backend.is_file and not self._appends
-        if (not can_wait or is_alone) and turn.acquire(blocking=not can_wait):
+        if (not can_wait or is_alone) and lock.acquire(blocking=not can_wait):
             try:
                 return self._append_one(call, limit)
             finally:
-                turn.release()
-        return self.appended(self.append(call, limit), self.url.timeout_s)
+                lock.release()
+        return self.wait_until_stored(self.append(call, limit), self.url.timeout_s)
 
     def _no_answer(self, *, is_begun: bool = False) -> JournalUnavailable:
         text = f"{self.url} has not answered for {self.url.timeout_s:g} s"
@@ -192,7 +192,7 @@ class Journal:
         return JournalUnavailable(text)
 
     def _append_one(self, call: NewCall, limit: int) -> int:
-        """Store a call. The caller has the turn."""
+        """Store a call. The caller has the lock."""
         self.counts.refresh(call.queue, limit)
         if self.counts.of(call.queue) >= limit:
             raise self._full(call, limit)
@@ -208,13 +208,13 @@ class Journal:
         return number
 
     def _write(self) -> None:
-        with self._turn:
+        with self._lock:
             while self._appends:
                 self._write_batch()
             self._write_results()
 
     def _write_batch(self) -> None:
-        """Store the calls that have waited longest. The caller has the turn."""
+        """Store the calls that have waited longest. The caller has the lock."""
         batch: list[tuple[NewCall, Future[int]]] = []
         adding: Counter[str] = Counter()
         if self._appends:
@@ -234,7 +234,7 @@ class Journal:
     def _append_batch(self, batch: list[tuple[NewCall, Future[int]]]) -> None:
         if not batch:
             return
-        self._turn.restart()
+        self._lock.restart()
         try:
             ids = self.backend.append([call for call, _ in batch])
         except Exception as error:  # noqa: BLE001 - each caller gets it
@@ -285,11 +285,11 @@ class Journal:
         Raises:
             JournalError: The engine is not available.
         """
-        with self._turn:
+        with self._lock:
             failure = self._write_results()
             if failure is not None:  # one of them may be of a call that would be taken now
                 raise failure
-            self._turn.restart()
+            self._lock.restart()
             try:
                 taken = self.backend.take(worker, self.url.lease_s, routes, within_s)
             except JournalError as error:
@@ -307,7 +307,7 @@ class Journal:
         Raises:
             JournalError: The engine is not available.
         """
-        with self._turn:
+        with self._lock:
             try:
                 renewed = self.backend.renew(worker, self.url.lease_s)
             except JournalError as error:
@@ -323,7 +323,7 @@ class Journal:
 
     def store_results(self) -> None:
         """Store the results so far; they are kept if the engine is not available. Blocks."""
-        with self._turn:
+        with self._lock:
             self._write_results()
 
     def release(self, worker: str) -> None:
@@ -343,24 +343,24 @@ class Journal:
         self.remove_worker(worker)
 
     def _finish(self, job: Callable[[], object]) -> None:
-        """Run a job that has the turn, and wait for its end, for `url.timeout_s` at most."""
+        """Run a job that has the lock, and wait for its end, for `url.timeout_s` at most."""
         done: Future[None] = Future()
 
         def run() -> None:
             try:
-                with self._turn:
+                with self._lock:
                     job()
             finally:
                 done.set_result(None)
 
-        if self._turn.is_own():  # in a signal handler or finalizer: after its request
+        if self._lock.is_owned():  # in a signal handler or finalizer: after its request
             self._worker.submit(run)
         elif not _can_start_threads():
             run()
         else:
             self._worker.submit(run)
             with suppress(TimeoutError):
-                done.result(max(0.0, self.url.timeout_s - self._turn.held_s()))
+                done.result(max(0.0, self.url.timeout_s - self._lock.held_s()))
 
     @property
     def unstored_results(self) -> int:
@@ -368,7 +368,7 @@ class Journal:
         return len(self._results)
 
     def _write_results(self) -> JournalError | None:
-        """Store all results; if that fails, keep them. The caller has the turn.
+        """Store all results; if that fails, keep them. The caller has the lock.
 
         Returns:
             Why it failed; None if nothing is left.
@@ -378,7 +378,7 @@ class Journal:
             while batch:
                 worker = batch[0][0]
                 own = [result for name, result in batch if name == worker]
-                self._turn.restart()
+                self._lock.restart()
                 try:
                     late = self.backend.report(worker, own)
                 except BaseException as error:
@@ -432,7 +432,7 @@ class Journal:
 
     def ensure_counted(self, *, block: bool) -> None:
         """Count the calls if that was never tried: now, or on a worker thread."""
-        self.counts.ensure(block=block and not self._turn.is_own())
+        self.counts.ensure(block=block and not self._lock.is_owned())
 
     # --- The end ---
 
@@ -462,7 +462,7 @@ def _can_start_threads() -> bool:
     return sys.version_info < (3, 12) or threading.main_thread().is_alive()
 
 
-class _Turn:
+class _RequestLock:
     """A lock that knows whether the present thread has it, also in a signal handler."""
 
     def __init__(self) -> None:
@@ -470,7 +470,7 @@ class _Turn:
         self._since_s: float | None = None
 
     def restart(self) -> None:
-        """Begin another request. The caller has it."""
+        """Begin another request. The caller has the lock."""
         self._since_s = time.monotonic()
 
     def held_s(self) -> float:
@@ -478,7 +478,7 @@ class _Turn:
         since_s = self._since_s
         return 0.0 if since_s is None else time.monotonic() - since_s
 
-    def is_own(self) -> bool:
+    def is_owned(self) -> bool:
         """Whether this thread has it. `threading.Condition` relies on the private method too."""
         return bool(self._lock._is_owned())  # type: ignore[attr-defined]  # noqa: SLF001
 

@@ -381,8 +381,8 @@ def test_a_question_counts_up_to_a_limit(url, backend, monkeypatch, set_limit, c
 
 
 def test_export_prints_all_calls_page_by_page(url, backend, monkeypatch, set_limit, capsys):
-    set_limit("cli.journal.FIRST_PAGE", 3)
-    set_limit("cli.journal.PAGE_BYTES", 2 * len(PUSH.encoded()) + 2)
+    set_limit("journal.backend.FIRST_PAGE", 3)
+    set_limit("journal.backend.PAGE_BYTES", 2 * len(PUSH.encoded()) + 2)
     limits = []
     select = SqliteJournal.select
 

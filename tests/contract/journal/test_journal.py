@@ -433,7 +433,7 @@ def test_a_call_that_waits_for_the_request_of_another_one_is_not_stored(silent, 
     wait_until(lambda: "append" in {request[0] for request in ScriptedJournal.requests})
     second = silent.append(new_call(key="second"), MANY)
     with pytest.raises(JournalUnavailable, match=r"has not answered for 0\.2 s$") as refused:
-        silent.appended(second, 0.2)
+        silent.wait_until_stored(second, 0.2)
     assert not isinstance(refused.value, JournalOutcomeUnknown)
     silent.answers.set()
     assert first.result(WAIT_S) == 1
