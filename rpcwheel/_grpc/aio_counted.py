@@ -22,7 +22,7 @@ from .aio_relay import (
     has_made_up_status,
     run_without_waiting,
 )
-from .calls import UNSENT_CODES, UNSENT_DETAILS, code_for, code_name
+from .calls import INVALID_REQUEST_CODES, INVALID_REQUEST_DETAILS, code_for, code_name
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -115,9 +115,9 @@ def _relay_ended(counts: CallObserver, began_ns: Any, relay: Any) -> None:
 def _code_for(counts: CallObserver, call: Any) -> str:
     try:
         code = code_name(run_without_waiting(call.code()), "CANCELLED")
-        if code in UNSENT_CODES and counts.ignores_unsent:
-            is_unsent = run_without_waiting(call.details()) in UNSENT_DETAILS
-            return "CANCELLED" if is_unsent else code
+        if code in INVALID_REQUEST_CODES and counts.ignores_invalid_requests:
+            is_invalid = run_without_waiting(call.details()) in INVALID_REQUEST_DETAILS
+            return "CANCELLED" if is_invalid else code
     except BaseException as error:  # noqa: BLE001 - of an inner interceptor
         return code_for(counts, error)
     return code

@@ -31,12 +31,12 @@ AnyCall: TypeAlias = Any
 NOT_SERIALIZED: Final = "Exception serializing request!"
 """gRPC's details of a call of `grpc` whose serializer has raised (1.60 to 1.85)."""
 
-UNSENT_DETAILS: Final = frozenset(
+INVALID_REQUEST_DETAILS: Final = frozenset(
     {NOT_SERIALIZED, "Exception iterating requests!", "Invalid metadata"}
 )
 """gRPC's details of calls that it has ended because it could not send them (1.60 to 1.85)."""
 
-UNSENT_CODES: Final = frozenset({"INTERNAL", "UNKNOWN"})
+INVALID_REQUEST_CODES: Final = frozenset({"INTERNAL", "UNKNOWN"})
 """The status codes of these calls, and of errors without a status."""
 
 # --- Call details and metadata ---
@@ -239,18 +239,17 @@ def code_of(ended: object) -> str:
 def code_for(observer: CallObserver, ended: object) -> str:
     """Return `code_of` for an observer of the ends of calls. Never raises."""
     code = code_of(ended)
-    if code in UNSENT_CODES and observer.ignores_unsent and _is_unsent(ended):
-        return "CANCELLED"
-    return code
+    may_be_invalid = code in INVALID_REQUEST_CODES and observer.ignores_invalid_requests
+    return "CANCELLED" if may_be_invalid and _is_invalid_request(ended) else code
 
 
-def _is_unsent(ended: object) -> bool:
+def _is_invalid_request(ended: object) -> bool:
     """Whether a call of `grpc` has ended because its request could not be sent."""
     try:
         if isinstance(failure_of(ended), (TypeError, ValueError)):  # of arguments that gRPC refuses
             return True
         details: Any = getattr(ended, "details", None)
-        return (details() if callable(details) else details) in UNSENT_DETAILS
+        return (details() if callable(details) else details) in INVALID_REQUEST_DETAILS
     except Exception:  # noqa: BLE001 - of another library
         return False
 

@@ -312,7 +312,7 @@ class MethodAdmission:
     kind: Final = ""
     """Calls of any kind, for `CallObserver`."""
 
-    ignores_unsent: Final = True
+    ignores_invalid_requests: Final = True
     """A request that could not be sent says nothing about the server."""
 
     def __init__(

@@ -257,7 +257,7 @@ class _Running:
     kind: Final = ""
     """Of any kind; for `count_end`."""
 
-    ignores_unsent: Final = False
+    ignores_invalid_requests: Final = False
 
     def __init__(self, guard: _Guard, token: int, began_ns: int) -> None:
         self._guard = guard

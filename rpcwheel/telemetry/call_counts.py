@@ -205,7 +205,7 @@ class MethodCounts:
 
     __slots__ = ("_queue", "_side", "ended", "kind", "method", "started")
 
-    ignores_unsent: Final = False
+    ignores_invalid_requests: Final = False
 
     def __init__(self, side: Side, method: str, kind: str) -> None:
         self.method = method
@@ -255,7 +255,7 @@ class CallObserver(Protocol):
         """`"unary"` if all calls have one request and one response; another string if not."""
 
     @property
-    def ignores_unsent(self) -> bool:
+    def ignores_invalid_requests(self) -> bool:
         """Whether a call counts as canceled if gRPC could not send its request."""
 
     def end(self, began: Any, code: str, /) -> None:

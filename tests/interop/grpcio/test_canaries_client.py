@@ -351,7 +351,7 @@ def test_the_status_of_a_call_is_in_its_state_which_does_not_keep_the_call_alive
 
 
 def test_a_request_that_cannot_be_sent_ends_with_a_status(shop, shop_channel):
-    """`UNSENT_DETAILS` of _grpc/calls.py: circuit breakers do not count such calls."""
+    """`INVALID_REQUEST_DETAILS` of _grpc/calls.py: circuit breakers do not count such calls."""
 
     def raising(_):
         raise LookupError
