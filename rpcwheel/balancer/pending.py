@@ -153,7 +153,7 @@ class WaitRules:
         """Return the status of a call that got no subchannel; None if the call waits.
 
         Args:
-            subchannels: Those that the call may use.
+            subchannels: The subchannels for the call.
             wait_for_ready: Whether the call waits until its deadline.
             empty_reason: Why there are none for this call; "": as for all calls.
         """

@@ -80,12 +80,12 @@ class TagRouter(Generic[S]):
     def empty_reason(self, name: str, count: int, metadata: Any) -> str:
         """Return why a call may use none of the `count` instances of the service `name`."""
         tag, is_forced = self._tag_of(metadata)
-        known = f"{name} has {count} {'instance' if count == 1 else 'instances'}, but"
+        has = f"{name} has {count} {'instance' if count == 1 else 'instances'}, but"
         if tag and is_forced:
-            return f"{known} none with the tag {tag!r}, which {FORCE} demands"
+            return f"{has} none with the tag {tag!r}, which {FORCE} demands"
         if tag:
-            return f"{known} only with another tag than {tag!r}"
-        return f"{known} only with a tag; {TAG} in the metadata of a call, or ?tag=, selects it"
+            return f"{has} only with another tag than {tag!r}"
+        return f"{has} only with a tag; {TAG} in the metadata of a call, or ?tag=, selects it"
 
     def tag_of_server(self, instance: ServiceInstance) -> str:
         """Return the tag of an instance; "" if it has none, or its tags are not Dubbo's."""

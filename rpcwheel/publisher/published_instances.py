@@ -132,7 +132,7 @@ class PublishedInstances(Generic[R]):
         return f"{services[0]}{more} at {address}"
 
     def resolve(self, server: ServerAdapter) -> None:
-        """Find out the services, the host and the port, which is bound if nobody listens there.
+        """Determine the services, the host and the port, which is bound if nobody listens there.
 
         Raises:
             ConfigurationError: One of them can't be found out, or the port can't be bound.
@@ -264,7 +264,7 @@ def _url_of(registry: Any) -> RegistryUrl | None:
 
 
 def _named_services(services: tuple[str, ...], urls: Sequence[RegistryUrl]) -> tuple[str, ...]:
-    """Return the services that the arguments name, or else those that the URLs name."""
+    """Return the services of the arguments, or of the URLs."""
     of_urls = tuple(url.service for url in urls if url.service)
     for service in services:
         if not isinstance(service, str):

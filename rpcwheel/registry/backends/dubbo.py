@@ -194,20 +194,20 @@ class DubboBackend(ZookeeperNodes):
         """
         client, end_ns = self._session.client(), self._session.end_ns()
         own = {self.interface_of(self.url.service): self.url.service}
-        found: list[str] = []
+        services: list[str] = []
         names: Collection[str]
         if self._follows_interfaces:
             names = self._list(client, self._root, end_ns) - RESERVED
             paths = {own.get(name, name): f"{self._root}/{name}/{PROVIDERS}" for name in names}
-            found = self._with_children(client, paths, end_ns)
+            services = self._with_children(client, paths, end_ns)
         if self._applications is not None:
             reads, mappings = NodeReads(self, client, end_ns), self._applications.mappings
             names = reads.children([mappings])[mappings]
             interfaces = {own.get(name, name): name for name in names}
-            left = {service: interfaces[service] for service in interfaces.keys() - set(found)}
+            left = {service: interfaces[service] for service in interfaces.keys() - set(services)}
             records, _ = self._applications.read(reads, left)
-            found += [service for service in records if records[service]]
-        return sorted(found)
+            services += [service for service in records if records[service]]
+        return sorted(services)
 
     def consumers(self, services: Collection[str] | None = None) -> list[Consumer]:
         client, end_ns = self._session.client(), self._session.end_ns()

@@ -118,8 +118,8 @@ class RandomJournal:
             limit = sum(
                 max(0, each) for at, each in zip(places, limits, strict=True) if at == place
             )
-            found = [call.id for call in taken if (call.queue, call.target) == place]
-            self._require_taken(found, place, limit, within_s)
+            numbers = [call.id for call in taken if (call.queue, call.target) == place]
+            self._require_taken(numbers, place, limit, within_s)
         require(
             {(call.queue, call.target) for call in taken} <= set(places),
             f"take must return calls of the routes {places} only, not {taken}",
@@ -130,7 +130,7 @@ class RandomJournal:
         self._leases[worker] |= bool(taken)
 
     def _require_taken(
-        self, found: list[int], place: tuple[str, str], limit: int, within_s: float
+        self, numbers: list[int], place: tuple[str, str], limit: int, within_s: float
     ) -> None:
         """Check what was taken by a route. Calls that are due at zero have any order."""
         ready = [
@@ -143,10 +143,10 @@ class RandomJournal:
         wanted = [due_s for due_s, _ in sorted(ready)[:limit]]
         dues = {number: due_s for due_s, number in ready}
         require(
-            [dues.get(number) for number in found] == wanted,
+            [dues.get(number) for number in numbers] == wanted,
             f"take of {place} must return the first {limit} of the ready calls "
             f"{[number for _, number in sorted(ready)]}, which are due within {within_s} s, in "
-            f"this order, not {found}",
+            f"this order, not {numbers}",
         )
 
     def _report(self) -> None:

@@ -173,9 +173,9 @@ class RandomRequests:
         harness, step_rule = self._harness, self._harness.rule
         reader = self._random.choice(self._backends)
         for service in self._services:
-            found = [each.service for each in harness.lookup(reader, service)]
+            services = [each.service for each in harness.lookup(reader, service)]
             harness.rule = "names_do_not_match_by_prefix"
-            require(set(found) <= {service}, f"lookup of {service} must not find those of {found}")
+            require(set(services) <= {service}, f"lookup of {service} must not find {services}")
             harness.rule = step_rule
             harness.expect_found(reader, *self._instances_of(service), service=service)
         harness.rule = "services_have_instances"
