@@ -7,6 +7,7 @@ gRPC's method, the request or the iterator of requests, and gRPC's options in th
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import grpc
@@ -36,39 +37,32 @@ class Channel(grpc.Channel):
         """Make a multicallable. Gets all arguments of gRPC's own, such as `_registered_method`."""
         raise NotImplementedError
 
-    def unary_unary(self, method: str, *args: Any, **options: Any) -> grpc.UnaryUnaryMultiCallable:
+    def unary_unary(self, method: str, *args: Any, **options: Any) -> Any:
         """Make a multicallable."""
-        multicallable: grpc.UnaryUnaryMultiCallable = self._multicallable(
-            Kind.UNARY_UNARY, method, *args, **options
-        )
-        return multicallable
+        return self._multicallable(Kind.UNARY_UNARY, method, *args, **options)
 
-    def unary_stream(
-        self, method: str, *args: Any, **options: Any
-    ) -> grpc.UnaryStreamMultiCallable:
+    def unary_stream(self, method: str, *args: Any, **options: Any) -> Any:
         """Make a multicallable."""
-        multicallable: grpc.UnaryStreamMultiCallable = self._multicallable(
-            Kind.UNARY_STREAM, method, *args, **options
-        )
-        return multicallable
+        return self._multicallable(Kind.UNARY_STREAM, method, *args, **options)
 
-    def stream_unary(
-        self, method: str, *args: Any, **options: Any
-    ) -> grpc.StreamUnaryMultiCallable:
+    def stream_unary(self, method: str, *args: Any, **options: Any) -> Any:
         """Make a multicallable."""
-        multicallable: grpc.StreamUnaryMultiCallable = self._multicallable(
-            Kind.STREAM_UNARY, method, *args, **options
-        )
-        return multicallable
+        return self._multicallable(Kind.STREAM_UNARY, method, *args, **options)
 
-    def stream_stream(
-        self, method: str, *args: Any, **options: Any
-    ) -> grpc.StreamStreamMultiCallable:
+    def stream_stream(self, method: str, *args: Any, **options: Any) -> Any:
         """Make a multicallable."""
-        multicallable: grpc.StreamStreamMultiCallable = self._multicallable(
-            Kind.STREAM_STREAM, method, *args, **options
-        )
-        return multicallable
+        return self._multicallable(Kind.STREAM_STREAM, method, *args, **options)
+
+
+def _in_order(
+    timeout: float | None = None,
+    metadata: Any = None,
+    credentials: grpc.CallCredentials | None = None,
+    wait_for_ready: bool | None = None,
+    compression: grpc.Compression | None = None,
+) -> tuple[Any, ...]:
+    """Return the options of a call in gRPC's order."""
+    return timeout, metadata, credentials, wait_for_ready, compression
 
 
 class _MulticallableBase:
@@ -82,7 +76,7 @@ class _MulticallableBase:
 
 
 class UnaryUnary(_MulticallableBase, grpc.UnaryUnaryMultiCallable):
-    """One request, one response."""
+    """One request, one response. Its options are named here, as `_in_order` takes time."""
 
     __slots__ = ()
 
@@ -131,56 +125,14 @@ class StreamUnary(_MulticallableBase, grpc.StreamUnaryMultiCallable):
 
     __slots__ = ()
 
-    def __call__(
-        self,
-        request_iterator: Any,
-        timeout: float | None = None,
-        metadata: Any = None,
-        credentials: grpc.CallCredentials | None = None,
-        wait_for_ready: bool | None = None,
-        compression: grpc.Compression | None = None,
-    ) -> Any:
-        return self._wait(
-            "__call__",
-            request_iterator,
-            timeout,
-            metadata,
-            credentials,
-            wait_for_ready,
-            compression,
-        )
+    def __call__(self, request_iterator: Any, *args: Any, **options: Any) -> Any:
+        return self._wait("__call__", request_iterator, *_in_order(*args, **options))
 
-    def with_call(
-        self,
-        request_iterator: Any,
-        timeout: float | None = None,
-        metadata: Any = None,
-        credentials: grpc.CallCredentials | None = None,
-        wait_for_ready: bool | None = None,
-        compression: grpc.Compression | None = None,
-    ) -> Any:
-        return self._wait(
-            "with_call",
-            request_iterator,
-            timeout,
-            metadata,
-            credentials,
-            wait_for_ready,
-            compression,
-        )
+    def with_call(self, request_iterator: Any, *args: Any, **options: Any) -> Any:
+        return self._wait("with_call", request_iterator, *_in_order(*args, **options))
 
-    def future(
-        self,
-        request_iterator: Any,
-        timeout: float | None = None,
-        metadata: Any = None,
-        credentials: grpc.CallCredentials | None = None,
-        wait_for_ready: bool | None = None,
-        compression: grpc.Compression | None = None,
-    ) -> Any:
-        return self._begin(
-            "future", request_iterator, timeout, metadata, credentials, wait_for_ready, compression
-        )
+    def future(self, request_iterator: Any, *args: Any, **options: Any) -> Any:
+        return self._begin("future", request_iterator, *_in_order(*args, **options))
 
 
 class UnaryStream(_MulticallableBase, grpc.UnaryStreamMultiCallable):
@@ -188,18 +140,8 @@ class UnaryStream(_MulticallableBase, grpc.UnaryStreamMultiCallable):
 
     __slots__ = ()
 
-    def __call__(
-        self,
-        request: Any,
-        timeout: float | None = None,
-        metadata: Any = None,
-        credentials: grpc.CallCredentials | None = None,
-        wait_for_ready: bool | None = None,
-        compression: grpc.Compression | None = None,
-    ) -> Any:
-        return self._begin(
-            "__call__", request, timeout, metadata, credentials, wait_for_ready, compression
-        )
+    def __call__(self, request: Any, *args: Any, **options: Any) -> Any:
+        return self._begin("__call__", request, *_in_order(*args, **options))
 
 
 class StreamStream(_MulticallableBase, grpc.StreamStreamMultiCallable):
@@ -207,25 +149,14 @@ class StreamStream(_MulticallableBase, grpc.StreamStreamMultiCallable):
 
     __slots__ = ()
 
-    def __call__(
-        self,
-        request_iterator: Any,
-        timeout: float | None = None,
-        metadata: Any = None,
-        credentials: grpc.CallCredentials | None = None,
-        wait_for_ready: bool | None = None,
-        compression: grpc.Compression | None = None,
-    ) -> Any:
-        return self._begin(
-            "__call__",
-            request_iterator,
-            timeout,
-            metadata,
-            credentials,
-            wait_for_ready,
-            compression,
-        )
+    def __call__(self, request_iterator: Any, *args: Any, **options: Any) -> Any:
+        return self._begin("__call__", request_iterator, *_in_order(*args, **options))
 
+
+for _kind in (StreamUnary, UnaryStream, StreamStream):  # `inspect` shows gRPC's own signatures
+    for _name in _kind.__dict__.keys() & {"__call__", "with_call", "future"}:
+        _signature = inspect.signature(getattr(_kind.__bases__[1], _name))
+        setattr(getattr(_kind, _name), "__signature__", _signature)  # noqa: B010 - for mypy
 
 MULTICALLABLES: Final[Mapping[Kind, tuple[type, ...]]] = {
     Kind.UNARY_UNARY: (UnaryUnary,),

@@ -36,7 +36,7 @@ from rpcwheel._grpc.calls import (
 from rpcwheel._grpc.finished import FinishedError
 from rpcwheel.call.client_state import ClientState
 from rpcwheel.call.policy import CallPolicy
-from rpcwheel.call.sync_call import LateCall, RetryingCall, RetryingStream
+from rpcwheel.call.sync_call import LateCall
 from rpcwheel.events import CallbackFailed, emit
 from rpcwheel.rpc import NOT_EXECUTED_CODES, TRIED, Kind, classes_by_kind
 from rpcwheel.transport.probe import MARK
@@ -437,7 +437,7 @@ class _BalancedMethod:
             raise ValueError(CLOSED)
         self._check(request, metadata, credentials, compression)
         waiting = WaitingCall(self, name, request, timeout, (metadata, *options[1:]))
-        return RetryingCall(waiting) if name == "future" else RetryingStream(waiting)
+        return waiting.held_by_caller()
 
     def _check(self, request: Any, metadata: Any, credentials: object, compression: object) -> None:
         """Check the arguments of a call that waits, as gRPC does when it begins the call.

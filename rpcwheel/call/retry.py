@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
-from rpcwheel._grpc.calls import was_not_sent
+from rpcwheel._grpc.calls import value_of, was_not_sent
 from rpcwheel.backoff import Backoff
 from rpcwheel.durations import NEVER, to_ns
 from rpcwheel.rpc import (
@@ -106,15 +106,15 @@ def result_of(
         nonce: That of the attempt; None if it had none.
         server: The subchannel of the attempt; None if the channel has only one server.
     """
-    code = getattr(_call_if_present(error, "code"), "name", None)
+    code = getattr(value_of(error, "code"), "name", None)
     if code not in CODES:  # it is no status of gRPC, but perhaps a bug: not to be repeated
         return AttemptResult(code="UNKNOWN", error=error, committed=True)
-    trailing = _call_if_present(error, "trailing_metadata")
+    trailing = value_of(error, "trailing_metadata")
     result = AttemptResult(code, error, pushback_ns(trailing), committed)
     if was_not_sent(error):
         return replace(result, not_sent=True)
     if code == "UNIMPLEMENTED" and server is not None:
-        gone = server.lacks_service(_call_if_present(error, "details"))
+        gone = server.lacks_service(value_of(error, "details"))
         return replace(result, refused=True, is_proven=True) if gone else result
     if code not in REFUSAL_CODES:
         return result
@@ -149,11 +149,6 @@ def with_other_server(result: AttemptResult, server: Any, tried: list[object]) -
         return replace(result, has_other_server=True)
     tried.clear()
     return result
-
-
-def _call_if_present(error: object, name: str) -> Any:
-    method = getattr(error, name, None)
-    return method() if callable(method) else None
 
 
 # --- Settings ---

@@ -540,40 +540,31 @@ def _channel_closed() -> FinishedError:
 # --- Calls of `.future()` and response streams ---
 
 
-def begin_unary(call: ClientCall, *, may_block: bool = False) -> AnyCall:
-    """Begin a call of `.future()` with one response.
+def begin(call: ClientCall, *, may_block: bool = False) -> AnyCall:
+    """Begin a call of `.future()`, or a response stream.
 
     Args:
         call: The call.
         may_block: Whether the first attempt may block until its end; see `is_blocking_unary`.
     """
-    if not (call.config.handles_failures or call.hedged):
-        return _begin_plain(call)
-    return _begin(call, RetryingCall, may_block=may_block)
-
-
-def begin_stream(call: ClientCall) -> AnyCall:
-    """Begin a call with a response stream."""
-    if call.config.handles_failures or call.config.has_message_timeout:
-        return _begin(call, RetryingStream, may_block=False)
-    return _begin_plain(call)
-
-
-def _begin(call: ClientCall, kind: type[RetryingCall], *, may_block: bool) -> AnyCall:
     if call.is_late:
         return call.end_late()
     if call.hedged:
-        return copy_context().run(_begin_hedged, call, kind, may_block=may_block)
-    return _begin_attempts(call, kind, may_block=may_block)
+        return copy_context().run(_begin_hedged, call, may_block=may_block)
+    config = call.config
+    stalls = call.kind.streams_responses and config.has_message_timeout
+    if config.handles_failures or stalls:
+        return _begin_attempts(call, may_block=may_block)
+    return _begin_plain(call)
 
 
-def _begin_hedged(call: ClientCall, kind: type[RetryingCall], *, may_block: bool) -> AnyCall:
+def _begin_hedged(call: ClientCall, *, may_block: bool) -> AnyCall:
     """Begin in a new context, which all attempts share, so that each goes to another server."""
     TRIED.set([])
-    return _begin_attempts(call, kind, may_block=may_block)
+    return _begin_attempts(call, may_block=may_block)
 
 
-def _begin_attempts(call: ClientCall, kind: type[RetryingCall], *, may_block: bool) -> AnyCall:
+def _begin_attempts(call: ClientCall, *, may_block: bool) -> AnyCall:
     try:
         attempt = call.first_attempt()
     except BaseException:
@@ -588,15 +579,13 @@ def _begin_attempts(call: ClientCall, kind: type[RetryingCall], *, may_block: bo
     if call.hedged:
         call.hedge()
     attempts = StreamAttempts(call) if call.kind.streams_responses else CallAttempts(call)
-    retrying = kind(attempts)
+    retrying = attempts.held_by_caller()
     attempts.start(attempt)
     return retrying
 
 
 def _begin_plain(call: ClientCall) -> AnyCall:
     """Begin a call that is gRPC's own; emits `CallSlow` if it is slow."""
-    if call.is_late:
-        return call.end_late()
     watch = call.state.watch_slow_call(call.method, call.config)
     if watch is None:
         return call.first_attempt()
@@ -778,6 +767,11 @@ class CallAttempts:
     @property
     def _is_over(self) -> bool:
         return self.final is not None or self.call.is_over
+
+    def held_by_caller(self) -> RetryingCall:
+        """Make the call that the caller holds."""
+        streams = self.call.kind.streams_responses
+        return (RetryingStream if streams else RetryingCall)(self)
 
     # --- Attempts ---
 

@@ -32,7 +32,7 @@ from rpcwheel._grpc.finished import FinishedError
 from rpcwheel.admission.method import Admitted, NotSent, Waiting
 from rpcwheel.call.client_state import TIMER_CHECK_INTERVAL_S
 from rpcwheel.call.retry import not_sent_metadata
-from rpcwheel.call.sync_call import LateCall, RetryingCall, RetryingStream
+from rpcwheel.call.sync_call import LateCall
 from rpcwheel.rpc import classes_by_kind
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def _begin(
             except BaseException:  # such as metadata of a wrong form
                 waiting.cancel()
                 raise
-            return RetryingStream(late) if kind.streams_responses else RetryingCall(late)
+            return late.held_by_caller()
         began_s = time.monotonic()
         entered = wait_on_thread(entered)
         if details.timeout is not None:

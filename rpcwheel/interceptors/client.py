@@ -38,8 +38,7 @@ from rpcwheel.call.retry import with_attempt
 from rpcwheel.call.sync_call import (
     ClientCall,
     WaitingCalls,
-    begin_stream,
-    begin_unary,
+    begin,
     with_defaults,
     with_reusable_metadata,
 )
@@ -86,6 +85,11 @@ class ClientInterceptor(
         self._state = state
         self.call_policy = state.policy
         state.begin_admission(None)
+        if state.counts is not None:
+            for kind in Kind:
+                name = f"intercept_{kind.name.lower()}"
+                count = partial(_intercept_counted, state.counts, kind, getattr(self, name))
+                setattr(self, name, count)
 
     def _admitted(self, kind: Kind, continuation: Continuation, details: Any) -> Continuation:
         """Return a continuation that sends attempts only if the policies allow it."""
@@ -102,7 +106,7 @@ class ClientInterceptor(
         make = partial(ClientCall, self._state, Kind.UNARY_UNARY, continuation)
         blocking = is_blocking_unary(continuation)
         if not blocking:
-            return begin_unary(make(client_call_details, request), may_block=blocking is None)
+            return begin(make(client_call_details, request), may_block=blocking is None)
         # Most calls need only their first attempt, so that is made without a `ClientCall`.
         client_call_details = with_reusable_metadata(client_call_details)
         state, method = self._state, client_call_details.method
@@ -139,69 +143,45 @@ class ClientInterceptor(
             self._state, Kind.STREAM_UNARY, continuation, client_call_details, request_iterator
         )
         blocking = is_blocking_unary(continuation)
-        return call.run() if blocking else begin_unary(call, may_block=blocking is None)
+        return call.run() if blocking else begin(call, may_block=blocking is None)
 
     def intercept_unary_stream(
         self, continuation: Continuation, client_call_details: Any, request: Any
     ) -> AnyCall:
         """Begin a call with one request and a stream of responses."""
-        kind = Kind.UNARY_STREAM
-        continuation = self._admitted(kind, continuation, client_call_details)
-        return begin_stream(
-            ClientCall(self._state, kind, continuation, client_call_details, request)
-        )
+        return self._stream(Kind.UNARY_STREAM, continuation, client_call_details, request)
 
     def intercept_stream_stream(
         self, continuation: Continuation, client_call_details: Any, request_iterator: Iterator[Any]
     ) -> AnyCall:
         """Begin a call with a stream of requests and a stream of responses."""
-        kind = Kind.STREAM_STREAM
-        continuation = self._admitted(kind, continuation, client_call_details)
-        return begin_stream(
-            ClientCall(self._state, kind, continuation, client_call_details, request_iterator)
-        )
+        return self._stream(Kind.STREAM_STREAM, continuation, client_call_details, request_iterator)
 
-
-class _CountingInterceptor(ClientInterceptor):
-    """An interceptor that counts calls and attempts, while metrics are on."""
-
-    def __init__(self, state: ClientState, counts: CallCounts) -> None:
-        super().__init__(state)
-        self._counts = counts
-
-    def _count(
-        self,
-        kind: Kind,
-        intercept: Callable[..., AnyCall],
-        continuation: Continuation,
-        client_call_details: Any,
-        request: Any,
+    def _stream(
+        self, kind: Kind, continuation: Continuation, client_call_details: Any, requests: Any
     ) -> AnyCall:
-        key = client_call_details.method, kind.grpc_type
-        start = counted_continuation(continuation, self._counts.attempts.method(*key))
-        calls = self._counts.client.method(*key)
-        return begin_counted(calls, intercept, start, client_call_details, request)
+        continuation = self._admitted(kind, continuation, client_call_details)
+        return begin(ClientCall(self._state, kind, continuation, client_call_details, requests))
 
-    def intercept_unary_unary(self, *args: Any) -> AnyCall:
-        return self._count(Kind.UNARY_UNARY, super().intercept_unary_unary, *args)
 
-    def intercept_stream_unary(self, *args: Any) -> AnyCall:
-        return self._count(Kind.STREAM_UNARY, super().intercept_stream_unary, *args)
-
-    def intercept_unary_stream(self, *args: Any) -> AnyCall:
-        return self._count(Kind.UNARY_STREAM, super().intercept_unary_stream, *args)
-
-    def intercept_stream_stream(self, *args: Any) -> AnyCall:
-        return self._count(Kind.STREAM_STREAM, super().intercept_stream_stream, *args)
+def _intercept_counted(
+    counts: CallCounts,
+    kind: Kind,
+    intercept: Callable[..., AnyCall],
+    continuation: Continuation,
+    client_call_details: Any,
+    request: Any,
+) -> AnyCall:
+    """Make a call, and count it and its attempts."""
+    key = client_call_details.method, kind.grpc_type
+    start = counted_continuation(continuation, counts.attempts.method(*key))
+    calls = counts.client.method(*key)
+    return begin_counted(calls, intercept, start, client_call_details, request)
 
 
 def interceptors_for(state: ClientState) -> list[grpc.UnaryUnaryClientInterceptor]:
     """Make the interceptor of one client, for all kinds of call."""
-    counts = state.counts
-    interceptor = (
-        ClientInterceptor(state) if counts is None else _CountingInterceptor(state, counts)
-    )
-    return Interceptors([interceptor], None, FOR_THREADS)
+    return Interceptors([ClientInterceptor(state)], None, FOR_THREADS)
 
 
 class InterceptedChannel(multicallable.Channel):
@@ -374,7 +354,7 @@ class _InterceptedMulticallable:
     def _begin(self, name: str, request: Any, *options: Any) -> Any:
         """Begin a call of `.future()`, or a response stream."""
         call = self._new_call(self._begin_attempt, request, options)
-        begun = begin_stream(call) if self._kind.streams_responses else begin_unary(call)
+        begun = begin(call)
         if self._keeper is not None and self._keeper.is_used:
             self._waiting.add_running(begun)
             if self._state.refuse is not None:  # the channel was closed meanwhile
