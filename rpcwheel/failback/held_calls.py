@@ -113,7 +113,10 @@ class HeldCalls:
         call.leave()
         del self._calls[call]
         if call.stored is not None:
-            self._by_target[call.stored.target] -= 1
+            target = call.stored.target
+            self._by_target[target] -= 1
+            if not self._by_target[target]:
+                del self._by_target[target]
         timeout, call.timeout = call.timeout, None
         if timeout is not None:
             timeout.cancel()

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 LOOP_CHECK_NS: Final = 1_000_000_000
 """While the window is full, how often it is checked if event loops were closed under attempts."""
 
+FIRST_FULL_SIZE: Final = 64
+"""The number of pacers at which unused ones are dropped first; later, when as many again came."""
+
 
 class Starter(Protocol):
     """A queue that starts attempts."""
@@ -85,6 +88,11 @@ class Pacer:
         """Return how many calls can be at hand; see `Pacing.capacity`."""
         with self._lock:
             return self._pacing.capacity(within_ns)
+
+    def is_new(self) -> bool:
+        """Whether no call waits and the pacing has nothing to remember."""
+        with self._lock:
+            return not self._ready and self._pacing.is_new(self._timeouts.now_ns())
 
     def start(self) -> None:
         """Begin the attempts that may begin now."""
@@ -175,6 +183,7 @@ class Pacers:
         self._lock = threading.RLock()
         self._by_name: dict[str, Pacer] = {}
         self._by_channel: weakref.WeakKeyDictionary[Any, Pacer] = weakref.WeakKeyDictionary()
+        self._full_size = FIRST_FULL_SIZE
 
     def limit(self, rate: float | None, max_in_flight: int | None) -> None:
         """Change the limits, before the first attempt; None: leave that limit as it is."""
@@ -187,6 +196,15 @@ class Pacers:
         pacer: Pacer | None = pacers.get(key)
         if pacer is None:
             with self._lock:
+                if len(self._by_name) >= self._full_size:
+                    self._drop_unused()
                 pacing = Pacing(self._rate, self._max_in_flight)
                 pacer = pacers.setdefault(key, Pacer(pacing, self._timeouts))
         return pacer
+
+    def _drop_unused(self) -> None:
+        """Drop the pacers that have nothing to remember. Under the lock."""
+        for name, pacer in list(self._by_name.items()):
+            if pacer.is_new():
+                del self._by_name[name]
+        self._full_size = max(FIRST_FULL_SIZE, 2 * len(self._by_name))

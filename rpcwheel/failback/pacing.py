@@ -158,6 +158,11 @@ class Pacing:
         """The number of attempts that run."""
         return self._in_flight
 
+    def is_new(self, now_ns: int) -> bool:
+        """Whether everything begins anew with the next attempt, as in a new object."""
+        is_idle = not self._in_flight and now_ns - self._last_ns >= IDLE_NS
+        return is_idle and self._next_ns <= now_ns - CATCH_UP_NS
+
     def next_ns(self, now_ns: int) -> int:
         """Return when the next attempt may begin; `NEVER`: not before one has ended."""
         if self._in_flight >= self.window:

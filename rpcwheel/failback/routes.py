@@ -65,7 +65,7 @@ class Routes:
     def add(self, route: CallRoute) -> None:
         """Deliver the calls of a target from now on. If it has several routes, by the first."""
         with self._lock:
-            self.target(route.target).routes.append(route)
+            self._targets.setdefault(route.target, TargetRoutes()).routes.append(route)
 
     def remove(self, route: CallRoute) -> None:
         """Begin no more attempts by a route. Idempotent."""
@@ -73,11 +73,13 @@ class Routes:
             target = self.target(route.target)
             if route in target.routes:
                 target.routes.remove(route)
+            if not target.routes:
+                self._targets.pop(route.target, None)
 
     def target(self, name: str) -> TargetRoutes:
-        """Get a target, with or without routes."""
+        """Get a target; one without routes is not kept."""
         with self._lock:
-            return self._targets.setdefault(name, TargetRoutes())
+            return self._targets.get(name) or TargetRoutes()
 
     def to(self, name: str, method: str | None = None) -> CallRoute | None:
         """Get the route to a target; None: this process does not deliver its calls.
@@ -88,8 +90,9 @@ class Routes:
         """
         with self._lock:
             target = self.target(name)
-            target.routes = [route for route in target.routes if route.is_open()]
-            routes = tuple(target.routes)
+            routes = target.routes = [route for route in target.routes if route.is_open()]
+            if not routes:
+                self._targets.pop(name, None)
         return next((each for each in routes if method is None or each.covers(method)), None)
 
     def open_targets(self) -> dict[str, TargetRoutes]:

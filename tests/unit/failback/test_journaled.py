@@ -1,8 +1,11 @@
 """What a queue with a journal keeps in the memory."""
 
+from unittest.mock import Mock
+
 import pytest
 
 from rpcwheel.failback import FailbackInvoker, FailbackPolicy
+from rpcwheel.failback.queued_call import QueuedCall, SavedCall
 
 
 @pytest.fixture
@@ -24,3 +27,25 @@ def test_the_name_of_an_ended_lease_is_forgotten(invoker):
     store = invoker._queue.store
     store._end_lease()
     assert [*store.journal._workers] == [store.lease.worker]
+
+
+def test_a_target_whose_channels_are_closed_is_forgotten(invoker):
+    routes = invoker._queue.store.routes
+    invoker.remove_route(invoker.add_route("removed", Mock()))
+    invoker.add_route("closed", Mock(), is_open=lambda: False)
+    invoker.add_route("open", Mock())
+    assert [*routes.open_targets()] == ["open"]
+    assert [*routes._targets] == ["open"]
+
+
+def test_a_target_without_calls_is_forgotten(invoker):
+    calls, saved = invoker._queue.calls, SavedCall.save(Mock(), (), {})
+    taken = [
+        QueuedCall(saved, OSError("gone"), 0, Mock(), stored=Mock(target=target))
+        for target in ("10.0.0.1:443", "10.0.0.1:443", "10.0.0.2:443")
+    ]
+    for call in taken:
+        calls.add(call)
+    calls.forget(taken[1:])
+    assert dict(calls._by_target) == {"10.0.0.1:443": 1}
+    calls.forget(taken)

@@ -238,6 +238,16 @@ def test_failures_halve_the_window_down_to_its_least_and_a_pause_sets_it_anew(ou
     assert pacing.window == FIRST_WINDOW
 
 
+@pytest.mark.parametrize(("rate", "rest_s"), [(None, 10), (0.05, 20)])
+def test_a_pacing_is_new_again_after_a_pause_that_the_rate_allows(rate, rest_s):
+    pacing = Pacing(rate)
+    pacing.began(100 * S)
+    assert not pacing.is_new(200 * S)  # the attempt runs
+    pacing.ended(100 * S, 100 * S, Outcome.DELIVERED)
+    assert not pacing.is_new((100 + rest_s) * S - 1)
+    assert pacing.is_new((100 + rest_s) * S)
+
+
 def test_an_attempt_that_says_nothing_changes_nothing():
     pacing = Pacing()
     for now_ns in range(0, 100 * S, S):

@@ -247,6 +247,21 @@ def test_a_function_may_have_any_attributes(queue, timer):
     assert function.mock_calls == []
 
 
+def test_functions_that_are_no_longer_called_leave_no_pacer(queue, timer):
+    def attempt(name):
+        saved = SavedCall.save(Mock(label=name), (), {})
+        queue.enqueue(QueuedCall(saved, GONE, queue.now_ns(), queue.start))
+        timer.advance(5)
+        return queue.started.pop()
+
+    slow, pacer = attempt("slow"), queue.pacers.of("slow")
+    for number in range(500):
+        queue.succeeded(attempt(f"function {number}"))
+    assert queue.pacers.of("slow") is pacer
+    assert len(queue.pacers._by_name) < 100
+    queue.succeeded(slow)
+
+
 @pytest.mark.parametrize(
     ("own", "of_worker"), [({"rate": 2}, (None, None)), ({"rate": 2}, (None, 8)), ({}, (2, None))]
 )
