@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import Context
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
@@ -22,9 +23,9 @@ from grpc._common import STATUS_CODE_TO_CYGRPC_STATUS_CODE
 from grpc._cython import cygrpc
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Callable
     from concurrent.futures import Future
+    from contextvars import ContextVar
 
     from .handlers import Behavior
 
@@ -133,20 +134,19 @@ class ObservedPool(ThreadPoolExecutor):
         self,
         pool: Callable[[], Any],
         on_accepted: Callable[[grpc.ServicerContext], ObservedCall | None],
-        current: threading.local,
+        accepted: ContextVar[Any],
     ) -> None:
         """Wrap a pool.
 
         Args:
             pool: Returns the pool, or None if it does not exist any more.
             on_accepted: Called with the context of each call on the thread that accepts calls.
-            current: Gets the result of `on_accepted` as its attribute `call`, on the thread that
-                runs the behavior.
+            accepted: Gets the result of `on_accepted`, in the `contextvars` context of the call.
         """
         # The constructor of `ThreadPoolExecutor` is not called: there are no threads.
         self._pool = pool
         self._on_accepted = on_accepted
-        self._current = current
+        self._accepted = accepted
 
     @classmethod
     def install(
@@ -154,39 +154,33 @@ class ObservedPool(ThreadPoolExecutor):
         behavior: Behavior,
         pool: weakref.ref[Any],
         on_accepted: Callable[[grpc.ServicerContext], ObservedCall | None],
-        current: threading.local,
+        accepted: ContextVar[Any],
     ) -> None:
         """Wrap the pool of a behavior: its own, or else the server's."""
         own = getattr(behavior, POOL_ATTRIBUTE, None)
         if isinstance(own, ThreadPoolExecutor):
-            setattr(behavior, POOL_ATTRIBUTE, cls(lambda: own, on_accepted, current))
+            setattr(behavior, POOL_ATTRIBUTE, cls(lambda: own, on_accepted, accepted))
         else:
-            setattr(behavior, POOL_ATTRIBUTE, cls(pool, on_accepted, current))
+            setattr(behavior, POOL_ATTRIBUTE, cls(pool, on_accepted, accepted))
 
     def submit(self, run: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """Report the call, and submit it."""
+        """Report the call, and submit it unchanged: a `ServerExecutor` reads the arguments too."""
         pool = self._pool()
         if pool is None:
             raise RuntimeError("the pool of the server is gone")
-        call = None
+        call, context = None, getattr(run, "__self__", None)
         for event, state in pairwise(args):  # gRPC passes the new call's event, and then its state
-            if isinstance(event, cygrpc.RequestCallEvent):
+            if isinstance(event, cygrpc.RequestCallEvent) and isinstance(context, Context):
                 call = self._on_accepted(grpc_server._Context(event, state, None))  # noqa: SLF001
+                context.run(self._accepted.set, call)  # gRPC runs the behavior in it
                 break
         try:
-            future: Future[T] = pool.submit(self._run, call, run, *args, **kwargs)
+            future: Future[T] = pool.submit(run, *args, **kwargs)
         except BaseException:
             if call is not None:
                 call.note_end()
             raise
         return future
-
-    def _run(self, call: object, run: Callable[..., T], /, *args: object, **kwargs: object) -> T:
-        self._current.call = call
-        try:
-            return run(*args, **kwargs)
-        finally:
-            self._current.call = None
 
     def shutdown(self, *_: object, **__: object) -> None:
         """Do nothing, as the pool is the user's."""

@@ -19,8 +19,8 @@ on which such a call may be are kept. Tried with grpcio 1.60 and 1.85.
 
 from __future__ import annotations
 
-import threading
 import time
+from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -69,9 +69,9 @@ class ConnectionTable(grpc.ServerInterceptor):
     def __init__(self) -> None:
         self._table = Table()
         self._pool: weakref.ref[Any] | None = None
-        self._thread_local = threading.local()
-        """The attribute `call` is the accepted call that this thread is about to serve, set by
-        `ObservedPool`; None: it has not reported one."""
+        self._accepted: ContextVar[_Call | None] = ContextVar("rpcwheel_accepted", default=None)
+        """The accepted call that is about to be served in this context, set by `ObservedPool`;
+        None: it has not reported one."""
         self._observed: dict[str, tuple[grpc.RpcMethodHandler, grpc.RpcMethodHandler] | None] = {}
         """By method, its handler and the observed form of that. None: the method has had two
         handlers, as if an interceptor makes one for each call, so its handlers are not cached."""
@@ -112,11 +112,11 @@ class ConnectionTable(grpc.ServerInterceptor):
         streams = kind.streams_requests or kind.streams_responses
 
         def serve(request: Any, context: grpc.ServicerContext, *push: Any) -> object:
-            call: _Call | None = getattr(self._thread_local, "call", None)
+            call = self._accepted.get()
             if call is None:  # the pool has not reported it
                 call = self._accept(context, method, streams, awaits_request=False)
             else:
-                self._thread_local.call = None
+                self._accepted.set(None)
             if call is None:  # its connection is not known
                 return behavior(request, context, *push)
             if kind.streams_requests:
@@ -139,7 +139,7 @@ class ConnectionTable(grpc.ServerInterceptor):
                 streams=streams,
                 awaits_request=not kind.streams_requests,
             )
-            ObservedPool.install(serve, self._pool, accept, self._thread_local)
+            ObservedPool.install(serve, self._pool, accept, self._accepted)
         return observed
 
     def _accept(

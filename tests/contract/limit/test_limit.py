@@ -463,8 +463,9 @@ def test_interceptors_of_others_see_the_calls_that_run(world, limited, foreign, 
     assert wait_until(lambda: theirs.seen.count("OK") == 2)
 
 
-def test_a_limit_works_beside_the_detection_of_idle_connections(limited):
+def test_a_limit_works_beside_the_detection_of_idle_connections(world, limited):
     server = limited(idle=180.0, **IMPATIENT)
+    world.do(server.kit.detect_idle, server.server)
     server.held(b"hold")
     assert is_refused(server.call(b"late"))
     server.release(b"hold")

@@ -2,6 +2,7 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import Context, ContextVar
 from types import SimpleNamespace
 
 import grpc
@@ -87,15 +88,16 @@ def test_an_observed_pool_reports_the_end_of_a_call_that_its_pool_refuses():
     call = SimpleNamespace(note_end=lambda: ends.append(1))
     pool = ThreadPoolExecutor(1)
     pool.shutdown()
-    observed = ObservedPool(lambda: pool, lambda _: call, threading.local())
+    accepted, context = ContextVar("accepted"), Context()
+    observed = ObservedPool(lambda: pool, lambda _: call, accepted)
     event = cygrpc.RequestCallEvent.__new__(
         cygrpc.RequestCallEvent, 0, True, None, None, None, None
     )
     with pytest.raises(RuntimeError, match="after shutdown"):
-        observed.submit(print, event, None)
-    assert ends == [1]
+        observed.submit(context.run, print, event, None)
+    assert (ends, context[accepted]) == ([1], call)
     with pytest.raises(RuntimeError, match="is gone"):
-        ObservedPool(lambda: None, lambda _: call, threading.local()).submit(print)
+        ObservedPool(lambda: None, lambda _: call, accepted).submit(print)
 
 
 def test_a_server_runs_from_its_start_to_its_stop():
