@@ -484,14 +484,11 @@ class RetryingCall(Relay):
     # --- Failback ---
 
     def _read_requests(self, command: ReadRequests) -> None:
-        """Read the rest of the requests.
-
-        If the responses are a stream too, the requests may depend on them, so the rest is not read.
-        """
+        """Read the rest of the requests."""
         requests = self._requests
         if requests is not None and requests.is_plain:
             requests.read_plain_rest()
-        if requests is None or requests.is_over or self.kind.streams_responses:
+        if requests is None or requests.is_over:
             self._requests_read(command)
         else:
             self._run_task(self._read_rest(requests, command))

@@ -90,6 +90,25 @@ def test_a_failed_call_gets_the_default_and_is_delivered_later(
     assert queues.stats()["*"].redelivered == 1
 
 
+def test_requests_that_follow_the_failure_are_sent_too(
+    shop, client, open_channel, flush, set_limit
+):
+    set_limit("call.sync_requests.READ_TIMEOUT_S", WAIT_S)
+    set_limit("call.aio_call.READ_TIMEOUT_S", WAIT_S)
+    shop.then("UNAVAILABLE")
+    gate = threading.Event()
+
+    def is_queued(_error):
+        gate.set()
+        return True
+
+    channel = open_channel(AUDIT.replace(retry_on=is_queued))
+    requests = client.requests(b"a", b"b", b"c", gate=gate)
+    assert is_default(client.ask(channel, requests=requests))
+    assert flush()
+    assert shop.calls[1].requests == [b"a", b"b", b"c"]
+
+
 def test_the_whole_request_stream_is_sent_again(shop, client, open_channel, flush):
     shop.then("UNAVAILABLE")
     assert is_default(client.ask(open_channel(), requests=iter([b"a", b"b", b"c"])))
@@ -176,7 +195,7 @@ def test_an_error_that_is_not_queued_is_the_callers_and_no_request_is_read_for_i
     wait_until(lambda: [type(event) for event in events] == raised)
 
 
-@ways("sync future", "sync stream", "aio unary")
+@ways("sync future", "sync stream", "aio unary", "aio stream")
 def test_failback_waits_at_most_its_limit_for_the_end_of_a_request_stream(
     shop, client, open_channel, queues, set_limit
 ):
