@@ -29,7 +29,8 @@ class FailbackStats:
     calls: int = 0
     """Calls whose first attempt has ended."""
     succeeded: int = 0
-    """Calls whose first attempt succeeded."""
+    """Calls of functions whose first attempt succeeded; 0 in a kit, whose queues only see calls
+    that have failed."""
     failed: int = 0
     """Calls whose first attempt failed with an error that `retry_on` does not name, or was
     cancelled; callers got that error."""
