@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from opentelemetry import metrics
 from opentelemetry.metrics import Meter, Observation
 
-from rpcwheel._concurrency.executor import EXECUTOR
+from rpcwheel._concurrency.executor import EXECUTOR, reset_after_fork
 from rpcwheel.events import FailbackDelivered, add_sink, remove_sink
 from rpcwheel.telemetry import components
 from rpcwheel.telemetry.call_counts import Histogram
@@ -112,6 +112,11 @@ class _Recorder:
             for metric in (*ATTRIBUTES, DELIVERY_SECONDS)
         }
         self._attributes: dict[tuple[Metric, str, str], dict[str, str]] = {}
+        self.reset()
+        reset_after_fork(self)
+
+    def reset(self) -> None:
+        """Begin without durations, in a forked child: the parent records them."""
         self._queue: deque[tuple[Metric, str, str, float]] = deque()
         self._is_scheduled = False
 

@@ -7,6 +7,7 @@ import pytest
 from opentelemetry.sdk.metrics import Histogram, MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
+from fixtures.forks import holds_in_child
 from fixtures.waiting import wait_until
 from rpcwheel.events import FailbackDelivered, RetryScheduled, TaskFailed, emit
 from rpcwheel.metrics import opentelemetry
@@ -139,3 +140,10 @@ def test_durations_are_recorded_on_a_worker_so_that_calls_take_no_locks_of_an_sd
     assert wait_until(lambda: rpcwheel_events.of(TaskFailed))  # the worker continues
     assert threads
     assert threading.current_thread() not in threads
+
+
+def test_durations_that_wait_to_be_recorded_are_not_recorded_by_a_forked_child_too(reader):
+    calls = components.count_calls().client.method(GET, "unary")
+    calls.end(calls.begin(), "OK")
+    assert holds_in_child(lambda: not points(reader, "rpc.client.call.duration"))
+    assert [point.count for point in points(reader, "rpc.client.call.duration")] == [1]
