@@ -290,6 +290,8 @@ class KitBase(
             self._manager = self._load("heartbeat").HeartbeatManager.from_policy(
                 policy.heartbeat, timer=self._timer
             )
+        self._balanced: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Balanced channels of the user's whose subchannels have heartbeats."""
         self._has_warned = False
         self._tables: list[ConnectionTable] = []  # of servers without a detector
         self._detectors: dict[Any, None] = {}  # a set in order, to which any thread may add
@@ -416,8 +418,10 @@ class KitBase(
         if isinstance(inner, self._load("balancer").BalancedChannel):
             if self._manager.closed:
                 raise RuntimeError(CLOSED)
-            heartbeats = SubchannelHeartbeats(self._manager, None)
-            inner.add_listener(heartbeats.add, heartbeats.remove)
+            if inner not in self._balanced:
+                self._balanced.add(inner)
+                heartbeats = SubchannelHeartbeats(self._manager, None)
+                inner.add_listener(heartbeats.add, heartbeats.remove)
         else:
             on_close: Any = intercepted.on_close  # type: ignore[attr-defined]
             on_close(self._manager.attach(channel).detach)
@@ -737,7 +741,12 @@ class SubchannelHeartbeats:
         self._heartbeats: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
     def add(self, subchannel: Any) -> None:
-        """Attach a heartbeat to a subchannel's channel; nothing if it has one."""
+        """Attach a heartbeat to a subchannel's channel.
+
+        Does nothing if it has one, or if the kit is closed.
+        """
+        if self._manager.closed:
+            return
         channel = subchannel.channel
         attached, _ = self._heartbeats.get(subchannel, (None, None))
         if attached is channel:

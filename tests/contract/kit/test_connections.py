@@ -14,7 +14,7 @@ from fixtures.waiting import WAIT_S, wait_until
 from fixtures.worlds import AioWorld, SyncWorld
 from rpcwheel import ConfigurationError, HeartbeatPolicy, Kit
 from rpcwheel.balancer import BalancerPolicy
-from rpcwheel.events import ConnectionClosed, IdleDetectionLimited
+from rpcwheel.events import CallbackFailed, ConnectionClosed, IdleDetectionLimited
 from rpcwheel.heartbeat import HeartbeatState, MethodProbe
 from rpcwheel.idle import ConnectionTable
 from rpcwheel.registry import ServiceInstance
@@ -132,6 +132,38 @@ def test_each_subchannel_of_a_balanced_channel_has_a_heartbeat(shop, world, kit,
     for use, of in ((another.intercept_channel, balanced), (another.channel, shop.target)):
         with pytest.raises(RuntimeError, match="this kit is closed"):
             world.do(use, of)
+
+
+@pytest.fixture
+def balanced(world, timer):
+    """Makes a balanced channel, which counts the listeners that are added to it."""
+    balancer = rpcwheel.balancer if world.name == "sync" else rpcwheel.balancer.aio
+
+    class Balanced(balancer.BalancedChannel):
+        listeners = 0
+
+        def add_listener(self, *callbacks):
+            self.listeners += 1
+            super().add_listener(*callbacks)
+
+    return world.keep(world.do(Balanced, "shop", timer=timer))
+
+
+def test_a_kit_watches_a_balanced_channel_once(world, kit, balanced):
+    made = kit(heartbeat=10.0)
+    for _ in range(3):
+        world.do(made.intercept_channel, balanced)
+    assert balanced.listeners == 1
+
+
+def test_a_closed_kit_ignores_new_subchannels(shop, world, kit, balanced, events):
+    made = kit(heartbeat=10.0)
+    world.do(made.intercept_channel, balanced)
+    world.do(made.close)
+    instance = ServiceInstance(service="shop", host="127.0.0.1", port=shop.port)
+    world.do(balanced.update, [instance])
+    assert world.call(balanced).result() == b"x"
+    assert not [event for event in events if isinstance(event, CallbackFailed)]
 
 
 def answers(world, channel) -> bool:
