@@ -6,7 +6,8 @@ An event is a frozen record of one occurrence. Fields that end with `_s` are sec
 `instance` is the id of an instance. An `error` is the exception itself with its traceback, so a
 sink that keeps the event also keeps the frames.
 
-`log_line` of each class says how `log_event` writes the event, and `metrics` how it is counted.
+`log_line` of each class says how `log_event` writes the event, and `metric` how it is counted. What
+most events of one kind have in common is in a base class, such as `_FailbackEvent`.
 """
 
 import logging
@@ -16,13 +17,6 @@ from dataclasses import dataclass
 from typing import ClassVar, Final, NamedTuple
 
 from rpcwheel.errors import InstanceIdConflict
-
-TIMER: Final = logging.getLogger("rpcwheel.timer")
-FAILBACK: Final = logging.getLogger("rpcwheel.failback")
-CALL: Final = logging.getLogger("rpcwheel.call")
-CALLBACK: Final = logging.getLogger("rpcwheel.callback")
-CONNECTION: Final = logging.getLogger("rpcwheel.connection")
-REGISTRY: Final = logging.getLogger("rpcwheel.registry")
 
 INFO: Final = logging.INFO
 WARNING: Final = logging.WARNING
@@ -44,14 +38,13 @@ DELIVERY_BOUNDS_S: Final = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 21600.0,
 class LogLine(NamedTuple):
     """How events of one class are logged."""
 
-    logger: logging.Logger
     level: int
-    subject: str
-    """Names of fields, separated by spaces. The rate is limited for each combination of their
-    values."""
     template: str
     """A %-template over the event's fields, the texts of `Event.log_texts`, and `call`: `name` and
     `function`. `%(count call)s` is the field `count` with a noun: `1 call`, `2 calls`."""
+    subject: str | None = None
+    """Names of fields, separated by spaces. The rate is limited for each combination of their
+    values. None: those of `Event.subject_fields`."""
     traceback: bool = False
     """Whether the traceback, if there is one, of an error without a gRPC status is logged."""
     interval_s: float = 0.0
@@ -71,20 +64,15 @@ class Count(NamedTuple):
     name: str
     """The name for Prometheus, without `rpcwheel_` and `_total`."""
     help: str
-    labels: str = ""
-    """The labels, separated by spaces. `queue=name`: the label `queue` has the field `name`."""
+    labels: str | None = None
+    """The labels, separated by spaces. `queue=name`: the label `queue` has the field `name`. None:
+    those of `Event.labels`."""
     amount: str = ""
     """The field with the number to add, or for a histogram the seconds; "": 1."""
     bounds: tuple[float, ...] = ()
     """The upper bounds of the buckets of a histogram but the last; (): it is a counter."""
     counts_if: str = ""
     """A field or property that is true of the events that count; "": all count."""
-
-    @property
-    def fields(self) -> dict[str, str]:
-        """The field that has the value of each label."""
-        pairs = [label.partition("=") for label in self.labels.split()]
-        return {label: field or label for label, _, field in pairs}
 
 
 def labeled_method(target: str, method: str) -> str:
@@ -106,9 +94,16 @@ class Event:
 
     __slots__ = ()
     __match_args__: ClassVar[tuple[str, ...]] = ()
+    logger: ClassVar[logging.Logger]
+    subject_fields: ClassVar[str] = ""
+    """The subject of log lines that give none."""
+    labels: ClassVar[str] = ""
+    """The labels of metrics that give none."""
     log_line: ClassVar[LogLine | None] = None
-    metrics: ClassVar[tuple[Count, ...]] = ()
-    """What `rpcwheel.metrics` counts of the events of this class."""
+    metric: ClassVar[Count | None] = None
+    """The counter of `rpcwheel.metrics` for the events of this class."""
+    histogram: ClassVar[Count | None] = None
+    """Its histogram of a time."""
 
     def log_texts(self) -> dict[str, str]:
         """Return texts for the template that are computed from the fields."""
@@ -118,49 +113,46 @@ class Event:
 # Timer
 
 
+class _TimerEvent(Event):
+    __slots__ = ()
+    logger = logging.getLogger("rpcwheel.timer")
+    subject_fields = "timer task"
+    labels = "timer"
+
+
 @dataclass(frozen=True, slots=True)
-class TaskSlow(Event):
+class TaskSlow(_TimerEvent):
     """A task ran on the timer's thread for so long that other timeouts were late."""
 
     log_line = LogLine(
-        TIMER,
         WARNING,
-        "timer task",
         "%(timer)s: task %(task)s blocked the timer's thread for %(duration_s).3f s; "
         "run blocking work on an executor",
     )
-    metrics = (Count("timer_tasks_slow", "Tasks that blocked the timer's thread.", "timer"),)
+    metric = Count("timer_tasks_slow", "Tasks that blocked the timer's thread.")
     timer: str
     task: str
     duration_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class TaskFailed(Event):
+class TaskFailed(_TimerEvent):
     """A task raised an exception. The timer continues."""
 
-    log_line = LogLine(
-        TIMER, ERROR, "timer task", "%(timer)s: task %(task)s raised %(error)s", traceback=True
-    )
-    metrics = (Count("timer_tasks_failed", "Tasks that raised an exception.", "timer"),)
+    log_line = LogLine(ERROR, "%(timer)s: task %(task)s raised %(error)s", traceback=True)
+    metric = Count("timer_tasks_failed", "Tasks that raised an exception.")
     timer: str
     task: str
     error: BaseException
 
 
 @dataclass(frozen=True, slots=True)
-class ExecutorRejected(Event):
+class ExecutorRejected(_TimerEvent):
     """An executor, a timer or an event loop did not accept a task."""
 
-    log_line = LogLine(
-        TIMER, WARNING, "timer task", "%(timer)s: task %(task)s was rejected: %(error)s"
-    )
-    metrics = (
-        Count(
-            "executor_rejections",
-            "Tasks that an executor, a timer or an event loop did not accept.",
-            "timer",
-        ),
+    log_line = LogLine(WARNING, "%(timer)s: task %(task)s was rejected: %(error)s")
+    metric = Count(
+        "executor_rejections", "Tasks that an executor, a timer or an event loop did not accept."
     )
     timer: str
     task: str
@@ -168,15 +160,14 @@ class ExecutorRejected(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class TooManyTimers(Event):
+class TooManyTimers(_TimerEvent):
     """The process has more timers than any program needs; one shared timer serves all purposes."""
 
     log_line = LogLine(
-        TIMER,
         WARNING,
-        "",
         "%(live)d timers exist, more than %(limit)d; use one for everything "
         "(rpcwheel.timer.shared_timer), and stop timers that are no longer needed",
+        subject="",
     )
     live: int
     limit: int
@@ -185,18 +176,23 @@ class TooManyTimers(Event):
 # Failback
 
 
+class _FailbackEvent(Event):
+    __slots__ = ()
+    logger = logging.getLogger("rpcwheel.failback")
+    subject_fields = "name function"
+    labels = "queue=name"
+
+
 @dataclass(frozen=True, slots=True)
-class FailbackQueued(Event):
+class FailbackQueued(_FailbackEvent):
     """The first attempt of a call failed. The call is queued, and its caller got the default."""
 
     log_line = LogLine(
-        FAILBACK,
         WARNING,
-        "name function",
         "%(call)s failed and was queued, next attempt in %(delay_s).3g s, "
         "%(pending)d queued: %(error)s",
     )
-    metrics = (Count("failback_queued", "Calls that failed and were queued.", "queue=name"),)
+    metric = Count("failback_queued", "Calls that failed and were queued.")
     name: str
     function: str
     error: BaseException
@@ -205,22 +201,17 @@ class FailbackQueued(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class FailbackAttemptFailed(Event):
+class FailbackAttemptFailed(_FailbackEvent):
     """A later attempt failed, and another follows. `attempts` counts all, the first included."""
 
     log_line = LogLine(
-        FAILBACK,
         INFO,
-        "name function",
         "%(call)s failed %(attempts)d times in %(waited_s).3g s, "
         "next attempt in %(delay_s).3g s: %(error)s",
     )
-    metrics = (
-        Count(
-            "failback_attempts_failed",
-            "Background attempts that failed and are followed by another one.",
-            "queue=name",
-        ),
+    metric = Count(
+        "failback_attempts_failed",
+        "Background attempts that failed and are followed by another one.",
     )
     name: str
     function: str
@@ -231,24 +222,18 @@ class FailbackAttemptFailed(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class FailbackDelivered(Event):
+class FailbackDelivered(_FailbackEvent):
     """A queued call succeeded at attempt `attempts`, `waited_s` after its first attempt."""
 
     log_line = LogLine(
-        FAILBACK,
-        INFO,
-        "name function",
-        "%(call)s was delivered at attempt %(attempts)d, after %(waited_s).3g s",
+        INFO, "%(call)s was delivered at attempt %(attempts)d, after %(waited_s).3g s"
     )
-    metrics = (
-        Count("failback_delivered", "Queued calls that succeeded.", "queue=name"),
-        Count(
-            "failback_delivery_seconds",
-            "Time from the first attempt of a queued call to its delivery.",
-            "queue=name",
-            amount="waited_s",
-            bounds=DELIVERY_BOUNDS_S,
-        ),
+    metric = Count("failback_delivered", "Queued calls that succeeded.")
+    histogram = Count(
+        "failback_delivery_seconds",
+        "Time from the first attempt of a queued call to its delivery.",
+        amount="waited_s",
+        bounds=DELIVERY_BOUNDS_S,
     )
     name: str
     function: str
@@ -257,18 +242,16 @@ class FailbackDelivered(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class FailbackGaveUp(Event):
+class FailbackGaveUp(_FailbackEvent):
     """A queued call is given up: no attempts are left, or the error is not to be retried."""
 
     log_line = LogLine(
-        FAILBACK,
         ERROR,
-        "name function",
         "%(call)s was given up after %(attempts)d attempts in %(waited_s).3g s, "
         "%(reason)s: %(error)s",
         traceback=True,
     )
-    metrics = (Count("failback_gave_up", "Queued calls that were given up.", "queue=name"),)
+    metric = Count("failback_gave_up", "Queued calls that were given up.")
     name: str
     function: str
     attempts: int
@@ -278,22 +261,17 @@ class FailbackGaveUp(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class FailbackDropped(Event):
+class FailbackDropped(_FailbackEvent):
     """A call failed and was not queued, because the queue is full (`overflow="drop"`)."""
 
     log_line = LogLine(
-        FAILBACK,
         ERROR,
-        "name function",
         "%(call)s failed and was dropped, the queue is full with %(pending)d calls: %(error)s",
         interval_s=OVERFLOW_INTERVAL_S,
     )
-    metrics = (
-        Count(
-            "failback_dropped",
-            'Calls that failed and were dropped, because the queue was full (overflow="drop").',
-            "queue=name",
-        ),
+    metric = Count(
+        "failback_dropped",
+        'Calls that failed and were dropped, because the queue was full (overflow="drop").',
     )
     name: str
     function: str
@@ -302,26 +280,20 @@ class FailbackDropped(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class FailbackRejected(Event):
+class FailbackRejected(_FailbackEvent):
     """A call failed and was not queued; its caller got `FailbackFull` or `FailbackClosed`.
 
     `reason` says why, and what to do.
     """
 
     log_line = LogLine(
-        FAILBACK,
         WARNING,
-        "name function",
         "%(call)s failed and was not queued, because %(reason)s: %(error)s",
         interval_s=OVERFLOW_INTERVAL_S,
     )
-    metrics = (
-        Count(
-            "failback_rejected",
-            "Calls that failed and were not queued, whose caller got FailbackFull or "
-            "FailbackClosed.",
-            "queue=name",
-        ),
+    metric = Count(
+        "failback_rejected",
+        "Calls that failed and were not queued, whose caller got FailbackFull or FailbackClosed.",
     )
     name: str
     function: str
@@ -330,7 +302,7 @@ class FailbackRejected(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class FailbackLost(Event):
+class FailbackLost(_FailbackEvent):
     """Queued calls were not delivered before the queue, its timer, its loop or the process ended.
 
     `functions` are their distinct labels, the oldest call's first. If a journal in Redis has lost
@@ -338,20 +310,16 @@ class FailbackLost(Event):
     """
 
     log_line = LogLine(
-        FAILBACK,
         ERROR,
-        "name",
         "%(name)s: %(count call)s not delivered, %(reason)s; "
         "the oldest waited %(oldest_s).3g s: %(functions)s",
+        subject="name",
     )
-    metrics = (
-        Count(
-            "failback_lost",
-            "Queued calls that were not delivered before the queue, timer, loop or process "
-            "ended, or that a journal has lost.",
-            "queue=name",
-            amount="count",
-        ),
+    metric = Count(
+        "failback_lost",
+        "Queued calls that were not delivered before the queue, timer, loop or process "
+        "ended, or that a journal has lost.",
+        amount="count",
     )
     name: str
     functions: tuple[str, ...]
@@ -361,27 +329,24 @@ class FailbackLost(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class FailbackLeaseLost(Event):
+class FailbackLeaseLost(_FailbackEvent):
     """A process lost the lease of calls of a journal, because it was paused, or cut off from it.
 
     Another process may attempt them at the same time, with the same idempotency keys.
     """
 
     log_line = LogLine(
-        FAILBACK,
         WARNING,
-        "name journal",
         "%(name)s: the lease of %(count call)s in %(journal)s has ended; "
         "another process may attempt them too",
+        subject="name journal",
         interval_s=OVERFLOW_INTERVAL_S,
     )
-    metrics = (
-        Count(
-            "failback_leases_lost",
-            "Calls of a journal whose lease ended during an attempt; others may attempt them too.",
-            "queue=name journal",
-            amount="count",
-        ),
+    metric = Count(
+        "failback_leases_lost",
+        "Calls of a journal whose lease ended during an attempt; others may attempt them too.",
+        "queue=name journal",
+        amount="count",
     )
     name: str
     journal: str
@@ -389,22 +354,17 @@ class FailbackLeaseLost(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class JournalFailed(Event):
+class JournalFailed(_FailbackEvent):
     """A journal does not store calls or results. `results` wait until it does."""
 
     log_line = LogLine(
-        FAILBACK,
         ERROR,
-        "journal",
         "%(journal)s: calls cannot be stored%(waiting)s: %(error)s",
+        subject="journal",
         interval_s=OUTAGE_INTERVAL_S,
     )
-    metrics = (
-        Count(
-            "journal_failures",
-            "Outages of a journal, in which failed calls are not queued.",
-            "journal",
-        ),
+    metric = Count(
+        "journal_failures", "Outages of a journal, in which failed calls are not queued.", "journal"
     )
     journal: str
     error: BaseException
@@ -417,35 +377,28 @@ class JournalFailed(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class JournalRecovered(Event):
+class JournalRecovered(_FailbackEvent):
     """A journal stores calls again, `after_s` after the first failure."""
 
     log_line = LogLine(
-        FAILBACK,
         INFO,
-        "journal",
         "%(journal)s: calls can be stored again after %(after_s).3g s",
+        subject="journal",
         interval_s=OUTAGE_INTERVAL_S,
         always_after=JournalFailed,
     )
-    metrics = (Count("journal_recoveries", "Ends of outages of a journal.", "journal"),)
+    metric = Count("journal_recoveries", "Ends of outages of a journal.", "journal")
     journal: str
     after_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetterFailed(Event):
+class DeadLetterFailed(_FailbackEvent):
     """The user's `dead_letter` callback raised an exception. The call it was given is lost."""
 
-    log_line = LogLine(
-        FAILBACK, ERROR, "name function", "%(call)s: dead_letter raised %(error)s", traceback=True
-    )
-    metrics = (
-        Count(
-            "failback_dead_letters_failed",
-            "Calls whose dead_letter callback raised an exception.",
-            "queue=name",
-        ),
+    log_line = LogLine(ERROR, "%(call)s: dead_letter raised %(error)s", traceback=True)
+    metric = Count(
+        "failback_dead_letters_failed", "Calls whose dead_letter callback raised an exception."
     )
     name: str
     function: str
@@ -455,37 +408,35 @@ class DeadLetterFailed(Event):
 # Calls
 
 
+class _CallEvent(Event):
+    __slots__ = ()
+    logger = logging.getLogger("rpcwheel.call")
+    subject_fields = "method"
+    labels = "method"
+
+
 @dataclass(frozen=True, slots=True)
-class CallSlow(Event):
+class CallSlow(_CallEvent):
     """A call still runs `elapsed_s` after its start. `side` is "client" or "server"."""
 
-    log_line = LogLine(
-        CALL, WARNING, "method", "%(method)s (%(side)s) still runs after %(elapsed_s).3g s"
-    )
-    metrics = (
-        Count("slow_calls", "Calls that took longer than slow_call_threshold.", "method side"),
-    )
+    log_line = LogLine(WARNING, "%(method)s (%(side)s) still runs after %(elapsed_s).3g s")
+    metric = Count("slow_calls", "Calls that took longer than slow_call_threshold.", "method side")
     method: str
     side: str
     elapsed_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class RetryScheduled(Event):
+class RetryScheduled(_CallEvent):
     """An attempt of a call failed. The next attempt of the same call begins after `delay_s`."""
 
     log_line = LogLine(
-        CALL,
         INFO,
-        "method",
         "%(method)s failed with %(code)s at attempt %(attempts)d, next attempt in %(delay_s).3g s",
     )
-    metrics = (
-        Count(
-            "retries",
-            "Retries that were planned. Not all begin: a call may be canceled while it waits.",
-            "method",
-        ),
+    metric = Count(
+        "retries",
+        "Retries that were planned. Not all begin: a call may be canceled while it waits.",
     )
     method: str
     attempts: int
@@ -494,20 +445,20 @@ class RetryScheduled(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class HedgeSent(Event):
+class HedgeSent(_CallEvent):
     """Hedging sent a further attempt before the earlier ones ended, or as one of them failed.
 
     `attempt` is 2 for the second attempt.
     """
 
-    log_line = LogLine(CALL, INFO, "method", "%(method)s: hedging sent attempt %(attempt)d")
-    metrics = (Count("hedges", "Attempts that hedging sent before earlier ones ended.", "method"),)
+    log_line = LogLine(INFO, "%(method)s: hedging sent attempt %(attempt)d")
+    metric = Count("hedges", "Attempts that hedging sent before earlier ones ended.")
     method: str
     attempt: int
 
 
 @dataclass(frozen=True, slots=True)
-class RetryStopped(Event):
+class RetryStopped(_CallEvent):
     """An attempt failed with a status in `RetryPolicy.retry_on`, and no other attempt follows.
 
     Or the next attempt was not sent by the client itself.
@@ -516,18 +467,12 @@ class RetryStopped(Event):
     """
 
     log_line = LogLine(
-        CALL,
-        INFO,
-        "method",
-        "%(method)s failed with %(code)s at attempt %(attempts)d, not retried: %(reason)s",
+        INFO, "%(method)s failed with %(code)s at attempt %(attempts)d, not retried: %(reason)s"
     )
-    metrics = (
-        Count(
-            "retries_throttled",
-            "Retries that were not made because the retry budget was used up.",
-            "method",
-            counts_if="is_throttled",
-        ),
+    metric = Count(
+        "retries_throttled",
+        "Retries that were not made because the retry budget was used up.",
+        counts_if="is_throttled",
     )
     method: str
     attempts: int
@@ -541,65 +486,54 @@ class RetryStopped(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class DefaultResponseUsed(Event):
+class DefaultResponseUsed(_CallEvent):
     """A call failed, and its caller got the default response."""
 
-    log_line = LogLine(
-        CALL, WARNING, "method", "%(method)s failed, the default response was returned: %(error)s"
-    )
-    metrics = (Count("default_responses", "Failed calls with a default response.", "method"),)
+    log_line = LogLine(WARNING, "%(method)s failed, the default response was returned: %(error)s")
+    metric = Count("default_responses", "Failed calls with a default response.")
     method: str
     error: BaseException
 
 
 @dataclass(frozen=True, slots=True)
-class StreamStalled(Event):
+class StreamStalled(_CallEvent):
     """A response stream was canceled, because no message came for `silent_s`."""
 
-    log_line = LogLine(
-        CALL, WARNING, "method", "%(method)s was canceled, no message for %(silent_s).3g s"
-    )
-    metrics = (Count("streams_stalled", "Streams ended by message_timeout.", "method"),)
+    log_line = LogLine(WARNING, "%(method)s was canceled, no message for %(silent_s).3g s")
+    metric = Count("streams_stalled", "Streams ended by message_timeout.")
     method: str
     silent_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class DeadlineExceededBeforeStart(Event):
+class DeadlineExceededBeforeStart(_CallEvent):
     """A server refused a call, because its deadline had passed before the handler could start.
 
     `late_s` is 0.0 with `grpc.aio`, which does not provide it.
     """
 
     log_line = LogLine(
-        CALL,
         WARNING,
-        "method",
         "%(method)s was refused, its deadline passed %(late_s).3g s before the handler could start",
     )
-    metrics = (
-        Count(
-            "deadlines_exceeded_before_start",
-            "Calls that a server refused because their deadline had passed. Of calls without a "
-            "request stream, gRPC drops most before, and no server metric shows them.",
-            "method",
-        ),
+    metric = Count(
+        "deadlines_exceeded_before_start",
+        "Calls that a server refused because their deadline had passed. Of calls without a "
+        "request stream, gRPC drops most before, and no server metric shows them.",
     )
     method: str
     late_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class CriticalityUnknown(Event):
+class CriticalityUnknown(_CallEvent):
     """A server ignored the criticality of a call, because its metadata is not valid.
 
     Emitted once for each method and reason.
     """
 
     log_line = LogLine(
-        CALL,
         WARNING,
-        "method",
         "%(method)s: the metadata rpcwheel-criticality of a call was ignored, because %(reason)s: "
         "%(value)s",
     )
@@ -609,31 +543,29 @@ class CriticalityUnknown(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class OverloadBegan(Event):
+class OverloadBegan(_CallEvent):
     """A server with a limit has refused a call, the first one in 5 s."""
 
     log_line = LogLine(
-        CALL,
         WARNING,
-        "server",
         "%(server)s is overloaded: it works on %(running call)s with %(waiting call)s waiting, and "
         "refuses others, the least critical first",
+        subject="server",
     )
-    metrics = (Count("overloads", "Times at which a server began to refuse calls.", "server"),)
+    metric = Count("overloads", "Times at which a server began to refuse calls.", "server")
     server: str
     running: int
     waiting: int
 
 
 @dataclass(frozen=True, slots=True)
-class OverloadEnded(Event):
+class OverloadEnded(_CallEvent):
     """A server has not refused a call for 5 s."""
 
     log_line = LogLine(
-        CALL,
         INFO,
-        "server",
         "%(server)s is no longer overloaded; it has refused %(refused call)s in %(duration_s).3g s",
+        subject="server",
         always_after=OverloadBegan,
     )
     server: str
@@ -642,21 +574,20 @@ class OverloadEnded(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class LimitIneffective(Event):
+class LimitIneffective(_CallEvent):
     """A server has interceptors with a limit, and an executor that does not know the limit."""
 
     log_line = LogLine(
-        CALL,
         ERROR,
-        "server",
         "the limit of %(server)s has no effect, because it needs the executor of the kit: "
         "grpc.server(kit.server_executor(), interceptors=kit.server_interceptors())",
+        subject="server",
     )
     server: str
 
 
 @dataclass(frozen=True, slots=True)
-class BreakerOpened(Event):
+class BreakerOpened(_CallEvent):
     """A circuit breaker sends no more calls for `duration_s`; `reason` says what has failed.
 
     `target` is that of the channel; of a function it is "function". If the breaker was opened by
@@ -664,15 +595,12 @@ class BreakerOpened(Event):
     """
 
     log_line = LogLine(
-        CALL,
         WARNING,
-        "target method",
         "%(target)s %(method)s: the circuit breaker is open %(duration)s: %(reason)s",
+        subject="target method",
     )
-    metrics = (
-        Count(
-            "breaker_opened", "Times at which a circuit breaker opened.", "method=labeled_method"
-        ),
+    metric = Count(
+        "breaker_opened", "Times at which a circuit breaker opened.", "method=labeled_method"
     )
     target: str
     method: str
@@ -691,14 +619,13 @@ class BreakerOpened(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class BreakerClosed(Event):
+class BreakerClosed(_CallEvent):
     """A circuit breaker that was open sends all calls again, after `duration_s`."""
 
     log_line = LogLine(
-        CALL,
         INFO,
-        "target method",
         "%(target)s %(method)s: the circuit breaker is closed again, after %(duration_s).3g s",
+        subject="target method",
         always_after=BreakerOpened,
     )
     target: str
@@ -707,31 +634,29 @@ class BreakerClosed(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class ThrottleBegan(Event):
+class ThrottleBegan(_CallEvent):
     """A client has throttled a call of this method, the first one in 5 s."""
 
     log_line = LogLine(
-        CALL,
         WARNING,
-        "target method",
         "%(target)s %(method)s: the server accepts too few calls; the client sends only a part of "
         "them",
+        subject="target method",
     )
-    metrics = (Count("throttles", "Times at which a client began to throttle a method.", "method"),)
+    metric = Count("throttles", "Times at which a client began to throttle a method.")
     target: str
     method: str
 
 
 @dataclass(frozen=True, slots=True)
-class ThrottleEnded(Event):
+class ThrottleEnded(_CallEvent):
     """A client has not throttled a call of this method for 5 s."""
 
     log_line = LogLine(
-        CALL,
         INFO,
-        "target method",
         "%(target)s %(method)s: the client sends all calls again; it has not sent %(refused call)s "
         "in %(duration_s).3g s",
+        subject="target method",
         always_after=ThrottleBegan,
     )
     target: str
@@ -741,14 +666,13 @@ class ThrottleEnded(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class LateResponse(Event):
+class LateResponse(_CallEvent):
     """A response came for a pending call that ended `late_s` before; `ending` says how."""
 
     log_line = LogLine(
-        CALL,
         WARNING,
-        "name",
         "%(name)s: the response to %(key)s came %(late_s).3g s after the call had %(ending)s",
+        subject="name",
     )
     name: str
     key: str
@@ -757,11 +681,11 @@ class LateResponse(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class UnmatchedResponse(Event):
+class UnmatchedResponse(_CallEvent):
     """A response came whose key belongs to no pending call and to no call that ended lately."""
 
     log_line = LogLine(
-        CALL, WARNING, "name", "%(name)s: a response came for %(key)s, which no call waits for"
+        WARNING, "%(name)s: a response came for %(key)s, which no call waits for", subject="name"
     )
     name: str
     key: str
@@ -779,17 +703,15 @@ class CallbackFailed(Event):
     """
 
     log_line = LogLine(
-        CALLBACK,
         ERROR,
-        "subject callback",
         "%(subject)s: %(callback)s raised %(error)s",
+        subject="subject callback",
         traceback=True,
     )
-    metrics = (
-        Count(
-            "callbacks_failed",
-            "Callbacks, predicates and wait objects of the program that raised an exception.",
-        ),
+    logger = logging.getLogger("rpcwheel.callback")
+    metric = Count(
+        "callbacks_failed",
+        "Callbacks, predicates and wait objects of the program that raised an exception.",
     )
     subject: str
     callback: str
@@ -799,8 +721,15 @@ class CallbackFailed(Event):
 # Connections
 
 
+class _ConnectionEvent(Event):
+    __slots__ = ()
+    logger = logging.getLogger("rpcwheel.connection")
+    subject_fields = "target"
+    labels = "target"
+
+
 @dataclass(frozen=True, slots=True)
-class HeartbeatMissed(Event):
+class HeartbeatMissed(_ConnectionEvent):
     """A heartbeat was not answered in time. `misses` counts missed heartbeats in a row.
 
     `silent_s` is the time since anything was read. `answer` says how the heartbeat ended: with a
@@ -808,14 +737,12 @@ class HeartbeatMissed(Event):
     """
 
     log_line = LogLine(
-        CONNECTION,
         INFO,
-        "target",
         "%(target)s: heartbeat missed, %(misses)d in a row, "
         "nothing read for %(silent_s).3g s (%(answer)s)",
         interval_s=OUTAGE_INTERVAL_S,
     )
-    metrics = (Count("heartbeats_missed", "Heartbeats without an answer in time.", "target"),)
+    metric = Count("heartbeats_missed", "Heartbeats without an answer in time.")
     target: str
     misses: int
     silent_s: float
@@ -823,18 +750,16 @@ class HeartbeatMissed(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class ConnectionDead(Event):
+class ConnectionDead(_ConnectionEvent):
     """Nothing was read for the heartbeat timeout. `calls` are in flight on the connection."""
 
     log_line = LogLine(
-        CONNECTION,
         WARNING,
-        "target",
         "%(target)s: connection dead, nothing read for %(silent_s).3g s, %(misses heartbeat)s "
         "missed, %(calls call)s in flight",
         interval_s=OUTAGE_INTERVAL_S,
     )
-    metrics = (Count("connections_dead", "Connections declared dead.", "target"),)
+    metric = Count("connections_dead", "Connections declared dead.")
     target: str
     silent_s: float
     misses: int
@@ -842,25 +767,19 @@ class ConnectionDead(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class ConnectionReplaced(Event):
+class ConnectionReplaced(_ConnectionEvent):
     """A channel replaced its connection; `number` counts its connections, from 1.
 
     `calls` were in flight on the old connection.
     """
 
     log_line = LogLine(
-        CONNECTION,
         INFO,
-        "target",
         "%(target)s: replaced its connection (the new one is number %(number)d), with "
         "%(calls call)s in flight on the old one: %(reason)s",
         interval_s=OUTAGE_INTERVAL_S,
     )
-    metrics = (
-        Count(
-            "connections_replaced", "Connections that a channel replaced by a new one.", "target"
-        ),
-    )
+    metric = Count("connections_replaced", "Connections that a channel replaced by a new one.")
     target: str
     number: int
     reason: str
@@ -868,16 +787,14 @@ class ConnectionReplaced(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class ConnectionAlive(Event):
+class ConnectionAlive(_ConnectionEvent):
     """A connection that was suspected or dead answered, after `after_s` without an answer.
 
     `rtt_s` is the round trip of the heartbeat; None if a call of the user's was answered.
     """
 
     log_line = LogLine(
-        CONNECTION,
         INFO,
-        "target",
         "%(target)s: connection alive after %(after_s).3g s without an answer",
         interval_s=OUTAGE_INTERVAL_S,
         always_after=ConnectionDead,
@@ -888,14 +805,13 @@ class ConnectionAlive(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class ConnectionIdle(Event):
+class ConnectionIdle(_ConnectionEvent):
     """A server's connection is idle. It will be closed, or is only reported."""
 
     log_line = LogLine(
-        CONNECTION,
         INFO,
-        "peer",
         "%(peer)s: idle for %(idle_s).3g s, %(reason)s, %(calls call)s and %(streams stream)s open",
+        subject="peer",
         interval_s=OUTAGE_INTERVAL_S,
     )
     peer: str
@@ -906,21 +822,16 @@ class ConnectionIdle(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class ConnectionClosed(Event):
+class ConnectionClosed(_ConnectionEvent):
     """A server closed an idle connection."""
 
     log_line = LogLine(
-        CONNECTION,
-        INFO,
-        "peer",
-        "%(peer)s: connection closed, idle for %(idle_s).3g s, %(reason)s",
+        INFO, "%(peer)s: connection closed, idle for %(idle_s).3g s, %(reason)s", subject="peer"
     )
-    metrics = (
-        Count(
-            "connections_closed_idle",
-            "Connections that a server closed, by the limit that they exceeded.",
-            "reason",
-        ),
+    metric = Count(
+        "connections_closed_idle",
+        "Connections that a server closed, by the limit that they exceeded.",
+        "reason",
     )
     peer: str
     reason: str
@@ -928,53 +839,45 @@ class ConnectionClosed(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class IdleCloseSkipped(Event):
+class IdleCloseSkipped(_ConnectionEvent):
     """An idle connection was not closed; `reason` says why."""
 
     log_line = LogLine(
-        CONNECTION,
         INFO,
-        "peer",
         "%(peer)s: connection not closed, %(reason)s",
+        subject="peer",
         interval_s=OUTAGE_INTERVAL_S,
     )
-    metrics = (
-        Count(
-            "idle_closes_skipped",
-            "Idle connections that a server did not close, by reason.",
-            "reason",
-        ),
+    metric = Count(
+        "idle_closes_skipped", "Idle connections that a server did not close, by reason.", "reason"
     )
     peer: str
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class IdleDetectionLimited(Event):
+class IdleDetectionLimited(_ConnectionEvent):
     """An idle detector cannot do everything on this system, or for these addresses."""
 
-    log_line = LogLine(CONNECTION, WARNING, "reason", "idle connection detection: %(reason)s")
+    log_line = LogLine(WARNING, "idle connection detection: %(reason)s", subject="reason")
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class SubchannelUnhealthy(Event):
+class SubchannelUnhealthy(_ConnectionEvent):
     """A subchannel failed. It gets no calls while a healthy subchannel is READY.
 
     It gets calls again after it answers a health check.
     """
 
     log_line = LogLine(
-        CONNECTION,
         WARNING,
-        "channel subchannel",
         "%(channel)s: %(subchannel)s is unhealthy and gets no calls: %(reason)s",
+        subject="channel subchannel",
         interval_s=OUTAGE_INTERVAL_S,
     )
-    metrics = (
-        Count(
-            "ejections", "Subchannels that were taken out of use because they failed.", "channel"
-        ),
+    metric = Count(
+        "ejections", "Subchannels that were taken out of use because they failed.", "channel"
     )
     channel: str
     subchannel: str
@@ -982,14 +885,13 @@ class SubchannelUnhealthy(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class SubchannelHealthy(Event):
+class SubchannelHealthy(_ConnectionEvent):
     """A subchannel gets calls again, after it was unhealthy for `after_s`."""
 
     log_line = LogLine(
-        CONNECTION,
         INFO,
-        "channel subchannel",
         "%(channel)s: %(subchannel)s is healthy again, after %(after_s).3g s",
+        subject="channel subchannel",
         interval_s=OUTAGE_INTERVAL_S,
         always_after=SubchannelUnhealthy,
     )
@@ -999,18 +901,17 @@ class SubchannelHealthy(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class StaleInstancesKept(Event):
+class StaleInstancesKept(_ConnectionEvent):
     """The registry may have lost instances of a service; a channel keeps those that answer.
 
     All instances of the service disappeared, or these were stale for `stale_timeout`.
     """
 
     log_line = LogLine(
-        CONNECTION,
         WARNING,
-        "channel",
         "%(channel)s: the registry may have lost these instances; the channel keeps them as long "
         "as they answer: %(subchannels)s",
+        subject="channel",
         interval_s=OUTAGE_INTERVAL_S,
     )
     channel: str
@@ -1052,22 +953,26 @@ SHUTDOWN_STEPS: Final = {
 }
 
 
+class _RegistryEvent(Event):
+    __slots__ = ()
+    logger = logging.getLogger("rpcwheel.registry")
+    subject_fields = "registry"
+    labels = "registry"
+
+
 @dataclass(frozen=True, slots=True)
-class InstancePublished(Event):
+class InstancePublished(_RegistryEvent):
     """The registry accepted an instance: a new one, a changed one, or one that it had lost."""
 
     log_line = LogLine(
-        REGISTRY,
         INFO,
-        "registry service instance",
         "%(registry)s: published %(service)s instance %(instance)s%(details)s",
+        subject="registry service instance",
     )
-    metrics = (
-        Count(
-            "registry_published",
-            "Instances that were published. Label again: why it was published again, or empty.",
-            "registry grpc_service=service again",
-        ),
+    metric = Count(
+        "registry_published",
+        "Instances that were published. Label again: why it was published again, or empty.",
+        "registry grpc_service=service again",
     )
     registry: str
     service: str
@@ -1091,19 +996,16 @@ class InstancePublished(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class InstanceWithdrawn(Event):
+class InstanceWithdrawn(_RegistryEvent):
     """The registry removed an instance because this process asked for it."""
 
     log_line = LogLine(
-        REGISTRY,
         INFO,
-        "registry service instance",
         "%(registry)s: withdrew %(service)s instance %(instance)s",
+        subject="registry service instance",
     )
-    metrics = (
-        Count(
-            "registry_withdrawn", "Instances that were withdrawn.", "registry grpc_service=service"
-        ),
+    metric = Count(
+        "registry_withdrawn", "Instances that were withdrawn.", "registry grpc_service=service"
     )
     registry: str
     service: str
@@ -1111,22 +1013,18 @@ class InstanceWithdrawn(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class RegistryFailed(Event):
+class RegistryFailed(_RegistryEvent):
     """A request to the registry failed, or two processes publish the same instance id.
 
     In the second case `error` is an `InstanceIdConflict`.
     """
 
     log_line = LogLine(
-        REGISTRY,
         WARNING,
-        "registry",
         "%(registry)s: %(action)s failed (%(next)s): %(error)s",
         interval_s=OUTAGE_INTERVAL_S,
     )
-    metrics = (
-        Count("registry_failures", "Requests to a registry that failed.", "registry request"),
-    )
+    metric = Count("registry_failures", "Requests to a registry that failed.", "registry request")
     registry: str
     request: str
     """"publish", "withdraw", "renew", "watch", "lookup" or "close"."""
@@ -1149,24 +1047,22 @@ class RegistryFailed(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class RegistryRecovered(Event):
+class RegistryRecovered(_RegistryEvent):
     """The registry answers again, `after_s` after the first failure."""
 
     log_line = LogLine(
-        REGISTRY,
         INFO,
-        "registry",
         "%(registry)s: the registry answers again after %(after_s).3g s",
         interval_s=OUTAGE_INTERVAL_S,
         always_after=RegistryFailed,
     )
-    metrics = (Count("registry_recoveries", "Ends of outages of a registry.", "registry"),)
+    metric = Count("registry_recoveries", "Ends of outages of a registry.")
     registry: str
     after_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class InstancesChanged(Event):
+class InstancesChanged(_RegistryEvent):
     """The known instances of a subscribed service changed; `instances` is their present number.
 
     `source` is that of the new `Snapshot`: "live", "stale" or "cache". If `added` and `removed` are
@@ -1174,11 +1070,10 @@ class InstancesChanged(Event):
     """
 
     log_line = LogLine(
-        REGISTRY,
         INFO,
-        "registry service",
         "%(registry)s: %(service)s has %(instances instance)s, source %(source)s: "
         "%(added)d added, %(removed)d removed",
+        subject="registry service",
     )
     registry: str
     service: str
@@ -1189,7 +1084,7 @@ class InstancesChanged(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class InstancesRetained(Event):
+class InstancesRetained(_RegistryEvent):
     """Instances disappeared from a registry that may have lost data; they are kept as stale.
 
     They are removed after `RegistryPolicy.stale_timeout` unless the registry lists them again.
@@ -1197,20 +1092,17 @@ class InstancesRetained(Event):
     """
 
     log_line = LogLine(
-        REGISTRY,
         WARNING,
-        "registry service",
         "%(registry)s: %(instances instance)s of %(service)s disappeared while the registry may "
         "have lost data (%(reason)s); kept as stale until the registry lists them again or "
         "stale_timeout is over",
+        subject="registry service",
         interval_s=OUTAGE_INTERVAL_S,
     )
-    metrics = (
-        Count(
-            "registry_retained",
-            "Times that instances were kept that a registry had lost, perhaps with its data.",
-            "registry grpc_service=service",
-        ),
+    metric = Count(
+        "registry_retained",
+        "Times that instances were kept that a registry had lost, perhaps with its data.",
+        "registry grpc_service=service",
     )
     registry: str
     service: str
@@ -1219,18 +1111,17 @@ class InstancesRetained(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class RecordSkipped(Event):
+class RecordSkipped(_RegistryEvent):
     """A record in the registry or in a snapshot file is not a valid instance.
 
     Emitted once for each content of the record.
     """
 
     log_line = LogLine(
-        REGISTRY,
         WARNING,
-        "registry service",
         "%(registry)s: ignored the record %(key)s of %(service)s, which is not a valid instance: "
         "%(error)s",
+        subject="registry service",
         interval_s=OUTAGE_INTERVAL_S,
     )
     registry: str
@@ -1240,18 +1131,17 @@ class RecordSkipped(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotFailed(Event):
+class SnapshotFailed(_RegistryEvent):
     """A snapshot file cannot be read or written. The registry works without it.
 
     Emitted once until the file works again.
     """
 
     log_line = LogLine(
-        REGISTRY,
         WARNING,
-        "registry path",
         "%(registry)s: cannot use the snapshot file %(path)s, which clients need only if they "
         "start while the registry is down: %(error)s",
+        subject="registry path",
     )
     registry: str
     path: str
@@ -1259,14 +1149,14 @@ class SnapshotFailed(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class ShutdownStep(Event):
+class ShutdownStep(_RegistryEvent):
     """A step of a published server's graceful shutdown begins, or the shutdown has ended.
 
     `server` is the first service and its address.
     """
 
     log_line = LogLine(
-        REGISTRY, INFO, "server", "%(server)s is shutting down (%(reason)s): %(action)s"
+        INFO, "%(server)s is shutting down (%(reason)s): %(action)s", subject="server"
     )
     server: str
     step: str
@@ -1280,7 +1170,7 @@ class ShutdownStep(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class WithdrawalFailed(Event):
+class WithdrawalFailed(_RegistryEvent):
     """A published server has stopped, but a registry may list it until its lease ends.
 
     `server` is the first service and its address. `error` is that of the last request; None if it
@@ -1288,11 +1178,10 @@ class WithdrawalFailed(Event):
     """
 
     log_line = LogLine(
-        REGISTRY,
         WARNING,
-        "server registry",
         "%(server)s has stopped, but could not be withdrawn from %(registry)s, which may list it "
         "until its lease ends: %(error)s",
+        subject="server registry",
     )
     server: str
     registry: str

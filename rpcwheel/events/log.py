@@ -70,7 +70,7 @@ def log_event(event: Event) -> None:
     if line is None:
         _OTHER.debug("%r", event, extra=_attributes(type(event), {}))
         return
-    if not line.logger.isEnabledFor(line.level):
+    if not event.logger.isEnabledFor(line.level):
         return
     now_s = time.monotonic()
     suppressed = LIMITER.admit(
@@ -89,7 +89,8 @@ def log_event(event: Event) -> None:
 
 def _subject(line: LogLine, event: Event) -> str:
     """Return the subject of the rate limit; different failures of a method have limits each."""
-    parts = [plain_text(getattr(event, name)) for name in line.subject.split()]
+    names = event.subject_fields if line.subject is None else line.subject
+    parts = [plain_text(getattr(event, name)) for name in names.split()]
     error: BaseException | None = getattr(event, "error", None)
     if not line.interval_s or isinstance(error, InstanceIdConflict):
         failure = getattr(event, "code", None) if error is None else error_kind(error)
@@ -105,8 +106,8 @@ def _write(line: LogLine, event: Event, suppressed: int) -> None:
     texts = _texts(event, values, more, MAX_TEXT)
     if len(template % texts) > MAX_LINE:
         texts = _texts(event, field_values(event, MAX_SHORT, MAX_SHORT), more, MAX_SHORT)
-    record = line.logger.makeRecord(
-        line.logger.name,
+    record = event.logger.makeRecord(
+        event.logger.name,
         line.level,
         __file__,
         0,
@@ -118,20 +119,20 @@ def _write(line: LogLine, event: Event, suppressed: int) -> None:
     )
     if line.traceback and error is not None:
         record.exc_text = traceback_of(error)
-    line.logger.handle(record)
+    event.logger.handle(record)
 
 
 def _report(count: Suppressed) -> None:
-    line = count.kind.log_line
+    line, logger = count.kind.log_line, count.kind.logger
     if line is not None:
         values = count._asdict() | {
             "kind": count.kind.__name__,
             "subject": plain_text(count.subject),
         }
-        line.logger.log(
+        logger.log(
             line.level,
             "%s: %d more %s not logged within %.3g s",
-            values["subject"] or line.logger.name,
+            values["subject"] or logger.name,
             count.number,
             values["kind"],
             count.period_s,

@@ -166,7 +166,9 @@ class EventMetric(NamedTuple):
 
 def _of_event(event: type[Event], source: Count) -> EventMetric:
     kind: Kind = "histogram" if source.bounds else "counter"
-    fields = source.fields
+    labels = event.labels if source.labels is None else source.labels
+    pairs = [label.partition("=") for label in labels.split()]
+    fields = {label: field or label for label, _, field in pairs}
     metric = Metric(f"rpcwheel_{source.name}", kind, tuple(fields), source.help, source.bounds)
     return EventMetric(metric, event, source, tuple(fields.values()))
 
@@ -175,7 +177,8 @@ EVENTS: Final = tuple(
     _of_event(event, source)
     for event in vars(events).values()
     if isinstance(event, type) and issubclass(event, events.Event)
-    for source in event.metrics
+    for source in (event.metric, event.histogram)
+    if source is not None
 )
 """The metrics that the classes of events declare, in their order."""
 

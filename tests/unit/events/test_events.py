@@ -24,7 +24,9 @@ def test_the_subject_of_a_log_line_and_its_template_name_fields_or_log_texts():
     computed = {"call", "details", "action", "next", "waiting", "duration"}
     for kind in KINDS:
         names = {field.name for field in dataclasses.fields(kind)}
-        assert names.issuperset(kind.log_line.subject.split()), kind
+        subject = kind.log_line.subject
+        subject = kind.subject_fields if subject is None else subject
+        assert names.issuperset(subject.split()), kind
         named = re.findall(r"%\((\w+)\)", kind.log_line.template)
         assert {*named} - computed <= names, kind
 

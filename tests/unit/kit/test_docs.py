@@ -125,7 +125,7 @@ def test_each_event_is_documented_with_its_logger_level_and_fields():
     for name, kind in kinds.items():
         line = kind.log_line
         level = logging.getLevelName(line.level).lower()
-        assert said[name] == (line.logger.name, level, [field.name for field in fields(kind)])
+        assert said[name] == (kind.logger.name, level, [field.name for field in fields(kind)])
 
 
 def test_the_readme_links_each_page():
