@@ -26,7 +26,7 @@ from concurrent.futures import Future
 from contextvars import Context
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import grpc
 
@@ -56,7 +56,7 @@ from .lease import Lease
 from .poller import HORIZON_S, Poller
 from .queued_call import EncodedCall, QueuedCall, QueuedCallState, QueueEntry, SavedCall
 from .routes import Routes
-from .store import AFTER_CLOSE
+from .store import AFTER_CLOSE, Store
 from .stored import StoredRpc, decode
 
 if TYPE_CHECKING:
@@ -67,8 +67,7 @@ if TYPE_CHECKING:
     from rpcwheel.journal.backend import StoredCall
     from rpcwheel.journal.journal import Journal
 
-    from .held_calls import HeldCalls
-    from .pacer import Pacers
+    from .pacer import PacedQueue
     from .routes import CallRoute
     from .stored_functions import FunctionCodec
     from .timeouts import Timeouts
@@ -96,39 +95,22 @@ NOT_REGISTERED: Final = (
 EXPIRED: Final = Stop("its max_age has passed")
 
 
-class Deliverer(Protocol):
-    """The queue that attempts the calls."""
-
-    name: str
-    calls: HeldCalls
-    pacers: Pacers
-
-    def adopt(self, call: QueuedCall, delay_ns: int) -> None:
-        """Attempt a call that was taken from a journal when it is due, or give it up now."""
-
-    def end_lost_attempts(self) -> None:
-        """End attempts whose event loop was closed. Any thread; does not block."""
-
-    def on_timer_stopped(self) -> None:
-        """Note that the timer was stopped. Does not block."""
-
-
-class JournalStore:
-    """The journal of one policy. Thread-safe. `Store` describes the methods that are not here."""
+class JournalStore(Store):
+    """The journal of one policy. Thread-safe. `Store` has the contract of most methods."""
 
     durable: ClassVar[bool] = True
 
-    def __init__(self, policy: FailbackPolicy, queue: Deliverer, timeouts: Timeouts) -> None:
+    def __init__(self, policy: FailbackPolicy, queue: PacedQueue, timeouts: Timeouts) -> None:
         """Open the journal; it connects when the first call is appended or taken.
 
         Raises:
             ConfigurationError: The URL is not valid.
             ExtraMissing: A package that the journal needs is not installed.
         """
+        super().__init__(queue.calls, policy.capacity)
         self._policy = policy
         self._name = queue.name
         self._queue = weakref.ref(queue)  # it is freed at once if it is dropped without `close`
-        self._calls = queue.calls
         self._calls.on_empty = weak_callback(self._on_empty)
         self._retry_codes = Matcher(policy.retry_on).codes(grpc.RpcError)
         self._now_ns = timeouts.now_ns
@@ -207,7 +189,7 @@ class JournalStore:
         """Append a call. Blocks until it is durable, for at most the `timeout` of the URL."""
         if self._calls.closed:
             raise FailbackClosed(AFTER_CLOSE)
-        self.journal.append_now(self._new_call(call, delay_ns), self._policy.capacity)
+        self.journal.append_now(self._new_call(call, delay_ns), self._max_pending)
         return self._appended(delay_ns)
 
     def append_later(self, call: QueuedCall, delay_ns: int) -> Future[int]:
@@ -219,7 +201,7 @@ class JournalStore:
             refused: Future[int] = Future()
             refused.set_exception(FailbackClosed(AFTER_CLOSE))
             return refused
-        return self.journal.append(self._new_call(call, delay_ns), self._policy.capacity)
+        return self.journal.append(self._new_call(call, delay_ns), self._max_pending)
 
     def end_append(self, appended: Future[int], delay_ns: int) -> bool:
         """Return what `append` returns, or raise what it raises."""
@@ -273,7 +255,7 @@ class JournalStore:
                 self.poller.request()
             self._check_flushed()
 
-    def _take(self, queue: Deliverer, within_s: float) -> list[StoredCall]:
+    def _take(self, queue: PacedQueue, within_s: float) -> list[StoredCall]:
         now_ns = self.journal.now_ns()
         targets = self.routes.open_targets()
         routes = []
@@ -324,7 +306,7 @@ class JournalStore:
         if count := len(set(ids) - self._lost):
             emit(FailbackLeaseLost(self._name, str(self.journal.url), count))
 
-    def _hand_over(self, queue: Deliverer, stored: StoredCall, *, is_held: bool) -> bool:
+    def _hand_over(self, queue: PacedQueue, stored: StoredCall, *, is_held: bool) -> bool:
         """Give a call that was taken to the queue, or back.
 
         It is given back if it is still attempted, as its lease had ended meanwhile, and for a time

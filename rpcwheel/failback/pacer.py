@@ -20,6 +20,7 @@ from rpcwheel.events import TaskFailed, emit
 from .pacing import Outcome, Pacing
 
 if TYPE_CHECKING:
+    from .held_calls import HeldCalls
     from .queued_call import QueuedCall
     from .timeouts import Timeouts
 
@@ -31,12 +32,17 @@ FIRST_FULL_SIZE: Final = 64
 """The number of pacers at which unused ones are dropped first; later, when as many again came."""
 
 
-class Starter(Protocol):
-    """A queue that starts attempts."""
+class PacedQueue(Protocol):
+    """A `FailbackQueue`, as its pacers and its journal see it."""
 
     name: str
+    calls: HeldCalls
+    pacers: Pacers
     on_loops: bool
     """Whether attempts run on event loops, which may be closed under them."""
+
+    def adopt(self, call: QueuedCall, delay_ns: int) -> None:
+        """Attempt a call that was taken from a journal when it is due, or give it up now."""
 
     def start_now(self, call: QueuedCall, pacer: Pacer, began_ns: int) -> bool:
         """Start an attempt; False if it is not wanted any more. Any thread; does not block.
@@ -68,11 +74,11 @@ class Pacer:
         self._pacing = pacing
         self._timeouts = timeouts
         self._lock = threading.RLock()  # a finalizer may make a call that fails
-        self._ready: deque[tuple[Starter, QueuedCall]] = deque()
+        self._ready: deque[tuple[PacedQueue, QueuedCall]] = deque()
         self._is_starting = False
         self._wakes_at_ns = NEVER
 
-    def add(self, queue: Starter, call: QueuedCall) -> None:
+    def add(self, queue: PacedQueue, call: QueuedCall) -> None:
         """Begin an attempt of a call as soon as allowed."""
         with self._lock:
             self._ready.append((queue, call))
@@ -110,7 +116,7 @@ class Pacer:
             self._is_starting = False
             raise
 
-    def _next(self) -> tuple[Starter, QueuedCall, int] | None:
+    def _next(self) -> tuple[PacedQueue, QueuedCall, int] | None:
         can_wait = True
         while True:
             with self._lock:
@@ -162,7 +168,7 @@ class Pacer:
         for queue in self._queues():
             queue.on_timer_stopped()
 
-    def _queues(self) -> list[Starter]:
+    def _queues(self) -> list[PacedQueue]:
         """List the queues of the calls that wait."""
         with self._lock:
             return list({id(queue): queue for queue, _ in self._ready}.values())

@@ -87,7 +87,7 @@ from .rules import (
     counts_as_attempt,
     has_ended_attempt,
 )
-from .store import MemoryStore
+from .store import Store
 from .timeouts import TIMER_STOPPED, Timeouts
 
 if TYPE_CHECKING:
@@ -102,7 +102,6 @@ if TYPE_CHECKING:
 
     from .pacer import Pacer
     from .queued_call import QueuedCall, QueueEntry
-    from .store import Store
 
 LOOP_CLOSED: Final = "its event loop is closed"
 NOT_CLOSED: Final = "the program ended before close()"
@@ -190,7 +189,7 @@ class FailbackQueue:
         """Ended calls that `close` returns, each with the time and the reason of its end."""
         self.store: Store
         if policy.journal is None:
-            self.store = MemoryStore(self.calls, policy.capacity)
+            self.store = Store(self.calls, policy.capacity)
         else:
             self.store = JournalStore(policy, self, self._timeouts)
         self.durable = self.store.durable

@@ -1,8 +1,8 @@
-"""Where the calls of a queue are while they wait: the contract, and the memory as a store."""
+"""Where the calls of a queue are while they wait: in the memory; `journaled.py` has the journal."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 from rpcwheel.errors import FailbackClosed, FailbackFull
 
@@ -15,24 +15,35 @@ if TYPE_CHECKING:
 AFTER_CLOSE = "it came after close(), or at the end of the program"
 
 
-class Store(Protocol):
-    """The store of one queue. Thread-safe."""
+class Store:
+    """The store of one queue. Thread-safe. This one is the memory: the calls that the queue holds.
 
-    durable: ClassVar[bool]
+    The docstrings say also what `JournalStore` does.
+    """
+
+    durable: ClassVar[bool] = False
     """Whether its calls survive the process. If so, they leave the memory between attempts."""
+
+    def __init__(self, calls: HeldCalls, max_pending: int) -> None:
+        """Begin without a call; at most `max_pending` calls are accepted."""
+        self._calls = calls
+        self._max_pending = max_pending
 
     @property
     def pending(self) -> int:
         """How many calls of the queue there are."""
+        return len(self._calls)
 
     def ensure_counted(self, *, block: bool) -> None:
         """Count the calls, if `pending` needs that and it was never done."""
 
     def entries(self, limit: int | None) -> list[QueueEntry]:
         """List the calls, oldest first, at most `limit` of them. A durable store blocks."""
+        return self._calls.entries(limit)
 
     def prepare(self, call: QueuedCall) -> str | None:
         """Prepare a failed call for `append`; return why it cannot be made a second time."""
+        return call.saved.obstacle
 
     def append(self, call: QueuedCall, delay_ns: int) -> bool:
         """Accept a failed call. It is as safe as in this store when this returns.
@@ -44,74 +55,6 @@ class Store(Protocol):
         Raises:
             FailbackError: It is not accepted; the message says why.
         """
-
-    def may_attempt(self, call: QueuedCall) -> bool:
-        """Whether no other process may have the call. Does not block."""
-
-    def postpone(self, call: QueuedCall, delay_ns: int, *, counts: bool) -> bool:
-        """Keep a call until its next attempt. Called under the lock of the calls.
-
-        Args:
-            call: The call, with the error of its attempt.
-            delay_ns: When it is due.
-            counts: Whether the attempt counts, and its error replaces that of an earlier one.
-
-        Returns:
-            Whether it stays in the memory.
-        """
-
-    def settle(self, call: QueuedCall, outcome: str) -> None:
-        """Note that a call has ended. Called under the lock of the calls.
-
-        Args:
-            call: The call, which has left the memory.
-            outcome: The counter of `FailbackStats`.
-        """
-
-    def give_back(self, call: QueuedCall) -> bool:
-        """Keep a call for other processes, as this one cannot attempt it any more.
-
-        Called under the lock of the calls. False: it is lost.
-        """
-
-    def flushed(self) -> Future[None]:
-        """Make all calls due; get a future for when this process can deliver none any more."""
-
-    def reset(self) -> None:
-        """Begin anew in a forked child."""
-
-    def close(self, *, at_exit: bool) -> None:
-        """Give all calls back, after the queue was closed. Idempotent; may block."""
-
-
-class MemoryStore:
-    """The memory: it has only the calls that the queue holds."""
-
-    durable: ClassVar[bool] = False
-
-    def __init__(self, calls: HeldCalls, max_pending: int) -> None:
-        """Begin without a call; at most `max_pending` of `calls` are accepted."""
-        self._calls = calls
-        self._max_pending = max_pending
-
-    @property
-    def pending(self) -> int:
-        """How many calls the queue holds."""
-        return len(self._calls)
-
-    def ensure_counted(self, *, block: bool) -> None:
-        """Do nothing: they are always counted."""
-
-    def entries(self, limit: int | None) -> list[QueueEntry]:
-        """List the calls."""
-        return self._calls.entries(limit)
-
-    def prepare(self, call: QueuedCall) -> str | None:
-        """Return what has prevented the call from being saved."""
-        return call.saved.obstacle
-
-    def append(self, call: QueuedCall, delay_ns: int) -> bool:
-        """Add the call to those that the queue holds, unless there are too many."""
         calls = self._calls
         with calls.lock:  # so that no call is added after `close` has reported those that are left
             if calls.closed:
@@ -126,26 +69,43 @@ class MemoryStore:
         return True
 
     def may_attempt(self, call: QueuedCall) -> bool:
-        """Return True: no other process knows the call."""
+        """Whether no other process may have the call. Does not block."""
         return True
 
     def postpone(self, call: QueuedCall, delay_ns: int, *, counts: bool) -> bool:
-        """Return True: it stays."""
+        """Keep a call until its next attempt. Called under the lock of the calls.
+
+        Args:
+            call: The call, with the error of its attempt.
+            delay_ns: When it is due.
+            counts: Whether the attempt counts, and its error replaces that of an earlier one.
+
+        Returns:
+            Whether it stays in the memory.
+        """
         return True
 
     def settle(self, call: QueuedCall, outcome: str) -> None:
-        """Do nothing: it has left the memory."""
+        """Note that a call has ended. Called under the lock of the calls.
+
+        Args:
+            call: The call, which has left the memory.
+            outcome: The counter of `FailbackStats`.
+        """
 
     def give_back(self, call: QueuedCall) -> bool:
-        """Return False: it is lost."""
+        """Keep a call for other processes, as this one cannot attempt it any more.
+
+        Called under the lock of the calls. False: it is lost.
+        """
         return False
 
     def flushed(self) -> Future[None]:
-        """Get a future that is done as soon as there is no call."""
+        """Make all calls due; get a future for when this process can deliver none any more."""
         return self._calls.when_empty()
 
     def reset(self) -> None:
-        """Do nothing: the queue has forgotten its calls."""
+        """Begin anew in a forked child, after the queue has forgotten its calls."""
 
     def close(self, *, at_exit: bool) -> None:
-        """Do nothing: the queue has reported its calls."""
+        """Give all calls back, after the queue was closed. Idempotent; may block."""
