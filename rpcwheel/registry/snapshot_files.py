@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 VERSION: Final = 1
 BEGIN: Final = f'{{"v": {VERSION}, "registry": '
-"""How a snapshot file begins, also one of a version that had one file for all services."""
+"""How a snapshot file begins."""
 
 DEBOUNCE_S: Final = 0.5
 """Seconds from a change to the file (Dubbo's), so that several changes are one write."""
@@ -267,8 +267,6 @@ class SnapshotFiles:
 
     def _prepare(self) -> None:
         """Make the directory, and delete old snapshot files, once."""
-        if _is_snapshot(self.directory.parent):  # of a version that had one file
-            self.directory.parent.unlink(missing_ok=True)
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not self._is_prepared:
             self._is_prepared = True

@@ -342,13 +342,6 @@ def test_other_files_of_a_chosen_directory_are_not_deleted(write, directory, clo
     assert not failures(events)
 
 
-def test_a_file_that_is_no_snapshot_is_not_replaced_by_the_directory(write, directory, events):
-    put(directory.parent, b"a diary")
-    write("a")
-    assert directory.parent.read_bytes() == b"a diary"
-    assert len(failures(events)) == 1
-
-
 def test_an_old_file_that_cannot_be_deleted_does_not_prevent_a_write(
     make, write, directory, clock, monkeypatch, events
 ):
@@ -525,15 +518,17 @@ def test_the_policy_names_the_directory_or_turns_it_off_and_by_default_it_is_in_
     assert directory_of(url()).parent == tmp_path / ".cache" / "rpcwheel"
 
 
-def test_two_registries_in_the_same_chosen_directory_have_their_own_instances(tmp_path):
+def test_two_registries_in_a_directory_have_their_own_instances_without_passwords(tmp_path):
     policy = RegistryPolicy(snapshot=str(tmp_path))
-    for name in ("a", "b"):
-        files = open_snapshot_files(url(namespace=name), policy)
+    urls = {name: url(namespace=name, user="shop", password="secret") for name in ("a", "b")}
+    for name, of_name in urls.items():
+        files = open_snapshot_files(of_name, policy)
         files.keep(SERVICE, instances(name))
         files.close()
-    for name in ("a", "b"):
-        files = open_snapshot_files(url(namespace=name), policy)
+    for name, of_name in urls.items():
+        files = open_snapshot_files(of_name, policy)
         assert files.load(SERVICE).instances == instances(name)
+        assert "secret" not in (files.directory / f"{SERVICE}.json").read_text()
 
 
 def test_without_a_home_directory_there_are_no_files_and_an_event(monkeypatch, events):
@@ -544,15 +539,3 @@ def test_without_a_home_directory_there_are_no_files_and_an_event(monkeypatch, e
     monkeypatch.setattr(module.Path, "home", nowhere)
     assert directory_of(url()) is None
     assert [type(event) for event in events] == [SnapshotFailed]
-
-
-def test_a_file_of_an_earlier_version_is_replaced_by_the_directory_without_a_password(tmp_path):
-    put(tmp_path / "x", b'{"v": 1, "registry": "", "services": {}}')
-    with_password = url(user="shop", password="secret")
-    made = open_snapshot_files(with_password, RegistryPolicy(snapshot=str(tmp_path / "x")))
-    assert made.load(SERVICE) is None
-    made.keep(SERVICE, instances("a"))
-    made.close()
-    (path,) = made.directory.iterdir()
-    assert path.name == "shop.Orders.json"
-    assert "secret" not in path.read_text()
