@@ -51,8 +51,7 @@ class StoredRpc:
     trace: dict[str, str] = field(default_factory=dict)
     """The trace context of the caller; see `rpcwheel.telemetry.tracing.carrier`."""
     retry_on: frozenset[str] = frozenset()
-    """The status codes that the policy's `retry_on` names. Empty: none, or stored by a version that
-    did not store them."""
+    """The status codes that the policy's `retry_on` names."""
 
     def encoded(self) -> bytes:
         """Return the bytes to be stored."""
@@ -79,11 +78,11 @@ class StoredRpc:
         if len(requests) != 1 and not kind.streams_requests:
             raise ValueError(f"it has {len(requests)} requests")
         metadata = tuple((str(key), _of_json(value)) for key, value in header["metadata"])
-        timeout_s, wait = float(header["timeout"]), header.get("wait_for_ready")
+        timeout_s, wait = float(header["timeout"]), header["wait_for_ready"]
         if not 0 < timeout_s < math.inf:
             raise ValueError(f"its timeout is {timeout_s}")
         wait = None if wait is None else bool(wait)
-        retry_on = frozenset(map(str, header.get("retry_on", ())))
+        retry_on = frozenset(map(str, header["retry_on"]))
         return cls(kind, tuple(requests), metadata, timeout_s, wait, _trace_of(header), retry_on)
 
 
@@ -124,7 +123,7 @@ def decode(body: bytes) -> StoredRpc | StoredFunction:
 
 
 def _trace_of(header: dict[str, Any]) -> dict[str, str]:
-    return {str(name): str(value) for name, value in header.get("trace", {}).items()}
+    return {str(name): str(value) for name, value in header["trace"].items()}
 
 
 def _encoded(header: dict[str, Any], *parts: bytes) -> bytes:

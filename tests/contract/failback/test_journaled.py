@@ -49,7 +49,7 @@ from rpcwheel.events import (
 )
 from rpcwheel.failback import FailbackPolicy
 from rpcwheel.failback.journaled import NOT_COVERED
-from rpcwheel.failback.stored import StoredRpc, decode
+from rpcwheel.failback.stored import StoredFunction, StoredRpc, decode
 from rpcwheel.journal.backend import CallState
 from rpcwheel.rpc import Kind
 
@@ -290,7 +290,7 @@ def test_a_call_without_attempts_left_is_a_dead_letter_though_the_hook_raises(
 
 POISONED = {
     "damaged": ({"body": BODY[:-1]}, "it cannot be made: its bytes are damaged: "),
-    "function": ({"body": b'\x01\0\0\0\x13{"kind":"function"}{}'}, "it is the call of a func"),
+    "function": ({"body": StoredFunction(b"{}").encoded()}, "it is the call of a function"),
     "malformed metadata": (
         {"body": StoredRpc(Kind.UNARY_UNARY, (b"",), (("BAD KEY", "x"),)).encoded()},
         "retry_on",

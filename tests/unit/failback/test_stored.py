@@ -4,7 +4,6 @@ import contextlib
 import json
 import re
 import struct
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -87,11 +86,6 @@ def test_a_newer_format_is_named_with_what_to_do():
 
 def test_unknown_header_keys_of_a_later_version_are_ignored():
     assert decode(with_header(compression="gzip")) == RPC
-
-
-def test_keys_that_an_earlier_version_did_not_write_may_be_missing():
-    earlier = decode(with_header(wait_for_ready=None, retry_on=None))
-    assert earlier == replace(RPC, wait_for_ready=None, retry_on=frozenset())
 
 
 @pytest.mark.parametrize(
