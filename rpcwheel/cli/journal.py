@@ -34,6 +34,7 @@ from .findings import printable
 from .group import CommandGroup
 from .journal_view import (
     CALL_COLUMNS,
+    COUNTS,
     DEPTH_COLUMNS,
     call_as_json,
     call_row,
@@ -368,7 +369,7 @@ def _summary(backend: JournalBackend, calls: list[StoredCall], limit: int) -> st
 def _depths_frame(backend: JournalBackend) -> _Frame:
     depths = backend.depths()
     total = total_of(depths)
-    counts = ", ".join(f"{total[name]:,} {name}" for name in ("waiting", "taken", "dead"))
+    counts = ", ".join(f"{total[name]:,} {name}" for name in COUNTS)
     return _Frame(DEPTH_COLUMNS, depth_rows(depths), f"{counts} at {backend.url}")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+from dataclasses import asdict
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,7 +36,8 @@ STATE_NAMES: Final = {
 CALL_COLUMNS: Final = (
     "id", "state", "queue", "target", "method", "age", "attempts", "due", "last error",
 )  # fmt: skip
-DEPTH_COLUMNS: Final = ("queue", "target", "waiting", "taken", "dead", "oldest")
+COUNTS: Final = ("waiting", "taken", "dead")
+DEPTH_COLUMNS: Final = ("queue", "target", *COUNTS, "oldest")
 
 HIDDEN: Final = "***"
 
@@ -110,30 +112,20 @@ def depth_rows(depths: Sequence[Depth]) -> list[list[str]]:
 
 
 def _depth_row(queue: str, target: str, counts: dict[str, Any]) -> list[str]:
-    numbers = [f"{counts[name]:,}" for name in ("waiting", "taken", "dead")]
+    numbers = [f"{counts[name]:,}" for name in COUNTS]
     return [queue, target, *numbers, seconds(counts["oldest_s"]) if counts["oldest_s"] else ""]
 
 
 def depth_as_json(depth: Depth) -> dict[str, Any]:
     """Return the counts of one queue and target."""
-    return {
-        "queue": depth.queue,
-        "target": depth.target,
-        "waiting": depth.waiting,
-        "taken": depth.taken,
-        "dead": depth.dead,
-        "oldest_s": round(depth.oldest_s, 3),
-    }
+    return asdict(depth) | {"oldest_s": round(depth.oldest_s, 3)}
 
 
 def total_of(depths: Sequence[Depth]) -> dict[str, Any]:
     """Return the sums of all queues and targets, and the age of the oldest call."""
-    return {
-        "waiting": sum(depth.waiting for depth in depths),
-        "taken": sum(depth.taken for depth in depths),
-        "dead": sum(depth.dead for depth in depths),
-        "oldest_s": round(max((depth.oldest_s for depth in depths), default=0.0), 3),
-    }
+    counts = {name: sum(getattr(depth, name) for depth in depths) for name in COUNTS}
+    oldest_s = max((depth.oldest_s for depth in depths), default=0.0)
+    return counts | {"oldest_s": round(oldest_s, 3)}
 
 
 # One call

@@ -197,6 +197,7 @@ class Depth:
     waiting: int
     """READY and BLOCKED."""
     taken: int
+    """By processes that attempt them or are about to."""
     dead: int
     oldest_s: float
     """The age of the oldest call that is not dead; 0 without one."""

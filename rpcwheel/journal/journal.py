@@ -19,7 +19,7 @@ import time
 from collections import Counter, deque
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -36,7 +36,7 @@ from rpcwheel.telemetry import components
 from rpcwheel.timer import ManualTimer
 from rpcwheel.timer.manual import clock_of
 
-from .backend import Postponed
+from .backend import Depth, Postponed
 from .counts import Counts
 from .opening import open_journal_backend
 from .outage import Outage
@@ -54,17 +54,9 @@ MAX_BATCH: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class DepthStatus:
-    """The calls of one queue and target in a journal."""
+class DepthStatus(Depth):
+    """The calls of one queue and target in a journal, and what is wrong with them."""
 
-    queue: str
-    target: str
-    waiting: int
-    taken: int
-    """By processes that attempt them or are about to."""
-    dead: int
-    oldest_s: float
-    """The age of the oldest call that is not dead; 0 without one."""
     problem: str
 
 
@@ -417,13 +409,8 @@ class Journal:
             results,
             tuple(
                 DepthStatus(
-                    depth.queue,
-                    depth.target,
-                    depth.waiting,
-                    depth.taken,
-                    depth.dead,
-                    depth.oldest_s,
-                    _depth_problem(depth.dead, depth.waiting + depth.taken),
+                    **asdict(depth),
+                    problem=_depth_problem(depth.dead, depth.waiting + depth.taken),
                 )
                 for depth in self.counts.depths
             ),
