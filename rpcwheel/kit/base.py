@@ -175,29 +175,8 @@ class KitBase(
                 `status_port` is in use.
             TypeError: A setting is of a wrong type.
         """
-        policy = KitPolicy(
-            timeout=timeout,
-            retry=retry,
-            hedging=hedging,
-            default_response=default_response,
-            failback=failback,
-            idempotent=idempotent,
-            wait_for_ready=wait_for_ready,
-            criticality=criticality,
-            limit=limit,
-            throttle=throttle,
-            breaker=breaker,
-            concurrency=concurrency,
-            rate=rate,
-            methods=methods or {},
-            heartbeat=heartbeat,
-            idle=idle,
-            registry_policy=registry_policy,
-            status_port=status_port,
-            status_host=status_host,
-            status_token=status_token,
-            **unknown,
-        )
+        given = {name: value for name, value in locals().items() if name in KitPolicy.model_fields}
+        policy = KitPolicy(**given | {"methods": methods or {}}, **unknown)
         self._begin(policy, timer)
 
     @classmethod
