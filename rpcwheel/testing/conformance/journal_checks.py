@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 import warnings
@@ -520,56 +521,23 @@ def wildcards_match_any_text(harness: JournalHarness) -> None:
     """Only `*` and `?` are wildcards, the whole text must match, and case matters."""
     backend = harness.new_backend()
     texts = (
-        "a",
-        "ab",
-        "abc",
-        "aXc",
-        "ABC",
-        "a*c",
-        "a%c",
-        "a_c",
-        "a[b]c",
-        "a\\c",
-        "aéc",
-        "",
-        "a\nc",
-        "a数c",
-        "[a]",
-        "{a}",
-        "a.c",
-        "-",
-        "ababab",
-    )
-    patterns = {
-        "*": texts,
-        "?": ("a", "-"),
-        "a?c": ("abc", "aXc", "a*c", "a%c", "a_c", "a\\c", "aéc", "a\nc", "a数c", "a.c"),
-        "a*": tuple(text for text in texts if text.startswith("a")),
-        "*c": tuple(text for text in texts if text.endswith("c")),
-        "*b*": ("ab", "abc", "a[b]c", "ababab"),
-        "a**c": tuple(text for text in texts if text[:1] == "a" and text[-1:] == "c"),
-        "*?": tuple(text for text in texts if text),
-        "a%c": ("a%c",),
-        "a_c": ("a_c",),
-        "a\\c": ("a\\c",),
-        "[a]": ("[a]",),
-        "a[b]c": ("a[b]c",),
-        "{a}": ("{a}",),
-        "a.c": ("a.c",),
-        "*ab": ("ab", "ababab"),
-        "a*b": ("ab", "ababab"),
-        "*a*b*a*b*": ("ababab",),
-        "abc": ("abc",),
-        "": ("",),
-        "a-z": (),
-    }
+        "a", "ab", "abc", "aXc", "ABC", "a*c", "a%c", "a_c", "a[b]c", "a\\c", "aéc", "", "a\nc",
+        "a数c", "[a]", "{a}", "a.c", "-", "ababab",
+    )  # fmt: skip
+    patterns = (
+        "*", "?", "a?c", "a*", "*c", "*b*", "a**c", "*?", "a%c", "a_c", "a\\c", "[a]", "a[b]c",
+        "{a}", "a.c", "*ab", "a*b", "*a*b*a*b*", "abc", "", "a-z",
+    )  # fmt: skip
+    meanings = {"*": ".*", "?": "."}
     harness.append(backend, *(harness.new_call(method=text) for text in texts))
-    for pattern, wanted in patterns.items():
+    for pattern in patterns:
+        matches = re.compile("".join(meanings.get(c, re.escape(c)) for c in pattern), re.DOTALL)
+        wanted = sorted(filter(matches.fullmatch, texts))
         chosen = Filter(queue=harness.queue, method=pattern)
         selected = [stored.method for stored in backend.select(chosen, limit=MANY)]
         require(
-            sorted(selected) == sorted(wanted),
-            f"the pattern {pattern!r} must match {sorted(wanted)}, not {sorted(selected)}",
+            sorted(selected) == wanted,
+            f"the pattern {pattern!r} must match {wanted}, not {sorted(selected)}",
         )
 
 
