@@ -1,14 +1,11 @@
 """The jobs that run until Ctrl-C, as processes, on a registry in a file."""
 
-import os
 import signal
 import socket
-import subprocess
-import sys
-from contextlib import contextmanager
 
 import pytest
 
+from fixtures.registry_commands import ended, job
 from fixtures.waiting import WAIT_S
 from rpcwheel.instance import ServiceInstance
 from rpcwheel.registry import RegistryPolicy, open_registry
@@ -23,31 +20,6 @@ threading.Thread(target=threading.Event().wait, daemon=True).start()
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # in this thread and in those to come
 sys.exit(main(sys.argv[1:]))
 """
-
-
-@contextmanager
-def job(*words, run=("-m", "rpcwheel")):
-    """Run a job in a process of its own."""
-    command = [sys.executable, "-W", "error", *run, "registry", *words]
-    with subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def ended(process, signum):
-    """Stop the process; return its exit status and the rest of its output."""
-    process.send_signal(signum)
-    out, err = process.communicate(timeout=WAIT_S)
-    assert "Traceback" not in err
-    return process.returncode, out
 
 
 def instance(**values):

@@ -1,12 +1,11 @@
 """The journal in Redis: failures of the server, its configuration, keys, and full memory."""
 
-import secrets
 from dataclasses import replace
 
 import pytest
 
 from fixtures.engine_redis import RedisEngine
-from fixtures.engine_watchers import tls_files
+from fixtures.engine_watchers import namespace, tls_files
 from fixtures.journal_calls import ROUTES, bodies_of, new_call
 from fixtures.waiting import wait_until
 from rpcwheel.errors import (
@@ -18,12 +17,7 @@ from rpcwheel.events import FailbackLost
 from rpcwheel.journal import CallState, Filter
 from rpcwheel.journal.backend import Dead, Delivered, Postponed
 
-__all__ = ["tls_files"]
-
-
-@pytest.fixture
-def namespace():
-    return f"test-{secrets.token_hex(4)}"
+__all__ = ["namespace", "tls_files"]
 
 
 @pytest.fixture

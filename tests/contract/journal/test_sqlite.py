@@ -3,7 +3,6 @@
 import os
 import sqlite3
 import stat
-import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -11,6 +10,7 @@ from functools import partial
 
 import pytest
 
+from fixtures.disks import disk_fixture
 from fixtures.journal_calls import ROUTES, bodies_of, new_call
 from fixtures.waiting import WAIT_S
 from rpcwheel.errors import JournalFull, JournalRefused, JournalUnavailable
@@ -218,16 +218,7 @@ def test_a_value_that_cannot_be_stored_is_refused(journal, connections):
     assert bodies_of(journal.select(Filter())) == [2]
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system of 1 MB."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("no right to mount a small file system")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
+small_disk = disk_fixture("1m")
 
 
 def test_a_full_disk_refuses_calls_and_keeps_the_stored_ones(small_disk, opened):

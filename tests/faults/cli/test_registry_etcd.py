@@ -1,44 +1,16 @@
 """`rpcwheel registry register` and `watch` on an etcd that loses its data."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
-from contextlib import contextmanager
 
 import pytest
 
 from fixtures.engine_etcd import EtcdEngine
-from fixtures.waiting import WAIT_S, wait_until
+from fixtures.registry_commands import ended, job
+from fixtures.waiting import wait_until
 from rpcwheel.registry import RegistryPolicy, open_registry
 
 ALONE = RegistryPolicy(snapshot=False)
-
-
-@contextmanager
-def job(*words):
-    """Run a job in a process of its own."""
-    command = [sys.executable, "-W", "error", "-m", "rpcwheel", "registry", *words]
-    with subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def ended(process, signum):
-    """Stop the process; return its exit status and the rest of its output."""
-    process.send_signal(signum)
-    out, err = process.communicate(timeout=WAIT_S)
-    assert "Traceback" not in err
-    return process.returncode, out
 
 
 def test_register_and_watch_report_data_loss_and_register_publishes_again() -> None:

@@ -2,7 +2,6 @@
 
 import resource
 import sqlite3
-import subprocess
 import threading
 from collections import Counter
 from contextlib import closing
@@ -10,6 +9,7 @@ from contextlib import closing
 import grpc
 import pytest
 
+from fixtures.disks import disk_fixture
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.journal_calls import new_call
 from fixtures.journal_clients import (
@@ -29,25 +29,11 @@ from rpcwheel.interceptors import FailbackQueues, intercept_channel
 from rpcwheel.journal import Filter, open_journal_backend
 from rpcwheel.journal.journal import open_journal
 
-SIZE = "3m"
 RESERVE = 1 << 20
 """Bytes that are free again in the end."""
 
 
-@pytest.fixture
-def disk(tmp_path):
-    """The directory of a small file system."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "tmpfs", str(place)]
-    try:
-        done = subprocess.run(mount, check=False, capture_output=True, text=True)
-    except FileNotFoundError:
-        pytest.skip("mount is not installed (Debian: apt-get install mount)")
-    if done.returncode:
-        pytest.skip(f"a small file system needs the right to mount: {done.stderr.strip()}")
-    yield place
-    subprocess.run(["umount", "--lazy", str(place)], check=True)
+disk = disk_fixture("3m")
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import os
 import shutil
 import sqlite3
-import subprocess
 import tempfile
 import threading
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from fixtures.disks import disk_fixture
 from fixtures.engine_watchers import RecordingWatcher
 from fixtures.forks import holds_in_child
 from fixtures.timers import frequent_thread_switches, run_threads  # noqa: F401 - a fixture
@@ -363,16 +363,7 @@ def test_a_file_without_write_permission_is_refused(opened):
     assert refused
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system of 256 KiB."""
-    place = tmp_path / "small"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(place)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("no right to mount a small file system")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
+small_disk = disk_fixture("256k")
 
 
 def test_a_full_disk_damages_nothing_and_writes_work_when_there_is_room(opened, small_disk):

@@ -2,7 +2,6 @@
 
 import json
 import random
-import secrets
 import socket
 from functools import partial
 
@@ -13,6 +12,7 @@ from fixtures.engine_watchers import (
     LEASE,
     RecordingWatcher,
     instance,
+    namespace,
     opened,
     publishes,
     tls_files,
@@ -29,16 +29,10 @@ from rpcwheel.errors import (
 from rpcwheel.registry.backend import Settings
 from rpcwheel.registry.backends import open_backend
 
-__all__ = ["opened", "tls_files"]
+__all__ = ["namespace", "opened", "tls_files"]
 
 redis = engine_fixture(RedisEngine)
 A, B = instance(1), instance(2)
-
-
-@pytest.fixture
-def namespace():
-    """A namespace for one test."""
-    return f"test-{secrets.token_hex(4)}"
 
 
 KINDS = ("records", "owners", "leases", "index", "versions", "began")

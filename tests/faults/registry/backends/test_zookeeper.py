@@ -2,14 +2,20 @@
 
 import json
 import logging
-import secrets
 import socket
 import threading
 
 import pytest
 from kazoo.security import make_acl, make_digest_acl
 
-from fixtures.engine_watchers import RecordingWatcher, error_of, instance, opened, tls_files
+from fixtures.engine_watchers import (
+    RecordingWatcher,
+    error_of,
+    instance,
+    namespace,
+    opened,
+    tls_files,
+)
 from fixtures.engine_zookeeper import ZookeeperEngine
 from fixtures.engines import engine_fixture
 from fixtures.ports import free_port
@@ -23,16 +29,10 @@ from rpcwheel.registry.backend import Settings
 from rpcwheel.registry.backends import open_backend
 from rpcwheel.registry.backends.zookeeper_nodes import FULL_EVERY
 
-__all__ = ["opened", "tls_files"]
+__all__ = ["namespace", "opened", "tls_files"]
 
 zookeeper = engine_fixture(ZookeeperEngine)
 A, B = instance(1), instance(2)
-
-
-@pytest.fixture
-def namespace():
-    """One that no other test uses."""
-    return f"test-{secrets.token_hex(4)}"
 
 
 # Nodes
