@@ -7,8 +7,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from enum import StrEnum
 from functools import partial
@@ -296,14 +296,9 @@ def _require_filter(chosen: Filter, *, every: bool) -> None:
         raise ConfigurationError("no filter is given; --all selects all calls")
 
 
-@contextmanager
-def _opened(url: str) -> Iterator[JournalBackend]:
+def _opened(url: str) -> closing[JournalBackend]:
     """Open a journal that exists."""
-    backend = open_journal_backend(url, create=False)
-    try:
-        yield backend
-    finally:
-        backend.close()
+    return closing(open_journal_backend(url, create=False))
 
 
 def _ask(backend: JournalBackend, chosen: Filter, action: str) -> None:

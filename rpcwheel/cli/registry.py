@@ -351,11 +351,9 @@ def _open_registry(
         log.removeHandler(silence)
 
 
-@contextmanager
-def _open_backend(url: str, timeout: float) -> Iterator[RegistryBackend]:
+def _open_backend(url: str, timeout: float) -> closing[RegistryBackend]:
     """Open the backend of a registry, for what a `Registry` does not have. Does not connect yet."""
-    with closing(open_backend(url, Settings(LEASE_TTL_S, timeout))) as backend:
-        yield backend
+    return closing(open_backend(url, Settings(LEASE_TTL_S, timeout)))
 
 
 def _check_file(url: str, path: Path) -> None:

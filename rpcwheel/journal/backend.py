@@ -36,7 +36,7 @@ import re
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -386,6 +386,16 @@ def storable_call(call: NewCall) -> NewCall:
         error=storable(call.error),
         order_key=None if order_key is None else storable(order_key),
     )
+
+
+def stored_call(row: Sequence[Any], now_ms: int) -> StoredCall:
+    """Make a call of the values of its fields, with times in ms of the engine's clock."""
+    *names, body, due, created, expires, attempts, error, order_key, state, reason = row
+    age_ms = max(0, now_ms - created)  # the clock may have been set back
+    times_s = (due - now_ms) / 1e3, age_ms / 1e3, (expires - now_ms) / 1e3
+    outcome = attempts, error, order_key, CallState(state), reason
+    values: list[Any] = [*names, bytes(body), *times_s, *outcome]
+    return StoredCall(*values)
 
 
 class LostTakes:

@@ -40,8 +40,8 @@ from rpcwheel.errors import (
     JournalUnavailable,
 )
 
-from .backend import LostTakes, storable
-from .sql import COLUMNS, Dialect, NewRow, SqlJournal, Update, stored_call, where
+from .backend import LostTakes, storable, stored_call
+from .sql import COLUMNS, Dialect, NewRow, SqlJournal, Update, where
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence

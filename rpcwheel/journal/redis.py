@@ -55,22 +55,21 @@ from rpcwheel.errors import (
 from rpcwheel.events import FailbackLost, emit
 
 from .backend import (
-    CallState,
     Delivered,
     Depth,
     JournalBackend,
     LostTakes,
     Postponed,
-    StoredCall,
     storable,
     storable_call,
+    stored_call,
 )
 from .redis_scripts import APPEND, COUNT, FREE_LOST, RELEASE, RENEW, REPORT, SCAN, TAKE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from .backend import Filter, NewCall, Result, Route
+    from .backend import Filter, NewCall, Result, Route, StoredCall
     from .url import JournalUrl
 
 _LOG: Final = logging.getLogger("rpcwheel")
@@ -396,24 +395,12 @@ def _conditions_of(chosen: Filter) -> list[str | int]:
 
 def _stored_call(row: Sequence[Any], now_ms: int) -> StoredCall:
     number, fields = row
-    queue, target, method, key, body, due, created, expires, *rest = fields
-    attempts, error, order_key, state, reason = rest
-    return StoredCall(
-        int(number),
-        queue.decode(),
-        target.decode(),
-        method.decode(),
-        key.decode(),
-        body,
-        (int(due) - now_ms) / 1e3,
-        (now_ms - int(created)) / 1e3,
-        (int(expires) - now_ms) / 1e3,
-        int(attempts),
-        error.decode(),
-        None if order_key is None else order_key.decode(),
-        CallState(int(state)),
-        "" if reason is None else reason.decode(),
-    )
+    names, body, numbers = fields[:4], fields[4], fields[5:9]
+    error, order_key, state, reason = fields[9:]
+    key = None if order_key is None else order_key.decode()
+    texts = error.decode(), key, int(state), (reason or b"").decode()
+    values = (int(number), *map(bytes.decode, names), body, *map(int, numbers), *texts)
+    return stored_call(values, now_ms)
 
 
 def _split(place: bytes) -> tuple[str, str]:

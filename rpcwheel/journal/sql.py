@@ -13,15 +13,15 @@ from .backend import (
     Depth,
     JournalBackend,
     Postponed,
-    StoredCall,
     storable,
     storable_call,
+    stored_call,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from .backend import Filter, NewCall, Result
+    from .backend import Filter, NewCall, Result, StoredCall
     from .url import JournalUrl
 
 Key = tuple[str, str, str]
@@ -31,31 +31,9 @@ COLUMNS: Final = (
     "id, queue, target, method, call_key, body, due_ms, created_ms, expires_ms, attempts, error, "
     "order_key, state, reason"
 )
-"""In the order of `stored_call`."""
+"""In the order of the fields of `StoredCall`."""
 
 LARGEST_ID: Final = 2**63 - 1
-
-
-def stored_call(row: Sequence[Any], now_ms: int) -> StoredCall:
-    """Make a call of a row."""
-    number, queue, target, method, key, body, due, created, expires, *rest = row
-    attempts, error, order_key, state, reason = rest
-    return StoredCall(
-        number,
-        queue,
-        target,
-        method,
-        key,
-        bytes(body),
-        (due - now_ms) / 1e3,
-        max(0, now_ms - created) / 1e3,  # the clock may have been set back
-        (expires - now_ms) / 1e3,
-        attempts,
-        error,
-        order_key,
-        CallState(state),
-        reason,
-    )
 
 
 class NewRow(NamedTuple):

@@ -36,8 +36,8 @@ from rpcwheel.errors import (
     JournalUnavailable,
 )
 
-from .backend import CallState, storable
-from .sql import COLUMNS, LARGEST_ID, Dialect, SqlJournal, stored_call, where
+from .backend import CallState, storable, stored_call
+from .sql import COLUMNS, LARGEST_ID, Dialect, SqlJournal, where
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -8,7 +8,7 @@ use the engine at the same time, so the names of queues and workers are random.
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from rpcwheel.errors import RpcWheelError
 from rpcwheel.journal.backend import CallState, Filter, JournalBackend, NewCall, Route, StoredCall
@@ -79,35 +79,20 @@ class JournalHarness:
         require(hasattr(backend, "url"), "it has no `url`: its __init__ must set it")
         return backend
 
-    def new_call(
-        self,
-        number: int = 1,
-        *,
-        queue: str | None = None,
-        target: str = TARGET,
-        method: str = "/shop.Orders/Push",
-        body: bytes | None = None,
-        delay_s: float = 0.0,
-        max_age_s: float = HOUR_S,
-        attempts: int = 1,
-        error: str = "",
-        order_key: str | None = None,
-    ) -> NewCall:
-        """Make a call to append. `number` is in its key and body; None: the queue of this check."""
-        queue = self.queue if queue is None else queue
-        self._queues.add(queue)
-        return NewCall(
-            queue=queue,
-            target=target,
-            method=method,
-            key=f"key-{number}",
-            body=str(number).encode() if body is None else body,
-            delay_s=delay_s,
-            max_age_s=max_age_s,
-            attempts=attempts,
-            error=error,
-            order_key=order_key,
-        )
+    def new_call(self, number: int = 1, **fields: Any) -> NewCall:
+        """Make a call to append, with `number` in its key and body."""
+        usual: dict[str, Any] = {
+            "queue": self.queue,
+            "target": TARGET,
+            "method": "/shop.Orders/Push",
+            "key": f"key-{number}",
+            "body": str(number).encode(),
+            "delay_s": 0.0,
+            "max_age_s": HOUR_S,
+        }
+        call = NewCall(**usual | fields)
+        self._queues.add(call.queue)
+        return call
 
     def append(self, backend: JournalBackend, *calls: NewCall) -> list[int]:
         """Append calls; check that there are as many ids, and return them."""
