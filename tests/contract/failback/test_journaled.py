@@ -51,6 +51,7 @@ from rpcwheel.failback import FailbackPolicy
 from rpcwheel.failback.journaled import NOT_COVERED
 from rpcwheel.failback.stored import StoredFunction, StoredRpc, decode
 from rpcwheel.journal.backend import CallState
+from rpcwheel.journal.journal import Journal
 from rpcwheel.rpc import Kind
 
 SECRETS = (("authorization", "Bearer x"), ("cookie", "x"), ("proxy-authorization", "x"))
@@ -365,9 +366,18 @@ def test_a_call_that_the_journal_does_not_store_is_refused_with_its_code(
 def test_a_call_whose_journal_does_not_answer_ends_after_the_timeout_of_its_url(
     world, form, shop, client, policy, push, script, url, monkeypatch
 ):
+    append = Journal.append
+
+    def begun_append(*args):
+        while not begun.is_set():  # on a busy machine the journal may seem not to answer before
+            future = append(*args)
+            wait_until(lambda future=future: begun.is_set() or future.done())
+        return future
+
+    monkeypatch.setattr(Journal, "append", begun_append)
     monkeypatch.setattr(ScriptedJournal, "is_file", False)
-    answers = threading.Event()
-    script["append"] = lambda: answers.wait(WAIT_S)
+    begun, answers = threading.Event(), threading.Event()
+    script["append"] = lambda: begun.set() or answers.wait(WAIT_S)
     shop.then("UNAVAILABLE")
     channel = client(policy(journal=f"{url}?timeout=0.2"))
     with pytest.raises(JournalOutcomeUnknown, match=r"has not answered for 0\.2 s") as caught:
