@@ -397,8 +397,10 @@ class Relay(grpc.aio.Call):
         """Handle an exception of an interceptor's attempt that has not reported its end."""
         if call is not None and call is self._attempt:
             if not isinstance(error, grpc.RpcError):
-                call.cancel()
+                if isinstance(error, asyncio.CancelledError):
+                    call.cancel()
                 self.finish(failed_call(self.kind, error))
+                call.cancel()  # after `finish`, because it reports CANCELLED at once
             elif not has_ended(call):
                 self._attempt_failed(call, error)
 

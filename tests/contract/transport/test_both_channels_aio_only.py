@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from fixtures.aio_channels import hanging, others, steps
-from fixtures.shop import UNARY_STREAM, UNARY_UNARY, Hang
+from fixtures.shop import STREAM_STREAM, STREAM_UNARY, UNARY_STREAM, UNARY_UNARY, Hang
 from fixtures.waiting import WAIT_S, aio_wait_until
 
 CLASSES = ["reconnecting", "balanced"]
@@ -56,6 +56,19 @@ async def test_a_call_needs_no_task(shop, channel):
             call.cancel()
         await aio_wait_until(lambda before=before: len(others()) == before)
     await bare.close()
+
+
+async def test_metadata_of_a_wrong_type_raises_its_error_to_the_caller(channel):
+    metadata = (("retries", 5),)
+    with pytest.raises(TypeError, match="Expected str"):
+        await channel.unary_unary(UNARY_UNARY)(b"x", metadata=metadata)
+    with pytest.raises(TypeError, match="Expected str"):
+        await channel.stream_unary(STREAM_UNARY)(iter([b"x"]), metadata=metadata)
+    for method in (channel.unary_stream(UNARY_STREAM), channel.stream_stream(STREAM_STREAM)):
+        requests = b"x" if isinstance(method, grpc.aio.UnaryStreamMultiCallable) else iter([b"x"])
+        with pytest.raises(TypeError, match="Expected str"):
+            await method(requests, metadata=metadata).read()
+    await aio_wait_until(lambda: channel.calls == 0)
 
 
 async def test_calls_end_within_the_grace_of_close(shop, running):
