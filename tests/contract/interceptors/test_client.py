@@ -4,7 +4,6 @@ Rules with branches in several adapters run in each way of `fixtures.clients`, o
 world.
 """
 
-import re
 import threading
 from contextvars import ContextVar
 
@@ -23,17 +22,15 @@ from fixtures.clients import (
     with_raising_interceptors,
 )
 from fixtures.grpcio import WAITING_ENDS_WITH_ITS_CHANNEL
-from fixtures.shop import STREAM_UNARY, UNARY_STREAM, UNARY_UNARY, Fail, Hang, Silent
+from fixtures.shop import UNARY_STREAM, Fail, Hang, Silent
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.call import (
     DeadlinePolicy,
     DefaultResponsePolicy,
-    MethodPolicy,
     RetryPolicy,
     deadline_scope,
 )
 from rpcwheel.events import (
-    CallbackFailed,
     CallSlow,
     DefaultResponseUsed,
     RetryScheduled,
@@ -76,35 +73,6 @@ def test_a_refused_connection_is_retried_for_idempotent_methods_only(shop, clien
     wait_until(lambda: len(events) == len(kinds))
     assert [type(event) for event in events] == kinds
     shop.start()
-
-
-def test_each_method_has_its_own_policies(shop, world):
-    methods = {STREAM_UNARY: MethodPolicy(retry=None), UNARY_UNARY: MethodPolicy(timeout=WAIT_S)}
-    channel = world.retrying(shop.target, methods=methods)
-    world.call(channel).result()
-    shop.then("UNAVAILABLE")
-    world.call(channel, "stream_unary").error()
-    assert [seen.time_remaining is not None for seen in shop.calls] == [True, False]
-
-
-@ways("sync blocking", "sync future", "aio unary")
-def test_the_server_may_ask_for_no_retry(shop, client, timer, events):
-    shop.then(Fail("UNAVAILABLE", trailing=(("grpc-retry-pushback-ms", "-1"),)))
-    client.refused(client.open(timer=timer))
-    assert (len(shop.calls), timer.pending) == (1, 0)
-    wait_until(lambda: events)
-    assert events[0].reason == "the server asked for no retry"
-
-
-def test_an_event_says_that_the_timeout_of_the_caller_left_no_time_for_a_retry(
-    shop, client, events
-):
-    shop.then("UNAVAILABLE")
-    client.refused(client.open(retry=retry_after(backoff=3600.0)), timeout=WAIT_S)
-    wait_until(lambda: events)
-    reason = r"its deadline is in \S+ s, and the next attempt would be in \S+ s"
-    assert re.fullmatch(reason, events[0].reason)
-    assert (len(shop.calls), events[0].attempts, events[0].code) == (1, 1, "UNAVAILABLE")
 
 
 @held
@@ -195,13 +163,6 @@ def test_a_default_response_names_its_source(shop, client, events):
     assert [type(event) for event in events] == [DefaultResponseUsed]
 
 
-def test_a_default_response_comes_after_the_retries(shop, client):
-    shop.then(*["UNAVAILABLE"] * 3)
-    default = DefaultResponsePolicy(on="UNAVAILABLE", default=client.default(b"n"))
-    assert client.ask(client.open(default_response=default)) == b"n"
-    assert len(shop.calls) == 3
-
-
 @pytest.mark.parametrize("code", ["UNAVAILABLE", "NOT_FOUND"])
 def test_after_its_first_message_a_stream_gets_no_retry_and_no_default(shop, world, code):
     shop.then(Fail(code, after=1, read=True))
@@ -264,25 +225,6 @@ def test_initial_metadata_of_a_stream_is_available_before_its_end(shop, world):
     assert not call.done()
     assert call.read() == b"x"
     call.cancel()
-
-
-# --- The user's own code ---
-
-
-def failed_callbacks(events) -> list[str]:
-    return [event.callback for event in events if isinstance(event, CallbackFailed)]
-
-
-def broken(*_):
-    raise RuntimeError("no idea")
-
-
-def test_a_backoff_that_raises_ends_the_retries(shop, client, events):
-    channel = client.open(retry=retry_after(backoff=broken))
-    shop.then("UNAVAILABLE")
-    assert client.refused(channel).code() is UNAVAILABLE
-    wait_until(lambda: failed_callbacks(events) == ["retry.backoff"])
-    assert client.ask(channel) == b"x"
 
 
 # --- Slow calls ---

@@ -117,13 +117,6 @@ def test_the_whole_request_stream_is_sent_again(shop, client, open_channel, flus
     assert shop.calls[1].time_remaining < 61
 
 
-@each_world
-def test_a_call_is_queued_after_its_retries(shop, client, open_channel, queues):
-    shop.then(*["UNAVAILABLE"] * 3)
-    client.ask(open_channel(retry=RETRY))
-    assert (len(shop.calls), queues.pending) == (3, 1)
-
-
 def test_a_call_whose_deadline_has_passed_is_queued(shop, client, open_channel, flush):
     channel = open_channel(AUDIT.replace(retry_on="DEADLINE_EXCEEDED"))
     with deadline_scope(0.0):

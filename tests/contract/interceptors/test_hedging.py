@@ -108,14 +108,6 @@ def pushback(milliseconds: str) -> Fail:
 
 
 @each_world
-def test_attempts_over_the_budget_are_not_sent(shop, begin):
-    shop.then("UNAVAILABLE", "UNAVAILABLE", "UNAVAILABLE")
-    budget = HedgingPolicy(delay=0, max_attempts=5, retry_budget=0.0, min_retries=2)
-    assert begin(hedging=budget).error().code() is UNAVAILABLE
-    assert len(shop.calls) == 3
-
-
-@each_world
 def test_a_method_that_is_not_idempotent_is_not_hedged(shop, begin, timer):
     shop.then(slow := Hang())
     call = begin(idempotent=False)

@@ -11,7 +11,7 @@ from fixtures.shop import UNARY_UNARY, Refuse
 from fixtures.small_servers import METHOD, serving_in
 from fixtures.waiting import wait_until
 from fixtures.worlds import KINDS, RETRY
-from rpcwheel.call import DefaultResponsePolicy, HedgingPolicy
+from rpcwheel.call import HedgingPolicy
 from rpcwheel.events import RetryScheduled, RetryStopped
 from rpcwheel.failback import FailbackPolicy
 from rpcwheel.rpc import NONCE_KEY
@@ -70,14 +70,6 @@ def test_any_refusal_of_an_idempotent_call_is_retried_and_it_has_no_nonce(shop, 
 
 
 @in_every_way
-def test_resource_exhausted_of_a_handler_is_not_retried(shop, client):
-    for settings in (ONCE, {}):
-        shop.then("RESOURCE_EXHAUSTED")
-        assert client.refused(client.open(**settings)).code() is RESOURCE_EXHAUSTED
-    assert len(shop.calls) == 2
-
-
-@in_every_way
 def test_without_retries_a_refusal_is_a_failure_as_any(shop, client):
     one = RETRY.replace(max_attempts=1)
     for settings in ({"retry": None}, {"retry": one}, {"retry": one} | ONCE):
@@ -86,44 +78,12 @@ def test_without_retries_a_refusal_is_a_failure_as_any(shop, client):
     assert nonces(shop) == [None] * 3
 
 
-@in_every_way
-def test_a_refused_call_has_max_attempts(shop, client, events):
-    shop.then(*[Refuse()] * 3)
-    assert client.refused(client.open(**ONCE)).code() is RESOURCE_EXHAUSTED
-    assert len(shop.calls) == 3
-    wait_until(lambda: len(events) == 3)
-    assert events[2] == RetryStopped(client.method, 3, "RESOURCE_EXHAUSTED", "no attempts left")
-
-
 @held
 def test_a_refused_call_is_sent_again_after_the_pushback(shop, client, timer):
     shop.then(Refuse(after_ms=5000))
     call = client.begin(client.open(timer=timer, **ONCE))
     patient(timer)
     assert client.answer(call) == b"x"
-
-
-@ways("sync blocking", "aio unary")
-@pytest.mark.parametrize("after_ms", ["-1", "soon", "300001"])
-def test_a_refused_call_is_not_sent_again_if_the_server_does_not_want_it(shop, client, after_ms):
-    shop.then(Refuse(after_ms=after_ms))
-    assert client.refused(client.open(**ONCE)).code() is RESOURCE_EXHAUSTED
-    assert len(shop.calls) == 1
-
-
-@ways("sync blocking", "sync future", "aio unary")
-def test_a_retry_after_another_failure_needs_an_idempotent_method(shop, client):
-    shop.then(Refuse(), "UNAVAILABLE")
-    assert client.refused(client.open(**ONCE)).code() is grpc.StatusCode.UNAVAILABLE
-    assert len(shop.calls) == 2
-
-
-@ways("sync blocking", "aio unary")
-def test_refused_calls_end_with_the_default_response_after_their_attempts(shop, client):
-    shop.then(*[Refuse()] * 3)
-    default = DefaultResponsePolicy(on="RESOURCE_EXHAUSTED", default=b"none")
-    assert client.ask(client.open(default_response=default, **ONCE)) == b"none"
-    assert len(shop.calls) == 3
 
 
 @ways("sync blocking", "aio unary")

@@ -1,18 +1,18 @@
-"""The plan of a call: the deadlines of its attempts, and what follows a failed attempt."""
+"""The plan of a call: the deadlines of its attempts, and what follows a failed attempt.
+
+`test_attempts_model.py` compares any sequence of attempts with a reference.
+"""
 
 from datetime import timedelta
 
 import pytest
 import tenacity
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from rpcwheel.call import RetryPolicy
 from rpcwheel.call.attempts import RetryPlan
-from rpcwheel.call.retry import RetryBudget, RetryConfig
+from rpcwheel.call.retry import RetryConfig
 from rpcwheel.durations import NEVER
-from rpcwheel.rpc import CODES, AttemptResult, NextAttempt, Stop
+from rpcwheel.rpc import AttemptResult, NextAttempt, Stop
 
 MS = 1_000_000
 S = 1000 * MS
@@ -55,9 +55,6 @@ class OneRetry:
     def take(self, now_ns):
         self.asked.append(now_ns)
         return len(self.asked) == 1
-
-
-# --- What a policy means ---
 
 
 # --- The deadline of an attempt ---
@@ -297,80 +294,3 @@ def test_a_refusal_that_is_retried_takes_a_token_of_the_throttle(settings, outco
     budget = Noting()
     plan(budget=budget, **settings).ended(0, outcome)
     assert "failed" in budget.asked
-
-
-# --- All of it, for any story ---
-
-
-ON = {"UNAVAILABLE", "RESOURCE_EXHAUSTED"}
-REFUSALS = [CLAIMED, PROVEN, PROVEN | OTHER]
-
-
-class AnyStory(RuleBasedStateMachine):
-    """One call with any policy, whose attempts end in any way."""
-
-    @initialize(
-        deadline_ns=st.just(NEVER) | st.integers(1, 3 * S),
-        idempotent=st.booleans(),
-        settings=st.fixed_dictionaries(
-            {
-                "max_attempts": st.integers(1, 6),
-                "attempt_timeout": st.none() | st.floats(0.01, 2.0),
-                "backoff": st.sampled_from([0, 0.05, tenacity.wait_random(0, 0.3)]),
-                "min_retries": st.integers(0, 4),
-            }
-        ),
-    )
-    def begin(self, deadline_ns, idempotent, settings):
-        self.deadline_ns, self.idempotent = deadline_ns, idempotent
-        self.attempts, self.reserve = settings["max_attempts"], settings["min_retries"]
-        limit = settings["attempt_timeout"] if idempotent else None
-        self.limit_ns = NEVER if limit is None else round(limit * S) + 1
-        self.on = ON if limit is None else ON | {"DEADLINE_EXCEEDED"}
-        self.budget = RetryBudget(0.0, self.reserve)
-        self.now_ns = self.number = 0
-        retry = rules(retry_on=ON, idempotent=idempotent, **settings)
-        self.plan = RetryPlan(0, deadline_ns, retry, self.budget)
-        self.take(NextAttempt(1, 0, self.plan.attempt_ns))
-
-    def take(self, step):
-        self.step = step
-        if isinstance(step, NextAttempt):
-            self.number += 1
-            assert step.number == self.number <= self.attempts
-            assert self.now_ns <= step.at_ns < step.deadline_ns <= self.deadline_ns
-            assert step.deadline_ns <= step.at_ns + self.limit_ns
-            assert self.idempotent or step.deadline_ns == self.deadline_ns
-
-    @rule(
-        took_ns=st.integers(0, 500 * MS),
-        code=st.sampled_from(["UNAVAILABLE"] * 4 + sorted(CODES)),
-        pushback_ns=st.none() | st.integers(-1, 400 * MS),
-        committed=st.sampled_from([False] * 5 + [True]),
-        refused=st.sampled_from([{}] * 3 + REFUSALS),
-    )
-    def end(self, took_ns, code, pushback_ns, committed, refused):
-        if isinstance(self.step, Stop):
-            return
-        self.now_ns = self.step.at_ns + took_ns
-        code = "RESOURCE_EXHAUSTED" if refused else code
-        outcome = AttemptResult(code, None, pushback_ns, committed, **refused)
-        step = self.plan.ended(self.now_ns, outcome)
-        if isinstance(step, NextAttempt):
-            assert code in self.on
-            assert not committed
-            assert self.idempotent or outcome.is_proven
-            if outcome.has_other_server:
-                assert step.at_ns == self.now_ns
-            else:
-                assert pushback_ns is None or step.at_ns == self.now_ns + pushback_ns
-            assert pushback_ns is None or pushback_ns >= 0
-        self.take(step)
-
-    def teardown(self):
-        left = sum(self.budget.take(self.now_ns) for _ in range(9))
-        assert left == self.reserve - max(0, self.number - 1)
-
-
-TestAnyStory = AnyStory.TestCase
-TestAnyStory.settings = settings(stateful_step_count=8)  # there are up to six attempts
