@@ -181,7 +181,7 @@ class ServedMethod:
         timer = shared_timer() if self._timer is None else self._timer
         try:
             return timer.new_timeout(self._report_slow, slow.elapsed_s)
-        except TimerError:  # the call is served nevertheless
+        except (TimerError, RuntimeError):  # no thread can be started; the call is served
             return None
 
     def _report_slow(self, _: Timeout) -> None:

@@ -438,14 +438,22 @@ def test_only_methods_with_slow_call_threshold_set_a_timeout(world, timer):
     assert timer.stats().started == 0
 
 
-@pytest.mark.parametrize("state", ["stopped", "full"])
+def refuse(task, delay):
+    raise RuntimeError("can't start new thread")
+
+
+@pytest.mark.parametrize("state", ["stopped", "full", "without a thread"])
 @each([SYNC_WAITING[0], AIO_WAITING[1], AIO_WAITING[3]])
-def test_a_timer_that_takes_no_timeout_does_not_affect_calls(world, nature, kind, gate, state):
+def test_a_timer_that_takes_no_timeout_does_not_affect_calls(
+    world, nature, kind, gate, state, monkeypatch
+):
     gate.opened.set()
     with WheelTimer(max_pending=1) as timer:
         timer.new_timeout(lambda _: None, 600)
         if state == "stopped":
             timer.stop()
+        elif state == "without a thread":
+            monkeypatch.setattr(timer, "new_timeout", refuse)
         made = gated(nature, kind, gate, well)
         with serving_in(world, made, *ours(world, SLOW, timer=timer)) as target:
             assert ask(target, kind)[-1] == b"None"
