@@ -57,6 +57,10 @@ DEADLINE_TOLERANCE_S: Final = 0.01
 deadline, although the client has canceled it: at the deadline the client cancels too, and its clock
 may be ahead."""
 
+MAX_HANDLERS: Final = 8
+"""The handlers of one method that are kept: those of servers that share an interceptor. An
+interceptor of another package may make a handler for each call, which refers to its metadata."""
+
 
 class ServerState:
     """The state of a server interceptor: the policy, the timer and the wrapped handlers."""
@@ -67,9 +71,9 @@ class ServerState:
         self._timer = checked_timer(timer)
         self._counts = components.call_counts()
         self._wrapped: dict[
-            tuple[str, int], tuple[grpc.RpcMethodHandler, grpc.RpcMethodHandler]
+            str, dict[int, tuple[grpc.RpcMethodHandler, grpc.RpcMethodHandler]]
         ] = {}
-        """The handler and the wrapped one, by the method and the id of the handler."""
+        """By the method, and by the id of the handler, the handler and the wrapped one."""
 
     def limit(self) -> ServerLimit | None:
         """Make the limit of the server; None if its policy has none."""
@@ -99,8 +103,9 @@ class ServerState:
             wrap_behavior: Wraps a behavior, as `grpc` or as `grpc.aio` needs it.
         """
         # The method does not suffice: servers that share an interceptor have different handlers.
-        key = method, id(handler)  # not reused for another handler while the entry holds this one
-        entry = self._wrapped.get(key)
+        key = id(handler)  # not reused for another handler while the entry holds this one
+        handlers = self._wrapped.get(method)
+        entry = None if handlers is None else handlers.get(key)
         if entry is not None:
             return entry[1]
         behavior = behavior_of(handler)
@@ -114,9 +119,13 @@ class ServerState:
             None if counts is None else counts.server.method(method, kind.grpc_type),
         )
         wrapped = with_behavior(handler, wrap_behavior(kind, behavior, served_method))
-        if len(self._wrapped) >= MAX_METHODS:  # a generic handler may serve any name
-            self._wrapped.clear()
-        self._wrapped[key] = handler, wrapped
+        if handlers is None:
+            if len(self._wrapped) >= MAX_METHODS:  # a generic handler may serve any name
+                self._wrapped.clear()
+            handlers = self._wrapped.setdefault(method, {})
+        elif len(handlers) >= MAX_HANDLERS:
+            handlers.clear()
+        handlers[key] = handler, wrapped
         return wrapped
 
 

@@ -5,7 +5,7 @@ from scenarios.served import handler
 
 from rpcwheel.call import CallPolicy, DeadlinePolicy
 from rpcwheel.call.config import MethodConfig
-from rpcwheel.call.server import ServedMethod, ServerState, WatchedResponses
+from rpcwheel.call.server import MAX_HANDLERS, ServedMethod, ServerState, WatchedResponses
 
 METHOD = "/test.Small/Call"
 
@@ -72,3 +72,11 @@ def test_a_bounded_number_of_handlers_is_cached(monkeypatch):
     for number in range(30):
         state.wrap(original, f"/a.B/{number}", unchanged)
     assert len(state._wrapped) <= 20
+
+
+def test_handlers_that_are_made_for_each_call_are_not_kept():
+    state = ServerState(None, timer=None)
+    made = [handler("unary_unary", behavior) for _ in range(100)]
+    wrapped = [state.wrap(each, METHOD, unchanged) for each in made]
+    assert state.wrap(made[-1], METHOD, unchanged) is wrapped[-1]
+    assert sum(len(handlers) for handlers in state._wrapped.values()) <= MAX_HANDLERS
