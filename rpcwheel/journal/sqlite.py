@@ -85,14 +85,15 @@ states have all columns that `depths` reads: it is five times as fast as with re
 
 APPEND: Final = """INSERT INTO call (queue, target, method, call_key, body, due_ms, created_ms,
     expires_ms, attempts, error, order_key, state)
-    VALUES (?1, ?2, ?3, ?4, ?5, ?6 + ?12, ?12, ?7 + ?12, ?8, ?9, ?10, ?11)"""
-"""The parameters are a `NewRow`, the state and the time."""
+    VALUES (:queue, :target, :method, :call_key, :body, :delay + :now, :now, :age + :now,
+    :attempts, :error, :order_key, :state)"""
 TAKE: Final = f"""SELECT {COLUMNS} FROM call
     WHERE state = 0 AND queue = ? AND target = ? AND due_ms <= ? ORDER BY due_ms, id LIMIT ?"""
 DELETE: Final = "DELETE FROM call WHERE id = ? AND state = 2 AND worker = ?"
-UPDATE: Final = """UPDATE call SET state = ?2, due_ms = coalesce(?3 + ?8, due_ms), attempts = ?4,
-    error = ?5, reason = ?6, worker = NULL WHERE id = ?1 AND state = 2 AND worker = ?7"""
-"""The parameters are an `Update`, the worker and the time."""
+UPDATE: Final = """UPDATE call SET state = :state, due_ms = coalesce(:delay + :now, due_ms),
+    attempts = :attempts, error = :error, reason = :reason, worker = NULL
+    WHERE id = :id AND state = 2 AND worker = :worker"""
+"""The parameters are those of an `Update`, the worker and the time."""
 KEY: Final = "queue = ? AND target = ? AND order_key = ?"
 
 DIALECT: Final = Dialect(
@@ -183,7 +184,7 @@ class SqliteJournal(SqlJournal):
     def _insert(self, rows: list[NewRow]) -> list[int]:
         with self._transaction() as (db, now_ms):
             if len(rows) > 1 and all(row.order_key is None for row in rows):
-                db.executemany(APPEND, [(*row, 0, now_ms) for row in rows])
+                db.executemany(APPEND, [_new_call(row, CallState.READY, now_ms) for row in rows])
                 (last,) = db.execute("SELECT last_insert_rowid()").fetchone()
                 return list(range(last - len(rows) + 1, last + 1))
             return [self._insert_row(db, row, now_ms) for row in rows]
@@ -195,7 +196,7 @@ class SqliteJournal(SqlJournal):
             key = row.queue, row.target, row.order_key
             earlier = f"SELECT 1 FROM call WHERE {KEY} AND state < 3 LIMIT 1"
             state = CallState.BLOCKED if db.execute(earlier, key).fetchone() else state
-        return db.execute(APPEND, (*row, int(state), now_ms)).lastrowid or 0
+        return db.execute(APPEND, _new_call(row, state, now_ms)).lastrowid or 0
 
     @_with_room
     def take(
@@ -250,7 +251,7 @@ class SqliteJournal(SqlJournal):
             stored += [
                 update.id
                 for update in updates
-                if db.execute(UPDATE, (*update, worker, now_ms)).rowcount
+                if db.execute(UPDATE, update._asdict() | {"worker": worker, "now": now_ms}).rowcount
             ]
             _settle(db, keys)
         self._shrink()
@@ -652,6 +653,11 @@ def _order_keys(db: sqlite3.Connection, ids: list[int]) -> list[Key]:
         if row is not None:
             keys[row] = None
     return list(keys)
+
+
+def _new_call(row: NewRow, state: CallState, now_ms: int) -> dict[str, object]:
+    """Return the parameters of `APPEND`."""
+    return row._asdict() | {"state": int(state), "now": now_ms}
 
 
 def _settle(db: sqlite3.Connection, keys: list[Key]) -> None:

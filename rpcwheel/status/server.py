@@ -54,6 +54,9 @@ if TYPE_CHECKING:
 MAX_CONNECTIONS: Final = 16
 
 MAX_HEAD_BYTES: Final = 16_384
+READ_BYTES: Final = 8_192
+"""How much of a head is read at once; less than all, so that a long first line is told from a long
+head."""
 
 TIMEOUT_S: Final = 10.0
 
@@ -324,7 +327,7 @@ class _Handler(BaseHTTPRequestHandler):
     def setup(self) -> None:
         super().setup()
         self.rfile.close()
-        self.rfile = io.BufferedReader(_HeadReader(self.connection))
+        self.rfile = io.BufferedReader(_HeadReader(self.connection), READ_BYTES)
 
     def handle(self) -> None:
         try:
@@ -355,7 +358,9 @@ class _Handler(BaseHTTPRequestHandler):
         if access.needs_token:
             if path != "/" and not access.has_token(headers.get("Authorization", "")):
                 return UNAUTHORIZED
-        elif not access.is_named_by(headers.get_all("Host", [])):
+        elif not access.is_named_by(
+            headers.get_all("Host", []) if headers else []
+        ):  # {} for HTTP/0.9
             return FORBIDDEN
         if self.command not in {"GET", "HEAD"}:
             return Answer(

