@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from fixtures.balanced_channels import dead  # noqa: F401 - fixtures
-from fixtures.exiting_process import output_of
+from fixtures.exiting_process import STARTS_THREADS, output_of
 from fixtures.heartbeats import server  # noqa: F401
 from fixtures.shop import UNARY_UNARY
 from fixtures.waiting import aio_wait_until
@@ -45,6 +45,7 @@ def test_a_delivery_that_is_not_answered_does_not_hang_the_exit(world):
 
 
 @each_world
+@STARTS_THREADS
 def test_background_calls_continue_for_other_threads_if_the_process_has_no_server(
     server,  # noqa: F811
     dead,  # noqa: F811

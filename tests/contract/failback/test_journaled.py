@@ -8,6 +8,7 @@ import grpc
 import pytest
 
 from fixtures.failback_queues import in_world
+from fixtures.grpcio import with_target
 from fixtures.journaled_clients import LATER, is_closed, key_of
 from fixtures.journals import (
     BODY,
@@ -123,7 +124,8 @@ def test_a_channel_of_a_kit_delivers_the_calls_of_an_earlier_process(
 ):
     store(url, target=shop.target)
     kit = world.do(world.api.Kit, failback=policy())
-    base = shop.target if make == "channel" else world.channel(shop.target)
+    target = shop.target
+    base = target if make == "channel" else with_target(world.channel(target), target)
     channel = world.do(getattr(kit, make), base)
     assert world.do(kit.flush, WAIT_S)
     assert world.do(kit.close) == []
@@ -168,7 +170,8 @@ def test_a_policy_with_a_journal_is_refused_where_it_would_have_no_effect(
 
 def test_a_program_may_keep_only_a_stub(world, shop, policy, new_queues, url):
     shop.then("UNAVAILABLE")
-    bare, settings = world.channel(shop.target), CallPolicy(failback=policy(backoff=0.01))
+    bare = with_target(world.channel(shop.target), shop.target)
+    settings = CallPolicy(failback=policy(backoff=0.01))
     intercept = world.interceptors.intercept_channel
     channel = world.do(intercept, bare, settings, queues=new_queues())
     call = channel.unary_unary(UNARY_UNARY)

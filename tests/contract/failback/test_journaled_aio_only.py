@@ -8,6 +8,7 @@ import grpc
 import pytest
 
 from fixtures.grpc_servers import IMPATIENT
+from fixtures.grpcio import with_target
 from fixtures.journaled_clients import LATER, is_closed
 from fixtures.journals import stored, wait_for_none
 from fixtures.shop import UNARY_UNARY, Hang
@@ -66,7 +67,9 @@ def in_loop(shop, policy):
 
     def in_loop(function, **settings):
         async def program():
-            bare = grpc.aio.insecure_channel(shop.target, options=IMPATIENT)
+            bare = with_target(
+                grpc.aio.insecure_channel(shop.target, options=IMPATIENT), shop.target
+            )
             call_policy = CallPolicy(failback=policy(**settings))
             return await function(intercept_channel(bare, call_policy, queues=queues))
 

@@ -5,6 +5,7 @@ import asyncio
 import grpc
 import pytest
 
+from fixtures.grpcio import WAITING_ENDS_WITH_ITS_CHANNEL
 from fixtures.shop import UNARY_UNARY, Fail, Hang
 from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
 from rpcwheel.call import CallPolicy, DefaultResponsePolicy, HedgingPolicy, MethodPolicy
@@ -172,7 +173,14 @@ def test_a_call_that_waits_for_a_stopped_timer_ends_with_the_last_failure(shop, 
     assert begin().error().code() is UNAVAILABLE
 
 
-@each_world
+@pytest.mark.parametrize(
+    ("client", "api"),
+    [
+        ("sync future", "channel"),
+        pytest.param("aio unary", "interceptors", marks=WAITING_ENDS_WITH_ITS_CHANNEL),
+    ],
+    indirect=["client"],
+)
 def test_closing_the_channel_ends_a_call_that_waits_for_its_next_attempt(shop, client, api, timer):
     shop.then(pushback("60000"))
     channel = client.open(api=api, timer=timer, retry=None, hedging=HEDGING)

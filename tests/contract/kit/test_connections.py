@@ -1,5 +1,6 @@
 """Heartbeats and idle detection of a kit."""
 
+import itertools
 from contextlib import contextmanager
 
 import grpc
@@ -8,6 +9,7 @@ import pytest
 import rpcwheel
 import rpcwheel.balancer.aio
 import rpcwheel.transport.aio
+from fixtures.grpcio import TARGET_IS_KNOWN
 from fixtures.shop import UNARY_UNARY, Hang
 from fixtures.small_servers import ECHOING, METHOD, running
 from fixtures.waiting import WAIT_S, wait_until
@@ -68,10 +70,13 @@ def reconnecting(world, target):
     return transport.ReconnectingChannel(target)
 
 
-@pytest.mark.parametrize("make", [bare, reconnecting])
 @pytest.mark.parametrize(
-    ("world", "between"),
-    [(SyncWorld, False), (SyncWorld, True), (AioWorld, False)],  # grpc.aio's has its own
+    ("world", "between", "make"),
+    [
+        *itertools.product([SyncWorld], [False, True], [bare, reconnecting]),
+        pytest.param(AioWorld, False, bare, marks=TARGET_IS_KNOWN),  # grpc.aio's has its own
+        (AioWorld, False, reconnecting),
+    ],
     indirect=["world"],
 )
 def test_an_intercepted_channel_has_one_heartbeat_until_it_is_closed(

@@ -108,10 +108,11 @@ def test_streams_run_beside_the_handlers_that_the_limit_permits(limited):
     server = limited(**PATIENT)
     server.held(b"hold")
     (waiting,) = server.waiting(b"later")
-    server.held(b"hold 1", b"hold 2", kind="unary_stream")
+    streams = server.held(b"hold 1", b"hold 2", kind="unary_stream")
     assert (server.status.running, server.status.streams, server.status.waiting) == (1, 2, 1)
     server.release(b"hold 1", b"hold 2", b"hold")
     assert waiting.result() == b"later"
+    assert [stream.read() for stream in streams] == [b"hold 1", b"hold 2"]
 
 
 # No end of a call leaves it counted

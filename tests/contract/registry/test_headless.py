@@ -275,7 +275,8 @@ def test_certificates_are_those_of_the_host(resolver, make_shop, certificates):
         assert who(channel) == {"tls"}
     other = [("grpc.ssl_target_name_override", "other.example")]
     with rpcwheel.secure_channel(target, credentials, other, **SETTINGS) as channel:
-        assert "Hostname Verification Check failed" in _details(channel)
+        details = _details(channel)  # the second is that of grpcio 1.66
+        assert "Hostname Verification Check failed" in details or "Peer name" in details
 
 
 # SRV records

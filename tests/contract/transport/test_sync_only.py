@@ -9,6 +9,7 @@ import weakref
 import grpc
 import pytest
 
+from fixtures.exiting_process import STARTS_THREADS
 from fixtures.leaks import descriptors
 from fixtures.shop import UNARY_STREAM, UNARY_UNARY
 from fixtures.waiting import WAIT_S, wait_until
@@ -196,7 +197,13 @@ time.sleep(0.3)
 """
 
 
-@pytest.mark.parametrize("program", [OPEN, SUBSCRIBED_BY_THREADS], ids=["open", "by threads"])
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(OPEN, id="open"),
+        pytest.param(SUBSCRIBED_BY_THREADS, id="by threads", marks=STARTS_THREADS),
+    ],
+)
 def test_a_program_exits_although_its_channels_were_not_closed(shop, pytestconfig, program):
     """gRPC's polling thread is stopped at exit, and closing its channel waits for it."""
     run = subprocess.run(
