@@ -324,6 +324,15 @@ def is_channel_closed_error(error: BaseException) -> bool:
     return isinstance(error, (ValueError, grpc.aio.UsageError)) and str(error) in _CLOSED_MESSAGES
 
 
+def is_canceled_by_server(error: BaseException) -> bool:
+    """Whether an error says that the server canceled the call, as one that is stopping may do.
+
+    gRPC raises errors of other classes for calls that the client canceled.
+    """
+    is_canceled = isinstance(error, grpc.RpcError) and code_of(error) == "CANCELLED"
+    return is_canceled and not is_channel_closed_error(error)
+
+
 def refused_classes(
     base: type[FailedT], namespace: dict[str, Any]
 ) -> Callable[[FailbackError], type[FailedT]]:

@@ -88,8 +88,9 @@ class FailbackPolicy(Policy):
     """The failures that are retried: gRPC status codes (or their names), exception types, functions
     that take the exception and return a bool, tenacity `retry_if_*` objects, or a set, tuple or
     list of these. Other errors are raised to the caller unchanged. A call that is queued is also
-    attempted again after UNAVAILABLE, DEADLINE_EXCEEDED and RESOURCE_EXHAUSTED, as these only show
-    that its server is busy or cannot be reached."""
+    attempted again after UNAVAILABLE, DEADLINE_EXCEEDED and RESOURCE_EXHAUSTED, and if the server
+    has canceled it, as these only show that its server is busy, is being stopped or cannot be
+    reached."""
 
     max_attempts: Annotated[StrictInt, Field(ge=1)] | None = 4
     """Maximum number of attempts of a call, including the first. 1: the error is raised to the

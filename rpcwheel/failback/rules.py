@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from rpcwheel._grpc.calls import code_of, is_channel_closed_error, value_of, was_not_sent
+from rpcwheel._grpc.calls import (
+    code_of,
+    is_canceled_by_server,
+    is_channel_closed_error,
+    value_of,
+    was_not_sent,
+)
 from rpcwheel.backoff import Backoff, wait_of_call
 from rpcwheel.call.matching import Matcher
 from rpcwheel.call.retry import pushback_ns
@@ -108,10 +114,11 @@ class RetryRules:
         """Whether a call is attempted again after an error, if it has attempts left.
 
         After the first attempt, `retry_on` decides. The caller of a queued call has been told that
-        it will be delivered, so it is not given up because its server is busy or unavailable, or
-        because an attempt was not sent.
+        it will be delivered, so it is not given up because its server is busy, unavailable or being
+        stopped, or because an attempt was not sent.
         """
-        if call.is_queued and (was_not_sent(error) or code_of(error) in BUSY_CODES):
+        is_refused = code_of(error) in BUSY_CODES or is_canceled_by_server(error)
+        if call.is_queued and (is_refused or was_not_sent(error)):
             return True
         if call.retry_on is not None:
             return code_of(error) in call.retry_on

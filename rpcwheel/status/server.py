@@ -353,14 +353,13 @@ class _Handler(BaseHTTPRequestHandler):
         super().send_response_only(code, message)
 
     def _answer(self) -> Answer:
+        # The headers of HTTP/0.9 are {} since CPython 3.14.
         path, headers = self.path.partition("?")[0], self.headers
         access = self.server.access
         if access.needs_token:
             if path != "/" and not access.has_token(headers.get("Authorization", "")):
                 return UNAUTHORIZED
-        elif not access.is_named_by(
-            headers.get_all("Host", []) if headers else []
-        ):  # {} for HTTP/0.9
+        elif not access.is_named_by(headers.get_all("Host", []) if headers else []):
             return FORBIDDEN
         if self.command not in {"GET", "HEAD"}:
             return Answer(

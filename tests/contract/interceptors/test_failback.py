@@ -90,6 +90,22 @@ def test_a_failed_call_gets_the_default_and_is_delivered_later(
     assert queues.stats()["*"].redelivered == 1
 
 
+@each_world
+def test_a_delivery_that_the_server_cancels_is_repeated(shop, client, open_channel, queues, timer):
+    """As a server that is being stopped may do; the caller of the first attempt sees it."""
+    channel = open_channel()
+    shop.then("CANCELLED")
+    assert client.begin(channel).code() is grpc.StatusCode.CANCELLED
+    shop.then("UNAVAILABLE", "CANCELLED")
+    assert is_default(client.ask(channel))
+    for attempts in (3, 4):
+        assert all_wait(queues)
+        timer.advance(60.0)
+        wait_until(lambda attempts=attempts: len(shop.calls) == attempts)
+        wait_until(lambda: all_wait(queues))
+    wait_until(lambda: queues.pending == 0)
+
+
 def test_requests_that_follow_the_failure_are_sent_too(
     shop, client, open_channel, flush, set_limit
 ):

@@ -153,7 +153,9 @@ def test_an_error_that_retry_on_does_not_name_ends_the_call_with_a_reason(
     assert timer.pending == 0
 
 
-@pytest.mark.parametrize("code", ["DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "UNAVAILABLE"])
+@pytest.mark.parametrize(
+    "code", ["CANCELLED", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "UNAVAILABLE"]
+)
 def test_a_queued_call_is_not_given_up_because_its_server_is_busy(timer, code):
     queue = RecordingQueue(timer, max_attempts=3, backoff=5)
     busy = FinishedError(grpc.StatusCode[code], "")
