@@ -28,9 +28,12 @@ def module(world, name):
     return package if world.name == "sync" else package.aio
 
 
-def bare(world, port, **options):
+def bare(world, port, options=(), **more):
+    """A channel with a connection of its own: wrong metadata leaves it open (docs/grpcio.md)."""
     api = grpc if world.name == "sync" else grpc.aio
-    return api.insecure_channel(target(port), **options)
+    if options is not None:
+        options = [*options, ("grpc.use_local_subchannel_pool", 1)]
+    return api.insecure_channel(target(port), options=options, **more)
 
 
 def by_interceptors(world, port):

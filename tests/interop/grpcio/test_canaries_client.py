@@ -376,6 +376,46 @@ def test_a_request_that_cannot_be_sent_ends_with_a_status(shop, shop_channel):
         method("no bytes")
 
 
+WRONG_METADATA = """
+import sys, time
+import grpc
+from fixtures.leaks import DESCRIPTORS
+
+def sockets():
+    links = (each.readlink() for each in DESCRIPTORS.iterdir() if each.is_symlink())
+    return sum(str(link).startswith("socket:") for link in links)
+
+for value, wait_s in (("5", 20), (5, 0.5)):
+    before = sockets()
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    channel = grpc.insecure_channel(sys.argv[1], options=options)
+    method = channel.unary_unary("/test.Shop/UnaryUnary")
+    method(b"x", timeout=20)
+    try:
+        method(b"x", metadata=[("a", value)], timeout=20)
+    except TypeError:
+        pass
+    channel.close()
+    end_s = time.monotonic() + wait_s
+    while sockets() > before and time.monotonic() < end_s:
+        time.sleep(0.01)
+    print(sockets() > before)
+"""
+
+
+def test_wrong_metadata_leaves_the_connection_of_a_closed_channel_open(shop, pytestconfig):
+    """In a process of its own: the connection stays until that ends."""
+    run = subprocess.run(
+        [sys.executable, "-c", WRONG_METADATA, shop.target],
+        cwd=pytestconfig.rootpath / "tests",
+        capture_output=True,
+        text=True,
+        timeout=3 * WAIT_S,
+        check=False,
+    )
+    assert run.stdout.splitlines() == ["False", "True"], run.stderr
+
+
 class WallClock:
     """Replaces the module `time` in grpcio: a wall clock that is set while a call runs."""
 
