@@ -12,7 +12,7 @@ import grpc
 
 from rpcwheel.rpc import Kind
 
-from .calls import aio_metadata, has_status, refused_classes, value_of
+from .calls import ENDED_HERE, aio_metadata, has_status, refused_classes, value_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Generator, Iterable
@@ -21,12 +21,6 @@ if TYPE_CHECKING:
 
 OK: Final = grpc.StatusCode.OK
 CANCELLED: Final = grpc.StatusCode.CANCELLED
-
-CANCELLED_HERE: Final = "Locally cancelled by application!"
-"""The details that grpc.aio gives a call that the client canceled (1.60 to 1.85)."""
-
-COLLECTED: Final = "Cancelled upon garbage collection!"
-"""The details that grpc.aio gives a call that its user dropped (1.60 to 1.85)."""
 
 FINISHED: Final = "RPC already finished."
 """The text of grpc.aio's error for a write to a call that has ended."""
@@ -236,7 +230,7 @@ def finished_call(
         code, aio_metadata(initial), aio_metadata(trailing), details, details
     )
     error: BaseException | None = None if code is OK else status
-    if code is CANCELLED and details in {CANCELLED_HERE, COLLECTED}:
+    if code is CANCELLED and details in ENDED_HERE:
         error = asyncio.CancelledError()
     return _FINISHED[kind](result=result, error=error, status=status)
 

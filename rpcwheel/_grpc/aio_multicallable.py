@@ -20,13 +20,15 @@ import grpc
 
 from rpcwheel.rpc import Kind
 
+from .multicallable import ChannelMethods
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from types import TracebackType
 
 
-class Channel(grpc.aio.Channel):
-    """Base of channels that make the multicallables of all kinds in one method."""
+class Channel(ChannelMethods, grpc.aio.Channel):
+    """Base of channels of `grpc.aio`."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -38,30 +40,6 @@ class Channel(grpc.aio.Channel):
         exc_tb: TracebackType | None,
     ) -> None:
         await self.close()
-
-    def _multicallable(self, kind: Kind, method: str, *args: Any, **options: Any) -> Any:
-        """Make the multicallable of a method.
-
-        Gets all arguments of gRPC's method for this kind, also private ones such as
-        `_registered_method`.
-        """
-        raise NotImplementedError
-
-    def unary_unary(self, method: str, *args: Any, **options: Any) -> Any:
-        """Make a multicallable for one request and one response."""
-        return self._multicallable(Kind.UNARY_UNARY, method, *args, **options)
-
-    def unary_stream(self, method: str, *args: Any, **options: Any) -> Any:
-        """Make a multicallable for one request and a stream of responses."""
-        return self._multicallable(Kind.UNARY_STREAM, method, *args, **options)
-
-    def stream_unary(self, method: str, *args: Any, **options: Any) -> Any:
-        """Make a multicallable for a stream of requests and one response."""
-        return self._multicallable(Kind.STREAM_UNARY, method, *args, **options)
-
-    def stream_stream(self, method: str, *args: Any, **options: Any) -> Any:
-        """Make a multicallable for a stream of requests and a stream of responses."""
-        return self._multicallable(Kind.STREAM_STREAM, method, *args, **options)
 
 
 class _OneRequest:

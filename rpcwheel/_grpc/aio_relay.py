@@ -34,8 +34,6 @@ from rpcwheel.rpc import Kind
 
 from .aio_finished import (
     CANCELLED,
-    CANCELLED_HERE,
-    COLLECTED,
     FINISHED,
     HALF_CLOSED,
     OK,
@@ -43,6 +41,7 @@ from .aio_finished import (
     failed_call,
     finished_call,
 )
+from .calls import CANCELLED_HERE, ENDED_HERE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Mapping
@@ -94,7 +93,7 @@ def failure_of(call: Any) -> BaseException | None:
     if code is OK:
         return None
     details = run_without_waiting(call.details())
-    if code is CANCELLED and details in {CANCELLED_HERE, COLLECTED}:
+    if code is CANCELLED and details in ENDED_HERE:
         return asyncio.CancelledError()
     debug = getattr(call, "debug_error_string", None)  # not in the interface
     return grpc.aio.AioRpcError(

@@ -302,7 +302,15 @@ def was_not_sent(error: object) -> bool:
     return getattr(error, "rpcwheel_not_sent", False) is True
 
 
-# --- Closed channels ---
+# --- Calls that the client canceled, and closed channels ---
+
+CANCELLED_HERE: Final = "Locally cancelled by application!"
+"""The details that gRPC gives a call that the client canceled (1.60 to 1.85)."""
+
+COLLECTED: Final = "Cancelled upon garbage collection!"
+"""The details that gRPC gives a call that its user dropped (1.60 to 1.85)."""
+
+ENDED_HERE: Final = frozenset({CANCELLED_HERE, COLLECTED})
 
 _CLOSED_MESSAGES: Final = {
     "Cannot invoke RPC on closed channel!",  # `ValueError` of grpc, for calls with one response
@@ -325,12 +333,11 @@ def is_channel_closed_error(error: BaseException) -> bool:
 
 
 def is_canceled_by_server(error: BaseException) -> bool:
-    """Whether an error says that the server canceled the call, as one that is stopping may do.
-
-    gRPC raises errors of other classes for calls that the client canceled.
-    """
+    """Whether the server canceled the call, as one that is being stopped may do."""
     is_canceled = isinstance(error, grpc.RpcError) and code_of(error) == "CANCELLED"
-    return is_canceled and not is_channel_closed_error(error)
+    if not is_canceled or is_channel_closed_error(error):
+        return False
+    return value_of(error, "details") not in ENDED_HERE
 
 
 def refused_classes(

@@ -7,7 +7,6 @@ gRPC's method, the request or the iterator of requests, and gRPC's options in th
 
 from __future__ import annotations
 
-import inspect
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import grpc
@@ -19,8 +18,32 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 
-class Channel(grpc.Channel):
-    """A channel that makes the multicallables of all kinds in one method."""
+class ChannelMethods:
+    """The four methods of a channel of `grpc` or `grpc.aio`, which call one."""
+
+    def _multicallable(self, kind: Kind, method: str, *args: Any, **options: Any) -> Any:
+        """Make a multicallable. Gets all arguments of gRPC's own, such as `_registered_method`."""
+        raise NotImplementedError
+
+    def unary_unary(self, method: str, *args: Any, **options: Any) -> Any:
+        """Make a multicallable for one request and one response."""
+        return self._multicallable(Kind.UNARY_UNARY, method, *args, **options)
+
+    def unary_stream(self, method: str, *args: Any, **options: Any) -> Any:
+        """Make a multicallable for one request and a stream of responses."""
+        return self._multicallable(Kind.UNARY_STREAM, method, *args, **options)
+
+    def stream_unary(self, method: str, *args: Any, **options: Any) -> Any:
+        """Make a multicallable for a stream of requests and one response."""
+        return self._multicallable(Kind.STREAM_UNARY, method, *args, **options)
+
+    def stream_stream(self, method: str, *args: Any, **options: Any) -> Any:
+        """Make a multicallable for a stream of requests and a stream of responses."""
+        return self._multicallable(Kind.STREAM_STREAM, method, *args, **options)
+
+
+class Channel(ChannelMethods, grpc.Channel):
+    """Base of channels of `grpc`."""
 
     def __enter__(self) -> Self:
         return self
@@ -32,37 +55,6 @@ class Channel(grpc.Channel):
         exc_tb: TracebackType | None,
     ) -> None:
         self.close()  # type: ignore[no-untyped-call]
-
-    def _multicallable(self, kind: Kind, method: str, *args: Any, **options: Any) -> Any:
-        """Make a multicallable. Gets all arguments of gRPC's own, such as `_registered_method`."""
-        raise NotImplementedError
-
-    def unary_unary(self, method: str, *args: Any, **options: Any) -> Any:
-        """Make a multicallable."""
-        return self._multicallable(Kind.UNARY_UNARY, method, *args, **options)
-
-    def unary_stream(self, method: str, *args: Any, **options: Any) -> Any:
-        """Make a multicallable."""
-        return self._multicallable(Kind.UNARY_STREAM, method, *args, **options)
-
-    def stream_unary(self, method: str, *args: Any, **options: Any) -> Any:
-        """Make a multicallable."""
-        return self._multicallable(Kind.STREAM_UNARY, method, *args, **options)
-
-    def stream_stream(self, method: str, *args: Any, **options: Any) -> Any:
-        """Make a multicallable."""
-        return self._multicallable(Kind.STREAM_STREAM, method, *args, **options)
-
-
-def _in_order(
-    timeout: float | None = None,
-    metadata: Any = None,
-    credentials: grpc.CallCredentials | None = None,
-    wait_for_ready: bool | None = None,
-    compression: grpc.Compression | None = None,
-) -> tuple[Any, ...]:
-    """Return the options of a call in gRPC's order."""
-    return timeout, metadata, credentials, wait_for_ready, compression
 
 
 class _MulticallableBase:
@@ -76,7 +68,7 @@ class _MulticallableBase:
 
 
 class UnaryUnary(_MulticallableBase, grpc.UnaryUnaryMultiCallable):
-    """One request, one response. Its options are named here, as `_in_order` takes time."""
+    """One request, one response."""
 
     __slots__ = ()
 
@@ -125,14 +117,56 @@ class StreamUnary(_MulticallableBase, grpc.StreamUnaryMultiCallable):
 
     __slots__ = ()
 
-    def __call__(self, request_iterator: Any, *args: Any, **options: Any) -> Any:
-        return self._wait("__call__", request_iterator, *_in_order(*args, **options))
+    def __call__(
+        self,
+        request_iterator: Any,
+        timeout: float | None = None,
+        metadata: Any = None,
+        credentials: grpc.CallCredentials | None = None,
+        wait_for_ready: bool | None = None,
+        compression: grpc.Compression | None = None,
+    ) -> Any:
+        return self._wait(
+            "__call__",
+            request_iterator,
+            timeout,
+            metadata,
+            credentials,
+            wait_for_ready,
+            compression,
+        )
 
-    def with_call(self, request_iterator: Any, *args: Any, **options: Any) -> Any:
-        return self._wait("with_call", request_iterator, *_in_order(*args, **options))
+    def with_call(
+        self,
+        request_iterator: Any,
+        timeout: float | None = None,
+        metadata: Any = None,
+        credentials: grpc.CallCredentials | None = None,
+        wait_for_ready: bool | None = None,
+        compression: grpc.Compression | None = None,
+    ) -> Any:
+        return self._wait(
+            "with_call",
+            request_iterator,
+            timeout,
+            metadata,
+            credentials,
+            wait_for_ready,
+            compression,
+        )
 
-    def future(self, request_iterator: Any, *args: Any, **options: Any) -> Any:
-        return self._begin("future", request_iterator, *_in_order(*args, **options))
+    def future(
+        self,
+        request_iterator: Any,
+        timeout: float | None = None,
+        metadata: Any = None,
+        credentials: grpc.CallCredentials | None = None,
+        wait_for_ready: bool | None = None,
+        compression: grpc.Compression | None = None,
+    ) -> Any:
+        return self._begin(
+            "future", request_iterator, timeout, metadata, credentials, wait_for_ready, compression
+        )
 
 
 class UnaryStream(_MulticallableBase, grpc.UnaryStreamMultiCallable):
@@ -140,8 +174,18 @@ class UnaryStream(_MulticallableBase, grpc.UnaryStreamMultiCallable):
 
     __slots__ = ()
 
-    def __call__(self, request: Any, *args: Any, **options: Any) -> Any:
-        return self._begin("__call__", request, *_in_order(*args, **options))
+    def __call__(
+        self,
+        request: Any,
+        timeout: float | None = None,
+        metadata: Any = None,
+        credentials: grpc.CallCredentials | None = None,
+        wait_for_ready: bool | None = None,
+        compression: grpc.Compression | None = None,
+    ) -> Any:
+        return self._begin(
+            "__call__", request, timeout, metadata, credentials, wait_for_ready, compression
+        )
 
 
 class StreamStream(_MulticallableBase, grpc.StreamStreamMultiCallable):
@@ -149,14 +193,25 @@ class StreamStream(_MulticallableBase, grpc.StreamStreamMultiCallable):
 
     __slots__ = ()
 
-    def __call__(self, request_iterator: Any, *args: Any, **options: Any) -> Any:
-        return self._begin("__call__", request_iterator, *_in_order(*args, **options))
+    def __call__(
+        self,
+        request_iterator: Any,
+        timeout: float | None = None,
+        metadata: Any = None,
+        credentials: grpc.CallCredentials | None = None,
+        wait_for_ready: bool | None = None,
+        compression: grpc.Compression | None = None,
+    ) -> Any:
+        return self._begin(
+            "__call__",
+            request_iterator,
+            timeout,
+            metadata,
+            credentials,
+            wait_for_ready,
+            compression,
+        )
 
-
-for _kind in (StreamUnary, UnaryStream, StreamStream):  # `inspect` shows gRPC's own signatures
-    for _name in _kind.__dict__.keys() & {"__call__", "with_call", "future"}:
-        _signature = inspect.signature(getattr(_kind.__bases__[1], _name))
-        setattr(getattr(_kind, _name), "__signature__", _signature)  # noqa: B010 - for mypy
 
 MULTICALLABLES: Final[Mapping[Kind, tuple[type, ...]]] = {
     Kind.UNARY_UNARY: (UnaryUnary,),

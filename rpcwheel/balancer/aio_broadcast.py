@@ -12,7 +12,6 @@ import grpc
 from rpcwheel._grpc import aio_multicallable
 from rpcwheel._grpc.aio_finished import (
     CANCELLED,
-    CANCELLED_HERE,
     OK,
     failed_call,
     failed_with,
@@ -20,7 +19,7 @@ from rpcwheel._grpc.aio_finished import (
     status_of,
 )
 from rpcwheel._grpc.aio_relay import AwaitedRelay, cancel_count
-from rpcwheel._grpc.calls import metadata_tuple
+from rpcwheel._grpc.calls import CANCELLED_HERE, metadata_tuple
 from rpcwheel.rpc import Kind, classes_by_kind
 from rpcwheel.transport.aio import CLOSED
 

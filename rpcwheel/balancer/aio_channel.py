@@ -27,7 +27,6 @@ from rpcwheel._concurrency.loop import call_on_loop, running_loop
 from rpcwheel._grpc import aio_multicallable
 from rpcwheel._grpc.aio_finished import (
     CANCELLED,
-    CANCELLED_HERE,
     failed_call,
     failed_with,
     finished_call,
@@ -38,7 +37,12 @@ from rpcwheel._grpc.aio_relay import (
     Signal,
     cancel_count,
 )
-from rpcwheel._grpc.calls import check_call_options, check_request, reusable_metadata
+from rpcwheel._grpc.calls import (
+    CANCELLED_HERE,
+    check_call_options,
+    check_request,
+    reusable_metadata,
+)
 from rpcwheel.call.failed_calls import copy_of
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.events import CallbackFailed, emit

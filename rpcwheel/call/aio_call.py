@@ -30,7 +30,6 @@ import grpc
 from rpcwheel._concurrency.loop import call_on_loop
 from rpcwheel._grpc.aio_finished import (
     CANCELLED,
-    CANCELLED_HERE,
     OK,
     failed_call,
     failed_with,
@@ -46,7 +45,7 @@ from rpcwheel._grpc.aio_relay import (
     failure_of,
     has_ended,
 )
-from rpcwheel._grpc.calls import Details, reusable_metadata, server_of
+from rpcwheel._grpc.calls import CANCELLED_HERE, Details, reusable_metadata, server_of
 from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import FailbackError
 from rpcwheel.events import HedgeSent, emit

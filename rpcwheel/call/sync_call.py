@@ -31,6 +31,8 @@ import grpc
 from rpcwheel._concurrency.callbacks import run_callback
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._grpc.calls import (
+    CANCELLED_HERE,
+    COLLECTED,
     InternalCallback,
     copy_details,
     details_with_timeout,
@@ -82,9 +84,6 @@ if TYPE_CHECKING:
     from .failback_policy import FailbackPolicy
 
     Start = Callable[[Any, Any], AnyCall]
-
-CANCELED_BY_CALLER: Final = "Locally cancelled by application!"
-DROPPED_BY_CALLER: Final = "Cancelled upon garbage collection!"
 
 READERS_TIMEOUT_S: Final = 0.5
 """How long to wait, after an attempt has failed, for threads that still read its last message."""
@@ -945,7 +944,7 @@ class CallAttempts:
 
     # --- For the caller ---
 
-    def cancel(self, details: str = CANCELED_BY_CALLER) -> bool:
+    def cancel(self, details: str = CANCELLED_HERE) -> bool:
         """Cancel the call; False if it has ended, or its last attempt has failed."""
         with self._changed:
             if self._is_over:
@@ -963,7 +962,7 @@ class CallAttempts:
     def drop(self) -> None:
         """Cancel the call because its caller has dropped it."""
         if self.final is None:
-            self.cancel(DROPPED_BY_CALLER)
+            self.cancel(COLLECTED)
 
     def code(self) -> grpc.StatusCode | None:
         """Return the status code; None before the end."""

@@ -6,9 +6,9 @@ import pickle
 import grpc
 import pytest
 
-from rpcwheel._grpc.aio_finished import CANCELLED_HERE, failed_call, finished_call, refused_by
+from rpcwheel._grpc.aio_finished import failed_call, finished_call, refused_by
 from rpcwheel._grpc.aio_relay import WouldBlockError, failure_of, has_ended, run_without_waiting
-from rpcwheel._grpc.calls import aio_metadata
+from rpcwheel._grpc.calls import CANCELLED_HERE, aio_metadata
 from rpcwheel.errors import REFUSALS
 from rpcwheel.rpc import Kind
 

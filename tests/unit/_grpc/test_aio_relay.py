@@ -13,7 +13,7 @@ import pytest
 from fixtures.aio_channels import read_all, refused
 from fixtures.waiting import WAIT_S
 from rpcwheel._grpc import aio_relay
-from rpcwheel._grpc.aio_finished import CANCELLED_HERE, failed_call, finished_call
+from rpcwheel._grpc.aio_finished import failed_call, finished_call
 from rpcwheel._grpc.aio_relay import (
     AwaitedRelay,
     ReadRelay,
@@ -23,6 +23,7 @@ from rpcwheel._grpc.aio_relay import (
     cancel_count,
     failure_of,
 )
+from rpcwheel._grpc.calls import CANCELLED_HERE
 from rpcwheel.events import CallbackFailed
 from rpcwheel.rpc import Kind
 

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel._grpc.calls import set_not_sent
+from rpcwheel._grpc.calls import CANCELLED_HERE, set_not_sent
 from rpcwheel._grpc.finished import FinishedError
 from rpcwheel.call.failed_calls import ChannelKey
 from rpcwheel.call.keeper import KeptDelivery
@@ -136,6 +136,10 @@ def test_a_wait_object_gets_the_attempt_the_error_and_the_times(timer):
     ("error", "reason"),
     [
         (ValueError("no such shop"), "its error is not one that `retry_on` names"),
+        (
+            FinishedError(grpc.StatusCode.CANCELLED, CANCELLED_HERE),
+            "its error is not one that `retry_on` names",
+        ),
         (ValueError("Cannot invoke RPC on closed channel!"), f"its channel was closed; {REMEDY}"),
         (
             asyncio.CancelledError(),
