@@ -56,7 +56,7 @@ class Store:
             FailbackError: It is not accepted; the message says why.
         """
         calls = self._calls
-        with calls.lock:  # so that no call is added after `close` has reported those that are left
+        with calls.lock:  # so that no call is added after `close` has reported the others
             if calls.closed:
                 raise FailbackClosed(AFTER_CLOSE)
             if len(calls) >= self._max_pending:

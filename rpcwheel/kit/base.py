@@ -175,8 +175,9 @@ class KitBase(
                 `status_port` is in use.
             TypeError: A setting is of a wrong type.
         """
-        given = {name: value for name, value in locals().items() if name in KitPolicy.model_fields}
-        policy = KitPolicy(**given | {"methods": methods or {}}, **unknown)
+        arguments = locals()
+        settings = {name: arguments[name] for name in KitPolicy.model_fields}
+        policy = KitPolicy(**settings | {"methods": methods or {}}, **unknown)
         self._begin(policy, timer)
 
     @classmethod

@@ -132,7 +132,7 @@ class PublishedInstances(Generic[R]):
         return f"{services[0]}{more} at {address}"
 
     def resolve(self, server: ServerAdapter) -> None:
-        """Determine the services, the host and the port, which is bound if nobody listens there.
+        """Determine the services, the host and the port, which is bound if no server listens there.
 
         Raises:
             ConfigurationError: One of them can't be found out, or the port can't be bound.

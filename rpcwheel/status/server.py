@@ -55,8 +55,8 @@ MAX_CONNECTIONS: Final = 16
 
 MAX_HEAD_BYTES: Final = 16_384
 READ_BYTES: Final = 8_192
-"""How much of a head is read at once; less than all, so that a long first line is told from a long
-head."""
+"""How much of a head is read at once: less than all, so that a long first line gets 414, and a long
+head 431."""
 
 TIMEOUT_S: Final = 10.0
 
