@@ -20,7 +20,7 @@ import grpc
 
 from rpcwheel.rpc import Kind
 
-from .multicallable import ChannelMethods
+from .calls import ChannelMethods
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

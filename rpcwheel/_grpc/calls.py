@@ -1,4 +1,4 @@
-"""Calls of `grpc` and `grpc.aio`: their details and metadata, and how they ended.
+"""Calls of `grpc` and `grpc.aio`: how they are made, their details and metadata, how they ended.
 
 Some facts are not public in grpcio, or only as the text of a status. Each of these names the
 versions of grpcio on which it was verified.
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 import grpc
 
 from rpcwheel.errors import REFUSALS
+from rpcwheel.rpc import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -38,6 +39,33 @@ INVALID_REQUEST_DETAILS: Final = frozenset(
 
 INVALID_REQUEST_CODES: Final = frozenset({"INTERNAL", "UNKNOWN"})
 """The status codes of these calls, and of errors without a status."""
+
+# --- The methods of channels ---
+
+
+class ChannelMethods:
+    """The four methods of a channel of `grpc` or `grpc.aio`, which call one."""
+
+    def _multicallable(self, kind: Kind, method: str, *args: Any, **options: Any) -> Any:
+        """Make a multicallable. Gets all arguments of gRPC's own, such as `_registered_method`."""
+        raise NotImplementedError
+
+    def unary_unary(self, method: str, *args: Any, **options: Any) -> Any:
+        """Make a multicallable for one request and one response."""
+        return self._multicallable(Kind.UNARY_UNARY, method, *args, **options)
+
+    def unary_stream(self, method: str, *args: Any, **options: Any) -> Any:
+        """Make a multicallable for one request and a stream of responses."""
+        return self._multicallable(Kind.UNARY_STREAM, method, *args, **options)
+
+    def stream_unary(self, method: str, *args: Any, **options: Any) -> Any:
+        """Make a multicallable for a stream of requests and one response."""
+        return self._multicallable(Kind.STREAM_UNARY, method, *args, **options)
+
+    def stream_stream(self, method: str, *args: Any, **options: Any) -> Any:
+        """Make a multicallable for a stream of requests and a stream of responses."""
+        return self._multicallable(Kind.STREAM_STREAM, method, *args, **options)
+
 
 # --- Call details and metadata ---
 

@@ -13,33 +13,11 @@ import grpc
 
 from rpcwheel.rpc import Kind
 
+from .calls import ChannelMethods
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from types import TracebackType
-
-
-class ChannelMethods:
-    """The four methods of a channel of `grpc` or `grpc.aio`, which call one."""
-
-    def _multicallable(self, kind: Kind, method: str, *args: Any, **options: Any) -> Any:
-        """Make a multicallable. Gets all arguments of gRPC's own, such as `_registered_method`."""
-        raise NotImplementedError
-
-    def unary_unary(self, method: str, *args: Any, **options: Any) -> Any:
-        """Make a multicallable for one request and one response."""
-        return self._multicallable(Kind.UNARY_UNARY, method, *args, **options)
-
-    def unary_stream(self, method: str, *args: Any, **options: Any) -> Any:
-        """Make a multicallable for one request and a stream of responses."""
-        return self._multicallable(Kind.UNARY_STREAM, method, *args, **options)
-
-    def stream_unary(self, method: str, *args: Any, **options: Any) -> Any:
-        """Make a multicallable for a stream of requests and one response."""
-        return self._multicallable(Kind.STREAM_UNARY, method, *args, **options)
-
-    def stream_stream(self, method: str, *args: Any, **options: Any) -> Any:
-        """Make a multicallable for a stream of requests and a stream of responses."""
-        return self._multicallable(Kind.STREAM_STREAM, method, *args, **options)
 
 
 class Channel(ChannelMethods, grpc.Channel):
