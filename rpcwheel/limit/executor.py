@@ -46,6 +46,9 @@ QUIET_S: Final = 0.0002
 """gRPC has accepted all calls if none arrives in this time, in which its thread needs to wait for
 nothing."""
 
+STARTED: Final = ()
+"""The `start` of a call that runs, or was refused."""
+
 CANCELED: Final = "cancelled"
 """The `client` of the state of a call that its client has canceled."""
 
@@ -183,9 +186,9 @@ class ServerExecutor(ThreadPoolExecutor):
         return future
 
     def _run(self, call: LimitedCall) -> None:
-        limit, (fn, args) = call.limit, call.start
         if call.is_gone:  # refused, because no thread could be started
             return
+        limit, (fn, args) = call.limit, _taken_start(call)
         started_ns = time.monotonic_ns()
         try:
             if args[2].client == CANCELED:
@@ -280,9 +283,20 @@ def _deadline_ns(args: tuple[Any, ...], now_ns: int) -> int:
     return NEVER if left_s > NO_DEADLINE_S else now_ns + int(left_s * 1e9)
 
 
+def _taken_start(call: LimitedCall) -> tuple[Callable[..., object], tuple[Any, ...]]:
+    """Return what starts a call, which the call then forgets.
+
+    It has the context of the call, which has the call: a circle that would keep the call's stream
+    open until the garbage collector runs. Open streams count for `grpc.max_concurrent_streams`.
+    """
+    start: tuple[Callable[..., object], tuple[Any, ...]] = call.start
+    call.start = STARTED
+    return start
+
+
 def _refuse(call: LimitedCall, reason: RefusalReason) -> None:
     """End a call with the status of a refusal. Does not wait, and runs no handler."""
-    event, state = call.start[1][1:3]
+    event, state = _taken_start(call)[1][1:3]
     code, details, metadata = call.limit.refusal(call, reason)
     try:
         end_unserved_call(event, state, code, details, metadata)

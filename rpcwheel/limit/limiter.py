@@ -120,7 +120,7 @@ class LimitedCall:
         self.is_gone = False
         """Whether it ended before its handler ran: by its client, or by its deadline."""
         self.start: Any = None
-        """What starts it."""
+        """What starts it; forgotten then."""
         self.future: Any = None
         """The future of a call that waits."""
         self.token_wait_ns = 0

@@ -1,6 +1,7 @@
 """Rules of servers with a limit, in both worlds."""
 
 import contextlib
+import gc
 import random
 import threading
 import time
@@ -185,6 +186,35 @@ def test_a_client_that_sends_no_request_holds_its_place_until_its_call_ends(worl
     silent.cancel()
     assert call.result() == b"next"
     assert wait_until(server.is_idle)
+
+
+@pytest.fixture
+def no_garbage_collector():
+    """What is only kept by a circle of references stays."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_garbage_collector")
+@pytest.mark.parametrize("fate", ["answered", "waited", "refused"])
+def test_a_call_that_has_ended_leaves_no_stream_open(limited, fate):
+    """gRPC's core closes the stream when Python has freed the call."""
+    options = {"options": [("grpc.max_concurrent_streams", 8)]}
+    limit = LimitPolicy(max_concurrent=1, max_wait=LONG_S, rate=0.001 if fate == "refused" else 1e6)
+    server = limited(workers=2, server=options, limit=limit)
+    for number in range(20):
+        if fate == "waited":
+            (held,) = server.held(b"hold %d" % number)
+            (call,) = server.waiting(b"x")
+            server.release(b"hold %d" % number)
+            assert held.result() == b"hold %d" % number
+        else:
+            call = server.call(b"x")
+        if fate == "refused" and number > 0:
+            assert call.error().code() is Code.RESOURCE_EXHAUSTED
+        else:
+            assert call.result() == b"x"
 
 
 # Order

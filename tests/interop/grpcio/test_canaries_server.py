@@ -127,6 +127,24 @@ async def test_an_aio_handler_does_not_pass_its_deadline_on(shop):
     assert shop.calls[0].time_remaining is None
 
 
+def test_a_stream_is_open_until_python_has_freed_its_call():
+    """The executor of a limit leaves no circle of references that keeps an ended call."""
+    kept = []
+
+    def handler(request, context):
+        kept.append(context)
+        return request
+
+    options = [("grpc.max_concurrent_streams", 2)]
+    with serving(unary(handler), options=options) as target, channel_to(target) as channel:
+        call = channel.unary_unary(METHOD)
+        with pytest.raises(grpc.RpcError) as refused:
+            _ = [call(b"x", timeout=WAIT_S) for _ in range(4)]  # one more than the option says
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+        kept.clear()
+        assert call(b"x", timeout=WAIT_S) == b"x"
+
+
 def test_a_slow_interceptor_delays_all_calls_of_its_server():
     """`intercept_service` of rpcwheel only wraps the handler, which runs in its own thread.
 
