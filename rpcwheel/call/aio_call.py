@@ -442,6 +442,7 @@ class RetryingCall(Relay):
             self._attempts.ended()
         if self._wait is not None:
             self._wait.cancel()
+            self._wait = None
         if self._task is not None:
             self._task.cancel()
             self._task = None

@@ -84,6 +84,8 @@ class RequestStream:
             self._reader.cancel()
         if self._replay is not None:
             self._replay.end()
+            self._replay = None  # it has this object
+        self.buffer.drop()  # grpc.aio may keep the call until the garbage collector runs
 
     # --- For the iterators of attempts ---
 

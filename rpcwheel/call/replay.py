@@ -41,6 +41,10 @@ class ReplayBuffer:
                 return
         except Exception:  # noqa: BLE001, S110 - then the stream can't be sent again
             pass
+        self.drop()
+
+    def drop(self) -> None:
+        """Forget the messages; the stream can't be sent again."""
         self.whole = False
         self.messages = []
 

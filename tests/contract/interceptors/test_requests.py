@@ -4,7 +4,9 @@ With `grpc.aio`, requests may also be written, and are not sent again then.
 """
 
 import asyncio
+import gc
 import threading
+import weakref
 
 import grpc
 import pytest
@@ -67,6 +69,30 @@ def test_a_retry_sends_each_message_of_a_stream_that_reuses_one_object(shop, cli
     client.ask(client.open(), requests=filled(), serializer=StringValue.SerializeToString)
     wire = [StringValue(value=text).SerializeToString() for text in "abc"]
     assert [seen.requests for seen in shop.calls] == [wire, wire]
+
+
+class Copied:
+    """A message that registers its copies."""
+
+    def __init__(self, copies) -> None:
+        self.copies = copies
+
+    def __deepcopy__(self, _):
+        copy = Copied(self.copies)
+        self.copies.add(copy)
+        return copy
+
+
+def test_the_copies_of_requests_are_freed_with_their_call(shop, client):
+    """At once, and not by the garbage collector."""
+    channel, copies = client.open(retry=RETRY), weakref.WeakSet()
+    gc.disable()
+    try:
+        client.ask(channel, requests=iter([Copied(copies)]), serializer=lambda _: b"x")
+        assert shop.calls[-1].requests == [b"x"]
+        assert wait_until(lambda: not copies)
+    finally:
+        gc.enable()
 
 
 def broken():
