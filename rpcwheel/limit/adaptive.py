@@ -6,8 +6,8 @@ number of handlers that keeps the server busy (the bandwidth-delay product of BB
 2016; Kratos and Sentinel limit servers by it). With fewer handlers the server idles, with more they
 only wait for each other: for a lock, for a connection of a pool, or for the interpreter.
 
-Both are measured in windows. While nearly all calls have to wait for a handler to end, three kinds
-of windows follow each other:
+Both are measured in windows. While nearly all calls have to wait for a handler to end, or handlers
+use most of the interpreter's time, three kinds of windows follow each other:
 
 * `NORMAL`: as many handlers as the product says.
 * `FEWER`: half as many. With too many handlers all of them are slow, and only fewer show how long
@@ -17,9 +17,9 @@ of windows follow each other:
   and faster with each success. If not, the next attempt is later each time. So the limit follows a
   server that can do more, and no handler is left running that only slows down the others.
 
-Other windows show how long handlers take, and nothing about the limit: unless
-handlers use most of the interpreter's time, and take twice as long as before. Then they wait for
-the interpreter, and so does gRPC, whose calls are not even seen; the limit becomes the product.
+Other windows show how long handlers take, and nothing about the limit. If handlers use most of the
+interpreter's time, they wait for each other, and calls wait in gRPC, which needs the interpreter to
+accept them.
 """
 
 from __future__ import annotations
@@ -174,8 +174,8 @@ class AdaptiveLimit:
         ):
             return
         window = Window(now_ns, self._answered / measured_ns, mean_ns)
-        is_saturated = self._waited >= SATURATED * self._count
         self.is_busy = BUSY < (cpu_ns - self._began_cpu_ns) / elapsed_ns < BEYOND_LOCK
+        is_saturated = self.is_busy or self._waited >= SATURATED * self._count
         self._began_ns, self._began_cpu_ns = now_ns, cpu_ns
         self._count = self._answered = self._waited = self._duration_ns = 0
         if elapsed_ns < HISTORY_NS:  # else it began before a pause
@@ -199,14 +199,13 @@ class AdaptiveLimit:
         self._windows.append(window)
         if not is_saturated:
             self._measured_ns = now_ns
-            is_crowded = self.is_busy and window.duration_ns > 2 * shortest
-            return self._product() if is_crowded else self.limit
+            return self.limit
         if trial is Trial.FEWER:
             self._measured_ns = now_ns
             if self.limit > 1 and window.duration_ns < SHORTER * shortest:
-                return self._try_fewer()
+                return self._try_fewer(window)
         elif self._measured_ns is None or now_ns - self._measured_ns > HISTORY_NS:
-            return self._try_fewer()
+            return self._try_fewer(window)
         limit = self._product()
         if trial is Trial.MORE:
             # Half of what the additional handlers would bring if they were not in each other's way.
@@ -231,9 +230,10 @@ class AdaptiveLimit:
         highest = max(each.throughput for each in self._windows)
         return math.ceil(highest * min(each.duration_ns for each in self._windows) - SURPLUS)
 
-    def _try_fewer(self) -> int:
+    def _try_fewer(self, window: Window) -> int:
         self._trial = Trial.FEWER
-        return self.limit // 2
+        running = math.ceil(window.throughput * window.duration_ns - SURPLUS)
+        return min(self.limit, running) // 2  # fewer run than may, if few calls wait
 
     def _is_slower(self, window: Window, highest: float) -> bool:
         """Whether the server has become slower; one window may be chance, if it is not far less."""

@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from fixtures import foreign_grpc_interceptor, foreign_opentelemetry
+from fixtures.grpcio import VERSION
 from fixtures.limited_servers import LONG_S, SHORT_S, call_on
 from fixtures.shop import SERVICE, UNARY_UNARY
 from fixtures.waiting import WAIT_S, wait_until
@@ -198,8 +199,10 @@ def no_garbage_collector():
 
 @pytest.mark.usefixtures("no_garbage_collector")
 @pytest.mark.parametrize("fate", ["answered", "waited", "refused"])
-def test_a_call_that_has_ended_leaves_no_stream_open(limited, fate):
+def test_a_call_that_has_ended_leaves_no_stream_open(world, limited, fate):
     """gRPC's core closes the stream when Python has freed the call."""
+    if world.name == "aio" and fate == "refused" and VERSION < (1, 85, 1):
+        pytest.skip("1.66.2 at least keeps a call of grpc.aio that was aborted")
     options = {"options": [("grpc.max_concurrent_streams", 8)]}
     limit = LimitPolicy(max_concurrent=1, max_wait=LONG_S, rate=0.001 if fate == "refused" else 1e6)
     server = limited(workers=2, server=options, limit=limit)

@@ -5,7 +5,8 @@ from collections import Counter
 
 import pytest
 
-from fixtures.limits import Server
+from fixtures.limits import SECOND_NS, Server
+from rpcwheel.limit.adaptive import AdaptiveLimit
 from rpcwheel.rpc import Criticality
 
 WAITING = {"slots": 4, "duration_s": 0.05}
@@ -24,6 +25,18 @@ def test_an_overloaded_server_answers_as_many_calls_as_it_can(server, load):
     assert done.answered >= 0.9 * 10 * server.capacity
     # Four handlers at a time would be enough, and a few more do no harm.
     assert server.limit <= 2 * server.slots + 1
+
+
+def test_handlers_that_compute_from_the_start_are_limited_although_no_call_waits_for_them():
+    """Calls wait in gRPC, which accepts few while several handlers compute."""
+    limit, now_ns, limits = AdaptiveLimit(), SECOND_NS, []
+    for _ in range(1000):
+        now_ns += SECOND_NS // 100
+        started_ns = now_ns - min(limit.limit, 4) * SECOND_NS // 100
+        limit.ended(started_ns, now_ns, now_ns, has_waited=False, is_answered=True)
+        limits.append(limit.limit)
+    assert max(limits[300:]) <= 2
+    assert limits[300:].count(1) > 400
 
 
 def test_an_overload_from_the_start_is_limited_within_two_seconds():
