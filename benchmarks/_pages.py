@@ -694,9 +694,9 @@ _OUTAGES = {
 }
 
 _OVERLOAD = About(
-    command="python -m benchmarks.overload --seconds 6 --only "
-    "phases,plain,bare,fixed,adaptive,wait,burn",
-    minutes="It takes about ten minutes; a whole run about 100.",
+    command="python -m benchmarks.overload --seconds 5 --only "
+    "phases,halved,downstream,spike,chain,sweep",
+    minutes="It takes 45 minutes; a whole run, with phases of 10 s and the clients, about 100.",
     rivals="The rivals are grpcio without and with `maximum_concurrent_rpcs` (the best number for "
     "these handlers, found by trying), and for clients naive retries; the version is above.",
     losses="The adaptive limit has to find the number that the fixed one was given, so it lets "
